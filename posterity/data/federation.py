@@ -1,0 +1,87 @@
+"""A federation: one pool of samples, and which client owns which rows of it.
+
+Nothing is copied per client and nothing is padded: `x` and `y` are flat, and a `Part` lists the rows of every
+client one after the other with offsets between them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+Task = Literal["classification", "regression"]
+
+
+@dataclass(frozen=True)
+class Part:
+    """Rows of the pool, client by client: client k owns `rows[offsets[k]:offsets[k + 1]]`."""
+
+    rows: Tensor  # (N,) int64
+    offsets: Tensor  # (clients + 1,) int64
+
+    @staticmethod
+    def of(groups: list[Tensor]) -> Part:
+        """The part in which client k owns the rows `groups[k]`."""
+        counts = torch.tensor([0, *(len(g) for g in groups)])
+        return Part(torch.cat(groups) if groups else torch.zeros(0, dtype=torch.int64), counts.cumsum(0))
+
+    @property
+    def counts(self) -> Tensor:
+        """Samples per client (clients,)."""
+        return self.offsets.diff()
+
+    def client(self, k: int) -> Tensor:
+        """Rows of client k."""
+        return self.rows[self.offsets[k] : self.offsets[k + 1]]
+
+    def owners(self) -> Tensor:
+        """The client of each entry of `rows` (N,)."""
+        return torch.repeat_interleave(torch.arange(len(self.counts), device=self.rows.device), self.counts)
+
+    def to(self, device: torch.device | str) -> Part:
+        return Part(self.rows.to(device), self.offsets.to(device))
+
+
+@dataclass(frozen=True)
+class Federation:
+    """Clients 0 … members-1 take part in training; the rest are newcomers, met only when a model is scored."""
+
+    name: str
+    task: Task
+    x: Tensor  # (pool, *shape) floating
+    y: Tensor  # (pool,) int64 labels, or floating targets for regression
+    classes: int  # 0 for regression
+    train: Part  # every client's own training rows
+    validation: Part  # first half of what is held out: chooses the round
+    test: Part  # second half of what is held out: is reported
+    members: int
+    names: tuple[str, ...]  # one name per client
+    class_names: tuple[str, ...] = ()
+    common: Tensor | None = None  # rows of a test set that belongs to no client (FedNP)
+    public: Tensor | None = None  # rows without labels that the server may use (FedBE)
+    notes: tuple[str, ...] = ()  # assumptions and warnings that a report must show
+
+    @property
+    def clients(self) -> int:
+        return len(self.names)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of one sample."""
+        return tuple(self.x.shape[1:])
+
+    def to(self, device: torch.device | str, dtype: torch.dtype | None = None) -> Federation:
+        """The same federation on a device; floating tensors in `dtype`."""
+        moved = {n: getattr(self, n).to(device) for n in ("x", "y", "train", "validation", "test")}
+        moved |= {n: v.to(device) for n in ("common", "public") if (v := getattr(self, n)) is not None}
+        if dtype is not None:
+            moved |= {n: moved[n].to(dtype) for n in ("x", "y") if moved[n].is_floating_point()}
+        return Federation(**{**self.__dict__, **moved})
+
+    def histogram(self, part: Part) -> Tensor:
+        """Samples of each class on each client (clients, classes)."""
+        cell = part.owners() * self.classes + self.y[part.rows]
+        return torch.bincount(cell, minlength=self.clients * self.classes).reshape(self.clients, self.classes)
