@@ -1,0 +1,119 @@
+"""Gaussian factors in natural parameters: the common mathematics of the methods.
+
+A factor over a vector µ (..., d) is exp(-½ µᵀΛµ + ηᵀµ), held as its precision Λ and shift η = Λ·mean. Then
+
+    product of factors   a + b         cavity (a factor taken out)   a - b
+    tempering            a * t         a factor that says nothing    precision 0, shift 0
+
+Λ may be a scaled identity (...,), a diagonal (..., d) or dense (..., d, d): the number of axes tells which. Factors of
+different forms combine in the richer one.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from posterity.core.tree import record
+
+FORMS = ("isotropic", "diagonal", "dense")
+
+
+@record
+class Gaussian:
+    precision: Tensor  # (...,), (..., d) or (..., d, d)
+    shift: Tensor  # (..., d)
+
+    @staticmethod
+    def of(mean: Tensor, precision: Tensor) -> Gaussian:
+        """The factor with this mean (..., d) and precision."""
+        return Gaussian(precision, apply(precision, mean))
+
+    @property
+    def form(self) -> str:
+        return FORMS[self.precision.dim() - self.shift.dim() + 1]
+
+    def __add__(self, other: Gaussian) -> Gaussian:
+        mine, theirs = _aligned(self, other)
+        return Gaussian(mine + theirs, self.shift + other.shift)
+
+    def __sub__(self, other: Gaussian) -> Gaussian:
+        mine, theirs = _aligned(self, other)
+        return Gaussian(mine - theirs, self.shift - other.shift)
+
+    def __mul__(self, power: float | Tensor) -> Gaussian:
+        return Gaussian(self.precision * power, self.shift * power)
+
+    __rmul__ = __mul__
+
+    def mean(self) -> Tensor:
+        """Λ⁻¹η (..., d). An improper factor (no precision somewhere) has no mean: ask `proper` first."""
+        if self.form == "dense":
+            return torch.cholesky_solve(self.shift[..., None], torch.linalg.cholesky(self.precision))[..., 0]
+        return self.shift / _as_diagonal(self)
+
+    def covariance(self) -> Tensor:
+        """Λ⁻¹ in the form of Λ."""
+        if self.form == "dense":
+            return torch.cholesky_inverse(torch.linalg.cholesky(self.precision))
+        return 1 / self.precision
+
+    def proper(self) -> Tensor:
+        """Whether the precision is positive definite (...)."""
+        if self.form == "dense":
+            return torch.linalg.cholesky_ex(self.precision).info == 0
+        positive = self.precision > 0
+        return positive if self.form == "isotropic" else positive.all(-1)
+
+
+def apply(precision: Tensor, vector: Tensor) -> Tensor:
+    """Λ·vector for any form of Λ."""
+    axes = precision.dim() - vector.dim()
+    if axes == 1:
+        return (precision @ vector[..., None])[..., 0]
+    return precision * vector if axes == 0 else precision[..., None] * vector
+
+
+def dense(precision: Tensor, size: int, axes: int) -> Tensor:
+    """A precision as a full matrix (..., size, size); `axes` = its axes beyond the batch (0, 1 or 2)."""
+    if axes == 2:
+        return precision
+    eye = torch.eye(size, dtype=precision.dtype, device=precision.device)
+    return (precision[..., None] if axes == 0 else precision)[..., None] * eye
+
+
+def kl(p: Gaussian, q: Gaussian) -> Tensor:
+    """KL(p ‖ q) of two proper factors of any forms (...)."""
+    size = p.shift.shape[-1]
+    gap = p.mean() - q.mean()
+    quadratic = (gap * apply(q.precision, gap)).sum(-1)
+    if "dense" in (p.form, q.form):
+        full_p, full_q = (dense(g.precision, size, FORMS.index(g.form)) for g in (p, q))
+        trace = torch.linalg.solve(full_p, full_q).diagonal(dim1=-2, dim2=-1).sum(-1)
+        return 0.5 * (trace + quadratic - size + torch.logdet(full_p) - torch.logdet(full_q))
+    ratio = _as_diagonal(q) / _as_diagonal(p)
+    return 0.5 * ((ratio - 1 - torch.log(ratio)).sum(-1) + quadratic)
+
+
+def log_density(q: Gaussian, point: Tensor) -> Tensor:
+    """log N(point) under a proper factor (...)."""
+    size, gap = point.shape[-1], point - q.mean()
+    volume = torch.logdet(q.precision) if q.form == "dense" else torch.log(_as_diagonal(q)).sum(-1)
+    return 0.5 * (volume - size * math.log(2 * math.pi) - (gap * apply(q.precision, gap)).sum(-1))
+
+
+def _as_diagonal(q: Gaussian) -> Tensor:
+    return q.precision if q.form == "diagonal" else q.precision[..., None].expand(q.shift.shape)
+
+
+def _aligned(a: Gaussian, b: Gaussian) -> tuple[Tensor, Tensor]:
+    """Both precisions in the richer of the two forms."""
+    if a.form == b.form:
+        return a.precision, b.precision
+    size = a.shift.shape[-1]
+    if "dense" in (a.form, b.form):
+        full = (dense(g.precision, size, FORMS.index(g.form)) for g in (a, b))
+        return tuple(full)  # type: ignore[return-value]
+    return _as_diagonal(a), _as_diagonal(b)

@@ -1,0 +1,109 @@
+"""Hyper-parameters: documented once, on their field, with where the value comes from.
+
+Flags, TOML keys, tables of documentation and error messages are made from these fields.
+"""
+
+from __future__ import annotations
+
+import difflib
+import types
+import typing
+from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
+from typing import Any
+
+
+def hyper(default: Any, doc: str, source: str = "", choices: tuple[str, ...] = ()) -> Any:
+    """A field of a method: its default, what it means, where the default comes from, and its allowed values."""
+    return field(default=default, metadata={"doc": doc, "source": source, "choices": choices})
+
+
+@dataclass(frozen=True)
+class Knob:
+    """One hyper-parameter as users see it."""
+
+    name: str
+    kind: Any
+    default: Any
+    doc: str
+    source: str
+    choices: tuple[str, ...]
+
+
+def knobs(cls: type) -> list[Knob]:
+    """The hyper-parameters of a method or of any dataclass made with `hyper`."""
+    hints = typing.get_type_hints(cls)
+    return [_knob(f, hints[f.name]) for f in fields(cls) if "doc" in f.metadata]
+
+
+def _knob(f: Field[Any], kind: Any) -> Knob:
+    default = None if f.default is MISSING else f.default
+    return Knob(f.name, kind, default, f.metadata["doc"], f.metadata["source"], f.metadata["choices"])
+
+
+def nearest(word: str, possible: typing.Iterable[str]) -> str:
+    """A sentence that names what is possible, closest first."""
+    words = sorted(possible)
+    close = difflib.get_close_matches(word, words, n=3, cutoff=0.5)
+    hint = f"did you mean {' or '.join(repr(c) for c in close)}? " if close else ""
+    return f"{hint}possible: {', '.join(words)}"
+
+
+def parse(text: Any, knob: Knob) -> Any:
+    """`text` (of a flag or a TOML value) as the type of the knob, or an error that says what was expected."""
+    try:
+        value = _converted(text, knob.kind)
+    except (ValueError, TypeError):
+        raise ValueError(f"{knob.name} takes {describe(knob.kind)}; {text!r} was given ({knob.doc})") from None
+    if knob.choices and value not in knob.choices:
+        raise ValueError(f"{knob.name} = {value!r} is unknown: {nearest(str(value), knob.choices)}")
+    return value
+
+
+def describe(kind: Any) -> str:
+    """A type in words."""
+    options = typing.get_args(kind) if isinstance(kind, types.UnionType) else (kind,)
+    words = {int: "a whole number", float: "a number", str: "a word", bool: "true or false", type(None): "none"}
+    return " or ".join(words.get(o, str(o)) for o in options)
+
+
+def _converted(text: Any, kind: Any) -> Any:
+    if isinstance(kind, types.UnionType):
+        return _first(text, typing.get_args(kind))
+    if typing.get_origin(kind) is tuple:
+        items = text.split(",") if isinstance(text, str) else list(text)
+        return tuple(_converted(item, typing.get_args(kind)[0]) for item in items)
+    if kind is bool:
+        if isinstance(text, bool):
+            return text
+        return {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}[_word(text)]
+    if kind is int:
+        if isinstance(text, bool) or (isinstance(text, float) and text != int(text)):
+            raise ValueError(text)
+        return int(text)
+    return float(text) if kind is float else str(text)
+
+
+def _word(text: Any) -> str:
+    word = str(text).lower()
+    if word not in ("true", "yes", "1", "false", "no", "0"):
+        raise ValueError(text)
+    return word
+
+
+def _first(text: Any, kinds: tuple[Any, ...]) -> Any:
+    if type(None) in kinds and (text is None or str(text).lower() in ("none", "")):
+        return None
+    for kind in (k for k in kinds if k is not type(None)):
+        try:
+            return _converted(text, kind)
+        except (ValueError, TypeError):
+            continue
+    raise ValueError(text)
+
+
+def check_fields(value: Any) -> None:
+    """Refuse a record whose fields have other types or values than declared; `__post_init__` of methods calls it."""
+    for knob in knobs(type(value)):
+        current = getattr(value, knob.name)
+        if not is_dataclass(current):
+            parse(current, knob)

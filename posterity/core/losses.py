@@ -1,0 +1,48 @@
+"""The one place where a network's output meets a label: training, scoring and log-weights all call these."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+NOISE = 1.0  # variance of a regression target around a point prediction: ½(f(x) - y)² is then its negative log-density
+
+
+def pointwise(output: Tensor, y: Tensor, model: Any) -> Tensor:
+    """Negative log-likelihood of each sample (B,), up to a constant for regression."""
+    if model.task == "regression":
+        return 0.5 * (output - y) ** 2 / NOISE
+    return F.cross_entropy(output, y, reduction="none")
+
+
+def masked_mean(values: Tensor, mask: Tensor) -> Tensor:
+    """Mean over the real rows; 0 when there are none."""
+    return (values * mask).sum() / mask.sum().clamp(min=1)
+
+
+def fit(params: dict[str, Tensor], batch: Any, here: Any) -> tuple[Tensor, dict[str, Tensor]]:
+    """Mean negative log-likelihood of a batch in training mode, and the network's updated buffers."""
+    output, buffers = here.model(params, batch.x, mask=batch.mask, train=True, key=here.key)
+    return masked_mean(pointwise(output, batch.y, here.model), batch.mask), buffers
+
+
+def log_likelihood(params: dict[str, Tensor], batch: Any, here: Any) -> Tensor:
+    """Sum of the log-likelihood over the real rows, in evaluation mode."""
+    output, _ = here.model(params, batch.x)
+    return -(pointwise(output, batch.y, here.model) * batch.mask).sum()
+
+
+def log_predictive(params: dict[str, Tensor], x: Tensor, here: Any) -> Tensor:
+    """Log-probabilities (B, classes); for regression the mean and variance of a Gaussian (B, 2)."""
+    output, _ = here.model(params, x)
+    if here.model.task == "regression":
+        return torch.stack((output, torch.full_like(output, NOISE)), -1)
+    return F.log_softmax(output, -1)
+
+
+def one_hot(y: Tensor, classes: int, mask: Tensor) -> Tensor:
+    """Indicators (B, classes) of the real rows. (`F.one_hot` fails under `grad` inside `vmap`.)"""
+    return (y[:, None] == torch.arange(classes, device=y.device)).to(mask.dtype) * mask[:, None]

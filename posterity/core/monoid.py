@@ -1,0 +1,278 @@
+"""What clients send: elements of commutative monoids, so that a server only ever adds.
+
+Each kind has `+`, an identity (`zero`), and `fold`, which adds up a stack of clients in float64. A message is a dict of
+them, merged name by name. Streaming, trees, several devices and (where `secure_sum` says so) secure sums are all `+`.
+
+    Sum       value                        leafwise +
+    Mean      weight, value                weighted mean; the weight is a scalar or has the leaf's shape
+    LogMean   log_weight, value            the same with weights e^log_weight, which may not be representable
+    Moments   weight, mean, square         mean and centred sum of squares, merged by Chan's rule
+    Rows      client, value                one row per client, no client twice
+    Bag       client, value                keeps everything, in the order of the clients
+
+Means are kept as (weight, mean) and not as (weight, weighted sum): merging one client is then exactly the identity,
+and a client's message needs no multiplication that float32 would round. The secure-sum form is `weight * value`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import field
+from typing import Any, ClassVar, TypeVar
+
+import torch
+from torch import Tensor
+
+from posterity.core.tree import STATIC, Tree, record, tree_bytes, tree_cast, tree_leaves, tree_map, tree_rows
+
+Range = tuple[float, float]
+
+
+@record
+class Sum:
+    """Leafwise sum. `within` declares the range of every number, for checks and for fixed-point secure sums."""
+
+    value: Tree
+    within: Range | None = field(default=None, metadata={STATIC: True})
+    secure_sum: ClassVar[bool] = True
+
+    def __add__(self, other: Sum) -> Sum:
+        return Sum(tree_map(torch.add, self.value, other.value), self.within)
+
+    @staticmethod
+    def fold(stack: Sum) -> Sum:
+        return Sum(tree_map(lambda leaf: leaf.sum(0), stack.value), stack.within)
+
+    def zero(self) -> Sum:
+        return Sum(tree_map(torch.zeros_like, self.value), self.within)
+
+
+@record
+class Mean:
+    """Weighted mean. `weight` is one scalar for all leaves, or a tree like `value` with a weight per number."""
+
+    weight: Tree
+    value: Tree
+    secure_sum: ClassVar[bool] = True
+
+    def _weights(self) -> Tree:
+        scalar = isinstance(self.weight, Tensor) and not isinstance(self.value, Tensor)
+        return tree_map(lambda _: self.weight, self.value) if scalar else self.weight
+
+    def __add__(self, other: Mean) -> Mean:
+        weight = tree_map(torch.add, self.weight, other.weight)
+        return Mean(weight, tree_map(_blend, self.value, other.value, self._weights(), other._weights()))
+
+    @staticmethod
+    def fold(stack: Mean) -> Mean:
+        weight = tree_map(lambda w: w.sum(0), stack.weight)
+        return Mean(weight, tree_map(_average, stack.value, stack._weights()))
+
+    def zero(self) -> Mean:
+        return Mean(tree_map(torch.zeros_like, self.weight), tree_map(torch.zeros_like, self.value))
+
+    def mean(self, missing: Tree | None = None) -> Tree:
+        """The mean; where no weight arrived, `missing`. Without `missing`, an empty mean is an error and never NaN."""
+        if missing is not None:
+            return tree_map(
+                lambda v, w, m: torch.where(_spread(w, v) > 0, v, m.to(v)), self.value, self._weights(), missing
+            )
+        if any(not bool((w > 0).all()) for w in tree_leaves(self.weight)):
+            raise ValueError("the mean of nothing: no client with positive weight sent a message")
+        return self.value
+
+
+@record
+class LogMean:
+    """Weighted mean whose weights are given by their logarithms; the zero has log-weight minus infinity."""
+
+    log_weight: Tensor
+    value: Tree
+    log_square: Tree = ()  # log of the sum of squared weights, filled by `fold` on the server: for `effective`
+    secure_sum: ClassVar[bool] = False  # needs the running maximum
+
+    def _square(self) -> Tensor:
+        return self.log_square if isinstance(self.log_square, Tensor) else 2 * self.log_weight
+
+    def __add__(self, other: LogMean) -> LogMean:
+        total = torch.logaddexp(self.log_weight, other.log_weight)
+        mine, theirs = _share(self.log_weight, total), _share(other.log_weight, total)
+        value = tree_map(lambda a, b: a * mine + b * theirs, self.value, other.value)
+        return LogMean(total, value, torch.logaddexp(self._square(), other._square()))
+
+    @staticmethod
+    def fold(stack: LogMean) -> LogMean:
+        total = torch.logsumexp(stack.log_weight, 0)
+        share = _share(stack.log_weight, total)  # (clients,)
+        value = tree_map(lambda leaf: torch.tensordot(share, leaf, dims=1), stack.value)
+        return LogMean(total, value, torch.logsumexp(stack._square(), 0))
+
+    def zero(self) -> LogMean:
+        nothing = torch.full_like(self.log_weight, -torch.inf)
+        return LogMean(nothing, tree_map(torch.zeros_like, self.value), nothing.clone())
+
+    def mean(self) -> Tree:
+        if not bool(self.log_weight > -torch.inf):
+            raise ValueError("the mean of nothing: no client with positive weight sent a message")
+        return self.value
+
+    def effective(self) -> Tensor:
+        """(Σ w)² / Σ w²: how many equal clients the weights are worth."""
+        return torch.exp(2 * self.log_weight - self._square())
+
+
+@record
+class Moments:
+    """Weight, mean and weighted sum of squares about the mean, merged by the rule of Chan, Golub and LeVeque."""
+
+    weight: Tensor
+    mean: Tree
+    square: Tree
+    secure_sum: ClassVar[bool] = False
+
+    def __add__(self, other: Moments) -> Moments:
+        total = self.weight + other.weight
+        share = other.weight / torch.where(total > 0, total, 1)
+        lift = self.weight * share
+        mean = tree_map(lambda a, b: a + (b - a) * share, self.mean, other.mean)
+        pairs = (self.square, other.square, self.mean, other.mean)
+        return Moments(total, mean, tree_map(lambda s, t, a, b: s + t + (b - a) ** 2 * lift, *pairs))
+
+    @staticmethod
+    def fold(stack: Moments) -> Moments:
+        mean = tree_map(lambda leaf: _average(leaf, stack.weight), stack.mean)
+        square = tree_map(
+            lambda s, a, m: s.sum(0) + (_spread(stack.weight, a) * (a - m) ** 2).sum(0), stack.square, stack.mean, mean
+        )
+        return Moments(stack.weight.sum(0), mean, square)
+
+    def zero(self) -> Moments:
+        return tree_map(torch.zeros_like, self)
+
+    def variance(self) -> Tree:
+        if not bool(self.weight > 0):
+            raise ValueError("the moments of nothing: no client with positive weight sent a message")
+        return tree_map(lambda leaf: leaf / self.weight, self.square)
+
+
+def _joined(self: Any, other: Any) -> tuple[Tensor, Tree]:
+    """Both sides in the order of the clients, so that the order of merging leaves no trace."""
+    client = torch.cat((self.client, other.client))
+    order = torch.argsort(client, stable=True)
+    return client[order], tree_map(lambda a, b: torch.cat((a, b))[order], self.value, other.value)
+
+
+@record
+class Rows:
+    """One row per client: embeddings, heads, sites. A client may occur once."""
+
+    client: Tensor
+    value: Tree
+    secure_sum: ClassVar[bool] = False
+
+    def __add__(self, other: Rows) -> Rows:
+        client, value = _joined(self, other)
+        if bool((client.diff() == 0).any()):
+            raise ValueError(f"client {int(client[:-1][client.diff() == 0][0])} sent two rows in one round")
+        return Rows(client, value)
+
+    @staticmethod
+    def fold(stack: Rows) -> Rows:
+        return Rows(*_sorted(stack.client, stack.value))
+
+    def zero(self) -> Rows:
+        return tree_map(lambda leaf: leaf[:0], self)
+
+    def into(self, table: Tree) -> Tree:
+        """`table` (clients, ...) with the rows that arrived put in their places."""
+        return tree_map(lambda t, v: t.index_copy(0, self.client, v.to(t)), table, self.value)
+
+
+@record
+class Bag:
+    """Every client's contribution by itself, for servers that need more than a sum."""
+
+    client: Tensor
+    value: Tree
+    secure_sum: ClassVar[bool] = False
+
+    def __add__(self, other: Bag) -> Bag:
+        return Bag(*_joined(self, other))
+
+    @staticmethod
+    def fold(stack: Bag) -> Bag:
+        return Bag(*_sorted(stack.client, stack.value))
+
+    def zero(self) -> Bag:
+        return tree_map(lambda leaf: leaf[:0], self)
+
+
+Monoid = Sum | Mean | LogMean | Moments | Rows | Bag
+Message = dict[str, Monoid]
+M = TypeVar("M", bound=Message)
+
+
+def merge(left: Message, right: Message) -> Message:
+    """Add two totals name by name."""
+    if left.keys() != right.keys():
+        raise ValueError(f"messages with other names cannot be added: {sorted(left)} and {sorted(right)}")
+    return {name: left[name] + right[name] for name in left}  # type: ignore[operator]
+
+
+def fold_stack(stack: Message) -> Message:
+    """Add up a stack of clients, in float64 (on the host where the device has none)."""
+    wide: Message = tree_cast(_on_host(stack), torch.float64)
+    return {name: part.fold(part) for name, part in wide.items()}  # type: ignore[arg-type]
+
+
+def zero_like(total: Message) -> Message:
+    """The total of no clients."""
+    return {name: part.zero() for name, part in total.items()}
+
+
+def acceptable(stack: Message) -> Tensor:
+    """Which clients of a stack sent finite numbers within the declared ranges (clients,)."""
+    verdicts = [_rowwise(torch.isfinite, leaf) for part in stack.values() for leaf in tree_leaves(part)]
+    for part in stack.values():
+        if isinstance(part, Sum) and part.within is not None:
+            low, high = part.within
+            verdicts += [_rowwise(lambda v: (v >= low) & (v <= high), leaf) for leaf in tree_leaves(part.value)]  # noqa: B023
+    return torch.stack(verdicts).all(0) if verdicts else torch.ones(0, dtype=torch.bool)
+
+
+def _rowwise(test: Callable[[Tensor], Tensor], leaf: Tensor) -> Tensor:
+    return test(leaf).reshape(len(leaf), -1).all(1)
+
+
+def message_bytes(stack: Message) -> int:
+    """Bytes of all messages of a stack, as sent."""
+    return tree_bytes(stack)
+
+
+def _on_host(tree: Tree) -> Tree:
+    return tree_map(lambda leaf: leaf.cpu() if leaf.device.type == "mps" else leaf, tree)  # no float64 there
+
+
+def _spread(weight: Tensor, leaf: Tensor) -> Tensor:
+    """`weight` with axes appended until it broadcasts against `leaf`."""
+    return weight.reshape(weight.shape + (1,) * (leaf.dim() - weight.dim()))
+
+
+def _blend(a: Tensor, b: Tensor, wa: Tensor, wb: Tensor) -> Tensor:
+    total = wa + wb
+    return a + (b - a) * _spread(wb / torch.where(total > 0, total, 1), a)
+
+
+def _average(leaf: Tensor, weight: Tensor) -> Tensor:
+    total = weight.sum(0)
+    wide = _spread(weight, leaf)
+    return (wide * leaf).sum(0) / _spread(torch.where(total > 0, total, 1), leaf[0])
+
+
+def _share(log_weight: Tensor, total: Tensor) -> Tensor:
+    return torch.where(log_weight > -torch.inf, torch.exp(log_weight - total), 0)
+
+
+def _sorted(client: Tensor, value: Tree) -> tuple[Tensor, Tree]:
+    order = torch.argsort(client, stable=True)
+    return client[order], tree_rows(value, order)

@@ -1,0 +1,50 @@
+"""How a client trains: optimiser, step size, epochs, batch. One record, shared by every method."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from posterity.core.hyper import check_fields, hyper
+from posterity.core.losses import fit
+from posterity.core.method import Pass
+from posterity.core.optimise import SGD, Adam, Optimiser, RMSprop
+from posterity.core.passes import Loss, Partition, descend, everything
+
+OPTIMISERS = ("sgd", "adam", "rmsprop")
+PFEDVMP = "pFedVMP §5.1"
+
+
+@dataclass(frozen=True)
+class Training:
+    lr: float = hyper(0.01, "η: step size of the clients", PFEDVMP)
+    epochs: int = hyper(1, "E: epochs over the client's data in a round", PFEDVMP)
+    steps: int | None = hyper(None, "exactly so many steps in a round, instead of epochs", "ours")
+    batch: int = hyper(10, "B: batch size; the last, smaller batch is kept", PFEDVMP)
+    optimiser: str = hyper("sgd", "optimiser of the clients, started anew each round", PFEDVMP, OPTIMISERS)
+    momentum: float = hyper(0.0, "momentum (sgd only)", "unspecified in pFedVMP: none")
+    weight_decay: float = hyper(0.0, "weight decay added to the gradient", "unspecified in pFedVMP: none")
+    clip: float | None = hyper(None, "longest gradient norm", "MetaVD's code uses 5; off by default")
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        for name, low in (("lr", 0), ("epochs", 1), ("batch", 1), ("steps", 1)):
+            value = getattr(self, name)
+            if value is not None and value < low:
+                raise ValueError(f"{name} must be at least {low}; {value} was given")
+
+    def make_optimiser(self) -> Optimiser:
+        if self.optimiser == "sgd":
+            return SGD(self.lr, self.momentum, self.weight_decay, self.clip)
+        maker: Callable[..., Optimiser] = Adam if self.optimiser == "adam" else RMSprop
+        return maker(lr=self.lr, weight_decay=self.weight_decay, clip=self.clip)
+
+    def schedule(self) -> dict[str, Any]:
+        """Epochs, batch and cap as a `Pass` wants them; `steps` epochs always hold at least `steps` steps."""
+        if self.steps is None:
+            return {"epochs": self.epochs, "batch": self.batch}
+        return {"epochs": self.steps, "batch": self.batch, "most": self.steps}
+
+    def descend(self, loss: Loss = fit, trains: Partition = everything) -> Pass:
+        return descend(loss, self.make_optimiser(), trains, **self.schedule())

@@ -1,0 +1,73 @@
+"""Wrappers: methods made of a method. Everything is delegated; a wrapper overrides what it changes.
+
+A wrapper leaves its mark in `carry.kept` and in the passes, never in the leaves of the inner method.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from posterity.core.method import Carry, Facts, Here, Message, Method, Now, Own, Params, Pass, Personal, Shared, State
+
+
+@dataclass(frozen=True)
+class Wrapper:
+    method: Any  # the method that is wrapped
+
+    @property
+    def inner(self) -> Method:
+        """The method that everything is handed to: `method`, or `method` with some fields replaced."""
+        return self.method  # type: ignore[no-any-return]
+
+    @property
+    def label(self) -> str:
+        return self.inner.label
+
+    @property
+    def reference(self) -> str:
+        return self.inner.reference
+
+    @property
+    def absent(self) -> str:
+        return self.inner.absent
+
+    @property
+    def scored(self) -> Any:
+        return self.inner.scored
+
+    @property
+    def adaptation(self) -> int:
+        return self.inner.adaptation
+
+    def init(self, model: Any, params: Params, facts: Facts) -> State:
+        return self.inner.init(model, params, facts)
+
+    def offer(self, state: State, client: Tensor | None) -> tuple[Shared, Own]:
+        return self.inner.offer(state, client)
+
+    def combine(self, state: State, total: Message, now: Now) -> State:
+        return self.inner.combine(state, total, now)
+
+    def report(self, state: State, total: Message) -> dict[str, Tensor]:
+        return self.inner.report(state, total)
+
+    def join(self, here: Here) -> Personal:
+        return self.inner.join(here)
+
+    def start(self, here: Here) -> Params:
+        return self.inner.start(here)
+
+    def passes(self) -> tuple[Pass, ...]:
+        return self.inner.passes()
+
+    def message(self, carry: Carry, here: Here) -> tuple[Message, Personal]:
+        return self.inner.message(carry, here)
+
+    def adapt(self, epochs: int) -> tuple[Pass, ...]:
+        return self.inner.adapt(epochs)
+
+    def predict(self, carry: Carry, x: Tensor, here: Here) -> Tensor:
+        return self.inner.predict(carry, x, here)

@@ -1,0 +1,6 @@
+"""Datasets by name: each file of this folder is one, and adding a file is enough.
+
+A dataset file has a docstring (its first line is shown by `posterity datasets`), a function
+`load(data_dir, seed, *, …options…) -> Pool`, `FILES` (what it needs in the data folder, nothing if embedded) and
+`NATURAL` (whether it has clients of its own).
+"""

@@ -1,0 +1,22 @@
+"""AudioMNIST: 9,000 spoken digits of 60 people as log-mel pictures, 32×32 (stand-in for CHiME-5).
+
+S. Becker et al., "AudioMNIST", J. Franklin Institute 2023 (MIT licence), takes 0 to 14. A client is a speaker.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from posterity.data.files import integers, locate, pictures, read_npz
+from posterity.data.pool import Pool
+
+FILES = ("spoken_digits/audiomnist_logmel.npz",)
+NATURAL = True
+
+
+def load(data_dir: Path | None, seed: int) -> Pool:
+    stored = read_npz(locate(data_dir, FILES[0], "audiomnist"))
+    speaker = integers(stored["speaker"]) - 1  # stored from 1
+    people = tuple(f"speaker {k + 1}" for k in range(int(speaker.max()) + 1))
+    x, y = pictures(stored["x"]), integers(stored["y"])
+    return Pool("audiomnist", x, y, 10, tuple("0123456789"), owner=speaker, owner_names=people)

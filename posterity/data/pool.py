@@ -1,0 +1,60 @@
+"""A pool: what a dataset or a user's file offers before anybody decides which client owns what."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from posterity.data.federation import Task
+
+Scale = Literal["none", "client", "all"]
+"""Who fits mean and sd of each feature: nobody, every client on its own training rows, all members together."""
+
+
+class DataError(ValueError):
+    """Data, or a request about data, that cannot be used: says what was given, what was expected and what to do."""
+
+
+@dataclass(frozen=True)
+class Pool:
+    """Samples, and what their source knows about them.
+
+    A source that decides its own clients says so in `owner`; rows with owner -1 belong to no client. Standardisation
+    is only asked for here (`scale`): it needs the training rows, so it happens after the split.
+    """
+
+    name: str
+    x: Tensor  # (pool, *shape) float32
+    y: Tensor  # (pool,) int64 labels, or float32 targets
+    classes: int  # 0 for regression
+    class_names: tuple[str, ...] = ()
+    task: Task = "classification"
+    owner: Tensor | None = None  # (pool,) int64, index into owner_names
+    owner_names: tuple[str, ...] = ()
+    group: Tensor | None = None  # (pool,) int64: rows of one group (patient) stay in one part
+    official_test: Tensor | None = None  # (pool,) bool
+    domain: Tensor | None = None  # (pool,) int64: which dataset of a mix a row comes from
+    common: Tensor | None = None  # rows of a test set that belongs to no client
+    scale: Scale = "none"
+    notes: tuple[str, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+    def take(self, rows: Tensor) -> Pool:
+        """The pool of these rows only."""
+        columns = ("x", "y", "owner", "group", "official_test", "domain")
+        kept = {name: column[rows] for name in columns if (column := getattr(self, name)) is not None}
+        if self.common is not None:
+            place = torch.full((len(self),), -1)
+            place[rows] = torch.arange(len(rows))
+            moved = place[self.common]
+            kept["common"] = moved[moved >= 0]
+        return replace(self, **kept)
+
+    def noting(self, *notes: str) -> Pool:
+        """The pool with further remarks for the report."""
+        return replace(self, notes=self.notes + notes)

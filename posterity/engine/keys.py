@@ -1,0 +1,16 @@
+"""Which key belongs to what: every draw of a run is a function of (seed, purpose, client, round, pass, step)."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from posterity.core.draw import fold
+
+CLIENT, COHORT, SERVER = 1, 2, 3  # purposes under the root key
+TRAIN, SCORE, JOIN, START, MESSAGE, PREDICT = 1, 2, 3, 4, 5, 6  # stages of one client's visit
+ORDER = 2**40  # the order of the samples; far above any step number
+
+
+def client_keys(root: Tensor, client: Tensor, round: int) -> Tensor:
+    """Keys of clients (..., 2) in a round."""
+    return fold(fold(fold(root, CLIENT), client), round)

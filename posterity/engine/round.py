@@ -1,0 +1,190 @@
+"""A round: offer, visit, collect, commit, combine. And scoring, which leaves no trace."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from posterity.core.draw import fold
+from posterity.core.method import Carry, Facts, Here, Message, Now
+from posterity.core.monoid import acceptable, fold_stack, merge, message_bytes
+from posterity.core.tree import Tree, tree_bytes, tree_finite, tree_like, tree_rows
+from posterity.data.federation import Part
+from posterity.engine import keys, loop, stacked
+from posterity.engine.store import Store
+from posterity.engine.world import World, arrive, at, select
+
+ENGINES: dict[str, ModuleType] = {"loop": loop, "stacked": stacked}
+COPIES = 8  # of a client's parameters that live at once in a stacked step: value, gradient, optimiser, temporaries
+ACTIVATIONS = 24  # numbers kept per input number of a batch, roughly, in the small networks of this field
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """A message that was left out; its client keeps the record that it had."""
+
+    client: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class Log:
+    """What happened in a round."""
+
+    round: int
+    cohort: int
+    accepted: int
+    refused: tuple[Refusal, ...] = ()
+    loss: float = float("nan")
+    bytes_up: int = 0
+    bytes_down: int = 0
+    report: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def empty(self) -> bool:
+        return self.accepted == 0
+
+
+def choose_engine(name: str, model: Any) -> tuple[ModuleType, str]:
+    """The engine of that name and why; `auto` stacks unless an operator of the model cannot be stacked."""
+    reasons = tuple(getattr(model, "unstackable", ()))
+    if name == "auto":
+        name = "loop" if reasons else "stacked"
+    if name not in ENGINES:
+        raise ValueError(f"engine {name!r} is unknown; possible: auto, {', '.join(ENGINES)}")
+    if name == "stacked" and reasons:
+        raise ValueError(f"the model cannot be stacked ({'; '.join(reasons)}): use --engine loop or auto")
+    return ENGINES[name], "; ".join(reasons)
+
+
+def first_state(world: World) -> Tree:
+    """The server's state before the first round."""
+    federation = world.federation
+    samples = int(federation.train.counts[: federation.members].sum())
+    facts = Facts(federation.members, samples, federation.classes)
+    return world.method.init(world.model, world.initial, facts)
+
+
+def able(world: World) -> Tensor:
+    """Clients that may be in a cohort: members with training data."""
+    return torch.nonzero(world.federation.train.counts[: world.federation.members] > 0)[:, 0]
+
+
+def blocks(world: World, clients: Tensor, passes: Any = ()) -> Iterator[Tensor]:
+    """`clients` from the largest to the smallest, in blocks whose stacked copies fit into the memory allowed."""
+    counts = world.federation.train.counts[clients]
+    clients = clients[torch.argsort(counts, descending=True, stable=True)]
+    sample = world.federation.x[0].numel() * world.federation.x.element_size()
+    width = max([p.batch or int(counts.max()) for p in passes] or [1])
+    each = COPIES * tree_bytes(world.initial) + ACTIVATIONS * sample * width
+    yield from clients.split(max(1, min(len(clients), world.memory // each)))
+
+
+def meet(
+    world: World, engine: ModuleType, state: Tree, store: Store, clients: Tensor, round: int, strangers: bool = False
+) -> tuple[Here, Tree]:
+    """The stacked `here` of clients that received the broadcast and have a record, and what they were offered."""
+    shared, own = engine.offer(world, state, None if strangers else clients, len(clients))
+    here = arrive(world, clients, round, shared, own)
+    fresh = engine.join(world, here)
+    personal = fresh if strangers else store.read(clients, fresh)
+    return replace(here, personal=personal), (shared, own)
+
+
+def train_round(
+    world: World, engine: ModuleType, state: Tree, store: Store, cohort: Tensor, round: int, rounds: int
+) -> tuple[Tree, Log]:
+    """One round of training. Records and messages are committed together, after every block has been collected."""
+    method, passes = world.method, world.method.passes()
+    total: Message | None = None
+    pending: list[tuple[Tensor, Tree]] = []
+    refused: list[Refusal] = []
+    losses = torch.zeros(2, dtype=torch.float64)
+    up = down = 0
+    for clients in blocks(world, cohort, passes) if len(cohort) else ():
+        here, offered = meet(world, engine, state, store, clients, round)
+        carry = engine.work(world, passes, engine.start(world, here), here, keys.TRAIN)
+        sent, records = engine.message(world, carry, here)
+        down += (tree_bytes(offered[0]) * len(clients)) + tree_bytes(offered[1])
+        up += message_bytes(sent)
+        good = _accepted(sent, records, len(clients))
+        refused += [Refusal(int(c), "not finite or outside its declared range") for c in clients[~good]]
+        if bool(good.any()):
+            part = fold_stack(sent if bool(good.all()) else tree_rows(sent, good))
+            total = part if total is None else merge(total, part)
+            pending.append((clients[good], tree_rows(records, good)))
+            seen = engine.losses(carry)
+            losses += 0 if seen is None else seen[good].sum(0).double().cpu()
+    for clients, records in pending:
+        store.write(clients, records)
+    accepted = sum(len(c) for c, _ in pending)
+    facts = {"loss": float(losses[0] / losses[1]) if losses[1] else float("nan"), "bytes_up": up, "bytes_down": down}
+    if total is None:
+        return state, Log(round, len(cohort), 0, tuple(refused), **facts)  # type: ignore[arg-type]
+    now = Now(round, rounds, fold(fold(world.root, keys.SERVER), round), accepted, _public(world))
+    state = tree_like(method.combine(state, total, now), state)
+    report = {name: float(value) for name, value in method.report(state, total).items()}
+    return state, Log(round, len(cohort), accepted, tuple(refused), **facts, report=report)  # type: ignore[arg-type]
+
+
+def score(
+    world: World,
+    engine: ModuleType,
+    state: Tree,
+    store: Store,
+    clients: Tensor,
+    round: int,
+    parts: list[Part],
+    point: str,
+    epochs: int | None = None,
+    strangers: bool = False,
+) -> list[list[Tensor]]:
+    """Outputs of the personal models for each part, one tensor per client of `clients`.
+
+    `received` = right after the broadcast, `adapted` = after `adapt(epochs)` on the client's training data, `trained` =
+    after the round's own passes. Nothing is written: not the records, not the state.
+    """
+    method = world.method
+    adapt = method.adapt((method.adaptation if epochs is None else epochs) if point == "adapted" else 0)
+    passes = method.passes() if point == "trained" else ()
+    place = {int(c): i for i, c in enumerate(clients)}
+    outputs: list[list[Tensor]] = [[torch.empty(0)] * len(clients) for _ in parts]
+    for group in blocks(world, clients, (*passes, *adapt)):
+        here, _ = meet(world, engine, state, store, group, round, strangers)
+        carry = engine.work(world, passes, engine.start(world, here), here, keys.TRAIN)
+        carry = engine.work(world, adapt, carry, here, keys.SCORE)
+        for slot, part in enumerate(parts):
+            for client, output in zip(group.tolist(), engine.predict(world, carry, here, part), strict=True):
+                outputs[slot][place[client]] = output
+    return outputs
+
+
+def personal_model(world: World, state: Tree, store: Store, client: int, round: int, point: str) -> tuple[Carry, Here]:
+    """One client's carry and `here` at an evaluation point: what `predict` needs."""
+    strangers, index = client >= world.federation.members, torch.tensor([client])
+    here, _ = meet(world, loop, state, store, index.to(world.root.device), round, strangers)
+    passes = world.method.passes() if point == "trained" else ()
+    carry = loop.work(world, passes, loop.start(world, here), here, keys.TRAIN)
+    adapt = world.method.adapt(world.method.adaptation if point == "adapted" else 0)
+    carry = loop.work(world, adapt, carry, here, keys.SCORE)[0]
+    return carry, replace(select(at(here, keys.PREDICT), 0), kept=carry.kept)
+
+
+def _accepted(sent: Message, records: Tree, count: int) -> Tensor:
+    """Which clients of a stack sent a usable message and hold a finite record."""
+    verdicts = [v for v in (acceptable(sent), tree_finite(records)) if len(v)]
+    return torch.stack(verdicts).all(0) if verdicts else torch.ones(count, dtype=torch.bool)
+
+
+def _public(world: World) -> Tensor | None:
+    rows = world.federation.public
+    return None if rows is None else world.federation.x[rows]
+
+
+__all__ = ["Log", "Refusal", "able", "blocks", "choose_engine", "first_state", "meet", "personal_model", "score",
+           "train_round"]  # fmt: skip

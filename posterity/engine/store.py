@@ -1,0 +1,159 @@
+"""Personal records, one row per client: in memory, or in a file that may be larger than memory.
+
+Rows of clients that were never met do not exist (the file is sparse). The file changes through an undo journal: before
+a row is overwritten for the first time since the last commit, its old bytes are appended to the journal and forced to
+disk. After a kill, `Mapped` puts the old rows back, so what it holds is exactly what the last checkpoint knew.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from posterity.core.tree import Tree, tree_filled, tree_map, tree_named, tree_rows
+
+
+class Store(Protocol):
+    known: Tensor  # (clients,) bool: who has a record
+
+    def read(self, clients: Tensor, fresh: Tree) -> Tree:
+        """The records of `clients`; rows of clients without one are taken from `fresh` (what `join` made)."""
+        ...
+
+    def write(self, clients: Tensor, rows: Tree) -> None: ...
+
+
+class Memory:
+    """All rows in one tensor per leaf, allocated at the first write."""
+
+    def __init__(self, clients: int, device: torch.device | str = "cpu") -> None:
+        self.known = torch.zeros(clients, dtype=torch.bool, device=device)
+        self.rows: Tree = None
+
+    def read(self, clients: Tensor, fresh: Tree) -> Tree:
+        if self.rows is None:
+            return fresh
+        old = tree_rows(self.rows, clients)
+        return tree_map(lambda o, f: _where(self.known[clients], o, f), old, fresh)
+
+    def write(self, clients: Tensor, rows: Tree) -> None:
+        if self.rows is None:
+            self.rows = tree_map(lambda leaf: leaf.new_zeros(len(self.known), *leaf.shape[1:]), rows)
+        tree_map(lambda table, leaf: table.index_copy_(0, clients, leaf.to(table)), self.rows, rows)
+        self.known[clients] = True
+
+
+class Mapped:
+    """Rows of fixed width in `rows.bin`, journal in `undo.bin`; see the module's text for the rule."""
+
+    def __init__(self, folder: Path, clients: int, commit: int = 0) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.path, self.journal = folder / "rows.bin", folder / "undo.bin"
+        self.known = torch.zeros(clients, dtype=torch.bool)
+        self.template: Tree = None
+        self.width = 0
+        self.saved: set[int] = set()
+        self.map: np.memmap[tuple[int, int], np.dtype[np.uint8]] | None = None
+        self.commit = commit
+
+    def read(self, clients: Tensor, fresh: Tree) -> Tree:
+        self._open(fresh)
+        if self.map is None:
+            return fresh
+        old = self._unpacked(np.asarray(self.map[clients.cpu().numpy()]), fresh)
+        return tree_map(lambda o, f: _where(self.known[clients.cpu()].to(f.device), o, f), old, fresh)
+
+    def write(self, clients: Tensor, rows: Tree) -> None:
+        self._open(rows)
+        self.known[clients.cpu()] = True
+        if self.map is None:
+            return
+        index = clients.cpu().numpy()
+        self._remember(index)
+        self.map[index] = _packed(rows)
+
+    def flush(self) -> None:
+        """Force all rows to disk; call before the checkpoint that will own them is written."""
+        if self.map is not None:
+            self.map.flush()
+
+    def begin(self, commit: int) -> None:
+        """Start a new journal for the checkpoint `commit`, which is on disk now."""
+        self.commit, self.saved = commit, set()
+        fresh = self.journal.with_suffix(".tmp")
+        fresh.write_bytes(np.int64([commit, self.width]).tobytes())
+        os.replace(fresh, self.journal)
+
+    def recover(self) -> int:
+        """Undo what was written after the checkpoint `commit`; returns how many rows were put back."""
+        if not self.journal.exists() or not self.path.exists():
+            return 0
+        raw = self.journal.read_bytes()
+        commit, width = np.frombuffer(raw[:16], np.int64)
+        if commit != self.commit or not width:
+            return 0  # the journal of an older checkpoint: the newer one already owns these rows
+        entry = 8 + int(width)
+        whole = (len(raw) - 16) // entry  # a half-written last entry belongs to a row that was not touched yet
+        rows = np.memmap(self.path, np.uint8, "r+", shape=(len(self.known), int(width)))
+        for i in range(whole):
+            piece = raw[16 + i * entry : 16 + (i + 1) * entry]
+            rows[int(np.frombuffer(piece[:8], np.int64)[0])] = np.frombuffer(piece[8:], np.uint8)
+        rows.flush()
+        return whole
+
+    def _open(self, like: Tree) -> None:
+        """Map the file as soon as a row has been seen and its width is known."""
+        if self.template is not None:
+            return
+        self.template = like
+        self.width = sum(leaf[0].numel() * leaf.element_size() for _, leaf in tree_named(like))
+        if not self.width:
+            return
+        size = len(self.known) * self.width
+        if not self.path.exists():
+            with self.path.open("wb") as file:
+                file.truncate(size)  # sparse: rows of clients never met take no space
+        elif self.path.stat().st_size != size:
+            raise ValueError(
+                f"{self.path} holds {self.path.stat().st_size} bytes, but {len(self.known)} clients x {self.width} "
+                "bytes are expected: it belongs to another method, model or federation; use another --out folder"
+            )
+        self.map = np.memmap(self.path, np.uint8, "r+", shape=(len(self.known), self.width))
+        if not self.journal.exists() or np.fromfile(self.journal, np.int64, 2).tolist() != [self.commit, self.width]:
+            self.begin(self.commit)
+
+    def _remember(self, index: np.ndarray[tuple[int], np.dtype[np.int64]]) -> None:
+        assert self.map is not None
+        new = [int(i) for i in index if int(i) not in self.saved]
+        if not new:
+            return
+        with self.journal.open("ab") as file:
+            for i in new:
+                file.write(np.int64(i).tobytes() + self.map[i].tobytes())
+            file.flush()
+            os.fsync(file.fileno())
+        self.saved.update(new)
+
+    def _unpacked(self, rows: np.ndarray[tuple[int, int], np.dtype[np.uint8]], like: Tree) -> Tree:
+        named, place = {}, 0
+        for name, leaf in tree_named(like):
+            size = leaf[0].numel() * leaf.element_size()
+            flat = torch.from_numpy(np.ascontiguousarray(rows[:, place : place + size]))
+            named[name] = flat.view(leaf.dtype).reshape(leaf.shape).to(leaf.device)
+            place += size
+        return tree_filled(like, named)
+
+
+def _packed(rows: Tree) -> np.ndarray[tuple[int, int], np.dtype[np.uint8]]:
+    """A stack of records as one row of bytes per client."""
+    flat = [leaf.detach().cpu().contiguous().reshape(len(leaf), -1).view(torch.uint8) for _, leaf in tree_named(rows)]
+    return torch.cat(flat, 1).numpy()  # type: ignore[return-value]
+
+
+def _where(known: Tensor, old: Tensor, fresh: Tensor) -> Tensor:
+    return torch.where(known.reshape(-1, *[1] * (old.dim() - 1)), old, fresh)

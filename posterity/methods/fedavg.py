@@ -1,0 +1,59 @@
+"""FedAvg: clients train the broadcast model, the server averages what comes back.
+
+    client   θ_k ← E epochs of SGD on f_k from w
+    server   w ← w + η_s Σ_k p_k (θ_k − w),   p_k = n_k / Σ_j n_j over the cohort
+
+Reference: McMahan, Moore, Ramage, Hampson and Agüera y Arcas, "Communication-efficient learning of deep networks from
+decentralized data", AISTATS 2017, Algorithm 1.
+
+Differs from the paper: the whole state is averaged, the running statistics of batch norm included (many code bases keep
+them local without saying so); the last, smaller batch is kept; the optimiser starts anew each round.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from posterity.core.averaging import averaged, weighted
+from posterity.core.hyper import check_fields, hyper
+from posterity.core.losses import fit
+from posterity.core.method import Carry, Facts, Here, Message, Method, Now, Params, Pass, Personal, Point
+from posterity.core.passes import Loss
+from posterity.core.training import Training
+from posterity.core.tree import record
+
+
+@record
+class State:
+    params: Params  # w
+
+
+@dataclass(frozen=True)
+class FedAvg(Method):
+    label: ClassVar[str] = "FedAvg"
+    reference: ClassVar[str] = "McMahan et al., AISTATS 2017"
+    absent: ClassVar[str] = "cohort only"
+    scored: ClassVar[Point] = "received"
+
+    local: Training = hyper(Training(), "how the clients train")
+    server_lr: float = hyper(1.0, "η_s: step size of the server", "McMahan et al. 2017")
+    loss: Loss = fit  # a wrapper may replace it
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+    def init(self, model: Any, params: Params, facts: Facts) -> State:
+        return State(params)
+
+    def start(self, here: Here) -> Params:
+        return here.shared.params  # type: ignore[no-any-return]
+
+    def passes(self) -> tuple[Pass, ...]:
+        return (self.local.descend(self.loss),)
+
+    def message(self, carry: Carry, here: Here) -> tuple[Message, Personal]:
+        return weighted(carry.params, here), ()
+
+    def combine(self, state: State, total: Message, now: Now) -> State:
+        return State(averaged(state.params, total, self.server_lr))

@@ -1,0 +1,73 @@
+"""FedProx: FedAvg whose clients are held near the broadcast model.
+
+    client   θ_k ← E epochs of SGD on f_k(θ) + (µ/2) ‖θ − w‖² from w                                  # (2)
+    server   w ← Σ_k p_k θ_k
+
+Reference: Li, Sahu, Zaheer, Sanjabi, Talwalkar and Smith, "Federated optimization in heterogeneous networks",
+MLSys 2020.
+
+Differs from the paper: weights p_k by samples, as FedAvg (the paper samples clients by size and averages equally); all
+clients finish their epochs (no stragglers). The penalty covers trainable leaves only, never the buffers of batch norm.
+FedNP's released code adds an unsquared norm, so its µ is not comparable.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from torch import Tensor
+
+from posterity.core.averaging import averaged, weighted
+from posterity.core.hyper import check_fields, hyper
+from posterity.core.losses import fit
+from posterity.core.method import Batch, Carry, Facts, Here, Message, Method, Now, Params, Pass, Personal, Point
+from posterity.core.passes import Loss, network
+from posterity.core.training import Training
+from posterity.core.tree import record
+
+
+@record
+class State:
+    params: Params  # w
+
+
+def squared_distance(params: Params, centre: Params, model: Any) -> Tensor:
+    """‖θ − w‖² over the trainable leaves of the network."""
+    return sum(((params[n] - centre[n]) ** 2).sum() for n in network(params, model))  # type: ignore[return-value]
+
+
+@dataclass(frozen=True)
+class FedProx(Method):
+    label: ClassVar[str] = "FedProx"
+    reference: ClassVar[str] = "Li et al., MLSys 2020"
+    absent: ClassVar[str] = "cohort only"
+    scored: ClassVar[Point] = "received"
+
+    local: Training = hyper(Training(), "how the clients train")
+    mu: float = hyper(0.01, "µ: pull towards the broadcast model", "FedNP's tuned value; the paper tries 0.001 … 1")
+    loss: Loss = fit  # a wrapper may replace it
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if self.mu < 0:
+            raise ValueError(f"mu must not be negative; {self.mu} was given")
+
+    def init(self, model: Any, params: Params, facts: Facts) -> State:
+        return State(params)
+
+    def start(self, here: Here) -> Params:
+        return here.shared.params  # type: ignore[no-any-return]
+
+    def penalised(self, params: Params, batch: Batch, here: Here) -> tuple[Tensor, Params]:
+        value, buffers = self.loss(params, batch, here)
+        return value + 0.5 * self.mu * squared_distance(params, here.shared.params, here.model), buffers  # (2)
+
+    def passes(self) -> tuple[Pass, ...]:
+        return (self.local.descend(self.penalised if self.mu else self.loss),)
+
+    def message(self, carry: Carry, here: Here) -> tuple[Message, Personal]:
+        return weighted(carry.params, here), ()
+
+    def combine(self, state: State, total: Message, now: Now) -> State:
+        return State(averaged(state.params, total))

@@ -1,0 +1,39 @@
+"""Fine-tuning: score the method after some epochs on the client's own training data, then forget them.
+
+Training is untouched; at the evaluation point `adapted` each client copies what it received, trains the copy on its own
+training part, is scored, and discards it (pFedVMP's "-FT" baselines; MetaVD's FedAvg+FT).
+
+Differs from the paper: pFedVMP does not state the number of epochs; ours is 1 with the training optimiser.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from posterity.core.hyper import hyper
+from posterity.core.method import Pass
+from posterity.core.wrapper import Wrapper
+
+
+@dataclass(frozen=True)
+class FineTuned(Wrapper):
+    epochs: int = hyper(1, "epochs of fine-tuning", "unspecified in pFedVMP: 1")
+
+    def __post_init__(self) -> None:
+        if self.epochs < 0:
+            raise ValueError(f"epochs of fine-tuning must not be negative; {self.epochs} was given")
+
+    @property
+    def label(self) -> str:
+        return f"{self.inner.label}-FT"
+
+    @property
+    def scored(self) -> str:
+        return "adapted"
+
+    @property
+    def adaptation(self) -> int:
+        return self.epochs
+
+    def adapt(self, epochs: int) -> tuple[Pass, ...]:
+        return self.inner.adapt(epochs)

@@ -1,0 +1,113 @@
+"""Small networks, each split into base and head, as pure functions of their parameters.
+
+A file of this folder with a function `build(shape, classes, task, **options)` is a network under the file's name;
+`my_package.net:make` names one of your own.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import pkgutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any, cast
+
+from torch import nn
+
+from posterity.models._names import unknown
+from posterity.models._part import seeded
+from posterity.models.assembly import assemble, wrap
+from posterity.models.functional import Model, Task
+
+__all__ = ["Entry", "Model", "Task", "assemble", "available", "build", "wrap"]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What `available` says about one network."""
+
+    name: str
+    summary: str
+    options: dict[str, Any]  # name -> default
+
+
+def build(name: str, shape: tuple[int, ...], classes: int, task: Task = "classification", **options: Any) -> Model:
+    """The network called `name` for inputs of `shape`; `package.module:attribute` is one of your own.
+
+    Your own may be an `nn.Module` class built with `(shape, classes, **options)` or a function of the same arguments
+    that returns a module (or a `Model`); it says where its head begins by an attribute or the option `head`.
+    """
+    shape = tuple(int(s) for s in shape)
+    if ":" in name:
+        return _own(name, shape, classes, task, options)
+    found = _networks()
+    if name not in found:
+        raise ValueError(unknown("model", name, found) + " Your own: 'package.module:attribute'.")
+    maker: Callable[..., Model] = found[name].build
+    _check(name, options, _options(maker))
+    return maker(shape, classes, task, **{k: tuple(v) if isinstance(v, list) else v for k, v in options.items()})
+
+
+def available() -> tuple[Entry, ...]:
+    """Every network of this folder: name, first line of its file, options with defaults."""
+    return tuple(Entry(n, _summary(m), _options(m.build)) for n, m in sorted(_networks().items()))
+
+
+def _networks() -> dict[str, ModuleType]:
+    files = [f.name for f in pkgutil.iter_modules(__path__) if not f.name.startswith("_")]
+    modules = {name: importlib.import_module(f"{__name__}.{name}") for name in files}
+    return {name: module for name, module in modules.items() if callable(getattr(module, "build", None))}
+
+
+def _own(path: str, shape: tuple[int, ...], classes: int, task: Task, options: dict[str, Any]) -> Model:
+    source, _, attribute = path.partition(":")
+    try:
+        module = importlib.import_module(source)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{source}.".startswith(f"{error.name}."):
+            raise  # the file was found; something it imports was not
+        raise ValueError(
+            f"There is no module {source!r} to take the model {path!r} from; is it on the path?"
+        ) from error
+    make = getattr(module, attribute, None)
+    if not callable(make):
+        raise ValueError(
+            unknown(f"callable of {source}", attribute, [n for n in vars(module) if not n.startswith("_")])
+        )
+    head = options.pop("head", None)
+    _check(path, options, _options(make))
+    with seeded(0):
+        made = make(shape, classes, **options)
+    if isinstance(made, Model):
+        return made
+    if not isinstance(made, nn.Module):
+        raise ValueError(f"{path!r} returned {type(made).__name__}; it must return an nn.Module.")
+    head = head or getattr(make, "head", None) or getattr(made, "head", None)
+    if isinstance(head, nn.Module):
+        head = "head"  # a sub-module called head names itself
+    if head is None:
+        names = ", ".join(n for n, _ in made.named_children())
+        raise ValueError(f"{path!r} does not say where its head begins: pass head=…, one of {names}.")
+    head = tuple(head) if isinstance(head, list) else cast("str | tuple[str, ...]", head)
+    return assemble(lambda: make(shape, classes, **options), head, shape, classes, task, attribute)
+
+
+def _options(make: Callable[..., Any]) -> dict[str, Any]:
+    given = ("shape", "classes", "task")
+    try:
+        found = inspect.signature(make).parameters
+    except ValueError:
+        return {}
+    return {n: p.default for n, p in found.items() if n not in given and p.default is not inspect.Parameter.empty}
+
+
+def _check(name: str, options: dict[str, Any], possible: dict[str, Any]) -> None:
+    for option in options:
+        if option not in possible:
+            raise ValueError(unknown(f"option of {name}", option, possible))
+
+
+def _summary(module: ModuleType) -> str:
+    return (module.__doc__ or "").strip().partition("\n")[0]

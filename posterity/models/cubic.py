@@ -1,0 +1,46 @@
+"""Cubic polynomial of a scalar input: the features x, x², x³ and a linear layer on them."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from math import prod
+
+import torch
+from torch import Tensor, nn
+
+from posterity.models.assembly import assemble
+from posterity.models.functional import Model, Task
+
+
+class Powers(nn.Module):
+    """x/s, (x/s)², (x/s)³: with s near the largest |x| the three have the same size, and one learning rate serves."""
+
+    def __init__(self, scale: float) -> None:
+        super().__init__()
+        self.scale = scale
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, 1) or (B,) to (B, 3)."""
+        x = x.reshape(x.shape[0], 1) / self.scale
+        return torch.cat([x, x**2, x**3], 1)
+
+
+def build(
+    shape: tuple[int, ...],
+    classes: int = 1,
+    task: Task = "regression",
+    *,
+    scale: float = 1.0,  # inputs are divided by it
+    bias: bool = True,
+) -> Model:
+    """A model that is linear in its parameters, so posteriors are known in closed form."""
+    if prod(shape) != 1:
+        raise ValueError(f"cubic takes one number per sample, not an input of shape {shape}.")
+    if scale <= 0:
+        raise ValueError(f"scale divides the input and must be positive, not {scale}.")
+    outputs = 1 if task == "regression" else classes
+
+    def make() -> nn.Module:
+        return nn.Sequential(OrderedDict(base=Powers(scale), head=nn.Linear(3, outputs, bias=bias)))
+
+    return assemble(make, "head", shape, classes, task, "cubic")

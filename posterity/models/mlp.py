@@ -1,0 +1,43 @@
+"""Fully connected network: hidden layers with ReLU, then one linear head."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from itertools import pairwise
+from math import prod
+
+from torch import nn
+
+from posterity.models.assembly import assemble
+from posterity.models.functional import Model, Task
+
+
+def build(
+    shape: tuple[int, ...],
+    classes: int,
+    task: Task = "classification",
+    *,
+    hidden: tuple[int, ...] = (64,),  # widths of the hidden layers; (32, 16) is FedMAP's
+    norm: bool = False,  # batch norm before each activation
+    eps: float = 1e-5,  # of batch norm
+    dropout: float = 0.0,  # after each activation
+    unit: bool = False,  # two classes by a single sigmoid unit
+) -> Model:
+    """Inputs of any shape are flattened; the features are the last hidden layer after its activation."""
+    if unit and (classes != 2 or task != "classification"):
+        raise ValueError(f"unit=True is one sigmoid unit for two classes; here are {classes} classes ({task}).")
+    widths = [prod(shape), *hidden]
+    outputs = 1 if unit or task == "regression" else classes
+
+    def make() -> nn.Module:
+        base: OrderedDict[str, nn.Module] = OrderedDict(flatten=nn.Flatten())
+        for i, (before, after) in enumerate(pairwise(widths), 1):
+            base[f"fc{i}"] = nn.Linear(before, after)
+            if norm:
+                base[f"norm{i}"] = nn.BatchNorm1d(after, eps=eps)
+            base[f"relu{i}"] = nn.ReLU()
+            if dropout > 0:
+                base[f"drop{i}"] = nn.Dropout(dropout)
+        return nn.Sequential(OrderedDict(base=nn.Sequential(base), head=nn.Linear(widths[-1], outputs)))
+
+    return assemble(make, "head", shape, classes, task, "mlp")

@@ -1,0 +1,21 @@
+"""One self-contained HTML page for a run or a comparison of runs, and the same table for the terminal."""
+
+from posterity.report.choosing import RULES
+from posterity.report.loading import ReportError, Run, load_runs
+from posterity.report.page import write_report
+from posterity.report.summary import finding
+from posterity.report.tables import Cell, Column, Row, columns, headline
+
+__all__ = [
+    "RULES",
+    "Cell",
+    "Column",
+    "ReportError",
+    "Row",
+    "Run",
+    "columns",
+    "finding",
+    "headline",
+    "load_runs",
+    "write_report",
+]

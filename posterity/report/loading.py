@@ -1,0 +1,261 @@
+"""Run folders, read into frozen records.
+
+A run folder holds `config.toml`, `run.json` and `metrics.jsonl`. A run that is still going, or was killed, may end in
+half a line; that line is ignored. A resumed run may have written a round twice; the later line counts.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+POINTS = ("received", "adapted", "trained")
+
+
+class ReportError(ValueError):
+    """A folder that cannot be reported on; the message says which, and what to do."""
+
+
+@dataclass(frozen=True)
+class Score:
+    """One line of scores: a round, an evaluation point, a group of clients and a part of their data."""
+
+    round: int
+    point: str
+    epochs: int
+    group: str
+    part: str
+    metrics: Mapping[str, Mapping[str, float | None]]
+    fairness: Mapping[str, float | None]
+    clients: Mapping[str, tuple[float | None, ...]]
+    bins: tuple[tuple[float, float, float], ...]
+
+    def value(self, metric: str, weight: str = "pooled") -> float | None:
+        return self.metrics.get(metric, {}).get(weight)
+
+
+@dataclass(frozen=True)
+class Round:
+    """What one round of training cost and said about itself."""
+
+    round: int
+    cohort: int
+    refused: tuple[tuple[str, str], ...]  # (client, reason)
+    empty: bool
+    loss: float | None
+    bytes_up: float | None
+    bytes_down: float | None
+    seconds: float | None
+    report: Mapping[str, float | None]
+
+    @property
+    def traffic(self) -> float | None:
+        known = [b for b in (self.bytes_up, self.bytes_down) if b is not None]
+        return sum(known) if known else None
+
+
+@dataclass(frozen=True)
+class Federation:
+    """Who took part: sizes and class counts per client, and what the data set's reader assumed."""
+
+    name: str
+    task: str
+    clients: int
+    members: int
+    newcomers: int
+    classes: int
+    class_names: tuple[str, ...]
+    names: tuple[str, ...]
+    train: tuple[int, ...]
+    validation: tuple[int, ...]
+    test: tuple[int, ...]
+    histogram: tuple[tuple[int, ...], ...]
+    notes: tuple[str, ...]
+
+    def client(self, index: int) -> str:
+        """The client's own name where it has one, else its number."""
+        return self.names[index] if index < len(self.names) else f"client {index}"
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """One run: what was asked for, where it ran, and everything it measured."""
+
+    folder: Path
+    name: str
+    label: str
+    reference: str
+    scored: str
+    seed: int | None
+    status: str
+    seconds: float | None
+    planned: int | None
+    federation: Federation
+    rounds: tuple[Round, ...]
+    scores: tuple[Score, ...]
+    config: Mapping[str, Any] = field(repr=False)
+    config_text: str = field(repr=False)
+    facts: Mapping[str, Any] = field(repr=False)
+
+    @property
+    def finished(self) -> bool:
+        return self.status == "finished"
+
+    @cached_property
+    def index(self) -> dict[tuple[str, str, int, str], dict[int, Score]]:
+        """The scores by (part, point, epochs, group), then by round: a page asks for them hundreds of times."""
+        found: dict[tuple[str, str, int, str], dict[int, Score]] = {}
+        for s in self.scores:
+            found.setdefault((s.part, s.point, s.epochs, s.group), {})[s.round] = s
+        return found
+
+    @property
+    def reached(self) -> int:
+        """The last round seen, whether it was scored or only trained."""
+        return max([r.round for r in self.rounds] + [s.round for s in self.scores], default=0)
+
+
+def load_runs(folder: Path) -> list[Run]:
+    """Every run at or below `folder`, in the order of their paths (seeds in numerical order)."""
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise ReportError(f"{folder} is not a folder. Give a run folder, or a folder that contains run folders.")
+    found = sorted({p.parent for p in folder.rglob("run.json")})
+    if not found:
+        raise ReportError(f"No run folder in {folder}: none of its folders has a run.json. Start one: posterity run …")
+    runs = [load_run(f) for f in found]
+    return sorted(runs, key=lambda r: (r.label.casefold(), r.seed if r.seed is not None else -1, str(r.folder)))
+
+
+def load_run(folder: Path) -> Run:
+    """One run folder."""
+    facts = _json(folder / "run.json")
+    text = (folder / "config.toml").read_text(encoding="utf-8") if (folder / "config.toml").exists() else ""
+    try:
+        config = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ReportError(f"{folder / 'config.toml'} is not valid TOML: {error}") from error
+    method = facts.get("method") or {}
+    name = str(method.get("name") or config.get("method") or folder.name)
+    rounds, scores = _metrics(folder / "metrics.jsonl")
+    return Run(
+        folder=folder,
+        name=name,
+        label=str(method.get("label") or name),
+        reference=str(method.get("reference") or ""),
+        scored=next((p for p in (config.get("scored"), method.get("scored")) if p in POINTS), "received"),
+        seed=config.get("seed"),
+        status=str(facts.get("status") or "running"),
+        seconds=_number(facts.get("seconds")),
+        planned=config.get("rounds"),
+        federation=_federation(facts.get("federation") or {}),
+        rounds=rounds,
+        scores=scores,
+        config=config,
+        config_text=text,
+        facts=facts,
+    )
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except json.JSONDecodeError as error:
+        raise ReportError(f"{path} is not valid JSON: {error}. Was it edited by hand?") from error
+    if not isinstance(value, dict):
+        raise ReportError(f"{path} should hold a JSON object, not a {type(value).__name__}.")
+    return value
+
+
+def _federation(raw: Mapping[str, Any]) -> Federation:
+    train = tuple(int(n) for n in raw.get("train") or ())
+    clients = int(raw.get("clients") or len(train))
+    return Federation(
+        name=str(raw.get("name") or "unnamed data"),
+        task=str(raw.get("task") or "classification"),
+        clients=clients,
+        members=int(raw.get("members") or clients),
+        newcomers=int(raw.get("newcomers") or 0),
+        classes=int(raw.get("classes") or 0),
+        class_names=tuple(str(c) for c in raw.get("class_names") or ()),
+        names=tuple(str(n) for n in raw.get("names") or ()),
+        train=train,
+        validation=tuple(int(n) for n in raw.get("validation") or ()),
+        test=tuple(int(n) for n in raw.get("test") or ()),
+        histogram=tuple(tuple(int(n) for n in row) for row in raw.get("histogram") or ()),
+        notes=tuple(str(n) for n in raw.get("notes") or ()),
+    )
+
+
+def _metrics(path: Path) -> tuple[tuple[Round, ...], tuple[Score, ...]]:
+    """The lines of a log; of two lines about the same thing the later one, because a resumed run repeats rounds."""
+    rounds: dict[int, Round] = {}
+    scores: dict[tuple[int, str, int, str, str], Score] = {}
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else []
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            raw = json.loads(line)
+        except json.JSONDecodeError as error:
+            if number == len(lines):
+                break  # the writer was stopped in the middle of this line
+            raise ReportError(f"{path}, line {number} is not valid JSON: {error}. Restore it or delete it.") from error
+        if raw.get("kind") == "round":
+            rounds[int(raw["round"])] = _round(raw)
+        elif raw.get("kind") == "score":
+            score = _score(raw)
+            scores[score.round, score.point, score.epochs, score.group, score.part] = score
+    return tuple(rounds[r] for r in sorted(rounds)), tuple(scores[k] for k in sorted(scores))
+
+
+def _round(raw: Mapping[str, Any]) -> Round:
+    refused = tuple((str(r.get("client", "?")), str(r.get("reason", ""))) for r in raw.get("refused") or ())
+    return Round(
+        round=int(raw["round"]),
+        cohort=int(raw.get("cohort") or 0),
+        refused=refused,
+        empty=bool(raw.get("empty")),
+        loss=_number(raw.get("loss")),
+        bytes_up=_number(raw.get("bytes_up")),
+        bytes_down=_number(raw.get("bytes_down")),
+        seconds=_number(raw.get("seconds")),
+        report={str(k): _number(v) for k, v in (raw.get("report") or {}).items()},
+    )
+
+
+def _score(raw: Mapping[str, Any]) -> Score:
+    metrics = {
+        str(k): {str(w): _reading(x) for w, x in (v if isinstance(v, dict) else {"pooled": v}).items()}
+        for k, v in (raw.get("metrics") or {}).items()
+    }
+    return Score(
+        round=int(raw["round"]),
+        point=str(raw["point"]),
+        epochs=int(raw.get("epochs") or 0),
+        group=str(raw.get("group") or "members"),
+        part=str(raw["part"]),
+        metrics=metrics,
+        fairness={str(k): _number(v) for k, v in (raw.get("fairness") or {}).items()},
+        clients={str(k): tuple(_number(x) for x in v) for k, v in (raw.get("clients") or {}).items()},
+        bins=tuple((float(a or 0), float(b or 0), float(c or 0)) for a, b, c in raw.get("bins") or ()),
+    )
+
+
+def _number(value: Any) -> float | None:
+    """A finite number, or None: JSON written by Python may hold NaN, and no figure can draw it."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return None
+    return float(value) if math.isfinite(value) else None
+
+
+def _reading(value: Any) -> float | None:
+    """A metric may be infinite (a prediction that was certain and wrong), and a table must show that."""
+    infinite = isinstance(value, float) and math.isinf(value)
+    return value if infinite else _number(value)

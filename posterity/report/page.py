@@ -1,0 +1,147 @@
+"""The page itself: everything the template prints, gathered; the template only places it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
+
+from posterity.report import portraits, summary
+from posterity.report.choosing import PART, RULES, goal
+from posterity.report.figures import learning_lines, line_chart, sparks
+from posterity.report.loading import Federation, Run, load_runs
+from posterity.report.svg import colour
+from posterity.report.tables import FURTHER, Row, columns, further, headline
+
+WIDE, NARROW = 820.0, 350.0
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """A figure drawn twice, because one drawn for a desk shrinks to unreadable letters on a telephone."""
+
+    wide: str
+    narrow: str
+
+
+def write_report(folder: Path, out: Path | None = None, show: str = "validated") -> Path:
+    """Write the page for the runs in `folder`, at once or not at all, and say where it is."""
+    folder = Path(folder)
+    out = Path(out) if out is not None else folder / "report.html"
+    html = render(load_runs(folder), show)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    draft = out.with_name(f".{out.name}.{os.getpid()}.tmp")
+    try:
+        draft.write_text(html, encoding="utf-8")
+        os.replace(draft, out)
+    finally:
+        draft.unlink(missing_ok=True)
+    return out
+
+
+def render(runs: Sequence[Run], show: str = "validated") -> str:
+    """The page as text."""
+    environment = Environment(
+        loader=PackageLoader("posterity.report", "."),
+        autoescape=select_autoescape(default=True),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    css = environment.get_template("page.css").render()
+    return environment.get_template("page.html").render(css=css, colour=colour, **contents(runs, show))
+
+
+def contents(runs: Sequence[Run], show: str) -> dict[str, Any]:
+    """What the page says, by name."""
+    rows = headline(runs, show)
+    more = further(runs, show)
+    return {
+        "title": _title(rows),
+        "finding": summary.finding(rows),
+        "facts": _facts(runs, rows),
+        "cautions": summary.cautions(runs, rows),
+        "rows": rows,
+        "columns": columns(rows),
+        "goal": goal(rows[0].arm.runs[0]),
+        "rule": show,
+        "rules": RULES,
+        "part": PART[show],
+        "several": max(row.seeds for row in rows) > 1,
+        "by_rule": summary.by_rule(rows),
+        "by_point": summary.by_point(rows),
+        "common": summary.by_point(rows, "common"),
+        "further": more,
+        "further_columns": columns(more, FURTHER),
+        "newcomers": summary.newcomers(rows),
+        "troubles": summary.troubles([row.arm for row in rows]),
+        "sparks": sparks([row.arm for row in rows]),
+        "every_run": summary.every_run(rows),
+        "runs": runs,
+        "references": {run.label: run.reference for run in runs if run.reference},
+        "federation": runs[0].federation,
+        "notes": sorted({note for run in runs for note in run.federation.notes}),
+        **_figures(rows, runs[0].federation, show),
+    }
+
+
+def _figures(rows: Sequence[Row], federation: Federation, show: str) -> dict[str, Any]:
+    found = sorted((row.arm for row in rows), key=lambda a: a.index)
+    lines, paid = learning_lines(found, PART[show]), learning_lines(found, PART[show], "bytes")
+    clouds = [(row.arm, dots) for row in rows if (dots := portraits.client_dots(row.arm, show))]
+    pooled = [(row.arm, portraits.pooled_bins(row.arm, show)) for row in rows]
+    return {
+        "curves": _twice(lines, lambda w: line_chart(lines, w, "Headline metric by round", "round")),
+        "traffic": _twice(paid, lambda w: line_chart(paid, w, "Headline metric by bytes sent", "sent so far", "bytes")),
+        "strip": _twice(clouds, lambda w: portraits.strip_chart(clouds, w, "Clients by method")),
+        "dots_cut": any(len(dots) > portraits.dots_shown(len(clouds)) for _, dots in clouds),
+        "dots_most": portraits.dots_shown(len(clouds)),
+        "reliability": [(arm, portraits.reliability(arm, bins)) for arm, bins in pooled if bins],
+        "partition": _twice(federation.train, lambda w: portraits.partition(federation, w)),
+        "counted": _counted(federation),
+        "clients_shown": portraits.CLIENTS,
+        "classes_shown": portraits.CLASSES,
+    }
+
+
+def _twice(data: Sequence[Any], draw: Callable[[float], str]) -> Drawing | None:
+    return Drawing(draw(WIDE), draw(NARROW)) if data else None
+
+
+def _title(rows: Sequence[Row]) -> str:
+    name = rows[0].arm.runs[0].federation.name
+    return f"{rows[0].label} on {name}" if len(rows) == 1 else f"{len(rows)} methods on {name}"
+
+
+def _facts(runs: Sequence[Run], rows: Sequence[Row]) -> list[tuple[str, str]]:
+    """What was run, in a line."""
+    fed, first = runs[0].federation, runs[0]
+    clients = f"{fed.clients}" + (f" ({fed.members} members, {fed.newcomers} newcomers)" if fed.newcomers else "")
+    seeds = sorted({run.seed for run in runs if run.seed is not None})
+    samples = sum(fed.train) + sum(fed.validation) + sum(fed.test)
+    facts = [
+        ("data", fed.name),
+        ("partition", str(first.config.get("partition", ""))),
+        ("clients", clients),
+        ("classes", str(fed.classes) if fed.classes and fed.task != "regression" else ""),
+        ("samples", f"{samples:,}" if samples else ""),
+        ("model", str(first.config.get("model", ""))),
+        ("rounds", str(first.planned or first.reached)),
+        ("participation", str(first.config.get("participation", ""))),
+        ("seeds", ", ".join(map(str, seeds))),
+        ("runs", f"{len(runs)}" + (f" of {len(rows)} methods" if len(rows) > 1 else "")),
+    ]
+    return [(name, value) for name, value in facts if value]
+
+
+def _counted(federation: Federation) -> str:
+    """Which samples the bubbles count: the log does not say, but the sums do."""
+    sums = [sum(row) for row in federation.histogram]
+    parts = (federation.train, federation.validation, federation.test)
+    if sums == list(federation.train):
+        return "training samples"
+    return "samples" if sums != [sum(p) for p in zip(*parts, strict=False)] else "samples, held-out ones included"

@@ -1,0 +1,238 @@
+"""What the numbers say: the finding in one sentence, and the tables beside the headline."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from posterity.report.choosing import GOALS, PART, RULES, WEIGHT, choose, epochs_scored, goal, main_epochs, series
+from posterity.report.loading import POINTS, Run, Score
+from posterity.report.tables import (
+    HEADLINE,
+    Arm,
+    Cell,
+    Column,
+    Row,
+    point_name,
+    progress,
+    settings,
+    summarise,
+    text,
+    tied,
+)
+
+# A difference in one of these makes a comparison between methods one between something else as well.
+SETTING = ("dataset", "partition", "clients", "model", "rounds", "participation", "batch_size", "local_epochs")
+
+
+@dataclass(frozen=True)
+class Grid:
+    """A small table: named columns, and per method a text for each (empty where nothing was measured)."""
+
+    heads: tuple[str, ...]
+    rows: tuple[tuple[Arm, tuple[str, ...]], ...]
+
+    @property
+    def filled(self) -> bool:
+        return any(cell for _, cells in self.rows for cell in cells)
+
+
+def goal_column(run: Run) -> Column:
+    return next(c for c in HEADLINE if c.key == goal(run))
+
+
+def finding(rows: Sequence[Row]) -> str:
+    """Who leads on the headline metric, by how much, and whether that is more than the spread over seeds."""
+    column = goal_column(rows[0].arm.runs[0])
+    ranked = [r for r in rows if column.key in r.cells]
+    if not ranked:
+        return f"The scores that the rule “{rows[0].rule}” needs were not written, so nothing can be ranked by it."
+    first = ranked[0]
+    top = first.cells[column.key]
+    if len(ranked) == 1:
+        over = f" over {top.n} seeds" if top.n > 1 else " with a single seed"
+        shown = f"{first.label} reaches {_name(column)} of {_quoted(top, column)}{over}"
+        return f"{shown}; there is no other method here to compare it with."
+    second = ranked[1]
+    rival = second.cells[column.key]
+    gap = _gap(top, rival, column)
+    pair = f"{_quoted(top, column)} against {_quoted(rival, column)}"
+    if min(top.n, rival.n) < 2:
+        alone = (
+            f"{first.label} is ahead of {second.label} by {gap} ({pair}), but with a single seed the spread is unknown"
+        )
+        return f"No clear winner: {alone}."
+    near = [r for r in ranked[1:] if tied(top, r.cells[column.key])]
+    if near:
+        names = _join([first.label, *(r.label for r in near)])
+        return f"No clear winner: {names} lie within the spread over seeds; {first.label} is ahead by {gap} ({pair})."
+    return (
+        f"{first.label} leads {second.label} by {gap} ({pair}), more than the spread over seeds{_wins(first, second)}."
+    )
+
+
+def _name(column: Column) -> str:
+    return "a mean squared error" if column.key == "mse" else "an accuracy"
+
+
+def _quoted(cell: Cell, column: Column) -> str:
+    return cell.text + (" %" if column.unit == "%" else "")
+
+
+def _gap(a: Cell, b: Cell, column: Column) -> str:
+    size = text(abs(a.mean - b.mean), None, column)
+    if column.unit == "%":
+        return f"{size} percentage point{'' if size == '1.0' else 's'}"
+    return size
+
+
+def _wins(first: Row, second: Row) -> str:
+    """Seeds move partition and initialisation together for all methods, so seed by seed is a fair, paired count."""
+    ours, theirs = (dict(zip(*_by_seed(row), strict=True)) for row in (first, second))
+    shared = sorted(ours.keys() & theirs.keys())
+    if not shared:
+        return ""
+    sign = GOALS[goal(first.arm.runs[0])]
+    ahead = sum(sign * (ours[s] - theirs[s]) > 0 for s in shared)
+    return f", and ahead with {'every one' if ahead == len(shared) else f'{ahead}'} of {len(shared)} shared seeds"
+
+
+def _by_seed(row: Row) -> tuple[list[int], list[float]]:
+    found = [(run.seed, choose(run, row.rule)) for run in row.arm.runs]
+    values = [(s, c.score.value(goal(row.arm.runs[0]), WEIGHT)) for s, c in found if c is not None and s is not None]
+    known = [(s, v) for s, v in values if v is not None]
+    return [s for s, _ in known], [v for _, v in known]
+
+
+def _join(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+
+
+def by_rule(rows: Sequence[Row]) -> Grid:
+    """The headline metric under each of the three rules."""
+    column = goal_column(rows[0].arm.runs[0])
+    found = []
+    for row in rows:
+        cells = [summarise([_chosen(run, rule) for run in row.arm.runs], column) for rule in RULES]
+        found.append((row.arm, tuple(c.text if c else "" for c in cells)))
+    return Grid(tuple(RULES), tuple(found))
+
+
+def _chosen(run: Run, rule: str) -> float | None:
+    choice = choose(run, rule)
+    return choice.score.value(goal(run), WEIGHT) if choice else None
+
+
+def at(run: Run, rule: str, point: str, epochs: int, group: str) -> Score | None:
+    """Scores of another point or group at the round chosen for the headline, or at the nearest earlier one."""
+    choice = choose(run, rule)
+    if choice is None:
+        return None
+    for part in (PART[rule], "held", "test"):  # newcomers choose nothing, so some logs only have their whole held part
+        scores = series(run, part, point, epochs, group)
+        earlier = [r for r in scores if r <= choice.round]
+        if scores:
+            return scores[max(earlier) if earlier else min(scores)]
+    return None
+
+
+def by_point(rows: Sequence[Row], group: str = "members") -> Grid:
+    """The headline metric at every evaluation point that was scored, at the round of the headline."""
+    runs = [run for row in rows for run in row.arm.runs]
+    kinds = [(p, e) for p in POINTS for e in sorted({e for r in runs for e in epochs_scored(r, p, group)})]
+    column = goal_column(rows[0].arm.runs[0])
+    found = []
+    for row in rows:
+        scores = [[at(run, row.rule, p, e, group) for run in row.arm.runs] for p, e in kinds]
+        cells = [summarise([s.value(column.key, WEIGHT) if s else None for s in kind], column) for kind in scores]
+        found.append((row.arm, tuple(c.text if c else "" for c in cells)))
+    return Grid(tuple(point_name(p, e) for p, e in kinds), tuple(found))
+
+
+def newcomers(rows: Sequence[Row]) -> Grid:
+    """Newcomers at every point, members beside them, and the gap left after the longest adaptation."""
+    base = by_point(rows, "newcomers")
+    if not base.filled:
+        return Grid((), ())
+    column = goal_column(rows[0].arm.runs[0])
+    found = []
+    for row, (arm, cells) in zip(rows, base.rows, strict=True):
+        member = row.cells.get(column.key)
+        gap = summarise([_newcomer_gap(run, row.rule, column) for run in arm.runs], column)
+        signed = f"{'+' if gap.mean > 0 else ''}{gap.text}".replace("-", "−") if gap else ""
+        found.append((arm, (*cells, member.text if member else "", signed)))
+    return Grid((*base.heads, "members", "gap"), tuple(found))
+
+
+def _newcomer_gap(run: Run, rule: str, column: Column) -> float | None:
+    kinds = [(p, e) for p in ("adapted", "received") for e in reversed(epochs_scored(run, p, "newcomers"))]
+    choice = choose(run, rule)
+    score = at(run, rule, *kinds[0], "newcomers") if kinds else None
+    theirs = score.value(column.key, WEIGHT) if score else None
+    ours = choice.score.value(column.key, WEIGHT) if choice else None
+    return theirs - ours if theirs is not None and ours is not None else None
+
+
+def troubles(found: Sequence[Arm]) -> list[tuple[Arm, str, str]]:
+    """Refused messages by reason, and rounds in which nothing was accepted."""
+    listed: list[tuple[Arm, str, str]] = []
+    for arm in found:
+        every = [(run, r) for run in (*arm.runs, *arm.aside) for r in run.rounds]
+        reasons = Counter(reason for _, r in every for _, reason in r.refused)
+        for reason, count in reasons.most_common():
+            where = [(run, r.round, client) for run, r in every for client, why in r.refused if why == reason]
+            told = "; ".join(f"seed {run.seed}, round {n}, client {client}" for run, n, client in where[:4])
+            more = f"; and {len(where) - 4} more" if len(where) > 4 else ""
+            listed.append((arm, f"{count} refused: {reason}", told + more))
+        empty = [(run, r.round) for run, r in every if r.empty]
+        if empty:
+            told = "; ".join(f"seed {run.seed}, round {n}" for run, n in empty[:6])
+            listed.append((arm, f"{len(empty)} empty round{'s' if len(empty) > 1 else ''}", told))
+    return listed
+
+
+def cautions(runs: Sequence[Run], rows: Sequence[Row]) -> list[str]:
+    """What a reader must know before trusting the comparison."""
+    said = [f"{r.label}, seed {r.seed}: {progress(r)}." + _fate(r, rows) for r in runs if not r.finished]
+    firsts = [row.arm.runs[0] for row in rows]
+    for key in SETTING:
+        values = {str(settings(run).get(key)) for run in firsts}
+        if len(values) > 1:
+            said.append(f"The methods were not run with the same {key.replace('_', ' ')}: {', '.join(sorted(values))}.")
+    seeds = {tuple(sorted(r.seed for r in row.arm.runs if r.seed is not None)) for row in rows}
+    if len(seeds) > 1:
+        said.append("The methods were not run with the same seeds; see “Every run”.")
+    points = {row.point for row in rows}
+    if len(points) > 1:
+        names = _join(sorted(points))
+        said.append(
+            f"The methods are scored at different evaluation points ({names}), each at the one its paper means."
+        )
+    return said
+
+
+def _fate(run: Run, rows: Sequence[Row]) -> str:
+    if not run.scores:
+        return " It has no scores yet and is in no table."
+    if any(run in row.arm.aside for row in rows):
+        return " It is left out of the means, because other seeds of this method finished."
+    return " Its row is provisional."
+
+
+def every_run(rows: Sequence[Row]) -> list[tuple[Run, Arm, str, tuple[str, ...]]]:
+    """Run by run: the raw values behind the means, under the three rules."""
+    listed = []
+    for row in rows:
+        for run in (*row.arm.runs, *row.arm.aside):
+            column = goal_column(run)
+            cells = tuple(text(v, None, column) if (v := _chosen(run, rule)) is not None else "" for rule in RULES)
+            choice = choose(run, row.rule)
+            listed.append((run, row.arm, str(choice.round) if choice else "", cells))
+    return listed
+
+
+def curve(run: Run, part: str) -> dict[int, float]:
+    """The headline metric by round, at the run's own evaluation point."""
+    scores = series(run, part, run.scored, main_epochs(run, run.scored))
+    return {r: v for r, s in sorted(scores.items()) if (v := s.value(goal(run), WEIGHT)) is not None}

@@ -1,0 +1,272 @@
+"""The headline table, as numbers and as text: page and terminal both print `Cell.text`, so they cannot differ."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from posterity.report.choosing import GOALS, WEIGHT, Choice, check_rule, choose, goal, main_epochs
+from posterity.report.loading import ReportError, Run
+
+# What may differ between the seeds of one method without making it another method.
+INCIDENTAL = {"seed", "data_seed", "out", "folder", "name", "device", "engine", "resume", "threads", "workers", "notes"}
+
+
+@dataclass(frozen=True)
+class Column:
+    """A quantity: where a run keeps it, what it is called, how it is printed and which direction is better."""
+
+    key: str
+    title: str
+    source: tuple[str, ...]  # ("metric", name, weight) | ("fairness", name) | ("bytes",) | ("seconds",)
+    better: int = 0  # +1 higher, -1 lower, 0 not ranked
+    unit: str = ""
+    digits: int = 3
+
+    @property
+    def hint(self) -> str:
+        return {1: "higher is better", -1: "lower is better", 0: ""}[self.better]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """Mean and sample standard deviation over seeds. `best`: the best of its column, or within one sd of the best."""
+
+    mean: float
+    sd: float | None
+    n: int
+    text: str
+    best: bool = False
+
+
+@dataclass(frozen=True)
+class Arm:
+    """A method with one setting, and its runs: those that count, and those set aside because they did not finish."""
+
+    label: str
+    index: int
+    runs: tuple[Run, ...]
+    aside: tuple[Run, ...] = ()
+
+    @property
+    def finished(self) -> bool:
+        return all(r.finished for r in self.runs)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the headline table."""
+
+    label: str
+    arm: Arm
+    point: str
+    rule: str
+    rounds: tuple[int, ...]
+    seeds: int
+    mark: str  # empty, or why the row is provisional
+    cells: Mapping[str, Cell]
+
+
+def _metric(name: str, title: str, better: int, unit: str = "", digits: int = 3) -> Column:
+    return Column(name, title, ("metric", name, WEIGHT), better, unit, digits)
+
+
+HEADLINE = (
+    _metric("mse", "MSE", -1),
+    _metric("accuracy", "Accuracy", 1, "%", 1),
+    _metric("balanced_accuracy", "Balanced accuracy", 1, "%", 1),
+    _metric("auroc", "AUROC", 1),
+    _metric("auprc", "AUPRC", 1),
+    _metric("sensitivity", "Sensitivity", 1, "%", 1),
+    _metric("specificity", "Specificity", 1, "%", 1),
+    _metric("nll", "NLL", -1),
+    _metric("brier", "Brier", -1),
+    _metric("ece", "ECE", -1),
+    Column("worst10", "Worst 10 %", ("fairness", "worst10"), 1, "%", 1),
+    Column("sd", "sd over clients", ("fairness", "sd"), -1, "%", 1),
+    Column("bytes", "Bytes per round", ("bytes",), -1, "B"),
+    Column("seconds", "Seconds", ("seconds",), 0, "s", 1),
+)
+FURTHER = (
+    Column("accuracy_mean", "Accuracy, clients equal", ("metric", "accuracy", "mean"), 1, "%", 1),
+    Column("accuracy_train", "Accuracy, by training size", ("metric", "accuracy", "train_weighted"), 1, "%", 1),
+    _metric("mce", "MCE", -1),
+    _metric("ece_flat", "ECE, all classes", -1),
+    _metric("calibration_slope", "Calibration slope", 0),
+    _metric("calibration_intercept", "Calibration intercept", 0),
+    Column("cov", "CoV over clients", ("fairness", "cov"), -1),
+    Column("cov_mean", "CoV, mean form", ("fairness", "cov_mean"), -1),
+    Column("sd_20", "sd, clients with ≥ 20", ("fairness", "sd_20"), -1, "%", 1),
+)
+
+
+def headline(runs: Sequence[Run], show: str = "validated") -> list[Row]:
+    """One row per method, best first, under the selection rule `show`."""
+    check_rule(show)
+    check_scores(runs)
+    rows = [_row(arm, show, HEADLINE) for arm in arms(runs)]
+    key = goal(runs[0])
+    rows.sort(key=lambda r: -GOALS[key] * r.cells[key].mean if key in r.cells else math.inf)
+    return mark_best(rows, [_oriented(c, key) for c in HEADLINE])
+
+
+def columns(rows: Sequence[Row], among: Sequence[Column] = HEADLINE) -> list[Column]:
+    """The columns that at least one row fills; a regression shows no accuracy, two classes show AUROC."""
+    key = goal(rows[0].arm.runs[0]) if rows else "accuracy"
+    return [_oriented(c, key) for c in among if any(c.key in r.cells for r in rows)]
+
+
+def further(runs: Sequence[Run], show: str) -> list[Row]:
+    """The metrics the headline has no room for, in the headline's order."""
+    return mark_best([_row(row.arm, show, FURTHER) for row in headline(runs, show)], FURTHER)
+
+
+def check_scores(runs: Sequence[Run]) -> None:
+    """A finished run without scores is an error; one that is still going may simply not have got there yet."""
+    for run in runs:
+        if run.finished and not run.scores:
+            raise ReportError(f"{run.folder} finished without scores: its metrics.jsonl has no line of kind 'score'.")
+    if not any(run.scores for run in runs):
+        raise ReportError(
+            f"{runs[0].folder} has no scores yet: wait for the first scored round (status {runs[0].status})."
+        )
+
+
+def arms(runs: Sequence[Run]) -> list[Arm]:
+    """Runs that differ in nothing but their seed, together; numbered by label, so colours do not depend on results."""
+    groups: dict[tuple[str, str], list[Run]] = {}
+    for run in runs:
+        if run.scores:
+            groups.setdefault((run.label, repr(sorted(settings(run).items()))), []).append(run)
+    made: list[Arm] = []
+    for (label, setting), members in sorted(groups.items(), key=lambda g: (g[0][0].casefold(), g[0][1])):
+        rivals = [g[0] for (other, s), g in groups.items() if other == label and s != setting]
+        done = [r for r in members if r.finished]
+        aside = [r for r in members if not r.finished] if done else []
+        made.append(Arm(label + _suffix(members[0], rivals), len(made), tuple(done or members), tuple(aside)))
+    return made
+
+
+def settings(run: Run) -> dict[str, Any]:
+    """The configuration as dotted keys, without what only names or places the run."""
+    flat: dict[str, Any] = {}
+
+    def walk(table: Mapping[str, Any], prefix: str) -> None:
+        for key, value in table.items():
+            if isinstance(value, Mapping):
+                walk(value, f"{prefix}{key}.")
+            elif prefix or key not in INCIDENTAL:
+                flat[prefix + key] = value
+
+    walk(run.config, "")
+    return flat
+
+
+def _suffix(run: Run, rivals: Sequence[Run]) -> str:
+    """What tells this setting from others of the same method, in as few words as possible."""
+    mine, others = settings(run), [settings(r) for r in rivals]
+    keys = [k for k in sorted(mine) if any(o.get(k) != mine[k] for o in others)]
+    told = ", ".join(f"{k.rsplit('.', 1)[-1]} {mine[k]}" for k in keys[:3])
+    return f" ({told}{', …' if len(keys) > 3 else ''})" if keys else ""
+
+
+def _row(arm: Arm, rule: str, among: Sequence[Column]) -> Row:
+    choices = [(run, choose(run, rule)) for run in arm.runs]
+    picked = [(run, choice) for run, choice in choices if choice is not None]
+    among = [_oriented(c, goal(arm.runs[0])) for c in among]
+    cells = {c.key: cell for c in among if (cell := summarise([fetch(r, ch, c) for r, ch in picked], c)) is not None}
+    last = arm.runs[0]
+    return Row(
+        label=arm.label,
+        arm=arm,
+        point=point_name(last.scored, main_epochs(last, last.scored)),
+        rule=rule,
+        rounds=tuple(choice.round for _, choice in picked),
+        seeds=len(picked),
+        mark="" if arm.finished else progress(max(arm.runs, key=lambda r: r.reached)),
+        cells=cells,
+    )
+
+
+def progress(run: Run) -> str:
+    """How far an unfinished run got."""
+    of = f" of {run.planned}" if run.planned else ""
+    return f"{run.status}, round {run.reached}{of}"
+
+
+def point_name(point: str, epochs: int) -> str:
+    """`adapted` alone does not say for how long, so the epochs are part of the name."""
+    if point != "adapted":
+        return point
+    return f"adapted, {epochs} epoch{'' if epochs == 1 else 's'}"
+
+
+def fetch(run: Run, choice: Choice, column: Column) -> float | None:
+    """One number of one run."""
+    kind, *path = column.source
+    if kind == "metric":
+        return choice.score.value(path[0], path[1])
+    if kind == "fairness":
+        return choice.score.fairness.get(path[0])
+    if kind == "seconds":
+        return run.seconds
+    sent = [r.traffic for r in run.rounds if r.traffic is not None]
+    return sum(sent) / len(sent) if sent else None
+
+
+def summarise(values: Iterable[float | None], column: Column) -> Cell | None:
+    """Mean ± sample sd over the runs that have the number; None where none has."""
+    known = [v for v in values if v is not None]
+    if not known:
+        return None
+    mean = statistics.fmean(known)
+    if math.isinf(mean):
+        return Cell(mean, None, len(known), "∞" if mean > 0 else "−∞")
+    sd = statistics.stdev(known) if len(known) > 1 else None
+    return Cell(mean, sd, len(known), text(mean, sd, column))
+
+
+def text(mean: float, sd: float | None, column: Column) -> str:
+    """The one place where a number of a table becomes text."""
+    if column.unit == "B":
+        return human_bytes(mean)
+    scale = 100.0 if column.unit == "%" else 1.0
+    shown = f"{scale * mean:.{column.digits}f}"
+    return shown if sd is None or column.unit == "s" else f"{shown} ± {scale * sd:.{column.digits}f}"
+
+
+def human_bytes(count: float) -> str:
+    """Decimal units, three figures: 1 MB is 1,000,000 bytes."""
+    units = ("B", "kB", "MB", "GB", "TB", "PB")
+    power = min(int(math.log10(count) // 3), len(units) - 1) if count >= 1 else 0
+    scaled = count / 1000**power
+    digits = 0 if power == 0 or scaled >= 100 else 1 if scaled >= 10 else 2
+    return f"{scaled:.{digits}f} {units[power]}"
+
+
+def mark_best(rows: Sequence[Row], among: Sequence[Column]) -> list[Row]:
+    """Mark the best of each column, and whatever is not further from it than the larger of the two sds."""
+    marked = {id(row): dict(row.cells) for row in rows}
+    for column in among:
+        rivals = [(row, row.cells[column.key]) for row in rows if column.key in row.cells and not row.mark]
+        if not column.better or len(rivals) < 2:
+            continue
+        top = max((cell for _, cell in rivals), key=lambda c: column.better * c.mean)
+        for row, cell in rivals:
+            marked[id(row)][column.key] = replace(cell, best=tied(top, cell))
+    return [replace(row, cells=marked[id(row)]) for row in rows]
+
+
+def tied(a: Cell, b: Cell) -> bool:
+    """Not further apart than the spread over seeds; the larger spread, so that a noisy rival is not called beaten."""
+    return abs(a.mean - b.mean) <= max(a.sd or 0.0, b.sd or 0.0) + 1e-12
+
+
+def _oriented(column: Column, key: str) -> Column:
+    """Fairness is over clients' accuracy or over their squared error: the worst tenth then has the highest value."""
+    if key != "mse" or column.source[0] != "fairness":
+        return column
+    return replace(column, better=-1, unit="", digits=3)

@@ -1,0 +1,159 @@
+"""Laws of the partitions: nobody shares a row, nothing promised is missing, and the papers' statistics."""
+
+import numpy as np
+import pytest
+import torch
+
+from posterity.data import DataError, parse_partition
+from posterity.data import partition as laws
+
+LABELS = torch.arange(10).repeat_interleave(200)[torch.randperm(2000, generator=torch.Generator().manual_seed(0))]
+EVERYTHING = ("dirichlet:0.5", "balanced:0.5", "quantity:0.8", "quantity-power:1.2", "iid")
+SOME = ("pathological:3:20", "pathological:2", "major:2:0.2", "major-literal:2:0.5")
+
+
+def divided(text: str, clients: int = 12, seed: int = 0, y: torch.Tensor = LABELS) -> list[torch.Tensor]:
+    return parse_partition(text).divide(y, clients, np.random.default_rng(seed))
+
+
+def histogram(owned: list[torch.Tensor], y: torch.Tensor) -> torch.Tensor:
+    return torch.stack([torch.bincount(y[rows], minlength=int(y.max()) + 1) for rows in owned])
+
+
+@pytest.mark.parametrize("text", EVERYTHING + SOME)
+def test_no_row_is_given_twice_and_the_seed_decides(text: str) -> None:
+    owned = divided(text)
+    rows = torch.cat(owned)
+    assert len(owned) == 12
+    assert len(set(rows.tolist())) == len(rows)
+    assert all(torch.equal(a, b) for a, b in zip(owned, divided(text), strict=True))
+    assert not all(torch.equal(a, b) for a, b in zip(owned, divided(text, seed=1), strict=True))
+
+
+@pytest.mark.parametrize("text", EVERYTHING)
+def test_covers_every_row_with_a_minimum(text: str) -> None:
+    owned = divided(text)
+    assert sum(map(len, owned)) == len(LABELS)
+    assert min(map(len, owned)) >= 10
+
+
+def test_resampling_is_bounded_and_says_what_to_do() -> None:
+    with pytest.raises(DataError, match=r"at least 10 rows.*best of 100 draws left a client with \d.*fewer clients"):
+        divided("dirichlet:0.02")
+    with pytest.raises(DataError, match="at least 300 rows"):
+        divided("dirichlet:5:300")
+    assert min(map(len, divided("dirichlet:0.1:1"))) >= 1
+
+
+def test_a_larger_alpha_is_closer_to_uniform() -> None:
+    spread = [histogram(divided(f"dirichlet:{a}:1"), LABELS).float().std().item() for a in (0.1, 1, 100)]
+    assert spread[0] > spread[1] > spread[2]
+
+
+def test_balanced_is_more_even_in_size_but_not_in_classes() -> None:
+    sizes = {name: np.std([len(r) for r in divided(f"{name}:0.5")]) for name in ("dirichlet", "balanced")}
+    assert sizes["balanced"] < 0.5 * sizes["dirichlet"]
+    assert (histogram(divided("balanced:0.5"), LABELS) == 0).any()
+
+
+def test_pathological_gives_so_many_classes_and_rows() -> None:
+    counts = histogram(divided("pathological:3:20"), LABELS)
+    assert counts.unique().tolist() == [0, 20]
+    assert (counts > 0).sum(1).tolist() == [3] * 12
+    uses = (counts > 0).sum(0)
+    assert uses.max() - uses.min() <= 1
+    with pytest.raises(DataError, match="at most 50 rows of a class per client"):
+        divided("pathological:3:51")
+
+
+@pytest.mark.parametrize("clients", [10, 20, 7])
+def test_major_classes_follow_fedbps_o14(clients: int) -> None:
+    y = torch.arange(10).repeat_interleave(600)
+    counts = histogram(divided("major:2:0.2", clients, y=y), y)
+    n = int(counts[0].sum())
+    assert (counts.sum(1) == n).all()  # equal sizes
+    expected = torch.tensor([0.42] * 2 + [0.02] * 8) * n
+    assert (counts.sort(1, descending=True).values - expected).abs().max() <= 1
+    if clients != 7:  # major classes can be handed out evenly: nothing is wasted but rounding
+        assert n >= 0.97 * len(y) / clients
+
+
+def test_the_literal_reading_of_fedbps_is_iid() -> None:
+    y = torch.arange(10).repeat_interleave(600)
+    law = histogram(divided("major-literal:2:0.2", 10, y=y), y).float() / 600
+    assert (law - 0.1).abs().max() < 0.002  # B5: total variation 0
+
+
+def test_quantity_changes_sizes_only() -> None:
+    counts = histogram(divided("quantity:0.5", 5), LABELS).double()
+    large = counts[counts.sum(1) > 300]
+    assert counts.sum(1).max() > 2 * counts.sum(1).min()
+    assert (large / large.sum(1, keepdim=True) - 0.1).abs().max() < 0.05
+    power = sorted((len(r) for r in divided("quantity-power:1", 5)), reverse=True)
+    assert np.allclose(np.array(power) / power[0], 1 / np.arange(1, 6), atol=0.01)
+
+
+def test_natural_ignores_rows_without_an_owner() -> None:
+    assert [r.tolist() for r in laws.natural(torch.tensor([1, -1, 0, 1]))] == [[2], [0, 3]]
+
+
+@pytest.mark.parametrize(
+    ("classes", "alpha", "paper", "reference", "sd"),
+    [
+        (100, 5, 99.78, 99.8, 0.04),
+        (100, 0.5, 73.18, 74.1, 0.30),
+        (100, 0.1, 33.78, 34.2, 0.41),
+        (10, 5, 10.0, 10.0, 0.0),
+        (10, 0.5, 9.10, 9.13, 0.06),
+        (10, 0.1, 4.65, 4.62, 0.14),
+    ],
+)
+def test_classes_per_client_of_metavd_table_9(
+    classes: int, alpha: float, paper: float, reference: float, sd: float
+) -> None:
+    """Both numbers are one draw over 130 clients; `sd` is how much such a mean varies from draw to draw."""
+    y = torch.arange(classes).repeat_interleave(50_000 // classes)
+    means = [
+        (histogram(divided(f"dirichlet:{alpha}:1", 130, seed, y), y) > 0).sum(1).double().mean().item()
+        for seed in range(3)
+    ]
+    for one_draw in (paper, reference):
+        assert abs(np.mean(means) - one_draw) <= 3 * sd
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("dirichelt:0.3", "did you mean dirichlet"),
+        ("zzz", "known are balanced, dirichlet"),
+        ("dirichlet", r"0 numbers after the name; expected the form dirichlet:ALPHA"),
+        ("dirichlet:much", "could not convert.*expected the form dirichlet:ALPHA"),
+        ("major:2", "expected the form major:CLASSES:SHARE"),
+        ("iid:3", "expected the form iid"),
+    ],
+)
+def test_a_wrong_word_gets_a_hint(text: str, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        parse_partition(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "clients", "message"),
+    [
+        ("dirichlet:0", 5, "alpha is 0.0; expected a number above 0"),
+        ("pathological:11:1", 5, "11 classes per client; expected 1 to 10"),
+        ("major:2:1.5", 5, "share 1.5; expected a number from 0 to 1"),
+        ("iid", 2001, "2001 clients and 2000 rows"),
+        ("iid", 0, "0 clients"),
+    ],
+)
+def test_a_law_that_cannot_hold_says_so(text: str, clients: int, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        divided(text, clients)
+
+
+def test_laws_about_classes_refuse_regression() -> None:
+    with pytest.raises(DataError, match="iid or natural for regression"):
+        divided("dirichlet:1", y=torch.randn(100))
+    assert len(divided("iid", y=torch.randn(100))) == 12
+    assert len(divided("quantity:5:1", y=torch.randn(100))) == 12
