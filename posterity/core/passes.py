@@ -28,9 +28,10 @@ Partition = Callable[[Iterable[str], Any], list[str]]
 Update = tuple[Tree, Tensor, Params]  # gradient, value, buffers
 
 
-# --- partitions: which leaves move. Buffers never do: the network updates them itself. ------------------------------
+# --- partitions: which leaves move. Never buffers (the network updates them itself), nor weights that are frozen. -----
 def everything(names: Iterable[str], model: Any) -> list[str]:
-    return [n for n in names if n not in model.buffers]
+    """The network's trainable leaves and the method's own."""
+    return [n for n in names if n in model.trainable or n not in model.leaves]
 
 
 def network(names: Iterable[str], model: Any) -> list[str]:
@@ -38,15 +39,15 @@ def network(names: Iterable[str], model: Any) -> list[str]:
 
 
 def head(names: Iterable[str], model: Any) -> list[str]:
-    return [n for n in names if n in model.head_names and n not in model.buffers]
+    return [n for n in network(names, model) if n in model.head_names]
 
 
 def base(names: Iterable[str], model: Any) -> list[str]:
-    return [n for n in names if n in model.base_names and n not in model.buffers]
+    return [n for n in network(names, model) if n in model.base_names]
 
 
 def norms(names: Iterable[str], model: Any) -> list[str]:
-    return [n for n in names if n in model.norms and n not in model.buffers]
+    return [n for n in network(names, model) if n in model.norms]
 
 
 # --- passes ---------------------------------------------------------------------------------------------------------
