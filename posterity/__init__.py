@@ -1,3 +1,39 @@
-"""Personalised federated learning with honest uncertainty."""
+"""Personalised federated learning with honest uncertainty.
+
+    import posterity
+    result = posterity.run(method="pfedvmp", dataset="digits", partition="dirichlet:0.3", rounds=30)
+    result.metric("accuracy"), result.metric("ece")
+    result.predict_proba(client=3, x=images)
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
+__all__ = ["__version__", "load", "run"]
+
+if TYPE_CHECKING:
+    from posterity.experiment.result import Result
+
+
+def run(out: str | Path | None = None, *, federation: Any = None, model: Any = None, **settings: Any) -> Result:
+    """Run an experiment and return its result; settings are those of the command line (`rounds=30`, `lr=0.05`).
+
+    `federation` and `model` may be objects of your own (`posterity.data.Federation`, `posterity.models.wrap(...)`).
+    """
+    from posterity.experiment.config import from_table
+    from posterity.experiment.run import start_run
+
+    by_name = model if isinstance(model, str) else None
+    table = {**settings, **({"model": by_name} if by_name else {})}
+    network = None if by_name else model
+    return start_run(from_table(table), None if out is None else Path(out), federation=federation, model=network)
+
+
+def load(folder: str | Path) -> Result:
+    """The result of a run's folder; an unfinished run is taken to its end first."""
+    from posterity.experiment.run import resume_run
+
+    return resume_run(Path(folder))

@@ -64,20 +64,21 @@ def divide(pool: Pool, request: Request, share: float, empty: set[int]) -> Clien
     rows, test, notes = _set_aside(pool, request, share)
     common = test if request.test_partition == "common" else None
     if scheme.name == "natural":
-        return replace(_natural(pool, request, rows, empty), common=common, notes=notes)
+        clients = _natural(pool, request, rows, empty)
+        return replace(clients, common=common, notes=notes + clients.notes)
     if pool.group is not None:
         raise DataError(
             f"partition {request.partition!r} would divide the rows of one group among clients; expected natural "
             "clients; name the client column and use the partition natural, or leave the group out"
         )
-    clients = DEFAULT_CLIENTS if request.clients is None else request.clients
-    owned = _apply(pool, scheme, rows, clients, request.seed, "partition")
+    count = DEFAULT_CLIENTS if request.clients is None else request.clients
+    owned = _apply(pool, scheme, rows, count, request.seed, "partition")
     held = None
     if request.test_partition == "independent":
-        held = _apply(pool, scheme.lenient(), test, clients, request.seed, "test partition")
+        held = _apply(pool, scheme.lenient(), test, count, request.seed, "test partition")
     if left := len(rows) - sum(map(len, owned)):
         notes += (f"partition {request.partition}: {left} of {len(rows)} rows are given to no client",)
-    return Clients(tuple(f"client {k}" for k in range(clients)), owned, held, common, notes)
+    return Clients(tuple(f"client {k}" for k in range(count)), owned, held, common, notes)
 
 
 def _set_aside(pool: Pool, request: Request, share: float) -> tuple[Tensor, Tensor, tuple[str, ...]]:
@@ -90,7 +91,7 @@ def _set_aside(pool: Pool, request: Request, share: float) -> tuple[Tensor, Tens
     if official is not None and official.any() and not official.all():
         rows, test, source = everything[~official], everything[official], "the official test split"
     else:
-        test, rows = part_off(everything, round(share * len(pool)), stream(request.seed, "held out"))
+        test, rows = part_off(everything, round(share * len(pool)), stream(request.seed, "held out"), pool.group)
         source = f"{len(test)} rows held out at random"
     if not len(test):
         raise DataError(
@@ -119,6 +120,7 @@ def _natural(pool: Pool, request: Request, rows: Tensor, empty: set[int]) -> Cli
     owned = [rows[g] for g in laws.natural(pool.owner[rows], len(pool.owner_names))]
     # A client that loses all its rows to a subset is gone; one whose own file is empty stays, and is noted.
     ids = [k for k, mine in enumerate(owned) if len(mine) or k in empty]
+    gone = len(owned) - len(ids)
     wanted = len(ids) if request.clients is None else request.clients
     if not 1 <= wanted <= len(ids):
         raise DataError(
@@ -127,7 +129,8 @@ def _natural(pool: Pool, request: Request, rows: Tensor, empty: set[int]) -> Cli
         )
     if wanted < len(ids):
         ids = sorted(stream(request.seed, "clients").choice(ids, wanted, replace=False).tolist())
-    return Clients(tuple(pool.owner_names[k] for k in ids), [owned[k] for k in ids])
+    notes = (f"{gone} clients have no rows left after the subset and are dropped",) * bool(gone)
+    return Clients(tuple(pool.owner_names[k] for k in ids), [owned[k] for k in ids], notes=notes)
 
 
 def _apply(pool: Pool, scheme: Partition, rows: Tensor, clients: int, seed: int, purpose: Purpose) -> list[Tensor]:

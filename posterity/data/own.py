@@ -26,7 +26,7 @@ CHOICES = {"scale": ("none", "client", "all"), "task": ("classification", "regre
 
 
 def looks_like_path(dataset: str) -> bool:
-    return "/" in dataset or "\\" in dataset or dataset.endswith(SUFFIXES) or Path(dataset).exists()
+    return bool(dataset) and ("/" in dataset or "\\" in dataset or dataset.endswith(SUFFIXES) or Path(dataset).exists())
 
 
 def read_own(path: Path, columns: Columns, options: Mapping[str, str | int | float]) -> Pool:

@@ -29,7 +29,7 @@ def dirichlet(
     Draws that leave a client with fewer than `minimum` rows are repeated, at most `tries` times.
     """
     labels, sizes = _classes(y, clients)
-    _check(alpha > 0, f"Dirichlet alpha is {alpha}", "a number above 0", "try 0.3")
+    _check_alpha(alpha)
 
     def draw() -> Counts:
         shares = rng.dirichlet(np.full(clients, alpha), len(sizes))  # (classes, clients)
@@ -43,7 +43,7 @@ def balanced_dirichlet(
 ) -> list[Tensor]:
     """Per-class Dirichlet shares, the largest to the client that is smallest so far: nearly equal sizes (FedNP)."""
     labels, sizes = _classes(y, clients)
-    _check(alpha > 0, f"Dirichlet alpha is {alpha}", "a number above 0", "try 0.5")
+    _check_alpha(alpha)
 
     def draw() -> Counts:
         counts = np.zeros((clients, len(sizes)), dtype=np.int64)
@@ -107,7 +107,7 @@ def quantity(
 ) -> list[Tensor]:
     """Clients differ in size only: sizes from Dirichlet(alpha), or proportional to rank^-alpha; labels are IID."""
     _check_clients(y, clients)
-    _check(alpha > 0, f"quantity alpha is {alpha}", "a number above 0", "try 0.5")
+    _check_alpha(alpha)
 
     def draw() -> Counts:
         if law == "dirichlet":
@@ -133,6 +133,10 @@ def natural(owner: Tensor, clients: int | None = None) -> list[Tensor]:
 def _check(holds: bool, given: str, expected: str, remedy: str) -> None:
     if not holds:
         raise DataError(f"partition: {given}; expected {expected}; {remedy}")
+
+
+def _check_alpha(alpha: float) -> None:
+    _check(0 < alpha < np.inf, f"alpha is {alpha}", "a number above 0", "try 0.3")
 
 
 def _check_clients(y: Tensor, clients: int) -> None:
@@ -182,6 +186,7 @@ def _hand_out(clients: int, kinds: int, classes: int, rng: Generator) -> NDArray
 
 def _resample(draw: Callable[[], Counts], rows: int, clients: int, minimum: int, tries: int) -> Counts:
     """The first draw that gives every client at least `minimum` rows."""
+    _check(minimum >= 1, f"minimum {minimum}", "at least 1 row a client", "raise it")
     best = 0
     for _ in range(tries if rows >= clients * minimum else 0):
         counts = draw()

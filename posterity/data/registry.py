@@ -48,6 +48,11 @@ def read_pool(
 ) -> Pool:
     """The pool behind a registered name, a mix such as `cifar100+chars74k`, or a path."""
     names = _names()
+    if columns != Columns() and not (dataset not in names and looks_like_path(dataset)):
+        raise DataError(
+            f"dataset {dataset!r} with target, client_column or group; expected these only with the path of your own "
+            "data; leave them out"
+        )
     if dataset in names:
         return _call(dataset, data_dir, seed, clients, options)
     if looks_like_path(dataset):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -59,10 +60,10 @@ def _read_csv(path: Path) -> dict[str, list[str]]:
         text = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError:
         raise DataError(f"{path}: not a text file in UTF-8; expected a CSV file; save it as UTF-8") from None
-    lines = text.splitlines()
-    if not lines or not lines[0].strip():
+    first = text.partition("\n")[0]
+    if not first.strip():
         raise DataError(f"{path}: the file is empty; expected a header line with column names; remove or fill it")
-    reader = csv.reader(lines, delimiter=max(",;\t", key=lines[0].count))
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=max(",;\t", key=first.count))
     header = [name.strip() for name in next(reader)]
     if len(set(header)) < len(header) or "" in header:
         raise DataError(f"{path}: header {header}; expected a different name for each column; rename them")

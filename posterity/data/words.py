@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from difflib import get_close_matches
 
@@ -22,7 +23,7 @@ def read_share(value: str | float, what: str) -> float:
         share = float(text[:-1]) / 100 if text.endswith("%") else float(text)
     except ValueError:
         share = -1.0
-    if not 0 <= share < 1:
+    if not 0 <= share < 1:  # also refuses nan
         raise DataError(f'{what} is {value!r}; expected a share below 1 such as "20%" or 0.2')
     return share
 
@@ -34,6 +35,7 @@ def read_amount(value: str | float, total: int, what: str) -> int:
         number = float(text.removesuffix("%"))
     except ValueError:
         number = -1.0
+    number = number if math.isfinite(number) else -1.0
     if text.endswith("%"):
         amount = round(total * number / 100)
     elif 0 < number < 1:

@@ -1,1 +1,129 @@
-"""One file per method; `methods/foo.py` is `--method foo`. Wrappers (`wrappers/ft.py` is `+ft`) are suffixes."""
+"""One file per method; `methods/foo.py` is `--method foo`. Wrappers (`wrappers/ft.py` is `+ft`) are suffixes.
+
+Adding a file is all it takes to add a method; `package.module:Class` names one that lives elsewhere.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass, replace
+from typing import Any
+
+from posterity.core.hyper import Knob, knobs, nearest, parse
+from posterity.core.training import Training
+from posterity.core.wrapper import Wrapper
+
+PROTOCOL = ("init", "start", "passes", "message", "combine")
+
+
+def available() -> dict[str, type]:
+    """Every method of this folder by its name on the command line."""
+    return {name: _class_of(f"{__name__}.{name}", Any) for name in _files(__name__) if name != "wrappers"}
+
+
+def wrappers() -> dict[str, type]:
+    """Every wrapper by its suffix."""
+    package = f"{__name__}.wrappers"
+    return {name: _class_of(f"{package}.{name}", Wrapper) for name in _files(package)}
+
+
+def find(name: str) -> type:
+    """The class of a method's name or dotted path."""
+    if ":" in name:
+        return _outside(name)
+    found = available()
+    if name not in found:
+        raise ValueError(f"there is no method {name!r}: {nearest(name, found)}; your own: 'package.module:Class'")
+    return found[name]
+
+
+def build(spec: str, settings: Mapping[str, Any] | None = None, training: Mapping[str, Any] | None = None) -> Any:
+    """The method of a spec such as `fedavg+ft`, with its fields set.
+
+    A setting is `name` (a field of the method or of a wrapper), `wrapper.name`, or `local.name` (a field of Training).
+    """
+    head, *suffixes = spec.split("+")
+    layers = [find(head), *(_wrapper(s) for s in suffixes)]
+    names = [head.rpartition(":")[2], *suffixes]
+    chosen: list[dict[str, Any]] = [{} for _ in layers]
+    local = dict(training or {})
+    for key, value in (settings or {}).items():
+        if key.startswith("local."):
+            local[key.removeprefix("local.")] = value
+        else:
+            place, knob = _place(key, layers, names, spec)
+            chosen[place][knob.name] = parse(value, knob)
+    method = _with_training(layers[0](**chosen[0]), local)
+    for layer, values in zip(layers[1:], chosen[1:], strict=True):
+        method = layer(method, **values)
+    return method
+
+
+def _with_training(method: Any, local: Mapping[str, Any]) -> Any:
+    if not local:
+        return method
+    possible = {k.name: k for k in knobs(Training)}
+    for name in local:
+        if name not in possible:
+            raise ValueError(f"there is no setting local.{name}: {nearest(name, possible)}")
+    if "local" not in {f.name for f in fields(method)}:
+        raise ValueError(f"{type(method).__name__} has no field 'local', so it takes none of {sorted(local)}")
+    return replace(method, local=replace(method.local, **{n: parse(v, possible[n]) for n, v in local.items()}))
+
+
+def _place(key: str, layers: list[type], names: list[str], spec: str) -> tuple[int, Knob]:
+    """Which layer of the spec a setting belongs to: the outermost that has a field of this name."""
+    prefix, _, name = key.rpartition(".")
+    tables = [{k.name: k for k in knobs(layer) if k.name != "local"} for layer in layers]
+    for place in reversed(range(len(layers))):
+        if name in tables[place] and prefix in ("", names[place]):
+            return place, tables[place][name]
+    every = [n for table in tables for n in table] + [f"local.{k.name}" for k in knobs(Training)]
+    raise ValueError(f"{spec} has no setting {key!r}: {nearest(key, every)}")
+
+
+def _wrapper(suffix: str) -> type:
+    found = wrappers()
+    if suffix not in found:
+        raise ValueError(f"there is no wrapper +{suffix}: {nearest(suffix, found)}")
+    return found[suffix]
+
+
+def _files(package: str) -> list[str]:
+    path = importlib.import_module(package).__path__
+    return sorted(m.name for m in pkgutil.iter_modules(path) if not m.name.startswith("_"))
+
+
+def _class_of(module: str, base: Any) -> type:
+    """The one public dataclass with the protocol's functions that a file defines."""
+    home = importlib.import_module(module)
+    found = [c for c in vars(home).values() if isinstance(c, type) and c.__module__ == module and _is_method(c)]
+    if len(found) != 1:
+        raise ValueError(f"{module} must define exactly one method (a dataclass with {', '.join(PROTOCOL)}); "
+                         f"it defines {len(found)}: {[c.__name__ for c in found]}")  # fmt: skip
+    return found[0]
+
+
+def _is_method(cls: type) -> bool:
+    return is_dataclass(cls) and all(callable(getattr(cls, name, None)) for name in PROTOCOL)
+
+
+def _outside(path: str) -> type:
+    module, _, name = path.partition(":")
+    try:
+        home = importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
+            raise  # the file is there, but something that it imports is not
+        raise ValueError(
+            f"there is no module {module!r} to take the method {path!r} from; is it on the path? "
+            "(the current folder is searched; set PYTHONPATH for others)"
+        ) from error
+    cls = getattr(home, name, None)
+    if not isinstance(cls, type) or not _is_method(cls):
+        classes = [n for n, c in vars(home).items() if isinstance(c, type) and _is_method(c)]
+        raise ValueError(f"{path!r} is not a method (a frozen dataclass with {', '.join(PROTOCOL)}); "
+                         f"methods in {module}: {', '.join(classes) or 'none'}")  # fmt: skip
+    return cls

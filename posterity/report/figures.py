@@ -6,7 +6,7 @@ import math
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 from posterity.report.choosing import goal
 from posterity.report.loading import Run
@@ -47,7 +47,8 @@ def learning_lines(found: Sequence[Arm], part: str, against: str = "round") -> l
     for arm in found:
         curves = [{r: v for r, v in curve(run, part).items() if math.isfinite(v)} for run in arm.runs]
         shared = sorted(set.intersection(*(set(c) for c in curves)))  # a mean must not change its members midway
-        paid = {r: _paid(arm, r) if against == "bytes" else float(r) for r in shared}
+        totals = [_totals(run) for run in arm.runs]
+        paid = {r: _paid(totals, r) if against == "bytes" else float(r) for r in shared}
         kept = thin([r for r in shared if paid[r] is not None], min(MOST, max(BUDGET // len(found), 30)))
         values = [[c[r] for c in curves] for r in kept]
         band = tuple(statistics.stdev(v) for v in values) if len(curves) > 1 else ()
@@ -57,14 +58,14 @@ def learning_lines(found: Sequence[Arm], part: str, against: str = "round") -> l
     return made
 
 
-def _paid(arm: Arm, upto: int) -> float | None:
-    totals = [_total(run, upto) for run in arm.runs]
-    known = [t for t in totals if t]
+def _paid(totals: Sequence[dict[int, float]], at: int) -> float | None:
+    known = [t[at] for t in totals if t.get(at)]
     return statistics.fmean(known) if known else None
 
 
-def _total(run: Run, upto: int) -> float:
-    return sum(r.traffic or 0.0 for r in run.rounds if r.round <= upto)
+def _totals(run: Run) -> dict[int, float]:
+    """Bytes sent from the start up to and including each round."""
+    return dict(zip((r.round for r in run.rounds), accumulate(r.traffic or 0.0 for r in run.rounds), strict=True))
 
 
 def thin(items: Sequence[int], most: int = MOST) -> list[int]:
@@ -78,10 +79,10 @@ def line_chart(lines: Sequence[Line], width: float, title: str, x_title: str, ag
     """Mean lines with bands of ± one sd, named at their ends."""
     is_share = goal(lines[0].arm.runs[0]) == "accuracy"
     canvas, x, y = _frame(lines, width, title, against, is_share)
-    x_text: Callable[[float], str] = human_bytes if against == "bytes" else plain
+    x_text: Callable[[float], str] = _round_bytes if against == "bytes" else plain
     about = int((x.end - x.start) / 90)
     across = log_ticks(x.low, x.high) if x.log else ticks(x.low, x.high, about)
-    axes(canvas, x, y, _apart(across, x, x_text), ticks(y.low, y.high, 6), x_text, percent if is_share else plain)
+    axes(canvas, x, y, _apart(across, x, x_text), ticks(y.low, y.high, 8), x_text, percent if is_share else plain)
     canvas.text(x.start - 6, y.end - 14, "accuracy, %" if is_share else "mean squared error", "name", "start")
     canvas.text(x.end, y.start + 34, x_title, "name", "end")
     for line in lines:
@@ -95,6 +96,12 @@ def line_chart(lines: Sequence[Line], width: float, title: str, x_title: str, ag
         canvas.add("circle", f"dot {colour(line.arm.index)}", cx=points[-1][0], cy=points[-1][1], r=2.5)
     _name_ends(canvas, lines, x, y)
     return canvas.svg()
+
+
+def _round_bytes(count: float) -> str:
+    """Ticks are round numbers: 2 MB, not 2.00 MB."""
+    size, unit = human_bytes(count).split()
+    return f"{float(size):g} {unit}"
 
 
 def _frame(

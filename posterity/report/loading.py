@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -33,11 +33,14 @@ class Score:
     part: str
     metrics: Mapping[str, Mapping[str, float | None]]
     fairness: Mapping[str, float | None]
-    clients: Mapping[str, tuple[float | None, ...]]
-    bins: tuple[tuple[float, float, float], ...]
+    clients: Mapping[str, Sequence[Any]]  # as read: of hundreds of rounds a page looks at one
+    bins: Sequence[Sequence[Any]]
 
     def value(self, metric: str, weight: str = "pooled") -> float | None:
         return self.metrics.get(metric, {}).get(weight)
+
+    def by_client(self, metric: str) -> list[float | None]:
+        return [_number(x) for x in self.clients.get(metric) or ()]
 
 
 @dataclass(frozen=True)
@@ -243,8 +246,8 @@ def _score(raw: Mapping[str, Any]) -> Score:
         part=str(raw["part"]),
         metrics=metrics,
         fairness={str(k): _number(v) for k, v in (raw.get("fairness") or {}).items()},
-        clients={str(k): tuple(_number(x) for x in v) for k, v in (raw.get("clients") or {}).items()},
-        bins=tuple((float(a or 0), float(b or 0), float(c or 0)) for a, b, c in raw.get("bins") or ()),
+        clients=raw.get("clients") or {},
+        bins=raw.get("bins") or (),
     )
 
 

@@ -17,7 +17,7 @@ from posterity.report.loading import Federation, Run, load_runs
 from posterity.report.svg import colour
 from posterity.report.tables import FURTHER, Row, columns, further, headline
 
-WIDE, NARROW = 820.0, 350.0
+WIDE, NARROW = 1000.0, 350.0
 
 
 @dataclass(frozen=True)

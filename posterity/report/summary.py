@@ -48,32 +48,36 @@ def finding(rows: Sequence[Row]) -> str:
     ranked = [r for r in rows if column.key in r.cells]
     if not ranked:
         return f"The scores that the rule “{rows[0].rule}” needs were not written, so nothing can be ranked by it."
-    first = ranked[0]
-    top = first.cells[column.key]
+    first, top = ranked[0], ranked[0].cells[column.key]
     if len(ranked) == 1:
-        over = f" over {top.n} seeds" if top.n > 1 else " with a single seed"
-        shown = f"{first.label} reaches {_name(column)} of {_quoted(top, column)}{over}"
+        over = f"over {top.n} seeds" if top.n > 1 else "with a single seed"
+        shown = f"{first.label} reaches {_name(column)} of {_quoted(top, column)} {over}"
         return f"{shown}; there is no other method here to compare it with."
     second = ranked[1]
     rival = second.cells[column.key]
     gap = _gap(top, rival, column)
-    pair = f"{_quoted(top, column)} against {_quoted(rival, column)}"
-    if min(top.n, rival.n) < 2:
-        alone = (
-            f"{first.label} is ahead of {second.label} by {gap} ({pair}), but with a single seed the spread is unknown"
-        )
-        return f"No clear winner: {alone}."
     near = [r for r in ranked[1:] if tied(top, r.cells[column.key])]
-    if near:
-        names = _join([first.label, *(r.label for r in near)])
-        return f"No clear winner: {names} lie within the spread over seeds; {first.label} is ahead by {gap} ({pair})."
-    return (
-        f"{first.label} leads {second.label} by {gap} ({pair}), more than the spread over seeds{_wins(first, second)}."
-    )
+    if not near and min(top.n, rival.n) > 1:
+        lead = f"{first.label} has the {_best(column)}: {_quoted(top, column)}, {gap} ahead of {second.label}"
+        return f"{lead} ({_quoted(rival, column)}). The gap is larger than the spread over seeds{_wins(first, second)}."
+    pair = f"{_quoted(top, column)} against {_quoted(rival, column)}"
+    ahead = f"{first.label} is {gap} ahead of {second.label} on {_noun(column)} ({pair})"
+    if min(top.n, rival.n) < 2:
+        return f"No clear winner: {ahead}, but with a single seed the spread is unknown."
+    names = _join([first.label, *(r.label for r in near)])
+    return f"No clear winner: {ahead}, but {names} lie within the spread over seeds."
+
+
+def _noun(column: Column) -> str:
+    return "mean squared error" if column.key == "mse" else "accuracy"
+
+
+def _best(column: Column) -> str:
+    return f"{'lowest' if column.better < 0 else 'highest'} {_noun(column)}"
 
 
 def _name(column: Column) -> str:
-    return "a mean squared error" if column.key == "mse" else "an accuracy"
+    return f"{'a' if column.key == 'mse' else 'an'} {_noun(column)}"
 
 
 def _quoted(cell: Cell, column: Column) -> str:
@@ -95,7 +99,12 @@ def _wins(first: Row, second: Row) -> str:
         return ""
     sign = GOALS[goal(first.arm.runs[0])]
     ahead = sum(sign * (ours[s] - theirs[s]) > 0 for s in shared)
-    return f", and ahead with {'every one' if ahead == len(shared) else f'{ahead}'} of {len(shared)} shared seeds"
+    count = (
+        f"each of the {len(shared)} seeds both ran"
+        if ahead == len(shared)
+        else f"{ahead} of the {len(shared)} seeds both ran"
+    )
+    return f", and {first.label} is ahead with {count}"
 
 
 def _by_seed(row: Row) -> tuple[list[int], list[float]]:

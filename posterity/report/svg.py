@@ -10,7 +10,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from xml.etree import ElementTree
 
-CHARACTER = 6.4  # mean width of a character at 12 px: labels cannot be measured without a browser, so guess generously
+CHARACTER = (
+    7.6  # mean width of a bold character at 12 px: labels cannot be measured without a browser, so guess generously
+)
 COLOURS = 8  # in the style sheet; further methods repeat them with another dash
 
 
@@ -22,9 +24,16 @@ class Canvas:
         self.width, self.height = width, height
         self.root = ElementTree.Element("svg", size | {"role": "img", "aria-label": title})
 
-    def add(self, tag: str, css: str = "", title: str = "", **attributes: float | str) -> ElementTree.Element:
+    def add(
+        self,
+        tag: str,
+        css: str = "",
+        title: str = "",
+        inside: ElementTree.Element | None = None,
+        **attributes: float | str,
+    ) -> ElementTree.Element:
         """One element; a `title` becomes the browser's tooltip."""
-        made = ElementTree.SubElement(self.root, tag, {"class": css} if css else {})
+        made = ElementTree.SubElement(self.root if inside is None else inside, tag, {"class": css} if css else {})
         for name, value in attributes.items():
             made.set(name.replace("_", "-"), value if isinstance(value, str) else number(value))
         if title:

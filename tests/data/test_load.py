@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from posterity.data import DataError, Federation, Part, available, load
+from posterity.data.draws import stream
 
 
 def owned(federation: Federation) -> list[set[int]]:
@@ -56,6 +57,11 @@ def test_the_seed_decides_everything_and_nothing_else_does() -> None:
     a, b, c = (load("digits", seed=s) for s in (0, 0, 1))
     assert all(same(getattr(a, n), getattr(b, n)) for n in ("train", "validation", "test"))
     assert not same(a.train, c.train)
+
+
+def test_streams_of_purposes_and_clients_differ() -> None:
+    first = [stream(0, "split"), *(stream(0, "split", k) for k in range(3)), stream(0, "halve"), stream(1, "split")]
+    assert len({rng.integers(2**62) for rng in first}) == 6
 
 
 def test_each_decision_has_its_own_stream() -> None:
@@ -133,6 +139,9 @@ def test_a_common_test_set_belongs_to_nobody() -> None:
         ({"dataset": "digits", "test_partition": "indep"}, "did you mean independent"),
         ({"dataset": "digits", "options": {"skew": "label"}}, "unknown option 'skew'; it has none"),
         ({"dataset": "digits", "seed": -1}, "seed is -1"),
+        ({"dataset": "digits", "subset": "nan"}, "subset is 'nan'; expected a percentage"),
+        ({"dataset": "digits", "group": "writer"}, "only with the path of your own data"),
+        ({"dataset": ""}, "'' is not known"),
         ({"dataset": "synthetic", "options": {"skw": "label"}}, "did you mean skew"),
         ({"dataset": "synthetic", "options": {"samples": "many"}}, "samples is 'many'; expected a value like 2000"),
         ({"dataset": "polynomial", "clients": 4}, "4 clients asked for; expected 1 to 3"),

@@ -17,7 +17,8 @@ def divided(text: str, clients: int = 12, seed: int = 0, y: torch.Tensor = LABEL
 
 
 def histogram(owned: list[torch.Tensor], y: torch.Tensor) -> torch.Tensor:
-    return torch.stack([torch.bincount(y[rows], minlength=int(y.max()) + 1) for rows in owned])
+    classes = int(y.max()) + 1
+    return torch.stack([torch.bincount(y[rows], minlength=classes) for rows in owned])
 
 
 @pytest.mark.parametrize("text", EVERYTHING + SOME)
@@ -141,6 +142,8 @@ def test_a_wrong_word_gets_a_hint(text: str, message: str) -> None:
     ("text", "clients", "message"),
     [
         ("dirichlet:0", 5, "alpha is 0.0; expected a number above 0"),
+        ("dirichlet:inf", 5, "alpha is inf; expected a number above 0"),
+        ("dirichlet:1:0", 5, "minimum 0; expected at least 1 row a client"),
         ("pathological:11:1", 5, "11 classes per client; expected 1 to 10"),
         ("major:2:1.5", 5, "share 1.5; expected a number from 0 to 1"),
         ("iid", 2001, "2001 clients and 2000 rows"),

@@ -181,5 +181,5 @@ def _bins(accuracy: float, total: int) -> list[list[float]]:
     middles = (np.arange(15) + 0.5) / 15
     share = middles**4 * (middles > 0.1)
     counts = np.round(total * share / share.sum())
-    correct = np.clip(middles * (0.85 + 0.15 * accuracy), 0, 1)
+    correct = np.clip(middles * (0.55 + 0.45 * accuracy), 0, 1)
     return [[float(n), float(n * m), float(n * c)] for n, m, c in zip(counts, middles, correct, strict=True)]

@@ -1,0 +1,128 @@
+"""What a run is: one frozen record, equal to a TOML file and to a set of flags."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from posterity.core.hyper import check_fields, hyper, knobs, nearest, parse
+
+DATA = ("target", "client_column", "group", "clients", "newcomers", "partition", "subset", "split", "test_partition")
+LOCAL = {"local_epochs": "epochs", "local_steps": "steps", "batch_size": "batch", "lr": "lr", "optimiser": "optimiser"}
+
+
+@dataclass(frozen=True)
+class Config:
+    method: str = hyper("pfedvmp", "method, with wrappers as suffixes (fedavg+ft), or package.module:Class")
+    dataset: str = hyper("digits", "dataset by name, a mix (a+b), or the path of your own data")
+    target: str | None = hyper(None, "column of the label in your own table")
+    client_column: str | None = hyper(None, "column that says whose row it is")
+    group: str | None = hyper(None, "column whose value (a patient) is never in two parts")
+    data_dir: str | None = hyper(None, "folder with the data sets' files (default: POSTERITY_DATA)")
+    clients: int | None = hyper(None, "number of clients to divide the data among (default: 20, or the data's own)")
+    newcomers: str = hyper("0", "clients held out entirely: a number or a share (20%)")
+    partition: str | None = hyper(None, "dirichlet:0.3, balanced:0.5, pathological:3:100, major:2:0.2, quantity:1, iid")
+    subset: str | None = hyper(None, "share of the data to use (25%), drawn before the partition")
+    split: str = hyper("80/20", "training / held out, per client")
+    test_partition: str = hyper("same", "whose distribution the held-out part has", "", ("same", "independent", "common"))
+    public: str = hyper("0", "share of the training data given to the server without labels (an assumption)")
+    model: str = hyper("mlp", "network by name, or package.module:make")
+    rounds: int = hyper(100, "rounds of training")
+    local_epochs: int | None = hyper(None, "epochs on a client in a round")
+    local_steps: int | None = hyper(None, "exactly so many steps in a round, instead of epochs")
+    batch_size: int | None = hyper(None, "samples in a step")
+    lr: float | None = hyper(None, "step size of the clients")
+    optimiser: str | None = hyper(None, "sgd, adam or rmsprop")
+    participation: str = hyper("all", "who takes part in a round: all, 10, 10% or p:0.3")
+    seed: int = hyper(0, "moves partition, initial model and batches together")
+    data_seed: int | None = hyper(None, "fixes the partition whatever the seed")
+    engine: str = hyper("auto", "how clients run", "", ("auto", "loop", "stacked"))
+    device: str = hyper("cpu", "cpu or cuda")
+    dtype: str = hyper("float32", "precision of the clients", "", ("float32", "float64"))
+    evaluate_every: int | None = hyper(None, "rounds between evaluations (default: a twentieth of the rounds)")
+    newcomer_epochs: int = hyper(5, "epochs after which newcomers are scored, besides 0 and 1")
+    store: str = hyper("memory", "where personal records live", "", ("memory", "disk"))
+    memory: int = hyper(2**30, "bytes that stacked clients may take at once")
+    set: Mapping[str, Any] = field(default_factory=dict)  # settings of method, model. and data.
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        for name, low in (("rounds", 1), ("evaluate_every", 1), ("newcomer_epochs", 1), ("seed", 0), ("data_seed", 0)):
+            value = getattr(self, name)
+            if value is not None and value < low:
+                raise ValueError(f"{name} must be at least {low}; {value} was given")
+        if self.local_epochs is not None and self.local_steps is not None:
+            raise ValueError("give --local-epochs or --local-steps, not both")
+
+    @property
+    def every(self) -> int:
+        """Rounds between evaluations."""
+        return self.evaluate_every or max(1, self.rounds // 20)
+
+    def training(self) -> dict[str, Any]:
+        """The flags that belong to the clients' training, where given."""
+        return {LOCAL[n]: getattr(self, n) for n in LOCAL if getattr(self, n) is not None}
+
+    def settings(self, prefix: str = "") -> dict[str, Any]:
+        """Settings under `prefix.`, or those of the method, which have none of the reserved prefixes."""
+        if prefix:
+            return {k.removeprefix(f"{prefix}."): v for k, v in self.set.items() if k.startswith(f"{prefix}.")}
+        return {k: v for k, v in self.set.items() if not k.startswith(("model.", "data."))}
+
+
+def from_table(table: Mapping[str, Any], base: Config | None = None) -> Config:
+    """A configuration from named values (a TOML table, flags), checked one by one; `base` gives the rest."""
+    known = {k.name: k for k in knobs(Config)}
+    values = {f.name: getattr(base, f.name) for f in fields(Config)} if base else {}
+    for name, value in table.items():
+        field_name = name.replace("-", "_")
+        if field_name == "set":
+            values["set"] = {**values.get("set", {}), **_flat(value)}
+        elif field_name in known:
+            values[field_name] = parse(value, known[field_name])
+        else:
+            raise ValueError(f"there is no setting {name!r}: {nearest(field_name, [*known, 'set'])}")
+    return Config(**values)
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """The table of a TOML file."""
+    try:
+        return tomllib.loads(path.read_text())
+    except FileNotFoundError:
+        raise ValueError(f"there is no configuration file {path}") from None
+    except tomllib.TOMLDecodeError as error:
+        raise ValueError(f"{path} is not TOML: {error}") from None
+
+
+def to_toml(config: Config) -> str:
+    """The configuration as TOML: reading it back gives an equal record."""
+    table = {n: v for n, v in asdict(config).items() if v is not None and n != "set"}
+    lines = [f"{name} = {_literal(value)}" for name, value in table.items()]
+    if config.set:
+        lines += ["", "[set]", *(f"{_quoted(k)} = {_literal(v)}" for k, v in config.set.items())]
+    return "\n".join(lines) + "\n"
+
+
+def _flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """`[set.model] hidden = …` is `model.hidden`."""
+    flat: dict[str, Any] = {}
+    for name, value in table.items():
+        flat |= _flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {f"{prefix}{name}": value}
+    return flat
+
+
+def _quoted(text: str) -> str:
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n").replace("\t", "\\t")
+    return f'"{escaped}"'
+
+
+def _literal(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, (list, tuple)):
+        return "[" + ", ".join(_literal(v) for v in value) + "]"
+    return _quoted(value) if isinstance(value, str) else repr(value)

@@ -1,0 +1,119 @@
+"""What a run leaves: scores by rule and point, per-client numbers, and personal models that predict."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from posterity.core.tree import Tree
+from posterity.engine.round import personal_model
+from posterity.engine.store import Store
+from posterity.evaluate import select
+from posterity.experiment import folder as files
+from posterity.experiment.config import Config, to_toml
+from posterity.experiment.setup import Setup, describe
+
+LOWER_IS_BETTER = ("nll", "brier", "ece", "mce", "ece_flat", "mce_flat", "mse")
+
+
+@dataclass(frozen=True)
+class Result:
+    config: Config
+    setup: Setup = field(repr=False)
+    state: Tree = field(repr=False)
+    store: Store = field(repr=False)
+    lines: list[dict[str, Any]] = field(repr=False)  # as in metrics.jsonl
+    round: int
+    folder: Path | None = None
+
+    @property
+    def federation(self) -> Any:
+        return self.setup.world.federation
+
+    @property
+    def method(self) -> Any:
+        return self.setup.world.method
+
+    def history(self, metric: str = "accuracy", rule: str = "pooled", point: str | None = None,
+                group: str = "members") -> list[dict[str, Any]]:  # fmt: skip
+        """One entry per evaluated round: {"round", "validation", "test", "held"}."""
+        point = point or self.method.scored
+        entries: dict[int, dict[str, Any]] = {}
+        for line in self.lines:
+            if line["kind"] == "score" and (line["point"], line["group"]) == (point, group):
+                entry = entries.setdefault(line["round"], {"round": line["round"]})
+                entry[line["part"]] = line["metrics"].get(metric, {}).get(rule)
+        if not entries:
+            raise ValueError(f"no scores of {group!r} at the point {point!r} in this run")
+        return list(entries.values())
+
+    def metric(self, name: str = "accuracy", rule: str = "pooled", show: str = "validated",
+               point: str | None = None) -> float:  # fmt: skip
+        """One number: the metric under an aggregation rule, at the round that the selection rule `show` chooses.
+
+        `validated` chooses the round by accuracy (regression: by MSE) on the validation half, whatever is shown.
+        """
+        chosen = self.chosen_round(show, point)
+        part = "held" if show == "paper" else "test"
+        value = next(e for e in self.history(name, rule, point) if e["round"] == chosen)[part]
+        return float("nan") if value is None else float(value)
+
+    def chosen_round(self, show: str = "validated", point: str | None = None) -> int:
+        """The round that a selection rule settles on."""
+        lead = "mse" if self.federation.task == "regression" else "accuracy"
+        choice = select(self.history(lead, "pooled", point), show, lead not in LOWER_IS_BETTER)
+        return self.round if choice.round is None else choice.round
+
+    def clients(self, show: str = "validated", point: str | None = None) -> dict[str, list[Any]]:
+        """Every member's numbers at the chosen round, with its name."""
+        point, chosen = point or self.method.scored, self.chosen_round(show, point)
+        part = "held" if show == "paper" else "test"
+        want = ("members", point, chosen, part)
+        line = next(x for x in self.lines if x["kind"] == "score"
+                    and (x["group"], x["point"], x["round"], x["part"]) == want)  # fmt: skip
+        return {"name": list(self.federation.names[: self.federation.members]), **line["clients"]}
+
+    def predict_proba(self, client: int | str, x: Any, point: str | None = None) -> Tensor:
+        """Class probabilities (B, classes) of a client's model after the last round; (B, 2) mean and variance for
+        regression. A newcomer's client number works too: it gets what the server would give it."""
+        world = self.setup.world
+        index = self._client(client)
+        inputs = torch.as_tensor(x).to(world.root.device, world.dtype)
+        shape = world.federation.shape
+        if tuple(inputs.shape[1:]) != shape:
+            raise ValueError(f"x has shape {tuple(inputs.shape)}; expected (samples, {', '.join(map(str, shape))})")
+        carry, here = personal_model(world, self.state, self.store, index, self.round, point or self.method.scored)
+        output = world.method.predict(carry, inputs, here)
+        return output if world.federation.task == "regression" else output.exp()
+
+    def _client(self, client: int | str) -> int:
+        names = self.federation.names
+        if isinstance(client, str) and client in names:
+            return int(names.index(client))
+        if isinstance(client, int) and 0 <= client < len(names):
+            return client
+        raise ValueError(f"there is no client {client!r}: give a number from 0 to {len(names) - 1}, or a name "
+                         f"such as {names[0]!r}")  # fmt: skip
+
+    def save(self, folder: str | Path) -> Path:
+        """Write the run as a folder that `posterity report`, `resume` and `load` understand."""
+        out = Path(folder)
+        if (out / files.CONFIG).exists():
+            raise ValueError(f"{out} already holds a run; give another folder")
+        out.mkdir(parents=True, exist_ok=True)
+        (out / files.METRICS).unlink(missing_ok=True)
+        length = files.append_lines(out / files.METRICS, self.lines)
+        trees = {"state": self.state, "known": {"clients": self.store.known}}
+        rows = getattr(self.store, "rows", None)
+        if rows is not None:
+            trees["personal"] = rows
+        seconds = sum(line.get("seconds", 0.0) for line in self.lines if line["kind"] == "round")
+        files.save_checkpoint(out, trees, {"round": self.round, "length": length, "commit": 1, "seconds": seconds})
+        facts = describe(self.config, self.setup, "posterity.run(...)")
+        files.write_json(out / files.RUN, {**facts, "status": "finished", "seconds": seconds})
+        files.write_atomic(out / files.CONFIG, to_toml(self.config).encode())
+        return out

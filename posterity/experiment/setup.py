@@ -1,0 +1,118 @@
+"""From a configuration to the things a simulation works on."""
+
+from __future__ import annotations
+
+import platform
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from posterity import __version__, data, methods, models
+from posterity.core.draw import make_key
+from posterity.data.federation import Federation
+from posterity.engine.round import choose_engine
+from posterity.engine.world import World
+from posterity.experiment.config import DATA, Config
+
+DTYPES = {"float32": torch.float32, "float64": torch.float64}
+
+
+@dataclass(frozen=True)
+class Setup:
+    world: World
+    engine: ModuleType
+    remark: str  # why an engine was not chosen, if so
+
+
+def load_federation(config: Config) -> Federation:
+    """The federation of a configuration; the seed moves the partition unless `data_seed` fixes it."""
+    seed = config.seed if config.data_seed is None else config.data_seed
+    asked = {name: getattr(config, name) for name in DATA}
+    return data.load(config.dataset, **asked, public=config.public, seed=seed, data_dir=config.data_dir,
+                     options=config.settings("data"))  # fmt: skip
+
+
+def set_up(config: Config, federation: Federation | None = None, model: Any = None) -> Setup:
+    """Everything a run needs; a federation or a model of your own may be handed in."""
+    if config.device.startswith("cuda") and not torch.cuda.is_available():
+        raise ValueError(f"device {config.device!r} was asked for, but PyTorch sees no GPU here; use --device cpu")
+    federation = load_federation(config) if federation is None else federation
+    dtype = DTYPES[config.dtype]
+    if model is None:
+        options = {name: _value(text) for name, text in config.settings("model").items()}
+        model = models.build(config.model, federation.shape, federation.classes, federation.task, **options)
+    initial = {n: p.to(config.device) for n, p in model.init(config.seed, dtype).items()}
+    method = methods.build(config.method, config.settings(), config.training())
+    engine, remark = choose_engine(config.engine, model)
+    world = World(method, model, federation.to(config.device, dtype), initial,
+                  make_key(config.seed, config.device), config.memory)  # fmt: skip
+    return Setup(world, engine, remark)
+
+
+def describe(config: Config, setup: Setup, command: str) -> dict[str, Any]:
+    """What `run.json` says about a run: versions, method, federation."""
+    method, federation = setup.world.method, setup.world.federation
+    two_way = federation.task == "classification"
+    return {
+        "posterity": __version__,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "machine": platform.machine(),
+        "threads": torch.get_num_threads(),
+        "device": _device_name(config.device),
+        "engine": setup.engine.name,
+        "engine_remark": setup.remark,
+        "command": command,
+        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+        "status": "running",
+        "seconds": 0.0,
+        "method": {"name": config.method, "label": method.label, "scored": method.scored,
+                   "reference": method.reference, "absent": method.absent, "fields": _fields(method)},
+        "federation": {
+            "name": federation.name,
+            "task": federation.task,
+            "clients": federation.clients,
+            "members": federation.members,
+            "newcomers": federation.clients - federation.members,
+            "classes": federation.classes,
+            "class_names": list(federation.class_names),
+            "names": list(federation.names),
+            "train": federation.train.counts.tolist(),
+            "validation": federation.validation.counts.tolist(),
+            "test": federation.test.counts.tolist(),
+            "histogram": federation.histogram(federation.train).tolist() if two_way else [],
+            "notes": list(federation.notes),
+        },
+    }  # fmt: skip
+
+
+def _fields(method: Any) -> dict[str, Any]:
+    """Every hyper-parameter that was in force, wrappers and training included."""
+    found: dict[str, Any] = {}
+    for name, value in vars(method).items():
+        if hasattr(value, "__dataclass_fields__"):
+            found |= {f"{name}.{inner}": v for inner, v in _fields(value).items()}
+        elif isinstance(value, (str, int, float, bool)) or value is None:
+            found[name] = value
+    return found
+
+
+def _device_name(device: str) -> str:
+    return torch.cuda.get_device_name(device) if device.startswith("cuda") else device
+
+
+def _value(text: Any) -> Any:
+    """A model's option from a flag: numbers, true/false, lists of numbers (32,16), else a word."""
+    if not isinstance(text, str):
+        return text
+    if "," in text:
+        return tuple(_value(piece) for piece in text.split(",") if piece)
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return {"true": True, "false": False}.get(text.lower(), text)

@@ -1,0 +1,108 @@
+"""FedAvg: the closed-form test bed, its reductions, its bytes."""
+
+import pytest
+import torch
+from oracles.worlds import ENGINES, Run, at, full_batch, mlp, points, q2, quadratics, same_bits, scalar_model, worst
+
+from posterity.core.training import Training
+from posterity.methods.fedavg import FedAvg
+from posterity.methods.local import Local
+
+each_engine = pytest.mark.parametrize("engine", ENGINES, ids=lambda e: e.name)
+FIXED = 2.0775070396  # Σ p c m / Σ p c with c = 1 − (1 − ηA)^5: c = (0.40951, 0.92224), m = (0, 3)
+
+
+@each_engine
+def test_q2_one_step(engine):
+    """θ_1 = 0, θ_2 = 0 − 0.1·4·(0 − 3) = 1.2, mean 0.6."""
+    run = Run(FedAvg(full_batch(1)), q2(), scalar_model(), engine, at(0.0)).rounds(1)
+    assert run.scalar() == pytest.approx(0.6, abs=1e-12)
+    assert run.rounds(120).scalar() == pytest.approx(2.4, abs=1e-10)
+
+
+@each_engine
+def test_q2_five_steps(engine):
+    run = Run(FedAvg(full_batch(5)), q2(), scalar_model(), engine, at(0.0))
+    seen = [run.rounds(1).scalar() for _ in range(3)]
+    assert seen == pytest.approx([1.38336, 1.84557516, 2.0000128003], abs=1e-10)
+    assert run.rounds(25).scalar() == pytest.approx(FIXED, abs=1e-9)
+
+
+def test_q2_fixed_point_of_fifty_steps():
+    run = Run(FedAvg(full_batch(50)), q2(), scalar_model(), initial=at(1.5)).rounds(6)
+    assert run.scalar() == pytest.approx(1.5038753, abs=1e-7)
+
+
+@each_engine
+def test_two_clients_by_hand(engine):
+    """Sizes 3 and 1, one step of 0.1 from 1: θ_1 = 1 − 0.1·1·(1 − 2) = 1.1, θ_2 = 1 − 0.1·2·(1 − 5) = 1.8.
+
+    The mean by size is (3·1.1 + 1.8) / 4 = 1.275; a server step of ½ goes half of the way from 1: 1.1375.
+    """
+    federation = quadratics([1.0, 2.0], [2.0, 5.0], [3, 1])
+    for server_lr, expected in ((1.0, 1.275), (0.5, 1.1375)):
+        method = FedAvg(full_batch(1), server_lr=server_lr)
+        assert Run(method, federation, scalar_model(), engine, at(1.0)).rounds(1).scalar() == pytest.approx(
+            expected, abs=1e-12
+        )
+
+
+def test_one_client_trains_as_if_alone():
+    """K = 1: averaging is the identity, so the server follows Local's only client bit for bit."""
+    federation, training = points((19,)), Training(lr=0.1, batch=4, epochs=2)
+    alone = Run(Local(training), federation, mlp(federation)).rounds(3)
+    global_ = Run(FedAvg(training), federation, mlp(federation)).rounds(3)
+    assert same_bits(global_.state.params, {n: v[0] for n, v in alone.store.rows.items()})
+
+
+def test_identical_clients_are_left_alone():
+    """Three clients with the same samples, full batches: the mean is each one's result."""
+    one = points((8,))
+    rows = one.train.rows
+    several = type(one)(**{**one.__dict__, "train": type(one.train)(rows.repeat(3), torch.arange(4) * 8),
+                           "validation": type(one.train)(rows[:0], torch.zeros(4, dtype=torch.int64)),
+                           "test": type(one.train)(rows[:0], torch.zeros(4, dtype=torch.int64)),
+                           "members": 3, "names": ("a", "b", "c")})  # fmt: skip
+    left = Run(FedAvg(full_batch(3)), several, mlp(one)).rounds(2)
+    right = Run(FedAvg(full_batch(3)), one, mlp(one)).rounds(2)
+    assert worst(left.state.params, right.state.params) < 1e-13
+
+
+def test_one_full_step_is_centralised_descent():
+    """E = 1 with full batches equals one step on Σ p_k f_k, the mean loss of the pooled samples."""
+    federation = points((5, 9, 2))
+    pooled = type(federation)(**{**federation.__dict__, "train": type(federation.train)(
+        federation.train.rows, torch.tensor([0, 16])), "members": 1, "names": ("all",)})  # fmt: skip
+    left = Run(FedAvg(full_batch(1)), federation, mlp(federation)).rounds(1)
+    right = Run(FedAvg(full_batch(1)), pooled, mlp(federation)).rounds(1)
+    assert worst(left.state.params, right.state.params) < 1e-14
+
+
+def test_a_client_with_hardly_any_weight_hardly_counts():
+    """0.3-4: p_k → 0 leaves the others' mean. Sizes 1000 and 1 bring it within 1/1001 of the large client."""
+    run = Run(FedAvg(full_batch(1)), quadratics([1.0, 4.0], [0.0, 3.0], [1000, 1]), scalar_model(), initial=at(0.0))
+    assert run.rounds(1).scalar() == pytest.approx(1.2 / 1001, abs=1e-15)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_bytes(dtype):
+    """d numbers down; d numbers and the weight up."""
+    federation = points((5, 9, 2))
+    model = mlp(federation)
+    log = Run(FedAvg(), federation, model, dtype=dtype).rounds(1).logs[0]
+    size = dtype.itemsize
+    assert log.bytes_down == 3 * model.size * size
+    assert log.bytes_up == 3 * (model.size + 1) * size
+
+
+def test_running_statistics_are_averaged_too():
+    federation = points((8, 8))
+    run = Run(FedAvg(full_batch(1)), federation, mlp(federation, norm=True)).rounds(1)
+    fresh = run.world.initial
+    moved = [n for n in run.world.model.buffers if not torch.equal(fresh[n], run.state.params[n])]
+    assert sorted(moved) == sorted(run.world.model.buffers)
+
+
+def test_bad_hyper_parameters():
+    with pytest.raises(ValueError, match="server_lr takes a number"):
+        FedAvg(server_lr="fast")
