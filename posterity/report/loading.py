@@ -107,6 +107,11 @@ class Run:
     facts: Mapping[str, Any] = field(repr=False)
 
     @property
+    def fields(self) -> Mapping[str, Any]:
+        """The method's hyper-parameters as they were in force, where the log has them."""
+        return (self.facts.get("method") or {}).get("fields") or {}
+
+    @property
     def finished(self) -> bool:
         return self.status == "finished"
 

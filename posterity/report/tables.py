@@ -12,7 +12,19 @@ from posterity.report.choosing import GOALS, WEIGHT, Choice, check_rule, choose,
 from posterity.report.loading import ReportError, Run
 
 # What may differ between the seeds of one method without making it another method.
-INCIDENTAL = {"seed", "data_seed", "out", "folder", "name", "device", "engine", "resume", "threads", "workers", "notes"}
+INCIDENTAL = {
+    "seed",
+    "data_seed",
+    "data_dir",
+    "device",
+    "engine",
+    "store",
+    "memory",
+    "out",
+    "folder",
+    "name",
+    "threads",
+}
 
 
 @dataclass(frozen=True)

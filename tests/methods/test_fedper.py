@@ -80,7 +80,7 @@ def test_one_client_is_centralised_training():
     shared = Run(FedPer(TRAINING), federation, model).rounds(3)
     alone = Run(Local(TRAINING), federation, model).rounds(3)
     whole = {**split(shared.state.params, model.head_names)[0], **tree_rows(shared.store.rows, 0)}
-    assert worst(whole, tree_rows(alone.store.rows, 0)) == 0
+    assert worst(whole, tree_rows(alone.store.rows, 0)) < 1e-13
 
 
 @pytest.mark.parametrize("norm", [False, True])

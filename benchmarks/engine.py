@@ -1,0 +1,114 @@
+"""Stacked against loop: MLP clients at 20, 100 and 1,000, and growth to 10,000, all in one run.
+
+    python benchmarks/engine.py [--quick]
+
+Prints ratios, and the anonymous memory that each size took in a process of its own. Clients are synthetic samples of
+the digits' shape, 5 to 60 each (log-uniform), an MLP 64-64-10, batch 10, one epoch, FedAvg. Both engines do the same
+visits; for `loop`, at most 100 clients are run and the time is scaled up, which favours neither.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import multiprocessing
+import platform
+import resource
+import sys
+import time
+
+import torch
+
+from posterity import models
+from posterity.core.draw import make_key
+from posterity.core.training import Training
+from posterity.data.federation import Federation, Part
+from posterity.engine import loop, stacked
+from posterity.engine.round import first_state, train_round
+from posterity.engine.store import Memory
+from posterity.engine.world import World
+from posterity.methods.fedavg import FedAvg
+
+SIZES = (20, 100, 1000)
+GROWTH = (100, 1000, 10_000)
+
+
+def make_world(clients: int) -> World:
+    """A federation of `clients` with 5 to 60 samples of shape (1, 8, 8)."""
+    generator = torch.Generator().manual_seed(0)
+    counts = torch.exp(torch.rand(clients, generator=generator) * math.log(12) + math.log(5)).long()
+    offsets = torch.cat((torch.zeros(1, dtype=torch.long), counts.cumsum(0)))
+    total = int(counts.sum())
+    x = torch.randn(total, 1, 8, 8, generator=generator)
+    y = torch.randint(0, 10, (total,), generator=generator)
+    part, nothing = Part(torch.arange(total), offsets), Part(torch.zeros(0, dtype=torch.long), offsets * 0)
+    names = tuple(str(k) for k in range(clients))
+    federation = Federation("synthetic", "classification", x, y, 10, part, nothing, nothing, clients, names)
+    model = models.build("mlp", (1, 8, 8), 10, hidden=(64,))
+    return World(FedAvg(Training(lr=0.1)), model, federation, model.init(0), make_key(0))
+
+
+def seconds(world: World, engine: object, clients: int, repeats: int) -> float:
+    """The fastest of `repeats` rounds."""
+    state, best = first_state(world), math.inf
+    for round in range(repeats + 1):  # the first warms up
+        begun = time.perf_counter()
+        train_round(world, engine, state, Memory(world.federation.clients), torch.arange(clients), round, 1)  # type: ignore[arg-type]
+        best = min(best, time.perf_counter() - begun) if round else best
+    return best
+
+
+def grow(clients: int, pipe: object) -> None:
+    """In a process of its own: seconds a round, and anonymous memory beyond what was there before."""
+    torch.set_num_threads(2)
+    world = make_world(clients)
+    before = _anonymous()
+    took = seconds(world, stacked, clients, 2)
+    pipe.send((took, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024, before))  # type: ignore[attr-defined]
+
+
+def _anonymous() -> int:
+    with open("/proc/self/status") as file:
+        found = [line.split()[1] for line in file if line.startswith("RssAnon")]
+    return int(found[0]) * 1024
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--quick", action="store_true", help="fewer repeats and no 10,000 clients")
+    parser.add_argument("--json", help="also write the numbers to this file")
+    options = parser.parse_args()
+    repeats = 2 if options.quick else 5
+    print(f"torch {torch.__version__}, {platform.machine()}, {torch.get_num_threads()} threads, seed 0")
+    print(f"{'clients':>8} {'loop s':>9} {'stacked s':>10} {'ratio':>7}")
+    found: dict[str, object] = {"ratios": {}, "growth": {}}
+    for clients in SIZES:
+        world = make_world(clients)
+        few = min(clients, 100)
+        one = seconds(world, loop, few, 1 if clients > 100 else repeats) * _share(world, few)
+        many = seconds(world, stacked, clients, repeats)
+        found["ratios"][clients] = one / many  # type: ignore[index]
+        print(f"{clients:>8} {one:>9.3f} {many:>10.4f} {one / many:>6.1f}x")
+    print(f"\n{'clients':>8} {'s a round':>10} {'µs a client':>12} {'peak MiB':>9} {'of it before':>13}")
+    for clients in GROWTH[: 2 if options.quick else 3]:
+        receive, send = multiprocessing.Pipe(False)
+        worker = multiprocessing.get_context("spawn").Process(target=grow, args=(clients, send))
+        worker.start()
+        took, peak, before = receive.recv()
+        worker.join()
+        found["growth"][clients] = (took, peak)  # type: ignore[index]
+        print(f"{clients:>8} {took:>10.3f} {took / clients * 1e6:>12.0f} {peak / 2**20:>9.0f} {before / 2**20:>13.0f}")
+    if options.json:
+        with open(options.json, "w") as file:
+            json.dump(found, file)
+
+
+def _share(world: World, few: int) -> float:
+    """All steps over the steps of the first `few` clients: how the loop's time scales."""
+    steps = (world.federation.train.counts + 9) // 10
+    return float(steps.sum() / steps[:few].sum())
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,165 @@
+"""`posterity demo | run | compare | methods | datasets | partition | report | resume | new method | check`."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import click
+import typer
+
+from posterity import __version__
+from posterity.cli import listing, scaffold
+from posterity.cli.flags import RULES, numbers, option, read_config, with_flags, words
+from posterity.cli.show import console, print_json, print_table, progress
+from posterity.experiment.compare import compare_runs, demo_plan, resume_all
+from posterity.experiment.config import Config
+from posterity.experiment.run import start_run
+from posterity.experiment.setup import load_federation
+from posterity.report import write_report
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None,
+                  help="Personalised federated learning with honest uncertainty.")  # fmt: skip
+new = typer.Typer(no_args_is_help=True, help="Write the files of something new.")
+app.add_typer(new, name="new")
+
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="no live progress")]
+Json = Annotated[bool, typer.Option("--json", help="print one JSON object and nothing else")]
+Show = Annotated[str, typer.Option("--show", help=RULES)]
+OUT = option(Path | None, None, "folder to write to (default: a new one under runs/)", "--out", panel="Running")
+COMMON = {"out": OUT, "show": (Show, "validated"), "quiet": (Quiet, False), "json": (Json, False)}
+
+
+def new_folder(name: str) -> Path:
+    """`runs/name`, or `runs/name-2` and so on if that exists."""
+    safe = "".join(c if c.isalnum() or c in "+-_." else "-" for c in name)
+    for number in range(1, 10_000):
+        path = Path("runs") / (safe if number == 1 else f"{safe}-{number}")
+        if not path.exists():
+            return path
+    raise ValueError("there are 9,999 folders of this name under runs/; give --out")
+
+
+def conclude(folder: Path, show: str, as_json: bool) -> None:
+    """The table and the report of what was run."""
+    page = write_report(folder, show=show)
+    if as_json:
+        print_json(folder, show, page)
+        return
+    print_table(folder, show)
+    console.print(f"report: {page}", soft_wrap=True)
+
+
+@app.command(help="Run one method on one federation.")
+@with_flags(COMMON)
+def run(**given: Any) -> None:
+    out, show, quiet, as_json = (given.pop(n) for n in COMMON)
+    config = read_config(given)
+    folder = out or new_folder(f"{Path(config.dataset).stem}-{config.method}-seed{config.seed}")
+    with progress(config.method, config.rounds, quiet or as_json) as watch:
+        start_run(config, folder, watch)
+    conclude(folder, show, as_json)
+
+
+METHODS = option(str, "local,fedavg,fedavg+ft,fedper,fedmap,pfedvmp", "methods, comma separated", "--methods")
+SEEDS = option(str, "0,1,2", "seeds, comma separated or a range (0-4)", "--seeds")
+
+
+@app.command(help="Run several methods with several seeds on the same federations; finished runs are not repeated.")
+@with_flags({"methods": METHODS, "seeds": SEEDS, **COMMON}, leave_out=("method", "seed"))
+def compare(**given: Any) -> None:
+    out, show, quiet, as_json = (given.pop(n) for n in COMMON)
+    methods, seeds = words(given.pop("methods"), "methods"), numbers(given.pop("seeds"))
+    config = read_config(given)
+    folder = out or new_folder(f"{Path(config.dataset).stem}-comparison")
+    _compare(config, methods, seeds, folder, show, quiet, as_json)
+
+
+@app.command(help="The main job on embedded data: six methods, three seeds, a table and a report.")
+def demo(out: Annotated[Path | None, typer.Option(help="folder to write to")] = None, show: Show = "validated",
+         quiet: Quiet = False, json: Json = False) -> None:  # fmt: skip
+    config, methods, seeds = demo_plan()
+    _compare(config, methods, seeds, out or new_folder("demo"), show, quiet, json)
+
+
+def _compare(
+    config: Config, methods: list[str], seeds: list[int], folder: Path, show: str, quiet: bool, as_json: bool
+) -> None:
+    compare_runs(config, methods, seeds, folder, lambda title, rounds: progress(title, rounds, quiet or as_json))
+    conclude(folder, show, as_json)
+
+
+@app.command(help="Go on with a run (or all runs of a comparison) that was stopped or killed.")
+def resume(folder: Path, show: Show = "validated", quiet: Quiet = False, json: Json = False) -> None:
+    resume_all(folder, lambda title, rounds: progress(title, rounds, quiet or json))
+    conclude(folder, show, json)
+
+
+@app.command(help="Write the HTML page of a run or a comparison, and print its table.")
+def report(folder: Path, out: Annotated[Path | None, typer.Option(help="file to write")] = None,
+           show: Show = "validated", json: Json = False) -> None:  # fmt: skip
+    page = write_report(folder, out, show)
+    if json:
+        print_json(folder, show, page)
+        return
+    print_table(folder, show)
+    console.print(f"report: {page}", soft_wrap=True)
+
+
+@app.command(help="The methods, or one method with its hyper-parameters and where their defaults come from.")
+def methods(name: Annotated[str | None, typer.Argument(help="a method, wrapper or package.module:Class")] = None) -> None:
+    listing.print_methods(name)
+
+
+@app.command(help="The datasets, their clients and what they need.")
+def datasets() -> None:
+    listing.print_datasets()
+
+
+@app.command(help="Show how a federation is divided: samples and classes of every client.")
+@with_flags({}, leave_out=("method", "model", "rounds", "local_epochs", "local_steps", "batch_size", "lr", "optimiser",
+                           "participation", "engine", "device", "dtype", "evaluate_every", "newcomer_epochs", "store",
+                           "memory"))  # fmt: skip
+def partition(**given: Any) -> None:
+    listing.print_partition(load_federation(read_config(given)))
+
+
+@new.command("method", help="Write a method's file and its test, ready to be run, checked and changed.")
+def new_method(name: str, folder: Annotated[Path, typer.Option(help="where to write")] = Path()) -> None:
+    made, test, path = scaffold.write_method(name, folder)
+    console.print(f"wrote {made} and {test}\nrun it:   posterity run --method {path}\ncheck it: posterity check {path}")
+
+
+@app.command(help="Run the laws that every method must keep on a method of yours.")
+def check(
+    method: str,
+    model: Annotated[str, typer.Option(help="network to check it with")] = "mlp",
+    json: Json = False,
+) -> None:
+    if not listing.print_verdicts(method, model, json):
+        raise typer.Exit(1)
+
+
+@app.command(help="The version.")
+def version() -> None:
+    print(__version__)
+
+
+def main() -> None:
+    """Run the command line; what users did wrong is told in a sentence, without a traceback."""
+    sys.path.insert(0, os.getcwd())  # a method or network of yours may live in the current folder
+    try:
+        app(standalone_mode=False)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except (click.exceptions.Abort, KeyboardInterrupt):
+        print("stopped; 'posterity resume FOLDER' goes on", file=sys.stderr)
+        sys.exit(130)
+    except ValueError as error:
+        if os.environ.get("POSTERITY_DEBUG"):
+            raise
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)

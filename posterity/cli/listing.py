@@ -1,0 +1,105 @@
+"""Tables of what there is: methods with their hyper-parameters, datasets, partitions, verdicts of the laws."""
+
+from __future__ import annotations
+
+import json as as_json
+from typing import Any
+
+from rich.markup import escape
+from rich.table import Table
+
+from posterity import data, methods
+from posterity.cli.show import console
+from posterity.core.hyper import Knob, knobs
+from posterity.core.training import Training
+from posterity.data.federation import Federation
+
+
+def print_methods(name: str | None) -> None:
+    """All methods and wrappers, or everything about one."""
+    if name is not None:
+        _print_method(name.lstrip("+"))
+        return
+    table = Table("Method", "label", "scored at", "reference", "hyper-parameters", title="Methods", title_justify="left")
+    for key, cls in methods.available().items():
+        names = ", ".join(f"{k.name}={k.default}" for k in knobs(cls) if k.name != "local")
+        table.add_row(key, cls.label, cls.scored, cls.reference, names)  # type: ignore[attr-defined]
+    console.print(table)
+    table = Table("Suffix", "what it does", "hyper-parameters", title="Wrappers", title_justify="left")
+    for key, cls in methods.wrappers().items():
+        names = ", ".join(f"{k.name}={k.default}" for k in knobs(cls))
+        table.add_row(f"+{key}", _first_line(cls), names)
+    console.print(table)
+    console.print("one in detail: posterity methods NAME; its training: --set local.NAME=VALUE")
+
+
+def _print_method(name: str) -> None:
+    cls = methods.wrappers().get(name) or methods.find(name)
+    console.print(escape((_module_doc(cls) or "").strip()), highlight=False)
+    own = [k for k in knobs(cls) if k.name != "local"]
+    _print_knobs("Hyper-parameters (--set NAME=VALUE)", own, "")
+    if name not in methods.wrappers():
+        _print_knobs("Training of the clients (--set local.NAME=VALUE, or the flags)", knobs(Training), "local.")
+
+
+def _print_knobs(title: str, found: list[Knob], prefix: str) -> None:
+    if not found:
+        return
+    table = Table("name", "default", "meaning", "source of the default", title=title, title_justify="left")
+    for knob in found:
+        meaning = knob.doc + (f" ({', '.join(knob.choices)})" if knob.choices else "")
+        table.add_row(prefix + knob.name, str(knob.default), escape(meaning), escape(knob.source or "ours"))
+    console.print(table)
+
+
+def _module_doc(cls: type) -> str | None:
+    return __import__(cls.__module__, fromlist=["_"]).__doc__
+
+
+def _first_line(cls: type) -> str:
+    return (_module_doc(cls) or "").strip().split("\n")[0]
+
+
+def print_datasets() -> None:
+    table = Table("Dataset", "what it is", "own clients", "files", title="Datasets", title_justify="left")
+    for d in data.available():
+        table.add_row(d.name, escape(d.description), "yes" if d.natural else "", "in the package" if d.embedded else
+                      "POSTERITY_DATA or --data-dir")  # fmt: skip
+    console.print(table)
+    console.print("mixes: a+b; your own: the path of an .npz, .csv, .parquet, or a folder of clients")
+
+
+def print_partition(federation: Federation) -> None:
+    """Samples of every client, and of every class where there are few."""
+    wide = 0 < federation.classes <= 20
+    names = federation.class_names or tuple(str(c) for c in range(federation.classes))
+    table = Table("Client", "train", "validation", "test", *(names if wide else ("classes",)),
+                  title=f"{federation.name}: {federation.clients} clients", title_justify="left")  # fmt: skip
+    histogram = federation.histogram(federation.train) if federation.classes else None
+    for k in range(federation.clients):
+        counts = [int(p.counts[k]) for p in (federation.train, federation.validation, federation.test)]
+        cells: list[Any] = []
+        if histogram is not None:
+            cells = [int(c) or "" for c in histogram[k]] if wide else [int((histogram[k] > 0).sum())]
+        late = " (newcomer)" if k >= federation.members else ""
+        table.add_row(escape(federation.names[k]) + late, *(str(v) for v in (*counts, *cells)))
+    console.print(table)
+    for note in federation.notes:
+        console.print(f"note: {escape(note)}")
+
+
+def print_verdicts(method: str, model: str, json: bool) -> bool:
+    """Run the laws on a method; whether all hold."""
+    from posterity.laws import check
+
+    verdicts = check(methods.build(method), model)
+    if json:
+        print(as_json.dumps([{"law": v.law, "holds": v.holds, "message": v.message} for v in verdicts]))
+        return all(v.holds for v in verdicts)
+    table = Table("Law", "verdict", "", title=f"{method} with {model}", title_justify="left")
+    for v in verdicts:
+        table.add_row(v.law, "[green]holds[/green]" if v.holds else "[red]broken[/red]", escape(v.message))
+    console.print(table)
+    broken = sum(not v.holds for v in verdicts)
+    console.print(f"{len(verdicts) - broken} of {len(verdicts)} laws hold" + (f", {broken} broken" if broken else ""))
+    return not broken

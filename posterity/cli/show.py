@@ -1,0 +1,85 @@
+"""What the terminal shows: progress while it runs, the report's own table at the end."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from posterity.experiment.run import Watch, silent
+from posterity.report import columns, finding, headline, load_runs
+
+console = Console()
+NAMES = {"validated": "round chosen on validation, shown on test", "paper": "best round on all held-out data",
+         "last": "last round, shown on test"}  # fmt: skip
+
+
+@contextmanager
+def progress(title: str, total: int, quiet: bool) -> Iterator[Watch]:
+    """A live line: rounds, time left, accuracy, clients per second."""
+    if quiet:
+        yield silent
+        return
+    bar = Progress(
+        TextColumn("{task.description:<24}"),
+        BarColumn(bar_width=24),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(compact=True),
+        TextColumn("{task.fields[note]}"),
+        console=console,
+    )
+    task, begun, visits, shown = bar.add_task(title, total=total, note=""), time.perf_counter(), [0], [""]
+    try:
+
+        def watch(round: int, rounds: int, lines: list[dict[str, Any]]) -> None:
+            bar.start()  # not before the first round: a mistake in the settings should stand alone
+            visits[0] += lines[0]["cohort"]
+            found = [x for x in lines if x["kind"] == "score" and x["part"] == "validation" and x["group"] == "members"]
+            if found:
+                metric = "accuracy" if "accuracy" in found[-1]["metrics"] else "mse"
+                best = {x["point"]: x["metrics"][metric]["pooled"] for x in found}
+                shown[0] = " ".join(f"{point} {value:.3f}" for point, value in best.items())
+            speed = visits[0] / max(1e-9, time.perf_counter() - begun)
+            bar.update(task, completed=round, note=f"{shown[0]}  {speed:,.0f} clients/s")
+
+        yield watch
+    finally:
+        bar.stop()
+
+
+def print_table(folder: Path, show: str) -> None:
+    """The headline table of a run or comparison, exactly as the report prints it."""
+    rows = headline(load_runs(folder), show)
+    table = Table(title=f"{show}: {NAMES[show]}", title_justify="left", header_style="bold", expand=False)
+    table.add_column("Method")
+    table.add_column("scored at")
+    shown = columns(rows)
+    for column in shown:
+        table.add_column(column.title, justify="right")
+    for row in rows:
+        cells = [row.cells[c.key] for c in shown]
+        texts = [f"[bold]{c.text}[/bold]" if c.best else c.text for c in cells]
+        table.add_row(row.label + (f" ({row.mark})" if row.mark else ""), row.point, *texts)
+    console.print(table)
+    console.print(finding(rows))
+
+
+def print_json(folder: Path, show: str, report: Path | None) -> None:
+    """The same numbers for another program."""
+    rows = headline(load_runs(folder), show)
+    table = [{"method": r.label, "point": r.point, "rounds": list(r.rounds), "seeds": r.seeds,
+              "values": {k: {"mean": _finite(c.mean), "sd": _finite(c.sd)} for k, c in r.cells.items()}}
+             for r in rows]  # fmt: skip
+    facts = {"folder": str(folder), "show": show, "report": str(report) if report else None, "rows": table}
+    print(json.dumps(facts))
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and value == value and abs(value) != float("inf") else None

@@ -1,0 +1,126 @@
+"""pFedVMP: its limits, a hand-worked round, its bytes. The specification's oracles are in tests/oracles."""
+
+import math
+
+import pytest
+import torch
+from oracles.worlds import DOUBLE, ENGINES, Run, federate, full_batch, images, mlp, points, same_bits
+
+from posterity import models
+from posterity.core.training import Training
+from posterity.core.tree import tree_rows
+from posterity.methods.fedper import FedPer
+from posterity.methods.pfedvmp import MODES, PFedVMP
+
+each_engine = pytest.mark.parametrize("engine", ENGINES, ids=lambda e: e.name)
+TRAINING = Training(lr=0.05, batch=4, epochs=1)
+
+
+@each_engine
+def test_two_clients_by_hand(engine):
+    """A linear network: the features are the inputs, so the centroids are means of the data and known by hand.
+
+    Client 1: class 0 at 0 and 2 (spread ((1 + 1)/1) = 2, Λ = 2/2 = 1, mean 1), class 1 at 4 (one sample: pooled
+    spread 2, Λ = 1/2). Client 2: class 0 at 5 and 6 (spread ½, Λ = 4, mean 5.5).
+    `isotropic`: µ_0 = (1·1 + 4·5.5) / 5 = 4.6, µ_1 = 4. `count`: µ_0 = (0 + 2 + 5 + 6) / 4 = 3.25. Class 2: nobody.
+    """
+    x = [torch.tensor(v, dtype=DOUBLE)[:, None] for v in ([0.0, 2.0, 4.0], [5.0, 6.0])]
+    federation = federate([(x[0], torch.tensor([0, 0, 1])), (x[1], torch.tensor([0, 0]))], classes=3)
+    model = models.build("linear", (1,), 3)
+    for mode, expected in (("isotropic", 4.6), ("count", 3.25)):
+        run = Run(PFedVMP(TRAINING, mode=mode), federation, model, engine).rounds(1)
+        assert run.state.centroids.flatten().tolist() == pytest.approx([expected, 4.0, 0.0], abs=1e-12)
+        assert run.state.known.tolist() == [1, 1, 0]
+        assert run.logs[0].report == {"known_classes": 2.0}
+
+
+@each_engine
+@pytest.mark.parametrize("mode", MODES)
+def test_without_pull_it_is_fedper(engine, mode):
+    federation = points((9, 5, 1))
+    runs = [Run(m, federation, mlp(federation), engine).rounds(2) for m in
+            (PFedVMP(TRAINING, xi=0.0, mode=mode), FedPer(TRAINING))]  # fmt: skip
+    assert same_bits(runs[0].state.params, runs[1].state.params)
+    assert same_bits(runs[0].store.rows, runs[1].store.rows)
+
+
+def test_the_pull_starts_when_centroids_are_known():
+    """`skip`: round 1 is FedPer's, round 2 is not. `zero`: round 1 already pulls to the prior mean."""
+    federation = points((9, 5, 1))
+    plain = Run(FedPer(TRAINING), federation, mlp(federation)).rounds(1)
+    skip = Run(PFedVMP(TRAINING), federation, mlp(federation)).rounds(1)
+    zero = Run(PFedVMP(TRAINING, warmup="zero"), federation, mlp(federation)).rounds(1)
+    assert same_bits(plain.state.params, skip.state.params)
+    assert not same_bits(plain.state.params, zero.state.params)
+    assert not same_bits(plain.rounds(1).state.params, skip.rounds(1).state.params)
+
+
+def test_one_client_knows_its_own_centroids():
+    """K = 1: every mode reads back the client's class means, over the features of the base it has trained."""
+    federation = points((17,))
+    model = mlp(federation)
+    for mode in MODES:
+        run = Run(PFedVMP(TRAINING, mode=mode), federation, model).rounds(1)
+        rows = federation.train.client(0)
+        z, _ = model.features({**run.state.params, **tree_rows(run.store.rows, 0)}, federation.x[rows])
+        means = torch.stack([z[federation.y[rows] == c].mean(0) for c in range(3)])
+        assert torch.allclose(run.state.centroids, means, atol=1e-9), mode
+
+
+def test_identical_clients_are_left_alone():
+    one = points((8,), seed=3)
+    x, y = one.x[one.train.client(0)], one.y[one.train.client(0)]
+    alone, several = (Run(PFedVMP(full_batch(2)), federate([(x, y)] * k, 3), mlp(one)).rounds(2) for k in (1, 3))
+    assert torch.allclose(alone.state.centroids, several.state.centroids, atol=1e-10)
+
+
+@pytest.mark.parametrize(("mode", "per_class"), [("printed", 8 * 8), ("shrinkage", 8 * 8), ("isotropic", 1), ("count", 1)])
+def test_bytes(mode, per_class):
+    """Up: d_b + 1 numbers, and per class the precision, d numbers and a count. Down: d_b, K·d centroids, K flags.
+
+    One more number per client comes down: whether the server has met it.
+    """
+    federation = points((5, 9, 4))
+    log = Run(PFedVMP(mode=mode), federation, mlp(federation), dtype=torch.float32).rounds(1).logs[0]
+    d_b, d, classes = 6 * 8 + 8, 8, 3
+    assert log.bytes_up == 3 * 4 * (d_b + 1 + classes * (per_class + d + 1))
+    assert log.bytes_down == 3 * 4 * (d_b + classes * d + classes + 1)
+
+
+def test_a_newcomer_is_the_nearest_centroid_rule():
+    """w_k = 2µ_k, b_k = −‖µ_k‖² ranks classes by −‖z − µ_k‖²."""
+    federation = points((20, 20, 20), held=12)
+    run = Run(PFedVMP(TRAINING, mode="count"), federation, mlp(federation)).rounds(2)
+    strange = run.outputs("received", strangers=True)[1]
+    model = run.world.model
+    z, _ = model.features(run.state.params, federation.x[federation.test.client(1)])
+    assert torch.equal(strange.argmax(-1), torch.cdist(z, run.state.centroids).argmin(-1))
+
+
+def test_it_runs_on_images():
+    federation = images()
+    model = models.build("cnn", (1, 8, 8), 3, feature_dim=8)
+    run = Run(PFedVMP(TRAINING, xi=1.0), federation, model).rounds(2)
+    assert math.isfinite(run.logs[-1].loss)
+    assert run.state.centroids.shape == (3, 8)
+
+
+def test_regression_is_refused():
+    one = torch.ones(1, 1)
+    with pytest.raises(ValueError, match="pFedVMP speaks about classes"):
+        Run(PFedVMP(), federate([(one, one[0])]), models.build("linear", (1,), 1, "regression"))
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"xi": -1.0}, "xi must not be negative"),
+        ({"mode": "isotopic"}, "did you mean 'isotropic'"),
+        ({"reduction": "max"}, "reduction = 'max' is unknown"),
+        ({"warmup": "none"}, "warmup = 'none' is unknown"),
+        ({"alpha": "large"}, "alpha takes a number"),
+    ],
+)
+def test_bad_hyper_parameters(given, message):
+    with pytest.raises(ValueError, match=message):
+        PFedVMP(**given)
