@@ -1,9 +1,9 @@
 """Personalised federated learning with honest uncertainty.
 
-    import posterity
-    result = posterity.run(method="pfedvmp", dataset="digits", partition="dirichlet:0.3", rounds=30)
-    result.metric("accuracy"), result.metric("ece")
-    result.predict_proba(client=3, x=images)
+import posterity
+result = posterity.run(method="pfedvmp", dataset="digits", partition="dirichlet:0.3", rounds=30)
+result.metric("accuracy"), result.metric("ece")
+result.predict_proba(client=3, x=images)
 """
 
 from __future__ import annotations

@@ -109,7 +109,9 @@ def report(folder: Path, out: Annotated[Path | None, typer.Option(help="file to 
 
 
 @app.command(help="The methods, or one method with its hyper-parameters and where their defaults come from.")
-def methods(name: Annotated[str | None, typer.Argument(help="a method, wrapper or package.module:Class")] = None) -> None:
+def methods(
+    name: Annotated[str | None, typer.Argument(help="a method, wrapper or package.module:Class")] = None,
+) -> None:
     listing.print_methods(name)
 
 

@@ -20,13 +20,15 @@ def print_methods(name: str | None) -> None:
     if name is not None:
         _print_method(name.lstrip("+"))
         return
-    table = Table("Method", "label", "scored at", "reference", "hyper-parameters", title="Methods", title_justify="left")
+    table = Table(
+        "Method", "label", "scored at", "reference", "hyper-parameters", title="Methods", title_justify="left"
+    )
     for key, cls in methods.available().items():
         names = ", ".join(f"{k.name}={k.default}" for k in knobs(cls) if k.name != "local")
         table.add_row(key, cls.label, cls.scored, cls.reference, names)  # type: ignore[attr-defined]
     console.print(table)
     table = Table("Suffix", "what it does", "hyper-parameters", title="Wrappers", title_justify="left")
-    for key, cls in methods.wrappers().items():
+    for key, cls in methods.suffixes().items():
         names = ", ".join(f"{k.name}={k.default}" for k in knobs(cls))
         table.add_row(f"+{key}", _first_line(cls), names)
     console.print(table)
@@ -34,11 +36,11 @@ def print_methods(name: str | None) -> None:
 
 
 def _print_method(name: str) -> None:
-    cls = methods.wrappers().get(name) or methods.find(name)
+    cls = methods.suffixes().get(name) or methods.find(name)
     console.print(escape((_module_doc(cls) or "").strip()), highlight=False)
     own = [k for k in knobs(cls) if k.name != "local"]
     _print_knobs("Hyper-parameters (--set NAME=VALUE)", own, "")
-    if name not in methods.wrappers():
+    if name not in methods.suffixes():
         _print_knobs("Training of the clients (--set local.NAME=VALUE, or the flags)", knobs(Training), "local.")
 
 
@@ -94,12 +96,12 @@ def print_verdicts(method: str, model: str, json: bool) -> bool:
 
     verdicts = check(methods.build(method), model)
     if json:
-        print(as_json.dumps([{"law": v.law, "holds": v.holds, "message": v.message} for v in verdicts]))
-        return all(v.holds for v in verdicts)
+        print(as_json.dumps([{"law": v.law, "held": v.held, "detail": v.detail} for v in verdicts]))
+        return all(v.held for v in verdicts)
     table = Table("Law", "verdict", "", title=f"{method} with {model}", title_justify="left")
     for v in verdicts:
-        table.add_row(v.law, "[green]holds[/green]" if v.holds else "[red]broken[/red]", escape(v.message))
+        table.add_row(v.law, "[green]holds[/green]" if v.held else "[red]broken[/red]", escape(v.detail))
     console.print(table)
-    broken = sum(not v.holds for v in verdicts)
+    broken = sum(not v.held for v in verdicts)
     console.print(f"{len(verdicts) - broken} of {len(verdicts)} laws hold" + (f", {broken} broken" if broken else ""))
     return not broken

@@ -77,8 +77,8 @@ from {module} import {title}
 
 
 def test_laws() -> None:
-    broken = [v for v in check({title}()) if not v.holds]
-    assert not broken, "\\n".join(f"{{v.law}}: {{v.message}}" for v in broken)
+    broken = [v for v in check({title}()) if not v.held]
+    assert not broken, "\\n".join(f"{{v.law}}: {{v.detail}}" for v in broken)
 
 
 def test_without_its_pull_it_is_fedavg() -> None:

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
@@ -17,6 +18,8 @@ from posterity.experiment.run import Watch, silent
 from posterity.report import columns, finding, headline, load_runs
 
 console = Console()
+WIDE = 130  # columns of a terminal that show the whole table; the report always does
+LEFT_OUT = ("balanced_accuracy", "brier", "sd", "seconds")
 NAMES = {"validated": "round chosen on validation, shown on test", "paper": "best round on all held-out data",
          "last": "last round, shown on test"}  # fmt: skip
 
@@ -57,12 +60,12 @@ def progress(title: str, total: int, quiet: bool) -> Iterator[Watch]:
 def print_table(folder: Path, show: str) -> None:
     """The headline table of a run or comparison, exactly as the report prints it."""
     rows = headline(load_runs(folder), show)
-    table = Table(title=f"{show}: {NAMES[show]}", title_justify="left", header_style="bold", expand=False)
-    table.add_column("Method")
-    table.add_column("scored at")
-    shown = columns(rows)
+    table = Table(title=f"{show}: {NAMES[show]}", title_justify="left", header_style="bold", box=SIMPLE_HEAD)
+    table.add_column("Method", no_wrap=True)
+    table.add_column("scored at", no_wrap=True)
+    shown = [c for c in columns(rows) if console.width >= WIDE or c.key not in LEFT_OUT]
     for column in shown:
-        table.add_column(column.title, justify="right")
+        table.add_column(column.title, justify="right", no_wrap=False)
     for row in rows:
         cells = [row.cells[c.key] for c in shown]
         texts = [f"[bold]{c.text}[/bold]" if c.best else c.text for c in cells]

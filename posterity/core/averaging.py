@@ -14,7 +14,7 @@ def weighted(params: Params, here: Here) -> Message:
 
 def averaged(params: Params, total: Message, server_lr: float = 1.0) -> Params:
     """`params` moved towards the mean by `server_lr`; leaves that nobody sent stay as they are."""
-    mean = total["params"].mean()  # type: ignore[union-attr, operator]
+    mean = total["params"].mean()
     old = {n: params[n] for n in mean}
     moved = mean if server_lr == 1 else tree_map(lambda p, m: p + server_lr * (m - p), old, mean)
     return {**params, **moved}

@@ -43,7 +43,7 @@ def make_key(seed: int, device: torch.device | str = "cpu") -> Tensor:
 def fold(key: Tensor, data: int | Tensor) -> Tensor:
     """A new key from `key` (..., 2) and a number; other numbers give independent keys. Broadcasts over `data`."""
     number = torch.as_tensor(data, dtype=torch.int64, device=key.device)
-    return torch.stack(torch.broadcast_tensors(*threefry(key, number & WORD, (number >> 32) & WORD)), -1)
+    return torch.stack(threefry(key, number & WORD, (number >> 32) & WORD), -1)
 
 
 def bits(key: Tensor, count: int) -> tuple[Tensor, Tensor]:

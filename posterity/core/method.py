@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Literal, Protocol
 from torch import Tensor
 
 from posterity.core.losses import log_predictive
-from posterity.core.monoid import Message
+from posterity.core.monoid import Message as Message
 from posterity.core.tree import STATIC, Tree, record
 
 Params = dict[str, Tensor]

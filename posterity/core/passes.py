@@ -53,7 +53,9 @@ def norms(names: Iterable[str], model: Any) -> list[str]:
 # --- passes ---------------------------------------------------------------------------------------------------------
 def descend(loss: Loss, optimiser: Optimiser, trains: Partition = everything, **how: Any) -> Pass:
     """Minimise `loss` over the leaves that `trains` names."""
-    return _learning(lambda moving, still, batch, here: _slope(loss, moving, still, batch, here), optimiser, trains, how)
+    return _learning(
+        lambda moving, still, batch, here: _slope(loss, moving, still, batch, here), optimiser, trains, how
+    )
 
 
 def gather(name: str, summarise: Summary, **how: Any) -> Pass:
@@ -152,7 +154,7 @@ def meta(
 
 
 def deal(batch: Batch, ways: int) -> list[Batch]:
-    """`ways` disjoint batches: rows 0, ways, 2·ways … to the first, and so on, so that a ragged rest is split evenly."""
+    """`ways` disjoint batches: rows 0, ways, 2·ways … to the first, and so on; a ragged rest is split evenly."""
     rows = [torch.arange(i, max(len(batch.mask), ways), ways, device=batch.mask.device) for i in range(ways)]
     parts = []
     for row in rows:
@@ -168,7 +170,10 @@ def _slope(loss: Loss, moving: Params, still: Params, batch: Batch, here: Here) 
 
 
 def _learning(
-    update: Callable[[Params, Params, Batch, Here], Update], optimiser: Optimiser, trains: Partition, how: dict[str, Any]
+    update: Callable[[Params, Params, Batch, Here], Update],
+    optimiser: Optimiser,
+    trains: Partition,
+    how: dict[str, Any],
 ) -> Pass:
     """A pass that moves `trains` by `optimiser` along the gradient that `update` returns."""
 

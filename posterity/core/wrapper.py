@@ -20,7 +20,7 @@ class Wrapper:
     @property
     def inner(self) -> Method:
         """The method that everything is handed to: `method`, or `method` with some fields replaced."""
-        return self.method  # type: ignore[no-any-return]
+        return self.method
 
     @property
     def label(self) -> str:

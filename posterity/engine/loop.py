@@ -59,9 +59,7 @@ def _walk(world: World, each: Pass, carry: Carry, here: Here, number: int) -> Ca
 
 def message(world: World, carries: list[Carry], here: Here) -> tuple[Message, Personal]:
     here = at(here, keys.MESSAGE)
-    pairs = [
-        world.method.message(carry, replace(select(here, i), kept=carry.kept)) for i, carry in enumerate(carries)
-    ]
+    pairs = [world.method.message(carry, replace(select(here, i), kept=carry.kept)) for i, carry in enumerate(carries)]
     return tree_stack([m for m, _ in pairs]), tree_stack([p for _, p in pairs])
 
 
@@ -77,7 +75,7 @@ def predict(world: World, carries: list[Carry], here: Here, part: Part) -> list[
         me = replace(select(here, i), kept=carry.kept)
         chunks = [
             world.method.predict(carry, world.federation.x[rows], replace(me, key=fold(me.key, c)))
-            for c, rows in enumerate(part.client(client).split(PREDICT_ROWS))
+            for c, rows in enumerate(torch.split(part.client(client), PREDICT_ROWS))
         ]
         outputs.append(torch.cat(chunks))
     return outputs

@@ -82,7 +82,7 @@ def blocks(world: World, clients: Tensor, passes: Any = ()) -> Iterator[Tensor]:
     sample = world.federation.x[0].numel() * world.federation.x.element_size()
     width = max([p.batch or int(counts.max()) for p in passes] or [1])
     each = COPIES * tree_bytes(world.initial) + ACTIVATIONS * sample * width
-    yield from clients.split(max(1, min(len(clients), world.memory // each)))
+    yield from torch.split(clients, max(1, min(len(clients), world.memory // each)))
 
 
 def meet(
@@ -169,9 +169,9 @@ def personal_model(world: World, state: Tree, store: Store, client: int, round: 
     strangers, index = client >= world.federation.members, torch.tensor([client])
     here, _ = meet(world, loop, state, store, index.to(world.root.device), round, strangers)
     passes = world.method.passes() if point == "trained" else ()
-    carry = loop.work(world, passes, loop.start(world, here), here, keys.TRAIN)
+    trained = loop.work(world, passes, loop.start(world, here), here, keys.TRAIN)
     adapt = world.method.adapt(world.method.adaptation if point == "adapted" else 0)
-    carry = loop.work(world, adapt, carry, here, keys.SCORE)[0]
+    carry = loop.work(world, adapt, trained, here, keys.SCORE)[0]
     return carry, replace(select(at(here, keys.PREDICT), 0), kept=carry.kept)
 
 

@@ -28,7 +28,7 @@ def offer(world: World, state: Tree, clients: Tensor | None, count: int) -> tupl
     if clients is None:
         shared, own = world.method.offer(state, None)
         return shared, tree_map(lambda leaf: leaf.expand(count, *leaf.shape), own)
-    return vmap(world.method.offer, in_dims=(None, 0), out_dims=(None, 0))(state, clients)  # type: ignore[no-any-return]
+    return vmap(world.method.offer, in_dims=(None, 0), out_dims=(None, 0))(state, clients)  # type: ignore[arg-type]
 
 
 def join(world: World, here: Here) -> Personal:
@@ -57,7 +57,7 @@ def _walk(world: World, each: Pass, carry: Carry, here: Here) -> Carry:
     here = replace(here, steps=plan.steps)
     carry = over(each.open, 0, dims(here))(carry, here)
     carry = _steps(world, each, carry, here, plan)
-    return over(each.close, 0, dims(here))(carry, here)  # type: ignore[no-any-return]
+    return over(each.close, 0, dims(here))(carry, here)
 
 
 def _steps(world: World, each: Pass, carry: Carry, here: Here, plan: Plan) -> Carry:
@@ -71,12 +71,12 @@ def _steps(world: World, each: Pass, carry: Carry, here: Here, plan: Plan) -> Ca
         rows, real = plan.rows(step, active)
         now = replace(here, step=torch.full_like(here.step, step), key=step_keys[:active, step])
         carry = step_of(carry, world.batch(rows, real), now)
-    return tree_cat([carry, *reversed(finished)])  # type: ignore[no-any-return]
+    return tree_cat([carry, *reversed(finished)])
 
 
 def message(world: World, carry: Carry, here: Here) -> tuple[Message, Personal]:
     here = at(replace(here, kept=carry.kept), keys.MESSAGE)
-    return over(world.method.message, 0, dims(here))(carry, here)  # type: ignore[no-any-return]
+    return over(world.method.message, 0, dims(here))(carry, here)
 
 
 def losses(carry: Carry) -> Tensor | None:

@@ -86,7 +86,7 @@ class Mapped:
         """Start a new journal for the checkpoint `commit`, which is on disk now."""
         self.commit, self.saved = commit, set()
         fresh = self.journal.with_suffix(".tmp")
-        fresh.write_bytes(np.int64([commit, self.width]).tobytes())
+        fresh.write_bytes(np.array([commit, self.width], np.int64).tobytes())
         os.replace(fresh, self.journal)
 
     def recover(self) -> int:
@@ -152,7 +152,7 @@ class Mapped:
 def _packed(rows: Tree) -> np.ndarray[tuple[int, int], np.dtype[np.uint8]]:
     """A stack of records as one row of bytes per client."""
     flat = [leaf.detach().cpu().contiguous().reshape(len(leaf), -1).view(torch.uint8) for _, leaf in tree_named(rows)]
-    return torch.cat(flat, 1).numpy()  # type: ignore[return-value]
+    return torch.cat(flat, 1).numpy()
 
 
 def _where(known: Tensor, old: Tensor, fresh: Tensor) -> Tensor:

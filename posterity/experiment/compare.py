@@ -18,7 +18,11 @@ Watching = Callable[[str, int], AbstractContextManager[Watch]]
 def demo_plan() -> tuple[Config, list[str], list[int]]:
     """What `posterity demo` runs: digits, Dirichlet(0.3), 20 clients, six methods, three seeds."""
     names = ["local", "fedavg", "fedavg+ft", "fedper", "fedmap", "pfedvmp"]
-    return Config(dataset="digits", partition="dirichlet:0.3", clients=20, rounds=40, evaluate_every=4), names, [0, 1, 2]
+    return (
+        Config(dataset="digits", partition="dirichlet:0.3", clients=20, rounds=40, evaluate_every=4),
+        names,
+        [0, 1, 2],
+    )
 
 
 def compare_runs(config: Config, names: list[str], seeds: list[int], out: Path, watching: Watching) -> None:
@@ -54,7 +58,7 @@ def resume_all(folder: Path, watching: Watching) -> None:
 
 
 def _fitting(name: str, config: Config, shared: dict[str, object], names: list[str]) -> dict[str, object]:
-    """Settings for one method of a comparison: one that only other methods have is theirs; one that none has is wrong."""
+    """Settings of one method in a comparison: what only others have is theirs; what none has is a mistake."""
     kept = {k: v for k, v in config.set.items() if k not in shared}
     for key, value in shared.items():
         errors = {}

@@ -27,7 +27,9 @@ class Config:
     partition: str | None = hyper(None, "dirichlet:0.3, balanced:0.5, pathological:3:100, major:2:0.2, quantity:1, iid")
     subset: str | None = hyper(None, "share of the data to use (25%), drawn before the partition")
     split: str = hyper("80/20", "training / held out, per client")
-    test_partition: str = hyper("same", "whose distribution the held-out part has", "", ("same", "independent", "common"))
+    test_partition: str = hyper(
+        "same", "whose distribution the held-out part has", "", ("same", "independent", "common")
+    )
     public: str = hyper("0", "share of the training data given to the server without labels (an assumption)")
     model: str = hyper("mlp", "network by name, or package.module:make")
     rounds: int = hyper(100, "rounds of training")

@@ -52,9 +52,7 @@ def start_run(
         return Journey(config, setup, out, watch).go()
 
 
-def resume_run(
-    out: Path, watch: Watch = silent, federation: Federation | None = None, model: Any = None
-) -> Result:
+def resume_run(out: Path, watch: Watch = silent, federation: Federation | None = None, model: Any = None) -> Result:
     """Go on with a run where its last checkpoint was written; a finished run is only read."""
     if not (out / files.CONFIG).exists():
         raise ValueError(f"{out} holds no run (there is no {files.CONFIG} in it)")
@@ -142,7 +140,7 @@ class Journey:
         if self.out is None:
             return
         found = files.read_checkpoint(self.out)
-        facts = found[1] if found else {"round": 0, "length": 0, "commit": 0, "seconds": 0.0}
+        facts: dict[str, Any] = found[1] if found else {"round": 0, "length": 0, "commit": 0, "seconds": 0.0}
         metrics = self.out / files.METRICS
         metrics.touch()
         with metrics.open("r+b") as file:

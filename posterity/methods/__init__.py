@@ -23,7 +23,7 @@ def available() -> dict[str, type]:
     return {name: _class_of(f"{__name__}.{name}", Any) for name in _files(__name__) if name != "wrappers"}
 
 
-def wrappers() -> dict[str, type]:
+def suffixes() -> dict[str, type]:
     """Every wrapper by its suffix."""
     package = f"{__name__}.wrappers"
     return {name: _class_of(f"{package}.{name}", Wrapper) for name in _files(package)}
@@ -44,9 +44,9 @@ def build(spec: str, settings: Mapping[str, Any] | None = None, training: Mappin
 
     A setting is `name` (a field of the method or of a wrapper), `wrapper.name`, or `local.name` (a field of Training).
     """
-    head, *suffixes = spec.split("+")
-    layers = [find(head), *(_wrapper(s) for s in suffixes)]
-    names = [head.rpartition(":")[2], *suffixes]
+    head, *endings = spec.split("+")
+    layers = [find(head), *(_wrapper(s) for s in endings)]
+    names = [head.rpartition(":")[2], *endings]
     chosen: list[dict[str, Any]] = [{} for _ in layers]
     local = dict(training or {})
     for key, value in (settings or {}).items():
@@ -85,7 +85,7 @@ def _place(key: str, layers: list[type], names: list[str], spec: str) -> tuple[i
 
 
 def _wrapper(suffix: str) -> type:
-    found = wrappers()
+    found = suffixes()
     if suffix not in found:
         raise ValueError(f"there is no wrapper +{suffix}: {nearest(suffix, found)}")
     return found[suffix]

@@ -47,7 +47,7 @@ class FedAvg(Method):
         return State(params)
 
     def start(self, here: Here) -> Params:
-        return here.shared.params  # type: ignore[no-any-return]
+        return here.shared.params
 
     def passes(self) -> tuple[Pass, ...]:
         return (self.local.descend(self.loss),)

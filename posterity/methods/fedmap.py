@@ -72,7 +72,7 @@ class FedMAP(Method):
 
     def start(self, here: Here) -> Params:
         if self.start_at == "own":
-            return here.personal  # type: ignore[no-any-return]
+            return here.personal
         buffers = here.model.buffers
         return {n: here.personal[n] if n in buffers else p for n, p in here.shared.params.items()}
 
@@ -104,7 +104,7 @@ class FedMAP(Method):
         return {"params": LogMean(weight, carry.params)}, carry.params
 
     def combine(self, state: State, total: Message, now: Now) -> State:
-        return State(total["params"].mean())  # type: ignore[union-attr, operator]  # (8)
+        return State(total["params"].mean())  # (8)
 
     def report(self, state: State, total: Message) -> dict[str, Tensor]:
-        return {"effective_clients": total["params"].effective()}  # type: ignore[union-attr]
+        return {"effective_clients": total["params"].effective()}

@@ -57,7 +57,7 @@ class FedProx(Method):
         return State(params)
 
     def start(self, here: Here) -> Params:
-        return here.shared.params  # type: ignore[no-any-return]
+        return here.shared.params
 
     def penalised(self, params: Params, batch: Batch, here: Here) -> tuple[Tensor, Params]:
         value, buffers = self.loss(params, batch, here)

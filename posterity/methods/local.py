@@ -45,7 +45,7 @@ class Local(Method):
         return here.initial
 
     def start(self, here: Here) -> Params:
-        return here.personal  # type: ignore[no-any-return]
+        return here.personal
 
     def passes(self) -> tuple[Pass, ...]:
         return (self.local.descend(),)

@@ -19,7 +19,8 @@ Differs from the paper (errata of the specification):
   E2  (11) trusts a client where its data vary: the default `shrinkage` inverts a regularised covariance instead;
       `printed` is (11), by a float64 SVD of the centred features with a rank cut (Σ is never formed to be inverted).
   E3  (11) is the precision of a feature, not of its mean: all modes but `printed` multiply by the class count Z.
-  E4  a class that a client does not have sends the zero factor.  E5  the prior of (4) is left out unless `prior` says so.
+  E4  a class that a client does not have sends the zero factor.
+  E5  (4) has a prior over the centroids, (13) has not: left out unless `prior` says so.
   E6  ξ₁ is the coefficient in the loss, so the equivalent precision is 2 ξ₁.
 Centroids are unknown, and pull nobody, until somebody has reported the class (`warmup="zero"`: the prior mean instead).
 A newcomer's head is the nearest-centroid rule w_k = 2µ_k, b_k = −‖µ_k‖² where the head is one linear layer.
@@ -186,7 +187,7 @@ class PFedVMP(Method):
 
     def combine(self, state: State, total: Message, now: Now) -> State:
         params = averaged(state.params, total)  # (10), (12)
-        factor, count = total["classes"].value["factor"], total["classes"].value["count"]  # type: ignore[union-attr]
+        factor, count = total["classes"].value["factor"], total["classes"].value["count"]
         centroids = read_centroids(factor, count, state.centroids, self.prior)
         return State(params, centroids, torch.maximum(state.known, (count > 0).to(state.known)), state.head)
 

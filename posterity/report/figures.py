@@ -109,7 +109,7 @@ def _frame(
 ) -> tuple[Canvas, Scale, Scale]:
     height = max(300.0 if width < 500 else 360.0, 15.0 * len(lines) + 110)
     longest = max(len(line.arm.label) for line in lines)
-    margin = min(CHARACTER * longest + 30, 0.34 * width)
+    margin = min(CHARACTER * longest + 40, 0.34 * width)
     values = [
         m + k * s
         for line in lines
@@ -137,7 +137,7 @@ def _apart(values: Sequence[float], x: Scale, words: Callable[[float], str]) -> 
 def _name_ends(canvas: Canvas, lines: Sequence[Line], x: Scale, y: Scale) -> None:
     """Names in one column right of the plot, each tied to its line's end by a thin leader."""
     wanted = [y(line.y[-1]) for line in lines]
-    column = x.end + 18
+    column = x.end + (18 if len(lines) <= 8 else 30)
     for line, end, place in zip(lines, wanted, spread(wanted, 15, y.end + 4, y.start - 4), strict=True):
         canvas.path(
             [(x(line.x[-1]) + 4, end), (x.end + 6, end), (column - 3, place)], f"leader {colour(line.arm.index)}"

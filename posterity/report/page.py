@@ -133,7 +133,8 @@ def _facts(runs: Sequence[Run], rows: Sequence[Row]) -> list[tuple[str, str]]:
         ("rounds", str(first.planned or first.reached)),
         ("participation", str(first.config.get("participation", ""))),
         ("seeds", ", ".join(map(str, seeds))),
-        ("runs", f"{len(runs)}" + (f" of {len(rows)} methods" if len(rows) > 1 else "")),
+        ("methods", str(len(rows)) if len(rows) > 1 else ""),
+        ("runs", str(len(runs))),
     ]
     return [(name, value) for name, value in facts if value]
 

@@ -160,8 +160,8 @@ def partition(federation: Federation, width: float) -> str:
     most = max((n for row in counts for n in row), default=1) or 1
     for c, name in enumerate(names):
         y = pitch * c + 14
-        canvas.line(left, y, left + step * shown, y, "grid")
-        if pitch > 10 or c % 10 == 0:
+        if pitch > 10 or c % 10 == 0:  # a hundred lines and names would be noise
+            canvas.line(left, y, left + step * shown, y, "grid")
             canvas.text(left - 8, y + 4, shorten(name, left - 12), "tick", "end")
     cloud = canvas.add("g", "bubble")
     spoken = width > 500 and sum(n > 0 for row in counts for n in row) <= TOLD

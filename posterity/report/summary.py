@@ -58,10 +58,10 @@ def finding(rows: Sequence[Row]) -> str:
     gap = _gap(top, rival, column)
     near = [r for r in ranked[1:] if tied(top, r.cells[column.key])]
     if not near and min(top.n, rival.n) > 1:
-        lead = f"{first.label} has the {_best(column)}: {_quoted(top, column)}, {gap} ahead of {second.label}"
+        lead = f"{first.label} has the {_best(column)}: {_quoted(top, column)}, {gap} {_past(column)} {second.label}"
         return f"{lead} ({_quoted(rival, column)}). The gap is larger than the spread over seeds{_wins(first, second)}."
     pair = f"{_quoted(top, column)} against {_quoted(rival, column)}"
-    ahead = f"{first.label} is {gap} ahead of {second.label} on {_noun(column)} ({pair})"
+    ahead = f"{first.label} is {gap} {_past(column)} {second.label} on {_noun(column)} ({pair})"
     if min(top.n, rival.n) < 2:
         return f"No clear winner: {ahead}, but with a single seed the spread is unknown."
     names = _join([first.label, *(r.label for r in near)])
@@ -70,6 +70,10 @@ def finding(rows: Sequence[Row]) -> str:
 
 def _noun(column: Column) -> str:
     return "mean squared error" if column.key == "mse" else "accuracy"
+
+
+def _past(column: Column) -> str:
+    return "below" if column.better < 0 else "ahead of"
 
 
 def _best(column: Column) -> str:

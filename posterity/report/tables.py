@@ -39,6 +39,11 @@ class Column:
     digits: int = 3
 
     @property
+    def heading(self) -> str:
+        """The title with its unit, where the cells do not carry it themselves."""
+        return f"{self.title}, %" if self.unit == "%" and "%" not in self.title else self.title
+
+    @property
     def hint(self) -> str:
         return {1: "higher is better", -1: "lower is better", 0: ""}[self.better]
 

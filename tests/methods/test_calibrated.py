@@ -13,11 +13,11 @@ from posterity.methods.wrappers.calibrated import Calibrated, fit_inverse_temper
 from posterity.methods.wrappers.ft import FineTuned
 
 each_engine = pytest.mark.parametrize("engine", ENGINES, ids=lambda e: e.name)
-TRAINING = Training(lr=0.3, batch=4, epochs=6)
+TRAINING = Training(lr=0.3, batch=4, epochs=3)
 
 
 def pair(engine=ENGINES[1], **how):
-    federation = points((30, 12, 8), held=25)
+    federation = points((12, 8), held=25)
     plain, calibrated = FineTuned(FedAvg(TRAINING), 3), Calibrated(FineTuned(FedAvg(TRAINING), 3), **how)
     return federation, *(Run(m, federation, mlp(federation), engine).rounds(1) for m in (plain, calibrated))
 
@@ -43,9 +43,10 @@ def test_beta_minimises_the_penalised_loss(width, sharpness):
 
 
 def test_two_classes_by_hand():
-    """Two samples with log-odds ±a for the truth: the slope is a·(σ(−βa) − σ(βa)) + (β − 1)/s².
+    """Two samples with log-odds +a and −a for their class: the slope is a·(σ(βa) − σ(−βa)) + (β − 1)/s².
 
-    With a = 2, s = 1: β solves β − 1 = 2·tanh(β)... of the sign that flattens: β = 1 − 2·tanh(β), β = 0.3376…
+    One sample is right and one is wrong. With a = 2 and s = 1 the slope is 2σ(2β) − 2σ(−2β) + β − 1, and since
+    σ(2β) − σ(−2β) = tanh β, β solves β + 2·tanh β = 1.
     """
     log_prob = torch.tensor([[2.0, 0.0], [2.0, 0.0]], dtype=DOUBLE).log_softmax(-1)
     beta = float(fit_inverse_temperature(log_prob, torch.tensor([0, 1]), torch.ones(2, dtype=DOUBLE), 1.0))

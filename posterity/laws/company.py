@@ -1,0 +1,178 @@
+"""Laws about company: engine, order, blocks, neighbours and padding leave no trace in what a client does."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from posterity.core.method import Batch, Now
+from posterity.core.monoid import fold_stack
+from posterity.core.tree import tree_bytes, tree_named, tree_rows
+from posterity.core.wrapper import Wrapper
+from posterity.engine.round import blocks, first_state
+from posterity.engine.world import World
+from posterity.laws.draws import heard
+from posterity.laws.gaps import near
+from posterity.laws.law import law
+from posterity.laws.subject import COHORTS, Subject, renumbered, some_order
+from posterity.laws.trace import POINTS, Round, one_round, outputs, run, trace
+
+HUGE = 1e4
+
+
+def agree(subject: Subject, left: Round, right: Round, where: str) -> None:
+    """Two rounds sent and left behind the same."""
+    for what in ("sent", "records", "rows", "state"):
+        near(getattr(left, what), getattr(right, what), f"{where}, {what}", subject.slack)
+
+
+@law(
+    "engines",
+    "One client at a time and all clients stacked give the same messages, records, states and predictions.",
+    "a mean over a batch that ignores batch.mask, a draw whose first axis is not the batch, `if` on a tensor, or a "
+    "statistic over rows in predict. Use core.losses.masked_mean; draw with the batch axis first.",
+)
+def law_engines(subject: Subject) -> None:
+    ones, many = trace(subject, "loop"), trace(subject, "stacked")
+    for number, (left, right) in enumerate(zip(ones.rounds, many.rounds, strict=True)):
+        for i, client in enumerate(left.clients.tolist()):
+            one, other = (tree_rows((r.sent, r.records), i) for r in (left, right))
+            near(one, other, f"loop and stacked, round {number}, client {client}", subject.slack)
+        agree(subject, left, right, f"loop and stacked, round {number}")
+    for point in POINTS:
+        alone, together = (outputs(subject, engine, point) for engine in ("loop", "stacked"))
+        near(alone, together, f"predictions of loop and stacked, {point}", subject.slack)
+
+
+@law(
+    "order",
+    "The order in which the clients of a cohort are met and added up does not matter.",
+    "a message kind whose `+` or `fold` is not symmetric (a running average, 'the last one wins'). Use Mean with a "
+    "weight, or Bag, which keeps everything in the order of the clients.",
+)
+def law_order(subject: Subject) -> None:
+    made, world = trace(subject, "stacked"), subject.world()
+    for number, done in enumerate(made.rounds):
+        state, _ = made.before(number)
+        now = Now(number, len(COHORTS), world.root, len(done.clients))
+        straight = subject.method.combine(state, fold_stack(done.sent), now)
+        for turn in range(3):
+            order = some_order(len(done.clients), turn) if turn else torch.arange(len(done.clients)).flip(0)
+            mixed = subject.method.combine(state, fold_stack(tree_rows(done.sent, order)), now)
+            near(mixed, straight, f"round {number}, messages added in order {order.tolist()}", subject.slack)
+    state, store = made.before(1)
+    again = one_round(world, "stacked", state, store, COHORTS[1][::-1], 1)
+    agree(subject, again, made.rounds[1], "round 1, cohort given backwards")
+
+
+@law(
+    "blocks",
+    "A cohort that is cut into several stacks ends like one stack.",
+    "`+` of the message kind does something else than its `fold`. Both must add the same way.",
+)
+def law_blocks(subject: Subject) -> None:
+    made, world = trace(subject, "stacked"), subject.world()
+    cohort, passes = torch.tensor(COHORTS[1]), subject.method.passes()
+    memory = 16 * tree_bytes(world.initial)
+    while len(list(blocks(replace(world, memory=memory), cohort, passes))) == 1 and memory > 1:
+        memory //= 2
+    while len(list(blocks(replace(world, memory=memory), cohort, passes))) > 3:
+        memory *= 2
+    for number in (0, 1):
+        state, store = made.before(number)
+        cut = one_round(replace(world, memory=memory), "stacked", state, store, COHORTS[number], number)
+        agree(subject, cut, made.rounds[number], f"round {number}, cut into blocks")
+
+
+@law(
+    "company",
+    "A client's message and record are the same alone or stacked with others.",
+    "padding that counts (a batch is as wide as its largest client), or a draw whose shape has the batch axis last. "
+    "Mask every sum over a batch; draw with the batch axis first.",
+)
+def law_company(subject: Subject) -> None:
+    made, world = trace(subject, "stacked"), subject.world()
+    for number in (0, 1):
+        done = made.rounds[number]
+        for i, client in enumerate(done.clients.tolist()):
+            if number == 1 and client not in (1, 5, 8):
+                continue
+            state, store = made.before(number)
+            alone = one_round(world, "stacked", state, store, [client], number)
+            left, right = tree_rows((alone.sent, alone.records), 0), tree_rows((done.sent, done.records), i)
+            near(left, right, f"round {number}, client {client} alone and in company", subject.slack)
+
+
+@dataclass(frozen=True)
+class Smudged(World):
+    """A world whose padding holds other samples, or huge numbers."""
+
+    scale: float = 1.0
+
+    def batch(self, rows: Tensor, mask: Tensor) -> Batch:
+        batch = super().batch(rows, mask)
+        other = (rows * 7 + 3) % len(self.federation.x)
+        real = mask.reshape(mask.shape + (1,) * (batch.x.dim() - mask.dim()))
+        x = torch.where(real, batch.x, self.scale * self.federation.x[other])
+        return Batch(x, torch.where(mask, batch.y, self.federation.y[other]), batch.mask)
+
+
+@law(
+    "mask",
+    "What lies behind the mask has no influence.",
+    "a mean, count or statistic over batch rows without batch.mask. Use core.losses.masked_mean, and hand the mask "
+    "to the model: here.model(params, batch.x, mask=batch.mask, train=True, key=here.key).",
+)
+def law_mask(subject: Subject) -> None:
+    made, world = trace(subject, "stacked"), subject.world()
+    for words, scale in (("other samples", 1.0), ("huge numbers", HUGE)):
+        smudged = Smudged(**world.__dict__, scale=scale)
+        for number in (0, 1):
+            state, store = made.before(number)
+            done = one_round(smudged, "stacked", state, store, COHORTS[number], number)
+            for i, client in enumerate(done.clients.tolist()):
+                one, other = (tree_rows((r.sent, r.records), i) for r in (done, made.rounds[number]))
+                near(one, other, f"round {number}, client {client}, padding filled with {words}", subject.slack)
+
+
+@dataclass(frozen=True)
+class Whole(Wrapper):
+    """The method with every pass over all data at once, so that no draw decides about batches."""
+
+    def passes(self) -> Any:
+        return tuple(replace(p, batch=None, shuffle=False) for p in self.inner.passes())
+
+
+@law(
+    "renumbering",
+    "Other numbers for the same clients change nothing but the numbers (all data in one batch, no noise).",
+    "arithmetic with here.client. It is a name: fold it into a key or look up a row with it, nothing else.",
+)
+def law_renumbering(subject: Subject) -> None:
+    members = subject.federation.members
+    order = some_order(members, 7)  # client j is now what order[j] was
+    world = subject.world(method=Whole(subject.method))
+    if heard(subject, subject.seed).keys or _tables_differ(first_state(world), members):
+        return  # draws depend on the number, and so do rows that started differently
+    place = torch.argsort(order)
+    cohort = COHORTS[1]
+    plain = run(world, "stacked", [cohort]).rounds[0]
+    moved_world = replace(world, federation=renumbered(subject.federation, order))
+    moved = run(moved_world, "stacked", [place[list(cohort)].tolist()]).rounds[0]
+    near(tree_rows(moved.rows, place), plain.rows, "records", subject.slack)
+    for (name, left), (_, right) in zip(_named(moved.state), _named(plain.state), strict=True):
+        table = left.dim() > 0 and len(left) == members and not name.startswith("params")
+        near({name: left[place] if table else left}, {name: right}, "state after one round", subject.slack)
+
+
+def _named(tree: Any) -> list[tuple[str, Tensor]]:
+    return list(tree_named(tree))
+
+
+def _tables_differ(state: Any, members: int) -> bool:
+    """Whether a table of the state, one row per client, begins with rows that are not all equal."""
+    tables = [leaf for name, leaf in _named(state) if not name.startswith("params") and leaf.dim()]
+    return any(len(t) == members and bool((t != t[:1]).any()) for t in tables)

@@ -1,0 +1,48 @@
+"""What a law is: a name, a statement, a function that raises, and what usually breaks it."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from posterity.laws.gaps import Broken
+from posterity.laws.subject import Subject
+
+
+class LawBroken(AssertionError):
+    """A method breaks a law; the text says which, where, by how much, and what usually helps."""
+
+    def __init__(self, law: str, statement: str, found: str, cause: str) -> None:
+        super().__init__(f"law '{law}' is broken: {statement}\n  found: {found}\n  usual cause and remedy: {cause}")
+        self.law, self.statement, self.found, self.cause = law, statement, found, cause
+
+
+@dataclass(frozen=True)
+class Law:
+    name: str
+    statement: str
+    function: Callable[[Subject], None]
+
+
+FOUND: list[Law] = []
+
+
+def law(name: str, statement: str, cause: str) -> Callable[[Callable[[Subject], None]], Callable[[Subject], None]]:
+    """Make a function a law: it joins the list, and whatever it or the method raises becomes a `LawBroken`."""
+
+    def wrap(function: Callable[[Subject], None]) -> Callable[[Subject], None]:
+        @functools.wraps(function)
+        def checked(subject: Subject) -> None:
+            try:
+                function(subject)
+            except Broken as found:
+                raise LawBroken(name, statement, str(found), cause) from None
+            except Exception as error:
+                text = f"{type(error).__name__}: {str(error).strip() or '(no text)'}"
+                raise LawBroken(name, statement, f"the run failed with {text}", cause) from error
+
+        FOUND.append(Law(name, statement, checked))
+        return checked
+
+    return wrap

@@ -1,0 +1,157 @@
+"""Laws about purity: a function's answer depends on its arguments alone, and it writes to none of them."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from posterity.core.method import Pass
+from posterity.core.tree import Tree, tree_named
+from posterity.core.wrapper import Wrapper
+from posterity.engine import loop
+from posterity.engine.round import first_state, score, train_round
+from posterity.engine.store import Memory
+from posterity.laws.gaps import Broken, same_bits, worst
+from posterity.laws.law import law
+from posterity.laws.subject import COHORTS, Subject
+from posterity.laws.trace import one_round, run, trace
+
+
+def photograph(tree: Tree) -> list[tuple[str, Tensor, int, Tensor]]:
+    """Every tensor with its version counter and a copy."""
+    return [(n, t, t._version, t.clone()) for n, t in tree_named(tree) if isinstance(t, Tensor)]
+
+
+def unchanged(before: list[tuple[str, Tensor, int, Tensor]], after: Tree, where: str) -> None:
+    """Nothing was written to since the photograph, and no leaf came or went."""
+    if [n for n, *_ in before] != [n for n, t in tree_named(after) if isinstance(t, Tensor)]:
+        raise Broken(f"{where} added, removed or reordered leaves of what it was handed")
+    for name, tensor, version, copy in before:
+        if tensor._version != version or worst(tensor, copy)[0] > 0:
+            raise Broken(f"{where} wrote to leaf {name!r} of what it was handed")
+
+
+def twice(name: str, function: Callable[..., Any], *args: Any) -> Any:
+    """Call `function` twice, compare the bits of both answers, and see that the arguments are as they were."""
+    here = next((a for a in args if hasattr(a, "client") and hasattr(a, "round")), None)
+    where = name if here is None else f"{name} (client {int(here.client)}, round {int(here.round)})"
+    before = photograph(args)
+    first = function(*args)
+    kept = photograph(first)
+    unchanged(before, args, where)
+    second = function(*args)
+    unchanged(kept, first, f"the second call of {where}")
+    same_bits(
+        {n: t for n, t in tree_named(second) if isinstance(t, Tensor)},
+        {n: t for n, t in tree_named(first) if isinstance(t, Tensor)},
+        f"{where} called twice with the same arguments",
+    )
+    return first
+
+
+def _checked(each: Pass, number: int, of: str) -> Pass:
+    def doubled(name: str) -> Callable[..., Any]:
+        return lambda *args: twice(f"{name} of pass {number} of {of}", getattr(each, name), *args)
+
+    return replace(each, step=doubled("step"), open=doubled("open"), close=doubled("close"))
+
+
+@dataclass(frozen=True)
+class Twice(Wrapper):
+    """The method with every function called twice and watched."""
+
+    def init(self, *args: Any) -> Any:
+        return twice("init", self.inner.init, *args)
+
+    def offer(self, *args: Any) -> Any:
+        return twice("offer", self.inner.offer, *args)
+
+    def combine(self, *args: Any) -> Any:
+        return twice("combine", self.inner.combine, *args)
+
+    def report(self, *args: Any) -> Any:
+        return twice("report", self.inner.report, *args)
+
+    def join(self, *args: Any) -> Any:
+        return twice("join", self.inner.join, *args)
+
+    def start(self, *args: Any) -> Any:
+        return twice("start", self.inner.start, *args)
+
+    def message(self, *args: Any) -> Any:
+        return twice("message", self.inner.message, *args)
+
+    def predict(self, *args: Any) -> Any:
+        return twice("predict", self.inner.predict, *args)
+
+    def passes(self) -> tuple[Pass, ...]:
+        return tuple(_checked(p, i, "passes") for i, p in enumerate(self.inner.passes()))
+
+    def adapt(self, epochs: int) -> tuple[Pass, ...]:
+        return tuple(_checked(p, i, "adapt") for i, p in enumerate(self.inner.adapt(epochs)))
+
+
+@law(
+    "purity",
+    "The same call gives the same bits, and nothing that a function is handed is written to.",
+    "state kept outside State and Personal (a module-level dict, an attribute of the method), or an in-place "
+    "operation (add_, +=, dict assignment). Put what must last into State or Personal and return new tensors.",
+)
+def law_purity(subject: Subject) -> None:
+    world = subject.world(method=Twice(subject.method))
+    state, store = first_state(world), Memory(subject.federation.members)
+    for number, cohort in enumerate(((1, 2, 3), (1, 4))):
+        state, _ = train_round(world, loop, state, store, torch.tensor(cohort), number, 2)
+    tests = [subject.federation.test]
+    for point in ("adapted", "trained"):
+        score(world, loop, state, store, torch.tensor([1, 12]), 2, tests, point)
+    newcomer = torch.tensor([subject.federation.members])
+    score(world, loop, state, store, newcomer, 2, tests, "received", strangers=True)
+
+
+def global_generators() -> dict[str, Any]:
+    """The states of the generators that a method must not touch."""
+    state: Any = np.random.get_state()
+    return {
+        "torch": torch.get_rng_state().tolist(),
+        "numpy.random": (state[1].tolist(), state[2]),
+        "random": random.getstate(),
+    }
+
+
+@law(
+    "seed",
+    "The same seed gives the same bits, another seed other ones, and no global generator is touched.",
+    "torch.randn, numpy.random or random in a method. Draw with core.draw and here.key; in combine with now.key.",
+)
+def law_seed(subject: Subject) -> None:
+    before = global_generators()
+    few = [COHORTS[0][1:4]]
+    ones = run(subject.world(), "loop", few)
+    for name, state in global_generators().items():
+        if state != before[name]:
+            raise Broken(f"the global generator of {name} moved during round 0")
+    same_bits(_end(ones), _end(run(subject.world(), "loop", few)), "the same seed, round 0, loop")
+    made = trace(subject, "stacked")
+    again = run(subject.world(), "stacked", COHORTS[:2])
+    same_bits(_end(again), (made.rounds[1].state, made.rounds[1].rows), "the same seed, rounds 0 and 1, stacked")
+    draws = [p for p in subject.method.passes() if p.shuffle and p.batch is not None and p.learns]
+    if any(p.batch is not None and p.batch < max(len(r) for r in _rows(subject)) for p in draws):
+        state, store = made.before(0)
+        other = one_round(subject.world(seed=subject.seed + 1), "stacked", state, store, COHORTS[0], 0)
+        if worst((other.state, other.rows), (made.rounds[0].state, made.rounds[0].rows))[0] == 0:
+            raise Broken("another seed gave the same bits in round 0, although the order of the samples is drawn")
+
+
+def _rows(subject: Subject) -> list[Tensor]:
+    return [subject.federation.train.client(c) for c in COHORTS[0]]
+
+
+def _end(made: Any) -> Tree:
+    return made.rounds[-1].state, made.rounds[-1].rows

@@ -1,0 +1,228 @@
+"""Laws about what lasts: records, states, refused messages, scoring and resuming."""
+
+from __future__ import annotations
+
+import torch
+from safetensors.torch import load, save
+from torch import Tensor
+
+from posterity.core.method import Personal
+from posterity.core.monoid import Message, Rows
+from posterity.core.tree import Tree, tree_filled, tree_leaves, tree_map, tree_named, tree_rows
+from posterity.engine.round import ENGINES, first_state, meet
+from posterity.engine.store import Memory
+from posterity.laws.gaps import Broken, near, same_bits, shapes
+from posterity.laws.law import law
+from posterity.laws.purity import photograph, unchanged
+from posterity.laws.subject import COHORTS, Subject
+from posterity.laws.trace import POINTS, Change, Trace, copied, one_round, outputs, run, trace
+
+
+@law(
+    "absent",
+    "The records of absent clients do not change in a single bit, nor do their rows in a state that remembers them.",
+    "combine builds a new table and forgets the old rows. Use total[...].into(state.table), which replaces the rows "
+    "that arrived and keeps the others.",
+)
+def law_absent(subject: Subject) -> None:
+    for engine in ("loop", "stacked"):
+        made = trace(subject, engine)
+        for number, done in enumerate(made.rounds):
+            state, store = made.before(number)
+            absent = [c for c in range(subject.federation.members) if c not in COHORTS[number]]
+            if bool((store.known[absent] != done.known[absent]).any()):
+                raise Broken(f"round {number}, {engine}: a client that was absent has a record now")
+            old = [c for c in absent if bool(store.known[c])]
+            if old:
+                now, then = tree_rows(done.rows, old), tree_rows(store.rows, old)
+                same_bits(now, then, f"round {number}, {engine}, records of the absent clients {old}")
+            if "remembered" in subject.method.absent:
+                _tables(done.sent, state, done.state, absent, f"round {number}, {engine}")
+
+
+def _tables(sent: Message, before: Tree, after: Tree, absent: list[int], where: str) -> None:
+    """Tables of the state that hold what `Rows` brings: rows of absent clients stay."""
+    sizes = {tuple(v.shape[1:]) for part in sent.values() if isinstance(part, Rows) for v in tree_leaves(part.value)}
+    old, new = dict(tree_named(before)), dict(tree_named(after))
+    for name, table in old.items():
+        if not name.startswith("params") and table.dim() and len(table) > max(absent) and table.shape[1:] in sizes:
+            for client in absent:
+                same_bits(new[name][client], table[client], f"{where}, state {name!r}, row of absent client {client}")
+
+
+@law(
+    "structure",
+    "State and Personal keep names, order, shapes and kinds for ever; join and message return one structure; "
+    "state.params holds the network's leaves.",
+    "join returns () or {} and message something else, a dict rebuilt in another order, or a State without params. "
+    "Build both from the same names in the same order, e.g. {n: new[n] for n in here.initial}.",
+)
+def law_structure(subject: Subject) -> None:
+    world, made = subject.world(), trace(subject, "stacked")
+    params = getattr(made.first, "params", None)
+    if not isinstance(params, dict) or not set(subject.model.leaves) <= set(params):
+        raise Broken(f"state.params of the first state does not hold the leaves {list(subject.model.leaves)}")
+    for name in subject.model.leaves:
+        if params[name].shape != world.initial[name].shape:
+            raise Broken(f"state.params[{name!r}] has shape {tuple(params[name].shape)}, not the network's")
+    here, _ = meet(world, ENGINES["loop"], made.first, Memory(subject.federation.members), torch.tensor(COHORTS[0]), 0)
+    fresh = shapes(tree_rows(here.personal, 0))
+    for number, done in enumerate(made.rounds):
+        _same_shapes(shapes(made.first), shapes(done.state), f"state after round {number}")
+        _same_shapes(fresh, shapes(tree_rows(done.records, 0)), f"record of join and of message, round {number}")
+        _same_shapes(shapes(made.rounds[0].sent), _as_many(done.sent, made.rounds[0].sent), f"message, round {number}")
+
+
+def _as_many(tree: Tree, like: Tree) -> list[tuple[str, tuple[int, ...], torch.dtype]]:
+    """Shapes with the number of clients of another stack."""
+    count = len(tree_leaves(like)[0]) if tree_leaves(like) else 0
+    return [(name, (count, *shape[1:]), kind) for name, shape, kind in shapes(tree)]
+
+
+def _same_shapes(left: list[tuple[str, tuple[int, ...], torch.dtype]], right: object, where: str) -> None:
+    if left != right:
+        raise Broken(f"{where}: the leaves were {left} and are {right}")
+
+
+@law(
+    "precision",
+    "float32 in, float32 out: states, records, messages and predictions.",
+    "a float64 tensor that meets the parameters (torch.tensor([2.0], dtype=float64) * p, numpy numbers, "
+    "torch.where of two Python numbers). Cast to here.n.dtype, or to the leaf's own with .to(p).",
+)
+def law_precision(subject: Subject) -> None:
+    thin = Subject(subject.method, subject.model, subject.federation.to("cpu", torch.float32), dtype=torch.float32)
+    made = run(thin.world(), "stacked", COHORTS[:2])
+    thin.memory["trace stacked"] = made
+    looked = {"state": made.state, "records": made.rounds[1].records, "messages": made.rounds[1].sent}
+    looked["predictions"] = {point: outputs(thin, "stacked", point) for point in POINTS}
+    for what, tree in looked.items():
+        for name, leaf in tree_named(tree):
+            if leaf.is_floating_point() and leaf.dtype != torch.float32:
+                raise Broken(f"{what}: leaf {name!r} is {leaf.dtype} in a float32 run")
+
+
+@law(
+    "scoring",
+    "Scoring leaves no trace, at every evaluation point.",
+    "predict or adapt writes to what it was handed. Return new tensors.",
+)
+def law_scoring(subject: Subject) -> None:
+    made = trace(subject, "stacked")
+    state, store = made.state, made.store()
+    world = subject.world()
+    watched = (state, store.rows, store.known, subject.federation.x, world.initial)
+    before = photograph(watched)
+    for engine in ("loop", "stacked"):
+        for point in POINTS:
+            first = outputs(subject, engine, point, state=state, store=store)
+            unchanged(before, watched, f"scoring ({point}, {engine})")
+            same_bits(outputs(subject, engine, point), first, f"scored twice ({point}, {engine})")
+
+
+@law(
+    "newcomers",
+    "A client that the server has never met can be scored, equally by both engines.",
+    "offer cannot cope with client None, or looks up a row by a number that the tables do not have. Offer a neutral "
+    "row when client is None.",
+)
+def law_newcomers(subject: Subject) -> None:
+    for point in POINTS[:2]:
+        ones, many = (outputs(subject, engine, point, strangers=True) for engine in ("loop", "stacked"))
+        near(ones, many, f"predictions for newcomers, {point}, loop and stacked", subject.slack)
+        if not all(bool(leaf.isfinite().all()) for leaf in many):
+            raise Broken(f"predictions for newcomers, {point}, are not finite")
+
+
+@law(
+    "probabilities",
+    "What predict returns are log-probabilities that sum to 1 (for regression: a mean and a positive variance).",
+    "predict returns logits, or an average of logarithms. End with log_softmax; average probabilities, not logarithms.",
+)
+def law_probabilities(subject: Subject) -> None:
+    for strangers, points in ((False, POINTS), (True, POINTS[:2])):
+        for point in points:
+            for client, output in enumerate(outputs(subject, "stacked", point, strangers=strangers)):
+                _proper(output, subject, f"{point}, {'newcomer' if strangers else 'scored client'} no. {client}")
+
+
+def _proper(output: Tensor, subject: Subject, where: str) -> None:
+    if subject.federation.task == "regression":
+        if not bool(output.isfinite().all()) or not bool((output[:, 1] > 0).all()):
+            raise Broken(f"{where}: a variance is not positive, or a number is not finite")
+        return
+    if output.dim() != 2 or output.shape[1] != subject.federation.classes:
+        raise Broken(f"{where}: shape {tuple(output.shape)}, not (samples, {subject.federation.classes})")
+    error = (output.exp().sum(-1) - 1).abs()
+    if len(error) and not bool((error < 1e-9).all()):
+        raise Broken(f"{where}: probabilities sum to {float(output.exp().sum(-1)[error.argmax()]):.6g}")
+
+
+def _poison(victims: tuple[int, ...]) -> Change:
+    """Turns every floating number that `victims` send (or keep, if nothing is sent) into NaN."""
+
+    def change(clients: Tensor, sent: Message, records: Personal) -> tuple[Message, Personal]:
+        bad = torch.tensor([int(c) in victims for c in clients])
+
+        def spoil(leaf: Tensor) -> Tensor:
+            where = bad.reshape(-1, *[1] * (leaf.dim() - 1))
+            return torch.where(where, torch.nan, leaf) if leaf.is_floating_point() else leaf
+
+        speaks = any(leaf.is_floating_point() for leaf in tree_leaves(sent))
+        return (tree_map(spoil, sent), records) if speaks else (sent, tree_map(spoil, records))
+
+    return change
+
+
+@law(
+    "refusal",
+    "A message that is not finite is left out and named, its client's record stays as it was, and the round equals one "
+    "without that client; if all are refused, nothing changes.",
+    "combine counts clients by itself. Take the weight from the total, or the number of accepted messages from "
+    "now.cohort.",
+)
+def law_refusal(subject: Subject) -> None:
+    made, world, victim = trace(subject, "stacked"), subject.world(), 1
+    if not any(leaf.is_floating_point() for leaf in tree_leaves((made.rounds[0].sent, made.rounds[0].records))):
+        return  # nothing that could be refused
+    state, store = made.before(1)
+    done = one_round(world, "stacked", state, store, COHORTS[1], 1, _poison((victim,)))
+    if [r.client for r in done.log.refused] != [victim]:
+        raise Broken(f"client {victim} sent NaN, but refused were {done.log.refused}")
+    _rolled_back(made, done.rows, victim)
+    state, store = made.before(1)
+    without = one_round(world, "stacked", state, store, [c for c in COHORTS[1] if c != victim], 1)
+    near((done.state, done.rows), (without.state, without.rows), "the round without the client", subject.slack)
+    state, store = made.before(1)
+    all_bad = one_round(world, "stacked", state, store, COHORTS[1], 1, _poison(COHORTS[1]))
+    if not all_bad.log.empty:
+        raise Broken("every message was NaN, but the round is not reported as empty")
+    before = (state, made.rounds[0].rows, made.rounds[0].known)
+    same_bits((all_bad.state, all_bad.rows, all_bad.known), before, "a round in which all were refused")
+
+
+def _rolled_back(made: Trace, rows: Tree, victim: int) -> None:
+    now, then = tree_rows(rows, victim), tree_rows(made.rounds[0].rows, victim)
+    same_bits(now, then, f"record of the refused client {victim}")
+
+
+@law(
+    "resume",
+    "State and records that were saved by name and read again continue bit for bit.",
+    "something that lasts is kept in a field marked static, or outside State and Personal.",
+)
+def law_resume(subject: Subject) -> None:
+    made, world = trace(subject, "stacked"), subject.world()
+    for number in (1, 2):
+        state, store = made.before(number)
+        stored = {f"state:{n}": t.clone().contiguous() for n, t in tree_named(state)}
+        stored |= {f"rows:{n}": t.clone().contiguous() for n, t in tree_named(store.rows)}
+        named = load(save({**stored, "known": store.known}))
+        fresh, again = first_state(world), Memory(subject.federation.members)
+        state = tree_filled(fresh, {n: named[f"state:{n}"] for n, _ in tree_named(fresh)})
+        again.rows = tree_filled(copied(store.rows), {n: named[f"rows:{n}"] for n, _ in tree_named(store.rows)})
+        again.known = named["known"]
+        done = one_round(world, "stacked", state, again, COHORTS[number], number)
+        straight = made.rounds[number]
+        pair = (done.state, done.rows, done.known), (straight.state, straight.rows, straight.known)
+        same_bits(*pair, f"round {number} after a restart")

@@ -1,0 +1,130 @@
+"""Laws about adding up: messages are elements of a commutative monoid, and the server looks at their sum only."""
+
+from __future__ import annotations
+
+import math
+import random
+from dataclasses import replace
+from typing import Any
+
+from posterity.core.method import Now
+from posterity.core.monoid import LogMean, Mean, Message, Moments, Sum, fold_stack, merge, zero_like
+from posterity.core.tree import Tree, tree_map, tree_rows
+from posterity.laws.gaps import Broken, near, same_bits
+from posterity.laws.law import law
+from posterity.laws.subject import COHORTS, Subject
+from posterity.laws.trace import Round, trace
+
+TREES = 4
+Parts = list[Message]
+
+
+def singles(done: Round) -> Parts:
+    """Every client's message of a round as a total of its own, in float64."""
+    return [fold_stack(tree_rows(done.sent, slice(i, i + 1))) for i in range(len(done.clients))]
+
+
+def grown(parts: Parts, lot: random.Random) -> Message:
+    """The total of `parts` by a random tree of merges."""
+    left = list(parts)
+    while len(left) > 1:
+        a, b = left.pop(lot.randrange(len(left))), left.pop(lot.randrange(len(left)))
+        left.append(merge(a, b))
+    return left[0]
+
+
+@law(
+    "sums",
+    "Messages add up: zero changes nothing, + commutes and associates, and every tree of merges gives one total.",
+    "a message kind of your own whose zero is not neutral (the zero of a maximum is minus infinity, not 0), or whose "
+    "`+` loses the weights. Prefer Sum, Mean, LogMean, Moments, Rows and Bag of core.monoid.",
+)
+def law_sums(subject: Subject) -> None:
+    lot = random.Random(0)
+    for number, done in enumerate(trace(subject, "stacked").rounds):
+        parts, total = singles(done), fold_stack(done.sent)
+        where = f"round {number}"
+        for client, part in zip(done.clients.tolist(), parts, strict=True):
+            zero = zero_like(part)
+            near(merge(zero, part), part, f"{where}, zero + message of client {client}", subject.slack)
+            near(merge(part, zero), part, f"{where}, message of client {client} + zero", subject.slack)
+        near(merge(total, zero_like(total)), total, f"{where}, total + zero", subject.slack)
+        for _ in range(TREES):
+            a, b, c = lot.sample(parts, 3)
+            near(merge(a, b), merge(b, a), f"{where}, a + b and b + a", subject.slack)
+            near(merge(merge(a, b), c), merge(a, merge(b, c)), f"{where}, (a + b) + c and a + (b + c)", subject.slack)
+            near(grown(parts, lot), total, f"{where}, a random tree of merges and the whole stack", subject.slack)
+
+
+def _weighed(part: Any, log_share: float) -> Any:
+    """A part of a message at e^log_share of its weight; None where the kind has no weight."""
+    share = math.exp(log_share)
+    if isinstance(part, Mean):
+        return Mean(tree_map(lambda w: w * share, part.weight), part.value)
+    if isinstance(part, Moments):
+        return Moments(part.weight * share, part.mean, tree_map(lambda s: s * share, part.square))
+    if isinstance(part, LogMean):
+        return LogMean(part.log_weight + log_share, part.value)
+    if isinstance(part, Sum):
+        return Sum(tree_map(lambda v: v * share, part.value), part.within)
+    return None
+
+
+def _plain(part: Any) -> Tree:
+    """What a total says, without the count of clients that a LogMean reports."""
+    return (part.log_weight, part.value) if isinstance(part, LogMean) else part
+
+
+@law(
+    "weights",
+    "Weight counts, not the number of messages: a client of weight zero adds nothing, and two copies of a client at "
+    "half weight are that client, for the sum and for the state that follows.",
+    "dividing by now.cohort what Mean has divided already, or scaling by the number of messages. Let Mean divide; "
+    "where a constant is needed, take it from facts.clients.",
+)
+def law_weights(subject: Subject) -> None:
+    made, world = trace(subject, "stacked"), subject.world()
+    for number, done in enumerate(made.rounds):
+        parts, total = singles(done), fold_stack(done.sent)
+        nothing = {n: _weighed(p, -math.inf) for n, p in parts[0].items()}
+        halves = [{n: _weighed(p, -math.log(2)) for n, p in part.items()} for part in parts]
+        usable = [n for n, p in halves[0].items() if p is not None]
+        doubled = tree_sum([{n: h[n] for n in usable} for h in (*halves, *halves)])
+        for name in usable:
+            same = {name: _plain(total[name])}
+            near(
+                {name: _plain(doubled[name])}, same, f"round {number}, every client twice at half weight", subject.slack
+            )
+            more = total[name] + nothing[name]
+            near({name: _plain(more)}, same, f"round {number}, a client of weight zero added", subject.slack)
+        if usable and len(usable) == len(total):
+            state, _ = made.before(number)
+            now = Now(number, len(COHORTS), world.root, len(parts))
+            once = subject.method.combine(state, total, now)
+            twice = subject.method.combine(state, doubled, replace(now, cohort=2 * len(parts)))
+            near(twice, once, f"state after round {number}, every client twice at half weight", subject.slack)
+
+
+def tree_sum(parts: Parts) -> Message:
+    total = parts[0]
+    for part in parts[1:]:
+        total = merge(total, part)
+    return total
+
+
+@law(
+    "empty",
+    "Combining the total of no clients raises, or leaves the state as it was; it never invents one.",
+    "reading total[...].value where total[...].mean() would raise. Use mean(), or mean(missing=...) to keep leaves.",
+)
+def law_empty(subject: Subject) -> None:
+    made, world = trace(subject, "stacked"), subject.world()
+    done, (state, _) = made.rounds[1], made.before(1)
+    nothing = zero_like(fold_stack(done.sent))
+    try:
+        after = subject.method.combine(state, nothing, Now(1, len(COHORTS), world.root, 0))
+    except ValueError:
+        return
+    except Exception as error:
+        raise Broken(f"combine raised {type(error).__name__} ({error}); an empty total is a ValueError") from None
+    same_bits(tree_map(lambda a, b: a.to(b), after, state), state, "state after nobody's message")

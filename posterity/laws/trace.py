@@ -1,0 +1,132 @@
+"""Runs whose every message, record and state is kept, so that several laws can look at one run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from posterity.core.method import Personal
+from posterity.core.monoid import Message
+from posterity.core.tree import Tree, tree_cat, tree_map, tree_rows
+from posterity.engine.round import ENGINES, Log, first_state, score, train_round
+from posterity.engine.store import Memory
+from posterity.engine.world import World
+from posterity.laws.subject import COHORTS, SCORED, Subject
+
+POINTS = ("received", "adapted", "trained")
+Change = Callable[[Tensor, Message, Personal], tuple[Message, Personal]]
+
+
+@dataclass(frozen=True)
+class Round:
+    """One round, as it ended; messages and records in the order of the clients."""
+
+    clients: Tensor
+    sent: Message
+    records: Tree
+    state: Tree
+    known: Tensor
+    rows: Tree  # of all members
+    log: Log
+
+
+@dataclass(frozen=True)
+class Trace:
+    first: Tree
+    rounds: tuple[Round, ...]
+
+    @property
+    def state(self) -> Tree:
+        return self.rounds[-1].state
+
+    def store(self, after: int | None = None) -> Memory:
+        """The records as they were after a round (before the first: -1), free to be written to."""
+        end = self.rounds[-1 if after is None else after]
+        store = Memory(len(end.known))
+        if after is None or after >= 0:
+            store.known, store.rows = end.known.clone(), copied(end.rows)
+        return store
+
+    def before(self, number: int) -> tuple[Tree, Memory]:
+        """State and records with which a round began."""
+        return (self.first if number == 0 else self.rounds[number - 1].state), self.store(number - 1)
+
+
+def copied(tree: Tree) -> Tree:
+    return tree_map(lambda leaf: leaf.clone(), tree)
+
+
+def spied(engine: ModuleType, seen: list[tuple[Tensor, Message, Personal]], change: Change | None = None) -> ModuleType:
+    """`engine`, whose messages are noted in `seen` after `change` had its way with them."""
+    spy = ModuleType(engine.__name__)
+    spy.__dict__.update(engine.__dict__)
+
+    def message(world: World, carry: Any, here: Any) -> tuple[Message, Personal]:
+        sent, records = engine.message(world, carry, here)
+        if change is not None:
+            sent, records = change(here.client, sent, records)
+        seen.append((here.client, sent, records))
+        return sent, records
+
+    spy.__dict__["message"] = message
+    return spy
+
+
+def one_round(
+    world: World,
+    engine: str,
+    state: Tree,
+    store: Memory,
+    cohort: Sequence[int],
+    number: int,
+    change: Change | None = None,
+) -> Round:
+    """One round; `store` is written to, as the engine does."""
+    seen: list[tuple[Tensor, Message, Personal]] = []
+    ids = torch.tensor(cohort, dtype=torch.int64)
+    state, log = train_round(world, spied(ENGINES[engine], seen, change), state, store, ids, number, len(COHORTS))
+    clients = torch.cat([c for c, _, _ in seen])
+    order = torch.argsort(clients)
+    sent, records = (tree_rows(tree_cat([v[i] for v in seen]), order) for i in (1, 2))
+    return Round(clients[order], sent, records, state, store.known.clone(), copied(store.rows), log)
+
+
+def run(world: World, engine: str, cohorts: Sequence[Sequence[int]] = COHORTS) -> Trace:
+    """Rounds from the first state on."""
+    state = first = first_state(world)
+    store, rounds = Memory(world.federation.members), []
+    for number, cohort in enumerate(cohorts):
+        rounds.append(one_round(world, engine, state, store, cohort, number))
+        state = rounds[-1].state
+    return Trace(first, tuple(rounds))
+
+
+def trace(subject: Subject, engine: str) -> Trace:
+    """The subject's run with one engine, made once."""
+    made: Trace = subject.once(f"trace {engine}", lambda: run(subject.world(), engine))
+    return made
+
+
+def outputs(
+    subject: Subject, engine: str, point: str, strangers: bool = False, state: Tree = None, store: Memory | None = None
+) -> list[Tensor]:
+    """Outputs on everything held out, one tensor per scored client (or newcomer); by default after the last round."""
+    if state is None or store is None:
+        name, end = f"outputs {engine} {point} {strangers}", trace(subject, "stacked")
+        made: list[Tensor] = subject.once(
+            name, lambda: outputs(subject, engine, point, strangers, end.state, end.store())
+        )
+        return made
+    federation = subject.federation
+    ids = range(federation.members, federation.clients) if strangers else SCORED
+    parts = [federation.test, federation.validation]
+    clients = torch.tensor(list(ids))
+    found = score(
+        subject.world(), ENGINES[engine], state, store, clients, len(COHORTS), parts, point, strangers=strangers
+    )
+    return [torch.cat(pair) for pair in zip(*found, strict=True)]

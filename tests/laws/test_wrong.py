@@ -1,0 +1,61 @@
+"""Wrong methods are caught by the law that names their mistake, and their corrected twins keep it."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+
+import pytest
+
+from posterity.laws import LAWS, LawBroken, check, subject
+
+from . import wrong
+from .roster import LOCAL
+
+FILES = [f.name for f in pkgutil.iter_modules(wrong.__path__)]
+NAMED = {law.name: law for law in LAWS}
+
+
+def load(file):
+    return importlib.import_module(f"{wrong.__name__}.{file}")
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_caught_by_its_law(file):
+    module = load(file)
+    with pytest.raises(LawBroken) as caught:
+        NAMED[module.LAW].function(subject(module.Wrong(LOCAL)))
+    assert caught.value.law == module.LAW
+    text = str(caught.value)
+    assert NAMED[module.LAW].statement in text
+    assert "remedy" in text
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_twin_keeps_the_law(file):
+    module = load(file)
+    verdicts = check(module.Right(LOCAL), only=[module.LAW])
+    assert [v.detail for v in verdicts] == [""]
+
+
+@pytest.mark.everything
+@pytest.mark.parametrize("file", FILES)
+def test_twin_keeps_every_law(file):
+    broken = [v.detail for v in check(load(file).Right(LOCAL)) if not v.held]
+    assert broken == []
+
+
+def test_every_listed_mistake_is_here():
+    listed = {"order", "padding", "global_random", "fixed_key", "absent", "zero", "cohort", "outside"}
+    assert listed <= set(FILES)
+
+
+def test_a_crash_is_a_broken_law_and_not_a_crash_of_check():
+    (verdict,) = check(load("global_random").Wrong(LOCAL), only=["engines"])
+    assert not verdict.held
+    assert "randomness" in verdict.detail
+
+
+def test_an_unknown_law_is_named_with_the_possible_ones():
+    with pytest.raises(ValueError, match="did you mean 'order'"):
+        check(load("order").Right(LOCAL), only=["ordre"])

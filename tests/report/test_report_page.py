@@ -1,0 +1,166 @@
+"""The page: it parses, it fetches nothing, it says what the tables say, and a browser can draw it."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from html.parser import HTMLParser
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from fake_runs import comparison, write_run
+
+from posterity.report import finding, headline, load_runs, write_report
+from posterity.report.svg import spread, ticks
+
+VOID = {"meta", "br", "hr", "img", "input", "link"}
+
+
+class Outline(HTMLParser):
+    """Checks that tags nest, and keeps the text and the attributes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.text: list[str] = []
+        self.attributes: list[tuple[str, str, str]] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.attributes += [(tag, name, value or "") for name, value in attrs]
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.attributes += [(tag, name, value or "") for name, value in attrs]
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text.append(data)
+
+
+def outline(page: Path) -> Outline:
+    parser = Outline()
+    parser.feed(page.read_text(encoding="utf-8"))
+    parser.close()
+    assert parser.open == []
+    return parser
+
+
+def words(page: Path) -> str:
+    return re.sub(r"\s+", " ", "".join(outline(page).text).replace("\u00a0", " "))
+
+
+def test_page_says_what_the_table_says(trio: Path, tmp_path: Path) -> None:
+    page = write_report(trio, tmp_path / "page.html")
+    said = words(page)
+    rows = headline(load_runs(trio))
+    assert finding(rows) in said
+    for row in rows:
+        for cell in row.cells.values():
+            assert cell.text in said
+    for phrase in (
+        "Selection rule validated",
+        "Newcomers",
+        "on the common test set",
+        "not finite <&>",
+        "1 empty round",
+    ):
+        assert phrase in said
+    assert "pFedVMP, seed 7: running, round 18 of 40. It is left out of the means" in said
+    assert "effective clients" in said
+    assert "posterity run --method pfedvmp --dataset digits --seed 2" in said
+
+
+def test_page_needs_nothing_from_outside(trio: Path, tmp_path: Path) -> None:
+    page = write_report(trio, tmp_path / "page.html")
+    seen = outline(page)
+    assert not {tag for tag, _, _ in seen.attributes} & {"script", "link", "img", "iframe", "object"}
+    for tag, name, value in seen.attributes:
+        assert not re.search(r"https?:|//|javascript:", value), (tag, name, value)
+        assert not name.startswith("on")
+        if name in ("href", "src"):
+            assert value.startswith("#")
+    assert not re.search(r"url\(|@import", page.read_text(encoding="utf-8"))
+
+
+def test_links_lead_somewhere(trio: Path, tmp_path: Path) -> None:
+    seen = outline(write_report(trio, tmp_path / "page.html")).attributes
+    ids = {value for _, name, value in seen if name == "id"}
+    assert {value.removeprefix("#") for tag, name, value in seen if (tag, name) == ("a", "href")} <= ids
+
+
+def test_everything_is_escaped(tmp_path: Path) -> None:
+    evil = "<script>alert(1)</script>"
+    folder = write_run(tmp_path / "a", "fedavg", 0.7, 0)
+    for name in ("run.json", "config.toml"):
+        text = (folder / name).read_text()
+        text = text.replace("FedAvg", evil).replace("hospital 3", evil).replace("digit 4", evil)
+        (folder / name).write_text(text.replace("mlp", evil).replace("8×8", evil))
+    page = write_report(tmp_path)
+    assert evil not in page.read_text(encoding="utf-8")
+    assert evil in words(page)
+
+
+def test_default_place_and_no_draft_left(tmp_path: Path) -> None:
+    write_run(tmp_path / "a", "fedavg", 0.7, 0)
+    assert write_report(tmp_path) == tmp_path / "report.html"
+    assert write_report(tmp_path) == tmp_path / "report.html"
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["a", "report.html"]
+
+
+def test_a_run_folder_is_its_own_report(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "a", "pfedvmp", 0.9, 0)
+    said = words(write_report(folder))
+    assert "pFedVMP on digits" in said
+    assert "no other method here to compare it with" in said
+    assert "A single seed, so no band." in said
+    assert "± one standard deviation" not in said
+
+
+@pytest.mark.parametrize("show", ["validated", "paper", "last"])
+@pytest.mark.parametrize(
+    "options",
+    [{"task": "regression"}, {"classes": 2}, {"parts": ("test",)}, {"clients": 1}, {"rounds": 1}, {"clients": 75}],
+)
+def test_variants_and_missing_parts(tmp_path: Path, show: str, options: dict[str, object]) -> None:
+    comparison(tmp_path, {"fedavg": 0.7, "pfedvmp": 0.8}, 2, **options)
+    said = words(write_report(tmp_path, show=show))
+    assert f"Selection rule {show}" in said
+    assert ("The first 60 of 75 clients" in said) == (options.get("clients") == 75)
+    assert not re.search(r"\b(nan|None)\b", said)
+
+
+def test_many_methods_stay_below_a_megabyte(tmp_path: Path) -> None:
+    methods = {f"method-with-a-long-name-{k}": 0.6 + 0.015 * k for k in range(20)}
+    comparison(tmp_path, methods, 2, clients=60, classes=100, rounds=40, every=4)
+    assert write_report(tmp_path).stat().st_size < 1_000_000
+
+
+def test_labels_never_overlap() -> None:
+    placed = spread([100, 101, 102, 40, 300, 299], 15, 30, 310)
+    ordered = sorted(placed)
+    assert all(b - a >= 15 - 1e-9 for a, b in pairwise(ordered))
+    assert ordered[0] >= 30
+    assert ordered[-1] <= 310
+    assert placed[3] == 40
+
+
+def test_ticks_are_round() -> None:
+    assert ticks(0.22, 0.95, 8) == [0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9]
+    assert ticks(3, 3, 5) == [3]
+
+
+@pytest.mark.skipif(shutil.which("chromium") is None, reason="no chromium here")
+@pytest.mark.parametrize("width", [1280, 390])
+def test_browser_draws_it(trio: Path, tmp_path: Path, width: int) -> None:
+    page, picture = write_report(trio, tmp_path / "page.html"), tmp_path / "page.png"
+    flags = "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking"
+    quiet = "--disable-component-update --disable-sync --hide-scrollbars"
+    where = [f"--user-data-dir={tmp_path / 'profile'}", f"--screenshot={picture}", f"--window-size={width},3000"]
+    command = ["chromium", *flags.split(), *quiet.split(), *where, page.as_uri()]
+    subprocess.run(command, check=True, timeout=120, capture_output=True)
+    assert picture.stat().st_size > 100_000, "an empty page is a few kilobytes"
