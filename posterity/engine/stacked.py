@@ -18,7 +18,7 @@ from posterity.core.tree import Tree, tree_cat, tree_map, tree_rows
 from posterity.data.federation import Part
 from posterity.engine import keys
 from posterity.engine.plan import Plan, make_plan
-from posterity.engine.world import PREDICT_ROWS, World, at, dims, over, select
+from posterity.engine.world import PREDICT_ROWS, World, at, over, select, solid
 
 name = "stacked"
 
@@ -32,11 +32,11 @@ def offer(world: World, state: Tree, clients: Tensor | None, count: int) -> tupl
 
 
 def join(world: World, here: Here) -> Personal:
-    return over(world.method.join, dims(here))(at(here, keys.JOIN))
+    return solid(over(world.method.join, at(here, keys.JOIN)))
 
 
 def start(world: World, here: Here) -> Carry:
-    return Carry(over(world.method.start, dims(here))(at(here, keys.START)), {}, ())
+    return Carry(solid(over(world.method.start, at(here, keys.START))), {}, ())
 
 
 def work(world: World, passes: tuple[Pass, ...], carry: Carry, here: Here, stage: int) -> Carry:
@@ -55,13 +55,13 @@ def _walk(world: World, each: Pass, carry: Carry, here: Here) -> Carry:
         back = torch.argsort(order)
         return tree_rows(_walk(world, each, tree_rows(carry, order), select(here, order)), back)
     here = replace(here, steps=plan.steps)
-    carry = over(each.open, 0, dims(here))(carry, here)
+    carry = solid(over(each.open, here, carry))
     carry = _steps(world, each, carry, here, plan)
-    return over(each.close, 0, dims(here))(carry, here)
+    return over(each.close, here, carry)
 
 
 def _steps(world: World, each: Pass, carry: Carry, here: Here, plan: Plan) -> Carry:
-    length, step_of = plan.length(), vmap(each.step, in_dims=(0, 0, dims(here)))
+    length = plan.length()
     step_keys = fold(here.key[:, None], torch.arange(length, device=here.key.device))  # (m, steps, 2)
     finished: list[Carry] = []
     for step, active in enumerate(plan.active()):
@@ -70,13 +70,13 @@ def _steps(world: World, each: Pass, carry: Carry, here: Here, plan: Plan) -> Ca
             carry, here = tree_rows(carry, slice(active)), select(here, slice(active))
         rows, real = plan.rows(step, active)
         now = replace(here, step=torch.full_like(here.step, step), key=step_keys[:active, step])
-        carry = step_of(carry, world.batch(rows, real), now)
+        carry = over(each.step, now, carry, world.batch(rows, real))
     return tree_cat([carry, *reversed(finished)])
 
 
 def message(world: World, carry: Carry, here: Here) -> tuple[Message, Personal]:
     here = at(replace(here, kept=carry.kept), keys.MESSAGE)
-    return over(world.method.message, 0, dims(here))(carry, here)
+    return solid(over(world.method.message, here, carry))
 
 
 def losses(carry: Carry) -> Tensor | None:
@@ -92,13 +92,12 @@ def predict(world: World, carry: Carry, here: Here, part: Part) -> list[Tensor]:
     order = torch.argsort(plan.steps, descending=True, stable=True)
     carry, here = tree_rows(carry, order), select(here, order)
     plan = make_plan(look, part, here.client, here.key)
-    infer = vmap(world.method.predict, in_dims=(0, 0, dims(here)))
     chunks: list[list[Tensor]] = [[] for _ in here.client]
     counts = plan.count.tolist()
     for step, active in enumerate(plan.active()):
         rows, _ = plan.rows(step, active)
         some = replace(select(here, slice(active)), key=fold(here.key[:active], step))
-        outputs = infer(tree_rows(carry, slice(active)), world.federation.x[rows], some)
+        outputs = over(world.method.predict, some, tree_rows(carry, slice(active)), world.federation.x[rows])
         for i in range(active):
             chunks[i].append(outputs[i, : max(0, min(PREDICT_ROWS, counts[i] - step * PREDICT_ROWS))])
     inverse = torch.argsort(order).tolist()

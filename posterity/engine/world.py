@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.func import vmap
 
 from posterity.core.draw import fold
 from posterity.core.method import Batch, Here, Method, Params
@@ -40,15 +41,12 @@ class World:
         return Batch(self.federation.x[rows], self.federation.y[rows], mask.to(self.dtype))
 
 
-def dims(here: Here) -> Here:
-    """Which axis of each field of a stacked `here` counts clients: 0, or None for what all clients share."""
-    return Here(None, 0, 0, 0, 0, 0, 0, None, None, 0, None, here.model)  # type: ignore[arg-type]
+PER_CLIENT = ("own", "personal", "kept", "client", "n", "steps", "key")  # fields of a stacked `here` with a client axis
 
 
 def select(here: Here, index: Any) -> Here:
     """Some clients of a stacked `here`, or one of them unstacked."""
-    per_client = ("own", "personal", "kept", "client", "n", "steps", "key")
-    return replace(here, **{name: tree_rows(getattr(here, name), index) for name in per_client})
+    return replace(here, **{name: tree_rows(getattr(here, name), index) for name in PER_CLIENT})
 
 
 def arrive(world: World, clients: Tensor, round: int, shared: Tree, own: Tree) -> Here:
@@ -75,7 +73,16 @@ def at(here: Here, stage: int) -> Here:
     return replace(here, key=fold(here.key, stage))
 
 
-def over(function: Callable[..., Any], *axes: Any) -> Callable[..., Any]:
-    """`function` for a stack of clients; outputs that depend on no client are copied out of their stride-0 views."""
-    mapped = torch.func.vmap(function, in_dims=axes)
-    return lambda *args: tree_map(lambda leaf: leaf.contiguous(), mapped(*args))
+def over(function: Callable[..., Any], here: Here, *stacks: Any) -> Any:
+    """`function(*stacks, here)` for every client of a stack at once.
+
+    Only what differs between clients is mapped; the broadcast is a constant of the mapped function, which saves
+    flattening it at every step.
+    """
+    mine = {name: getattr(here, name) for name in PER_CLIENT}
+    return vmap(lambda mine, *rest: function(*rest, replace(here, **mine)))(mine, *stacks)
+
+
+def solid(tree: Tree) -> Tree:
+    """Outputs that depend on no client are stride-0 views; give them memory of their own."""
+    return tree_map(lambda leaf: leaf.contiguous(), tree)

@@ -160,7 +160,7 @@ def load_run(folder: Path) -> Run:
         scored=next((p for p in (config.get("scored"), method.get("scored")) if p in POINTS), "received"),
         seed=config.get("seed"),
         status=str(facts.get("status") or "running"),
-        seconds=_number(facts.get("seconds")),
+        seconds=_number(facts.get("seconds")) or sum(r.seconds or 0.0 for r in rounds) or None,  # 0 until it ends
         planned=config.get("rounds"),
         federation=_federation(facts.get("federation") or {}),
         rounds=rounds,

@@ -117,7 +117,7 @@ def pooled_bins(arm: Arm, rule: str) -> list[tuple[float, float, float]]:
 def reliability(arm: Arm, bins: Sequence[tuple[float, float, float]]) -> str:
     """Accuracy against confidence by bin; below it the share of predictions in each bin, which says what to ignore."""
     canvas = Canvas(220, 268, f"Reliability of {arm.label}")
-    x, y = Scale(0, 1, 34, 212), Scale(0, 1, 190, 12)
+    x, y = Scale(0, 1, 34, 212), Scale(0, 1, 190, 22)
     for tick in (0.0, 0.5, 1.0):
         canvas.line(x.start, y(tick), x.end, y(tick), "grid")
         canvas.text(x.start - 5, y(tick) + 4, percent(tick), "tick", "end")
@@ -141,7 +141,7 @@ def reliability(arm: Arm, bins: Sequence[tuple[float, float, float]]) -> str:
         canvas.add("circle", f"dot {colour(arm.index)}", cx=cx, cy=cy, r=2.5)
     canvas.line(x.start, 238, x.end, 238, "axis")
     canvas.text(x.end, 265, "confidence, %", "tick", "end")
-    canvas.text(x.start + 6, y.end + 10, "accuracy, %", "tick")
+    canvas.text(x.start - 26, y.end - 12, "accuracy, %", "tick")
     return canvas.svg()
 
 

@@ -45,7 +45,8 @@ def goal_column(run: Run) -> Column:
 def finding(rows: Sequence[Row]) -> str:
     """Who leads on the headline metric, by how much, and whether that is more than the spread over seeds."""
     column = goal_column(rows[0].arm.runs[0])
-    ranked = [r for r in rows if column.key in r.cells]
+    settled = [r for r in rows if not r.mark] or rows  # a run that is still going has not won or lost yet
+    ranked = [r for r in settled if column.key in r.cells]
     if not ranked:
         return f"The scores that the rule “{rows[0].rule}” needs were not written, so nothing can be ranked by it."
     first, top = ranked[0], ranked[0].cells[column.key]
@@ -218,7 +219,7 @@ def cautions(runs: Sequence[Run], rows: Sequence[Row]) -> list[str]:
         said.append("The methods were not run with the same seeds; see “Every run”.")
     points = {row.point for row in rows}
     if len(points) > 1:
-        names = _join(sorted(points))
+        names = _join([f"“{p}”" for p in sorted(points)])
         said.append(
             f"The methods are scored at different evaluation points ({names}), each at the one its paper means."
         )

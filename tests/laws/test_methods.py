@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import functools
+import pkgutil
 
 import pytest
-import torch
 
-from posterity.laws import LAWS, subject
+import posterity.methods
+from posterity.laws import LAWS, check, subject
+from posterity.methods.fedavg import FedAvg
 
 from .roster import cases
 
@@ -15,17 +17,9 @@ CASES = {f"{name}-{model}": (method, model, long) for name, method, model, long 
 
 
 @functools.lru_cache(maxsize=1)  # tests are sorted by case: one subject at a time, its runs shared by all laws
-def subject_of(case: str):
+def subject_of(case):
     method, model, _ = CASES[case]
     return subject(method, model)
-
-
-@pytest.fixture(autouse=True)
-def _one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize(
@@ -38,3 +32,16 @@ def _one_thread():
 )
 def test_law(case, law):
     law.function(subject_of(case))
+
+
+def test_every_file_is_under_the_laws():
+    files = {f.name for f in pkgutil.iter_modules(posterity.methods.__path__) if not f.ispkg and f.name[0] != "_"}
+    assert files == {case.removesuffix("-mlp") for case in CASES if case.endswith("-mlp")} & files
+
+
+def test_check_is_deterministic_and_says_how_long_it_took():
+    names = ["structure", "sums"]
+    first, second = (check(FedAvg(), only=names) for _ in range(2))
+    assert [(v.law, v.held, v.detail) for v in first] == [(v.law, v.held, v.detail) for v in second]
+    assert {v.law for v in first} == set(names)
+    assert all(v.held and v.seconds > 0 for v in first)

@@ -29,7 +29,7 @@ def nll(outputs, federation, part):
 @pytest.mark.parametrize("width", [0.3, 1.0, 100.0])
 @pytest.mark.parametrize("sharpness", [0.2, 1.0, 6.0])
 def test_beta_minimises_the_penalised_loss(width, sharpness):
-    """Against scipy's bounded minimiser of Σ −log softmax(βl)[y] + (β − 1)²/(2s²), on twelve samples of four classes."""
+    """Against scipy's minimiser of Σ −log softmax(βl)[y] + (β − 1)²/(2s²), on twelve samples of four classes."""
     generator = torch.Generator().manual_seed(int(10 * sharpness))
     logits = sharpness * torch.randn(12, 4, generator=generator, dtype=DOUBLE)
     y = torch.distributions.Categorical(logits=logits / sharpness).sample()
@@ -76,9 +76,7 @@ def test_the_test_part_is_never_read():
     federation.x[federation.test.rows] = 1e6
     federation.y[federation.test.rows] = 0
     after = Run(calibrated.world.method, federation, calibrated.world.model).rounds(1)
-    assert all(
-        torch.equal(a, b) for a, b in zip(before, after.outputs("adapted", federation.validation), strict=True)
-    )
+    assert all(torch.equal(a, b) for a, b in zip(before, after.outputs("adapted", federation.validation), strict=True))
 
 
 def test_validation_labels_do_change_it():
@@ -105,7 +103,7 @@ def test_a_client_without_validation_samples_is_left_alone():
 
 
 def test_training_and_bytes_are_the_inner_methods():
-    federation, plain, calibrated = pair()
+    _, plain, calibrated = pair()
     assert calibrated.world.method.label == "FedAvg-FT (calibrated)"
     assert torch.equal(plain.state.params["head.weight"], calibrated.state.params["head.weight"])
     assert plain.logs[0].bytes_up == calibrated.logs[0].bytes_up

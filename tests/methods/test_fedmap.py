@@ -44,7 +44,7 @@ def test_a_flat_prior_is_local_training(engine, weighting):
 
 @pytest.mark.xfail(
     strict=True,
-    reason="FedMAP.log_weight takes log N_k in float32 (fedmap.py), so weights are wrong by 1e-7 and γ by an ulp or two",
+    reason="log N_k is taken and sent in float32 (fedmap.py:97): weights are wrong by 1e-7, γ by an ulp or two",
 )
 @each_engine
 def test_a_flat_prior_and_weights_by_size_are_fedavg_in_float32(engine):

@@ -27,7 +27,8 @@ def test_q2_fixed_point_of_exact_solves():
 def test_two_clients_by_hand(engine):
     """µ = 2, η = 0.1, two steps from w = 1, one client pulls to 2 with A = 1, the other (thrice as large) to 5, A = 2.
 
-    Client 1: 1 → 1.1 → 1.1 − 0.1·((1.1 − 2) + 2·0.1) = 1.17. Client 2: 1 → 1.8 → 1.8 − 0.1·(2·(1.8 − 5) + 2·0.8) = 2.28.
+    Client 1: 1 → 1.1 → 1.1 − 0.1·((1.1 − 2) + 2·0.1) = 1.17.
+    Client 2: 1 → 1.8 → 1.8 − 0.1·(2·(1.8 − 5) + 2·0.8) = 2.28.
     Mean (1.17 + 3·2.28) / 4 = 2.0025.
     """
     run = Run(FedProx(full_batch(2), mu=2.0), quadratics([1.0, 2.0], [2.0, 5.0], [1, 3]), scalar_model(), engine, at(1))

@@ -74,7 +74,9 @@ def test_identical_clients_are_left_alone():
     assert torch.allclose(alone.state.centroids, several.state.centroids, atol=1e-10)
 
 
-@pytest.mark.parametrize(("mode", "per_class"), [("printed", 8 * 8), ("shrinkage", 8 * 8), ("isotropic", 1), ("count", 1)])
+@pytest.mark.parametrize(
+    ("mode", "per_class"), [("printed", 8 * 8), ("shrinkage", 8 * 8), ("isotropic", 1), ("count", 1)]
+)
 def test_bytes(mode, per_class):
     """Up: d_b + 1 numbers, and per class the precision, d numbers and a count. Down: d_b, K·d centroids, K flags.
 

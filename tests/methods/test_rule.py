@@ -9,7 +9,9 @@ FILES = Path(posterity.methods.__path__[0])
 
 
 def test_every_method_has_a_test_file():
-    names = {p.stem for folder in (FILES, FILES / "wrappers") for p in folder.glob("*.py") if not p.stem.startswith("_")}
+    names = {
+        p.stem for folder in (FILES, FILES / "wrappers") for p in folder.glob("*.py") if not p.stem.startswith("_")
+    }
     assert {"local", "fedavg", "ft"} <= names
     missing = sorted(n for n in names if not (HERE / f"test_{n}.py").exists())
     assert not missing, f"no tests/methods/test_<name>.py for {missing}"

@@ -81,8 +81,13 @@ def test_o05_extreme_log_weights():
     assert 2 + 1 / (1 + math.e) == pytest.approx(2.268941421, abs=1e-9)
 
 
-FAR = pytest.param(-1e4, marks=pytest.mark.xfail(strict=True, reason=(
-    "LogMean divides by e^(rounded logsumexp) instead of shifting by the maximum: shares add up to 1 ± 2e-16·|log w|")))
+FAR = pytest.param(
+    -1e4,
+    marks=pytest.mark.xfail(
+        strict=True,
+        reason=("LogMean divides by e^(rounded logsumexp) and not by a sum: shares add up to 1 ± 2e-16·|log w|"),
+    ),
+)
 
 
 @pytest.mark.parametrize("constant", [FAR, -37.0, 700.0])
@@ -178,7 +183,7 @@ def weights_a1(weighting, sizes=SIZES_A1, losses=LOSSES_A1):
 def test_a1_printed_weights_are_one_hot_and_underflow():
     """e^−151 is 0 in float32; in the log domain the worst-fitting small clients own the model.
 
-    The specification's 0.9704 and 0.0288 include small distances R_k that it does not print; without them: 0.9697, 0.0293.
+    The specification's 0.9704 and 0.0288 include small R_k that it does not print; without them: 0.9697, 0.0293.
     """
     log_weight, weights = weights_a1("posterior")
     assert float(log_weight.min()) == pytest.approx(-448)
@@ -199,6 +204,12 @@ def test_a1_weights_per_sample():
 def test_a2_the_five_weightings():
     """L = −12, R = 3, N = 6."""
     given = [torch.tensor(v, dtype=DOUBLE) for v in (-12.0, -3.0, 6.0)]
-    expected = {"per_sample": -2.5, "posterior": -15.0, "likelihood": -12.0, "num_examples": math.log(6), "uniform": 0.0}
+    expected = {
+        "per_sample": -2.5,
+        "posterior": -15.0,
+        "likelihood": -12.0,
+        "num_examples": math.log(6),
+        "uniform": 0.0,
+    }
     for weighting, value in expected.items():
         assert float(FedMAP(weighting=weighting).log_weight(*given)) == pytest.approx(value, abs=1e-14)

@@ -109,7 +109,8 @@ def test_powers_keep_the_mean_and_divide_the_covariance(form, power):
 
 
 @pytest.mark.xfail(
-    strict=True, reason="Gaussian.__mul__ broadcasts a power per factor along the last axes (gaussian.py:46), silently if K = d"
+    strict=True,
+    reason="Gaussian.__mul__ broadcasts a power per factor along the last axes (gaussian.py:46), silently if K = d",
 )
 @each_form
 def test_a_power_for_each_factor_of_a_batch(form):
@@ -146,7 +147,11 @@ def test_batches_equal_single_factors_equal_vmap(first, second):
     singles = [
         (Gaussian(p.precision[i], p.shift[i]), Gaussian(q.precision[i], q.shift[i])) for i in range(4)
     ]  # fmt: skip
-    for name, function in (("mean", lambda a, b: (a + b).mean()), ("kl", kl), ("cavity", lambda a, b: (a + b - b).mean())):
+    for name, function in (
+        ("mean", lambda a, b: (a + b).mean()),
+        ("kl", kl),
+        ("cavity", lambda a, b: (a + b - b).mean()),
+    ):
         expected = torch.stack([function(a, b) for a, b in singles])
         assert torch.allclose(function(p, q), expected, atol=1e-11), name
         assert torch.allclose(vmap(function)(p, q), expected, atol=1e-11), name

@@ -108,7 +108,7 @@ def full_batch(steps: int, lr: float = 0.1, **how) -> Training:
 
 
 def points(sizes=(23, 9, 17, 1, 12, 5, 2), classes=3, inputs=6, seed=0, held=6, dtype=DOUBLE) -> Federation:
-    """Labelled Gaussian clouds; client k's are shifted by its own vector. `held` samples for validation and for test."""
+    """Labelled Gaussian clouds, shifted by a vector of each client; `held` samples for validation and for test."""
     generator = torch.Generator().manual_seed(seed)
     centres = 2 * torch.randn(classes, inputs, generator=generator, dtype=dtype)
 
@@ -124,7 +124,10 @@ def points(sizes=(23, 9, 17, 1, 12, 5, 2), classes=3, inputs=6, seed=0, held=6, 
 def images(sizes=(7, 4, 5), classes=3, seed=0, dtype=DOUBLE) -> Federation:
     generator = torch.Generator().manual_seed(seed)
     train = [
-        (torch.randn(n, 1, 8, 8, generator=generator, dtype=dtype), torch.randint(0, classes, (n,), generator=generator))
+        (
+            torch.randn(n, 1, 8, 8, generator=generator, dtype=dtype),
+            torch.randint(0, classes, (n,), generator=generator),
+        )
         for n in sizes
     ]
     return federate(train, classes)

@@ -74,6 +74,7 @@ def test_unfinished_alone_is_marked_and_never_best(tmp_path: Path) -> None:
     assert rows["FedPer"].mark == "running, round 10 of 40"
     assert not rows["FedPer"].cells["accuracy"].best
     assert rows["FedAvg"].cells["accuracy"].best
+    assert finding(list(rows.values())).startswith("FedAvg has the highest accuracy")
 
 
 def test_ties_are_marked_equally_and_named(tmp_path: Path) -> None:

@@ -20,9 +20,9 @@ def shaken(params, batch, here, last):
 
 @dataclass(frozen=True)
 class Wrong(FedAvg):
-    loss: object = lambda params, batch, here: shaken(params, batch, here, True)  # noqa: E731
+    loss: object = lambda params, batch, here: shaken(params, batch, here, True)
 
 
 @dataclass(frozen=True)
 class Right(FedAvg):
-    loss: object = lambda params, batch, here: shaken(params, batch, here, False)  # noqa: E731
+    loss: object = lambda params, batch, here: shaken(params, batch, here, False)

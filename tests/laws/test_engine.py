@@ -1,0 +1,137 @@
+"""What the engine promises to every method: keys, blocks, refused messages, and a way for models that cannot stack."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from posterity.core.draw import make_key
+from posterity.core.monoid import Mean, zero_like
+from posterity.core.tree import tree_leaves, tree_named
+from posterity.engine import loop, stacked
+from posterity.engine.round import able, blocks, choose_engine, first_state, personal_model, train_round
+from posterity.engine.store import Memory
+from posterity.laws import subject
+from posterity.laws.draws import heard
+from posterity.laws.subject import COHORTS, NEWCOMERS, ONE_CLASS, SCORED, SIZES
+from posterity.laws.trace import one_round, outputs, run, trace
+from posterity.methods.fedavg import FedAvg
+from posterity.methods.fedper import FedPer
+
+from .roster import LOCAL
+
+
+@pytest.fixture(scope="module")
+def fedper():
+    return subject(FedPer(LOCAL))
+
+
+def test_the_federation_has_every_awkward_client(fedper):
+    federation = fedper.federation
+    counts = federation.train.counts.tolist()
+    assert counts == [*SIZES, *NEWCOMERS]
+    assert len(SIZES) == federation.members == 13
+    assert (min(SIZES), max(SIZES)) == (1, 37)
+    for batch in (4, 5, 10):
+        assert any(n > batch and n % batch == 1 for n in SIZES)
+    classes = [len(set(federation.y[federation.train.client(k)].tolist())) for k in range(13)]
+    assert classes[ONE_CLASS] == 1
+    assert max(classes) == federation.classes
+    assert all(6 <= len(c) <= 7 for c in COHORTS)
+    assert 0 in federation.test.counts.tolist()
+
+
+def test_all_keys_of_a_run_are_distinct(fedper):
+    ear = heard(fedper, 0)
+    assert not ear.clash
+    assert len(ear.given) > 50
+    assert not ear.keys  # FedPer draws nothing
+    assert not ear.given.keys() & heard(fedper, 1).given.keys()
+
+
+def test_dropout_is_heard():
+    assert heard(subject(FedPer(LOCAL), "mlp_dropout"), 0).keys
+
+
+def test_a_cohort_is_cut_by_memory(fedper):
+    world, cohort = fedper.world(), torch.tensor(COHORTS[0])
+    assert len(list(blocks(world, cohort))) == 1
+    single = list(blocks(replace(world, memory=1), cohort))
+    assert [len(b) for b in single] == [1] * len(cohort)
+    sizes = [SIZES[int(b)] for b in single]
+    assert sizes == sorted(sizes, reverse=True)
+
+
+def test_an_empty_cohort_is_an_empty_round(fedper):
+    world, store = fedper.world(), Memory(13)
+    state = first_state(world)
+    after, log = train_round(world, stacked, state, store, torch.zeros(0, dtype=torch.int64), 0, 1)
+    assert log.empty
+    assert after is state
+
+
+def test_newcomers_are_never_able(fedper):
+    assert able(fedper.world()).tolist() == list(range(13))
+
+
+def test_the_mean_of_nothing_raises():
+    total = {"params": Mean(torch.tensor(2.0), {"w": torch.ones(3)})}
+    with pytest.raises(ValueError, match="mean of nothing"):
+        zero_like(total)["params"].mean()
+
+
+@pytest.mark.parametrize("engine", [loop, stacked], ids=["loop", "stacked"])
+def test_a_client_with_broken_data_is_refused_and_rolled_back(engine):
+    whole = subject(FedPer(LOCAL))
+    x = whole.federation.x.clone()
+    x[whole.federation.train.client(8)[0]] = torch.inf
+    world = replace(whole.world(), federation=replace(whole.federation, x=x))
+    store, clean = Memory(13), Memory(13)
+    state, log = train_round(world, engine, first_state(world), store, torch.tensor(COHORTS[0]), 0, 1)
+    others = [c for c in COHORTS[0] if c != 8]
+    plain, _ = train_round(whole.world(), engine, first_state(world), clean, torch.tensor(others), 0, 1)
+    assert [r.client for r in log.refused] == [8]
+    assert log.accepted == len(others)
+    assert not store.known[8]
+    for (name, a), (_, b) in zip(tree_named(state), tree_named(plain), strict=True):
+        assert torch.allclose(a, b, rtol=0, atol=1e-9), name
+
+
+def test_one_client_by_hand_equals_scoring(fedper):
+    end = trace(fedper, "stacked")
+    for point in ("received", "adapted", "trained"):
+        scored = outputs(fedper, "loop", point)
+        carry, here = personal_model(fedper.world(), end.state, end.store(), SCORED[0], len(COHORTS), point)
+        x = fedper.federation.x[fedper.federation.test.client(SCORED[0])]
+        assert torch.equal(fedper.method.predict(carry, x, here), scored[0][: len(x)])
+
+
+def test_rounds_of_other_length_agree(fedper):
+    world = replace(fedper.world(), root=make_key(9))
+    cohorts = [[12], list(range(13)), [1], [1, 3]]
+    for left, right in zip(run(world, "loop", cohorts).rounds, run(world, "stacked", cohorts).rounds, strict=True):
+        for a, b in zip(tree_leaves((left.state, left.rows)), tree_leaves((right.state, right.rows)), strict=True):
+            assert torch.allclose(a, b, rtol=0, atol=1e-9)
+
+
+def test_a_round_leaves_the_state_it_began_with_alone(fedper):
+    made = trace(fedper, "stacked")
+    state, store = made.before(1)
+    before = [t.clone() for t in tree_leaves(state)]
+    one_round(fedper.world(), "stacked", state, store, COHORTS[1], 1)
+    assert all(torch.equal(a, b) for a, b in zip(before, tree_leaves(state), strict=True))
+
+
+def test_a_model_that_cannot_be_stacked_goes_through_the_loop():
+    model = subject(FedAvg(LOCAL)).model
+    assert choose_engine("auto", model)[0] is stacked
+    stubborn = replace(model, unstackable=("fc: a reason",))
+    engine, why = choose_engine("auto", stubborn)
+    assert engine is loop
+    assert why == "fc: a reason"
+    with pytest.raises(ValueError, match="a reason"):
+        choose_engine("stacked", stubborn)
+    with pytest.raises(ValueError, match="possible"):
+        choose_engine("fast", model)
