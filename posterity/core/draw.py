@@ -57,7 +57,8 @@ def uniform(key: Tensor, shape: Sequence[int], dtype: torch.dtype = torch.float3
     x0, x1 = bits(key, math.prod(shape))
     if dtype == torch.float64:
         return (((x0 << 21) | (x1 >> 11)).to(dtype) * 2.0**-53).reshape(tuple(shape))
-    return ((x0 >> 8).to(torch.float32) * 2.0**-24).reshape(tuple(shape)).to(dtype)
+    digits = 1 - int(math.log2(torch.finfo(dtype).eps))  # as many bits as the type holds: rounding never reaches 1
+    return ((x0 >> (32 - digits)).to(torch.float32) * 2.0**-digits).reshape(tuple(shape)).to(dtype)
 
 
 def normal(key: Tensor, shape: Sequence[int], dtype: torch.dtype = torch.float32) -> Tensor:

@@ -44,7 +44,9 @@ class Gaussian:
         return Gaussian(mine - theirs, self.shift - other.shift)
 
     def __mul__(self, power: float | Tensor) -> Gaussian:
-        return Gaussian(self.precision * power, self.shift * power)
+        """Tempering; `power` is one number or one per factor of a batch (...)."""
+        wide = torch.as_tensor(power, dtype=self.shift.dtype, device=self.shift.device)
+        return Gaussian(_under(wide, self.precision) * self.precision, _under(wide, self.shift) * self.shift)
 
     __rmul__ = __mul__
 
@@ -102,6 +104,11 @@ def log_density(q: Gaussian, point: Tensor) -> Tensor:
     size, gap = point.shape[-1], point - q.mean()
     volume = torch.logdet(q.precision) if q.form == "dense" else torch.log(_as_diagonal(q)).sum(-1)
     return 0.5 * (volume - size * math.log(2 * math.pi) - (gap * apply(q.precision, gap)).sum(-1))
+
+
+def _under(power: Tensor, leaf: Tensor) -> Tensor:
+    """`power` with axes appended, so that it runs along the batch of `leaf` and not along its features."""
+    return power if power.dim() == 0 else power.reshape(power.shape + (1,) * (leaf.dim() - power.dim()))
 
 
 def _as_diagonal(q: Gaussian) -> Tensor:

@@ -52,7 +52,7 @@ def parse(text: Any, knob: Knob) -> Any:
     """`text` (of a flag or a TOML value) as the type of the knob, or an error that says what was expected."""
     try:
         value = _converted(text, knob.kind)
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, OverflowError):
         raise ValueError(f"{knob.name} takes {describe(knob.kind)}; {text!r} was given ({knob.doc})") from None
     if knob.choices and value not in knob.choices:
         raise ValueError(f"{knob.name} = {value!r} is unknown: {nearest(str(value), knob.choices)}")
@@ -105,5 +105,18 @@ def check_fields(value: Any) -> None:
     """Refuse a record whose fields have other types or values than declared; `__post_init__` of methods calls it."""
     for knob in knobs(type(value)):
         current = getattr(value, knob.name)
-        if not is_dataclass(current):
-            parse(current, knob)
+        if is_dataclass(current):
+            continue
+        if isinstance(parse(current, knob), str) != isinstance(current, str):  # a text is converted by `parse` alone
+            raise ValueError(f"{knob.name} takes {describe(knob.kind)}; the text {current!r} was given")
+
+
+def within(value: Any, **bounds: tuple[float | None, float | None]) -> None:
+    """Refuse fields of `value` that are not between their bounds (None = no bound); NaN is between none."""
+    for name, (low, high) in bounds.items():
+        given = getattr(value, name)
+        if given is None:
+            continue
+        if (low is not None and not given >= low) or (high is not None and not given <= high):
+            words = [f"at least {low}"] * (low is not None) + [f"at most {high}"] * (high is not None)
+            raise ValueError(f"{name} must be {' and '.join(words)}; {given} was given")

@@ -10,8 +10,8 @@ them, merged name by name. Streaming, trees, several devices and (where `secure_
     Rows      client, value                one row per client, no client twice
     Bag       client, value                keeps everything, in the order of the clients
 
-Means are kept as (weight, mean) and not as (weight, weighted sum): merging one client is then exactly the identity,
-and a client's message needs no multiplication that float32 would round. The secure-sum form is `weight * value`.
+Means are kept as (weight, mean) and not as (weight, weighted sum): a client's message then needs no multiplication that
+float32 would round, and a float32 message merged alone comes back bit for bit. The secure-sum form is `weight * value`.
 """
 
 from __future__ import annotations
@@ -95,15 +95,13 @@ class LogMean:
         return self.log_square if isinstance(self.log_square, Tensor) else 2 * self.log_weight
 
     def __add__(self, other: LogMean) -> LogMean:
-        total = torch.logaddexp(self.log_weight, other.log_weight)
-        mine, theirs = _share(self.log_weight, total), _share(other.log_weight, total)
+        (mine, theirs), total = _shares(torch.stack((self.log_weight, other.log_weight)))
         value = tree_map(lambda a, b: a * mine + b * theirs, self.value, other.value)
         return LogMean(total, value, torch.logaddexp(self._square(), other._square()))
 
     @staticmethod
     def fold(stack: LogMean) -> LogMean:
-        total = torch.logsumexp(stack.log_weight, 0)
-        share = _share(stack.log_weight, total)  # (clients,)
+        share, total = _shares(stack.log_weight)  # (clients,), ()
         value = tree_map(lambda leaf: torch.tensordot(share, leaf, dims=1), stack.value)
         return LogMean(total, value, torch.logsumexp(stack._square(), 0))
 
@@ -171,14 +169,17 @@ class Rows:
     secure_sum: ClassVar[bool] = False
 
     def __add__(self, other: Rows) -> Rows:
-        client, value = _joined(self, other)
-        if bool((client.diff() == 0).any()):
-            raise ValueError(f"client {int(client[:-1][client.diff() == 0][0])} sent two rows in one round")
-        return Rows(client, value)
+        return Rows(*_joined(self, other))._single()
 
     @staticmethod
     def fold(stack: Rows) -> Rows:
-        return Rows(*_sorted(stack.client, stack.value))
+        return Rows(*_sorted(stack.client, stack.value))._single()
+
+    def _single(self) -> Rows:
+        twice = self.client[1:][self.client.diff() == 0]
+        if len(twice):
+            raise ValueError(f"client {int(twice[0])} sent two rows in one round")
+        return self
 
     def zero(self) -> Rows:
         return tree_map(lambda leaf: leaf[:0], self)
@@ -269,8 +270,12 @@ def _average(leaf: Tensor, weight: Tensor) -> Tensor:
     return (wide * leaf).sum(0) / _spread(torch.where(total > 0, total, 1), leaf[0])
 
 
-def _share(log_weight: Tensor, total: Tensor) -> Tensor:
-    return torch.where(log_weight > -torch.inf, torch.exp(log_weight - total), 0)
+def _shares(log_weights: Tensor) -> tuple[Tensor, Tensor]:
+    """Normalised weights (n,) and the logarithm of their sum; dividing by the sum keeps a common shift harmless."""
+    top = log_weights.max(0).values
+    weights = torch.exp(log_weights - torch.where(top > -torch.inf, top, 0))
+    total = weights.sum(0)
+    return weights / torch.where(total > 0, total, 1), top + torch.log(total)
 
 
 def _sorted(client: Tensor, value: Tree) -> tuple[Tensor, Tree]:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from posterity.core.hyper import check_fields, hyper
+from posterity.core.hyper import check_fields, hyper, within
 from posterity.core.losses import fit
 from posterity.core.method import Pass
 from posterity.core.optimise import SGD, Adam, Optimiser, RMSprop
@@ -29,10 +29,8 @@ class Training:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        for name, low in (("lr", 0), ("epochs", 1), ("batch", 1), ("steps", 1)):
-            value = getattr(self, name)
-            if value is not None and value < low:
-                raise ValueError(f"{name} must be at least {low}; {value} was given")
+        within(self, lr=(0, None), epochs=(1, None), batch=(1, None), steps=(1, None), momentum=(0, 1))
+        within(self, weight_decay=(0, None), clip=(0, None))
 
     def make_optimiser(self) -> Optimiser:
         if self.optimiser == "sgd":

@@ -53,7 +53,8 @@ def _walk(world: World, each: Pass, carry: Carry, here: Here, number: int) -> Ca
         rows, real = plan.rows(step, 1)
         width = max(1, int(real.sum()))  # no padding here: the masks of `stacked` must make no difference
         now = replace(here, step=torch.full_like(here.step, step), key=fold(here.key, step))
-        carry = each.step(carry, world.batch(rows[0, :width], real[0, :width]), now)
+        after = each.step(carry, world.batch(rows[0, :width], real[0, :width]), now)
+        carry = after if plan.count[0] else replace(carry, kept=after.kept)  # no data: nothing moves
     return each.close(carry, here)
 
 

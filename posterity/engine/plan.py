@@ -56,7 +56,7 @@ def make_plan(work: Pass, part: Part, clients: Tensor, keys: Tensor) -> Plan:
     steps = per_epoch * work.epochs
     if work.most is not None:
         steps = steps.clamp(max=work.most)
-    epochs = torch.div(steps + per_epoch - 1, per_epoch.clamp(min=1), rounding_mode="floor")
+    epochs = torch.div(steps + per_epoch - 1, per_epoch.clamp(min=1), rounding_mode="floor").clamp(min=0)
     length = count * epochs  # entries of each client's playlist
     start = length.cumsum(0) - length
     owner = torch.repeat_interleave(torch.arange(len(clients), device=count.device), length)

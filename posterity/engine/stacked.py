@@ -64,14 +64,29 @@ def _steps(world: World, each: Pass, carry: Carry, here: Here, plan: Plan) -> Ca
     length = plan.length()
     step_keys = fold(here.key[:, None], torch.arange(length, device=here.key.device))  # (m, steps, 2)
     finished: list[Carry] = []
+    empty = plan.count == 0 if bool((plan.count == 0).any()) else None
     for step, active in enumerate(plan.active()):
         if active < len(here.client):
             finished.append(tree_rows(carry, slice(active, None)))
             carry, here = tree_rows(carry, slice(active)), select(here, slice(active))
         rows, real = plan.rows(step, active)
         now = replace(here, step=torch.full_like(here.step, step), key=step_keys[:active, step])
-        carry = over(each.step, now, carry, world.batch(rows, real))
+        after = over(each.step, now, carry, world.batch(rows, real))
+        carry = after if step or empty is None else _unmoved(carry, after, empty)
     return tree_cat([carry, *reversed(finished)])
+
+
+def _unmoved(before: Carry, after: Carry, empty: Tensor) -> Carry:
+    """`after`, but clients without data keep their leaves: weight decay must not move them."""
+    params, opt = (
+        tree_map(
+            lambda b, a: torch.where(empty.reshape(-1, *[1] * (a.dim() - 1)), b, a),
+            getattr(before, n),
+            getattr(after, n),
+        )
+        for n in ("params", "opt")
+    )
+    return Carry(params, after.kept, opt)
 
 
 def message(world: World, carry: Carry, here: Here) -> tuple[Message, Personal]:

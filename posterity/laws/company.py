@@ -10,7 +10,7 @@ from torch import Tensor
 
 from posterity.core.method import Batch, Now
 from posterity.core.monoid import fold_stack
-from posterity.core.tree import tree_bytes, tree_named, tree_rows
+from posterity.core.tree import Tree, tree_bytes, tree_named, tree_rows
 from posterity.core.wrapper import Wrapper
 from posterity.engine.round import blocks, first_state
 from posterity.engine.world import World
@@ -21,6 +21,11 @@ from posterity.laws.subject import COHORTS, Subject, renumbered, some_order
 from posterity.laws.trace import POINTS, Round, one_round, outputs, run, trace
 
 HUGE = 1e4
+
+
+def visit(done: Round, index: int) -> Tree:
+    """What one client of a round sent and kept."""
+    return tree_rows({"message": done.sent, "record": done.records}, index)
 
 
 def agree(subject: Subject, left: Round, right: Round, where: str) -> None:
@@ -39,7 +44,7 @@ def law_engines(subject: Subject) -> None:
     ones, many = trace(subject, "loop"), trace(subject, "stacked")
     for number, (left, right) in enumerate(zip(ones.rounds, many.rounds, strict=True)):
         for i, client in enumerate(left.clients.tolist()):
-            one, other = (tree_rows((r.sent, r.records), i) for r in (left, right))
+            one, other = visit(left, i), visit(right, i)
             near(one, other, f"loop and stacked, round {number}, client {client}", subject.slack)
         agree(subject, left, right, f"loop and stacked, round {number}")
     for point in POINTS:
@@ -102,8 +107,9 @@ def law_company(subject: Subject) -> None:
                 continue
             state, store = made.before(number)
             alone = one_round(world, "stacked", state, store, [client], number)
-            left, right = tree_rows((alone.sent, alone.records), 0), tree_rows((done.sent, done.records), i)
-            near(left, right, f"round {number}, client {client} alone and in company", subject.slack)
+            near(
+                visit(alone, 0), visit(done, i), f"round {number}, client {client} alone and in company", subject.slack
+            )
 
 
 @dataclass(frozen=True)
@@ -134,7 +140,7 @@ def law_mask(subject: Subject) -> None:
             state, store = made.before(number)
             done = one_round(smudged, "stacked", state, store, COHORTS[number], number)
             for i, client in enumerate(done.clients.tolist()):
-                one, other = (tree_rows((r.sent, r.records), i) for r in (done, made.rounds[number]))
+                one, other = visit(done, i), visit(made.rounds[number], i)
                 near(one, other, f"round {number}, client {client}, padding filled with {words}", subject.slack)
 
 

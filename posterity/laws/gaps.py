@@ -47,11 +47,15 @@ def same_bits(left: Tree, right: Tree, where: str) -> None:
     """Both trees are equal in every bit (a NaN equals a NaN)."""
     size, leaf = worst(left, right)
     if size > 0:
-        raise Broken(f"{where}: leaf {leaf!r} differs by {size:.1e} where every bit must be equal")
+        raise Broken(f"{where}: {_leaf(leaf)}differs by {size:.1e} where every bit must be equal")
 
 
 def near(left: Tree, right: Tree, where: str, slack: Callable[[], float], tolerance: float = 1e-9) -> None:
     """Both trees are equal to `tolerance`, or to `slack()` if that is more; `slack` is only asked when it matters."""
     size, leaf = worst(left, right)
     if size > tolerance and size > slack():
-        raise Broken(f"{where}: leaf {leaf!r} differs by {size:.1e}; allowed is {max(tolerance, slack()):.1e}")
+        raise Broken(f"{where}: {_leaf(leaf)}differs by {size:.1e}; allowed is {max(tolerance, slack()):.1e}")
+
+
+def _leaf(name: str) -> str:
+    return f"leaf {name!r} " if name else ""

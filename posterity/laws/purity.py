@@ -34,7 +34,7 @@ def unchanged(before: list[tuple[str, Tensor, int, Tensor]], after: Tree, where:
         raise Broken(f"{where} added, removed or reordered leaves of what it was handed")
     for name, tensor, version, copy in before:
         if tensor._version != version or worst(tensor, copy)[0] > 0:
-            raise Broken(f"{where} wrote to leaf {name!r} of what it was handed")
+            raise Broken(f"{where} wrote to what it was handed: leaf {name!r} (argument/path)")
 
 
 def twice(name: str, function: Callable[..., Any], *args: Any) -> Any:

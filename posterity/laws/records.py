@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from safetensors.torch import load, save
 from torch import Tensor
@@ -9,13 +11,14 @@ from torch import Tensor
 from posterity.core.method import Personal
 from posterity.core.monoid import Message, Rows
 from posterity.core.tree import Tree, tree_filled, tree_leaves, tree_map, tree_named, tree_rows
+from posterity.data.federation import Federation
 from posterity.engine.round import ENGINES, first_state, meet
 from posterity.engine.store import Memory
 from posterity.laws.gaps import Broken, near, same_bits, shapes
 from posterity.laws.law import law
 from posterity.laws.purity import photograph, unchanged
 from posterity.laws.subject import COHORTS, Subject
-from posterity.laws.trace import POINTS, Change, Trace, copied, one_round, outputs, run, trace
+from posterity.laws.trace import POINTS, Change, Round, copied, one_round, outputs, run, trace
 
 
 @law(
@@ -177,22 +180,25 @@ def _poison(victims: tuple[int, ...]) -> Change:
 @law(
     "refusal",
     "A message that is not finite is left out and named, its client's record stays as it was, and the round equals one "
-    "without that client; if all are refused, nothing changes.",
-    "combine counts clients by itself. Take the weight from the total, or the number of accepted messages from "
-    "now.cohort.",
+    "without that client; if all are refused, nothing changes. A client with broken data does not stop the others.",
+    "combine counts clients by itself (take the weight from the total, or now.cohort), or a function raises on NaN, "
+    "which ends the round for everybody (torch.linalg.cholesky: use cholesky_ex and let the NaN through).",
 )
 def law_refusal(subject: Subject) -> None:
-    made, world, victim = trace(subject, "stacked"), subject.world(), 1
+    made, world = trace(subject, "stacked"), subject.world()
     if not any(leaf.is_floating_point() for leaf in tree_leaves((made.rounds[0].sent, made.rounds[0].records))):
         return  # nothing that could be refused
     state, store = made.before(1)
-    done = one_round(world, "stacked", state, store, COHORTS[1], 1, _poison((victim,)))
-    if [r.client for r in done.log.refused] != [victim]:
-        raise Broken(f"client {victim} sent NaN, but refused were {done.log.refused}")
-    _rolled_back(made, done.rows, victim)
+    done = one_round(world, "stacked", state, store, COHORTS[1], 1, _poison((1,)))
+    if [r.client for r in done.log.refused] != [1]:
+        raise Broken(f"client 1 sent NaN, but refused were {done.log.refused}")
+    _left_out(subject, done, 1)
     state, store = made.before(1)
-    without = one_round(world, "stacked", state, store, [c for c in COHORTS[1] if c != victim], 1)
-    near((done.state, done.rows), (without.state, without.rows), "the round without the client", subject.slack)
+    ill = one_round(replace(world, federation=_ill(subject, 8)), "stacked", state, store, COHORTS[1], 1)
+    if {r.client for r in ill.log.refused} - {8}:
+        raise Broken(f"client 8 has NaN in its data, but refused were {ill.log.refused}")
+    if ill.log.refused:
+        _left_out(subject, ill, 8)
     state, store = made.before(1)
     all_bad = one_round(world, "stacked", state, store, COHORTS[1], 1, _poison(COHORTS[1]))
     if not all_bad.log.empty:
@@ -201,9 +207,20 @@ def law_refusal(subject: Subject) -> None:
     same_bits((all_bad.state, all_bad.rows, all_bad.known), before, "a round in which all were refused")
 
 
-def _rolled_back(made: Trace, rows: Tree, victim: int) -> None:
-    now, then = tree_rows(rows, victim), tree_rows(made.rounds[0].rows, victim)
-    same_bits(now, then, f"record of the refused client {victim}")
+def _left_out(subject: Subject, done: Round, victim: int) -> None:
+    """Round 1 ended as if `victim` had not been there."""
+    made, where = trace(subject, "stacked"), f"client {victim} refused"
+    state, store = made.before(1)
+    same_bits(tree_rows(done.rows, victim), tree_rows(store.rows, victim), f"{where}, its record")
+    without = one_round(subject.world(), "stacked", state, store, [c for c in COHORTS[1] if c != victim], 1)
+    near((done.state, done.rows), (without.state, without.rows), f"{where}, the round without it", subject.slack)
+
+
+def _ill(subject: Subject, victim: int) -> Federation:
+    """The federation in which the first sample of `victim` is NaN."""
+    x = subject.federation.x.clone()
+    x[subject.federation.train.client(victim)[0]] = torch.nan
+    return replace(subject.federation, x=x)
 
 
 @law(

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from posterity.core.averaging import averaged, weighted
-from posterity.core.hyper import check_fields, hyper
+from posterity.core.hyper import check_fields, hyper, within
 from posterity.core.losses import fit
 from posterity.core.method import Carry, Facts, Here, Message, Method, Now, Params, Pass, Personal, Point
 from posterity.core.passes import Loss
@@ -42,6 +42,7 @@ class FedAvg(Method):
 
     def __post_init__(self) -> None:
         check_fields(self)
+        within(self, server_lr=(0, None))
 
     def init(self, model: Any, params: Params, facts: Facts) -> State:
         return State(params)

@@ -100,7 +100,7 @@ class FedMAP(Method):
 
     def message(self, carry: Carry, here: Here) -> tuple[Message, Personal]:
         log_prior = self.log_prior(carry.params, here)
-        weight = self.log_weight(carry.kept["log_likelihood"], log_prior, here.n)
+        weight = self.log_weight(carry.kept["log_likelihood"].double(), log_prior.double(), here.n.double())
         return {"params": LogMean(weight, carry.params)}, carry.params
 
     def combine(self, state: State, total: Message, now: Now) -> State:

@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from posterity.core.averaging import averaged, weighted
-from posterity.core.hyper import check_fields, hyper
+from posterity.core.hyper import check_fields, hyper, within
 from posterity.core.losses import fit
 from posterity.core.method import Batch, Carry, Facts, Here, Message, Method, Now, Params, Pass, Personal, Point
 from posterity.core.passes import Loss, network
@@ -50,8 +50,7 @@ class FedProx(Method):
 
     def __post_init__(self) -> None:
         check_fields(self)
-        if self.mu < 0:
-            raise ValueError(f"mu must not be negative; {self.mu} was given")
+        within(self, mu=(0, None))
 
     def init(self, model: Any, params: Params, facts: Facts) -> State:
         return State(params)

@@ -36,7 +36,7 @@ from torch import Tensor
 
 from posterity.core.averaging import averaged, weighted
 from posterity.core.gaussian import Gaussian
-from posterity.core.hyper import check_fields, hyper
+from posterity.core.hyper import check_fields, hyper, within
 from posterity.core.losses import masked_mean, one_hot, pointwise
 from posterity.core.method import Batch, Carry, Facts, Here, Message, Method, Now, Own, Params, Pass, Personal, Point
 from posterity.core.monoid import Sum
@@ -84,9 +84,10 @@ def _precision(centred: Tensor, count: Tensor, z: Tensor, mask: Tensor, mode: st
     d = z.shape[1]
     if mode == "printed":
         return printed_precision(centred / count.clamp(min=1).sqrt()[:, None, None], count, alpha)  # (11)
-    floor = FLOOR * ((z**2).mean(1) * mask).sum() / mask.sum().clamp(min=1) + 1e-30
-    trace = (centred**2).sum((1, 2))  # Z tr Σ
-    pooled = trace.sum() / (d * (count - 1).clamp(min=0).sum()).clamp(min=1)
+    square = ((z**2).mean(1) * mask).sum() / mask.sum().clamp(min=1)  # of a feature about 0: the widest guess
+    floor = FLOOR * square + 1e-30
+    trace, freedom = (centred**2).sum((1, 2)), d * (count - 1).clamp(min=0).sum()  # Z tr Σ
+    pooled = torch.where(freedom > 0, trace.sum() / freedom.clamp(min=1), square)  # no class has two samples: no spread
     if mode == "isotropic":
         spread = torch.where(count > 1, trace / (d * (count - 1).clamp(min=1)), pooled)
         return count / torch.maximum(spread, floor)
@@ -135,8 +136,7 @@ class PFedVMP(Method):
 
     def __post_init__(self) -> None:
         check_fields(self)
-        if self.xi < 0:
-            raise ValueError(f"xi must not be negative; {self.xi} was given")
+        within(self, xi=(0, None), alpha=(0, None), nu0=(1e-6, None))
 
     def init(self, model: Any, params: Params, facts: Facts) -> State:
         if model.task != "classification":

@@ -80,7 +80,7 @@ def line_chart(lines: Sequence[Line], width: float, title: str, x_title: str, ag
     is_share = goal(lines[0].arm.runs[0]) == "accuracy"
     canvas, x, y = _frame(lines, width, title, against, is_share)
     x_text: Callable[[float], str] = _round_bytes if against == "bytes" else plain
-    about = int((x.end - x.start) / 90)
+    about = int((x.end - x.start) / 60)
     across = log_ticks(x.low, x.high) if x.log else ticks(x.low, x.high, about)
     axes(canvas, x, y, _apart(across, x, x_text), ticks(y.low, y.high, 8), x_text, percent if is_share else plain)
     canvas.text(x.start - 6, y.end - 14, "accuracy, %" if is_share else "mean squared error", "name", "start")

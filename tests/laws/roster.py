@@ -11,7 +11,7 @@ from posterity.methods.fedavg import FedAvg
 
 KINDS = ("fedavg", "pfedvmp", "fedmap")  # one of each kind also runs with cnn and mlp_bn in `make test`
 LOCAL = Training(lr=0.05, batch=4)
-WIDER = Training(lr=0.05, batch=10)  # convolutions are slow in float64: fewer, larger batches
+WIDER = Training(lr=0.01, batch=10)  # convolutions are slow in float64: fewer, larger batches
 LONGER = Training(lr=0.05, batch=5, epochs=2, momentum=0.5, clip=5.0)
 
 

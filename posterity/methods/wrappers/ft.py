@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from posterity.core.hyper import hyper
+from posterity.core.hyper import hyper, within
 from posterity.core.method import Pass
 from posterity.core.wrapper import Wrapper
 
@@ -20,8 +20,7 @@ class FineTuned(Wrapper):
     epochs: int = hyper(1, "epochs of fine-tuning", "unspecified in pFedVMP: 1")
 
     def __post_init__(self) -> None:
-        if self.epochs < 0:
-            raise ValueError(f"epochs of fine-tuning must not be negative; {self.epochs} was given")
+        within(self, epochs=(0, None))
 
     @property
     def label(self) -> str:
