@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from posterity.core.tree import Tree, tree_filled, tree_map, tree_named, tree_rows
+from posterity.core.tree import Tree, tree_filled, tree_like, tree_map, tree_named, tree_rows
 
 
 class Store(Protocol):
@@ -75,7 +75,7 @@ class Mapped:
             return
         index = clients.cpu().numpy()
         self._remember(index)
-        self.map[index] = _packed(rows)
+        self.map[index] = _packed(tree_like(rows, self.template))  # in the order of names that the file has
 
     def flush(self) -> None:
         """Force all rows to disk; call before the checkpoint that will own them is written."""
@@ -104,6 +104,7 @@ class Mapped:
             piece = raw[16 + i * entry : 16 + (i + 1) * entry]
             rows[int(np.frombuffer(piece[:8], np.int64)[0])] = np.frombuffer(piece[8:], np.uint8)
         rows.flush()
+        os.truncate(self.journal, 16)  # the rows are back: what follows starts a clean list
         return whole
 
     def _open(self, like: Tree) -> None:
@@ -143,7 +144,7 @@ class Mapped:
         named, place = {}, 0
         for name, leaf in tree_named(like):
             size = leaf[0].numel() * leaf.element_size()
-            flat = torch.from_numpy(np.ascontiguousarray(rows[:, place : place + size]))
+            flat = torch.from_numpy(rows[:, place : place + size].copy())
             named[name] = flat.view(leaf.dtype).reshape(leaf.shape).to(leaf.device)
             place += size
         return tree_filled(like, named)

@@ -30,13 +30,14 @@ from torch import Tensor
 from posterity.core.hyper import check_fields, hyper
 from posterity.core.losses import fit, log_likelihood
 from posterity.core.method import Batch, Carry, Facts, Here, Message, Method, Now, Params, Pass, Personal, Point
-from posterity.core.monoid import LogMean
+from posterity.core.monoid import LogMean, Mean, Sum
 from posterity.core.passes import Loss, gather
 from posterity.core.training import Training
 from posterity.core.tree import record
 from posterity.methods.fedprox import squared_distance
 
 WEIGHTINGS = ("per_sample", "posterior", "likelihood", "num_examples", "uniform")
+REPRESENTABLE = ("num_examples", "uniform")  # weights that need no logarithm: a plain, secure-sum compatible mean
 SCORING_BATCH = 256  # samples at once when L_k is computed; has no influence on the result
 
 
@@ -90,21 +91,25 @@ class FedMAP(Method):
         return self.local.descend(self.posterior_loss), score
 
     def log_weight(self, log_lik: Tensor, log_prior: Tensor, n: Tensor) -> Tensor:
-        return {
-            "per_sample": (log_lik + log_prior) / n,
-            "posterior": log_lik + log_prior,  # (8)
-            "likelihood": log_lik,  # (3)
-            "num_examples": torch.log(n),
-            "uniform": torch.zeros_like(n),
-        }[self.weighting]
+        """log ω_k of the weightings that underflow as plain numbers."""
+        if self.weighting == "likelihood":
+            return log_lik  # (3)
+        joint = log_lik + log_prior  # (8)
+        return joint / n if self.weighting == "per_sample" else joint
 
     def message(self, carry: Carry, here: Here) -> tuple[Message, Personal]:
+        if self.weighting in REPRESENTABLE:
+            weight = here.n if self.weighting == "num_examples" else torch.ones_like(here.n)
+            return {"params": Mean(weight, carry.params), "square": Sum(weight**2)}, carry.params
         log_prior = self.log_prior(carry.params, here)
-        weight = self.log_weight(carry.kept["log_likelihood"].double(), log_prior.double(), here.n.double())
-        return {"params": LogMean(weight, carry.params)}, carry.params
+        log_weight = self.log_weight(carry.kept["log_likelihood"].double(), log_prior.double(), here.n.double())
+        return {"params": LogMean(log_weight, carry.params)}, carry.params
 
     def combine(self, state: State, total: Message, now: Now) -> State:
         return State(total["params"].mean())  # (8)
 
     def report(self, state: State, total: Message) -> dict[str, Tensor]:
-        return {"effective_clients": total["params"].effective()}
+        mean = total["params"]
+        if isinstance(mean, Mean):
+            return {"effective_clients": mean.weight**2 / total["square"].value}
+        return {"effective_clients": mean.effective()}

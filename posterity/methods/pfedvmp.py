@@ -94,18 +94,20 @@ def _precision(centred: Tensor, count: Tensor, z: Tensor, mask: Tensor, mode: st
     spread = torch.maximum(torch.where(count > 2, trace / (d * count.clamp(min=1)), pooled), floor)
     eye = torch.eye(d, dtype=z.dtype, device=z.device)
     scatter = centred.transpose(1, 2) @ centred + nu0 * spread[:, None, None] * eye
-    inverse = torch.cholesky_inverse(torch.linalg.cholesky(scatter))
+    root, failed = torch.linalg.cholesky_ex(scatter)  # raises nothing: one client's NaN must not end the round
+    inverse = torch.cholesky_inverse(torch.where((failed == 0)[:, None, None], root, torch.nan))
     return (count * (count + nu0))[:, None, None] * inverse
 
 
 def printed_precision(scaled: Tensor, count: Tensor, alpha: float) -> Tensor:
     """Σ† + αI from the centred features divided by √Z (K, n, d): singular values below the rank cut are dropped."""
-    _, s, vh = torch.linalg.svd(scaled, full_matrices=False)  # (K, r), (K, r, d)
+    sound = scaled.isfinite().all()  # an SVD of NaN raises for the whole stack: the message is to be refused instead
+    _, s, vh = torch.linalg.svd(torch.where(sound, scaled, 0), full_matrices=False)  # (K, r), (K, r, d)
     place = torch.arange(s.shape[-1], device=s.device)
     real = (s > CUT * s[..., :1]) & (place < count[:, None] - 1)
     weight = torch.where(real, 1 / torch.where(real, s, 1) ** 2, 0)
     eye = torch.eye(scaled.shape[-1], dtype=s.dtype, device=s.device)
-    return alpha * eye + vh.transpose(-1, -2) @ (weight[..., None] * vh)
+    return torch.where(sound, alpha * eye + vh.transpose(-1, -2) @ (weight[..., None] * vh), torch.nan)
 
 
 def read_centroids(factor: Gaussian, count: Tensor, previous: Tensor, prior: bool) -> Tensor:

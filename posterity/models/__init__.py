@@ -46,8 +46,9 @@ def build(name: str, shape: tuple[int, ...], classes: int, task: Task = "classif
     if name not in found:
         raise ValueError(unknown("model", name, found) + " Your own: 'package.module:attribute'.")
     maker: Callable[..., Model] = found[name].build
-    _check(name, options, _options(maker))
-    return maker(shape, classes, task, **{k: tuple(v) if isinstance(v, list) else v for k, v in options.items()})
+    defaults = _options(maker)
+    _check(name, options, defaults)
+    return maker(shape, classes, task, **{k: _like(defaults.get(k), v) for k, v in options.items()})
 
 
 def available() -> tuple[Entry, ...]:
@@ -92,6 +93,13 @@ def _own(path: str, shape: tuple[int, ...], classes: int, task: Task, options: d
         raise ValueError(f"{path!r} does not say where its head begins: pass head=…, one of {names}.")
     head = tuple(head) if isinstance(head, list) else cast("str | tuple[str, ...]", head)
     return assemble(lambda: make(shape, classes, **options), head, shape, classes, task, attribute)
+
+
+def _like(default: Any, value: Any) -> Any:
+    """`value` as a tuple where the option takes several numbers: `hidden=32` is `hidden=(32,)`."""
+    if isinstance(value, list):
+        return tuple(value)
+    return (value,) if isinstance(default, tuple) and not isinstance(value, tuple) else value
 
 
 def _options(make: Callable[..., Any]) -> dict[str, Any]:

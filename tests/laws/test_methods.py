@@ -14,15 +14,10 @@ from posterity.methods.fedavg import FedAvg
 from .roster import cases
 
 CASES = {f"{name}-{model}": (method, model, long) for name, method, model, long in cases()}
-KNOWN = {  # broken today, each reported to its author; the marks are strict, so a repair shows
-    ("pfedvmp", "refusal"): "torch.linalg.cholesky raises on one client's NaN and ends the round for everybody",
-}
 
 
-def marks(case, law, long):
-    reason = KNOWN.get((case.split("-")[0], law.name))
-    failing = [] if reason is None else [pytest.mark.xfail(strict=True, reason=reason)]
-    return [*failing, *([pytest.mark.everything] if long else [])]
+def marks(long):
+    return [pytest.mark.everything] if long else []
 
 
 @functools.lru_cache(maxsize=1)  # tests are sorted by case: one subject at a time, its runs shared by all laws
@@ -34,7 +29,7 @@ def subject_of(case):
 @pytest.mark.parametrize(
     ("case", "law"),
     [
-        pytest.param(case, law, id=f"{case}-{law.name}", marks=marks(case, law, long))
+        pytest.param(case, law, id=f"{case}-{law.name}", marks=marks(long))
         for case, (_, _, long) in CASES.items()
         for law in LAWS
     ],

@@ -148,7 +148,6 @@ def test_a_second_kill_after_a_recovery_rolls_back_too(checkpoint, tmp_path):
     assert equal(read(reopened(tmp_path, known, 1)), held)
 
 
-@pytest.mark.xfail(strict=True, reason="recover() leaves the torn entry in the journal; later entries shift")
 @pytest.mark.parametrize("torn", [5, 8, 20])
 def test_a_second_kill_after_a_torn_entry_rolls_back_too(checkpoint, tmp_path, torn):
     store, known, held = checkpoint
@@ -182,14 +181,12 @@ def test_a_file_of_another_method_is_refused(checkpoint, tmp_path):
         other.read(torch.tensor([0]), {"a": torch.zeros(1, 5)})
 
 
-@pytest.mark.xfail(strict=True, reason="numpy keeps the stride of a single row, which view() refuses")
 def test_one_record_of_mixed_kinds_can_be_read(tmp_path):
     store = Mapped(tmp_path, CLIENTS)
     write(store, [1], 1)
     assert equal(read(store, [1]), rows([1], 1))
 
 
-@pytest.mark.xfail(strict=True, reason="rows are packed in the order of the record at hand, not of the first one")
 def test_leaves_in_another_order_land_in_their_places(tmp_path):
     store = Mapped(tmp_path, CLIENTS)
     write(store, [0], 1)

@@ -69,7 +69,7 @@ def test_bytes_are_fedavgs():
 
 
 def test_bad_hyper_parameters():
-    with pytest.raises(ValueError, match="mu must not be negative; -1"):
+    with pytest.raises(ValueError, match="mu must be at least 0; -1"):
         FedProx(mu=-1.0)
     with pytest.raises(ValueError, match="mu takes a number"):
         FedProx(mu="strong")

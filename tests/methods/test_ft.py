@@ -75,5 +75,5 @@ def test_bytes_and_label_are_the_inner_methods():
 
 
 def test_bad_hyper_parameters():
-    with pytest.raises(ValueError, match="epochs of fine-tuning must not be negative; -1"):
+    with pytest.raises(ValueError, match="epochs must be at least 0; -1"):
         FineTuned(FedAvg(), epochs=-1)

@@ -116,7 +116,7 @@ def test_regression_is_refused():
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"xi": -1.0}, "xi must not be negative"),
+        ({"xi": -1.0}, "xi must be at least 0"),
         ({"mode": "isotopic"}, "did you mean 'isotropic'"),
         ({"reduction": "max"}, "reduction = 'max' is unknown"),
         ({"warmup": "none"}, "warmup = 'none' is unknown"),

@@ -108,10 +108,6 @@ def test_powers_keep_the_mean_and_divide_the_covariance(form, power):
         assert torch.allclose(dense(raised.precision, D, FORMS.index(form)), power * full, atol=1e-12)
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="Gaussian.__mul__ broadcasts a power per factor along the last axes (gaussian.py:46), silently if K = d",
-)
 @each_form
 def test_a_power_for_each_factor_of_a_batch(form):
     """K = D factors, each with its own power: outside of vmap this must equal raising them one by one."""

@@ -300,10 +300,6 @@ def test_e3_precision_weighting_needs_the_count():
         assert error["isotropic"] < (0.75 if far else 1.3) * error["count"]
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="pfedvmp.py:88: without a class of two samples the pooled spread is 0, so Λ = Z / (1e-6 · mean square)",
-)
 @pytest.mark.parametrize("mode", ["shrinkage", "isotropic"])
 def test_e3_a_client_of_one_sample_does_not_take_over(mode):
     """121 samples of N(0, I) in 64 dimensions, one of them alone on its client: no worse than twice counting."""

@@ -1,0 +1,80 @@
+"""Configuration: record, TOML and flags are one thing; what is wrong is told in a sentence."""
+
+from __future__ import annotations
+
+import pytest
+
+from posterity import methods
+from posterity.cli.flags import numbers, read_config, words
+from posterity.experiment.config import Config, from_table, read_toml, to_toml
+
+
+def test_toml_gives_the_same_record_back(tmp_path):
+    config = Config(method="fedavg+ft", lr=0.05, participation="p:0.3", seed=3, data_dir='a "b" \\ c',
+                    set={"epochs": 2, "model.hidden": [32, 16], "data.skew": "label", "prior": True})  # fmt: skip
+    path = tmp_path / "c.toml"
+    path.write_text(to_toml(config))
+    assert to_toml(from_table(read_toml(path))) == to_toml(config)
+
+
+def test_flags_override_the_file(tmp_path):
+    path = tmp_path / "c.toml"
+    path.write_text('rounds = 7\nlr = 0.5\n[set]\nxi = 3\nmodel.hidden = "4"\n')
+    config = read_config({"config": path, "lr": "0.25", "set": ["xi=9"], "clients": None})
+    assert (config.rounds, config.lr, dict(config.set)) == (7, 0.25, {"xi": "9", "model.hidden": "4"})
+
+
+@pytest.mark.parametrize(
+    ("table", "message"),
+    [
+        ({"roundz": 3}, "no setting 'roundz': did you mean 'rounds'"),
+        ({"rounds": "many"}, "rounds takes a whole number; 'many'"),
+        ({"rounds": 0}, "rounds must be at least 1"),
+        ({"engine": "turbo"}, "engine = 'turbo' is unknown"),
+        ({"local_epochs": 1, "local_steps": 2}, "not both"),
+        ({"seed": -1}, "seed must be at least 0"),
+    ],
+)
+def test_mistakes_in_settings(table, message):
+    with pytest.raises(ValueError, match=message):
+        from_table(table)
+
+
+def test_mistakes_in_files_and_flags(tmp_path):
+    with pytest.raises(ValueError, match="no configuration file"):
+        read_toml(tmp_path / "none.toml")
+    (tmp_path / "bad.toml").write_text("rounds = = 3")
+    with pytest.raises(ValueError, match="is not TOML"):
+        read_toml(tmp_path / "bad.toml")
+    with pytest.raises(ValueError, match="--set takes name=value"):
+        read_config({"set": ["xi"]})
+    with pytest.raises(ValueError, match="whole numbers"):
+        numbers("0,x")
+    with pytest.raises(ValueError, match="comma-separated"):
+        words(" , ", "methods")
+    assert numbers("0-2,5") == [0, 1, 2, 5]
+
+
+@pytest.mark.parametrize(
+    ("spec", "settings", "message"),
+    [
+        ("fedavgg", {}, "no method 'fedavgg': did you mean 'fedavg'"),
+        ("fedavg+fft", {}, r"no wrapper \+fft: did you mean 'ft'"),
+        ("fedavg", {"xi": 1}, "fedavg has no setting 'xi'"),
+        ("pfedvmp", {"mode": "printd"}, "did you mean 'printed'"),
+        ("pfedvmp", {"xi": "much"}, "xi takes a number"),
+        ("fedavg", {"local.momentun": 1}, "no setting local.momentun: did you mean 'momentum'"),
+        ("no.such.module:X", {}, "no module 'no.such.module'"),
+        ("posterity.methods.fedavg:Nothing", {}, "methods in posterity.methods.fedavg: FedAvg"),
+    ],
+)
+def test_mistakes_in_methods(spec, settings, message):
+    with pytest.raises(ValueError, match=message):
+        methods.build(spec, settings)
+
+
+def test_wrappers_apply_left_to_right_and_take_their_settings():
+    method = methods.build("fedavg+ft+calibrated", {"epochs": "3", "calibrated.width": 2, "local.momentum": 0.5})
+    assert (method.width, method.inner.epochs, method.inner.inner.local.momentum) == (2.0, 3, 0.5)
+    assert method.label == "FedAvg-FT (calibrated)" and method.scored == "adapted"
+    assert methods.build("posterity.methods.fedavg:FedAvg").label == "FedAvg"

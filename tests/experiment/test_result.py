@@ -1,0 +1,150 @@
+"""What a run returns: numbers that agree with each other, and models that predict."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+import posterity
+from posterity import data, models
+from posterity.experiment import folder
+
+SMALL = {"dataset": "digits", "clients": 6, "rounds": 4, "evaluate_every": 2, "subset": "25%", "lr": 0.1}
+
+
+@pytest.fixture(scope="module")
+def result():
+    return posterity.run(method="fedper", newcomers="2", **SMALL)
+
+
+def test_predictions_are_those_that_were_scored(result):
+    federation = result.federation
+    correct = total = 0
+    for client in range(federation.members):
+        rows = federation.test.client(client)
+        if len(rows):
+            probabilities = result.predict_proba(client, federation.x[rows])
+            assert torch.allclose(probabilities.sum(1), torch.ones(len(rows)), atol=1e-5)
+            correct += int((probabilities.argmax(1) == federation.y[rows]).sum())
+            total += len(rows)
+    assert result.metric("accuracy", show="last") == pytest.approx(correct / total)
+    assert result.predict_proba(federation.names[0], federation.x[:2]).shape == (2, 10)
+
+
+def test_every_point_and_part_is_written_for_members_and_newcomers(result):
+    found = {(x["group"], x["point"], x["epochs"], x["part"]) for x in result.lines if x["kind"] == "score"}
+    parts = ("validation", "test", "held")
+    members = {("members", p, e, q) for p, e in (("received", 0), ("adapted", 1), ("trained", 0)) for q in parts}
+    late = {("newcomers", p, e, q) for p, e in (("received", 0), ("adapted", 1), ("adapted", 5)) for q in parts}
+    assert found == members | late
+    assert all(len(x["clients"]["n"]) == (4 if x["group"] == "members" else 2)
+               for x in result.lines if x["kind"] == "score")  # fmt: skip
+
+
+def test_held_is_validation_and_test_together(result):
+    last = {x["part"]: x for x in result.lines if x["kind"] == "score" and x["round"] == 4
+            and (x["group"], x["point"]) == ("members", "trained")}  # fmt: skip
+    n = {part: sum(x["clients"]["n"]) for part, x in last.items()}
+    hits = {part: x["metrics"]["accuracy"]["pooled"] * n[part] for part, x in last.items()}
+    assert hits["held"] == pytest.approx(hits["validation"] + hits["test"])
+
+
+def test_selection_never_looks_at_the_test_half(result):
+    entries = result.history()
+    best = max(entries, key=lambda e: e["validation"])
+    assert result.chosen_round("validated") == best["round"]
+    assert result.metric() == best["test"]
+    assert result.metric(show="paper") == max(e["held"] for e in entries)
+
+
+def test_save_and_load(result, tmp_path):
+    result.save(tmp_path / "kept")
+    again = posterity.load(tmp_path / "kept")
+    x = result.federation.x[:3]
+    assert torch.equal(again.predict_proba(2, x), result.predict_proba(2, x))
+    assert again.clients() == json.loads(json.dumps(folder.clean(result.clients())))
+    with pytest.raises(ValueError, match="already holds a run"):
+        result.save(tmp_path / "kept")
+
+
+def test_bad_questions(result):
+    with pytest.raises(ValueError, match="no client 99"):
+        result.predict_proba(99, result.federation.x[:1])
+    with pytest.raises(ValueError, match=r"expected \(samples, 1, 8, 8\)"):
+        result.predict_proba(0, torch.zeros(2, 3))
+    with pytest.raises(ValueError, match="no scores"):
+        result.history(point="nowhere")
+
+
+def test_a_message_that_is_not_finite_is_left_out_and_named():
+    federation = data.load("digits", clients=5, subset="20%")
+    x = federation.x.clone()
+    x[federation.train.client(3)] = torch.nan  # this client's training diverges at once
+    spoilt = data.Federation(**{**federation.__dict__, "x": x})
+    found = posterity.run(method="fedmap", federation=spoilt, rounds=2, evaluate_every=2)
+    rounds = [x for x in found.lines if x["kind"] == "round"]
+    assert all(r["refused"] == [{"client": 3, "reason": "not finite or outside its declared range"}] for r in rounds)
+    assert all(r["accepted"] == 4 and not r["empty"] for r in rounds)
+    assert not found.store.known[3] and bool(found.store.known[:3].all())
+
+
+def test_a_round_without_clients_is_empty_and_changes_nothing():
+    found = posterity.run(method="fedavg", participation="p:0.0001", **SMALL)
+    assert all(x["empty"] and x["bytes_up"] == 0 for x in found.lines if x["kind"] == "round")
+    initial = found.setup.world.initial
+    assert all(torch.equal(p, initial[n]) for n, p in found.state.params.items())
+
+
+def test_a_test_set_that_belongs_to_no_client():
+    found = posterity.run(method="fedavg", dataset="polynomial", model="cubic", rounds=3, evaluate_every=3, lr=1e-3)
+    line = next(x for x in found.lines if x.get("group") == "common")
+    assert line["clients"]["n"] == [100] and line["metrics"]["mse"]["pooled"] > 0
+    assert found.metric("mse") > 0
+
+
+def test_a_network_of_your_own():
+    class Net(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.body = torch.nn.Sequential(
+                torch.nn.Flatten(), torch.nn.Linear(64, 12), torch.nn.BatchNorm1d(12), torch.nn.ReLU(),
+                torch.nn.Dropout(0.2))  # fmt: skip
+            self.top = torch.nn.Linear(12, 10)
+
+        def forward(self, x):
+            return self.top(self.body(x))
+
+    model = models.wrap(Net(), "top", 10, "classification")
+    same = [posterity.run(method="fedper", model=model, engine=e, dtype="float64", **SMALL) for e in ("loop", "stacked")]
+    assert same[0].metric("nll") == pytest.approx(same[1].metric("nll"), rel=1e-9)
+
+
+def test_an_operator_that_cannot_be_stacked_is_named():
+    class Net(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.rnn = torch.nn.GRU(8, 6, batch_first=True)
+            self.top = torch.nn.Linear(6, 10)
+
+        def forward(self, x):
+            return self.top(self.rnn(x[:, 0])[0][:, -1])
+
+    model = models.wrap(Net(), "top", 10, "classification")
+    assert posterity.run(method="fedavg", model=model, **SMALL).setup.engine.name == "loop"
+    with pytest.raises(ValueError, match="GRU"):
+        posterity.run(method="fedavg", model=model, engine="stacked", **SMALL)
+
+
+def test_steps_instead_of_epochs_and_other_optimisers():
+    for optimiser in ("sgd", "adam", "rmsprop"):
+        found = posterity.run(method="fedavg", local_steps=3, optimiser=optimiser, batch_size=5, **SMALL)
+        assert found.method.local.steps == 3 and found.metric("nll", show="last") < 20
+
+
+def test_the_data_seed_fixes_the_partition():
+    runs = [posterity.run(method="local", seed=s, data_seed=d, **SMALL) for s, d in ((0, 5), (1, 5), (5, None))]
+    counts = [r.federation.train.counts.tolist() for r in runs]
+    assert counts[0] == counts[1] == counts[2]
+    assert runs[0].metric("nll") != runs[1].metric("nll")

@@ -1,0 +1,138 @@
+"""A run that is killed resumes and ends with the same bits as one that was not."""
+
+from __future__ import annotations
+
+import functools
+import math
+import random
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+import posterity
+from posterity import methods
+from posterity.experiment import folder, run
+from posterity.experiment.config import Config
+
+from .kills import MOMENTS, arm, go, launch, remains
+
+SMALL = {"dataset": "digits", "clients": 6, "rounds": 5, "evaluate_every": 2, "participation": "50%", "subset": "15%"}
+KINDS = {"fedavg": "memory", "pfedvmp": "memory", "fedmap": "disk"}  # one method of each kind is really killed
+EVERY = [*sorted(methods.available()), *(f"fedavg+{name}" for name in sorted(methods.suffixes()))]
+
+
+def config(method: str, store: str = "memory") -> Config:
+    return Config(method=method, store=store, set={"model.hidden": "8"}, **SMALL)
+
+
+@functools.lru_cache(maxsize=None)
+def reference(method: str, store: str, base: Path) -> dict[str, object]:
+    out = base / f"{method}-{store}"
+    assert launch(config(method, store), out) == 0
+    return remains(out)
+
+
+@pytest.fixture(scope="session")
+def base(tmp_path_factory):
+    return tmp_path_factory.mktemp("whole")
+
+
+@pytest.mark.parametrize(("method", "store"), KINDS.items())
+def test_a_real_kill_in_the_middle_of_a_write(method, store, base, tmp_path):
+    moments = [m for m in MOMENTS if store == "disk" or m not in ("journal", "row")]
+    out = tmp_path / "run"
+    for count, moment in enumerate(moments, start=1):  # one run, killed once at each kind of write, later each time
+        assert launch(config(method, store), out, moment, 1 + count % 2) == -signal.SIGKILL, moment
+    assert launch(config(method, store), out) == 0
+    assert remains(out) == reference(method, store, base)
+
+
+@pytest.mark.everything
+@pytest.mark.parametrize(("method", "store"), [("pfedvmp", "memory"), ("fedmap", "disk")])
+def test_twenty_kills_at_random_instants(method, store, base, tmp_path):
+    """Ten by the clock and ten in the middle of a write, in a random order, each run ending bit-identical."""
+    whole, chance = reference(method, store, base), random.Random(7)
+    begun = time.perf_counter()
+    launch(config(method, store), tmp_path / "timed")
+    length = time.perf_counter() - begun
+    moments = [m for m in MOMENTS if store == "disk" or m not in ("journal", "row")]
+    plans = [(None, chance.uniform(0.02, length)) for _ in range(10)] + [(chance.choice(moments), None) for _ in range(10)]
+    chance.shuffle(plans)
+    for number, (moment, seconds) in enumerate(plans):
+        out = tmp_path / str(number)
+        code = launch(config(method, store), out, moment, chance.randint(1, 3), seconds)
+        assert code == -signal.SIGKILL or (moment is None and code == 0)  # the clock may come too late
+        assert launch(config(method, store), out) == 0
+        assert remains(out) == whole, (number, moment, seconds)
+
+
+class Interrupted(Exception):
+    pass
+
+
+def interrupt() -> None:
+    raise Interrupted
+
+
+@pytest.mark.parametrize("method", EVERY)
+def test_an_exception_at_the_same_point_for_every_method(method, tmp_path, monkeypatch):
+    monkeypatch.setattr(run, "WRITING", math.inf)
+    run.start_run(config(method), tmp_path / "whole")
+    for moment in ("line", "checkpoint"):
+        with monkeypatch.context() as patch:
+            patch.setattr(folder, "append_lines", folder.append_lines)  # `arm` replaces it; the context puts it back
+            patch.setattr(folder, "write_atomic", folder.write_atomic)
+            arm(moment, 3, interrupt)
+            with pytest.raises(Interrupted):
+                go(config(method), str(tmp_path / "cut"), None, 0)
+    run.resume_run(tmp_path / "cut")
+    assert remains(tmp_path / "cut") == remains(tmp_path / "whole")
+
+
+def test_disk_and_memory_give_the_same_run(base):
+    kept, mapped = (reference("fedmap", store, base) for store in ("memory", "disk"))
+    assert kept["lines"] == mapped["lines"]
+    state = [name for name in mapped["leaves"] if name.startswith("state/")]
+    assert state and all(kept["leaves"][name] == mapped["leaves"][name] for name in state)
+
+
+def test_checkpoints_are_rare_when_writing_is_dear(tmp_path, monkeypatch):
+    """With a share of 0 the only checkpoints are the first and the last; the result is the same."""
+    counts = []
+    save = folder.save_checkpoint
+    monkeypatch.setattr(folder, "save_checkpoint", lambda *a: (counts.append(a[2]["round"]), save(*a)))
+    monkeypatch.setattr(run, "WRITING", 0.0)
+    run.start_run(config("fedavg"), tmp_path / "rare")
+    assert counts == [1, 5]
+
+
+def test_a_second_process_is_refused(tmp_path):
+    with folder.locked(tmp_path), pytest.raises(ValueError, match="being written by another process"):
+        posterity.experiment.run.resume_run(made(tmp_path))
+
+
+def made(path: Path) -> Path:
+    (path / folder.CONFIG).write_text("rounds = 1\n")
+    return path
+
+
+def test_a_finished_run_is_only_read(tmp_path):
+    first = run.start_run(config("fedavg"), tmp_path / "run")
+    before = {p.name: p.read_bytes() for p in (tmp_path / "run").iterdir()}
+    again = posterity.load(tmp_path / "run")
+    assert {p.name: p.read_bytes() for p in (tmp_path / "run").iterdir()} == before
+    assert again.metric("nll") == first.metric("nll")
+
+
+def test_errors_say_what_to_do(tmp_path):
+    with pytest.raises(ValueError, match="holds no run"):
+        run.resume_run(tmp_path)
+    run.start_run(config("fedavg"), tmp_path / "run")
+    with pytest.raises(ValueError, match="already holds a run: go on with 'posterity resume"):
+        run.start_run(config("fedavg"), tmp_path / "run")
+    text = (tmp_path / "run" / folder.CONFIG).read_text()
+    (tmp_path / "run" / folder.CONFIG).write_text(text.replace('"model.hidden" = "8"', '"model.hidden" = "9"'))
+    with pytest.raises(ValueError, match="belongs to another"):
+        run.resume_run(tmp_path / "run")
