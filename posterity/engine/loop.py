@@ -49,10 +49,11 @@ def _walk(world: World, each: Pass, carry: Carry, here: Here, number: int) -> Ca
     plan = make_plan(each, world.part(each.on), here.client[None], here.key[None])
     here = replace(here, steps=plan.steps[0])
     carry = each.open(carry, here)
+    step_keys = fold(here.key, torch.arange(plan.length(), device=here.key.device))
     for step in range(plan.length()):
         rows, real = plan.rows(step, 1)
         width = max(1, int(real.sum()))  # no padding here: the masks of `stacked` must make no difference
-        now = replace(here, step=torch.full_like(here.step, step), key=fold(here.key, step))
+        now = replace(here, step=torch.full_like(here.step, step), key=step_keys[step])
         after = each.step(carry, world.batch(rows[0, :width], real[0, :width]), now)
         carry = after if plan.count[0] else replace(carry, kept=after.kept)  # no data: nothing moves
     return each.close(carry, here)

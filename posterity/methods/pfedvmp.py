@@ -67,14 +67,12 @@ class Shared:
 
 def class_messages(z: Tensor, y: Tensor, mask: Tensor, classes: int, mode: str, alpha: float, nu0: float) -> Tree:
     """Factors of all class centroids and the class counts, from features z (n, d); float64 throughout."""
-    z, hot = z.double(), one_hot(y, classes, mask.double())  # (n, K)
+    z, hot = z.double(), one_hot(y, classes, mask.double())  # (n, d), (n, K)
     count = hot.sum(0)
     mean = hot.T @ z / count.clamp(min=1)[:, None]  # (K, d)
     centred = hot.T[:, :, None] * (z - mean[:, None])  # (K, n, d): rows of other classes are 0
     precision = _precision(centred, count, z, mask.double(), mode, alpha, nu0)
-    there = (count > 0).double()  # (K,)
-    scaled = precision * there.reshape(-1, *[1] * (precision.dim() - 1))
-    return {"factor": Gaussian.of(mean, scaled), "count": count}
+    return {"factor": Gaussian.of(mean, precision) * (count > 0).double(), "count": count}
 
 
 def _precision(centred: Tensor, count: Tensor, z: Tensor, mask: Tensor, mode: str, alpha: float, nu0: float) -> Tensor:
@@ -181,11 +179,9 @@ class PFedVMP(Method):
 
     def message(self, carry: Carry, here: Here) -> tuple[Message, Personal]:
         base, head = split(carry.params, here.model.head_names)
-        seen = carry.kept["features"]
-        classes = class_messages(
-            seen["z"], seen["y"], seen["mask"], here.model.classes, self.mode, self.alpha, self.nu0
-        )
-        return {**weighted(base, here), "classes": Sum(tree_cast(classes, here.n.dtype))}, head
+        how = {"classes": here.model.classes, "mode": self.mode, "alpha": self.alpha, "nu0": self.nu0}
+        factors = class_messages(**carry.kept["features"], **how)
+        return {**weighted(base, here), "classes": Sum(tree_cast(factors, here.n.dtype))}, head
 
     def combine(self, state: State, total: Message, now: Now) -> State:
         params = averaged(state.params, total)  # (10), (12)
@@ -199,13 +195,9 @@ class PFedVMP(Method):
 
 def nearest_centroid(first: Params, shared: Shared, newcomer: Tensor) -> Params:
     """The head w_k = 2µ_k, b_k = −‖µ_k‖² for a newcomer; `first` for a member, or if the head is not one layer."""
-    classes = len(shared.centroids)
-    shapes = sorted(tuple(p.shape) for p in first.values())
-    if shapes != [(classes,), tuple(shared.centroids.shape)]:
+    weight, bias = 2 * shared.centroids, -(shared.centroids**2).sum(-1)
+    if sorted(tuple(p.shape) for p in first.values()) != [tuple(bias.shape), tuple(weight.shape)]:
         return first
-    rule = (2 * shared.centroids, -(shared.centroids**2).sum(-1))
-    worst = torch.where(shared.known > 0, rule[1], torch.inf).amin()  # an unknown class is never preferred
-    bias = torch.where(shared.known > 0, rule[1], torch.where(worst < torch.inf, worst, 0.0))
-    able = newcomer * (shared.known.sum() > 0).to(newcomer.dtype)
-    made = {2: rule[0], 1: bias}
-    return {n: torch.where(able > 0, made[p.dim()].to(p.dtype), p) for n, p in first.items()}
+    bias = torch.where(shared.known > 0, bias, bias.amin())  # an unknown centroid is 0 and must not look near
+    use = (newcomer > 0) & (shared.known.sum() > 0)
+    return {n: torch.where(use, weight if p.dim() == 2 else bias, p) for n, p in first.items()}
