@@ -18,7 +18,7 @@ from posterity.experiment.compare import compare_runs, demo_plan, resume_all
 from posterity.experiment.config import Config
 from posterity.experiment.run import start_run
 from posterity.experiment.setup import load_federation
-from posterity.report import write_report
+from posterity.report import check_rule, write_report
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None,
                   help="Personalised federated learning with honest uncertainty.")  # fmt: skip
@@ -56,6 +56,7 @@ def conclude(folder: Path, show: str, as_json: bool) -> None:
 @with_flags(COMMON)
 def run(**given: Any) -> None:
     out, show, quiet, as_json = (given.pop(n) for n in COMMON)
+    check_rule(show)
     config = read_config(given)
     folder = out or new_folder(f"{Path(config.dataset).stem}-{config.method}-seed{config.seed}")
     with progress(config.method, config.rounds, quiet or as_json) as watch:
@@ -63,37 +64,47 @@ def run(**given: Any) -> None:
     conclude(folder, show, as_json)
 
 
+Jobs = Annotated[int | None, typer.Option("--jobs", help="runs at once (default: one per core on the CPU)")]
 METHODS = option(str, "local,fedavg,fedavg+ft,fedper,fedmap,pfedvmp", "methods, comma separated", "--methods")
 SEEDS = option(str, "0,1,2", "seeds, comma separated or a range (0-4)", "--seeds")
 
 
 @app.command(help="Run several methods with several seeds on the same federations; finished runs are not repeated.")
-@with_flags({"methods": METHODS, "seeds": SEEDS, **COMMON}, leave_out=("method", "seed"))
+@with_flags({"methods": METHODS, "seeds": SEEDS, "jobs": (Jobs, None), **COMMON}, leave_out=("method", "seed"))
 def compare(**given: Any) -> None:
-    out, show, quiet, as_json = (given.pop(n) for n in COMMON)
+    out, show, quiet, as_json, jobs = (given.pop(n) for n in (*COMMON, "jobs"))
     methods, seeds = words(given.pop("methods"), "methods"), numbers(given.pop("seeds"))
     config = read_config(given)
     folder = out or new_folder(f"{Path(config.dataset).stem}-comparison")
-    _compare(config, methods, seeds, folder, show, quiet, as_json)
+    _compare(config, methods, seeds, folder, show, quiet or as_json, jobs)
+    conclude(folder, show, as_json)
 
 
 @app.command(help="The main job on embedded data: six methods, three seeds, a table and a report.")
 def demo(out: Annotated[Path | None, typer.Option(help="folder to write to")] = None, show: Show = "validated",
          quiet: Quiet = False, json: Json = False) -> None:  # fmt: skip
     config, methods, seeds = demo_plan()
-    _compare(config, methods, seeds, out or new_folder("demo"), show, quiet, json)
+    folder = out or new_folder("demo")
+    _compare(config, methods, seeds, folder, show, quiet or json, None)
+    conclude(folder, show, json)
 
 
 def _compare(
-    config: Config, methods: list[str], seeds: list[int], folder: Path, show: str, quiet: bool, as_json: bool
+    config: Config, names: list[str], seeds: list[int], folder: Path, show: str, quiet: bool, jobs: int | None
 ) -> None:
-    compare_runs(config, methods, seeds, folder, lambda title, rounds: progress(title, rounds, quiet or as_json))
-    conclude(folder, show, as_json)
+    check_rule(show)  # before the work, not after it
+    at_once = jobs or (default_jobs() if config.device == "cpu" else 1)
+    compare_runs(config, names, seeds, folder, lambda title, rounds: progress(title, rounds, quiet), at_once)
+
+
+def default_jobs() -> int:
+    """One process per core: small networks gain more from that than from threads."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @app.command(help="Go on with a run (or all runs of a comparison) that was stopped or killed.")
-def resume(folder: Path, show: Show = "validated", quiet: Quiet = False, json: Json = False) -> None:
-    resume_all(folder, lambda title, rounds: progress(title, rounds, quiet or json))
+def resume(folder: Path, show: Show = "validated", quiet: Quiet = False, json: Json = False, jobs: Jobs = 1) -> None:
+    resume_all(folder, lambda title, rounds: progress(title, rounds, quiet or json), jobs or 1)
     conclude(folder, show, json)
 
 

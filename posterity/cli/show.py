@@ -65,7 +65,7 @@ def print_table(folder: Path, show: str) -> None:
     table.add_column("scored at", no_wrap=True)
     shown = [c for c in columns(rows) if console.width >= WIDE or c.key not in LEFT_OUT]
     for column in shown:
-        table.add_column(column.heading, justify="right", no_wrap=False)
+        table.add_column(column.heading, justify="right", no_wrap=True)
     for row in rows:
         cells = [row.cells.get(c.key) for c in shown]
         texts = ["" if c is None else f"[bold]{c.text}[/bold]" if c.best else c.text for c in cells]

@@ -58,6 +58,7 @@ def resume_run(out: Path, watch: Watch = silent, federation: Federation | None =
         raise ValueError(f"{out} holds no run (there is no {files.CONFIG} in it)")
     config = from_table(read_toml(out / files.CONFIG))
     with files.locked(out):
+        torch.set_num_threads(files.read_json(out / files.RUN)["threads"])  # sums in other pieces round otherwise
         return Journey(config, set_up(config, federation, model), out, watch).go()
 
 

@@ -1,6 +1,6 @@
 """One self-contained HTML page for a run or a comparison of runs, and the same table for the terminal."""
 
-from posterity.report.choosing import RULES
+from posterity.report.choosing import RULES, check_rule
 from posterity.report.loading import ReportError, Run, load_runs
 from posterity.report.page import write_report
 from posterity.report.summary import finding
@@ -13,6 +13,7 @@ __all__ = [
     "ReportError",
     "Row",
     "Run",
+    "check_rule",
     "columns",
     "finding",
     "headline",

@@ -76,5 +76,5 @@ def test_mistakes_in_methods(spec, settings, message):
 def test_wrappers_apply_left_to_right_and_take_their_settings():
     method = methods.build("fedavg+ft+calibrated", {"epochs": "3", "calibrated.width": 2, "local.momentum": 0.5})
     assert (method.width, method.inner.epochs, method.inner.inner.local.momentum) == (2.0, 3, 0.5)
-    assert method.label == "FedAvg-FT (calibrated)" and method.scored == "adapted"
+    assert (method.label, method.scored) == ("FedAvg-FT (calibrated)", "adapted")
     assert methods.build("posterity.methods.fedavg:FedAvg").label == "FedAvg"

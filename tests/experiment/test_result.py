@@ -87,7 +87,7 @@ def test_a_message_that_is_not_finite_is_left_out_and_named():
     rounds = [x for x in found.lines if x["kind"] == "round"]
     assert all(r["refused"] == [{"client": 3, "reason": "not finite or outside its declared range"}] for r in rounds)
     assert all(r["accepted"] == 4 and not r["empty"] for r in rounds)
-    assert not found.store.known[3] and bool(found.store.known[:3].all())
+    assert found.store.known.tolist() == [True, True, True, False, True]
 
 
 def test_a_round_without_clients_is_empty_and_changes_nothing():
@@ -100,7 +100,8 @@ def test_a_round_without_clients_is_empty_and_changes_nothing():
 def test_a_test_set_that_belongs_to_no_client():
     found = posterity.run(method="fedavg", dataset="polynomial", model="cubic", rounds=3, evaluate_every=3, lr=1e-3)
     line = next(x for x in found.lines if x.get("group") == "common")
-    assert line["clients"]["n"] == [100] and line["metrics"]["mse"]["pooled"] > 0
+    assert line["clients"]["n"] == [100]
+    assert line["metrics"]["mse"]["pooled"] > 0
     assert found.metric("mse") > 0
 
 
@@ -117,7 +118,9 @@ def test_a_network_of_your_own():
             return self.top(self.body(x))
 
     model = models.wrap(Net(), "top", 10, "classification")
-    same = [posterity.run(method="fedper", model=model, engine=e, dtype="float64", **SMALL) for e in ("loop", "stacked")]
+    same = [
+        posterity.run(method="fedper", model=model, engine=e, dtype="float64", **SMALL) for e in ("loop", "stacked")
+    ]
     assert same[0].metric("nll") == pytest.approx(same[1].metric("nll"), rel=1e-9)
 
 
@@ -140,7 +143,8 @@ def test_an_operator_that_cannot_be_stacked_is_named():
 def test_steps_instead_of_epochs_and_other_optimisers():
     for optimiser in ("sgd", "adam", "rmsprop"):
         found = posterity.run(method="fedavg", local_steps=3, optimiser=optimiser, batch_size=5, **SMALL)
-        assert found.method.local.steps == 3 and found.metric("nll", show="last") < 20
+        assert found.method.local.steps == 3
+        assert found.metric("nll", show="last") < 20
 
 
 def test_the_data_seed_fixes_the_partition():

@@ -27,7 +27,7 @@ def config(method: str, store: str = "memory") -> Config:
     return Config(method=method, store=store, set={"model.hidden": "8"}, **SMALL)
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def reference(method: str, store: str, base: Path) -> dict[str, object]:
     out = base / f"{method}-{store}"
     assert launch(config(method, store), out) == 0
@@ -58,7 +58,9 @@ def test_twenty_kills_at_random_instants(method, store, base, tmp_path):
     launch(config(method, store), tmp_path / "timed")
     length = time.perf_counter() - begun
     moments = [m for m in MOMENTS if store == "disk" or m not in ("journal", "row")]
-    plans = [(None, chance.uniform(0.02, length)) for _ in range(10)] + [(chance.choice(moments), None) for _ in range(10)]
+    plans = [(None, chance.uniform(0.02, length)) for _ in range(10)] + [
+        (chance.choice(moments), None) for _ in range(10)
+    ]
     chance.shuffle(plans)
     for number, (moment, seconds) in enumerate(plans):
         out = tmp_path / str(number)
@@ -95,7 +97,8 @@ def test_disk_and_memory_give_the_same_run(base):
     kept, mapped = (reference("fedmap", store, base) for store in ("memory", "disk"))
     assert kept["lines"] == mapped["lines"]
     state = [name for name in mapped["leaves"] if name.startswith("state/")]
-    assert state and all(kept["leaves"][name] == mapped["leaves"][name] for name in state)
+    assert state
+    assert all(kept["leaves"][name] == mapped["leaves"][name] for name in state)
 
 
 def test_checkpoints_are_rare_when_writing_is_dear(tmp_path, monkeypatch):
@@ -115,6 +118,7 @@ def test_a_second_process_is_refused(tmp_path):
 
 def made(path: Path) -> Path:
     (path / folder.CONFIG).write_text("rounds = 1\n")
+    (path / folder.RUN).write_text('{"threads": 1}')
     return path
 
 
