@@ -19,7 +19,7 @@ from posterity.report import columns, finding, headline, load_runs
 
 console = Console()
 WIDE = 130  # columns of a terminal that show the whole table; the report always does
-LEFT_OUT = ("balanced_accuracy", "brier", "sd", "seconds")
+LEFT_OUT = ("balanced_accuracy", "brier", "worst10", "sd", "seconds")
 NAMES = {"validated": "round chosen on validation, shown on test", "paper": "best round on all held-out data",
          "last": "last round, shown on test"}  # fmt: skip
 
@@ -60,16 +60,22 @@ def progress(title: str, total: int, quiet: bool) -> Iterator[Watch]:
 def print_table(folder: Path, show: str) -> None:
     """The headline table of a run or comparison, exactly as the report prints it."""
     rows = headline(load_runs(folder), show)
-    table = Table(title=f"{show}: {NAMES[show]}", title_justify="left", header_style="bold", box=SIMPLE_HEAD)
+    table = Table(title=f"{show}: {NAMES[show]}", title_justify="left", header_style="bold", box=SIMPLE_HEAD,
+                  pad_edge=False, padding=(0, 1), collapse_padding=True)  # fmt: skip
     table.add_column("Method", no_wrap=True)
     table.add_column("scored at", no_wrap=True)
-    shown = [c for c in columns(rows) if console.width >= WIDE or c.key not in LEFT_OUT]
+    wide = console.width >= WIDE
+    shown = [c for c in columns(rows) if wide or c.key not in LEFT_OUT]
     for column in shown:
-        table.add_column(column.heading, justify="right", no_wrap=True)
+        table.add_column(column.heading.replace(" per ", "/"), justify="right", no_wrap=True)
     for row in rows:
         cells = [row.cells.get(c.key) for c in shown]
         texts = ["" if c is None else f"[bold]{c.text}[/bold]" if c.best else c.text for c in cells]
-        table.add_row(row.label + (f" ({row.mark})" if row.mark else ""), row.point, *texts)
+        table.add_row(
+            row.label + (f" ({row.mark})" if row.mark else ""),
+            row.point if wide else row.point.partition(",")[0],
+            *texts,
+        )
     console.print(table)
     console.print(finding(rows))
 
