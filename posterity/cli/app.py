@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 from typing import Annotated, Any
 
-import click
 import typer
 
 from posterity import __version__
@@ -164,11 +163,10 @@ def main() -> None:
     """Run the command line; what users did wrong is told in a sentence, without a traceback."""
     sys.path.insert(0, os.getcwd())  # a method or network of yours may live in the current folder
     try:
-        app(standalone_mode=False)
-    except click.ClickException as error:
-        error.show()
-        sys.exit(error.exit_code)
-    except (click.exceptions.Abort, KeyboardInterrupt):
+        code = app(standalone_mode=False)  # what `typer.Exit` carried, or None
+        if isinstance(code, int) and code:
+            sys.exit(code)
+    except (typer.Abort, KeyboardInterrupt):
         print("stopped; 'posterity resume FOLDER' goes on", file=sys.stderr)
         sys.exit(130)
     except ValueError as error:
@@ -176,3 +174,8 @@ def main() -> None:
             raise
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
+    except Exception as error:
+        if not hasattr(error, "exit_code"):  # a mistake in the flags; typer brings its own copy of click's classes
+            raise
+        error.show()  # type: ignore[attr-defined]
+        sys.exit(error.exit_code)

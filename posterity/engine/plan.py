@@ -33,8 +33,9 @@ class Plan:
 
     def active(self) -> list[int]:
         """How many clients still work at each step, when they are sorted by falling number of steps."""
-        busy = [int(a) for a in (self.steps[None, :] > torch.arange(self.length())[:, None]).sum(1)]
-        return [len(self.steps), *busy[1:]]
+        steps = self.steps.cpu()  # one wait for the device, not one per step
+        busy = (steps[None, :] > torch.arange(self.length())[:, None]).sum(1).tolist()
+        return [len(steps), *busy[1:]]
 
     def rows(self, step: int, clients: int) -> tuple[Tensor, Tensor]:
         """Rows of the pool (clients, batch) of the first clients at a step, and which are real."""

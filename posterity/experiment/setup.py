@@ -37,8 +37,7 @@ def load_federation(config: Config) -> Federation:
 
 def set_up(config: Config, federation: Federation | None = None, model: Any = None) -> Setup:
     """Everything a run needs; a federation or a model of your own may be handed in."""
-    if config.device.startswith("cuda") and not torch.cuda.is_available():
-        raise ValueError(f"device {config.device!r} was asked for, but PyTorch sees no GPU here; use --device cpu")
+    _check_device(config.device)
     federation = load_federation(config) if federation is None else federation
     dtype = DTYPES[config.dtype]
     if model is None:
@@ -98,6 +97,17 @@ def _fields(method: Any) -> dict[str, Any]:
         elif isinstance(value, (str, int, float, bool)) or value is None:
             found[name] = value
     return found
+
+
+def _check_device(name: str) -> None:
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise ValueError(f"device {name!r} is not understood; give cpu, cuda or cuda:1") from None
+    count = torch.cuda.device_count() if device.type == "cuda" else 0
+    if device.type == "cuda" and (device.index or 0) >= count:
+        seen = f"only {count} here" if count else "no GPU here"
+        raise ValueError(f"device {name!r} was asked for, but PyTorch sees {seen}; use another number, or --device cpu")
 
 
 def _device_name(device: str) -> str:

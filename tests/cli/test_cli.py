@@ -1,0 +1,179 @@
+"""The command line as a user would start it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from posterity.cli.app import main
+
+SMALL = ["--dataset", "digits", "--clients", "5", "--rounds", "2", "--subset", "20%", "--quiet"]
+
+
+@pytest.fixture
+def call(monkeypatch, tmp_path, capsys):
+    """Run the command line in an empty folder: exit code, what it printed, what it complained."""
+
+    def run(*words: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["posterity", *words])
+        monkeypatch.setattr(sys, "path", list(sys.path))
+        try:
+            main()
+            code = 0
+        except SystemExit as stop:
+            code = stop.code
+        printed = capsys.readouterr()
+        return code, printed.out, printed.err
+
+    monkeypatch.chdir(tmp_path)
+    return run
+
+
+def test_run_writes_a_folder_a_table_and_a_report(call):
+    code, out, _ = call("run", "--method", "fedavg+ft", *SMALL)
+    assert code == 0
+    assert "FedAvg-FT" in out
+    assert "validated" in out
+    folder = Path("runs/digits-fedavg+ft-seed0")
+    assert f"report: {folder / 'report.html'}" in out
+    assert {p.name for p in folder.iterdir()} >= {"config.toml", "run.json", "metrics.jsonl", "checkpoint.safetensors"}
+    assert call("run", "--method", "fedavg+ft", *SMALL)[0] == 0  # a second run gets a folder of its own
+    assert Path("runs/digits-fedavg+ft-seed0-2").exists()
+
+
+def test_compare_in_two_processes_equals_one_and_repeats_nothing(call):
+    words = ["compare", "--methods", "local,pfedvmp", "--seeds", "0,1", "--set", "xi=2", *SMALL]
+    assert call(*words, "--out", "one", "--jobs", "1")[0] == 0
+    assert call(*words, "--out", "two", "--jobs", "2")[0] == 0
+    for run in ("local/seed-0", "pfedvmp/seed-1"):
+        texts = [Path(out, run, "metrics.jsonl").read_text().splitlines() for out in ("one", "two")]
+        lines = [[{**json.loads(line), "seconds": 0} for line in text] for text in texts]
+        assert lines[0] == lines[1]
+    before = Path("one/local/seed-0/run.json").stat().st_mtime_ns
+    assert call(*words, "--out", "one")[0] == 0
+    assert Path("one/local/seed-0/run.json").stat().st_mtime_ns == before
+    code, _, complaint = call(*words, "--out", "one", "--lr", "0.5")
+    assert (code, "other settings" in complaint) == (2, True)
+
+
+def test_json_is_one_object(call):
+    code, out, _ = call("run", "--method", "fedavg", *SMALL, "--json")
+    facts = json.loads(out)
+    assert code == 0
+    assert facts["rows"][0]["method"] == "FedAvg"
+    assert 0 <= facts["rows"][0]["values"]["accuracy"]["mean"] <= 1
+    code, out, _ = call("report", facts["folder"], "--json", "--show", "last")
+    assert json.loads(out)["show"] == "last"
+
+
+def test_a_config_file_and_a_finished_run(call):
+    Path("c.toml").write_text('method = "fedprox"\ndataset = "digits"\nclients = 4\nrounds = 2\n[set]\nmu = 0.5\n')
+    assert call("run", "--config", "c.toml", "--out", "here", "--quiet")[0] == 0
+    assert '"mu" = 0.5' in Path("here/config.toml").read_text()
+    assert call("resume", "here")[0] == 0
+    code, _, complaint = call("run", "--config", "c.toml", "--out", "here")
+    assert code == 2
+    assert "posterity resume here" in complaint
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["run", "--method", "pfedvpm"], "did you mean 'pfedvmp'"),
+        (["run", "--dataset", "digit"], "digits"),
+        (["run", "--model", "mpl"], "mlp"),
+        (["run", "--partition", "dirichlett:0.3"], "dirichlet"),
+        (["run", "--participation", "lots"], "participation 'lots' is not understood"),
+        (["run", "--rounds", "2.5"], "rounds takes a whole number"),
+        (["run", "--show", "best"], "validated"),
+        (["run", "--set", "xi"], "name=value"),
+        (["run", "--device", "cuda:99", "--rounds", "1"], "but PyTorch sees"),
+        (["run", "--device", "gpu"], "is not understood"),
+        (["run", "--config", "none.toml"], "no configuration file"),
+        (["resume", "nowhere"], "holds no run"),
+        (["report", "nowhere"], "nowhere"),
+        (["methods", "fedavgg"], "did you mean 'fedavg'"),
+        (["new", "method", "Not-A-Name"], "Python name in lower case"),
+        (["compare", "--methods", "local,fedavg", "--set", "xi=3"], "has no setting 'xi'"),
+    ],
+)
+def test_mistakes_are_told_in_a_sentence_and_leave_nothing_behind(call, words, message):
+    code, _, complaint = call(*words)
+    assert code == 2
+    assert message in complaint
+    assert "Traceback" not in complaint
+    assert not Path("runs").exists()
+
+
+def test_listings(call):
+    assert "pfedvmp" in call("methods")[1]
+    detail = call("methods", "pfedvmp")[1]
+    assert all(word in detail for word in ("xi", "Table 7", "Differs from the paper", "local.momentum"))
+    assert "digits" in call("datasets")[1]
+    assert "client" in call("partition", "--dataset", "digits", "--clients", "3")[1].lower()
+    assert call("version")[1].strip() == "0.1.0"
+
+
+def test_a_method_outside_the_package_runs_and_keeps_the_laws(call):
+    code, out, _ = call("new", "method", "fedfoo")
+    assert code == 0
+    assert "posterity check fedfoo:Fedfoo" in out
+    assert call("new", "method", "fedfoo")[0] == 2  # nothing is overwritten
+    code, out, _ = call("run", "--method", "fedfoo:Fedfoo+ft", "--set", "pull=0.5", *SMALL)
+    assert code == 0
+    assert "Fedfoo-FT" in out
+    code, out, _ = call("check", "fedfoo:Fedfoo", "--json")
+    verdicts = json.loads(out)
+    assert code == 0
+    assert len(verdicts) >= 15
+    assert all(v["held"] for v in verdicts)
+    spoilt = Path("fedfoo.py").read_text().replace("class Fedfoo", "class Fedbad").replace(
+        "        return weighted(carry.params, here), ()",
+        "        import torch\n\n        noisy = {n: p + torch.rand(1).item() for n, p in carry.params.items()}\n"
+        "        return weighted(noisy, here), ()",
+    )  # fmt: skip
+    Path("fedbad.py").write_text(spoilt)
+    code, out, _ = call("check", "fedbad:Fedbad", "--json")
+    assert code == 1
+    assert not all(v["held"] for v in json.loads(out))
+
+
+@pytest.mark.everything
+def test_the_scaffolded_test_passes(tmp_path):
+    subprocess.run([sys.executable, "-m", "posterity", "new", "method", "fedfoo"], cwd=tmp_path, check=True)
+    env = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    subprocess.run([sys.executable, "-m", "pytest", "-q", "test_fedfoo.py"], cwd=tmp_path, check=True, env=env)
+
+
+def test_your_own_table(call):
+    rng = np.random.default_rng(0)
+    rows = ["site,patient,age,pressure,outcome"]
+    for site in ("north", "south", "east"):
+        for i in range(60):
+            label = int(rng.random() < 0.5)
+            rows.append(f"{site},{site}{i // 2},{rng.normal(50 + 9 * label):.3f},{rng.normal(label):.3f},{label}")
+    Path("visits.csv").write_text("\n".join(rows) + "\n")
+    words = ["--dataset", "visits.csv", "--target", "outcome", "--client-column", "site", "--group", "patient"]
+    code, out, _ = call("run", "--method", "fedmap", *words, "--rounds", "3", "--quiet", "--json")
+    assert code == 0
+    values = json.loads(out)["rows"][0]["values"]
+    assert values["auroc"]["mean"] > 0.5
+    run = json.loads((Path(json.loads(out)["folder"]) / "run.json").read_text())
+    assert run["federation"]["names"] == ["east", "north", "south"]
+    code, _, complaint = call("run", *[w.replace("outcome", "result") for w in words])
+    assert code == 2
+    assert "result" in complaint
+
+
+def test_a_real_process(tmp_path):
+    """One start from nothing, as a shell does it."""
+    done = subprocess.run([sys.executable, "-m", "posterity", "run", "--method", "local", *SMALL], cwd=tmp_path,
+                          capture_output=True, text=True, check=False)  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "report: runs" in done.stdout

@@ -1,0 +1,29 @@
+"""On a GPU: the same numbers as on the CPU, in float64; skipped where there is none."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import posterity
+from posterity import methods
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="PyTorch sees no GPU here")
+SMALL = {"dataset": "digits", "clients": 6, "rounds": 3, "evaluate_every": 3, "subset": "30%", "participation": "50%"}
+
+
+@pytest.mark.parametrize("model", ["mlp", "mlp_bn", "cnn"])
+@pytest.mark.parametrize("method", sorted(methods.available()))
+def test_cuda_equals_cpu(method, model):
+    settings = {"model.feature_dim": 16} if model == "cnn" else {"model.hidden": 8}
+    runs = [posterity.run(method=method, model=model, device=d, dtype="float64", lr=0.01, set=settings, **SMALL)
+            for d in ("cpu", "cuda")]  # fmt: skip
+    for metric in ("nll", "brier"):
+        for point in ("received", "adapted", "trained"):
+            values = [run.metric(metric, show="last", point=point) for run in runs]
+            assert values[0] == pytest.approx(values[1], rel=1e-7), (metric, point)
+
+
+def test_same_seed_same_bits_on_the_gpu():
+    runs = [posterity.run(method="pfedvmp", device="cuda", **SMALL) for _ in range(2)]
+    assert all(torch.equal(runs[0].state.params[n], p) for n, p in runs[1].state.params.items())
