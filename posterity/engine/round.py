@@ -9,11 +9,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.func import grad, vmap
 
 from posterity.core.draw import fold
-from posterity.core.method import Carry, Facts, Here, Message, Now
+from posterity.core.method import Carry, Facts, Here, Message, Now, Params
 from posterity.core.monoid import acceptable, fold_stack, merge, message_bytes
-from posterity.core.tree import Tree, tree_bytes, tree_finite, tree_like, tree_rows
+from posterity.core.tree import Tree, tree_bytes, tree_finite, tree_like, tree_map, tree_rows
 from posterity.data.federation import Part
 from posterity.engine import keys, loop, stacked
 from posterity.engine.store import Store
@@ -50,9 +51,9 @@ class Log:
         return self.accepted == 0
 
 
-def choose_engine(name: str, model: Any) -> tuple[ModuleType, str]:
+def choose_engine(name: str, model: Any, x: Tensor, params: Params) -> tuple[ModuleType, str]:
     """The engine of that name and why; `auto` stacks unless an operator of the model cannot be stacked."""
-    reasons = tuple(getattr(model, "unstackable", ()))
+    reasons = tuple(getattr(model, "unstackable", ())) or probe(model, x, params)
     if name == "auto":
         name = "loop" if reasons else "stacked"
     if name not in ENGINES:
@@ -60,6 +61,29 @@ def choose_engine(name: str, model: Any) -> tuple[ModuleType, str]:
     if name == "stacked" and reasons:
         raise ValueError(f"the model cannot be stacked ({'; '.join(reasons)}): use --engine loop or auto")
     return ENGINES[name], "; ".join(reasons)
+
+
+def probe(model: Any, x: Tensor, params: Params) -> tuple[str, ...]:
+    """Why two clients cannot take a step of this network at once; () if they can.
+
+    A network that draws its own random numbers is refused altogether: no engine could repeat them.
+    """
+    pair = tree_map(lambda leaf: torch.stack((leaf, leaf)), params)
+    mask, key = x.new_ones(len(x)), torch.zeros(2, dtype=torch.int64, device=x.device)
+
+    def slope(params: Params) -> Any:
+        return grad(lambda p: model(p, x, mask=mask, train=True, key=key)[0].sum())(params)
+
+    try:
+        vmap(slope)(pair)
+    except RuntimeError as error:
+        if "random" in str(error):
+            raise ValueError(
+                "the network draws random numbers by itself (F.dropout, torch.rand, …), which no seed could repeat: "
+                "use nn.Dropout layers, which are replaced by keyed ones"
+            ) from None
+        return (f"an operator in its forward: {str(error).splitlines()[0][:200]}",)
+    return ()
 
 
 def first_state(world: World) -> Tree:

@@ -12,7 +12,7 @@ from torch import Tensor
 from posterity.core.tree import Tree
 from posterity.engine.round import personal_model
 from posterity.engine.store import Store
-from posterity.evaluate import select
+from posterity.evaluate import bytes_to, rounds_to, select
 from posterity.experiment import folder as files
 from posterity.experiment.config import Config, to_toml
 from posterity.experiment.setup import Setup, describe
@@ -76,6 +76,16 @@ class Result:
         line = next(x for x in self.lines if x["kind"] == "score"
                     and (x["group"], x["point"], x["round"], x["part"]) == want)  # fmt: skip
         return {"name": list(self.federation.names[: self.federation.members]), **line["clients"]}
+
+    def cost_to(self, accuracy: float, point: str | None = None) -> dict[str, int | None]:
+        """Rounds, and bytes in both directions, until the accuracy on all held-out data reaches a value."""
+        total, spent = 0, {}
+        for line in (x for x in self.lines if x["kind"] == "round"):
+            total += line["bytes_up"] + line["bytes_down"]
+            spent[line["round"]] = total
+        entries = [{"round": e["round"], "accuracy": e["held"], "bytes_up": spent[e["round"]], "bytes_down": 0}
+                   for e in self.history("accuracy", "pooled", point)]  # fmt: skip
+        return {"rounds": rounds_to(entries, accuracy), "bytes": bytes_to(entries, accuracy)}
 
     def predict_proba(self, client: int | str, x: Any, point: str | None = None) -> Tensor:
         """Class probabilities (B, classes) of a client's model after the last round; (B, 2) mean and variance for

@@ -16,6 +16,7 @@ from posterity.data.federation import Federation
 from posterity.engine.cohort import Participation
 from posterity.engine.round import Log, able, first_state, meet, train_round
 from posterity.engine.store import Mapped, Memory
+from posterity.evaluate import share_of_zeros
 from posterity.experiment import folder as files
 from posterity.experiment.config import Config, from_table, read_toml, to_toml
 from posterity.experiment.result import Result
@@ -113,7 +114,10 @@ class Journey:
             late = (1, world.method.adaptation, config.newcomer_epochs)
             scores += score_newcomers(world, engine, state, store, round, late)
             scores += score_common(world, engine, state, store, round)
-        return [_round_line(log), *scores]
+        line = _round_line(log)
+        if due:
+            line["zeros"] = share_of_zeros(self.state.params)
+        return [line, *scores]
 
     def _keep(self, lines: list[dict[str, Any]], elapsed: float) -> None:
         """Append the round's lines; write a checkpoint when writing has become cheap enough, and at the end."""

@@ -45,8 +45,9 @@ def set_up(config: Config, federation: Federation | None = None, model: Any = No
         model = models.build(config.model, federation.shape, federation.classes, federation.task, **options)
     initial = {n: p.to(config.device) for n, p in model.init(config.seed, dtype).items()}
     method = methods.build(config.method, config.settings(), config.training())
-    engine, remark = choose_engine(config.engine, model)
-    world = World(method, model, federation.to(config.device, dtype), initial,
+    federation = federation.to(config.device, dtype)
+    engine, remark = choose_engine(config.engine, model, federation.x[:2], initial)
+    world = World(method, model, federation, initial,
                   make_key(config.seed, config.device), config.memory)  # fmt: skip
     return Setup(world, engine, remark)
 

@@ -81,7 +81,7 @@ def _precision(centred: Tensor, count: Tensor, z: Tensor, mask: Tensor, mode: st
         return count
     d = z.shape[1]
     if mode == "printed":
-        return printed_precision(centred / count.clamp(min=1).sqrt()[:, None, None], count, alpha)  # (11)
+        return printed_precision(*low_rank(centred / count.clamp(min=1).sqrt()[:, None, None], count), alpha)
     square = ((z**2).mean(1) * mask).sum() / mask.sum().clamp(min=1)  # of a feature about 0: the widest guess
     floor = FLOOR * square + 1e-30
     trace, freedom = (centred**2).sum((1, 2)), d * (count - 1).clamp(min=0).sum()  # Z tr Σ
@@ -97,15 +97,19 @@ def _precision(centred: Tensor, count: Tensor, z: Tensor, mask: Tensor, mode: st
     return (count * (count + nu0))[:, None, None] * inverse
 
 
-def printed_precision(scaled: Tensor, count: Tensor, alpha: float) -> Tensor:
-    """Σ† + αI from the centred features divided by √Z (K, n, d): singular values below the rank cut are dropped."""
+def low_rank(scaled: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
+    """Vᵀ (K, r, d) and s⁻² (K, r) with Σ† = V diag(s⁻²) Vᵀ, from the centred features divided by √Z (K, n, d)."""
     sound = scaled.isfinite().all()  # an SVD of NaN raises for the whole stack: the message is to be refused instead
     _, s, vh = torch.linalg.svd(torch.where(sound, scaled, 0), full_matrices=False)  # (K, r), (K, r, d)
     place = torch.arange(s.shape[-1], device=s.device)
     real = (s > CUT * s[..., :1]) & (place < count[:, None] - 1)
-    weight = torch.where(real, 1 / torch.where(real, s, 1) ** 2, 0)
-    eye = torch.eye(scaled.shape[-1], dtype=s.dtype, device=s.device)
-    return torch.where(sound, alpha * eye + vh.transpose(-1, -2) @ (weight[..., None] * vh), torch.nan)
+    return vh, torch.where(sound, torch.where(real, 1 / torch.where(real, s, 1) ** 2, 0), torch.nan)
+
+
+def printed_precision(vh: Tensor, weight: Tensor, alpha: float) -> Tensor:
+    """Σ† + αI as a full matrix (K, d, d)."""
+    eye = torch.eye(vh.shape[-1], dtype=vh.dtype, device=vh.device)
+    return alpha * eye + vh.transpose(-1, -2) @ (weight[..., None] * vh)  # (11)
 
 
 def read_centroids(factor: Gaussian, count: Tensor, previous: Tensor, prior: bool) -> Tensor:

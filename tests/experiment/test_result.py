@@ -152,3 +152,39 @@ def test_the_data_seed_fixes_the_partition():
     counts = [r.federation.train.counts.tolist() for r in runs]
     assert counts[0] == counts[1] == counts[2]
     assert runs[0].metric("nll") != runs[1].metric("nll")
+
+
+class Forward(torch.nn.Module):
+    """A network whose forward does something that `trick` says."""
+
+    def __init__(self, trick):
+        super().__init__()
+        self.body, self.top, self.trick = torch.nn.Linear(64, 12), torch.nn.Linear(12, 10), trick
+
+    def forward(self, x):
+        return self.top(self.trick(self.body(x.flatten(1))))
+
+
+def test_a_network_that_draws_by_itself_is_refused():
+    model = models.wrap(Forward(torch.nn.functional.dropout), "top", 10, "classification")
+    with pytest.raises(ValueError, match="draws random numbers by itself"):
+        posterity.run(method="fedavg", model=model, **SMALL)
+
+
+def test_an_operator_inside_the_forward_that_cannot_be_stacked_is_named():
+    def halve_if_large(z):
+        return z / 2 if z.abs().max() > 1e3 else z
+
+    model = models.wrap(Forward(halve_if_large), "top", 10, "classification")
+    found = posterity.run(method="fedavg", model=model, **SMALL)
+    assert found.setup.engine.name == "loop"
+    assert "an operator in its forward" in found.setup.remark
+
+
+def test_rounds_and_bytes_to_an_accuracy(result):
+    entries = result.history()
+    goal = entries[-1]["held"]
+    first = next(e["round"] for e in entries if e["held"] >= goal)
+    sent = [x["bytes_up"] + x["bytes_down"] for x in result.lines if x["kind"] == "round"]
+    assert result.cost_to(goal) == {"rounds": first, "bytes": sum(sent[:first])}
+    assert result.cost_to(1.01) == {"rounds": None, "bytes": None}

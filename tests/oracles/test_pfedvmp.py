@@ -14,7 +14,7 @@ from posterity.core.monoid import Mean, Sum, fold_stack, merge
 from posterity.core.training import Training
 from posterity.core.tree import tree_map, tree_rows, tree_stack
 from posterity.methods.fedper import FedPer
-from posterity.methods.pfedvmp import PFedVMP, class_messages, printed_precision, read_centroids
+from posterity.methods.pfedvmp import PFedVMP, class_messages, low_rank, printed_precision, read_centroids
 
 from .worlds import DOUBLE, ENGINES, Run, images, mlp, points, same_bits
 
@@ -110,14 +110,16 @@ def test_o04_two_clients_with_the_continuous_precision():
 
 
 @pytest.mark.parametrize(("n", "d"), [(24, 40), (60, 16), (3, 5)])
-def test_o05_the_svd_form_equals_the_dense_pseudo_inverse(n, d):
-    """The part of O5 that exists: Σ† + αI from the SVD of the centred features = pinv(Σ) + αI of the dense matrix.
+def test_o05_the_low_rank_factors_equal_the_dense_pseudo_inverse(n, d):
+    """αI + V diag(s⁻²) Vᵀ from the SVD of the centred features = pinv(Σ) + αI, with at most min(d, Z − 1) factors.
 
-    (There is no low-rank message yet; when there is, it must equal this one.)
+    (What is sent is the dense form; the factors are what the low-rank message of the next version will carry.)
     """
     z = torch.randn(n, d, generator=torch.Generator().manual_seed(n), dtype=DOUBLE)
     centred = (z - z.mean(0)) / n**0.5
-    found = printed_precision(centred[None], torch.tensor([float(n)], dtype=DOUBLE), 0.7)[0]
+    factors = low_rank(centred[None], torch.tensor([float(n)], dtype=DOUBLE))
+    assert int((factors[1] > 0).sum()) == min(d, n - 1)
+    found = printed_precision(*factors, 0.7)[0]
     dense = torch.linalg.pinv(centred.T @ centred, hermitian=True, rtol=1e-10) + 0.7 * torch.eye(d, dtype=DOUBLE)
     assert float((found - dense).norm() / dense.norm()) < 1e-10
     assert torch.allclose(messages([z], alpha=0.7)[0]["factor"].precision[0], dense, rtol=1e-9, atol=1e-9)
