@@ -3,17 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from difflib import get_close_matches
 
+from posterity.core.hyper import nearest as nearest
 from posterity.data.pool import DataError
-
-
-def nearest(word: str, known: Iterable[str]) -> str:
-    """ "did you mean …" when something is close, and the whole list otherwise."""
-    names = sorted(known)
-    close = get_close_matches(word, names, n=3, cutoff=0.5)
-    return f"did you mean {' or '.join(close)}?" if close else f"known are {', '.join(names)}"
 
 
 def read_share(value: str | float, what: str) -> float:

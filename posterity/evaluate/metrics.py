@@ -9,11 +9,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 
 import torch
 from torch import Tensor
 
+from posterity.core.hyper import nearest
 from posterity.core.tree import tree_map, tree_rows
 from posterity.evaluate.ranks import Ranks, cut, ordering, recalibration
 from posterity.evaluate.scores import Scores
@@ -75,8 +75,7 @@ def summarise(
     """
     for rule in rules:
         if rule not in RULES:
-            near = get_close_matches(rule, RULES, 1)
-            raise ValueError(f"unknown rule {rule!r}{f' (did you mean {near[0]!r}?)' if near else ''}; choose {RULES}")
+            raise ValueError(f"there is no aggregation rule {rule!r}: {nearest(rule, RULES)}")
     if len(weights) != scores.clients:
         raise ValueError(f"{len(weights)} weights for {scores.clients} clients: give each client's training size")
     values = per_client(scores, ranks, threshold)

@@ -10,7 +10,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
+
+from posterity.core.hyper import nearest
 
 Entry = Mapping[str, float | None]
 
@@ -45,9 +46,7 @@ RULES: dict[str, Callable[[Sequence[Entry], bool], Choice]] = {"validated": vali
 def select(entries: Sequence[Entry], rule: str = "validated", higher: bool = True) -> Choice:
     """The choice of the named rule; `higher` says whether a larger value is better."""
     if rule not in RULES:
-        near = get_close_matches(rule, RULES, 1)
-        hint = f" (did you mean {near[0]!r}?)" if near else ""
-        raise ValueError(f"unknown selection rule {rule!r}{hint}; choose one of {', '.join(RULES)}")
+        raise ValueError(f"there is no selection rule {rule!r}: {nearest(rule, RULES)}")
     return RULES[rule](entries, higher)
 
 

@@ -218,10 +218,10 @@ def test_what_can_be_wrong_in_an_npz_file(tmp_path: Path, arrays: dict[str, obje
 def test_paths_columns_and_options_that_do_not_exist(tmp_path: Path) -> None:
     path = written(tmp_path / "a.csv", table(ROWS))
     for arguments, message in (
-        ({"target": "taget"}, "no column 'taget' for target; did you mean target"),
+        ({"target": "taget"}, "no column 'taget' for target; did you mean 'target'"),
         ({"client_column": "site"}, "no column 'site' for client_column"),
         ({"group": "patient"}, "no column 'patient' for group"),
-        ({"options": {"scael": "all"}}, "did you mean scale"),
+        ({"options": {"scael": "all"}}, "did you mean 'scale'"),
         ({"options": {"scale": "some"}}, "option scale is 'some'; expected none or client or all"),
     ):
         with pytest.raises(DataError, match=message):

@@ -125,8 +125,8 @@ def test_classes_per_client_of_metavd_table_9(
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("dirichelt:0.3", "did you mean dirichlet"),
-        ("zzz", "known are balanced, dirichlet"),
+        ("dirichelt:0.3", "did you mean 'dirichlet'"),
+        ("zzz", "possible: balanced, dirichlet"),
         ("dirichlet", r"0 numbers after the name; expected the form dirichlet:ALPHA"),
         ("dirichlet:much", "could not convert.*expected the form dirichlet:ALPHA"),
         ("major:2", "expected the form major:CLASSES:SHARE"),

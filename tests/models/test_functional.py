@@ -305,7 +305,7 @@ def test_other_entries_are_ignored_and_missing_ones_are_named():
 
 
 def test_errors_name_what_there_is():
-    with pytest.raises(ValueError, match=r"'fx'.*mean 'fc'.*conv, bn, drop, fc"):
+    with pytest.raises(ValueError, match=r"'fx'.*mean 'fc'.*bn, conv, drop, fc"):
         wrap(nets.Own((1, 4, 4), 2), "fx", 2)
     with pytest.raises(ValueError, match=r"base\.fc1"):
         _model("mlp")(_model("mlp").init(0), torch.ones(1, 5), want=("base.fc",))
