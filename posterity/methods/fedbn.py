@@ -1,0 +1,133 @@
+"""FedBN: FedAvg whose normalisation layers never leave home.
+
+    client   (s_k, b_k) ← E epochs of SGD on f_k from (s, b_k), all leaves together                         # (1)
+    server   s ← Σ_k p_k s_k,   p_k = n_k / Σ_j n_j over the cohort                                         # (2)
+
+s is everything outside normalisation layers, b_k the client's own layers: weights, biases and running statistics. They
+absorb a shift or scale of the client's features. In a network without such layers FedBN is FedAvg, bit for bit.
+
+A client that has never trained has no layers of its own: it begins with the common first ones. `newcomers` says what
+happens to them before it is scored. With `data` (the default) one pass over its own training samples sets their running
+statistics, after fine-tuning if there is any; with `initial` they stay as they are; with `mean` clients also send their
+layers, and newcomers begin with the broadcast mean of those that trained last (more bytes, and no longer a secret).
+
+Reference: Li, Jiang, Zhang, Kamp and Dou, "FedBN: Federated learning on non-IID features via local batch
+normalization", ICLR 2021, Algorithm 1.
+
+Differs from the paper: layers are found by their type (batch, group, layer, instance norm), where the released code
+looks for "bn" in names; weights p_k by samples, as FedAvg (the released code weights clients equally); the paper has no
+rule for clients that did not train. `data` reads every training set once per scoring, which moves newcomers only.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from posterity.core.averaging import averaged, weighted
+from posterity.core.hyper import check_fields, hyper
+from posterity.core.losses import fit
+from posterity.core.method import Batch, Carry, Facts, Here, Message, Method, Now, Own, Params, Pass, Point, tuned
+from posterity.core.passes import Loss, gather
+from posterity.core.training import Training
+from posterity.core.tree import STATIC, record
+
+KEEPS = ("layers", "statistics")
+NEWCOMERS = ("data", "initial", "mean")
+SETTLING_BATCH = 256  # samples at once when a newcomer's statistics are set
+
+
+@record
+class State:
+    params: Params  # s, and the first (or, with `mean`, the mean) normalisation layers
+    home: frozenset[str] = field(metadata={STATIC: True})  # names of the leaves that stay at home
+
+
+@record
+class Shared:
+    params: Params
+
+
+@record
+class Record:
+    norms: Params  # b_k
+    met: Tensor  # () 1 once the client has trained
+
+
+def statistics(params: Params, batch: Batch, here: Here) -> Params:
+    """A batch's mean and variance in every norm, times its rows: what running statistics with momentum 1 would be."""
+    _, buffers = here.model(params, batch.x, mask=batch.mask, train=True, key=here.key)
+    rows, found = batch.mask.sum(), {}
+    for name in (n for n in buffers if n in here.model.norms):
+        rate = here.model.module.get_submodule(name.rpartition(".")[0]).momentum or 1.0
+        found[name] = rows * (params[name] + (buffers[name] - params[name]) / rate)
+    return found
+
+
+def settled(carry: Carry, here: Here) -> Carry:
+    """The mean of what `statistics` found in place of a newcomer's running statistics."""
+    stays = (here.personal.met > 0) | (here.n < 1)
+    sums = carry.kept["statistics"]
+    new = {n: torch.where(stays, carry.params[n], s / here.n.clamp(min=1)) for n, s in sums.items()}
+    return replace(carry, params={n: new.get(n, p) for n, p in carry.params.items()})
+
+
+@dataclass(frozen=True)
+class FedBN(Method):
+    label: ClassVar[str] = "FedBN"
+    reference: ClassVar[str] = "Li et al., ICLR 2021"
+    absent: ClassVar[str] = "cohort only: an absent client keeps its normalisation layers"
+    scored: ClassVar[Point] = "received"
+
+    local: Training = hyper(Training(), "how the clients train")
+    keeps: str = hyper("layers", "what stays at home: whole norm layers, or their running statistics", "Alg. 1", KEEPS)
+    newcomers: str = hyper("data", "norm layers of a client that has not trained", "ours; not in the paper", NEWCOMERS)
+    loss: Loss = fit  # a wrapper may replace it
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+    def home(self, model: Any) -> frozenset[str]:
+        """Names of the leaves that stay at home."""
+        names: frozenset[str] = model.norms if self.keeps == "layers" else model.norms & model.buffers
+        return names
+
+    def sent(self, params: Params, home: frozenset[str]) -> Params:
+        """The leaves that travel."""
+        return {n: p for n, p in params.items() if n not in home or self.newcomers == "mean"}
+
+    def init(self, model: Any, params: Params, facts: Facts) -> State:
+        return State(params, self.home(model))
+
+    def offer(self, state: State, client: Tensor | None) -> tuple[Shared, Own]:
+        return Shared(self.sent(state.params, state.home)), ()
+
+    def join(self, here: Here) -> Record:
+        first = {**here.initial, **here.shared.params}
+        return Record({n: first[n] for n in here.initial if n in self.home(here.model)}, torch.zeros_like(here.n))
+
+    def start(self, here: Here) -> Params:
+        known = {**here.shared.params, **here.personal.norms}
+        return {n: known[n] for n in here.initial}
+
+    def passes(self) -> tuple[Pass, ...]:
+        return (self.local.descend(self.loss),)  # (1)
+
+    def message(self, carry: Carry, here: Here) -> tuple[Message, Record]:
+        home = self.home(here.model)
+        norms = {n: p for n, p in carry.params.items() if n in home}
+        return weighted(self.sent(carry.params, home), here), Record(norms, torch.ones_like(here.n))
+
+    def combine(self, state: State, total: Message, now: Now) -> State:
+        return State(averaged(state.params, total), state.home)  # (2)
+
+    def adapt(self, epochs: int) -> tuple[Pass, ...]:
+        def close(carry: Carry, here: Here) -> Carry:
+            trained = epochs == 0 and "loss" in carry.kept  # by the round's own passes: what they left is scored
+            return carry if trained else settled(carry, here)
+
+        settle = replace(gather("statistics", statistics, batch=SETTLING_BATCH), close=close)
+        return (*tuned(self.passes(), epochs), *([settle] if self.newcomers == "data" else []))

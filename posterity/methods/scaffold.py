@@ -1,0 +1,148 @@
+"""SCAFFOLD: control variates correct the drift of clients whose losses pull in different directions.
+
+The server keeps c and every client c_k, estimates of the gradients of the mean loss and of its own loss.
+
+    client   θ_k ← SGD from w with steps θ ← θ − η (g(θ) − c_k + c), τ of them                               # (3)
+             c_k⁺ = ∇f_k(w)                               (option I)
+             c_k⁺ = c_k − c + (w − θ_k) / (τ η)           (option II)                                        # (4)
+    server   w ← w + η_g (1/|S|) Σ_{k∈S} (θ_k − w),    c ← c + (1/K) Σ_{k∈S} (c_k⁺ − c_k)                    # (5)
+
+All variates begin at 0, so c = (1/K) Σ_k c_k over all K clients after every round, whoever took part: what is sent are
+differences, and an absent client's variate still counts in c.
+
+Reference: Karimireddy, Kale, Mohri, Reddi, Stich and Suresh, "SCAFFOLD: Stochastic controlled averaging for federated
+learning", ICML 2020, Algorithm 1.
+
+Differs from the paper: several epochs of batches instead of τ steps, so τ differs between clients and (4) uses the
+client's own; option I averages the gradients of all batches at w in training mode. (4) reads a mean gradient off the
+distance moved, which holds for plain SGD alone: other optimisers are refused except with option I. Variates cover
+trainable leaves, never the buffers of batch norm, whose plain mean is taken. Fine-tuning (`adapt`) is uncorrected: it
+looks for the client's own minimum. `fednp` is what FedNP's released baseline does: c_k⁺ is the mean gradient of one
+more, uncorrected epoch from θ_k.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from torch.func import grad
+
+from posterity.core.hyper import check_fields, hyper, within
+from posterity.core.losses import fit
+from posterity.core.method import Batch, Carry, Facts, Here, Message, Method, Now, Params, Pass, Personal, Point, tuned
+from posterity.core.monoid import Mean, Sum
+from posterity.core.passes import Loss, gather, network
+from posterity.core.training import Training
+from posterity.core.tree import STATIC, record, tree_map
+
+VARIATES = ("II", "I", "fednp")
+
+
+@record
+class State:
+    params: Params  # w
+    control: Params  # c, for every trainable leaf
+    clients: int = field(metadata={STATIC: True})  # K
+
+
+def mean_slope(start: Mapping[str, Tensor], end: Params, names: list[str], lr: float, here: Here) -> Params:
+    """(start − end) / (τη) in this pass: the mean gradient of plain SGD."""
+    return {n: (start[n] - end[n]) / (here.steps.clamp(min=1).to(here.n) * lr) for n in names}
+
+
+@dataclass(frozen=True)
+class SCAFFOLD(Method):
+    label: ClassVar[str] = "SCAFFOLD"
+    reference: ClassVar[str] = "Karimireddy et al., ICML 2020"
+    absent: ClassVar[str] = "delta messages: an absent client's variate stays part of c"
+    scored: ClassVar[Point] = "received"
+
+    local: Training = hyper(Training(), "how the clients train")
+    server_lr: float = hyper(1.0, "η_g: step size of the server", "Karimireddy et al. 2020, §7")
+    variate: str = hyper("II", "how c_k is renewed: option I or II, or as FedNP's code", "the common choice", VARIATES)
+    loss: Loss = fit  # a wrapper may replace it
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        within(self, server_lr=(0, None))
+        plain = self.local.optimiser == "sgd" and not self.local.momentum and self.local.lr > 0
+        if self.variate != "I" and not plain:
+            raise ValueError(
+                f"variate {self.variate!r} reads the mean gradient off the distance that plain SGD moved; local has "
+                f"optimiser {self.local.optimiser!r}, momentum {self.local.momentum}, lr {self.local.lr}. "
+                "Use sgd without momentum, or variate 'I'"
+            )
+
+    def init(self, model: Any, params: Params, facts: Facts) -> State:
+        return State(params, {n: torch.zeros_like(params[n]) for n in network(params, model)}, facts.clients)
+
+    def join(self, here: Here) -> Personal:
+        return tree_map(torch.zeros_like, here.shared.control)
+
+    def start(self, here: Here) -> Params:
+        return here.shared.params
+
+    def corrected(self, params: Params, batch: Batch, here: Here) -> tuple[Tensor, Params]:
+        """The loss, with c − c_k added to its gradient and nothing to its value."""
+        value, buffers = self.loss(params, batch, here)
+        control = here.shared.control
+        linear = torch.stack([((control[n] - here.personal[n]) * params[n]).sum() for n in control]).sum()  # (3)
+        return value + (linear - linear.detach()), buffers
+
+    def slope(self, params: Params, batch: Batch, here: Here) -> Params:
+        """The gradient at the received w, times the rows of the batch."""
+        still, names = here.shared.params, network(here.shared.params, here.model)
+        found = grad(lambda moving: self.loss({**still, **moving}, batch, here)[0])({n: still[n] for n in names})
+        return tree_map(lambda g: g * batch.mask.sum(), found)
+
+    def passes(self) -> tuple[Pass, ...]:
+        train = self.local.descend(self.corrected)
+        if self.variate == "I":
+            return train, gather("slope", self.slope, batch=self.local.batch)
+        if self.variate == "fednp":
+            return train, self.another_epoch()
+
+        def close(carry: Carry, here: Here) -> Carry:
+            end, control = train.close(carry, here), here.shared.control
+            moved = mean_slope(here.shared.params, end.params, list(control), self.local.lr, here)
+            new = {n: here.personal[n] - control[n] + moved[n] for n in control}  # (4), option II
+            return replace(end, kept={**end.kept, "variate": new})
+
+        return (replace(train, close=close),)
+
+    def another_epoch(self) -> Pass:
+        """An uncorrected epoch that leaves its mean gradient behind, and the leaves as they were."""
+        more = self.local.descend(self.loss)
+
+        def begin(carry: Carry, here: Here) -> Carry:
+            return replace(more.open(carry, here), kept={**carry.kept, "before": (carry.params, carry.kept["loss"])})
+
+        def close(carry: Carry, here: Here) -> Carry:
+            end, (before, loss) = more.close(carry, here), carry.kept["before"]
+            new = mean_slope(before, end.params, list(here.shared.control), self.local.lr, here)
+            return replace(end, params=before, kept={"loss": loss, "variate": new})
+
+        return replace(more, open=begin, close=close, epochs=1, most=None, learns=False)
+
+    def message(self, carry: Carry, here: Here) -> tuple[Message, Personal]:
+        if self.variate == "I":
+            new = tree_map(lambda g: g / here.n.clamp(min=1), carry.kept["slope"])  # (4), option I
+        else:
+            new = carry.kept["variate"]
+        moved = {n: p - here.shared.params[n] for n, p in carry.params.items()}
+        change = tree_map(torch.sub, new, here.personal)
+        return {"params": Mean(torch.ones_like(here.n), moved), "control": Sum(change)}, new
+
+    def combine(self, state: State, total: Message, now: Now) -> State:
+        moved, change = total["params"].mean(), total["control"].value
+        rate = {n: self.server_lr if n in state.control else 1.0 for n in moved}  # buffers have no step size
+        params = {n: p + rate[n] * moved[n] for n, p in state.params.items()}
+        control = tree_map(lambda c, d: c + d / state.clients, state.control, change)
+        return State(params, control, state.clients)  # (5)
+
+    def adapt(self, epochs: int) -> tuple[Pass, ...]:
+        return tuned((self.local.descend(self.loss),), epochs)

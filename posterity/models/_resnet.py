@@ -1,0 +1,102 @@
+"""Residual networks of basic blocks (He, Zhang, Ren and Sun, CVPR 2016): what the five files of them share."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import Literal
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from posterity.models._names import unknown
+from posterity.models.assembly import assemble
+from posterity.models.functional import Model, Task
+
+Stem = Literal["cifar", "halved", "imagenet"]
+Shortcut = Literal["A", "B"]
+STEMS = ("cifar", "halved", "imagenet")
+SHORTCUTS = ("A", "B")
+
+
+class Pad(nn.Module):
+    """Shortcut A: every `stride`-th pixel, and zeros for the channels that are new."""
+
+    def __init__(self, before: int, after: int, stride: int) -> None:
+        super().__init__()
+        self.new, self.stride = after - before, stride
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x (B, C, H, W) to (B, C + new, H / stride, W / stride)."""
+        return F.pad(x[:, :, :: self.stride, :: self.stride], (0, 0, 0, 0, 0, self.new))
+
+
+class Block(nn.Module):
+    """relu(shortcut(x) + norm(conv(relu(norm(conv(x)))))), 3×3 convolutions."""
+
+    def __init__(self, before: int, after: int, stride: int, shortcut: Shortcut, eps: float) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(before, after, 3, stride, padding=1, bias=False)
+        self.norm1 = nn.BatchNorm2d(after, eps=eps)
+        self.conv2 = nn.Conv2d(after, after, 3, padding=1, bias=False)
+        self.norm2 = nn.BatchNorm2d(after, eps=eps)
+        self.shortcut: nn.Module = nn.Identity()
+        if stride > 1 or before != after:
+            self.shortcut = Pad(before, after, stride) if shortcut == "A" else project(before, after, stride, eps)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x (B, before, H, W) to (B, after, H / stride, W / stride)."""
+        h = F.relu(self.norm1(self.conv1(x)))
+        return F.relu(self.norm2(self.conv2(h)) + self.shortcut(x))
+
+
+def project(before: int, after: int, stride: int, eps: float) -> nn.Module:
+    """Shortcut B: a 1×1 convolution with batch norm."""
+    conv = nn.Conv2d(before, after, 1, stride, bias=False)
+    return nn.Sequential(OrderedDict(conv=conv, norm=nn.BatchNorm2d(after, eps=eps)))
+
+
+def residual(
+    name: str,
+    blocks: tuple[int, ...],
+    width: int,
+    stem: Stem,
+    shortcut: Shortcut,
+    eps: float,
+    shape: tuple[int, ...],
+    classes: int,
+    task: Task,
+) -> Model:
+    """Stem, stages of `blocks` blocks with `width`, 2·`width`, … channels, global mean, linear head."""
+    if len(shape) != 3:
+        raise ValueError(f"{name} takes images (channels, height, width), not shape {shape}.")
+    if stem not in STEMS:
+        raise ValueError(unknown("stem", str(stem), STEMS))
+    if shortcut not in SHORTCUTS:
+        raise ValueError(unknown("shortcut", str(shortcut), SHORTCUTS))
+    outputs = 1 if task == "regression" else classes
+
+    def make() -> nn.Module:
+        base, before = _stem(shape[0], width, stem, eps), width
+        for stage, count in enumerate(blocks):
+            after = width * 2**stage
+            row = [Block(before if i == 0 else after, after, 2 if stage and i == 0 else 1, shortcut, eps)
+                   for i in range(count)]  # fmt: skip
+            base[f"stage{stage + 1}"], before = nn.Sequential(*row), after
+        base["pool"], base["flatten"] = nn.AdaptiveAvgPool2d(1), nn.Flatten()
+        whole = nn.Sequential(OrderedDict(base=nn.Sequential(base), head=nn.Linear(before, outputs)))
+        for layer in whole.modules():
+            if isinstance(layer, nn.Conv2d):
+                nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")
+        return whole
+
+    return assemble(make, "head", shape, classes, task, name)
+
+
+def _stem(channels: int, width: int, stem: Stem, eps: float) -> OrderedDict[str, nn.Module]:
+    size, stride = (7, 2) if stem == "imagenet" else (3, 2 if stem == "halved" else 1)
+    base: OrderedDict[str, nn.Module] = OrderedDict()
+    base["conv"] = nn.Conv2d(channels, width, size, stride, padding=size // 2, bias=False)
+    base["norm"], base["relu"] = nn.BatchNorm2d(width, eps=eps), nn.ReLU()
+    if stem == "imagenet":
+        base["pool0"] = nn.MaxPool2d(3, 2, padding=1)
+    return base

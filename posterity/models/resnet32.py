@@ -1,0 +1,19 @@
+"""ResNet-32 for small images: three stages of five blocks with 16, 32 and 64 channels (He et al. 2016, §4.2)."""
+
+from __future__ import annotations
+
+from posterity.models._resnet import Shortcut, residual
+from posterity.models.functional import Model, Task
+
+
+def build(
+    shape: tuple[int, ...],
+    classes: int,
+    task: Task = "classification",
+    *,
+    width: int = 16,  # channels of the first stage
+    shortcut: Shortcut = "A",  # where the size changes: A pads with zeros, as in the paper; B projects
+    eps: float = 1e-5,  # of batch norm
+) -> Model:
+    """0.46 M parameters for ten classes."""
+    return residual("resnet32", (5, 5, 5), width, "cifar", shortcut, eps, shape, classes, task)
