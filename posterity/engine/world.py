@@ -29,6 +29,7 @@ class World:
     initial: Params
     root: Tensor  # (2,) root key
     memory: int = 2**30  # bytes that a block of stacked clients may take
+    sample: int = 0  # bytes that one sample leaves behind for the backward pass; 0 = guess (see `blocks`)
 
     @property
     def dtype(self) -> torch.dtype:

@@ -13,7 +13,7 @@ import torch
 from posterity import __version__, data, methods, models
 from posterity.core.draw import make_key
 from posterity.data.federation import Federation
-from posterity.engine.round import choose_engine
+from posterity.engine.round import choose_engine, footprint
 from posterity.engine.world import World
 from posterity.experiment.config import DATA, Config
 
@@ -46,9 +46,10 @@ def set_up(config: Config, federation: Federation | None = None, model: Any = No
     initial = {n: p.to(config.device) for n, p in model.init(config.seed, dtype).items()}
     method = methods.build(config.method, config.settings(), config.training())
     federation = federation.to(config.device, dtype)
-    engine, remark = choose_engine(config.engine, model, federation.x[:2], initial)
-    world = World(method, model, federation, initial,
-                  make_key(config.seed, config.device), config.memory)  # fmt: skip
+    few = federation.x[:2]
+    engine, remark = choose_engine(config.engine, model, few, initial)
+    root = make_key(config.seed, config.device)
+    world = World(method, model, federation, initial, root, config.memory, footprint(model, few, initial))
     return Setup(world, engine, remark)
 
 
