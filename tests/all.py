@@ -27,7 +27,9 @@ def main() -> int:
     import os
 
     begun = time.perf_counter()
-    done = subprocess.run([sys.executable, "-m", "pytest", "-q"], cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q"], cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False
+    )
     print(done.stdout)
     found = re.findall(r"\d+ (?:passed|failed|skipped|xfailed|error\w*)", done.stdout.splitlines()[-1])
     minutes = (time.perf_counter() - begun) / 60

@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Literal, Protocol
 
 from torch import Tensor
 
+from posterity.core.draw import make_key
 from posterity.core.losses import log_predictive
 from posterity.core.monoid import Message as Message
 from posterity.core.tree import STATIC, Tree, record
@@ -97,6 +98,7 @@ class Facts:
     clients: int
     samples: int
     classes: int
+    key: Tensor = field(default_factory=lambda: make_key(0))  # of the run's seed: for what a server draws at first
 
 
 @dataclass(frozen=True)

@@ -143,8 +143,9 @@ def meta(
         near, buffers = step_from(moving, still, support, here)
         slope, value, buffers = _slope(loss, near, {**still, **buffers}, query, here)
         if order == "hessian_free":
+            names = adapts(moving, here.model)  # only these took the inner step, so only they are shifted
             ups, downs = (
-                _slope(support_loss, tree_map(lambda p, g: p + s * g, moving, slope), still, third, here)[0]  # noqa: B023
+                _slope(support_loss, {**moving, **{n: moving[n] + s * slope[n] for n in names}}, still, third, here)[0]
                 for s in (delta, -delta)
             )
             slope = tree_map(lambda g, u, d: g - fast * (u - d) / (2 * delta), slope, ups, downs)

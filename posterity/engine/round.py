@@ -106,7 +106,7 @@ def first_state(world: World) -> Tree:
     """The server's state before the first round."""
     federation = world.federation
     samples = int(federation.train.counts[: federation.members].sum())
-    facts = Facts(federation.members, samples, federation.classes)
+    facts = Facts(federation.members, samples, federation.classes, fold(world.root, keys.SERVER).cpu())
     return world.method.init(world.model, world.initial, facts)
 
 

@@ -25,7 +25,7 @@ Differs from the paper (errata of the specification):
   N11 the gradient reaches f; `detach_f=True` is the released code, which never trains it.
   N6, N12  the code's constant sites and its other KLs are not reproduced; (18) is averaged over weights.
   N13 the toy has the f of the images, not tanh(MLP((ŷ − y)²)) of the code. N14 concerns a table only.
-f is a linear layer on the features, averaged over samples; its first values depend on `f_seed` alone. The NPN has no
+f is a linear layer on the features, averaged over samples; its first values depend on the seed. The NPN has no
 weight variances and stays with its client, as in the code. A newcomer's cavity is q(z). `mu` adds FedProx's pull.
 """
 
@@ -39,7 +39,7 @@ import torch
 from torch import Tensor
 
 from posterity.core.averaging import averaged
-from posterity.core.draw import fold, make_key, uniform
+from posterity.core.draw import fold, uniform
 from posterity.core.gaussian import Gaussian
 from posterity.core.hyper import check_fields, hyper, within
 from posterity.core.losses import fit, masked_mean, pointwise
@@ -90,7 +90,6 @@ class FedNP(Method):
     eps: float = hyper(0.01, "ε: variance of the classifier around its value", "unspecified in §4.3: ours")
     tau0: float = hyper(1.0, "τ₀: precision of the prior of z", "Algorithm 1, line 2; erratum N9")
     f_output: str = hyper("scalar", "one f for all of z, or one each", "D.3; erratum N10", ("scalar", "vector"))
-    f_seed: int = hyper(0, "seed of the first values of f, which are the same for all runs", "ours")
     detach_f: bool = hyper(False, "do not train f", "erratum N11: the released code does not")
     biases: bool = hyper(False, "let the NPN predict the classifier's biases too", "authors' code: weights alone")
     weighting: str = hyper("num_examples", "weight of a client", "§4; erratum N7", ("num_examples", "uniform"))
@@ -98,13 +97,13 @@ class FedNP(Method):
 
     def __post_init__(self) -> None:
         check_fields(self)
-        within(self, lam=(0, None), points=(17, None), latent=(1, None), mu=(0, None), f_seed=(0, None))
+        within(self, lam=(0, None), points=(17, None), latent=(1, None), mu=(0, None))
         within(self, eps=(1e-12, None), tau0=(1e-12, None))
 
     def init(self, model: Any, params: Params, facts: Facts) -> State:
         if not head(params, model):
             raise ValueError("FedNP predicts the classifier's weights, but no leaf of the model's head is trained")
-        like, size, key = next(iter(params.values())), model.feature_dim, make_key(self.f_seed)
+        like, size, key = next(iter(params.values())), model.feature_dim, facts.key
         bound = size**-0.5  # as PyTorch's linear layers
         layer = [((self.latent, size), F_WEIGHT), ((self.latent,), F_BIAS)]
         first = {n: (2 * uniform(fold(key, i), s, torch.float64) - 1) * bound for i, (s, n) in enumerate(layer)}

@@ -1,6 +1,7 @@
 """Ready-made passes: gather, sample, meta, deal, and which leaves move; through the engines, with Q2's numbers."""
 
 from dataclasses import dataclass
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -20,7 +21,7 @@ from oracles.worlds import (
 )
 
 from posterity.core.losses import fit
-from posterity.core.method import Batch, tuned
+from posterity.core.method import Batch, Carry, tuned
 from posterity.core.optimise import SGD
 from posterity.core.passes import base, deal, descend, everything, gather, head, meta, network, norms, sample
 from posterity.core.training import Training
@@ -244,3 +245,24 @@ def test_newcomers_without_training_data_are_scored_as_received(engine):
     federation = federate([(one, one[0]), (None, None)], test=[(one, one[0])] * 2)
     run = Run(FedAvg(full_batch(1)), federation, scalar_model(), engine, at(2.0))
     assert [float(out[0, 0]) for out in run.outputs("adapted", strangers=True)] == pytest.approx([1.9, 2.0])
+
+
+def test_the_hessian_free_step_shifts_only_what_adapted():
+    """A leaf of the method's own that the inner step leaves alone: the difference must still approach the exact step."""
+    model = SimpleNamespace(trainable={"w"}, leaves=("w",))
+    here = SimpleNamespace(model=model, n=torch.tensor(9.0, dtype=DOUBLE))
+    ones = torch.ones(9, dtype=DOUBLE)
+    same = Batch(ones, 2 * ones, ones)  # all three parts of the batch are equal
+
+    def loss(params, batch, here):
+        error = torch.tanh(params["w"] * params["own"] * batch.x) - batch.y
+        return (error**2 * batch.mask).sum() / batch.mask.sum(), {}
+
+    moved = {}
+    for order in ("exact", "hessian_free", "first"):
+        work = meta(loss, loss, 0.3, SGD(0.1), order=order, delta=1e-4)
+        start = Carry({"w": torch.tensor(0.4, dtype=DOUBLE), "own": torch.tensor(0.7, dtype=DOUBLE)}, {}, ())
+        moved[order] = work.step(work.open(start, here), same, here).params
+    for name in ("w", "own"):
+        assert float(moved["hessian_free"][name]) == pytest.approx(float(moved["exact"][name]), abs=1e-8)
+        assert abs(float(moved["first"][name] - moved["exact"][name])) > 1e-3

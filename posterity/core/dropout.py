@@ -1,0 +1,104 @@
+"""Variational dropout: weights w ~ N(θ, v) with v = αθ², where p = α/(1 + α) is the rate at which a weight is dropped.
+
+A client's noise is a tensor ρ of the weight's shape, in one of two forms:
+
+    log_variance   ρ = log v: the noise does not depend on θ
+    alpha          ρ = log α: it is proportional to θ, as the papers write it
+
+Kingma, Salimans and Welling, "Variational dropout and the local reparameterization trick", NeurIPS 2015;
+Molchanov, Ashukha and Vetrov, "Variational dropout sparsifies deep neural networks", ICML 2017 (log-uniform prior);
+Liu et al., "Variational Bayesian dropout with a hierarchical prior", CVPR 2019 (γ* = θ²(1 + α)).
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from posterity.core.draw import normal
+
+FORMS = ("log_variance", "alpha")
+PRIORS = ("hierarchical", "log_uniform")
+LEAST, MOST = -8.5, 8.5  # ρ is used between these: v from 2.03e-4
+TINY = 1e-20  # least squared weight; its inverse is a float32
+MOLCHANOV = (0.63576, 1.87320, 1.48695)
+STEEP = 12.0  # the ramp runs over the sigmoid from -6 to 6
+
+
+def centred(raw: Tensor) -> Tensor:
+    """ρ from the output of a hyper-network: [-17, 0], and -8.5 for an output of 0."""
+    return raw.clamp(LEAST, MOST) + LEAST
+
+
+def variance(rho: Tensor, theta: Tensor, form: str = "log_variance") -> Tensor:
+    """v of every weight."""
+    scale = rho.clamp(LEAST, MOST).exp()
+    return scale * theta**2 if form == "alpha" else scale
+
+
+def log_variance(rho: Tensor, theta: Tensor, form: str = "log_variance") -> Tensor:
+    """log v, finite also where θ is 0."""
+    rho = rho.clamp(LEAST, MOST)
+    return rho + (theta**2).clamp(min=TINY).log() if form == "alpha" else rho
+
+
+def inverse_alpha(rho: Tensor, theta: Tensor, form: str = "log_variance") -> Tensor:
+    """1/α = θ²/v."""
+    inverse = (-rho.clamp(LEAST, MOST)).exp()
+    return inverse if form == "alpha" else theta**2 * inverse
+
+
+def rate(rho: Tensor, theta: Tensor, form: str = "log_variance") -> Tensor:
+    """Dropout rate p = α/(1 + α) of every weight; 1 where θ is 0 and v is not."""
+    return 1 / (1 + inverse_alpha(rho, theta, form))
+
+
+def divergence(rho: Tensor, theta: Tensor, form: str = "log_variance", prior: str = "hierarchical") -> Tensor:
+    """KL of every weight from its prior. θ is a constant here: in terms of α, the divergence does not depend on it.
+
+    Hierarchical: min over γ of KL(N(θ, αθ²) ‖ N(0, γ)) = ½ log(1 + 1/α). Log-uniform: Molchanov's approximation, which
+    adds k₁ − k₁ sigmoid(k₂ + k₃ log α).
+    """
+    inverse = inverse_alpha(rho, theta.detach(), form)
+    value = 0.5 * torch.log1p(inverse)
+    if prior == "log_uniform":
+        k1, k2, k3 = MOLCHANOV
+        value = value + k1 * torch.sigmoid(k3 * inverse.clamp(min=TINY).log() - k2)  # 1 - sigmoid(x) = sigmoid(-x)
+    return value
+
+
+def perturbed(x: Tensor, output: Tensor, spread: Tensor, key: Tensor) -> Tensor:
+    """A linear layer's output with one Gaussian per unit instead of one per weight (local reparametrisation).
+
+    `output` = xθᵀ + b is the mean and x² vᵀ the variance, `spread` being v. The batch axis of the draw comes first.
+    """
+    width = F.linear(x**2, spread)
+    some = width > 0
+    deviation = torch.where(some, torch.sqrt(torch.where(some, width, 1)), 0)  # the root at 0 has no derivative
+    return output + deviation * normal(key, output.shape, output.dtype)
+
+
+def precision_weights(weight: Tensor, log_v: Tensor) -> tuple[Tensor, Tensor]:
+    """Weights g/v of a stack of clients (m, ...), as (g·v₀/v, log v₀) with v₀ the least variance at each place.
+
+    Weights are needed up to a factor, and equal variances then give exactly the weights g.
+    """
+    least = log_v.min(0).values
+    spread = weight.reshape(-1, *[1] * (log_v.dim() - 1))
+    return spread * (least - log_v).exp(), least
+
+
+def ramp(step: Tensor, length: int) -> Tensor:
+    """From sigmoid(-6) at 0 to sigmoid(6) at `length`, and 1 after it; no ramp if `length` is 0."""
+    time = step.to(torch.float64) / max(length, 1)
+    rising = torch.sigmoid(STEEP * (time - 0.5))
+    return torch.where(step > length, torch.ones_like(rising), rising) if length else torch.ones_like(rising)
+
+
+def mixture(each: Tensor, task: str) -> Tensor:
+    """The average of several predictions (draws, B, ...): probabilities, or the moments of a mixture of Gaussians."""
+    if task == "regression":
+        mean = each[..., 0].mean(0)
+        return torch.stack((mean, (each[..., 1] + (each[..., 0] - mean) ** 2).mean(0)), -1)
+    return torch.log_softmax(torch.logsumexp(each, 0), -1)

@@ -1,0 +1,76 @@
+"""MAML: Q2's numbers and fixed points through the engines, differences, and what it becomes without a fast step."""
+
+import pytest
+from oracles.worlds import ENGINES, Run, at, full_batch, mlp, points, q2, scalar_model, worst
+
+from posterity.core.training import Training
+from posterity.methods.fedavg import FedAvg
+from posterity.methods.maml import MAML
+from posterity.methods.reptile import Reptile
+
+each_engine = pytest.mark.parametrize("engine", ENGINES, ids=lambda e: e.name)
+PLAIN = {"server_lr": 1.0, "server_momentum": 0.0}
+NUMBERS = {"exact": (0.216, 1.92), "first": (0.36, 2.1818181818)}  # one round from 0, fixed point
+
+
+@each_engine
+@pytest.mark.parametrize("order", NUMBERS)
+def test_q2(engine, order):
+    method = MAML(full_batch(1), 0.1, order, **PLAIN)
+    once, fixed = NUMBERS[order]
+    assert Run(method, q2(3), scalar_model(), engine, at(0.0)).rounds(1).scalar() == pytest.approx(once, abs=1e-10)
+    assert Run(method, q2(3), scalar_model(), engine, at(fixed)).rounds(1).scalar() == pytest.approx(fixed, abs=1e-9)
+
+
+@pytest.mark.parametrize("order", NUMBERS)
+def test_q2_converges(order):
+    """γ = 0.8: the error shrinks by 1 − 0.4 Σ A(1 − αA)² = 0.1 a round (first order: −0.32)."""
+    run = Run(MAML(full_batch(1, lr=0.8), 0.1, order, **PLAIN), q2(3), scalar_model(), initial=at(0.0)).rounds(20)
+    assert run.scalar() == pytest.approx(NUMBERS[order][1], abs=1e-8)
+
+
+@each_engine
+def test_two_clients_by_hand_adapted(engine):
+    """One step of 0.1 from 1.92: 1.92 − 0.192 = 1.728 and 1.92 − 0.4 (1.92 − 3) = 2.352."""
+    run = Run(MAML(full_batch(1), 0.1, **PLAIN), q2(3), scalar_model(), engine, at(1.92))
+    assert [float(o[0, 0]) for o in run.outputs("adapted")] == pytest.approx([1.728, 2.352], abs=1e-12)
+
+
+def test_no_fast_step_is_fedavg_with_the_meta_step():
+    """α = 0 with equal rows: the query's gradient is the whole batch's."""
+    left = Run(MAML(full_batch(3), 0.0, **PLAIN), q2(3), scalar_model(), initial=at(0.0)).rounds(2)
+    right = Run(FedAvg(full_batch(3)), q2(3), scalar_model(), initial=at(0.0)).rounds(2)
+    assert left.scalar() == pytest.approx(right.scalar(), abs=1e-12)
+
+
+def test_a_meta_step_takes_three_batches():
+    """Rows 0, 3, … of a batch of 3B are the support, 1, 4, … the query: B samples each."""
+    assert MAML(Training(batch=20)).passes()[0].batch == 60
+
+
+def test_a_client_of_one_sample_has_no_query():
+    federation = points((1, 1))
+    run = Run(MAML(Training(lr=0.5), 0.1, **PLAIN), federation, mlp(federation))
+    assert worst(run.rounds(1).state.params, run.world.initial) == 0
+
+
+def test_server_is_reptiles():
+    """Momentum: 0.216, then v = 0.9·0.216 + the gradient step from there."""
+    run = Run(MAML(full_batch(1), 0.1, server_lr=1.0), q2(3), scalar_model(), initial=at(0.0))
+    first, second = (run.rounds(1).scalar() for _ in range(2))
+    step = 0.05 * (-0.81 * first + 1.44 * (3 - first))  # ½·γ Σ A(1 − αA)²(m − θ)
+    assert first == pytest.approx(0.216, abs=1e-12)
+    assert second == pytest.approx(first + 0.9 * 0.216 + step, abs=1e-10)
+
+
+def test_bytes_are_reptiles():
+    federation = points((5, 9, 2))
+    logs = [Run(m, federation, mlp(federation)).rounds(1).logs[0] for m in (MAML(), Reptile())]
+    assert (logs[0].bytes_up, logs[0].bytes_down) == (logs[1].bytes_up, logs[1].bytes_down)
+
+
+def test_bad_hyper_parameters():
+    with pytest.raises(ValueError, match="order = 'second' is unknown: possible: exact, first"):
+        MAML(order="second")
+    with pytest.raises(ValueError, match="fast must be at least 0"):
+        MAML(fast=-0.1)

@@ -1,0 +1,84 @@
+"""Per-FedAvg: Q2's numbers for every Hessian-vector product, and the halved one of a released code as a mutant."""
+
+import pytest
+import torch
+from oracles.worlds import ENGINES, Run, at, full_batch, mlp, points, q2, quadratics, scalar_model, worst
+
+from posterity.core.training import Training
+from posterity.methods.maml import MAML
+from posterity.methods.perfedavg import ORDERS, PerFedAvg
+
+each_engine = pytest.mark.parametrize("engine", ENGINES, ids=lambda e: e.name)
+NUMBERS = {"difference": (0.216, 1.92), "exact": (0.216, 1.92), "none": (0.36, 2.1818181818)}
+
+
+@each_engine
+@pytest.mark.parametrize("hvp", ORDERS)
+def test_q2(engine, hvp):
+    method = PerFedAvg(full_batch(1), 0.1, hvp)
+    once, fixed = NUMBERS[hvp]
+    assert Run(method, q2(3), scalar_model(), engine, at(0.0)).rounds(1).scalar() == pytest.approx(once, abs=1e-10)
+    assert Run(method, q2(3), scalar_model(), engine, at(fixed)).rounds(1).scalar() == pytest.approx(fixed, abs=1e-9)
+
+
+def test_the_product_is_not_halved():
+    """MetaVD's release gives A(1 − αA)(1 − αA/2)(θ − m), at rest at 2.0757: here that is no fixed point."""
+    method = PerFedAvg(full_batch(1, lr=0.8), 0.1)
+    run = Run(method, q2(3), scalar_model(), initial=at(2.0756757)).rounds(12)
+    assert run.scalar() == pytest.approx(1.92, abs=1e-8)
+
+
+@pytest.mark.parametrize("delta", [1e-4, 1e-2, 1.0])
+def test_the_difference_is_exact_on_quadratics(delta):
+    runs = [PerFedAvg(full_batch(2), 0.1, "difference", delta), PerFedAvg(full_batch(2), 0.1, "exact")]
+    left, right = (Run(m, q2(3), scalar_model(), initial=at(1.0)).rounds(2).scalar() for m in runs)
+    assert left == pytest.approx(right, abs=1e-9)
+
+
+def test_the_difference_approaches_the_exact_product_on_a_network():
+    """With identical support and third batches (all rows equal) the error of a central difference falls with δ²."""
+    federation = points((3,))
+    rows = federation.train.rows
+    federation.x[rows], federation.y[rows] = federation.x[rows[0]].clone(), federation.y[rows[0]].clone()
+    model = mlp(federation)
+    exact = Run(PerFedAvg(full_batch(1), 0.5, "exact"), federation, model).rounds(1).state.params
+    gaps = [worst(Run(PerFedAvg(full_batch(1), 0.5, "difference", d), federation, model).rounds(1).state.params, exact)
+            for d in (1e-1, 1e-2, 1e-4)]  # fmt: skip
+    assert gaps[2] < 1e-8
+    assert gaps[1] < gaps[0] / 50
+
+
+@each_engine
+def test_two_clients_by_hand_count_equally(engine):
+    """Sizes 9 and 3, one FO step from 0: only client 2 moves, by 0.1·7.2 = 0.72; the plain mean is 0.36."""
+    federation = quadratics([1.0, 4.0], [0.0, 3.0], [9, 3])
+    run = Run(PerFedAvg(full_batch(1), 0.1, "none"), federation, scalar_model(), engine, at(0.0)).rounds(1)
+    assert run.scalar() == pytest.approx(0.36, abs=1e-12)
+
+
+def test_adapted_models():
+    run = Run(PerFedAvg(full_batch(1), 0.1), q2(3), scalar_model(), initial=at(1.92))
+    assert [float(o[0, 0]) for o in run.outputs("adapted")] == pytest.approx([1.728, 2.352], abs=1e-12)
+
+
+def test_equal_sizes_and_exact_products_are_maml():
+    federation, training = points((6, 6, 6)), Training(lr=0.1, batch=2)
+    left = Run(PerFedAvg(training, 0.1, "exact"), federation, mlp(federation)).rounds(2)
+    right = Run(MAML(training, 0.1, server_lr=1.0, server_momentum=0.0), federation, mlp(federation)).rounds(2)
+    assert worst(left.state.params, right.state.params) < 1e-14
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_bytes(dtype):
+    federation = points((5, 9, 2))
+    model = mlp(federation)
+    log = Run(PerFedAvg(), federation, model, dtype=dtype).rounds(1).logs[0]
+    assert log.bytes_down == 3 * model.size * dtype.itemsize
+    assert log.bytes_up == 3 * (model.size + 1) * dtype.itemsize
+
+
+def test_bad_hyper_parameters():
+    with pytest.raises(ValueError, match="delta is the width of a difference"):
+        PerFedAvg(delta=0.0)
+    with pytest.raises(ValueError, match="hvp = 'half' is unknown"):
+        PerFedAvg(hvp="half")
