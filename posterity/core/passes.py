@@ -132,26 +132,34 @@ def meta(
 
     def update(moving: Params, still: Params, batch: Batch, here: Here) -> Update:
         support, query, third = deal(batch, 3)
+
+        def ahead(moving: Params) -> tuple[Tensor, Params]:
+            near, buffers = step_from(moving, still, support, here)
+            return loss({**still, **buffers, **near}, query, here)
+
         if order == "exact":
-
-            def ahead(moving: Params) -> tuple[Tensor, Params]:
-                near, buffers = step_from(moving, still, support, here)
-                return loss({**still, **buffers, **near}, query, here)
-
             slope, (value, buffers) = grad_and_value(ahead, has_aux=True)(moving)
             return slope, value, buffers
         near, buffers = step_from(moving, still, support, here)
         slope, value, buffers = _slope(loss, near, {**still, **buffers}, query, here)
         if order == "hessian_free":
-            names = adapts(moving, here.model)  # only these took the inner step, so only they are shifted
-            ups, downs = (
-                _slope(support_loss, {**moving, **{n: moving[n] + s * slope[n] for n in names}}, still, third, here)[0]
-                for s in (delta, -delta)
-            )
-            slope = tree_map(lambda g, u, d: g - fast * (u - d) / (2 * delta), slope, ups, downs)
+            along = {n: slope[n] for n in adapts(moving, here.model)}  # only what took the inner step is shifted
+            product = _curvature(support_loss, moving, along, still, third, here, delta)
+            slope = tree_map(lambda g, h: g - fast * h, slope, product)
         return slope, value, buffers
 
     return _learning(update, optimiser, trains, how)
+
+
+def _curvature(
+    loss: Loss, moving: Params, along: Params, still: Params, batch: Batch, here: Here, delta: float
+) -> Params:
+    """The Hessian of `loss` times `along`, by a central difference of gradients."""
+    ahead, behind = (
+        _slope(loss, {**moving, **{n: moving[n] + step * g for n, g in along.items()}}, still, batch, here)[0]
+        for step in (delta, -delta)
+    )
+    return tree_map(lambda a, b: (a - b) / (2 * delta), ahead, behind)
 
 
 def deal(batch: Batch, ways: int) -> list[Batch]:

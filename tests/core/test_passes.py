@@ -248,7 +248,7 @@ def test_newcomers_without_training_data_are_scored_as_received(engine):
 
 
 def test_the_hessian_free_step_shifts_only_what_adapted():
-    """A leaf of the method's own that the inner step leaves alone: the difference must still approach the exact step."""
+    """A leaf of the method's own that the inner step leaves alone: the difference still approaches the exact step."""
     model = SimpleNamespace(trainable={"w"}, leaves=("w",))
     here = SimpleNamespace(model=model, n=torch.tensor(9.0, dtype=DOUBLE))
     ones = torch.ones(9, dtype=DOUBLE)

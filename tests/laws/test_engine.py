@@ -125,13 +125,14 @@ def test_a_round_leaves_the_state_it_began_with_alone(fedper):
 
 
 def test_a_model_that_cannot_be_stacked_goes_through_the_loop():
-    model = subject(FedAvg(LOCAL)).model
-    assert choose_engine("auto", model)[0] is stacked
+    world = subject(FedAvg(LOCAL)).world()
+    model, few = world.model, (world.federation.x[:2], world.initial)
+    assert choose_engine("auto", model, *few)[0] is stacked
     stubborn = replace(model, unstackable=("fc: a reason",))
-    engine, why = choose_engine("auto", stubborn)
+    engine, why = choose_engine("auto", stubborn, *few)
     assert engine is loop
     assert why == "fc: a reason"
     with pytest.raises(ValueError, match="a reason"):
-        choose_engine("stacked", stubborn)
+        choose_engine("stacked", stubborn, *few)
     with pytest.raises(ValueError, match="possible"):
-        choose_engine("fast", model)
+        choose_engine("fast", model, *few)
