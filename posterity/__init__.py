@@ -32,8 +32,11 @@ def run(out: str | Path | None = None, *, federation: Any = None, model: Any = N
     return start_run(from_table(table), None if out is None else Path(out), federation=federation, model=network)
 
 
-def load(folder: str | Path) -> Result:
-    """The result of a run's folder; an unfinished run is taken to its end first."""
+def load(folder: str | Path, *, federation: Any = None, model: Any = None) -> Result:
+    """The result of a run's folder; an unfinished run is taken to its end first.
+
+    A federation or model of your own that the run was given must be handed in again: a run's folder holds no data.
+    """
     from posterity.experiment.run import resume_run
 
-    return resume_run(Path(folder))
+    return resume_run(Path(folder), federation=federation, model=model)

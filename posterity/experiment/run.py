@@ -59,8 +59,23 @@ def resume_run(out: Path, watch: Watch = silent, federation: Federation | None =
         raise ValueError(f"{out} holds no run (there is no {files.CONFIG} in it)")
     config = from_table(read_toml(out / files.CONFIG))
     with files.locked(out):
-        torch.set_num_threads(files.read_json(out / files.RUN)["threads"])  # sums in other pieces round otherwise
-        return Journey(config, set_up(config, federation, model), out, watch).go()
+        facts = files.read_json(out / files.RUN)
+        torch.set_num_threads(facts["threads"])  # sums in other pieces round otherwise
+        setup = set_up(config, federation, model)
+        _check_same(facts.get("federation", {}), setup, out)
+        return Journey(config, setup, out, watch).go()
+
+
+def _check_same(before: dict[str, Any], setup: Setup, out: Path) -> None:
+    """Refuse to go on with other data than the run began with."""
+    now = setup.world.federation
+    if (before.get("name"), before.get("train")) != (now.name, now.train.counts.tolist()):
+        was = f"{before.get('name')!r} with {before.get('clients')} clients"
+        raise ValueError(
+            f"{out} was run on {was}, but its configuration gives {now.name!r} with {now.clients}: if the federation "
+            "was an object of yours, hand it in again (posterity.load(folder, federation=..., model=...)); if a data "
+            "file changed, put the old one back"
+        )
 
 
 class Journey:
