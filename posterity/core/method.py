@@ -27,15 +27,6 @@ Personal = Any
 Point = Literal["received", "adapted", "trained"]
 
 
-class Network(Protocol):
-    """What a method may ask of the model; `posterity.models.Model` is one."""
-
-    classes: int
-    task: Any
-
-    def __call__(self, params: Params, x: Tensor, **how: Any) -> tuple[Any, ...]: ...
-
-
 @record
 class Here:
     """Everything a client's function may know, besides its carry and the batch."""

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import field
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -210,7 +210,6 @@ class Bag:
 
 Monoid = Sum | Mean | LogMean | Moments | Rows | Bag
 Message = dict[str, Any]  # of Monoid: which kind stands under a name is known to the method alone
-M = TypeVar("M", bound=Message)
 
 
 def merge(left: Message, right: Message) -> Message:
