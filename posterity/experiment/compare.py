@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import sys
+import tomllib
 from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from contextlib import AbstractContextManager
@@ -15,9 +16,10 @@ import torch
 
 from posterity import methods
 from posterity.experiment import folder as files
-from posterity.experiment.config import Config, from_table, read_toml
+from posterity.experiment.config import Config, from_table, read_toml, to_toml
 from posterity.experiment.run import Watch, resume_run, start_run
 
+PLAN = "comparison.json"  # what a comparison is to run, so that `resume` knows what has not begun
 Watching = Callable[[str, int], AbstractContextManager[Watch]]
 
 
@@ -71,11 +73,18 @@ def compare_runs(
         if (path / files.CONFIG).exists() and from_table(read_toml(path / files.CONFIG)) != each:
             raise ValueError(f"{path} holds a run with other settings; give another --out")
         tasks.append(Task(f"{name} seed {seed}", path, each))
+    out.mkdir(parents=True, exist_ok=True)
+    files.write_json(out / PLAN, {"methods": names, "seeds": seeds, "config": to_toml(config)})
     execute([t for t in tasks if not _finished(t.path)], watching, jobs)
 
 
 def resume_all(folder: Path, watching: Watching, jobs: int = 1) -> None:
-    """Go on with every unfinished run in or under `folder`."""
+    """Go on with every unfinished run in or under `folder`; of a comparison, also with those not yet begun."""
+    if (folder / PLAN).exists():
+        plan = files.read_json(folder / PLAN)
+        config = from_table(tomllib.loads(plan["config"]))
+        compare_runs(config, plan["methods"], plan["seeds"], folder, watching, jobs)
+        return
     found = sorted(p.parent for p in folder.rglob(files.CONFIG)) if folder.is_dir() else []
     if not found:
         raise ValueError(f"{folder} holds no run (there is no {files.CONFIG} in or under it)")

@@ -55,6 +55,11 @@ def test_compare_in_two_processes_equals_one_and_repeats_nothing(call):
         texts = [Path(out, run, "metrics.jsonl").read_text().splitlines() for out in ("one", "two")]
         lines = [[{**json.loads(line), "seconds": 0} for line in text] for text in texts]
         assert lines[0] == lines[1]
+    for path in sorted(Path("two/pfedvmp").rglob("*"), reverse=True):  # as if it had been killed before these began
+        path.unlink() if path.is_file() else path.rmdir()
+    assert call("resume", "two")[0] == 0
+    texts = [Path(out, "pfedvmp/seed-1/metrics.jsonl").read_text().splitlines() for out in ("one", "two")]
+    assert len(texts[0]) == len(texts[1]) > 0
     before = Path("one/local/seed-0/run.json").stat().st_mtime_ns
     assert call(*words, "--out", "one")[0] == 0
     assert Path("one/local/seed-0/run.json").stat().st_mtime_ns == before
