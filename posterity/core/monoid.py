@@ -23,7 +23,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from posterity.core.tree import STATIC, Tree, record, tree_bytes, tree_cast, tree_leaves, tree_map, tree_rows
+from posterity.core.tree import STATIC, Tree, record, tree_cast, tree_leaves, tree_map, tree_rows
 
 Range = tuple[float, float]
 
@@ -242,11 +242,6 @@ def acceptable(stack: Message) -> Tensor:
 
 def _rowwise(test: Callable[[Tensor], Tensor], leaf: Tensor) -> Tensor:
     return test(leaf).reshape(len(leaf), -1).all(1)
-
-
-def message_bytes(stack: Message) -> int:
-    """Bytes of all messages of a stack, as sent."""
-    return tree_bytes(stack)
 
 
 def _on_host(tree: Tree) -> Tree:

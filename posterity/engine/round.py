@@ -13,7 +13,7 @@ from torch.func import grad, vmap
 
 from posterity.core.draw import fold
 from posterity.core.method import Carry, Facts, Here, Message, Now, Params
-from posterity.core.monoid import acceptable, fold_stack, merge, message_bytes
+from posterity.core.monoid import acceptable, fold_stack, merge
 from posterity.core.tree import Tree, tree_bytes, tree_finite, tree_like, tree_map, tree_rows
 from posterity.data.federation import Part
 from posterity.engine import keys, loop, stacked
@@ -151,7 +151,7 @@ def train_round(
         carry = engine.work(world, passes, engine.start(world, here), here, keys.TRAIN)
         sent, records = engine.message(world, carry, here)
         down += (tree_bytes(offered[0]) * len(clients)) + tree_bytes(offered[1])
-        up += message_bytes(sent)
+        up += tree_bytes(sent)
         good = _accepted(sent, records, len(clients))
         refused += [Refusal(int(c), "not finite or outside its declared range") for c in clients[~good]]
         if bool(good.any()):
@@ -160,14 +160,14 @@ def train_round(
             pending.append((clients[good], tree_rows(records, good)))
             seen = engine.losses(carry)
             losses += 0 if seen is None else seen[good].sum(0).double().cpu()
-    for clients, records in pending:
-        store.write(clients, records)
     accepted = sum(len(c) for c, _ in pending)
     facts = {"loss": float(losses[0] / losses[1]) if losses[1] else float("nan"), "bytes_up": up, "bytes_down": down}
     if total is None:
         return state, Log(round, len(cohort), 0, tuple(refused), **facts)  # type: ignore[arg-type]
     now = Now(round, rounds, fold(fold(world.root, keys.SERVER), round), accepted, _public(world))
     state = tree_like(method.combine(state, total, now), state)
+    for clients, records in pending:  # only now: if `combine` fails, the records stay as they were too
+        store.write(clients, records)
     report = {name: float(value) for name, value in method.report(state, total).items()}
     return state, Log(round, len(cohort), accepted, tuple(refused), **facts, report=report)  # type: ignore[arg-type]
 

@@ -89,14 +89,18 @@ class Result:
 
     def predict_proba(self, client: int | str, x: Any, point: str | None = None) -> Tensor:
         """Class probabilities (B, classes) of a client's model after the last round; (B, 2) mean and variance for
-        regression. A newcomer's client number works too: it gets what the server would give it."""
+        regression. A newcomer's client number works too: it gets what the server would give it.
+
+        Without `point`, a method scored right after training (Local, FedMAP) predicts with the model that the client
+        holds since then; `point="trained"` would train it once more, from the last broadcast."""
         world = self.setup.world
         index = self._client(client)
         inputs = torch.as_tensor(x).to(world.root.device, world.dtype)
         shape = world.federation.shape
         if tuple(inputs.shape[1:]) != shape:
             raise ValueError(f"x has shape {tuple(inputs.shape)}; expected (samples, {', '.join(map(str, shape))})")
-        carry, here = personal_model(world, self.state, self.store, index, self.round, point or self.method.scored)
+        held = "adapted" if self.method.scored == "adapted" else "received"
+        carry, here = personal_model(world, self.state, self.store, index, self.round, point or held)
         output = world.method.predict(carry, inputs, here)
         return output if world.federation.task == "regression" else output.exp()
 

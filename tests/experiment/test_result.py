@@ -19,7 +19,9 @@ def result():
     return posterity.run(method="fedper", newcomers="2", **SMALL)
 
 
-def test_predictions_are_those_that_were_scored(result):
+@pytest.mark.parametrize("method", ["fedper", "local", "fedmap", "fedavg+ft", "fedper+calibrated"])
+def test_predictions_are_those_that_were_scored(method):
+    result = posterity.run(method=method, newcomers="2", **SMALL)
     federation = result.federation
     correct = total = 0
     for client in range(federation.members):

@@ -17,10 +17,9 @@ from posterity.core.monoid import (
     acceptable,
     fold_stack,
     merge,
-    message_bytes,
     zero_like,
 )
-from posterity.core.tree import tree_cast, tree_leaves, tree_map, tree_named, tree_rows, tree_stack
+from posterity.core.tree import tree_bytes, tree_cast, tree_leaves, tree_map, tree_named, tree_rows, tree_stack
 
 KINDS = ("sum", "mean", "mean per number", "log mean", "moments", "rows", "bag")
 each_kind = pytest.mark.parametrize("kind", KINDS)
@@ -280,7 +279,7 @@ def test_dicts_are_added_by_name_and_not_by_position():
 def test_bytes(kind, numbers):
     """Two leaves of 6 and 2 numbers; Rows and Bag name their client in an int64."""
     stack = tree_stack([message(kind, k, torch.float32) for k in range(5)])
-    assert message_bytes(stack) == 5 * (4 * numbers + (8 if kind in ("rows", "bag") else 0))
+    assert tree_bytes(stack) == 5 * (4 * numbers + (8 if kind in ("rows", "bag") else 0))
 
 
 def test_some_clients_of_a_stack():

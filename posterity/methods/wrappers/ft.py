@@ -11,7 +11,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from posterity.core.hyper import hyper, within
-from posterity.core.method import Pass
 from posterity.core.wrapper import Wrapper
 
 
@@ -33,6 +32,3 @@ class FineTuned(Wrapper):
     @property
     def adaptation(self) -> int:
         return self.epochs
-
-    def adapt(self, epochs: int) -> tuple[Pass, ...]:
-        return self.inner.adapt(epochs)
