@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 
-.PHONY: demo test test-all check format setup clean
+.PHONY: demo test test-all mutants check format setup clean
 
 demo: $(STAMP)
 	$(BIN)/posterity demo
@@ -14,6 +14,9 @@ test: $(STAMP)
 
 test-all: $(STAMP)
 	$(BIN)/python tests/all.py
+
+mutants: $(STAMP)
+	$(BIN)/python tests/mutants/run.py
 
 check: $(STAMP)
 	$(BIN)/ruff format --check .

@@ -13,6 +13,7 @@ from posterity import __version__
 from posterity.cli import listing, scaffold
 from posterity.cli.flags import RULES, numbers, option, read_config, with_flags, words
 from posterity.cli.show import console, print_json, print_table, progress
+from posterity.engine.ranks import started_first
 from posterity.experiment.compare import compare_runs, demo_plan, resume_all
 from posterity.experiment.config import Config
 from posterity.experiment.run import start_run
@@ -43,6 +44,8 @@ def new_folder(name: str) -> Path:
 
 def conclude(folder: Path, show: str, as_json: bool) -> None:
     """The table and the report of what was run."""
+    if not started_first():
+        return
     page = write_report(folder, show=show)
     if as_json:
         print_json(folder, show, page)
@@ -58,7 +61,7 @@ def run(**given: Any) -> None:
     check_rule(show)
     config = read_config(given)
     folder = out or new_folder(f"{Path(config.dataset).stem}-{config.method}-seed{config.seed}")
-    with progress(config.method, config.rounds, quiet or as_json) as watch:
+    with progress(config.method, config.rounds, quiet or as_json or not started_first()) as watch:
         start_run(config, folder, watch)
     conclude(folder, show, as_json)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json as as_json
+from dataclasses import replace
 from typing import Any
 
 from rich.markup import escape
@@ -10,7 +11,7 @@ from rich.table import Table
 
 from posterity import data, methods
 from posterity.cli.show import console
-from posterity.core.hyper import Knob, knobs
+from posterity.core.hyper import UNSTATED, Knob, knobs
 from posterity.core.training import Training
 from posterity.data.federation import Federation
 
@@ -32,25 +33,40 @@ def print_methods(name: str | None) -> None:
         names = ", ".join(f"{k.name}={k.default}" for k in knobs(cls))
         table.add_row(f"+{key}", _first_line(cls), names)
     console.print(table)
-    console.print("one in detail: posterity methods NAME; its training: --set local.NAME=VALUE")
+    console.print("one in detail: posterity methods NAME; its training: --set local.NAME=VALUE; its paper: NAME@paper")
 
 
-def _print_method(name: str) -> None:
+def _print_method(word: str) -> None:
+    name, _ = methods.split_preset(word)
     cls = methods.suffixes().get(name) or methods.find(name)
     console.print(escape((_module_doc(cls) or "").strip()), highlight=False)
     own = [k for k in knobs(cls) if k.name != "local"]
     _print_knobs("Hyper-parameters (--set NAME=VALUE)", own, "")
     if name not in methods.suffixes():
-        _print_knobs("Training of the clients (--set local.NAME=VALUE, or the flags)", knobs(Training), "local.")
+        title = "Training of the clients (--set local.NAME=VALUE, or the flags)"
+        _print_knobs(title, _training_knobs(cls), "local.")
+
+
+def _training_knobs(cls: type) -> list[Knob]:
+    """The fields of Training with the default and the paper's value that this method has for them."""
+    local = next((k for k in knobs(cls) if k.name == "local"), None)
+    if local is None:
+        return []
+    stated = local.default if local.paper is UNSTATED else local.paper
+    return [replace(k, default=getattr(local.default, k.name), paper=getattr(stated, k.name)) for k in knobs(Training)]
 
 
 def _print_knobs(title: str, found: list[Knob], prefix: str) -> None:
+    """A table of hyper-parameters; what the paper states has a column where it states anything else."""
     if not found:
         return
-    table = Table("name", "default", "meaning", "source of the default", title=title, title_justify="left")
+    papers = any(knob.differs for knob in found)
+    heads = ("name", "default", *(["@paper"] if papers else []), "meaning", "source of the default")
+    table = Table(*heads, title=title, title_justify="left")
     for knob in found:
         meaning = knob.doc + (f" ({', '.join(knob.choices)})" if knob.choices else "")
-        table.add_row(prefix + knob.name, str(knob.default), escape(meaning), escape(knob.source or "ours"))
+        paper = [str(knob.paper) if knob.differs else ""] if papers else []
+        table.add_row(prefix + knob.name, str(knob.default), *paper, escape(meaning), escape(knob.source or "ours"))
     console.print(table)
 
 

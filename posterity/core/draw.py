@@ -42,7 +42,9 @@ def make_key(seed: int, device: torch.device | str = "cpu") -> Tensor:
 
 def fold(key: Tensor, data: int | Tensor) -> Tensor:
     """A new key from `key` (..., 2) and a number; other numbers give independent keys. Broadcasts over `data`."""
-    number = torch.as_tensor(data, dtype=torch.int64, device=key.device)
+    if isinstance(data, int):  # made on the device: a copy from the host would make it wait
+        data = torch.full((), data, dtype=torch.int64, device=key.device)
+    number = data.to(torch.int64)
     return torch.stack(threefry(key, number & WORD, (number >> 32) & WORD), -1)
 
 

@@ -12,11 +12,17 @@ Liu et al., "Variational Bayesian dropout with a hierarchical prior", CVPR 2019 
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
+from dataclasses import replace
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from posterity.core.draw import normal
+from posterity.core.method import Carry, Here
+from posterity.core.monoid import Bag, Mean, Message
 
 FORMS = ("log_variance", "alpha")
 PRIORS = ("hierarchical", "log_uniform")
@@ -24,6 +30,7 @@ LEAST, MOST = -8.5, 8.5  # ρ is used between these: v from 2.03e-4
 TINY = 1e-20  # least squared weight; its inverse is a float32
 MOLCHANOV = (0.63576, 1.87320, 1.48695)
 STEEP = 12.0  # the ramp runs over the sigmoid from -6 to 6
+LAYER = "gaussian layer"  # its part of a message
 
 
 def centred(raw: Tensor) -> Tensor:
@@ -89,11 +96,38 @@ def precision_weights(weight: Tensor, log_v: Tensor) -> tuple[Tensor, Tensor]:
     return spread * (least - log_v).exp(), least
 
 
-def ramp(step: Tensor, length: int) -> Tensor:
+def pooled(theta: Tensor, rho: Tensor, weight: Tensor, form: str = "log_variance") -> Mean:
+    """The layer of a stack of clients (m, ...), every weight averaged with weights g/v (up to a common factor)."""
+    if not len(theta):
+        raise ValueError("the mean of nothing: no client sent a message")
+    weights, _ = precision_weights(weight, log_variance(rho, theta, form))
+    return Mean.fold(Mean(weights, theta))
+
+
+def apart(sent: Message, leaf: str, rho: Tensor, client: Tensor) -> Message:
+    """A client's message in which the weight `leaf` travels by itself, beside its ρ: their mean is no sum."""
+    weight, rest = sent["params"].weight, dict(sent["params"].value)
+    mine = {"weight": weight, "theta": rest.pop(leaf), "rho": rho}
+    return {**sent, "params": Mean(weight, rest), LAYER: Bag(client, mine)}
+
+
+def together(total: Message, leaf: str, form: str = "log_variance") -> Message:
+    """The total as it would have been without `apart`, but for the layer, which is weighted by precision."""
+    mean, value = total["params"], total[LAYER].value
+    layer = pooled(value["theta"], value["rho"], value["weight"], form)
+    weight = {**dict.fromkeys(mean.value, mean.weight), leaf: layer.weight}
+    params = Mean(weight, {**mean.value, leaf: layer.value})
+    return {**{name: part for name, part in total.items() if name != LAYER}, "params": params}
+
+
+def quiet(leaf: str) -> Callable[[Carry, Here], Carry]:
+    """Sets the ρ that is called `leaf` to the least noise everywhere."""
+    return lambda carry, here: replace(carry, params={**carry.params, leaf: torch.full_like(carry.params[leaf], LEAST)})
+
+
+def ramp(step: int, length: float) -> float:
     """From sigmoid(-6) at 0 to sigmoid(6) at `length`, and 1 after it; no ramp if `length` is 0."""
-    time = step.to(torch.float64) / max(length, 1)
-    rising = torch.sigmoid(STEEP * (time - 0.5))
-    return torch.where(step > length, torch.ones_like(rising), rising) if length else torch.ones_like(rising)
+    return 1 / (1 + math.exp(STEEP * (0.5 - step / length))) if 0 <= step <= length and length > 0 else 1.0
 
 
 def mixture(each: Tensor, task: str) -> Tensor:

@@ -45,7 +45,7 @@ class Gaussian:
 
     def __mul__(self, power: float | Tensor) -> Gaussian:
         """Tempering; `power` is one number or one per factor of a batch (...)."""
-        wide = torch.as_tensor(power, dtype=self.shift.dtype, device=self.shift.device)
+        wide = power.to(self.shift) if isinstance(power, Tensor) else self.shift.new_full((), power)
         return Gaussian(_under(wide, self.precision) * self.precision, _under(wide, self.shift) * self.shift)
 
     __rmul__ = __mul__

@@ -1,6 +1,7 @@
 """Hyper-parameters: documented once, on their field, with where the value comes from.
 
-Flags, TOML keys, tables of documentation and error messages are made from these fields.
+Flags, TOML keys, tables of documentation and error messages are made from these fields. A field has a default, which is
+what we recommend, and may have a second value, `paper`: what its paper states, where that is something else.
 """
 
 from __future__ import annotations
@@ -11,10 +12,12 @@ import typing
 from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
 from typing import Any
 
+UNSTATED: Any = object()  # the paper says nothing else than the default; None is a value
 
-def hyper(default: Any, doc: str, source: str = "", choices: tuple[str, ...] = ()) -> Any:
-    """A field of a method: its default, what it means, where the default comes from, and its allowed values."""
-    return field(default=default, metadata={"doc": doc, "source": source, "choices": choices})
+
+def hyper(default: Any, doc: str, source: str = "", choices: tuple[str, ...] = (), paper: Any = UNSTATED) -> Any:
+    """A field of a method: its default, its meaning, where the default comes from, its allowed values, the paper's."""
+    return field(default=default, metadata={"doc": doc, "source": source, "choices": choices, "paper": paper})
 
 
 @dataclass(frozen=True)
@@ -27,6 +30,12 @@ class Knob:
     doc: str
     source: str
     choices: tuple[str, ...]
+    paper: Any = UNSTATED
+
+    @property
+    def differs(self) -> bool:
+        """Whether the paper states another value than the default."""
+        return self.paper is not UNSTATED and bool(self.paper != self.default)
 
 
 def knobs(cls: type) -> list[Knob]:
@@ -37,7 +46,13 @@ def knobs(cls: type) -> list[Knob]:
 
 def _knob(f: Field[Any], kind: Any) -> Knob:
     default = None if f.default is MISSING else f.default
-    return Knob(f.name, kind, default, f.metadata["doc"], f.metadata["source"], f.metadata["choices"])
+    said = f.metadata
+    return Knob(f.name, kind, default, said["doc"], said["source"], said["choices"], said["paper"])
+
+
+def paper_values(cls: type) -> dict[str, Any]:
+    """The fields whose value is another one in the method's paper, with that value."""
+    return {knob.name: knob.paper for knob in knobs(cls) if knob.differs}
 
 
 def nearest(word: str, possible: typing.Iterable[str]) -> str:

@@ -80,6 +80,7 @@ class Pass:
     shuffle: bool = True
     learns: bool = True  # whether fine-tuning repeats it (`gather` does not learn)
     on: Literal["train", "validation"] = "train"
+    copies: int = 8  # of the parameters that a step holds at once: value, gradient, optimiser, temporaries
 
 
 @dataclass(frozen=True)

@@ -49,14 +49,14 @@ def tilted_grid(m: Tensor, s: Tensor, f: Tensor, points: int = POINTS) -> tuple[
     u = torch.linspace(-SPAN, SPAN, points, dtype=m.dtype, device=m.device)
     c = f[..., None] * (m[..., None] + torch.sqrt(s)[..., None] * u)
     prior = torch.log_softmax(-0.5 * u * u, 0)
-    return u, F.logsigmoid(c) + prior, torch.sigmoid(c)
+    return u, F.logsigmoid(c) + prior, torch.sigmoid(c)  # (8), times the cavity
 
 
 def quadrature_ratios(m: Tensor, s: Tensor, f: Tensor, points: int = POINTS) -> tuple[Tensor, Tensor, Tensor]:
     """log E σ, r₂ and r₃ on the grid: under the tilted weights, r₂ is the mean of σ and r₃ that of σ²."""
     _, log_weight, sigma = tilted_grid(m, s, f, points)
     weight = torch.softmax(log_weight, -1)
-    return torch.logsumexp(log_weight, -1), (weight * sigma).sum(-1), (weight * sigma**2).sum(-1)
+    return torch.logsumexp(log_weight, -1), (weight * sigma).sum(-1), (weight * sigma**2).sum(-1)  # (13): log S_0
 
 
 def curvature(r2: Tensor, r3: Tensor) -> Tensor:

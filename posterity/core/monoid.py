@@ -10,6 +10,9 @@ them, merged name by name. Streaming, trees, several devices and (where `secure_
     Rows      client, value                one row per client, no client twice
     Bag       client, value                keeps everything, in the order of the clients
 
+A kind may also be a shorter way to send another one: its fold is then of that other kind (`LowRank` of `centroids.py`
+folds to a Sum), and `wire_bytes` says what it costs without the padding that only a stack needs.
+
 Means are kept as (weight, mean) and not as (weight, weighted sum): a client's message then needs no multiplication that
 float32 would round, and a float32 message merged alone comes back bit for bit. The secure-sum form is `weight * value`.
 """
@@ -23,7 +26,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from posterity.core.tree import STATIC, Tree, record, tree_cast, tree_leaves, tree_map, tree_rows
+from posterity.core.tree import STATIC, Tree, record, tree_bytes, tree_cast, tree_leaves, tree_map, tree_rows
 
 Range = tuple[float, float]
 
@@ -228,6 +231,11 @@ def fold_stack(stack: Message) -> Message:
 def zero_like(total: Message) -> Message:
     """The total of no clients."""
     return {name: part.zero() for name, part in total.items()}
+
+
+def message_bytes(stack: Message) -> int:
+    """Bytes that a stack of messages takes on its way to the server."""
+    return sum(part.wire_bytes() if hasattr(part, "wire_bytes") else tree_bytes(part) for part in stack.values())
 
 
 def acceptable(stack: Message) -> Tensor:

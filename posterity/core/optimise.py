@@ -53,7 +53,7 @@ class SGD:
         gradient = _decayed(clipped(gradient, self.clip), params, self.weight_decay)
         if self.momentum:
             gradient = state = tree_map(lambda v, g: self.momentum * v + g, state, gradient)
-        return tree_map(lambda p, g: p - self.lr * g, params, gradient), state
+        return tree_map(lambda p, g: torch.sub(p, g, alpha=self.lr), params, gradient), state
 
 
 @dataclass(frozen=True)

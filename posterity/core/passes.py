@@ -12,12 +12,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.func import grad_and_value
 
+from posterity.core.draw import fold
 from posterity.core.method import Batch, Carry, Here, Params, Pass
 from posterity.core.optimise import SGD, Optimiser
 from posterity.core.tree import Tree, tree_map
@@ -26,6 +27,8 @@ Loss = Callable[[Params, Batch, Here], tuple[Tensor, Params]]
 Summary = Callable[[Params, Batch, Here], Tree]
 Partition = Callable[[Iterable[str], Any], list[str]]
 Update = tuple[Tree, Tensor, Params]  # gradient, value, buffers
+ORDERS = ("exact", "first", "hessian_free")
+INNER = 2**20  # from here on, numbers that inner steps fold into the key: draws of their own
 
 
 # --- partitions: which leaves move. Never buffers (the network updates them itself), nor weights that are frozen. -----
@@ -113,42 +116,81 @@ def meta(
     optimiser: Optimiser,
     trains: Partition = everything,
     adapts: Partition = network,
-    order: Literal["exact", "first", "hessian_free"] = "exact",
+    order: str = "exact",
     delta: float = 1e-3,
+    inner: int = 1,
+    queries: int = 1,
     **how: Any,
 ) -> Pass:
-    """Descend on `loss` at the point that one step of size `fast` on `support_loss` would reach.
+    """Descend on `loss` at the point that `inner` steps of size `fast` on `support_loss` would reach.
 
-    A batch is dealt to support and two queries; the second query serves the Hessian-vector product of "hessian_free"
-    (central difference of width `delta`). "first" leaves the second derivatives out.
+    A batch is dealt to a support and a query of `queries` times its size. "first" leaves the second derivatives out;
+    "hessian_free" takes them as central differences of width `delta` on a third part, of the support's size.
     """
-    inner = SGD(fast)
+    if order not in ORDERS:
+        raise ValueError(f"order {order!r} is unknown; possible: {', '.join(ORDERS)}")
 
-    def step_from(moving: Params, still: Params, batch: Batch, here: Here) -> tuple[Params, Params]:
-        names = adapts(moving, here.model)
-        slope, _, buffers = _slope(support_loss, {n: moving[n] for n in names}, still | moving, batch, here)
-        near, _ = inner.update(slope, (), {n: moving[n] for n in names})
-        return {**moving, **near}, buffers
+    def walk(moving: Params, still: Params, batch: Batch, here: Here) -> tuple[list[Params], Params]:
+        return _walk(support_loss, fast, inner, adapts(moving, here.model), moving, still, batch, here)
 
     def update(moving: Params, still: Params, batch: Batch, here: Here) -> Update:
-        support, query, third = deal(batch, 3)
+        support, query, *third = deal(batch, 1, queries, *[1] * (order == "hessian_free"))
 
         def ahead(moving: Params) -> tuple[Tensor, Params]:
-            near, buffers = step_from(moving, still, support, here)
-            return loss({**still, **buffers, **near}, query, here)
+            points, buffers = walk(moving, still, support, here)
+            return loss({**still, **buffers, **points[-1]}, query, here)
 
         if order == "exact":
             slope, (value, buffers) = grad_and_value(ahead, has_aux=True)(moving)
             return slope, value, buffers
-        near, buffers = step_from(moving, still, support, here)
-        slope, value, buffers = _slope(loss, near, {**still, **buffers}, query, here)
-        if order == "hessian_free":
-            along = {n: slope[n] for n in adapts(moving, here.model)}  # only what took the inner step is shifted
-            product = _curvature(support_loss, moving, along, still, third, here, delta)
-            slope = tree_map(lambda g, h: g - fast * h, slope, product)
+        points, buffers = walk(moving, still, support, here)
+        slope, value, buffers = _slope(loss, points[-1], {**still, **buffers}, query, here)
+        for part in third:
+            for point in reversed(points[:-1]):  # the chain rule, one inner step after another
+                along = {n: slope[n] for n in adapts(moving, here.model)}  # only what took the step is shifted
+                product = _curvature(support_loss, point, along, still, part, here, delta)
+                slope = tree_map(lambda g, h: g - fast * h, slope, product)
         return slope, value, buffers
 
     return _learning(update, optimiser, trains, how)
+
+
+def opened(passes: tuple[Pass, ...], change: Callable[[Carry, Here], Carry]) -> tuple[Pass, ...]:
+    """`passes` after `change`; without passes, one that does nothing else."""
+    if not passes:
+        return (Pass(lambda carry, batch, here: carry, open=change, batch=1, most=1, shuffle=False, learns=False),)
+    first = passes[0]
+    return (replace(first, open=lambda carry, here: first.open(change(carry, here), here)), *passes[1:])
+
+
+def constrained(
+    passes: tuple[Pass, ...], view: Callable[[Here], Here], fix: Callable[[Carry, Here], Carry]
+) -> tuple[Pass, ...]:
+    """`passes` of a method that sees `view(here)`, with `fix` after everything that they do."""
+
+    def one(each: Pass) -> Pass:
+        return replace(
+            each,
+            step=lambda carry, batch, here: fix(each.step(carry, batch, view(here)), here),
+            open=lambda carry, here: fix(each.open(carry, view(here)), here),
+            close=lambda carry, here: fix(each.close(carry, view(here)), here),
+        )
+
+    return tuple(one(each) for each in passes)
+
+
+def _walk(
+    loss: Loss, fast: float, steps: int, names: list[str], moving: Params, still: Params, batch: Batch, here: Here
+) -> tuple[list[Params], Params]:
+    """The points before, between and after `steps` steps of the leaves `names`, and the buffers behind them."""
+    points, buffers = [moving], Params()
+    for number in range(steps):
+        now = replace(here, key=fold(here.key, INNER + number))
+        own = {n: points[-1][n] for n in names}
+        slope, _, new = _slope(loss, own, {**still, **buffers, **points[-1]}, batch, now)
+        buffers = {**buffers, **new}
+        points.append({**points[-1], **SGD(fast).update(slope, (), own)[0]})
+    return points, buffers
 
 
 def _curvature(
@@ -162,14 +204,20 @@ def _curvature(
     return tree_map(lambda a, b: (a - b) / (2 * delta), ahead, behind)
 
 
-def deal(batch: Batch, ways: int) -> list[Batch]:
-    """`ways` disjoint batches: rows 0, ways, 2·ways … to the first, and so on; a ragged rest is split evenly."""
-    rows = [torch.arange(i, max(len(batch.mask), ways), ways, device=batch.mask.device) for i in range(ways)]
-    parts = []
-    for row in rows:
-        inside = row.clamp(max=len(batch.mask) - 1)  # a way beyond a tiny batch repeats a row behind a zero mask
-        mask = batch.mask[inside] * (row < len(batch.mask)).to(batch.mask.dtype)
+def deal(batch: Batch, *shares: int) -> list[Batch]:
+    """Disjoint batches by turns: of every Σ shares rows, the first go to the first batch, the next to the second, …
+
+    A real row's place in its batch does not depend on the padding behind it, so neither do draws.
+    """
+    parts, cycle, rows, start = [], sum(shares), len(batch.mask), 0
+    for share in shares:
+        size = max(1, rows // cycle * share + min(max(rows % cycle - start, 0), share))
+        turn = torch.arange(size, device=batch.mask.device)
+        row = turn // share * cycle + start + turn % share
+        inside = row.clamp(max=rows - 1)  # a batch that gets nothing repeats a row behind a zero mask
+        mask = batch.mask[inside] * (row < rows).to(batch.mask.dtype)
         parts.append(Batch(batch.x[inside], batch.y[inside], mask))
+        start += share
     return parts
 
 
@@ -206,5 +254,5 @@ def _learning(
     return Pass(step, open=begin, close=lambda carry, here: replace(carry, opt=()), **how)
 
 
-__all__ = ["Loss", "Partition", "Summary", "base", "deal", "descend", "everything", "gather", "head", "meta",
-           "network", "norms", "sample"]  # fmt: skip
+__all__ = ["Loss", "Partition", "Summary", "base", "constrained", "deal", "descend", "everything", "gather", "head",
+           "meta", "network", "norms", "opened", "sample"]  # fmt: skip

@@ -7,7 +7,7 @@ are stored and sent: names survive a reordering, positions do not.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, fields
 from typing import Any, TypeVar, cast, dataclass_transform
 
@@ -85,6 +85,12 @@ def tree_filled(template: Tree, named: dict[str, Any], prefix: str = "") -> Tree
     """`template` with the leaf at each path name taken from `named`; the inverse of `dict(tree_named(...))`."""
     paths = iter([name for name, _ in tree_named(template, prefix)])
     return tree_map(lambda _: named[next(paths)], template)
+
+
+def tree_rebuilt(template: Tree, leaves: Iterable[Any]) -> Tree:
+    """`template` with its leaves replaced one after the other; the inverse of `tree_leaves`."""
+    supply = iter(leaves)
+    return tree_map(lambda _: next(supply), template)
 
 
 def tree_stack(trees: list[Tree]) -> Tree:

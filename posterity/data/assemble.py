@@ -28,6 +28,8 @@ def assemble(pool: Pool, request: Request) -> Federation:
     members = len(order) - late
     train, held, validation, test = ([rows[k] for k in order] for rows in (train, held, validation, test))
     x = parts.standardise(pool.x, train, held, members, pool.scale, found.common)
+    names = tuple(found.names[k] for k in order)
+    y = _spoilt(pool, names, train, seed)
     notes = (*pool.notes, *found.notes, *_remarks(pool, train, held, share, late))
     public = None
     if given:
@@ -37,13 +39,13 @@ def assemble(pool: Pool, request: Request) -> Federation:
         pool.name,
         pool.task,
         x,
-        pool.y,
+        y,
         pool.classes,
         Part.of(train),
         Part.of(validation),
         Part.of(test),
         members,
-        tuple(found.names[k] for k in order),
+        names,
         class_names=pool.class_names,
         common=pool.common if found.common is None else found.common,
         public=public,
@@ -62,6 +64,19 @@ def _check(request: Request, pool: Pool) -> None:
         )
 
 
+def _spoilt(pool: Pool, names: tuple[str, ...], train: list[Tensor], seed: int) -> Tensor:
+    """The labels; those of the outlier's training rows are shuffled, and what it holds out stays as it is."""
+    if pool.outlier is None:
+        return pool.y
+    name = pool.owner_names[pool.outlier]
+    if name not in names:
+        raise DataError(
+            f"outlier {name!r} is none of the clients {', '.join(names[:5])} …; expected one that takes part; keep the "
+            "data's own clients, all of them"
+        )
+    return parts.shuffle_labels(pool.y, train[names.index(name)], seed)
+
+
 def _remarks(pool: Pool, train: list[Tensor], held: list[Tensor], share: float, late: int) -> list[str]:
     notes = []
     if late:
@@ -70,6 +85,8 @@ def _remarks(pool: Pool, train: list[Tensor], held: list[Tensor], share: float, 
         notes.append(f"{untrained} clients have no training data: they are never asked to train")
     if share and (unscored := sum(not len(rows) for rows in held)):
         notes.append(f"{unscored} clients have too little data to hold anything out: they are not scored")
+    if pool.outlier is not None:
+        notes.append(f"outlier: the training labels of {pool.owner_names[pool.outlier]} are shuffled")
     if pool.scale != "none":
         who = "its own" if pool.scale == "client" else "all members'"
         notes.append(f"features are standardised for each client by {who} training rows")

@@ -11,7 +11,17 @@ from typing import Literal, get_args
 import numpy as np
 
 Purpose = Literal[
-    "generate", "subset", "partition", "test partition", "held out", "split", "halve", "newcomers", "public", "clients"
+    "generate",
+    "subset",
+    "partition",
+    "test partition",
+    "held out",
+    "split",
+    "halve",
+    "newcomers",
+    "public",
+    "clients",
+    "outlier",
 ]
 
 

@@ -7,6 +7,7 @@ client one after the other with offsets between them.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 import torch
@@ -27,6 +28,11 @@ class Part:
         """The part in which client k owns the rows `groups[k]`."""
         counts = torch.tensor([0, *(len(g) for g in groups)])
         return Part(torch.cat(groups) if groups else torch.zeros(0, dtype=torch.int64), counts.cumsum(0))
+
+    @cached_property
+    def host(self) -> Tensor:
+        """The offsets on the host."""
+        return self.offsets.cpu()
 
     @property
     def counts(self) -> Tensor:

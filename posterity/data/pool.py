@@ -23,7 +23,8 @@ class Pool:
     """Samples, and what their source knows about them.
 
     A source that decides its own clients says so in `owner`; rows with owner -1 belong to no client. Standardisation
-    is only asked for here (`scale`): it needs the training rows, so it happens after the split.
+    (`scale`) and spoilt labels (`outlier`) are only asked for here: they need the training rows, so they happen after
+    the split.
     """
 
     name: str
@@ -39,6 +40,7 @@ class Pool:
     domain: Tensor | None = None  # (pool,) int64: which dataset of a mix a row comes from
     common: Tensor | None = None  # rows of a test set that belongs to no client
     scale: Scale = "none"
+    outlier: int | None = None  # the owner whose training labels are shuffled, an experiment on robustness
     notes: tuple[str, ...] = ()
 
     def __len__(self) -> int:

@@ -85,6 +85,14 @@ def standardise(
     return x
 
 
+def shuffle_labels(y: Tensor, rows: Tensor, seed: int) -> Tensor:
+    """Labels in which those of `rows` have changed places at random: as many of each class, and nothing to learn."""
+    order = torch.from_numpy(stream(seed, "outlier").permutation(len(rows)))
+    y = y.clone()
+    y[rows] = y[rows[order]]
+    return y
+
+
 def _moments(x: Tensor) -> tuple[Tensor, Tensor]:
     """Mean and sd of each feature in double precision; sd 1 where a feature does not vary."""
     mean, sd = x.double().mean(0), x.double().std(0, correction=0)

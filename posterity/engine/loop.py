@@ -25,18 +25,18 @@ def offer(world: World, state: Tree, clients: Tensor | None, count: int) -> tupl
 
 
 def join(world: World, here: Here) -> Personal:
-    here = at(here, keys.JOIN)
+    here = at(world, here, keys.JOIN)
     return tree_stack([world.method.join(select(here, i)) for i in range(len(here.client))])
 
 
 def start(world: World, here: Here) -> list[Carry]:
-    here = at(here, keys.START)
+    here = at(world, here, keys.START)
     return [Carry(world.method.start(select(here, i)), {}, ()) for i in range(len(here.client))]
 
 
 def work(world: World, passes: tuple[Pass, ...], carries: list[Carry], here: Here, stage: int) -> list[Carry]:
     """Every client through all passes."""
-    here, done = at(here, stage), []
+    here, done = at(world, here, stage), []
     for i, carry in enumerate(carries):
         for number, each in enumerate(passes):
             carry = _walk(world, each, carry, select(here, i), number)
@@ -46,12 +46,13 @@ def work(world: World, passes: tuple[Pass, ...], carries: list[Carry], here: Her
 
 def _walk(world: World, each: Pass, carry: Carry, here: Here, number: int) -> Carry:
     here = replace(here, key=fold(here.key, number), kept=carry.kept)
-    plan = make_plan(each, world.part(each.on), here.client[None], here.key[None])
-    here = replace(here, steps=plan.steps[0])
+    ids = here.client[None].cpu()
+    plan = make_plan(each, world.part(each.on), ids, here.key[None], world.recordings)
+    here = replace(here, steps=plan.steps[0].to(here.key.device))
     carry = each.open(carry, here)
     step_keys = fold(here.key, torch.arange(plan.length(), device=here.key.device))
     for step in range(plan.length()):
-        rows, real = plan.rows(step, 1)
+        (rows,), (real,) = plan.rows(step, step + 1, 1)
         width = max(1, int(real.sum()))  # no padding here: the masks of `stacked` must make no difference
         now = replace(here, step=torch.full_like(here.step, step), key=step_keys[step])
         after = each.step(carry, world.batch(rows[0, :width], real[0, :width]), now)
@@ -60,7 +61,7 @@ def _walk(world: World, each: Pass, carry: Carry, here: Here, number: int) -> Ca
 
 
 def message(world: World, carries: list[Carry], here: Here) -> tuple[Message, Personal]:
-    here = at(here, keys.MESSAGE)
+    here = at(world, here, keys.MESSAGE)
     pairs = [world.method.message(carry, replace(select(here, i), kept=carry.kept)) for i, carry in enumerate(carries)]
     return tree_stack([m for m, _ in pairs]), tree_stack([p for _, p in pairs])
 
@@ -72,7 +73,7 @@ def losses(carries: list[Carry]) -> Tensor | None:
 
 def predict(world: World, carries: list[Carry], here: Here, part: Part) -> list[Tensor]:
     """Outputs for each client's rows of `part`."""
-    here, outputs = at(here, keys.PREDICT), []
+    here, outputs = at(world, here, keys.PREDICT), []
     for i, (carry, client) in enumerate(zip(carries, here.client.tolist(), strict=True)):
         me = replace(select(here, i), kept=carry.kept)
         chunks = [

@@ -1,7 +1,11 @@
-"""The samples of every step of a pass, for a block of clients: in the same order alone or in company."""
+"""The samples of every step of a pass, for a block of clients: in the same order alone or in company.
+
+Counts are known to the host, so that planning never waits for the device; only the order is drawn there.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -11,6 +15,9 @@ from posterity.core.draw import fold, threefry
 from posterity.core.method import Pass
 from posterity.data.federation import Part
 from posterity.engine.keys import ORDER
+from posterity.engine.record import Recordings, play, send
+
+ENTRIES = 2**22  # of the rows that are laid out at once
 
 
 @dataclass(frozen=True)
@@ -24,8 +31,10 @@ class Plan:
     playlist: Tensor  # rows of the pool
     start: Tensor  # (m,)
     count: Tensor  # (m,) samples of each client in this part
-    steps: Tensor  # (m,)
+    counts: Tensor  # (m,) the same, on the host
+    steps: Tensor  # (m,) on the host
     batch: int  # width of a batch
+    longest: int  # steps that any client of the federation could have
 
     def length(self) -> int:
         """Steps until the last client has finished."""
@@ -33,24 +42,69 @@ class Plan:
 
     def active(self) -> list[int]:
         """How many clients still work at each step, when they are sorted by falling number of steps."""
-        steps = self.steps.cpu()  # one wait for the device, not one per step
-        busy = (steps[None, :] > torch.arange(self.length())[:, None]).sum(1).tolist()
-        return [len(steps), *busy[1:]]
+        steps = self.steps.flip(0).contiguous()  # rising
+        busy = len(steps) - torch.searchsorted(steps, torch.arange(self.length()), right=True)
+        return [len(steps), *busy[1:].tolist()]
 
-    def rows(self, step: int, clients: int) -> tuple[Tensor, Tensor]:
-        """Rows of the pool (clients, batch) of the first clients at a step, and which are real."""
+    def idle(self) -> Tensor | None:
+        """Which clients have no data (m,); None if all have some."""
+        return self.count == 0 if bool((self.counts == 0).any()) else None
+
+    def rows(self, first: int, last: int, clients: int) -> tuple[Tensor, Tensor]:
+        """Rows of the pool (steps, clients, batch) of the first clients at steps first … last-1, and which are real."""
         count = self.count[:clients]
         per_epoch = torch.div(count + self.batch - 1, self.batch, rounding_mode="floor").clamp(min=1)
-        epoch, place = step // per_epoch, (step % per_epoch) * self.batch
+        step = torch.arange(first, last, device=count.device)[:, None]  # (steps, 1)
+        epoch, place = step // per_epoch, (step % per_epoch) * self.batch  # (steps, clients)
         width = torch.arange(self.batch, device=count.device)
-        real = (place[:, None] + width) < count[:, None]
-        index = (self.start[:clients] + epoch * count + place)[:, None] + torch.where(real, width, 0)
+        real = (place[..., None] + width) < count[:, None]
+        index = (self.start[:clients] + epoch * count + place)[..., None] + torch.where(real, width, 0)
         return self.playlist[index.clamp(max=len(self.playlist) - 1)], real  # padding repeats a real row
 
 
-def make_plan(work: Pass, part: Part, clients: Tensor, keys: Tensor) -> Plan:
-    """Plan a pass for `clients` (m,) whose pass keys are `keys` (m, 2)."""
-    count = part.counts[clients]
+@dataclass(frozen=True)
+class Leg:
+    """Steps first … last-1, all taken with a recording for `size` clients."""
+
+    first: int
+    last: int
+    size: int
+    ragged: bool  # some of them finish before
+
+
+def rung(active: int, most: int, part: int = 5) -> int:
+    """The recorded size that carries `active` clients: one by one, then in steps of a `part`th; at most `most`."""
+    size = 1
+    while size < active:
+        size += max(1, size // part)
+    return min(size, most)
+
+
+def legs(active: list[int], batch: int, part: int = 5) -> Iterator[Leg]:
+    """The steps of a pass in stretches of one size; the first step by itself, for it may begin what is kept."""
+    sizes = [rung(a, active[0], part) for a in active]
+    first = 0
+    for step in range(1, len(active) + 1):
+        most = max(1, ENTRIES // (sizes[first] * batch))
+        if step == 1 or step == len(active) or sizes[step] != sizes[first] or step - first >= most:
+            yield Leg(first, step, sizes[first], active[step - 1] < sizes[first])
+            first = step
+
+
+@dataclass(frozen=True)
+class Layout:
+    """All entries of all playlists, client by client and epoch by epoch."""
+
+    group: Tensor  # (groups,) client of each (client, epoch)
+    turn: Tensor  # (groups,) its epoch
+    mine: Tensor  # (N,) group of each entry
+    slot: Tensor  # (N,) place of the entry within the epoch
+    base: Tensor  # (N,) where its client's rows begin in the part
+
+
+def make_plan(work: Pass, part: Part, clients: Tensor, keys: Tensor, recordings: Recordings) -> Plan:
+    """Plan a pass for `clients` (m,), given on the host, whose pass keys are `keys` (m, 2)."""
+    count = part.host.diff()[clients]
     widest = max(1, int(count.max()))  # a wider batch would only be padding
     batch = widest if work.batch is None else min(work.batch, widest)
     per_epoch = torch.div(count + batch - 1, batch, rounding_mode="floor")
@@ -60,21 +114,47 @@ def make_plan(work: Pass, part: Part, clients: Tensor, keys: Tensor) -> Plan:
     epochs = torch.div(steps + per_epoch - 1, per_epoch.clamp(min=1), rounding_mode="floor").clamp(min=0)
     length = count * epochs  # entries of each client's playlist
     start = length.cumsum(0) - length
-    owner = torch.repeat_interleave(torch.arange(len(clients), device=count.device), length)
-    place = torch.arange(int(length.sum()), device=count.device) - start[owner]
-    epoch, slot = torch.div(place, count[owner], rounding_mode="floor"), place % count[owner].clamp(min=1)
-    if work.shuffle and len(owner):
-        slot = _shuffled(keys, owner, epoch, slot, epochs)
-    playlist = part.rows[part.offsets[clients[owner]] + slot] if len(owner) else part.rows.new_zeros(1)
-    return Plan(playlist, start, count, steps, batch)
+    if int(length.sum()):
+        playlist = _playlist(work, part, clients, count, epochs, keys, recordings)
+    else:
+        playlist = part.rows.new_zeros(1)
+    longest = -(-int(part.host.diff().max()) // batch) * work.epochs
+    longest = longest if work.most is None else min(longest, work.most)
+    on_device = send(torch.stack((start, count)), keys.device)
+    return Plan(playlist, on_device[0], on_device[1], count, steps, batch, longest)
 
 
-def _shuffled(keys: Tensor, owner: Tensor, epoch: Tensor, slot: Tensor, epochs: Tensor) -> Tensor:
-    """The slots of each (client, epoch) in an order that depends on its key, the epoch and nothing else."""
-    first = epochs.cumsum(0) - epochs
-    group = torch.repeat_interleave(torch.arange(len(epochs), device=owner.device), epochs)  # client of each group
-    turn = torch.arange(len(group), device=owner.device) - first[group]
+def _playlist(
+    work: Pass, part: Part, clients: Tensor, count: Tensor, epochs: Tensor, keys: Tensor, recordings: Recordings
+) -> Tensor:
+    """The rows of all clients in the order in which they are seen; the layout of the last cohort is kept."""
+    last = recordings.entry(work, "layout", part.rows.data_ptr())
+    asked = torch.stack((clients, epochs))
+    if last.value is None or not torch.equal(last.value[0], asked):
+        last.value = (asked, _lay_out(count, epochs, part.host[clients], keys.device))
+    layout: Layout = last.value[1]
+    if not work.shuffle:
+        return part.rows[layout.base + layout.slot]
+    trees = (keys, part.rows, layout.group, layout.turn, layout.mine, layout.slot, layout.base)
+    playlist: Tensor = play(recordings, make_plan, "order", _ordered, *trees)
+    return playlist
+
+
+def _lay_out(count: Tensor, epochs: Tensor, offset: Tensor, device: torch.device) -> Layout:
+    group = torch.repeat_interleave(torch.arange(len(epochs)), epochs)
+    turn = torch.arange(len(group)) - (epochs.cumsum(0) - epochs)[group]
+    size = count[group]
+    mine = torch.repeat_interleave(torch.arange(len(group)), size)
+    slot = torch.arange(len(mine)) - (size.cumsum(0) - size)[mine]
+    groups, entries = send(torch.stack((group, turn)), device), send(torch.stack((mine, slot)), device)
+    base = send(offset, device)[groups[0][entries[0]]]
+    return Layout(groups[0], groups[1], entries[0], entries[1], base)
+
+
+def _ordered(
+    keys: Tensor, rows: Tensor, group: Tensor, turn: Tensor, mine: Tensor, slot: Tensor, base: Tensor
+) -> Tensor:
+    """The rows of each (client, epoch) in an order that depends on its key, the epoch and nothing else."""
     group_keys = fold(fold(keys, ORDER)[group], turn)  # (groups, 2)
-    mine = first[owner] + epoch
     lot, _ = threefry(group_keys[mine], slot, torch.zeros_like(slot))
-    return slot[torch.argsort((mine << 32) | lot, stable=True)]
+    return rows[base + slot[torch.argsort((mine << 32) | lot, stable=True)]]

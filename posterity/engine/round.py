@@ -13,15 +13,16 @@ from torch.func import grad, vmap
 
 from posterity.core.draw import fold
 from posterity.core.method import Carry, Facts, Here, Message, Now, Params
-from posterity.core.monoid import acceptable, fold_stack, merge
+from posterity.core.monoid import acceptable, fold_stack, merge, message_bytes
 from posterity.core.tree import Tree, tree_bytes, tree_finite, tree_like, tree_map, tree_rows
+from posterity.core.wire import wire_bytes
 from posterity.data.federation import Part
-from posterity.engine import keys, loop, stacked
+from posterity.engine import compiled, graph, keys, loop, stacked
+from posterity.engine.record import send
 from posterity.engine.store import Store
 from posterity.engine.world import World, arrive, at, select
 
-ENGINES: dict[str, ModuleType] = {"loop": loop, "stacked": stacked}
-COPIES = 8  # of a client's parameters that live at once in a stacked step: value, gradient, optimiser, temporaries
+ENGINES: dict[str, ModuleType] = {"loop": loop, "stacked": stacked, "graph": graph, "compiled": compiled}
 ACTIVATIONS = 24  # numbers kept per input number of a batch, where nobody has measured it
 
 
@@ -58,7 +59,7 @@ def choose_engine(name: str, model: Any, x: Tensor, params: Params) -> tuple[Mod
         name = "loop" if reasons else "stacked"
     if name not in ENGINES:
         raise ValueError(f"engine {name!r} is unknown; possible: auto, {', '.join(ENGINES)}")
-    if name == "stacked" and reasons:
+    if name != "loop" and reasons:
         raise ValueError(f"the model cannot be stacked ({'; '.join(reasons)}): use --engine loop or auto")
     return ENGINES[name], "; ".join(reasons)
 
@@ -117,11 +118,11 @@ def able(world: World) -> Tensor:
 
 def blocks(world: World, clients: Tensor, passes: Any = ()) -> Iterator[Tensor]:
     """`clients` from the largest to the smallest, in blocks whose stacked copies fit into the memory allowed."""
-    counts = world.federation.train.counts[clients]
-    clients = clients[torch.argsort(counts, descending=True, stable=True)]
+    counts = world.federation.train.host.diff()[clients.cpu()]
+    clients = clients[send(torch.argsort(counts, descending=True, stable=True), clients.device)]
     sample = world.federation.x[0].numel() * world.federation.x.element_size()
-    width = max([p.batch or int(counts.max()) for p in passes] or [1])
-    each = COPIES * tree_bytes(world.initial) + (2 * world.sample or ACTIVATIONS * sample) * width
+    held, row = tree_bytes(world.initial), 2 * world.sample or ACTIVATIONS * sample
+    each = max([p.copies * held + row * (p.batch or int(counts.max())) for p in passes] or [8 * held + row])
     yield from torch.split(clients, max(1, min(len(clients), world.memory // each)))
 
 
@@ -136,40 +137,70 @@ def meet(
     return replace(here, personal=personal), (shared, own)
 
 
-def train_round(
-    world: World, engine: ModuleType, state: Tree, store: Store, cohort: Tensor, round: int, rounds: int
-) -> tuple[Tree, Log]:
-    """One round of training. Records and messages are committed together, after every block has been collected."""
-    method, passes = world.method, world.method.passes()
+@dataclass
+class Harvest:
+    """What the visits of a round brought home to this process."""
+
     total: Message | None = None
-    pending: list[tuple[Tensor, Tree]] = []
-    refused: list[Refusal] = []
-    losses = torch.zeros(2, dtype=torch.float64)
-    up = down = 0
+    records: list[tuple[Tensor, Tree]] = field(default_factory=list)
+    refused: list[Refusal] = field(default_factory=list)
+    losses: Tensor = field(default_factory=lambda: torch.zeros(2, dtype=torch.float64))  # loss x samples, samples
+    bytes_up: int = 0
+    bytes_down: int = 0
+
+    @property
+    def accepted(self) -> int:
+        return sum(len(clients) for clients, _ in self.records)
+
+
+def visit(world: World, engine: ModuleType, state: Tree, store: Store, cohort: Tensor, round: int) -> Harvest:
+    """Every client of the cohort works and sends; nothing is written yet."""
+    passes, harvest = world.passes(), Harvest()
     for clients in blocks(world, cohort, passes) if len(cohort) else ():
         here, offered = meet(world, engine, state, store, clients, round)
         carry = engine.work(world, passes, engine.start(world, here), here, keys.TRAIN)
         sent, records = engine.message(world, carry, here)
-        down += (tree_bytes(offered[0]) * len(clients)) + tree_bytes(offered[1])
-        up += tree_bytes(sent)
-        good = _accepted(sent, records, len(clients))
-        refused += [Refusal(int(c), "not finite or outside its declared range") for c in clients[~good]]
-        if bool(good.any()):
-            part = fold_stack(sent if bool(good.all()) else tree_rows(sent, good))
-            total = part if total is None else merge(total, part)
-            pending.append((clients[good], tree_rows(records, good)))
-            seen = engine.losses(carry)
-            losses += 0 if seen is None else seen[good].sum(0).double().cpu()
-    accepted = sum(len(c) for c, _ in pending)
-    facts = {"loss": float(losses[0] / losses[1]) if losses[1] else float("nan"), "bytes_up": up, "bytes_down": down}
-    if total is None:
-        return state, Log(round, len(cohort), 0, tuple(refused), **facts)  # type: ignore[arg-type]
-    now = Now(round, rounds, fold(fold(world.root, keys.SERVER), round), accepted, _public(world))
-    state = tree_like(method.combine(state, total, now), state)
-    for clients, records in pending:  # only now: if `combine` fails, the records stay as they were too
+        harvest.bytes_down += wire_bytes(offered[0]) * len(clients) + wire_bytes(offered[1])
+        harvest.bytes_up += message_bytes(sent)
+        part, seen, good = fold_stack(sent), engine.losses(carry), _accepted(sent, records, len(clients))
+        if not bool(good.all()):  # the only place where the host waits for the clients
+            harvest.refused += [Refusal(int(c), "not finite or outside its declared range") for c in clients[~good]]
+            if not bool(good.any()):
+                continue
+            sent, records, clients = tree_rows(sent, good), tree_rows(records, good), clients[good]
+            part, seen = fold_stack(sent), None if seen is None else seen[good]
+        harvest.total = part if harvest.total is None else merge(harvest.total, part)
+        harvest.records.append((clients, records))
+        harvest.losses += 0 if seen is None else seen.sum(0).double().cpu()
+    return harvest
+
+
+def train_round(
+    world: World, engine: ModuleType, state: Tree, store: Store, cohort: Tensor, round: int, rounds: int
+) -> tuple[Tree, Log]:
+    """One round of training. Records and messages are committed together, after every block has been collected."""
+    harvest = visit(world, engine, state, store, world.ranks.share(cohort), round)
+    log = _log(world, harvest, round, len(cohort))
+    if not log.accepted:
+        return state, log
+    total, root = world.ranks.total(harvest.total)
+    report: dict[str, Tensor] = {}
+    if total is not None:
+        now = Now(round, rounds, fold(fold(world.root, keys.SERVER), round), log.accepted, _public(world))
+        state = tree_like(world.method.combine(state, total, now), state)
+        report = world.method.report(state, total)
+    state = world.ranks.share_out(state, root)
+    for clients, records in harvest.records:  # only now: if `combine` fails, the records stay as they were too
         store.write(clients, records)
-    report = {name: float(value) for name, value in method.report(state, total).items()}
-    return state, Log(round, len(cohort), accepted, tuple(refused), **facts, report=report)  # type: ignore[arg-type]
+    return state, replace(log, report={name: float(value) for name, value in report.items()})
+
+
+def _log(world: World, harvest: Harvest, round: int, cohort: int) -> Log:
+    """The round in numbers, over all processes."""
+    mine = [harvest.accepted, *harvest.losses.tolist(), harvest.bytes_up, harvest.bytes_down]
+    accepted, loss, samples, up, down = (sum(world.ranks.tell(float(number))) for number in mine)
+    mean = loss / samples if samples else float("nan")
+    return Log(round, cohort, int(accepted), tuple(harvest.refused), mean, int(up), int(down))
 
 
 def score(
@@ -190,29 +221,30 @@ def score(
     after the round's own passes. Nothing is written: not the records, not the state.
     """
     method = world.method
-    adapt = method.adapt((method.adaptation if epochs is None else epochs) if point == "adapted" else 0)
-    passes = method.passes() if point == "trained" else ()
+    adapt = world.passes((method.adaptation if epochs is None else epochs) if point == "adapted" else 0)
+    passes = world.passes() if point == "trained" else ()
     place = {int(c): i for i, c in enumerate(clients)}
     outputs: list[list[Tensor]] = [[torch.empty(0)] * len(clients) for _ in parts]
-    for group in blocks(world, clients, (*passes, *adapt)):
+    mine = world.ranks.share(clients)
+    for group in blocks(world, mine, (*passes, *adapt)) if len(mine) else ():
         here, _ = meet(world, engine, state, store, group, round, strangers)
         carry = engine.work(world, passes, engine.start(world, here), here, keys.TRAIN)
         carry = engine.work(world, adapt, carry, here, keys.SCORE)
         for slot, part in enumerate(parts):
             for client, output in zip(group.tolist(), engine.predict(world, carry, here, part), strict=True):
                 outputs[slot][place[client]] = output
-    return outputs
+    return [world.ranks.joined(each, clients) for each in outputs]
 
 
 def personal_model(world: World, state: Tree, store: Store, client: int, round: int, point: str) -> tuple[Carry, Here]:
     """One client's carry and `here` at an evaluation point: what `predict` needs."""
     strangers, index = client >= world.federation.members, torch.tensor([client])
     here, _ = meet(world, loop, state, store, index.to(world.root.device), round, strangers)
-    passes = world.method.passes() if point == "trained" else ()
+    passes = world.passes() if point == "trained" else ()
     trained = loop.work(world, passes, loop.start(world, here), here, keys.TRAIN)
-    adapt = world.method.adapt(world.method.adaptation if point == "adapted" else 0)
+    adapt = world.passes(world.method.adaptation if point == "adapted" else 0)
     carry = loop.work(world, adapt, trained, here, keys.SCORE)[0]
-    return carry, replace(select(at(here, keys.PREDICT), 0), kept=carry.kept)
+    return carry, replace(select(at(world, here, keys.PREDICT), 0), kept=carry.kept)
 
 
 def _accepted(sent: Message, records: Tree, count: int) -> Tensor:

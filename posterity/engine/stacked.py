@@ -6,21 +6,25 @@ and nothing is wasted. The tail that has finished is cut off once and put back a
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.func import vmap
 
-from posterity.core.draw import fold
-from posterity.core.method import Carry, Here, Message, Pass, Personal
+from posterity.core.method import Carry, Here, Message, Pass, Personal, keep
 from posterity.core.tree import Tree, tree_cat, tree_map, tree_rows
 from posterity.data.federation import Part
 from posterity.engine import keys
 from posterity.engine.plan import Plan, make_plan
+from posterity.engine.record import send
 from posterity.engine.world import PREDICT_ROWS, World, at, over, select, solid
 
 name = "stacked"
+Apply = Callable[..., Any]  # (world, function, here, *stacks)
+Stepping = Callable[[World, Pass, Carry, Here, Plan], Carry]
 
 
 def offer(world: World, state: Tree, clients: Tensor | None, count: int) -> tuple[Tree, Tree]:
@@ -31,52 +35,70 @@ def offer(world: World, state: Tree, clients: Tensor | None, count: int) -> tupl
     return vmap(world.method.offer, in_dims=(None, 0), out_dims=(None, 0))(state, clients)  # type: ignore[arg-type]
 
 
-def join(world: World, here: Here) -> Personal:
-    return solid(over(world.method.join, at(here, keys.JOIN)))
+def apply(world: World, function: Callable[..., Any], here: Here, *stacks: Any) -> Any:
+    """`function(*stacks, here)` for every client at once."""
+    return over(function, here, *stacks)
 
 
-def start(world: World, here: Here) -> Carry:
-    return Carry(solid(over(world.method.start, at(here, keys.START))), {}, ())
+def join(world: World, here: Here, apply: Apply = apply) -> Personal:
+    return solid(apply(world, world.method.join, at(world, here, keys.JOIN)))
+
+
+def start(world: World, here: Here, apply: Apply = apply) -> Carry:
+    return Carry(solid(apply(world, world.method.start, at(world, here, keys.START))), {}, ())
 
 
 def work(world: World, passes: tuple[Pass, ...], carry: Carry, here: Here, stage: int) -> Carry:
     """Every client through all passes."""
-    here = at(here, stage)
+    return walk(world, passes, carry, at(world, here, stage), apply, take_steps)
+
+
+def walk(world: World, passes: tuple[Pass, ...], carry: Carry, here: Here, apply: Apply, stepping: Stepping) -> Carry:
+    """Every client through all passes; `apply` maps a function over clients, `stepping` takes the steps of a pass."""
+    ids = here.client.cpu()  # once, before there is anything to wait for
     for number, each in enumerate(passes):
         here = replace(here, kept=carry.kept)
-        carry = _walk(world, each, carry, replace(here, key=fold(here.key, number)))
+        carry = _walk(world, each, carry, replace(here, key=world.fold(here.key, number)), ids, apply, stepping)
     return carry
 
 
-def _walk(world: World, each: Pass, carry: Carry, here: Here) -> Carry:
-    plan = make_plan(each, world.part(each.on), here.client, here.key)
-    order = torch.argsort(plan.steps, descending=True, stable=True)
+def _walk(world: World, each: Pass, carry: Carry, here: Here, ids: Tensor, apply: Apply, stepping: Stepping) -> Carry:
+    counts = world.part(each.on).host.diff()[ids]
+    order = torch.argsort(counts, descending=True, stable=True)  # who has more samples has no fewer steps
     if bool((order.diff() != 1).any()):  # this pass wants another order than the block's
-        back = torch.argsort(order)
-        return tree_rows(_walk(world, each, tree_rows(carry, order), select(here, order)), back)
-    here = replace(here, steps=plan.steps)
-    carry = solid(over(each.open, here, carry))
-    carry = _steps(world, each, carry, here, plan)
-    return over(each.close, here, carry)
+        there, back = send(order, here.key.device), send(torch.argsort(order), here.key.device)
+        carry, here = tree_rows(carry, there), select(here, there)
+        return tree_rows(_walk(world, each, carry, here, ids[order], apply, stepping), back)
+    plan = make_plan(each, world.part(each.on), ids, here.key, world.recordings)
+    here = replace(here, steps=send(plan.steps, here.key.device))
+    if each.open is not keep:
+        carry = solid(apply(world, each.open, here, carry))
+    carry = stepping(world, each, carry, here, plan)
+    return carry if each.close is keep else apply(world, each.close, here, carry)
 
 
-def _steps(world: World, each: Pass, carry: Carry, here: Here, plan: Plan) -> Carry:
-    length = plan.length()
-    step_keys = fold(here.key[:, None], torch.arange(length, device=here.key.device))  # (m, steps, 2)
+def take_steps(world: World, each: Pass, carry: Carry, here: Here, plan: Plan) -> Carry:
+    """All steps of a pass, one call of the mapped function each."""
+    step_keys = step_keys_of(world, here.key, 0, plan.length())  # (steps, m, 2)
     finished: list[Carry] = []
-    empty = plan.count == 0 if bool((plan.count == 0).any()) else None
+    empty = plan.idle()
     for step, active in enumerate(plan.active()):
         if active < len(here.client):
             finished.append(tree_rows(carry, slice(active, None)))
             carry, here = tree_rows(carry, slice(active)), select(here, slice(active))
-        rows, real = plan.rows(step, active)
-        now = replace(here, step=torch.full_like(here.step, step), key=step_keys[:active, step])
+        (rows,), (real,) = plan.rows(step, step + 1, active)
+        now = replace(here, step=torch.full_like(here.step, step), key=step_keys[step, :active])
         after = over(each.step, now, carry, world.batch(rows, real))
-        carry = after if step or empty is None else _unmoved(carry, after, empty)
+        carry = after if step or empty is None else unmoved(carry, after, empty)
     return tree_cat([carry, *reversed(finished)])
 
 
-def _unmoved(before: Carry, after: Carry, empty: Tensor) -> Carry:
+def step_keys_of(world: World, key: Tensor, first: int, last: int) -> Tensor:
+    """Keys (steps, m, 2) of the steps first … last-1."""
+    return world.fold(key, torch.arange(first, last, device=key.device)[:, None])
+
+
+def unmoved(before: Carry, after: Carry, empty: Tensor) -> Carry:
     """`after`, but clients without data keep their leaves: weight decay must not move them."""
     params, opt = (
         tree_map(
@@ -89,9 +111,9 @@ def _unmoved(before: Carry, after: Carry, empty: Tensor) -> Carry:
     return Carry(params, after.kept, opt)
 
 
-def message(world: World, carry: Carry, here: Here) -> tuple[Message, Personal]:
-    here = at(replace(here, kept=carry.kept), keys.MESSAGE)
-    return solid(over(world.method.message, here, carry))
+def message(world: World, carry: Carry, here: Here, apply: Apply = apply) -> tuple[Message, Personal]:
+    here = at(world, replace(here, kept=carry.kept), keys.MESSAGE)
+    return solid(apply(world, world.method.message, here, carry))
 
 
 def losses(carry: Carry) -> Tensor | None:
@@ -99,20 +121,20 @@ def losses(carry: Carry) -> Tensor | None:
     return carry.kept.get("loss")
 
 
-def predict(world: World, carry: Carry, here: Here, part: Part) -> list[Tensor]:
+def predict(world: World, carry: Carry, here: Here, part: Part, apply: Apply = apply) -> list[Tensor]:
     """Outputs for each client's rows of `part`."""
-    here = at(replace(here, kept=carry.kept), keys.PREDICT)
+    here = at(world, replace(here, kept=carry.kept), keys.PREDICT)
     look = Pass(step=lambda carry, batch, here: carry, batch=PREDICT_ROWS, shuffle=False)
-    plan = make_plan(look, part, here.client, here.key)
-    order = torch.argsort(plan.steps, descending=True, stable=True)
-    carry, here = tree_rows(carry, order), select(here, order)
-    plan = make_plan(look, part, here.client, here.key)
+    ids = here.client.cpu()
+    order = torch.argsort(part.host.diff()[ids], descending=True, stable=True)
+    carry, here = (tree_rows(carry, send(order, here.key.device)), select(here, send(order, here.key.device)))
+    plan = make_plan(look, part, ids[order], here.key, world.recordings)
     chunks: list[list[Tensor]] = [[] for _ in here.client]
-    counts = plan.count.tolist()
+    counts = plan.counts.tolist()
     for step, active in enumerate(plan.active()):
-        rows, _ = plan.rows(step, active)
-        some = replace(select(here, slice(active)), key=fold(here.key[:active], step))
-        outputs = over(world.method.predict, some, tree_rows(carry, slice(active)), world.federation.x[rows])
+        (rows,), _ = plan.rows(step, step + 1, active)
+        some = replace(select(here, slice(active)), key=world.fold(here.key[:active], step))
+        outputs = apply(world, world.method.predict, some, tree_rows(carry, slice(active)), world.federation.x[rows])
         for i in range(active):
             chunks[i].append(outputs[i, : max(0, min(PREDICT_ROWS, counts[i] - step * PREDICT_ROWS))])
     inverse = torch.argsort(order).tolist()

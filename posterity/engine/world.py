@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,10 +12,12 @@ from torch import Tensor
 from torch.func import vmap
 
 from posterity.core.draw import fold
-from posterity.core.method import Batch, Here, Method, Params
+from posterity.core.method import Batch, Here, Method, Params, Pass
 from posterity.core.tree import Tree, tree_map, tree_rows
 from posterity.data.federation import Federation, Part
 from posterity.engine.keys import client_keys
+from posterity.engine.ranks import Ranks
+from posterity.engine.record import Recordings, play
 
 PREDICT_ROWS = 128  # samples of one client that are predicted at once; part of the draws of methods with noise
 
@@ -30,10 +33,24 @@ class World:
     root: Tensor  # (2,) root key
     memory: int = 2**30  # bytes that a block of stacked clients may take
     sample: int = 0  # bytes that one sample leaves behind for the backward pass; 0 = guess (see `blocks`)
+    ranks: Ranks = Ranks()  # the processes that share the work
+    recordings: Recordings = field(default_factory=Recordings, repr=False, compare=False)
 
     @property
     def dtype(self) -> torch.dtype:
         return next(iter(self.initial.values())).dtype
+
+    def passes(self, epochs: int | None = None) -> tuple[Pass, ...]:
+        """The passes of a round, or of `adapt(epochs)`: made once, so that their recordings are found again."""
+        make = self.method.passes if epochs is None else partial(self.method.adapt, epochs)
+        made: tuple[Pass, ...] = self.recordings.once(self.method, ("passes", epochs), make)
+        return made
+
+    def fold(self, key: Tensor, data: int | Tensor) -> Tensor:
+        """`fold`, recorded: a key is a hundred small operators."""
+        number = data if isinstance(data, Tensor) else torch.full((), data, dtype=torch.int64, device=key.device)
+        folded: Tensor = play(self.recordings, fold, "fold", fold, key, number)
+        return folded
 
     def part(self, name: str) -> Part:
         return {"train": self.federation.train, "validation": self.federation.validation}[name]
@@ -53,6 +70,7 @@ def select(here: Here, index: Any) -> Here:
 def arrive(world: World, clients: Tensor, round: int, shared: Tree, own: Tree) -> Here:
     """The stacked `here` of clients that have just received the broadcast."""
     count = world.federation.train.counts[clients]
+    number = clients.new_full((), round)
     return Here(
         shared=shared,
         own=own,
@@ -62,16 +80,16 @@ def arrive(world: World, clients: Tensor, round: int, shared: Tree, own: Tree) -
         n=count.to(world.dtype),
         steps=torch.zeros_like(clients),
         step=clients.new_zeros(()),
-        round=clients.new_full((), round),
-        key=client_keys(world.root, clients, round),
+        round=number,
+        key=play(world.recordings, client_keys, "client", client_keys, world.root, clients, number),
         initial=world.initial,
         model=world.model,
     )
 
 
-def at(here: Here, stage: int) -> Here:
+def at(world: World, here: Here, stage: int) -> Here:
     """`here` with the key of a stage of the visit."""
-    return replace(here, key=fold(here.key, stage))
+    return replace(here, key=world.fold(here.key, stage))
 
 
 def over(function: Callable[..., Any], here: Here, *stacks: Any) -> Any:

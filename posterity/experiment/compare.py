@@ -158,4 +158,4 @@ def _finished(path: Path) -> bool:
 
 
 def _safe(name: str) -> str:
-    return name.replace(":", "-").replace("/", "-")
+    return name.replace(":", "-").replace("/", "-").replace("@", "-")

@@ -16,7 +16,7 @@ LOCAL = {"local_epochs": "epochs", "local_steps": "steps", "batch_size": "batch"
 
 @dataclass(frozen=True)
 class Config:
-    method: str = hyper("pfedvmp", "method, with wrappers as suffixes (fedavg+ft), or package.module:Class")
+    method: str = hyper("pfedvmp", "method, with suffixes (fedavg+ft, pfedvmp@paper), or package.module:Class")
     dataset: str = hyper("digits", "dataset by name, a mix (a+b), or the path of your own data")
     target: str | None = hyper(None, "column of the label in your own table")
     client_column: str | None = hyper(None, "column that says whose row it is")
@@ -41,7 +41,7 @@ class Config:
     participation: str = hyper("all", "who takes part in a round: all, 10, 10% or p:0.3")
     seed: int = hyper(0, "moves partition, initial model and batches together")
     data_seed: int | None = hyper(None, "fixes the partition whatever the seed")
-    engine: str = hyper("auto", "how clients run", "", ("auto", "loop", "stacked"))
+    engine: str = hyper("auto", "how clients run", "", ("auto", "loop", "stacked", "graph", "compiled"))
     device: str = hyper("cpu", "cpu or cuda")
     dtype: str = hyper("float32", "precision of the clients", "", ("float32", "float64"))
     evaluate_every: int | None = hyper(None, "rounds between evaluations (default: a twentieth of the rounds)")

@@ -5,15 +5,17 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from posterity.core.tree import Tree, tree_map
+from posterity.core.tree import Tree, tree_filled, tree_map, tree_named, tree_rows
 from posterity.data.federation import Federation
 from posterity.engine.cohort import Participation
+from posterity.engine.ranks import started_first
 from posterity.engine.round import Log, able, first_state, meet, train_round
 from posterity.engine.store import Mapped, Memory
 from posterity.evaluate import share_of_zeros
@@ -41,7 +43,7 @@ def start_run(
     """Run an experiment; with `out`, everything is written there as it happens."""
     Participation.parse(config.participation)
     setup = set_up(config, federation, model)
-    if out is None:
+    if out is None or not setup.world.ranks.leads:
         return Journey(config, setup, None, watch).go()
     if (out / files.CONFIG).exists():
         raise ValueError(f"{out} already holds a run: go on with 'posterity resume {out}', or give another --out")
@@ -58,7 +60,7 @@ def resume_run(out: Path, watch: Watch = silent, federation: Federation | None =
     if not (out / files.CONFIG).exists():
         raise ValueError(f"{out} holds no run (there is no {files.CONFIG} in it)")
     config = from_table(read_toml(out / files.CONFIG))
-    with files.locked(out):
+    with files.locked(out) if started_first() else nullcontext():
         facts = files.read_json(out / files.RUN)
         torch.set_num_threads(facts["threads"])  # sums in other pieces round otherwise
         setup = set_up(config, federation, model)
@@ -89,6 +91,7 @@ class Journey:
         self.participation = Participation.parse(config.participation)
         self.round, self.commit, self.seconds = 0, 0, 0.0
         self.lines: list[dict[str, Any]] = []
+        self.writes = out is not None and world.ranks.leads
         self.store: Memory | Mapped = Memory(world.federation.clients, world.root.device)
         if config.store == "disk":
             if out is None:
@@ -110,7 +113,7 @@ class Journey:
             self._keep(lines, time.perf_counter() - begun)
             self.watch(self.round, config.rounds, lines)
         result = Result(config, self.setup, self.state, self.store, self.lines, self.round, self.out)
-        if self.out is not None:
+        if self.writes:
             self._finish()
         return result
 
@@ -136,13 +139,17 @@ class Journey:
 
     def _keep(self, lines: list[dict[str, Any]], elapsed: float) -> None:
         """Append the round's lines; write a checkpoint when writing has become cheap enough, and at the end."""
-        if self.out is None:
-            return
-        length = files.append_lines(self.out / files.METRICS, lines)
-        worth = self.spent <= WRITING * (elapsed - self.since)
-        if not worth and self.round < self.config.rounds:
+        ranks, length = self.setup.world.ranks, 0
+        if self.writes:
+            assert self.out is not None
+            length = files.append_lines(self.out / files.METRICS, lines)
+        worth = self.writes and self.spent <= WRITING * (elapsed - self.since)
+        if not ranks.tell(float(worth))[0] and self.round < self.config.rounds:
             return
         begun = time.perf_counter()
+        self._bring_home()
+        if not self.writes or self.out is None:
+            return
         self.commit += 1
         trees: dict[str, Tree] = {"state": self.state, "known": {"clients": self.store.known}}
         if isinstance(self.store, Mapped):
@@ -155,6 +162,19 @@ class Journey:
             self.store.begin(self.commit)
         self.spent, self.since = time.perf_counter() - begun, elapsed
 
+    def _bring_home(self) -> None:
+        """The records that other processes hold, for the process that writes them."""
+        ranks, store = self.setup.world.ranks, self.store
+        if ranks.size == 1 or not isinstance(store, Memory):
+            return
+        mine = ranks.share(torch.nonzero(store.known)[:, 0])
+        named = {} if store.rows is None else dict(tree_named(tree_rows(store.rows, mine)))
+        for found in ranks.collect({**named, "clients": mine})[1:]:
+            clients = found.pop("clients")
+            if found:
+                store.rows = self._table() if store.rows is None else store.rows
+                store.write(clients, tree_filled(store.rows, found))
+
     def _recover(self) -> None:
         """Take up the last checkpoint, if there is one, and cut off whatever was written after it."""
         if self.out is None:
@@ -162,10 +182,11 @@ class Journey:
         found = files.read_checkpoint(self.out)
         facts: dict[str, Any] = found[1] if found else {"round": 0, "length": 0, "commit": 0, "seconds": 0.0}
         metrics = self.out / files.METRICS
-        metrics.touch()
-        with metrics.open("r+b") as file:
-            file.truncate(facts["length"])
-        self.lines = files.read_lines(metrics)
+        if self.writes:
+            metrics.touch()
+            with metrics.open("r+b") as file:
+                file.truncate(facts["length"])
+            self.lines = files.read_lines(metrics)
         self.round, self.commit, self.seconds = facts["round"], facts["commit"], facts["seconds"]
         device = self.setup.world.root.device
         if isinstance(self.store, Mapped):
@@ -184,10 +205,13 @@ class Journey:
         assert isinstance(self.store, Memory)
         if not any(name.startswith("personal") for name in leaves):
             return
+        self.store.rows = files.restore(self._table(), leaves, "personal")
+
+    def _table(self) -> Tree:
+        """Rows of zeros for all clients, in the shape that `join` gives them."""
         world, one = self.setup.world, self.able[:1]
         here, _ = meet(world, self.setup.engine, self.state, Memory(world.federation.clients), one, 0)
-        table = tree_map(lambda leaf: leaf.new_zeros(world.federation.clients, *leaf.shape[1:]), here.personal)
-        self.store.rows = files.restore(table, leaves, "personal")
+        return tree_map(lambda leaf: leaf.new_zeros(world.federation.clients, *leaf.shape[1:]), here.personal)
 
     def _finish(self) -> None:
         assert self.out is not None

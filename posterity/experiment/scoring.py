@@ -53,6 +53,8 @@ def score_common(world: World, engine: ModuleType, state: Tree, store: Store, ro
     offsets[0] = 0  # client 0 stands in for the stranger
     first = torch.zeros(1, dtype=torch.int64, device=rows.device)
     output = predict_all(world, engine, state, store, first, round, [Part(rows, offsets)], "received", 0, True)[0]
+    if not world.ranks.leads:
+        return
     yield _line(world, round, "received", 0, "common", "test", *_scored(world, output, world.federation.y[rows]))
 
 
@@ -71,6 +73,8 @@ def _group(
     parts = [federation.validation, federation.test]
     strangers = group == "newcomers"
     outputs = predict_all(world, engine, state, store, clients, round, parts, point, epochs, strangers)
+    if not world.ranks.leads:
+        return  # what the others computed is scored by the first
     halves = []
     for part, output in zip(parts, outputs, strict=True):
         rows = part.rows[int(part.offsets[clients[0]]) : int(part.offsets[clients[-1] + 1])]

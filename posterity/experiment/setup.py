@@ -13,6 +13,7 @@ import torch
 from posterity import __version__, data, methods, models
 from posterity.core.draw import make_key
 from posterity.data.federation import Federation
+from posterity.engine.ranks import gather_ranks
 from posterity.engine.round import choose_engine, footprint
 from posterity.engine.world import World
 from posterity.experiment.config import DATA, Config
@@ -38,18 +39,21 @@ def load_federation(config: Config) -> Federation:
 def set_up(config: Config, federation: Federation | None = None, model: Any = None) -> Setup:
     """Everything a run needs; a federation or a model of your own may be handed in."""
     _check_device(config.device)
+    ranks, device = gather_ranks(config.device)
+    if ranks.size > 1 and config.store == "disk":
+        raise ValueError("personal records on disk belong to one process: use --store memory with several")
     federation = load_federation(config) if federation is None else federation
     dtype = DTYPES[config.dtype]
     if model is None:
         options = {name: _value(text) for name, text in config.settings("model").items()}
         model = models.build(config.model, federation.shape, federation.classes, federation.task, **options)
-    initial = {n: p.to(config.device) for n, p in model.init(config.seed, dtype).items()}
+    initial = {n: p.to(device) for n, p in model.init(config.seed, dtype).items()}
     method = methods.build(config.method, config.settings(), config.training())
-    federation = federation.to(config.device, dtype)
+    federation = federation.to(device, dtype)
     few = federation.x[:2]
     engine, remark = choose_engine(config.engine, model, few, initial)
-    root = make_key(config.seed, config.device)
-    world = World(method, model, federation, initial, root, config.memory, footprint(model, few, initial))
+    root = make_key(config.seed, device)
+    world = World(method, model, federation, initial, root, config.memory, footprint(model, few, initial), ranks)
     return Setup(world, engine, remark)
 
 
@@ -63,6 +67,7 @@ def describe(config: Config, setup: Setup, command: str) -> dict[str, Any]:
         "python": platform.python_version(),
         "machine": platform.machine(),
         "threads": torch.get_num_threads(),
+        "processes": setup.world.ranks.size,
         "device": _device_name(config.device),
         "engine": setup.engine.name,
         "engine_remark": setup.remark,
@@ -70,7 +75,7 @@ def describe(config: Config, setup: Setup, command: str) -> dict[str, Any]:
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
         "status": "running",
         "seconds": 0.0,
-        "method": {"name": config.method, "label": method.label, "scored": method.scored,
+        "method": {"name": config.method, "label": methods.title(config.method, method), "scored": method.scored,
                    "reference": method.reference, "absent": method.absent, "fields": _fields(method)},
         "federation": {
             "name": federation.name,

@@ -12,6 +12,7 @@ from posterity.core.method import Batch, Now
 from posterity.core.monoid import fold_stack
 from posterity.core.tree import Tree, tree_bytes, tree_named, tree_rows
 from posterity.core.wrapper import Wrapper
+from posterity.engine.record import Recordings
 from posterity.engine.round import blocks, first_state
 from posterity.engine.world import World
 from posterity.laws.draws import heard
@@ -150,6 +151,22 @@ class Whole(Wrapper):
 
     def passes(self) -> Any:
         return tuple(replace(p, batch=None, shuffle=False) for p in self.inner.passes())
+
+
+@law(
+    "recording",
+    "Recorded once and replayed, every function computes what it computes when it is called.",
+    "something that is read outside the tensors, such as float(tensor), a global or a generator: a recording keeps the "
+    "value that it had. Compute with tensors, and take what changes from `here`.",
+)
+def law_recording(subject: Subject) -> None:
+    twice = [COHORTS[0], COHORTS[0]]  # the second round replays what the first recorded, with other numbers
+    world = replace(subject.world(), recordings=Recordings(patience=0))
+    called = run(subject.world(), "stacked", twice)
+    for number, (one, other) in enumerate(zip(run(world, "graph", twice).rounds, called.rounds, strict=True)):
+        for i, client in enumerate(other.clients.tolist()):
+            near(visit(one, i), visit(other, i), f"replayed, round {number}, client {client}", subject.slack)
+        near(one.state, other.state, f"replayed, state after round {number}", subject.slack)
 
 
 @law(

@@ -1,6 +1,7 @@
 """One file per method; `methods/foo.py` is `--method foo`. Wrappers (`wrappers/ft.py` is `+ft`) are suffixes.
 
-Adding a file is all it takes to add a method; `package.module:Class` names one that lives elsewhere.
+Adding a file is all it takes to add a method; `package.module:Class` names one that lives elsewhere. `@paper` behind a
+method or a wrapper (`pfedvmp@paper`, `fedavg+metavd@paper`) takes the values of its paper instead of our defaults.
 """
 
 from __future__ import annotations
@@ -11,11 +12,12 @@ from collections.abc import Mapping
 from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
-from posterity.core.hyper import Knob, knobs, nearest, parse
+from posterity.core.hyper import Knob, knobs, nearest, paper_values, parse
 from posterity.core.training import Training
 from posterity.core.wrapper import Wrapper
 
 PROTOCOL = ("init", "start", "passes", "message", "combine")
+PRESET = "paper"
 
 
 def available() -> dict[str, type]:
@@ -43,11 +45,12 @@ def build(spec: str, settings: Mapping[str, Any] | None = None, training: Mappin
     """The method of a spec such as `fedavg+ft`, with its fields set.
 
     A setting is `name` (a field of the method or of a wrapper), `wrapper.name`, or `local.name` (a field of Training).
+    Both settings and `training` win over the values of the paper, where the spec asks for those (`@paper`).
     """
-    head, *endings = spec.split("+")
-    layers = [find(head), *(_wrapper(s) for s in endings)]
-    names = [head.rpartition(":")[2], *endings]
-    chosen: list[dict[str, Any]] = [{} for _ in layers]
+    words = [split_preset(word) for word in spec.split("+")]
+    names = [name.rpartition(":")[2] for name, _ in words]
+    layers = [find(words[0][0]), *(_wrapper(name) for name, _ in words[1:])]
+    chosen = [paper_values(layer) if paper else {} for layer, (_, paper) in zip(layers, words, strict=True)]
     local = dict(training or {})
     for key, value in (settings or {}).items():
         if key.startswith("local."):
@@ -61,6 +64,24 @@ def build(spec: str, settings: Mapping[str, Any] | None = None, training: Mappin
     return method
 
 
+def split_preset(word: str) -> tuple[str, bool]:
+    """One name of a spec, and whether it has the suffix `@paper`."""
+    name, at, preset = word.partition("@")
+    if at and preset != PRESET:
+        raise ValueError(f"{name} has no preset {preset!r}: {nearest(preset, [PRESET])}; our defaults need none")
+    return name, bool(at)
+
+
+def title(spec: str, method: Any) -> str:
+    """The label of the method that `build` made of `spec`, and whose values are those of a paper."""
+    words = [split_preset(word) for word in spec.split("+")]
+    papers = [name.rpartition(":")[2] for name, paper in words if paper]
+    if not papers:
+        return str(method.label)
+    whose = "" if len(papers) == len(words) else f"{', '.join(papers)}: "
+    return f"{method.label} ({whose}{PRESET})"
+
+
 def _with_training(method: Any, local: Mapping[str, Any]) -> Any:
     if not local:
         return method
@@ -70,6 +91,8 @@ def _with_training(method: Any, local: Mapping[str, Any]) -> Any:
             raise ValueError(f"there is no setting local.{name}: {nearest(name, possible)}")
     if "local" not in {f.name for f in fields(method)}:
         raise ValueError(f"{type(method).__name__} has no field 'local', so it takes none of {sorted(local)}")
+    if "epochs" in local:
+        local = {"steps": None, **local}  # a paper's number of steps would win over the epochs that were asked for
     return replace(method, local=replace(method.local, **{n: parse(v, possible[n]) for n, v in local.items()}))
 
 

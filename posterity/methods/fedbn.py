@@ -82,7 +82,7 @@ class FedBN(Method):
     absent: ClassVar[str] = "cohort only: an absent client keeps its normalisation layers"
     scored: ClassVar[Point] = "received"
 
-    local: Training = hyper(Training(), "how the clients train")
+    local: Training = hyper(Training(), "how the clients train", paper=Training(lr=0.01, epochs=1, batch=32))
     keeps: str = hyper("layers", "what stays at home: whole norm layers, or their running statistics", "Alg. 1", KEEPS)
     newcomers: str = hyper("data", "norm layers of a client that has not trained", "ours; not in the paper", NEWCOMERS)
     loss: Loss = fit  # a wrapper may replace it

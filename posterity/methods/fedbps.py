@@ -16,7 +16,8 @@ is personal, one mask for all clients, found anew each round; the other entries 
 
     w_i ← w_i ⊙ M + w_g ⊙ (1 − M)                                                                        # (4)
 
-p = 0 is FedAvg and p = 1 local training. Its authors train with SGD, lr 0.01, momentum 0.9, weight decay 5e-4, batch
+p = 0 is FedAvg and p = 1 local training. What is minimised is the mean over clients of the expected loss of their mixed
+models (1), which is nowhere computed. The authors train with SGD, lr 0.01, momentum 0.9, weight decay 5e-4, batch
 128 and E = 5. Moments are merged by Chan's rule: E[w²] − E[w]² would cancel in float32.
 
 Reference: "Federated BNN for Parameter Selection" (FedBPS), conference paper, 4 pages.
@@ -39,9 +40,9 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
+from posterity.core import wire
 from posterity.core.curvature import ESTIMATORS, diagonal
 from posterity.core.hyper import check_fields, hyper, within
 from posterity.core.losses import fit
@@ -50,8 +51,10 @@ from posterity.core.monoid import Mean, Moments, Sum
 from posterity.core.passes import Loss, gather, network
 from posterity.core.training import Training
 from posterity.core.tree import record, tree_leaves, tree_map
+from posterity.core.wire import packed
 
 CURVATURE_BATCH = 16  # rows whose gradients are held at once
+AUTHORS = Training(lr=0.01, epochs=5, batch=128, momentum=0.9, weight_decay=5e-4)  # §4.1
 
 
 @record
@@ -84,17 +87,10 @@ def personal_entries(variance: Params, share: float, scope: str) -> Tensor:
     return torch.cat([top(group, round(share * len(group))) for group in groups])  # (3)
 
 
-def packed(mask: Tensor) -> Tensor:
-    """Booleans (P,) as bytes (⌈P/8⌉,)."""
-    bits = F.pad(mask.to(torch.uint8), (0, -len(mask) % 8)).reshape(-1, 8)
-    return (bits << torch.arange(8, dtype=torch.uint8, device=mask.device)).sum(1).to(torch.uint8)
-
-
 def unpacked(mask: Tensor, like: Params) -> Params:
     """Booleans in the shapes of `like`, from the bytes of `packed`."""
-    bits = (mask[:, None] >> torch.arange(8, dtype=torch.uint8, device=mask.device)) & 1
     sizes = [leaf.numel() for leaf in like.values()]
-    parts = torch.split((bits.flatten() > 0)[: sum(sizes)], sizes)
+    parts = torch.split(wire.unpacked(mask, [sum(sizes)]), sizes)
     return {n: part.reshape(leaf.shape) for (n, leaf), part in zip(like.items(), parts, strict=True)}
 
 
@@ -111,7 +107,7 @@ class FedBPS(Method):
     absent: ClassVar[str] = "cohort only: an absent client keeps its parameters and is not in the moments"
     scored: ClassVar[Point] = "received"
 
-    local: Training = hyper(Training(), "how the clients train")
+    local: Training = hyper(Training(), "how the clients train", paper=AUTHORS)
     p: float = hyper(0.7, "share of the parameters that is personal", "§4.1; 0.3, 0.5, 0.7 and 0.9 in Table 2")
     curvature: str = hyper("ggn", "estimator of the diagonal curvature", "unspecified: ours", ESTIMATORS)
     probes: int = hyper(8, "sign vectors per batch of `hutchinson`", "unspecified: ours")
@@ -147,7 +143,9 @@ class FedBPS(Method):
         return diagonal(self.curvature, params, batch, here, self.probes)
 
     def passes(self) -> tuple[Pass, ...]:
-        return self.local.descend(self.loss), gather("curvature", self.summed_curvature, batch=CURVATURE_BATCH)
+        held = 12 * self.probes if self.curvature == "hutchinson" else 4 * CURVATURE_BATCH  # measured
+        how = {"batch": CURVATURE_BATCH, "copies": held}
+        return self.local.descend(self.loss), gather("curvature", self.summed_curvature, **how)
 
     def variance(self, h: Tensor, n: Tensor) -> Tensor:
         """v_i from the curvature of the mean loss; an indefinite estimate counts as no curvature."""

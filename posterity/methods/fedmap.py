@@ -1,12 +1,17 @@
 """FedMAP: each client's model is a maximum a posteriori estimate under a prior that the federation learns.
 
-The prior is ρ_γ = N(γ, σ²I) over a client's parameters θ_k (5). A client minimises, from where it stopped last time,
+Training alone is maximum likelihood (1) and learns nothing from others. FedMAP gives every client the same prior
+ρ_γ = N(γ, σ²I) over its parameters θ_k (5). A client minimises the negative log-posterior (2), from where it stopped
+last time,
 
-    ℓ̄_batch(θ) + λ/(2σ²) ‖θ − γ‖²                                                                       # (6), (7)
+    ℓ̄_batch(θ) + λ/(2σ²) ‖θ − γ‖²,    λ = 1/N_k (6) or 1 (7)
 
-and the server moves the prior's mean to a weighted average of the clients' estimates,
+and the server fits the prior to the estimates, each weighted by how well it explains its data (3), (8). For a Gaussian
+this is a weighted mean (9):
 
-    γ ← Σ_k ω_k θ_k / Σ_k ω_k,    log ω_k = log p(Z_k | θ_k) + log ρ_γ(θ_k) = L_k − R_k                   # (8)
+    γ ← Σ_k ω_k θ_k / Σ_k ω_k,    log ω_k = log p(Z_k | θ_k) + log ρ_γ(θ_k) = L_k − R_k
+
+The two steps in turn are a descent on the bi-level problem (4).
 
 Reference: "FedMAP: Unlocking potential in personalized federated learning through bi-level MAP optimization", 2024.
 
@@ -16,6 +21,9 @@ Differs from the paper (errata of the specification):
   A2  (3) weights by the likelihood alone: `likelihood`. The released 2024 code averages by size: `num_examples`.
   A3  (7) adds the whole prior to a mean loss, (6) to a sum: `prior_scale` chooses; they differ by the factor N_k.
   A4  the constant of (5) should have exponent −d/2; it is the same for all clients and cancels.
+The printed arg min is `local.epochs` epochs of minibatch steps. γ and all θ_k begin at one common model made from the
+seed; the paper takes that of a client chosen at random. The weights are known through their sums only, so what is
+reported each round is the effective number of clients, (Σ ω)² / Σ ω², and not each client's share.
 Running statistics of batch norm stay with their client; the server's average of them serves newcomers only.
 """
 
@@ -39,6 +47,7 @@ from posterity.methods.fedprox import squared_distance
 WEIGHTINGS = ("per_sample", "posterior", "likelihood", "num_examples", "uniform")
 REPRESENTABLE = ("num_examples", "uniform")  # weights that need no logarithm: a plain, secure-sum compatible mean
 SCORING_BATCH = 256  # samples at once when L_k is computed; has no influence on the result
+AUTHORS = Training(lr=1e-3, epochs=50, batch=64, optimiser="adam")  # Adam: appendix (synthetic); numbers: code 2cb8dee
 
 
 @record
@@ -53,9 +62,9 @@ class FedMAP(Method):
     absent: ClassVar[str] = "cohort only: an absent client keeps its estimate and does not vote on γ"
     scored: ClassVar[Point] = "trained"
 
-    local: Training = hyper(Training(), "how the clients train")
+    local: Training = hyper(Training(), "how the clients train", paper=AUTHORS)
     sigma2: float = hyper(15.0, "σ²: variance of the prior", "authors' code 2cb8dee; the paper gives no value")
-    weighting: str = hyper("per_sample", "log ω_k", "authors' 2025 code; erratum A1", WEIGHTINGS)
+    weighting: str = hyper("per_sample", "log ω_k", "authors' 2025 code; erratum A1", WEIGHTINGS, paper="posterior")
     prior_scale: str = hyper("per_batch", "λ: 1 (eq. 7) or 1/N_k (eq. 6)", "eq. 7; erratum A3", ("per_batch", "bayes"))
     start_at: str = hyper("own", "where local training starts: the client's estimate or γ", "Alg. 2", ("own", "prior"))
     loss: Loss = fit  # a wrapper may replace it
@@ -82,13 +91,16 @@ class FedMAP(Method):
         return -squared_distance(params, here.shared.params, here.model) / (2 * self.sigma2)  # (5)
 
     def posterior_loss(self, params: Params, batch: Batch, here: Here) -> tuple[Tensor, Params]:
-        value, buffers = self.loss(params, batch, here)
-        scale = 1 / here.n.clamp(min=1) if self.prior_scale == "bayes" else 1  # (6), (7)
-        return value - scale * self.log_prior(params, here), buffers
+        """Minus the log-likelihood per sample, minus the log-prior in the chosen scale."""
+        value, buffers = self.loss(params, batch, here)  # (1)
+        log_prior = self.log_prior(params, here)
+        if self.prior_scale == "bayes":
+            return value - log_prior / here.n.clamp(min=1), buffers  # (6)
+        return value - log_prior, buffers  # (7)
 
     def passes(self) -> tuple[Pass, ...]:
-        score = gather("log_likelihood", log_likelihood, batch=SCORING_BATCH)
-        return self.local.descend(self.posterior_loss), score
+        estimate = self.local.descend(self.posterior_loss)  # (2)
+        return estimate, gather("log_likelihood", log_likelihood, batch=SCORING_BATCH)
 
     def log_weight(self, log_lik: Tensor, log_prior: Tensor, n: Tensor) -> Tensor:
         """log ω_k of the weightings that underflow as plain numbers."""
@@ -105,8 +117,8 @@ class FedMAP(Method):
         log_weight = self.log_weight(carry.kept["log_likelihood"].double(), log_prior.double(), here.n.double())
         return {"params": LogMean(log_weight, carry.params)}, carry.params
 
-    def combine(self, state: State, total: Message, now: Now) -> State:
-        return State(total["params"].mean())  # (8)
+    def combine(self, state: State, total: Message, now: Now) -> State:  # (4)
+        return State(total["params"].mean())  # (9)
 
     def report(self, state: State, total: Message) -> dict[str, Tensor]:
         mean = total["params"]

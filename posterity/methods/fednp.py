@@ -1,12 +1,13 @@
 """FedNP: clients share a latent z by expectation propagation, and a network of z says where classifiers should lie.
 
-The posterior of z given everybody's data is approximated by a Gaussian q(z) ∝ p(z) Π_k q_k(z) (5). Client k takes its
-site q_k out, multiplies the cavity q_{−k} = N(m, s) (6) with its factor σ(f z), f = f(X_k) (8), and matches moments,
+Expectation propagation (2), (3) for the posterior of z given everybody's data (4): it is approximated by a Gaussian
+q(z) ∝ p(z) Π_k q_k(z) (5). Client k takes its site q_k out, multiplies the cavity q_{−k} = N(m, s) (6) with its factor
+σ(f z), f = f(X_k) (8), and takes over the moments of this tilted density (7),
 
     z_m = m + s f (1 − r₂),     z_s = s − s² f² κ,     κ = r₂ + r₂² − 2 r₃                                # (9), (10)
 
-with r_d = E σ(C)^d / E σ(C), C ~ N(f m, f² s) (15). An NPN turns q(z) into a Gaussian over the classifier (17), and the
-client minimises, with θ̂ the classifier that it trains,
+with r_d = E σ(C)^d / E σ(C), C ~ N(f m, f² s) (14), (15). An NPN turns q(z) into a Gaussian over the classifier (17),
+and the client minimises, with θ̂ the classifier that it trains,
 
     J + λ { KL[NPN(q(z)) ‖ N(θ̂, ε)] + KL[q(z) ‖ p(z)] }                                                 # (19), (47)
 
@@ -26,7 +27,8 @@ Differs from the paper (errata of the specification):
   N6, N12  the code's constant sites and its other KLs are not reproduced; (18) is averaged over weights.
   N13 the toy has the f of the images, not tanh(MLP((ŷ − y)²)) of the code. N14 concerns a table only.
 f is a linear layer on the features, averaged over samples; its first values depend on the seed. The NPN has no
-weight variances and stays with its client, as in the code. A newcomer's cavity is q(z). `mu` adds FedProx's pull.
+weight variances and stays with its client, as in the code. A newcomer's cavity is q(z). The classifier is the head of
+any network. The host is FedAvg, or FedProx for µ > 0: with λ = 0 its trajectory is the host's, bit for bit.
 """
 
 from __future__ import annotations
@@ -82,9 +84,9 @@ class FedNP(Method):
     absent: ClassVar[str] = "delta messages: the sites of absent clients stay in the totals"
     scored: ClassVar[Point] = "received"
 
-    local: Training = hyper(Training(), "how the clients train", "D.3: SGD 0.01, batches of 128, 10 epochs")
+    local: Training = hyper(Training(), "how the clients train", "ours", paper=Training(lr=0.01, epochs=10, batch=128))
     lam: float = hyper(0.01, "λ: weight of both divergences", "D.3: best of 0.001, 0.01, 0.1, 1")
-    moments: str = hyper("quadrature", "moments of the tilted density", "ours; the paper's is 'closed'", KINDS)
+    moments: str = hyper("quadrature", "moments of the tilted density", "ours", KINDS, paper="closed")
     points: int = hyper(POINTS, "points of the quadrature", "ours: error below 1e-6; Table 6 tries 100 to 10000")
     latent: int = hyper(10, "D_z: dimension of z, and width of the layer of f", "D.3")
     eps: float = hyper(0.01, "ε: variance of the classifier around its value", "unspecified in §4.3: ours")
@@ -93,7 +95,7 @@ class FedNP(Method):
     detach_f: bool = hyper(False, "do not train f", "erratum N11: the released code does not")
     biases: bool = hyper(False, "let the NPN predict the classifier's biases too", "authors' code: weights alone")
     weighting: str = hyper("num_examples", "weight of a client", "§4; erratum N7", ("num_examples", "uniform"))
-    mu: float = hyper(0.0, "µ: FedProx's pull towards the broadcast model", "ours; 0 is the paper's FedNP")
+    mu: float = hyper(0.0, "µ: pull of the host towards the broadcast; > 0 is FedNP on FedProx", "FedNP on FedAvg")
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -131,7 +133,7 @@ class FedNP(Method):
         """z_m, z_s and the client's new site for the factor σ(f z)."""
         cavity = here.shared.totals - here.personal["site"]  # (6)
         s = 1 / cavity.precision.clamp(min=self.tau0)  # sites are never negative: only rounding is below
-        return match(cavity.shift * s, s, f, self.moments, self.points)  # (9), (10)
+        return match(cavity.shift * s, s, f, self.moments, self.points)
 
     def classifier(self, params: Params, z_m: Tensor, z_s: Tensor) -> tuple[Tensor, Tensor]:
         """Mean and variance of every weight of the classifier."""

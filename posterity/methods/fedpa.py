@@ -47,6 +47,7 @@ from posterity.core.training import Training
 from posterity.core.tree import record, tree_map
 
 AUTHORS = "authors' EMNIST example"
+AUTHORS_TRAINING = Training(lr=0.02, epochs=5, batch=20, momentum=0.9)  # of that example, which is the preset "paper"
 
 
 @record
@@ -98,11 +99,11 @@ class FedPA(Method):
     absent: ClassVar[str] = "cohort only"
     scored: ClassVar[Point] = "received"
 
-    local: Training = hyper(Training(), "how the clients train")
+    local: Training = hyper(Training(), "how the clients train", paper=AUTHORS_TRAINING)
     rho: float = hyper(0.01, "ρ: trust in the sample covariance; 0 = none", AUTHORS + "; 0.1 by their flags")
     samples: int = hyper(4, "ℓ: posterior samples of a round", AUTHORS + ": 5 epochs, 1 for mixing")
     burn: int = hyper(1, "stretches for mixing before the first sample", AUTHORS)
-    burn_rounds: int = hyper(100, "rounds at the start that send FedAvg's deltas", "authors' flags; EMNIST 400 of 1500")
+    burn_rounds: int = hyper(100, "rounds at the start that send FedAvg's deltas", "authors' flags", paper=400)
     server_lr: float = hyper(0.5, "η_s: step size of the server", AUTHORS)
     server_momentum: float = hyper(0.9, "momentum of the server", AUTHORS)
     loss: Loss = fit  # a wrapper may replace it

@@ -1,6 +1,6 @@
 """Per-FedAvg: MAML across clients with the second derivatives by a difference of gradients, or without them.
 
-The objective is (1/N) Σ_k f_k(θ − α ∇f_k(θ)). A meta-step takes three disjoint batches B, B′, B″:
+The objective is (1/N) Σ_k f_k(θ − α ∇f_k(θ)). A meta-step takes disjoint batches B, B′ and, for a difference, B″:
 
     θ′ = θ − α g_B(θ),   v = g_B′(θ′)
     θ ← θ − β [ v − α (g_B″(θ + δv) − g_B″(θ − δv)) / 2δ ]        hvp = difference   (HF-MAML)
@@ -16,7 +16,7 @@ meta-learning approach", NeurIPS 2020.
 Differs from the paper: an epoch of meta-steps instead of τ of them (`local.steps` is τ); sampling without replacement;
 a client of one sample has no query and stays where it is. MetaVD's release shifts the minus point from the already
 shifted plus point and so halves the Hessian-vector product (its erratum M13; 2.0757 instead of 1.92 on two quadratics):
-here the difference is central.
+here the difference is central. With `inner` > 1 a product is taken at the start of every inner step.
 """
 
 from __future__ import annotations
@@ -26,16 +26,15 @@ from typing import Any, ClassVar
 
 import torch
 
-from posterity.core.hyper import check_fields, hyper, within
+from posterity.core.hyper import hyper, within
 from posterity.core.losses import fit
+from posterity.core.meta import CODE, State, adaptation, check_meta, fast_steps, first, meta_steps, server_step
 from posterity.core.method import Carry, Facts, Here, Message, Method, Now, Params, Pass, Personal, Point
 from posterity.core.monoid import Mean
 from posterity.core.passes import Loss
 from posterity.core.training import Training
-from posterity.methods.maml import Order, fast_step, meta_pass
-from posterity.methods.reptile import CODE, State, adaptation, first, server_step
 
-ORDERS: dict[str, Order] = {"difference": "hessian_free", "exact": "exact", "none": "first"}
+ORDERS = {"difference": "hessian_free", "exact": "exact", "none": "first"}
 
 
 @dataclass(frozen=True)
@@ -45,10 +44,11 @@ class PerFedAvg(Method):
     absent: ClassVar[str] = "cohort only"
     scored: ClassVar[Point] = "adapted"
 
-    local: Training = hyper(Training(), "how the clients train; lr is β, the step size of the meta-steps")
+    local: Training = hyper(Training(), "how the clients train; lr is β of the meta-steps", paper=Training(steps=10))
     fast: float = hyper(0.02, "α: step size of the adaptation", CODE)
     hvp: str = hyper("difference", "Hessian-vector product of the meta-gradient", "Fallah et al. 2020", tuple(ORDERS))
     delta: float = hyper(1e-3, "δ: width of the difference", f"FL-bench; {CODE} uses 1e-4, too little for float32")
+    inner: int = hyper(1, "steps of the simulated adaptation", "Fallah et al. 2020")
     server_lr: float = hyper(1.0, "η_s: step size of the server", f"Fallah et al. 2020; {CODE} uses 0.9")
     server_momentum: float = hyper(0.0, "μ: momentum of the server", f"Fallah et al. 2020; {CODE} uses 0.9")
     server_clip: float | None = hyper(None, "longest mean update", f"{CODE} uses 100; off by default")
@@ -58,9 +58,8 @@ class PerFedAvg(Method):
     support_loss: Loss = fit  # of the adaptation; a wrapper may replace it
 
     def __post_init__(self) -> None:
-        check_fields(self)
-        within(self, fast=(0, None), server_lr=(0, None), server_momentum=(0, 1), server_clip=(0, None))
-        within(self, adapt_steps=(1, None), adapt_batch=(1, None))
+        check_meta(self)
+        within(self, fast=(0, None), inner=(0, None))
         if not self.delta > 0:
             raise ValueError(f"delta is the width of a difference and must be positive; {self.delta} was given")
 
@@ -74,7 +73,8 @@ class PerFedAvg(Method):
         return here.shared
 
     def passes(self) -> tuple[Pass, ...]:
-        return (meta_pass(self.local, self.support_loss, self.loss, self.fast, ORDERS[self.hvp], self.delta),)
+        losses = self.support_loss, self.loss
+        return (meta_steps(self.local, *losses, self.fast, ORDERS[self.hvp], delta=self.delta, inner=self.inner),)
 
     def message(self, carry: Carry, here: Here) -> tuple[Message, Personal]:
         return {"params": Mean(torch.ones_like(here.n), carry.params)}, ()
@@ -83,4 +83,4 @@ class PerFedAvg(Method):
         return server_step(state, total, self.server_lr, self.server_momentum, self.server_clip)
 
     def adapt(self, epochs: int) -> tuple[Pass, ...]:
-        return adaptation(fast_step(self.local, self.loss, self.fast), epochs, self.adapt_steps, self.adapt_batch)
+        return adaptation(fast_steps(self.local, self.loss, self.fast), epochs, self.adapt_steps, self.adapt_batch)

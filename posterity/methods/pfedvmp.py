@@ -1,5 +1,10 @@
 """pFedVMP: a shared base and personal heads, tied by Gaussian messages about where each class lies in feature space.
 
+Wanted are the base θᵇ, the heads θʰ_n and the class centroids that explain everybody's data best (1). Their posterior
+is approximated (2) by independent factors for the three (3); the shared ones are products of what clients say and of a
+prior (4), class by class, since a product of the clients' mixtures (5) would have too many parts. Client n replaces its
+factor, given the others' (6), so that (7) is least; with a surrogate of the posterior (8a), (8b) this becomes a loss.
+
 A client trains base and head on the cross-entropy plus a pull of its features z = ψ(x; θᵇ) to the global centroids,
 
     L_n = 1/|B| Σ_i [ −log p(y_i | x_i) + ξ₁ ρ(z_i − µ_{y_i}) ]                                           # (9)
@@ -17,7 +22,8 @@ Reference: "Personalized federated learning via variational message passing" (pF
 Differs from the paper (errata of the specification):
   E1  ξ₁ = 50 is only possible if the pull is averaged over the features: `reduction="mean"`; "sum" is as printed.
   E2  (11) trusts a client where its data vary: the default `shrinkage` inverts a regularised covariance instead;
-      `printed` is (11), by a float64 SVD of the centred features with a rank cut (Σ is never formed to be inverted).
+      `printed` is (11), by a float64 SVD of the centred features with a rank cut (Σ is never formed to be inverted);
+      its factors may be sent instead of the matrix (`upload="low_rank"`), which is exact and shorter for small classes.
   E3  (11) is the precision of a feature, not of its mean: all modes but `printed` multiply by the class count Z.
   E4  a class that a client does not have sends the zero factor.
   E5  (4) has a prior over the centroids, (13) has not: left out unless `prior` says so.
@@ -35,9 +41,22 @@ import torch
 from torch import Tensor
 
 from posterity.core.averaging import averaged, weighted
+from posterity.core.centroids import (
+    FORMS,
+    Classes,
+    LowRank,
+    describe_classes,
+    isotropic_precision,
+    low_rank,
+    multiplied_out,
+    pack,
+    read_centroids,
+    shrunken_precision,
+    unpack,
+)
 from posterity.core.gaussian import Gaussian
 from posterity.core.hyper import check_fields, hyper, within
-from posterity.core.losses import masked_mean, one_hot, pointwise
+from posterity.core.losses import masked_mean, pointwise
 from posterity.core.method import Batch, Carry, Facts, Here, Message, Method, Now, Own, Params, Pass, Personal, Point
 from posterity.core.monoid import Sum
 from posterity.core.passes import gather
@@ -46,8 +65,6 @@ from posterity.core.tree import STATIC, Tree, record, tree_cast
 from posterity.methods.fedper import split
 
 MODES = ("shrinkage", "printed", "isotropic", "count")
-CUT = 1e-5  # singular values below this share of the largest are rank noise
-FLOOR = 1e-6  # least within-class variance, as a share of the features' mean square: dead units have none
 
 
 @record
@@ -65,61 +82,21 @@ class Shared:
     known: Tensor
 
 
-def class_messages(z: Tensor, y: Tensor, mask: Tensor, classes: int, mode: str, alpha: float, nu0: float) -> Tree:
-    """Factors of all class centroids and the class counts, from features z (n, d); float64 throughout."""
-    z, hot = z.double(), one_hot(y, classes, mask.double())  # (n, d), (n, K)
-    count = hot.sum(0)
-    mean = hot.T @ z / count.clamp(min=1)[:, None]  # (K, d)
-    centred = hot.T[:, :, None] * (z - mean[:, None])  # (K, n, d): rows of other classes are 0
-    precision = _precision(centred, count, z, mask.double(), mode, alpha, nu0)
-    return {"factor": Gaussian.of(mean, precision) * (count > 0).double(), "count": count}
-
-
-def _precision(centred: Tensor, count: Tensor, z: Tensor, mask: Tensor, mode: str, alpha: float, nu0: float) -> Tensor:
-    """Λ_{k,n} for every class: (K,), or (K, d, d) for the dense modes."""
-    if mode == "count":
-        return count
-    d = z.shape[1]
+def precision(found: Classes, mode: str, alpha: float, nu0: float) -> Tensor:
+    """Λ_{k,n} of every class: (K,), or (K, d, d) for `printed` and `shrinkage`."""
     if mode == "printed":
-        return printed_precision(*low_rank(centred / count.clamp(min=1).sqrt()[:, None, None], count), alpha)
-    square = ((z**2).mean(1) * mask).sum() / mask.sum().clamp(min=1)  # of a feature about 0: the widest guess
-    floor = FLOOR * square + 1e-30
-    trace, freedom = (centred**2).sum((1, 2)), d * (count - 1).clamp(min=0).sum()  # Z tr Σ
-    pooled = torch.where(freedom > 0, trace.sum() / freedom.clamp(min=1), square)  # no class has two samples: no spread
-    if mode == "isotropic":
-        spread = torch.where(count > 1, trace / (d * (count - 1).clamp(min=1)), pooled)
-        return count / torch.maximum(spread, floor)
-    spread = torch.maximum(torch.where(count > 2, trace / (d * count.clamp(min=1)), pooled), floor)
-    eye = torch.eye(d, dtype=z.dtype, device=z.device)
-    scatter = centred.transpose(1, 2) @ centred + nu0 * spread[:, None, None] * eye
-    root, failed = torch.linalg.cholesky_ex(scatter)  # raises nothing: one client's NaN must not end the round
-    inverse = torch.cholesky_inverse(torch.where((failed == 0)[:, None, None], root, torch.nan))
-    return (count * (count + nu0))[:, None, None] * inverse
+        return multiplied_out(*low_rank(found), alpha)  # eq. 11
+    if mode == "shrinkage":
+        return shrunken_precision(found, nu0)  # E2, E3
+    return isotropic_precision(found) if mode == "isotropic" else found.count
 
 
-def low_rank(scaled: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
-    """Vᵀ (K, r, d) and s⁻² (K, r) with Σ† = V diag(s⁻²) Vᵀ, from the centred features divided by √Z (K, n, d)."""
-    sound = scaled.isfinite().all()  # an SVD of NaN raises for the whole stack: the message is to be refused instead
-    _, s, vh = torch.linalg.svd(torch.where(sound, scaled, 0), full_matrices=False)  # (K, r), (K, r, d)
-    place = torch.arange(s.shape[-1], device=s.device)
-    real = (s > CUT * s[..., :1]) & (place < count[:, None] - 1)
-    return vh, torch.where(sound, torch.where(real, 1 / torch.where(real, s, 1) ** 2, 0), torch.nan)
-
-
-def printed_precision(vh: Tensor, weight: Tensor, alpha: float) -> Tensor:
-    """Σ† + αI as a full matrix (K, d, d)."""
-    eye = torch.eye(vh.shape[-1], dtype=vh.dtype, device=vh.device)
-    return alpha * eye + vh.transpose(-1, -2) @ (weight[..., None] * vh)  # (11)
-
-
-def read_centroids(factor: Gaussian, count: Tensor, previous: Tensor, prior: bool) -> Tensor:
-    """µ_k = Λ_k⁻¹ η_k where somebody reported the class, else the previous value."""
-    if prior:
-        factor = factor + Gaussian(torch.ones_like(count), torch.zeros_like(factor.shift))
-    seen = count > 0
-    ones = torch.where(seen, 0.0, 1.0).to(factor.shift)  # classes without a report get a harmless unit precision
-    safe = factor + Gaussian(ones, torch.zeros_like(factor.shift))
-    return torch.where(seen[:, None], safe.mean(), previous.to(factor.shift))  # (13)
+def class_message(found: Classes, mode: str, alpha: float, nu0: float, upload: str = "dense") -> Sum | LowRank:
+    """The client's factors of all class centroids, and the class counts; a class without samples says nothing (E4)."""
+    if upload == "low_rank":
+        return LowRank.of(found, alpha)  # eq. 11 in factors
+    factor = Gaussian.of(found.mean, precision(found, mode, alpha, nu0))
+    return pack(factor * (found.count > 0).double(), found.count, upload)
 
 
 @dataclass(frozen=True)
@@ -131,16 +108,19 @@ class PFedVMP(Method):
 
     local: Training = hyper(Training(), "how the clients train")
     xi: float = hyper(50.0, "ξ₁: pull of features to the centroid of their class", "Table 7, CIFAR-10 Dir(0.3)")
-    mode: str = hyper("shrinkage", "precision message", "erratum E2, E3; the paper's is 'printed'", MODES)
+    mode: str = hyper("shrinkage", "precision message", "errata E2 and E3", MODES, paper="printed")
     alpha: float = hyper(1.0, "α: ridge of the printed precision", "§5.1")
     nu0: float = hyper(10.0, "ν₀: prior samples behind the shrunken covariance", "unspecified: ours")
     reduction: str = hyper("mean", "pull averaged or summed over features", "erratum E1", ("mean", "sum"))
     warmup: str = hyper("skip", "unknown centroids: no pull, or the prior mean 0", "unspecified", ("skip", "zero"))
     prior: bool = hyper(False, "add the prior N(0, I) of the centroids once", "eq. 4 has it, eq. 13 not: erratum E5")
+    upload: str = hyper("dense", "how matrices Λ are sent; low_rank: 'printed' alone", "the paper's; all exact", FORMS)
 
     def __post_init__(self) -> None:
         check_fields(self)
         within(self, xi=(0, None), alpha=(0, None), nu0=(1e-6, None))
+        if self.upload == "low_rank" and self.mode != "printed":
+            raise ValueError(f"upload = 'low_rank' sends factors of eq. 11, so mode must be 'printed', not {self.mode}")
 
     def init(self, model: Any, params: Params, facts: Facts) -> State:
         if model.task != "classification":
@@ -183,14 +163,14 @@ class PFedVMP(Method):
 
     def message(self, carry: Carry, here: Here) -> tuple[Message, Personal]:
         base, head = split(carry.params, here.model.head_names)
-        how = {"classes": here.model.classes, "mode": self.mode, "alpha": self.alpha, "nu0": self.nu0}
-        factors = class_messages(**carry.kept["features"], **how)
-        return {**weighted(base, here), "classes": Sum(tree_cast(factors, here.n.dtype))}, head
+        found = describe_classes(**carry.kept["features"], classes=here.model.classes)
+        factors = class_message(found, self.mode, self.alpha, self.nu0, self.upload)
+        return {**weighted(base, here), "classes": tree_cast(factors, here.n.dtype)}, head
 
     def combine(self, state: State, total: Message, now: Now) -> State:
         params = averaged(state.params, total)  # (10), (12)
-        factor, count = total["classes"].value["factor"], total["classes"].value["count"]
-        centroids = read_centroids(factor, count, state.centroids, self.prior)
+        factor, count = unpack(total["classes"])
+        centroids = read_centroids(factor, count, state.centroids, self.prior)  # eq. 13, or eq. 4
         return State(params, centroids, torch.maximum(state.known, (count > 0).to(state.known)), state.head)
 
     def report(self, state: State, total: Message) -> dict[str, Tensor]:

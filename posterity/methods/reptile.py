@@ -13,56 +13,16 @@ code (neither paper mentions them); running statistics of batch norm move by η_
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import torch
-
-from posterity.core.averaging import averaged, weighted
-from posterity.core.hyper import check_fields, hyper, within
+from posterity.core.averaging import weighted
+from posterity.core.hyper import hyper
 from posterity.core.losses import fit
+from posterity.core.meta import CODE, State, adaptation, check_meta, first, server_step
 from posterity.core.method import Carry, Facts, Here, Message, Method, Now, Params, Pass, Personal, Point
-from posterity.core.optimise import clipped
 from posterity.core.passes import Loss
 from posterity.core.training import Training
-from posterity.core.tree import record, tree_map
-
-CODE = "MetaVD's released code"
-
-
-@record
-class State:
-    params: Params  # w
-    velocity: Params  # v, of the trainable leaves; {} without momentum
-
-
-def first(model: Any, params: Params, momentum: float) -> State:
-    """The server before the first round."""
-    moving = [n for n in params if n in model.trainable] if momentum else []
-    return State(params, {n: torch.zeros_like(params[n]) for n in moving})
-
-
-def server_step(state: State, total: Message, lr: float, momentum: float, clip: float | None) -> State:
-    """The mean update as a meta-gradient; without momentum and clip, FedAvg's server (bit for bit)."""
-    if not momentum and clip is None:
-        return State(averaged(state.params, total, lr), state.velocity)
-    new = averaged(state.params, total, lr)
-    target = total["params"].mean()
-    names = list(state.velocity) if momentum else list(target)
-    update = clipped({n: target[n] - state.params[n] for n in names}, clip)
-    if momentum:
-        update = tree_map(lambda v, u: momentum * v + u, state.velocity, update)
-    moved = {n: state.params[n] + lr * update[n] for n in names}
-    return State({**new, **moved}, update if momentum else state.velocity)
-
-
-def adaptation(work: Pass, epochs: int, steps: int | None, batch: int) -> tuple[Pass, ...]:
-    """`work` cut to `steps` steps of `batch` samples for each of the `epochs`; whole epochs if `steps` is None."""
-    if epochs == 0:
-        return ()
-    if steps is None:
-        return (replace(work, epochs=epochs, batch=batch, most=None),)
-    return (replace(work, epochs=epochs * steps, batch=batch, most=epochs * steps),)
 
 
 @dataclass(frozen=True)
@@ -72,19 +32,17 @@ class Reptile(Method):
     absent: ClassVar[str] = "cohort only"
     scored: ClassVar[Point] = "adapted"
 
-    local: Training = hyper(Training(), "how the clients train")
+    local: Training = hyper(Training(), "how the clients train", paper=Training(lr=0.02, epochs=5, batch=64, clip=5.0))
     server_lr: float = hyper(0.9, "η_s: step size of the server", f"{CODE}; the paper searches 0.6 … 1")
     server_momentum: float = hyper(0.9, "μ: momentum of the server", CODE)
-    server_clip: float | None = hyper(None, "longest mean update", f"{CODE} uses 100; off by default")
+    server_clip: float | None = hyper(None, "longest mean update", "ours: off", paper=100.0)
     adapt_steps: int | None = hyper(1, "steps of adaptation per epoch of `adapt`; none: whole epochs", "MetaVD §4")
     adapt_batch: int = hyper(64, "batch size of the adaptation", "MetaVD §4")
     loss: Loss = fit  # a wrapper may replace it
     support_loss: Loss = fit  # unused here, but wrappers replace both
 
     def __post_init__(self) -> None:
-        check_fields(self)
-        within(self, server_lr=(0, None), server_momentum=(0, 1), server_clip=(0, None))
-        within(self, adapt_steps=(1, None), adapt_batch=(1, None))
+        check_meta(self)
 
     def init(self, model: Any, params: Params, facts: Facts) -> State:
         return first(model, params, self.server_momentum)

@@ -32,15 +32,22 @@ def build(
     *,
     scale: float = 1.0,  # inputs are divided by it
     bias: bool = True,
+    start: float | None = None,  # first coefficients are uniform on ±start (FedNP's programme: 0.05); None: PyTorch's
 ) -> Model:
     """A model that is linear in its parameters, so posteriors are known in closed form."""
     if prod(shape) != 1:
         raise ValueError(f"cubic takes one number per sample, not an input of shape {shape}.")
     if scale <= 0:
         raise ValueError(f"scale divides the input and must be positive, not {scale}.")
+    if start is not None and not start >= 0:
+        raise ValueError(f"start bounds the first coefficients and must be at least 0, not {start}.")
     outputs = 1 if task == "regression" else classes
 
     def make() -> nn.Module:
-        return nn.Sequential(OrderedDict(base=Powers(scale), head=nn.Linear(3, outputs, bias=bias)))
+        head = nn.Linear(3, outputs, bias=bias)
+        if start is not None:
+            for leaf in head.parameters():
+                nn.init.uniform_(leaf, -start, start)
+        return nn.Sequential(OrderedDict(base=Powers(scale), head=head))
 
     return assemble(make, "head", shape, classes, task, "cubic")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal, overload
 
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from posterity.models._names import unknown
 from posterity.models._part import Around, Params, Part, leaves_of, seeded
+from posterity.models.convolution import Way, rewire
 from posterity.models.layers import NORMS, twin
 
 Task = Literal["classification", "regression"]
@@ -118,6 +119,11 @@ class Model:
                 source = _reset(self.module) if self.make is None else twin(self.make())
         found = leaves_of(source)
         return {n: found[n].detach().clone().to(dtype) for n in self.leaves}
+
+    def rewired(self, way: Way) -> Model:
+        """The same network whose convolutions compute in another way; itself if it has none."""
+        module = copy.deepcopy(self.module)
+        return replace(self, module=module) if rewire(module, way) else self
 
     # --- calls ---------------------------------------------------------------------------------------------------
 

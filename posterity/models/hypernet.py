@@ -3,6 +3,8 @@
 hyper      ρ^m = h_ψ(e^m), fully connected with LeakyReLU between the layers
 ensemble   ρ^m = e^m: a table, every row trained by its own client alone
 naive      ρ^m = ψ: one for all
+
+The tables start at the floor, and weight decay pulls them to ρ = 0; that of a hyper-network pulls ρ to the floor.
 """
 
 from __future__ import annotations
@@ -14,15 +16,19 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.func import vjp
+from torch.func import grad, vjp
 
 from posterity.core.draw import normal
-from posterity.core.dropout import centred
+from posterity.core.dropout import LEAST, centred
+from posterity.core.method import Batch, Carry, Here, Pass
 from posterity.core.optimise import SGD, clipped
+from posterity.core.passes import Loss
 from posterity.core.tree import Tree, record, tree_map, tree_rows
 
 FAMILIES = ("hyper", "ensemble", "naive")
 SLOPE = 0.1  # of LeakyReLU
+TEST_NOISE = ("floor", "personal", "mean_embedding", "fit_embedding")
+FITTED = "fitted embedding"  # what a newcomer has fitted, in `kept`
 Weights = dict[str, Tensor]
 
 
@@ -33,6 +39,14 @@ class Source:
     net: Weights  # ψ
     embedding: Tensor  # (clients, length): e
     velocity: Tree  # momenta of ψ and e
+
+
+@record
+class Lent:
+    """What a newcomer needs to fit an embedding of its own."""
+
+    net: Weights
+    embedding: Tensor  # (length,): the first guess
 
 
 def first_weights(seed: int, widths: tuple[int, ...], like: Tensor) -> Weights:
@@ -77,18 +91,28 @@ class Predictor:
             net = first_weights(int(key[0]), (length, *[self.width] * self.depth, weight.numel()), weight)
             embedding = normal(key, (clients, length), torch.float64).to(weight)
         elif self.family == "ensemble":
-            embedding = weight.new_zeros((clients, weight.numel()))
+            embedding = weight.new_full((clients, weight.numel()), LEAST)
         else:
-            net = {"rho": weight.new_zeros(weight.numel())}
+            net = {"rho": weight.new_full((weight.numel(),), LEAST)}
         return Source(net, embedding, (self.of_net.open(net), self.of_embedding.open(embedding)))
 
     def ask(self, net: Weights, rows: Tensor, shape: torch.Size) -> Tensor:
         """ρ (..., *shape) of embeddings (..., length)."""
         if self.family == "hyper":
-            raw = evaluate(net, rows)
+            rho = centred(evaluate(net, rows))
         else:
-            raw = rows if self.family == "ensemble" else net["rho"].expand(*rows.shape[:-1], -1)
-        return centred(raw).reshape(*rows.shape[:-1], *shape)
+            rho = rows if self.family == "ensemble" else net["rho"].expand(*rows.shape[:-1], -1)
+        return rho.reshape(*rows.shape[:-1], *shape)
+
+    def serve(self, source: Source, client: Tensor | None, shape: torch.Size, noise: str) -> tuple[Tensor, Tree]:
+        """A client's ρ; and a newcomer's, which has no embedding, with what it is lent to fit one."""
+        if client is not None:
+            return self.ask(source.net, source.embedding.index_select(0, client[None])[0], shape), ()
+        row = source.embedding.mean(0)
+        rho = self.ask(source.net, row, shape)
+        if noise in ("floor", "personal") and self.family != "naive":
+            rho = torch.full_like(rho, LEAST)
+        return rho, Lent(source.net, row) if noise == "fit_embedding" else ()
 
     def step(self, source: Source, clients: Tensor, share: Tensor, rho: Tensor) -> Source:
         """ψ and e moved along Σ_m g^m J(e^m)ᵀ (ρ^m_* − ρ^m): one product for the cohort; other rows stay."""
@@ -103,3 +127,30 @@ class Predictor:
             lambda old, new: old.index_copy(0, clients, new), (source.embedding, source.velocity[1]), (rows, speed)
         )
         return replace(source, net=net, embedding=table, velocity=(net_speed, speeds))
+
+
+def fitting(asked: Predictor, loss: Loss, leaf: str, steps: int, lr: float, batch: int = 64) -> Pass:
+    """A newcomer fits its embedding by `steps` steps on `loss`, and `leaf` becomes the ρ of it.
+
+    `here.own.lent` is what the server lends it, or () for a member, which keeps the ρ that it has.
+    """
+
+    def edge(carry: Carry, here: Here) -> Carry:
+        if here.own.lent == ():
+            return carry
+        row: Any = carry.kept.get(FITTED, here.own.lent.embedding)
+        rho = asked.ask(here.own.lent.net, row, carry.params[leaf].shape)
+        return Carry({**carry.params, leaf: rho}, {**carry.kept, FITTED: row}, carry.opt)
+
+    def step(carry: Carry, data: Batch, here: Here) -> Carry:
+        if here.own.lent == ():
+            return carry
+
+        def value(row: Tensor) -> Tensor:
+            rho = asked.ask(here.own.lent.net, row, carry.params[leaf].shape)
+            return loss({**carry.params, leaf: rho}, data, here)[0] * (data.mask.sum() > 0)
+
+        row: Any = carry.kept[FITTED]
+        return replace(carry, kept={**carry.kept, FITTED: row - lr * grad(value)(row)})
+
+    return Pass(step, edge, edge, epochs=steps, most=steps, batch=batch, learns=False)

@@ -17,6 +17,7 @@ from torch.nn.parameter import is_lazy
 from torch.nn.utils import parametrize
 
 from posterity.core import draw
+from posterity.models.convolution import adopt
 
 SPREAD = 1 << 16  # dropout layer i in its u-th use folds i + SPREAD * u into the key: no two share a draw
 
@@ -173,7 +174,7 @@ def _replacement(layer: nn.Module, index: int) -> nn.Module:
         if type(layer).forward is kind.forward and isinstance(layer, kind):
             new: nn.Module = KeyedDropout(layer.p, channels, index)
             return new.train(layer.training)
-    return layer
+    return adopt(layer) if isinstance(layer, nn.Conv2d) else layer
 
 
 def _norm(layer: _BatchNorm) -> Norm:

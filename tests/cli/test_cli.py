@@ -104,6 +104,7 @@ def test_a_config_file_and_a_finished_run(call):
         (["resume", "nowhere"], "holds no run"),
         (["report", "nowhere"], "nowhere"),
         (["methods", "fedavgg"], "did you mean 'fedavg'"),
+        (["run", "--method", "pfedvmp@papr"], "pfedvmp has no preset 'papr': did you mean 'paper'"),
         (["new", "method", "Not-A-Name"], "Python name in lower case"),
         (["compare", "--methods", "local,fedavg", "--set", "xi=3"], "has no setting 'xi'"),
     ],
@@ -120,9 +121,20 @@ def test_listings(call):
     assert "pfedvmp" in call("methods")[1]
     detail = call("methods", "pfedvmp")[1]
     assert all(word in detail for word in ("xi", "Table 7", "Differs from the paper", "local.momentum"))
+    assert "@paper" not in call("methods", "fedprox")[1]  # its paper has no other values
+    row = next(line for line in call("methods", "fednp@paper")[1].splitlines() if "local.batch" in line)
+    assert "10" in row
+    assert "128" in row
     assert "digits" in call("datasets")[1]
     assert "client" in call("partition", "--dataset", "digits", "--clients", "3")[1].lower()
     assert call("version")[1].strip() == "0.1.0"
+
+
+def test_the_preset_of_a_paper_has_a_label_and_a_plain_folder(call):
+    code, out, _ = call("run", "--method", "pfedvmp@paper", "--quiet", *SMALL)
+    assert code == 0
+    assert "pFedVMP (paper)" in out
+    assert [p.name for p in Path("runs").iterdir()] == ["digits-pfedvmp-paper-seed0"]
 
 
 def test_a_method_outside_the_package_runs_and_keeps_the_laws(call):

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from posterity.core.hyper import Knob, check_fields, describe, hyper, knobs, nearest, parse
+from posterity.core.hyper import UNSTATED, Knob, check_fields, describe, hyper, knobs, nearest, paper_values, parse
 from posterity.core.optimise import SGD, Adam, RMSprop
 from posterity.core.training import Training
 
@@ -26,6 +26,25 @@ KNOBS = {k.name: k for k in knobs(Some)}
 def test_knobs_are_the_documented_fields():
     assert list(KNOBS) == ["rate", "count", "limit", "mode", "flag", "widths"]
     assert KNOBS["rate"] == Knob("rate", float, 0.1, "a rate", "a paper", ())
+
+
+@dataclass(frozen=True)
+class Printed:
+    rate: float = hyper(0.1, "a rate", "ours", paper=0.5)
+    limit: int | None = hyper(3, "a limit", "ours", paper=None)
+    same: float = hyper(1.0, "what everybody uses", "ours", paper=1)
+    silent: str = hyper("fast", "not in the paper", "ours")
+    local: Training = hyper(Training(), "how clients train", paper=Training(batch=128))
+
+
+def test_a_field_may_have_the_value_of_its_paper():
+    """None is a value; a value that equals the default is no difference; not stated is neither."""
+    found = {k.name: k for k in knobs(Printed)}
+    assert found["rate"].paper == 0.5
+    assert found["silent"].paper is UNSTATED
+    assert {n for n, k in found.items() if k.differs} == {"rate", "limit", "local"}
+    assert paper_values(Printed) == {"rate": 0.5, "limit": None, "local": Training(batch=128)}
+    assert paper_values(Some) == {}
 
 
 @pytest.mark.parametrize(

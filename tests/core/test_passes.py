@@ -20,8 +20,9 @@ from oracles.worlds import (
     scalar_model,
 )
 
+from posterity.core.draw import make_key
 from posterity.core.losses import fit
-from posterity.core.method import Batch, Carry, tuned
+from posterity.core.method import Batch, Carry, Here, tuned
 from posterity.core.optimise import SGD
 from posterity.core.passes import base, deal, descend, everything, gather, head, meta, network, norms, sample
 from posterity.core.training import Training
@@ -63,7 +64,7 @@ FIXED = {"exact": 1.92, "hessian_free": 1.92, "first": 2.1818181818}
 @each_engine
 @pytest.mark.parametrize("order", FIRST_ROUND)
 def test_meta_on_q2(engine, order):
-    """Three copies of each sample, since a batch is dealt to a support and two queries; α = β = 0.1, one step.
+    """Three copies of each sample: support, query and, for a difference, the third part; α = β = 0.1, one step.
 
     Gradient of f(θ − α∇f(θ)): A(1 − αA)²(θ − m); without second derivatives A(1 − αA)(θ − m). From 0: client 2 gives
     −4·0.36·3 = −4.32 or −4·0.6·3 = −7.2, so the mean moves by 0.1·4.32/2 = 0.216 or 0.36.
@@ -77,12 +78,49 @@ def test_meta_on_q2(engine, order):
     assert there.scalar() == pytest.approx(FIXED[order], abs=1e-9)
 
 
+@each_engine
 @pytest.mark.parametrize("order", FIRST_ROUND)
-def test_meta_without_a_fast_step_descends_on_the_query(order):
-    """α = 0: plain descent on the rows 1, 4, 7 … of the batch; with equal rows, FedAvg."""
-    step = meta(fit, fit, 0.0, SGD(0.1), order=order, batch=None)
+@pytest.mark.parametrize("inner", [2, 3])
+def test_meta_with_several_inner_steps_on_q2(engine, order, inner):
+    """k steps contract by (1 − αA)^k, and their derivative is that again: A(1 − αA)^2k (θ − m), or ^k at first order.
+
+    Fixed point for c = A(1 − αA)^power of the two clients (A = 1, 4; m = 0, 3): 3 c₂ / (c₁ + c₂).
+    """
+    power = inner if order == "first" else 2 * inner
+    c1, c2 = 0.9**power, 4 * 0.6**power
+    method = Walking(work=(meta(fit, fit, 0.1, SGD(0.1), order=order, inner=inner, batch=None),))
+    once = Run(method, q2(3), scalar_model(), engine, at(0.0)).rounds(1).scalar()
+    assert once == pytest.approx(0.1 * c2 * 3 / 2, abs=1e-9)
+    there = Run(method, q2(3), scalar_model(), engine, at(3 * c2 / (c1 + c2))).rounds(1).scalar()
+    assert there == pytest.approx(3 * c2 / (c1 + c2), abs=1e-9)
+
+
+@pytest.mark.parametrize("how", [{"fast": 0.0}, {"fast": 0.1, "inner": 0}], ids=["no size", "no step"])
+@pytest.mark.parametrize("order", FIRST_ROUND)
+def test_meta_without_a_fast_step_descends_on_the_query(order, how):
+    """α = 0 or no inner step: plain descent on the query; with equal rows, FedAvg."""
+    step = meta(fit, fit, optimiser=SGD(0.1), order=order, batch=None, **how)
     run = Run(Walking(work=(step,)), q2(3), scalar_model(), initial=at(0.0)).rounds(1)
     assert run.scalar() == pytest.approx(0.6, abs=1e-12)
+
+
+def test_meta_of_an_unknown_order():
+    with pytest.raises(ValueError, match="order 'second' is unknown; possible: exact, first, hessian_free"):
+        meta(fit, fit, 0.1, SGD(0.1), order="second")
+
+
+@pytest.mark.parametrize(("order", "queries", "rows"), [("exact", 1, 2), ("first", 2, 3), ("hessian_free", 1, 3)])
+def test_meta_leaves_no_sample_idle(order, queries, rows):
+    """Every row of the smallest batch that can be dealt has a say in the step."""
+    federation = points((rows,))
+    model = mlp(federation, hidden=(32,))  # wide: no sample meets dead units only
+    work = meta(fit, fit, 0.3, SGD(0.5), order=order, queries=queries, batch=None, shuffle=False)
+    ((_, before),) = kept(federation, ENGINES[0], work, model=model)
+    for row in range(rows):
+        changed = points((rows,))
+        changed.x[changed.train.rows[row]] += 1
+        ((_, after),) = kept(changed, ENGINES[0], work, model=model)
+        assert any(not torch.equal(before[n], after[n]) for n in before)
 
 
 @pytest.mark.parametrize("delta", [1e-4, 1e-2, 1.0])
@@ -93,13 +131,14 @@ def test_hessian_free_is_exact_on_quadratics(delta):
     assert run.rounds(1).scalar() == pytest.approx(exact.rounds(1).scalar(), abs=1e-9)
 
 
-def test_exact_meta_gradient_against_differences():
+@pytest.mark.parametrize(("inner", "queries"), [(1, 1), (3, 1), (2, 2)])
+def test_exact_meta_gradient_against_differences(inner, queries):
     """One step of size 1 moves by the gradient of f_query(θ − α∇f_support(θ)), here on a small network."""
     federation = points((9,))
     model = mlp(federation, hidden=(4,))
     initial = model.init(3, DOUBLE)
     rows = federation.train.client(0)
-    step = meta(fit, fit, 0.3, SGD(1.0), batch=None, shuffle=False)
+    step = meta(fit, fit, 0.3, SGD(1.0), batch=None, shuffle=False, inner=inner, queries=queries)
     ((_, moved),) = kept(federation, ENGINES[0], step, model=model, initial=initial)
     x, y = federation.x[rows], federation.y[rows]
 
@@ -107,10 +146,12 @@ def test_exact_meta_gradient_against_differences():
         def loss(p, part):
             return torch.nn.functional.cross_entropy(model(p, x[part])[0], y[part])
 
-        live = {n: p.clone().requires_grad_() for n, p in params.items()}
-        slopes = torch.autograd.grad(loss(live, slice(0, None, 3)), list(live.values()))
-        near = {n: p - 0.3 * g for (n, p), g in zip(params.items(), slopes, strict=True)}
-        return float(loss(near, slice(1, None, 3)))
+        turn = torch.arange(9) % (1 + queries)
+        for _ in range(inner):
+            live = {n: p.clone().requires_grad_() for n, p in params.items()}
+            slopes = torch.autograd.grad(loss(live, turn == 0), list(live.values()))
+            params = {n: p - 0.3 * g for (n, p), g in zip(params.items(), slopes, strict=True)}
+        return float(loss(params, turn > 0))
 
     name, tiny = "base.fc1.weight", 1e-6
     for place in ((0, 0), (2, 3)):
@@ -126,13 +167,28 @@ def test_exact_meta_gradient_against_differences():
 # --- deal ------------------------------------------------------------------------------------------------------------
 def test_deal_splits_evenly_and_disjointly():
     batch = Batch(torch.arange(8.0)[:, None], torch.arange(8), torch.tensor([1.0] * 7 + [0.0]))
-    parts = deal(batch, 3)
+    parts = deal(batch, 1, 1, 1)
     assert [p.y.tolist() for p in parts] == [[0, 3, 6], [1, 4, 7], [2, 5]]
     assert [p.mask.tolist() for p in parts] == [[1, 1, 1], [1, 1, 0], [1, 1]]
 
 
+@pytest.mark.parametrize("shares", [(1, 1), (1, 2), (2, 1), (1, 2, 1)])
+def test_deal_gives_every_row_once_and_padding_moves_nobody(shares):
+    for rows in range(sum(shares), 14):
+        batch = Batch(torch.zeros(rows, 1), torch.arange(rows), torch.ones(rows))
+        parts = deal(batch, *shares)
+        assert sorted(y for p in parts for y in p.y.tolist()) == list(range(rows))
+        longer = Batch(torch.zeros(rows + 5, 1), torch.arange(rows + 5), torch.ones(rows + 5))
+        for part, wide in zip(parts, deal(longer, *shares), strict=True):
+            assert wide.y[: len(part.y)].tolist() == part.y.tolist()
+    assert [p.y.tolist() for p in deal(Batch(torch.zeros(7, 1), torch.arange(7), torch.ones(7)), 1, 2)] == [
+        [0, 3, 6],
+        [1, 2, 4, 5],
+    ]
+
+
 def test_deal_of_a_tiny_batch_masks_what_is_not_there():
-    parts = deal(Batch(torch.ones(1, 1), torch.zeros(1), torch.ones(1)), 3)
+    parts = deal(Batch(torch.ones(1, 1), torch.zeros(1), torch.ones(1)), 1, 1, 1)
     assert [float(p.mask.sum()) for p in parts] == [1, 0, 0]
     assert all(len(p.x) == 1 for p in parts)
 
@@ -247,10 +303,11 @@ def test_newcomers_without_training_data_are_scored_as_received(engine):
     assert [float(out[0, 0]) for out in run.outputs("adapted", strangers=True)] == pytest.approx([1.9, 2.0])
 
 
-def test_the_hessian_free_step_shifts_only_what_adapted():
+@pytest.mark.parametrize("inner", [1, 3])
+def test_the_hessian_free_step_shifts_only_what_adapted(inner):
     """A leaf of the method's own that the inner step leaves alone: the difference still approaches the exact step."""
     model = SimpleNamespace(trainable={"w"}, leaves=("w",))
-    here = SimpleNamespace(model=model, n=torch.tensor(9.0, dtype=DOUBLE))
+    here = Here((), (), (), {}, *[torch.tensor(9.0, dtype=DOUBLE)] * 5, make_key(0), {}, model)
     ones = torch.ones(9, dtype=DOUBLE)
     same = Batch(ones, 2 * ones, ones)  # all three parts of the batch are equal
 
@@ -260,7 +317,7 @@ def test_the_hessian_free_step_shifts_only_what_adapted():
 
     moved = {}
     for order in ("exact", "hessian_free", "first"):
-        work = meta(loss, loss, 0.3, SGD(0.1), order=order, delta=1e-4)
+        work = meta(loss, loss, 0.3, SGD(0.1), order=order, delta=1e-4, inner=inner)
         start = Carry({"w": torch.tensor(0.4, dtype=DOUBLE), "own": torch.tensor(0.7, dtype=DOUBLE)}, {}, ())
         moved[order] = work.step(work.open(start, here), same, here).params
     for name in ("w", "own"):

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from posterity.core.tree import tree_bytes
-from posterity.engine.round import COPIES, blocks, footprint
+from posterity.engine.round import blocks, footprint
 from posterity.experiment.config import Config
 from posterity.experiment.setup import set_up
 
@@ -28,7 +28,7 @@ def test_every_client_once_and_the_largest_first(world):
 
 
 def test_a_block_fits_into_the_memory_allowed(world):
-    one = COPIES * tree_bytes(world.initial) + 2 * world.sample * 10  # batch 10
+    one = 8 * tree_bytes(world.initial) + 2 * world.sample * 10  # batch 10
     sizes = [len(b) for b in blocks(replace(world, memory=5 * one), torch.arange(12), world.method.passes())]
     assert sizes == [5, 5, 2]
     assert [len(b) for b in blocks(replace(world, memory=1), torch.arange(12), world.method.passes())] == [1] * 12
@@ -42,3 +42,9 @@ def test_the_footprint_counts_what_the_backward_pass_needs():
     assert wide.world.sample > 50 * setup.world.sample
     x = setup.world.federation.x
     assert footprint(setup.world.model, x[:7], setup.world.initial) == setup.world.sample
+
+
+def test_a_pass_that_holds_more_copies_gets_smaller_blocks():
+    world = replace(set_up(replace(CONFIG, method="fedbps")).world, memory=2**23)
+    learn, curvature = (len(next(iter(blocks(world, torch.arange(12), (each,))))) for each in world.passes())
+    assert 1 <= curvature < learn

@@ -27,3 +27,16 @@ def test_cuda_equals_cpu(method, model):
 def test_same_seed_same_bits_on_the_gpu():
     runs = [posterity.run(method="pfedvmp", device="cuda", **SMALL) for _ in range(2)]
     assert all(torch.equal(runs[0].state.params[n], p) for n, p in runs[1].state.params.items())
+
+
+@pytest.mark.parametrize("model", ["mlp", "mlp_bn", "cnn"])
+@pytest.mark.parametrize("method", sorted(methods.available()))
+def test_cuda_graphs_equal_eager_steps(method, model):
+    settings = {"model.feature_dim": 16} if model == "cnn" else {"model.hidden": 8}
+    rounds = {"rounds": 6, "evaluate_every": 3}
+    runs = [posterity.run(method=method, model=model, device="cuda", engine=e, dtype="float64", lr=0.01, set=settings,
+                          **{**SMALL, **rounds}) for e in ("stacked", "graph")]  # fmt: skip
+    for metric in ("nll", "brier"):
+        for point in ("received", "adapted", "trained"):
+            values = [run.metric(metric, show="last", point=point) for run in runs]
+            assert values[0] == pytest.approx(values[1], rel=1e-9), (metric, point)

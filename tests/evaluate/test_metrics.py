@@ -44,7 +44,7 @@ def test_accuracies_against_scikit_learn() -> None:
 
 @pytest.mark.parametrize("n", [20, 100, 1000])
 @pytest.mark.parametrize("major", [0, 1])
-def test_majority_predictor_has_balanced_accuracy_one_half(n: int, major: int) -> None:
+def test_majority_predictor_has_balanced_accuracy_one_half_fedmap_o11(n: int, major: int) -> None:
     """FedMAP's oracle O11, exactly, on any client of 85 to 15."""
     y = torch.full((n,), major)
     y[: n * 15 // 100] = 1 - major

@@ -10,11 +10,13 @@ from torch import nn
 
 from posterity import models
 from posterity.core.training import Training
+from posterity.core.tree import tree_rows
 from posterity.engine import loop
 from posterity.engine.round import meet, personal_model
 from posterity.laws import check
 from posterity.methods.fedavg import FedAvg
 from posterity.methods.fedbps import FedBPS, personal_entries, unpacked
+from posterity.methods.local import Local
 
 each_engine = pytest.mark.parametrize("engine", ENGINES, ids=lambda e: e.name)
 TRAINING = Training(lr=0.1, batch=4, epochs=2)
@@ -91,6 +93,18 @@ def test_adaptation_keeps_personal_entries_only(engine):
     still = Run(FedBPS(TRAINING, p=0.0), federation, mlp(federation), engine).rounds(1)
     received, adapted = (still.outputs(point) for point in ("received", "adapted"))
     assert all(torch.equal(a, b) for a, b in zip(received, adapted, strict=True))
+
+
+@pytest.mark.parametrize("p", [0.0, 0.7])
+def test_one_client_is_centralised_training(p):
+    """K = 1: w_g is the client's w, so that mixing changes nothing and every entry may as well be personal."""
+    federation = points((17,))
+    runs = [
+        Run(m, federation, mlp(federation), dtype=torch.float32).rounds(3)
+        for m in (FedBPS(TRAINING, p=p), Local(TRAINING))
+    ]
+    assert worst(runs[0].store.rows, runs[1].store.rows) == 0
+    assert worst(runs[0].state.params, tree_rows(runs[1].store.rows, 0)) == 0
 
 
 @pytest.mark.parametrize("curvature", ["ggn", "mc_fisher", "empirical_fisher", "hutchinson", "exact"])

@@ -1,6 +1,7 @@
 """FedMAP: its limits, a hand-worked round, its bytes. The specification's oracles are in tests/oracles."""
 
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ from oracles.worlds import ENGINES, Run, at, full_batch, mlp, points, quadratics
 from posterity.core.training import Training
 from posterity.core.tree import tree_rows
 from posterity.methods.fedavg import FedAvg
-from posterity.methods.fedmap import FedMAP
+from posterity.methods.fedmap import WEIGHTINGS, FedMAP
 from posterity.methods.local import Local
 
 each_engine = pytest.mark.parametrize("engine", ENGINES, ids=lambda e: e.name)
@@ -31,6 +32,41 @@ def test_two_clients_by_hand(engine):
     assert run.scalar() == pytest.approx(1.45, abs=1e-14)
     assert run.rounds(1).personal() == pytest.approx([1.2075, 2.4225], abs=1e-13)
     assert run.scalar() == pytest.approx(1.815, abs=1e-13)
+
+
+@each_engine
+@pytest.mark.parametrize(("scale", "second"), [("per_batch", 2.4225), ("bayes", 1.8 + 0.1 * (6.4 - 0.35 / 6))])
+def test_the_two_scales_of_the_prior_by_hand(engine, scale, second):
+    """As above: `bayes` divides the pull by N = (1, 3), so client 1 moves as before and client 2 is held less."""
+    method = FedMAP(full_batch(1), sigma2=2.0, weighting="uniform", prior_scale=scale)
+    run = Run(method, quadratics([1.0, 2.0], [2.0, 5.0], [1, 3]), scalar_model(), engine, at(1.0)).rounds(2)
+    assert run.personal() == pytest.approx([1.2075, second], abs=1e-13)
+
+
+LOG_WEIGHTS = {
+    "per_sample": (-0.4075, -30.88 / 3),
+    "posterior": (-0.4075, -30.88),
+    "likelihood": (-0.405, -30.72),
+    "num_examples": (math.log(1), math.log(3)),
+    "uniform": (0.0, 0.0),
+}
+
+
+@each_engine
+@pytest.mark.parametrize("weighting", WEIGHTINGS)
+def test_five_weightings_by_hand(engine, weighting):
+    """One step of 0.1 from γ = 1 gives θ = (1.1, 1.8) and, with σ² = 2 and N = (1, 3),
+
+    L = (−½ (1.1 − 2)², −3 · ½ · 2 (1.8 − 5)²) = (−0.405, −30.72), R = (0.1²/4, 0.8²/4) = (0.0025, 0.16).
+    """
+    run = Run(FedMAP(full_batch(1), sigma2=2.0, weighting=weighting), quadratics([1.0, 2.0], [2.0, 5.0], [1, 3]),
+              scalar_model(), engine, at(1.0)).rounds(1)  # fmt: skip
+    weights = [math.exp(w) for w in LOG_WEIGHTS[weighting]]
+    mean = (weights[0] * 1.1 + weights[1] * 1.8) / sum(weights)
+    assert run.scalar() == pytest.approx(mean, abs=1e-12)
+    effective = sum(weights) ** 2 / sum(w**2 for w in weights)
+    assert run.logs[0].report["effective_clients"] == pytest.approx(effective, abs=1e-12)
+    assert all("effective_clients" in log.report for log in run.rounds(2).logs)  # every round
 
 
 @each_engine
@@ -96,9 +132,41 @@ def test_running_statistics_stay_with_their_client():
     assert torch.allclose(shift, torch.full_like(shift, 0.9), atol=1e-12)  # momentum 0.1 forgets a tenth
 
 
+@each_engine
+@pytest.mark.parametrize("scale", ["per_batch", "bayes"])
+def test_batch_norm_trains_under_every_weighting(engine, scale):
+    """The prior pulls weights and biases of norm layers, never running statistics; γ averages all of them."""
+    federation = points((8, 6, 5))
+    for weighting in WEIGHTINGS:
+        method = FedMAP(TRAINING, sigma2=3.0, weighting=weighting, prior_scale=scale)
+        run = Run(method, federation, mlp(federation, norm=True), engine).rounds(2)
+        assert [log.accepted for log in run.logs] == [3, 3]
+        assert all(torch.isfinite(leaf).all() for leaf in run.state.params.values())
+
+
+def test_the_prior_leaves_running_statistics_alone():
+    federation = points((8,))
+    model = mlp(federation, norm=True)
+    gamma, theta = model.init(0, torch.float64), model.init(1, torch.float64)
+    here = SimpleNamespace(shared=SimpleNamespace(params=gamma), model=model)
+    square = sum(float(((theta[n] - gamma[n]) ** 2).sum()) for n in theta if n not in model.buffers)
+    assert float(FedMAP(sigma2=2.0).log_prior(theta, here)) == pytest.approx(-square / 4, rel=1e-12)
+    moved = {n: p + 100 if n in model.buffers else p for n, p in theta.items()}
+    assert torch.equal(FedMAP().log_prior(moved, here), FedMAP().log_prior(theta, here))
+
+
 def test_effective_clients_are_reported():
     run = Run(FedMAP(full_batch(1), weighting="uniform"), quadratics([1.0] * 4, [0.0, 1.0, 2.0, 3.0]), scalar_model())
     assert run.rounds(1).logs[0].report["effective_clients"] == pytest.approx(4.0, abs=1e-12)
+
+
+def test_effective_clients_of_log_weights():
+    """One step of 0.1 from 1: θ = (1.1, 1.4), L = (−.405, −2.56), R = (.005, .08), so log ω = (−.41, −2.64)."""
+    method = FedMAP(full_batch(1), sigma2=1.0, weighting="posterior")
+    run = Run(method, quadratics([1.0, 2.0], [2.0, 3.0]), scalar_model(), initial=at(1.0)).rounds(1)
+    ratio = math.exp(-2.64 + 0.41)
+    assert run.scalar() == pytest.approx((1.1 + ratio * 1.4) / (1 + ratio), abs=1e-12)
+    assert run.logs[0].report["effective_clients"] == pytest.approx((1 + ratio) ** 2 / (1 + ratio**2), abs=1e-12)
 
 
 @pytest.mark.parametrize(

@@ -107,11 +107,44 @@ def test_both_divergences_of_several_dimensions():
 
 
 @each_engine
-def test_without_divergences_and_with_pull_it_is_fedprox_bit_for_bit(engine):
-    federation = points((9, 5, 1))
-    runs = [Run(m, federation, mlp(federation, norm=True), engine).rounds(3) for m in
-            (FedNP(TRAINING, lam=0.0, mu=0.3), FedProx(TRAINING, mu=0.3))]  # fmt: skip
-    assert same_bits({n: runs[0].state.params[n] for n in runs[1].state.params}, runs[1].state.params)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("mu", [0.0, 0.3])
+def test_without_divergences_it_is_its_host_bit_for_bit(engine, dtype, mu):
+    """λ = 0: FedAvg for µ = 0 and FedProx for µ > 0; leaves, running statistics and losses, with absences."""
+    federation = points((9, 5, 1, 6))
+    training = replace(TRAINING, momentum=0.5, weight_decay=1e-3, clip=1.0)
+    host = FedProx(training, mu=mu) if mu else FedAvg(training)
+    model = mlp(federation, norm=True)
+    ours, theirs = (Run(m, federation, model, engine, dtype=dtype) for m in (FedNP(training, lam=0.0, mu=mu), host))
+    for cohort in (None, [0, 2, 3], [1, 2]):
+        ours.rounds(1, cohort)
+        theirs.rounds(1, cohort)
+        assert same_bits({n: ours.state.params[n] for n in model.leaves}, theirs.state.params)
+        assert ours.logs[-1].loss == theirs.logs[-1].loss
+
+
+@pytest.mark.parametrize("mu", [0.0, 0.3])
+def test_the_divergences_change_either_host(mu):
+    federation = points((9, 5))
+    ends = [Run(FedNP(TRAINING, lam=lam, mu=mu), federation, mlp(federation)).rounds(1).state.params
+            for lam in (0.0, 0.1)]  # fmt: skip
+    heads = [{n: p for n, p in end.items() if n.startswith("head.")} for end in ends]
+    assert worst(*heads) > 1e-4
+
+
+@pytest.mark.parametrize(
+    ("network", "shape", "width"),
+    [("linear", (6,), 6), ("mlp_bn", (6,), 64), ("lenet5", (1, 28, 28), 84), ("metavd_cnn", (3, 32, 32), 128)],
+)
+def test_the_classifier_of_any_network(network, shape, width):
+    """The NPN speaks of every weight of the head, of no bias, and one round goes through."""
+    generator = torch.Generator().manual_seed(0)
+    given = [(torch.randn(4, *shape, generator=generator, dtype=DOUBLE), torch.tensor([0, 1, 2, 0])) for _ in range(2)]
+    federation, model = federate(given, classes=3), models.build(network, shape, 3)
+    run = Run(FedNP(Training(lr=0.01, batch=4), lam=0.1), federation, model).rounds(1)
+    assert run.store.rows["npn"][NPN[3]].shape == (2, 3 * width)
+    assert not run.logs[0].refused
+    assert off(run) < 1e-14
 
 
 def test_the_pull_comes_on_top_of_the_divergences():
@@ -334,6 +367,27 @@ def test_the_toy_regression(engine, scale):
     assert not any(log.refused for log in run.logs)
     assert error() < before
     assert off(run) < 1e-4 * float(run.state.totals.shift.abs().max())
+
+
+def test_the_first_coefficients_of_the_toy():
+    """`start` bounds them and keeps them random by seed; 0 begins at the zero curve."""
+    leaves = []
+    for start, seed in ((0.05, 0), (0.05, 1), (0.0, 0)):
+        first = models.build("cubic", (1,), 1, "regression", start=start).init(seed)
+        leaves.append(torch.cat([p.flatten() for p in first.values()]))
+    assert 0 < float(leaves[0].abs().max()) <= 0.05
+    assert not torch.equal(leaves[0], leaves[1])
+    assert not bool(leaves[2].any())
+    with pytest.raises(ValueError, match="start bounds the first coefficients"):
+        models.build("cubic", (1,), 1, "regression", start=-1.0)
+
+
+def test_equally_spaced_inputs_of_the_toy():
+    federation = data.load("polynomial", split="100/0", seed=3, options={"spacing": "grid"})
+    for k, (low, high, count) in enumerate(((-7, -5, 30), (-2, 2, 20), (4, 8, 50))):
+        assert torch.allclose(federation.x[federation.train.client(k), 0], torch.linspace(low, high, count))
+    with pytest.raises(ValueError, match="spacing='even'"):
+        data.load("polynomial", split="100/0", options={"spacing": "even"})
 
 
 def test_it_is_found_by_name_and_wrapped():

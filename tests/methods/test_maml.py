@@ -43,9 +43,19 @@ def test_no_fast_step_is_fedavg_with_the_meta_step():
     assert left.scalar() == pytest.approx(right.scalar(), abs=1e-12)
 
 
-def test_a_meta_step_takes_three_batches():
-    """Rows 0, 3, … of a batch of 3B are the support, 1, 4, … the query: B samples each."""
+@each_engine
+def test_two_inner_steps(engine):
+    """A(1 − αA)⁴(θ − m): from 0 client 2 moves by 0.1·4·0.6⁴·3 = 0.15552, at rest at 3·0.5184/(0.6561 + 0.5184)."""
+    method = MAML(full_batch(1), 0.1, inner=2, **PLAIN)
+    assert Run(method, q2(3), scalar_model(), engine, at(0.0)).rounds(1).scalar() == pytest.approx(0.07776, abs=1e-10)
+    fixed = 3 * 0.5184 / 1.1745
+    assert Run(method, q2(3), scalar_model(), engine, at(fixed)).rounds(1).scalar() == pytest.approx(fixed, abs=1e-9)
+
+
+def test_a_meta_step_takes_a_support_and_its_queries():
+    """B samples for the support and 2B for the query; B and B if one query is asked for."""
     assert MAML(Training(batch=20)).passes()[0].batch == 60
+    assert MAML(Training(batch=20), queries=1).passes()[0].batch == 40
 
 
 def test_a_client_of_one_sample_has_no_query():
@@ -74,3 +84,7 @@ def test_bad_hyper_parameters():
         MAML(order="second")
     with pytest.raises(ValueError, match="fast must be at least 0"):
         MAML(fast=-0.1)
+    with pytest.raises(ValueError, match="queries must be at least 1"):
+        MAML(queries=0)
+    with pytest.raises(ValueError, match="server_momentum must be at least 0 and at most 1"):
+        MAML(server_momentum=1.5)

@@ -37,7 +37,7 @@ def test_the_difference_is_exact_on_quadratics(delta):
 
 def test_the_difference_approaches_the_exact_product_on_a_network():
     """With identical support and third batches (all rows equal) the error of a central difference falls with δ²."""
-    federation = points((3,))
+    federation = points((6,))
     rows = federation.train.rows
     federation.x[rows], federation.y[rows] = federation.x[rows[0]].clone(), federation.y[rows[0]].clone()
     model = mlp(federation)
@@ -46,6 +46,19 @@ def test_the_difference_approaches_the_exact_product_on_a_network():
             for d in (1e-1, 1e-2, 1e-4)]  # fmt: skip
     assert gaps[2] < 1e-8
     assert gaps[1] < gaps[0] / 50
+
+
+@pytest.mark.parametrize(("hvp", "batches"), [("difference", 3), ("exact", 2), ("none", 2)])
+def test_a_meta_step_takes_as_many_batches_as_it_uses(hvp, batches):
+    assert PerFedAvg(Training(batch=20), hvp=hvp).passes()[0].batch == 20 * batches
+
+
+@each_engine
+@pytest.mark.parametrize("hvp", ["difference", "exact"])
+def test_two_inner_steps(engine, hvp):
+    """The products of both inner steps: A(1 − αA)⁴(θ − m), so 0.07776 from 0 as MAML's."""
+    run = Run(PerFedAvg(full_batch(1), 0.1, hvp, inner=2), q2(3), scalar_model(), engine, at(0.0)).rounds(1)
+    assert run.scalar() == pytest.approx(0.07776, abs=1e-9)
 
 
 @each_engine
@@ -64,7 +77,8 @@ def test_adapted_models():
 def test_equal_sizes_and_exact_products_are_maml():
     federation, training = points((6, 6, 6)), Training(lr=0.1, batch=2)
     left = Run(PerFedAvg(training, 0.1, "exact"), federation, mlp(federation)).rounds(2)
-    right = Run(MAML(training, 0.1, server_lr=1.0, server_momentum=0.0), federation, mlp(federation)).rounds(2)
+    plain = MAML(training, 0.1, queries=1, server_lr=1.0, server_momentum=0.0)
+    right = Run(plain, federation, mlp(federation)).rounds(2)
     assert worst(left.state.params, right.state.params) < 1e-14
 
 

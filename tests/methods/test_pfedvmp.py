@@ -6,9 +6,11 @@ import pytest
 import torch
 from oracles.worlds import DOUBLE, ENGINES, Run, federate, full_batch, images, mlp, points, same_bits
 
-from posterity import models
+from posterity import data, models
+from posterity.core.centroids import FORMS
 from posterity.core.training import Training
 from posterity.core.tree import tree_rows
+from posterity.laws import LAWS, check
 from posterity.methods.fedper import FedPer
 from posterity.methods.pfedvmp import MODES, PFedVMP
 
@@ -89,6 +91,36 @@ def test_bytes(mode, per_class):
     assert log.bytes_down == 3 * 4 * (d_b + classes * d + classes + 1)
 
 
+def test_bytes_of_each_upload():
+    """Digits among 20 clients, 64 features: most classes have fewer than 33 samples, so directions are shortest.
+
+    Up, besides the base and its weight: d² + d + 1 numbers a class; d(d + 1)/2 + d + 1; or a count, and where there are
+    samples d + min(d, Z − 1)(d + 1).
+    """
+    federation = data.load("digits", clients=20, partition="dirichlet:0.3")
+    model, d = models.build("mlp", federation.shape, federation.classes), 64
+    runs = {form: Run(PFedVMP(TRAINING, mode="printed", upload=form), federation, model, dtype=torch.float32).rounds(1)
+            for form in FORMS}  # fmt: skip
+    sent = {form: run.logs[0].bytes_up for form, run in runs.items()}
+    assert sent["low_rank"] < sent["symmetric"] < sent["dense"]
+    base = 20 * 4 * (1 + sum(p.numel() for n, p in model.init(0).items() if n in model.base_names))
+    z = federation.histogram(federation.train)
+    directions = torch.where(z > 0, d + (z - 1).clamp(0, d) * (d + 1), 0)
+    assert sent["dense"] == base + 20 * 4 * 10 * (d * d + d + 1)
+    assert sent["symmetric"] == base + 20 * 4 * 10 * (d * (d + 1) // 2 + d + 1)
+    assert sent["low_rank"] == base + 4 * int((1 + directions).sum())
+    assert {run.logs[0].bytes_down for run in runs.values()} == {runs["dense"].logs[0].bytes_down}
+    for form in ("symmetric", "low_rank"):  # sent in float32: equal to its rounding, not to the bit
+        assert torch.allclose(runs[form].state.centroids, runs["dense"].state.centroids, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("upload", ["symmetric", "low_rank"])
+def test_every_upload_keeps_the_laws(upload):
+    verdicts = check(PFedVMP(TRAINING, mode="printed", upload=upload))
+    assert [v.detail for v in verdicts if not v.held] == []
+    assert len(verdicts) == len(LAWS)
+
+
 def test_a_newcomer_is_the_nearest_centroid_rule():
     """w_k = 2µ_k, b_k = −‖µ_k‖² ranks classes by −‖z − µ_k‖²."""
     federation = points((20, 20, 20), held=12)
@@ -121,6 +153,8 @@ def test_regression_is_refused():
         ({"reduction": "max"}, "reduction = 'max' is unknown"),
         ({"warmup": "none"}, "warmup = 'none' is unknown"),
         ({"alpha": "large"}, "alpha takes a number"),
+        ({"upload": "lowrank"}, "did you mean 'low_rank'"),
+        ({"upload": "low_rank"}, "mode must be 'printed', not shrinkage"),
     ],
 )
 def test_bad_hyper_parameters(given, message):

@@ -1,5 +1,7 @@
 """SNIP: the choice by hand, zeros that stay, and the parent at sparsity 0."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from oracles.worlds import DOUBLE, ENGINES, Run, mlp, points, same_bits
@@ -7,8 +9,10 @@ from oracles.worlds import DOUBLE, ENGINES, Run, mlp, points, same_bits
 from posterity.core.training import Training
 from posterity.engine.round import personal_model
 from posterity.methods.fedavg import FedAvg
+from posterity.methods.local import Local
 from posterity.methods.maml import MAML
 from posterity.methods.reptile import Reptile
+from posterity.methods.wrappers.drop import Drop
 from posterity.methods.wrappers.metavd import MetaVD
 from posterity.methods.wrappers.snip import Snip, most_sensitive
 
@@ -69,16 +73,39 @@ def test_it_goes_around_metavd():
     assert set(run.logs[0].report) == {"kl", "dropout_rate", "removed", "bytes_saved_each"}
 
 
-def test_bytes():
-    """The pattern costs a byte a weight down; sparse messages would save 33 numbers each way."""
+@each_engine
+@pytest.mark.parametrize("dtype", [torch.float32, DOUBLE])
+def test_bytes(engine, dtype):
+    """In the first round nothing is known; then 33 numbers less each way, and a bit a weight (6 bytes) down."""
     federation = points((5, 9))
     model = mlp(federation)
-    runs = [Run(m, federation, model).rounds(1) for m in (Snip(FedAvg()), FedAvg())]
-    assert runs[0].logs[0].bytes_down - runs[1].logs[0].bytes_down == 2 * 48
-    assert runs[0].logs[0].bytes_up == runs[1].logs[0].bytes_up
-    assert runs[0].logs[0].report["bytes_saved_each"] == 2 * 33 * 8
+    thin, dense = (Run(m, federation, model, engine, dtype=dtype).rounds(2).logs for m in (Snip(FedAvg()), FedAvg()))
+    size = dtype.itemsize
+    assert (thin[0].bytes_up, thin[0].bytes_down) == (dense[0].bytes_up, dense[0].bytes_down)
+    assert dense[1].bytes_up - thin[1].bytes_up == 2 * 33 * size
+    assert dense[1].bytes_down - thin[1].bytes_down == 2 * (33 * size - 6)
+    assert thin[0].report["bytes_saved_each"] == 2 * 33 * size - 6
+
+
+@each_engine
+def test_what_is_removed_is_not_used(engine):
+    """The inner method keeps other numbers at the removed places; clients do not see them."""
+    federation = points((9, 5, 3))
+    run = Run(Snip(Reptile(TRAINING)), federation, mlp(federation), engine).rounds(2)
+    before = run.outputs("adapted")
+    inner = dict(run.state.host.params)
+    inner[LEAF] = torch.where(run.state.keep, inner[LEAF], 7.0)
+    run.state = replace(run.state, host=replace(run.state.host, params=inner))
+    assert all(torch.equal(a, b) for a, b in zip(before, run.outputs("adapted"), strict=True))
+
+
+def test_a_method_that_sends_no_model():
+    federation = points((9, 5, 3))
+    assert Run(Snip(Local(TRAINING)), federation, mlp(federation)).rounds(1).logs[0].bytes_up == 0
 
 
 def test_bad_hyper_parameters():
     with pytest.raises(ValueError, match="sparsity must be at least 0 and at most 1"):
         Snip(FedAvg(), sparsity=-0.1)
+    with pytest.raises(ValueError, match=r"\+snip and \+drop both prune"):
+        Snip(Drop(FedAvg()))

@@ -319,6 +319,14 @@ def test_b1_lognormal_curvature():
     assert overlap < 0.69
 
 
+@pytest.mark.parametrize(("scale", "factor"), [("sum", 4.0), ("mean", 1.0)])
+def test_b1_the_printed_score_is_the_curvature_of_the_loss(scale, factor):
+    """Line 13 of Algorithm 1 for four samples: n h for the summed loss, h for the mean, negative values left out."""
+    h, n = torch.tensor([0.5, 3.0, -2.0], dtype=DOUBLE), torch.tensor(4.0, dtype=DOUBLE)
+    method = FedBPS(score="hessian", loss_scale=scale, within_scale=2.0)
+    assert method.variance(h, n).tolist() == [factor * 1.0, factor * 6.0, 0.0]
+
+
 def test_b4_the_mean_loss_hides_disagreement():
     """Its v is n times that of the sum, so the share of disagreement all but vanishes."""
     federation = points((9, 9, 9))

@@ -11,7 +11,9 @@ from posterity.core.draw import make_key, normal
 from posterity.core.monoid import Mean
 from posterity.core.optimise import SGD
 from posterity.core.training import Training
+from posterity.core.tree import tree_rows
 from posterity.data.partition import dirichlet
+from posterity.engine.round import train_round
 from posterity.evaluate.metrics import per_client
 from posterity.evaluate.scores import score
 from posterity.methods.fedavg import FedAvg
@@ -32,9 +34,9 @@ def doubles(*values):
 
 
 def pooled(theta, rho, weight, form="log_variance"):
-    """Eq. 5 for a stack of clients."""
-    weights, least = dropout.precision_weights(weight, dropout.log_variance(rho, theta, form))
-    total = Mean.fold(Mean(weights, theta))
+    """Eq. 5 for a stack of clients: the mean, and its precision Σ g/v."""
+    total = dropout.pooled(theta, rho, weight, form)
+    _, least = dropout.precision_weights(weight, dropout.log_variance(rho, theta, form))
     return total.value, total.weight * (-least).exp()
 
 
@@ -158,10 +160,27 @@ def test_o11_dropout_rate():
 
 
 def test_o16_schedule():
-    rounds = torch.tensor([0, 7, 10, 20, 21, 999])
-    found = 10 * dropout.ramp(rounds, 20)
-    assert found.tolist() == pytest.approx([0.0247, 1.4185, 5.0, 9.9753, 10, 10], abs=1e-4)
-    assert dropout.ramp(rounds, 0).tolist() == [1] * 6
+    """2 % of 1,000 rounds."""
+    rounds = (0, 7, 10, 20, 21, 999)
+    found = [10 * dropout.ramp(r, 0.02 * 1000) for r in rounds]
+    assert found == pytest.approx([0.0247, 1.4185, 5.0, 9.9753, 10, 10], abs=1e-4)
+    assert [dropout.ramp(r, 0) for r in rounds] == [1] * 6
+
+
+@each_engine
+def test_o16_schedule_through_rounds(engine):
+    """The share of β that clients are told in rounds 0, 7, 10, 20 and 21 of 1,000; with anneal = 0 all of it."""
+    federation = points((5, 3))
+    run = Run(MetaVD(FedAvg(TRAINING), **SMALL), federation, mlp(federation), engine)
+    seen = []
+    for number in range(22):
+        own = engine.offer(run.world, run.state, torch.tensor([0, 1]), 2)[1]
+        seen.append(10 * float(tree_rows(own, 1).warmth))
+        run.state, _ = train_round(run.world, engine, run.state, run.store, torch.tensor([0, 1]), number, 1000)
+    picked = [seen[r] for r in (0, 7, 10, 20, 21)]
+    assert picked == pytest.approx([0.0247, 1.4185, 5.0, 9.9753, 10], abs=1e-4)
+    flat = Run(MetaVD(FedAvg(TRAINING), anneal=0.0, **SMALL), federation, mlp(federation), engine)
+    assert float(flat.state.warmth) == 1 == float(flat.rounds(1).state.warmth)
 
 
 # --- reductions ------------------------------------------------------------------------------------------------------
@@ -195,7 +214,7 @@ def test_o08_without_noise_and_divergence_it_is_its_host(engine, host):
 @each_engine
 @pytest.mark.parametrize("family", ["ensemble", "naive"])
 def test_o08_bitwise_in_float32(engine, family):
-    """Tables start at 0 and nothing moves them. In float64 only the order of a sum of three differs."""
+    """Tables start equal and decay equally. In float64 only the order of a sum of three differs."""
     federation = points((9, 5, 1, 7))
     model = mlp(federation)
     plain = Run(FedAvg(TRAINING), federation, model, engine, dtype=torch.float32).rounds(3)
@@ -269,14 +288,14 @@ class Straight(MetaVD):
 
 @pytest.mark.parametrize("draws", [0, 3])
 def test_o13_no_inner_step_is_reptile_on_the_query(draws):
-    """Also of ρ, with the same draws: rows 1, 4, 7 … of the batch are the query."""
+    """Also of ρ, with the same draws: rows 1, 2, 4, 5 … of the batch are the query."""
     federation = points((9,))
-    query = federation.train.rows[1::3]
+    query = federation.train.rows[torch.arange(9) % 3 > 0]
     part = type(federation.train)(query, torch.tensor([0, len(query)]))
     fewer = type(federation)(**{**federation.__dict__, "train": part})
     training, model = Training(lr=0.1, batch=9), mlp(federation)
-    how = {**SMALL, "draws": draws, "anneal": 0}
-    meta = Straight(MAML(training, 0.0, server_lr=1.0, server_momentum=0.0), **how)
+    how = {**SMALL, "draws": draws, "anneal": 0.0}
+    meta = Straight(MAML(training, inner=0, server_lr=1.0, server_momentum=0.0), **how)
     plain = Straight(Reptile(training, 1.0, 0.0), **how)
     left, right = Run(meta, federation, model).rounds(1), Run(plain, fewer, model).rounds(1)
     assert worst(left.state, right.state) < 1e-12

@@ -1,5 +1,6 @@
 """pFedVMP: the specification's oracles O1 to O14 and the numbers of its errata, on the functions the engine runs."""
 
+from dataclasses import replace
 from functools import reduce
 from types import SimpleNamespace
 
@@ -8,13 +9,14 @@ import torch
 from torch.func import grad
 
 from posterity import models
+from posterity.core.centroids import describe_classes, low_rank, multiplied_out, read_centroids, unpack
 from posterity.core.gaussian import Gaussian
 from posterity.core.method import Batch, Carry, Facts, Here
 from posterity.core.monoid import Mean, Sum, fold_stack, merge
 from posterity.core.training import Training
 from posterity.core.tree import tree_map, tree_rows, tree_stack
 from posterity.methods.fedper import FedPer
-from posterity.methods.pfedvmp import PFedVMP, class_messages, low_rank, printed_precision, read_centroids
+from posterity.methods.pfedvmp import PFedVMP, class_message
 
 from .worlds import DOUBLE, ENGINES, Run, images, mlp, points, same_bits
 
@@ -26,10 +28,12 @@ B = torch.tensor([[5, 4], [5, 6], [5, 4.5], [5, 5.5]], dtype=DOUBLE)
 def messages(clients, mode="printed", alpha=1.0, nu0=10.0, classes=1, labels=None):
     """The class messages of clients given by their features."""
     labels = [torch.zeros(len(z), dtype=torch.int64) for z in clients] if labels is None else labels
-    return [
-        class_messages(z, y, torch.ones(len(z), dtype=z.dtype), classes, mode, alpha, nu0)
-        for z, y in zip(clients, labels, strict=True)
-    ]
+    return [said(z, y, torch.ones(len(z)), classes, mode, alpha, nu0) for z, y in zip(clients, labels, strict=True)]
+
+
+def said(z, y, mask, classes, mode, alpha=1.0, nu0=10.0):
+    """One client's factors and counts."""
+    return class_message(describe_classes(z, y, mask, classes), mode, alpha, nu0).value
 
 
 def pooled(parts):
@@ -111,18 +115,56 @@ def test_o04_two_clients_with_the_continuous_precision():
 
 @pytest.mark.parametrize(("n", "d"), [(24, 40), (60, 16), (3, 5)])
 def test_o05_the_low_rank_factors_equal_the_dense_pseudo_inverse(n, d):
-    """αI + V diag(s⁻²) Vᵀ from the SVD of the centred features = pinv(Σ) + αI, with at most min(d, Z − 1) factors.
-
-    (What is sent is the dense form; the factors are what the low-rank message of the next version will carry.)
-    """
+    """αI + Vᵀ diag(s⁻²) V from the SVD of the centred features = pinv(Σ) + αI, with at most min(d, Z − 1) factors."""
     z = torch.randn(n, d, generator=torch.Generator().manual_seed(n), dtype=DOUBLE)
-    centred = (z - z.mean(0)) / n**0.5
-    factors = low_rank(centred[None], torch.tensor([float(n)], dtype=DOUBLE))
+    found = describe_classes(z, torch.zeros(n, dtype=torch.int64), torch.ones(n), 1)
+    factors = low_rank(found)
     assert int((factors[1] > 0).sum()) == min(d, n - 1)
-    found = printed_precision(*factors, 0.7)[0]
+    centred = (z - z.mean(0)) / n**0.5
     dense = torch.linalg.pinv(centred.T @ centred, hermitian=True, rtol=1e-10) + 0.7 * torch.eye(d, dtype=DOUBLE)
-    assert float((found - dense).norm() / dense.norm()) < 1e-10
+    assert float((multiplied_out(*factors, 0.7)[0] - dense).norm() / dense.norm()) < 1e-10
     assert torch.allclose(messages([z], alpha=0.7)[0]["factor"].precision[0], dense, rtol=1e-9, atol=1e-9)
+
+
+def shuffled(uploaded, order):
+    """The total of a stack of messages in another order, and in two stacks."""
+    stack = {"classes": tree_stack([uploaded[i] for i in order])}
+    parts = [fold_stack(tree_rows(stack, rows)) for rows in (slice(0, 2), slice(2, None))]
+    return fold_stack(stack), merge(*parts)
+
+
+@pytest.mark.parametrize("upload", ["symmetric", "low_rank"])
+def test_o05_whatever_is_sent_the_total_is_the_dense_one(upload):
+    """Clients of 24, 60, 3, 1 and 9 samples in 16 dimensions, three classes, one of them rare; any order, any cut."""
+    labels = [torch.arange(n) % 2 for n in (24, 60, 3, 1, 9)]
+    labels[1][:2] = 2
+    clients = draws(20, [len(y) for y in labels], 16)
+    found = [describe_classes(z, y, torch.ones(len(y)), 3) for z, y in zip(clients, labels, strict=True)]
+    dense = pooled([class_message(f, "printed", 0.7, 10.0).value for f in found])
+    sent = [class_message(f, "printed", 0.7, 10.0, upload) for f in found]
+    for order in ([0, 1, 2, 3, 4], [3, 1, 4, 0, 2]):
+        for total in shuffled(sent, order):
+            factor, count = unpack(total["classes"])
+            assert torch.equal(count, dense["count"])
+            for got, expected in ((factor.precision, dense["factor"].precision), (factor.shift, dense["factor"].shift)):
+                assert float((got - expected).norm() / expected.norm()) < 1e-10
+
+
+@pytest.mark.parametrize("engine", ENGINES, ids=lambda e: e.name)
+@pytest.mark.parametrize("upload", ["symmetric", "low_rank"])
+def test_o05_runs_end_with_the_same_centroids(engine, upload):
+    """Four rounds of training with cohorts that differ; stacks of all clients, and stacks cut into blocks."""
+    federation, training = points((9, 23, 1, 6, 12)), Training(lr=0.05, batch=4)
+    ends = []
+    for sent, memory in (("dense", 2**30), (upload, 2**30), (upload, 1)):
+        run = Run(PFedVMP(training, mode="printed", upload=sent), federation, mlp(federation), engine)
+        run.world = replace(run.world, memory=memory)
+        for cohort in (range(5), (3, 1, 0), (2, 4), (4, 3, 2, 1, 0)):
+            run.rounds(1, list(cohort))
+        ends.append(run.state)
+    for end in ends[1:]:
+        assert float((end.centroids - ends[0].centroids).norm() / ends[0].centroids.norm()) < 1e-10
+        assert all(torch.allclose(end.params[n], p, rtol=1e-10, atol=1e-12) for n, p in ends[0].params.items())
 
 
 def test_o06_one_sample_and_no_sample():
@@ -302,6 +344,24 @@ def test_e3_precision_weighting_needs_the_count():
         assert error["isotropic"] < (0.75 if far else 1.3) * error["count"]
 
 
+def test_e3_the_precisions_by_their_formulas():
+    """Classes of 6, 2 and 1 samples: Z/s² with s² = tr Σ·Z/(Z − 1)/d, and Z ((ZΣ + ν₀s²I)/(Z + ν₀))⁻¹ with s² = tr Σ/d.
+
+    Where Z is too small (1, or 2 for the second), s² is that of all classes together.
+    """
+    z, y, d, nu0 = draws(9, (9,), 3)[0], torch.tensor([0] * 6 + [1] * 2 + [2]), 3, 4.0
+    spreads = [torch.cov(z[y == k].T, correction=0) for k in range(2)] + [torch.zeros(d, d, dtype=DOUBLE)]
+    traces = [float(spread.trace()) for spread in spreads]
+    pool = (6 * traces[0] + 2 * traces[1]) / (d * 6)
+    found = said(z, y, torch.ones(9), 3, "isotropic")["factor"].precision
+    expected = [6 / (traces[0] * 6 / 5 / d), 2 / (traces[1] * 2 / d), 1 / pool]
+    assert found.tolist() == pytest.approx(expected, rel=1e-12)
+    dense = said(z, y, torch.ones(9), 3, "shrinkage", nu0=nu0)["factor"].precision
+    for k, (count, square) in enumerate(((6, traces[0] / d), (2, pool), (1, pool))):
+        shrunken = (count * spreads[k] + nu0 * square * torch.eye(d, dtype=DOUBLE)) / (count + nu0)
+        assert torch.allclose(dense[k], count * torch.linalg.inv(shrunken), rtol=1e-10, atol=1e-12)
+
+
 @pytest.mark.parametrize("mode", ["shrinkage", "isotropic"])
 def test_e3_a_client_of_one_sample_does_not_take_over(mode):
     """121 samples of N(0, I) in 64 dimensions, one of them alone on its client: no worse than twice counting."""
@@ -334,10 +394,8 @@ def test_padding_has_no_influence_on_the_messages():
     z, y = draws(12, (7,), 3)[0], torch.tensor([0, 1, 1, 0, 1, 0, 0])
     wide = torch.cat([z, torch.full((3, 3), 1e6, dtype=DOUBLE)])
     for mode in ("printed", "shrinkage", "isotropic", "count"):
-        plain = class_messages(z, y, torch.ones(7).double(), 2, mode, 1.0, 10.0)
-        padded = class_messages(
-            wide, torch.cat([y, y[:3]]), torch.cat([torch.ones(7), torch.zeros(3)]).double(), 2, mode, 1.0, 10.0
-        )
+        plain = said(z, y, torch.ones(7), 2, mode)
+        padded = said(wide, torch.cat([y, y[:3]]), torch.cat([torch.ones(7), torch.zeros(3)]), 2, mode)
         assert torch.allclose(plain["factor"].precision, padded["factor"].precision, rtol=1e-9), mode
         assert torch.allclose(plain["factor"].shift, padded["factor"].shift, rtol=1e-9), mode
         assert torch.equal(tree_rows(plain["count"], 0), tree_rows(padded["count"], 0))

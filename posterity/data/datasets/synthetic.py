@@ -35,13 +35,19 @@ def load(
     samples: int = 2000,
     nuisance_var: float = 2.0,
     preset: str = "paper",
+    outlier: int = -1,
 ) -> Pool:
-    """Quantity skew: the second half of the clients has a quarter of the samples; label skew: it has 85 % class 0."""
+    """Quantity skew: the second half of the clients has a quarter of the samples; label skew: it has 85 % class 0.
+
+    The training labels of client `outlier` are shuffled (-1: of none), what it holds out keeps its labels.
+    """
     if skew not in SKEWS or preset not in ("paper", "code") or clients < 1 or samples < 8:
         raise DataError(
             f"synthetic: skew={skew!r}, preset={preset!r}, clients={clients}, samples={samples}; expected skew one of "
             f"{', '.join(SKEWS)}, preset paper or code, at least 1 client and 8 samples; change the options"
         )
+    if not -1 <= outlier < clients:
+        raise DataError(f"synthetic: outlier={outlier}; expected a client from 0 to {clients - 1}, or -1 for none")
     basis = rotation(stream(seed, "generate"))
     xs, ys = [], []
     for k in range(clients):
@@ -64,6 +70,7 @@ def load(
         owner=torch.from_numpy(owner),
         owner_names=tuple(f"client {k}" for k in range(clients)),
         scale="client",
+        outlier=None if outlier < 0 else outlier,
     )
 
 

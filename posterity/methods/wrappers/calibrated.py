@@ -38,8 +38,8 @@ def slope(beta: Tensor, log_prob: Tensor, y: Tensor, mask: Tensor, width: float)
 
 def fit_inverse_temperature(log_prob: Tensor, y: Tensor, mask: Tensor, width: float) -> Tensor:
     """The minimising β by bisection of its logarithm."""
-    low = mask.new_tensor(LOW).log() + 0 * mask.sum()
-    high = mask.new_tensor(HIGH).log() + 0 * mask.sum()
+    low = mask.new_full((), LOW).log() + 0 * mask.sum()
+    high = mask.new_full((), HIGH).log() + 0 * mask.sum()
     for _ in range(HALVINGS):
         middle = (low + high) / 2
         rising = slope(middle.exp(), log_prob, y, mask, width) > 0

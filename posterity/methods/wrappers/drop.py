@@ -1,36 +1,63 @@
 """Dropping weights: with MetaVD, a client does without the weights of the Gaussian layer whose dropout rate is high.
 
-From round `after` on, weight k of client m is dropped if its rate under the noise that the server predicted for it,
+From round `after` on, weight k of client m is dropped if its rate under the noise that the server predicts for it,
 
-    p_k = α_k / (1 + α_k) = v_k / (v_k + θ_k²)  >  threshold                                  # (3), footnote 1
+    p_k = α_k / (1 + α_k) = v_k / (v_k + θ_k²)  >  threshold                                              # footnote 1
 
-Its θ_k is 0 while the client trains and predicts. Neither θ_k nor ρ_k need be sent in either direction: the server says
-which they are (a bit per weight), and counts a weight that it does not receive back as unmoved.
+Neither θ_k nor ρ_k is sent, in either direction: the server says which they are (a bit per weight). While the client
+trains and predicts, θ_k is 0 and its noise the floor; the server counts what it does not receive back as unmoved.
 
-Reference: "Federated learning via meta-variational dropout", NeurIPS 2023, section 4.6 and appendix ("DP").
+Reference: "Federated learning via meta-variational dropout", NeurIPS 2023, section 4.6 and appendix K ("DP").
 
 Differs from the paper: the paper does not say what the server does with a weight that a client dropped (here: nothing
 moves it or its ρ). It reports 0.8 in Table 6 and 0.9 after 150 rounds in Tables 16 and 17; only one layer is pruned, so
-at most 13 % of the paper's bytes are saved. Simulated messages are dense; `report` says how many bytes a round's
-clients would have saved, less those bits. `+drop` without `+metavd` brings MetaVD along.
+at most 13 % of the paper's bytes are saved. Bytes of a round are counted without what is dropped, and with the bits;
+`report` says how many were saved. Dropped weights still count in a gradient-norm clip. `+drop` without `+metavd` brings
+MetaVD along.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from posterity.core import dropout
 from posterity.core.hyper import check_fields, hyper, within
-from posterity.core.method import Batch, Carry, Here, Message, Now, Params, Pass, Personal, State
-from posterity.core.monoid import Sum
+from posterity.core.method import Carry, Facts, Here, Message, Now, Params, Pass, Personal
+from posterity.core.monoid import Bag
+from posterity.core.passes import constrained
+from posterity.core.tree import Tree, record
+from posterity.core.wire import Sparse, packed, unpacked
 from posterity.core.wrapper import Wrapper
 from posterity.methods.wrappers.metavd import RHO, MetaVD
-from posterity.models.noisy import linear_layer
 
-TENSORS, WAYS = 2, 2  # θ and ρ, down and up
+TENSORS = 2  # θ and ρ
+TALLY = 8  # bytes of a client's count of dropped weights: for the report, nobody sends it
+
+
+@record
+class State:
+    host: Tree
+    begun: Tensor  # () whether the next round drops weights
+
+    @property
+    def params(self) -> Params:
+        return self.host.params
+
+
+@record
+class Own:
+    host: Tree
+    keep: Tensor  # (⌈K/8⌉,) eight weights in a byte
+
+
+def view(here: Here) -> Here:
+    """What MetaVD sees."""
+    return replace(here, own=here.own.part.host)
 
 
 @dataclass(frozen=True)
@@ -48,52 +75,62 @@ class Drop(Wrapper):
     def label(self) -> str:
         return f"{self.inner.label}+DP"
 
-    def leaf(self, here: Here) -> str:
-        return f"{linear_layer(here.model, self.method.layer)}.weight"
+    # --- the server ----------------------------------------------------------------------------------------------
+    def init(self, model: Any, params: Params, facts: Facts) -> State:
+        host = self.inner.init(model, params, facts)
+        return State(host, host.warmth.new_tensor(self.after == 0, dtype=torch.bool))
 
-    def pattern(self, here: Here) -> Tensor:
-        """1 for a weight that is kept, of the layer's shape."""
-        received = self.inner.start(here)
-        theta = received[self.leaf(here)]
-        rate = dropout.rate(received[RHO], theta, self.method.noise_param)  # (3)
-        return ((rate <= self.threshold) | (here.round < self.after)).to(theta.dtype)
-
-    def masked(self, params: Params, here: Here) -> Params:
-        return {**params, self.leaf(here): params[self.leaf(here)] * self.pattern(here)}
-
-    def start(self, here: Here) -> Params:
-        return self.masked(self.inner.start(here), here)
-
-    def _kept(self, each: Pass) -> Pass:
-        def step(carry: Carry, batch: Batch, here: Here) -> Carry:
-            after = each.step(carry, batch, here)
-            return replace(after, params=self.masked(after.params, here))
-
-        return replace(each, step=step)
-
-    def passes(self) -> tuple[Pass, ...]:
-        return tuple(self._kept(p) for p in self.inner.passes())
-
-    def adapt(self, epochs: int) -> tuple[Pass, ...]:
-        return tuple(self._kept(p) for p in self.inner.adapt(epochs))
-
-    def message(self, carry: Carry, here: Here) -> tuple[Message, Personal]:
-        received, keep = self.inner.start(here), self.pattern(here)
-        known = {n: torch.where(keep > 0, carry.params[n], received[n]) for n in (self.leaf(here), RHO)}
-        sent, personal = self.inner.message(replace(carry, params={**carry.params, **known}), here)
-        return {**sent, "dropped": Sum((1 - keep).sum()), "clients": Sum(torch.ones_like(here.n))}, personal
+    def offer(self, state: State, client: Tensor | None) -> tuple[Any, Sparse]:
+        shared, own = self.inner.offer(state.host, client)
+        theta = state.params[state.host.leaf]
+        keep = dropout.rate(own.rho, theta, self.method.noise_param) <= self.threshold  # footnote 1
+        keep = keep | ~state.begun
+        pattern, gone = packed(keep), (~keep).sum()
+        unsent = torch.where(gone > 0, TENSORS * theta.element_size() * gone, len(pattern))  # nothing gone, no pattern
+        return shared, Sparse(Own(own, pattern), unsent)
 
     def combine(self, state: State, total: Message, now: Now) -> State:
-        return self.inner.combine(state, _plain(total), now)
+        return State(self.inner.combine(state.host, total, now), torch.tensor(now.round + 1 >= self.after))
 
     def report(self, state: State, total: Message) -> dict[str, Tensor]:
-        size, dropped = state.params[state.leaf], total["dropped"].value
-        weights = total["clients"].value * size.numel()
-        pattern = torch.where(dropped > 0, weights / 8, 0)  # a bit each, down only
-        saved = TENSORS * WAYS * size.element_size() * dropped - pattern
-        mine = {"dropped": dropped / weights, "bytes_saved": saved}
-        return {**self.inner.report(state, _plain(total)), **mine}
+        theta, each = state.params[state.host.leaf], total[dropout.LAYER].value["dropped"].double()
+        pattern = math.ceil(theta.numel() / 8) * (each > 0).sum()  # down only
+        saved = 2 * TENSORS * theta.element_size() * each.sum() - pattern
+        mine = {"dropped": each.mean() / theta.numel(), "bytes_saved": saved}
+        return {**self.inner.report(state.host, total), **mine}
 
+    # --- one client ----------------------------------------------------------------------------------------------
+    def masked(self, params: Params, here: Here) -> Params:
+        leaf = self.method.leaf(here)
+        keep = unpacked(here.own.part.keep, params[leaf].shape)
+        known = {leaf: torch.where(keep, params[leaf], 0), RHO: torch.where(keep, params[RHO], dropout.LEAST)}
+        return {**params, **known}
 
-def _plain(total: Message) -> Message:
-    return {n: part for n, part in total.items() if n not in ("dropped", "clients")}
+    def fix(self, carry: Carry, here: Here) -> Carry:
+        return replace(carry, params=self.masked(carry.params, here))
+
+    def join(self, here: Here) -> Personal:
+        return self.inner.join(view(here))
+
+    def start(self, here: Here) -> Params:
+        return self.masked(self.inner.start(view(here)), here)
+
+    def passes(self) -> tuple[Pass, ...]:
+        return constrained(self.inner.passes(), view, self.fix)
+
+    def adapt(self, epochs: int) -> tuple[Pass, ...]:
+        return constrained(self.inner.adapt(epochs), view, self.fix)
+
+    def message(self, carry: Carry, here: Here) -> tuple[Message, Personal]:
+        """What the server does not receive it fills in with what it has."""
+        leaf, had = self.method.leaf(here), self.inner.start(view(here))
+        keep = unpacked(here.own.part.keep, had[leaf].shape)
+        filled = {n: torch.where(keep, carry.params[n], had[n]) for n in (leaf, RHO)}
+        sent, personal = self.inner.message(replace(carry, params={**carry.params, **filled}), view(here))
+        gone, layer = (~keep).sum(), sent[dropout.LAYER]
+        unsent = TENSORS * had[leaf].element_size() * gone + TALLY
+        part = Sparse(Bag(layer.client, {**layer.value, "dropped": gone}), unsent)
+        return {**sent, dropout.LAYER: part}, personal
+
+    def predict(self, carry: Carry, x: Tensor, here: Here) -> Tensor:
+        return self.inner.predict(carry, x, view(here))

@@ -7,9 +7,10 @@ Reference: Lee, Ajanthan and Torr, "SNIP: single-shot network pruning based on c
 in federated learning as MetaVD (NeurIPS 2023, Tables 16 and 17) compares with it: the layer before the output alone.
 
 Differs from the paper: the sensitivity comes from the first round of training, not from one batch at initialisation
-(MetaVD's baselines); exactly ⌈(1 − sparsity)·K⌉ weights are kept (released codes keep one more). Clients are told the
-pattern with every broadcast, a byte a weight; `report` says what sparse messages would have saved. Removed weights
-still count in a gradient-norm clip. The weights in `state.params` are masked; those of the inner method may not be.
+(MetaVD's baselines); exactly ⌈(1 − sparsity)·K⌉ weights are kept (released codes keep one more). Removed weights are
+not sent, and not counted in the bytes of a round; clients, which forget, are told the pattern with every broadcast, a
+bit a weight. `report` says what a client saves. Removed weights still count in a gradient-norm clip. The weights in
+`state.params` are masked; those of the inner method may not be.
 """
 
 from __future__ import annotations
@@ -22,9 +23,12 @@ import torch
 from torch import Tensor
 
 from posterity.core.hyper import check_fields, hyper, within
-from posterity.core.method import Batch, Carry, Facts, Here, Message, Now, Params, Pass, Personal
+from posterity.core.method import Carry, Facts, Here, Message, Now, Params, Pass, Personal
+from posterity.core.passes import constrained
 from posterity.core.tree import STATIC, Tree, record
+from posterity.core.wire import Sparse, packed, unpacked
 from posterity.core.wrapper import Wrapper
+from posterity.methods.wrappers.drop import Drop
 from posterity.models.noisy import linear_layer
 
 
@@ -43,12 +47,24 @@ class State:
 @record
 class Shared:
     host: Tree
-    keep: Tensor
+    keep: Tensor  # (⌈K/8⌉,) eight weights in a byte
     leaf: str = field(metadata={STATIC: True})
 
 
 def cut(params: Params, leaf: str, keep: Tensor) -> Params:
-    return {**params, leaf: params[leaf] * keep.to(params[leaf].dtype)}
+    return {**params, leaf: torch.where(keep, params[leaf], 0)}
+
+
+def view(here: Here) -> Here:
+    """What the inner method sees."""
+    return replace(here, shared=here.shared.part.host)
+
+
+def fix(carry: Carry, here: Here) -> Carry:
+    """The carry without the removed weights."""
+    known = here.shared.part
+    keep = unpacked(known.keep, carry.params[known.leaf].shape)
+    return replace(carry, params=cut(carry.params, known.leaf, keep))
 
 
 def most_sensitive(weight: Tensor, gradient: Tensor, sparsity: float) -> Tensor:
@@ -68,6 +84,8 @@ class Snip(Wrapper):
     def __post_init__(self) -> None:
         check_fields(self)
         within(self, sparsity=(0, 1))
+        if isinstance(self.method, Drop):
+            raise ValueError("+snip and +drop both prune the layer before the output: take one of them")
 
     @property
     def label(self) -> str:
@@ -78,9 +96,12 @@ class Snip(Wrapper):
         keep = torch.ones_like(params[leaf], dtype=torch.bool)
         return State(self.inner.init(model, params, facts), keep, keep.new_zeros(()), leaf)
 
-    def offer(self, state: State, client: Tensor | None) -> tuple[Shared, Any]:
+    def offer(self, state: State, client: Tensor | None) -> tuple[Sparse, Any]:
         shared, own = self.inner.offer(state.host, client)
-        return Shared(shared, state.keep, state.leaf), own
+        pattern, gone = packed(state.keep), (~state.keep).sum()
+        size = state.host.params[state.leaf].element_size()
+        unsent = torch.where(gone > 0, size * gone, len(pattern))  # nothing removed, no pattern
+        return Sparse(Shared(shared, pattern, state.leaf), unsent), own
 
     def combine(self, state: State, total: Message, now: Now) -> State:
         host = self.inner.combine(state.host, total, now)
@@ -90,40 +111,32 @@ class Snip(Wrapper):
         return State(host, keep, torch.ones_like(state.pruned), state.leaf)
 
     def report(self, state: State, total: Message) -> dict[str, Tensor]:
-        gone = (~state.keep).sum().to(torch.float64)
+        """What each client saves from the next round on: removed weights down and up, less the pattern."""
+        gone = (~state.keep).sum().double()
         size = state.host.params[state.leaf].element_size()
-        mine = {"removed": gone / state.keep.numel(), "bytes_saved_each": 2 * size * gone}  # down and up, per client
+        saved = 2 * size * gone - len(packed(state.keep)) * (gone > 0)
+        mine = {"removed": gone / state.keep.numel(), "bytes_saved_each": saved}
         return {**self.inner.report(state.host, total), **mine}
 
-    def down(self, here: Here) -> Here:
-        return replace(here, shared=here.shared.host)
-
     def join(self, here: Here) -> Personal:
-        return self.inner.join(self.down(here))
+        return self.inner.join(view(here))
 
     def start(self, here: Here) -> Params:
-        return cut(self.inner.start(self.down(here)), here.shared.leaf, here.shared.keep)
-
-    def _kept(self, each: Pass) -> Pass:
-        def step(carry: Carry, batch: Batch, here: Here) -> Carry:
-            after = each.step(carry, batch, self.down(here))
-            return replace(after, params=cut(after.params, here.shared.leaf, here.shared.keep))
-
-        return replace(
-            each,
-            step=step,
-            open=lambda carry, here: each.open(carry, self.down(here)),
-            close=lambda carry, here: each.close(carry, self.down(here)),
-        )
+        return fix(Carry(self.inner.start(view(here)), {}, ()), here).params
 
     def passes(self) -> tuple[Pass, ...]:
-        return tuple(self._kept(p) for p in self.inner.passes())
+        return constrained(self.inner.passes(), view, fix)
 
     def adapt(self, epochs: int) -> tuple[Pass, ...]:
-        return tuple(self._kept(p) for p in self.inner.adapt(epochs))
+        return constrained(self.inner.adapt(epochs), view, fix)
 
     def message(self, carry: Carry, here: Here) -> tuple[Message, Personal]:
-        return self.inner.message(carry, self.down(here))
+        sent, personal = self.inner.message(carry, view(here))
+        if "params" not in sent:  # a method whose layer goes another way, or nowhere
+            return sent, personal
+        weight = carry.params[here.shared.part.leaf]
+        gone = (~unpacked(here.shared.part.keep, weight.shape)).sum()
+        return {**sent, "params": Sparse(sent["params"], weight.element_size() * gone)}, personal
 
     def predict(self, carry: Carry, x: Tensor, here: Here) -> Tensor:
-        return self.inner.predict(carry, x, self.down(here))
+        return self.inner.predict(carry, x, view(here))

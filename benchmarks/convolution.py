@@ -1,0 +1,211 @@
+"""Convolutions whose filters differ from client to client, operation by operation, on a GPU.
+
+    python benchmarks/convolution.py [--clients 50,18] [--ways native,patches,triton] [--json FILE]
+    python benchmarks/convolution.py --sweep [--seconds 50] [--json FILE]
+
+Microseconds of the forward pass, the weight (and bias) gradient and the input gradient of both convolutions of the
+pFedVMP network, ten images a client, and of one whole training gradient (`step`), in float32, TF32 and bfloat16. Each
+operation is captured several times in one CUDA graph, so launches do not count; the median over replays is shown. A
+case that fails is shown with its error, and the table goes on. `--sweep` times the Triton kernels with other tiles.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import statistics
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.func import grad, vmap
+from torch.nn import functional as F
+
+from posterity import models
+from posterity.models._grid import Grid
+from posterity.models.convolution import by_kernel, by_patches
+
+LAYERS = {"conv1": (3, 32, 32, 32), "conv2": (32, 14, 14, 64)}  # C, H, W, O; windows 5×5
+KINDS = {"float32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16}
+WAYS = {"native": F.conv2d, "patches": by_patches, "triton": by_kernel}
+OPERATIONS = [("conv1", "forward"), ("conv1", "weight"), ("conv2", "forward"), ("conv2", "weight"), ("conv2", "input")]
+BATCH, COPIES, REPLAYS = 10, 10, 7
+Case = Callable[[], Any]
+
+
+def measure(make: Callable[[], Case]) -> float:
+    """Median microseconds of one call of what `make` returns; all of it on one stream, as a capture needs."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        call = make()
+        for _ in range(2):
+            call()
+    side.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=side):
+        for _ in range(COPIES):
+            call()
+    times = []
+    for _ in range(REPLAYS + 2):
+        start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        graph.replay()
+        stop.record()
+        torch.cuda.synchronize()
+        times.append(1000 * start.elapsed_time(stop) / COPIES)
+    return statistics.median(times[2:])
+
+
+def draw(layer: str, clients: int, kind: str) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """x, weight, bias and a gradient of the images, for all clients."""
+    channels, height, width, outputs = LAYERS[layer]
+    sizes = ((BATCH, channels, height, width), (outputs, channels, 5, 5), (outputs,),
+             (BATCH, outputs, height - 4, width - 4))  # fmt: skip
+    x, w, b, g = (torch.randn(clients, *size, device="cuda", dtype=KINDS[kind]) for size in sizes)
+    return x, w / 10, b, g
+
+
+def operation(layer: str, name: str, way: str, clients: int, kind: str) -> Case:
+    """One operation by PyTorch's own differentiation, the forward pass left out of the gradients."""
+    x, w, b, g = draw(layer, clients, kind)
+    compute = partial(vmap(lambda x, w, b: WAYS[way](x, w, b, (1, 1), (0, 0))), x, w, b)
+    if name == "forward":
+        return torch.no_grad()(compute)
+    wanted = [x] if name == "input" else [w, b]
+    for leaf in wanted:
+        leaf.requires_grad_()
+    y = compute()
+    return lambda: torch.autograd.grad(y, wanted, g, retain_graph=True)
+
+
+def step(way: str, clients: int, kind: str) -> Case:
+    """The gradient of the whole network for a batch of every client."""
+    model = models.build("cnn", (3, 32, 32), 10).rewired(way)  # type: ignore[arg-type]
+    params = {n: p.expand(clients, *p.shape).to("cuda", KINDS[kind]).contiguous() for n, p in model.init(0).items()}
+    x = torch.randn(clients, BATCH, 3, 32, 32, device="cuda", dtype=KINDS[kind])
+    y = torch.randint(0, 10, (clients, BATCH), device="cuda")
+    return lambda: vmap(grad(lambda p, x, y: F.cross_entropy(model.logits(p, x), y)))(params, x, y)
+
+
+def use(kind: str) -> None:
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = kind == "tf32"
+
+
+def attempt(make: Callable[[], Case]) -> float | str:
+    """Microseconds, or what went wrong."""
+    try:
+        return measure(make)
+    except Exception as error:  # the table goes on
+        with suppress(Exception):
+            torch.cuda.synchronize()
+        return f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"[:160]
+
+
+def table(clients: list[int], ways: list[str]) -> list[dict[str, Any]]:
+    """All cases, printed as they come."""
+    rows = []
+    print(f"{'clients':>7} {'operation':16} {'type':8}" + "".join(f"{way:>10}" for way in ways) + "   microseconds")
+    for count, (layer, name), kind in itertools.product(clients, [*OPERATIONS, ("cnn", "step")], KINDS):
+        use(kind)
+        makers = {
+            way: partial(step, way, count, kind)
+            if name == "step"
+            else partial(operation, layer, name, way, count, kind)
+            for way in ways
+        }
+        found = {way: attempt(make) for way, make in makers.items()}
+        cells = "".join(f"{v:10.1f}" if isinstance(v, float) else f"{'error':>10}" for v in found.values())
+        print(f"{count:7} {layer + ' ' + name:16} {kind:8}{cells}", flush=True)
+        for way, value in found.items():
+            if isinstance(value, str):
+                print(f"        {way}: {value}", flush=True)
+        rows.append({"clients": count, "layer": layer, "operation": name, "type": kind, **found})
+    return rows
+
+
+def candidates(layer: str, name: str, kind: str) -> list[Any]:
+    """Tiles to try: those in use first."""
+    from posterity.models._kernels import Tile, contract_tile, correlate_tile
+
+    channels, _, _, outputs = LAYERS[layer]
+    if name == "weight":
+        now = contract_tile(outputs, channels * 25)
+    else:
+        now = correlate_tile(channels if name == "input" else outputs, name == "input")
+    rows = {32, now.rows} if now.rows > 32 else {now.rows}
+    others = [Tile(r, c, d, w, s) for r in rows for c in (32, 64, 128) for d in (16, 32, 64)
+              for w, s in ((4, 3), (8, 3)) if r * c >= 1024 and r * c * d <= 131072
+              and (w == 4 or r * c >= 4096) and (kind != "float32" or d < 64)]  # fmt: skip
+    return [now, *(t for t in others if t != now)]
+
+
+def kernel(layer: str, name: str, clients: int, kind: str, tile: Any) -> Case:
+    """One kernel with a tile of our choice."""
+    from posterity.models import _kernels
+
+    x, w, b, g = draw(layer, clients, kind)
+    grid = Grid((*x.shape[1:],), (5, 5), (1, 1), (0, 0))
+    if name == "forward":
+        return lambda: _kernels.convolve(x, w, b, grid, tile)
+    if name == "input":
+        return lambda: _kernels.spread(w, g, grid, tile)
+    return lambda: _kernels.weigh(x, g, grid, tile)
+
+
+def sweep(clients: int, seconds: float) -> list[dict[str, Any]]:
+    """Times of the kernels with other tiles, best five first; compiled in threads, measured one by one."""
+    begun, rows = time.perf_counter(), []
+    for kind, (layer, name) in itertools.product(KINDS, OPERATIONS):
+        use(kind)
+        tiles = candidates(layer, name, kind)
+        if time.perf_counter() - begun > seconds:
+            print(f"{layer} {name} {kind}: no time left", flush=True)
+            continue
+        with ThreadPoolExecutor(12) as pool:  # a launch compiles; what fails here fails again below, with its error
+            list(pool.map(lambda tile: _compiled(kernel(layer, name, 1, kind, tile)), tiles))  # noqa: B023
+        times = {tile: attempt(partial(kernel, layer, name, clients, kind, tile)) for tile in tiles}
+        good = sorted((t for t in tiles if isinstance(times[t], float)), key=lambda t: times[t])
+        print(f"{layer} {name} {kind}: now {times[tiles[0]]}, {len(tiles) - len(good)} of {len(tiles)} failed")
+        for tile in good[:5]:
+            print(f"    {times[tile]:8.1f}  {tile}", flush=True)
+        rows += [{"layer": layer, "operation": name, "type": kind, **asdict(t), "found": times[t]} for t in tiles]
+    return rows
+
+
+def _compiled(call: Case) -> None:
+    with suppress(Exception):
+        call()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--clients", default="50,18")
+    parser.add_argument("--ways", default="native,patches,triton")
+    parser.add_argument("--sweep", action="store_true", help="other tiles for the Triton kernels, at 18 clients")
+    parser.add_argument("--seconds", type=float, default=50, help="begin no further sweep after this time")
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    if not torch.cuda.is_available():
+        raise SystemExit("This benchmark needs a CUDA device.")
+    begun = time.perf_counter()
+    print(f"torch {torch.__version__}, {torch.cuda.get_device_name()}")
+    if options.sweep:
+        rows = sweep(18, options.seconds)
+    else:
+        rows = table([int(c) for c in options.clients.split(",")], options.ways.split(","))
+    print(f"{time.perf_counter() - begun:.0f} s in all")
+    if options.json:
+        options.json.write_text(json.dumps(rows, indent=1))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,147 @@
+"""One round of pFedVMP's setting on a GPU, every way of running it, in one run.
+
+    python benchmarks/gpu.py [--device cuda] [--rounds 20] [--json FILE] [--ways plain,stacked,...]
+
+Its network, 50 clients by Dirichlet(0.3), 12,000 images 3x32x32 (synthetic: time does not depend on pixels), batch 10,
+one epoch, SGD 0.01, full participation. `plain` is eager PyTorch, one client after another, data on the device, nothing
+waits for the host inside a client. Times are medians over rounds, after a warm-up.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import statistics
+import time
+from pathlib import Path
+
+import numpy
+import torch
+
+from posterity import methods, models
+from posterity.core.draw import make_key
+from posterity.data.federation import Federation, Part
+from posterity.data.partition import dirichlet
+from posterity.engine.round import ENGINES, able, first_state, train_round
+from posterity.engine.store import Memory
+from posterity.engine.world import World
+
+IMAGES, CLIENTS, CLASSES = 12_000, 50, 10
+METHODS = {"fedavg": ("fedavg", {}), "isotropic": ("pfedvmp", {"mode": "isotropic"}),
+           "shrinkage": ("pfedvmp", {}), "printed": ("pfedvmp", {"mode": "printed"})}  # fmt: skip
+
+
+def make_federation(device: str, images: int = IMAGES, clients: int = CLIENTS) -> Federation:
+    """Random images, divided by Dirichlet(0.3)."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(images, 3, 32, 32, generator=generator)
+    y = torch.randint(0, CLASSES, (images,), generator=generator)
+    part = Part.of(dirichlet(y, clients, 0.3, numpy.random.default_rng(0)))
+    nothing = Part(torch.zeros(0, dtype=torch.long), part.offsets * 0)
+    names = tuple(str(k) for k in range(clients))
+    made = Federation("synthetic", "classification", x, y, CLASSES, part, nothing, nothing, clients, names)
+    return made.to(device, torch.float32)
+
+
+def make_world(federation: Federation, method: str, way: str, device: str) -> World:
+    name, settings = METHODS.get(method, (method, {}))
+    model = models.build("cnn", (3, 32, 32), CLASSES).rewired(way)
+    initial = {n: p.to(device) for n, p in model.init(0).items()}
+    made = methods.build(name, settings, {"lr": 0.01, "batch": 10, "epochs": 1})
+    return World(made, model, federation, initial, make_key(0, device), 2**36)
+
+
+def wait(device: str) -> None:
+    if device.startswith("cuda"):
+        torch.cuda.synchronize()
+
+
+def time_rounds(world: World, engine: str, rounds: int, device: str) -> tuple[float, float]:
+    """Median milliseconds of a round after a warm-up of three, and seconds of the warm-up."""
+    state, store, times = first_state(world), Memory(world.federation.clients, device), []
+    everyone = able(world)
+    begun = time.perf_counter()
+    warm = 0.0
+    for number in range(rounds + 3):
+        start = time.perf_counter()
+        state, _ = train_round(world, ENGINES[engine], state, store, everyone, number, rounds)
+        wait(device)
+        times.append(1000 * (time.perf_counter() - start))
+        warm = time.perf_counter() - begun if number == 2 else warm
+    return statistics.median(times[3:]), warm
+
+
+def time_plain(federation: Federation, rounds: int, device: str) -> float:
+    """The baseline: FedAvg as one would write it."""
+    module = models.build("cnn", (3, 32, 32), CLASSES).module.to(device)
+    start = {n: p.clone() for n, p in module.state_dict().items()}
+    owned = [federation.train.client(k) for k in range(federation.clients)]
+    times = []
+    for _ in range(rounds + 1):
+        begun = time.perf_counter()
+        total = {n: torch.zeros_like(p) for n, p in start.items()}
+        for rows in owned:
+            module.load_state_dict(start)
+            optimiser = torch.optim.SGD(module.parameters(), lr=0.01)
+            for batch in torch.split(rows[torch.randperm(len(rows), device=device)], 10):
+                optimiser.zero_grad()
+                torch.nn.functional.cross_entropy(module(federation.x[batch]), federation.y[batch]).backward()
+                optimiser.step()
+            for n, p in module.state_dict().items():
+                total[n] += len(rows) / IMAGES * p
+        wait(device)
+        times.append(1000 * (time.perf_counter() - begun))
+    return statistics.median(times[1:])
+
+
+def profile(world: World, engine: str, device: str, lines: int = 25) -> str:
+    """Where the device's time of one round goes."""
+    state, store = first_state(world), Memory(world.federation.clients, device)
+    for number in range(4):
+        train_round(world, ENGINES[engine], state, store, able(world), number, 4)
+    activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
+    with torch.profiler.profile(activities=activities) as found:
+        train_round(world, ENGINES[engine], state, store, able(world), 4, 4)
+        wait(device)
+    table = found.key_averages()
+    host = table.table(sort_by="self_cpu_time_total", row_limit=12, max_name_column_width=60)
+    return str(table.table(sort_by="self_cuda_time_total", row_limit=lines, max_name_column_width=90)) + str(host)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--methods", default="fedavg,isotropic,printed")
+    parser.add_argument("--ways", default="stacked:native,graph:native,graph:patches")
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--profile", help="only show where a round's time goes: method:engine:way")
+    options = parser.parse_args()
+    federation = make_federation(options.device)
+    steps = -(-federation.train.counts // 10)
+    print(f"torch {torch.__version__}, {platform.machine()}, {options.device}, longest client {int(steps.max())} steps,"
+          f" mean active {float(steps.sum() / steps.max()):.1f}")  # fmt: skip
+    if options.profile:
+        method, engine, way = options.profile.split(":")
+        print(profile(make_world(federation, method, way, options.device), engine, options.device))
+        return
+    plain = time_plain(federation, min(3, options.rounds), options.device)
+    found = {"plain": plain}
+    print(f"{'plain':40} {plain:9.1f} ms")
+    for tf32 in (False, True):
+        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = tf32
+        for method in options.methods.split(","):
+            for pair in options.ways.split(","):
+                engine, way = pair.split(":")
+                world = make_world(federation, method, way, options.device)
+                took, warm = time_rounds(world, engine, options.rounds, options.device)
+                label = f"{method} {engine} {way}{' tf32' if tf32 else ''}"
+                found[label] = took
+                print(f"{label:40} {took:9.1f} ms {plain / took:7.1f}x   (warm-up {warm:.1f} s)", flush=True)
+    if options.json:
+        options.json.write_text(json.dumps(found, indent=1))
+
+
+if __name__ == "__main__":
+    main()

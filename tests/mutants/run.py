@@ -1,0 +1,222 @@
+"""`make mutants`: makes one small mistake at a time in a copy of the package and says which test notices it.
+
+    python tests/mutants/run.py                 every paper, and docs/results/mutants.md
+    python tests/mutants/run.py fedmap fedbps   these only, and no page
+
+A paper's quick oracles run first, then its quick method tests, then the slow ones of both, and the laws only if all of
+these have noticed nothing. PyTorch is imported once; each mutant is a fork that imports the package from a temporary
+folder.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import resource
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from datetime import date
+from pathlib import Path
+
+import hypothesis  # noqa: F401  here, so that forks need not: it takes longer than most mutants live
+import pytest
+import torch
+import torch._dynamo  # `vmap` imports it at its first use
+from catalogue import ROOT, Mutant, Paper, applied, fault, papers
+
+PAGE = ROOT / "docs" / "results" / "mutants.md"
+KINDS = {"oracles": "oracle", "methods": "method test", "laws": "law"}
+LIMIT = 600  # seconds for one mutant
+SLOW = 0.5  # seconds: tests that take longer wait until all others have passed
+BAD = ("survived", "broken", "no end")
+Times = dict[str, float]  # seconds of every test of a paper, without a mutant
+
+
+@dataclass(frozen=True)
+class Job:
+    paper: Paper
+    mutant: Mutant | None  # None: the tests as they are, which must pass and are timed
+    times: Times
+
+
+@dataclass(frozen=True)
+class Verdict:
+    outcome: str  # a value of KINDS, one of BAD, or "passed"
+    test: str = ""
+    seconds: float = 0.0
+    times: Times = field(default_factory=dict)
+
+
+# --- in the fork ----------------------------------------------------------------------------------------------------
+class Witness:
+    """A plugin that puts quick tests first, and remembers which one failed first and how long each took."""
+
+    def __init__(self, times: Times) -> None:
+        self.known, self.times, self.failed = times, Times(), ""
+
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        items.sort(key=self.turn)
+
+    def turn(self, item: pytest.Item) -> tuple[bool, bool, float]:
+        seconds = self.known.get(item.nodeid, 0.0)
+        return seconds > SLOW, kind(item.nodeid) != "oracle", seconds
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self.times[report.nodeid] = self.times.get(report.nodeid, 0.0) + report.duration
+        if report.failed and not self.failed:
+            self.failed = report.nodeid
+
+
+def kind(test: str) -> str:
+    return KINDS[test.split("/")[1]]
+
+
+def examine(job: Job, folder: Path) -> Verdict:
+    """What the tests say about a copy of the package with the mutant in it."""
+    for part in ("posterity", "tests"):
+        shutil.copytree(ROOT / part, folder / part)
+    shutil.copy(ROOT / "pyproject.toml", folder)
+    if job.mutant is not None:
+        path = folder / job.mutant.file
+        path.write_text(applied(job.mutant, path.read_text(encoding="utf-8")), encoding="utf-8")
+        for stale in path.parent.glob(f"__pycache__/{path.stem}.*"):
+            stale.unlink()
+    os.chdir(folder)
+    sys.path.insert(0, str(folder))
+    import posterity
+
+    if not Path(posterity.__file__).is_relative_to(folder):
+        return Verdict("broken", f"posterity was imported from {posterity.__file__}")
+    own = [f"tests/{place}/test_{job.paper.name}.py" for place in ("oracles", "methods")]
+    laws = ["tests/laws/test_methods.py", "-k", f"test_law and {job.paper.laws}-"]
+    for tests in (own, laws) if job.mutant else (own,):
+        witness = Witness(job.times)
+        stop = ["-x"] if job.mutant else []
+        code = pytest.main(["-q", "-p", "no:cacheprovider", *stop, "-m", "not everything", *tests], [witness])
+        if witness.failed:
+            return Verdict(kind(witness.failed), witness.failed)
+        if code != 0:
+            return Verdict("broken", f"pytest ended with {code!r} and no failing test")
+    return Verdict("survived" if job.mutant else "passed", times=witness.times)
+
+
+def fork(job: Job, folder: Path) -> int:
+    """Starts a process that writes its verdict to folder/verdict.json; its number."""
+    pid = os.fork()
+    if pid:
+        return pid
+    code = 1
+    try:
+        log = os.open(folder / "log.txt", os.O_WRONLY | os.O_CREAT)
+        os.dup2(log, 1)
+        os.dup2(log, 2)
+        (folder / "verdict.json").write_text(json.dumps(vars(examine(job, folder / "copy"))))
+        code = 0
+    finally:
+        sys.stdout.flush()
+        os._exit(code)
+
+
+# --- in the parent --------------------------------------------------------------------------------------------------
+def all_verdicts(jobs: list[Job], workers: int) -> list[Verdict]:
+    """Verdicts in the order of the jobs, some at a time; each is told as it comes."""
+    found: dict[int, Verdict] = {}
+    running: dict[int, tuple[int, Path, float]] = {}
+    waiting = list(enumerate(jobs))
+    while waiting or running:
+        while waiting and len(running) < workers:
+            place, job = waiting.pop(0)
+            folder = Path(tempfile.mkdtemp(prefix="mutant-"))
+            running[fork(job, folder)] = (place, folder, time.perf_counter())
+        time.sleep(0.05)
+        for pid, (place, folder, begun) in list(running.items()):
+            seconds = time.perf_counter() - begun
+            late = seconds > LIMIT
+            if late:
+                os.kill(pid, signal.SIGKILL)
+            if os.waitpid(pid, 0 if late else os.WNOHANG)[0] == pid:
+                found[place] = tell(jobs[place], verdict_of(folder, late, seconds))
+                shutil.rmtree(folder)
+                del running[pid]
+    return [found[place] for place in range(len(jobs))]
+
+
+def verdict_of(folder: Path, late: bool, seconds: float) -> Verdict:
+    if late:
+        return Verdict("no end", f"after {LIMIT} s", seconds)
+    path = folder / "verdict.json"
+    if not path.exists():
+        return Verdict("broken", (folder / "log.txt").read_text(errors="replace")[-2000:], seconds)
+    return Verdict(**{**json.loads(path.read_text()), "seconds": seconds})
+
+
+def tell(job: Job, verdict: Verdict) -> Verdict:
+    what = job.mutant.what if job.mutant else "no change"
+    seen = {"survived": "SURVIVED: no test notices", "passed": "passes"}
+    word = seen.get(verdict.outcome, f"{verdict.outcome}: {verdict.test}")
+    print(f"{job.paper.name:8} {verdict.seconds:6.1f} s  {what}  ->  {word}", flush=True)
+    return verdict
+
+
+def table(chosen: list[Paper], jobs: list[Job], verdicts: list[Verdict]) -> str:
+    rows = ["| paper | mutants | killed | by oracle | by method test | by law |", "|---|--:|--:|--:|--:|--:|"]
+    counts = {p.name: Counter(v.outcome for j, v in zip(jobs, verdicts, strict=True) if j.paper == p) for p in chosen}
+    for name, count in [*sorted(counts.items()), ("all", sum(counts.values(), Counter()))]:
+        killed = [count[k] for k in KINDS.values()]
+        rows.append("| " + " | ".join(str(v) for v in (name, sum(count.values()), sum(killed), *killed)) + " |")
+    return "\n".join(rows) + "\n"
+
+
+def page(rows: str, minutes: float, workers: int) -> str:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    busy = (used.ru_utime + used.ru_stime) / 60
+    return f"""# Mutants
+
+`make mutants` changes one sign, exponent, weight or constant at a time in the five papers' code (the changes are listed
+in `tests/mutants`) and runs their tests: quick oracles first, then quick method tests, then slow ones, then laws. A
+mutant is counted where it was noticed first. The command writes this page.
+
+{rows}
+{date.today()}: {minutes:.1f} minutes, {busy:.1f} of processor time; {workers} processes, {os.cpu_count()} cores,
+{platform.machine()}, PyTorch {torch.__version__}.
+"""
+
+
+def main() -> int:
+    listed = papers()
+    asked = argparse.ArgumentParser(description="Which test notices which mistake.")
+    asked.add_argument("papers", nargs="*", choices=[*listed, []], help="none: all of them")
+    asked.add_argument("--workers", type=int, default=2)
+    given = asked.parse_args()
+    chosen = [listed[name] for name in given.papers or listed]
+    faults = [f for p in chosen for m in p.mutants if (f := fault(m))]
+    if faults:
+        print("\n".join(faults))
+        return 1
+    begun = time.perf_counter()
+    chosen.sort(key=lambda paper: -len(paper.mutants))  # the longest first: the processes then end together
+    plain = all_verdicts([Job(paper, None, {}) for paper in chosen], given.workers)
+    if any(v.outcome != "passed" for v in plain):
+        print("The tests above fail without any mutant: mend them first.")
+        return 1
+    jobs = [Job(p, m, v.times) for p, v in zip(chosen, plain, strict=True) for m in p.mutants]
+    verdicts = all_verdicts(jobs, given.workers)
+    rows, minutes = table(chosen, jobs, verdicts), (time.perf_counter() - begun) / 60
+    alive = [
+        f"{j.paper.name}: {j.mutant.what}" for j, v in zip(jobs, verdicts, strict=True) if v.outcome in BAD and j.mutant
+    ]
+    print(f"\n{rows}\n{minutes:.1f} minutes; not killed: {'; '.join(alive) or 'none'}")
+    if not given.papers:
+        PAGE.write_text(page(rows, minutes, given.workers), encoding="utf-8")
+    return 1 if alive else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
