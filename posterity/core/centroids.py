@@ -33,6 +33,16 @@ FLOOR = 1e-6  # least within-class variance, as a share of the features' mean sq
 
 
 @record
+class Spread:
+    """How a client's features lie around the means of their classes, in float64."""
+
+    count: Tensor  # Z (K,)
+    mean: Tensor  # (K, d); 0 where there is no sample
+    trace: Tensor  # Z tr Σ (K,)
+    square: Tensor  # () mean square of a feature about 0: the widest guess of its variance
+
+
+@record
 class Classes:
     """A client's features, class by class, in float64."""
 
@@ -40,15 +50,29 @@ class Classes:
     mean: Tensor  # (K, d); 0 where there is no sample
     away: Tensor  # (n, d): features less the mean of their class
     hot: Tensor  # (n, K): 1 where a sample is of the class
-    square: Tensor  # () mean square of a feature about 0: the widest guess of its variance
+    square: Tensor  # () as in `Spread`
 
     def centred(self) -> Tensor:
         """`away` class by class (K, n, d), rows of other classes 0: large, so only for who needs matrices."""
         return self.hot.T[:, :, None] * self.away
 
-    def trace(self) -> Tensor:
-        """Z tr Σ of every class (K,)."""
-        return self.hot.T @ (self.away**2).sum(1)
+    def spread(self) -> Spread:
+        return Spread(self.count, self.mean, self.hot.T @ (self.away**2).sum(1), self.square)
+
+
+def sum_classes(z: Tensor, y: Tensor, mask: Tensor, classes: int) -> dict[str, Tensor]:
+    """Sums over a batch of features z (B, d), from which `read_sums` makes a `Spread`."""
+    z, hot = z.double(), one_hot(y, classes, mask.double())  # (B, d), (B, K)
+    return {"count": hot.sum(0), "sum": hot.T @ z, "square": hot.T @ (z**2).sum(1)}
+
+
+def read_sums(sums: dict[str, Tensor]) -> Spread:
+    """The spread of all samples whose sums were added."""
+    count, each = sums["count"], sums["count"].clamp(min=1)
+    mean = sums["sum"] / each[:, None]
+    trace = (sums["square"] - count * (mean**2).sum(1)).clamp(min=0)  # float64 bears the difference of large numbers
+    square = sums["square"].sum() / (mean.shape[1] * count.sum()).clamp(min=1)
+    return Spread(count, mean, torch.where(count > 1, trace, 0), square)
 
 
 def describe_classes(z: Tensor, y: Tensor, mask: Tensor, classes: int) -> Classes:
@@ -84,35 +108,34 @@ def multiplied_out(basis: Tensor, weight: Tensor, ridge: float) -> Tensor:
     return ridge * eye + basis.transpose(-1, -2) @ (weight[..., None] * basis)  # (11)
 
 
-def isotropic_precision(found: Classes) -> Tensor:
+def isotropic_precision(found: Spread) -> Tensor:
     """Z / s² (K,), s² the unbiased variance of a feature in the class, or in all classes if it has one sample."""
-    trace, d = found.trace(), found.mean.shape[1]
-    freedom = d * (found.count - 1).clamp(min=1)
-    spread = torch.where(found.count > 1, trace / freedom, _pooled_variance(found))
+    freedom = found.mean.shape[1] * (found.count - 1).clamp(min=1)
+    spread = torch.where(found.count > 1, found.trace / freedom, _pooled_variance(found))
     return found.count / torch.maximum(spread, _least_variance(found))
 
 
 def shrunken_precision(found: Classes, nu0: float) -> Tensor:
     """Z ((Z Σ + ν₀ s² I) / (Z + ν₀))⁻¹ (K, d, d): ν₀ samples of an isotropic prior stand behind the covariance."""
-    trace, centred, (_, d) = found.trace(), found.centred(), found.mean.shape
-    alone = trace / (d * found.count.clamp(min=1))
-    spread = torch.where(found.count > 2, alone, _pooled_variance(found))
-    spread = torch.maximum(spread, _least_variance(found))
-    eye = torch.eye(d, dtype=trace.dtype, device=trace.device)
+    seen, centred, (_, d) = found.spread(), found.centred(), found.mean.shape
+    alone = seen.trace / (d * found.count.clamp(min=1))
+    spread = torch.where(found.count > 2, alone, _pooled_variance(seen))
+    spread = torch.maximum(spread, _least_variance(seen))
+    eye = torch.eye(d, dtype=alone.dtype, device=alone.device)
     scatter = centred.transpose(1, 2) @ centred + nu0 * spread[:, None, None] * eye
     root, failed = torch.linalg.cholesky_ex(scatter)  # raises nothing: one client's NaN must not end the round
     inverse = torch.cholesky_inverse(torch.where((failed == 0)[:, None, None], root, torch.nan))
     return (found.count * (found.count + nu0))[:, None, None] * inverse
 
 
-def _pooled_variance(found: Classes) -> Tensor:
+def _pooled_variance(found: Spread) -> Tensor:
     """Variance of a feature within classes, all classes together."""
     freedom = found.mean.shape[1] * (found.count - 1).clamp(min=0).sum()
-    within = found.trace().sum() / freedom.clamp(min=1)
+    within = found.trace.sum() / freedom.clamp(min=1)
     return torch.where(freedom > 0, within, found.square)  # no class has two samples: no spread within
 
 
-def _least_variance(found: Classes) -> Tensor:
+def _least_variance(found: Spread) -> Tensor:
     return FLOOR * found.square + 1e-30
 
 
@@ -186,10 +209,21 @@ def read_centroids(factor: Gaussian, count: Tensor, previous: Tensor, prior: boo
     return torch.where(seen[:, None], safe.mean(), previous.to(factor.shift))  # (13)
 
 
+def nearest_centroid(first: dict[str, Tensor], centroids: Tensor, known: Tensor, newcomer: Tensor) -> dict[str, Tensor]:
+    """The head w_k = 2µ_k, b_k = −‖µ_k‖² for a newcomer; `first` for a member, or if the head is not one layer."""
+    weight, bias = 2 * centroids, -(centroids**2).sum(-1)
+    if sorted(tuple(p.shape) for p in first.values()) != [tuple(bias.shape), tuple(weight.shape)]:
+        return first
+    bias = torch.where(known > 0, bias, bias.amin())  # an unknown centroid is 0 and must not look near
+    use = (newcomer > 0) & (known.sum() > 0)
+    return {n: torch.where(use, weight if p.dim() == 2 else bias, p) for n, p in first.items()}
+
+
 def _upper(like: Tensor) -> Tensor:
     """Rows and columns of the upper triangle (2, d (d + 1) / 2)."""
     return torch.triu_indices(like.shape[-1], like.shape[-1], device=like.device)
 
 
-__all__ = ["FORMS", "Classes", "LowRank", "describe_classes", "isotropic_precision", "low_rank", "multiplied_out",
-           "pack", "read_centroids", "shrunken_precision", "unpack"]  # fmt: skip
+__all__ = ["FORMS", "Classes", "LowRank", "Spread", "describe_classes", "isotropic_precision", "low_rank",
+           "multiplied_out", "nearest_centroid", "pack", "read_centroids", "read_sums", "shrunken_precision",
+           "sum_classes", "unpack"]  # fmt: skip

@@ -19,6 +19,7 @@ from posterity.engine.record import WARM, Recordings, capture, fill, play, shape
 from posterity.engine.stacked import step_keys_of, unmoved
 from posterity.engine.world import PER_CLIENT, World, solid
 
+EXACT = 64  # up to so many clients a graph is captured for every number of them
 TABLE = 2**24  # entries of the table of rows
 MakeStep = Callable[[World, Pass, Here, bool], Callable[..., Carry]]
 
@@ -62,7 +63,8 @@ def take_steps(world: World, each: Pass, carry: Carry, here: Here, plan: Plan, m
     if first == len(active):
         return carry
     seat = _seat(world.recordings, each, carry, here, plan, max(active))
-    for size in {rung(a, len(seat.rows[0])) for a in active[first:]}:
+    sizes = [_size(a, seat.rows.shape[1]) for a in active]
+    for size in sorted(set(sizes[first:])):
         if size not in seat.graphs:
             seat.slot.zero_()
             seat.graphs[size] = capture(world.recordings, _body(world, each, here, seat, size, make))
@@ -71,9 +73,14 @@ def take_steps(world: World, each: Pass, carry: Carry, here: Here, plan: Plan, m
     for begin in range(first, len(active), length):
         end = min(len(active), begin + length)
         _lay(world, seat, plan, here, begin, end)
-        for a in active[begin:end]:
-            seat.graphs[rung(a, len(seat.rows[0]))]()
+        for size in sizes[begin:end]:
+            seat.graphs[size]()
     return tree_map(lambda leaf: leaf[:clients].clone(), seat.carry)  # the places will be used again
+
+
+def _size(active: int, most: int) -> int:
+    """The captured size for `active` clients: their number, or one of few where there are many."""
+    return active if most <= EXACT else rung(active, most)
 
 
 def _first(world: World, each: Pass, carry: Carry, here: Here, plan: Plan, make: MakeStep) -> Carry:
@@ -100,7 +107,7 @@ def _seat(recordings: Recordings, each: Pass, carry: Carry, here: Here, plan: Pl
 
 
 def _body(world: World, each: Pass, here: Here, seat: Seat, size: int, make: MakeStep) -> Callable[[], None]:
-    function = make(world, each, here, False)  # who has finished is held back where the result is written
+    function = make(world, each, here, False)
     fixed = (seat.shared, here.initial, seat.round, world.federation.x, world.federation.y)
 
     def body() -> None:
@@ -108,9 +115,12 @@ def _body(world: World, each: Pass, here: Here, seat: Seat, size: int, make: Mak
         carry = tree_rows(seat.carry, slice(size))
         mine, step = tree_rows(seat.mine, slice(size)), seat.slot + seat.offset
         after = function(fixed, mine, rows, real, keys, step, carry)
-        live = step < mine["steps"]
+        live = None if len(seat.rows[0]) <= EXACT else step < mine["steps"]
         for place, value in zip(tree_leaves(carry), tree_leaves(after), strict=True):
-            torch.where(live.reshape(-1, *[1] * (place.dim() - 1)), value, place, out=place)
+            if live is None:
+                place.copy_(value)
+            else:  # who has finished keeps what it has
+                torch.where(live.reshape(-1, *[1] * (place.dim() - 1)), value, place, out=place)
         seat.slot.add_(1)
 
     return body

@@ -9,12 +9,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.func import grad, vmap
 
 from posterity.core.draw import fold
-from posterity.core.method import Carry, Facts, Here, Message, Now, Params
+from posterity.core.method import Carry, Facts, Here, Message, Now
 from posterity.core.monoid import acceptable, fold_stack, merge, message_bytes
-from posterity.core.tree import Tree, tree_bytes, tree_finite, tree_like, tree_map, tree_rows
+from posterity.core.tree import Tree, tree_bytes, tree_finite, tree_like, tree_rows
 from posterity.core.wire import wire_bytes
 from posterity.data.federation import Part
 from posterity.engine import compiled, graph, keys, loop, stacked
@@ -50,57 +49,6 @@ class Log:
     @property
     def empty(self) -> bool:
         return self.accepted == 0
-
-
-def choose_engine(name: str, model: Any, x: Tensor, params: Params) -> tuple[ModuleType, str]:
-    """The engine of that name and why; `auto` stacks unless an operator of the model cannot be stacked."""
-    reasons = tuple(getattr(model, "unstackable", ())) or probe(model, x, params)
-    if name == "auto":
-        name = "loop" if reasons else "stacked"
-    if name not in ENGINES:
-        raise ValueError(f"engine {name!r} is unknown; possible: auto, {', '.join(ENGINES)}")
-    if name != "loop" and reasons:
-        raise ValueError(f"the model cannot be stacked ({'; '.join(reasons)}): use --engine loop or auto")
-    return ENGINES[name], "; ".join(reasons)
-
-
-def probe(model: Any, x: Tensor, params: Params) -> tuple[str, ...]:
-    """Why two clients cannot take a step of this network at once; () if they can.
-
-    A network that draws its own random numbers is refused altogether: no engine could repeat them.
-    """
-    pair = tree_map(lambda leaf: torch.stack((leaf, leaf)), params)
-    mask, key = x.new_ones(len(x)), torch.zeros(2, dtype=torch.int64, device=x.device)
-
-    def slope(params: Params) -> Any:
-        return grad(lambda p: model(p, x, mask=mask, train=True, key=key)[0].sum())(params)
-
-    try:
-        vmap(slope)(pair)
-    except RuntimeError as error:
-        if "random" in str(error):
-            raise ValueError(
-                "the network draws random numbers by itself (F.dropout, torch.rand, …), which no seed could repeat: "
-                "use nn.Dropout layers, which are replaced by keyed ones"
-            ) from None
-        return (f"an operator in its forward: {str(error).splitlines()[0][:200]}",)
-    return ()
-
-
-def footprint(model: Any, x: Tensor, params: Params) -> int:
-    """Bytes that one sample leaves behind for the backward pass: a few for an MLP, a thousand an input for a ResNet."""
-    kept: dict[int, int] = {}
-
-    def note(tensor: Tensor) -> Tensor:
-        kept[tensor.data_ptr()] = tensor.numel() * tensor.element_size()
-        return tensor
-
-    leaves = {n: p.detach().requires_grad_(p.is_floating_point()) for n, p in params.items()}
-    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
-        model(leaves, x, mask=x.new_ones(len(x)), train=True, key=torch.zeros(2, dtype=torch.int64, device=x.device))
-    for p in leaves.values():
-        kept.pop(p.data_ptr(), None)
-    return sum(kept.values()) // len(x)
 
 
 def first_state(world: World) -> Tree:
@@ -258,5 +206,5 @@ def _public(world: World) -> Tensor | None:
     return None if rows is None else world.federation.x[rows]
 
 
-__all__ = ["Log", "Refusal", "able", "blocks", "choose_engine", "first_state", "meet", "personal_model", "score",
+__all__ = ["Log", "Refusal", "able", "blocks", "first_state", "meet", "personal_model", "score",
            "train_round"]  # fmt: skip

@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +63,8 @@ def resume_run(out: Path, watch: Watch = silent, federation: Federation | None =
     with files.locked(out) if started_first() else nullcontext():
         facts = files.read_json(out / files.RUN)
         torch.set_num_threads(facts["threads"])  # sums in other pieces round otherwise
-        setup = set_up(config, federation, model)
+        chosen = {"engine": facts["engine"], "convolution": facts.get("convolution") or "auto"}  # not measured again
+        setup = set_up(replace(config, **chosen), federation, model)
         _check_same(facts.get("federation", {}), setup, out)
         return Journey(config, setup, out, watch).go()
 

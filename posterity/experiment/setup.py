@@ -13,8 +13,8 @@ import torch
 from posterity import __version__, data, methods, models
 from posterity.core.draw import make_key
 from posterity.data.federation import Federation
+from posterity.engine.choice import choose_engine, choose_way, footprint
 from posterity.engine.ranks import gather_ranks
-from posterity.engine.round import choose_engine, footprint
 from posterity.engine.world import World
 from posterity.experiment.config import DATA, Config
 
@@ -51,7 +51,10 @@ def set_up(config: Config, federation: Federation | None = None, model: Any = No
     method = methods.build(config.method, config.settings(), config.training())
     federation = federation.to(device, dtype)
     few = federation.x[:2]
-    engine, remark = choose_engine(config.engine, model, few, initial)
+    set_precision(config.precision)
+    name, model, measured = choose_way(config.engine, config.convolution, model, few, initial)
+    engine, remark = choose_engine(name, model, few, initial)
+    remark = "; ".join(text for text in (remark, measured) if text)
     root = make_key(config.seed, device)
     world = World(method, model, federation, initial, root, config.memory, footprint(model, few, initial), ranks)
     return Setup(world, engine, remark)
@@ -71,6 +74,8 @@ def describe(config: Config, setup: Setup, command: str) -> dict[str, Any]:
         "device": _device_name(config.device),
         "engine": setup.engine.name,
         "engine_remark": setup.remark,
+        "convolution": setup.world.model.way,
+        "precision": config.precision,
         "command": command,
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
         "status": "running",
@@ -93,6 +98,11 @@ def describe(config: Config, setup: Setup, command: str) -> dict[str, Any]:
             "notes": list(federation.notes),
         },
     }  # fmt: skip
+
+
+def set_precision(name: str) -> None:
+    """Whether matrix products and convolutions on a GPU may round their factors to TF32."""
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = name == "tf32"
 
 
 def _fields(method: Any) -> dict[str, Any]:

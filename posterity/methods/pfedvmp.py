@@ -45,13 +45,17 @@ from posterity.core.centroids import (
     FORMS,
     Classes,
     LowRank,
+    Spread,
     describe_classes,
     isotropic_precision,
     low_rank,
     multiplied_out,
+    nearest_centroid,
     pack,
     read_centroids,
+    read_sums,
     shrunken_precision,
+    sum_classes,
     unpack,
 )
 from posterity.core.gaussian import Gaussian
@@ -65,6 +69,8 @@ from posterity.core.tree import STATIC, Tree, record, tree_cast
 from posterity.methods.fedper import split
 
 MODES = ("shrinkage", "printed", "isotropic", "count")
+MATRICES = MODES[:2]  # modes whose precision is a matrix
+SCORING_BATCH = 64  # samples at once for the others; has no influence on the result
 
 
 @record
@@ -82,18 +88,28 @@ class Shared:
     known: Tensor
 
 
-def precision(found: Classes, mode: str, alpha: float, nu0: float) -> Tensor:
-    """Λ_{k,n} of every class: (K,), or (K, d, d) for `printed` and `shrinkage`."""
-    if mode == "printed":
-        return multiplied_out(*low_rank(found), alpha)  # eq. 11
-    if mode == "shrinkage":
-        return shrunken_precision(found, nu0)  # E2, E3
-    return isotropic_precision(found) if mode == "isotropic" else found.count
+def summarise(z: Tensor, y: Tensor, mask: Tensor, classes: int, mode: str) -> Tree:
+    """What is gathered: all features at once for matrices; else sums, to which a batch at a time is added."""
+    return {"z": z, "y": y, "mask": mask} if mode in MATRICES else sum_classes(z, y, mask, classes)
 
 
-def class_message(found: Classes, mode: str, alpha: float, nu0: float, upload: str = "dense") -> Sum | LowRank:
+def describe(gathered: Tree, classes: int, mode: str) -> Classes | Spread:
+    """The statistics of what was gathered."""
+    return describe_classes(**gathered, classes=classes) if mode in MATRICES else read_sums(gathered)
+
+
+def precision(found: Classes | Spread, mode: str, alpha: float, nu0: float) -> Tensor:
+    """Λ_{k,n} of every class: (K, d, d), or (K,) for `isotropic` and `count`, which need no more than the spread."""
+    if isinstance(found, Spread):
+        return isotropic_precision(found) if mode == "isotropic" else found.count
+    return (
+        multiplied_out(*low_rank(found), alpha) if mode == "printed" else shrunken_precision(found, nu0)
+    )  # eq. 11, E2
+
+
+def class_message(found: Classes | Spread, mode: str, alpha: float, nu0: float, upload: str = "dense") -> Sum | LowRank:
     """The client's factors of all class centroids, and the class counts; a class without samples says nothing (E4)."""
-    if upload == "low_rank":
+    if upload == "low_rank" and isinstance(found, Classes):
         return LowRank.of(found, alpha)  # eq. 11 in factors
     factor = Gaussian.of(found.mean, precision(found, mode, alpha, nu0))
     return pack(factor * (found.count > 0).double(), found.count, upload)
@@ -135,7 +151,7 @@ class PFedVMP(Method):
 
     def join(self, here: Here) -> Personal:
         first = split(here.initial, here.model.head_names)[1]
-        return nearest_centroid(first, here.shared, here.own)
+        return nearest_centroid(first, here.shared.centroids, here.shared.known, here.own)
 
     def start(self, here: Here) -> Params:
         return {n: here.personal.get(n, here.shared.base.get(n)) for n in here.initial}
@@ -156,14 +172,15 @@ class PFedVMP(Method):
 
     def features(self, params: Params, batch: Batch, here: Here) -> Tree:
         z, _ = here.model.features(params, batch.x)
-        return {"z": z, "y": batch.y, "mask": batch.mask}
+        return summarise(z, batch.y, batch.mask, here.model.classes, self.mode)
 
     def passes(self) -> tuple[Pass, ...]:
-        return self.local.descend(self.loss), gather("features", self.features, batch=None)
+        batch = None if self.mode in MATRICES else SCORING_BATCH
+        return self.local.descend(self.loss), gather("features", self.features, batch=batch)
 
     def message(self, carry: Carry, here: Here) -> tuple[Message, Personal]:
         base, head = split(carry.params, here.model.head_names)
-        found = describe_classes(**carry.kept["features"], classes=here.model.classes)
+        found = describe(carry.kept["features"], here.model.classes, self.mode)
         factors = class_message(found, self.mode, self.alpha, self.nu0, self.upload)
         return {**weighted(base, here), "classes": tree_cast(factors, here.n.dtype)}, head
 
@@ -175,13 +192,3 @@ class PFedVMP(Method):
 
     def report(self, state: State, total: Message) -> dict[str, Tensor]:
         return {"known_classes": state.known.sum()}
-
-
-def nearest_centroid(first: Params, shared: Shared, newcomer: Tensor) -> Params:
-    """The head w_k = 2µ_k, b_k = −‖µ_k‖² for a newcomer; `first` for a member, or if the head is not one layer."""
-    weight, bias = 2 * shared.centroids, -(shared.centroids**2).sum(-1)
-    if sorted(tuple(p.shape) for p in first.values()) != [tuple(bias.shape), tuple(weight.shape)]:
-        return first
-    bias = torch.where(shared.known > 0, bias, bias.amin())  # an unknown centroid is 0 and must not look near
-    use = (newcomer > 0) & (shared.known.sum() > 0)
-    return {n: torch.where(use, weight if p.dim() == 2 else bias, p) for n, p in first.items()}

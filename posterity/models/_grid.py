@@ -19,9 +19,3 @@ class Grid:
         """Windows along each axis: H', W'."""
         high, wide = ((self.shape[2 + i] + 2 * self.pad[i] - self.window[i]) // self.stride[i] + 1 for i in (0, 1))
         return high, wide
-
-    def framed(self) -> Grid:
-        """The same windows on an image that has its zeros around it."""
-        batch, channels, height, width = self.shape
-        wide = (batch, channels, height + 2 * self.pad[0], width + 2 * self.pad[1])
-        return Grid(wide, self.window, self.stride)

@@ -23,7 +23,6 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from torch.nn import functional as F
 
 from posterity.models._grid import Grid
 
@@ -43,15 +42,9 @@ class Tile:
 
 
 def convolve(x: Tensor, weight: Tensor, bias: Tensor | None, grid: Grid, tile: Tile | None = None) -> Tensor:
-    """Images (..., B, O, H', W') of x (..., B, C, H, W).
-
-    A frame of zeros is laid around x beforehand: with masks for it, Triton 3.6 on an H200 gave wrong sums for some
-    shapes (3 x 3 windows, 32 or more outputs), which its interpreter does not.
-    """
+    """Images (..., B, O, H', W') of x (..., B, C, H, W)."""
     lead = _lead(x, weight, bias, tail=(4, 4, 1))
     out = x.new_empty(*lead, grid.shape[0], weight.shape[-4], *grid.places)
-    if any(grid.pad):
-        x, grid = F.pad(x, (grid.pad[1], grid.pad[1], grid.pad[0], grid.pad[0])), grid.framed()
     flow = {"H": grid.shape[2], "W": grid.shape[3], "R": grid.window[0], "Q": grid.window[1],
             "SH": grid.stride[0], "SW": grid.stride[1], "PH": grid.pad[0], "PW": grid.pad[1],
             "DH": 1, "DW": 1, "FLIP": False, "ROWS": False}  # fmt: skip

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from posterity.models._names import unknown
 from posterity.models._part import Around, Params, Part, leaves_of, seeded
-from posterity.models.convolution import Way, rewire
+from posterity.models.convolution import Way, possible_ways, rewire, way_of
 from posterity.models.layers import NORMS, twin
 
 Task = Literal["classification", "regression"]
@@ -119,6 +119,15 @@ class Model:
                 source = _reset(self.module) if self.make is None else twin(self.make())
         found = leaves_of(source)
         return {n: found[n].detach().clone().to(dtype) for n in self.leaves}
+
+    @cached_property
+    def way(self) -> str:
+        """How its convolutions are computed; empty if it has none."""
+        return way_of(self.module)
+
+    def ways(self, device: str) -> tuple[Way, ...]:
+        """The ways that its convolutions could be computed in on a device, the usual one last; none if it has none."""
+        return possible_ways(device) if self.way else ()
 
     def rewired(self, way: Way) -> Model:
         """The same network whose convolutions compute in another way; itself if it has none."""

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from posterity.core.tree import tree_bytes
-from posterity.engine.round import blocks, footprint
+from posterity.engine.choice import footprint
+from posterity.engine.round import blocks
 from posterity.experiment.config import Config
 from posterity.experiment.setup import set_up
 

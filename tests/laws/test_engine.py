@@ -10,8 +10,9 @@ import torch
 from posterity.core.draw import make_key
 from posterity.core.monoid import Mean, zero_like
 from posterity.core.tree import tree_leaves, tree_named
-from posterity.engine import loop, stacked
-from posterity.engine.round import able, blocks, choose_engine, first_state, personal_model, train_round
+from posterity.engine import graph, loop, stacked
+from posterity.engine.choice import choose_engine
+from posterity.engine.round import able, blocks, first_state, personal_model, train_round
 from posterity.engine.store import Memory
 from posterity.laws import subject
 from posterity.laws.draws import heard
@@ -127,7 +128,7 @@ def test_a_round_leaves_the_state_it_began_with_alone(fedper):
 def test_a_model_that_cannot_be_stacked_goes_through_the_loop():
     world = subject(FedAvg(LOCAL)).world()
     model, few = world.model, (world.federation.x[:2], world.initial)
-    assert choose_engine("auto", model, *few)[0] is stacked
+    assert choose_engine("auto", model, *few)[0] is graph
     stubborn = replace(model, unstackable=("fc: a reason",))
     engine, why = choose_engine("auto", stubborn, *few)
     assert engine is loop

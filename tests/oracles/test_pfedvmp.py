@@ -16,7 +16,7 @@ from posterity.core.monoid import Mean, Sum, fold_stack, merge
 from posterity.core.training import Training
 from posterity.core.tree import tree_map, tree_rows, tree_stack
 from posterity.methods.fedper import FedPer
-from posterity.methods.pfedvmp import PFedVMP, class_message
+from posterity.methods.pfedvmp import PFedVMP, class_message, describe, summarise
 
 from .worlds import DOUBLE, ENGINES, Run, images, mlp, points, same_bits
 
@@ -33,7 +33,8 @@ def messages(clients, mode="printed", alpha=1.0, nu0=10.0, classes=1, labels=Non
 
 def said(z, y, mask, classes, mode, alpha=1.0, nu0=10.0):
     """One client's factors and counts."""
-    return class_message(describe_classes(z, y, mask, classes), mode, alpha, nu0).value
+    found = describe(summarise(z, y, mask, classes, mode), classes, mode)
+    return class_message(found, mode, alpha, nu0).value
 
 
 def pooled(parts):
