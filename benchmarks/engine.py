@@ -3,10 +3,10 @@
     python benchmarks/engine.py [--quick]
 
 Prints ratios, and the anonymous memory that each size took in a process of its own. Clients are synthetic samples of
-the digits' shape, 5 to 60 each (log-uniform), an MLP 64-64-10, batch 10, one epoch, FedAvg. All three do the same
-visits: `plain` is what one would write in PyTorch (one module, autograd, an optimiser per client, one client after
-the other), `loop` our reference engine, `stacked` the engine under test. Of the first two at most 100 clients are run,
-and the time is scaled up by the number of steps.
+the digits' shape, 5 to 60 each (log-uniform), an MLP 64-64-10, batch 10, one epoch, FedAvg. All do the same visits:
+`plain` is what one would write in PyTorch (one module, autograd, an optimiser per client, one client after the other),
+`loop` our reference engine; `stacked`, `graph` and `compiled` run all clients at once. Of the first two at most 100
+clients are run, and the time is scaled up by the number of steps.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import platform
 import sys
 import threading
 import time
+from dataclasses import replace
 
 import torch
 
@@ -26,12 +27,14 @@ from posterity import models
 from posterity.core.draw import make_key
 from posterity.core.training import Training
 from posterity.data.federation import Federation, Part
-from posterity.engine import loop, stacked
+from posterity.engine import compiled, graph, loop, stacked
+from posterity.engine.record import Recordings
 from posterity.engine.round import first_state, train_round
 from posterity.engine.store import Memory
 from posterity.engine.world import World
 from posterity.methods.fedavg import FedAvg
 
+ENGINES = {"stacked": stacked, "graph": graph, "compiled": compiled}
 SIZES = (20, 100, 1000)
 GROWTH = (100, 1000, 10_000)
 
@@ -115,16 +118,20 @@ def main() -> None:
     options = parser.parse_args()
     repeats = 2 if options.quick else 5
     print(f"torch {torch.__version__}, {platform.machine()}, {torch.get_num_threads()} threads, seed 0")
-    print(f"{'clients':>8} {'plain s':>9} {'loop s':>9} {'stacked s':>10} {'loop/stacked':>13} {'plain/stacked':>14}")
+    names = ("plain", "loop", *ENGINES)
+    print(f"{'clients':>8} {'':>9}" + "".join(f"{name:>12}" for name in names))
     found: dict[str, object] = {"ratios": {}, "growth": {}}
     for clients in SIZES:
         world = make_world(clients)
         few = min(clients, 100)
-        one = seconds(world, loop, few, 1 if clients > 100 else repeats) * _share(world, few)
-        many = seconds(world, stacked, clients, repeats)
-        plain = plain_seconds(world, few, repeats) * _share(world, few)
-        found["ratios"][clients] = (one / many, plain / many)  # type: ignore[index]
-        print(f"{clients:>8} {plain:>9.3f} {one:>9.3f} {many:>10.4f} {one / many:>12.1f}x {plain / many:>13.1f}x")
+        took = {"plain": plain_seconds(world, few, repeats) * _share(world, few)}
+        took["loop"] = seconds(world, loop, few, 1 if clients > 100 else repeats) * _share(world, few)
+        for name, engine in ENGINES.items():
+            fresh = replace(world, recordings=Recordings(patience=0))  # the first round records, and is not counted
+            took[name] = seconds(fresh, engine, clients, repeats)
+        found["ratios"][clients] = took  # type: ignore[index]
+        print(f"{clients:>8} {'s a round':>9}" + "".join(f"{took[name]:>12.4f}" for name in names))
+        print(f"{'':>8} {'plain/it':>9}" + "".join(f"{took['plain'] / took[name]:>11.1f}x" for name in names))
     print(f"\n{'clients':>8} {'s a round':>10} {'µs a client':>12} {'anonymous MiB':>14} {'before':>7}")
     for clients in GROWTH[: 2 if options.quick else 3]:
         receive, send = multiprocessing.Pipe(False)

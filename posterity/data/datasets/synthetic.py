@@ -41,13 +41,7 @@ def load(
 
     The training labels of client `outlier` are shuffled (-1: of none), what it holds out keeps its labels.
     """
-    if skew not in SKEWS or preset not in ("paper", "code") or clients < 1 or samples < 8:
-        raise DataError(
-            f"synthetic: skew={skew!r}, preset={preset!r}, clients={clients}, samples={samples}; expected skew one of "
-            f"{', '.join(SKEWS)}, preset paper or code, at least 1 client and 8 samples; change the options"
-        )
-    if not -1 <= outlier < clients:
-        raise DataError(f"synthetic: outlier={outlier}; expected a client from 0 to {clients - 1}, or -1 for none")
+    _check(skew, preset, clients, samples, outlier)
     basis = rotation(stream(seed, "generate"))
     xs, ys = [], []
     for k in range(clients):
@@ -72,6 +66,16 @@ def load(
         scale="client",
         outlier=None if outlier < 0 else outlier,
     )
+
+
+def _check(skew: str, preset: str, clients: int, samples: int, outlier: int) -> None:
+    if skew not in SKEWS or preset not in ("paper", "code") or clients < 1 or samples < 8:
+        raise DataError(
+            f"synthetic: skew={skew!r}, preset={preset!r}, clients={clients}, samples={samples}; expected skew one of "
+            f"{', '.join(SKEWS)}, preset paper or code, at least 1 client and 8 samples; change the options"
+        )
+    if not -1 <= outlier < clients:
+        raise DataError(f"synthetic: outlier={outlier}; expected a client from 0 to {clients - 1}, or -1 for none")
 
 
 def rotation(rng: Generator) -> NDArray[np.float64]:
