@@ -26,7 +26,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from posterity.core.tree import STATIC, Tree, record, tree_bytes, tree_cast, tree_leaves, tree_map, tree_rows
+from posterity.core.tree import STATIC, Tree, record, tree_cast, tree_leaves, tree_map, tree_rows
+from posterity.core.wire import wire_bytes
 
 Range = tuple[float, float]
 
@@ -235,7 +236,7 @@ def zero_like(total: Message) -> Message:
 
 def message_bytes(stack: Message) -> int:
     """Bytes that a stack of messages takes on its way to the server."""
-    return sum(part.wire_bytes() if hasattr(part, "wire_bytes") else tree_bytes(part) for part in stack.values())
+    return sum(wire_bytes(part) for part in stack.values())
 
 
 def acceptable(stack: Message) -> Tensor:
