@@ -9,8 +9,9 @@ STAMP := $(VENV)/.ready
 demo: $(STAMP)
 	$(BIN)/posterity demo
 
+# two processes with a thread each: most tests are too small for two threads
 test: $(STAMP)
-	$(BIN)/python -m pytest -m "not everything"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not everything" -n 2 --dist loadscope
 
 test-all: $(STAMP)
 	$(BIN)/python tests/all.py
