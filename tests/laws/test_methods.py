@@ -2,38 +2,18 @@
 
 from __future__ import annotations
 
-import functools
 import pkgutil
 
 import pytest
 
 import posterity.methods
-from posterity.laws import LAWS, check, subject
+from posterity.laws import check
 from posterity.methods.fedavg import FedAvg
 
-from .roster import cases
-
-CASES = {f"{name}-{model}": (method, model, long) for name, method, model, long in cases()}
+from .cases import CASES, subject_of, under_laws
 
 
-def marks(long):
-    return [pytest.mark.everything] if long else []
-
-
-@functools.lru_cache(maxsize=1)  # tests are sorted by case: one subject at a time, its runs shared by all laws
-def subject_of(case):
-    method, model, _ = CASES[case]
-    return subject(method, model)
-
-
-@pytest.mark.parametrize(
-    ("case", "law"),
-    [
-        pytest.param(case, law, id=f"{case}-{law.name}", marks=marks(long))
-        for case, (_, _, long) in CASES.items()
-        for law in LAWS
-    ],
-)
+@pytest.mark.parametrize(("case", "law"), under_laws(lambda name, model: model == "mlp" and "+" not in name))
 def test_law(case, law):
     law.function(subject_of(case))
 

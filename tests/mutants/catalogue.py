@@ -27,7 +27,7 @@ class Mutant:
 @dataclass(frozen=True)
 class Paper:
     name: str
-    laws: str  # the case of tests/laws/test_methods.py
+    laws: str  # the case of the laws
     mutants: tuple[Mutant, ...]
 
 

@@ -95,7 +95,7 @@ def examine(job: Job, folder: Path) -> Verdict:
     if not Path(posterity.__file__).is_relative_to(folder):
         return Verdict("broken", f"posterity was imported from {posterity.__file__}")
     own = [f"tests/{place}/test_{job.paper.name}.py" for place in ("oracles", "methods")]
-    laws = ["tests/laws/test_methods.py", "-k", f"test_law and {job.paper.laws}-"]
+    laws = ["tests/laws/test_methods.py", "tests/laws/test_networks.py", "-k", f"test_law and {job.paper.laws}-"]
     for tests in (own, laws) if job.mutant else (own,):
         witness = Witness(job.times)
         stop = ["-x"] if job.mutant else []
