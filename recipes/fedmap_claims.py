@@ -194,10 +194,11 @@ ALONE = (Change("local", "100 epochs", rounds=2), Change("local", "100 epochs, A
 SLOW = tuple(Change(m, "Adam 1e-4", {"local.lr": 1e-4}) for m in ("local", "fedmap", "fedavg"))
 WEIGHTED = (Change("fedmap", "λ = 1/N_k (eq. 6)", {"prior_scale": "bayes"}),
             Change("fedmap", "ω by size", {"weighting": "num_examples"}))  # fmt: skip
-CHANGES = {
-    "label": (*ALONE, *SLOW, Change("fedprox", "µ = 0", {"mu": 0.0}), *WEIGHTED),
-    "feature": ALONE,
-    "quantity": (*ALONE, *WEIGHTED),
+FEW = tuple(Change(m, "5 epochs a round", {"local.epochs": 5}) for m in ("fedmap", "fedprox", "fedavg"))
+CHANGES = {  # the number of a change is part of its folder's name: new ones go to the end
+    "label": (*ALONE, *SLOW, Change("fedprox", "µ = 0", {"mu": 0.0}), *WEIGHTED, *FEW),
+    "feature": (*ALONE, *FEW),
+    "quantity": (*ALONE, *WEIGHTED, *FEW),
 }
 
 

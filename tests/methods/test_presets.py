@@ -91,7 +91,7 @@ def test_each_part_of_a_spec_has_its_own_preset():
         ("fedavg@paper+fft", r"no wrapper \+fft: did you mean 'ft'"),
     ],
 )
-def test_mistakes(spec, message):
+def test_bad_hyper_parameters(spec, message):
     with pytest.raises(ValueError, match=message):
         methods.build(spec)
 
