@@ -9,7 +9,15 @@ import torch
 from torch.func import grad
 
 from posterity import models
-from posterity.core.centroids import describe_classes, low_rank, multiplied_out, read_centroids, unpack
+from posterity.core.centroids import (
+    describe_classes,
+    low_rank,
+    multiplied_out,
+    read_centroids,
+    read_sums,
+    sum_classes,
+    unpack,
+)
 from posterity.core.gaussian import Gaussian
 from posterity.core.method import Batch, Carry, Facts, Here
 from posterity.core.monoid import Mean, Sum, fold_stack, merge
@@ -400,3 +408,13 @@ def test_padding_has_no_influence_on_the_messages():
         assert torch.allclose(plain["factor"].precision, padded["factor"].precision, rtol=1e-9), mode
         assert torch.allclose(plain["factor"].shift, padded["factor"].shift, rtol=1e-9), mode
         assert torch.equal(tree_rows(plain["count"], 0), tree_rows(padded["count"], 0))
+
+
+def test_e3_sums_over_batches_say_what_all_features_say():
+    z, y = 3 + torch.randn(23, 5, dtype=DOUBLE, generator=torch.Generator().manual_seed(0)), torch.arange(23) % 4
+    mask = (torch.arange(23) < 19).to(DOUBLE)
+    parts = [sum_classes(z[b], y[b], mask[b], 5) for b in (slice(0, 10), slice(10, 23))]
+    found = read_sums({name: parts[0][name] + parts[1][name] for name in parts[0]})
+    wanted = describe_classes(z, y, mask, 5).spread()
+    for name in ("count", "mean", "trace", "square"):
+        assert torch.allclose(getattr(found, name), getattr(wanted, name), rtol=1e-12, atol=1e-12), name
