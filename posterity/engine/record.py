@@ -19,7 +19,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from posterity.core.tree import Tree, tree_leaves, tree_map, tree_named, tree_rebuilt
 
 MOST = 512  # recordings kept; the oldest goes first
-PATIENCE = {"cpu": 50, "cuda": 2}  # calls after which recording pays: a trace costs about 50 calls, a capture about 3
+PATIENCE = {"cpu": 200, "cuda": 2}  # calls before a recording: a trace costs about 50 calls, a capture about 3
 WARM = 2  # calls before a capture: libraries allocate their workspaces in the first
 Play = Callable[..., Tree]
 Flat = Callable[..., list[Tensor]]
