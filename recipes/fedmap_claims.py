@@ -195,8 +195,9 @@ SLOW = tuple(Change(m, "Adam 1e-4", {"local.lr": 1e-4}) for m in ("local", "fedm
 WEIGHTED = (Change("fedmap", "λ = 1/N_k (eq. 6)", {"prior_scale": "bayes"}),
             Change("fedmap", "ω by size", {"weighting": "num_examples"}))  # fmt: skip
 FEW = tuple(Change(m, "5 epochs a round", {"local.epochs": 5}) for m in ("fedmap", "fedprox", "fedavg"))
+WEAK = tuple(Change("fedprox", f"µ = {mu}", {"mu": mu}) for mu in (0.01, 0.1))
 CHANGES = {  # the number of a change is part of its folder's name: new ones go to the end
-    "label": (*ALONE, *SLOW, Change("fedprox", "µ = 0", {"mu": 0.0}), *WEIGHTED, *FEW),
+    "label": (*ALONE, *SLOW, Change("fedprox", "µ = 0", {"mu": 0.0}), *WEIGHTED, *FEW, *WEAK),
     "feature": (*ALONE, *FEW),
     "quantity": (*ALONE, *WEIGHTED, *FEW),
 }

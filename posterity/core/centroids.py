@@ -22,6 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from posterity.core.classwise import ridged_inverses, scatter_roots
 from posterity.core.gaussian import Gaussian
 from posterity.core.losses import one_hot
 from posterity.core.monoid import Sum
@@ -51,10 +52,6 @@ class Classes:
     away: Tensor  # (n, d): features less the mean of their class
     hot: Tensor  # (n, K): 1 where a sample is of the class
     square: Tensor  # () as in `Spread`
-
-    def centred(self) -> Tensor:
-        """`away` class by class (K, n, d), rows of other classes 0: large, so only for who needs matrices."""
-        return self.hot.T[:, :, None] * self.away
 
     def spread(self) -> Spread:
         return Spread(self.count, self.mean, self.hot.T @ (self.away**2).sum(1), self.square)
@@ -87,19 +84,15 @@ def describe_classes(z: Tensor, y: Tensor, mask: Tensor, classes: int) -> Classe
 
 
 def low_rank(found: Classes) -> tuple[Tensor, Tensor]:
-    """V (K, r, d) and w = s⁻² (K, r) with Σ† = Vᵀ diag(w) V, r = min(n, d); Σ is never formed to be inverted.
+    """V (K, r, d) and w (K, r) with Σ† = Vᵀ diag(w) V, r = min(n, d), unit rows; Σ is never formed to be inverted.
 
     Directions that the class does not have are 0, and the largest entry of the others is positive: V is then the same
     however many rows of other classes, or of padding, stand between.
     """
-    scaled = found.centred() / found.count.clamp(min=1).sqrt()[:, None, None]
-    sound = scaled.isfinite().all()  # an SVD of NaN raises for the whole stack: the message is to be refused instead
-    _, s, vh = torch.linalg.svd(torch.where(sound, scaled, 0), full_matrices=False)  # (K, r), (K, r, d)
-    place = torch.arange(s.shape[-1], device=s.device)
-    real = (s > CUT * s[..., :1]) & (place < found.count[:, None] - 1)
-    sign = vh.gather(-1, vh.abs().argmax(-1, keepdim=True)).sign()
-    weight = torch.where(sound, torch.where(real, 1 / torch.where(real, s, 1) ** 2, 0), torch.nan)
-    return torch.where(real[..., None], sign * vh, 0), weight
+    roots = scatter_roots(found.away, found.hot, CUT) * found.count.clamp(min=1).sqrt()[:, None, None]
+    length = roots.norm(dim=-1)
+    top = roots.gather(-1, roots.abs().argmax(-1, keepdim=True)).sign()
+    return top * roots / torch.where(length > 0, length, 1)[..., None], length**2
 
 
 def multiplied_out(basis: Tensor, weight: Tensor, ridge: float) -> Tensor:
@@ -117,14 +110,10 @@ def isotropic_precision(found: Spread) -> Tensor:
 
 def shrunken_precision(found: Classes, nu0: float) -> Tensor:
     """Z ((Z Σ + ν₀ s² I) / (Z + ν₀))⁻¹ (K, d, d): ν₀ samples of an isotropic prior stand behind the covariance."""
-    seen, centred, (_, d) = found.spread(), found.centred(), found.mean.shape
+    seen, d = found.spread(), found.mean.shape[1]
     alone = seen.trace / (d * found.count.clamp(min=1))
     spread = torch.where(found.count > 2, alone, _pooled_variance(seen))
-    spread = torch.maximum(spread, _least_variance(seen))
-    eye = torch.eye(d, dtype=alone.dtype, device=alone.device)
-    scatter = centred.transpose(1, 2) @ centred + nu0 * spread[:, None, None] * eye
-    root, failed = torch.linalg.cholesky_ex(scatter)  # raises nothing: one client's NaN must not end the round
-    inverse = torch.cholesky_inverse(torch.where((failed == 0)[:, None, None], root, torch.nan))
+    inverse = ridged_inverses(found.away, found.hot, nu0 * torch.maximum(spread, _least_variance(seen)))
     return (found.count * (found.count + nu0))[:, None, None] * inverse
 
 

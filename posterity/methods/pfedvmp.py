@@ -22,7 +22,7 @@ Reference: "Personalized federated learning via variational message passing" (pF
 Differs from the paper (errata of the specification):
   E1  ξ₁ = 50 is only possible if the pull is averaged over the features: `reduction="mean"`; "sum" is as printed.
   E2  (11) trusts a client where its data vary: the default `shrinkage` inverts a regularised covariance instead;
-      `printed` is (11), by a float64 SVD of the centred features with a rank cut (Σ is never formed to be inverted);
+      `printed` is (11), in float64 from the centred features with a rank cut (Σ is never formed to be inverted);
       its factors may be sent instead of the matrix (`upload="low_rank"`), which is exact and shorter for small classes.
   E3  (11) is the precision of a feature, not of its mean: all modes but `printed` multiply by the class count Z.
   E4  a class that a client does not have sends the zero factor.

@@ -114,7 +114,7 @@ def test_a_class_has_one_direction_less_than_samples():
     """Features near 1e12 leave a mean that is rounded by 1e-4: the centred rows do not quite add up to 0."""
     z = 1e12 + torch.randn(3, 6, generator=torch.Generator().manual_seed(0), dtype=DOUBLE)
     found = describe_classes(z, torch.zeros(3, dtype=torch.int64), torch.ones(3), 1)
-    spread = torch.linalg.svdvals(found.centred()[0])
+    spread = torch.linalg.svdvals(found.away)
     assert float(spread[2] / spread[0]) > 1e-5  # the cut of small singular values alone would let it pass
     assert int((low_rank(found)[1] > 0).sum()) == 2
 
@@ -123,7 +123,7 @@ def test_directions_do_not_depend_on_what_stands_between():
     """Other classes and padding only add rows of zeros; V has signs of its own and no rows that mean nothing."""
     alone = features((6,), 4)
     among = describe_classes(*(torch.cat(pair) for pair in (
-        (alone.centred()[0] + alone.mean[0], torch.full((9, 4), 1e6, dtype=DOUBLE)),
+        (alone.away + alone.mean[0], torch.full((9, 4), 1e6, dtype=DOUBLE)),
         (torch.zeros(6, dtype=torch.int64), torch.tensor([0, 1, 2] * 3)),
         (torch.ones(6), torch.zeros(9)),
     )), classes=3)  # fmt: skip
