@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, library
 
 STEP = 4 / 3  # from a size of groups to the next, on a GPU
 SAFE = 0.5  # roots are trusted if a bound of M's condition stays below this share of 1 / cut: nothing is cut then
@@ -35,7 +35,7 @@ class Group:
     rows: Tensor  # Z - 1, at most z; further rows are 0
 
 
-@torch.library.custom_op("posterity::scatter_roots", mutates_args=())
+@library.custom_op("posterity::scatter_roots", mutates_args=())
 def _scatter_roots(features: Tensor, hot: Tensor, cut: float) -> Tensor:
     clients, count, d = features.shape
     roots = features.new_zeros(clients * hot.shape[-1], min(count, d), d)
@@ -45,7 +45,7 @@ def _scatter_roots(features: Tensor, hot: Tensor, cut: float) -> Tensor:
     return roots.reshape(clients, hot.shape[-1], *roots.shape[1:])
 
 
-@torch.library.custom_op("posterity::ridged_inverses", mutates_args=())
+@library.custom_op("posterity::ridged_inverses", mutates_args=())
 def _ridged_inverses(features: Tensor, hot: Tensor, ridge: Tensor) -> Tensor:
     clients, _, d = features.shape
     eye, ridge = torch.eye(d, dtype=features.dtype, device=features.device), ridge.flatten()

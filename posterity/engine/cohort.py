@@ -1,4 +1,7 @@
-"""Who takes part in a round: everybody, a count, a share, or each with a probability."""
+"""Who takes part in a round: everybody, a count, a share, or each with a probability.
+
+A count or a share costs what the cohort costs, whatever the number of registered clients. `p:` asks every client.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from posterity.core.draw import bits, fold, uniform
+from posterity.core.draw import fold, uniform
 from posterity.engine.keys import COHORT
 
 
@@ -49,8 +52,27 @@ class Participation:
             count = max(1, round_half_up(self.share * len(able)))
         if count > len(able):
             raise ValueError(f"{count} clients a round were asked for, but only {len(able)} have training data")
-        order = torch.argsort(bits(key, len(able))[0], stable=True)
-        return able[order[:count].sort().values]
+        if 2 * count <= len(able):
+            return able[draw_distinct(key, count, len(able))]
+        stays = torch.ones_like(able, dtype=torch.bool)  # more than half: draw who is left out
+        stays[draw_distinct(key, len(able) - count, len(able))] = False
+        return able[stays]
+
+
+def draw_distinct(key: Tensor, count: int, size: int) -> Tensor:
+    """`count` different numbers below `size`, ascending; every set is equally likely.
+
+    They are the first different values of an endless keyed sequence, so how much of it is looked at does not matter.
+    Up to half of `size`, 1.4 x `count` values are needed on average.
+    """
+    length = 3 * count // 2 + 16
+    while True:
+        lots = (uniform(key, (length,), torch.float64) * size).long()  # below `size` for every size up to 2^53
+        values, order = torch.sort(lots, stable=True)
+        first = order[torch.cat((torch.ones_like(values[:1]), values.diff())) != 0]  # where each value comes first
+        if len(first) >= count:
+            return lots[first.sort().values[:count]].sort().values
+        length *= 2
 
 
 def round_half_up(value: float) -> int:
