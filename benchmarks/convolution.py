@@ -74,9 +74,18 @@ def draw(layer: str, clients: int, kind: str) -> tuple[Tensor, Tensor, Tensor, T
     return x, w / 10, b, g
 
 
+def laid(way: str, layer: str, x: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
+    """Images as they lie in memory inside a network that goes this way: the kernels put the channel last."""
+    if way != "triton":
+        return x, g
+    last = [t.movedim(-3, -1).contiguous().movedim(-1, -3) for t in (x, g)]
+    return (x if layer == "conv1" else last[0]), last[1]
+
+
 def operation(layer: str, name: str, way: str, clients: int, kind: str) -> Case:
     """One operation by PyTorch's own differentiation, the forward pass left out of the gradients."""
     x, w, b, g = draw(layer, clients, kind)
+    x, g = laid(way, layer, x, g)
     compute = partial(vmap(lambda x, w, b: WAYS[way](x, w, b, (1, 1), (0, 0))), x, w, b)
     if name == "forward":
         return torch.no_grad()(compute)
@@ -140,11 +149,11 @@ def candidates(layer: str, name: str, kind: str) -> list[Any]:
     if name == "weight":
         now = contract_tile(outputs, channels * 25)
     else:
-        now = correlate_tile(channels if name == "input" else outputs, name == "input")
+        now = correlate_tile(*((channels, outputs * 5) if name == "input" else (outputs, channels * 5)))
     rows = {32, now.rows} if now.rows > 32 else {now.rows}
-    others = [Tile(r, c, d, w, s) for r in rows for c in (32, 64, 128) for d in (16, 32, 64)
-              for w, s in ((4, 3), (8, 3)) if r * c >= 1024 and r * c * d <= 131072
-              and (w == 4 or r * c >= 4096) and (kind != "float32" or d < 64)]  # fmt: skip
+    depths = (32, 64) if name == "weight" else (16,) if now.depth == 16 else (32, 64)
+    others = [Tile(r, c, d, w, s) for r in rows for c in (32, 64, 128) for d in depths for w in (4, 8)
+              for s in (1, 2, 3) if r * c >= 1024 and (w == 4 or r * c >= 4096)]  # fmt: skip
     return [now, *(t for t in others if t != now)]
 
 
@@ -153,6 +162,7 @@ def kernel(layer: str, name: str, clients: int, kind: str, tile: Any) -> Case:
     from posterity.models import _kernels
 
     x, w, b, g = draw(layer, clients, kind)
+    x, g = laid("triton", layer, x, g)
     grid = Grid((*x.shape[1:],), (5, 5), (1, 1), (0, 0))
     if name == "forward":
         return lambda: _kernels.convolve(x, w, b, grid, tile)

@@ -44,11 +44,14 @@ def make_federation(device: str, images: int = IMAGES, clients: int = CLIENTS) -
     return made.to(device, torch.float32)
 
 
-def make_world(federation: Federation, method: str, way: str, device: str) -> World:
-    name, settings = METHODS.get(method, (method, {}))
+def make_world(
+    federation: Federation, method: str, way: str, device: str, settings: dict[str, str] | None = None
+) -> World:
+    """The world of a short name of `METHODS` or of any method's spec; `settings` are added."""
+    name, chosen = METHODS.get(method, (method, {}))
     model = models.build("cnn", (3, 32, 32), CLASSES).rewired(way)
     initial = {n: p.to(device) for n, p in model.init(0).items()}
-    made = methods.build(name, settings, {"lr": 0.01, "batch": 10, "epochs": 1})
+    made = methods.build(name, {**chosen, **(settings or {})}, {"lr": 0.01, "batch": 10, "epochs": 1})
     return World(made, model, federation, initial, make_key(0, device), 2**36)
 
 

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import cache
+from importlib.util import find_spec
 
 import torch
 from torch import Tensor
@@ -22,6 +24,11 @@ PARITY = 0x1BD11BDA
 def threefry(key: Tensor, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
     """Two 32-bit words (as int64) for each counter (low, high) under `key` (..., 2)."""
     k0, k1 = key[..., 0], key[..., 1]
+    if key.is_cuda and _has_triton():
+        from posterity.core._threefry import threefry as in_one_kernel  # the same bits
+
+        pair: tuple[Tensor, Tensor] = in_one_kernel(k0, k1, low, high)
+        return pair
     words = (k0, k1, k0 ^ k1 ^ PARITY)
     x0, x1 = (low + k0) & WORD, (high + k1) & WORD
     for block in range(5):
@@ -31,6 +38,11 @@ def threefry(key: Tensor, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
         x0 = (x0 + words[(block + 1) % 3]) & WORD
         x1 = (x1 + words[(block + 2) % 3] + block + 1) & WORD
     return x0, x1
+
+
+@cache
+def _has_triton() -> bool:
+    return find_spec("triton") is not None
 
 
 def make_key(seed: int, device: torch.device | str = "cpu") -> Tensor:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from torch import Tensor
 
 from posterity.core.draw import fold
@@ -11,6 +13,6 @@ TRAIN, SCORE, JOIN, START, MESSAGE, PREDICT = 1, 2, 3, 4, 5, 6  # stages of one 
 ORDER = 2**40  # the order of the samples; far above any step number
 
 
-def client_keys(root: Tensor, client: Tensor, round: Tensor) -> Tensor:
+def client_keys(root: Tensor, client: Tensor, round: Tensor, fold: Callable[..., Tensor] = fold) -> Tensor:
     """Keys of clients (..., 2) in a round."""
     return fold(fold(fold(root, CLIENT), client), round)

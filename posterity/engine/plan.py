@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from posterity.core.draw import fold, threefry
+from posterity.core import draw, hosted
 from posterity.core.method import Pass
 from posterity.data.federation import Part
 from posterity.engine.keys import ORDER
@@ -136,6 +137,8 @@ def _playlist(
     if not work.shuffle:
         return part.rows[layout.base + layout.slot]
     trees = (keys, part.rows, layout.group, layout.turn, layout.mine, layout.slot, layout.base)
+    if keys.device.type == "cpu":
+        return _ordered(*trees, hosted)
     playlist: Tensor = play(recordings, make_plan, "order", _ordered, *trees)
     return playlist
 
@@ -152,9 +155,9 @@ def _lay_out(count: Tensor, epochs: Tensor, offset: Tensor, device: torch.device
 
 
 def _ordered(
-    keys: Tensor, rows: Tensor, group: Tensor, turn: Tensor, mine: Tensor, slot: Tensor, base: Tensor
+    keys: Tensor, rows: Tensor, group: Tensor, turn: Tensor, mine: Tensor, slot: Tensor, base: Tensor, by: Any = draw
 ) -> Tensor:
     """The rows of each (client, epoch) in an order that depends on its key, the epoch and nothing else."""
-    group_keys = fold(fold(keys, ORDER)[group], turn)  # (groups, 2)
-    lot, _ = threefry(group_keys[mine], slot, torch.zeros_like(slot))
+    group_keys = by.fold(by.fold(keys, ORDER)[group], turn)  # (groups, 2)
+    lot, _ = by.threefry(group_keys[mine], slot, torch.zeros_like(slot))
     return rows[base + slot[torch.argsort((mine << 32) | lot, stable=True)]]

@@ -116,11 +116,11 @@ def _body(world: World, each: Pass, here: Here, seat: Seat, size: int, make: Mak
         mine, step = tree_rows(seat.mine, slice(size)), seat.slot + seat.offset
         after = function(fixed, mine, rows, real, keys, step, carry)
         live = None if len(seat.rows[0]) <= EXACT else step < mine["steps"]
-        for place, value in zip(tree_leaves(carry), tree_leaves(after), strict=True):
-            if live is None:
-                place.copy_(value)
-            else:  # who has finished keeps what it has
-                torch.where(live.reshape(-1, *[1] * (place.dim() - 1)), value, place, out=place)
+        places, values = tree_leaves(carry), tree_leaves(after)
+        if live is not None:  # who has finished keeps what it has
+            pairs = zip(places, values, strict=True)
+            values = [torch.where(live.reshape(-1, *[1] * (p.dim() - 1)), v, p) for p, v in pairs]
+        fill(places, values)
         seat.slot.add_(1)
 
     return body

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
+from posterity.core import hosted
 from posterity.core.draw import fold
 from posterity.core.method import Batch, Here, Method, Params, Pass
 from posterity.core.tree import Tree, tree_map, tree_rows
@@ -47,7 +48,9 @@ class World:
         return made
 
     def fold(self, key: Tensor, data: int | Tensor) -> Tensor:
-        """`fold`, recorded: a key is a hundred small operators."""
+        """`fold`, by numpy or recorded: a key is a hundred small operators."""
+        if key.device.type == "cpu":
+            return hosted.fold(key, data)
         number = data if isinstance(data, Tensor) else torch.full((), data, dtype=torch.int64, device=key.device)
         folded: Tensor = play(self.recordings, fold, "fold", fold, key, number)
         return folded
@@ -81,10 +84,17 @@ def arrive(world: World, clients: Tensor, round: int, shared: Tree, own: Tree) -
         steps=torch.zeros_like(clients),
         step=clients.new_zeros(()),
         round=number,
-        key=play(world.recordings, client_keys, "client", client_keys, world.root, clients, number),
+        key=_client_keys(world, clients, number),
         initial=world.initial,
         model=world.model,
     )
+
+
+def _client_keys(world: World, clients: Tensor, round: Tensor) -> Tensor:
+    if clients.device.type == "cpu":
+        return client_keys(world.root, clients, round, hosted.fold)
+    made: Tensor = play(world.recordings, client_keys, "client", client_keys, world.root, clients, round)
+    return made
 
 
 def at(world: World, here: Here, stage: int) -> Here:

@@ -35,13 +35,13 @@ def stack(
     padding: tuple[int, int],
     activation: Callable[[], nn.Module] = nn.ReLU,
 ) -> nn.Module:
-    """`base`: conv–activation–pool twice, then fully connected layers with activation; `head`: one linear layer."""
+    """`base`: conv–pool–activation twice, then fully connected layers with activation; `head`: one linear layer."""
     base: OrderedDict[str, nn.Module] = OrderedDict()
     before = shape[0]
     for i, (after, pad) in enumerate(zip(channels, padding, strict=True), 1):
         base[f"conv{i}"] = nn.Conv2d(before, after, 5, padding=pad)
-        base[f"act{i}"] = activation()
-        base[f"pool{i}"] = nn.MaxPool2d(2)
+        base[f"pool{i}"] = nn.MaxPool2d(2)  # before the activation: it is monotone, so the result is the same
+        base[f"act{i}"] = activation()  # and there is a quarter to compute
         before = after
     height, width = _sides(shape, padding)
     base["flatten"] = nn.Flatten()

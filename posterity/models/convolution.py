@@ -20,6 +20,7 @@ from torch.nn import functional as F
 from posterity.models._grid import Grid
 from posterity.models._names import unknown
 from posterity.models.bilinear import Convolve
+from posterity.models.pooling import Pooling
 
 Way = Literal["native", "patches", "triton"]
 WAYS: tuple[Way, ...] = get_args(Way)
@@ -131,21 +132,10 @@ def by_kernel(x: Tensor, weight: Tensor, bias: Tensor | None, stride: tuple[int,
     grid = Grid((*x.shape,), (weight.shape[2], weight.shape[3]), (stride[0], stride[1]), (pad[0], pad[1]))
     most = max(x.numel(), len(x) * len(weight) * grid.places[0] * grid.places[1])
     fits = x.numel() > 0 and min(grid.places) > 0 and most < 2**31  # offsets inside a client are 32 bits wide
-    if (
-        not (fits and trusted(grid.window, len(weight)))
-        or x.dtype not in KINDS
-        or weight.dtype != x.dtype
-        or not (x.is_cuda or interpreted())
-    ):
+    if not fits or x.dtype not in KINDS or weight.dtype != x.dtype or not (x.is_cuda or interpreted()):
         return by_patches(x, weight, bias, stride, pad)
     result: Tensor = Convolve.apply(x, weight, bias, grid)  # type: ignore[no-untyped-call]
     return result
-
-
-def trusted(window: tuple[int, int], outputs: int) -> bool:
-    """Whether the kernels compute this right: compiled by Triton 3.6 for an H200, `convolve` gives wrong sums for 3 x 3
-    windows and 32 or more outputs. Its interpreter gives right ones; the cause is not known yet."""
-    return window != (3, 3) or outputs < 32
 
 
 def interpreted() -> bool:
@@ -179,10 +169,10 @@ def rewire(module: nn.Module, way: Way) -> bool:
         raise ValueError(unknown("way to convolve called", str(way), WAYS))
     if way == "triton":
         demand_triton()
-    found = [layer for layer in module.modules() if isinstance(layer, Convolution)]
-    for layer in found:
-        layer.way = way
-    return bool(found)
+    for layer in module.modules():
+        if isinstance(layer, Convolution | Pooling):
+            layer.way = way
+    return way_of(module) == way
 
 
 def adopt(layer: nn.Conv2d) -> nn.Conv2d:
@@ -193,5 +183,4 @@ def adopt(layer: nn.Conv2d) -> nn.Conv2d:
     return layer
 
 
-__all__ = ["WAYS", "Convolution", "Way", "adopt", "by_kernel", "by_patches", "possible_ways", "rewire",
-           "trusted", "way_of"]  # fmt: skip
+__all__ = ["WAYS", "Convolution", "Way", "adopt", "by_kernel", "by_patches", "possible_ways", "rewire", "way_of"]

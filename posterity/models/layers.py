@@ -18,6 +18,7 @@ from torch.nn.utils import parametrize
 
 from posterity.core import draw
 from posterity.models.convolution import adopt
+from posterity.models.pooling import adopt_pool
 
 SPREAD = 1 << 16  # dropout layer i in its u-th use folds i + SPREAD * u into the key: no two share a draw
 
@@ -174,6 +175,8 @@ def _replacement(layer: nn.Module, index: int) -> nn.Module:
         if type(layer).forward is kind.forward and isinstance(layer, kind):
             new: nn.Module = KeyedDropout(layer.p, channels, index)
             return new.train(layer.training)
+    if isinstance(layer, nn.MaxPool2d):
+        return adopt_pool(layer)
     return adopt(layer) if isinstance(layer, nn.Conv2d) else layer
 
 

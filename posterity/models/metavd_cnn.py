@@ -30,8 +30,8 @@ def build(
         before = shape[0]
         for i in (1, 2, 3):
             base[f"conv{i}"] = nn.Conv2d(before, width, 3, padding=1)
+            base[f"pool{i}"] = nn.MaxPool2d(2)  # before the activation: the same result, a quarter to compute
             base[f"act{i}"] = nn.ReLU()
-            base[f"pool{i}"] = nn.MaxPool2d(2)
             before = width
         base["flatten"] = nn.Flatten()
         before *= (shape[1] // 8) * (shape[2] // 8)

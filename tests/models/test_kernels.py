@@ -12,9 +12,11 @@ from torch.func import functional_call, grad, jvp, vmap
 from torch.nn import functional as F
 
 from posterity import models
+from posterity.core.draw import fold, make_key, uniform
 from posterity.models import bilinear
 from posterity.models._grid import Grid
-from posterity.models.convolution import Convolution, by_kernel, trusted
+from posterity.models.convolution import Convolution, by_kernel
+from posterity.models.pooling import Pool
 
 GPU, HOST = torch.cuda.is_available(), os.environ.get("TRITON_INTERPRET") == "1"
 pytestmark = pytest.mark.skipif(
@@ -82,8 +84,6 @@ def _compute(tensors, grid):
 
 
 def _check(case, kind):
-    if DEVICE == "cuda" and not trusted(case[5:7], case[4]):
-        pytest.skip("compiled kernels are wrong for this shape, so it goes by patches")
     tensors, grid = _draw(case, torch.float32 if kind == "tf32" else getattr(torch, kind))
     wanted, scale = _wanted(tensors, grid), _wanted([t.abs() for t in tensors], grid)
     (batch, channels, *_), outputs = grid.shape, tensors[1].shape[1]
@@ -231,3 +231,32 @@ def test_a_network_inside_a_cuda_graph():
     graph.replay()
     wanted = slopes()
     assert all(torch.equal(found[n], wanted[n]) for n in model.leaves)
+
+
+POOLED = [(3, 4, 6, 6), (2, 33, 7, 5), (1, 1, 2, 3), (2, 64, 28, 28) if GPU else (2, 5, 4, 8)]
+POOLS = {
+    "values": lambda pool, x: vmap(pool)(x),
+    "gradients": lambda pool, x: vmap(grad(lambda x: (pool(x).sin() ** 2).sum()))(x),
+    "forward": lambda pool, x: jvp(vmap(lambda x: pool(x).sin()), (x,), (x.cos(),))[1],
+    "twice": lambda pool, x: vmap(grad(lambda x: grad(lambda x: (pool(x) ** 3).sum())(x).square().sum()))(x),
+}
+
+
+@pytest.mark.parametrize("use", POOLS)
+@pytest.mark.parametrize("shape", POOLED, ids=str)
+def test_pooling_is_pytorchs(shape, use):
+    """Equal pixels too: the first of them is taken. The same bits, however the images lie in memory."""
+    x = torch.randn(CLIENTS, *shape, generator=torch.Generator().manual_seed(0)).mul(2).round().to(DEVICE)
+    wanted = POOLS[use](lambda x: F.max_pool2d(x, 2), x)
+    last = x.movedim(-3, -1).contiguous().movedim(-1, -3)
+    for images in (x, last):
+        assert torch.equal(POOLS[use](lambda x: Pool.apply(x)[0], images), wanted)
+
+
+@on_gpu
+def test_keys_have_the_bits_of_the_host():
+    key, number = make_key(7, "cuda"), torch.arange(1000, device="cuda")[:, None] * 3_000_000_019
+    keys = fold(key, torch.arange(5, device="cuda"))
+    assert torch.equal(fold(keys, number).cpu(), fold(keys.cpu(), number.cpu()))
+    drawn = vmap(lambda k: uniform(k, (3, 2)))(keys)
+    assert torch.equal(drawn.cpu(), vmap(lambda k: uniform(k, (3, 2)))(keys.cpu()))
