@@ -26,6 +26,7 @@ from posterity.data.partition import dirichlet
 from posterity.engine.round import ENGINES, able, first_state, train_round
 from posterity.engine.store import Memory
 from posterity.engine.world import World
+from posterity.experiment.setup import set_precision
 
 IMAGES, CLIENTS, CLASSES = 12_000, 50, 10
 METHODS = {"fedavg": ("fedavg", {}), "isotropic": ("pfedvmp", {"mode": "isotropic"}),
@@ -45,11 +46,17 @@ def make_federation(device: str, images: int = IMAGES, clients: int = CLIENTS) -
 
 
 def make_world(
-    federation: Federation, method: str, way: str, device: str, settings: dict[str, str] | None = None
+    federation: Federation,
+    method: str,
+    way: str,
+    device: str,
+    settings: dict[str, str] | None = None,
+    precision: str = "ieee",
 ) -> World:
     """The world of a short name of `METHODS` or of any method's spec; `settings` are added."""
     name, chosen = METHODS.get(method, (method, {}))
     model = models.build("cnn", (3, 32, 32), CLASSES).rewired(way)
+    model = model.lowered(torch.bfloat16) if precision == "bf16" else model
     initial = {n: p.to(device) for n, p in model.init(0).items()}
     made = methods.build(name, {**chosen, **(settings or {})}, {"lr": 0.01, "batch": 10, "epochs": 1})
     return World(made, model, federation, initial, make_key(0, device), 2**36)
@@ -117,7 +124,8 @@ def main() -> None:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--methods", default="fedavg,isotropic,printed")
-    parser.add_argument("--ways", default="stacked:native,graph:native,graph:patches")
+    parser.add_argument("--ways", default="stacked:native,graph:native,graph:patches,graph:triton")
+    parser.add_argument("--precisions", default="ieee,tf32,bf16")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--profile", help="only show where a round's time goes: method:engine:way")
     options = parser.parse_args()
@@ -132,14 +140,14 @@ def main() -> None:
     plain = time_plain(federation, min(3, options.rounds), options.device)
     found = {"plain": plain}
     print(f"{'plain':40} {plain:9.1f} ms")
-    for tf32 in (False, True):
-        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = tf32
+    for precision in options.precisions.split(","):
+        set_precision(precision)
         for method in options.methods.split(","):
             for pair in options.ways.split(","):
                 engine, way = pair.split(":")
-                world = make_world(federation, method, way, options.device)
+                world = make_world(federation, method, way, options.device, precision=precision)
                 took, warm = time_rounds(world, engine, options.rounds, options.device)
-                label = f"{method} {engine} {way}{' tf32' if tf32 else ''}"
+                label = f"{method} {engine} {way} {precision}"
                 found[label] = took
                 print(f"{label:40} {took:9.1f} ms {plain / took:7.1f}x   (warm-up {warm:.1f} s)", flush=True)
     if options.json:

@@ -14,6 +14,7 @@ hold a gradient per row, so their memory is rows x parameters: walk in small bat
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import partial, reduce
 from typing import Any
 
 import torch
@@ -56,13 +57,15 @@ def squares(moving: Params, still: Params, batch: Batch, model: Any, marks: Tens
 
     def one(x: Tensor, mark: Tensor) -> Params:
         output, pull = vjp(lambda m: model({**still, **m}, x[None])[0][0], moving)[:2]
-        total = tree_map(torch.zeros_like, moving)
-        for weight, root in roots(output, mark):
-            total = tree_map(lambda t, g: t + weight * g**2, total, pull(root)[0])  # noqa: B023
-        return total
+        terms = (tree_map(partial(_square, weight), pull(root)[0]) for weight, root in roots(output, mark))
+        return reduce(lambda total, term: tree_map(torch.add, total, term), terms)
 
     rows = vmap(one)(batch.x, marks)
     return tree_map(lambda leaf: torch.tensordot(batch.mask, leaf, dims=1), rows)
+
+
+def _square(weight: float | Tensor, g: Tensor) -> Tensor:
+    return weight * g * g if isinstance(weight, Tensor) or weight != 1 else g * g
 
 
 def residual(output: Tensor, y: Tensor, model: Any) -> Tensor:

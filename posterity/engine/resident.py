@@ -58,7 +58,7 @@ def take_steps(world: World, each: Pass, carry: Carry, here: Here, plan: Plan, m
     first = 0
     if begins.value is not False or empty is not None:
         after = _first(world, each, carry, here, plan, make)
-        begins.value = shape_of(after) != shape_of(carry)
+        begins.value = shape_of(after) != shape_of(carry) or after.kept.keys() != carry.kept.keys()
         carry, first = after if empty is None else unmoved(carry, after, empty), 1
     if first == len(active):
         return carry

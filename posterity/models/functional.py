@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from posterity.models._names import unknown
 from posterity.models._part import Around, Params, Part, leaves_of, seeded
 from posterity.models.convolution import Way, possible_ways, rewire, way_of
-from posterity.models.layers import NORMS, twin
+from posterity.models.layers import NORMS, Norm, twin
 
 Task = Literal["classification", "regression"]
 
@@ -36,6 +36,7 @@ class Model:
     shape: tuple[int, ...] | None = None  # of one input, where known
     make: Callable[[], nn.Module] | None = field(default=None, repr=False)  # builds the network anew for `init`
     fresh: bool = True  # False: `init` returns the weights the module came with
+    compute: torch.dtype | None = None  # what layers compute in, if not in the parameters' own type
 
     def __post_init__(self) -> None:
         if self.task not in ("classification", "regression"):
@@ -134,6 +135,10 @@ class Model:
         module = copy.deepcopy(self.module)
         return replace(self, module=module) if rewire(module, way) else self
 
+    def lowered(self, compute: torch.dtype) -> Model:
+        """The same network that computes in a smaller type; parameters, outputs and features stay as they are."""
+        return replace(self, compute=compute)
+
     # --- calls ---------------------------------------------------------------------------------------------------
 
     @overload
@@ -175,7 +180,7 @@ class Model:
         `mask` (B,) is 1 for real rows and 0 for padding; `key` feeds dropout; `around={layer: f(input, output)}`
         replaces a layer's output. Entries of `params` that the network does not know are ignored.
         """
-        output, after, seen = self._whole(params, x, mask, train, key, around, want)
+        output, after, seen = self._run(self._whole, params, x, mask, train, key, around, want)
         buffers = {n: after[n] for n in self.leaves if n in self.buffers} if train else {}
         output = self._finish(output)
         return (output, buffers) if not want else (output, buffers, seen)
@@ -205,7 +210,21 @@ class Model:
             )
         if self.shape is not None:
             z = z.reshape(z.shape[0], *self.feature_shape)
-        return self._finish(self._tail_part(params, z, mask, train, key)[0])
+        return self._finish(self._run(self._tail_part, params, z, mask, train, key)[0])
+
+    def _run(
+        self, part: Part, params: Params, x: Tensor, mask: Tensor | None, train: bool, key: Tensor | None,
+        around: Around | None = None, want: tuple[str, ...] = (),
+    ) -> tuple[Tensor, Params, Params]:  # fmt: skip
+        """`part`, in the smaller type if there is one; statistics of batch norm are never rounded."""
+        if self.compute is None:
+            return part(params, x, mask, train, key, around, want)
+        small, kind = self.compute, x.dtype
+        whole = {_join(n, leaf) for n, m in self.module.named_modules() if isinstance(m, Norm) for leaf in leaves_of(m)}
+        low = {n: p if n in whole or not p.is_floating_point() else p.to(small) for n, p in params.items()}
+        changes = {name: _between(change, kind) for name, change in (around or {}).items()}
+        output, after, seen = part(low, x.to(small), mask, train, key, changes, want)
+        return output.to(kind), after, {name: s.to(kind) for name, s in seen.items()}
 
     def _finish(self, output: Tensor) -> Tensor:
         if self.task == "regression":
@@ -263,6 +282,11 @@ def _reset(module: nn.Module) -> nn.Module:
         if callable(reset):
             reset()
     return new
+
+
+def _between(change: Callable[[Tensor, Tensor], Tensor], kind: torch.dtype) -> Callable[[Tensor, Tensor], Tensor]:
+    """`change` of a layer's input and output, given in `kind`."""
+    return lambda x, output: change(x.to(kind), output.to(kind)).to(output.dtype)
 
 
 def _join(prefix: str, name: str) -> str:

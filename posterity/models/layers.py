@@ -56,7 +56,8 @@ class Norm(nn.Module):
         """Normalise every channel of x (B, C, ...)."""
         if x.dim() < 2 or x.shape[1] != self.features:
             raise ValueError(f"Norm over {self.features} channels was given {tuple(x.shape)}; it needs (B, C, ...).")
-        shape = [1, self.features] + [1] * (x.dim() - 2)
+        shape, kind = [1, self.features] + [1] * (x.dim() - 2), x.dtype
+        x = x.float() if kind in (torch.bfloat16, torch.float16) else x  # sums of many numbers
         if self.training or self.running_mean is None:
             real = self._real(x)
             x = torch.where(real, x, 0.0)  # not a product: whatever lies behind the mask, even inf, goes no further
@@ -66,7 +67,7 @@ class Norm(nn.Module):
         x = (x - mean.reshape(shape)) * torch.rsqrt(var + self.eps).reshape(shape)
         if self.weight is not None and self.bias is not None:
             x = x * self.weight.reshape(shape) + self.bias.reshape(shape)
-        return x
+        return x.to(kind)
 
     def _statistics(self, x: Tensor, real: Tensor) -> tuple[Tensor, Tensor]:
         """Mean and biased variance of the real values (C,), (C,); moves the running statistics in training."""
