@@ -46,6 +46,7 @@ class Arm:
     skew: str = "feature"
     own: tuple[tuple[str, Any], ...] = ()
     rounds: int | None = None  # if other than the plan's
+    model: str = "mlp"
 
     def last(self, plan: Plan) -> int:
         return min(self.rounds or plan.rounds, plan.rounds)
@@ -55,7 +56,9 @@ class Arm:
 
     def tasks(self, plan: Plan) -> list[Task]:
         plan = replace(plan, rounds=self.last(plan))
-        config = [plan.config(self.method, self.skew, "code", "mlp", seed, **dict(self.own)) for seed in plan.seeds]
+        config = [
+            plan.config(self.method, self.skew, "code", self.model, seed, **dict(self.own)) for seed in plan.seeds
+        ]
         return [Task(f"{self.name} seed {c.seed}", self.folder(plan, c.seed), c) for c in config]
 
     def seeds(self, plan: Plan) -> list[int]:
@@ -76,6 +79,7 @@ class Change:
     what: str
     own: Mapping[str, Any] = field(default_factory=dict)
     rounds: int | None = None
+    model: str = "mlp"
 
 
 # --- communication ----------------------------------------------------------------------------------------------------
@@ -196,10 +200,13 @@ WEIGHTED = (Change("fedmap", "λ = 1/N_k (eq. 6)", {"prior_scale": "bayes"}),
             Change("fedmap", "ω by size", {"weighting": "num_examples"}))  # fmt: skip
 FEW = tuple(Change(m, "5 epochs a round", {"local.epochs": 5}) for m in ("fedmap", "fedprox", "fedavg"))
 WEAK = tuple(Change("fedprox", f"µ = {mu}", {"mu": mu}) for mu in (0.01, 0.1))
+NORMED = tuple(
+    Change(m, "batch norm, 5 epochs a round", {"local.epochs": 5}, None, "mlp_bn") for m in ("fedbn", "fedavg")
+)
 CHANGES = {  # the number of a change is part of its folder's name: new ones go to the end
-    "label": (*ALONE, *SLOW, Change("fedprox", "µ = 0", {"mu": 0.0}), *WEIGHTED, *FEW, *WEAK),
-    "feature": (*ALONE, *FEW),
-    "quantity": (*ALONE, *WEIGHTED, *FEW),
+    "label": (*ALONE, *SLOW, Change("fedprox", "µ = 0", {"mu": 0.0}), *WEIGHTED, *FEW, *WEAK, *NORMED),
+    "feature": (*ALONE, *FEW, *NORMED),
+    "quantity": (*ALONE, *WEIGHTED, *FEW, *NORMED),
 }
 
 
@@ -208,7 +215,7 @@ def change_arms(skew: str) -> list[Arm]:
     same = [Arm(f"code/mlp/{skew}/{m}", f"{METHODS[m]}, as in the table", m, skew) for m in PAPER[skew] if m != "fedbn"]
     other = [
         Arm(f"changes/{skew}/{number}-{c.method}", f"{METHODS[c.method]}, {c.what}", c.method, skew,
-            tuple(c.own.items()), c.rounds)
+            tuple(c.own.items()), c.rounds, c.model)
         for number, c in enumerate(CHANGES[skew])
     ]  # fmt: skip
     return sorted([*same, *other], key=lambda arm: list(METHODS).index(arm.method))
