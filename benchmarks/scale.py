@@ -1,18 +1,27 @@
 """Many clients: memory and time of a round as their number grows, personal records in a file.
 
-    python benchmarks/scale.py [--quick] [--json FILE]
+    python benchmarks/scale.py [--quick] [--cold | --shards] [--json FILE]
 
 First all of 100, 1,000 and 10,000 clients take part, then 1,000 of 10,000, 100,000 and 1,000,000 registered ones, drawn
 anew each round. FedPer on an MLP 16-32-10 (the head is personal and memory-mapped), five synthetic samples a client,
 batch 5, one epoch, each case in a process of its own. `before` is the anonymous memory with data and names loaded,
 `peak` the most during the rounds.
+
+`--cold` instead: 1,000 of a million clients, all of which have a row, and whose rows are dropped from the system's page
+cache before each round, as in a file that is larger than memory. `plain` reads a mapped file without a word to the
+system, `told` is what the store does, `ahead` also announces the rows of the next round before this one begins.
+
+`--shards` instead: samples of the busiest process over the mean, when digits are divided among 50 clients by a
+Dirichlet(0.3) draw per class; clients by number or dealt out by samples, everybody or 20 % a round, mean of five seeds.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import mmap
 import multiprocessing
+import os
 import platform
 import statistics
 import sys
@@ -24,20 +33,22 @@ from typing import Any
 
 import torch
 
-from posterity import models
+from posterity import data, models
 from posterity.core.draw import make_key
 from posterity.core.training import Training
 from posterity.data.federation import Federation, Part
 from posterity.engine import graph
 from posterity.engine.cohort import Participation
+from posterity.engine.ranks import Ranks
 from posterity.engine.round import able, first_state, train_round
-from posterity.engine.store import Mapped
+from posterity.engine.store import Mapped, spans
 from posterity.engine.world import World
 from posterity.methods.fedper import FedPer
 
 SAMPLES, FEATURES = 5, 16
 ALL = ((100, 100), (1000, 1000), (10_000, 10_000))
 SOME = ((10_000, 1000), (100_000, 1000), (1_000_000, 1000))
+ROW = 4 * (32 * 10 + 10)  # bytes of a head
 
 
 def make_world(clients: int) -> World:
@@ -83,27 +94,118 @@ def measure(clients: int, cohort: int, rounds: int, pipe: Any) -> None:
                "before": before, "peak": peak[0], "disk": held})  # fmt: skip
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--quick", action="store_true", help="three rounds, at most 10,000 clients")
-    parser.add_argument("--json", type=Path)
-    options = parser.parse_args()
-    print(f"torch {torch.__version__}, {platform.machine()}, {torch.get_num_threads()} threads, seed 0")
+def forget(store: Mapped, stay: torch.Tensor) -> None:
+    """Drop all rows but those of the clients `stay` (ascending) from the page cache."""
+    assert store.map is not None
+    pages: Any = store.map.base
+    store.flush()
+    pages.madvise(mmap.MADV_DONTNEED)  # pages that a process has mapped would not be dropped
+    place, file = 0, os.open(store.path, os.O_RDONLY)
+    for first, length in [*spans(stay.numpy(), store.width), (len(pages), 0)]:
+        if first > place:
+            os.posix_fadvise(file, place, first - place, os.POSIX_FADV_DONTNEED)
+        place = first + length
+    os.close(file)
+
+
+def bytes_read() -> int:
+    """Bytes that this process has caused to be fetched from the disk."""
+    with open("/proc/self/io") as file:
+        return int(next(line for line in file if line.startswith("read_bytes")).split()[1])
+
+
+def measure_cold(way: str, clients: int, cohort: int, rounds: int, pipe: Any) -> None:
+    """In a process of its own."""
+    world, times, amounts = make_world(clients), [], []
+    with tempfile.TemporaryDirectory() as folder:
+        with open(Path(folder) / "rows.bin", "wb") as file:
+            for _ in range(clients // 1000):
+                file.write(bytes(1000 * ROW))  # written, not a hole
+            os.fsync(file.fileno())
+        state, store, everyone = first_state(world), Mapped(Path(folder), clients), able(world)
+        store.known[:] = True
+        cohorts = [Participation(count=cohort).draw(everyone, world.root, number) for number in range(rounds + 1)]
+        for number in range(rounds):
+            if number:
+                forget(store, cohorts[number] if way == "ahead" else cohorts[number][:0])
+            before, begun = bytes_read(), time.perf_counter()
+            if way == "ahead":
+                store.expect(cohorts[number + 1])
+            state, _ = train_round(world, graph, state, store, cohorts[number], number, rounds)
+            times.append(time.perf_counter() - begun)
+            amounts.append(bytes_read() - before)
+            if way == "plain" and not number:
+                store.map.base.madvise(mmap.MADV_NORMAL)
+                store.expect = lambda clients: None
+    pipe.send({"way": way, "seconds": statistics.median(times[2:]), "read": statistics.median(amounts[2:]) / 2**20})
+
+
+def imbalance(ranks: Ranks, counts: torch.Tensor, cohort: torch.Tensor) -> float:
+    """Samples of the busiest process over the mean of all."""
+    loads = torch.bincount(ranks.owner(cohort), counts[cohort], minlength=ranks.size)
+    return float(loads.max() / loads.mean())
+
+
+def show_shards() -> None:
+    print("processes  all: number  samples  20 %: number  samples")
+    for size in (2, 4, 8):
+        found: list[list[float]] = [[], [], [], []]
+        for seed in range(5):
+            federation = data.load("digits", partition="dirichlet:0.3", clients=50, seed=seed)
+            counts, everyone = federation.train.counts, torch.arange(50)
+            some = [Participation(share=0.2).draw(everyone, make_key(seed), number) for number in range(40)]
+            for slot, ranks in enumerate((Ranks(0, size), Ranks(0, size).dealt(counts, 50))):
+                found[slot].append(imbalance(ranks, counts, everyone))
+                found[2 + slot] += [imbalance(ranks, counts, cohort) for cohort in some]
+        everybody, dealt, few, few_dealt = map(statistics.mean, found)
+        print(f"{size:>9} {everybody:>12.2f} {dealt:>8.2f} {few:>13.2f} {few_dealt:>8.2f}")
+
+
+def alone(target: Any, *how: Any) -> dict[str, Any]:
+    """What `target` finds in a fresh process."""
+    receive, send = multiprocessing.Pipe(False)
+    worker = multiprocessing.get_context("spawn").Process(target=target, args=(*how, send))
+    worker.start()
+    found: dict[str, Any] = receive.recv()
+    worker.join()
+    return found
+
+
+def show_cold(clients: int) -> None:
+    for way in ("plain", "told", "ahead"):
+        one = alone(measure_cold, way, clients, 1000, 12)
+        print(f"{way:>6} {one['seconds']:>8.3f} s a round, {one['read']:>7.1f} MiB read", flush=True)
+
+
+def show_rounds(quick: bool) -> list[dict[str, Any]]:
     print(f"{'registered':>10} {'a round':>8} {'s a round':>10} {'before MiB':>11} {'peak MiB':>9} {'disk MiB':>9}")
     found = []
     for clients, cohort in (*ALL, *SOME):
-        if options.quick and clients > 10_000:
+        if quick and clients > 10_000:
             continue
-        receive, send = multiprocessing.Pipe(False)
-        rounds = 3 if options.quick else 20 if (clients, cohort) in SOME else 5
-        worker = multiprocessing.get_context("spawn").Process(target=measure, args=(clients, cohort, rounds, send))
-        worker.start()
-        found.append(one := receive.recv())
-        worker.join()
+        rounds = 3 if quick else 20 if (clients, cohort) in SOME else 5
+        found.append(one := alone(measure, clients, cohort, rounds))
         print(f"{clients:>10,} {cohort:>8,} {one['seconds']:>10.3f} {one['before']:>11.0f} {one['peak']:>9.0f} "
               f"{one['disk']:>9.1f}", flush=True)  # fmt: skip
-    if options.json:
-        options.json.write_text(json.dumps(found, indent=1))
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--quick", action="store_true", help="three rounds, at most 10,000 clients")
+    parser.add_argument("--cold", action="store_true", help="rows that are not in memory")
+    parser.add_argument("--shards", action="store_true", help="how evenly processes share the samples")
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    print(f"torch {torch.__version__}, {platform.machine()}, {torch.get_num_threads()} threads, seed 0")
+    if options.shards:
+        show_shards()
+    elif options.cold:
+        show_cold(10_000 if options.quick else 1_000_000)
+    else:
+        found = show_rounds(options.quick)
+        if options.json:
+            options.json.write_text(json.dumps(found, indent=1))
 
 
 if __name__ == "__main__":

@@ -10,14 +10,14 @@ from typing import Annotated, Any
 import typer
 
 from posterity import __version__
-from posterity.cli import listing, scaffold
+from posterity.cli import listing, scaffold, workers
 from posterity.cli.flags import RULES, numbers, option, read_config, with_flags, words
 from posterity.cli.show import console, print_json, print_table, progress
 from posterity.engine.ranks import started_first
 from posterity.experiment.compare import compare_runs, demo_plan, resume_all
 from posterity.experiment.config import Config
 from posterity.experiment.run import start_run
-from posterity.experiment.setup import load_federation
+from posterity.experiment.setup import Setup, load_federation, set_up
 from posterity.report import check_rule, write_report
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None,
@@ -61,9 +61,23 @@ def run(**given: Any) -> None:
     check_rule(show)
     config = read_config(given)
     folder = out or new_folder(f"{Path(config.dataset).stem}-{config.method}-seed{config.seed}")
+    setup = _set_up(config)
     with progress(config.method, config.rounds, quiet or as_json or not started_first()) as watch:
-        start_run(config, folder, watch)
+        start_run(config, folder, watch, setup=setup)
     conclude(folder, show, as_json)
+
+
+def _set_up(config: Config) -> Setup:
+    """What a run needs; or the same command in several processes, where that was asked for or is clearly faster."""
+    size, why = workers.processes_asked(config), ""
+    if size == 1:
+        setup = set_up(config, cores=workers.count_cores() if workers.may_share(config) else 1)
+        size = workers.processes_worth(config, setup) if workers.may_share(config) else 1
+        if size == 1:
+            return setup
+        now, then = (1000 * seconds for seconds in (setup.choice.step, setup.choice.apart))
+        why = f"{size} processes of one thread: {then:.1f} ms a step instead of {now:.1f}"
+    raise typer.Exit(workers.start_workers(size, why))
 
 
 Jobs = Annotated[int | None, typer.Option("--jobs", help="runs at once (default: one per core on the CPU)")]
@@ -77,6 +91,8 @@ def compare(**given: Any) -> None:
     out, show, quiet, as_json, jobs = (given.pop(n) for n in (*COMMON, "jobs"))
     methods, seeds = words(given.pop("methods"), "methods"), numbers(given.pop("seeds"))
     config = read_config(given)
+    if config.engine == "processes":
+        raise ValueError("a comparison already has a run for each core (--jobs): give another --engine")
     folder = out or new_folder(f"{Path(config.dataset).stem}-comparison")
     _compare(config, methods, seeds, folder, show, quiet or as_json, jobs)
     conclude(folder, show, as_json)
@@ -95,17 +111,15 @@ def _compare(
     config: Config, names: list[str], seeds: list[int], folder: Path, show: str, quiet: bool, jobs: int | None
 ) -> None:
     check_rule(show)  # before the work, not after it
-    at_once = jobs or (default_jobs() if config.device == "cpu" else 1)
+    at_once = jobs or (workers.count_cores() if config.device == "cpu" else 1)  # a process gains more than a thread
     compare_runs(config, names, seeds, folder, lambda title, rounds: progress(title, rounds, quiet), at_once)
-
-
-def default_jobs() -> int:
-    """One process per core: small networks gain more from that than from threads."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @app.command(help="Go on with a run (or all runs of a comparison) that was stopped or killed.")
 def resume(folder: Path, show: Show = "validated", quiet: Quiet = False, json: Json = False, jobs: Jobs = 1) -> None:
+    if (size := workers.processes_before(folder)) > 1:
+        raise typer.Exit(workers.start_workers(size))
+    workers.check_runs(folder)
     resume_all(folder, lambda title, rounds: progress(title, rounds, quiet or json), jobs or 1)
     conclude(folder, show, json)
 
@@ -135,8 +149,8 @@ def datasets() -> None:
 
 @app.command(help="Show how a federation is divided: samples and classes of every client.")
 @with_flags({}, leave_out=("method", "model", "rounds", "local_epochs", "local_steps", "batch_size", "lr", "optimiser",
-                           "participation", "engine", "device", "dtype", "evaluate_every", "newcomer_epochs", "store",
-                           "memory"))  # fmt: skip
+                           "participation", "engine", "convolution", "onednn", "device", "dtype", "evaluate_every",
+                           "newcomer_epochs", "store", "memory"))  # fmt: skip
 def partition(**given: Any) -> None:
     listing.print_partition(load_federation(read_config(given)))
 
@@ -164,6 +178,7 @@ def version() -> None:
 
 def main() -> None:
     """Run the command line; what users did wrong is told in a sentence, without a traceback."""
+    workers.end_with_parent()
     sys.path.insert(0, os.getcwd())  # a method or network of yours may live in the current folder
     try:
         code = app(standalone_mode=False)  # what `typer.Exit` carried, or None

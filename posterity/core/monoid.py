@@ -19,17 +19,17 @@ float32 would round, and a float32 message merged alone comes back bit for bit. 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import field
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from posterity.core.tree import STATIC, Tree, record, tree_cast, tree_leaves, tree_map, tree_rows
+from posterity.core.tree import STATIC, Tree, finite_rows, record, tree_cast, tree_leaves, tree_map, tree_rows
 from posterity.core.wire import wire_bytes
 
 Range = tuple[float, float]
+PIECE = 2**17  # numbers that are widened at once
 
 
 @record
@@ -225,8 +225,14 @@ def merge(left: Message, right: Message) -> Message:
 
 def fold_stack(stack: Message) -> Message:
     """Add up a stack of clients, in float64 (on the host where the device has none)."""
-    wide: Message = tree_cast(_on_host(stack), torch.float64)
-    return {name: part.fold(part) for name, part in wide.items()}
+    return {name: part.fold(_widened(part)) for name, part in _on_host(stack).items()}
+
+
+def _widened(part: Any) -> Any:
+    """In float64; of a mean only the weights, for `_average` widens the values piece by piece."""
+    if isinstance(part, Mean) and isinstance(part.weight, Tensor):
+        return Mean(part.weight.double(), part.value)
+    return tree_cast(part, torch.float64)
 
 
 def zero_like(total: Message) -> Message:
@@ -241,16 +247,13 @@ def message_bytes(stack: Message) -> int:
 
 def acceptable(stack: Message) -> Tensor:
     """Which clients of a stack sent finite numbers within the declared ranges (clients,)."""
-    verdicts = [_rowwise(torch.isfinite, leaf) for part in stack.values() for leaf in tree_leaves(part)]
+    verdicts = [finite_rows(leaf) for part in stack.values() for leaf in tree_leaves(part)]
     for part in stack.values():
         if isinstance(part, Sum) and part.within is not None:
             low, high = part.within
-            verdicts += [_rowwise(lambda v: (v >= low) & (v <= high), leaf) for leaf in tree_leaves(part.value)]  # noqa: B023
+            inside = [(leaf >= low) & (leaf <= high) for leaf in tree_leaves(part.value)]
+            verdicts += [each.reshape(len(each), -1).all(1) for each in inside]
     return torch.stack(verdicts).all(0) if verdicts else torch.ones(0, dtype=torch.bool)
-
-
-def _rowwise(test: Callable[[Tensor], Tensor], leaf: Tensor) -> Tensor:
-    return test(leaf).reshape(len(leaf), -1).all(1)
 
 
 def _on_host(tree: Tree) -> Tree:
@@ -269,8 +272,17 @@ def _blend(a: Tensor, b: Tensor, wa: Tensor, wb: Tensor) -> Tensor:
 
 def _average(leaf: Tensor, weight: Tensor) -> Tensor:
     total = weight.sum(0)
-    wide = _spread(weight, leaf)
-    return (wide * leaf).sum(0) / _spread(torch.where(total > 0, total, 1), leaf[0])
+    some = torch.where(total > 0, total, 1)
+    if weight.dim() == 1 and leaf.device.type == "cpu" and leaf[0].numel() > 1:
+        return (_weighted(leaf.flatten(1), weight) / some).reshape(leaf.shape[1:])
+    return (_spread(weight, leaf) * leaf).sum(0) / _spread(some, leaf[0])
+
+
+def _weighted(rows: Tensor, weight: Tensor) -> Tensor:
+    """Σ weight (n,) · rows (n, d), in pieces that stay in the cache when they are widened."""
+    kind = torch.promote_types(rows.dtype, weight.dtype)
+    pieces = torch.split(rows, max(1, PIECE // len(rows)), 1)
+    return torch.cat([torch.mv(piece.to(kind).t(), weight.to(kind)) for piece in pieces])
 
 
 def _shares(log_weights: Tensor) -> tuple[Tensor, Tensor]:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, fields
-from typing import Any, TypeVar, cast, dataclass_transform
+from functools import cache
+from typing import Any, TypeVar, dataclass_transform
 
 import torch
 from torch import Tensor
@@ -50,20 +51,23 @@ def tree_map(function: Callable[..., Any], tree: Tree, *others: Tree) -> Tree:
 
     Dicts are matched by key and not by position, so a dict built in another order cannot pair the wrong tensors.
     """
+    if not others:
+        return _mapped(function, tree)
     if isinstance(tree, dict):
-        return {k: tree_map(function, v, *(o[k] for o in others)) for k, v in tree.items()}
+        return {k: tree_map(function, v, *[o[k] for o in others]) for k, v in tree.items()}
     if isinstance(tree, (tuple, list)):
         return type(tree)(tree_map(function, *vs) for vs in zip(tree, *others, strict=True))
     if _is_record(tree):
-        children, context = _children(tree)
-        rest = [_children(o)[0] for o in others]
-        return _rebuild(tree, [tree_map(function, *vs) for vs in zip(children, *rest, strict=True)], context)
+        names = _field_names(tree.__class__)
+        return _like(tree, {n: tree_map(function, getattr(tree, n), *[getattr(o, n) for o in others]) for n in names})
     return function(tree, *others)
 
 
 def tree_leaves(tree: Tree) -> list[Any]:
     """All leaves, in the tree's own order."""
-    return [leaf for _, leaf in tree_named(tree)]
+    found: list[Any] = []
+    _collect(tree, found)
+    return found
 
 
 def tree_named(tree: Tree, prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -73,7 +77,7 @@ def tree_named(tree: Tree, prefix: str = "") -> Iterator[tuple[str, Any]]:
     elif isinstance(tree, (tuple, list)):
         parts = iter((str(i), v) for i, v in enumerate(tree))
     elif _is_record(tree):
-        parts = iter((f.name, getattr(tree, f.name)) for f in fields(tree) if not f.metadata.get(STATIC))
+        parts = iter((n, getattr(tree, n)) for n in _field_names(tree.__class__))
     else:
         yield prefix, tree
         return
@@ -125,24 +129,55 @@ def tree_bytes(tree: Tree) -> int:
 
 def tree_finite(tree: Tree) -> Tensor:
     """Whether each client of a stacked tree is finite throughout: one boolean per row of the first axis."""
-    rows = [leaf.isfinite().reshape(len(leaf), -1).all(1) for leaf in tree_leaves(tree) if leaf.is_floating_point()]
+    rows = [finite_rows(leaf) for leaf in tree_leaves(tree) if leaf.is_floating_point()]
     return torch.stack(rows).all(0) if rows else torch.ones(0, dtype=torch.bool)
+
+
+def finite_rows(leaf: Tensor) -> Tensor:
+    """Which rows of the first axis are finite throughout: a NaN or an infinity is their largest or smallest number."""
+    flat = leaf.flatten(1) if leaf.dim() > 1 else leaf[:, None]
+    if not flat.numel():
+        return torch.ones(len(leaf), dtype=torch.bool, device=leaf.device)
+    return flat.amax(1).isfinite() & flat.amin(1).isfinite()
 
 
 def _is_record(value: Any) -> bool:
     return hasattr(value, "__dataclass_fields__") and not isinstance(value, type)
 
 
-def _children(value: Any) -> tuple[list[Any], list[Any]]:
-    every = fields(value)
-    kept = [getattr(value, f.name) for f in every if not f.metadata.get(STATIC)]
-    return kept, [getattr(value, f.name) for f in every if f.metadata.get(STATIC)]
+def _collect(tree: Tree, found: list[Any]) -> None:
+    if isinstance(tree, dict):
+        for child in tree.values():
+            _collect(child, found)
+    elif isinstance(tree, (tuple, list)):
+        for child in tree:
+            _collect(child, found)
+    elif _is_record(tree):
+        for name in _field_names(tree.__class__):
+            _collect(getattr(tree, name), found)
+    else:
+        found.append(tree)
 
 
-def _rebuild(like: Any, children: list[Any], context: list[Any]) -> Any:
-    names = [f.name for f in fields(like) if not f.metadata.get(STATIC)]
-    fixed = [f.name for f in fields(like) if f.metadata.get(STATIC)]
-    value = object.__new__(type(like))
-    for name, child in zip([*names, *fixed], [*children, *context], strict=True):
-        object.__setattr__(value, name, child)
-    return cast(Any, value)
+def _mapped(function: Callable[..., Any], tree: Tree) -> Tree:
+    """`tree_map` of one tree: by far the most frequent."""
+    if isinstance(tree, dict):
+        return {k: _mapped(function, v) for k, v in tree.items()}
+    if isinstance(tree, (tuple, list)):
+        return type(tree)([_mapped(function, v) for v in tree])
+    if _is_record(tree):
+        return _like(tree, {n: _mapped(function, getattr(tree, n)) for n in _field_names(tree.__class__)})
+    return function(tree)
+
+
+def _like(tree: Tree, children: dict[str, Any]) -> Tree:
+    """A record like `tree` with other children; what is static stays."""
+    made = object.__new__(tree.__class__)
+    vars(made).update({n: getattr(tree, n) for n in _field_names(tree.__class__, True)}, **children)
+    return made
+
+
+@cache  # asked at every step for every record
+def _field_names(cls: Any, static: bool = False) -> tuple[str, ...]:
+    """The fields of a record that hold trees, or the static ones."""
+    return tuple(f.name for f in fields(cls) if bool(f.metadata.get(STATIC)) == static)

@@ -1,15 +1,15 @@
-"""How a network is run: which engine, and which way to convolve. `auto` measures where the answer is not clear.
+"""How a network is run: which engine, which way to convolve, with oneDNN or without. `auto` measures.
 
 Networks without convolutions are fastest stacked and recorded. Convolutions whose filters differ per client are another
-matter: on a CPU one client after another may win, on a GPU any of three ways. A few steps of each are timed at the
-start of a run; the usual way is left only for one that is clearly faster, so that noise does not decide. The choice is
-written into `run.json`: --engine and --convolution repeat it, and with it the last bit.
+matter: on a CPU one client after another may win, on a GPU any of three ways. A step of each is timed at the start of a
+run; the usual way is left only for one that is clearly faster, so that noise does not decide. The choice is written
+into `run.json`: --engine, --convolution and --onednn repeat it, and with it the last bit. Processes choose together.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
@@ -18,14 +18,82 @@ from torch import Tensor
 from torch.func import grad, vmap
 
 from posterity.core.method import Params
-from posterity.core.tree import tree_leaves, tree_map
+from posterity.core.tree import tree_map
+from posterity.engine.ranks import Ranks
 from posterity.engine.round import ENGINES
+from posterity.engine.trials import Trial, with_onednn, with_threads
 
 TOGETHER = 8  # clients of a trial
-ROWS = 10  # samples of each
-TRIES = 3  # of which the fastest counts
-LOOSE = 0.02  # TF32 may differ from float32 by this share of the largest gradient
-CLEARLY = 1.25  # times faster than the usual way
+ROWS = 10, 64  # samples of each: the usual number, and the most
+CLEARLY = 1.15  # times faster than the usual way
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What was asked for; `auto` leaves it to trials."""
+
+    engine: str = "auto"
+    convolution: str = "auto"
+    onednn: str = "auto"
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way to run a network."""
+
+    engine: str
+    model: Any
+    onednn: bool = True
+
+    @property
+    def label(self) -> str:
+        names = {"native": "", "last": " channel last"}
+        kind = "loop" + names.get(self.model.way, f" {self.model.way}") if self.engine == "loop" else self.model.way
+        return kind if self.onednn else f"{kind} without oneDNN"
+
+    def seconds(self, trial: Trial) -> float:
+        with with_onednn(self.onednn):
+            return trial.seconds(self.model, self.engine == "loop")
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What was decided, and why. A time of 0 was not measured."""
+
+    engine: ModuleType
+    model: Any
+    onednn: bool = True
+    remark: str = ""
+    step: float = 0.0  # seconds of a client's step
+    apart: float = 0.0  # the same if every core had a process of its own
+
+
+def choose(
+    wish: Wish, model: Any, x: Tensor, params: Params, ranks: Ranks = Ranks(), rows: int = ROWS[0],
+    clients: int = TOGETHER, cores: int = 1,
+) -> Choice:  # fmt: skip
+    """The way to run `model` on samples like `x`; trials take `rows` samples of `clients` clients.
+
+    With several `cores`, also what a step would cost if each had a process of its own.
+    """
+    engine, reason = choose_engine(wish.engine, model, x, params)
+    trial = Trial.of(x, params, min(rows, ROWS[1]), min(clients, TOGETHER))
+    ways = list(_ways(wish, "loop" if reason else wish.engine, model, trial))
+    if len(ways) == 1:
+        return Choice(engine, ways[0].model, ways[0].onednn, reason)
+    times = [way.seconds(trial) for way in ways]
+    fastest = min(range(len(ways)), key=lambda i: times[i])
+    best = int(ranks.tell(float(fastest if times[fastest] * CLEARLY < times[0] else 0))[0])
+    shown = ", ".join(f"{way.label} {1000 * seconds:.1f} ms" for way, seconds in zip(ways, times, strict=True))
+    measured = f"{trial.clients} clients x {len(trial.x)} samples: {shown}"
+    remark = "; ".join(text for text in (reason, measured) if text)
+    apart = 0.0
+    if cores > 1:
+        with with_threads(1):
+            apart = ways[best].seconds(trial) / cores / trial.clients
+    name = ways[best].engine
+    return Choice(ENGINES["graph" if name == "auto" else name], ways[best].model, ways[best].onednn, remark,
+                  times[best] / trial.clients, apart)  # fmt: skip
 
 
 def choose_engine(name: str, model: Any, x: Tensor, params: Params) -> tuple[ModuleType, str]:
@@ -40,63 +108,36 @@ def choose_engine(name: str, model: Any, x: Tensor, params: Params) -> tuple[Mod
     return ENGINES[name], "; ".join(reasons)
 
 
-def choose_way(engine: str, way: str, model: Any, x: Tensor, params: Params) -> tuple[str, Any, str]:
-    """Engine, model and a remark, where `auto` in either is decided by trials of a network with convolutions."""
-    if way != "auto":
-        return engine, _checked(model.rewired(way), model, x, params), ""
-    possible = model.ways(x.device.type) if hasattr(model, "ways") and not model.unstackable else ()
+def _ways(wish: Wish, engine: str, model: Any, trial: Trial) -> Iterator[Way]:
+    """All ways that were not ruled out, the usual one first."""
+    device, asked = trial.x.device.type, wish.convolution
+    possible = model.ways(device) if hasattr(model, "ways") else ()
+    switches = (True, False) if wish.onednn == "auto" and _has_onednn(device) else (wish.onednn != "off",)
     if not possible:
-        return engine, model, ""
-    wired = {each: _checked(model.rewired(each), model, x, params) for each in possible}
-    times = {each: _trial(wired[each], x, params) for each in possible}
-    if engine in ("auto", "loop") and not x.is_cuda:
-        times["loop"] = TOGETHER * _trial(model, x, params, 1)
-    shown = ", ".join(f"{name} {1000 * seconds:.1f} ms" for name, seconds in times.items())
-    fastest = min(times, key=lambda name: times[name])
-    best = fastest if times[fastest] * CLEARLY < times[possible[-1]] else possible[-1]  # the last is the usual one
-    best = "loop" if engine == "loop" else best
-    remark = f"{TOGETHER} clients x {ROWS} samples: {shown}"
-    return ("loop", model, remark) if best == "loop" else (engine, wired[best], remark)
+        yield Way(engine, model if asked == "auto" else model.rewired(asked), switches[0])
+        return
+    kinds = tuple(reversed(possible)) if asked == "auto" else (asked,)  # the usual one last, and here first
+    if engine == "loop" or (engine == "auto" and device == "cpu"):
+        alone = [kind for kind in kinds if kind != "patches"] or kinds
+        yield from _switched("loop", alone, model, switches)
+    if engine != "loop":
+        together = [kind for kind in kinds if kind != "last"]  # how a stack lies in memory is vmap's business
+        if not together and engine != "auto":
+            raise ValueError("convolutions with the channel last are for one client at a time: use --engine loop")
+        for way in _switched(engine, together, model, switches):
+            trial.check(way.model, model)
+            yield way
 
 
-def _checked(other: Any, model: Any, x: Tensor, params: Params) -> Any:
-    """`other`, if its gradients are those of `model`: a kernel that a compiler got wrong must not go unseen."""
-    if other is model:
-        return other
-    for mine, theirs in zip(*(tree_leaves(_step(m, x, params, 2)()) for m in (other, model)), strict=True):
-        if not torch.allclose(mine, theirs, rtol=LOOSE, atol=LOOSE * float(theirs.abs().max())):
-            raise ValueError(f"convolutions computed by {other.way!r} are wrong on this machine (they differ from "
-                             f"PyTorch's own by more than {LOOSE:.0%}): use --convolution native")  # fmt: skip
-    return other
+def _switched(engine: str, kinds: Sequence[str], model: Any, switches: tuple[bool, ...]) -> Iterator[Way]:
+    """With oneDNN and without, where that could make a difference: patches are products of matrices."""
+    for kind in kinds:
+        wired = model.rewired(kind)
+        yield from (Way(engine, wired, on) for on in (switches if kind == "native" else switches[:1]))
 
 
-def _trial(model: Any, x: Tensor, params: Params, clients: int = TOGETHER) -> float:
-    """Seconds of a gradient for so many clients."""
-    return _fastest(_step(model, x, params, clients), x.device)
-
-
-def _step(model: Any, x: Tensor, params: Params, clients: int) -> Callable[[], Any]:
-    """Gradients of so many clients, all of which have the same parameters and samples."""
-    rows = x[torch.arange(ROWS, device=x.device) % len(x)]
-    many = tree_map(lambda leaf: leaf.expand(clients, *leaf.shape).clone(), params)
-    inputs = rows.expand(clients, *rows.shape).clone()
-    mask, key = rows.new_ones(ROWS), torch.zeros(2, dtype=torch.int64, device=x.device)
-
-    def slope(params: Params, x: Tensor) -> Any:
-        return grad(lambda p: (model(p, x, mask=mask, train=True, key=key)[0] ** 2).sum())(params)
-
-    return (lambda: vmap(slope)(many, inputs)) if clients > 1 else (lambda: slope(params, rows))
-
-
-def _fastest(step: Callable[[], Any], device: torch.device) -> float:
-    best = float("inf")
-    for attempt in range(TRIES + 1):  # the first warms up
-        begun = time.perf_counter()
-        step()
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        best = min(best, time.perf_counter() - begun) if attempt else best
-    return best
+def _has_onednn(device: str) -> bool:
+    return device == "cpu" and bool(torch.backends.mkldnn.is_available())  # type: ignore[no-untyped-call]
 
 
 def probe(model: Any, x: Tensor, params: Params) -> tuple[str, ...]:
@@ -138,4 +179,4 @@ def footprint(model: Any, x: Tensor, params: Params) -> int:
     return sum(kept.values()) // len(x)
 
 
-__all__ = ["choose_engine", "choose_way", "footprint", "probe"]
+__all__ = ["Choice", "Wish", "choose", "choose_engine", "footprint", "probe"]

@@ -44,14 +44,16 @@ class Participation:
 
     def draw(self, able: Tensor, root: Tensor, round: int) -> Tensor:
         """The cohort of a round, in ascending order, out of the clients `able` (clients with training data)."""
-        key = fold(fold(root, COHORT), round)
         if self.probability is not None:
-            return able[uniform(key, (len(able),), torch.float64) < self.probability]
+            return able[uniform(_key(root, round), (len(able),), torch.float64) < self.probability]
         count = self.count if self.count is not None else len(able)
         if self.share is not None:
             count = max(1, round_half_up(self.share * len(able)))
         if count > len(able):
             raise ValueError(f"{count} clients a round were asked for, but only {len(able)} have training data")
+        if count == len(able):
+            return able
+        key = _key(root, round)
         if 2 * count <= len(able):
             return able[draw_distinct(key, count, len(able))]
         stays = torch.ones_like(able, dtype=torch.bool)  # more than half: draw who is left out
@@ -77,6 +79,10 @@ def draw_distinct(key: Tensor, count: int, size: int) -> Tensor:
 
 def round_half_up(value: float) -> int:
     return int(value + 0.5)
+
+
+def _key(root: Tensor, round: int) -> Tensor:
+    return fold(fold(root, COHORT), round)
 
 
 def _within(value: float) -> float:

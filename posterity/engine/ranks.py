@@ -1,15 +1,17 @@
 """Several processes, GPUs or machines as one: each works for its share of the clients, messages are added on the way.
 
-Started by `torchrun`, every process runs the same program. Client k belongs to process k mod size for good, so its
-record never travels. After a round the totals are added along a binary tree, the process at its root combines them and
-sends the new state to all. What is exchanged are tensors in the safetensors format.
+Started by `torchrun`, every process runs the same program. A client belongs to one process for good, so its record
+never travels; clients are dealt out by their samples, so that no process waits long for another. After a round the
+totals are added along a binary tree, the process at its root combines them and sends the new state to all. What is
+exchanged are tensors in the safetensors format.
 """
 
 from __future__ import annotations
 
 import atexit
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from heapq import heapreplace
 
 import torch
 import torch.distributed as dist
@@ -27,6 +29,7 @@ class Ranks:
     rank: int = 0
     size: int = 1
     device: str = "cpu"  # where tensors must lie to be exchanged: nccl takes none of the host's
+    owners: Tensor | None = field(default=None, repr=False, compare=False)  # (clients,) their processes, see `dealt`
 
     @property
     def leads(self) -> bool:
@@ -35,7 +38,18 @@ class Ranks:
 
     def share(self, clients: Tensor) -> Tensor:
         """Those of `clients` that belong to this process."""
-        return clients if self.size == 1 else clients[clients % self.size == self.rank]
+        return clients if self.size == 1 else clients[self.owner(clients) == self.rank]
+
+    def owner(self, clients: Tensor) -> Tensor:
+        """The process of each client: client k is at process k mod size unless clients were dealt out."""
+        return clients % self.size if self.owners is None else self.owners[clients]
+
+    def dealt(self, counts: Tensor, members: int) -> Ranks:
+        """With clients dealt out by their samples: the members, who train, and then the newcomers."""
+        if self.size == 1:
+            return self
+        owners = torch.cat([deal(some.tolist(), self.size) for some in (counts[:members], counts[members:])])
+        return replace(self, owners=owners.to(counts.device))
 
     def total(self, mine: Message | None) -> tuple[Message | None, int]:
         """The sum of what all processes hold, and the process that has it (the others get None)."""
@@ -87,7 +101,7 @@ class Ranks:
         """At process 0 the outputs of all `clients`, each of which has been computed where the client belongs."""
         if self.size == 1:
             return outputs
-        owner = (clients % self.size).tolist()
+        owner = self.owner(clients).tolist()
         mine = {str(i): outputs[i] for i, rank in enumerate(owner) if rank == self.rank}
         found = self.collect(mine)
         return [found[rank][str(i)] for i, rank in enumerate(owner)] if self.leads else outputs
@@ -116,6 +130,17 @@ class Ranks:
         return {n: t.to(self.device) for n, t in load(data.cpu().numpy().tobytes()).items()}
 
 
+def deal(counts: list[int], size: int) -> Tensor:
+    """The process of each client (clients,): the largest first, each to the process that has least to do so far."""
+    loads = [(0, rank) for rank in range(size)]  # a heap
+    owners = [0] * len(counts)
+    for client in sorted(range(len(counts)), key=lambda k: -counts[k]):  # equal ones by their number
+        load, rank = loads[0]
+        owners[client] = rank
+        heapreplace(loads, (load + counts[client] + 1, rank))  # a client without data is scored all the same
+    return torch.tensor(owners, dtype=torch.int64)
+
+
 def _packed(named: dict[str, Tensor], device: str) -> Tensor:
     data = save({n: t.detach().cpu().contiguous() for n, t in named.items()})
     return torch.frombuffer(bytearray(data), dtype=torch.uint8).to(device)
@@ -140,4 +165,4 @@ def gather_ranks(device: str) -> tuple[Ranks, str]:
     return Ranks(int(os.environ["RANK"]), size, device), device
 
 
-__all__ = ["Ranks", "gather_ranks", "started_first"]
+__all__ = ["Ranks", "deal", "gather_ranks", "started_first"]

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from posterity.core.tree import Tree, tree_leaves, tree_map, tree_named, tree_rebuilt
+from posterity.engine.simplify import simplify
 
 MOST = 512  # recordings kept; the oldest goes first
 PATIENCE = {"cpu": 200, "cuda": 2}  # calls before a recording: a trace costs about 50 calls, a capture about 3
@@ -135,6 +136,7 @@ def trace_flat(
     inputs = [leaf.detach().contiguous() for leaf in tree_leaves(trees)]
     operators = make_fx(flat)(*inputs)
     operators.graph.eliminate_dead_code()
+    simplify(operators, inputs)
     operators.recompile()
     run = finish(operators, inputs)
     return run, tree_map(lambda leaf: None, made[0])

@@ -3,19 +3,28 @@
 Rows of clients that were never met do not exist (the file is sparse). The file changes through an undo journal: before
 a row is overwritten for the first time since the last commit, its old bytes are appended to the journal and forced to
 disk. After a kill, `Mapped` puts the old rows back, so what it holds is exactly what the last checkpoint knew.
+
+A cohort's rows lie anywhere in the file. The system is told so, or it would read megabytes around each of them, and it
+is told which rows come next, so that it fetches them all at once. Such advice changes times, never bytes.
 """
 
 from __future__ import annotations
 
+import mmap
 import os
+from contextlib import suppress
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from posterity.core.tree import Tree, tree_filled, tree_like, tree_map, tree_named, tree_rows
+
+Index = np.ndarray[tuple[int], np.dtype[np.int64]]
+Bytes = np.ndarray[tuple[int, int], np.dtype[np.uint8]]
+COPY = 2**22  # bytes of old rows that are copied to the journal at once
 
 
 class Store(Protocol):
@@ -57,7 +66,7 @@ class Mapped:
         self.known = torch.zeros(clients, dtype=torch.bool)
         self.template: Tree = None
         self.width = 0
-        self.saved: set[int] = set()
+        self.saved = np.zeros(clients, bool)  # whose old row is in the journal
         self.map: np.memmap[tuple[int, int], np.dtype[np.uint8]] | None = None
         self.commit = commit
 
@@ -65,8 +74,10 @@ class Mapped:
         self._open(fresh)
         if self.map is None:
             return fresh
-        old = self._unpacked(np.asarray(self.map[clients.cpu().numpy()]), fresh)
-        return tree_map(lambda o, f: _where(self.known[clients.cpu()].to(f.device), o, f), old, fresh)
+        clients = clients.cpu()
+        self.expect(clients)
+        old = self._unpacked(np.asarray(self.map[clients.numpy()]), fresh)
+        return tree_map(lambda o, f: _where(self.known[clients].to(f.device), o, f), old, fresh)
 
     def write(self, clients: Tensor, rows: Tree) -> None:
         self._open(rows)
@@ -77,6 +88,13 @@ class Mapped:
         self._remember(index)
         self.map[index] = _packed(tree_like(rows, self.template))  # in the order of names that the file has
 
+    def expect(self, clients: Tensor) -> None:
+        """Ask the system for the rows of `clients`, which will be read; it fetches them while others work."""
+        if self.map is None:
+            return
+        index = clients.cpu()
+        _advise(self.map, "MADV_WILLNEED", spans(index[self.known[index]].sort().values.numpy(), self.width))
+
     def flush(self) -> None:
         """Force all rows to disk; call before the checkpoint that will own them is written."""
         if self.map is not None:
@@ -84,7 +102,7 @@ class Mapped:
 
     def begin(self, commit: int) -> None:
         """Start a new journal for the checkpoint `commit`, which is on disk now."""
-        self.commit, self.saved = commit, set()
+        self.commit, self.saved = commit, np.zeros(len(self.known), bool)
         fresh = self.journal.with_suffix(".tmp")
         fresh.write_bytes(np.array([commit, self.width], np.int64).tobytes())
         os.replace(fresh, self.journal)
@@ -125,22 +143,24 @@ class Mapped:
                 "bytes are expected: it belongs to another method, model or federation; use another --out folder"
             )
         self.map = np.memmap(self.path, np.uint8, "r+", shape=(len(self.known), self.width))
+        _advise(self.map, "MADV_RANDOM", [(0, size)])
         if not self.journal.exists() or np.fromfile(self.journal, np.int64, 2).tolist() != [self.commit, self.width]:
             self.begin(self.commit)
 
-    def _remember(self, index: np.ndarray[tuple[int], np.dtype[np.int64]]) -> None:
+    def _remember(self, index: Index) -> None:
         assert self.map is not None
-        new = [int(i) for i in index if int(i) not in self.saved]
-        if not new:
+        new, most = index[~self.saved[index]], max(1, COPY // self.width)
+        if not len(new):
             return
         with self.journal.open("ab") as file:
-            for i in new:
-                file.write(np.int64(i).tobytes() + self.map[i].tobytes())
+            for some in (new[i : i + most] for i in range(0, len(new), most)):
+                names = some.reshape(-1, 1).view(np.uint8)  # (some, 8)
+                file.write(np.concatenate((names, self.map[some]), 1).tobytes())
             file.flush()
             os.fsync(file.fileno())
-        self.saved.update(new)
+        self.saved[new] = True
 
-    def _unpacked(self, rows: np.ndarray[tuple[int, int], np.dtype[np.uint8]], like: Tree) -> Tree:
+    def _unpacked(self, rows: Bytes, like: Tree) -> Tree:
         named, place = {}, 0
         for name, leaf in tree_named(like):
             size = leaf[0].numel() * leaf.element_size()
@@ -150,7 +170,28 @@ class Mapped:
         return tree_filled(like, named)
 
 
-def _packed(rows: Tree) -> np.ndarray[tuple[int, int], np.dtype[np.uint8]]:
+def spans(rows: Index, width: int) -> list[tuple[int, int]]:
+    """First byte and length of the pages under some rows (ascending); pages that follow each other are one span."""
+    if not len(rows):
+        return []
+    first, last = rows * width // mmap.PAGESIZE, ((rows + 1) * width - 1) // mmap.PAGESIZE  # page of each row's ends
+    begins = np.flatnonzero(np.append(True, first[1:] > last[:-1] + 1))
+    ends = np.append(begins[1:], len(rows)) - 1
+    start, length = first[begins] * mmap.PAGESIZE, (last[ends] - first[begins] + 1) * mmap.PAGESIZE
+    return list(zip(start.tolist(), length.tolist(), strict=True))
+
+
+def _advise(rows: Bytes, advice: str, where: list[tuple[int, int]]) -> None:
+    """Tell the system how pages will be used, if it has such a call (Windows has not)."""
+    pages: Any = rows.base
+    if not hasattr(pages, "madvise"):
+        return
+    with suppress(OSError):  # a system that does not listen reads as it always did
+        for first, length in where:
+            pages.madvise(getattr(mmap, advice), first, length)
+
+
+def _packed(rows: Tree) -> Bytes:
     """A stack of records as one row of bytes per client."""
     flat = [leaf.detach().cpu().contiguous().reshape(len(leaf), -1).view(torch.uint8) for _, leaf in tree_named(rows)]
     return torch.cat(flat, 1).numpy()

@@ -42,7 +42,9 @@ class Config:
     seed: int = hyper(0, "moves partition, initial model and batches together")
     data_seed: int | None = hyper(None, "fixes the partition whatever the seed")
     engine: str = hyper("auto", "how clients run", "", ("auto", "loop", "stacked", "graph", "compiled", "processes"))
-    convolution: str = hyper("auto", "how convolutions are computed", "", ("auto", "native", "patches", "triton"))
+    convolution: str = hyper(
+        "auto", "how convolutions are computed", "", ("auto", "native", "last", "patches", "triton")
+    )
     onednn: str = hyper("auto", "whether PyTorch convolves by oneDNN on a CPU", "", ("auto", "on", "off"))
     device: str = hyper("cpu", "cpu or cuda")
     precision: str = hyper(

@@ -39,10 +39,11 @@ def start_run(
     watch: Watch = silent,
     federation: Federation | None = None,
     model: Any = None,
+    setup: Setup | None = None,
 ) -> Result:
-    """Run an experiment; with `out`, everything is written there as it happens."""
+    """Run an experiment; with `out`, everything is written there as it happens. A `setup` is not made again."""
     Participation.parse(config.participation)
-    setup = set_up(config, federation, model)
+    setup = set_up(config, federation, model) if setup is None else setup
     if out is None or not setup.world.ranks.leads:
         return Journey(config, setup, None, watch).go()
     if (out / files.CONFIG).exists():
@@ -64,6 +65,7 @@ def resume_run(out: Path, watch: Watch = silent, federation: Federation | None =
         facts = files.read_json(out / files.RUN)
         torch.set_num_threads(facts["threads"])  # sums in other pieces round otherwise
         chosen = {"engine": facts["engine"], "convolution": facts.get("convolution") or "auto"}  # not measured again
+        chosen["onednn"] = facts.get("onednn", "on")
         setup = set_up(replace(config, **chosen), federation, model)
         _check_same(facts.get("federation", {}), setup, out)
         return Journey(config, setup, out, watch).go()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -13,19 +14,31 @@ import torch
 from posterity import __version__, data, methods, models
 from posterity.core.draw import make_key
 from posterity.data.federation import Federation
-from posterity.engine.choice import choose_engine, choose_way, footprint
-from posterity.engine.ranks import gather_ranks
+from posterity.engine.choice import ROWS, Choice, Wish, choose, footprint
+from posterity.engine.cohort import Participation
+from posterity.engine.ranks import Ranks, gather_ranks
+from posterity.engine.round import able
+from posterity.engine.trials import use_onednn
 from posterity.engine.world import World
 from posterity.experiment.config import DATA, Config
 
+SHARED = "POSTERITY_SHARED"  # environment: why the clients are shared out among processes
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
 
 @dataclass(frozen=True)
 class Setup:
     world: World
-    engine: ModuleType
-    remark: str  # why an engine was not chosen, if so
+    choice: Choice
+
+    @property
+    def engine(self) -> ModuleType:
+        return self.choice.engine
+
+    @property
+    def remark(self) -> str:
+        """Why this engine, if anything was measured or could not be stacked."""
+        return self.choice.remark
 
 
 def load_federation(config: Config) -> Federation:
@@ -36,8 +49,11 @@ def load_federation(config: Config) -> Federation:
                      options=config.settings("data"))  # fmt: skip
 
 
-def set_up(config: Config, federation: Federation | None = None, model: Any = None) -> Setup:
-    """Everything a run needs; a federation or a model of your own may be handed in."""
+def set_up(config: Config, federation: Federation | None = None, model: Any = None, cores: int = 1) -> Setup:
+    """Everything a run needs; a federation or a model of your own may be handed in.
+
+    With several `cores`, trials also say what a process for each of them would save.
+    """
     _check_device(config.device)
     ranks, device = gather_ranks(config.device)
     if ranks.size > 1 and config.store == "disk":
@@ -47,17 +63,39 @@ def set_up(config: Config, federation: Federation | None = None, model: Any = No
     if model is None:
         options = {name: _value(text) for name, text in config.settings("model").items()}
         model = models.build(config.model, federation.shape, federation.classes, federation.task, **options)
+    model = model.lowered(torch.bfloat16) if config.precision == "bf16" else model
     initial = {n: p.to(device) for n, p in model.init(config.seed, dtype).items()}
     method = methods.build(config.method, config.settings(), config.training())
     federation = federation.to(device, dtype)
     few = federation.x[:2]
     set_precision(config.precision)
-    name, model, measured = choose_way(config.engine, config.convolution, model, few, initial)
-    engine, remark = choose_engine(name, model, few, initial)
-    remark = "; ".join(text for text in (remark, measured) if text)
-    root = make_key(config.seed, device)
-    world = World(method, model, federation, initial, root, config.memory, footprint(model, few, initial), ranks)
-    return Setup(world, engine, remark)
+    wish = Wish(_inner(config.engine, ranks), config.convolution, config.onednn)
+    batch = next((p.batch for p in method.passes() if p.learns and p.batch), ROWS[0])
+    choice = choose(wish, model, few, initial, ranks, batch, federation.members, cores)
+    use_onednn(choice.onednn)
+    root, ranks = make_key(config.seed, device), ranks.dealt(federation.train.counts, federation.members)
+    sample = footprint(choice.model, few, initial)
+    return Setup(World(method, choice.model, federation, initial, root, config.memory, sample, ranks), choice)
+
+
+def _inner(engine: str, ranks: Ranks) -> str:
+    """The engine of each process."""
+    if engine == "processes" and ranks.size == 1:
+        raise ValueError("the engine 'processes' is started by the command line (posterity run --engine processes) or "
+                         "by torchrun; this is one process: use another engine")  # fmt: skip
+    return "auto" if engine == "processes" else engine
+
+
+def steps_of_round(config: Config, world: World) -> float:
+    """Steps that the clients of a round take all together, if the cohort is like that of the first round."""
+    everybody = able(world)
+    cohort = Participation.parse(config.participation).draw(everybody, world.root, 1)
+    counts = world.federation.train.counts[cohort]
+    steps = 0
+    for each in (p for p in world.passes() if p.learns):
+        taken = -(-counts // (each.batch or int(counts.max()))) * each.epochs
+        steps += int((taken if each.most is None else taken.clamp(max=each.most)).sum())
+    return float(steps)
 
 
 def describe(config: Config, setup: Setup, command: str) -> dict[str, Any]:
@@ -73,8 +111,9 @@ def describe(config: Config, setup: Setup, command: str) -> dict[str, Any]:
         "processes": setup.world.ranks.size,
         "device": _device_name(config.device),
         "engine": setup.engine.name,
-        "engine_remark": setup.remark,
+        "engine_remark": "; ".join(text for text in (os.environ.get(SHARED), setup.remark) if text),
         "convolution": setup.world.model.way,
+        "onednn": "on" if setup.choice.onednn else "off",
         "precision": config.precision,
         "command": command,
         "started": datetime.now(UTC).isoformat(timespec="seconds"),

@@ -17,6 +17,8 @@ from torch.nn.parameter import is_lazy
 from torch.nn.utils import parametrize
 
 from posterity.core import draw
+from posterity.core.whole import is_whole
+from posterity.models.centring import centre, squares
 from posterity.models.convolution import adopt
 from posterity.models.pooling import adopt_pool
 
@@ -58,43 +60,58 @@ class Norm(nn.Module):
             raise ValueError(f"Norm over {self.features} channels was given {tuple(x.shape)}; it needs (B, C, ...).")
         shape, kind = [1, self.features] + [1] * (x.dim() - 2), x.dtype
         x = x.float() if kind in (torch.bfloat16, torch.float16) else x  # sums of many numbers
+        if self.training and is_whole(self.mask) and x[:, 0].numel() > 1:
+            return self._unmasked(x).to(kind)
         if self.training or self.running_mean is None:
-            real = self._real(x)
-            x = torch.where(real, x, 0.0)  # not a product: whatever lies behind the mask, even inf, goes no further
-            mean, var = self._statistics(x, real)
+            x, mean, var = self._centred(x)
         else:
             mean, var = self.running_mean, _known(self.running_var)
-        x = (x - mean.reshape(shape)) * torch.rsqrt(var + self.eps).reshape(shape)
-        if self.weight is not None and self.bias is not None:
-            x = x * self.weight.reshape(shape) + self.bias.reshape(shape)
-        return x.to(kind)
+            x, mean = x - mean.reshape(shape), torch.zeros_like(mean)
+        scale = torch.rsqrt(var + self.eps)
+        scale = scale if self.weight is None else scale * self.weight
+        rest = -mean * scale if self.bias is None else self.bias - mean * scale
+        return (x * scale.reshape(shape) + rest.reshape(shape)).to(kind)
 
-    def _statistics(self, x: Tensor, real: Tensor) -> tuple[Tensor, Tensor]:
-        """Mean and biased variance of the real values (C,), (C,); moves the running statistics in training."""
-        axes = [0, *range(2, x.dim())]
-        values = x[0, 0].numel()  # per row and channel
-        count = real.sum().to(x.dtype) * values
+    def _centred(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """x minus its mean over the real rows; what else is to be subtracted, and the variance (C,), (C,).
+
+        In training, moves the running statistics.
+        """
+        real = self._real(x)
+        count = real.sum().to(x.dtype) * x[0, 0].numel()
         some = count > 1
-        shape = [1, -1] + [1] * (x.dim() - 2)
-        mean = x.sum(axes) / count.clamp(min=1)
-        var = torch.where(real, x - mean.reshape(shape), 0.0).square().sum(axes) / count.clamp(min=1)
+        x, mean = centre(x, real)
+        var = squares(x).sum(0) / count.clamp(min=1)  # biased
         if self.running_mean is None:
-            return torch.where(some, mean, torch.zeros_like(mean)), torch.where(some, var, torch.ones_like(var))
+            return x, torch.where(some, torch.zeros_like(mean), -mean), torch.where(some, var, torch.ones_like(var))
         old_mean, old_var = self.running_mean, _known(self.running_var)
         if self.training:
-            rate = self.momentum * some.to(x.dtype)
-            unbiased = var * (count / (count - 1).clamp(min=1))
-            self.running_mean = (old_mean + rate * (mean - old_mean)).detach()
-            self.running_var = (old_var + rate * (unbiased - old_var)).detach()
-        return torch.where(some, mean, old_mean), torch.where(some, var, old_var)
+            self._move(mean, var * (count / (count - 1).clamp(min=1)), self.momentum * some.to(x.dtype))
+        return x, torch.where(some, torch.zeros_like(mean), old_mean - mean), torch.where(some, var, old_var)
+
+    def _unmasked(self, x: Tensor) -> Tensor:
+        """PyTorch's own batch norm, for a batch in which every row is real."""
+        count = x[:, 0].numel()
+        made: tuple[Tensor, Tensor, Tensor] = torch.native_batch_norm(
+            x, self.weight, self.bias, None, None, True, self.momentum, self.eps
+        )
+        if self.running_mean is not None:
+            self._move(made[1], (made[2] ** -2 - self.eps) * (count / (count - 1)), self.momentum)
+        return made[0]
+
+    def _move(self, mean: Tensor, var: Tensor, rate: float | Tensor) -> None:
+        """The running statistics a step towards those of a batch."""
+        old_mean, old_var = _known(self.running_mean), _known(self.running_var)
+        self.running_mean = (old_mean + rate * (mean - old_mean)).detach()
+        self.running_var = (old_var + rate * (var - old_var)).detach()
 
     def _real(self, x: Tensor) -> Tensor:
-        """Which rows count (B, 1, ...)."""
+        """Which rows count (B,)."""
         if self.mask is None:
-            return torch.ones(x.shape[0], *[1] * (x.dim() - 1), dtype=torch.bool, device=x.device)
+            return torch.ones(x.shape[0], dtype=torch.bool, device=x.device)
         if self.mask.shape != x.shape[:1]:
             raise ValueError(f"The mask has shape {tuple(self.mask.shape)} but the norm's input {tuple(x.shape)}.")
-        return (self.mask != 0).reshape([-1] + [1] * (x.dim() - 1))
+        return self.mask != 0
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
         state_dict.pop(prefix + "num_batches_tracked", None)  # PyTorch's counter: only its momentum=None reads it

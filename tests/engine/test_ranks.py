@@ -11,7 +11,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from posterity.engine.ranks import Ranks
+from posterity.engine.ranks import Ranks, deal
+from posterity.experiment import setup
+from posterity.experiment.config import Config
 
 from .sharing import METHODS, end_of
 
@@ -42,6 +44,48 @@ def test_clients_are_shared_out_without_overlap():
     shares = [Ranks(rank, 3).share(clients) for rank in range(3)]
     assert sorted(torch.cat(shares).tolist()) == clients.tolist()
     assert Ranks().share(clients) is clients
+
+
+SKEWED = [400, 3, 1, 390, 0, 7, 5, 5, 90, 110, 0, 0, 210, 2]
+
+
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_dealt_clients_are_shared_out_without_overlap(size):
+    counts, members, clients = torch.tensor(SKEWED), 11, torch.tensor([1, 4, 5, 8, 9, 12, 13])
+    shares = [Ranks(rank, size).dealt(counts, members).share(clients) for rank in range(size)]
+    assert sorted(torch.cat(shares).tolist()) == clients.tolist()
+    assert Ranks().dealt(counts, members).share(clients) is clients
+
+
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_clients_are_dealt_by_their_samples(size):
+    counts = torch.tensor(SKEWED[:11])
+    loads = torch.bincount(deal(counts.tolist(), size), counts, minlength=size)
+    best = max(max(SKEWED), -(-sum(SKEWED[:11]) // size))  # no way of dealing is below this
+    assert loads.max() <= best * (4 / 3 - 1 / (3 * size)) + len(counts)  # Graham's bound; each client counts one more
+    by_number = torch.bincount(torch.arange(11) % size, counts, minlength=size)
+    assert loads.max() <= by_number.max()
+
+
+def test_dealing_by_hand():
+    assert deal([1, 9, 5, 4, 0, 0], 2).tolist() == [0, 0, 1, 1, 1, 0]
+    assert deal([0, 0, 0, 0], 2).tolist() == [0, 1, 0, 1]  # clients without data are spread too
+    assert deal([], 3).tolist() == []
+
+
+def test_a_run_deals_its_clients_out(monkeypatch):
+    monkeypatch.setattr(setup, "gather_ranks", lambda device: (Ranks(1, 2), device))
+    made = setup.set_up(Config(dataset="digits", partition="dirichlet:0.3", clients=9)).world
+    everyone = torch.arange(9)
+    assert torch.equal(made.ranks.owner(everyone), deal(made.federation.train.counts.tolist(), 2))
+    assert not torch.equal(made.ranks.owner(everyone), everyone % 2)
+
+
+def test_members_are_balanced_whatever_the_newcomers_hold():
+    counts = torch.tensor([5, 5, 5, 5, 1000, 1])
+    ranks = Ranks(0, 2).dealt(counts, 4)
+    assert torch.bincount(ranks.owner(torch.arange(4))).tolist() == [2, 2]
+    assert sorted(ranks.owner(torch.tensor([4, 5])).tolist()) == [0, 1]
 
 
 def test_a_process_alone_exchanges_nothing():

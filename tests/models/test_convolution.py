@@ -129,4 +129,4 @@ def test_refusals(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(ValueError, match="CUDA device"):
         model.rewired("triton")
-    assert WAYS == ("native", "patches", "triton")
+    assert WAYS == ("native", "patches", "triton", "last")
