@@ -34,7 +34,12 @@ class Part:
         """The offsets on the host."""
         return self.offsets.cpu()
 
-    @property
+    @cached_property
+    def sizes(self) -> Tensor:
+        """Samples per client, on the host."""
+        return self.host.diff()
+
+    @cached_property
     def counts(self) -> Tensor:
         """Samples per client (clients,)."""
         return self.offsets.diff()

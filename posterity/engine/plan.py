@@ -105,7 +105,7 @@ class Layout:
 
 def make_plan(work: Pass, part: Part, clients: Tensor, keys: Tensor, recordings: Recordings) -> Plan:
     """Plan a pass for `clients` (m,), given on the host, whose pass keys are `keys` (m, 2)."""
-    count = part.host.diff()[clients]
+    count = part.sizes[clients]
     widest = max(1, int(count.max()))  # a wider batch would only be padding
     batch = widest if work.batch is None else min(work.batch, widest)
     per_epoch = torch.div(count + batch - 1, batch, rounding_mode="floor")
@@ -119,7 +119,7 @@ def make_plan(work: Pass, part: Part, clients: Tensor, keys: Tensor, recordings:
         playlist = _playlist(work, part, clients, count, epochs, keys, recordings)
     else:
         playlist = part.rows.new_zeros(1)
-    longest = -(-int(part.host.diff().max()) // batch) * work.epochs
+    longest = -(-int(part.sizes.max()) // batch) * work.epochs
     longest = longest if work.most is None else min(longest, work.most)
     on_device = send(torch.stack((start, count)), keys.device)
     return Plan(playlist, on_device[0], on_device[1], count, steps, batch, longest)

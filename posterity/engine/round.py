@@ -66,7 +66,7 @@ def able(world: World) -> Tensor:
 
 def blocks(world: World, clients: Tensor, passes: Any = ()) -> Iterator[Tensor]:
     """`clients` from the largest to the smallest, in blocks whose stacked copies fit into the memory allowed."""
-    counts = world.federation.train.host.diff()[clients.cpu()]
+    counts = world.federation.train.sizes[clients.cpu()]
     clients = clients[send(torch.argsort(counts, descending=True, stable=True), clients.device)]
     sample = world.federation.x[0].numel() * world.federation.x.element_size()
     held, row = tree_bytes(world.initial), 2 * world.sample or ACTIVATIONS * sample

@@ -63,7 +63,7 @@ def walk(world: World, passes: tuple[Pass, ...], carry: Carry, here: Here, apply
 
 
 def _walk(world: World, each: Pass, carry: Carry, here: Here, ids: Tensor, apply: Apply, stepping: Stepping) -> Carry:
-    counts = world.part(each.on).host.diff()[ids]
+    counts = world.part(each.on).sizes[ids]
     order = torch.argsort(counts, descending=True, stable=True)  # who has more samples has no fewer steps
     if bool((order.diff() != 1).any()):  # this pass wants another order than the block's
         there, back = send(order, here.key.device), send(torch.argsort(order), here.key.device)
@@ -126,7 +126,7 @@ def predict(world: World, carry: Carry, here: Here, part: Part, apply: Apply = a
     here = at(world, replace(here, kept=carry.kept), keys.PREDICT)
     look = Pass(step=lambda carry, batch, here: carry, batch=PREDICT_ROWS, shuffle=False)
     ids = here.client.cpu()
-    order = torch.argsort(part.host.diff()[ids], descending=True, stable=True)
+    order = torch.argsort(part.sizes[ids], descending=True, stable=True)
     carry, here = (tree_rows(carry, send(order, here.key.device)), select(here, send(order, here.key.device)))
     plan = make_plan(look, part, ids[order], here.key, world.recordings)
     chunks: list[list[Tensor]] = [[] for _ in here.client]
