@@ -32,7 +32,7 @@ from posterity import models
 from posterity.core.draw import make_key
 from posterity.core.training import Training
 from posterity.data.federation import Federation, Part
-from posterity.engine.choice import CLEARLY, Choice, Wish, choose, footprint
+from posterity.engine.choice import CLEARLY, Choice, Wish, choose, exchange, footprint
 from posterity.engine.ranks import gather_ranks
 from posterity.engine.record import Recordings
 from posterity.engine.round import ENGINES, first_state, train_round
@@ -209,10 +209,11 @@ def measure(name: str, rounds: int) -> dict[str, Any]:
             one(round)
             took[n].append(time.perf_counter() - begun)
     team.end()
-    apart = bool(choice.apart) and choice.apart * CLEARLY < choice.step
-    chosen = SHARED if apart else next(n for n, way in ways.items() if way == _way_of(choice))
-    times = {n: 1000 * statistics.median(found[WARM:]) for n, found in took.items()}
     steps = int(((world.federation.train.counts + BATCH - 1) // BATCH).sum())
+    apart = steps * choice.apart + exchange(world)  # seconds of a round
+    pays = bool(choice.apart) and apart * CLEARLY < steps * choice.step
+    chosen = SHARED if pays else next(n for n, way in ways.items() if way == _way_of(choice))
+    times = {n: 1000 * statistics.median(found[WARM:]) for n, found in took.items()}
     return {"times": times, "auto": chosen, "remark": choice.remark, "apart": choice.apart, "step": choice.step,
             "team": vars(team.way), "steps": steps, "load": os.getloadavg()[0]}  # fmt: skip
 

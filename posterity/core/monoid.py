@@ -272,17 +272,21 @@ def _blend(a: Tensor, b: Tensor, wa: Tensor, wb: Tensor) -> Tensor:
 
 def _average(leaf: Tensor, weight: Tensor) -> Tensor:
     total = weight.sum(0)
-    some = torch.where(total > 0, total, 1)
-    if weight.dim() == 1 and leaf.device.type == "cpu" and leaf[0].numel() > 1:
-        return (_weighted(leaf.flatten(1), weight) / some).reshape(leaf.shape[1:])
-    return (_spread(weight, leaf) * leaf).sum(0) / _spread(some, leaf[0])
+    some, wide = torch.where(total > 0, total, 1), _spread(weight, leaf)
+    if leaf.device.type == "cpu" and leaf[0].numel() > 1:
+        wide = wide.flatten(1) if weight.dim() == 1 else wide.expand_as(leaf).flatten(1)
+        return _weighted(leaf.flatten(1), wide).reshape(leaf.shape[1:]) / _spread(some, leaf[0])
+    return (wide * leaf).sum(0) / _spread(some, leaf[0])
 
 
 def _weighted(rows: Tensor, weight: Tensor) -> Tensor:
-    """Σ weight (n,) · rows (n, d), in pieces that stay in the cache when they are widened."""
-    kind = torch.promote_types(rows.dtype, weight.dtype)
-    pieces = torch.split(rows, max(1, PIECE // len(rows)), 1)
-    return torch.cat([torch.mv(piece.to(kind).t(), weight.to(kind)) for piece in pieces])
+    """Σ weight (n, d or 1) · rows (n, d) over n, in pieces that stay in the cache when they are widened.
+
+    All kinds of weights are cut alike: equal weights give equal bits.
+    """
+    step = max(1, PIECE // len(rows))
+    cut = torch.split(weight, step, 1) if weight.shape[1] > 1 else (weight,) * -(-rows.shape[1] // step)
+    return torch.cat([(w * piece).sum(0) for w, piece in zip(cut, torch.split(rows, step, 1), strict=True)])
 
 
 def _shares(log_weights: Tensor) -> tuple[Tensor, Tensor]:

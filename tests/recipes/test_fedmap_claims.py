@@ -83,7 +83,7 @@ def test_changes_change_one_thing(claims, tables, tmp_path):
         arms = claims.change_arms(skew)
         assert len(arms) == 4 + len(listed)
         for arm in (a for a in arms if not a.label.endswith("as in the table")):
-            config, base = arm.tasks(plan)[0].config, plan.config(arm.method, skew, "code", "mlp", 0)
+            config, base = arm.tasks(plan)[0].config, plan.config(arm.method, skew, "code", arm.model, 0)
             assert replace(config, set=base.set, rounds=20) == base
             new = {k: v for k, v in config.set.items() if base.set.get(k) != v}
             assert len(new) + (config.rounds != 20) in (1, 2)  # training alone: fewer rounds, and then a smaller step

@@ -26,7 +26,7 @@ ONLY = ("fedprox", "fedmap", "fedavg+snip")
 def bench(monkeypatch):
     """The benchmark as a module, its folder in front of the path, as Python does for a script."""
     monkeypatch.syspath_prepend(str(FOLDER))
-    return importlib.import_module("methods")
+    return importlib.import_module("costs")
 
 
 @pytest.fixture
@@ -48,7 +48,7 @@ def test_the_quick_form(tmp_path):
     """Three methods between two measurements of FedAvg; every ratio follows from the milliseconds beside it."""
     file = tmp_path / "cost.json"
     flags = ["--quick", "--device", "cpu", "--convolution", "native", "--only", ",".join(ONLY), "--json", str(file)]
-    command = [sys.executable, str(FOLDER / "methods.py"), *flags]
+    command = [sys.executable, str(FOLDER / "costs.py"), *flags]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     rows = json.loads(file.read_text())["rows"]

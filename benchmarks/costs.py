@@ -1,6 +1,6 @@
 """What a round of every method costs in rounds of FedAvg: same federation, same local training, one run.
 
-    python benchmarks/methods.py [--device cuda] [--rounds 5] [--engine graph] [--convolution triton]
+    python benchmarks/costs.py [--device cuda] [--rounds 5] [--engine graph] [--convolution triton]
                                  [--only fedmap,pfedvmp] [--limit 60] [--profile] [--json FILE] [--quick]
 
 The federation, network and training of `gpu.py`: 50 clients by Dirichlet(0.3), 12,000 images, batch 10, one epoch. A
