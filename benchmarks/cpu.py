@@ -2,12 +2,12 @@
 
     python benchmarks/cpu.py [--only mlp-100,cnn-10] [--rounds 5] [--json FILE]
 
-A workload is a network and a number of clients with 20 to 40 synthetic images each; batch 10, one epoch, FedAvg. A
+A workload is a network and a number of clients with 20, 30 or 40 synthetic images each; batch 10, one epoch, FedAvg. A
 round is timed, from the broadcast to the new state. `plain` is what one would write without this library: one module,
-autograd and an optimiser per client, one client after the other, all cores as threads. The ways take turns, so that a
-busy moment of the machine hits all of them; recordings are made in the rounds before, which are not counted.
-`processes` is one process of one thread per core, with the clients shared out. `auto` is what the trials at the start
-of a run choose for a run that is long enough to repay them.
+autograd and an optimiser per client, one client after the other, all cores as threads (`plain, 1 thread`: one of them).
+The ways take turns, so that a busy moment of the machine hits all of them; recordings are made in the rounds before,
+which are not counted. `processes` is one process of one thread per core, with the clients shared out. `auto` is what
+the trials at the start of a run choose for a run that is long enough to repay them. Slow workloads have fewer rounds.
 """
 
 from __future__ import annotations
@@ -37,13 +37,14 @@ from posterity.engine.ranks import gather_ranks
 from posterity.engine.record import Recordings
 from posterity.engine.round import ENGINES, first_state, train_round
 from posterity.engine.store import Memory
-from posterity.engine.trials import with_onednn
+from posterity.engine.trials import with_onednn, with_threads
 from posterity.engine.world import World
 from posterity.methods.fedavg import FedAvg
 
 CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-FEWEST, MOST, BATCH, LR = 20, 40, 10, 0.05
+BATCH, LR = 10, 0.05
 WARM = 2  # rounds before those that count
+SLOW, FEWER = 0.5, 3  # from so many seconds a round, so many rounds
 
 
 @dataclass(frozen=True)
@@ -77,7 +78,7 @@ class Way:
     onednn: bool = True
 
 
-PLAIN, SHARED = "plain", "processes"
+PLAIN, SINGLE, SHARED = "plain", "plain, 1 thread", "processes"
 EVERY = {"loop": Way("loop"), "stacked": Way("stacked"), "graph": Way("graph")}
 FLAT = {"compiled": Way("compiled")}
 CONVOLVING = {
@@ -91,7 +92,7 @@ CONVOLVING = {
 def make_world(load: Workload) -> World:
     """The workload's federation, network and first parameters."""
     generator = torch.Generator().manual_seed(0)
-    counts = torch.randint(FEWEST, MOST + 1, (load.clients,), generator=generator)
+    counts = BATCH * torch.randint(2, 5, (load.clients,), generator=generator)
     offsets = torch.cat((torch.zeros(1, dtype=torch.long), counts.cumsum(0)))
     total = int(counts.sum())
     x = torch.randn(total, *load.shape, generator=generator)
@@ -125,6 +126,16 @@ def plain_round(world: World) -> Callable[[int], None]:
                 p += len(rows) * after[n]
 
     return go
+
+
+def single(go: Callable[[int], None]) -> Callable[[int], None]:
+    """The same with one thread."""
+
+    def alone(round: int) -> None:
+        with with_threads(1):
+            go(round)
+
+    return alone
 
 
 def our_round(world: World, way: Way) -> Callable[[int], None]:
@@ -201,13 +212,16 @@ def measure(name: str, rounds: int) -> dict[str, Any]:
     ways = {**EVERY, **(CONVOLVING if load.convolves else FLAT)}
     choice = decide(world, CORES)
     team = Team(name)
-    go = {PLAIN: plain_round(world), **{n: our_round(world, way) for n, way in ways.items()}, SHARED: team.go}
+    plain = plain_round(world)
+    go = {PLAIN: plain, SINGLE: single(plain), **{n: our_round(world, way) for n, way in ways.items()}, SHARED: team.go}
     took: dict[str, list[float]] = {n: [] for n in go}
     for round in range(WARM + rounds):
         for n, one in go.items():
             begun = time.perf_counter()
             one(round)
             took[n].append(time.perf_counter() - begun)
+        if len(took[PLAIN]) >= WARM + FEWER and took[PLAIN][-1] > SLOW:
+            break
     team.end()
     steps = int(((world.federation.train.counts + BATCH - 1) // BATCH).sum())
     apart = steps * choice.apart + exchange(world)  # seconds of a round

@@ -21,12 +21,13 @@ from typing import IO, Any
 
 import torch
 
-from posterity.engine.choice import CLEARLY
+from posterity.engine.choice import CLEARLY, exchange
 from posterity.experiment import folder as files
 from posterity.experiment.config import Config, from_table, read_toml
 from posterity.experiment.setup import SHARED, Setup, steps_of_round
 
 GRACE = 5.0  # seconds that the others have to end by themselves when one has failed
+TOLD = 2  # exit code of a command that has said in a sentence what is wrong
 WORTH = 30.0  # seconds that processes must save before they are started unasked
 WORKER = "POSTERITY_WORKER"
 
@@ -62,9 +63,10 @@ def may_share(config: Config) -> bool:
 
 def processes_worth(config: Config, setup: Setup) -> int:
     """The processes that pay for their start according to the trials; 1 = none do."""
-    choice = setup.choice
-    saved = config.rounds * steps_of_round(config, setup.world) * (choice.step - choice.apart)
-    return count_cores() if choice.apart and choice.apart * CLEARLY < choice.step and saved > WORTH else 1
+    choice, steps = setup.choice, steps_of_round(config, setup.world)
+    alone, apart = steps * choice.step, steps * choice.apart + exchange(setup.world)  # seconds of a round
+    pays = bool(choice.apart) and apart * CLEARLY < alone
+    return count_cores() if pays and config.rounds * (alone - apart) > WORTH else 1
 
 
 def processes_before(folder: Path) -> int:
@@ -124,15 +126,15 @@ def _await_parent() -> None:
 
 
 def _await(workers: list[subprocess.Popen[bytes]], complaints: Sequence[IO[bytes]]) -> int:
-    """Wait until all have ended well, or one has not: then the first has some time to say why."""
+    """Wait until all have ended well, or one has not: then the others have some time to say what is wrong."""
     while any(worker.poll() is None for worker in workers) and not any(worker.poll() for worker in workers):
         time.sleep(0.05)
-    failed = next((rank for rank, worker in enumerate(workers) if worker.poll()), 0)
-    try:
-        code = workers[0].wait(GRACE if failed else None)
-    except subprocess.TimeoutExpired:
-        code = 0
-    if not code and failed:  # the first knows nothing of it
+    end = time.monotonic() + GRACE
+    while any(worker.poll() is None for worker in workers) and workers[0].poll() != TOLD and time.monotonic() < end:
+        time.sleep(0.05)
+    code = workers[0].poll() or 0
+    failed = next((rank for rank, worker in enumerate(workers) if rank and worker.poll()), 0)
+    if failed and code != TOLD:  # what the first has seen of it is at most a broken connection
         complaints[failed].seek(0)
         print(complaints[failed].read().decode(errors="replace"), file=sys.stderr, end="")
         code = workers[failed].returncode

@@ -280,10 +280,7 @@ def _average(leaf: Tensor, weight: Tensor) -> Tensor:
 
 
 def _weighted(rows: Tensor, weight: Tensor) -> Tensor:
-    """Σ weight (n, d or 1) · rows (n, d) over n, in pieces that stay in the cache when they are widened.
-
-    All kinds of weights are cut alike: equal weights give equal bits.
-    """
+    """Σ weight (n, d or 1) · rows (n, d) over n, in pieces for the cache; cut alike, equal weights give equal bits."""
     step = max(1, PIECE // len(rows))
     cut = torch.split(weight, step, 1) if weight.shape[1] > 1 else (weight,) * -(-rows.shape[1] // step)
     return torch.cat([(w * piece).sum(0) for w, piece in zip(cut, torch.split(rows, step, 1), strict=True)])

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ from posterity.core.method import Batch, Carry, Here, Message, Pass, Personal
 from posterity.core.tree import Tree, tree_cat, tree_leaves, tree_map, tree_rebuilt, tree_rows
 from posterity.data.federation import Part
 from posterity.engine import resident, stacked
-from posterity.engine.plan import Leg, Plan, legs
+from posterity.engine.plan import ENTRIES, Leg, Plan, legs
 from posterity.engine.record import play, shape_of, trace_flat
 from posterity.engine.stacked import losses, offer, unmoved
 from posterity.engine.world import PER_CLIENT, World, at, over, select, solid
@@ -76,45 +77,84 @@ def take_steps(world: World, each: Pass, carry: Carry, here: Here, plan: Plan, m
         return resident.take_steps(world, each, carry, here, plan, _step)
     fixed = solid((here.shared, here.initial, here.round, world.federation.x, world.federation.y))
     finished: list[Carry] = []
-    empty = plan.idle()
-    for leg in legs(plan.active(), plan.batch, manner.part):
+    empty, active = plan.idle(), plan.active()
+    few = len(active) * len(here.client) <= ENTRIES
+    keys = stacked.step_keys_of(world, here.key, 0, len(active)) if few else None  # (steps, m, 2)
+    for leg in legs(active, plan.batch, manner.part):
         if leg.size < len(here.client):
             finished.append(tree_rows(carry, slice(leg.size, None)))
             carry, here = tree_rows(carry, slice(leg.size)), select(here, slice(leg.size))
-        after = _replay(world, each, carry, here, plan, leg, fixed, manner)
+        own = stacked.step_keys_of(world, here.key, leg.first, leg.last) if keys is None else keys[leg.first : leg.last]
+        moments = Moments(
+            leg, active[leg.first : leg.last], own[:, : leg.size], *plan.rows(leg.first, leg.last, leg.size)
+        )
+        after = _replay(world, each, carry, here, moments, fixed, manner)
         carry = after if leg.first or empty is None else unmoved(carry, after, empty)
     return tree_cat([carry, *reversed(finished)])
 
 
-def _replay(
-    world: World, each: Pass, carry: Carry, here: Here, plan: Plan, leg: Leg, fixed: Tree, manner: Manner
-) -> Carry:
+@dataclass(frozen=True)
+class Moments:
     """The steps of a leg."""
-    rows, real = plan.rows(leg.first, leg.last, leg.size)  # (steps, size, batch)
-    steps = torch.arange(leg.first, leg.last)
-    keys = stacked.step_keys_of(world, here.key, leg.first, leg.last)  # (steps, size, 2)
+
+    leg: Leg
+    active: list[int]  # clients at work at each step; those behind them keep what they have
+    keys: Tensor  # (steps, size, 2)
+    rows: Tensor  # (steps, size, batch)
+    real: Tensor
+
+    def each(self) -> list[tuple[Tensor, ...]]:
+        """Rows, mask, keys and number of each step."""
+        return list(zip(self.rows, self.real, self.keys, torch.arange(self.leg.first, self.leg.last), strict=True))
+
+
+def _replay(world: World, each: Pass, carry: Carry, here: Here, moments: Moments, fixed: Tree, manner: Manner) -> Carry:
+    """The steps of a leg, called or replayed."""
     mine = {name: getattr(here, name) for name in PER_CLIENT if name != "key"}
-    function = _step(world, each, here, leg.ragged)
-    first = (fixed, mine, rows[0], real[0], keys[0], steps[0], carry)
-    entry = world.recordings.entry(each, id(here.model), leg.ragged, shape_of(first))
-    moments = list(zip(rows, real, keys, steps, strict=True))
+    steps, size = moments.each(), moments.leg.size
+    function = _step(world, each, here, False)
+    first = (fixed, mine, *steps[0], carry)
+    entry = world.recordings.entry(each, id(here.model), shape_of(first))
     with torch.no_grad():
-        if entry.value is None and not world.recordings.pays(entry, rows.device, len(moments), manner.calls):
-            for moment in moments:
-                carry = function(fixed, mine, *moment, carry)
+        if entry.value is None and not world.recordings.pays(entry, here.key.device, len(steps), manner.calls):
+            for step, count in zip(steps, moments.active, strict=True):
+                after = function(fixed, mine, *step, carry)
+                carry = after if count == size else tree_map(partial(_joined, count), after, carry)
             return solid(carry)
         if entry.value is None:
             entry.value = manner.make(function, *first)
         run, result = entry.value
         constant, leaves = tree_leaves((fixed, mine)), tree_leaves(carry)
-        for moment in moments:
-            leaves = run(*constant, *moment, *leaves)
-    after: Carry = tree_rebuilt(result, leaves)
-    return after
+        for step, count in zip(steps, moments.active, strict=True):
+            before, leaves = leaves, list(run(*constant, *step, *leaves))
+            if count < size:
+                _put_back(count, leaves, before, [*constant, *step, *before])
+    done: Carry = tree_rebuilt(result, leaves)
+    return done
+
+
+def _joined(count: int, after: Tensor, before: Tensor) -> Tensor:
+    """`after` for the first `count` clients, `before` for those behind them: they have finished."""
+    return torch.cat((after[:count], before[count:]))
+
+
+def _put_back(count: int, after: list[Tensor], before: list[Tensor], others: list[Tensor]) -> None:
+    """`_joined` for all leaves in place, where no other tensor lies in the same memory."""
+    taken = {tensor.untyped_storage().data_ptr() for tensor in others}
+    for i, (new, old) in enumerate(zip(after, before, strict=True)):
+        place = new.untyped_storage().data_ptr()
+        if place in taken:
+            after[i] = _joined(count, new, old)
+        else:
+            new[count:] = old[count:]
+            taken.add(place)
 
 
 def _step(world: World, each: Pass, here: Here, ragged: bool) -> Callable[..., Carry]:
-    """One step as a function of everything that changes from step to step or from round to round."""
+    """One step as a function of everything that changes from step to step or from round to round.
+
+    On a GPU it also holds back those who have finished (`ragged`): there the host does not come between steps.
+    """
 
     def step(fixed: Tree, mine: Any, row: Tensor, mask: Tensor, key: Tensor, step: Tensor, carry: Carry) -> Carry:
         shared, initial, round, x, y = fixed

@@ -13,6 +13,6 @@ TRAIN, SCORE, JOIN, START, MESSAGE, PREDICT = 1, 2, 3, 4, 5, 6  # stages of one 
 ORDER = 2**40  # the order of the samples; far above any step number
 
 
-def client_keys(root: Tensor, client: Tensor, round: Tensor, fold: Callable[..., Tensor] = fold) -> Tensor:
-    """Keys of clients (..., 2) in a round."""
-    return fold(fold(fold(root, CLIENT), client), round)
+def client_keys(visits: Tensor, client: Tensor, round: Tensor, fold: Callable[..., Tensor] = fold) -> Tensor:
+    """Keys of clients (..., 2) in a round, from the key of what clients draw."""
+    return fold(fold(visits, client), round)

@@ -6,6 +6,7 @@ numbers. It must be a step that could be mapped over clients, for only then are 
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, replace
 from itertools import groupby
@@ -141,7 +142,9 @@ def _steady(step: Callable[..., Carry], *first: Tree) -> bool:
         tree if axis is None else tree_map(lambda t: t[None], tree) for tree, axis in zip(first, axes, strict=True)
     ]
     try:
-        vmap(step, in_dims=axes)(*alone)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # how slow that would be is of no interest
+            vmap(step, in_dims=axes)(*alone)
     except (RuntimeError, ValueError, TypeError):  # how an operator complains that cannot be mapped, or is not one
         return False
     return True

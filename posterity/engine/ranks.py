@@ -88,6 +88,15 @@ class Ranks:
         dist.all_gather(told, mine)
         return [float(t) for t in told]
 
+    def summed(self, numbers: list[float]) -> list[float]:
+        """Each of the numbers, added up over all processes."""
+        if self.size == 1:
+            return numbers
+        mine = torch.tensor(numbers, dtype=torch.float64, device=self.device)
+        told = [torch.zeros_like(mine) for _ in range(self.size)]
+        dist.all_gather(told, mine)
+        return [sum(column) for column in zip(*(t.tolist() for t in told), strict=True)]
+
     def collect(self, named: dict[str, Tensor]) -> list[dict[str, Tensor]]:
         """At process 0 what every process has, in their order; elsewhere only one's own."""
         if self.size == 1:

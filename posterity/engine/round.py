@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from posterity.core.draw import fold
 from posterity.core.method import Carry, Facts, Here, Message, Now
 from posterity.core.monoid import acceptable, fold_stack, merge, message_bytes
 from posterity.core.tree import Tree, tree_bytes, tree_finite, tree_like, tree_rows
@@ -55,7 +54,7 @@ def first_state(world: World) -> Tree:
     """The server's state before the first round."""
     federation = world.federation
     samples = int(federation.train.counts[: federation.members].sum())
-    facts = Facts(federation.members, samples, federation.classes, fold(world.root, keys.SERVER).cpu())
+    facts = Facts(federation.members, samples, federation.classes, world.server.cpu())
     return world.method.init(world.model, world.initial, facts)
 
 
@@ -134,7 +133,7 @@ def train_round(
     total, root = world.ranks.total(harvest.total)
     report: dict[str, Tensor] = {}
     if total is not None:
-        now = Now(round, rounds, fold(fold(world.root, keys.SERVER), round), log.accepted, _public(world))
+        now = Now(round, rounds, world.fold(world.server, round), log.accepted, _public(world))
         state = tree_like(world.method.combine(state, total, now), state)
         report = world.method.report(state, total)
     state = world.ranks.share_out(state, root)
@@ -146,7 +145,7 @@ def train_round(
 def _log(world: World, harvest: Harvest, round: int, cohort: int) -> Log:
     """The round in numbers, over all processes."""
     mine = [harvest.accepted, *harvest.losses.tolist(), harvest.bytes_up, harvest.bytes_down]
-    accepted, loss, samples, up, down = (sum(world.ranks.tell(float(number))) for number in mine)
+    accepted, loss, samples, up, down = world.ranks.summed(mine)
     mean = loss / samples if samples else float("nan")
     return Log(round, cohort, int(accepted), tuple(harvest.refused), mean, int(up), int(down))
 

@@ -69,14 +69,22 @@ def _same(node: fx.Node, layouts: dict[fx.Node, Hashable]) -> fx.Node | None:
 
 
 def _hold_constants(operators: fx.GraphModule, calls: list[fx.Node]) -> None:
-    """Tensors that depend on no input are made once."""
-    for number, node in enumerate(n for n in calls if n.target in CONSTANTS and not n.all_input_nodes):
+    """Tensors that depend on no input are made once, unless they are given away: their owner may write to them."""
+    free = [n for n in calls if n.target in CONSTANTS and not n.all_input_nodes and not any(map(_shows, n.users))]
+    for number, node in enumerate(free):
         name = f"constant_{number}"
         operators.register_buffer(name, node.target(*node.args, **node.kwargs))  # type: ignore[operator]
         with operators.graph.inserting_before(node):
             held = operators.graph.get_attr(name)
         node.replace_all_uses_with(held)
         operators.graph.erase_node(node)
+
+
+def _shows(user: fx.Node) -> bool:
+    """Whether `user` hands a tensor on instead of computing with it."""
+    if not isinstance(user.target, torch._ops.OpOverload):
+        return True
+    return any(value.alias_info is not None for value in user.target._schema.returns)
 
 
 def _fickle(target: Any) -> bool:

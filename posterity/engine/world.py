@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -16,7 +16,7 @@ from posterity.core.draw import fold
 from posterity.core.method import Batch, Here, Method, Params, Pass
 from posterity.core.tree import Tree, tree_map, tree_rows
 from posterity.data.federation import Federation, Part
-from posterity.engine.keys import client_keys
+from posterity.engine.keys import CLIENT, SERVER, client_keys
 from posterity.engine.ranks import Ranks
 from posterity.engine.record import Recordings, play
 
@@ -55,6 +55,16 @@ class World:
         folded: Tensor = play(self.recordings, fold, "fold", fold, key, number)
         return folded
 
+    @cached_property
+    def server(self) -> Tensor:
+        """The key of what the server draws."""
+        return fold(self.root, SERVER)
+
+    @cached_property
+    def visits(self) -> Tensor:
+        """The key of what clients draw."""
+        return fold(self.root, CLIENT)
+
     def part(self, name: str) -> Part:
         return {"train": self.federation.train, "validation": self.federation.validation}[name]
 
@@ -92,8 +102,8 @@ def arrive(world: World, clients: Tensor, round: int, shared: Tree, own: Tree) -
 
 def _client_keys(world: World, clients: Tensor, round: Tensor) -> Tensor:
     if clients.device.type == "cpu":
-        return client_keys(world.root, clients, round, hosted.fold)
-    made: Tensor = play(world.recordings, client_keys, "client", client_keys, world.root, clients, round)
+        return client_keys(world.visits, clients, round, hosted.fold)
+    made: Tensor = play(world.recordings, client_keys, "client", client_keys, world.visits, clients, round)
     return made
 
 

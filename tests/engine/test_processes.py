@@ -1,0 +1,234 @@
+"""`--engine processes`: one process of one thread per core, the same result as one process, also after a kill."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from posterity.cli import workers
+from posterity.cli.app import main
+from posterity.engine.choice import Choice
+from posterity.experiment import folder as files
+from posterity.experiment import run
+from posterity.experiment.config import Config
+from posterity.experiment.setup import set_up, steps_of_round
+
+CONFIG = Config(method="fedper", dataset="digits", clients=5, newcomers="1", rounds=6, evaluate_every=3, subset="20%",
+                participation="60%", dtype="float64", lr=0.05, set={"model.hidden": "8"})  # fmt: skip
+FLAGS = ["--method", "fedper", "--dataset", "digits", "--clients", "5", "--newcomers", "1", "--evaluate-every", "3",
+         "--subset", "20%", "--participation", "60%", "--dtype", "float64", "--lr", "0.05", "--set", "model.hidden=8",
+         "--quiet"]  # fmt: skip
+several = pytest.mark.skipif(workers.count_cores() < 2, reason="there is one core here, and processes need two")
+
+
+def command(*words: str) -> list[str]:
+    return [sys.executable, "-m", "posterity", *words]
+
+
+def launch(out: Path, rounds: int, engine: str = "processes") -> list[str]:
+    return command("run", *FLAGS, "--rounds", str(rounds), "--engine", engine, "--out", str(out))
+
+
+def remains(out: Path):
+    """State, records and scores of a finished run."""
+    leaves, _ = files.read_checkpoint(out)
+    lines = [{k: v for k, v in line.items() if k != "seconds"} for line in files.read_lines(out / files.METRICS)]
+    return leaves, lines
+
+
+@several
+def test_processes_end_where_one_process_ends(tmp_path):
+    done = subprocess.run(launch(tmp_path / "many", 6), capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("FedPer reaches") == 1  # only the first process speaks
+    run.start_run(CONFIG, tmp_path / "one")
+    (many, lines), (one, others) = (remains(tmp_path / name) for name in ("many", "one"))
+    assert many.keys() == one.keys()
+    for name, leaf in one.items():
+        assert torch.allclose(many[name].double(), leaf.double(), rtol=1e-9, atol=1e-11), name
+    for mine, theirs in zip(lines, others, strict=True):
+        if mine["kind"] == "score":
+            values = [[v for v in line["metrics"]["nll"].values() if v is not None] for line in (mine, theirs)]
+            assert values[0] == pytest.approx(values[1], rel=1e-9)
+    facts = files.read_json(tmp_path / "many" / files.RUN)
+    assert facts["processes"] == workers.count_cores()
+    assert facts["threads"] * facts["processes"] <= workers.count_cores()
+    assert facts["engine"] == "graph"  # of each process
+    assert 'engine = "processes"' in (tmp_path / "many" / files.CONFIG).read_text()
+
+
+@several
+def test_a_killed_run_goes_on_in_as_many_processes(tmp_path):
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    subprocess.run(launch(whole, 60), capture_output=True, timeout=300, check=True)
+    parent = subprocess.Popen(launch(cut, 60), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    wait_for(lambda: (cut / files.METRICS).exists() and len(files.read_lines(cut / files.METRICS)) > 4)
+    parent.send_signal(signal.SIGKILL)
+    parent.wait()
+    wait_for(lambda: free(cut))  # its workers end too
+    assert files.read_json(cut / files.RUN)["status"] == "running"
+    done = subprocess.run(command("resume", str(cut), "-q"), capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    (left, lines), (right, others) = remains(cut), remains(whole)
+    assert lines == others
+    assert all(torch.equal(leaf, right[name]) for name, leaf in left.items())
+
+
+def wait_for(condition) -> None:
+    end = time.monotonic() + 120
+    while not condition():
+        assert time.monotonic() < end, "nothing happened for two minutes"
+        time.sleep(0.02)
+
+
+def free(out: Path) -> bool:
+    """Whether no process holds the run."""
+    try:
+        with files.locked(out):
+            return True
+    except ValueError:
+        return False
+
+
+@several
+def test_what_the_user_did_wrong_is_told_once(tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / files.CONFIG).write_text("rounds = 1\n")
+    done = subprocess.run(launch(tmp_path / "run", 2), capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 2
+    assert done.stderr.count("already holds a run") == 1
+    assert "Traceback" not in done.stderr
+
+
+@several
+def test_what_only_another_process_complains_about_is_shown(tmp_path):
+    (tmp_path / "odd.py").write_text(
+        "import os\nfrom dataclasses import dataclass\nfrom posterity.methods.fedavg import FedAvg\n\n"
+        "@dataclass(frozen=True)\nclass Odd(FedAvg):\n"
+        "    def init(self, model, params, facts):\n"
+        "        if os.environ.get('RANK') == '1':\n"
+        "            raise ValueError('the second process is odd')\n"
+        "        return super().init(model, params, facts)\n"
+    )
+    words = ["run", "--method", "odd:Odd", "--dataset", "digits", "--rounds", "1", "--engine", "processes", "-q"]
+    done = subprocess.run(command(*words), capture_output=True, text=True, timeout=300, check=False, cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.count("the second process is odd") == 1
+
+
+@pytest.fixture
+def call(monkeypatch, tmp_path, capsys):
+    """The command line in an empty folder: exit code and complaint; workers are noted, not started."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    started = []
+    monkeypatch.setattr(workers, "start_workers", lambda size, why="": started.append((size, why)) or 0)
+
+    def go(*words: str) -> tuple[int, str, list]:
+        monkeypatch.setattr(sys, "argv", ["posterity", *words])
+        monkeypatch.setattr(sys, "path", list(sys.path))
+        try:
+            main()
+            code = 0
+        except SystemExit as stop:
+            code = stop.code
+        return code, capsys.readouterr().err, started
+
+    return go
+
+
+@pytest.mark.parametrize(
+    ("words", "cores", "message"),
+    [
+        (["run", "--store", "disk"], 4, "belong to one process"),
+        (["run"], 1, "needs two cores or more"),
+        (["run", "--device", "cuda"], 4, "use torchrun"),
+        (["compare"], 4, "a run for each core"),
+    ],
+)
+def test_where_processes_cannot_work_the_reason_is_told(call, monkeypatch, words, cores, message):
+    monkeypatch.setattr(workers, "count_cores", lambda: cores)
+    code, complaint, started = call(*words, "--engine", "processes", "--rounds", "1", "--quiet")
+    assert (code, started) == (2, [])
+    assert message in complaint
+
+
+def test_auto_starts_processes_only_where_they_pay(monkeypatch):
+    monkeypatch.setattr(workers, "count_cores", lambda: 4)
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    setup = set_up(CONFIG)
+    steps = steps_of_round(CONFIG, setup.world)
+    counts = sorted(setup.world.federation.train.counts[:4].tolist())
+    assert sum(-(-n // 10) for n in counts[:2]) <= steps <= sum(-(-n // 10) for n in counts[-3:])  # 60 % of 4 clients
+
+    def worth(step: float, apart: float, rounds: int) -> int:
+        measured = replace(setup, choice=Choice(setup.engine, setup.world.model, step=step, apart=apart))
+        return workers.processes_worth(replace(CONFIG, rounds=rounds), measured)
+
+    assert worth(0.0, 0.0, 10**6) == 1  # nothing was measured
+    assert worth(1.0, 0.5, 10**3) == 4
+    assert worth(1.0, 0.99, 10**6) == 1  # not clearly faster
+    assert worth(1e-5, 1e-6, 10**6) == 1  # the exchange costs more
+    assert worth(1.0, 0.5, 1) == 1  # over before they have started
+
+
+def test_auto_says_why_it_starts_processes(call, monkeypatch):
+    monkeypatch.setattr(workers, "count_cores", lambda: 2)
+    monkeypatch.setattr(workers, "processes_worth", lambda config, setup: 2)
+    code, _, started = call("run", *FLAGS, "--rounds", "1")
+    assert code == 0
+    assert [size for size, _ in started] == [2]
+    assert "2 processes of one thread" in started[0][1]
+
+
+@pytest.mark.parametrize(
+    ("engine", "status", "processes", "expected"),
+    [
+        ("processes", "running", 2, 2),
+        ("auto", "running", 2, 2),
+        ("auto", "finished", 2, 1),
+        ("graph", "running", 2, 1),  # the user shared it out, and may do so again
+        ("auto", "running", 1, 1),
+    ],
+)
+def test_resume_starts_as_many_as_before(monkeypatch, tmp_path, engine, status, processes, expected):
+    monkeypatch.setattr(workers, "count_cores", lambda: 2)
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    made(tmp_path, engine, status, processes)
+    assert workers.processes_before(tmp_path) == expected
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert workers.processes_before(tmp_path) == 1  # this is one of them
+
+
+def made(path: Path, engine: str, status: str, processes: int) -> Path:
+    path.mkdir(exist_ok=True)
+    (path / files.CONFIG).write_text(f'engine = "{engine}"\n')
+    (path / files.RUN).write_text(json.dumps({"status": status, "processes": processes}))
+    return path
+
+
+def test_resume_says_what_to_do_where_it_cannot(call, monkeypatch, tmp_path):
+    monkeypatch.setattr(workers, "count_cores", lambda: 2)
+    made(tmp_path / "large", "processes", "running", 16)
+    code, complaint, started = call("resume", "large")
+    assert (code, started) == (2, [])
+    assert "torchrun --nproc-per-node 16" in complaint
+    made(tmp_path / "all", "auto", "running", 1)
+    (tmp_path / "all" / "one").mkdir()
+    made(tmp_path / "all" / "one" / "deep", "processes", "running", 2)
+    code, complaint, _ = call("resume", str(tmp_path / "all"))
+    assert code == 2
+    assert "go on with it first" in complaint
+
+
+def test_cores_are_those_that_may_be_used():
+    assert 1 <= workers.count_cores() <= (os.cpu_count() or 1)
