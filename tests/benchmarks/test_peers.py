@@ -75,9 +75,10 @@ def test_a_process_reports(script):
     peers = script("peers")
     run = peers.run_script("plain", {"network": "mlp", **TINY})
     assert run.trouble == ""
-    assert run.seconds == run.report["rounds"][1] > 0
-    assert run.report["startup"] > 0
-    assert run.report["versions"]["torch"]
+    (report,) = run.reports
+    assert run.seconds == report["rounds"][1] > 0
+    assert report["startup"] > 0
+    assert report["versions"]["torch"]
 
 
 def test_what_goes_wrong_is_told(script, tmp_path, monkeypatch):
@@ -86,7 +87,7 @@ def test_what_goes_wrong_is_told(script, tmp_path, monkeypatch):
     missing = peers.run_script("pfl", {"network": "mlp", **TINY})
     assert missing.trouble == "no environment: python benchmarks/peers.py --setup --only pfl"
     failed = peers.read_run("fluke", "mlp", 1, '{"name": "fluke"}', "Traceback\nValueError: no such thing\n\n")
-    assert failed.report is None
+    assert failed.reports == ()
     assert failed.trouble == "failed: ValueError: no such thing"
     table = peers.format_table([missing, failed])
     assert "--setup --only pfl" in table
@@ -96,13 +97,14 @@ def test_what_goes_wrong_is_told(script, tmp_path, monkeypatch):
 def test_factors_and_the_same_work(script):
     peers = script("peers")
     report = {"rounds": [9.0, 1.0, 3.0, 2.0], "startup": 5.0, "last_loss": 1.25, "first_loss": 2.3, "parameters": 7}
-    own = peers.Run("posterity", "mlp", {**report, "name": "posterity"})
-    slow = peers.Run("plain", "mlp", {**report, "name": "plain", "rounds": [9.0, 4.0, 5.0, 6.0]})
+    own = peers.Run("posterity", "mlp", (report,))
+    plain = [peers.Run("plain", "mlp", ({**report, "rounds": seconds},)) for seconds in ([9.0, 4.0], [7.0, 6.0])]
+    slow = peers.join_repeats(plain)
     assert own.seconds == 2.0
-    assert (
-        peers.format_table([own, slow]).splitlines()[-1] == "| plain | 5.0000 | 2.50× | 9.00 | 5.00 | 29.00 | 1.2500 |"
-    )
+    last = peers.format_table([own, slow]).splitlines()[-1]
+    assert last == "| plain | 5.0000 | 2.50× | 4.0000 | 8.00 | 5.00 | 18.00 | 1.2500 |"
     peers.check_same_work([own, slow])
-    other = peers.Run("plain", "mlp", {**report, "name": "plain", "parameters": 8})
     with pytest.raises(ValueError, match="parameters"):
-        peers.check_same_work([own, other])
+        peers.check_same_work([own, peers.Run("plain", "mlp", ({**report, "parameters": 8},))])
+    failed = peers.join_repeats([own, peers.Run("posterity", "mlp", (), "failed: once")])
+    assert (failed.reports, failed.trouble) == ((), "failed: once")
