@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from types import ModuleType
 from typing import Any
@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from posterity.core.method import Carry, Facts, Here, Message, Now
+from posterity.core.method import Carry, Facts, Here, Message, Now, Pass
 from posterity.core.monoid import acceptable, fold_stack, merge, message_bytes
 from posterity.core.tree import Tree, tree_bytes, tree_finite, tree_like, tree_rows
 from posterity.core.wire import wire_bytes
@@ -99,6 +99,21 @@ class Harvest:
     def accepted(self) -> int:
         return sum(len(clients) for clients, _ in self.records)
 
+    def take(self, clients: Tensor, offered: Tree, sent: Message, records: Tree, seen: Tensor | None) -> None:
+        """What some clients were offered, sent, would keep, and saw of the loss; unusable messages are left out."""
+        self.bytes_down += wire_bytes(offered[0]) * len(clients) + wire_bytes(offered[1])
+        self.bytes_up += message_bytes(sent)
+        part, good = fold_stack(sent), _accepted(sent, records, len(clients))
+        if not bool(good.all()):  # the only place where the host waits for the clients
+            self.refused += [Refusal(int(c), "not finite or outside its declared range") for c in clients[~good]]
+            if not bool(good.any()):
+                return
+            sent, records, clients = tree_rows(sent, good), tree_rows(records, good), clients[good]
+            part, seen = fold_stack(sent), None if seen is None else seen[good]
+        self.total = part if self.total is None else merge(self.total, part)
+        self.records.append((clients, records))
+        self.losses += 0 if seen is None else seen.sum(0).double().cpu()
+
 
 def visit(world: World, engine: ModuleType, state: Tree, store: Store, cohort: Tensor, round: int) -> Harvest:
     """Every client of the cohort works and sends; nothing is written yet."""
@@ -107,18 +122,7 @@ def visit(world: World, engine: ModuleType, state: Tree, store: Store, cohort: T
         here, offered = meet(world, engine, state, store, clients, round)
         carry = engine.work(world, passes, engine.start(world, here), here, keys.TRAIN)
         sent, records = engine.message(world, carry, here)
-        harvest.bytes_down += wire_bytes(offered[0]) * len(clients) + wire_bytes(offered[1])
-        harvest.bytes_up += message_bytes(sent)
-        part, seen, good = fold_stack(sent), engine.losses(carry), _accepted(sent, records, len(clients))
-        if not bool(good.all()):  # the only place where the host waits for the clients
-            harvest.refused += [Refusal(int(c), "not finite or outside its declared range") for c in clients[~good]]
-            if not bool(good.any()):
-                continue
-            sent, records, clients = tree_rows(sent, good), tree_rows(records, good), clients[good]
-            part, seen = fold_stack(sent), None if seen is None else seen[good]
-        harvest.total = part if harvest.total is None else merge(harvest.total, part)
-        harvest.records.append((clients, records))
-        harvest.losses += 0 if seen is None else seen.sum(0).double().cpu()
+        harvest.take(clients, offered, sent, records, engine.losses(carry))
     return harvest
 
 
@@ -127,7 +131,14 @@ def train_round(
 ) -> tuple[Tree, Log]:
     """One round of training. Records and messages are committed together, after every block has been collected."""
     harvest = visit(world, engine, state, store, world.ranks.share(cohort), round)
-    log = _log(world, harvest, round, len(cohort))
+    return settle(world, harvest, state, store, len(cohort), round, rounds)
+
+
+def settle(
+    world: World, harvest: Harvest, state: Tree, store: Store, cohort: int, round: int, rounds: int
+) -> tuple[Tree, Log]:
+    """The state after a round, from what its visits brought home, and what there is to say about it."""
+    log = _log(world, harvest, round, cohort)
     if not log.accepted:
         return state, log
     total, root = world.ranks.total(harvest.total)
@@ -150,6 +161,22 @@ def _log(world: World, harvest: Harvest, round: int, cohort: int) -> Log:
     return Log(round, cohort, int(accepted), tuple(harvest.refused), mean, int(up), int(down))
 
 
+@dataclass(frozen=True)
+class Question:
+    """Whose models are to predict what, and when: see `score`."""
+
+    clients: Tensor
+    parts: Sequence[Part]
+    point: str
+    epochs: int | None = None
+    strangers: bool = False
+
+    def passes(self, world: World) -> tuple[tuple[Pass, ...], tuple[Pass, ...]]:
+        """The round's own passes, if they come before the prediction, and those that adapt."""
+        epochs = world.method.adaptation if self.epochs is None else self.epochs
+        return world.passes() if self.point == "trained" else (), world.passes(epochs if self.point == "adapted" else 0)
+
+
 def score(
     world: World,
     engine: ModuleType,
@@ -157,7 +184,7 @@ def score(
     store: Store,
     clients: Tensor,
     round: int,
-    parts: list[Part],
+    parts: Sequence[Part],
     point: str,
     epochs: int | None = None,
     strangers: bool = False,
@@ -167,20 +194,25 @@ def score(
     `received` = right after the broadcast, `adapted` = after `adapt(epochs)` on the client's training data, `trained` =
     after the round's own passes. Nothing is written: not the records, not the state.
     """
-    method = world.method
-    adapt = world.passes((method.adaptation if epochs is None else epochs) if point == "adapted" else 0)
-    passes = world.passes() if point == "trained" else ()
-    place = {int(c): i for i, c in enumerate(clients)}
-    outputs: list[list[Tensor]] = [[torch.empty(0)] * len(clients) for _ in parts]
-    mine = world.ranks.share(clients)
+    return answer(world, engine, state, store, Question(clients, parts, point, epochs, strangers), round)
+
+
+def answer(
+    world: World, engine: ModuleType, state: Tree, store: Store, asked: Question, round: int
+) -> list[list[Tensor]]:
+    """`score`, of a question."""
+    passes, adapt = asked.passes(world)
+    place = {int(c): i for i, c in enumerate(asked.clients)}
+    outputs: list[list[Tensor]] = [[torch.empty(0)] * len(place) for _ in asked.parts]
+    mine = world.ranks.share(asked.clients)
     for group in blocks(world, mine, (*passes, *adapt)) if len(mine) else ():
-        here, _ = meet(world, engine, state, store, group, round, strangers)
+        here, _ = meet(world, engine, state, store, group, round, asked.strangers)
         carry = engine.work(world, passes, engine.start(world, here), here, keys.TRAIN)
         carry = engine.work(world, adapt, carry, here, keys.SCORE)
-        for slot, part in enumerate(parts):
+        for slot, part in enumerate(asked.parts):
             for client, output in zip(group.tolist(), engine.predict(world, carry, here, part), strict=True):
                 outputs[slot][place[client]] = output
-    return [world.ranks.joined(each, clients) for each in outputs]
+    return [world.ranks.joined(each, asked.clients) for each in outputs]
 
 
 def personal_model(world: World, state: Tree, store: Store, client: int, round: int, point: str) -> tuple[Carry, Here]:
@@ -205,5 +237,5 @@ def _public(world: World) -> Tensor | None:
     return None if rows is None else world.federation.x[rows]
 
 
-__all__ = ["Log", "Refusal", "able", "blocks", "first_state", "meet", "personal_model", "score",
-           "train_round"]  # fmt: skip
+__all__ = ["Harvest", "Log", "Question", "Refusal", "able", "answer", "blocks", "first_state", "meet",
+           "personal_model", "score", "settle", "train_round"]  # fmt: skip

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from posterity.core.hyper import nearest
 from posterity.core.method import Method
-from posterity.laws import company, draws, purity, records, sums
+from posterity.laws import company, draws, purity, records, seeds, sums
 from posterity.laws.law import FOUND, Law, LawBroken
 from posterity.laws.subject import Subject, subject
 
@@ -50,5 +50,5 @@ def _verdict(law: Law, looked_at: Subject) -> Verdict:
     return Verdict(law.name, law.statement, not detail, detail, time.perf_counter() - began)
 
 
-__all__ = ["LAWS", "Law", "LawBroken", "Subject", "Verdict", "check", "company", "draws", "purity", "records",
+__all__ = ["LAWS", "Law", "LawBroken", "Subject", "Verdict", "check", "company", "draws", "purity", "records", "seeds",
            "subject", "sums"]  # fmt: skip
