@@ -8,11 +8,12 @@ result.predict_proba(client=3, x=images)
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
-__all__ = ["__version__", "load", "run"]
+__all__ = ["__version__", "load", "run", "run_seeds"]
 
 if TYPE_CHECKING:
     from posterity.experiment.result import Result
@@ -30,6 +31,24 @@ def run(out: str | Path | None = None, *, federation: Any = None, model: Any = N
     table = {**settings, **({"model": by_name} if by_name else {})}
     network = None if by_name else model
     return start_run(from_table(table), None if out is None else Path(out), federation=federation, model=network)
+
+
+def run_seeds(
+    seeds: Sequence[int], out: str | Path | None = None, *, federation: Any = None, model: Any = None, **settings: Any
+) -> list[Result]:
+    """Run an experiment with several seeds at once, their clients stacked: the results, one a seed.
+
+    With `out`, seed k is written to `out/seed-k`; seeds that were interrupted there go on. A `federation` of your own
+    is the same for all seeds; by default the seed moves the partition, too.
+    """
+    from posterity.experiment.config import from_table
+    from posterity.experiment.run import run_seeds as start
+
+    by_name = model if isinstance(model, str) else None
+    table = {**settings, **({"model": by_name} if by_name else {})}
+    configs = [from_table({**table, "seed": seed}) for seed in seeds]
+    outs = None if out is None else [Path(out) / f"seed-{seed}" for seed in seeds]
+    return start(configs, outs, federation=federation, model=None if by_name else model)
 
 
 def load(folder: str | Path, *, federation: Any = None, model: Any = None) -> Result:

@@ -85,16 +85,22 @@ METHODS = option(str, "local,fedavg,fedavg+ft,fedper,fedmap,pfedvmp", "methods, 
 SEEDS = option(str, "0,1,2", "seeds, comma separated or a range (0-4)", "--seeds")
 
 
+Together = Annotated[bool | None, typer.Option("--together/--apart", help="all seeds of a method at once, as more "
+                                               "clients (default: on a GPU)")]  # fmt: skip
+
+
 @app.command(help="Run several methods with several seeds on the same federations; finished runs are not repeated.")
-@with_flags({"methods": METHODS, "seeds": SEEDS, "jobs": (Jobs, None), **COMMON}, leave_out=("method", "seed"))
+@with_flags({"methods": METHODS, "seeds": SEEDS, "together": (Together, None), "jobs": (Jobs, None), **COMMON},
+            leave_out=("method", "seed"))  # fmt: skip
 def compare(**given: Any) -> None:
-    out, show, quiet, as_json, jobs = (given.pop(n) for n in (*COMMON, "jobs"))
+    out, show, quiet, as_json, jobs, together = (given.pop(n) for n in (*COMMON, "jobs", "together"))
     methods, seeds = words(given.pop("methods"), "methods"), numbers(given.pop("seeds"))
     config = read_config(given)
     if config.engine == "processes":
         raise ValueError("a comparison already has a run for each core (--jobs): give another --engine")
     folder = out or new_folder(f"{Path(config.dataset).stem}-comparison")
-    _compare(config, methods, seeds, folder, show, quiet or as_json, jobs)
+    at_once = config.device.startswith("cuda") if together is None else together
+    _compare(config, methods, seeds, folder, show, quiet or as_json, jobs, at_once)
     conclude(folder, show, as_json)
 
 
@@ -108,11 +114,13 @@ def demo(out: Annotated[Path | None, typer.Option(help="folder to write to")] = 
 
 
 def _compare(
-    config: Config, names: list[str], seeds: list[int], folder: Path, show: str, quiet: bool, jobs: int | None
-) -> None:
+    config: Config, names: list[str], seeds: list[int], folder: Path, show: str, quiet: bool, jobs: int | None,
+    together: bool = False,
+) -> None:  # fmt: skip
     check_rule(show)  # before the work, not after it
     at_once = jobs or (workers.count_cores() if config.device == "cpu" else 1)  # a process gains more than a thread
-    compare_runs(config, names, seeds, folder, lambda title, rounds: progress(title, rounds, quiet), at_once)
+    watching = lambda title, rounds: progress(title, rounds, quiet)  # noqa: E731
+    compare_runs(config, names, seeds, folder, watching, at_once, together)
 
 
 @app.command(help="Go on with a run (or all runs of a comparison) that was stopped or killed.")

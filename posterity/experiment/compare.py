@@ -5,7 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import sys
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
@@ -17,9 +17,10 @@ import torch
 from posterity import methods
 from posterity.experiment import folder as files
 from posterity.experiment.config import Config, from_table, read_toml, to_toml
-from posterity.experiment.run import Watch, resume_run, start_run
+from posterity.experiment.run import Watch, resume_run, run_seeds, start_run
 
 PLAN = "comparison.json"  # what a comparison is to run, so that `resume` knows what has not begun
+Run = tuple[Path, Config]
 Watching = Callable[[str, int], AbstractContextManager[Watch]]
 
 
@@ -46,36 +47,58 @@ def demo_plan() -> tuple[Config, list[str], list[int]]:
 
 @dataclass(frozen=True)
 class Task:
-    """One run of a comparison."""
+    """One run of a comparison, and the other seeds that run at once with it."""
 
     title: str
     path: Path
     config: Config
+    others: tuple[Run, ...] = ()
+
+    @staticmethod
+    def of(runs: Sequence[Run]) -> Task:
+        """The task of one run, or of several seeds at once."""
+        seeds = ", ".join(str(config.seed) for _, config in runs)
+        title = f"{runs[0][1].method} seed{'s' * (len(runs) > 1)} {seeds}"
+        return Task(title, *runs[0], tuple(runs[1:]))
+
+    @property
+    def runs(self) -> tuple[Run, ...]:
+        return ((self.path, self.config), *self.others)
 
     def do(self, watch: Watch) -> None:
         """Start it, or go on with it."""
-        if (self.path / files.CONFIG).exists():
+        if self.others:
+            run_seeds([config for _, config in self.runs], [path for path, _ in self.runs], watch)
+        elif (self.path / files.CONFIG).exists():
             resume_run(self.path, watch)
         else:
             start_run(self.config, self.path, watch)
 
 
 def compare_runs(
-    config: Config, names: list[str], seeds: list[int], out: Path, watching: Watching, jobs: int = 1
+    config: Config,
+    names: list[str],
+    seeds: list[int],
+    out: Path,
+    watching: Watching,
+    jobs: int = 1,
+    together: bool = False,
 ) -> None:
-    """Run every method with every seed under `out`; what is finished stays, what was interrupted goes on."""
+    """Run every method with every seed under `out`; what is finished stays, what was interrupted goes on.
+
+    With `together`, the seeds of a method run at once where none of them has begun alone.
+    """
     own = {k: v for k, v in config.set.items() if not k.startswith(("model.", "data.", "local."))}
-    tasks = []
-    for seed, name in ((s, n) for s in seeds for n in names):
-        each = replace(config, method=name, seed=seed, set=_fitting(name, config, own, names))
+    tasks: list[Task] = []
+    for name in names:
+        each = replace(config, method=name, set=_fitting(name, config, own, names))
         methods.build(name, each.settings(), each.training())  # every mistake is told before the first run
-        path = out / _safe(name) / f"seed-{seed}"
-        if (path / files.CONFIG).exists() and from_table(read_toml(path / files.CONFIG)) != each:
-            raise ValueError(f"{path} holds a run with other settings; give another --out")
-        tasks.append(Task(f"{name} seed {seed}", path, each))
+        tasks += _tasks([(out / _safe(name) / f"seed-{seed}", replace(each, seed=seed)) for seed in seeds], together)
+    tasks.sort(key=lambda task: seeds.index(task.config.seed))  # the first seed of all methods, then the second
     out.mkdir(parents=True, exist_ok=True)
-    files.write_json(out / PLAN, {"methods": names, "seeds": seeds, "config": to_toml(config)})
-    execute([t for t in tasks if not _finished(t.path)], watching, jobs)
+    plan = {"methods": names, "seeds": seeds, "config": to_toml(config), "together": together}
+    files.write_json(out / PLAN, plan)
+    execute(tasks, watching, jobs)
 
 
 def resume_all(folder: Path, watching: Watching, jobs: int = 1) -> None:
@@ -83,13 +106,32 @@ def resume_all(folder: Path, watching: Watching, jobs: int = 1) -> None:
     if (folder / PLAN).exists():
         plan = files.read_json(folder / PLAN)
         config = from_table(tomllib.loads(plan["config"]))
-        compare_runs(config, plan["methods"], plan["seeds"], folder, watching, jobs)
+        together = plan.get("together", False)
+        compare_runs(config, plan["methods"], plan["seeds"], folder, watching, jobs, together)
         return
     found = sorted(p.parent for p in folder.rglob(files.CONFIG)) if folder.is_dir() else []
     if not found:
         raise ValueError(f"{folder} holds no run (there is no {files.CONFIG} in or under it)")
-    configs = [(path, from_table(read_toml(path / files.CONFIG))) for path in found if not _finished(path)]
-    execute([Task(f"{c.method} seed {c.seed}", path, c) for path, c in configs], watching, jobs)
+    execute(_tasks([(path, from_table(read_toml(path / files.CONFIG))) for path in found], False), watching, jobs)
+
+
+def _tasks(runs: list[Run], together: bool) -> list[Task]:
+    """What is left to do: seeds that began at once go on at once, and with `together` all that have not begun do."""
+    tasks: list[Task] = []
+    fresh: list[Run] = []
+    for path, config in runs:
+        if not (path / files.CONFIG).exists():
+            fresh.append((path, config))
+            continue
+        if from_table(read_toml(path / files.CONFIG)) != config:
+            raise ValueError(f"{path} holds a run with other settings; give another --out")
+        seeds = files.read_json(path / files.RUN).get("together", [])
+        crew = [(path.parent / f"seed-{seed}", replace(config, seed=seed)) for seed in seeds] or [(path, config)]
+        if not _finished(path) and not any(path == other for task in tasks for other, _ in task.runs):
+            tasks.append(Task.of(crew))
+    begun = {path for task in tasks for path, _ in task.runs}  # a kill may have come before all of a crew had begun
+    left = [run for run in fresh if run[0] not in begun]
+    return tasks + ([Task.of(left)] if together and left else [Task.of([run]) for run in left])
 
 
 def execute(tasks: list[Task], watching: Watching, jobs: int) -> None:

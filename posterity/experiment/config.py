@@ -54,7 +54,7 @@ class Config:
     evaluate_every: int | None = hyper(None, "rounds between evaluations (default: a twentieth of the rounds)")
     newcomer_epochs: int = hyper(5, "epochs after which newcomers are scored, besides 0 and 1")
     store: str = hyper("memory", "where personal records live", "", ("memory", "disk"))
-    memory: int = hyper(2**30, "bytes that stacked clients may take at once")
+    memory: int | None = hyper(None, "bytes that stacked clients may take at once (default: 1 GiB, a third of a GPU)")
     set: Mapping[str, Any] = field(default_factory=dict)  # settings of method, model. and data.
 
     def __post_init__(self) -> None:

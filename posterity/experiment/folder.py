@@ -7,7 +7,8 @@
     personal/                memory-mapped personal records (`store = "disk"`)
 
 Whole files are written beside their place and moved over it. Lines are appended and forced to disk before the
-checkpoint that counts them; what lies behind that count is cut off when the run is resumed.
+checkpoint that counts them; what lies behind that count is cut off when the run is resumed. Runs that go together
+write their checkpoints together: each beside its place, then a pledge in the folder above, then all are moved over.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from safetensors.torch import save
 from posterity.core.tree import Tree, tree_filled, tree_named
 
 CHECKPOINT, METRICS, CONFIG, RUN = "checkpoint.safetensors", "metrics.jsonl", "config.toml", "run.json"
+NEXT, PLEDGE = "checkpoint.next.safetensors", "together.json"
 FORMAT = "1"
 
 
@@ -73,19 +75,51 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines() if line.strip()]
 
 
-def save_checkpoint(folder: Path, trees: Mapping[str, Tree], facts: Mapping[str, Any]) -> None:
+def save_checkpoint(folder: Path, trees: Mapping[str, Tree], facts: Mapping[str, Any], name: str = CHECKPOINT) -> None:
     """Named trees and facts in one file."""
     leaves = {f"{top}/{name}": leaf for top, tree in trees.items() for name, leaf in tree_named(tree)}
     flat = {n: leaf.detach().cpu().contiguous() for n, leaf in leaves.items()}
     meta = {"format": FORMAT, "facts": json.dumps(facts)}
-    write_atomic(folder / CHECKPOINT, save(flat, meta))
+    write_atomic(folder / name, save(flat, meta))
+
+
+def save_checkpoints(folders: Sequence[Path], packs: Sequence[tuple[Mapping[str, Tree], Mapping[str, Any]]]) -> None:
+    """The checkpoints of runs that go together: after a kill at any instant, all are the new ones or none is."""
+    if len(folders) == 1:
+        save_checkpoint(folders[0], *packs[0])
+        return
+    for folder, pack in zip(folders, packs, strict=True):
+        save_checkpoint(folder, *pack, NEXT)
+    write_json(_pledge(folders), {"commit": packs[0][1]["commit"], "runs": [folder.name for folder in folders]})
+    for folder in folders:
+        os.replace(folder / NEXT, folder / CHECKPOINT)
+
+
+def keep_pledge(folders: Sequence[Path]) -> None:
+    """End what a kill interrupted: checkpoints that were pledged come to their places, others are dropped."""
+    path = _pledge(folders)
+    pledged = read_json(path) if path.exists() else {}
+    commit = pledged["commit"] if pledged.get("runs") == [folder.name for folder in folders] else 0
+    for folder in folders:
+        found = _read(folder / NEXT) if (folder / NEXT).exists() else None
+        if found is not None and found[1]["commit"] == commit:
+            os.replace(folder / NEXT, folder / CHECKPOINT)
+        else:
+            (folder / NEXT).unlink(missing_ok=True)
+
+
+def _pledge(folders: Sequence[Path]) -> Path:
+    """Where runs that go together pledge to; their folders stand side by side."""
+    return folders[0].parent / PLEDGE
 
 
 def read_checkpoint(folder: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]] | None:
     """Leaves by name and facts of the last checkpoint; None if there is none yet."""
     path = folder / CHECKPOINT
-    if not path.exists():
-        return None
+    return _read(path) if path.exists() else None
+
+
+def _read(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
     with safe_open(path, framework="pt") as file:
         meta = file.metadata() or {}
         if meta.get("format") != FORMAT:

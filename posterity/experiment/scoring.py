@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from types import ModuleType
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from posterity.core.tree import Tree
 from posterity.data.federation import Part
-from posterity.engine.round import score as predict_all
-from posterity.engine.store import Store
+from posterity.engine.round import Question
 from posterity.engine.world import World
 from posterity.evaluate import fairness, per_client, rank, score, summarise
 from posterity.evaluate.scores import Scores
@@ -21,68 +19,60 @@ LISTED = 2000  # clients up to which a line carries every client's numbers
 PER_CLIENT = ("accuracy", "balanced_accuracy", "nll", "brier", "ece", "auroc", "mse")
 
 
-def score_members(
-    world: World, engine: ModuleType, state: Tree, store: Store, round: int, points: tuple[str, ...]
-) -> Iterator[dict[str, Any]]:
-    """Lines for the members: each point, on validation, test and both."""
+@dataclass(frozen=True)
+class Asked:
+    """A question about a group of clients: members, newcomers, or the stranger with the common test set."""
+
+    group: str
+    question: Question
+
+
+def ask_members(world: World, points: tuple[str, ...]) -> Iterator[Asked]:
+    """All members at some points, on validation and test."""
     everyone = torch.arange(world.federation.members, device=world.root.device)
     for point in points:
         epochs = world.method.adaptation if point == "adapted" else 0
-        yield from _group(world, engine, state, store, round, everyone, point, epochs, "members")
+        yield Asked("members", Question(everyone, _held(world), point, epochs))
 
 
-def score_newcomers(
-    world: World, engine: ModuleType, state: Tree, store: Store, round: int, epochs: tuple[int, ...]
-) -> Iterator[dict[str, Any]]:
-    """Lines for clients that the server has never met: as received, and after some epochs on their own data."""
+def ask_newcomers(world: World, epochs: tuple[int, ...]) -> Iterator[Asked]:
+    """Clients that the server has never met: as received, and after some epochs on their own data."""
     federation = world.federation
     late = torch.arange(federation.members, federation.clients, device=world.root.device)
-    if not len(late):
-        return
-    for each in (0, *sorted(set(epochs))):
-        point = "adapted" if each else "received"
-        yield from _group(world, engine, state, store, round, late, point, each, "newcomers")
+    for each in (0, *sorted(set(epochs))) if len(late) else ():
+        yield Asked("newcomers", Question(late, _held(world), "adapted" if each else "received", each, True))
 
 
-def score_common(world: World, engine: ModuleType, state: Tree, store: Store, round: int) -> Iterator[dict[str, Any]]:
-    """One line for the test set that belongs to no client, scored with what a newcomer receives."""
+def ask_common(world: World) -> Iterator[Asked]:
+    """The test set that belongs to no client, scored with what a newcomer receives; client 0 stands in for it."""
     rows = world.federation.common
     if rows is None:
         return
     offsets = torch.full((world.federation.clients + 1,), len(rows), device=rows.device)
-    offsets[0] = 0  # client 0 stands in for the stranger
+    offsets[0] = 0
     first = torch.zeros(1, dtype=torch.int64, device=rows.device)
-    output = predict_all(world, engine, state, store, first, round, [Part(rows, offsets)], "received", 0, True)[0]
-    if not world.ranks.leads:
-        return
-    yield _line(world, round, "received", 0, "common", "test", *_scored(world, output, world.federation.y[rows]))
+    yield Asked("common", Question(first, (Part(rows, offsets),), "received", 0, True))
 
 
-def _group(
-    world: World,
-    engine: ModuleType,
-    state: Tree,
-    store: Store,
-    round: int,
-    clients: Tensor,
-    point: str,
-    epochs: int,
-    group: str,
-) -> Iterator[dict[str, Any]]:
-    federation = world.federation
-    parts = [federation.validation, federation.test]
-    strangers = group == "newcomers"
-    outputs = predict_all(world, engine, state, store, clients, round, parts, point, epochs, strangers)
-    if not world.ranks.leads:
-        return  # what the others computed is scored by the first
-    halves = []
-    for part, output in zip(parts, outputs, strict=True):
+def score_lines(world: World, round: int, asked: Asked, outputs: list[list[Tensor]]) -> Iterator[dict[str, Any]]:
+    """The lines of an answer: for a group of clients on validation, test and both."""
+    federation, question = world.federation, asked.question
+    clients, scored = question.clients, []
+    for part, output in zip(question.parts, outputs, strict=True):
         rows = part.rows[int(part.offsets[clients[0]]) : int(part.offsets[clients[-1] + 1])]
-        halves.append(_scored(world, output, federation.y[rows]))
+        scored.append(_scored(world, output, federation.y[rows]))
+    if asked.group == "common":
+        yield _line(round, asked, federation.task, "test", *scored[0])
+        return
     weights = federation.train.counts[clients]
-    both = (halves[0][0] + halves[1][0], None if halves[0][1] is None else halves[0][1] + halves[1][1])
-    for name, (scores, ranks) in zip(("validation", "test", "held"), (*halves, both), strict=True):
-        yield _line(world, round, point, epochs, group, name, scores, ranks, weights)
+    (one, first), (other, second) = scored
+    both = (one + other, None if first is None else first + second)
+    for name, (scores, ranks) in zip(("validation", "test", "held"), (*scored, both), strict=True):
+        yield _line(round, asked, federation.task, name, scores, ranks, weights)
+
+
+def _held(world: World) -> tuple[Part, Part]:
+    return world.federation.validation, world.federation.test
 
 
 def _scored(world: World, outputs: list[Tensor], y: Tensor) -> tuple[Scores, Any]:
@@ -95,22 +85,14 @@ def _scored(world: World, outputs: list[Tensor], y: Tensor) -> tuple[Scores, Any
 
 
 def _line(
-    world: World,
-    round: int,
-    point: str,
-    epochs: int,
-    group: str,
-    part: str,
-    scores: Scores,
-    ranks: Any,
-    weights: Tensor | None = None,
+    round: int, asked: Asked, task: str, part: str, scores: Scores, ranks: Any, weights: Tensor | None = None
 ) -> dict[str, Any]:
     if weights is None:
         weights = torch.ones(scores.clients)
-    summary = summarise(scores, weights, ranks=ranks)
-    line: dict[str, Any] = {"kind": "score", "round": round, "point": point, "epochs": epochs, "group": group}
-    line |= {"part": part, "metrics": summary, "fairness": {}, "clients": {}, "bins": []}
-    if world.federation.task == "classification":
+    summary, point = summarise(scores, weights, ranks=ranks), asked.question.point
+    line: dict[str, Any] = {"kind": "score", "round": round, "point": point, "epochs": asked.question.epochs}
+    line |= {"group": asked.group, "part": part, "metrics": summary, "fairness": {}, "clients": {}, "bins": []}
+    if task == "classification":
         line["fairness"] = fairness(scores)
         line["bins"] = scores.pooled().bins[0].tolist()
     if scores.clients <= LISTED:

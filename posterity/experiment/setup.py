@@ -23,6 +23,7 @@ from posterity.engine.world import World
 from posterity.experiment.config import DATA, Config
 
 SHARED = "POSTERITY_SHARED"  # environment: why the clients are shared out among processes
+ROOM = 2**30  # bytes for stacked clients on a CPU
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
 
@@ -74,8 +75,15 @@ def set_up(config: Config, federation: Federation | None = None, model: Any = No
     choice = choose(wish, model, few, initial, ranks, batch, federation.members, cores)
     use_onednn(choice.onednn)
     root, ranks = make_key(config.seed, device), ranks.dealt(federation.train.counts, federation.members)
-    sample = footprint(choice.model, few, initial)
-    return Setup(World(method, choice.model, federation, initial, root, config.memory, sample, ranks), choice)
+    sample, memory = footprint(choice.model, few, initial), config.memory or _room(device)
+    return Setup(World(method, choice.model, federation, initial, root, memory, sample, ranks), choice)
+
+
+def _room(device: str) -> int:
+    """Bytes for stacked clients: what is free would differ from run to run, and with it the last bit."""
+    if not device.startswith("cuda"):
+        return ROOM
+    return int(torch.cuda.get_device_properties(device).total_memory) // 3
 
 
 def _inner(engine: str, ranks: Ranks) -> str:
@@ -115,6 +123,7 @@ def describe(config: Config, setup: Setup, command: str) -> dict[str, Any]:
         "convolution": setup.world.model.way,
         "onednn": "on" if setup.choice.onednn else "off",
         "precision": config.precision,
+        "memory": setup.world.memory,
         "command": command,
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
         "status": "running",

@@ -1,0 +1,179 @@
+"""Several seeds at once: the same results as one after the other, in the same folders, through kills."""
+
+from __future__ import annotations
+
+import math
+import signal
+from contextlib import nullcontext
+from pathlib import Path
+
+import pytest
+
+import posterity
+from posterity.experiment import folder, run
+from posterity.experiment.compare import compare_runs, resume_all
+from posterity.experiment.config import Config
+
+from .kills import CONTEXT, MOMENTS, arm, remains
+
+SMALL = {"dataset": "digits", "clients": 6, "rounds": 4, "evaluate_every": 2, "participation": "50%", "subset": "15%",
+         "newcomers": "1", "dtype": "float64", "set": {"model.hidden": "8"}}  # fmt: skip
+SEEDS = (0, 3, 5)
+NONE = lambda title, rounds: nullcontext(run.silent)  # noqa: E731
+
+
+def configs(method: str = "fedmap", store: str = "memory") -> list[Config]:
+    return [Config(method=method, store=store, seed=seed, **SMALL) for seed in SEEDS]
+
+
+def folders(out: Path) -> list[Path]:
+    return [out / f"seed-{seed}" for seed in SEEDS]
+
+
+def assert_near(left, right, where=""):
+    """Equal, numbers to rounding."""
+    assert type(left) is type(right) or {type(left), type(right)} <= {int, float}, where
+    if isinstance(left, dict):
+        assert left.keys() == right.keys(), where
+        for name in left:
+            assert_near(left[name], right[name], f"{where}/{name}")
+    elif isinstance(left, list):
+        assert len(left) == len(right), where
+        for i, pair in enumerate(zip(left, right, strict=True)):
+            assert_near(*pair, f"{where}/{i}")
+    elif isinstance(left, float):
+        assert left == pytest.approx(right, rel=1e-8, abs=1e-10, nan_ok=True), where
+    else:
+        assert left == right, where
+
+
+def lines_of(result):
+    return [{k: v for k, v in line.items() if k != "seconds"} for line in result.lines]
+
+
+@pytest.mark.parametrize("method", ["fedmap", "pfedvmp", "fedavg+ft"])
+def test_at_once_is_one_after_the_other(method):
+    together = run.run_seeds(configs(method))
+    for config, result in zip(configs(method), together, strict=True):
+        alone = run.start_run(config)
+        assert result.config.seed == config.seed
+        assert_near(lines_of(result), lines_of(alone))
+        x = alone.federation.x[:3]
+        assert result.predict_proba(1, x) == pytest.approx(alone.predict_proba(1, x), abs=1e-9)
+
+
+def test_from_python(tmp_path):
+    found = posterity.run_seeds([0, 3], tmp_path, method="fedavg", **SMALL)
+    again = posterity.run_seeds([0, 3], tmp_path, method="fedavg", **SMALL)  # finished: only read
+    assert [r.config.seed for r in found] == [0, 3]
+    assert [r.metric() for r in found] == [r.metric() for r in again]
+    assert posterity.load(tmp_path / "seed-3").metric() == found[1].metric()
+    assert folder.read_json(tmp_path / "seed-0" / folder.RUN)["together"] == [0, 3]
+
+
+def go(store: str, out: Path, moment: str | None, count: int) -> None:
+    run.WRITING = math.inf
+    if moment in ("line", "journal", "row"):
+        arm(moment, count)
+    elif moment is not None:
+        _arm_checkpoint(moment, count)
+    run.run_seeds(configs("fedmap", store), folders(out))
+
+
+def _arm_checkpoint(moment: str, count: int) -> None:
+    """Die before (`checkpoint`) or after (`move`) the count-th file that belongs to a common checkpoint is written."""
+    from .kills import die
+
+    whole, move, left = folder.write_atomic, folder.os.replace, [count]
+
+    def write(path, data):
+        whole(path, data)
+        if path.name in (folder.NEXT, folder.PLEDGE) and moment == "checkpoint":
+            left[0] -= 1
+            if left[0] == 0:
+                die()
+
+    def replace(source, target):
+        move(source, target)
+        if Path(source).name == folder.NEXT and moment == "move":
+            left[0] -= 1
+            if left[0] == 0:
+                die()
+
+    folder.write_atomic = write
+    folder.os.replace = replace
+
+
+def launch(store: str, out: Path, moment: str | None = None, count: int = 1) -> int:
+    worker = CONTEXT.Process(target=go, args=(store, out, moment, count))
+    worker.start()
+    worker.join()
+    return worker.exitcode
+
+
+@pytest.mark.parametrize("store", ["memory", pytest.param("disk", marks=pytest.mark.everything)])
+def test_killed_at_every_write_of_a_common_checkpoint(store, tmp_path):
+    assert launch(store, tmp_path / "whole") == 0
+    cut, moments = tmp_path / "cut", [m for m in MOMENTS if store == "disk" or m not in ("journal", "row")]
+    plans = [(m, c) for m in moments for c in ((1, 2, 3, 4) if m == "checkpoint" else (1, 2))]
+    for moment, count in plans:  # one voyage, killed again and again
+        code = launch(store, cut, moment, count)
+        assert code == -signal.SIGKILL, (moment, count)
+        rounds = {facts[1]["round"] for out in folders(cut) if (facts := _after_pledge(out)) is not None}
+        assert len(rounds) <= 1
+        if rounds == {SMALL["rounds"]}:
+            break
+    assert launch(store, cut) == 0
+    assert [remains(out) for out in folders(cut)] == [remains(out) for out in folders(tmp_path / "whole")]
+
+
+def _after_pledge(out: Path):
+    folder.keep_pledge(folders(out.parent))
+    return folder.read_checkpoint(out)
+
+
+def test_a_comparison_with_its_seeds_at_once(tmp_path):
+    base = Config(**SMALL)
+    names, seeds = ["fedavg", "fedper"], [0, 3]
+    compare_runs(base, names, seeds, tmp_path / "at-once", NONE, together=True)
+    compare_runs(base, names, seeds, tmp_path / "apart", NONE)
+    for place in ("fedavg/seed-0", "fedavg/seed-3", "fedper/seed-0", "fedper/seed-3"):
+        one, other = (folder.read_lines(tmp_path / how / place / folder.METRICS) for how in ("at-once", "apart"))
+        assert_near(*([{k: v for k, v in x.items() if k != "seconds"} for x in lines] for lines in (one, other)))
+    compare_runs(base, names, [0, 3, 4], tmp_path / "at-once", NONE, together=True)  # one more seed runs alone
+    assert "together" not in folder.read_json(tmp_path / "at-once" / "fedavg" / "seed-4" / folder.RUN)
+
+
+class Interrupted(Exception):
+    pass
+
+
+def test_an_interrupted_comparison_goes_on_with_all_seeds_at_once(tmp_path, monkeypatch):
+    monkeypatch.setattr(run, "WRITING", math.inf)
+    base, seeds = Config(**SMALL), [0, 3]
+
+    def stop(title, rounds):
+        def watch(round, rounds, lines):
+            if round == 3:
+                raise Interrupted
+
+        return nullcontext(watch)
+
+    with pytest.raises(Interrupted):
+        compare_runs(base, ["fedavg"], seeds, tmp_path, stop, together=True)
+    with pytest.raises(ValueError, match="runs at once with the seeds 0, 3"):
+        run.resume_run(tmp_path / "fedavg" / "seed-0")
+    resume_all(tmp_path / "fedavg", NONE)  # the folder of the method will do
+    whole = tmp_path / "whole"
+    compare_runs(base, ["fedavg"], seeds, whole, NONE, together=True)
+    for seed in seeds:
+        place = Path("fedavg") / f"seed-{seed}"
+        assert remains(tmp_path / place) == remains(whole / place)
+
+
+def test_seeds_that_do_not_fit_are_refused():
+    one, other = Config(**SMALL), Config(**{**SMALL, "clients": 5, "seed": 1})
+    with pytest.raises(ValueError, match="equal numbers of clients; 6 and 5 were given"):
+        run.run_seeds([one, other])
+    with pytest.raises(ValueError, match="side by side"):
+        run.run_seeds([one, one], [Path("a/seed-0"), Path("b/seed-1")])
