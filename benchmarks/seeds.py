@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy
 import torch
@@ -41,7 +42,7 @@ class Setting:
     shape: tuple[int, ...]
     images: int
     clients: int
-    way: str  # of convolutions, on a GPU
+    way: Any  # of convolutions, on a GPU
 
 
 SETTINGS = {

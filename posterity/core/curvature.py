@@ -37,9 +37,9 @@ def diagonal(estimator: str, params: Params, batch: Batch, here: Here, probes: i
     moving = {n: p for n, p in params.items() if n in names}
     still = {n: p for n, p in params.items() if n not in names}
     if estimator in ("hutchinson", "exact"):
-        directions = signs(here.key, moving, probes) if estimator == "hutchinson" else units(moving)
-        share = probes if estimator == "hutchinson" else 1
-        found = along(lambda m: -log_likelihood({**still, **m}, batch, here), moving, directions)
+        drawn = (signs(fold(here.key, s), moving, 1) for s in range(probes))  # one by one: each holds all activations
+        groups, share = (drawn, probes) if estimator == "hutchinson" else ([units(moving)], 1)
+        found = along(lambda m: -log_likelihood({**still, **m}, batch, here), moving, groups)
         return tree_map(lambda leaf: leaf / share, found)
     if estimator == "ggn":
         return squares(moving, still, batch, here.model, batch.y, lambda o, _: every_root(o, here.model))
@@ -91,11 +91,12 @@ def drawn_root(output: Tensor, key: Tensor, model: Any) -> Tensor:
 
 
 # --- products with the Hessian --------------------------------------------------------------------------------------
-def along(function: Callable[[Params], Tensor], point: Params, directions: Params) -> Params:
-    """Σ_s u_s ⊙ H u_s over the stacked directions (S, ...), by differentiating the gradient once more."""
+def along(function: Callable[[Params], Tensor], point: Params, groups: Iterable[Params]) -> Params:
+    """Σ_s u_s ⊙ H u_s over all directions, by differentiating the gradient once more; a group (S, ...) is at once."""
     _, pull = vjp(grad(function), point)[:2]
-    products = vmap(lambda u: tree_map(torch.mul, u, pull(u)[0]))(directions)
-    return tree_map(lambda leaf: leaf.sum(0), products)
+    products = (vmap(lambda u: tree_map(torch.mul, u, pull(u)[0]))(group) for group in groups)
+    sums = (tree_map(lambda leaf: leaf.sum(0), each) for each in products)
+    return reduce(lambda total, term: tree_map(torch.add, total, term), sums)
 
 
 def signs(key: Tensor, like: Params, count: int) -> Params:

@@ -143,7 +143,7 @@ class FedBPS(Method):
         return diagonal(self.curvature, params, batch, here, self.probes)
 
     def passes(self) -> tuple[Pass, ...]:
-        held = 12 * self.probes if self.curvature == "hutchinson" else 4 * CURVATURE_BATCH  # measured
+        held = 24 if self.curvature == "hutchinson" else 4 * CURVATURE_BATCH  # a gradient for every row at once
         how = {"batch": CURVATURE_BATCH, "copies": held}
         return self.local.descend(self.loss), gather("curvature", self.summed_curvature, **how)
 

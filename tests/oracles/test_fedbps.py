@@ -213,7 +213,7 @@ def test_o09_all_sign_vectors_give_the_exact_diagonal():
     flat = torch.tensor(list(itertools.product((-1.0, 1.0), repeat=10)), dtype=DOUBLE)
     parts = flat.split([p.numel() for p in params.values()], 1)
     every = {n: part.reshape(-1, *p.shape) for (n, p), part in zip(params.items(), parts, strict=True)}
-    found = along(lambda m: -log_likelihood(m, batch, here), params, every)
+    found = along(lambda m: -log_likelihood(m, batch, here), params, [every])
     dense = hessian(lambda m: -log_likelihood(m, batch, here))(params)
     for name, leaf in params.items():
         assert torch.allclose(found[name] / 1024, exact[name], atol=1e-9)
