@@ -1,6 +1,6 @@
 """Many clients: memory and time of a round as their number grows, personal records in a file.
 
-    python benchmarks/scale.py [--quick] [--cold | --shards] [--json FILE]
+    python benchmarks/scale.py [--quick] [--cold | --shards | --larger] [--json FILE]
 
 First all of 100, 1,000 and 10,000 clients take part, then 1,000 of 10,000, 100,000 and 1,000,000 registered ones, drawn
 anew each round. FedPer on an MLP 16-32-10 (the head is personal and memory-mapped), five synthetic samples a client,
@@ -10,6 +10,9 @@ batch 5, one epoch, each case in a process of its own. `before` is the anonymous
 `--cold` instead: 1,000 of a million clients, all of which have a row, and whose rows are dropped from the system's page
 cache before each round, as in a file that is larger than memory. `plain` reads a mapped file without a word to the
 system, `told` is what the store does, `ahead` also announces the rows of the next round before this one begins.
+
+`--larger` instead: 100 of 1,000 and of 10,000 clients a round with 3 MiB of personal head each, every row written: 3
+and 30 GiB of records, the second more than most machines' memory; 12 rounds. It needs 35 GiB of disk.
 
 `--shards` instead: samples of the busiest process over the mean, when digits are divided among 50 clients by a
 Dirichlet(0.3) draw per class; clients by number or dealt out by samples, everybody or 20 % a round, mean of five seeds.
@@ -51,7 +54,7 @@ SOME = ((10_000, 1000), (100_000, 1000), (1_000_000, 1000))
 ROW = 4 * (32 * 10 + 10)  # bytes of a head
 
 
-def make_world(clients: int) -> World:
+def make_world(clients: int, hidden: int = 32) -> World:
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(clients * SAMPLES, FEATURES, generator=generator)
     y = torch.randint(0, 10, (clients * SAMPLES,), generator=generator)
@@ -59,7 +62,7 @@ def make_world(clients: int) -> World:
     part, nothing = Part(torch.arange(len(x)), offsets), Part(torch.zeros(0, dtype=torch.long), offsets * 0)
     names = tuple(map(str, range(clients)))
     federation = Federation("synthetic", "classification", x, y, 10, part, nothing, nothing, clients, names)
-    model = models.build("mlp", (FEATURES,), 10, hidden=(32,))
+    model = models.build("mlp", (FEATURES,), 10, hidden=(hidden,))
     return World(FedPer(Training(lr=0.1, batch=5)), model, federation, model.init(0), make_key(0))
 
 
@@ -69,9 +72,17 @@ def anonymous() -> float:
         return int(next(line for line in file if line.startswith("RssAnon")).split()[1]) / 1024
 
 
-def measure(clients: int, cohort: int, rounds: int, pipe: Any) -> None:
-    """In a process of its own."""
-    world, peak, stop = make_world(clients), [0.0], threading.Event()
+def write_rows(folder: str, clients: int, width: int) -> None:
+    """A row for every client: zeros that are written, not a hole."""
+    with open(Path(folder) / "rows.bin", "wb") as file:
+        for _ in range(clients // 100):
+            file.write(bytes(100 * width))
+        os.fsync(file.fileno())
+
+
+def measure(clients: int, cohort: int, rounds: int, hidden: int, pipe: Any) -> None:
+    """In a process of its own; with a wider network than usual, all rows are there already."""
+    world, peak, stop = make_world(clients, hidden), [0.0], threading.Event()
     before, times = anonymous(), []
 
     def look() -> None:
@@ -81,7 +92,10 @@ def measure(clients: int, cohort: int, rounds: int, pipe: Any) -> None:
     watcher = threading.Thread(target=look)
     watcher.start()
     with tempfile.TemporaryDirectory() as folder:
+        if hidden != 32:
+            write_rows(folder, clients, 4 * 10 * (hidden + 1))
         state, store, everyone = first_state(world), Mapped(Path(folder), clients), able(world)
+        store.known[:] = hidden != 32
         for number in range(rounds):
             begun = time.perf_counter()
             chosen = Participation(count=cohort).draw(everyone, world.root, number)
@@ -118,10 +132,7 @@ def measure_cold(way: str, clients: int, cohort: int, rounds: int, pipe: Any) ->
     """In a process of its own."""
     world, times, amounts = make_world(clients), [], []
     with tempfile.TemporaryDirectory() as folder:
-        with open(Path(folder) / "rows.bin", "wb") as file:
-            for _ in range(clients // 1000):
-                file.write(bytes(1000 * ROW))  # written, not a hole
-            os.fsync(file.fileno())
+        write_rows(folder, clients, ROW)
         state, store, everyone = first_state(world), Mapped(Path(folder), clients), able(world)
         store.known[:] = True
         cohorts = [Participation(count=cohort).draw(everyone, world.root, number) for number in range(rounds + 1)]
@@ -177,6 +188,14 @@ def show_cold(clients: int) -> None:
         print(f"{way:>6} {one['seconds']:>8.3f} s a round, {one['read']:>7.1f} MiB read", flush=True)
 
 
+def show_larger(quick: bool) -> None:
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    for clients in (1000, 10_000):
+        one = alone(measure, clients, 100, 12, 786 if quick else 78_600)
+        print(f"{clients:>7,} clients: {one['seconds']:.2f} s a round, {one['before']:.0f} MiB before, {one['peak']:.0f}"
+              f" at most, {one['disk'] / 1024:.1f} GiB on disk, {memory:.0f} GiB of memory", flush=True)  # fmt: skip
+
+
 def show_rounds(quick: bool) -> list[dict[str, Any]]:
     print(f"{'registered':>10} {'a round':>8} {'s a round':>10} {'before MiB':>11} {'peak MiB':>9} {'disk MiB':>9}")
     found = []
@@ -184,7 +203,7 @@ def show_rounds(quick: bool) -> list[dict[str, Any]]:
         if quick and clients > 10_000:
             continue
         rounds = 3 if quick else 20 if (clients, cohort) in SOME else 5
-        found.append(one := alone(measure, clients, cohort, rounds))
+        found.append(one := alone(measure, clients, cohort, rounds, 32))
         print(f"{clients:>10,} {cohort:>8,} {one['seconds']:>10.3f} {one['before']:>11.0f} {one['peak']:>9.0f} "
               f"{one['disk']:>9.1f}", flush=True)  # fmt: skip
     return found
@@ -194,12 +213,15 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--quick", action="store_true", help="three rounds, at most 10,000 clients")
     parser.add_argument("--cold", action="store_true", help="rows that are not in memory")
+    parser.add_argument("--larger", action="store_true", help="more records than memory")
     parser.add_argument("--shards", action="store_true", help="how evenly processes share the samples")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     print(f"torch {torch.__version__}, {platform.machine()}, {torch.get_num_threads()} threads, seed 0")
     if options.shards:
         show_shards()
+    elif options.larger:
+        show_larger(options.quick)
     elif options.cold:
         show_cold(10_000 if options.quick else 1_000_000)
     else:
