@@ -192,8 +192,9 @@ def show_larger(quick: bool) -> None:
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     for clients in (1000, 10_000):
         one = alone(measure, clients, 100, 12, 786 if quick else 78_600)
-        print(f"{clients:>7,} clients: {one['seconds']:.2f} s a round, {one['before']:.0f} MiB before, {one['peak']:.0f}"
-              f" at most, {one['disk'] / 1024:.1f} GiB on disk, {memory:.0f} GiB of memory", flush=True)  # fmt: skip
+        print(f"{clients:>7,} clients: {one['seconds']:.2f} s a round, {one['before']:.0f} MiB before, "
+              f"{one['peak']:.0f} at most, {one['disk'] / 1024:.1f} GiB on disk, {memory:.0f} GiB of memory",
+              flush=True)  # fmt: skip
 
 
 def show_rounds(quick: bool) -> list[dict[str, Any]]:

@@ -1,0 +1,26 @@
+"""The benchmark of seeds does the same work both ways."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture
+def seeds(monkeypatch):
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
+    yield importlib.import_module("seeds")
+    sys.modules.pop("seeds")
+
+
+def test_both_ways_are_timed_and_worlds_differ(seeds):
+    setting = seeds.Setting("mlp", (1, 4, 4), 60, 3, "native")
+    worlds = seeds.make_worlds(setting, "fedavg", 2, "cpu", 2**30)
+    assert worlds[0].federation.train.counts.tolist() != worlds[1].federation.train.counts.tolist()
+    assert not worlds[0].initial["head.weight"].equal(worlds[1].initial["head.weight"])
+    apart, together = seeds.time_both(worlds, "graph", 2, "cpu")
+    assert apart > 0
+    assert together > 0
