@@ -12,7 +12,8 @@ cache before each round, as in a file that is larger than memory. `plain` reads 
 system, `told` is what the store does, `ahead` also announces the rows of the next round before this one begins.
 
 `--larger` instead: 100 of 1,000 and of 10,000 clients a round with 3 MiB of personal head each, every row written: 3
-and 30 GiB of records, the second more than most machines' memory; 12 rounds. It needs 35 GiB of disk.
+and 30 GiB of records, the second more than most machines' memory; 12 rounds, with the rows of the next round announced
+to the system a round ahead, and without. It needs 35 GiB of disk.
 
 `--shards` instead: samples of the busiest process over the mean, when digits are divided among 50 clients by a
 Dirichlet(0.3) draw per class; clients by number or dealt out by samples, everybody or 20 % a round, mean of five seeds.
@@ -80,7 +81,7 @@ def write_rows(folder: str, clients: int, width: int) -> None:
         os.fsync(file.fileno())
 
 
-def measure(clients: int, cohort: int, rounds: int, hidden: int, pipe: Any) -> None:
+def measure(clients: int, cohort: int, rounds: int, hidden: int, ahead: bool, pipe: Any) -> None:
     """In a process of its own; with a wider network than usual, all rows are there already."""
     world, peak, stop = make_world(clients, hidden), [0.0], threading.Event()
     before, times = anonymous(), []
@@ -98,7 +99,9 @@ def measure(clients: int, cohort: int, rounds: int, hidden: int, pipe: Any) -> N
         store.known[:] = hidden != 32
         for number in range(rounds):
             begun = time.perf_counter()
-            chosen = Participation(count=cohort).draw(everyone, world.root, number)
+            chosen, later = (Participation(count=cohort).draw(everyone, world.root, number + k) for k in (0, 1))
+            if ahead:
+                store.expect(later)
             state, _ = train_round(world, graph, state, store, chosen, number, rounds)
             times.append(time.perf_counter() - begun)
         held = sum(file.stat().st_blocks * 512 for file in Path(folder).iterdir()) / 2**20
@@ -191,10 +194,12 @@ def show_cold(clients: int) -> None:
 def show_larger(quick: bool) -> None:
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     for clients in (1000, 10_000):
-        one = alone(measure, clients, 100, 12, 786 if quick else 78_600)
-        print(f"{clients:>7,} clients: {one['seconds']:.2f} s a round, {one['before']:.0f} MiB before, "
-              f"{one['peak']:.0f} at most, {one['disk'] / 1024:.1f} GiB on disk, {memory:.0f} GiB of memory",
-              flush=True)  # fmt: skip
+        for ahead in (False, True):
+            one = alone(measure, clients, 100, 12, 786 if quick else 78_600, ahead)
+            words = "next rows announced" if ahead else "nothing announced"
+            print(f"{clients:>7,} clients, {words}: {one['seconds']:.2f} s a round, {one['before']:.0f} MiB before, "
+                  f"{one['peak']:.0f} at most, {one['disk'] / 1024:.1f} GiB on disk, {memory:.0f} GiB of memory",
+                  flush=True)  # fmt: skip
 
 
 def show_rounds(quick: bool) -> list[dict[str, Any]]:
@@ -204,7 +209,7 @@ def show_rounds(quick: bool) -> list[dict[str, Any]]:
         if quick and clients > 10_000:
             continue
         rounds = 3 if quick else 20 if (clients, cohort) in SOME else 5
-        found.append(one := alone(measure, clients, cohort, rounds, 32))
+        found.append(one := alone(measure, clients, cohort, rounds, 32, False))
         print(f"{clients:>10,} {cohort:>8,} {one['seconds']:>10.3f} {one['before']:>11.0f} {one['peak']:>9.0f} "
               f"{one['disk']:>9.1f}", flush=True)  # fmt: skip
     return found

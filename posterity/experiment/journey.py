@@ -49,6 +49,11 @@ class Journey:
         """Who takes part in a round."""
         return self.participation.draw(self.able, self.world.root, round)
 
+    def announce(self, round: int) -> None:
+        """Have the system fetch the records of those who will take part in a round, while others work."""
+        if isinstance(self.store, Mapped) and round <= self.config.rounds:
+            self.store.expect(self.cohort(round))
+
     def due(self, round: int) -> bool:
         """Whether a round is evaluated."""
         return round % self.config.every == 0 or round == self.config.rounds

@@ -164,6 +164,8 @@ class Voyage:
         scores = self._score([journey.ask_before(round) for journey in journeys], round)
         states, stores = [j.state for j in journeys], [j.store for j in journeys]
         cohorts = [journey.cohort(round) for journey in journeys]
+        for journey in journeys:
+            journey.announce(round + 1)
         ends = train_rounds(self.fleet, self.engine, states, stores, cohorts, round, rounds)
         for journey, (state, _) in zip(journeys, ends, strict=True):
             journey.state = state
