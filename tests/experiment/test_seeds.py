@@ -5,14 +5,18 @@ from __future__ import annotations
 import math
 import signal
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 import posterity
+from posterity.engine.fleet import Fleet
+from posterity.engine.round import able, blocks
 from posterity.experiment import folder, run
 from posterity.experiment.compare import compare_runs, resume_all
 from posterity.experiment.config import Config
+from posterity.experiment.setup import set_up
 
 from .kills import CONTEXT, MOMENTS, arm, remains
 
@@ -60,6 +64,20 @@ def test_at_once_is_one_after_the_other(method):
         assert_near(lines_of(result), lines_of(alone))
         x = alone.federation.x[:3]
         assert result.predict_proba(1, x) == pytest.approx(alone.predict_proba(1, x), abs=1e-9)
+
+
+def test_blocks_that_mix_the_clients_of_seeds():
+    """With little memory a block holds some clients of several seeds; who is in which block does not matter."""
+    cut = [replace(config, memory=300_000) for config in configs()]
+    worlds = [set_up(config).world for config in cut]
+    fleet = Fleet.of(worlds)
+    everyone = fleet.numbers([able(world) for world in worlds])
+    stacks = [group.tolist() for group in blocks(fleet.joint, everyone, fleet.joint.passes())]
+    owners = [{client // worlds[0].federation.clients for client in group} for group in stacks]
+    assert len(stacks) > 1
+    assert any(len(some) > 1 for some in owners)
+    for result, config in zip(run.run_seeds(cut), configs(), strict=True):
+        assert_near(lines_of(result), lines_of(run.start_run(config)))
 
 
 def test_from_python(tmp_path):
