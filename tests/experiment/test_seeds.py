@@ -68,7 +68,7 @@ def test_at_once_is_one_after_the_other(method):
 
 def test_blocks_that_mix_the_clients_of_seeds():
     """With little memory a block holds some clients of several seeds; who is in which block does not matter."""
-    cut = [replace(config, memory=300_000) for config in configs()]
+    cut = [replace(config, memory=1_500_000) for config in configs()]
     worlds = [set_up(config).world for config in cut]
     fleet = Fleet.of(worlds)
     everyone = fleet.numbers([able(world) for world in worlds])
