@@ -4,7 +4,10 @@
 
 Its network, 50 clients by Dirichlet(0.3), 12,000 images 3x32x32 (synthetic: time does not depend on pixels), batch 10,
 one epoch, SGD 0.01, full participation. `plain` is eager PyTorch, one client after another, data on the device, nothing
-waits for the host inside a client. Times are medians over rounds, after a warm-up.
+waits for the host inside a client. Times are medians over rounds, after a warm-up. `first` is the time until the first
+round is done, with all captures and compilations; `apart` is how differently the first round moves the parameters than
+in the first way of the method and precision, relative to how far it moves them: what rounding does,
+maxima that flip included.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ import json
 import platform
 import statistics
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy
@@ -21,6 +25,7 @@ import torch
 
 from posterity import methods, models
 from posterity.core.draw import make_key
+from posterity.core.method import Params
 from posterity.data.federation import Federation, Part
 from posterity.data.partition import dirichlet
 from posterity.engine.round import ENGINES, able, first_state, train_round
@@ -67,19 +72,31 @@ def wait(device: str) -> None:
         torch.cuda.synchronize()
 
 
-def time_rounds(world: World, engine: str, rounds: int, device: str) -> tuple[float, float]:
-    """Median milliseconds of a round after a warm-up of three, and seconds of the warm-up."""
+@dataclass(frozen=True)
+class Timing:
+    ms: float  # median of a round, after a warm-up of three
+    first: float  # seconds until the first round was done
+    warm: float  # seconds of the warm-up
+    moved: Params  # by the first round
+
+
+def time_rounds(world: World, engine: str, rounds: int, device: str) -> Timing:
+    """Rounds, each finished on the device."""
     state, store, times = first_state(world), Memory(world.federation.clients, device), []
-    everyone = able(world)
-    begun = time.perf_counter()
-    warm = 0.0
+    everyone, moved = able(world), Params()
     for number in range(rounds + 3):
         start = time.perf_counter()
         state, _ = train_round(world, ENGINES[engine], state, store, everyone, number, rounds)
         wait(device)
-        times.append(1000 * (time.perf_counter() - start))
-        warm = time.perf_counter() - begun if number == 2 else warm
-    return statistics.median(times[3:]), warm
+        times.append(time.perf_counter() - start)
+        moved = moved or {n: state.params[n] - p for n, p in world.initial.items() if n in state.params}
+    return Timing(1000 * statistics.median(times[3:]), times[0], sum(times[:3]), moved)
+
+
+def apart(one: Params, other: Params) -> float:
+    """How much two movements differ, relative to the first."""
+    pairs = [(one[n].double(), other[n].double()) for n in one]
+    return float((sum(((a - b) ** 2).sum() for a, b in pairs) / sum((a**2).sum() for a, _ in pairs)) ** 0.5)
 
 
 def time_plain(federation: Federation, rounds: int, device: str) -> float:
@@ -124,10 +141,12 @@ def main() -> None:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--methods", default="fedavg,isotropic,printed")
-    parser.add_argument("--ways", default="stacked:native,graph:native,graph:patches,graph:triton")
+    parser.add_argument("--ways", default="stacked:native,graph:native,graph:patches,graph:triton,compiled:triton")
     parser.add_argument("--precisions", default="ieee,tf32,bf16")
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--profile", help="only show where a round's time goes: method:engine:way")
+    parser.add_argument(
+        "--profile", help="only show where a round's time goes, in the first precision: method:engine:way"
+    )
     options = parser.parse_args()
     federation = make_federation(options.device)
     steps = -(-federation.train.counts // 10)
@@ -135,6 +154,7 @@ def main() -> None:
           f" mean active {float(steps.sum() / steps.max()):.1f}")  # fmt: skip
     if options.profile:
         method, engine, way = options.profile.split(":")
+        set_precision(options.precisions.split(",")[0])
         print(profile(make_world(federation, method, way, options.device), engine, options.device))
         return
     plain = time_plain(federation, min(3, options.rounds), options.device)
@@ -143,13 +163,15 @@ def main() -> None:
     for precision in options.precisions.split(","):
         set_precision(precision)
         for method in options.methods.split(","):
+            moved = Params()
             for pair in options.ways.split(","):
                 engine, way = pair.split(":")
                 world = make_world(federation, method, way, options.device, precision=precision)
-                took, warm = time_rounds(world, engine, options.rounds, options.device)
-                label = f"{method} {engine} {way} {precision}"
-                found[label] = took
-                print(f"{label:40} {took:9.1f} ms {plain / took:7.1f}x   (warm-up {warm:.1f} s)", flush=True)
+                took = time_rounds(world, engine, options.rounds, options.device)
+                label, moved = f"{method} {engine} {way} {precision}", moved or took.moved
+                found[label] = took.ms
+                print(f"{label:40} {took.ms:9.1f} ms {plain / took.ms:7.1f}x   first {took.first:5.1f} s, warm-up "
+                      f"{took.warm:5.1f} s, apart {apart(moved, took.moved):.1e}", flush=True)  # fmt: skip
     if options.json:
         options.json.write_text(json.dumps(found, indent=1))
 

@@ -8,6 +8,7 @@ recorded when it has been called often enough with the same shapes (`PATIENCE`).
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from typing import Any
@@ -151,8 +152,10 @@ def capture(recordings: Recordings, body: Callable[[], Any]) -> Callable[[], Non
             body()
     torch.cuda.current_stream().wait_stream(side)
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, pool=recordings.pool()):
-        body()
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="The CUDA Graph is empty")  # what only hands on computes nothing
+        with torch.cuda.graph(graph, pool=recordings.pool()):
+            body()
     return graph.replay
 
 
@@ -166,7 +169,9 @@ def capture_call(recordings: Recordings, function: Play, *trees: Tree) -> Play:
     def call(*trees: Tree) -> Tree:
         fill(inputs, tree_leaves(trees))
         replay()
-        return tree_map(torch.clone, result)
+        made = tree_map(torch.empty_like, result)
+        fill(tree_leaves(made), tree_leaves(result))
+        return made
 
     return call
 
@@ -177,9 +182,14 @@ def send(tensor: Tensor, device: torch.device) -> Tensor:
 
 
 def fill(places: list[Tensor], values: list[Tensor]) -> None:
-    """Copy `values` into `places`, all in few launches."""
-    if places:
-        torch._foreach_copy_(places, values)
+    """Copy `values` into `places`, all of one type in few launches."""
+    kinds: dict[torch.dtype, tuple[list[Tensor], list[Tensor]]] = {}
+    for place, value in zip(places, values, strict=True):
+        some = kinds.setdefault(place.dtype, ([], []))
+        some[0].append(place)
+        some[1].append(value)
+    for some in kinds.values():
+        torch._foreach_copy_(*some)
 
 
 __all__ = [

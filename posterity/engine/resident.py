@@ -19,9 +19,10 @@ from posterity.engine.record import WARM, Recordings, capture, fill, play, shape
 from posterity.engine.stacked import step_keys_of, unmoved
 from posterity.engine.world import PER_CLIENT, World, solid
 
-EXACT = 64  # up to so many clients a graph is captured for every number of them
+EXACT = 320  # up to so many clients a graph is captured for every number of them
 TABLE = 2**24  # entries of the table of rows
 MakeStep = Callable[[World, Pass, Here, bool], Callable[..., Carry]]
+MakeBody = Callable[[World, Pass, Here, "Seat", int, MakeStep], Callable[[], None]]
 
 
 @dataclass(frozen=True)
@@ -51,8 +52,13 @@ class Seat:
                     table.bool(), keys, zero, zero.clone())  # fmt: skip
 
 
-def take_steps(world: World, each: Pass, carry: Carry, here: Here, plan: Plan, make: MakeStep) -> Carry:
-    """All steps of a pass; a first step that begins what is kept, or that idle clients must not take, is by itself."""
+def take_steps(
+    world: World, each: Pass, carry: Carry, here: Here, plan: Plan, make: MakeStep, lay: MakeBody | None = None
+) -> Carry:
+    """All steps of a pass; a first step that begins what is kept, or that idle clients must not take, is by itself.
+
+    `lay` makes what is captured for a number of clients; if not given, `body`.
+    """
     active, empty, clients = plan.active(), plan.idle(), len(here.client)
     begins = world.recordings.entry(each, "begins", shape_of(carry))
     first = 0
@@ -67,7 +73,7 @@ def take_steps(world: World, each: Pass, carry: Carry, here: Here, plan: Plan, m
     for size in sorted(set(sizes[first:])):
         if size not in seat.graphs:
             seat.slot.zero_()
-            seat.graphs[size] = capture(world.recordings, _body(world, each, here, seat, size, make))
+            seat.graphs[size] = capture(world.recordings, (lay or body)(world, each, here, seat, size, make))
     _fill(seat, carry, here)
     length = len(seat.rows)
     for begin in range(first, len(active), length):
@@ -106,11 +112,12 @@ def _seat(recordings: Recordings, each: Pass, carry: Carry, here: Here, plan: Pl
     return seat
 
 
-def _body(world: World, each: Pass, here: Here, seat: Seat, size: int, make: MakeStep) -> Callable[[], None]:
+def body(world: World, each: Pass, here: Here, seat: Seat, size: int, make: MakeStep) -> Callable[[], None]:
+    """A step of the first `size` clients of a seat, and the new values put in their places."""
     function = make(world, each, here, False)
     fixed = (seat.shared, here.initial, seat.round, world.federation.x, world.federation.y)
 
-    def body() -> None:
+    def turn() -> None:
         rows, real, keys = (t.index_select(0, seat.slot[None])[0, :size] for t in (seat.rows, seat.real, seat.keys))
         carry = tree_rows(seat.carry, slice(size))
         mine, step = tree_rows(seat.mine, slice(size)), seat.slot + seat.offset
@@ -123,7 +130,7 @@ def _body(world: World, each: Pass, here: Here, seat: Seat, size: int, make: Mak
         fill(places, values)
         seat.slot.add_(1)
 
-    return body
+    return turn
 
 
 def _fill(seat: Seat, carry: Carry, here: Here) -> None:

@@ -41,6 +41,20 @@ def simplify(operators: fx.GraphModule, inputs: list[Tensor]) -> None:
     operators.graph.eliminate_dead_code()
 
 
+def drop_views(operators: fx.GraphModule) -> None:
+    """Drop views that give a tensor as it is, from operators that were recorded on tensors without content.
+
+    Unlike `simplify`, it may be used where operators write to their arguments: a view is what it is a view of.
+    """
+    found = {node: _layout(node.meta["val"]) for node in operators.graph.nodes if _lies(node)}
+    for node in list(operators.graph.nodes):
+        other = _same(node, found) if node.op == "call_function" and node.target is not aten.mul.Scalar else None
+        if other is not None:
+            node.replace_all_uses_with(other)
+            operators.graph.erase_node(node)
+    operators.graph.eliminate_dead_code()
+
+
 class _Layouts(fx.Interpreter):
     """A run of the operators that notes how every tensor lies in memory."""
 
@@ -51,8 +65,16 @@ class _Layouts(fx.Interpreter):
     def run_node(self, n: fx.Node) -> Any:
         value = super().run_node(n)
         if isinstance(value, Tensor):
-            self.found[n] = (value.shape, value.stride(), value.dtype)
+            self.found[n] = _layout(value)
         return value
+
+
+def _layout(value: Tensor) -> Hashable:
+    return (value.shape, value.stride(), value.dtype)
+
+
+def _lies(node: fx.Node) -> bool:
+    return isinstance(node.meta.get("val"), Tensor)
 
 
 def _same(node: fx.Node, layouts: dict[fx.Node, Hashable]) -> fx.Node | None:
@@ -106,4 +128,4 @@ def _frozen(value: Any) -> Hashable:
     return (type(value).__name__, value) if isinstance(value, Hashable) else id(value)
 
 
-__all__ = ["simplify"]
+__all__ = ["drop_views", "simplify"]

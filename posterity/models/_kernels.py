@@ -30,7 +30,8 @@ from posterity.models._grid import Grid
 from posterity.models._programs import add, contract, correlate, pack
 
 SLICE, SLICES = 256, 32  # `weigh` adds up this many places at least in one slice, and makes at most that many slices
-BLOCK = 32  # side of the square that one program of `pack` or `add` turns
+BLOCK = 32  # side of the square that one program of `pack` turns
+ADDED = 16  # the same of `add`, which holds a square of every slice at once
 FEW = 16  # channels below which an image is read channel first
 
 
@@ -81,8 +82,8 @@ def weigh(x: Tensor, grad: Tensor, grid: Grid, tile: Tile | None = None) -> tupl
             WO=grid.places[1], R=window[0], Q=window[1], SH=grid.stride[0], SW=grid.stride[1], PH=grid.pad[0],
             PW=grid.pad[1], X_STEP=x_step, G_STEP=grad_step, PRECISION=_precision(x), BO=tile.rows, BK=tile.columns,
             BM=tile.depth, num_warps=tile.warps, num_stages=tile.stages)  # fmt: skip
-        add[(_squares(outputs, inner + 1), clients)](parts, weight, bias, SLICES=slices, C=channels,
-                                                      RQ=window[0] * window[1], O=outputs, BLOCK=BLOCK)  # fmt: skip
+        size = {"SLICES": slices, "C": channels, "RQ": window[0] * window[1], "O": outputs, "BLOCK": ADDED}
+        add[(_squares(outputs, inner + 1, ADDED), clients)](parts, weight, bias, **size)
     return weight, bias
 
 
@@ -171,8 +172,8 @@ def _precision(tensor: Tensor) -> str:
     return "tf32" if lowered or tensor.dtype != torch.float32 else "tf32x3"
 
 
-def _squares(high: int, wide: int) -> int:
-    return -(-high // BLOCK) * -(-wide // BLOCK)
+def _squares(high: int, wide: int, side: int = BLOCK) -> int:
+    return -(-high // side) * -(-wide // side)
 
 
 def _up(number: int, step: int) -> int:

@@ -139,9 +139,9 @@ def _total(parts: list[Tensor]) -> Tensor:
 
 
 def _kernels() -> Any:
-    from posterity.models import _kernels  # Triton is imported here, where it is used
+    from posterity.models import _operators  # Triton is imported here, where it is used
 
-    return _kernels
+    return _operators
 
 
 __all__ = ["Convolve", "Spread", "Weigh"]

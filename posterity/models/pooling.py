@@ -128,9 +128,9 @@ def _call(function: type[torch.autograd.Function], *operands: Any) -> Any:
 
 
 def _kernels() -> Any:
-    from posterity.models import _pool_kernels  # Triton is imported here, where it is used
+    from posterity.models import _operators  # Triton is imported here, where it is used
 
-    return _pool_kernels
+    return _operators
 
 
 __all__ = ["Pool", "Pooling", "Put", "Take", "adopt_pool"]

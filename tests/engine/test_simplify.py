@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from posterity.engine.simplify import simplify
+from posterity.engine.simplify import drop_views, simplify
 
 
 def recorded(function, *inputs):
@@ -90,3 +91,19 @@ def test_operators_that_write_or_draw_are_left_alone():
     for function in (writes, draws):
         _, before, after = recorded(function, torch.randn(3))
         assert before == after
+
+
+def test_views_go_from_what_was_recorded_without_content():
+    def function(x, y):
+        moved = x.t().t().view(3, 4) * 2
+        y.copy_(moved.expand(3, 4))  # would keep `simplify` from doing anything
+        return [x.t() + 1, x * 1]
+
+    with FakeTensorMode():
+        operators = make_fx(function)(torch.empty(3, 4), torch.empty(3, 4))
+    drop_views(operators)
+    operators.recompile()
+    assert names(operators) == ["mul.Tensor", "copy_.default", "t.default", "add.Tensor", "mul.Tensor"]
+    x, places = torch.randn(3, 4), [torch.zeros(3, 4), torch.zeros(3, 4)]
+    assert all(torch.equal(a, b) for a, b in zip(function(x, places[0]), operators(x, places[1]), strict=True))
+    assert torch.equal(*places)
