@@ -99,8 +99,8 @@ def compare(**given: Any) -> None:
     if config.engine == "processes":
         raise ValueError("a comparison already has a run for each core (--jobs): give another --engine")
     folder = out or new_folder(f"{Path(config.dataset).stem}-comparison")
-    at_once = config.device.startswith("cuda") if together is None else together
-    _compare(config, methods, seeds, folder, show, quiet or as_json, jobs, at_once)
+    together = config.device.startswith("cuda") if together is None else together
+    _compare(config, methods, seeds, folder, show, quiet or as_json, jobs, together)
     conclude(folder, show, as_json)
 
 

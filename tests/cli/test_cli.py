@@ -47,6 +47,18 @@ def test_run_writes_a_folder_a_table_and_a_report(call):
     assert Path("runs/digits-fedavg+ft-seed0-2").exists()
 
 
+def test_compare_with_all_seeds_at_once(call):
+    words = ["compare", "--methods", "fedavg,fedper", "--seeds", "0-2", *SMALL]
+    code, out, _ = call(*words, "--together", "--jobs", "2", "--out", "at-once")
+    assert code == 0
+    assert call(*words, "--out", "apart")[0] == 0
+    assert [line for line in out.splitlines() if "±" in line] != []
+    for method in ("fedavg", "fedper"):
+        facts = [json.loads(Path(where, method, "seed-2", "run.json").read_text()) for where in ("at-once", "apart")]
+        assert [f.get("together") for f in facts] == [[0, 1, 2], None]
+        assert facts[0]["federation"] == facts[1]["federation"]
+
+
 def test_compare_in_two_processes_equals_one_and_repeats_nothing(call):
     words = ["compare", "--methods", "local,pfedvmp", "--seeds", "0,1", "--set", "xi=2", *SMALL]
     assert call(*words, "--out", "one", "--jobs", "1")[0] == 0
