@@ -6,8 +6,9 @@ A workload is a network and a number of clients with 20, 30 or 40 synthetic imag
 round is timed, from the broadcast to the new state. `plain` is what one would write without this library: one module,
 autograd and an optimiser per client, one client after the other, all cores as threads (`plain, 1 thread`: one of them).
 The ways take turns, so that a busy moment of the machine hits all of them; recordings are made in the rounds before,
-which are not counted. `processes` is one process of one thread per core, with the clients shared out. `auto` is what
-the trials at the start of a run choose for a run that is long enough to repay them. Slow workloads have fewer rounds.
+which are not counted. `loop` has as many clients side by side as there are cores, each with one thread. `processes` is
+one process of one thread per core, with the clients shared out. `auto` is what the trials at the start of a run choose
+for a run that is long enough to repay them. Slow workloads have fewer rounds.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from posterity import models
 from posterity.core.draw import make_key
 from posterity.core.training import Training
 from posterity.data.federation import Federation, Part
-from posterity.engine.choice import CLEARLY, Choice, Wish, choose, exchange, footprint
+from posterity.engine.choice import Choice, Wish, choose, footprint, saving
 from posterity.engine.ranks import gather_ranks
 from posterity.engine.record import Recordings
 from posterity.engine.round import ENGINES, first_state, train_round
@@ -224,9 +225,7 @@ def measure(name: str, rounds: int) -> dict[str, Any]:
             break
     team.end()
     steps = int(((world.federation.train.counts + BATCH - 1) // BATCH).sum())
-    apart = steps * choice.apart + exchange(world)  # seconds of a round
-    pays = bool(choice.apart) and apart * CLEARLY < steps * choice.step
-    chosen = SHARED if pays else next(n for n, way in ways.items() if way == _way_of(choice))
+    chosen = SHARED if saving(choice, world, steps) else next(n for n, way in ways.items() if way == _way_of(choice))
     times = {n: 1000 * statistics.median(found[WARM:]) for n, found in took.items()}
     return {"times": times, "auto": chosen, "remark": choice.remark, "apart": choice.apart, "step": choice.step,
             "team": vars(team.way), "steps": steps, "load": os.getloadavg()[0]}  # fmt: skip

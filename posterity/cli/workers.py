@@ -21,14 +21,14 @@ from typing import IO, Any
 
 import torch
 
-from posterity.engine.choice import CLEARLY, exchange
+from posterity.engine.choice import saving
 from posterity.experiment import folder as files
 from posterity.experiment.config import Config, from_table, read_toml
 from posterity.experiment.setup import SHARED, Setup, steps_of_round
 
 GRACE = 5.0  # seconds that the others have to end by themselves when one has failed
 TOLD = 2  # exit code of a command that has said in a sentence what is wrong
-WORTH = 30.0  # seconds that processes must save before they are started unasked
+WORTH = 2.0  # times the start of this process that others must save before they are started unasked: they repeat it
 WORKER = "POSTERITY_WORKER"
 
 
@@ -61,12 +61,14 @@ def may_share(config: Config) -> bool:
     return alone and config.device == "cpu" and count_cores() > 1
 
 
-def processes_worth(config: Config, setup: Setup) -> int:
-    """The processes that pay for their start according to the trials; 1 = none do."""
-    choice, steps = setup.choice, steps_of_round(config, setup.world)
-    alone, apart = steps * choice.step, steps * choice.apart + exchange(setup.world)  # seconds of a round
-    pays = bool(choice.apart) and apart * CLEARLY < alone
-    return count_cores() if pays and config.rounds * (alone - apart) > WORTH else 1
+def processes_worth(config: Config, setup: Setup, begun: float | None = None) -> int:
+    """The processes that pay for their start according to the trials; 1 = none do.
+
+    Each would import, load and try again what this process has, in `begun` seconds, by default its own so far.
+    """
+    begun = time.process_time() if begun is None else begun
+    saved = config.rounds * saving(setup.choice, setup.world, steps_of_round(config, setup.world))
+    return count_cores() if saved > WORTH * begun else 1
 
 
 def processes_before(folder: Path) -> int:

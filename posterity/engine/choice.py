@@ -1,15 +1,16 @@
 """How a network is run: which engine, which way to convolve, with oneDNN or without. `auto` measures.
 
 Networks without convolutions are fastest stacked and recorded. Convolutions whose filters differ per client are another
-matter: on a CPU one client after another may win, on a GPU any of three ways. A step of each is timed at the start of a
-run; the usual way is left only for one that is clearly faster, so that noise does not decide. The choice is written
-into `run.json`: --engine, --convolution and --onednn repeat it, and with it the last bit. Processes choose together.
+matter: on a CPU one client after another may win, on a GPU any of three ways. Steps of each are timed in turn at the
+start of a run; the usual way is left only for one that is clearly faster, so that noise does not decide. The choice is
+written into `run.json`: --engine, --convolution and --onednn repeat it, and with it the last bit. Processes choose
+together.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import Any
 
@@ -19,15 +20,16 @@ from torch.func import grad, vmap
 
 from posterity.core.method import Params
 from posterity.core.tree import tree_bytes, tree_map
+from posterity.engine.heap import keep_memory
 from posterity.engine.ranks import Ranks
 from posterity.engine.round import ENGINES
-from posterity.engine.trials import Trial, with_onednn, with_threads
+from posterity.engine.trials import Timer, Trial, hold_race, with_neighbours, with_onednn, with_threads
 from posterity.engine.world import World
 
 TOGETHER = 8  # clients of a trial
 ROWS = 10, 64  # samples of each: the usual number, and the most
 SHARING = 0.005, 1e-8  # seconds of an exchange, and of each byte of parameters, as measured on two cores
-CLEARLY = 1.15  # times faster than the usual way
+PAYS = 1.1  # times faster that several processes must promise to be
 
 
 @dataclass(frozen=True)
@@ -53,9 +55,19 @@ class Way:
         kind = "loop" + names.get(self.model.way, f" {self.model.way}") if self.engine == "loop" else self.model.way
         return kind if self.onednn else f"{kind} without oneDNN"
 
-    def seconds(self, trial: Trial) -> float:
-        with with_onednn(self.onednn):
-            return trial.seconds(self.model, self.engine == "loop")
+    @property
+    def alone(self) -> bool:
+        """Whether every client is by itself."""
+        return self.engine == "loop"
+
+    def switched(self, timer: Timer) -> Timer:
+        """The time of a step of this network with or without oneDNN."""
+
+        def timed() -> float:
+            with with_onednn(self.onednn):
+                return timer()
+
+        return timed
 
 
 @dataclass(frozen=True)
@@ -79,23 +91,38 @@ def choose(
     With several `cores`, also what a step would cost if each had a process of its own.
     """
     engine, reason = choose_engine(wish.engine, model, x, params)
-    trial = Trial.of(x, params, min(rows, ROWS[1]), min(clients, TOGETHER))
+    if not x.is_cuda:
+        keep_memory()
+    trial = Trial.of(x, params, min(rows, ROWS[1]), max(1, min(clients // ranks.size, TOGETHER)))
     ways = list(_ways(wish, "loop" if reason else wish.engine, model, trial))
     if len(ways) == 1:
         return Choice(engine, ways[0].model, ways[0].onednn, reason)
-    times = [way.seconds(trial) for way in ways]
-    fastest = min(range(len(ways)), key=lambda i: times[i])
-    best = int(ranks.tell(float(fastest if times[fastest] * CLEARLY < times[0] else 0))[0])
-    shown = ", ".join(f"{way.label} {1000 * seconds:.1f} ms" for way, seconds in zip(ways, times, strict=True))
+    trial = replace(trial.fitted(model), records=not reason)
+    timers = _timers(ways, trial)
+    race = hold_race(timers)
+    best = int(ranks.tell(float(race.winner()))[0])
+    shown = ", ".join(f"{way.label} {1000 * seconds:.1f} ms" for way, seconds in zip(ways, race.medians, strict=True))
     measured = f"{trial.clients} clients x {len(trial.x)} samples: {shown}"
     remark = "; ".join(text for text in (reason, measured) if text)
-    apart = 0.0
-    if cores > 1:
-        with with_threads(1):
-            apart = ways[best].seconds(trial) / cores / trial.clients
+    apart = _apart([timers[i] for i in race.finished], cores) / trial.clients if cores > 1 else 0.0
     name = ways[best].engine
     return Choice(ENGINES["graph" if name == "auto" else name], ways[best].model, ways[best].onednn, remark,
-                  times[best] / trial.clients, apart)  # fmt: skip
+                  race.medians[best] / trial.clients, apart)  # fmt: skip
+
+
+def _timers(ways: Sequence[Way], trial: Trial) -> list[Timer]:
+    """A timer for each way; what differs only in a switch shares its recording."""
+    made: dict[tuple[int, bool], Timer] = {}
+    for way in ways:
+        if (id(way.model), way.alone) not in made:
+            made[id(way.model), way.alone] = trial.timer(way.model, way.alone)
+    return [way.switched(made[id(way.model), way.alone]) for way in ways]
+
+
+def _apart(timers: Sequence[Timer], cores: int) -> float:
+    """Seconds that a step would add to a round if every core had a process of its own, all of them at work."""
+    with with_threads(1), with_neighbours(cores - 1):
+        return min(hold_race(timers).medians) / cores
 
 
 def choose_engine(name: str, model: Any, x: Tensor, params: Params) -> tuple[ModuleType, str]:
@@ -113,6 +140,12 @@ def choose_engine(name: str, model: Any, x: Tensor, params: Params) -> tuple[Mod
 def exchange(world: World) -> float:
     """Seconds, about, that processes of one machine need in a round to add up messages and to share out the state."""
     return SHARING[0] + SHARING[1] * tree_bytes(world.initial)
+
+
+def saving(choice: Choice, world: World, steps: float) -> float:
+    """Seconds of a round of so many steps that a process for each core would save; 0 where it is not clearly faster."""
+    alone, apart = steps * choice.step, steps * choice.apart + exchange(world)
+    return alone - apart if choice.apart and apart * PAYS < alone else 0.0
 
 
 def _ways(wish: Wish, engine: str, model: Any, trial: Trial) -> Iterator[Way]:
@@ -186,4 +219,4 @@ def footprint(model: Any, x: Tensor, params: Params) -> int:
     return sum(kept.values()) // len(x)
 
 
-__all__ = ["Choice", "Wish", "choose", "choose_engine", "exchange", "footprint", "probe"]
+__all__ = ["Choice", "Wish", "choose", "choose_engine", "exchange", "footprint", "probe", "saving"]

@@ -37,7 +37,7 @@ class Convolution(nn.Conv2d):
         if self.way == "native":
             return super()._conv_forward(input, weight, bias)
         if self.way == "last":
-            return super()._conv_forward(_laid(input), _laid(weight), bias)
+            return super()._conv_forward(_laid(input), weight, bias)  # oneDNN lays filters out anyway
         assert isinstance(self.padding, tuple)
         compute = by_kernel if self.way == "triton" else by_patches
         return compute(input, weight, bias, self.stride, self.padding)

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
+import threading
+from dataclasses import replace
 
 import pytest
 import torch
 
 import posterity
 from posterity import models
-from posterity.engine import choice, graph, loop
+from posterity.engine import choice, graph, loop, trials
 from posterity.engine.choice import Way, Wish, choose, exchange
 from posterity.engine.ranks import Ranks
-from posterity.engine.trials import Trial, use_onednn, with_onednn, with_threads
+from posterity.engine.trials import TURNS, Race, Trial, hold_race, use_onednn, with_onednn, with_threads
 from posterity.experiment import run
 from posterity.experiment.config import Config
 from posterity.experiment.setup import set_up
@@ -42,7 +44,8 @@ def clock(monkeypatch):
     def set_times(**times):
         asked = []
         table = USUAL | {name.replace("_", " ").replace("onednn", "oneDNN"): t for name, t in times.items()}
-        monkeypatch.setattr(Way, "seconds", lambda way, trial: asked.append(way.label) or table[way.label])
+        monkeypatch.setattr(Trial, "timer", lambda trial, model, alone: lambda: 1.0)
+        monkeypatch.setattr(Way, "switched", lambda way, timer: asked.append(way.label) or (lambda: table[way.label]))
         return asked
 
     return set_times
@@ -59,7 +62,7 @@ def test_every_way_is_tried_on_a_cpu(cnn, clock):
     ("times", "engine", "way", "onednn"),
     [
         ({}, loop, "native", True),
-        ({"patches": 0.95}, loop, "native", True),  # not clearly faster
+        ({"patches": 0.98}, loop, "native", True),  # not clearly faster
         ({"patches": 0.5}, graph, "patches", True),
         ({"native_without_onednn": 0.5, "patches": 0.6}, graph, "native", False),
         ({"loop_without_onednn": 0.8}, loop, "native", False),
@@ -107,12 +110,20 @@ def test_processes_take_what_the_first_takes(cnn, clock, monkeypatch):
 
 
 def test_a_process_for_each_core_is_tried_with_one_thread(cnn, monkeypatch):
-    threads = []
-    monkeypatch.setattr(Way, "seconds", lambda way, trial: threads.append(torch.get_num_threads()) or 8.0)
+    seen = []
+
+    def timer(trial, model, alone):
+        return lambda: seen.append((torch.get_num_threads(), threading.active_count() - before)) or 8.0
+
+    monkeypatch.setattr(Trial, "timer", timer)
+    monkeypatch.setattr(Trial, "fitted", lambda trial, model: trial)
+    before = threading.active_count()
     with with_threads(2):
         found = choose(Wish(), *cnn, cores=4)
         assert torch.get_num_threads() == 2
-    assert threads == [2] * len(USUAL) + [1]
+    assert threading.active_count() == before
+    half = len(seen) // 2
+    assert seen == [(2, 0)] * half + [(1, 3)] * half  # the other three cores are at work too
     assert (found.step, found.apart) == (1.0, 0.25)  # 8 clients
     assert choose(Wish(), *cnn).apart == 0
 
@@ -121,9 +132,90 @@ def test_real_trials_time_what_the_engines_do(cnn):
     model, x, params = cnn
     trial = Trial.of(x, params, 10, 3)
     assert trial.x.shape == (10, 1, 8, 8)
-    assert all(trial.seconds(model, alone) > 0 for alone in (True, False))
+    assert all(trial.timer(model, alone)() > 0 for alone in (True, False))
     with pytest.raises(ValueError, match="are wrong on this machine"):
         trial.check(_doubled(model), model)
+
+
+def test_switches_hold_while_a_way_is_timed(cnn):
+    ways = [Way("loop", cnn[0], on) for on in (True, False)]
+    assert [way.switched(lambda: float(torch.backends.mkldnn.enabled))() for way in ways] == [1.0, 0.0]
+    assert torch.backends.mkldnn.enabled
+
+
+@pytest.mark.parametrize("alone", [True, False])
+@pytest.mark.parametrize(("short", "records", "recorded"), [(60.0, True, 1), (0.0, True, 0), (60.0, False, 0)])
+def test_short_steps_are_recorded_before_they_are_tried(cnn, monkeypatch, short, records, recorded, alone):
+    made, inner = [], trials.trace_flat
+    monkeypatch.setattr(trials, "SHORT", short)
+    monkeypatch.setattr(trials, "trace_flat", lambda *trees: made.append(inner(*trees)) or made[-1])
+    model, x, params = cnn
+    assert replace(Trial.of(x, params, 10, 3), records=records).timer(model, alone)() > 0
+    assert len(made) == recorded
+
+
+def test_the_loop_is_tried_as_it_runs(cnn, monkeypatch):
+    model, x, params = cnn
+    seen, before = [], threading.active_count()
+
+    def seconds(trial, step):
+        seen.append((torch.get_num_threads(), threading.active_count() - before))
+        return 1.0
+
+    monkeypatch.setattr(Trial, "_seconds", seconds)
+    monkeypatch.setattr(Trial, "_recorded", lambda trial, called, pure, *trees: trials.Step(called))
+    with with_threads(2):
+        assert Trial.of(x, params, 10, 6).timer(model, True)() == 3.0  # two of six side by side
+        assert Trial.of(x, params, 10, 1).timer(model, True)() == 1.0
+    with with_threads(1):
+        assert Trial.of(x, params, 10, 6).timer(model, True)() == 6.0
+    assert seen == [(1, 1), (2, 0), (1, 0)]
+
+
+def test_slow_networks_are_tried_with_few_clients(cnn, monkeypatch):
+    model, x, params = cnn
+    trial = Trial.of(x, params, 10, 8)
+    for seconds, clients in ((0.001, 8), (0.02, 5), (1.0, 4)):  # of one client
+        monkeypatch.setattr(Trial, "timer", lambda trial, model, alone, s=seconds: lambda: trial.clients * s)
+        assert trial.fitted(model).clients == clients
+    assert Trial.of(x, params, 10, 3).fitted(model).clients == 3
+
+
+@pytest.mark.parametrize(
+    ("usual", "rival", "winner"),
+    [
+        ([1.0] * 5, [0.95] * 5, 1),  # faster in every turn
+        ([1.0] * 5, [0.98] * 5, 0),  # but hardly
+        ([1.0] * 5, [0.9] * 4 + [1.01], 0),  # not in every turn
+        ([1.0] * 5, [0.8] * 4 + [1.01], 1),  # but clearly
+        ([1.0] * 4, [0.9] * 4, 0),  # too few turns
+        ([1.0] * 4, [0.8] * 4, 1),
+        ([1.0] * 5, [0.5], 0),  # dropped out
+    ],
+)
+def test_the_usual_way_is_left_for_a_clearly_faster_one(usual, rival, winner):
+    assert Race((tuple(usual), tuple(rival))).winner() == winner
+
+
+def test_hopeless_ways_leave_the_race_and_the_usual_one_never_does():
+    taken = []
+
+    def timer(name, *seconds):
+        supply = iter(seconds)
+        return lambda: taken.append(name) or next(supply, seconds[-1])
+
+    race = hold_race([timer("usual", 9.0, 1.0), timer("fast", 0.5), timer("slow", 0.8), timer("slowest", 20.0)])
+    assert [len(times) for times in race.times] == [TURNS[1], TURNS[1], 2, 1]
+    assert race.finished == [0, 1]
+    assert race.medians == [1.0, 0.5, 0.8, 20.0]  # the first turn of the usual way warmed up
+    assert taken[:4] == ["usual", "fast", "slow", "slowest"]
+    assert taken[4:12] == ["usual", "fast", "slow"] * 2 + ["usual", "fast"]
+
+
+def test_a_race_ends_in_time(monkeypatch):
+    clock = iter(range(10**6))  # a second between two looks
+    monkeypatch.setattr(trials.time, "perf_counter", lambda: float(next(clock)))
+    assert len(hold_race([lambda: 1.0, lambda: 1.0]).times[0]) == 2
 
 
 def _doubled(model):

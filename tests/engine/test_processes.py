@@ -16,7 +16,7 @@ import torch
 
 from posterity.cli import workers
 from posterity.cli.app import main
-from posterity.engine.choice import Choice
+from posterity.engine.choice import Choice, exchange
 from posterity.experiment import folder as files
 from posterity.experiment import run
 from posterity.experiment.config import Config
@@ -170,15 +170,18 @@ def test_auto_starts_processes_only_where_they_pay(monkeypatch):
     counts = sorted(setup.world.federation.train.counts[:4].tolist())
     assert sum(-(-n // 10) for n in counts[:2]) <= steps <= sum(-(-n // 10) for n in counts[-3:])  # 60 % of 4 clients
 
-    def worth(step: float, apart: float, rounds: int) -> int:
+    def worth(step: float, apart: float, rounds: int, begun: float = 3.0) -> int:
         measured = replace(setup, choice=Choice(setup.engine, setup.world.model, step=step, apart=apart))
-        return workers.processes_worth(replace(CONFIG, rounds=rounds), measured)
+        return workers.processes_worth(replace(CONFIG, rounds=rounds), measured, begun)
 
     assert worth(0.0, 0.0, 10**6) == 1  # nothing was measured
     assert worth(1.0, 0.5, 10**3) == 4
     assert worth(1.0, 0.99, 10**6) == 1  # not clearly faster
     assert worth(1e-5, 1e-6, 10**6) == 1  # the exchange costs more
-    assert worth(1.0, 0.5, 1) == 1  # over before they have started
+    saved = steps * 0.5 - exchange(setup.world)  # seconds of a round
+    assert worth(1.0, 0.5, 10, 4.9 * saved) == 4
+    assert worth(1.0, 0.5, 10, 5.1 * saved) == 1  # over before they have started
+    assert worth(1.0, 0.5, 10**6, None) == 4  # the start of this process, whatever it was, took less than a month
 
 
 def test_auto_says_why_it_starts_processes(call, monkeypatch):
