@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 import posterity
 from posterity.engine.fleet import Fleet
@@ -90,6 +91,7 @@ def test_from_python(tmp_path):
 
 
 def go(store: str, out: Path, moment: str | None, count: int) -> None:
+    torch.set_num_threads(1)  # a forked process cannot use the threads of its parent
     run.WRITING = math.inf
     if moment in ("line", "journal", "row"):
         arm(moment, count)
