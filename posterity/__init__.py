@@ -27,9 +27,7 @@ def run(out: str | Path | None = None, *, federation: Any = None, model: Any = N
     from posterity.experiment.config import from_table
     from posterity.experiment.run import start_run
 
-    by_name = model if isinstance(model, str) else None
-    table = {**settings, **({"model": by_name} if by_name else {})}
-    network = None if by_name else model
+    table, network = _split(settings, model)
     return start_run(from_table(table), None if out is None else Path(out), federation=federation, model=network)
 
 
@@ -44,11 +42,15 @@ def run_seeds(
     from posterity.experiment.config import from_table
     from posterity.experiment.run import run_seeds as start
 
-    by_name = model if isinstance(model, str) else None
-    table = {**settings, **({"model": by_name} if by_name else {})}
+    table, network = _split(settings, model)
     configs = [from_table({**table, "seed": seed}) for seed in seeds]
     outs = None if out is None else [Path(out) / f"seed-{seed}" for seed in seeds]
-    return start(configs, outs, federation=federation, model=None if by_name else model)
+    return start(configs, outs, federation=federation, model=network)
+
+
+def _split(settings: dict[str, Any], model: Any) -> tuple[dict[str, Any], Any]:
+    """Settings with the network's name if it has one, and the network if it is an object."""
+    return ({**settings, "model": model}, None) if isinstance(model, str) else (settings, model)
 
 
 def load(folder: str | Path, *, federation: Any = None, model: Any = None) -> Result:

@@ -47,7 +47,7 @@ def body(world: World, each: Pass, here: Here, seat: Seat, size: int, make: Make
     trees = (fixed, seat.slot, seat.offset, tables, stacks)
     most = max(EXACT, 1 << (len(seat.rows[0]) - 1).bit_length())  # a few compilations serve all seats
     shapes = shape_of((fixed, tree_rows((seat.mine, seat.carry), 0)))
-    key, step = ("fused", id(here.model), most, held, seat.rows.shape[-1], shapes), make(world, each, here, False)
+    key, step = ("fused", id(here.model), most, held, seat.rows.shape[-1], shapes), make(world, each, here)
     run = world.recordings.once(each, key, lambda: _compile(step, held, trees, most))
     leaves = tree_leaves(trees)
     return resident.body(world, each, here, seat, size, make) if run is None else lambda: run(*leaves)

@@ -112,7 +112,7 @@ def _replay(world: World, each: Pass, carry: Carry, here: Here, moments: Moments
     """The steps of a leg, called or replayed."""
     mine = {name: getattr(here, name) for name in PER_CLIENT if name != "key"}
     steps, size = moments.each(), moments.leg.size
-    function = _step(world, each, here, False)
+    function = _step(world, each, here)
     first = (fixed, mine, *steps[0], carry)
     entry = world.recordings.entry(each, id(here.model), shape_of(first))
     with torch.no_grad():
@@ -150,25 +150,16 @@ def _put_back(count: int, after: list[Tensor], before: list[Tensor], others: lis
             taken.add(place)
 
 
-def _step(world: World, each: Pass, here: Here, ragged: bool) -> Callable[..., Carry]:
-    """One step as a function of everything that changes from step to step or from round to round.
-
-    On a GPU it also holds back those who have finished (`ragged`): there the host does not come between steps.
-    """
+def _step(world: World, each: Pass, here: Here) -> Callable[..., Carry]:
+    """One step as a function of everything that changes from step to step or from round to round."""
 
     def step(fixed: Tree, mine: Any, row: Tensor, mask: Tensor, key: Tensor, step: Tensor, carry: Carry) -> Carry:
         shared, initial, round, x, y = fixed
         now = replace(here, shared=shared, initial=initial, round=round, step=step, key=key, **mine)
         after: Carry = over(each.step, now, carry, Batch(x[row], y[row], mask.to(world.dtype)))
-        return _held(carry, after, step < mine["steps"]) if ragged else after
+        return after
 
     return step
-
-
-def _held(before: Carry, after: Carry, live: Tensor) -> Carry:
-    """`after` for clients that are still at work, `before` for those that have finished."""
-    held: Carry = tree_map(lambda b, a: torch.where(live.reshape(-1, *[1] * (a.dim() - 1)), a, b), before, after)
-    return held
 
 
 __all__ = ["join", "losses", "message", "name", "offer", "predict", "start", "work"]

@@ -70,7 +70,6 @@ class Leg:
     first: int
     last: int
     size: int
-    ragged: bool  # some of them finish before
 
 
 def rung(active: int, most: int, part: int = 5) -> int:
@@ -88,7 +87,7 @@ def legs(active: list[int], batch: int, part: int = 5) -> Iterator[Leg]:
     for step in range(1, len(active) + 1):
         most = max(1, ENTRIES // (sizes[first] * batch))
         if step == 1 or step == len(active) or sizes[step] != sizes[first] or step - first >= most:
-            yield Leg(first, step, sizes[first], active[step - 1] < sizes[first])
+            yield Leg(first, step, sizes[first])
             first = step
 
 

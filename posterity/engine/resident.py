@@ -21,7 +21,7 @@ from posterity.engine.world import PER_CLIENT, World, solid
 
 EXACT = 320  # up to so many clients a graph is captured for every number of them
 TABLE = 2**24  # entries of the table of rows
-MakeStep = Callable[[World, Pass, Here, bool], Callable[..., Carry]]
+MakeStep = Callable[[World, Pass, Here], Callable[..., Carry]]
 MakeBody = Callable[[World, Pass, Here, "Seat", int, MakeStep], Callable[[], None]]
 
 
@@ -92,7 +92,7 @@ def _size(active: int, most: int) -> int:
 def _first(world: World, each: Pass, carry: Carry, here: Here, plan: Plan, make: MakeStep) -> Carry:
     (rows,), (real,) = plan.rows(0, 1, len(here.client))
     mine = {name: getattr(here, name) for name in PER_CLIENT if name != "key"}
-    step, function = torch.zeros_like(here.step), make(world, each, here, False)
+    step, function = torch.zeros_like(here.step), make(world, each, here)
     data = (world.federation.x, world.federation.y)  # stays where it is, and is no input that would be copied
 
     def first(shared: Tree, round: Tensor, *rest: Tree) -> Carry:
@@ -114,7 +114,7 @@ def _seat(recordings: Recordings, each: Pass, carry: Carry, here: Here, plan: Pl
 
 def body(world: World, each: Pass, here: Here, seat: Seat, size: int, make: MakeStep) -> Callable[[], None]:
     """A step of the first `size` clients of a seat, and the new values put in their places."""
-    function = make(world, each, here, False)
+    function = make(world, each, here)
     fixed = (seat.shared, here.initial, seat.round, world.federation.x, world.federation.y)
 
     def turn() -> None:

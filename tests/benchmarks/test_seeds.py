@@ -1,4 +1,4 @@
-"""The benchmark of seeds does the same work both ways."""
+"""The benchmark of seeds runs both ways; that they end alike is a law."""
 
 from __future__ import annotations
 

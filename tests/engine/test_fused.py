@@ -78,7 +78,7 @@ def test_operators_for_any_number_of_clients(method):
         data = (world.federation.x, world.federation.y)
         fixed = (here.shared, here.initial, here.round, *data, torch.zeros_like(here.step))
         trees = solid((fixed, (mine, rows, real, fold(here.key, 1), carry)))
-        step = graph._step(world, each, here, False)
+        step = graph._step(world, each, here)
 
         def flat(*leaves, step=step, trees=trees):
             (*fixed, number), (mine, rows, real, keys, carry) = tree_rebuilt(trees, leaves)
