@@ -8,7 +8,6 @@ import multiprocessing
 import os
 import platform
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -24,6 +23,7 @@ from posterity.experiment import folder as files
 from posterity.experiment.compare import Task
 from posterity.experiment.config import Config, from_table, read_toml, to_toml
 from posterity.experiment.run import silent
+from posterity.experiment.setup import source_commit
 
 # --- runs -------------------------------------------------------------------------------------------------------------
 
@@ -143,20 +143,9 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]], words: int = 1) ->
 
 def versions() -> str:
     """Versions of everything that can move a number, in one line."""
-    parts = [f"posterity {posterity.__version__}{_commit()}", f"PyTorch {torch.__version__}",
+    parts = [f"posterity {posterity.__version__} ({source_commit() or 'no commit'})", f"PyTorch {torch.__version__}",
              f"Python {platform.python_version()}", f"{platform.machine()}, {os.cpu_count()} cores"]  # fmt: skip
     return ", ".join(parts)
-
-
-def _commit() -> str:
-    asked = subprocess.run(
-        ["git", "describe", "--always", "--dirty"],
-        cwd=Path(__file__).parent,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    return f" ({asked.stdout.strip()})" if asked.returncode == 0 else ""
 
 
 def write(folder: Path, name: str, page: str, numbers: Any) -> None:

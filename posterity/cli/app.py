@@ -1,4 +1,4 @@
-"""`posterity demo | run | compare | methods | datasets | partition | report | resume | new method | check`."""
+"""`posterity demo | run | compare | methods | datasets | partition | report | pack | resume | new method | check`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from posterity.experiment.compare import compare_runs, demo_plan, resume_all
 from posterity.experiment.config import Config
 from posterity.experiment.run import start_run
 from posterity.experiment.setup import Setup, load_federation, set_up
-from posterity.report import check_rule, write_report
+from posterity.report import check_rule, pack_runs, write_report
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None,
                   help="Personalised federated learning with honest uncertainty.")  # fmt: skip
@@ -132,7 +132,7 @@ def resume(folder: Path, show: Show = "validated", quiet: Quiet = False, json: J
     conclude(folder, show, json)
 
 
-@app.command(help="Write the HTML page of a run or a comparison, and print its table.")
+@app.command(help="Write the HTML page of a run, a comparison or a file of packed runs, and print its table.")
 def report(folder: Path, out: Annotated[Path | None, typer.Option(help="file to write")] = None,
            show: Show = "validated", json: Json = False) -> None:  # fmt: skip
     page = write_report(folder, out, show)
@@ -141,6 +141,14 @@ def report(folder: Path, out: Annotated[Path | None, typer.Option(help="file to 
         return
     print_table(folder, show)
     console.print(f"report: {page}", soft_wrap=True)
+
+
+@app.command(
+    help="Put finished runs into one small file: the raw metrics of a published table, for `posterity report`."
+)
+def pack(folder: Path, out: Annotated[Path, typer.Option(help="file to write (NAME.jsonl.gz)")]) -> None:
+    path = pack_runs(folder, out)
+    console.print(f"{path}: {path.stat().st_size:,} bytes; posterity report {path} shows it", soft_wrap=True)
 
 
 @app.command(help="The methods, or one method with its hyper-parameters and where their defaults come from.")

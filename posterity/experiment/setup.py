@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import platform
+import subprocess
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -23,6 +25,7 @@ from posterity.engine.world import World
 from posterity.experiment.config import DATA, Config
 
 SHARED = "POSTERITY_SHARED"  # environment: why the clients are shared out among processes
+COMMIT = "POSTERITY_COMMIT"  # environment: the commit of a copy that has no history of its own
 ROOM = 2**30  # bytes for stacked clients on a CPU
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
@@ -112,6 +115,7 @@ def describe(config: Config, setup: Setup, command: str) -> dict[str, Any]:
     two_way = federation.task == "classification"
     return {
         "posterity": __version__,
+        "commit": source_commit(),
         "torch": torch.__version__,
         "python": platform.python_version(),
         "machine": platform.machine(),
@@ -146,6 +150,21 @@ def describe(config: Config, setup: Setup, command: str) -> dict[str, Any]:
             "notes": list(federation.notes),
         },
     }  # fmt: skip
+
+
+def source_commit() -> str:
+    """The commit of the checkout that this package lies in, with `-dirty` if it was changed; empty if there is none."""
+    if (told := os.environ.get(COMMIT)) is not None:
+        return told
+    root = Path(__file__).parents[2]
+    if not (root / ".git").exists():  # an installed package may lie below somebody else's checkout
+        return ""
+    command = ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=12"]
+    try:
+        asked = subprocess.run(command, capture_output=True, text=True, check=False)
+    except OSError:  # no git here
+        return ""
+    return asked.stdout.strip() if asked.returncode == 0 else ""
 
 
 def set_precision(name: str) -> None:

@@ -1,7 +1,9 @@
 """One self-contained HTML page for a run or a comparison of runs, and the same table for the terminal."""
 
 from posterity.report.choosing import RULES, check_rule
-from posterity.report.loading import ReportError, Run, load_runs
+from posterity.report.loading import Run, load_runs
+from posterity.report.logs import ReportError
+from posterity.report.packing import pack_runs
 from posterity.report.page import write_report
 from posterity.report.summary import finding
 from posterity.report.tables import Cell, Column, Row, columns, headline
@@ -18,5 +20,6 @@ __all__ = [
     "finding",
     "headline",
     "load_runs",
+    "pack_runs",
     "write_report",
 ]

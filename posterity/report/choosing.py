@@ -8,7 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from posterity.evaluate.selection import select
-from posterity.report.loading import ReportError, Run, Score
+from posterity.report.loading import Run, Score
+from posterity.report.logs import ReportError
 
 RULES = {
     "validated": "the round is chosen on the validation half of the held-out data; "

@@ -1,4 +1,4 @@
-"""Run folders, read into frozen records.
+"""Run folders, read into frozen records; or a file into which `posterity pack` put them (`packing.py`).
 
 A run folder holds `config.toml`, `run.json` and `metrics.jsonl`. A run that is still going, or was killed, may end in
 half a line; that line is ignored. A resumed run may have written a round twice; the later line counts.
@@ -6,7 +6,6 @@ half a line; that line is ignored. A resumed run may have written a round twice;
 
 from __future__ import annotations
 
-import json
 import math
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -15,11 +14,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from posterity.report.logs import Log, ReportError, find_runs, read_log, read_packed
+
 POINTS = ("received", "adapted", "trained")
-
-
-class ReportError(ValueError):
-    """A folder that cannot be reported on; the message says which, and what to do."""
 
 
 @dataclass(frozen=True)
@@ -130,28 +127,22 @@ class Run:
 
 
 def load_runs(folder: Path) -> list[Run]:
-    """Every run at or below `folder`, in the order of their paths (seeds in numerical order)."""
-    folder = Path(folder)
-    if not folder.is_dir():
-        raise ReportError(f"{folder} is not a folder. Give a run folder, or a folder that contains run folders.")
-    found = sorted({p.parent for p in folder.rglob("run.json")})
-    if not found:
-        raise ReportError(f"No run folder in {folder}: none of its folders has a run.json. Start one: posterity run …")
-    runs = [load_run(f) for f in found]
+    """Every run at or below `folder`, or in a file of packed runs, by label and then by seed in numerical order."""
+    logs = read_packed(folder) if Path(folder).is_file() else [read_log(f) for f in find_runs(folder)]
+    runs = [read_run(log) for log in logs]
     return sorted(runs, key=lambda r: (r.label.casefold(), r.seed if r.seed is not None else -1, str(r.folder)))
 
 
-def load_run(folder: Path) -> Run:
-    """One run folder."""
-    facts = _json(folder / "run.json")
-    text = (folder / "config.toml").read_text(encoding="utf-8") if (folder / "config.toml").exists() else ""
+def read_run(log: Log) -> Run:
+    """One run from its log."""
+    folder, facts, text = log.folder, log.facts, log.config
     try:
         config = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise ReportError(f"{folder / 'config.toml'} is not valid TOML: {error}") from error
     method = facts.get("method") or {}
     name = str(method.get("name") or config.get("method") or folder.name)
-    rounds, scores = _metrics(folder / "metrics.jsonl")
+    rounds, scores = _metrics(log.lines)
     return Run(
         folder=folder,
         name=name,
@@ -169,16 +160,6 @@ def load_run(folder: Path) -> Run:
         config_text=text,
         facts=facts,
     )
-
-
-def _json(path: Path) -> dict[str, Any]:
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except json.JSONDecodeError as error:
-        raise ReportError(f"{path} is not valid JSON: {error}. Was it edited by hand?") from error
-    if not isinstance(value, dict):
-        raise ReportError(f"{path} should hold a JSON object, not a {type(value).__name__}.")
-    return value
 
 
 def _federation(raw: Mapping[str, Any]) -> Federation:
@@ -201,20 +182,11 @@ def _federation(raw: Mapping[str, Any]) -> Federation:
     )
 
 
-def _metrics(path: Path) -> tuple[tuple[Round, ...], tuple[Score, ...]]:
-    """The lines of a log; of two lines about the same thing the later one, because a resumed run repeats rounds."""
+def _metrics(lines: Sequence[Mapping[str, Any]]) -> tuple[tuple[Round, ...], tuple[Score, ...]]:
+    """Rounds and scores; of two lines about the same thing the later one, because a resumed run repeats rounds."""
     rounds: dict[int, Round] = {}
     scores: dict[tuple[int, str, int, str, str], Score] = {}
-    lines = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else []
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        try:
-            raw = json.loads(line)
-        except json.JSONDecodeError as error:
-            if number == len(lines):
-                break  # the writer was stopped in the middle of this line
-            raise ReportError(f"{path}, line {number} is not valid JSON: {error}. Restore it or delete it.") from error
+    for raw in lines:
         if raw.get("kind") == "round":
             rounds[int(raw["round"])] = _round(raw)
         elif raw.get("kind") == "score":

@@ -29,9 +29,10 @@ class Drawing:
 
 
 def write_report(folder: Path, out: Path | None = None, show: str = "validated") -> Path:
-    """Write the page for the runs in `folder`, at once or not at all, and say where it is."""
+    """Write the page for the runs in a folder, or a file of packed runs, at once or not at all; say where it is."""
     folder = Path(folder)
-    out = Path(out) if out is not None else folder / "report.html"
+    beside = folder.with_name(folder.name.partition(".")[0] + ".html") if folder.is_file() else folder / "report.html"
+    out = Path(out) if out is not None else beside
     html = render(load_runs(folder), show)
     out.parent.mkdir(parents=True, exist_ok=True)
     draft = out.with_name(f".{out.name}.{os.getpid()}.tmp")

@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from posterity.report.choosing import GOALS, WEIGHT, Choice, check_rule, choose, goal, main_epochs
-from posterity.report.loading import ReportError, Run
+from posterity.report.loading import Run
+from posterity.report.logs import ReportError
 
 # What may differ between the seeds of one method without making it another method.
 INCIDENTAL = {

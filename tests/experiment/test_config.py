@@ -78,3 +78,13 @@ def test_wrappers_apply_left_to_right_and_take_their_settings():
     assert (method.width, method.inner.epochs, method.inner.inner.local.momentum) == (2.0, 3, 0.5)
     assert (method.label, method.scored) == ("FedAvg-FT (calibrated)", "adapted")
     assert methods.build("posterity.methods.fedavg:FedAvg").label == "FedAvg"
+
+
+def test_a_run_says_its_commit(monkeypatch):
+    monkeypatch.setenv("POSTERITY_COMMIT", "abc123")
+    assert source_commit() == "abc123"
+    monkeypatch.delenv("POSTERITY_COMMIT")
+    head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False)
+    found = source_commit()
+    assert head.stdout.startswith(found.removesuffix("-dirty")) if head.returncode == 0 else found == ""
+    assert bool(found) == (head.returncode == 0)

@@ -1,0 +1,82 @@
+"""What runs wrote: the files of a run folder, or a file into which `posterity pack` put many runs (`packing.py`)."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+
+class ReportError(ValueError):
+    """A folder that cannot be reported on; the message says which, and what to do."""
+
+
+@dataclass(frozen=True)
+class Log:
+    """What a run wrote, as it stands in its folder or in a file of packed runs."""
+
+    folder: Path
+    facts: Mapping[str, Any]  # run.json
+    config: str  # config.toml
+    lines: Sequence[Mapping[str, Any]]  # metrics.jsonl
+
+
+def find_runs(folder: Path) -> list[Path]:
+    """The run folders at or below `folder`."""
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise ReportError(
+            f"{folder} is neither a folder nor a file of packed runs. Give a run folder, a folder that contains run "
+            "folders, or a file that `posterity pack` wrote."
+        )
+    found = sorted({p.parent for p in folder.rglob("run.json")})
+    if not found:
+        raise ReportError(f"No run folder in {folder}: none of its folders has a run.json. Start one: posterity run …")
+    return found
+
+
+def read_log(folder: Path) -> Log:
+    """What a run folder holds."""
+    text = (folder / "config.toml").read_text(encoding="utf-8") if (folder / "config.toml").exists() else ""
+    return Log(folder, _json(folder / "run.json"), text, _lines(folder / "metrics.jsonl"))
+
+
+def read_packed(path: Path) -> list[Log]:
+    """The runs of a file that `posterity pack` wrote."""
+    try:
+        with gzip.open(path, "rt", encoding="utf-8") as file:
+            raws = [json.loads(line) for line in file]
+        if not raws:
+            raise ValueError("it is empty")
+        return [Log(Path(raw["folder"]), raw["facts"], raw["config"], raw["lines"]) for raw in raws]
+    except (OSError, EOFError, ValueError, KeyError, TypeError) as error:
+        raise ReportError(f"{path} is no file of packed runs ({error}). `posterity pack FOLDER` writes one.") from error
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except json.JSONDecodeError as error:
+        raise ReportError(f"{path} is not valid JSON: {error}. Was it edited by hand?") from error
+    if not isinstance(value, dict):
+        raise ReportError(f"{path} should hold a JSON object, not a {type(value).__name__}.")
+    return value
+
+
+def _lines(path: Path) -> list[dict[str, Any]]:
+    """The lines of a log, without the half line at the end of a log whose writer was stopped."""
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else []
+    found = []
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            found.append(json.loads(line))
+        except json.JSONDecodeError as error:
+            if number == len(lines):
+                break
+            raise ReportError(f"{path}, line {number} is not valid JSON: {error}. Restore it or delete it.") from error
+    return found

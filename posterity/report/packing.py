@@ -1,0 +1,80 @@
+"""Runs in one small file: what stands behind a published table, so that anybody can make it and its intervals again.
+
+A file of packed runs is gzipped text with a JSON object a run: `folder` (its name alone), `facts` (run.json), `config`
+(config.toml) and `lines`, those lines of metrics.jsonl from which the tables are made:
+
+    rounds      all, without the method's diagnostics
+    scores      at the run's own evaluation point, of all rounds; at the rounds that the three rules choose also at the
+                other points, of newcomers and of the common test set, and with the numbers of every client
+
+Numbers keep seven significant digits. The same runs give the same bytes.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from posterity.report.choosing import RULES, choose, main_epochs
+from posterity.report.loading import read_run
+from posterity.report.logs import Log, ReportError, find_runs, read_log
+
+ROUND = ("kind", "round", "cohort", "accepted", "refused", "empty", "loss", "bytes_up", "bytes_down", "seconds")
+DIGITS = 7
+
+
+def pack_runs(folder: Path, out: Path) -> Path:
+    """Write the finished runs at or below `folder` to one file, at once or not at all."""
+    logs = [read_log(found) for found in find_runs(folder)]
+    left = [str(log.folder) for log in logs if log.facts.get("status") != "finished"]
+    if left:
+        raise ReportError(
+            f"{left[0]} is not finished{f', nor are {len(left) - 1} others' if left[1:] else ''}: what is published "
+            "must not change. Go on with it (posterity resume) or take it away."
+        )
+    text = "".join(json.dumps(_packed(log), ensure_ascii=False, separators=(",", ":")) + "\n" for log in logs)
+    data = io.BytesIO()
+    with gzip.GzipFile(fileobj=data, mode="wb", mtime=0) as file:  # no time of writing: the same runs, the same bytes
+        file.write(text.encode())
+    out.parent.mkdir(parents=True, exist_ok=True)
+    draft = out.with_name(f".{out.name}.{os.getpid()}.tmp")
+    try:
+        draft.write_bytes(data.getvalue())
+        os.replace(draft, out)
+    finally:
+        draft.unlink(missing_ok=True)
+    return out
+
+
+def _packed(log: Log) -> dict[str, Any]:
+    run = read_run(log)
+    chosen = {choice.round for rule in RULES if (choice := choose(run, rule)) is not None}
+    own = (run.scored, main_epochs(run, run.scored))
+    lines = [kept for line in log.lines if (kept := _kept(line, chosen, own)) is not None]
+    return {"folder": log.folder.name, "facts": log.facts, "config": log.config, "lines": _short(lines)}
+
+
+def _kept(line: Mapping[str, Any], chosen: set[int], own: tuple[str, int]) -> Mapping[str, Any] | None:
+    """What is kept of a line, or None."""
+    if line.get("kind") == "round":
+        return {name: line[name] for name in ROUND if name in line}
+    if line.get("kind") != "score":
+        return None
+    if line["round"] in chosen:
+        return line
+    mine = (line["point"], line.get("epochs") or 0) == own and line.get("group", "members") == "members"
+    return {**line, "clients": {}, "bins": []} if mine else None
+
+
+def _short(value: Any) -> Any:
+    """Numbers with `DIGITS` significant digits."""
+    if isinstance(value, Mapping):
+        return {name: _short(each) for name, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_short(each) for each in value]
+    return float(f"{value:.{DIGITS}g}") if isinstance(value, float) else value
