@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import subprocess
+from pathlib import Path
+
 import pytest
 
 from posterity import methods
 from posterity.cli.flags import numbers, read_config, words
 from posterity.experiment.config import Config, from_table, read_toml, to_toml
+from posterity.experiment.setup import source_commit
+
+ROOT = Path(__file__).parents[2]
 
 
 def test_toml_gives_the_same_record_back(tmp_path):
