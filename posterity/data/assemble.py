@@ -49,6 +49,7 @@ def assemble(pool: Pool, request: Request) -> Federation:
         class_names=pool.class_names,
         common=pool.common if found.common is None else found.common,
         public=public,
+        partition=found.rule,
         notes=notes,
     )
 

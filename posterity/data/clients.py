@@ -37,6 +37,7 @@ class Clients:
 
     names: tuple[str, ...]
     owned: list[Tensor]
+    rule: Partition
     held: list[Tensor] | None = None
     common: Tensor | None = None
     notes: tuple[str, ...] = ()
@@ -64,7 +65,7 @@ def divide(pool: Pool, request: Request, share: float, empty: set[int]) -> Clien
     rows, test, notes = _set_aside(pool, request, share)
     common = test if request.test_partition == "common" else None
     if scheme.name == "natural":
-        clients = _natural(pool, request, rows, empty)
+        clients = _natural(pool, request, scheme, rows, empty)
         return replace(clients, common=common, notes=notes + clients.notes)
     if pool.group is not None:
         raise DataError(
@@ -78,7 +79,7 @@ def divide(pool: Pool, request: Request, share: float, empty: set[int]) -> Clien
         held = _apply(pool, scheme.lenient(), test, count, request.seed, "test partition")
     if left := len(rows) - sum(map(len, owned)):
         notes += (f"partition {request.partition}: {left} of {len(rows)} rows are given to no client",)
-    return Clients(tuple(f"client {k}" for k in range(count)), owned, held, common, notes)
+    return Clients(tuple(f"client {k}" for k in range(count)), owned, scheme, held, common, notes)
 
 
 def _set_aside(pool: Pool, request: Request, share: float) -> tuple[Tensor, Tensor, tuple[str, ...]]:
@@ -106,7 +107,7 @@ def _set_aside(pool: Pool, request: Request, share: float) -> tuple[Tensor, Tens
     return rows, test, (f"test: {source}, {how}",)
 
 
-def _natural(pool: Pool, request: Request, rows: Tensor, empty: set[int]) -> Clients:
+def _natural(pool: Pool, request: Request, scheme: Partition, rows: Tensor, empty: set[int]) -> Clients:
     """The clients the data came with, or as many of them as were asked for."""
     if pool.owner is None:
         raise DataError(
@@ -130,7 +131,7 @@ def _natural(pool: Pool, request: Request, rows: Tensor, empty: set[int]) -> Cli
     if wanted < len(ids):
         ids = sorted(stream(request.seed, "clients").choice(ids, wanted, replace=False).tolist())
     notes = (f"{gone} clients have no rows left after the subset and are dropped",) * bool(gone)
-    return Clients(tuple(pool.owner_names[k] for k in ids), [owned[k] for k in ids], notes=notes)
+    return Clients(tuple(pool.owner_names[k] for k in ids), [owned[k] for k in ids], scheme, notes=notes)
 
 
 def _apply(pool: Pool, scheme: Partition, rows: Tensor, clients: int, seed: int, purpose: Purpose) -> list[Tensor]:

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from posterity.data.scheme import Partition
 
 Task = Literal["classification", "regression"]
 
@@ -73,6 +76,7 @@ class Federation:
     class_names: tuple[str, ...] = ()
     common: Tensor | None = None  # rows of a test set that belongs to no client (FedNP)
     public: Tensor | None = None  # rows without labels that the server may use (FedBE)
+    partition: Partition | None = None  # the rule that divided the rows; None for clients put together by hand
     notes: tuple[str, ...] = ()  # assumptions and warnings that a report must show
 
     @property

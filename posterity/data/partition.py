@@ -2,7 +2,7 @@
 
 Every law is a pure function of labels, number of clients and a numpy generator, and returns the rows of each client;
 no row is given out twice. Inside, a law only decides *how many* samples of each class a client gets; `_deal` then
-picks which ones.
+picks which ones. No law knows the clients' numbers: before anything is drawn, all have the same distribution.
 """
 
 from __future__ import annotations
@@ -33,7 +33,26 @@ def dirichlet(
 
     def draw() -> Counts:
         shares = rng.dirichlet(np.full(clients, alpha), len(sizes))  # (classes, clients)
-        return np.stack([_cut(p, n) for p, n in zip(shares, sizes, strict=True)], axis=1)
+        return np.stack([_cut(p, n, rng) for p, n in zip(shares, sizes, strict=True)], axis=1)
+
+    return _deal(labels, _resample(draw, len(y), clients, minimum, tries), rng)
+
+
+def capped(y: Tensor, clients: int, alpha: float, rng: Generator, minimum: int = 10, tries: int = 100) -> list[Tensor]:
+    """Per-class Dirichlet shares, in which a client that already holds its N/K rows takes no part (PFNM, NIID-Bench).
+
+    Classes come in the order of their numbers. Shares that are set to 0 and renormalised are a draw from the Dirichlet
+    of the others, which is what is drawn here.
+    """
+    labels, sizes = _classes(y, clients)
+    _check_alpha(alpha)
+
+    def draw() -> Counts:
+        counts = np.zeros((clients, len(sizes)), dtype=np.int64)
+        for c, n in enumerate(sizes):
+            open_to = np.flatnonzero(counts.sum(1) * clients < len(y))  # never empty: a row is left for somebody
+            counts[open_to, c] = _cut(rng.dirichlet(np.full(len(open_to), alpha)), n, rng)
+        return counts
 
     return _deal(labels, _resample(draw, len(y), clients, minimum, tries), rng)
 
@@ -48,9 +67,9 @@ def balanced_dirichlet(
     def draw() -> Counts:
         counts = np.zeros((clients, len(sizes)), dtype=np.int64)
         for c, n in enumerate(sizes):
-            smallest_first = np.argsort(counts.sum(1), kind="stable")
+            smallest_first = np.lexsort((rng.random(clients), counts.sum(1)))  # equals in a random order
             share = np.sort(rng.dirichlet(np.full(clients, alpha)))[::-1]
-            counts[smallest_first, c] = _cut(share, n)
+            counts[smallest_first, c] = _cut(share, n, rng)
         return counts
 
     return _deal(labels, _resample(draw, len(y), clients, minimum, tries), rng)
@@ -111,9 +130,9 @@ def quantity(
 
     def draw() -> Counts:
         if law == "dirichlet":
-            return _cut(rng.dirichlet(np.full(clients, alpha)), len(y))[:, None]
+            return _cut(rng.dirichlet(np.full(clients, alpha)), len(y), rng)[:, None]
         weight = rng.permutation(np.arange(1, clients + 1) ** -float(alpha))
-        return _cut(weight / weight.sum(), len(y))[:, None]
+        return _cut(weight / weight.sum(), len(y), rng)[:, None]
 
     return _deal(np.zeros(len(y), dtype=np.int64), _resample(draw, len(y), clients, minimum, tries), rng)
 
@@ -121,7 +140,8 @@ def quantity(
 def iid(y: Tensor, clients: int, rng: Generator) -> list[Tensor]:
     """Equal random parts."""
     _check_clients(y, clients)
-    return _deal(np.zeros(len(y), dtype=np.int64), _cut(np.full(clients, 1 / clients), len(y))[:, None], rng)
+    sizes = _cut(np.full(clients, 1 / clients), len(y), rng)
+    return _deal(np.zeros(len(y), dtype=np.int64), sizes[:, None], rng)
 
 
 def natural(owner: Tensor, clients: int | None = None) -> list[Tensor]:
@@ -157,11 +177,18 @@ def _classes(y: Tensor, clients: int) -> tuple[NDArray[np.int64], Counts]:
     return labels.astype(np.int64), np.bincount(labels).astype(np.int64)
 
 
-def _cut(share: NDArray[np.float64], n: int) -> Counts:
-    """Whole numbers that add up to n, in proportion to `share`."""
-    ends = np.floor(np.cumsum(share) * n + 1e-9).astype(np.int64).clip(max=n)
+def _cut(share: NDArray[np.float64], n: int, rng: Generator) -> Counts:
+    """Whole numbers that add up to n: each is share · n rounded up or down, and share · n in expectation.
+
+    Cumulative sums, from a random start and in a random order. (A start at 0 takes half a row of every class from the
+    first client and gives it to the last; largest remainders take from shares below half a row.)
+    """
+    order = rng.permutation(len(share))
+    ends = np.floor((np.cumsum(share[order]) * n).round(9) + rng.random()).astype(np.int64).clip(max=n)
     ends[-1] = n
-    return np.diff(ends, prepend=0)
+    counts = np.empty(len(share), dtype=np.int64)
+    counts[order] = np.diff(ends, prepend=0)
+    return counts
 
 
 def _rounded(law: NDArray[np.float64], n: int, order: Counts) -> Counts:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
 from numpy.random import Generator
 from torch import Tensor
@@ -14,6 +15,7 @@ from posterity.data.words import nearest
 GRAMMAR = {
     "dirichlet": "dirichlet:ALPHA[:MINIMUM]",
     "balanced": "balanced:ALPHA[:MINIMUM]",
+    "capped": "capped:ALPHA[:MINIMUM]",
     "pathological": "pathological:CLASSES[:SAMPLES]",
     "major": "major:CLASSES:SHARE",
     "major-literal": "major-literal:CLASSES:SHARE",
@@ -22,6 +24,8 @@ GRAMMAR = {
     "iid": "iid",
     "natural": "natural",
 }
+# Version 2: shares become whole numbers from a random start, not from the first client on. Others are of version 1.
+VERSIONS = {"dirichlet": 2, "balanced": 2, "quantity": 2, "quantity-power": 2, "iid": 2}
 
 
 @dataclass(frozen=True)
@@ -35,6 +39,16 @@ class Partition:
     samples: int | None = None  # rows per class and client
     share: float = 0.0
 
+    @property
+    def version(self) -> int:
+        """Which rows a rule gives out for a seed may change with the version, and only with it."""
+        return VERSIONS.get(self.name, 1)
+
+    def facts(self) -> dict[str, Any]:
+        """The rule, its version and the numbers that it was given, for a run's folder."""
+        given = {f.name: v for f in fields(self) if f.name != "name" and (v := getattr(self, f.name)) != f.default}
+        return {"rule": self.name, "version": self.version, **given}
+
     def divide(self, y: Tensor, clients: int, rng: Generator) -> list[Tensor]:
         """Rows of each client."""
         match self.name:
@@ -42,6 +56,8 @@ class Partition:
                 return laws.dirichlet(y, clients, self.alpha, rng, self.minimum)
             case "balanced":
                 return laws.balanced_dirichlet(y, clients, self.alpha, rng, self.minimum)
+            case "capped":
+                return laws.capped(y, clients, self.alpha, rng, self.minimum)
             case "pathological":
                 return laws.pathological(y, clients, self.kinds, rng, self.samples)
             case "major" | "major-literal":

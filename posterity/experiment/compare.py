@@ -15,9 +15,11 @@ from typing import Any
 import torch
 
 from posterity import methods
+from posterity.data import Partition, parse_partition
 from posterity.experiment import folder as files
 from posterity.experiment.config import Config, from_table, read_toml, to_toml
-from posterity.experiment.run import Watch, resume_run, run_seeds, start_run
+from posterity.experiment.run import Watch, check_rule, resume_run, run_seeds, start_run
+from posterity.experiment.setup import load_federation
 
 PLAN = "comparison.json"  # what a comparison is to run, so that `resume` knows what has not begun
 Run = tuple[Path, Config]
@@ -94,6 +96,8 @@ def compare_runs(
         each = replace(config, method=name, set=_fitting(name, config, own, names))
         methods.build(name, each.settings(), each.training())  # every mistake is told before the first run
         tasks += _tasks([(out / _safe(name) / f"seed-{seed}", replace(each, seed=seed)) for seed in seeds], together)
+    if tasks:
+        _check_clients(config, [path.parent for path in sorted(out.glob(f"*/seed-*/{files.RUN}"))])
     tasks.sort(key=lambda task: seeds.index(task.config.seed))  # the first seed of all methods, then the second
     out.mkdir(parents=True, exist_ok=True)
     plan = {"methods": names, "seeds": seeds, "config": to_toml(config), "together": together}
@@ -113,6 +117,19 @@ def resume_all(folder: Path, watching: Watching, jobs: int = 1) -> None:
     if not found:
         raise ValueError(f"{folder} holds no run (there is no {files.CONFIG} in or under it)")
     execute(_tasks([(path, from_table(read_toml(path / files.CONFIG))) for path in found], False), watching, jobs)
+
+
+def _check_clients(config: Config, begun: list[Path]) -> None:
+    """Runs to come are compared with those begun before: refuse it if these have clients of another version."""
+    facts = [files.read_json(path / files.RUN).get("federation", {}) for path in begun]
+    if not facts:
+        return
+    if told := facts[0].get("partition"):
+        rule: Partition | None = Partition(told["rule"])
+    else:
+        rule = parse_partition(config.partition) if config.partition else load_federation(config).partition
+    for path, before in zip(begun, facts, strict=True):
+        check_rule(before, rule, path)
 
 
 def _tasks(runs: list[Run], together: bool) -> list[Task]:

@@ -24,7 +24,9 @@ class Config:
     data_dir: str | None = hyper(None, "folder with the data sets' files (default: POSTERITY_DATA)")
     clients: int | None = hyper(None, "number of clients to divide the data among (default: 20, or the data's own)")
     newcomers: str = hyper("0", "clients held out entirely: a number or a share (20%)")
-    partition: str | None = hyper(None, "dirichlet:0.3, balanced:0.5, pathological:3:100, major:2:0.2, quantity:1, iid")
+    partition: str | None = hyper(
+        None, "dirichlet:0.3, balanced:0.5, capped:0.3, pathological:3:100, major:2:0.2, quantity:1, iid"
+    )
     subset: str | None = hyper(None, "share of the data to use (25%), drawn before the partition")
     split: str = hyper("80/20", "training / held out, per client")
     test_partition: str = hyper(

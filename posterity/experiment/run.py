@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from posterity.data import Partition
 from posterity.data.federation import Federation
 from posterity.engine.cohort import Participation
 from posterity.engine.fleet import Fleet, answer_all, train_rounds
@@ -124,12 +125,29 @@ def _like(config: Config, setup: Setup) -> Config:
 def _check_same(before: dict[str, Any], setup: Setup, out: Path) -> None:
     """Refuse to go on with other data than the run began with."""
     now = setup.world.federation
+    if before.get("name") == now.name:
+        check_rule(before, now.partition, out)
     if (before.get("name"), before.get("train")) != (now.name, now.train.counts.tolist()):
         was = f"{before.get('name')!r} with {before.get('clients')} clients"
         raise ValueError(
             f"{out} was run on {was}, but its configuration gives {now.name!r} with {now.clients}: if the federation "
             "was an object of yours, hand it in again (posterity.load(folder, federation=..., model=...)); if a data "
             "file changed, put the old one back"
+        )
+
+
+def check_rule(before: dict[str, Any], rule: Partition | None, out: Path) -> None:
+    """Refuse a run whose clients came from another version of the partition than the rule has now.
+
+    A folder from before versions were written down says nothing: its was the first. Clients put together by hand
+    (null) have none.
+    """
+    told = before.get("partition", {"version": 1})
+    if rule is not None and told is not None and told["version"] != rule.version:
+        raise ValueError(
+            f"{out} was begun with version {told['version']} of the partition {rule.name!r}; here it has version "
+            f"{rule.version}, which gives other clients for the same seed: read the run with 'posterity report {out}', "
+            "go on with the posterity that began it, or begin again in another folder"
         )
 
 

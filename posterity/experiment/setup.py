@@ -147,6 +147,7 @@ def describe(config: Config, setup: Setup, command: str) -> dict[str, Any]:
             "validation": federation.validation.counts.tolist(),
             "test": federation.test.counts.tolist(),
             "histogram": federation.histogram(federation.train).tolist() if two_way else [],
+            "partition": None if federation.partition is None else federation.partition.facts(),
             "notes": list(federation.notes),
         },
     }  # fmt: skip

@@ -8,7 +8,7 @@ from posterity.data import DataError, parse_partition
 from posterity.data import partition as laws
 
 LABELS = torch.arange(10).repeat_interleave(200)[torch.randperm(2000, generator=torch.Generator().manual_seed(0))]
-EVERYTHING = ("dirichlet:0.5", "balanced:0.5", "quantity:0.8", "quantity-power:1.2", "iid")
+EVERYTHING = ("dirichlet:0.5", "balanced:0.5", "capped:0.5", "quantity:0.8", "quantity-power:1.2", "iid")
 SOME = ("pathological:3:20", "pathological:2", "major:2:0.2", "major-literal:2:0.5")
 
 
@@ -40,7 +40,7 @@ def test_covers_every_row_with_a_minimum(text: str) -> None:
 
 def test_resampling_is_bounded_and_says_what_to_do() -> None:
     with pytest.raises(DataError, match=r"at least 10 rows.*best of 100 draws left a client with \d.*fewer clients"):
-        divided("dirichlet:0.02")
+        divided("dirichlet:0.005")
     with pytest.raises(DataError, match="at least 300 rows"):
         divided("dirichlet:5:300")
     assert min(map(len, divided("dirichlet:0.1:1"))) >= 1
@@ -55,6 +55,111 @@ def test_balanced_is_more_even_in_size_but_not_in_classes() -> None:
     sizes = {name: np.std([len(r) for r in divided(f"{name}:0.5")]) for name in ("dirichlet", "balanced")}
     assert sizes["balanced"] < 0.5 * sizes["dirichlet"]
     assert (histogram(divided("balanced:0.5"), LABELS) == 0).any()
+
+
+def sizes_by_position(text: str, draws: int, y: torch.Tensor, clients: int, first: int = 0) -> np.ndarray:
+    """The sizes of clients 0, 1, … in many draws (draws, clients)."""
+    law = parse_partition(text)
+    return np.array([[len(rows) for rows in law.divide(y, clients, np.random.default_rng(first + seed))]
+                     for seed in range(draws)])  # fmt: skip
+
+
+MANY = torch.arange(100).repeat_interleave(61)  # 6,100 rows: no class and no client comes out even
+SMALL_POOL = torch.arange(5).repeat_interleave(9)  # 45 rows: half a row is a lot
+
+
+@pytest.mark.parametrize(
+    "text", ["dirichlet:1:1", "dirichlet:0.3:1", "balanced:1:1", "capped:1:1", "quantity:20:1", "iid"]
+)
+@pytest.mark.parametrize(("y", "clients", "draws"), [(MANY, 20, 60), (SMALL_POOL, 7, 300)])
+def test_no_client_is_favoured_by_its_number(text: str, y: torch.Tensor, clients: int, draws: int) -> None:
+    """Before anything is drawn each client expects N/K rows: 305 here, where flooring gave the first 255 of them."""
+    sizes = sizes_by_position(text, draws, y, clients)
+    mean, error = sizes.mean(0), sizes.std(0, ddof=1) / draws**0.5
+    assert (sizes.sum(1) == len(y)).all()
+    assert (np.abs(mean - len(y) / clients) <= 4.5 * error).all()  # of 160 numbers in all, once in 1,000 times
+
+
+@pytest.mark.parametrize("name", ["balanced", "capped"])
+def test_no_client_is_favoured_within_a_class(name: str) -> None:
+    """The first class goes to clients that all hold nothing: equals are put in a random order."""
+    y = torch.arange(4).repeat_interleave(50)
+    law, draws = parse_partition(f"{name}:0.5:1"), 200
+    found = np.stack([histogram(law.divide(y, 6, np.random.default_rng(s)), y).numpy() for s in range(draws)])
+    error = found.std(0, ddof=1) / draws**0.5
+    assert (np.abs(found.mean(0) - 50 / 6) <= 4.5 * error).all()  # 24 numbers
+
+
+@pytest.mark.parametrize("share", [(0.03, 0.07, 0.4, 0.5), (0.25, 0.25, 0.25, 0.25), (0.9, 0.04, 0.03, 0.03), (1.0,)])
+def test_whole_numbers_from_shares_are_right_on_average(share: tuple[float, ...]) -> None:
+    rng, p, n = np.random.default_rng(1), np.array(share), 13
+    found = np.array([laws._cut(p, n, rng) for _ in range(2000)])
+    assert (found.sum(1) == n).all()
+    assert np.abs(found - p * n).max() < 1  # rounded up or down
+    part = p * n - np.floor(p * n)  # rounded up with this chance
+    assert np.abs(found.mean(0) - p * n).max() <= 4.5 * np.sqrt(part * (1 - part) / 2000).max() + 1e-12
+
+
+def test_shares_that_come_out_even_stay_even() -> None:
+    assert {len(rows) for seed in range(20) for rows in divided("iid", 40, seed)} == {50}
+
+
+def niid_bench(y: np.ndarray, clients: int, alpha: float, minimum: int, rng: np.random.Generator) -> np.ndarray:
+    """Counts (clients, classes) of the loop that PFNM, NIID-Bench and PFLlib print, rounding included."""
+    smallest = 0
+    while smallest < minimum:
+        counts = np.zeros((clients, y.max() + 1), dtype=int)
+        for k in range(y.max() + 1):
+            n = (y == k).sum()
+            p = rng.dirichlet(np.repeat(alpha, clients))
+            p = np.array([q * (held < len(y) / clients) for q, held in zip(p, counts.sum(1), strict=True)])
+            ends = (np.cumsum(p / p.sum()) * n).astype(int)[:-1]
+            counts[:, k] = np.diff(np.concatenate([[0], ends, [n]]))
+        smallest = counts.sum(1).min()
+    return counts
+
+
+def concentration(counts: np.ndarray) -> tuple[float, float]:
+    """Classes per client, and the share of a client's rows that its largest class has, on average."""
+    return (counts > 0).sum(1).mean(), (counts.max(1) / counts.sum(1)).mean()
+
+
+def test_a_capped_client_gets_nothing_more() -> None:
+    for seed in range(5):
+        counts = histogram(divided("capped:0.3:1", 12, seed), LABELS)
+        before = counts.cumsum(1) - counts  # rows of the classes that came before
+        full = before * 12 >= len(LABELS)
+        assert full.any()
+        assert (counts[full] == 0).all()
+
+
+def test_capped_is_the_loop_of_niid_bench() -> None:
+    """15,000 labels of ten classes, 50 clients, alpha 0.3, at least 50 rows: fewer classes than without the cap."""
+    y = torch.arange(10).repeat_interleave(1500)
+    theirs = np.array([concentration(niid_bench(y.numpy(), 50, 0.3, 50, np.random.default_rng(s))) for s in range(15)])
+    ours = np.array([concentration(histogram(divided("capped:0.3:50", 50, s, y), y).numpy()) for s in range(15)])
+    plain = np.array([concentration(histogram(divided("dirichlet:0.3:1", 50, s, y), y).numpy()) for s in range(15)])
+    assert ours.mean(0) == pytest.approx([6.8, 0.50], rel=0.03)
+    assert plain.mean(0) == pytest.approx([7.9, 0.44], rel=0.03)
+    assert ours.mean(0) == pytest.approx(theirs.mean(0), rel=0.03)
+
+
+@pytest.mark.parametrize("alpha", [0.2, 1.0])
+def test_balanced_is_its_own_loop(alpha: float) -> None:
+    """Shares in falling order to clients in rising order of size: written once more, without rounding."""
+    y, rng, found = torch.arange(10).repeat_interleave(1000), np.random.default_rng(5), []
+    for _ in range(200):
+        held, largest = np.zeros(10), np.zeros(10)
+        for _ in range(10):
+            share = sorted(rng.gamma(alpha, size=10), reverse=True)
+            for client, part in zip(sorted(range(10), key=lambda k: held[k]), share, strict=True):
+                held[client] += 1000 * part / sum(share)
+                largest[client] = max(largest[client], 1000 * part / sum(share))
+        found.append([held.std(), (largest / held).mean()])
+    counts = [histogram(divided(f"balanced:{alpha}:1", 10, s, y), y).numpy() for s in range(200)]
+    ours = np.array([[c.sum(1).std(), (c.max(1) / c.sum(1)).mean()] for c in counts])
+    theirs, error = np.array(found), np.array(found).std(0) * (2 / 200) ** 0.5
+    assert (np.abs(ours.mean(0) - theirs.mean(0)) < 4.5 * error).all()
 
 
 def test_pathological_gives_so_many_classes_and_rows() -> None:
@@ -126,9 +231,10 @@ def test_classes_per_client_of_metavd_table_9(
     ("text", "message"),
     [
         ("dirichelt:0.3", "did you mean 'dirichlet'"),
-        ("zzz", "possible: balanced, dirichlet"),
+        ("zzz", "possible: balanced, capped, dirichlet"),
         ("dirichlet", r"0 numbers after the name; expected the form dirichlet:ALPHA"),
         ("dirichlet:much", "could not convert.*expected the form dirichlet:ALPHA"),
+        ("capped", "expected the form capped:ALPHA"),
         ("major:2", "expected the form major:CLASSES:SHARE"),
         ("iid:3", "expected the form iid"),
     ],

@@ -7,6 +7,7 @@ import math
 import random
 import signal
 import time
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ import pytest
 import posterity
 from posterity import methods
 from posterity.experiment import folder, run
+from posterity.experiment.compare import compare_runs
 from posterity.experiment.config import Config
 
 from .kills import MOMENTS, arm, go, launch, remains
@@ -128,6 +130,51 @@ def test_a_finished_run_is_only_read(tmp_path):
     again = posterity.load(tmp_path / "run")
     assert {p.name: p.read_bytes() for p in (tmp_path / "run").iterdir()} == before
     assert again.metric("nll") == first.metric("nll")
+
+
+def as_before_versions(path: Path) -> None:
+    """A folder as it was written when partitions had no versions."""
+    facts = folder.read_json(path / folder.RUN)
+    del facts["federation"]["partition"]
+    folder.write_json(path / folder.RUN, facts)
+
+
+def test_the_partition_and_its_version_are_written_down(tmp_path):
+    run.start_run(config("fedavg"), tmp_path / "run")
+    told = folder.read_json(tmp_path / "run" / folder.RUN)["federation"]["partition"]
+    assert told == {"rule": "dirichlet", "version": 2, "alpha": 0.3}
+
+
+def test_other_clients_than_before_are_refused(tmp_path):
+    run.start_run(config("fedavg"), tmp_path / "run")
+    as_before_versions(tmp_path / "run")
+    with pytest.raises(ValueError, match=r"begun with version 1 of the partition 'dirichlet'.* version 2.*begin again"):
+        posterity.load(tmp_path / "run")
+
+
+@pytest.mark.parametrize("partition", ["natural", "pathological:2"])
+def test_clients_that_are_still_the_same_go_on(partition, tmp_path):
+    given = {"dataset": "synthetic", "rounds": 1, "clients": 5, "partition": partition}
+    first = run.start_run(Config(method="fedavg", **given), tmp_path / "run")
+    as_before_versions(tmp_path / "run")
+    assert posterity.load(tmp_path / "run").metric("nll") == first.metric("nll")
+
+
+@pytest.mark.parametrize("partition", ["dirichlet:1", None])
+def test_a_comparison_does_not_mix_versions(partition, tmp_path):
+    base = Config(dataset="digits", subset="15%", clients=4, rounds=1, partition=partition)
+    compare_runs(base, ["fedavg"], [0], tmp_path, nothing)
+    compare_runs(base, ["fedavg", "local"], [0], tmp_path, nothing)  # another method on the same clients
+    as_before_versions(tmp_path / "fedavg" / "seed-0")
+    compare_runs(base, ["fedavg"], [0], tmp_path, nothing)  # nothing is left to do
+    with pytest.raises(ValueError, match=r"fedavg.*begun with version 1"):
+        compare_runs(base, ["fedavg", "fedper"], [0], tmp_path, nothing)
+    assert not (tmp_path / "fedper").exists()
+
+
+@contextmanager
+def nothing(title: str, rounds: int):
+    yield run.silent
 
 
 def test_errors_say_what_to_do(tmp_path):
