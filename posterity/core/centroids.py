@@ -33,19 +33,23 @@ from posterity.core.tree import record, tree_cast, tree_rows
 
 FORMS = ("dense", "symmetric", "low_rank")
 CUT = 1e-5  # singular values below this share of the largest are rank noise
+LEAST = 1e-12  # least variance of a direction, as a share of the features' mean square: float64 sums bear no less
 
 
 def low_rank(found: Classes) -> tuple[Tensor, Tensor]:
     """V (K, r, d) and w (K, r) with Σ† = Vᵀ diag(w) V, r = min(n, d), unit rows; Σ is never formed to be inverted.
 
     Directions that the class does not have are 0, and the largest entry of the others is positive: V is then the same
-    however many rows of other classes, or of padding, stand between. Variances that rounding explains are 0.
+    however many rows of other classes, or of padding, stand between. Variances that rounding explains are 0; less than
+    `LEAST` is no variance of others, whose precisions would vanish beside its inverse.
     """
     roots = scatter_roots(found.away, found.hot, CUT) * found.count.clamp(min=1).sqrt()[:, None, None]
     length = roots.norm(dim=-1)
     top = roots.gather(-1, roots.abs().argmax(-1, keepdim=True)).sign()
-    basis, none = top * roots / torch.where(length > 0, length, 1)[..., None], length**2 * found.least > 1
-    return torch.where(none[..., None], 0, basis), torch.where(none, 0, length**2)
+    basis, weight = top * roots / torch.where(length > 0, length, 1)[..., None], length**2
+    none = weight * found.least > 1
+    weight = torch.minimum(weight, 1 / (LEAST * found.square))
+    return torch.where(none[..., None], 0, basis), torch.where(none, 0, weight)
 
 
 def multiplied_out(basis: Tensor, weight: Tensor) -> Tensor:

@@ -1,8 +1,8 @@
 """How a client's features lie around the means of their classes, and which precisions of the means follow.
 
-A class is believed about its own variance as far as its samples go: at least what ν₀ more samples with a variance v
-would leave of v, where v comes from the client's other classes and, bounded in the same way, from all clients' classes.
-Without this, three equal rows would have a precision that outweighs everybody.
+A class is believed about its own variance as far as its samples go: it is at least what ν₀ more samples with a variance
+v would leave of v. Without this, three equal rows would have a precision that outweighs everybody. v comes from the
+client's other classes, and from ν₀ samples with the variance within all clients' classes of the last round.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from posterity.core.losses import one_hot
 from posterity.core.monoid import Sum
 from posterity.core.tree import record
 
-ROUNDING = 4  # deviations below so many units of rounding of a feature are none
+ROUNDING = 8  # deviations below so many units of rounding of a feature are none
 NEGLIGIBLE = 1e-3  # a client whose variance is a smaller share of its features' mean square is not believed alone
 
 
@@ -85,9 +85,13 @@ def describe_classes(z: Tensor, y: Tensor, mask: Tensor, classes: int) -> Classe
 class Scale:
     """What a client believes about the variance of a feature within its classes before it looks at one of them."""
 
-    others: Tensor  # (K,) from the other classes
+    others: Tensor  # v (K,): from the other classes
     pooled: Tensor  # () from all classes
     known: Tensor  # () 1, or 0: nothing is known
+
+    def least(self, freedom: Tensor, nu0: float) -> Tensor:
+        """What ν₀ samples of variance v leave of v beside those of a class that has none (K,)."""
+        return nu0 * self.others / (freedom + nu0)
 
 
 def scale_of(found: Spread, nu0: float, common: Tensor) -> Scale:
@@ -95,17 +99,13 @@ def scale_of(found: Spread, nu0: float, common: Tensor) -> Scale:
 
     A client that is not told is believed alone, unless its classes are points for what one can see.
     """
-    trace, freedom, d = found.trace, found.freedom(), found.mean.shape[1]
-    alone = trace.sum() / (d * freedom.sum()).clamp(min=1)
+    trace, freedom = found.trace / found.mean.shape[1], found.freedom()
+    total, free = trace.sum(), freedom.sum()
+    alone = total / free.clamp(min=1)
     known = (common > 0) | (alone > NEGLIGIBLE * found.square)
     guess = torch.where(common > 0, common, torch.where(known, alone, 1)).to(alone)
-    others = at_least((trace.sum() - trace).clamp(min=0) / d, freedom.sum() - freedom, nu0, guess)
-    return Scale(others, at_least(trace.sum() / d, freedom.sum(), nu0, guess), known.to(alone))
-
-
-def at_least(total: Tensor, freedom: Tensor, nu0: float, guess: Tensor) -> Tensor:
-    """A variance from a sum of squares, but no less than if ν₀ samples with the variance `guess` were added to it."""
-    return torch.maximum(total / freedom.clamp(min=1), nu0 * guess / (freedom + nu0))
+    others = ((total - trace).clamp(min=0) + nu0 * guess) / (free - freedom + nu0)
+    return Scale(others, (total + nu0 * guess) / (free + nu0), known.to(alone))
 
 
 def scaled_precision(found: Found, nu0: float, common: Tensor) -> tuple[Tensor, Tensor]:
@@ -118,17 +118,17 @@ def scaled_precision(found: Found, nu0: float, common: Tensor) -> tuple[Tensor, 
 
 
 def isotropic_precision(found: Spread, scale: Scale, nu0: float) -> Tensor:
-    """Z / s² (K,), s² the unbiased variance of a feature in the class."""
-    s2 = at_least(found.trace / found.mean.shape[1], found.freedom(), nu0, scale.others)
-    return scale.known * found.count / s2
+    """Z / s² (K,), s² the unbiased variance of a feature in the class; that of all classes if it has one sample."""
+    alone = found.trace / (found.mean.shape[1] * found.freedom().clamp(min=1))
+    return scale.known * found.count / torch.maximum(alone, scale.least(found.freedom(), nu0))
 
 
 def shrunken_precision(found: Classes, scale: Scale, nu0: float) -> Tensor:
     """Z ((Z Σ + ν₀ s² I) / (Z + ν₀))⁻¹ (K, d, d): ν₀ samples of an isotropic prior stand behind the covariance."""
-    seen, d = found.spread(), found.mean.shape[1]
-    least = nu0 * scale.others / (seen.freedom() + nu0)
-    s2 = torch.where(found.count > 2, torch.maximum(seen.trace / (d * found.count.clamp(min=1)), least), scale.pooled)
-    inverse = ridged_inverses(found.away, found.hot, nu0 * s2)
+    seen = found.spread()
+    alone = seen.trace / (found.mean.shape[1] * found.count.clamp(min=1))
+    spread = torch.where(found.count > 2, torch.maximum(alone, scale.least(seen.freedom(), nu0)), scale.pooled)
+    inverse = ridged_inverses(found.away, found.hot, nu0 * spread)
     return (scale.known * found.count * (found.count + nu0))[:, None, None] * inverse
 
 
@@ -147,6 +147,6 @@ def common_variance(total: Sum, previous: Tensor) -> Tensor:
     return torch.where(found > 0, found, previous.to(found))
 
 
-__all__ = ["Classes", "Found", "Scale", "Spread", "at_least", "common_variance", "describe_classes",
+__all__ = ["Classes", "Found", "Scale", "Spread", "common_variance", "describe_classes",
            "isotropic_precision", "read_sums", "scale_of", "scaled_precision", "shrunken_precision", "squares",
            "sum_classes"]  # fmt: skip

@@ -23,11 +23,12 @@ Differs from the paper (errata of the specification):
   E1  ξ₁ = 50 is only possible if the pull is averaged over the features: `reduction="mean"`; "sum" is as printed.
   E2  (11) trusts a client where its data vary: the default `shrinkage` inverts a regularised covariance instead;
       `printed` is (11), in float64 from the centred features with a rank cut (Σ is never formed to be inverted):
-      deviations below 1e-5 of the class's largest, or that rounding of the features explains, count as none.
+      deviations below 1e-5 of the class's largest, or that rounding of the features explains, count as none, and
+      none as less than 1e-6 of the features' root mean square, for float64 sums hold no wider range of precisions.
   E3  (11) is the precision of a feature, not of its mean: all modes but `printed` multiply by the class count Z.
       A class's variance s² is its own, but at least ν₀ v / (Z − 1 + ν₀), what ν₀ samples of variance v would leave of
-      v: equal rows must not outweigh everybody. v is that of the client's other classes, bounded in the same way by
-      that of all clients of the last round. A client without spread sends counts before this is known.
+      v: equal rows must not outweigh everybody. v is that of the client's other classes and of ν₀ samples with that of
+      all clients in the last round. A client without any spread sends its counts until this is known.
   E4  a class that a client does not have sends the zero factor.
   E5  (4) has a prior over the centroids, (13) has not: left out unless `prior` says so.
   E6  ξ₁ is the coefficient in the loss, so the equivalent precision is 2 ξ₁.
