@@ -19,7 +19,7 @@ from torch import Tensor
 from posterity.core.tree import record
 
 FORMS = ("isotropic", "diagonal", "dense")
-TRUSTED = 1e-3  # a bound of what rounding may do to a mean, relative to it; the real effect is smaller by orders
+TRUSTED = 1e-6  # bound of what rounding may do to a mean, relative to it; the real effect is smaller
 
 
 @record

@@ -2,7 +2,7 @@
 
 A class is believed about its own variance as far as its samples go: it is at least what ν₀ more samples with a variance
 v would leave of v. Without this, three equal rows would have a precision that outweighs everybody. v comes from the
-client's other classes, and from ν₀ samples with the variance within all clients' classes of the last round.
+client's other classes, and from ν₀ samples with the variance within classes at a typical client of the last round.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from posterity.core.tree import record
 
 ROUNDING = 8  # deviations below so many units of rounding of a feature are none
 NEGLIGIBLE = 1e-3  # a client whose variance is a smaller share of its features' mean square is not believed alone
+NONE = 1e-10  # and with a smaller share than this it has none
 
 
 @record
@@ -95,7 +96,7 @@ class Scale:
 
 
 def scale_of(found: Spread, nu0: float, common: Tensor) -> Scale:
-    """`common` is the variance within the classes of all clients, 0 while nobody knows it.
+    """`common` is the variance within classes at a typical client, 0 while nobody knows it.
 
     A client that is not told is believed alone, unless its classes are points for what one can see.
     """
@@ -135,18 +136,26 @@ def shrunken_precision(found: Classes, scale: Scale, nu0: float) -> Tensor:
 # --- all clients ------------------------------------------------------------------------------------------------------
 
 
-def squares(found: Found) -> Sum:
-    """A client's sum of squares within classes, and of how many numbers it is."""
+def told(found: Found, nu0: float) -> Sum:
+    """The logarithm of a client's variance within classes, weighted by how far F samples are believed: F / (F + ν₀).
+
+    A mean of logarithms is the variance at a typical client; a mean of variances would be that of the widest. A client
+    whose variance is none for what one can see has no logarithm and says nothing.
+    """
     found = found.spread() if isinstance(found, Classes) else found
-    return Sum({"squares": found.trace.sum(), "numbers": found.mean.shape[1] * found.freedom().sum()})
+    free = found.freedom().sum()
+    alone = found.trace.sum() / (found.mean.shape[1] * free).clamp(min=1)
+    weight = torch.where(alone > NONE * found.square, free / (free + nu0), 0)
+    return Sum({"logarithm": weight * torch.where(weight > 0, alone, 1).log(), "weight": weight})
 
 
 def common_variance(total: Sum, previous: Tensor) -> Tensor:
-    """The variance within classes over all clients of a round; the previous one if none had any spread."""
-    found = total.value["squares"] / total.value["numbers"].clamp(min=1)
-    return torch.where(found > 0, found, previous.to(found))
+    """The variance within classes at a typical client of a round; the previous one if nobody had any."""
+    logarithm, weight = total.value["logarithm"], total.value["weight"]
+    found = (logarithm / torch.where(weight > 0, weight, 1)).exp()
+    return torch.where(weight > 0, found, previous.to(found))
 
 
 __all__ = ["Classes", "Found", "Scale", "Spread", "common_variance", "describe_classes",
-           "isotropic_precision", "read_sums", "scale_of", "scaled_precision", "shrunken_precision", "squares",
-           "sum_classes"]  # fmt: skip
+           "isotropic_precision", "read_sums", "scale_of", "scaled_precision", "shrunken_precision", "sum_classes",
+           "told"]  # fmt: skip

@@ -27,8 +27,8 @@ Differs from the paper (errata of the specification):
       none as less than 1e-6 of the features' root mean square, for float64 sums hold no wider range of precisions.
   E3  (11) is the precision of a feature, not of its mean: all modes but `printed` multiply by the class count Z.
       A class's variance s² is its own, but at least ν₀ v / (Z − 1 + ν₀), what ν₀ samples of variance v would leave of
-      v: equal rows must not outweigh everybody. v is that of the client's other classes and of ν₀ samples with that of
-      all clients in the last round. A client without any spread sends its counts until this is known.
+      v: equal rows must not outweigh everybody. v is that of the client's other classes and of ν₀ samples with that at
+      a typical client of the last round. A client without any spread sends its counts until this is known.
   E4  a class that a client does not have sends the zero factor.
   E5  (4) has a prior over the centroids, (13) has not: left out unless `prior` says so.
   E6  ξ₁ is the coefficient in the loss, so the equivalent precision is 2 ξ₁.
@@ -67,8 +67,8 @@ from posterity.core.spread import (
     describe_classes,
     read_sums,
     scaled_precision,
-    squares,
     sum_classes,
+    told,
 )
 from posterity.core.training import Training
 from posterity.core.tree import STATIC, Tree, record, tree_cast
@@ -86,7 +86,7 @@ class State:
     params: Params  # the shared base θᵇ, and the common first head
     centroids: Tensor  # µ_k (K, d)
     known: Tensor  # 1 where somebody has reported the class (K,)
-    spread: Tensor  # () variance of a feature within a class at the last clients that had any; 0: nobody had yet
+    spread: Tensor  # () variance of a feature within a class at a typical client; 0 until somebody has any
     head: frozenset[str] = field(metadata={STATIC: True})
 
 
@@ -195,7 +195,7 @@ class PFedVMP(Method):
         factors = class_message(found, self.mode, self.nu0, here.shared, self.upload)
         said = {**weighted(base, here), "classes": on_the_wire(factors, here.n.dtype)}
         if self.mode in SCALED:
-            said["spread"] = tree_cast(squares(found), here.n.dtype)
+            said["spread"] = tree_cast(told(found, self.nu0), here.n.dtype)
         return said, head
 
     def combine(self, state: State, total: Message, now: Now) -> State:

@@ -13,7 +13,7 @@ from posterity.core.centroids import low_rank, multiplied_out, pack, read_centro
 from posterity.core.gaussian import Gaussian
 from posterity.core.method import Batch, Carry, Facts, Here
 from posterity.core.monoid import Mean, fold_stack, merge
-from posterity.core.spread import common_variance, describe_classes, read_sums, squares, sum_classes
+from posterity.core.spread import common_variance, describe_classes, read_sums, sum_classes, told
 from posterity.core.training import Training
 from posterity.core.tree import tree_leaves, tree_map, tree_rows, tree_stack
 from posterity.methods.fedper import FedPer
@@ -34,12 +34,12 @@ def messages(clients, mode="printed", nu0=10.0, classes=1, labels=None, spread=0
 
 
 def said(z, y, mask, classes, mode, nu0=10.0, spread=0.0, upload="dense"):
-    """One client's factors and counts, and its squares, if the server has told it `spread`."""
+    """One client's factors and counts, if the server has told it `spread`."""
     found = describe(summarise(z, y, mask, classes, mode), classes, mode)
     zero = torch.zeros(classes, z.shape[1], dtype=DOUBLE)
-    told = Shared({}, zero, zero[:, 0], torch.tensor(spread, dtype=DOUBLE))
-    message = {"classes": class_message(found, mode, nu0, told, upload)}
-    return {**message, "spread": squares(found)} if mode in SCALED else message
+    shared = Shared({}, zero, zero[:, 0], torch.tensor(spread, dtype=DOUBLE))
+    message = {"classes": class_message(found, mode, nu0, shared, upload)}
+    return {**message, "spread": told(found, nu0)} if mode in SCALED else message
 
 
 def pooled(parts):
