@@ -1,25 +1,36 @@
 """pFedVMP: the specification's oracles O1 to O14 and the numbers of its errata, on the functions the engine runs."""
 
+import math
 from dataclasses import replace
 from functools import reduce
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from torch.func import grad
 
 from posterity import models
-from posterity.core.centroids import low_rank, multiplied_out, pack, read_centroids, unpack
+from posterity.core.centroids import FORMS, low_rank, multiplied_out, on_the_wire, pack, read_centroids, unpack
 from posterity.core.gaussian import Gaussian
 from posterity.core.method import Batch, Carry, Facts, Here
 from posterity.core.monoid import Mean, fold_stack, merge
-from posterity.core.spread import common_variance, describe_classes, read_sums, sum_classes, told
+from posterity.core.spread import (
+    common_variance,
+    describe_classes,
+    read_sums,
+    scale_of,
+    scaled_precision,
+    sum_classes,
+    told,
+)
 from posterity.core.training import Training
 from posterity.core.tree import tree_leaves, tree_map, tree_rows, tree_stack
 from posterity.methods.fedper import FedPer
 from posterity.methods.pfedvmp import SCALED, PFedVMP, Shared, class_message, describe, summarise
 
-from .worlds import DOUBLE, ENGINES, Run, images, mlp, points, same_bits
+from . import exact
+from .worlds import DOUBLE, ENGINES, Run, federate, full_batch, images, mlp, points, same_bits
 
 # The specification's two clients in the plane; variances (0.625, 0) and (0, 0.625), means (1, 0) and (5, 5).
 A = torch.tensor([[0, 0], [2, 0], [0.5, 0], [1.5, 0]], dtype=DOUBLE)
@@ -427,3 +438,215 @@ def test_e3_sums_over_batches_say_what_all_features_say():
     wanted = describe_classes(z, y, mask, 5).spread()
     for name in ("count", "mean", "trace", "square"):
         assert torch.allclose(getattr(found, name), getattr(wanted, name), rtol=1e-12, atol=1e-12), name
+
+
+# --- E2: precisions that differ by many orders, for all that is sent; against rational arithmetic ---------------------
+
+COUNTS = (4, 9, 3, 20, 1)
+
+
+def clouds(orders, dtype, collapsed=(0,), d=6, seed=0):
+    """Features of five clients around means of their own; of those `collapsed`, variances are 10^-orders smaller."""
+    generator, found = np.random.default_rng(seed), []
+    for i, count in enumerate(COUNTS):
+        turned = np.linalg.qr(generator.standard_normal((d, d)))[0]
+        deviation = np.logspace(0, -0.5, d) * (10 ** (-orders / 2) if i in collapsed else 1.0)
+        noise = generator.standard_normal((count, d)) * deviation
+        found.append(torch.tensor(generator.standard_normal(d) + noise @ turned.T).to(dtype))
+    return found
+
+
+def gap(clients, dtype, upload, alpha=1.0):
+    """Error of the centroid, as a share of how far the clients' means lie apart."""
+    parts = [{"classes": on_the_wire(m["classes"], dtype)} for m in messages(clients, upload=upload)]
+    found = read(fold_stack(tree_stack(parts)), alpha)[0].numpy()
+    means = np.stack([z.double().mean(0).numpy() for z in clients])
+    return float(np.abs(found - exact.centroid(clients, alpha)).max() / np.abs(means - means.mean(0)).max())
+
+
+@pytest.mark.parametrize("upload", FORMS)
+@pytest.mark.parametrize("dtype", [torch.float32, DOUBLE])
+@pytest.mark.parametrize("orders", [0, 2, 4, 6, 8, 9, 10])
+def test_e2_precisions_up_to_1e11(orders, dtype, upload):
+    """One client's precisions are up to 1e11 and the others' 1 to 100; a ridge of 1 still counts."""
+    assert gap(clouds(orders, dtype), dtype, upload) < 3e-6
+
+
+@pytest.mark.parametrize("upload", FORMS)
+@pytest.mark.parametrize("dtype", [torch.float32, DOUBLE])
+@pytest.mark.parametrize("alpha", [1e-3, 1.0, 1e4])
+def test_e2_precisions_of_all_clients(alpha, dtype, upload):
+    """All collapse together, to 1e-6 of the features' mean square."""
+    assert gap(clouds(6, dtype, range(5)), dtype, upload, alpha) < 3e-6
+
+
+@pytest.mark.parametrize("upload", FORMS)
+@pytest.mark.parametrize("orders", [12, 16, 20, 24])
+def test_e2_one_client_that_collapses_absurdly(orders, upload):
+    """Precisions of 1e13 to 1e25 are sent as 1e12 of the features' scale, which changes nothing that can be seen."""
+    assert gap(clouds(orders, DOUBLE), DOUBLE, upload) < 3e-5
+
+
+@pytest.mark.parametrize("upload", FORMS)
+@pytest.mark.parametrize("dtype", [torch.float32, DOUBLE])
+@pytest.mark.parametrize("orders", [12, 16, 20, 24])
+def test_e2_all_clients_collapse_absurdly(orders, dtype, upload):
+    """Nothing is raised; the centroid is a mean with positive weights: as long as the clients' means at most."""
+    clients = clouds(orders, dtype, range(5))
+    parts = [{"classes": on_the_wire(m["classes"], dtype)} for m in messages(clients, upload=upload)]
+    found = read(fold_stack(tree_stack(parts)))[0]
+    means = torch.stack([z.double().mean(0) for z in clients])
+    assert float((found - means.mean(0)).norm()) <= 2 * float((means - means.mean(0)).norm(dim=1).max())
+
+
+def test_e2_equal_rows_have_no_direction():
+    """Three, five and eleven equal rows, whose mean is rounded: Σ† is 0 as for one, and not 1e60."""
+    for count in (3, 5, 11):
+        z = torch.tensor([[0.1, -7.3, 1e5 / 3]], dtype=DOUBLE).repeat(count, 1)
+        assert torch.equal(whole(messages([z])[0]).precision[0], torch.eye(3, dtype=DOUBLE))
+
+
+def collapsed(dtype):
+    """Two clients, two classes: points 30 away from 0 with deviations of 1e-4, in three of eight directions."""
+    generator = torch.Generator().manual_seed(0)
+
+    def draw(k):
+        y = torch.tensor([0] * 4 + [1] * 4)
+        spread = 1e-4 * torch.randn(8, 8, generator=generator, dtype=DOUBLE)
+        return (30 + 5 * y[:, None] + k + spread).to(dtype), y
+
+    return federate([draw(0), draw(1)], classes=2)
+
+
+@pytest.mark.parametrize("engine", ENGINES, ids=lambda e: e.name)
+@pytest.mark.parametrize("upload", FORMS)
+def test_e2_a_round_with_collapsed_features_ends(engine, upload):
+    """Float32 clients whose features are their inputs: one round as the paper has it gives the exact centroids."""
+    federation = collapsed(torch.float32)
+    method = PFedVMP(full_batch(1, lr=0.01), mode="printed", upload=upload)
+    run = Run(method, federation, models.build("linear", (8,), 2), engine, dtype=torch.float32).rounds(2)
+    assert run.state.centroids.dtype == torch.float32
+    assert math.isfinite(run.logs[-1].loss)
+    rows = [federation.train.client(c) for c in (0, 1)]
+    for k in (0, 1):
+        wanted = exact.centroid([tree_rows(federation.x[r], federation.y[r] == k) for r in rows])
+        assert np.abs(run.state.centroids[k].numpy() - wanted).max() < 1e-5
+
+
+# --- E3: the variance within a class, bounded by what other classes and other clients say; against plain numpy --------
+
+NU = 10.0
+LABELS = {  # seven clients: labels of their rows, and rows that are made equal
+    "ordinary": ([0] * 6 + [1] * 9 + [2] * 4, []),
+    "one class": ([0] * 12, []),
+    "equal rows": ([0] * 3 + [1] * 9 + [2] * 20, [0]),
+    "equal rows alone": ([0] * 3, [0]),
+    "single samples": ([0, 1, 2], []),
+    "pairs": ([0] * 2 + [1] * 2 + [2] * 2, []),
+    "two classes of equal rows": ([0] * 5 + [1] * 7 + [2] * 30, [0, 1]),
+}
+
+
+def rows_of(labels, equal, seed=0, d=5):
+    generator = np.random.default_rng(seed)
+    y = np.array(labels)
+    z = 2.0 + generator.standard_normal((len(y), d)) * np.linspace(0.5, 1.5, d)
+    for k in equal:
+        z[y == k] = z[y == k][0]
+    return z, y
+
+
+def found_of(z, y, mode):
+    z, y, ones = torch.tensor(z), torch.tensor(y), torch.ones(len(y))
+    return describe_classes(z, y, ones, 3) if mode == "shrinkage" else read_sums(sum_classes(z, y, ones, 3))
+
+
+def by_hand(z, y, mode, common):
+    """Precisions (list of three) from the formulas, in plain numpy; None: the client knows no variance."""
+    d = z.shape[1]
+    parts = [z[y == k] - z[y == k].mean(0) if (y == k).any() else np.zeros((0, d)) for k in range(3)]
+    squares = [float((p**2).sum()) / d for p in parts]
+    free = [max(len(p) - 1, 0) for p in parts]
+    alone = sum(squares) / max(sum(free), 1)
+    if not common and alone <= 1e-3 * float((z**2).mean()):
+        return None
+    guess = common or alone
+    pooled = (sum(squares) + NU * guess) / (sum(free) + NU)
+    result = []
+    for k in range(3):
+        count = len(parts[k])
+        v = (sum(squares) - squares[k] + NU * guess) / (sum(free) - free[k] + NU)
+        least = NU * v / (free[k] + NU)
+        if mode == "isotropic":
+            result.append(count / max(squares[k] / max(free[k], 1), least))
+        else:
+            s2 = max(squares[k] / count, least) if count > 2 else pooled
+            shrunken = (parts[k].T @ parts[k] + NU * s2 * np.eye(d)) / (count + NU)
+            result.append(count * np.linalg.inv(shrunken))
+    return result
+
+
+@pytest.mark.parametrize("mode", ["isotropic", "shrinkage"])
+@pytest.mark.parametrize("common", [0.0, 0.8])
+@pytest.mark.parametrize("client", LABELS)
+def test_e3_precisions_by_hand(client, common, mode):
+    z, y = rows_of(*LABELS[client])
+    own, plain = scaled_precision(found_of(z, y, mode), NU, torch.tensor(common, dtype=DOUBLE))
+    expected = by_hand(z, y, mode, common)
+    if expected is None:
+        assert client in ("equal rows alone", "single samples")
+        assert not own.any()
+        assert plain.tolist() == [np.sum(y == k) for k in range(3)]
+    else:
+        assert not plain.any()
+        for k in range(3):
+            np.testing.assert_allclose(own[k].numpy(), expected[k], rtol=1e-10, atol=1e-12)
+
+
+def test_e3_the_specification_holds_where_a_class_has_spread():
+    """Three classes of 8 with about one variance: Z/s² with the class's own s², to the last digit but rounding."""
+    z, y = rows_of([0] * 8 + [1] * 8 + [2] * 8, [])
+    own, _ = scaled_precision(found_of(z, y, "isotropic"), NU, torch.tensor(0.0))
+    for k in range(3):
+        assert float(own[k]) == pytest.approx(8 / z[y == k].var(0, ddof=1).mean(), rel=1e-12)
+
+
+@pytest.mark.parametrize("mode", ["isotropic", "shrinkage"])
+def test_e3_equal_rows_weigh_no_more_than_a_few(mode):
+    """Equal rows of a class beside others, told or not: their precision is below twice that of rows with spread."""
+    z, y = rows_of([0] * 3 + [1] * 40 + [2] * 40, [0], seed=3)
+    usual = 3 / np.mean([z[y == k].var(0, ddof=1).mean() for k in (1, 2)])
+    for common in (0.0, 1.0):
+        own, _ = scaled_precision(found_of(z, y, mode), NU, torch.tensor(common, dtype=DOUBLE))
+        top = float(own[0]) if mode == "isotropic" else float(torch.linalg.eigvalsh(own[0]).max())
+        assert usual < top < 2 * usual
+
+
+def test_e3_the_variance_at_a_typical_client():
+    """exp of the mean of log s², weights F/(F + ν₀); clients without spread say nothing. Seven of them by hand."""
+    expected, weights, said = [], [], []
+    for seed, (labels, equal) in enumerate(LABELS.values()):
+        z, y = rows_of(labels, equal, seed)
+        z = z * (1 + seed) ** 2
+        squares = sum(float(((z[y == k] - z[y == k].mean(0)) ** 2).sum()) for k in set(labels))
+        free = len(y) - len(set(labels))
+        if squares > 1e-9:
+            expected.append(np.log(squares / (5 * free)))
+            weights.append(free / (free + NU))
+        said.append({"it": told(found_of(z, y, "shrinkage" if seed % 2 else "isotropic"), NU)})
+        assert float(said[-1]["it"].value["weight"]) == pytest.approx(weights[-1] if squares > 1e-9 else 0)
+    assert len(expected) == 5
+    total = fold_stack(tree_stack(said))["it"]
+    wanted = np.exp(np.average(expected, weights=weights))
+    assert float(common_variance(total, torch.tensor(7.0))) == pytest.approx(wanted, rel=1e-12)
+    assert float(common_variance(total.zero(), torch.tensor(7.0))) == 7.0
+
+
+def test_e3_the_scale_follows_the_features():
+    """Features times c: every variance times c²."""
+    z, y = rows_of(*LABELS["equal rows"])
+    one, far = (
+        scale_of(found_of(c * z, y, "isotropic"), NU, torch.tensor(0.3 * c * c, dtype=DOUBLE)) for c in (1.0, 1e4)
+    )
+    assert torch.allclose(far.others / one.others, torch.full((3,), 1e8, dtype=DOUBLE), rtol=1e-9)
+    assert float(far.pooled / one.pooled) == pytest.approx(1e8)
