@@ -1,19 +1,22 @@
-"""Where classes lie in feature space: statistics of a client's classes, and how factors about their centroids travel.
+"""Where classes lie in feature space: how clients' factors about the centroids of classes travel and add up.
 
-A factor is a Gaussian over the centroid µ_k of class k: a client's mean feature in the class, and a precision Λ. If Λ
-is a matrix, it may be sent in three ways that say the same (d features, Z samples of the class):
+A factor is a Gaussian over the centroid µ_k of class k: a client's mean feature in the class, less a centre that all
+have in common, and a precision. This has two parts that add up apart: what the spread of the client's features says, a
+matrix Λ or a number, and `plain`, a multiple of a unit that the server knows. If Λ is a matrix, it may be sent in three
+ways (d features, Z samples of the class):
 
-    dense       the matrix                              d²            numbers
-    symmetric   its upper triangle                      d (d + 1) / 2
-    low_rank    V and w of Λ = αI + Vᵀ diag(w) V        r (d + 1)     r = min(d, Z − 1) directions; less if Z ≤ d / 2
+    dense       the matrix                              d²            numbers, in float64
+    symmetric   its upper triangle                      d (d + 1) / 2 numbers, in float64
+    low_rank    V and w of Λ = Vᵀ diag(w) V             r (d + 1)     numbers of the clients' kind, r = min(d, Z − 1)
 
-Dense and symmetric messages are sums. Directions do not add up: `LowRank` holds one client's, and its fold multiplies
-them out client by client in float64, so that every total is a `Sum` of dense factors. Equation numbers are pFedVMP's.
+Dense and symmetric messages are sums. Large and small precisions stand in the same entries, so these travel in float64
+whatever the clients compute in: float32 would round the small ones away. Directions have no such entries, but do not
+add up: `LowRank` holds one client's, and its fold multiplies them out client by client in float64, so that every total
+is a `Sum` of dense factors. Equation numbers are pFedVMP's.
 """
 
 from __future__ import annotations
 
-from dataclasses import field
 from functools import reduce
 from operator import add
 from typing import ClassVar
@@ -22,134 +25,65 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from posterity.core.classwise import ridged_inverses, scatter_roots
-from posterity.core.gaussian import Gaussian
-from posterity.core.losses import one_hot
+from posterity.core.classwise import scatter_roots
+from posterity.core.gaussian import Gaussian, joint_mean
 from posterity.core.monoid import Sum
-from posterity.core.tree import STATIC, record, tree_rows
+from posterity.core.spread import Classes
+from posterity.core.tree import record, tree_cast, tree_rows
 
 FORMS = ("dense", "symmetric", "low_rank")
 CUT = 1e-5  # singular values below this share of the largest are rank noise
-FLOOR = 1e-6  # least within-class variance, as a share of the features' mean square: dead units have none
-
-
-@record
-class Spread:
-    """How a client's features lie around the means of their classes, in float64."""
-
-    count: Tensor  # Z (K,)
-    mean: Tensor  # (K, d); 0 where there is no sample
-    trace: Tensor  # Z tr Σ (K,)
-    square: Tensor  # () mean square of a feature about 0: the widest guess of its variance
-
-
-@record
-class Classes:
-    """A client's features, class by class, in float64."""
-
-    count: Tensor  # Z (K,)
-    mean: Tensor  # (K, d); 0 where there is no sample
-    away: Tensor  # (n, d): features less the mean of their class
-    hot: Tensor  # (n, K): 1 where a sample is of the class
-    square: Tensor  # () as in `Spread`
-
-    def spread(self) -> Spread:
-        return Spread(self.count, self.mean, self.hot.T @ (self.away**2).sum(1), self.square)
-
-
-def sum_classes(z: Tensor, y: Tensor, mask: Tensor, classes: int) -> dict[str, Tensor]:
-    """Sums over a batch of features z (B, d), from which `read_sums` makes a `Spread`."""
-    z, hot = z.double(), one_hot(y, classes, mask.double())  # (B, d), (B, K)
-    return {"count": hot.sum(0), "sum": hot.T @ z, "square": hot.T @ (z**2).sum(1)}
-
-
-def read_sums(sums: dict[str, Tensor]) -> Spread:
-    """The spread of all samples whose sums were added."""
-    count, each = sums["count"], sums["count"].clamp(min=1)
-    mean = sums["sum"] / each[:, None]
-    trace = (sums["square"] - count * (mean**2).sum(1)).clamp(min=0)  # float64 bears the difference of large numbers
-    square = sums["square"].sum() / (mean.shape[1] * count.sum()).clamp(min=1)
-    return Spread(count, mean, torch.where(count > 1, trace, 0), square)
-
-
-def describe_classes(z: Tensor, y: Tensor, mask: Tensor, classes: int) -> Classes:
-    """The statistics of features z (n, d) with labels y (n,)."""
-    z, mask = z.double(), mask.double()
-    hot = one_hot(y, classes, mask)  # (n, K)
-    count = hot.sum(0)
-    mean = hot.T @ z / count.clamp(min=1)[:, None]
-    square = ((z**2).mean(1) * mask).sum() / mask.sum().clamp(min=1)
-    away = (z - hot @ mean) * mask[:, None]
-    return Classes(count, mean, away, hot, square)
+LEAST = 1e-12  # least variance of a direction, as a share of the features' mean square: float64 sums bear no less
 
 
 def low_rank(found: Classes) -> tuple[Tensor, Tensor]:
     """V (K, r, d) and w (K, r) with Σ† = Vᵀ diag(w) V, r = min(n, d), unit rows; Σ is never formed to be inverted.
 
     Directions that the class does not have are 0, and the largest entry of the others is positive: V is then the same
-    however many rows of other classes, or of padding, stand between.
+    however many rows of other classes, or of padding, stand between. Variances that rounding explains are 0; less than
+    `LEAST` is no variance of others, whose precisions would vanish beside its inverse.
     """
     roots = scatter_roots(found.away, found.hot, CUT) * found.count.clamp(min=1).sqrt()[:, None, None]
     length = roots.norm(dim=-1)
     top = roots.gather(-1, roots.abs().argmax(-1, keepdim=True)).sign()
-    return top * roots / torch.where(length > 0, length, 1)[..., None], length**2
+    basis, weight = top * roots / torch.where(length > 0, length, 1)[..., None], length**2
+    none = weight * found.least > 1
+    weight = torch.minimum(weight, 1 / (LEAST * found.square))
+    return torch.where(none[..., None], 0, basis), torch.where(none, 0, weight)
 
 
-def multiplied_out(basis: Tensor, weight: Tensor, ridge: float) -> Tensor:
-    """αI + Vᵀ diag(w) V as full matrices (..., d, d)."""
-    eye = torch.eye(basis.shape[-1], dtype=basis.dtype, device=basis.device)
-    return ridge * eye + basis.transpose(-1, -2) @ (weight[..., None] * basis)  # (11)
+def multiplied_out(basis: Tensor, weight: Tensor) -> Tensor:
+    """Vᵀ diag(w) V as full matrices (..., d, d)."""
+    return basis.transpose(-1, -2) @ (weight[..., None] * basis)  # (11), to which the server adds α
 
 
-def isotropic_precision(found: Spread) -> Tensor:
-    """Z / s² (K,), s² the unbiased variance of a feature in the class, or in all classes if it has one sample."""
-    freedom = found.mean.shape[1] * (found.count - 1).clamp(min=1)
-    spread = torch.where(found.count > 1, found.trace / freedom, _pooled_variance(found))
-    return found.count / torch.maximum(spread, _least_variance(found))
-
-
-def shrunken_precision(found: Classes, nu0: float) -> Tensor:
-    """Z ((Z Σ + ν₀ s² I) / (Z + ν₀))⁻¹ (K, d, d): ν₀ samples of an isotropic prior stand behind the covariance."""
-    seen, d = found.spread(), found.mean.shape[1]
-    alone = seen.trace / (d * found.count.clamp(min=1))
-    spread = torch.where(found.count > 2, alone, _pooled_variance(seen))
-    inverse = ridged_inverses(found.away, found.hot, nu0 * torch.maximum(spread, _least_variance(seen)))
-    return (found.count * (found.count + nu0))[:, None, None] * inverse
-
-
-def _pooled_variance(found: Spread) -> Tensor:
-    """Variance of a feature within classes, all classes together."""
-    freedom = found.mean.shape[1] * (found.count - 1).clamp(min=0).sum()
-    within = found.trace.sum() / freedom.clamp(min=1)
-    return torch.where(freedom > 0, within, found.square)  # no class has two samples: no spread within
-
-
-def _least_variance(found: Spread) -> Tensor:
-    return FLOOR * found.square + 1e-30
+def pseudo_inverses(found: Classes) -> Tensor:
+    """Σ† of every class (K, d, d)."""
+    return multiplied_out(*low_rank(found))
 
 
 @record
 class LowRank:
-    """One client's factors with precisions αI + Vᵀ diag(w) V; in memory all have d directions, most of them 0."""
+    """One client's factors with precisions Vᵀ diag(w) V and 1 unit; in memory all have d directions, most of them 0."""
 
     basis: Tensor  # V (K, d, d)
     weight: Tensor  # w (K, d)
-    mean: Tensor  # (K, d)
+    mean: Tensor  # (K, d), less the centre
     count: Tensor  # Z (K,)
-    ridge: float = field(metadata={STATIC: True})  # α: the server knows it
     secure_sum: ClassVar[bool] = False  # the server sees every client's directions
 
     @staticmethod
-    def of(found: Classes, ridge: float) -> LowRank:
-        """The factors whose precision is the pseudo-inverse of the covariance, and a ridge."""
+    def of(found: Classes, mean: Tensor) -> LowRank:
+        """The factors whose precision is the pseudo-inverse of the covariance, and a unit."""
         basis, weight = low_rank(found)
         spare = found.mean.shape[1] - weight.shape[1]
-        return LowRank(F.pad(basis, (0, 0, 0, spare)), F.pad(weight, (0, spare)), found.mean, found.count, ridge)
+        return LowRank(F.pad(basis, (0, 0, 0, spare)), F.pad(weight, (0, spare)), mean, found.count)
 
     def expanded(self) -> Sum:
         """The same with dense precisions."""
-        full = Gaussian.of(self.mean, multiplied_out(self.basis, self.weight, self.ridge))
-        return pack(full * (self.count > 0).to(self.mean), self.count)
+        some = (self.count > 0).to(self.mean)
+        own = Gaussian.of(self.mean, multiplied_out(self.basis, self.weight))
+        return pack(own, Gaussian.of(self.mean, some), self.count)
 
     @staticmethod
     def fold(stack: LowRank) -> Sum:
@@ -168,44 +102,67 @@ class LowRank:
         return int(numbers.sum()) * self.mean.element_size()
 
 
-def pack(factor: Gaussian, count: Tensor, form: str = "dense") -> Sum:
-    """Factors (K) and class counts (K,) as they are sent; a precision that is no matrix is always sent as it is."""
-    if form == "symmetric" and factor.form == "dense":
-        rows, columns = _upper(factor.shift)
-        return Sum({"upper": factor.precision[..., rows, columns], "shift": factor.shift, "count": count})
-    return Sum({"factor": factor, "count": count})
+def pack(own: Gaussian | None, plain: Gaussian, count: Tensor, form: str = "dense") -> Sum:
+    """Both parts of the factors (K) and class counts (K,) as they are sent; of some modes `plain` is all there is."""
+    rest = {"plain": plain, "count": count}
+    if own is None or own.form != "dense":
+        return Sum(rest if own is None else {"factor": own, **rest})
+    if form == "dense":
+        return Sum({"matrix": own, **rest})
+    rows, columns = _upper(own.shift)
+    return Sum({"matrix": {"upper": own.precision[..., rows, columns], "shift": own.shift}, **rest})
 
 
-def unpack(total: Sum) -> tuple[Gaussian, Tensor]:
-    """Factors and class counts from a total of any form."""
-    value = total.value
-    if "factor" in value:
-        return value["factor"], value["count"]
-    rows, columns = _upper(value["shift"])
-    full = value["upper"].new_zeros(*value["shift"].shape, value["shift"].shape[-1])
-    full[..., rows, columns] = value["upper"]
-    full[..., columns, rows] = value["upper"]
-    return Gaussian(full, value["shift"]), value["count"]
+def on_the_wire(message: Sum | LowRank, dtype: torch.dtype) -> Sum | LowRank:
+    """In the clients' precision, but for matrices that are to be summed: these stay in float64."""
+    if isinstance(message, LowRank):
+        cast: LowRank = tree_cast(message, dtype)
+        return cast
+    return Sum({n: v if n == "matrix" else tree_cast(v, dtype) for n, v in message.value.items()})
 
 
-def read_centroids(factor: Gaussian, count: Tensor, previous: Tensor, prior: bool) -> Tensor:
-    """µ_k = Λ_k⁻¹ η_k where somebody reported the class, else the previous value; `prior` adds N(0, I) once."""
+def unpack(total: Sum) -> tuple[Gaussian | None, Gaussian, Tensor]:
+    """Both parts of the factors and class counts from a total of any form."""
+    own, value = total.value.get("matrix", total.value.get("factor")), total.value
+    if not isinstance(own, dict):
+        return own, value["plain"], value["count"]
+    rows, columns = _upper(own["shift"])
+    full = own["upper"].new_zeros(*own["shift"].shape, own["shift"].shape[-1])
+    full[..., rows, columns] = own["upper"]
+    full[..., columns, rows] = own["upper"]
+    return Gaussian(full, own["shift"]), value["plain"], value["count"]
+
+
+def read_centroids(total: Sum, unit: float | Tensor, centre: Tensor, prior: bool) -> Tensor:
+    """µ_k = c + Λ_k⁻¹ η_k where somebody reported the class, else the centre c; `prior` adds N(0, I) once."""
+    own, plain, count = unpack(total)
+    centre, plain = centre.to(plain.shift), plain * unit
     if prior:
-        factor = factor + Gaussian(torch.ones_like(count), torch.zeros_like(factor.shift))  # (4)
+        plain = plain + Gaussian.of(-centre, torch.ones_like(count))  # (4)
     seen = count > 0
-    ones = torch.where(seen, 0.0, 1.0).to(factor.shift)  # classes without a report get a harmless unit precision
-    safe = factor + Gaussian(ones, torch.zeros_like(factor.shift))
-    return torch.where(seen[:, None], safe.mean(), previous.to(factor.shift))  # (13)
+    safe = Gaussian(torch.where(seen, plain.precision, 1), plain.shift)  # classes without a report: harmless
+    if own is not None and own.form == "dense":
+        moved = joint_mean(own, safe)
+    else:
+        moved = (safe if own is None else safe + own).mean()
+    return centre + torch.where(seen[:, None], moved.nan_to_num(0, 0, 0), 0)  # (13)
 
 
 def nearest_centroid(first: dict[str, Tensor], centroids: Tensor, known: Tensor, newcomer: Tensor) -> dict[str, Tensor]:
-    """The head w_k = 2µ_k, b_k = −‖µ_k‖² for a newcomer; `first` for a member, or if the head is not one layer."""
+    """The head w_k = 2µ_k, b_k = −‖µ_k‖² for a newcomer; `first` for a member, or if the head is not one layer.
+
+    A class whose centroid nobody knows gets the mean of the others' logits less a margin, and so is never the nearest.
+    """
     weight, bias = 2 * centroids, -(centroids**2).sum(-1)
     if sorted(tuple(p.shape) for p in first.values()) != [tuple(bias.shape), tuple(weight.shape)]:
         return first
-    bias = torch.where(known > 0, bias, bias.amin())  # an unknown centroid is 0 and must not look near
-    use = (newcomer > 0) & (known.sum() > 0)
-    return {n: torch.where(use, weight if p.dim() == 2 else bias, p) for n, p in first.items()}
+    some, share = known > 0, (known > 0) / (known > 0).sum().clamp(min=1)
+    below = share.to(bias) @ bias + torch.where(some, bias, 0).amin() - 1
+    weight = torch.where(some[:, None], weight, share.to(weight) @ weight)
+    use = (newcomer > 0) & some.any()
+    return {
+        n: torch.where(use, weight if p.dim() == 2 else torch.where(some, bias, below), p) for n, p in first.items()
+    }
 
 
 def _upper(like: Tensor) -> Tensor:
@@ -213,6 +170,5 @@ def _upper(like: Tensor) -> Tensor:
     return torch.triu_indices(like.shape[-1], like.shape[-1], device=like.device)
 
 
-__all__ = ["FORMS", "Classes", "LowRank", "Spread", "describe_classes", "isotropic_precision", "low_rank",
-           "multiplied_out", "nearest_centroid", "pack", "read_centroids", "read_sums", "shrunken_precision",
-           "sum_classes", "unpack"]  # fmt: skip
+__all__ = ["FORMS", "LowRank", "low_rank", "multiplied_out", "nearest_centroid", "on_the_wire", "pack",
+           "pseudo_inverses", "read_centroids", "unpack"]  # fmt: skip

@@ -22,9 +22,13 @@ Reference: "Personalized federated learning via variational message passing" (pF
 Differs from the paper (errata of the specification):
   E1  ξ₁ = 50 is only possible if the pull is averaged over the features: `reduction="mean"`; "sum" is as printed.
   E2  (11) trusts a client where its data vary: the default `shrinkage` inverts a regularised covariance instead;
-      `printed` is (11), in float64 from the centred features with a rank cut (Σ is never formed to be inverted);
-      its factors may be sent instead of the matrix (`upload="low_rank"`), which is exact and shorter for small classes.
+      `printed` is (11), in float64 from the centred features with a rank cut (Σ is never formed to be inverted):
+      deviations below 1e-5 of the class's largest, or that rounding of the features explains, count as none, and
+      none as less than 1e-6 of the features' root mean square, for float64 sums hold no wider range of precisions.
   E3  (11) is the precision of a feature, not of its mean: all modes but `printed` multiply by the class count Z.
+      A class's variance s² is its own, but at least ν₀ v / (Z − 1 + ν₀), what ν₀ samples of variance v would leave of
+      v: equal rows must not outweigh everybody. v is that of the client's other classes and of ν₀ samples with that at
+      a typical client of the last round. A client without any spread sends its counts until this is known.
   E4  a class that a client does not have sends the zero factor.
   E5  (4) has a prior over the centroids, (13) has not: left out unless `prior` says so.
   E6  ξ₁ is the coefficient in the loss, so the equivalent precision is 2 ξ₁.
@@ -43,20 +47,12 @@ from torch import Tensor
 from posterity.core.averaging import averaged, weighted
 from posterity.core.centroids import (
     FORMS,
-    Classes,
     LowRank,
-    Spread,
-    describe_classes,
-    isotropic_precision,
-    low_rank,
-    multiplied_out,
     nearest_centroid,
+    on_the_wire,
     pack,
+    pseudo_inverses,
     read_centroids,
-    read_sums,
-    shrunken_precision,
-    sum_classes,
-    unpack,
 )
 from posterity.core.gaussian import Gaussian
 from posterity.core.hyper import check_fields, hyper, within
@@ -64,13 +60,25 @@ from posterity.core.losses import masked_mean, pointwise
 from posterity.core.method import Batch, Carry, Facts, Here, Message, Method, Now, Own, Params, Pass, Personal, Point
 from posterity.core.monoid import Sum
 from posterity.core.passes import gather
+from posterity.core.spread import (
+    Classes,
+    Found,
+    common_variance,
+    describe_classes,
+    read_sums,
+    scaled_precision,
+    sum_classes,
+    told,
+)
 from posterity.core.training import Training
 from posterity.core.tree import STATIC, Tree, record, tree_cast
 from posterity.methods.fedper import split
 
 MODES = ("shrinkage", "printed", "isotropic", "count")
 MATRICES = MODES[:2]  # modes whose precision is a matrix
+SCALED = ("shrinkage", "isotropic")  # modes whose precision has the variance within classes as its unit
 SCORING_BATCH = 64  # samples at once for the others; has no influence on the result
+UPLOAD = "how matrices Λ are sent: whole or half, both float64; directions ('printed' alone), rounded as clients do"
 
 
 @record
@@ -78,6 +86,7 @@ class State:
     params: Params  # the shared base θᵇ, and the common first head
     centroids: Tensor  # µ_k (K, d)
     known: Tensor  # 1 where somebody has reported the class (K,)
+    spread: Tensor  # () variance of a feature within a class at a typical client; 0 until somebody has any
     head: frozenset[str] = field(metadata={STATIC: True})
 
 
@@ -86,6 +95,7 @@ class Shared:
     base: Params
     centroids: Tensor
     known: Tensor
+    spread: Tensor
 
 
 def summarise(z: Tensor, y: Tensor, mask: Tensor, classes: int, mode: str) -> Tree:
@@ -93,26 +103,27 @@ def summarise(z: Tensor, y: Tensor, mask: Tensor, classes: int, mode: str) -> Tr
     return {"z": z, "y": y, "mask": mask} if mode in MATRICES else sum_classes(z, y, mask, classes)
 
 
-def describe(gathered: Tree, classes: int, mode: str) -> Classes | Spread:
+def describe(gathered: Tree, classes: int, mode: str) -> Found:
     """The statistics of what was gathered."""
     return describe_classes(**gathered, classes=classes) if mode in MATRICES else read_sums(gathered)
 
 
-def precision(found: Classes | Spread, mode: str, alpha: float, nu0: float) -> Tensor:
-    """Λ_{k,n} of every class: (K, d, d), or (K,) for `isotropic` and `count`, which need no more than the spread."""
-    if isinstance(found, Spread):
-        return isotropic_precision(found) if mode == "isotropic" else found.count
-    return (
-        multiplied_out(*low_rank(found), alpha) if mode == "printed" else shrunken_precision(found, nu0)
-    )  # eq. 11, E2
+def precisions(found: Found, mode: str, nu0: float, common: Tensor) -> tuple[Tensor | None, Tensor]:
+    """Λ_{k,n} in two parts: a matrix (K, d, d) or number (K,) from the spread, and units (K,) that the server knows."""
+    if mode == "count":
+        return None, found.count
+    if mode == "printed" and isinstance(found, Classes):
+        return pseudo_inverses(found), (found.count > 0).double()  # eq. 11; E4
+    return scaled_precision(found, nu0, common)  # E2, E3
 
 
-def class_message(found: Classes | Spread, mode: str, alpha: float, nu0: float, upload: str = "dense") -> Sum | LowRank:
+def class_message(found: Found, mode: str, nu0: float, shared: Shared, upload: str = "dense") -> Sum | LowRank:
     """The client's factors of all class centroids, and the class counts; a class without samples says nothing (E4)."""
+    mean = torch.where(found.count[:, None] > 0, found.mean - shared.centroids, 0)
     if upload == "low_rank" and isinstance(found, Classes):
-        return LowRank.of(found, alpha)  # eq. 11 in factors
-    factor = Gaussian.of(found.mean, precision(found, mode, alpha, nu0))
-    return pack(factor * (found.count > 0).double(), found.count, upload)
+        return LowRank.of(found, mean)  # eq. 11 in factors
+    own, plain = precisions(found, mode, nu0, shared.spread)
+    return pack(None if own is None else Gaussian.of(mean, own), Gaussian.of(mean, plain), found.count, upload)
 
 
 @dataclass(frozen=True)
@@ -130,7 +141,7 @@ class PFedVMP(Method):
     reduction: str = hyper("mean", "pull averaged or summed over features", "erratum E1", ("mean", "sum"))
     warmup: str = hyper("skip", "unknown centroids: no pull, or the prior mean 0", "unspecified", ("skip", "zero"))
     prior: bool = hyper(False, "add the prior N(0, I) of the centroids once", "eq. 4 has it, eq. 13 not: erratum E5")
-    upload: str = hyper("dense", "how matrices Λ are sent; low_rank: 'printed' alone", "the paper's; all exact", FORMS)
+    upload: str = hyper("symmetric", UPLOAD, "half of the paper's dense matrix", FORMS, paper="dense")
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -142,12 +153,12 @@ class PFedVMP(Method):
         if model.task != "classification":
             raise ValueError("pFedVMP speaks about classes; this task is regression")
         zero = next(iter(params.values())).new_zeros(())
-        known = zero.expand(facts.classes) + (1 if self.warmup == "zero" else 0)
-        return State(params, zero.expand(facts.classes, model.feature_dim).clone(), known.clone(), model.head_names)
+        known, centroids = zero.expand(facts.classes).clone(), zero.expand(facts.classes, model.feature_dim).clone()
+        return State(params, centroids, known, zero.clone(), model.head_names)
 
     def offer(self, state: State, client: Tensor | None) -> tuple[Shared, Own]:
         base, _ = split(state.params, state.head)
-        return Shared(base, state.centroids, state.known), state.known.new_tensor(float(client is None))
+        return Shared(base, state.centroids, state.known, state.spread), state.known.new_tensor(float(client is None))
 
     def join(self, here: Here) -> Personal:
         first = split(here.initial, here.model.head_names)[1]
@@ -160,7 +171,7 @@ class PFedVMP(Method):
         """ρ(z − µ_y) of each sample (B,); 0 for classes whose centroid is unknown."""
         square = (z - shared.centroids[y]) ** 2
         rho = square.mean(-1) if self.reduction == "mean" else square.sum(-1)
-        return rho * shared.known[y]
+        return rho * shared.known[y] if self.warmup == "skip" else rho
 
     def loss(self, params: Params, batch: Batch, here: Here) -> tuple[Tensor, Params]:
         head = here.model.heads[0]
@@ -181,14 +192,19 @@ class PFedVMP(Method):
     def message(self, carry: Carry, here: Here) -> tuple[Message, Personal]:
         base, head = split(carry.params, here.model.head_names)
         found = describe(carry.kept["features"], here.model.classes, self.mode)
-        factors = class_message(found, self.mode, self.alpha, self.nu0, self.upload)
-        return {**weighted(base, here), "classes": tree_cast(factors, here.n.dtype)}, head
+        factors = class_message(found, self.mode, self.nu0, here.shared, self.upload)
+        said = {**weighted(base, here), "classes": on_the_wire(factors, here.n.dtype)}
+        if self.mode in SCALED:
+            said["spread"] = tree_cast(told(found, self.nu0), here.n.dtype)
+        return said, head
 
     def combine(self, state: State, total: Message, now: Now) -> State:
         params = averaged(state.params, total)  # (10), (12)
-        factor, count = unpack(total["classes"])
-        centroids = read_centroids(factor, count, state.centroids, self.prior)  # eq. 13, or eq. 4
-        return State(params, centroids, torch.maximum(state.known, (count > 0).to(state.known)), state.head)
+        spread = common_variance(total["spread"], state.spread) if self.mode in SCALED else state.spread
+        unit = self.alpha if self.mode == "printed" else 1 / torch.where(spread > 0, spread, 1)  # 1 for `count`
+        centroids = read_centroids(total["classes"], unit, state.centroids, self.prior)  # eq. 13, or eq. 4
+        known = torch.maximum(state.known, (total["classes"].value["count"] > 0).to(state.known))
+        return State(params, centroids, known, spread, state.head)
 
     def report(self, state: State, total: Message) -> dict[str, Tensor]:
         return {"known_classes": state.known.sum()}
