@@ -88,30 +88,37 @@ class Mean:
 
 @record
 class LogMean:
-    """Weighted mean whose weights are given by their logarithms; the zero has log-weight minus infinity."""
+    """Weighted mean whose weights are given by their logarithms; the zero has log-weight minus infinity.
 
-    log_weight: Tensor
+    Totals are kept as sums relative to the largest weight: near −1e16 log 2 is lost in a log-weight, but not beside it.
+    """
+
+    log_weight: Tensor  # of a client, or log Σ w as near as one float gives it
     value: Tree
-    log_square: Tree = ()  # log of the sum of squared weights, filled by `fold` on the server: for `effective`
+    top: Tree = ()  # the largest log-weight; this and the rest is filled by `fold` on the server
+    mass: Tree = ()  # Σ w, of weights divided by the largest
+    square: Tree = ()  # Σ w², of the same: for `effective`
     secure_sum: ClassVar[bool] = False  # needs the running maximum
 
-    def _square(self) -> Tensor:
-        return self.log_square if isinstance(self.log_square, Tensor) else 2 * self.log_weight
+    def _sums(self) -> tuple[Tensor, Tensor, Tensor]:
+        """`top`, `mass` and `square`; of a message that was not folded, those of its one client."""
+        one = torch.ones_like(self.log_weight)
+        return (self.top, self.mass, self.square) if isinstance(self.top, Tensor) else (self.log_weight, one, one)
 
     def __add__(self, other: LogMean) -> LogMean:
-        (mine, theirs), total = _shares(torch.stack((self.log_weight, other.log_weight)))
+        (mine, theirs), sums = _shares(*map(torch.stack, zip(self._sums(), other._sums(), strict=True)))
         value = tree_map(lambda a, b: a * mine + b * theirs, self.value, other.value)
-        return LogMean(total, value, torch.logaddexp(self._square(), other._square()))
+        return LogMean(sums[0] + torch.log(sums[1]), value, *sums)
 
     @staticmethod
     def fold(stack: LogMean) -> LogMean:
-        share, total = _shares(stack.log_weight)  # (clients,), ()
+        share, sums = _shares(*stack._sums())  # (clients,), three of ()
         value = tree_map(lambda leaf: torch.tensordot(share, leaf, dims=1), stack.value)
-        return LogMean(total, value, torch.logsumexp(stack._square(), 0))
+        return LogMean(sums[0] + torch.log(sums[1]), value, *sums)
 
     def zero(self) -> LogMean:
-        nothing = torch.full_like(self.log_weight, -torch.inf)
-        return LogMean(nothing, tree_map(torch.zeros_like, self.value), nothing.clone())
+        nothing, none = torch.full_like(self.log_weight, -torch.inf), torch.zeros_like(self.log_weight)
+        return LogMean(nothing, tree_map(torch.zeros_like, self.value), nothing.clone(), none, none.clone())
 
     def mean(self) -> Tree:
         if not bool(self.log_weight > -torch.inf):
@@ -119,8 +126,9 @@ class LogMean:
         return self.value
 
     def effective(self) -> Tensor:
-        """(Σ w)² / Σ w²: how many equal clients the weights are worth."""
-        return torch.exp(2 * self.log_weight - self._square())
+        """(Σ w)² / Σ w²: how many equal clients the weights are worth; 0 of none."""
+        _, mass, square = self._sums()
+        return mass**2 / torch.where(square > 0, square, 1)
 
 
 @record
@@ -286,12 +294,16 @@ def _weighted(rows: Tensor, weight: Tensor) -> Tensor:
     return torch.cat([(w * piece).sum(0) for w, piece in zip(cut, torch.split(rows, step, 1), strict=True)])
 
 
-def _shares(log_weights: Tensor) -> tuple[Tensor, Tensor]:
-    """Normalised weights (n,) and the logarithm of their sum; dividing by the sum keeps a common shift harmless."""
-    top = log_weights.max(0).values
-    weights = torch.exp(log_weights - torch.where(top > -torch.inf, top, 0))
-    total = weights.sum(0)
-    return weights / torch.where(total > 0, total, 1), top + torch.log(total)
+def _shares(tops: Tensor, masses: Tensor, squares: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor]]:
+    """Normalised weights (n,) and what they add up to: `top`, `mass` and `square` of the whole.
+
+    Only differences of logarithms are formed, so that a common shift of any size is harmless.
+    """
+    top = tops.max(0).values
+    scale = torch.exp(tops - torch.where(top > -torch.inf, top, 0))
+    weights = scale * masses
+    mass = weights.sum(0)
+    return weights / torch.where(mass > 0, mass, 1), (top, mass, (scale**2 * squares).sum(0))
 
 
 def _sorted(client: Tensor, value: Tree) -> tuple[Tensor, Tree]:

@@ -100,7 +100,7 @@ class Result:
         if tuple(inputs.shape[1:]) != shape:
             raise ValueError(f"x has shape {tuple(inputs.shape)}; expected (samples, {', '.join(map(str, shape))})")
         held = "adapted" if self.method.scored == "adapted" else "received"
-        carry, here = personal_model(world, self.state, self.store, index, self.round, point or held)
+        carry, here = personal_model(world, self.state, self.store, index, max(self.round, 1), point or held)
         output = world.method.predict(carry, inputs, here)
         return output if world.federation.task == "regression" else output.exp()
 
