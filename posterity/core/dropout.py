@@ -37,7 +37,7 @@ LAYER = "gaussian layer"  # its part of a message
 def centred(raw: Tensor, form: str = "log_variance") -> Tensor:
     """ρ from the output of a hyper-network: -8.5 for an output of 0, from -17 to 0, or to 8.5 where ρ = log α.
 
-    log v ≤ 0 is the released range. It leaves all rates to small weights, but log α ≤ 0 would be p ≤ ½ for every weight.
+    log v ≤ 0 is the released range. Small weights reach any rate with it; log α ≤ 0 would mean p ≤ ½ for every weight.
     """
     return raw.clamp(LEAST, HIGHEST[form] - LEAST) + LEAST
 

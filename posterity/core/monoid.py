@@ -88,37 +88,30 @@ class Mean:
 
 @record
 class LogMean:
-    """Weighted mean whose weights are given by their logarithms; the zero has log-weight minus infinity.
+    """Weighted mean whose weights are given by their logarithms; the zero has log-weight minus infinity."""
 
-    Totals are kept as sums relative to the largest weight: near −1e16 log 2 is lost in a log-weight, but not beside it.
-    """
-
-    log_weight: Tensor  # of a client, or log Σ w as near as one float gives it
+    log_weight: Tensor  # of a sum it is rounded: near -1e16, log 2 is lost in it
     value: Tree
-    top: Tree = ()  # the largest log-weight; this and the rest is filled by `fold` on the server
-    mass: Tree = ()  # Σ w, of weights divided by the largest
-    square: Tree = ()  # Σ w², of the same: for `effective`
+    sums: Tree = ()  # by `fold`: the largest log-weight, and Σ w and Σ w² of weights divided by the largest
     secure_sum: ClassVar[bool] = False  # needs the running maximum
 
     def _sums(self) -> tuple[Tensor, Tensor, Tensor]:
-        """`top`, `mass` and `square`; of a message that was not folded, those of its one client."""
-        one = torch.ones_like(self.log_weight)
-        return (self.top, self.mass, self.square) if isinstance(self.top, Tensor) else (self.log_weight, one, one)
+        return self.sums or (self.log_weight, *[torch.ones_like(self.log_weight)] * 2)
 
     def __add__(self, other: LogMean) -> LogMean:
         (mine, theirs), sums = _shares(*map(torch.stack, zip(self._sums(), other._sums(), strict=True)))
         value = tree_map(lambda a, b: a * mine + b * theirs, self.value, other.value)
-        return LogMean(sums[0] + torch.log(sums[1]), value, *sums)
+        return LogMean(sums[0] + torch.log(sums[1]), value, sums)
 
     @staticmethod
     def fold(stack: LogMean) -> LogMean:
         share, sums = _shares(*stack._sums())  # (clients,), three of ()
         value = tree_map(lambda leaf: torch.tensordot(share, leaf, dims=1), stack.value)
-        return LogMean(sums[0] + torch.log(sums[1]), value, *sums)
+        return LogMean(sums[0] + torch.log(sums[1]), value, sums)
 
     def zero(self) -> LogMean:
         nothing, none = torch.full_like(self.log_weight, -torch.inf), torch.zeros_like(self.log_weight)
-        return LogMean(nothing, tree_map(torch.zeros_like, self.value), nothing.clone(), none, none.clone())
+        return LogMean(nothing, tree_map(torch.zeros_like, self.value), (nothing.clone(), none, none.clone()))
 
     def mean(self) -> Tree:
         if not bool(self.log_weight > -torch.inf):
@@ -127,8 +120,7 @@ class LogMean:
 
     def effective(self) -> Tensor:
         """(Σ w)² / Σ w²: how many equal clients the weights are worth; 0 of none."""
-        _, mass, square = self._sums()
-        return mass**2 / torch.where(square > 0, square, 1)
+        return self._sums()[1] ** 2 / self._sums()[2].clamp(min=1)  # the largest weight alone is 1
 
 
 @record
@@ -295,10 +287,7 @@ def _weighted(rows: Tensor, weight: Tensor) -> Tensor:
 
 
 def _shares(tops: Tensor, masses: Tensor, squares: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor]]:
-    """Normalised weights (n,) and what they add up to: `top`, `mass` and `square` of the whole.
-
-    Only differences of logarithms are formed, so that a common shift of any size is harmless.
-    """
+    """Normalised weights (n,) and the `sums` of the whole; differences of logarithms keep a common shift harmless."""
     top = tops.max(0).values
     scale = torch.exp(tops - torch.where(top > -torch.inf, top, 0))
     weights = scale * masses

@@ -18,9 +18,9 @@ client's own; option I averages the gradients of all batches at w in training mo
 distance moved, which holds for plain SGD alone: momentum, a gradient-norm clip (it shortens the step, correction
 included) and other optimisers are refused except with option I. Weight decay is allowed: it is the gradient of
 ½λ‖θ‖², a part of the loss, and so of the variates of option II (option I leaves it out, where it would cancel in
-c − c_k). Variates cover trainable leaves, never the buffers of batch norm, whose plain mean is taken. Fine-tuning (`adapt`) is uncorrected: it
-looks for the client's own minimum. `fednp` is what FedNP's released baseline does: c_k⁺ is the mean gradient of one
-more, uncorrected epoch from θ_k.
+c − c_k). Variates cover trainable leaves, never the buffers of batch norm, whose plain mean is taken. Fine-tuning
+(`adapt`) is uncorrected: it looks for the client's own minimum. `fednp` is what FedNP's released baseline does: c_k⁺ is
+the mean gradient of one more, uncorrected epoch from θ_k.
 """
 
 from __future__ import annotations

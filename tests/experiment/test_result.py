@@ -83,13 +83,15 @@ def test_newcomers_after_each_number_of_epochs(result):
 
 
 def test_the_number_of_epochs_reaches_every_question(result):
-    """Members scored after 1 and after 3 epochs, the latter with the test accuracies of the former halved."""
+    """Members scored after 1 and after 3 epochs, the latter with the accuracies of the former halved."""
+
     def halved(values):
         return {k: v / 2 if isinstance(v, float) else v for k, v in values.items()}
 
+    adapted = [x for x in result.lines if (x.get("group"), x.get("point")) == ("members", "adapted")]
     more = [{**x, "epochs": 3, "metrics": {**x["metrics"], "accuracy": halved(x["metrics"]["accuracy"])},
              "clients": {**x["clients"], "accuracy": [a / 2 for a in x["clients"]["accuracy"]]}}
-            for x in result.lines if x["kind"] == "score" and (x["group"], x["point"]) == ("members", "adapted")]  # fmt: skip
+            for x in adapted]  # fmt: skip
     both = replace(result, lines=[*more, *result.lines])
     for show in ("validated", "paper", "last"):
         plain, half = (both.metric(show=show, point="adapted", epochs=e) for e in (1, 3))

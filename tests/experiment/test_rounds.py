@@ -54,7 +54,7 @@ def test_the_first_weight_is_dropped_in_round_after_plus_one(wait, tmp_path):
 def warmth(rounds: int, total: int, anneal: float) -> float:
     """The share of β in force when so many rounds are over, by hand."""
     length = anneal * total
-    return 1 / (1 + math.exp(-(12 * rounds / length - 6))) if 0 < length and rounds <= length else 1.0
+    return 1 / (1 + math.exp(-(12 * rounds / length - 6))) if length > 0 and rounds <= length else 1.0
 
 
 @dataclass(frozen=True)

@@ -201,7 +201,9 @@ def test_weights_with_rates_above_one_half_count_as_little_as_they_should():
     source = asked.first(weight, 4, make_key(0))
     net = {n: torch.zeros_like(p) for n, p in source.net.items()}
     net["2.bias"] = doubles(9.0, 1.0).log() + 8.5
-    served = [asked.serve(replace(source, net=net), None, weight.shape, noise)[0] for noise in ("floor", "mean_embedding")]
+    served = [
+        asked.serve(replace(source, net=net), None, weight.shape, noise)[0] for noise in ("floor", "mean_embedding")
+    ]
     assert served[0].flatten().tolist() == [-8.5, -8.5]
     assert served[1].exp().flatten().tolist() == pytest.approx([9, 1], rel=1e-12)
     carry = dropout.quiet(RHO)(Carry({RHO: served[1]}, {}, ()), None)
