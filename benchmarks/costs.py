@@ -146,7 +146,7 @@ class Row:
 def rounds_of(world: World, plan: Plan) -> Iterator[Log]:
     """One round after another, each finished on the device."""
     state, store, everyone = first_state(world), Memory(world.federation.clients, plan.device), able(world)
-    for number in itertools.count():
+    for number in itertools.count(1):
         state, log = train_round(world, ENGINES[plan.engine], state, store, everyone, number, plan.warm + plan.rounds)
         gpu.wait(plan.device)
         yield log

@@ -216,7 +216,7 @@ def measure(name: str, rounds: int) -> dict[str, Any]:
     plain = plain_round(world)
     go = {PLAIN: plain, SINGLE: single(plain), **{n: our_round(world, way) for n, way in ways.items()}, SHARED: team.go}
     took: dict[str, list[float]] = {n: [] for n in go}
-    for round in range(WARM + rounds):
+    for round in range(1, WARM + rounds + 1):
         for n, one in go.items():
             begun = time.perf_counter()
             one(round)

@@ -84,7 +84,7 @@ def time_rounds(world: World, engine: str, rounds: int, device: str) -> Timing:
     """Rounds, each finished on the device."""
     state, store, times = first_state(world), Memory(world.federation.clients, device), []
     everyone, moved = able(world), Params()
-    for number in range(rounds + 3):
+    for number in range(1, rounds + 4):
         start = time.perf_counter()
         state, _ = train_round(world, ENGINES[engine], state, store, everyone, number, rounds)
         wait(device)
@@ -125,11 +125,11 @@ def time_plain(federation: Federation, rounds: int, device: str) -> float:
 def profile(world: World, engine: str, device: str, lines: int = 25) -> str:
     """Where the device's time of one round goes."""
     state, store = first_state(world), Memory(world.federation.clients, device)
-    for number in range(4):
-        train_round(world, ENGINES[engine], state, store, able(world), number, 4)
+    for number in range(1, 5):
+        train_round(world, ENGINES[engine], state, store, able(world), number, 5)
     activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
     with torch.profiler.profile(activities=activities) as found:
-        train_round(world, ENGINES[engine], state, store, able(world), 4, 4)
+        train_round(world, ENGINES[engine], state, store, able(world), 5, 5)
         wait(device)
     table = found.key_averages()
     host = table.table(sort_by="self_cpu_time_total", row_limit=12, max_name_column_width=60)

@@ -97,7 +97,7 @@ def measure(clients: int, cohort: int, rounds: int, hidden: int, ahead: bool, pi
             write_rows(folder, clients, 4 * 10 * (hidden + 1))
         state, store, everyone = first_state(world), Mapped(Path(folder), clients), able(world)
         store.known[:] = hidden != 32
-        for number in range(rounds):
+        for number in range(1, rounds + 1):
             begun = time.perf_counter()
             chosen, later = (Participation(count=cohort).draw(everyone, world.root, number + k) for k in (0, 1))
             if ahead:
@@ -138,14 +138,14 @@ def measure_cold(way: str, clients: int, cohort: int, rounds: int, pipe: Any) ->
         write_rows(folder, clients, ROW)
         state, store, everyone = first_state(world), Mapped(Path(folder), clients), able(world)
         store.known[:] = True
-        cohorts = [Participation(count=cohort).draw(everyone, world.root, number) for number in range(rounds + 1)]
+        cohorts = [Participation(count=cohort).draw(everyone, world.root, number) for number in range(1, rounds + 2)]
         for number in range(rounds):
             if number:
                 forget(store, cohorts[number] if way == "ahead" else cohorts[number][:0])
             before, begun = bytes_read(), time.perf_counter()
             if way == "ahead":
                 store.expect(cohorts[number + 1])
-            state, _ = train_round(world, graph, state, store, cohorts[number], number, rounds)
+            state, _ = train_round(world, graph, state, store, cohorts[number], number + 1, rounds)
             times.append(time.perf_counter() - begun)
             amounts.append(bytes_read() - before)
             if way == "plain" and not number:
@@ -167,7 +167,7 @@ def show_shards() -> None:
         for seed in range(5):
             federation = data.load("digits", partition="dirichlet:0.3", clients=50, seed=seed)
             counts, everyone = federation.train.counts, torch.arange(50)
-            some = [Participation(share=0.2).draw(everyone, make_key(seed), number) for number in range(40)]
+            some = [Participation(share=0.2).draw(everyone, make_key(seed), number) for number in range(1, 41)]
             for slot, ranks in enumerate((Ranks(0, size), Ranks(0, size).dealt(counts, 50))):
                 found[slot].append(imbalance(ranks, counts, everyone))
                 found[2 + slot] += [imbalance(ranks, counts, cohort) for cohort in some]

@@ -95,7 +95,7 @@ def time_both(worlds: list[World], engine: str, rounds: int, device: str) -> tup
 
     ways = (one_by_one, make_round(worlds, engine, device))
     times: list[list[float]] = [[], []]
-    for number in range(rounds + WARM):
+    for number in range(1, rounds + WARM + 1):
         for way, found in zip(ways, times, strict=True):
             begun = time.perf_counter()
             way(number)

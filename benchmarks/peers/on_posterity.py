@@ -43,7 +43,7 @@ def play(setup: Setup, work: Workload) -> Outcome:
     world, seconds = setup.world, []
     state, store, everyone = first_state(world), Memory(world.federation.clients), able(world)
     begun = time.time()
-    for number in range(work.rounds):
+    for number in range(1, work.rounds + 1):
         since = time.perf_counter()
         state, _ = train_round(world, setup.engine, state, store, everyone, number, work.rounds)
         seconds.append(time.perf_counter() - since)

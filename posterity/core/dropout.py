@@ -26,16 +26,20 @@ from posterity.core.monoid import Bag, Mean, Message
 
 FORMS = ("log_variance", "alpha")
 PRIORS = ("hierarchical", "log_uniform")
-LEAST, MOST = -8.5, 8.5  # ρ is used between these: v from 2.03e-4
+LEAST, MOST = -8.5, 8.5  # ρ is used between these: v, or α, from 2.03e-4
+HIGHEST = {"log_variance": 0.0, "alpha": MOST}  # ρ that a hyper-network predicts at most: v ≤ 1, or p ≤ 0.9998
 TINY = 1e-20  # least squared weight; its inverse is a float32
 MOLCHANOV = (0.63576, 1.87320, 1.48695)
 STEEP = 12.0  # the ramp runs over the sigmoid from -6 to 6
 LAYER = "gaussian layer"  # its part of a message
 
 
-def centred(raw: Tensor) -> Tensor:
-    """ρ from the output of a hyper-network: [-17, 0], and -8.5 for an output of 0."""
-    return raw.clamp(LEAST, MOST) + LEAST
+def centred(raw: Tensor, form: str = "log_variance") -> Tensor:
+    """ρ from the output of a hyper-network: -8.5 for an output of 0, from -17 to 0, or to 8.5 where ρ = log α.
+
+    log v ≤ 0 is the released range. Small weights reach any rate with it; log α ≤ 0 would mean p ≤ ½ for every weight.
+    """
+    return raw.clamp(LEAST, HIGHEST[form] - LEAST) + LEAST
 
 
 def variance(rho: Tensor, theta: Tensor, form: str = "log_variance") -> Tensor:
@@ -59,6 +63,11 @@ def inverse_alpha(rho: Tensor, theta: Tensor, form: str = "log_variance") -> Ten
 def rate(rho: Tensor, theta: Tensor, form: str = "log_variance") -> Tensor:
     """Dropout rate p = α/(1 + α) of every weight; 1 where θ is 0 and v is not."""
     return 1 / (1 + inverse_alpha(rho, theta, form))
+
+
+def highest_rate(form: str = "log_variance") -> float:
+    """No rate is above this one. With log v it is 1, whatever the range of ρ: small weights come near it."""
+    return 1 / (1 + math.exp(-MOST)) if form == "alpha" else 1.0
 
 
 def divergence(rho: Tensor, theta: Tensor, form: str = "log_variance", prior: str = "hierarchical") -> Tensor:

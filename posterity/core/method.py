@@ -39,7 +39,7 @@ class Here:
     n: Tensor  # () training samples, in the parameters' dtype
     steps: Tensor  # () int64: steps of this client in this pass
     step: Tensor  # () int64: the current one, from 0
-    round: Tensor  # () int64
+    round: Tensor  # () int64: the current one, from 1
     key: Tensor  # (2,) int64: of this client, round, pass and step
     initial: Params  # the network's common first leaves: every site makes them from the seed, so they are never sent
     model: Any = field(metadata={STATIC: True})
@@ -93,15 +93,24 @@ class Facts:
     key: Tensor = field(default_factory=lambda: make_key(0))  # of the run's seed: for what a server draws at first
 
 
+def check_round(number: int) -> None:
+    """Rounds count from 1 everywhere, so that "after N rounds" means that rounds 1 … N are over."""
+    if number < 1:
+        raise ValueError(f"round {number} was given: rounds count from 1; call the first one 1")
+
+
 @dataclass(frozen=True)
 class Now:
     """When `combine` happens."""
 
-    round: int
-    rounds: int
+    round: int  # the one whose messages are combined; the first is round 1
+    rounds: int  # of the whole run
     key: Tensor
     cohort: int  # clients whose message was accepted
     public: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        check_round(self.round)
 
 
 class Method(Protocol):

@@ -90,28 +90,28 @@ class Mean:
 class LogMean:
     """Weighted mean whose weights are given by their logarithms; the zero has log-weight minus infinity."""
 
-    log_weight: Tensor
+    log_weight: Tensor  # of a sum it is rounded: near -1e16, log 2 is lost in it
     value: Tree
-    log_square: Tree = ()  # log of the sum of squared weights, filled by `fold` on the server: for `effective`
+    sums: Tree = ()  # by `fold`: the largest log-weight, and Σ w and Σ w² of weights divided by the largest
     secure_sum: ClassVar[bool] = False  # needs the running maximum
 
-    def _square(self) -> Tensor:
-        return self.log_square if isinstance(self.log_square, Tensor) else 2 * self.log_weight
+    def _sums(self) -> tuple[Tensor, Tensor, Tensor]:
+        return self.sums or (self.log_weight, *[torch.ones_like(self.log_weight)] * 2)
 
     def __add__(self, other: LogMean) -> LogMean:
-        (mine, theirs), total = _shares(torch.stack((self.log_weight, other.log_weight)))
+        (mine, theirs), sums = _shares(*map(torch.stack, zip(self._sums(), other._sums(), strict=True)))
         value = tree_map(lambda a, b: a * mine + b * theirs, self.value, other.value)
-        return LogMean(total, value, torch.logaddexp(self._square(), other._square()))
+        return LogMean(sums[0] + torch.log(sums[1]), value, sums)
 
     @staticmethod
     def fold(stack: LogMean) -> LogMean:
-        share, total = _shares(stack.log_weight)  # (clients,), ()
+        share, sums = _shares(*stack._sums())  # (clients,), three of ()
         value = tree_map(lambda leaf: torch.tensordot(share, leaf, dims=1), stack.value)
-        return LogMean(total, value, torch.logsumexp(stack._square(), 0))
+        return LogMean(sums[0] + torch.log(sums[1]), value, sums)
 
     def zero(self) -> LogMean:
-        nothing = torch.full_like(self.log_weight, -torch.inf)
-        return LogMean(nothing, tree_map(torch.zeros_like, self.value), nothing.clone())
+        nothing, none = torch.full_like(self.log_weight, -torch.inf), torch.zeros_like(self.log_weight)
+        return LogMean(nothing, tree_map(torch.zeros_like, self.value), (nothing.clone(), none, none.clone()))
 
     def mean(self) -> Tree:
         if not bool(self.log_weight > -torch.inf):
@@ -119,8 +119,8 @@ class LogMean:
         return self.value
 
     def effective(self) -> Tensor:
-        """(Σ w)² / Σ w²: how many equal clients the weights are worth."""
-        return torch.exp(2 * self.log_weight - self._square())
+        """(Σ w)² / Σ w²: how many equal clients the weights are worth; 0 of none."""
+        return self._sums()[1] ** 2 / self._sums()[2].clamp(min=1)  # the largest weight alone is 1
 
 
 @record
@@ -286,12 +286,13 @@ def _weighted(rows: Tensor, weight: Tensor) -> Tensor:
     return torch.cat([(w * piece).sum(0) for w, piece in zip(cut, torch.split(rows, step, 1), strict=True)])
 
 
-def _shares(log_weights: Tensor) -> tuple[Tensor, Tensor]:
-    """Normalised weights (n,) and the logarithm of their sum; dividing by the sum keeps a common shift harmless."""
-    top = log_weights.max(0).values
-    weights = torch.exp(log_weights - torch.where(top > -torch.inf, top, 0))
-    total = weights.sum(0)
-    return weights / torch.where(total > 0, total, 1), top + torch.log(total)
+def _shares(tops: Tensor, masses: Tensor, squares: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor]]:
+    """Normalised weights (n,) and the `sums` of the whole; differences of logarithms keep a common shift harmless."""
+    top = tops.max(0).values
+    scale = torch.exp(tops - torch.where(top > -torch.inf, top, 0))
+    weights = scale * masses
+    mass = weights.sum(0)
+    return weights / torch.where(mass > 0, mass, 1), (top, mass, (scale**2 * squares).sum(0))
 
 
 def _sorted(client: Tensor, value: Tree) -> tuple[Tensor, Tree]:

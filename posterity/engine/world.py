@@ -13,7 +13,7 @@ from torch.func import vmap
 
 from posterity.core import hosted
 from posterity.core.draw import fold
-from posterity.core.method import Batch, Here, Method, Params, Pass
+from posterity.core.method import Batch, Here, Method, Params, Pass, check_round
 from posterity.core.tree import Tree, tree_map, tree_rows
 from posterity.data.federation import Federation, Part
 from posterity.engine.keys import CLIENT, SERVER, client_keys
@@ -81,7 +81,8 @@ def select(here: Here, index: Any) -> Here:
 
 
 def arrive(world: World, clients: Tensor, round: int, shared: Tree, own: Tree) -> Here:
-    """The stacked `here` of clients that have just received the broadcast."""
+    """The stacked `here` of clients that have just received the broadcast; the first round is round 1."""
+    check_round(round)
     count = world.federation.train.counts[clients]
     number = clients.new_full((), round)
     return Here(

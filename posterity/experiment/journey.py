@@ -150,7 +150,7 @@ class Journey:
     def _table(self) -> Tree:
         """Rows of zeros for all clients, in the shape that `join` gives them."""
         clients, one = self.world.federation.clients, self.able[:1]
-        here, _ = meet(self.world, self.setup.engine, self.state, Memory(clients), one, 0)
+        here, _ = meet(self.world, self.setup.engine, self.state, Memory(clients), one, 1)
         return tree_map(lambda leaf: leaf.new_zeros(clients, *leaf.shape[1:]), here.personal)
 
 

@@ -39,52 +39,66 @@ class Result:
         return self.setup.world.method
 
     def history(self, metric: str = "accuracy", rule: str = "pooled", point: str | None = None,
-                group: str = "members") -> list[dict[str, Any]]:  # fmt: skip
-        """One entry per evaluated round: {"round", "validation", "test", "held"}."""
-        point = point or self.method.scored
+                group: str = "members", epochs: int | None = None) -> list[dict[str, Any]]:  # fmt: skip
+        """One entry per evaluated round: {"round", "validation", "test", "held"}.
+
+        `epochs` says after how many epochs on the client's own data, where several numbers were scored (newcomers).
+        """
         entries: dict[int, dict[str, Any]] = {}
-        for line in self.lines:
-            if line["kind"] == "score" and (line["point"], line["group"]) == (point, group):
-                entry = entries.setdefault(line["round"], {"round": line["round"]})
-                entry[line["part"]] = line["metrics"].get(metric, {}).get(rule)
-        if not entries:
-            raise ValueError(f"no scores of {group!r} at the point {point!r} in this run")
+        for line in self._scores(point, group, epochs):
+            entry = entries.setdefault(line["round"], {"round": line["round"]})
+            entry[line["part"]] = line["metrics"].get(metric, {}).get(rule)
         return list(entries.values())
 
+    def _scores(self, point: str | None, group: str, epochs: int | None) -> list[dict[str, Any]]:
+        """The lines of one kind: a group at an evaluation point, after one number of epochs."""
+        point = point or self.method.scored
+        mine = [x for x in self.lines if x["kind"] == "score" and (x["point"], x["group"]) == (point, group)]
+        known = sorted({x["epochs"] for x in mine})
+        if not known:
+            raise ValueError(f"no scores of {group!r} at the point {point!r} in this run")
+        if epochs is None and len(known) > 1:
+            raise ValueError(f"{group!r} were scored at the point {point!r} after several numbers of epochs: "
+                             f"{', '.join(map(str, known))}. Say which, e.g. epochs={known[0]}")  # fmt: skip
+        if epochs is not None and epochs not in known:
+            raise ValueError(f"no scores of {group!r} at the point {point!r} after {epochs} epochs in this run; "
+                             f"scored after: {', '.join(map(str, known))}")  # fmt: skip
+        return [x for x in mine if epochs is None or x["epochs"] == epochs]
+
     def metric(self, name: str = "accuracy", rule: str = "pooled", show: str = "validated",
-               point: str | None = None) -> float:  # fmt: skip
+               point: str | None = None, epochs: int | None = None) -> float:  # fmt: skip
         """One number: the metric under an aggregation rule, at the round that the selection rule `show` chooses.
 
         `validated` chooses the round by accuracy (regression: by MSE) on the validation half, whatever is shown.
         """
-        chosen = self.chosen_round(show, point)
+        chosen = self.chosen_round(show, point, epochs)
         part = "held" if show == "paper" else "test"
-        value = next(e for e in self.history(name, rule, point) if e["round"] == chosen)[part]
+        entries = self.history(name, rule, point, epochs=epochs)
+        value = next(e for e in entries if e["round"] == chosen)[part]
         return float("nan") if value is None else float(value)
 
-    def chosen_round(self, show: str = "validated", point: str | None = None) -> int:
+    def chosen_round(self, show: str = "validated", point: str | None = None, epochs: int | None = None) -> int:
         """The round that a selection rule settles on."""
         lead = "mse" if self.federation.task == "regression" else "accuracy"
-        choice = select(self.history(lead, "pooled", point), show, lead not in LOWER_IS_BETTER)
+        choice = select(self.history(lead, "pooled", point, epochs=epochs), show, lead not in LOWER_IS_BETTER)
         return self.round if choice.round is None else choice.round
 
-    def clients(self, show: str = "validated", point: str | None = None) -> dict[str, list[Any]]:
+    def clients(self, show: str = "validated", point: str | None = None,
+                epochs: int | None = None) -> dict[str, list[Any]]:  # fmt: skip
         """Every member's numbers at the chosen round, with its name."""
-        point, chosen = point or self.method.scored, self.chosen_round(show, point)
-        part = "held" if show == "paper" else "test"
-        want = ("members", point, chosen, part)
-        line = next(x for x in self.lines if x["kind"] == "score"
-                    and (x["group"], x["point"], x["round"], x["part"]) == want)  # fmt: skip
+        want = self.chosen_round(show, point, epochs), "held" if show == "paper" else "test"
+        scores = self._scores(point, "members", epochs)
+        line = next(x for x in scores if (x["round"], x["part"]) == want)
         return {"name": list(self.federation.names[: self.federation.members]), **line["clients"]}
 
-    def cost_to(self, accuracy: float, point: str | None = None) -> dict[str, int | None]:
+    def cost_to(self, accuracy: float, point: str | None = None, epochs: int | None = None) -> dict[str, int | None]:
         """Rounds, and bytes in both directions, until the accuracy on all held-out data reaches a value."""
         total, spent = 0, {}
         for line in (x for x in self.lines if x["kind"] == "round"):
             total += line["bytes_up"] + line["bytes_down"]
             spent[line["round"]] = total
         entries = [{"round": e["round"], "accuracy": e["held"], "bytes_up": spent[e["round"]], "bytes_down": 0}
-                   for e in self.history("accuracy", "pooled", point)]  # fmt: skip
+                   for e in self.history("accuracy", "pooled", point, epochs=epochs)]  # fmt: skip
         return {"rounds": rounds_to(entries, accuracy), "bytes": bytes_to(entries, accuracy)}
 
     def predict_proba(self, client: int | str, x: Any, point: str | None = None) -> Tensor:
@@ -100,7 +114,7 @@ class Result:
         if tuple(inputs.shape[1:]) != shape:
             raise ValueError(f"x has shape {tuple(inputs.shape)}; expected (samples, {', '.join(map(str, shape))})")
         held = "adapted" if self.method.scored == "adapted" else "received"
-        carry, here = personal_model(world, self.state, self.store, index, self.round, point or held)
+        carry, here = personal_model(world, self.state, self.store, index, max(self.round, 1), point or held)
         output = world.method.predict(carry, inputs, here)
         return output if world.federation.task == "regression" else output.exp()
 

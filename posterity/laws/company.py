@@ -43,7 +43,7 @@ def agree(subject: Subject, left: Round, right: Round, where: str) -> None:
 )
 def law_engines(subject: Subject) -> None:
     ones, many = trace(subject, "loop"), trace(subject, "stacked")
-    for number, (left, right) in enumerate(zip(ones.rounds, many.rounds, strict=True)):
+    for number, (left, right) in enumerate(zip(ones.rounds, many.rounds, strict=True), 1):
         for i, client in enumerate(left.clients.tolist()):
             one, other = visit(left, i), visit(right, i)
             near(one, other, f"loop and stacked, round {number}, client {client}", subject.slack)
@@ -61,7 +61,7 @@ def law_engines(subject: Subject) -> None:
 )
 def law_order(subject: Subject) -> None:
     made, world = trace(subject, "stacked"), subject.world()
-    for number, done in enumerate(made.rounds):
+    for number, done in enumerate(made.rounds, 1):
         state, _ = made.before(number)
         now = Now(number, len(COHORTS), world.root, len(done.clients))
         straight = subject.method.combine(state, fold_stack(done.sent), now)
@@ -69,9 +69,9 @@ def law_order(subject: Subject) -> None:
             order = some_order(len(done.clients), turn) if turn else torch.arange(len(done.clients)).flip(0)
             mixed = subject.method.combine(state, fold_stack(tree_rows(done.sent, order)), now)
             near(mixed, straight, f"round {number}, messages added in order {order.tolist()}", subject.slack)
-    state, store = made.before(1)
-    again = one_round(world, "stacked", state, store, COHORTS[1][::-1], 1)
-    agree(subject, again, made.rounds[1], "round 1, cohort given backwards")
+    state, store = made.before(2)
+    again = one_round(world, "stacked", state, store, COHORTS[1][::-1], 2)
+    agree(subject, again, made.at(2), "round 2, cohort given backwards")
 
 
 @law(
@@ -87,10 +87,10 @@ def law_blocks(subject: Subject) -> None:
         memory //= 2
     while len(list(blocks(replace(world, memory=memory), cohort, passes))) > 3:
         memory *= 2
-    for number in (0, 1):
+    for number in (1, 2):
         state, store = made.before(number)
-        cut = one_round(replace(world, memory=memory), "stacked", state, store, COHORTS[number], number)
-        agree(subject, cut, made.rounds[number], f"round {number}, cut into blocks")
+        cut = one_round(replace(world, memory=memory), "stacked", state, store, COHORTS[number - 1], number)
+        agree(subject, cut, made.at(number), f"round {number}, cut into blocks")
 
 
 @law(
@@ -101,10 +101,10 @@ def law_blocks(subject: Subject) -> None:
 )
 def law_company(subject: Subject) -> None:
     made, world = trace(subject, "stacked"), subject.world()
-    for number in (0, 1):
-        done = made.rounds[number]
+    for number in (1, 2):
+        done = made.at(number)
         for i, client in enumerate(done.clients.tolist()):
-            if number == 1 and client not in (1, 5, 8):
+            if number == 2 and client not in (1, 5, 8):
                 continue
             state, store = made.before(number)
             alone = one_round(world, "stacked", state, store, [client], number)
@@ -137,11 +137,11 @@ def law_mask(subject: Subject) -> None:
     made, world = trace(subject, "stacked"), subject.world()
     for words, scale in (("other samples", 1.0), ("huge numbers", HUGE)):
         smudged = Smudged(**world.__dict__, scale=scale)
-        for number in (0, 1):
+        for number in (1, 2):
             state, store = made.before(number)
-            done = one_round(smudged, "stacked", state, store, COHORTS[number], number)
+            done = one_round(smudged, "stacked", state, store, COHORTS[number - 1], number)
             for i, client in enumerate(done.clients.tolist()):
-                one, other = visit(done, i), visit(made.rounds[number], i)
+                one, other = visit(done, i), visit(made.at(number), i)
                 near(one, other, f"round {number}, client {client}, padding filled with {words}", subject.slack)
 
 
@@ -163,7 +163,7 @@ def law_recording(subject: Subject) -> None:
     twice = [COHORTS[0], COHORTS[0]]  # the second round replays what the first recorded, with other numbers
     world = replace(subject.world(), recordings=Recordings(patience=0))
     called = run(subject.world(), "stacked", twice)
-    for number, (one, other) in enumerate(zip(run(world, "graph", twice).rounds, called.rounds, strict=True)):
+    for number, (one, other) in enumerate(zip(run(world, "graph", twice).rounds, called.rounds, strict=True), 1):
         for i, client in enumerate(other.clients.tolist()):
             near(visit(one, i), visit(other, i), f"replayed, round {number}, client {client}", subject.slack)
         near(one.state, other.state, f"replayed, state after round {number}", subject.slack)

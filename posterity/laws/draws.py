@@ -117,7 +117,7 @@ def heard(subject: Subject, seed: int) -> Ear:
         world = subject.world(seed=seed, method=Overheard(subject.method, ear))
         with listening(ear):
             state, store = first_state(world), Memory(subject.federation.members)
-            for number, cohort in enumerate(VISITS):
+            for number, cohort in enumerate(VISITS, 1):
                 state, _ = train_round(world, loop, state, store, torch.tensor(cohort), number, 2)
             score(world, loop, state, store, torch.tensor([1, 3]), 2, [subject.federation.test], "adapted")
         return ear

@@ -106,7 +106,7 @@ class Twice(Wrapper):
 def law_purity(subject: Subject) -> None:
     world = subject.world(method=Twice(subject.method))
     state, store = first_state(world), Memory(subject.federation.members)
-    for number, cohort in enumerate(((1, 2, 3), (1, 4))):
+    for number, cohort in enumerate(((1, 2, 3), (1, 4)), 1):
         state, _ = train_round(world, loop, state, store, torch.tensor(cohort), number, 2)
     tests = [subject.federation.test]
     for point in ("adapted", "trained"):
@@ -136,17 +136,17 @@ def law_seed(subject: Subject) -> None:
     ones = run(subject.world(), "loop", few)
     for name, state in global_generators().items():
         if state != before[name]:
-            raise Broken(f"the global generator of {name} moved during round 0")
-    same_bits(_end(ones), _end(run(subject.world(), "loop", few)), "the same seed, round 0, loop")
+            raise Broken(f"the global generator of {name} moved during round 1")
+    same_bits(_end(ones), _end(run(subject.world(), "loop", few)), "the same seed, round 1, loop")
     made = trace(subject, "stacked")
     again = run(subject.world(), "stacked", COHORTS[:2])
-    same_bits(_end(again), (made.rounds[1].state, made.rounds[1].rows), "the same seed, rounds 0 and 1, stacked")
+    same_bits(_end(again), (made.at(2).state, made.at(2).rows), "the same seed, rounds 1 and 2, stacked")
     draws = [p for p in subject.method.passes() if p.shuffle and p.batch is not None and p.learns]
     if any(p.batch is not None and p.batch < max(len(r) for r in _rows(subject)) for p in draws):
-        state, store = made.before(0)
-        other = one_round(subject.world(seed=subject.seed + 1), "stacked", state, store, COHORTS[0], 0)
-        if worst((other.state, other.rows), (made.rounds[0].state, made.rounds[0].rows))[0] == 0:
-            raise Broken("another seed gave the same bits in round 0, although the order of the samples is drawn")
+        state, store = made.before(1)
+        other = one_round(subject.world(seed=subject.seed + 1), "stacked", state, store, COHORTS[0], 1)
+        if worst((other.state, other.rows), (made.at(1).state, made.at(1).rows))[0] == 0:
+            raise Broken("another seed gave the same bits in round 1, although the order of the samples is drawn")
 
 
 def _rows(subject: Subject) -> list[Tensor]:

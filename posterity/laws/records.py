@@ -33,9 +33,9 @@ EXACT = {"log_weight", "matrix"}
 def law_absent(subject: Subject) -> None:
     for engine in ("loop", "stacked"):
         made = trace(subject, engine)
-        for number, done in enumerate(made.rounds):
+        for number, done in enumerate(made.rounds, 1):
             state, store = made.before(number)
-            absent = [c for c in range(subject.federation.members) if c not in COHORTS[number]]
+            absent = [c for c in range(subject.federation.members) if c not in COHORTS[number - 1]]
             if bool((store.known[absent] != done.known[absent]).any()):
                 raise Broken(f"round {number}, {engine}: a client that was absent has a record now")
             old = [c for c in absent if bool(store.known[c])]
@@ -71,12 +71,12 @@ def law_structure(subject: Subject) -> None:
     for name in subject.model.leaves:
         if params[name].shape != world.initial[name].shape:
             raise Broken(f"state.params[{name!r}] has shape {tuple(params[name].shape)}, not the network's")
-    here, _ = meet(world, ENGINES["loop"], made.first, Memory(subject.federation.members), torch.tensor(COHORTS[0]), 0)
+    here, _ = meet(world, ENGINES["loop"], made.first, Memory(subject.federation.members), torch.tensor(COHORTS[0]), 1)
     fresh = shapes(tree_rows(here.personal, 0))
-    for number, done in enumerate(made.rounds):
+    for number, done in enumerate(made.rounds, 1):
         _same_shapes(shapes(made.first), shapes(done.state), f"state after round {number}")
         _same_shapes(fresh, shapes(tree_rows(done.records, 0)), f"record of join and of message, round {number}")
-        _same_shapes(shapes(made.rounds[0].sent), _as_many(done.sent, made.rounds[0].sent), f"message, round {number}")
+        _same_shapes(shapes(made.at(1).sent), _as_many(done.sent, made.at(1).sent), f"message, round {number}")
 
 
 def _as_many(tree: Tree, like: Tree) -> list[tuple[str, tuple[int, ...], torch.dtype]]:
@@ -100,7 +100,7 @@ def law_precision(subject: Subject) -> None:
     thin = Subject(subject.method, subject.model, subject.federation.to("cpu", torch.float32), dtype=torch.float32)
     made = run(thin.world(), "stacked", COHORTS[:2])
     thin.memory["trace stacked"] = made
-    looked = {"state": made.state, "records": made.rounds[1].records, "messages": made.rounds[1].sent}
+    looked = {"state": made.state, "records": made.at(2).records, "messages": made.at(2).sent}
     looked["predictions"] = {point: outputs(thin, "stacked", point) for point in POINTS}
     for what, tree in looked.items():
         for name, leaf in tree_named(tree):
@@ -190,33 +190,33 @@ def _poison(victims: tuple[int, ...]) -> Change:
 )
 def law_refusal(subject: Subject) -> None:
     made, world = trace(subject, "stacked"), subject.world()
-    if not any(leaf.is_floating_point() for leaf in tree_leaves((made.rounds[0].sent, made.rounds[0].records))):
+    if not any(leaf.is_floating_point() for leaf in tree_leaves((made.at(1).sent, made.at(1).records))):
         return  # nothing that could be refused
-    state, store = made.before(1)
-    done = one_round(world, "stacked", state, store, COHORTS[1], 1, _poison((1,)))
+    state, store = made.before(2)
+    done = one_round(world, "stacked", state, store, COHORTS[1], 2, _poison((1,)))
     if [r.client for r in done.log.refused] != [1]:
         raise Broken(f"client 1 sent NaN, but refused were {done.log.refused}")
     _left_out(subject, done, 1)
-    state, store = made.before(1)
-    ill = one_round(replace(world, federation=_ill(subject, 8)), "stacked", state, store, COHORTS[1], 1)
+    state, store = made.before(2)
+    ill = one_round(replace(world, federation=_ill(subject, 8)), "stacked", state, store, COHORTS[1], 2)
     if {r.client for r in ill.log.refused} - {8}:
         raise Broken(f"client 8 has NaN in its data, but refused were {ill.log.refused}")
     if ill.log.refused:
         _left_out(subject, ill, 8)
-    state, store = made.before(1)
-    all_bad = one_round(world, "stacked", state, store, COHORTS[1], 1, _poison(COHORTS[1]))
+    state, store = made.before(2)
+    all_bad = one_round(world, "stacked", state, store, COHORTS[1], 2, _poison(COHORTS[1]))
     if not all_bad.log.empty:
         raise Broken("every message was NaN, but the round is not reported as empty")
-    before = (state, made.rounds[0].rows, made.rounds[0].known)
+    before = (state, made.at(1).rows, made.at(1).known)
     same_bits((all_bad.state, all_bad.rows, all_bad.known), before, "a round in which all were refused")
 
 
 def _left_out(subject: Subject, done: Round, victim: int) -> None:
-    """Round 1 ended as if `victim` had not been there."""
+    """Round 2 ended as if `victim` had not been there."""
     made, where = trace(subject, "stacked"), f"client {victim} refused"
-    state, store = made.before(1)
+    state, store = made.before(2)
     same_bits(tree_rows(done.rows, victim), tree_rows(store.rows, victim), f"{where}, its record")
-    without = one_round(subject.world(), "stacked", state, store, [c for c in COHORTS[1] if c != victim], 1)
+    without = one_round(subject.world(), "stacked", state, store, [c for c in COHORTS[1] if c != victim], 2)
     near((done.state, done.rows), (without.state, without.rows), f"{where}, the round without it", subject.slack)
 
 
@@ -234,7 +234,7 @@ def _ill(subject: Subject, victim: int) -> Federation:
 )
 def law_resume(subject: Subject) -> None:
     made, world = trace(subject, "stacked"), subject.world()
-    for number in (1, 2):
+    for number in (2, 3):
         state, store = made.before(number)
         stored = {f"state:{n}": t.clone().contiguous() for n, t in tree_named(state)}
         stored |= {f"rows:{n}": t.clone().contiguous() for n, t in tree_named(store.rows)}
@@ -243,7 +243,7 @@ def law_resume(subject: Subject) -> None:
         state = tree_filled(fresh, {n: named[f"state:{n}"] for n, _ in tree_named(fresh)})
         again.rows = tree_filled(copied(store.rows), {n: named[f"rows:{n}"] for n, _ in tree_named(store.rows)})
         again.known = named["known"]
-        done = one_round(world, "stacked", state, again, COHORTS[number], number)
-        straight = made.rounds[number]
+        done = one_round(world, "stacked", state, again, COHORTS[number - 1], number)
+        straight = made.at(number)
         pair = (done.state, done.rows, done.known), (straight.state, straight.rows, straight.known)
         same_bits(*pair, f"round {number} after a restart")

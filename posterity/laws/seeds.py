@@ -29,8 +29,8 @@ def law_seeds(subject: Subject) -> None:
     fleet, engine = Fleet.of(worlds), ENGINES["stacked"]
     together, apart = ([first_state(world) for world in worlds] for _ in range(2))
     stores, others = ([Memory(world.federation.clients) for world in worlds] for _ in range(2))
-    for number in range(2):
-        cohorts = [torch.tensor(COHORTS[(number + seed) % len(COHORTS)]) for seed in SEEDS]
+    for number in (1, 2):
+        cohorts = [torch.tensor(COHORTS[(number - 1 + seed) % len(COHORTS)]) for seed in SEEDS]
         ends = train_rounds(fleet, engine, together, stores, cohorts, number, len(COHORTS))
         together = [state for state, _ in ends]
         for i, world in enumerate(worlds):

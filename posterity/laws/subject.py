@@ -126,6 +126,6 @@ def _growth(subject: Subject) -> float:
 
 def _end(world: World) -> Tree:
     state, store = first_state(world), Memory(world.federation.members)
-    for number, cohort in enumerate(COHORTS):
+    for number, cohort in enumerate(COHORTS, 1):
         state, _ = train_round(world, loop, state, store, torch.tensor(cohort), number, len(COHORTS))
     return tree_map(lambda leaf: leaf, (state, store.rows))

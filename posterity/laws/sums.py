@@ -41,7 +41,7 @@ def grown(parts: Parts, lot: random.Random) -> Message:
 )
 def law_sums(subject: Subject) -> None:
     lot = random.Random(0)
-    for number, done in enumerate(trace(subject, "stacked").rounds):
+    for number, done in enumerate(trace(subject, "stacked").rounds, 1):
         parts, total = singles(done), fold_stack(done.sent)
         where = f"round {number}"
         for client, part in zip(done.clients.tolist(), parts, strict=True):
@@ -84,7 +84,7 @@ def _plain(part: Any) -> Tree:
 )
 def law_weights(subject: Subject) -> None:
     made, world = trace(subject, "stacked"), subject.world()
-    for number, done in enumerate(made.rounds):
+    for number, done in enumerate(made.rounds, 1):
         parts, total = singles(done), fold_stack(done.sent)
         nothing = {n: _weighed(p, -math.inf) for n, p in parts[0].items()}
         halves = [{n: _weighed(p, -math.log(2)) for n, p in part.items()} for part in parts]
@@ -119,10 +119,10 @@ def tree_sum(parts: Parts) -> Message:
 )
 def law_empty(subject: Subject) -> None:
     made, world = trace(subject, "stacked"), subject.world()
-    done, (state, _) = made.rounds[1], made.before(1)
+    done, (state, _) = made.at(2), made.before(2)
     nothing = zero_like(fold_stack(done.sent))
     try:
-        after = subject.method.combine(state, nothing, Now(1, len(COHORTS), world.root, 0))
+        after = subject.method.combine(state, nothing, Now(2, len(COHORTS), world.root, 0))
     except ValueError:
         return
     except Exception as error:

@@ -44,17 +44,21 @@ class Trace:
     def state(self) -> Tree:
         return self.rounds[-1].state
 
+    def at(self, number: int) -> Round:
+        """The round of that number; the first is round 1."""
+        return self.rounds[number - 1]
+
     def store(self, after: int | None = None) -> Memory:
-        """The records as they were after a round (before the first: -1), free to be written to."""
-        end = self.rounds[-1 if after is None else after]
+        """The records as they were after a round (before the first: 0), free to be written to."""
+        end = self.rounds[-1] if after is None else self.at(max(after, 1))
         store = Memory(len(end.known))
-        if after is None or after >= 0:
+        if after is None or after >= 1:
             store.known, store.rows = end.known.clone(), copied(end.rows)
         return store
 
     def before(self, number: int) -> tuple[Tree, Memory]:
         """State and records with which a round began."""
-        return (self.first if number == 0 else self.rounds[number - 1].state), self.store(number - 1)
+        return (self.first if number == 1 else self.at(number - 1).state), self.store(number - 1)
 
 
 def copied(tree: Tree) -> Tree:
@@ -100,7 +104,7 @@ def run(world: World, engine: str, cohorts: Sequence[Sequence[int]] = COHORTS) -
     """Rounds from the first state on."""
     state = first = first_state(world)
     store, rounds = Memory(world.federation.members), []
-    for number, cohort in enumerate(cohorts):
+    for number, cohort in enumerate(cohorts, 1):
         rounds.append(one_round(world, engine, state, store, cohort, number))
         state = rounds[-1].state
     return Trace(first, tuple(rounds))

@@ -16,7 +16,7 @@ With u_t = x_t − x̄_{t−1}, γ_t = ρ (t − 1)/t and δ_1 = x_1 − w,
     v_t = u_t − Σ_{k<t} γ_k (v_k·u_t) / (1 + γ_k u_k·v_k) v_k                                            # (c)
     δ_t = δ_{t−1} + [1 − γ_t (t δ_{t−1}·u_t + u_t·v_t) / (1 + γ_t u_t·v_t)] v_t / t,   Δ_k = δ_ℓ / ρ_ℓ   # (d)
 
-ρ = 0 sends the plain mean x̄ − w; the first rounds and clients without samples send FedAvg's θ_last − w.
+ρ = 0 sends the plain mean x̄ − w; rounds 1 … `burn_rounds` and clients without samples send FedAvg's θ_last − w.
 
 Reference: Al-Shedivat, Gillenwater, Xing and Rostamizadeh, "Federated learning via posterior averaging: a new
 perspective and practical algorithms", ICLR 2021.
@@ -134,8 +134,8 @@ class FedPA(Method):
         return tuned((self.local.descend(self.loss),), epochs)
 
     def delta(self, last: Tensor, samples: Tensor, filled: Tensor, w: Tensor, round: Tensor) -> Tensor:
-        """What a client sends: FedAvg's delta in the first rounds or without samples, else the posterior's."""
-        plain = (round < self.burn_rounds) | (filled.sum() == 0)
+        """What a client sends: FedAvg's delta in rounds 1 … burn_rounds or without samples, else the posterior's."""
+        plain = (round <= self.burn_rounds) | (filled.sum() == 0)
         return torch.where(plain, last - w, posterior_delta(samples, filled, w, self.rho))
 
     def message(self, carry: Carry, here: Here) -> tuple[Message, Personal]:

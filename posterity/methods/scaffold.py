@@ -15,10 +15,12 @@ learning", ICML 2020, Algorithm 1.
 
 Differs from the paper: several epochs of batches instead of τ steps, so τ differs between clients and (4) uses the
 client's own; option I averages the gradients of all batches at w in training mode. (4) reads a mean gradient off the
-distance moved, which holds for plain SGD alone: other optimisers are refused except with option I. Variates cover
-trainable leaves, never the buffers of batch norm, whose plain mean is taken. Fine-tuning (`adapt`) is uncorrected: it
-looks for the client's own minimum. `fednp` is what FedNP's released baseline does: c_k⁺ is the mean gradient of one
-more, uncorrected epoch from θ_k.
+distance moved, which holds for plain SGD alone: momentum, a gradient-norm clip (it shortens the step, correction
+included) and other optimisers are refused except with option I. Weight decay is allowed: it is the gradient of
+½λ‖θ‖², a part of the loss, and so of the variates of option II (option I leaves it out, where it would cancel in
+c − c_k). Variates cover trainable leaves, never the buffers of batch norm, whose plain mean is taken. Fine-tuning
+(`adapt`) is uncorrected: it looks for the client's own minimum. `fednp` is what FedNP's released baseline does: c_k⁺ is
+the mean gradient of one more, uncorrected epoch from θ_k.
 """
 
 from __future__ import annotations
@@ -69,12 +71,13 @@ class SCAFFOLD(Method):
     def __post_init__(self) -> None:
         check_fields(self)
         within(self, server_lr=(0, None))
-        plain = self.local.optimiser == "sgd" and not self.local.momentum and self.local.lr > 0
+        how = self.local
+        plain = how.optimiser == "sgd" and not how.momentum and how.clip is None and how.lr > 0
         if self.variate != "I" and not plain:
             raise ValueError(
                 f"variate {self.variate!r} reads the mean gradient off the distance that plain SGD moved; local has "
-                f"optimiser {self.local.optimiser!r}, momentum {self.local.momentum}, lr {self.local.lr}. "
-                "Use sgd without momentum, or variate 'I'"
+                f"optimiser {how.optimiser!r}, momentum {how.momentum}, clip {how.clip}, lr {how.lr}. "
+                "Use sgd with a step size above 0, without momentum and clip, or variate 'I'"
             )
 
     def init(self, model: Any, params: Params, facts: Facts) -> State:

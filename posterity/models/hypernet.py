@@ -82,6 +82,7 @@ class Predictor:
     of_net: SGD
     of_embedding: SGD
     clip: float | None
+    form: str = "log_variance"  # what ρ is the logarithm of
 
     def first(self, weight: Tensor, clients: int, key: Tensor) -> Source:
         """The source before the first round, for a layer's weight; what is drawn depends on `key`."""
@@ -99,7 +100,7 @@ class Predictor:
     def ask(self, net: Weights, rows: Tensor, shape: torch.Size) -> Tensor:
         """ρ (..., *shape) of embeddings (..., length)."""
         if self.family == "hyper":
-            rho = centred(evaluate(net, rows))
+            rho = centred(evaluate(net, rows), self.form)
         else:
             rho = rows if self.family == "ensemble" else net["rho"].expand(*rows.shape[:-1], -1)
         return rho.reshape(*rows.shape[:-1], *shape)

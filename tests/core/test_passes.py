@@ -49,7 +49,7 @@ def kept(federation, engine, *passes, model=None, initial=None):
     model = scalar_model() if model is None else model
     run = Run(Walking(work=passes), federation, model, engine, initial)
     clients = torch.arange(federation.clients)
-    here, _ = meet(run.world, engine, run.state, run.store, clients, 0)
+    here, _ = meet(run.world, engine, run.state, run.store, clients, 1)
     carry = engine.work(run.world, passes, engine.start(run.world, here), here, keys.TRAIN)
     if isinstance(carry, list):
         return [(c.kept, c.params) for c in carry]

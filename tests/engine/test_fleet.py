@@ -46,7 +46,7 @@ def both(some, engine):
     for at_once in (True, False):
         states, stores = [first_state(w) for w in some], [Memory(w.federation.clients) for w in some]
         cohorts = [able(w)[i::2] for i, w in enumerate(some)]
-        for number in range(2):
+        for number in (1, 2):
             if at_once:
                 ends = train_rounds(fleet, ENGINES[engine], states, stores, cohorts, number, 2)
             else:
@@ -88,15 +88,15 @@ def test_a_part_that_is_none_of_the_usual():
     states, stores = [first_state(w) for w in some], [Memory(w.federation.clients) for w in some]
     parts = [Part.of([w.federation.test.client(k) for k in range(w.federation.clients)]) for w in some]
     asked = [Question(torch.tensor([2, 0]), (part,), "received") for part in parts]
-    for i, outputs in enumerate(answer_all(fleet, engine, states, stores, asked, 0)):
-        assert worst(outputs, answer(some[i], engine, states[i], stores[i], asked[i], 0))[0] < 1e-12
+    for i, outputs in enumerate(answer_all(fleet, engine, states, stores, asked, 1)):
+        assert worst(outputs, answer(some[i], engine, states[i], stores[i], asked[i], 1))[0] < 1e-12
 
 
 def test_nobody_takes_part():
     some = worlds()
     states, stores = [first_state(w) for w in some], [Memory(w.federation.clients) for w in some]
     nobody = [torch.zeros(0, dtype=torch.int64)] * 2
-    ends = train_rounds(Fleet.of(some), ENGINES["stacked"], states, stores, nobody, 0, 1)
+    ends = train_rounds(Fleet.of(some), ENGINES["stacked"], states, stores, nobody, 1, 1)
     assert [log.empty for _, log in ends] == [True, True]
 
 

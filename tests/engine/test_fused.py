@@ -51,7 +51,7 @@ def _engine(stepping):
 def _rounds(world, engine, count=2, cohort=None):
     state, store = first_state(world), Memory(world.federation.clients)
     cohort = able(world) if cohort is None else cohort
-    for number in range(count):
+    for number in range(1, count + 1):
         state, log = train_round(world, engine, state, store, cohort, number, count)
         assert not log.refused
     return state

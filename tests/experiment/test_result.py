@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -59,6 +60,51 @@ def test_selection_never_looks_at_the_test_half(result):
     assert result.chosen_round("validated") == best["round"]
     assert result.metric() == best["test"]
     assert result.metric(show="paper") == max(e["held"] for e in entries)
+
+
+def test_newcomers_after_each_number_of_epochs(result):
+    """Lines of 1 and of 5 epochs are two histories; without a number, it is asked for."""
+    for epochs in (1, 5):
+        lines = [x for x in result.lines if x["kind"] == "score" and x["group"] == "newcomers"
+                 and (x["point"], x["epochs"]) == ("adapted", epochs)]  # fmt: skip
+        expected = {(x["round"], x["part"]): x["metrics"]["nll"]["pooled"] for x in lines}
+        entries = result.history("nll", "pooled", "adapted", "newcomers", epochs=epochs)
+        assert [e["round"] for e in entries] == [2, 4]
+        parts = ("validation", "test", "held")
+        assert {(e["round"], p): e[p] for e in entries for p in parts} == expected
+    one, five = (result.history("nll", point="adapted", group="newcomers", epochs=e) for e in (1, 5))
+    assert all(a["held"] != b["held"] for a, b in zip(one, five, strict=True))
+    with pytest.raises(ValueError, match=r"'newcomers' were scored at the point 'adapted' .* 1, 5\. Say which"):
+        result.history(point="adapted", group="newcomers")
+    with pytest.raises(ValueError, match=r"after 3 epochs in this run; scored after: 1, 5"):
+        result.history(point="adapted", group="newcomers", epochs=3)
+    assert len(result.history(point="received", group="newcomers")) == 2  # one number: nobody has to ask
+    assert result.history(point="adapted") == result.history(point="adapted", epochs=1)
+
+
+def test_the_number_of_epochs_reaches_every_question(result):
+    """Members scored after 1 and after 3 epochs, the latter with the accuracies of the former halved."""
+
+    def halved(values):
+        return {k: v / 2 if isinstance(v, float) else v for k, v in values.items()}
+
+    adapted = [x for x in result.lines if (x.get("group"), x.get("point")) == ("members", "adapted")]
+    more = [{**x, "epochs": 3, "metrics": {**x["metrics"], "accuracy": halved(x["metrics"]["accuracy"])},
+             "clients": {**x["clients"], "accuracy": [a / 2 for a in x["clients"]["accuracy"]]}}
+            for x in adapted]  # fmt: skip
+    both = replace(result, lines=[*more, *result.lines])
+    for show in ("validated", "paper", "last"):
+        plain, half = (both.metric(show=show, point="adapted", epochs=e) for e in (1, 3))
+        assert plain == result.metric(show=show, point="adapted") == 2 * half
+        names = both.clients(show, "adapted", 1), both.clients(show, "adapted", 3)
+        assert names[0]["accuracy"] == [2 * a for a in names[1]["accuracy"]]
+        assert both.chosen_round(show, "adapted", 1) == result.chosen_round(show, "adapted")
+    goal = 0.75 * result.history(point="adapted")[-1]["held"]
+    assert both.cost_to(goal, "adapted", 1) == result.cost_to(goal, "adapted")
+    assert both.cost_to(1.5 * goal, "adapted", 3) == {"rounds": None, "bytes": None}
+    for ask in (both.metric, both.chosen_round, both.clients, lambda point: both.cost_to(goal, point)):
+        with pytest.raises(ValueError, match=r"several numbers of epochs: 1, 3"):
+            ask(point="adapted")
 
 
 def test_save_and_load(result, tmp_path):

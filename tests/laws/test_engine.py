@@ -68,7 +68,7 @@ def test_a_cohort_is_cut_by_memory(fedper):
 def test_an_empty_cohort_is_an_empty_round(fedper):
     world, store = fedper.world(), Memory(13)
     state = first_state(world)
-    after, log = train_round(world, stacked, state, store, torch.zeros(0, dtype=torch.int64), 0, 1)
+    after, log = train_round(world, stacked, state, store, torch.zeros(0, dtype=torch.int64), 1, 1)
     assert log.empty
     assert after is state
 
@@ -90,9 +90,9 @@ def test_a_client_with_broken_data_is_refused_and_rolled_back(engine):
     x[whole.federation.train.client(8)[0]] = torch.inf
     world = replace(whole.world(), federation=replace(whole.federation, x=x))
     store, clean = Memory(13), Memory(13)
-    state, log = train_round(world, engine, first_state(world), store, torch.tensor(COHORTS[0]), 0, 1)
+    state, log = train_round(world, engine, first_state(world), store, torch.tensor(COHORTS[0]), 1, 1)
     others = [c for c in COHORTS[0] if c != 8]
-    plain, _ = train_round(whole.world(), engine, first_state(world), clean, torch.tensor(others), 0, 1)
+    plain, _ = train_round(whole.world(), engine, first_state(world), clean, torch.tensor(others), 1, 1)
     assert [r.client for r in log.refused] == [8]
     assert log.accepted == len(others)
     assert not store.known[8]
@@ -119,9 +119,9 @@ def test_rounds_of_other_length_agree(fedper):
 
 def test_a_round_leaves_the_state_it_began_with_alone(fedper):
     made = trace(fedper, "stacked")
-    state, store = made.before(1)
+    state, store = made.before(2)
     before = [t.clone() for t in tree_leaves(state)]
-    one_round(fedper.world(), "stacked", state, store, COHORTS[1], 1)
+    one_round(fedper.world(), "stacked", state, store, COHORTS[1], 2)
     assert all(torch.equal(a, b) for a, b in zip(before, tree_leaves(state), strict=True))
 
 

@@ -70,11 +70,11 @@ def test_a_run_on_file_equals_a_run_in_memory(cls, tmp_path):
     ends = []
     for store in (Memory(members), Mapped(tmp_path, members)):
         state = first_state(world)
-        for number, cohort in enumerate(COHORTS):
+        for number, cohort in enumerate(COHORTS, 1):
             state, _ = train_round(world, stacked, state, store, torch.tensor(cohort), number, len(COHORTS))
             if isinstance(store, Mapped):
                 store.flush()
-                store.begin(number + 1)
+                store.begin(number)
         everybody = torch.arange(members)
         outputs = score(world, stacked, state, store, everybody, 3, [looked_at.federation.test], "received")
         template = tree_map(lambda leaf: torch.zeros_like(leaf)[None].expand(members, *leaf.shape), one_record(world))

@@ -49,7 +49,7 @@ def test_dropped_weights_are_zero_and_stay_unmoved(engine):
     gone = rates(run)[0] > 0.8
     assert 0 < int(gone.sum()) < gone.numel()
     for point in ("received", "trained"):
-        carry, _ = personal_model(run.world, run.state, run.store, 0, 0, point)
+        carry, _ = personal_model(run.world, run.state, run.store, 0, 1, point)
         assert not bool(carry.params[LEAF][gone].any())
         assert bool((carry.params[LEAF][~gone] != 0).all())
         assert bool((carry.params[RHO][gone] == dropout.LEAST).all())
@@ -126,6 +126,35 @@ def test_nothing_is_dropped_before_its_round_or_at_threshold_one():
     later = start(Drop(hosted(), after=1, threshold=0.5)).rounds(2)
     assert [log.report["dropped"] > 0 for log in later.logs] == [False, True]
     assert worst(plain.state, later.state.host) > 0
+
+
+ALPHAS = (1.0, 3.9, 4.1, 8.9, 9.1, 4000.0)  # rates ½, 0.796, 0.804, 0.899, 0.901 and 0.99975
+
+
+@each_engine
+@pytest.mark.parametrize(("threshold", "dropped"), [(0.8, 32), (0.9, 16), (0.95, 8), (0.9995, 8)])
+def test_a_hyper_network_that_predicts_log_alpha_reaches_the_papers_thresholds(engine, threshold, dropped):
+    """48 weights, 8 of each α: above 0.8 are 4.1, 8.9, 9.1 and 4000, above 0.9 the last two, above 0.95 the last."""
+    federation = points((5, 4))
+    method = MetaVD(FedAvg(TRAINING), noise_param="alpha", draws=1, width=4, depth=1)
+    run = Run(Drop(method, threshold=threshold, after=0), federation, mlp(federation), engine)
+    net = {n: torch.zeros_like(p) for n, p in run.state.host.source.net.items()}
+    net["1.bias"] = torch.tensor(ALPHAS, dtype=torch.float64).repeat(8).log() + 8.5
+    source = replace(run.state.host.source, net=net)
+    run.state = replace(run.state, host=replace(run.state.host, source=source))
+    carry, _ = personal_model(run.world, run.state, run.store, 0, 1, "received")
+    gone = torch.tensor([a / (1 + a) > threshold for a in ALPHAS]).repeat(8).reshape(8, 6)
+    assert torch.equal(carry.params[LEAF] == 0, gone)
+    assert run.rounds(1).logs[0].report["dropped"] == pytest.approx(dropped / 48, abs=1e-12)
+
+
+def test_a_threshold_that_no_rate_exceeds_is_refused():
+    """e^8.5 / (1 + e^8.5) = 0.999797 is the highest rate with log α; with log v, small weights come near 1."""
+    alpha = hosted(noise_param="alpha")
+    with pytest.raises(ValueError, match=r"threshold 0\.9999 would drop nothing: .* no rate is above 0\.999797"):
+        Drop(alpha, threshold=0.9999)
+    for method, threshold in ((alpha, 0.9997), (alpha, 1.0), (hosted(), 0.9999), (hosted(), 1.0)):
+        assert Drop(method, threshold=threshold).threshold == threshold
 
 
 def test_it_brings_metavd_along():

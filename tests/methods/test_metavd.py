@@ -205,7 +205,7 @@ def keys_of(host, cohorts, seed=0, client=1):
 def test_draws_depend_on_seed_client_round_and_step_alone(host):
     """Alone, in company, in another order, after other rounds: the same keys in the same calls; another seed: none."""
     alone = keys_of(host, ([1], [1]))
-    steps = [place for place in alone if place.startswith("pass 0 of client 1 in round 1")]
+    steps = [place for place in alone if place.startswith("pass 0 of client 1 in round 2")]
     assert len(steps) == (2 if host.label in ("FedAvg", "Reptile") else 1)  # 5 samples in batches of 4, or of 12
     assert any(place.startswith("predict") for place in alone)
     assert alone == keys_of(host, ([0, 1, 2, 3], [3, 1, 2])) == keys_of(host, ([1, 0], [2, 1, 0, 3]))
@@ -228,7 +228,7 @@ def test_every_inner_step_has_draws_of_its_own():
     counts = []
     for inner in (1, 3):
         keys = keys_of(MAML(TRAINING, inner=inner), ([1],))
-        counts.append(len(keys["pass 0 of client 1 in round 0, step 0"]))
+        counts.append(len(keys["pass 0 of client 1 in round 1, step 0"]))
     assert counts == [6, 12]
 
 
@@ -264,7 +264,7 @@ def test_noise_proportional_to_the_weight():
     """noise_param = alpha: a layer of zeros has no noise."""
     federation = points((5,))
     run = Run(MetaVD(FedAvg(TRAINING), noise_param="alpha", **SMALL), federation, mlp(federation))
-    carry, here = personal_model(run.world, run.state, run.store, 0, 0, "received")
+    carry, here = personal_model(run.world, run.state, run.store, 0, 1, "received")
     zero = {**carry.params, "base.fc1.weight": torch.zeros_like(carry.params["base.fc1.weight"])}
     x = federation.x[:3]
     noisy = run.world.method.noisy(zero, here, 1, 3).model(zero, x)[0]

@@ -212,7 +212,46 @@ def test_bad_hyper_parameters():
         SCAFFOLD(server_lr=-1.0)
     with pytest.raises(ValueError, match=r"variate = 'III' is unknown"):
         SCAFFOLD(variate="III")
-    for local in (Training(momentum=0.9), Training(optimiser="adam"), Training(lr=0.0)):
-        with pytest.raises(ValueError, match=r"plain SGD .* variate 'I'"):
-            SCAFFOLD(local)
+    for local in (Training(momentum=0.9), Training(optimiser="adam"), Training(lr=0.0), Training(clip=5.0)):
+        for variate in ("II", "fednp"):
+            with pytest.raises(ValueError, match=r"plain SGD .* variate 'I'"):
+                SCAFFOLD(local, variate=variate)
         SCAFFOLD(local, variate="I")
+
+
+def test_a_clip_is_named():
+    """It would make variates of −1 out of the slopes −2 and −4: a step of 0.1 from 1 is no longer than 0.1."""
+    with pytest.raises(ValueError, match=r"momentum 0\.0, clip 1\.0, lr 0\.1.* without momentum and clip"):
+        SCAFFOLD(full_batch(1, clip=1.0))
+    method = SCAFFOLD(full_batch(1, clip=1.0), variate="I")
+    run = Run(method, quadratics([1.0, 2.0], [3.0, 3.0]), scalar_model(), initial=at(1.0)).rounds(1)
+    assert run.scalar() == pytest.approx(1.1, abs=1e-6)
+    assert run.store.rows[WEIGHT].flatten().tolist() == pytest.approx([-2, -4], abs=1e-12)
+
+
+DECAYED = [(0.1, 1, 0.5), (0.1, 5, 0.5), (0.05, 3, 0.01), (0.2, 2, 1.0), (0.01, 9, 2.0), (0.1, 4, 0.0), (0.15, 7, 0.3)]
+
+
+@pytest.mark.parametrize(("lr", "steps", "decay"), DECAYED)
+def test_weight_decay_is_a_part_of_the_loss(lr, steps, decay):
+    """Option II with decay λ is option II on the losses f_k + ½λθ²: curvature a + λ, centre ac/(a + λ)."""
+    curvature, centre = [1.0, 4.0], [0.0, 3.0]
+    tighter = [a + decay for a in curvature]
+    centres = [a * c / (a + decay) for a, c in zip(curvature, centre, strict=True)]
+    local = full_batch(steps, lr, weight_decay=decay), full_batch(steps, lr)
+    federations = quadratics(curvature, centre), quadratics(tighter, centres)
+    runs = [Run(SCAFFOLD(how), some, scalar_model(), initial=at(1.0)).rounds(3)
+            for how, some in zip(local, federations, strict=True)]  # fmt: skip
+    assert runs[0].scalar() == pytest.approx(runs[1].scalar(), abs=1e-12)
+    assert worst(runs[0].store.rows, runs[1].store.rows) < 1e-11
+    own, w, c = [0.0, 0.0], 1.0, 0.0  # and in plain numbers
+    for _ in range(3):
+        ends = []
+        for k in (0, 1):
+            theta = w
+            for _ in range(steps):
+                theta -= lr * (curvature[k] * (theta - centre[k]) + decay * theta - own[k] + c)
+            ends.append(theta)
+        new = [own[k] - c + (w - ends[k]) / (steps * lr) for k in (0, 1)]
+        w, c, own = sum(ends) / 2, c + sum(new[k] - own[k] for k in (0, 1)) / 2, new
+    assert runs[0].scalar() == pytest.approx(w, abs=1e-12)

@@ -1,5 +1,6 @@
 """The accumulator contract: what clients send adds up the same in any order, in any tree, in float64."""
 
+from decimal import MAX_EMAX, MIN_EMIN, Decimal, localcontext
 from functools import reduce
 
 import pytest
@@ -167,6 +168,55 @@ def test_effective_clients():
         parts = [{"it": LogMean(torch.tensor(w).double().log(), {"t": torch.zeros(1).double()})} for w in weights]
         assert float(folded(parts)["it"].effective()) == pytest.approx(expected, abs=1e-12)
         assert float(reduce(merge, [single(p) for p in parts])["it"].effective()) == pytest.approx(expected, abs=1e-12)
+
+
+LOG_WEIGHTS = [
+    [-1e300] * 4, [1e300] * 4, [-1e15] * 7, [-5000.0] * 3, [0.0] * 5, [-1.7e308] * 2, [1.7e308] * 9,
+    [-1e300, -1e300, -2e300], [1e300, -1e300, 0.0], [-1e15, -1e15 - 1, -1e15 - 1, -1e15 + 0.5],
+    [-5000.0, -5000.001, -5003.0], [0.0, -1.0, -2.5, 1.5], [3e4, 3e4 - 0.125, 2e4], [-1e16] * 3 + [-1e16 - 2] * 2,
+]  # fmt: skip
+
+
+def exactly(log_weights, values):
+    """(Σw)²/Σw², Σwv/Σw and log Σw in 60 decimal places, the weights divided by the largest."""
+    with localcontext() as context:
+        context.prec, context.Emin, context.Emax = 60, MIN_EMIN, MAX_EMAX
+        top = max(Decimal(w) for w in log_weights)
+        gaps = [Decimal(w) - top for w in log_weights]
+        weights = [gap.exp() if gap > -10_000 else Decimal(0) for gap in gaps]
+        mass, square = sum(weights), sum(w * w for w in weights)
+        mean = sum(w * Decimal(v) for w, v in zip(weights, values, strict=True)) / mass
+        return float(mass * mass / square), float(mean), float(top + mass.ln())
+
+
+@pytest.mark.parametrize("log_weights", LOG_WEIGHTS)
+def test_effective_clients_and_means_of_log_weights_of_any_size(log_weights):
+    """Four equal clients are worth four at −1e300 too, stacked, streamed, in trees and beside the zero."""
+    values = [1.0, -2.0, 4.0, 0.5, 8.0, -1.0, 3.0, 2.0, 7.0][: len(log_weights)]
+    parts = [{"it": LogMean(torch.tensor(w, dtype=torch.float64), {"t": torch.tensor([v], dtype=torch.float64)})}
+             for w, v in zip(log_weights, values, strict=True)]  # fmt: skip
+    effective, mean, log_total = exactly(log_weights, values)
+    singles = [single(p) for p in parts]
+    nothing, cut = zero_like(singles[0]), len(parts) // 2
+    ways = {
+        "stacked": folded(parts),
+        "streamed": reduce(merge, singles),
+        "not folded": reduce(merge, parts),
+        "backwards": reduce(merge, singles[::-1]),
+        "from the right": reduce(lambda a, b: merge(b, a), singles[::-1]),
+        "in two stacks": merge(folded(parts[:cut]), folded(parts[cut:])),
+        "a stack of totals": fold_stack(tree_stack([folded(parts[:cut]), folded(parts[cut:])])),
+        "with zeros": reduce(merge, [nothing, *singles, nothing]),
+    }
+    for way, total in ways.items():
+        assert float(total["it"].effective()) == pytest.approx(effective, rel=1e-13), way
+        assert float(total["it"].mean()["t"]) == pytest.approx(mean, rel=1e-13), way
+        assert float(total["it"].log_weight) == pytest.approx(log_total, rel=1e-15, abs=1e-14), way
+
+
+def test_nobody_is_worth_no_client():
+    nothing = zero_like({"it": LogMean(torch.tensor(-3.0).double(), {"t": torch.ones(2).double()})})
+    assert float(nothing["it"].effective()) == 0 == float(merge(nothing, nothing)["it"].effective())
 
 
 @pytest.mark.parametrize("kind", ["mean", "mean per number", "log mean", "moments"])

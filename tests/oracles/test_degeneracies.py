@@ -38,7 +38,7 @@ each_method = pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)
 
 def visited(run):
     """Client 0 after its local work in the round to come, and the stack of one message that it sends."""
-    here, _ = meet(run.world, loop, run.state, run.store, torch.zeros(1, dtype=torch.int64), run.played)
+    here, _ = meet(run.world, loop, run.state, run.store, torch.zeros(1, dtype=torch.int64), run.played + 1)
     carries = loop.work(run.world, run.world.method.passes(), loop.start(run.world, here), here, keys.TRAIN)
     return carries[0].params, loop.message(run.world, carries, here)[0]
 

@@ -29,7 +29,7 @@ from posterity.methods.local import Local
 from .worlds import DOUBLE, ENGINES, Run, federate, full_batch, leaves, mlp, points, same_bits, worst
 
 TRAINING = Training(lr=0.1, batch=4, epochs=2)
-NOW = Now(0, 1, torch.zeros(2, dtype=torch.int64), 2)
+NOW = Now(1, 1, torch.zeros(2, dtype=torch.int64), 2)
 each_engine = pytest.mark.parametrize("engine", ENGINES, ids=lambda e: e.name)
 
 
@@ -40,7 +40,7 @@ def random(*shape, seed=0):
 def started(run, engine=loop):
     """What each client holds right after the broadcast: its mixed leaves (clients, ...)."""
     clients = torch.arange(run.world.federation.clients)
-    here, _ = meet(run.world, engine, run.state, run.store, clients, run.played)
+    here, _ = meet(run.world, engine, run.state, run.store, clients, run.played + 1)
     mixed = engine.start(run.world, here)
     return mixed.params if engine is not loop else {n: torch.stack([c.params[n] for c in mixed]) for n in here.initial}
 
@@ -48,7 +48,7 @@ def started(run, engine=loop):
 def messages(method, federation, model):
     """What every client sends in the first round (clients, ...)."""
     run = Run(method, federation, model)
-    here, _ = meet(run.world, loop, run.state, run.store, torch.arange(federation.clients), 0)
+    here, _ = meet(run.world, loop, run.state, run.store, torch.arange(federation.clients), 1)
     carries = loop.work(run.world, method.passes(), loop.start(run.world, here), here, keys.TRAIN)
     return loop.message(run.world, carries, here)[0]
 

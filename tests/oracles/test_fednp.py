@@ -243,7 +243,7 @@ def test_o16_the_prior_counts_once():
     def combined(sites):
         three = {n: p.expand(3, *p.shape) for n, p in state.params.items()}
         total = fold_stack({"params": Mean(counts[:, 0], three), "site": Sum(sites)})
-        totals = method.combine(state, total, Now(0, 1, torch.zeros(2), 3)).totals
+        totals = method.combine(state, total, Now(1, 1, torch.zeros(2), 3)).totals
         return float(totals.mean()), float(totals.covariance())
 
     assert combined(Gaussian(counts, sums)) == pytest.approx((0.55, 0.1), abs=1e-12)

@@ -14,7 +14,7 @@ from posterity.methods.fedpa import FedPA, State, flattened, posterior_delta, re
 from .worlds import DOUBLE, ENGINES, WEIGHT, Run, at, full_batch, mlp, points, q2, scalar_model
 
 FOUR = torch.tensor([[1, 0], [0, 2], [2, 1], [3, -1]], dtype=DOUBLE)
-NOW = Now(0, 1, torch.zeros(2, dtype=torch.int64), 2)
+NOW = Now(1, 1, torch.zeros(2, dtype=torch.int64), 2)
 
 
 def dense(samples, w, rho):
@@ -55,13 +55,13 @@ def test_o02_empty_blocks_are_skipped(filled):
 
 
 def test_o03_one_sample_is_its_delta_and_none_is_fedavgs():
-    samples, w, last, late = random(4, 3), random(3, seed=1), random(3, seed=2), torch.tensor(7)
+    samples, w, last, late = random(4, 3), random(3, seed=1), random(3, seed=2), torch.tensor(8)
     one, none = torch.tensor([0, 0, 1, 0], dtype=DOUBLE), torch.zeros(4, dtype=DOUBLE)
     method = FedPA(burn_rounds=7, rho=0.5)
     assert torch.equal(method.delta(last, samples, one, w, late), samples[2] - w)
     assert torch.equal(method.delta(last, samples, none, w, late), last - w)
     assert not posterior_delta(samples, none, w, 0.5).any()
-    assert torch.equal(method.delta(last, samples, one, w, torch.tensor(6)), last - w)  # still burning in
+    assert torch.equal(method.delta(last, samples, one, w, torch.tensor(7)), last - w)  # still burning in
 
 
 def test_o04_a_large_rho_inverts_the_sample_covariance():
@@ -90,7 +90,7 @@ def test_o05_q2_with_exact_covariance_goes_to_the_global_optimum(momentum):
     state, seen = State(at(0.0), at(0.0)), []
     for _ in range(120):
         w = state.params[WEIGHT].flatten()
-        deltas = [method.delta(w, x, full.double(), w, torch.tensor(0)) for x in clouds]
+        deltas = [method.delta(w, x, full.double(), w, torch.tensor(1)) for x in clouds]
         sent = {"delta": Mean(torch.ones(2, dtype=DOUBLE), {WEIGHT: torch.stack(deltas)[..., None]})}
         state = method.combine(state, fold_stack(sent), NOW)
         seen.append(float(state.params[WEIGHT]))
@@ -118,7 +118,7 @@ def test_o07_the_engines_samples_give_the_dense_solve():
     model = mlp(federation)
     method = FedPA(Training(lr=0.1, batch=4), rho=0.3, burn_rounds=0)
     run = Run(method, federation, model)
-    here, _ = meet(run.world, loop, run.state, run.store, torch.arange(3), 0)
+    here, _ = meet(run.world, loop, run.state, run.store, torch.arange(3), 1)
     carries = loop.work(run.world, method.passes(), loop.start(run.world, here), here, keys.TRAIN)
     sent, _ = loop.message(run.world, carries, here)
     assert [c.kept["filled"].tolist() for c in carries] == [[1] * 5, [1, 0, 0, 0, 0], [1, 0, 0, 0, 0]]

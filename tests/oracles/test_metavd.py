@@ -1,5 +1,6 @@
 """MetaVD's numbered oracles: precision weights, divergence, noise, hyper-network step, schedule, reductions."""
 
+import math
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -8,6 +9,7 @@ import torch
 
 from posterity.core import dropout
 from posterity.core.draw import make_key, normal
+from posterity.core.method import Carry
 from posterity.core.monoid import Mean
 from posterity.core.optimise import SGD
 from posterity.core.training import Training
@@ -159,6 +161,55 @@ def test_o11_dropout_rate():
     assert float(dropout.rate(doubles(-1.0), doubles(0.0))) == 1
 
 
+OUTPUTS = [  # of the hyper-network, a weight, what ρ is the logarithm of
+    (0.0, 0.3, "alpha"), (8.5, -0.7, "alpha"), (9.6, 0.01, "alpha"), (10.7, 2.0, "alpha"), (15.25, 0.3, "alpha"),
+    (17.0, 1e-3, "alpha"), (40.0, 0.3, "alpha"), (-6.0, 0.3, "alpha"),
+    (0.0, 0.3, "log_variance"), (5.0, 0.02, "log_variance"), (8.5, 0.25, "log_variance"), (40.0, 3.0, "log_variance"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("raw", "theta", "form"), OUTPUTS)
+def test_rate_and_divergence_of_an_output(raw, theta, form):
+    """ρ = raw − 8.5, used from −8.5 on, and up to log v = 0 or log α = 8.5: so p goes up to 0.9998 in both forms."""
+    net = {"0.weight": torch.zeros(1, 2, dtype=DOUBLE), "0.bias": doubles(raw)}
+    asked = replace(predictor(), form=form)
+    rho = asked.ask(net, doubles(0.4, -1.0), torch.Size([1]))
+    used = max(-8.5, min(raw - 8.5, 8.5 if form == "alpha" else 0.0))
+    alpha = math.exp(used) / (1 if form == "alpha" else theta**2)
+    assert float(dropout.rate(rho, doubles(theta), form)) == pytest.approx(alpha / (1 + alpha), rel=1e-12)
+    found = dropout.divergence(rho, doubles(theta), form)
+    assert float(found) == pytest.approx(0.5 * math.log((1 + alpha) / alpha), rel=1e-9)
+    assert float(dropout.variance(rho, doubles(theta), form)) == pytest.approx(alpha * theta**2, rel=1e-12)
+    assert float(dropout.rate(rho, doubles(theta), form)) <= dropout.highest_rate(form)
+
+
+def test_the_range_of_log_v_is_the_released_one():
+    """In every bit: clamp(h, −8.5, 8.5) − 8.5."""
+    raw = 12 * normal(make_key(2), (500,), DOUBLE)
+    assert torch.equal(dropout.centred(raw), raw.clamp(-8.5, 8.5) - 8.5)
+    assert float(dropout.centred(raw, "alpha").max()) == 8.5 == float(dropout.centred(doubles(17.0), "alpha"))
+
+
+def test_weights_with_rates_above_one_half_count_as_little_as_they_should():
+    """(5) with α = 9 and 1/4 at θ = 0.2 and −0.3: weights g/(αθ²); the floor for newcomers, α of e̅ if they ask."""
+    theta, alpha, g = (0.2, -0.3), (9.0, 0.25), (2.0, 1.0)
+    weights = [n / (a * t * t) for n, a, t in zip(g, alpha, theta, strict=True)]
+    expected = sum(w * t for w, t in zip(weights, theta, strict=True)) / sum(weights)
+    stack = doubles(*theta)[:, None], doubles(*alpha).log()[:, None], doubles(*g)
+    assert float(pooled(*stack, "alpha")[0]) == pytest.approx(expected, abs=1e-14)
+    asked, weight = replace(predictor(), form="alpha"), torch.zeros(2, 1, dtype=DOUBLE)
+    source = asked.first(weight, 4, make_key(0))
+    net = {n: torch.zeros_like(p) for n, p in source.net.items()}
+    net["2.bias"] = doubles(9.0, 1.0).log() + 8.5
+    served = [
+        asked.serve(replace(source, net=net), None, weight.shape, noise)[0] for noise in ("floor", "mean_embedding")
+    ]
+    assert served[0].flatten().tolist() == [-8.5, -8.5]
+    assert served[1].exp().flatten().tolist() == pytest.approx([9, 1], rel=1e-12)
+    carry = dropout.quiet(RHO)(Carry({RHO: served[1]}, {}, ()), None)
+    assert carry.params[RHO].flatten().tolist() == [-8.5, -8.5]
+
+
 def test_o16_schedule():
     """2 % of 1,000 rounds."""
     rounds = (0, 7, 10, 20, 21, 999)
@@ -169,15 +220,15 @@ def test_o16_schedule():
 
 @each_engine
 def test_o16_schedule_through_rounds(engine):
-    """The share of β that clients are told in rounds 0, 7, 10, 20 and 21 of 1,000; with anneal = 0 all of it."""
+    """The share of β that clients are told in rounds 1, 8, 11, 21 and 22 of 1,000; with anneal = 0 all of it."""
     federation = points((5, 3))
     run = Run(MetaVD(FedAvg(TRAINING), **SMALL), federation, mlp(federation), engine)
-    seen = []
-    for number in range(22):
+    seen = {}
+    for number in range(1, 23):
         own = engine.offer(run.world, run.state, torch.tensor([0, 1]), 2)[1]
-        seen.append(10 * float(tree_rows(own, 1).warmth))
+        seen[number] = 10 * float(tree_rows(own, 1).warmth)
         run.state, _ = train_round(run.world, engine, run.state, run.store, torch.tensor([0, 1]), number, 1000)
-    picked = [seen[r] for r in (0, 7, 10, 20, 21)]
+    picked = [seen[r] for r in (1, 8, 11, 21, 22)]
     assert picked == pytest.approx([0.0247, 1.4185, 5.0, 9.9753, 10], abs=1e-4)
     flat = Run(MetaVD(FedAvg(TRAINING), anneal=0.0, **SMALL), federation, mlp(federation), engine)
     assert float(flat.state.warmth) == 1 == float(flat.rounds(1).state.warmth)

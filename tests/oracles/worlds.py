@@ -34,11 +34,11 @@ class Run:
     def rounds(self, count: int = 1, cohort=None) -> Run:
         clients = torch.arange(self.world.federation.clients) if cohort is None else torch.tensor(cohort)
         for _ in range(count):
+            self.played += 1  # the first round is round 1
             self.state, log = train_round(
-                self.world, self.engine, self.state, self.store, clients, self.played, self.played + 1
+                self.world, self.engine, self.state, self.store, clients, self.played, self.played
             )
             self.logs.append(log)
-            self.played += 1
         return self
 
     def outputs(self, point: str, part: Part | None = None, epochs: int | None = None, strangers=False) -> list[Tensor]:
@@ -46,8 +46,13 @@ class Run:
         clients = torch.arange(federation.clients)
         parts = [federation.test if part is None else part]
         return score(
-            self.world, self.engine, self.state, self.store, clients, self.played, parts, point, epochs, strangers
+            self.world, self.engine, self.state, self.store, clients, self.now, parts, point, epochs, strangers
         )[0]
+
+    @property
+    def now(self) -> int:
+        """The round that was last, or will be first: what clients that are scored are told."""
+        return max(self.played, 1)
 
     def scalar(self) -> float:
         """The server's one parameter of `scalar_model`."""

@@ -1,6 +1,6 @@
 """Dropping weights: with MetaVD, a client does without the weights of the Gaussian layer whose dropout rate is high.
 
-From round `after` on, weight k of client m is dropped if its rate under the noise that the server predicts for it,
+From round `after` + 1 on, weight k of client m is dropped if its rate under the noise that the server predicts for it,
 
     p_k = α_k / (1 + α_k) = v_k / (v_k + θ_k²)  >  threshold                                              # footnote 1
 
@@ -11,7 +11,8 @@ Reference: "Federated learning via meta-variational dropout", NeurIPS 2023, sect
 
 Differs from the paper: the paper does not say what the server does with a weight that a client dropped (here: nothing
 moves it or its ρ). It reports 0.8 in Table 6 and 0.9 after 150 rounds in Tables 16 and 17; only one layer is pruned, so
-at most 13 % of the paper's bytes are saved. Bytes of a round are counted without what is dropped, and with the bits;
+at most 13 % of the paper's bytes are saved. With `noise_param = alpha` rates end at 0.9998, and a threshold from there
+to 1 is refused; 1 itself drops nothing. Bytes of a round are counted without what is dropped, and with the bits;
 `report` says how many were saved. Dropped weights still count in a gradient-norm clip. `+drop` without `+metavd` brings
 MetaVD along.
 """
@@ -63,13 +64,19 @@ def view(here: Here) -> Here:
 @dataclass(frozen=True)
 class Drop(Wrapper):
     threshold: float = hyper(0.9, "dropout rate above which a weight is dropped", "MetaVD, Tables 16 and 17")
-    after: int = hyper(150, "rounds before the first weight is dropped", "MetaVD, Tables 16 and 17")
+    after: int = hyper(150, "rounds before the first in which weights are dropped", "MetaVD, Tables 16 and 17")
 
     def __post_init__(self) -> None:
         check_fields(self)
         within(self, threshold=(0, 1), after=(0, None))
         if not isinstance(self.method, MetaVD):
             object.__setattr__(self, "method", MetaVD(self.method))
+        form: str = self.method.noise_param
+        if dropout.highest_rate(form) <= self.threshold < 1:
+            raise ValueError(
+                f"threshold {self.threshold} would drop nothing: with noise_param {form!r} no rate is above "
+                f"{dropout.highest_rate(form):.6f}. Give a lower threshold, or 1 if nothing shall be dropped"
+            )
 
     @property
     def label(self) -> str:
@@ -90,7 +97,7 @@ class Drop(Wrapper):
         return shared, Sparse(Own(own, pattern), unsent)
 
     def combine(self, state: State, total: Message, now: Now) -> State:
-        return State(self.inner.combine(state.host, total, now), torch.tensor(now.round + 1 >= self.after))
+        return State(self.inner.combine(state.host, total, now), torch.tensor(now.round >= self.after))
 
     def report(self, state: State, total: Message) -> dict[str, Tensor]:
         theta, each = state.params[state.host.leaf], total[dropout.LAYER].value["dropped"].double()

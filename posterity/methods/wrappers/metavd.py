@@ -9,9 +9,11 @@ In one linear layer q^m is Gaussian, with a variance of its own for every client
 
     q^m = N(θ, diag v^m),   v^m = exp ρ^m   (or α^m θ² with α^m = exp ρ^m),   ρ^m = h_ψ(e^m)                      # (3)
 
-A client receives θ and its ρ^m and trains both on the mean loss under the noise plus β times the mean divergence,
+A client receives θ and its ρ^m and trains both on the loss of its network f, whose outputs are averaged over S draws of
+the noise (`draws`), plus β_r times the mean divergence. In round r (the first is 1) r − 1 rounds have annealed β:
 
-    ℓ = E_ε[−log p(y | x, θ + √v ε)] + β (1/K) Σ_k ½ log(1 + θ̄_k²/v_k)          θ̄: no gradient                   # (4)
+    ℓ = −log p(y | f̄) + β_r (1/K) Σ_k ½ log(1 + θ̄_k²/v_k),   f̄ = (1/S) Σ_s f(x; θ + √v ε_s),   θ̄: no gradient      # (4)
+    β_r = β / (1 + exp(6 − 12 (r − 1)/A)) while r − 1 ≤ A = `anneal` · rounds, then β
 
 The server weights that layer by precision, hands everything else to its host (FedAvg, Reptile, MAML, Per-FedAvg), and
 moves the hyper-network along what the clients did to their ρ:
@@ -25,7 +27,10 @@ Reference: Jeon, Hong, Yun and Kim, "Federated learning via meta-variational dro
 
 Differs from the paper (errata of the specification):
   M1–M4   no extra 1/M in (5) and in the step of ψ; clients descend on −ELBO; J_eᵀ Δρ, as ψ is no function of e.
-  M5      ρ = log v by default: with α (`noise_param = alpha`) near-zero weights win (5).
+  (4)     the loss is that of the mean logits, as released, and not the mean loss E[−log p] of (2), which is never
+          below it: −log p is convex in the logits. With `draws = 1` it is one unbiased draw of that mean.
+  M5      ρ = log v by default: with α (`noise_param = alpha`) near-zero weights win (5). The release has log v only, up
+          to 0. Here log α goes up to 8.5: with 0 no rate would exceed ½, and `+drop` would drop nothing at 0.8 or 0.9.
   M6, M8  the mean divergence times β, annealed, as released (`kl = elbo`: times K/n); h ends without an exponential.
   M11     at test the floor replaces the personal noise, as released (`test_noise`), and the mean weights predict; the
           release averages the logits of three draws (`test_draws` averages probabilities).
@@ -124,7 +129,8 @@ class MetaVD(Wrapper):
         """h, and how the server moves ψ and e."""
         momenta = self.hyper_momentum, self.embedding_momentum
         of_net, of_rows = (SGD(self.hyper_lr, momentum, self.hyper_decay) for momentum in momenta)
-        return Predictor(self.family, self.embedding, self.width, self.depth, of_net, of_rows, self.hyper_clip)
+        sizes, moves = (self.embedding, self.width, self.depth), (of_net, of_rows, self.hyper_clip)
+        return Predictor(self.family, *sizes, *moves, self.noise_param)
 
     # --- one client ----------------------------------------------------------------------------------------------
     def leaf(self, here: Here) -> str:
@@ -186,7 +192,7 @@ class MetaVD(Wrapper):
         bag, like = total[dropout.LAYER], state.source.embedding
         share = (bag.value["weight"] / bag.value["weight"].sum()).to(like)  # g^m
         source = self.predictor.step(state.source, bag.client.to(like.device), share, bag.value["rho"].to(like))
-        warmth = state.warmth.new_tensor(dropout.ramp(now.round + 1, self.anneal * now.rounds))
+        warmth = state.warmth.new_tensor(dropout.ramp(now.round, self.anneal * now.rounds))
         return State(host, source, warmth, state.leaf)
 
     def report(self, state: State, total: Message) -> dict[str, Tensor]:
