@@ -21,6 +21,7 @@ from posterity.engine.round import able
 from posterity.engine.trials import use_onednn
 from posterity.engine.world import World
 from posterity.experiment.config import DATA, Config
+from posterity.experiment.scoring import fits_validation
 
 SHARED = "POSTERITY_SHARED"  # environment: why the clients are shared out among processes
 ROOM = 2**30  # bytes for stacked clients on a CPU
@@ -129,7 +130,8 @@ def describe(config: Config, setup: Setup, command: str) -> dict[str, Any]:
         "status": "running",
         "seconds": 0.0,
         "method": {"name": config.method, "label": methods.title(config.method, method), "scored": method.scored,
-                   "reference": method.reference, "absent": method.absent, "fields": _fields(method)},
+                   "reference": method.reference, "absent": method.absent, "fields": _fields(method),
+                   "outside": method.outside(), "fitted": fits_validation([setup.world.passes(0)])},
         "federation": {
             "name": federation.name,
             "task": federation.task,
