@@ -110,7 +110,6 @@ def steps_of_round(config: Config, world: World) -> float:
 def describe(config: Config, setup: Setup, command: str) -> dict[str, Any]:
     """What `run.json` says about a run: versions, method, federation."""
     method, federation = setup.world.method, setup.world.federation
-    two_way = federation.task == "classification"
     return {
         "posterity": __version__,
         "torch": torch.__version__,
@@ -132,23 +131,28 @@ def describe(config: Config, setup: Setup, command: str) -> dict[str, Any]:
         "method": {"name": config.method, "label": methods.title(config.method, method), "scored": method.scored,
                    "reference": method.reference, "absent": method.absent, "fields": _fields(method),
                    "outside": method.outside(), "fitted": fits_validation([setup.world.passes(0)])},
-        "federation": {
-            "name": federation.name,
-            "task": federation.task,
-            "clients": federation.clients,
-            "members": federation.members,
-            "newcomers": federation.clients - federation.members,
-            "classes": federation.classes,
-            "class_names": list(federation.class_names),
-            "names": list(federation.names),
-            "train": federation.train.counts.tolist(),
-            "validation": federation.validation.counts.tolist(),
-            "test": federation.test.counts.tolist(),
-            "histogram": federation.histogram(federation.train).tolist() if two_way else [],
-            "partition": None if federation.partition is None else federation.partition.facts(),
-            "notes": list(federation.notes),
-        },
+        "federation": _federation_facts(federation),
     }  # fmt: skip
+
+
+def _federation_facts(federation: Federation) -> dict[str, Any]:
+    two_way = federation.task == "classification"
+    return {
+        "name": federation.name,
+        "task": federation.task,
+        "clients": federation.clients,
+        "members": federation.members,
+        "newcomers": federation.clients - federation.members,
+        "classes": federation.classes,
+        "class_names": list(federation.class_names),
+        "names": list(federation.names),
+        "train": federation.train.counts.tolist(),
+        "validation": federation.validation.counts.tolist(),
+        "test": federation.test.counts.tolist(),
+        "histogram": federation.histogram(federation.train).tolist() if two_way else [],
+        "partition": None if federation.partition is None else federation.partition.facts(),
+        "notes": list(federation.notes),
+    }
 
 
 def set_precision(name: str) -> None:
