@@ -16,6 +16,7 @@ from rich.table import Table
 
 from posterity.experiment.run import Watch, silent
 from posterity.report import columns, finding, headline, load_runs
+from posterity.report.remarks import fitted
 
 console = Console()
 WIDE = 130  # columns of a terminal that show the whole table; the report always does
@@ -78,6 +79,9 @@ def print_table(folder: Path, show: str) -> None:
         )
     console.print(table)
     console.print(finding(rows))
+    if show == "paper":
+        for remark in fitted(rows):
+            console.print(remark)
 
 
 def print_json(folder: Path, show: str, report: Path | None) -> None:

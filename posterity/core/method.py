@@ -139,6 +139,10 @@ class Method(Protocol):
         """Scalars worth seeing each round."""
         return {}
 
+    def outside(self) -> str:
+        """In words: what predicts for a test set that belongs to no client (`offer` to somebody without data)."""
+        return "the server's model"
+
     # --- one client; every one of these is vmapped ---------------------------------------------------------------
     def join(self, here: Here) -> Personal:
         """The client's record at first contact."""

@@ -54,6 +54,9 @@ class Wrapper:
     def report(self, state: State, total: Message) -> dict[str, Tensor]:
         return self.inner.report(state, total)
 
+    def outside(self) -> str:
+        return self.inner.outside()
+
     def join(self, here: Here) -> Personal:
         return self.inner.join(here)
 

@@ -55,6 +55,10 @@ class Part:
         """The client of each entry of `rows` (N,)."""
         return torch.repeat_interleave(torch.arange(len(self.counts), device=self.rows.device), self.counts)
 
+    def longer(self) -> Part:
+        """The same part with one more client, who owns nothing."""
+        return Part(self.rows, torch.cat((self.offsets, self.offsets[-1:])))
+
     def to(self, device: torch.device | str) -> Part:
         return Part(self.rows.to(device), self.offsets.to(device))
 

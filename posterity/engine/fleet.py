@@ -178,8 +178,9 @@ def answer_all(
 ) -> list[list[list[Tensor]]]:  # fmt: skip
     """`answer` of every world; the questions differ in clients and parts only."""
     joint, first = fleet.joint, asked[0]
-    if len(asked) == 1:
-        return [answer(joint, engine, states[0], stores[0], first, round)]
+    if len(asked) == 1 or first.outside:  # who has no data has no work that would be worth sharing
+        each = zip(fleet.worlds, states, stores, asked, strict=True)
+        return [answer(world, engine, state, store, question, round) for world, state, store, question in each]
     passes, adapt = first.passes(joint)
     parts = [fleet.part(some) for some in zip(*(each.parts for each in asked), strict=True)]
     everyone = fleet.numbers([each.clients for each in asked])

@@ -170,6 +170,7 @@ class Question:
     point: str
     epochs: int | None = None
     strangers: bool = False
+    outside: bool = False  # asked of the client of `world.outside`, who has no data
 
     def passes(self, world: World) -> tuple[tuple[Pass, ...], tuple[Pass, ...]]:
         """The round's own passes, if they come before the prediction, and those that adapt."""
@@ -201,6 +202,7 @@ def answer(
     world: World, engine: ModuleType, state: Tree, store: Store, asked: Question, round: int
 ) -> list[list[Tensor]]:
     """`score`, of a question."""
+    world = world.outside if asked.outside else world
     passes, adapt = asked.passes(world)
     place = {int(c): i for i, c in enumerate(asked.clients)}
     outputs: list[list[Tensor]] = [[torch.empty(0)] * len(place) for _ in asked.parts]

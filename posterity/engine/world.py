@@ -65,6 +65,18 @@ class World:
         """The key of what clients draw."""
         return fold(self.root, CLIENT)
 
+    @cached_property
+    def outside(self) -> World:
+        """This world with one more client behind all others: without data or record, and with draws of its own.
+
+        What belongs to no client is asked of it. Every process asks by itself.
+        """
+        federation = self.federation
+        parts: dict[str, Any] = {n: getattr(federation, n).longer() for n in ("train", "validation", "test")}
+        return replace(
+            self, federation=replace(federation, names=(*federation.names, "nobody"), **parts), ranks=Ranks()
+        )
+
     def part(self, name: str) -> Part:
         return {"train": self.federation.train, "validation": self.federation.validation}[name]
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from posterity.core.method import Pass
 from posterity.data.federation import Part
 from posterity.engine.round import Question
 from posterity.engine.world import World
@@ -44,18 +45,24 @@ def ask_newcomers(world: World, epochs: tuple[int, ...]) -> Iterator[Asked]:
 
 
 def ask_common(world: World) -> Iterator[Asked]:
-    """The test set that belongs to no client, scored with what a newcomer receives; client 0 stands in for it."""
-    rows = world.federation.common
+    """The test set that belongs to no client, scored with what the server would give to somebody without data.
+
+    No client's data have a part in it: neither its rows nor its key.
+    """
+    rows, clients = world.federation.common, world.federation.clients
     if rows is None:
         return
-    offsets = torch.full((world.federation.clients + 1,), len(rows), device=rows.device)
-    offsets[0] = 0
-    first = torch.zeros(1, dtype=torch.int64, device=rows.device)
-    yield Asked("common", Question(first, (Part(rows, offsets),), "received", 0, True))
+    offsets = torch.zeros(clients + 2, dtype=torch.int64, device=rows.device)
+    offsets[-1] = len(rows)
+    nobody = torch.full((1,), clients, device=rows.device)
+    yield Asked("common", Question(nobody, (Part(rows, offsets),), "received", 0, strangers=True, outside=True))
 
 
 def score_lines(world: World, round: int, asked: Asked, outputs: list[list[Tensor]]) -> Iterator[dict[str, Any]]:
-    """The lines of an answer: for a group of clients on validation, test and both."""
+    """The lines of an answer: for a group of clients on validation, test and what is held out of all fitting.
+
+    That is both, unless something was fitted on the validation part: then it is the test part alone.
+    """
     federation, question = world.federation, asked.question
     clients, scored = question.clients, []
     for part, output in zip(question.parts, outputs, strict=True):
@@ -67,8 +74,14 @@ def score_lines(world: World, round: int, asked: Asked, outputs: list[list[Tenso
     weights = federation.train.counts[clients]
     (one, first), (other, second) = scored
     both = (one + other, None if first is None else first + second)
-    for name, (scores, ranks) in zip(("validation", "test", "held"), (*scored, both), strict=True):
+    held = scored[1] if fits_validation(question.passes(world)) else both
+    for name, (scores, ranks) in zip(("validation", "test", "held"), (*scored, held), strict=True):
         yield _line(round, asked, federation.task, name, scores, ranks, weights)
+
+
+def fits_validation(passes: Iterable[Iterable[Pass]]) -> bool:
+    """Whether any pass reads the validation part, whose rows then say nothing about what was fitted on them."""
+    return any(each.on == "validation" for some in passes for each in some)
 
 
 def _held(world: World) -> tuple[Part, Part]:

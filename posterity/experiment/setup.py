@@ -23,6 +23,7 @@ from posterity.engine.round import able
 from posterity.engine.trials import use_onednn
 from posterity.engine.world import World
 from posterity.experiment.config import DATA, Config
+from posterity.experiment.scoring import fits_validation
 
 SHARED = "POSTERITY_SHARED"  # environment: why the clients are shared out among processes
 COMMIT = "POSTERITY_COMMIT"  # environment: the commit of a copy that has no history of its own
@@ -112,7 +113,6 @@ def steps_of_round(config: Config, world: World) -> float:
 def describe(config: Config, setup: Setup, command: str) -> dict[str, Any]:
     """What `run.json` says about a run: versions, method, federation."""
     method, federation = setup.world.method, setup.world.federation
-    two_way = federation.task == "classification"
     return {
         "posterity": __version__,
         "commit": source_commit(),
@@ -133,23 +133,9 @@ def describe(config: Config, setup: Setup, command: str) -> dict[str, Any]:
         "status": "running",
         "seconds": 0.0,
         "method": {"name": config.method, "label": methods.title(config.method, method), "scored": method.scored,
-                   "reference": method.reference, "absent": method.absent, "fields": _fields(method)},
-        "federation": {
-            "name": federation.name,
-            "task": federation.task,
-            "clients": federation.clients,
-            "members": federation.members,
-            "newcomers": federation.clients - federation.members,
-            "classes": federation.classes,
-            "class_names": list(federation.class_names),
-            "names": list(federation.names),
-            "train": federation.train.counts.tolist(),
-            "validation": federation.validation.counts.tolist(),
-            "test": federation.test.counts.tolist(),
-            "histogram": federation.histogram(federation.train).tolist() if two_way else [],
-            "partition": None if federation.partition is None else federation.partition.facts(),
-            "notes": list(federation.notes),
-        },
+                   "reference": method.reference, "absent": method.absent, "fields": _fields(method),
+                   "outside": method.outside(), "fitted": fits_validation([setup.world.passes(0)])},
+        "federation": _federation_facts(federation),
     }  # fmt: skip
 
 
@@ -166,6 +152,26 @@ def source_commit() -> str:
     except OSError:  # no git here
         return ""
     return asked.stdout.strip() if asked.returncode == 0 else ""
+
+
+def _federation_facts(federation: Federation) -> dict[str, Any]:
+    two_way = federation.task == "classification"
+    return {
+        "name": federation.name,
+        "task": federation.task,
+        "clients": federation.clients,
+        "members": federation.members,
+        "newcomers": federation.clients - federation.members,
+        "classes": federation.classes,
+        "class_names": list(federation.class_names),
+        "names": list(federation.names),
+        "train": federation.train.counts.tolist(),
+        "validation": federation.validation.counts.tolist(),
+        "test": federation.test.counts.tolist(),
+        "histogram": federation.histogram(federation.train).tolist() if two_way else [],
+        "partition": None if federation.partition is None else federation.partition.facts(),
+        "notes": list(federation.notes),
+    }
 
 
 def set_precision(name: str) -> None:

@@ -10,6 +10,7 @@ A client that has never trained has no layers of its own: it begins with the com
 happens to them before it is scored. With `data` (the default) one pass over its own training samples sets their running
 statistics, after fine-tuning if there is any; with `initial` they stay as they are; with `mean` clients also send their
 layers, and newcomers begin with the broadcast mean of those that trained last (more bytes, and no longer a secret).
+A test set that belongs to no client has no training samples: with `data`, too, it meets the first layers.
 
 Reference: Li, Jiang, Zhang, Kamp and Dou, "FedBN: Federated learning on non-IID features via local batch
 normalization", ICLR 2021, Algorithm 1.
@@ -104,6 +105,12 @@ class FedBN(Method):
 
     def offer(self, state: State, client: Tensor | None) -> tuple[Shared, Own]:
         return Shared(self.sent(state.params, state.home)), ()
+
+    def outside(self) -> str:
+        if self.newcomers == "mean":
+            return "the server's model with its average of the clients' normalisation layers"
+        kept = "normalisation layers" if self.keeps == "layers" else "running statistics"
+        return f"the server's model with the initial {kept}: the clients' stay at home (newcomers=mean sends them)"
 
     def join(self, here: Here) -> Record:
         first = {**here.initial, **here.shared.params}

@@ -58,6 +58,9 @@ class FedPer(Method):
     def offer(self, state: State, client: Tensor | None) -> tuple[Shared, Own]:
         return Shared(split(state.params, state.head)[0]), ()
 
+    def outside(self) -> str:
+        return "the server's base with the initial head"
+
     def join(self, here: Here) -> Personal:
         return split(here.initial, here.model.head_names)[1]
 

@@ -41,6 +41,9 @@ class Local(Method):
     def offer(self, state: State, client: Any) -> tuple[Shared, Own]:
         return (), ()
 
+    def outside(self) -> str:
+        return "the initial model: nothing is sent"
+
     def join(self, here: Here) -> Personal:
         return here.initial
 

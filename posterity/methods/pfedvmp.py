@@ -160,6 +160,9 @@ class PFedVMP(Method):
         base, _ = split(state.params, state.head)
         return Shared(base, state.centroids, state.known, state.spread), state.known.new_tensor(float(client is None))
 
+    def outside(self) -> str:
+        return "the server's base with a newcomer's head"
+
     def join(self, here: Here) -> Personal:
         first = split(here.initial, here.model.head_names)[1]
         return nearest_centroid(first, here.shared.centroids, here.shared.known, here.own)

@@ -1,5 +1,8 @@
 """Values minus their mean over the real rows, and their squares: the parts of batch norm that cost.
 
+The mean is taken of differences to one of the rows. So rows that are equal are centred to exactly 0 on every way; a
+mean that is off by its last digit would leave noise, which batch norm divides by √eps and a ReLU takes the sign of.
+
 The first is linear, so its derivative is itself; the derivative of the second is one product. Told so, PyTorch makes
 half the passes over memory that it makes to differentiate sums and masks one by one.
 """
@@ -19,9 +22,11 @@ class Centre(torch.autograd.Function):
 
     @staticmethod
     def forward(x: Tensor, real: Tensor) -> tuple[Tensor, Tensor]:
+        origin = _origin(x, real)
+        x = x - _channels(origin, x)  # exactly 0 where all rows are equal, and so is their mean
         mean = _sum(x, real) / _count(x, real)
         # not a product: whatever lies behind the mask, even inf, goes no further
-        return torch.where(_wide(real, x), x - _channels(mean, x), 0.0), mean
+        return torch.where(_wide(real, x), x - _channels(mean, x), 0.0), origin + mean
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -75,6 +80,17 @@ def centre(x: Tensor, real: Tensor) -> tuple[Tensor, Tensor]:
     return pair
 
 
+def corner(x: Tensor) -> Tensor:
+    """One value of every row and channel (B, C)."""
+    return x[(slice(None), slice(None), *[0] * (x.dim() - 2))]
+
+
+def _origin(x: Tensor, real: Tensor) -> Tensor:
+    """One value of every channel (C,), from the first real row; 0 if there is none."""
+    place = real.to(torch.uint8).argmax().reshape(1)
+    return torch.where(real.any(), corner(x).index_select(0, place)[0], 0.0)
+
+
 def _count(x: Tensor, real: Tensor) -> Tensor:
     """Real values of a channel, at least 1."""
     return (real.sum() * x[0, 0].numel()).clamp(min=1).to(x.dtype)
@@ -98,4 +114,4 @@ def _channels(values: Tensor, x: Tensor) -> Tensor:
     return values.reshape([-1] + [1] * (x.dim() - 2))
 
 
-__all__ = ["centre", "squares"]
+__all__ = ["centre", "corner", "squares"]

@@ -18,7 +18,7 @@ from torch.nn.utils import parametrize
 
 from posterity.core import draw
 from posterity.core.whole import is_whole
-from posterity.models.centring import centre, squares
+from posterity.models.centring import centre, corner, squares
 from posterity.models.convolution import adopt
 from posterity.models.pooling import adopt_pool
 
@@ -92,11 +92,19 @@ class Norm(nn.Module):
     def _unmasked(self, x: Tensor) -> Tensor:
         """PyTorch's own batch norm, for a batch in which every row is real."""
         count = x[:, 0].numel()
+        origin = corner(x.detach())[0]  # the result does not depend on it, but for its rounding: see `centring`
         made: tuple[Tensor, Tensor, Tensor] = torch.native_batch_norm(
-            x, self.weight, self.bias, None, None, True, self.momentum, self.eps
+            x - origin.reshape([1, -1] + [1] * (x.dim() - 2)),
+            self.weight,
+            self.bias,
+            None,
+            None,
+            True,
+            self.momentum,
+            self.eps,
         )
         if self.running_mean is not None:
-            self._move(made[1], (made[2] ** -2 - self.eps) * (count / (count - 1)), self.momentum)
+            self._move(origin + made[1], (made[2] ** -2 - self.eps) * (count / (count - 1)), self.momentum)
         return made[0]
 
     def _move(self, mean: Tensor, var: Tensor, rate: float | Tensor) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
 
-from posterity.report import portraits, summary
+from posterity.report import portraits, remarks, summary
 from posterity.report.choosing import PART, RULES, goal
 from posterity.report.figures import learning_lines, line_chart, sparks
 from posterity.report.loading import Federation, Run, load_runs
@@ -65,7 +65,7 @@ def contents(runs: Sequence[Run], show: str) -> dict[str, Any]:
         "title": _title(rows),
         "finding": summary.finding(rows),
         "facts": _facts(runs, rows),
-        "cautions": summary.cautions(runs, rows),
+        "cautions": [*summary.cautions(runs, rows), *remarks.fitted(rows)],
         "rows": rows,
         "columns": columns(rows),
         "goal": goal(rows[0].arm.runs[0]),
@@ -76,6 +76,7 @@ def contents(runs: Sequence[Run], show: str) -> dict[str, Any]:
         "by_rule": summary.by_rule(rows),
         "by_point": summary.by_point(rows),
         "common": summary.by_point(rows, "common"),
+        "outside": remarks.outside(rows),
         "further": more,
         "further_columns": columns(more, FURTHER),
         "newcomers": summary.newcomers(rows),

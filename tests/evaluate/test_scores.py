@@ -48,6 +48,21 @@ def test_every_sum_against_plain_numpy() -> None:
             np.testing.assert_allclose(scores.bins[k, b].numpy(), expected, atol=1e-13)
 
 
+def test_a_confidence_on_the_edge_of_two_bins_is_in_the_lower_one() -> None:
+    """Bins are (m − 1)/15 < p ≤ m/15 (Guo et al., 2017): closed above, where p · 15 is a whole number in float64."""
+    met = 0
+    for m in range(1, 16):
+        p = torch.full((1, 15), (15 - m) / 15 / 14, dtype=torch.float64)
+        p[0, 3] = m / 15
+        logs = p.log()
+        if float(logs.exp().max()) * 15 != m:
+            continue  # the logarithm has moved it off the edge
+        met += 1
+        scores = score(logs, torch.tensor([3]), torch.tensor([0, 1]), 15, "classification")
+        assert scores.bins[0, :, 0].nonzero().flatten().tolist() == [m - 1]
+    assert met >= 7
+
+
 def test_nll_is_log_loss() -> None:
     logs, y, offsets = predictions([60], 4)
     scores = score(logs, y, offsets, 4, "classification")

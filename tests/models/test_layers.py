@@ -6,6 +6,7 @@ from torch import nn
 from torch.func import functional_call, grad, vmap
 
 from posterity.core import draw
+from posterity.core.whole import mark_whole
 from posterity.models.layers import KeyedDropout, Norm, twin, unstackable
 
 SHAPES = {nn.BatchNorm1d: (7, 4), nn.BatchNorm2d: (5, 4, 3, 2), nn.BatchNorm3d: (3, 4, 2, 2, 2)}
@@ -58,6 +59,24 @@ def test_padding_behind_the_mask_changes_nothing(junk):
     torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(g1, g2[:4], rtol=1e-12, atol=1e-12)
     assert (g2[4:] == 0).all()
+
+
+@pytest.mark.parametrize("shape", [(12,), (12, 5), (12, 3, 2)])
+@pytest.mark.parametrize("seed", range(7))
+def test_equal_rows_are_centred_exactly(shape, seed):
+    """Masked or not, among padding or not: equal values of a channel become its bias, to the last bit."""
+    source = torch.Generator().manual_seed(seed)
+    value, bias, weight = (torch.randn(12, generator=source) for _ in range(3))
+    wide = [12, *[1] * (len(shape) - 1)]
+    masks = [[1] * 9, [1] * 3 + [0] * 6, [0, 1, 1, 0, 1, 1, 1, 0, 1]]
+    for mask in (*(torch.tensor(m, dtype=torch.float32) for m in masks), mark_whole(torch.ones(9))):
+        norm = Norm(12).train()
+        norm.bias.data, norm.weight.data, norm.mask = bias, weight, mask
+        junk = 1e6 * torch.randn(9, *shape, generator=source)
+        x = torch.where(mask.reshape(-1, *[1] * len(shape)) > 0, 10 * value.reshape(wide), junk)
+        assert torch.equal(norm(x)[mask > 0], bias.reshape(wide).expand(int(mask.sum()), *shape))
+        torch.testing.assert_close(norm.running_mean, value, rtol=1e-6, atol=0)
+        torch.testing.assert_close(norm.running_var, torch.full((12,), 0.9), rtol=1e-6, atol=0)
 
 
 @pytest.mark.parametrize("rows", [0, 1])

@@ -6,11 +6,13 @@ Log-probabilities l(x) become log softmax(β l(x)). The inverse temperature β m
 
 which is strictly convex in β: its derivative is bisected. The prior keeps β at 1 where a client has little to say
 about it (with one validation sample that is classified correctly, the likelihood alone would send β to infinity).
+Without validation samples β is 1: so it is for a test set that belongs to no client.
 
 Reference: Guo, Pleiss, Sun and Weinberger, "On calibration of modern neural networks", ICML 2017, section 4.2.
 
 Differs from the paper: fitted per client; a prior on β; bisection instead of a gradient method. Accuracy cannot change:
-the order of the classes is kept. The test part is never read.
+the order of the classes is kept. The test part is never read; what is held out of the fit is the test part alone,
+also where both halves are shown for other methods (selection rule `paper`).
 """
 
 from __future__ import annotations
@@ -58,6 +60,9 @@ class Calibrated(Wrapper):
     @property
     def label(self) -> str:
         return f"{self.inner.label} (calibrated)"
+
+    def outside(self) -> str:
+        return f"{self.inner.outside()}, without a temperature (β = 1)"
 
     def adapt(self, epochs: int) -> tuple[Pass, ...]:
         fit = Pass(self.fit, batch=None, shuffle=False, learns=False, on="validation")
