@@ -82,7 +82,9 @@ def centre(x: Tensor, real: Tensor) -> tuple[Tensor, Tensor]:
 
 def corner(x: Tensor) -> Tensor:
     """One value of every row and channel (B, C)."""
-    return x[(slice(None), slice(None), *[0] * (x.dim() - 2))]
+    while x.dim() > 2:
+        x = x[..., 0]
+    return x
 
 
 def _origin(x: Tensor, real: Tensor) -> Tensor:
