@@ -10,7 +10,7 @@ from posterity.data import DataError, Pool, load
 from posterity.data.assemble import assemble
 from posterity.data.clients import Request
 from posterity.data.mix import mix
-from posterity.data.split import shuffle_labels
+from posterity.data.split import choose_newcomers, shuffle_labels
 
 ROWS = 120
 
@@ -58,8 +58,8 @@ def test_a_subset_of_the_common_rows_stays_what_it_was() -> None:
 
 
 def test_a_held_out_part_of_its_own_needs_no_minimum() -> None:
-    f = load("digits", partition="dirichlet:0.5:80", clients=4, test_partition="independent")
-    assert int((f.train.counts).min()) >= 80
+    f = load("digits", partition="dirichlet:0.5:90", clients=4, test_partition="independent")
+    assert int((f.train.counts).min()) >= 90
     assert int((f.validation.counts + f.test.counts).sum()) == round(0.2 * 1797)
 
 
@@ -71,11 +71,33 @@ def test_rows_of_nobody_stay_nobodys_in_a_mix() -> None:
     assert torch.bincount(both.owner + 1).tolist() == [80, 40, 40, 40, 40]
 
 
+def test_clients_of_three_datasets_have_different_numbers() -> None:
+    parts = [pictures(name, owner=torch.arange(ROWS) % n, owner_names=tuple(map(str, range(n))))
+             for name, n in (("a", 3), ("b", 1), ("c", 2))]  # fmt: skip
+    both = mix(parts)
+    assert both.owner is not None
+    assert torch.bincount(both.owner).tolist() == [40, 40, 40, 120, 60, 60]
+    assert both.owner_names == ("a: 0", "a: 1", "a: 2", "b: 0", "c: 0", "c: 1")
+
+
 def test_a_mix_has_an_official_test_split_only_where_all_have_one() -> None:
     assert mix([pictures("a", official_test=OFFICIAL), pictures("b")]).official_test is None
     whole = mix([pictures("a", official_test=OFFICIAL), pictures("b", official_test=~OFFICIAL)]).official_test
     assert whole is not None
     assert torch.equal(whole, torch.cat([OFFICIAL, ~OFFICIAL]))
+
+
+def test_every_client_is_a_newcomer_sometimes_and_the_members_keep_their_order() -> None:
+    orders = [choose_newcomers(10, 3, seed) for seed in range(60)]
+    late = [k for order in orders for k in order[7:]]
+    assert all(6 <= late.count(k) <= 32 for k in range(10))  # 18 on average, sd 3.5
+    assert all(order[:7] == sorted(order[:7]) and sorted(order) == list(range(10)) for order in orders)
+
+
+def test_nobody_is_called_unscored_where_nothing_is_held_out() -> None:
+    assert not any("not scored" in note for note in load("digits", split="100/0").notes)
+    tiny = pool(owner=torch.arange(ROWS).clamp(max=1), owner_names=("one row", "the rest"))
+    assert any("1 clients have too little data" in note for note in assemble(tiny, Request()).notes)
 
 
 def test_shuffled_labels_are_a_copy() -> None:

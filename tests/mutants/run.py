@@ -28,6 +28,9 @@ from pathlib import Path
 
 import hypothesis  # noqa: F401  here, so that forks need not: it takes longer than most mutants live
 import pytest
+import scipy.stats  # noqa: F401  for the same reason
+import sklearn.linear_model
+import sklearn.metrics  # noqa: F401
 import torch
 import torch._dynamo  # `vmap` imports it at its first use
 from catalogue import ROOT, Listing, Mutant, applied, fault, listings
