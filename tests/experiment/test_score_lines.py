@@ -1,8 +1,9 @@
-"""The lines of a run add up: means by training size, parts, bins, rounds and seconds, each computed again from others."""
+"""The lines of a run add up: means by training size, parts, bins, rounds and seconds, computed again from others."""
 
 from __future__ import annotations
 
 import math
+import statistics
 import time
 
 import pytest
@@ -79,6 +80,19 @@ def test_seeds_at_once_share_the_time():
     spent = [sum(line["seconds"] for line in each.lines if line["kind"] == "round") for each in found]
     assert spent[0] == pytest.approx(spent[1])
     assert sum(spent) <= wall
+
+
+@pytest.mark.parametrize("method", ["local", "fedavg", "fedavg+ft"])
+def test_a_model_predicts_as_it_was_scored_last(method):
+    """Scored after training, as received, and adapted: no model is moved once more before it predicts."""
+    found = posterity.run(method=method, **SMALL)
+    federation, losses = found.federation, []
+    for client in range(federation.members):
+        rows = federation.test.client(client)
+        if len(rows):
+            outputs = found.predict_proba(client, federation.x[rows])
+            losses += (-outputs.log()[range(len(rows)), federation.y[rows]]).tolist()
+    assert found.metric("nll", show="last") == pytest.approx(statistics.fmean(losses), rel=1e-5)
 
 
 def test_a_negative_number_is_no_client(result):
