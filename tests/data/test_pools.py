@@ -124,6 +124,14 @@ def test_a_missing_label_is_no_class(tmp_path: Path, word: str) -> None:
         load(str(path))
 
 
+@pytest.mark.parametrize("word", ["inf", "-Infinity", "1e999"])
+def test_an_infinite_feature_is_refused(tmp_path: Path, word: str) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text(f"client,target,age\n0,1,3\n0,0,{word}\n")
+    with pytest.raises(DataError, match=f"line 3, column age: '{word}'; expected a number"):
+        load(str(path))
+
+
 def test_one_feature_may_be_a_plain_list(tmp_path: Path) -> None:
     np.savez(tmp_path / "a.npz", x=np.arange(40.0), y=np.arange(40) % 2, client=np.arange(40) // 20)
     assert load(str(tmp_path / "a.npz")).shape == (1,)
