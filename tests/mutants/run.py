@@ -1,11 +1,12 @@
 """`make mutants`: makes one small mistake at a time in a copy of the package and says which test notices it.
 
-    python tests/mutants/run.py                 every paper, and docs/results/mutants.md
-    python tests/mutants/run.py fedmap fedbps   these only, and no page
+    python tests/mutants/run.py                    every list, and docs/results/mutants.md
+    python tests/mutants/run.py fedmap engine      these lists only, and no page
+    python tests/mutants/run.py engine --only loop     of these the mutants in whose file or words "loop" occurs
 
 A paper's quick oracles run first, then its quick method tests, then the slow ones of both, and the laws only if all of
-these have noticed nothing. PyTorch is imported once; each mutant is a fork that imports the package from a temporary
-folder.
+these have noticed nothing. About a mutant of an area the tests that its entry names are asked, quick ones first.
+PyTorch is imported once; each mutant is a fork that imports the package from a temporary folder.
 """
 
 from __future__ import annotations
@@ -21,34 +22,47 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import date
 from pathlib import Path
 
 import hypothesis  # noqa: F401  here, so that forks need not: it takes longer than most mutants live
 import pytest
+import scipy.stats  # noqa: F401  for the same reason
+import sklearn.linear_model
+import sklearn.metrics  # noqa: F401
 import torch
 import torch._dynamo  # `vmap` imports it at its first use
-from catalogue import ROOT, Mutant, Paper, applied, fault, papers
+from catalogue import ROOT, Listing, Mutant, applied, fault, listings
 
 PAGE = ROOT / "docs" / "results" / "mutants.md"
-KINDS = {"oracles": "oracle", "methods": "method test", "laws": "law"}
+KINDS = {"oracles": "oracle", "methods": "method test", "laws": "law"}  # of a paper's tests, by their folder
+OWN, OTHER = "own test", "other test"  # of an area's
 LIMIT = 600  # seconds for one mutant
 SLOW = 0.5  # seconds: tests that take longer wait until all others have passed
 BAD = ("survived", "broken", "no end")
-Times = dict[str, float]  # seconds of every test of a paper, without a mutant
+Times = dict[str, float]  # seconds of every test of a list, without a mutant
 
 
 @dataclass(frozen=True)
 class Job:
-    paper: Paper
+    listing: Listing
     mutant: Mutant | None  # None: the tests as they are, which must pass and are timed
     times: Times
+
+    @property
+    def stages(self) -> tuple[list[str], ...]:
+        """What pytest is asked, one after the other until a test fails."""
+        if self.mutant is None:
+            return ([*self.listing.tests],)
+        cases = f"test_law and {self.listing.laws}-"
+        laws = ["tests/laws/test_methods.py", "tests/laws/test_networks.py", "-k", cases]
+        return ([*self.mutant.tests], laws) if self.listing.laws else ([*self.mutant.tests],)
 
 
 @dataclass(frozen=True)
 class Verdict:
-    outcome: str  # a value of KINDS, one of BAD, or "passed"
+    outcome: str  # what kind of test noticed, one of BAD, or "passed"
     test: str = ""
     seconds: float = 0.0
     times: Times = field(default_factory=dict)
@@ -66,7 +80,7 @@ class Witness:
 
     def turn(self, item: pytest.Item) -> tuple[bool, bool, float]:
         seconds = self.known.get(item.nodeid, 0.0)
-        return seconds > SLOW, kind(item.nodeid) != "oracle", seconds
+        return seconds > SLOW, not item.nodeid.startswith("tests/oracles/"), seconds
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         self.times[report.nodeid] = self.times.get(report.nodeid, 0.0) + report.duration
@@ -74,8 +88,13 @@ class Witness:
             self.failed = report.nodeid
 
 
-def kind(test: str) -> str:
-    return KINDS[test.split("/")[1]]
+def kinds(listing: Listing) -> tuple[str, ...]:
+    return tuple(KINDS.values()) if listing.laws else (OWN, OTHER)
+
+
+def kind(listing: Listing, test: str) -> str:
+    folder = test.split("/")[1]
+    return KINDS[folder] if listing.laws else OWN if folder == listing.name else OTHER
 
 
 def examine(job: Job, folder: Path) -> Verdict:
@@ -94,14 +113,12 @@ def examine(job: Job, folder: Path) -> Verdict:
 
     if not Path(posterity.__file__).is_relative_to(folder):
         return Verdict("broken", f"posterity was imported from {posterity.__file__}")
-    own = [f"tests/{place}/test_{job.paper.name}.py" for place in ("oracles", "methods")]
-    laws = ["tests/laws/test_methods.py", "tests/laws/test_networks.py", "-k", f"test_law and {job.paper.laws}-"]
-    for tests in (own, laws) if job.mutant else (own,):
+    for tests in job.stages:
         witness = Witness(job.times)
         stop = ["-x"] if job.mutant else []
         code = pytest.main(["-q", "-p", "no:cacheprovider", *stop, "-m", "not everything", *tests], [witness])
         if witness.failed:
-            return Verdict(kind(witness.failed), witness.failed)
+            return Verdict(kind(job.listing, witness.failed), witness.failed)
         if code != 0:
             return Verdict("broken", f"pytest ended with {code!r} and no failing test")
     return Verdict("survived" if job.mutant else "passed", times=witness.times)
@@ -161,60 +178,83 @@ def tell(job: Job, verdict: Verdict) -> Verdict:
     what = job.mutant.what if job.mutant else "no change"
     seen = {"survived": "SURVIVED: no test notices", "passed": "passes"}
     word = seen.get(verdict.outcome, f"{verdict.outcome}: {verdict.test}")
-    print(f"{job.paper.name:8} {verdict.seconds:6.1f} s  {what}  ->  {word}", flush=True)
+    print(f"{job.listing.name:10} {verdict.seconds:6.1f} s  {what}  ->  {word}", flush=True)
     return verdict
 
 
-def table(chosen: list[Paper], jobs: list[Job], verdicts: list[Verdict]) -> str:
-    rows = ["| paper | mutants | killed | by oracle | by method test | by law |", "|---|--:|--:|--:|--:|--:|"]
-    counts = {p.name: Counter(v.outcome for j, v in zip(jobs, verdicts, strict=True) if j.paper == p) for p in chosen}
+def table(chosen: list[Listing], jobs: list[Job], verdicts: list[Verdict]) -> str:
+    """One row for each list of a kind, and their sum."""
+    found = kinds(chosen[0])
+    heads = ["paper" if chosen[0].laws else "area", "mutants", "killed", *(f"by {kind}" for kind in found)]
+    rows = [f"| {' | '.join(heads)} |", "|---" + "|--:" * (len(heads) - 1) + "|"]
+    pairs = list(zip(jobs, verdicts, strict=True))
+    counts = {each.name: Counter(v.outcome for j, v in pairs if j.listing == each) for each in chosen}
     for name, count in [*sorted(counts.items()), ("all", sum(counts.values(), Counter()))]:
-        killed = [count[k] for k in KINDS.values()]
+        killed = [count[kind] for kind in found]
         rows.append("| " + " | ".join(str(v) for v in (name, sum(count.values()), sum(killed), *killed)) + " |")
     return "\n".join(rows) + "\n"
 
 
-def page(rows: str, minutes: float, workers: int) -> str:
+def tables(chosen: list[Listing], jobs: list[Job], verdicts: list[Verdict]) -> list[str]:
+    """A table of the papers and one of the areas; without those of which there is none."""
+    halves = [[each for each in chosen if bool(each.laws) == papers] for papers in (True, False)]
+    return [table(half, jobs, verdicts) for half in halves if half]
+
+
+def page(papers: str, areas: str, minutes: float, workers: int) -> str:
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     busy = (used.ru_utime + used.ru_stime) / 60
     return f"""# Mutants
 
-`make mutants` changes one sign, exponent, weight or constant at a time in the five papers' code (the changes are listed
-in `tests/mutants`) and runs their tests: quick oracles first, then quick method tests, then slow ones, then laws. A
-mutant is counted where it was noticed first. The command writes this page.
+`make mutants` makes one small mistake at a time (a sign, an exponent, a weight, a bound, a forgotten case; all are
+listed in `tests/mutants`) and runs tests until one notices. A mutant is counted where it was noticed first. The command
+writes this page.
 
-{rows}
+The five papers' code: quick oracles are asked first, then quick method tests, then slow ones, then laws.
+
+{papers}
+Everything around the methods: about each mutant the tests that its entry names are asked, quick ones first. "Own" tests
+lie in the folder of the area.
+
+{areas}
 {date.today()}: {minutes:.1f} minutes, {busy:.1f} of processor time; {workers} processes, {os.cpu_count()} cores,
 {platform.machine()}, PyTorch {torch.__version__}.
 """
 
 
+def chosen_ones(names: list[str], only: str) -> list[Listing]:
+    """The lists of these names (none: all), with the mutants in whose file or words `only` occurs."""
+    listed = listings()
+    asked = [listed[name] for name in names or listed]
+    some = [replace(each, mutants=tuple(m for m in each.mutants if only in f"{m.file} {m.what}")) for each in asked]
+    return [each for each in some if each.mutants]
+
+
 def main() -> int:
-    listed = papers()
     asked = argparse.ArgumentParser(description="Which test notices which mistake.")
-    asked.add_argument("papers", nargs="*", choices=[*listed, []], help="none: all of them")
+    asked.add_argument("lists", nargs="*", choices=[*listings(), []], help="none: all of them")
+    asked.add_argument("--only", default="", help="mutants in whose file or words this occurs")
     asked.add_argument("--workers", type=int, default=2)
     given = asked.parse_args()
-    chosen = [listed[name] for name in given.papers or listed]
-    faults = [f for p in chosen for m in p.mutants if (f := fault(m))]
+    chosen = chosen_ones(given.lists, given.only)
+    faults = [f for each in chosen for m in each.mutants if (f := fault(m))]
     if faults:
         print("\n".join(faults))
         return 1
     begun = time.perf_counter()
-    chosen.sort(key=lambda paper: -len(paper.mutants))  # the longest first: the processes then end together
-    plain = all_verdicts([Job(paper, None, {}) for paper in chosen], given.workers)
+    chosen.sort(key=lambda each: -len(each.mutants))  # the longest first: the processes then end together
+    plain = all_verdicts([Job(each, None, {}) for each in chosen], given.workers)
     if any(v.outcome != "passed" for v in plain):
         print("The tests above fail without any mutant: mend them first.")
         return 1
-    jobs = [Job(p, m, v.times) for p, v in zip(chosen, plain, strict=True) for m in p.mutants]
+    jobs = [Job(each, m, v.times) for each, v in zip(chosen, plain, strict=True) for m in each.mutants]
     verdicts = all_verdicts(jobs, given.workers)
-    rows, minutes = table(chosen, jobs, verdicts), (time.perf_counter() - begun) / 60
-    alive = [
-        f"{j.paper.name}: {j.mutant.what}" for j, v in zip(jobs, verdicts, strict=True) if v.outcome in BAD and j.mutant
-    ]
-    print(f"\n{rows}\n{minutes:.1f} minutes; not killed: {'; '.join(alive) or 'none'}")
-    if not given.papers:
-        PAGE.write_text(page(rows, minutes, given.workers), encoding="utf-8")
+    made, minutes = tables(chosen, jobs, verdicts), (time.perf_counter() - begun) / 60
+    pairs = zip(jobs, verdicts, strict=True)
+    alive = [f"{j.listing.name}: {j.mutant.what}" for j, v in pairs if v.outcome in BAD and j.mutant]
+    print("\n" + "\n".join(made) + f"\n{minutes:.1f} minutes; not killed: {'; '.join(alive) or 'none'}")
+    if not given.lists and not given.only:
+        PAGE.write_text(page(*made, minutes, given.workers), encoding="utf-8")
     return 1 if alive else 0
 
 

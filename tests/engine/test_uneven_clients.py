@@ -1,0 +1,56 @@
+"""Clients of one to thirty-seven samples end a round together as they end it one by one, called or recorded."""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+import torch
+
+from posterity import methods
+from posterity.core.training import Training
+from posterity.engine.record import Recordings
+from posterity.engine.round import ENGINES, first_state, score
+from posterity.engine.store import Memory
+from posterity.laws import subject
+from posterity.laws.gaps import worst
+from posterity.laws.trace import run
+from posterity.methods.fedavg import FedAvg
+
+METHODS = {
+    "epochs": lambda: FedAvg(Training(lr=0.1, epochs=3, batch=4, momentum=0.5)),
+    "two passes": lambda: methods.build("fedbps", {}),
+    "one by one": lambda: FedAvg(Training(lr=0.1, batch=1, momentum=0.5)),  # clients end at thirteen different steps
+}
+COHORTS = {"one by one": [list(range(13))]}
+
+
+@functools.cache
+def end(name, engine, patience=2**60):
+    """Messages, records and states of some rounds."""
+    world = subject(METHODS[name]()).world(recordings=Recordings(patience=patience))
+    cohorts = {"cohorts": COHORTS[name]} if name in COHORTS else {}
+    return [(r.sent, r.records, r.state) for r in run(world, engine, **cohorts).rounds]
+
+
+@pytest.mark.parametrize("engine", ["stacked", "graph"])
+@pytest.mark.parametrize("name", METHODS)
+def test_together_and_one_by_one(name, engine):
+    assert worst(end(name, engine), end(name, "loop"))[0] < 1e-9
+
+
+def test_recorded_and_one_by_one():
+    assert worst(end("one by one", "graph", 0), end("one by one", "loop"))[0] < 1e-9
+
+
+@pytest.mark.parametrize("engine", ["stacked", "graph"])
+@pytest.mark.parametrize("point", ["received", "adapted"])
+def test_a_pass_over_another_part_of_the_data(point, engine):
+    """Who has many training samples may have few for validation: that pass runs in another order."""
+    world = subject(methods.build("fedavg+calibrated", {})).world()
+    clients, test = torch.arange(13), [world.federation.test]
+
+    def outputs(name):
+        return score(world, ENGINES[name], first_state(world), Memory(15), clients, 1, test, point)[0]
+
+    assert worst(outputs(engine), outputs("loop"))[0] < 1e-9

@@ -1,0 +1,109 @@
+"""Which settings reach what: seeds, evaluation, resumed runs, and the methods of a comparison."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from dataclasses import replace
+
+import pytest
+import torch
+
+from posterity.engine.trials import with_threads
+from posterity.experiment import compare, folder, run
+from posterity.experiment.compare import compare_runs, resume_all
+from posterity.experiment.config import Config, from_table
+from posterity.experiment.setup import load_federation, set_up, steps_of_round
+
+BASE = Config(method="fedavg", dataset="digits", clients=5, rounds=2, subset="20%", set={"model.hidden": "8"})
+
+
+@pytest.mark.parametrize(
+    ("rounds", "asked", "every"), [(1, None, 1), (19, None, 1), (40, None, 2), (100, None, 5), (100, 30, 30)]
+)
+def test_a_twentieth_of_the_rounds_between_evaluations(rounds, asked, every):
+    assert Config(rounds=rounds, evaluate_every=asked).every == every
+
+
+def test_settings_of_method_model_and_data_are_told_apart():
+    config = from_table({"set": {"xi": 3, "local": {"momentum": 0.5}, "model": {"hidden": 4}, "data": {"skew": "x"}}})
+    assert config.settings() == {"xi": 3, "local.momentum": 0.5}
+    assert config.settings("model") == {"hidden": 4}
+    assert config.settings("data") == {"skew": "x"}
+
+
+def counts(**changes):
+    return load_federation(replace(BASE, **changes)).train.counts.tolist()
+
+
+def test_a_data_seed_of_zero_is_a_seed():
+    assert counts(seed=3, data_seed=0) == counts(seed=0)
+    assert counts(seed=3) != counts(seed=0)
+
+
+def test_the_seed_moves_the_first_leaves():
+    one, other = (set_up(replace(BASE, seed=seed, data_seed=0)).world.initial for seed in (0, 1))
+    assert any(not torch.equal(one[name], other[name]) for name in one)
+
+
+@pytest.mark.parametrize(("changes", "taken"), [
+    ({"local_epochs": 2, "batch_size": 10}, lambda n: 2 * -(-n // 10)),
+    ({"local_steps": 3, "batch_size": 10}, lambda n: 3),
+    ({"batch_size": 7}, lambda n: -(-n // 7)),
+])  # fmt: skip
+def test_steps_of_a_round_by_hand(changes, taken):
+    config = replace(BASE, **changes)
+    world = set_up(config).world
+    assert steps_of_round(config, world) == sum(taken(n) for n in world.federation.train.counts.tolist())
+
+
+def test_a_resumed_run_has_the_engine_and_the_threads_that_it_began_with(tmp_path):
+    run.start_run(BASE, tmp_path / "run")
+    path = tmp_path / "run" / folder.RUN
+    facts = folder.read_json(path)
+    assert facts["engine"] == "graph"
+    folder.write_json(path, {**facts, "engine": "stacked", "threads": 1, "memory": 2**20})
+    with with_threads(2):
+        again = run.resume_run(tmp_path / "run")
+        assert torch.get_num_threads() == 1
+    assert again.setup.engine.name == "stacked"
+    assert again.setup.world.memory == 2**20
+
+
+@pytest.fixture
+def planned(monkeypatch):
+    """What comparisons would run."""
+    tasks = []
+    monkeypatch.setattr(compare, "execute", lambda some, watching, jobs: tasks.extend(some))
+    return tasks
+
+
+def quiet(title, rounds):
+    return nullcontext(run.silent)
+
+
+def test_the_first_seed_of_all_methods_comes_before_the_second(planned, tmp_path):
+    compare_runs(BASE, ["fedavg", "local"], [4, 1], tmp_path, quiet)
+    assert [task.title for task in planned] == ["fedavg seed 4", "local seed 4", "fedavg seed 1", "local seed 1"]
+
+
+def test_a_setting_reaches_the_methods_that_have_it(planned, tmp_path):
+    config = replace(BASE, set={"xi": 2.0, "model.hidden": "8", "local.momentum": 0.5})
+    compare_runs(config, ["fedavg", "pfedvmp"], [0], tmp_path, quiet)
+    found = {task.config.method: dict(task.config.set) for task in planned}
+    assert found["fedavg"] == {"model.hidden": "8", "local.momentum": 0.5}
+    assert found["pfedvmp"] == {"xi": 2.0, "model.hidden": "8", "local.momentum": 0.5}
+    with pytest.raises(ValueError, match="has no setting 'xii'"):
+        compare_runs(replace(BASE, set={"xii": 2.0}), ["fedavg", "pfedvmp"], [0], tmp_path, quiet)
+
+
+def test_what_is_finished_is_left_and_what_is_not_goes_on(planned, tmp_path):
+    run.start_run(BASE, tmp_path / "fedavg" / "seed-0")
+    compare_runs(BASE, ["fedavg"], [0, 1], tmp_path, quiet)
+    assert [task.title for task in planned] == ["fedavg seed 1"]
+    path = tmp_path / "fedavg" / "seed-0" / folder.RUN
+    folder.write_json(path, {**folder.read_json(path), "status": "running"})
+    planned.clear()
+    resume_all(tmp_path, quiet)  # the plan was written down
+    assert [task.title for task in planned] == ["fedavg seed 0", "fedavg seed 1"]
+    with pytest.raises(ValueError, match="other settings; give another --out"):
+        compare_runs(replace(BASE, lr=0.5), ["fedavg"], [0], tmp_path, quiet)
