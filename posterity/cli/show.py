@@ -15,7 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from posterity.experiment.run import Watch, silent
-from posterity.report import columns, finding, headline, load_runs
+from posterity.report import Contest, Row, columns, headline, load_runs, main_contest, verdict
 
 console = Console()
 WIDE = 130  # columns of a terminal that show the whole table; the report always does
@@ -77,17 +77,55 @@ def print_table(folder: Path, show: str) -> None:
             *texts,
         )
     console.print(table)
-    console.print(finding(rows))
+    if any(c.key == "worst10" for c in shown) and (note := verdict.worst_note(rows)):
+        console.print(note)
+    held = main_contest(rows)
+    if held.tested:
+        _print_pairs(held)
+    console.print(verdict.tell(held, rows))
+
+
+def _print_pairs(held: Contest) -> None:
+    """Neighbours in the ranking; the report has more pairs, and says what was tested."""
+    points = ", points" if held.column.unit == "%" else ""
+    table = Table(title="neighbours, paired over the same seeds and clients", title_justify="left", box=SIMPLE_HEAD,
+                  header_style="bold", pad_edge=False, padding=(0, 1), collapse_padding=True)  # fmt: skip
+    table.add_column("Pair")
+    heads = (f"Difference{points}", "95 % interval", f"p (Holm, {held.tested})", "seeds to separate")
+    for head in heads:
+        table.add_column(head, justify="right")
+    for line in verdict.lines(held, verdict.neighbours(held)):
+        p = f"[bold]{line.p}[/bold]" if line.separated else line.p
+        table.add_row(f"{line.first.label} − {line.second.label}", line.difference, line.interval, p, line.needed)
+    console.print(table)
 
 
 def print_json(folder: Path, show: str, report: Path | None) -> None:
     """The same numbers for another program."""
     rows = headline(load_runs(folder), show)
     table = [{"method": r.label, "point": r.point, "rounds": list(r.rounds), "seeds": r.seeds,
-              "values": {k: {"mean": _finite(c.mean), "sd": _finite(c.sd)} for k, c in r.cells.items()}}
+              "values": {k: {"mean": _finite(c.mean), "sd": _finite(c.sd)} for k, c in r.cells.items()},
+              "worst10_rows": _worst(r)}
              for r in rows]  # fmt: skip
-    facts = {"folder": str(folder), "show": show, "report": str(report) if report else None, "rows": table}
+    held = main_contest(rows)
+    facts = {"folder": str(folder), "show": show, "report": str(report) if report else None, "rows": table,
+             "finding": verdict.tell(held, rows), "pairs": _pairs(held)}  # fmt: skip
     print(json.dumps(facts))
+
+
+def _pairs(held: Contest) -> list[dict[str, Any]]:
+    """All pairs, the better ranked first; `p` by itself, `holm` adjusted for all pairs."""
+    return [{"first": held.rows[i].label, "second": held.rows[j].label, "metric": held.column.key, "seeds": pair.seeds,
+             "difference": _finite(pair.difference), "interval": list(pair.interval) if pair.interval else None,
+             "p": pair.p, "holm": pair.holm, "separated": pair.separated, "design": pair.design,
+             "seeds_needed": pair.needed if pair.p is not None else None}
+            for (i, j), pair in held.pairs.items()]  # fmt: skip
+
+
+def _worst(row: Row) -> list[int] | None:
+    """Held-out rows behind the worst tenth of the clients, for each run; None where nobody knows."""
+    found = [verdict.worst_rows(choice.score) for _, choice in row.picked] if "worst10" in row.cells else []
+    return [behind[2] for behind in found if behind is not None] or None
 
 
 def _finite(value: float | None) -> float | None:
