@@ -1,6 +1,7 @@
 """How often a comparison of methods names a winner: where there is none, and where there is one.
 
-    python benchmarks/comparisons.py [--comparisons 1000] [--seed 0] [--out docs/results/comparisons.md]
+    python benchmarks/comparisons.py [--comparisons 2000] [--seed 0] [--out docs/results/comparisons.md]
+    python benchmarks/comparisons.py --runs FOLDER [--out docs/results/comparisons.md]
 
 Simulated runs: rows in clients, clients in seeds. A row of client k is answered correctly by method m with seed s when
 
@@ -11,17 +12,22 @@ Twenty clients hold 4 to 16 test rows each (as on digits). `nested`: clients and
 `crossed`: they are the same with every seed. Three rules judge the same numbers: the former one (ahead by more than
 the larger standard deviation over seeds), a t-test on the seeds' differences, and `posterity.evaluate.paired`. The
 size of the effect was set so that the t-test sees it in 91 % of comparisons with ten seeds. Takes a minute on a core.
+
+With `--runs`, the folder of a comparison instead: every pair by the library, and by scipy on what `metrics.jsonl` says.
 """
 
 from __future__ import annotations
 
 import argparse
 import datetime
+import json
 import platform
+import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import NormalDist
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +35,7 @@ from numpy.typing import NDArray
 import posterity
 from posterity.evaluate.paired import Clients, Paired, Sample, compare_all
 from posterity.evaluate.student import quantile
+from posterity.report import headline, load_runs, main_contest, verdict
 
 SEEDS = (3, 5, 10)
 METHODS, CLIENTS, ROWS = 4, 20, (4, 16)
@@ -164,20 +171,116 @@ def table(found: Sequence[tuple[Setting, float, dict[int, Shares]]]) -> str:
     return "\n".join(lines)
 
 
+@dataclass(frozen=True)
+class Seen:
+    """One run as its files have it: the accuracy at the round chosen on validation, and the clients'."""
+
+    label: str
+    value: float
+    clients: Array
+    sizes: Array
+
+
+def read_runs(folder: Path) -> dict[str, dict[int, Seen]]:
+    """By method and seed, straight from the files: nothing of the library reads or chooses."""
+    found: dict[str, dict[int, Seen]] = {}
+    for path in sorted(folder.rglob("metrics.jsonl")):
+        facts = json.loads((path.parent / "run.json").read_text())
+        config = tomllib.loads((path.parent / "config.toml").read_text())
+        lines = [json.loads(line) for line in path.read_text().splitlines()]
+        mine = [x for x in lines if x["kind"] == "score" and x["group"] == "members"
+                and x["point"] == facts["method"]["scored"]]  # fmt: skip
+        score = {(x["part"], x["round"]): x["metrics"]["accuracy"]["pooled"] for x in mine}
+        rounds = sorted(r for part, r in score if part == "validation")
+        best = max(rounds, key=lambda r: score["validation", r])  # the first of equals
+        shown = next(x for x in mine if (x["part"], x["round"]) == ("test", best))
+        clients, sizes = (np.array(shown["clients"][name], dtype=float) for name in ("accuracy", "n"))
+        seen = Seen(facts["method"]["label"], score["test", best], clients, sizes)
+        found.setdefault(seen.label, {})[config["seed"]] = seen
+    return found
+
+
+def by_scipy(first: dict[int, Seen], second: dict[int, Seen]) -> dict[str, tuple[float, float] | float]:
+    """The paired t-test and its interval; and the interval with the clients' variance, for clients of each seed."""
+    from scipy import stats
+
+    seeds = sorted(first.keys() & second.keys())
+    a, b = ([runs[s].value for s in seeds] for runs in (first, second))
+    inside = []
+    for s in seeds:
+        held = first[s].sizes > 0
+        d, n = (first[s].clients - second[s].clients)[held], first[s].sizes[held]
+        w = n / n.sum()
+        inside.append(np.sum(w**2 * (d - np.sum(w * d)) ** 2 / (1 - w)))
+    d = np.subtract(a, b)
+    error = np.sqrt(max(d.var(ddof=1), np.mean(inside)) / len(seeds))
+    t_test = stats.ttest_rel(a, b)
+    return {
+        "t-test": (float(t_test.confidence_interval().low), float(t_test.confidence_interval().high)),
+        "p of the t-test": float(t_test.pvalue),
+        "interval": tuple(float(x) for x in stats.t.interval(0.95, len(seeds) - 1, d.mean(), error)),
+        "p": float(2 * stats.t.sf(abs(d.mean()) / error, len(seeds) - 1)),
+    }
+
+
+def check_runs(folder: Path) -> str:
+    """Every pair of a comparison whose seeds have their own clients, by the library and by scipy, as a table."""
+    held, seen = main_contest(headline(load_runs(folder))), read_runs(folder)
+    lines = ["| pair | difference, points | 95 % interval | by scipy | t-test over seeds alone, scipy | p | p by scipy "
+             "| p, Holm | seeds it would take |", "|---|--:|--:|--:|--:|--:|--:|--:|--:|"]  # fmt: skip
+    worst = 0.0
+    for (i, j), pair in held.pairs.items():
+        labels = held.rows[i].label, held.rows[j].label
+        other = by_scipy(*(seen[label] for label in labels))
+        assert pair.interval is not None
+        assert pair.p is not None
+        worst = max(worst, *(abs(x - y) for x, y in zip(pair.interval, other["interval"], strict=True)))
+        ours, theirs, alone = (
+            f"{100 * low:+.2f} to {100 * high:+.2f}"
+            for low, high in (pair.interval, other["interval"], other["t-test"])
+        )
+        cells = f"{100 * pair.difference:+.2f} | {ours} | {theirs} | {alone} | {pair.p:.4f} | {other['p']:.4f}"
+        lines.append(f"| {' − '.join(labels)} | {cells} | {pair.holm:.3f} | {pair.needed or '> 1,000'} |")
+    finding = verdict.tell(held, held.rows)
+    told = f"Largest distance between the ends of the two intervals: {worst:.1e}."
+    return "\n".join(lines).replace("-0.00", "0.00") + f"\n\n{told} What the page says: “{finding}”"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="How often a comparison of methods names a winner.")
-    parser.add_argument("--comparisons", type=int, default=1000)
+    parser.add_argument(
+        "--runs", type=Path, help="folder of a comparison to check against scipy, in place of simulating"
+    )
+    parser.add_argument("--comparisons", type=int, default=2000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, help="page whose table between the two marks is replaced")
     given = parser.parse_args()
+    if given.runs:
+        command = next(given.runs.rglob("run.json")).read_text()
+        text = f"{versions()}; `{_command(json.loads(command))}`\n\n{check_runs(given.runs)}"
+        print(text)
+        if given.out:
+            replace_between(given.out, "digits", text)
+        return
     found = [(s, e, simulate(s, given.comparisons, e, given.seed)) for s in SETTINGS for e in (0.0, s.effect)]
-    versions = f"posterity {posterity.__version__}, numpy {np.__version__}, Python {platform.python_version()}"
-    head = f"`python benchmarks/comparisons.py --comparisons {given.comparisons} --seed {given.seed}`, "
-    head += f"{datetime.date.today()}, {versions}."
+    head = f"`python benchmarks/comparisons.py --comparisons {given.comparisons} --seed {given.seed}`, {versions()}."
     text = f"{head}\n\n{table(found)}"
     print(text)
     if given.out:
         replace_between(given.out, "simulation", text)
+
+
+def versions() -> str:
+    numbers = f"posterity {posterity.__version__}, numpy {np.__version__}, Python {platform.python_version()}"
+    return f"{datetime.date.today()}, {numbers}"
+
+
+def _command(facts: dict[str, Any]) -> str:
+    """What was typed, without where it was written."""
+    words = str(facts["command"]).partition(" ")[2].split()
+    if "--out" in words:
+        words[words.index("--out") : words.index("--out") + 2] = []
+    return " ".join(["posterity", *words])
 
 
 def replace_between(page: Path, name: str, text: str) -> None:

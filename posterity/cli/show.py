@@ -15,11 +15,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from posterity.experiment.run import Watch, silent
-from posterity.report import Contest, Row, columns, headline, load_runs, main_contest, verdict
+from posterity.report import Column, Contest, Row, columns, headline, load_runs, main_contest, verdict
 
 console = Console()
-WIDE = 130  # columns of a terminal that show the whole table; the report always does
-LEFT_OUT = ("balanced_accuracy", "brier", "worst10", "sd", "seconds")
+LEFT_OUT = ("balanced_accuracy", "brier", "worst10", "sd", "seconds")  # where a terminal is too narrow for the table
+UNBOUND = 10_000  # columns, to measure what a table would take
 NAMES = {"validated": "round chosen on validation, shown on test", "paper": "best round on all held-out data",
          "last": "last round, shown on test"}  # fmt: skip
 
@@ -60,12 +60,25 @@ def progress(title: str, total: int, quiet: bool) -> Iterator[Watch]:
 def print_table(folder: Path, show: str) -> None:
     """The headline table of a run or comparison, exactly as the report prints it."""
     rows = headline(load_runs(folder), show)
+    every = columns(rows)
+    table = _table(rows, every, show, True)
+    if wide := console.measure(table, options=console.options.update(width=UNBOUND)).maximum <= console.width:
+        console.print(table)
+    else:
+        console.print(_table(rows, [c for c in every if c.key not in LEFT_OUT], show, False))
+    if wide and (note := verdict.worst_note(rows)):
+        console.print(note)
+    held = main_contest(rows)
+    if held.tested:
+        _print_pairs(held)
+    console.print(verdict.tell(held, rows))
+
+
+def _table(rows: list[Row], shown: list[Column], show: str, wide: bool) -> Table:
     table = Table(title=f"{show}: {NAMES[show]}", title_justify="left", header_style="bold", box=SIMPLE_HEAD,
                   pad_edge=False, padding=(0, 1), collapse_padding=True)  # fmt: skip
     table.add_column("Method", no_wrap=True)
     table.add_column("scored at", no_wrap=True)
-    wide = console.width >= WIDE
-    shown = [c for c in columns(rows) if wide or c.key not in LEFT_OUT]
     for column in shown:
         table.add_column(column.heading.replace(" per ", "/"), justify="right", no_wrap=True)
     for row in rows:
@@ -76,24 +89,18 @@ def print_table(folder: Path, show: str) -> None:
             row.point if wide else row.point.partition(",")[0],
             *texts,
         )
-    console.print(table)
-    if any(c.key == "worst10" for c in shown) and (note := verdict.worst_note(rows)):
-        console.print(note)
-    held = main_contest(rows)
-    if held.tested:
-        _print_pairs(held)
-    console.print(verdict.tell(held, rows))
+    return table
 
 
 def _print_pairs(held: Contest) -> None:
     """Neighbours in the ranking; the report has more pairs, and says what was tested."""
-    points = ", points" if held.column.unit == "%" else ""
-    table = Table(title="neighbours, paired over the same seeds and clients", title_justify="left", box=SIMPLE_HEAD,
-                  header_style="bold", pad_edge=False, padding=(0, 1), collapse_padding=True)  # fmt: skip
+    unit = ", in percentage points" if held.column.unit == "%" else ""
+    title = f"neighbours, paired over {verdict.paired_over(held)}{unit}"
+    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, header_style="bold", pad_edge=False,
+                  padding=(0, 1), collapse_padding=True)  # fmt: skip
     table.add_column("Pair")
-    heads = (f"Difference{points}", "95 % interval", f"p (Holm, {held.tested})", "seeds to separate")
-    for head in heads:
-        table.add_column(head, justify="right")
+    for head in ("Difference", "95 % interval", f"p (Holm, {held.tested})", "seeds needed"):
+        table.add_column(head, justify="right", no_wrap=True)
     for line in verdict.lines(held, verdict.neighbours(held)):
         p = f"[bold]{line.p}[/bold]" if line.separated else line.p
         table.add_row(f"{line.first.label} − {line.second.label}", line.difference, line.interval, p, line.needed)

@@ -61,15 +61,16 @@ def tell(held: Contest, rows: Sequence[Row]) -> str:
         over = f"over {top.n} seeds" if top.n > 1 else "with a single seed"
         shown = f"{held.rows[0].label} reaches {_name(column)} of {quoted(top, column)} {over}"
         return f"{shown}; there is no other method here to compare it with."
+    lead = f"{_lead(held)}, {_rival(held)}"
     if held.winner is not None:
         others = len(held.rows) - 1
-        rest = f"the {others} other methods" if others > 1 else "the other method"
-        return f"{_lead(held)}; it is separated from {rest}. {_rival(held)}"
+        return f"{lead}; it is separated from {f'the {others} other methods' if others > 1 else 'it'}."
     if not held.tested:
-        return f"No method is called better. {_lead(held)}. {_rival(held)}"
+        few = "No two methods share two seeds, so there is no spread to test against (--seeds 0-9 gives ten)."
+        return f"No method is called better. {lead}. {few}"
     names = [held.rows[k].label for k in held.level]
-    said = f"No method is separated from all others. {_lead(held)}; not separated from it: {join(names)}."
-    return f"{said} {_rival(held)} {reach(held)}"
+    verb = "is" if len(names) == 1 else "are"
+    return f"No method is separated from all others. {lead}; {join(names)} {verb} not separated from it. {reach(held)}"
 
 
 def _unsettled(column: Column, rows: Sequence[Row]) -> str:
@@ -85,23 +86,21 @@ def _lead(held: Contest) -> str:
 
 
 def _rival(held: Contest) -> str:
-    """The first against the second, in a sentence."""
+    """The first against the second, in a clause."""
     column, second, pair = held.column, held.rows[1], held.pairs[0, 1]
-    rival = f"{second.label} ({quoted(second.cells[column.key], column)})"
+    rival = quoted(second.cells[column.key], column)
     if not pair.seeds:
-        return f"It shares no seed with {rival}, so the two cannot be paired: run both with the same --seeds."
+        return f"and shares no seed with {second.label} ({rival}), so the two cannot be paired"
     past = {True: ("ahead of", "below"), False: ("behind", "above")}[held.better(0, 1)][column.better < 0]
-    gap = f"It is {past} {rival} by {amount(abs(pair.difference), column)}"
-    if pair.difference == 0:
-        gap = f"Its difference to {rival} is 0"
-    if pair.seeds == 1:
-        return f"{gap} with the single seed that both ran: one seed has no spread, so nothing is tested (--seeds 0-9)."
+    gap = f"{amount(abs(pair.difference), column)} {past}" if pair.difference else "level with"
+    over = f"the {pair.seeds} seeds" if pair.seeds > 1 else "the single seed"
+    said = f"{gap} {second.label} over {over} that both ran ({rival}"
     if pair.interval is None:
-        return f"{gap} in each of the {pair.seeds} seeds that both ran, to the last digit: nothing to test it against."
-    low, high = sorted(abs(pair.difference) / pair.difference * x if pair.difference else x for x in pair.interval)
-    inside = f"95 % interval {signed(low, column)} to {signed(high, column)}"
-    seeds = f"ahead with {_ahead(pair, column)} of the {pair.seeds} seeds that both ran"
-    return f"{gap} ({inside}; {seeds}; {p_value(pair.holm)} by Holm over {_pairs(held)})."
+        return f"{said})" if pair.seeds == 1 else f"{said}; the same with each seed, so there is no spread to test)"
+    sign = -1 if pair.difference < 0 else 1
+    low, high = sorted(sign * x for x in pair.interval)
+    inside = f"95 % interval of the difference {signed(low, column)} to {signed(high, column)}"
+    return f"{said}; {inside}; {p_value(pair.holm)} by Holm over {_pairs(held)})"
 
 
 def _ahead(pair: Paired, column: Column) -> int:
@@ -155,14 +154,18 @@ def neighbours(held: Contest) -> list[tuple[int, int]]:
     return [(k, k + 1) for k in range(len(held.rows) - 1)]
 
 
+def paired_over(held: Contest) -> str:
+    split = any(pair.design != "seeds" for pair in held.pairs.values() if pair.p is not None)
+    return "the same seeds and clients" if split else "the same seeds"
+
+
 def explained(held: Contest, rule: str) -> list[str]:
     """What was tested, over what, and about what it speaks."""
     metric, part = noun(held.column), "held-out" if PART[rule] == "held" else PART[rule]
     said = [
-        f"Differences of the {metric} over all {part} rows, paired: the same seeds and, within a seed, the same "
-        "clients, each run at the round that its rule chose. The 95 % interval is that of a pair by itself. p is "
-        f"adjusted by Holm's method for all {_pairs(held)}, since the best is only known after looking; separated "
-        "means p < 0.05."
+        f"Differences of the {metric} over all {part} rows, paired over {paired_over(held)}, each run at the round "
+        f"that its rule chose. The 95 % interval is that of a pair by itself. p is adjusted by Holm's method for "
+        f"all {_pairs(held)}, since the best is only known after looking; separated means p < 0.05."
     ]
     used = {pair.design for pair in held.pairs.values() if pair.p is not None}
     return said + [DESIGNS[name] for name in DESIGNS if name in used]
