@@ -56,7 +56,7 @@ def gather(root: Path, rule: str = "validated") -> dict[str, dict[int, tuple[flo
 @pytest.mark.parametrize("rule", ["validated", "paper"])
 def test_pairs_of_a_folder_equal_scipy(tmp_path: Path, rule: str) -> None:
     """Ten seeds with clients of their own: all six pairs; some where the clients' variance is the larger one."""
-    comparison(tmp_path, METHODS, 10, noise=0.12)
+    comparison(tmp_path, METHODS, 10, noise=0.12, rounds=12)
     held, seen = main_contest(headline(load_runs(tmp_path), rule)), gather(tmp_path, rule)
     larger = set()
     for (i, j), pair in held.pairs.items():
@@ -183,7 +183,7 @@ def test_winner_only_when_separated_from_all(tmp_path: Path) -> None:
 
 
 def test_winner_is_named_with_its_interval(tmp_path: Path) -> None:
-    comparison(tmp_path, {"fedavg": 0.5, "fedper": 0.7, "pfedvmp": 0.9}, 6)
+    comparison(tmp_path, {"fedavg": 0.5, "fedper": 0.7, "pfedvmp": 0.9}, 6, rounds=12)
     rows = headline(load_runs(tmp_path))
     held = main_contest(rows)
     pair = held.pairs[0, 1]
@@ -216,6 +216,8 @@ def test_one_seed_is_no_test(tmp_path: Path) -> None:
     comparison(tmp_path, {"fedper": 0.85, "fedavg": 0.5}, 1)
     rows = headline(load_runs(tmp_path))
     assert [r.cells["accuracy"].best for r in rows] == [True, False]
+    assert rows[0].cells["accuracy"].sd is None
+    assert "±" not in rows[0].cells["accuracy"].text
     assert finding(rows).startswith("No method is called better. FedPer has the highest accuracy, ")
     assert "over the single seed that both ran" in finding(rows)
     assert "no spread to test against" in finding(rows)
@@ -243,6 +245,30 @@ def test_partly_shared_seeds_use_the_shared_ones(tmp_path: Path) -> None:
     assert "1.3 percentage points behind FedAvg over the 3 seeds that both ran" in verdict.tell(held, held.rows)
     assert held.winner is None
     assert [r.cells["accuracy"].best for r in headline(load_runs(tmp_path))] == [True, True]
+
+
+def test_a_higher_mean_by_other_seeds_beats_nobody(tmp_path: Path) -> None:
+    """As above, with enough seeds for FedAvg to be separated from FedPer: the first of the ranking has not won."""
+    write_exact(tmp_path, "fedavg", four(0.70, 0.72, 0.71, 0.70, 0.73))
+    behind = four(0.68, 0.701, 0.69, 0.679, 0.71)
+    write_exact(tmp_path, "fedper", {**behind, 7: [0.97, 0.99, 0.98, 0.98]})
+    held = main_contest(headline(load_runs(tmp_path)))
+    assert held.rows[0].label == "FedPer"
+    assert held.pairs[0, 1].separated
+    assert held.winner is None
+    assert not held.beaten(1)
+
+
+def test_winner_must_be_separated_from_a_noisy_third_too(tmp_path: Path) -> None:
+    write_exact(tmp_path, "fedper", four(0.90, 0.90, 0.91, 0.89))
+    write_exact(tmp_path, "fedavg", four(0.80, 0.801, 0.809, 0.79))
+    write_exact(tmp_path, "local", four(0.95, 0.60, 0.88, 0.72))
+    held = main_contest(headline(load_runs(tmp_path)))
+    assert [row.label for row in held.rows] == ["FedPer", "FedAvg", "Local"]
+    assert (held.beaten(1), held.beaten(2)) == (True, False)
+    assert held.winner is None
+    assert "Local is not separated from it" in verdict.tell(held, held.rows)
+    assert held.together == [(1, 2)]
 
 
 def test_identical_methods_are_level(tmp_path: Path) -> None:
