@@ -26,7 +26,7 @@ def critical_chart(held: Contest, width: float) -> str:
     foot = 42 + BAR * len(bars) + 12
     canvas = Canvas(width, foot + STEP * math.ceil(len(rows) / 2) + 6, "Methods on one axis, bars over equals")
     is_share = column.unit == "%"
-    for tick in ticks(x.low, x.high, int((x.end - x.start) / 50)):
+    for tick in ticks(x.low, x.high, max(3, int((x.end - x.start) / 60))):
         canvas.line(x(tick), 26, x(tick), 32, "axis")
         canvas.text(x(tick), 20, percent(tick) if is_share else plain(tick), "tick", "middle")
     canvas.line(x.start, 32, x.end, 32, "axis")

@@ -99,7 +99,7 @@ def _rival(held: Contest) -> str:
         return f"{said})" if pair.seeds == 1 else f"{said}; the same with each seed, so there is no spread to test)"
     sign = -1 if pair.difference < 0 else 1
     low, high = sorted(sign * x for x in pair.interval)
-    inside = f"95 % interval of the difference {signed(low, column)} to {signed(high, column)}"
+    inside = f"95 % interval of the gap {signed(low, column)} to {signed(high, column)}"
     return f"{said}; {inside}; {p_value(pair.holm)} by Holm over {_pairs(held)})"
 
 

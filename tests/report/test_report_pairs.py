@@ -161,7 +161,7 @@ def test_lower_is_better_in_a_regression(tmp_path: Path) -> None:
     (line,) = verdict.lines(held, [(0, 1)])
     assert (line.first.label, line.ahead, line.difference) == ("FedPer", "3 of 4", "−0.750")
     assert "FedPer has the lowest mean squared error, 1.400 ± 0.605, 0.750 below FedAvg" in finding(rows)
-    assert "95 % interval of the difference −0.0" in finding(rows) or "difference +" in finding(rows)
+    assert "95 % interval of the gap −0.0" in finding(rows), "in the words of the sentence a gap is above zero"
 
 
 def test_winner_only_when_separated_from_all(tmp_path: Path) -> None:
@@ -195,7 +195,7 @@ def test_winner_is_named_with_its_interval(tmp_path: Path) -> None:
         f"pFedVMP has the highest accuracy, {top.text} %, {100 * pair.difference:.1f} percentage points"
     )
     assert f"ahead of FedPer over the 6 seeds that both ran ({rows[1].cells['accuracy'].text} %; " in said
-    assert f"95 % interval of the difference +{low} to +{high}" in said
+    assert f"95 % interval of the gap +{low} to +{high}" in said
     assert said.endswith("by Holm over 3 pairs); it is separated from the 2 other methods.")
 
 
