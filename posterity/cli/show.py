@@ -15,12 +15,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from posterity.experiment.run import Watch, silent
-from posterity.report import columns, finding, headline, load_runs
+from posterity.report import Column, Contest, Row, columns, headline, load_runs, main_contest, verdict
 from posterity.report.remarks import fitted
 
 console = Console()
-WIDE = 130  # columns of a terminal that show the whole table; the report always does
-LEFT_OUT = ("balanced_accuracy", "brier", "worst10", "sd", "seconds")
+LEFT_OUT = ("balanced_accuracy", "brier", "worst10", "sd", "seconds")  # where a terminal is too narrow for the table
+UNBOUND = 10_000  # columns, to measure what a table would take
 NAMES = {"validated": "round chosen on validation, shown on test", "paper": "best round on all held-out data",
          "last": "last round, shown on test"}  # fmt: skip
 
@@ -61,12 +61,27 @@ def progress(title: str, total: int, quiet: bool) -> Iterator[Watch]:
 def print_table(folder: Path, show: str) -> None:
     """The headline table of a run or comparison, exactly as the report prints it."""
     rows = headline(load_runs(folder), show)
+    every = columns(rows)
+    table = _table(rows, every, show, True)
+    if wide := console.measure(table, options=console.options.update(width=UNBOUND)).maximum <= console.width:
+        console.print(table)
+    else:
+        console.print(_table(rows, [c for c in every if c.key not in LEFT_OUT], show, False))
+    if wide and (note := verdict.worst_note(rows)):
+        console.print(note)
+    held = main_contest(rows)
+    if held.tested:
+        _print_pairs(held)
+    console.print(verdict.tell(held, rows))
+    for remark in fitted(rows) if show == "paper" else ():
+        console.print(remark)
+
+
+def _table(rows: list[Row], shown: list[Column], show: str, wide: bool) -> Table:
     table = Table(title=f"{show}: {NAMES[show]}", title_justify="left", header_style="bold", box=SIMPLE_HEAD,
                   pad_edge=False, padding=(0, 1), collapse_padding=True)  # fmt: skip
     table.add_column("Method", no_wrap=True)
     table.add_column("scored at", no_wrap=True)
-    wide = console.width >= WIDE
-    shown = [c for c in columns(rows) if wide or c.key not in LEFT_OUT]
     for column in shown:
         table.add_column(column.heading.replace(" per ", "/"), justify="right", no_wrap=True)
     for row in rows:
@@ -77,21 +92,50 @@ def print_table(folder: Path, show: str) -> None:
             row.point if wide else row.point.partition(",")[0],
             *texts,
         )
+    return table
+
+
+def _print_pairs(held: Contest) -> None:
+    """Neighbours in the ranking; the report has more pairs, and says what was tested."""
+    unit = ", in percentage points" if held.column.unit == "%" else ""
+    title = f"neighbours, paired over {verdict.paired_over(held)}{unit}"
+    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, header_style="bold", pad_edge=False,
+                  padding=(0, 1), collapse_padding=True)  # fmt: skip
+    table.add_column("Pair")
+    for head in ("Difference", "95 % interval", f"p (Holm, {held.tested})", "seeds needed"):
+        table.add_column(head, justify="right", no_wrap=True)
+    for line in verdict.lines(held, verdict.neighbours(held)):
+        p = f"[bold]{line.p}[/bold]" if line.separated else line.p
+        table.add_row(f"{line.first.label} − {line.second.label}", line.difference, line.interval, p, line.needed)
     console.print(table)
-    console.print(finding(rows))
-    if show == "paper":
-        for remark in fitted(rows):
-            console.print(remark)
 
 
 def print_json(folder: Path, show: str, report: Path | None) -> None:
     """The same numbers for another program."""
     rows = headline(load_runs(folder), show)
     table = [{"method": r.label, "point": r.point, "rounds": list(r.rounds), "seeds": r.seeds,
-              "values": {k: {"mean": _finite(c.mean), "sd": _finite(c.sd)} for k, c in r.cells.items()}}
+              "values": {k: {"mean": _finite(c.mean), "sd": _finite(c.sd)} for k, c in r.cells.items()},
+              "worst10_rows": _worst(r)}
              for r in rows]  # fmt: skip
-    facts = {"folder": str(folder), "show": show, "report": str(report) if report else None, "rows": table}
+    held = main_contest(rows)
+    facts = {"folder": str(folder), "show": show, "report": str(report) if report else None, "rows": table,
+             "finding": verdict.tell(held, rows), "pairs": _pairs(held)}  # fmt: skip
     print(json.dumps(facts))
+
+
+def _pairs(held: Contest) -> list[dict[str, Any]]:
+    """All pairs, the better ranked first; `p` by itself, `holm` adjusted for all pairs."""
+    return [{"first": held.rows[i].label, "second": held.rows[j].label, "metric": held.column.key, "seeds": pair.seeds,
+             "difference": _finite(pair.difference), "interval": list(pair.interval) if pair.interval else None,
+             "p": pair.p, "holm": pair.holm, "separated": pair.separated, "design": pair.design,
+             "seeds_needed": pair.needed if pair.p is not None else None}
+            for (i, j), pair in held.pairs.items()]  # fmt: skip
+
+
+def _worst(row: Row) -> list[int] | None:
+    """Held-out rows behind the worst tenth of the clients, for each run; None where nobody knows."""
+    found = [verdict.worst_rows(choice.score) for _, choice in row.picked] if "worst10" in row.cells else []
+    return [behind[2] for behind in found if behind is not None] or None
 
 
 def _finite(value: float | None) -> float | None:

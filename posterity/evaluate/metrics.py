@@ -94,7 +94,8 @@ def fairness(scores: Scores) -> dict[str, float]:
     `sd` is the population standard deviation (divided by the number of clients): the clients are the whole
     federation and no sample of one, and numpy's default, which the code of most papers calls, is the same. `cov` is
     sd over pooled accuracy and `cov_mean` sd over mean accuracy, since papers do not say which. `worst10` is the mean
-    accuracy of the worst tenth of the clients (rounded down, at least one).
+    accuracy of the worst tenth of the clients (rounded down, at least one), and `worst10_rows` the held-out rows that
+    these few clients have together.
     """
     if scores.classes == 0:
         raise ValueError("fairness compares accuracies: these scores are of a regression, look at `mse` per client")
@@ -161,14 +162,17 @@ def _mean(value: Tensor, weight: Tensor) -> float:
 
 def _spread(scores: Scores, least: int) -> dict[str, float]:
     few = tree_rows(scores, scores.n >= least)
-    accuracy = (few.correct / few.n).sort().values
+    accuracy, order = (few.correct / few.n).sort(stable=True)
     if len(accuracy) == 0:
-        return {"sd": math.nan, "cov": math.nan, "cov_mean": math.nan, "worst10": math.nan, "clients": 0.0}
+        undefined = dict.fromkeys(("sd", "cov", "cov_mean", "worst10"), math.nan)
+        return undefined | {"worst10_rows": 0.0, "clients": 0.0}
+    worst = max(1, len(accuracy) // 10)
     sd, pooled = accuracy.std(correction=0), few.correct.sum() / few.n.sum()
     return {
         "sd": sd.item(),
         "cov": (sd / pooled).item(),
         "cov_mean": (sd / accuracy.mean()).item(),
-        "worst10": accuracy[: max(1, len(accuracy) // 10)].mean().item(),
+        "worst10": accuracy[:worst].mean().item(),
+        "worst10_rows": few.n[order[:worst]].sum().item(),
         "clients": float(len(accuracy)),
     }

@@ -10,12 +10,14 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
 
-from posterity.report import portraits, remarks, summary
+from posterity.report import portraits, remarks, summary, verdict
 from posterity.report.choosing import PART, RULES, goal
+from posterity.report.critical import SHOWN, critical_chart
 from posterity.report.figures import learning_lines, line_chart, sparks
 from posterity.report.loading import Federation, Run, load_runs
+from posterity.report.ranking import Contest, further, headline
 from posterity.report.svg import colour
-from posterity.report.tables import FURTHER, Row, columns, further, headline
+from posterity.report.tables import FURTHER, Row, columns
 
 WIDE, NARROW = 1000.0, 350.0
 
@@ -60,10 +62,10 @@ def render(runs: Sequence[Run], show: str = "validated") -> str:
 def contents(runs: Sequence[Run], show: str) -> dict[str, Any]:
     """What the page says, by name."""
     rows = headline(runs, show)
-    more = further(runs, show)
+    more, held = further(rows), verdict.main_contest(rows)
     return {
         "title": _title(rows),
-        "finding": summary.finding(rows),
+        "finding": verdict.tell(held, rows),
         "facts": _facts(runs, rows),
         "cautions": [*summary.cautions(runs, rows), *remarks.fitted(rows)],
         "rows": rows,
@@ -87,7 +89,9 @@ def contents(runs: Sequence[Run], show: str) -> dict[str, Any]:
         "references": {run.label: run.reference for run in runs if run.reference},
         "federation": runs[0].federation,
         "notes": sorted({note for run in runs for note in run.federation.notes}),
+        "worst_note": verdict.worst_note(rows),
         **_figures(rows, runs[0].federation, show),
+        **_pairs(held, show),
     }
 
 
@@ -107,6 +111,19 @@ def _figures(rows: Sequence[Row], federation: Federation, show: str) -> dict[str
         "counted": _counted(federation),
         "clients_shown": portraits.CLIENTS,
         "classes_shown": portraits.CLASSES,
+    }
+
+
+def _pairs(held: Contest, show: str) -> dict[str, Any]:
+    """The section on differences; empty where nothing could be tested."""
+    tested = [held] if held.tested else []
+    return {
+        "contest": held,
+        "pairs": verdict.lines(held, held.listed) if tested else [],
+        "explained": verdict.explained(held, show) if tested else [],
+        "reach": verdict.reach(held),
+        "critical": _twice(tested, lambda w: critical_chart(held, w)),
+        "critical_shown": SHOWN,
     }
 
 

@@ -1,4 +1,4 @@
-"""What the numbers say: the finding in one sentence, and the tables beside the headline."""
+"""The tables beside the headline, and what a reader must know before trusting the comparison."""
 
 from __future__ import annotations
 
@@ -6,21 +6,10 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from posterity.report.choosing import GOALS, PART, RULES, WEIGHT, choose, epochs_scored, goal, main_epochs, series
+from posterity.report.choosing import PART, RULES, WEIGHT, choose, epochs_scored, goal, main_epochs, series
 from posterity.report.loading import POINTS, Run, Score
-from posterity.report.tables import (
-    HEADLINE,
-    Arm,
-    Cell,
-    Column,
-    Row,
-    point_name,
-    progress,
-    settings,
-    summarise,
-    text,
-    tied,
-)
+from posterity.report.tables import Arm, Column, Row, point_name, progress, settings, summarise, text
+from posterity.report.verdict import goal_column, join
 
 # A difference in one of these makes a comparison between methods one between something else as well.
 SETTING = ("dataset", "partition", "clients", "model", "rounds", "participation", "batch_size", "local_epochs")
@@ -36,91 +25,6 @@ class Grid:
     @property
     def filled(self) -> bool:
         return any(cell for _, cells in self.rows for cell in cells)
-
-
-def goal_column(run: Run) -> Column:
-    return next(c for c in HEADLINE if c.key == goal(run))
-
-
-def finding(rows: Sequence[Row]) -> str:
-    """Who leads on the headline metric, by how much, and whether that is more than the spread over seeds."""
-    column = goal_column(rows[0].arm.runs[0])
-    settled = [r for r in rows if not r.mark] or rows  # a run that is still going has not won or lost yet
-    ranked = [r for r in settled if column.key in r.cells]
-    if not ranked:
-        return f"The scores that the rule “{rows[0].rule}” needs were not written, so nothing can be ranked by it."
-    first, top = ranked[0], ranked[0].cells[column.key]
-    if len(ranked) == 1:
-        over = f"over {top.n} seeds" if top.n > 1 else "with a single seed"
-        shown = f"{first.label} reaches {_name(column)} of {_quoted(top, column)} {over}"
-        return f"{shown}; there is no other method here to compare it with."
-    second = ranked[1]
-    rival = second.cells[column.key]
-    gap = _gap(top, rival, column)
-    near = [r for r in ranked[1:] if tied(top, r.cells[column.key])]
-    if not near and min(top.n, rival.n) > 1:
-        lead = f"{first.label} has the {_best(column)}: {_quoted(top, column)}, {gap} {_past(column)} {second.label}"
-        return f"{lead} ({_quoted(rival, column)}). The gap is larger than the spread over seeds{_wins(first, second)}."
-    pair = f"{_quoted(top, column)} against {_quoted(rival, column)}"
-    ahead = f"{first.label} is {gap} {_past(column)} {second.label} on {_noun(column)} ({pair})"
-    if min(top.n, rival.n) < 2:
-        return f"No clear winner: {ahead}, but with a single seed the spread is unknown."
-    names = _join([first.label, *(r.label for r in near)])
-    return f"No clear winner: {ahead}, but {names} lie within the spread over seeds."
-
-
-def _noun(column: Column) -> str:
-    return "mean squared error" if column.key == "mse" else "accuracy"
-
-
-def _past(column: Column) -> str:
-    return "below" if column.better < 0 else "ahead of"
-
-
-def _best(column: Column) -> str:
-    return f"{'lowest' if column.better < 0 else 'highest'} {_noun(column)}"
-
-
-def _name(column: Column) -> str:
-    return f"{'a' if column.key == 'mse' else 'an'} {_noun(column)}"
-
-
-def _quoted(cell: Cell, column: Column) -> str:
-    return cell.text + (" %" if column.unit == "%" else "")
-
-
-def _gap(a: Cell, b: Cell, column: Column) -> str:
-    size = text(abs(a.mean - b.mean), None, column)
-    if column.unit == "%":
-        return f"{size} percentage point{'' if size == '1.0' else 's'}"
-    return size
-
-
-def _wins(first: Row, second: Row) -> str:
-    """Seeds move partition and initialisation together for all methods, so seed by seed is a fair, paired count."""
-    ours, theirs = (dict(zip(*_by_seed(row), strict=True)) for row in (first, second))
-    shared = sorted(ours.keys() & theirs.keys())
-    if not shared:
-        return ""
-    sign = GOALS[goal(first.arm.runs[0])]
-    ahead = sum(sign * (ours[s] - theirs[s]) > 0 for s in shared)
-    count = (
-        f"each of the {len(shared)} seeds both ran"
-        if ahead == len(shared)
-        else f"{ahead} of the {len(shared)} seeds both ran"
-    )
-    return f", and {first.label} is ahead with {count}"
-
-
-def _by_seed(row: Row) -> tuple[list[int], list[float]]:
-    found = [(run.seed, choose(run, row.rule)) for run in row.arm.runs]
-    values = [(s, c.score.value(goal(row.arm.runs[0]), WEIGHT)) for s, c in found if c is not None and s is not None]
-    known = [(s, v) for s, v in values if v is not None]
-    return [s for s, _ in known], [v for _, v in known]
-
-
-def _join(names: Sequence[str]) -> str:
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
 
 
 def by_rule(rows: Sequence[Row]) -> Grid:
@@ -217,9 +121,12 @@ def cautions(runs: Sequence[Run], rows: Sequence[Row]) -> list[str]:
     seeds = {tuple(sorted(r.seed for r in row.arm.runs if r.seed is not None)) for row in rows}
     if len(seeds) > 1:
         said.append("The methods were not run with the same seeds; see “Every run”.")
+    twice = [row.label for row in rows if len({r.seed for r in row.arm.runs}) < len(row.arm.runs)]
+    if twice:
+        said.append(f"{join(twice)}: several runs with the same seed; pairs of methods use the first of them.")
     points = {row.point for row in rows}
     if len(points) > 1:
-        names = _join([f"“{p}”" for p in sorted(points)])
+        names = join([f"“{p}”" for p in sorted(points)])
         said.append(
             f"The methods are scored at different evaluation points ({names}), each at the one its paper means."
         )

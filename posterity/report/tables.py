@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from posterity.report.choosing import GOALS, WEIGHT, Choice, check_rule, choose, goal, main_epochs
+from posterity.report.choosing import WEIGHT, Choice, choose, goal, main_epochs
 from posterity.report.loading import Run
 from posterity.report.logs import ReportError
 
@@ -51,7 +51,7 @@ class Column:
 
 @dataclass(frozen=True)
 class Cell:
-    """Mean and sample standard deviation over seeds. `best`: the best of its column, or within one sd of the best."""
+    """Mean and sample standard deviation over seeds. `best`: the best of its column, or not separated from the best."""
 
     mean: float
     sd: float | None
@@ -82,10 +82,17 @@ class Row:
     arm: Arm
     point: str
     rule: str
-    rounds: tuple[int, ...]
-    seeds: int
+    picked: tuple[tuple[Run, Choice], ...]  # the runs that count, and the round that the rule chose in each
     mark: str  # empty, or why the row is provisional
     cells: Mapping[str, Cell]
+
+    @property
+    def rounds(self) -> tuple[int, ...]:
+        return tuple(choice.round for _, choice in self.picked)
+
+    @property
+    def seeds(self) -> int:
+        return len(self.picked)
 
 
 def _metric(name: str, title: str, better: int, unit: str = "", digits: int = 3) -> Column:
@@ -121,25 +128,10 @@ FURTHER = (
 )
 
 
-def headline(runs: Sequence[Run], show: str = "validated") -> list[Row]:
-    """One row per method, best first, under the selection rule `show`."""
-    check_rule(show)
-    check_scores(runs)
-    rows = [_row(arm, show, HEADLINE) for arm in arms(runs)]
-    key = goal(runs[0])
-    rows.sort(key=lambda r: -GOALS[key] * r.cells[key].mean if key in r.cells else math.inf)
-    return mark_best(rows, [_oriented(c, key) for c in HEADLINE])
-
-
 def columns(rows: Sequence[Row], among: Sequence[Column] = HEADLINE) -> list[Column]:
     """The columns that at least one row fills; a regression shows no accuracy, two classes show AUROC."""
     key = goal(rows[0].arm.runs[0]) if rows else "accuracy"
-    return [_oriented(c, key) for c in among if any(c.key in r.cells for r in rows)]
-
-
-def further(runs: Sequence[Run], show: str) -> list[Row]:
-    """The metrics the headline has no room for, in the headline's order."""
-    return mark_best([_row(row.arm, show, FURTHER) for row in headline(runs, show)], FURTHER)
+    return [oriented(c, key) for c in among if any(c.key in r.cells for r in rows)]
 
 
 def check_scores(runs: Sequence[Run]) -> None:
@@ -191,10 +183,10 @@ def _suffix(run: Run, rivals: Sequence[Run]) -> str:
     return f" ({told}{', …' if len(keys) > 3 else ''})" if keys else ""
 
 
-def _row(arm: Arm, rule: str, among: Sequence[Column]) -> Row:
+def make_row(arm: Arm, rule: str, among: Sequence[Column]) -> Row:
     choices = [(run, choose(run, rule)) for run in arm.runs]
     picked = [(run, choice) for run, choice in choices if choice is not None]
-    among = [_oriented(c, goal(arm.runs[0])) for c in among]
+    among = [oriented(c, goal(arm.runs[0])) for c in among]
     cells = {c.key: cell for c in among if (cell := summarise([fetch(r, ch, c) for r, ch in picked], c)) is not None}
     last = arm.runs[0]
     return Row(
@@ -202,8 +194,7 @@ def _row(arm: Arm, rule: str, among: Sequence[Column]) -> Row:
         arm=arm,
         point=point_name(last.scored, main_epochs(last, last.scored)),
         rule=rule,
-        rounds=tuple(choice.round for _, choice in picked),
-        seeds=len(picked),
+        picked=tuple(picked),
         mark="" if arm.finished else progress(max(arm.runs, key=lambda r: r.reached)),
         cells=cells,
     )
@@ -265,25 +256,7 @@ def human_bytes(count: float) -> str:
     return f"{scaled:.{digits}f} {units[power]}"
 
 
-def mark_best(rows: Sequence[Row], among: Sequence[Column]) -> list[Row]:
-    """Mark the best of each column, and whatever is not further from it than the larger of the two sds."""
-    marked = {id(row): dict(row.cells) for row in rows}
-    for column in among:
-        rivals = [(row, row.cells[column.key]) for row in rows if column.key in row.cells and not row.mark]
-        if not column.better or len(rivals) < 2:
-            continue
-        top = max((cell for _, cell in rivals), key=lambda c: column.better * c.mean)
-        for row, cell in rivals:
-            marked[id(row)][column.key] = replace(cell, best=tied(top, cell))
-    return [replace(row, cells=marked[id(row)]) for row in rows]
-
-
-def tied(a: Cell, b: Cell) -> bool:
-    """Not further apart than the spread over seeds; the larger spread, so that a noisy rival is not called beaten."""
-    return abs(a.mean - b.mean) <= max(a.sd or 0.0, b.sd or 0.0) + 1e-12
-
-
-def _oriented(column: Column, key: str) -> Column:
+def oriented(column: Column, key: str) -> Column:
     """Fairness is over clients' accuracy or over their squared error: the worst tenth then has the highest value."""
     if key != "mse" or column.source[0] != "fairness":
         return column

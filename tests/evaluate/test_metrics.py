@@ -128,6 +128,7 @@ def test_nobody_has_data() -> None:
     assert all(by["clients"] == 0 for by in found.values())
     assert math.isnan(fairness(scores)["worst10"])
     assert fairness(scores)["clients_20"] == 0
+    assert fairness(scores)["worst10_rows"] == 0
 
 
 def test_an_infinite_nll_shows_unless_its_weight_is_zero() -> None:
@@ -153,11 +154,13 @@ def test_fairness_by_hand() -> None:
     assert found["cov"] == pytest.approx(sd / (50 / 60), abs=1e-15)
     assert found["cov_mean"] == pytest.approx(sd / 0.75, abs=1e-15)
     assert found["worst10"] == 0.5
+    assert found["worst10_rows"] == 10
     assert found["clients"] == 3
     assert found["sd_20"] == pytest.approx(0.125, abs=1e-15)  # only 0.75 and 1.0 have 20 rows
     assert found["cov_20"] == pytest.approx(0.125 / (45 / 50), abs=1e-15)
     assert found["cov_mean_20"] == pytest.approx(0.125 / 0.875, abs=1e-15)
     assert found["worst10_20"] == 0.75
+    assert found["worst10_rows_20"] == 20
     assert found["clients_20"] == 2
 
 
@@ -166,6 +169,14 @@ def test_worst_tenth_of_thirty_five_clients_is_three() -> None:
     assert fairness(scores)["worst10"] == pytest.approx((5 + 6 + 7) / 3 / 40, abs=1e-15)
     with pytest.raises(ValueError, match="regression"):
         fairness(zero(2, 0))
+
+
+def test_rows_behind_the_worst_tenth() -> None:
+    """Twenty clients; the two worst have 3 of 12 and 2 of 7 right, wherever they stand in the list."""
+    sizes = [(30, 20 + k % 5) for k in range(18)]
+    found = fairness(clients(*sizes[:7], (12, 3), *sizes[7:], (7, 2)))
+    assert found["worst10"] == pytest.approx((3 / 12 + 2 / 7) / 2, abs=1e-15)
+    assert (found["worst10_rows"], found["clients"]) == (19, 20)
 
 
 def test_clients_are_not_mixed() -> None:

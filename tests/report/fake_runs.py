@@ -30,9 +30,11 @@ def comparison(root: Path, methods: dict[str, float], seeds: int = 3, **options:
 
 
 def write_run(folder: Path, method: str, level: float, seed: int, **options: Any) -> Path:
-    """One run folder. Options: rounds, every, clients, classes, newcomers, status, task, trouble, parts, common, lr."""
+    """One run folder. Options: rounds, every, clients, classes, newcomers, status, task, trouble, parts, common, lr;
+    data_seed (the same clients with every seed), named (the clients have names of their own), noise (of a client)."""
     o = {"rounds": 40, "every": 2, "clients": 20, "classes": 10, "newcomers": 0, "status": "finished", "lr": 0.05}
-    o |= {"task": "classification", "trouble": False, "parts": tuple(PARTS), "common": False, "stop": None} | options
+    o |= {"task": "classification", "trouble": False, "parts": tuple(PARTS), "common": False, "stop": None}
+    o |= {"data_seed": None, "named": True, "noise": 0.0} | options
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.toml").write_text(_config(method, seed, o), encoding="utf-8")
     (folder / "run.json").write_text(json.dumps(_facts(method, seed, o)), encoding="utf-8")
@@ -44,14 +46,18 @@ def write_run(folder: Path, method: str, level: float, seed: int, **options: Any
 def _config(method: str, seed: int, o: dict[str, Any]) -> str:
     return (
         f'method = "{method}"\ndataset = "digits"\npartition = "dirichlet(0.3)"\nclients = {o["clients"]}\n'
-        f'model = "mlp"\nrounds = {o["rounds"]}\nseed = {seed}\ndata_seed = {seed}\nparticipation = 1.0\n'
+        f'model = "mlp"\nrounds = {o["rounds"]}\nseed = {seed}\ndata_seed = {_drawn(seed, o)}\nparticipation = 1.0\n'
         f'lr = {o["lr"]}\nbatch_size = 10\nlocal_epochs = 1\nscored = "{POINTS.get(method, "received")}"\n'
         f"\n[hyper]\nxi = 1.0\nv0 = 1.0\n"
     )
 
 
+def _drawn(seed: int, o: dict[str, Any]) -> int:
+    return seed if o["data_seed"] is None else o["data_seed"]
+
+
 def _sizes(seed: int, o: dict[str, Any]) -> np.ndarray:
-    random = np.random.default_rng(seed)
+    random = np.random.default_rng(_drawn(seed, o))
     total = np.maximum(random.lognormal(4.2, 0.6, o["clients"]), 6)
     shares = random.dirichlet(np.full(o["classes"], 0.3), o["clients"])
     return np.round(total[:, None] * shares).astype(int)  # (clients, classes)
@@ -68,7 +74,7 @@ def _facts(method: str, seed: int, o: dict[str, Any]) -> dict[str, Any]:
         "classes": o["classes"],
         "class_names": [f"digit {c}" for c in range(o["classes"])],
         "task": o["task"],
-        "names": [f"hospital {k}" for k in range(o["clients"])],
+        "names": [f"{'hospital' if o['named'] else 'client'} {k}" for k in range(o["clients"])],
         "train": train.tolist(),
         "validation": (train // 4 + 2).tolist(),
         "test": (train // 4 + 2).tolist(),
@@ -140,7 +146,8 @@ def _score(
 ) -> dict[str, Any]:
     count = o["newcomers"] if group == "newcomers" else o["clients"] - o["newcomers"]
     n = np.maximum(_sizes(seed, o).sum(1)[:count] // 4 + 2, 1) * (2 if part == "held" else 1)
-    each = np.clip(np.random.default_rng(seed).normal(level, 0.09, count), 0.02, 1.0)
+    each = np.random.default_rng(seed).normal(level, 0.09, count) + random.normal(0, o["noise"], count)
+    each = np.clip(each, 0.02, 1.0)
     base = {"kind": "score", "round": r, "point": point, "epochs": epochs, "group": group, "part": part}
     if o["task"] == "regression":
         error = 1.2 - each
@@ -183,3 +190,33 @@ def _bins(accuracy: float, total: int) -> list[list[float]]:
     counts = np.round(total * share / share.sum())
     correct = np.clip(middles * (0.55 + 0.45 * accuracy), 0, 1)
     return [[float(n), float(n * m), float(n * c)] for n, m, c in zip(counts, middles, correct, strict=True)]
+
+
+def write_exact(
+    root: Path, method: str, by_seed: dict[int, list[float]], metric: str = "accuracy", **more: Any
+) -> Path:
+    """Runs of two scored rounds whose clients have exactly these values at the first one, the one to be chosen.
+
+    Every client has ten rows. Options: bytes, and metrics besides (name to a value for each seed).
+    """
+    o = {"rounds": 2, "clients": len(next(iter(by_seed.values()))), "classes": 4, "newcomers": 0, "lr": 0.05}
+    o |= {"status": "finished", "task": "regression" if metric == "mse" else "classification", "data_seed": None}
+    o |= {"named": False}
+    worse = 5.0 if metric == "mse" else -0.2
+    for k, (seed, values) in enumerate(by_seed.items()):
+        lines: list[dict[str, Any]] = []
+        for r in (1, 2):
+            cost = more.get("bytes", 100)
+            lines.append({"kind": "round", "round": r, "cohort": 3, "bytes_up": cost, "bytes_down": cost})
+            each = [v + worse * (r - 1) for v in values]
+            metrics = {metric: {"pooled": float(np.mean(each))}}
+            metrics |= {name: {"pooled": given[k]} for name, given in more.items() if name != "bytes"}
+            score = {"kind": "score", "round": r, "point": "received", "epochs": 0, "group": "members"}
+            clients = {"n": [10] * len(each), metric: each}
+            lines += [score | {"part": p, "metrics": metrics, "clients": clients} for p in PARTS]
+        folder = root / method / f"seed-{seed}"
+        folder.mkdir(parents=True)
+        (folder / "config.toml").write_text(_config(method, seed, o).replace("metavd", method), encoding="utf-8")
+        (folder / "run.json").write_text(json.dumps(_facts(method, seed, o)), encoding="utf-8")
+        (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    return root

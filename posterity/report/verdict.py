@@ -1,0 +1,241 @@
+"""What was compared and what it shows, in words: the finding, the pairs, and what so few seeds cannot show."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from posterity.evaluate.paired import MOST, Paired
+from posterity.report.choosing import PART, goal
+from posterity.report.loading import Run, Score
+from posterity.report.ranking import Contest, contest
+from posterity.report.tables import HEADLINE, Cell, Column, Row, text
+
+NAMED = 8  # methods in a sentence
+DESIGNS = {
+    "nested": "Every seed has its own clients: Student's t over seeds, with the variance of the seeds' differences or "
+    "the one that the clients inside a seed imply, whichever is larger. It speaks about other seeds: other partitions "
+    "of this data, other initial models, other batches.",
+    "crossed": "The clients are the same with every seed: the variance of the seeds' differences and the one between "
+    "clients together. It speaks about other seeds, and about other clients like these.",
+    "seeds": "Student's t over the seeds' differences; the clients' own numbers are not there, or not of the same "
+    "clients for both methods. It speaks about other seeds.",
+}
+
+
+@dataclass(frozen=True)
+class Line:
+    """A pair of methods as text."""
+
+    first: Row
+    second: Row
+    difference: str
+    interval: str
+    ahead: str
+    p: str
+    needed: str
+    separated: bool
+
+
+def goal_column(run: Run) -> Column:
+    return next(c for c in HEADLINE if c.key == goal(run))
+
+
+def main_contest(rows: Sequence[Row]) -> Contest:
+    """The methods compared by the headline metric."""
+    return contest(rows, goal_column(rows[0].arm.runs[0]))
+
+
+def finding(rows: Sequence[Row]) -> str:
+    """Who leads on the headline metric, by how much, and whether that is more than chance."""
+    return tell(main_contest(rows), rows)
+
+
+def tell(held: Contest, rows: Sequence[Row]) -> str:
+    """The finding of a contest among these rows."""
+    column = held.column
+    if not held.rows:
+        return _unsettled(column, rows)
+    top = held.rows[0].cells[column.key]
+    if len(held.rows) == 1:
+        over = f"over {top.n} seeds" if top.n > 1 else "with a single seed"
+        shown = f"{held.rows[0].label} reaches {_name(column)} of {quoted(top, column)} {over}"
+        return f"{shown}; there is no other method here to compare it with."
+    lead = f"{_lead(held)}, {_rival(held)}"
+    if held.winner is not None:
+        others = len(held.rows) - 1
+        return f"{lead}; it is separated from {f'the {others} other methods' if others > 1 else 'it'}."
+    if not held.tested:
+        few = "No two methods share two seeds, so there is no spread to test against (--seeds 0-9 gives ten)."
+        return f"No method is called better. {lead}. {few}"
+    names = [held.rows[k].label for k in held.level]
+    verb = "is" if len(names) == 1 else "are"
+    return f"No method is separated from all others. {lead}; {join(names)} {verb} not separated from it. {reach(held)}"
+
+
+def _unsettled(column: Column, rows: Sequence[Row]) -> str:
+    if any(column.key in row.cells for row in rows):
+        return "No run has finished, so nothing is compared yet; what is shown is provisional."
+    return f"The scores that the rule “{rows[0].rule}” needs were not written, so nothing can be ranked by it."
+
+
+def _lead(held: Contest) -> str:
+    first, column = held.rows[0], held.column
+    extreme = "lowest" if column.better < 0 else "highest"
+    return f"{first.label} has the {extreme} {noun(column)}, {quoted(first.cells[column.key], column)}"
+
+
+def _rival(held: Contest) -> str:
+    """The first against the second, in a clause."""
+    column, second, pair = held.column, held.rows[1], held.pairs[0, 1]
+    rival = quoted(second.cells[column.key], column)
+    if not pair.seeds:
+        return f"and shares no seed with {second.label} ({rival}), so the two cannot be paired"
+    past = {True: ("ahead of", "below"), False: ("behind", "above")}[held.better(0, 1)][column.better < 0]
+    gap = f"{amount(abs(pair.difference), column)} {past}" if pair.difference else "level with"
+    over = f"the {pair.seeds} seeds" if pair.seeds > 1 else "the single seed"
+    said = f"{gap} {second.label} over {over} that both ran ({rival}"
+    if pair.interval is None:
+        return f"{said})" if pair.seeds == 1 else f"{said}; the same with each seed, so there is no spread to test)"
+    sign = -1 if pair.difference < 0 else 1
+    low, high = sorted(sign * x for x in pair.interval)
+    inside = f"95 % interval of the gap {signed(low, column)} to {signed(high, column)}"
+    return f"{said}; {inside}; {p_value(pair.holm)} by Holm over {_pairs(held)})"
+
+
+def _ahead(pair: Paired, column: Column) -> int:
+    """Seeds with which the first is better; equal is not better."""
+    return sum(column.better * d > 0 for d in pair.each)
+
+
+def _pairs(held: Contest) -> str:
+    return f"{held.tested} pair{'' if held.tested == 1 else 's'}"
+
+
+def reach(held: Contest) -> str:
+    """What so many seeds and pairs could have shown."""
+    gap = held.detectable
+    if gap is None:
+        return ""
+    seeds = sorted({pair.seeds for pair in held.pairs.values() if pair.p is not None})
+    told = f"{seeds[0]}" if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}"
+    said = f"With {told} seeds and {_pairs(held)} only a gap of about {amount(gap, held.column)} would have shown"
+    return f"{said} (power 80 %, at the spread seen here)."
+
+
+def lines(held: Contest, keys: Sequence[tuple[int, int]]) -> list[Line]:
+    """Some pairs of a contest as text."""
+    column, made = held.column, []
+    for i, j in keys:
+        pair = held.pairs[i, j]
+        inside = pair.interval
+        made.append(
+            Line(
+                held.rows[i],
+                held.rows[j],
+                signed(pair.difference, column) if pair.seeds else "",
+                f"{signed(inside[0], column)} to {signed(inside[1], column)}" if inside else "",
+                f"{_ahead(pair, column)} of {pair.seeds}",
+                p_value(pair.holm).removeprefix("p = ").removeprefix("p ") if pair.holm is not None else "",
+                _needed(pair),
+                pair.separated,
+            )
+        )
+    return made
+
+
+def _needed(pair: Paired) -> str:
+    if pair.p is None:
+        return ""
+    return f"> {MOST:,}" if pair.needed is None else f"{pair.needed}"
+
+
+def neighbours(held: Contest) -> list[tuple[int, int]]:
+    return [(k, k + 1) for k in range(len(held.rows) - 1)]
+
+
+def paired_over(held: Contest) -> str:
+    split = any(pair.design != "seeds" for pair in held.pairs.values() if pair.p is not None)
+    return "the same seeds and clients" if split else "the same seeds"
+
+
+def explained(held: Contest, rule: str) -> list[str]:
+    """What was tested, over what, and about what it speaks."""
+    metric, part = noun(held.column), "held-out" if PART[rule] == "held" else PART[rule]
+    said = [
+        f"Differences of the {metric} over all {part} rows, paired over {paired_over(held)}, each run at the round "
+        f"that its rule chose. The 95 % interval is that of a pair by itself. p is adjusted by Holm's method for "
+        f"all {_pairs(held)}, since the best is only known after looking; separated means p < 0.05."
+    ]
+    used = {pair.design for pair in held.pairs.values() if pair.p is not None}
+    return said + [DESIGNS[name] for name in DESIGNS if name in used]
+
+
+def worst_note(rows: Sequence[Row]) -> str:
+    """How many clients and held-out rows stand behind the figures of the worst tenth; empty where nobody knows."""
+    found = [behind for row in rows for _, choice in row.picked if (behind := worst_rows(choice.score)) is not None]
+    if not found or not any("worst10" in row.cells for row in rows):
+        return ""
+    few, of, tested = zip(*found, strict=True)
+    part = "held-out" if PART[rows[0].rule] == "held" else PART[rows[0].rule]
+    client = "client" if max(few) == 1 else "clients"
+    return (
+        f"Worst 10 %: the mean accuracy of the {_range(few)} worst of {_range(of)} {client}; {_range(tested)} {part} "
+        "rows in all stand behind the figure of a run."
+    )
+
+
+def worst_rows(score: Score) -> tuple[int, int, int] | None:
+    """Clients in the worst tenth, clients in all, and the tenth's rows; older logs are counted by their lists."""
+    rows, of = score.fairness.get("worst10_rows"), score.fairness.get("clients")
+    if rows is not None and of:
+        return max(1, int(of) // 10), int(of), int(rows)
+    sizes, values = score.by_client("n"), score.by_client("accuracy")
+    if not sizes or len(sizes) != len(values):
+        return None
+    served = sorted((v, int(n)) for v, n in zip(values, sizes, strict=True) if v is not None and n)
+    few = max(1, len(served) // 10)
+    return (few, len(served), sum(n for _, n in served[:few])) if served else None
+
+
+def _range(counts: Sequence[int]) -> str:
+    return f"{min(counts)}" if min(counts) == max(counts) else f"{min(counts)} to {max(counts)}"
+
+
+def p_value(p: float | None) -> str:
+    if p is None:
+        return "not tested"
+    return "p < 0.001" if p < 0.001 else f"p = {p:.3f}" if p < 0.1 else f"p = {p:.2f}"
+
+
+def noun(column: Column) -> str:
+    return "mean squared error" if column.key == "mse" else "accuracy"
+
+
+def _name(column: Column) -> str:
+    return f"{'a' if column.key == 'mse' else 'an'} {noun(column)}"
+
+
+def quoted(cell: Cell, column: Column) -> str:
+    return cell.text + (" %" if column.unit == "%" else "")
+
+
+def signed(value: float, column: Column) -> str:
+    """With a sign, a true minus included; what rounds to nothing has none."""
+    shown = text(abs(value), None, column)
+    return shown if not float(shown) else f"{'−' if value < 0 else '+'}{shown}"
+
+
+def amount(size: float, column: Column) -> str:
+    """A difference with its unit."""
+    shown = text(size, None, column)
+    if column.unit == "%":
+        return f"{shown} percentage point{'' if shown == '1.0' else 's'}"
+    return shown
+
+
+def join(names: Sequence[str]) -> str:
+    """In a sentence; of very many the first few."""
+    if len(names) > NAMED:
+        names = [*names[: NAMED - 1], f"{len(names) - NAMED + 1} more"]
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
