@@ -45,15 +45,8 @@ import torch
 from torch import Tensor
 
 from posterity.core.averaging import averaged, weighted
-from posterity.core.centroids import (
-    FORMS,
-    LowRank,
-    nearest_centroid,
-    on_the_wire,
-    pack,
-    pseudo_inverses,
-    read_centroids,
-)
+from posterity.core.centroids import (FORMS, LowRank, nearest_centroid, on_the_wire, pack, pseudo_inverses,
+                                      read_centroids)  # fmt: skip
 from posterity.core.gaussian import Gaussian
 from posterity.core.hyper import check_fields, hyper, within
 from posterity.core.losses import masked_mean, pointwise

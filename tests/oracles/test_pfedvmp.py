@@ -420,6 +420,24 @@ def test_e5_the_prior_counts_once_if_asked():
         assert torch.allclose(found, 8 * z.mean(0) / 9, atol=1e-12)
 
 
+@pytest.mark.parametrize("mode", ["count", "printed"])
+def test_e5_the_prior_stays_where_it_is(mode):
+    """Messages are about a centre that moves from round to round, the prior is about 0: every round gives the same."""
+    federation = points((5, 3), classes=1, inputs=4)
+    run = Run(PFedVMP(mode=mode, prior=True), federation, models.build("linear", (4,), 1))
+    clients = [federation.x[federation.train.client(c)] for c in (0, 1)]
+    whole = torch.eye(4, dtype=DOUBLE)
+    shift = torch.zeros(4, dtype=DOUBLE)
+    for z in clients:
+        ridged = torch.linalg.pinv(torch.cov(z.T, correction=0), hermitian=True, rtol=1e-10) + torch.eye(
+            4, dtype=DOUBLE
+        )
+        factor = len(z) * torch.eye(4, dtype=DOUBLE) if mode == "count" else ridged
+        whole, shift = whole + factor, shift + factor @ z.mean(0)
+    for _ in range(3):
+        assert torch.allclose(run.rounds(1).state.centroids[0], torch.linalg.solve(whole, shift), atol=1e-9)
+
+
 def test_padding_has_no_influence_on_the_messages():
     z, y = draws(12, (7,), 3)[0], torch.tensor([0, 1, 1, 0, 1, 0, 0])
     wide = torch.cat([z, torch.full((3, 3), 1e6, dtype=DOUBLE)])
@@ -531,6 +549,17 @@ def test_e2_a_round_with_collapsed_features_ends(engine, upload):
     for k in (0, 1):
         wanted = exact.centroid([tree_rows(federation.x[r], federation.y[r] == k) for r in rows])
         assert np.abs(run.state.centroids[k].numpy() - wanted).max() < 1e-5
+
+
+@pytest.mark.parametrize("engine", ENGINES, ids=lambda e: e.name)
+@pytest.mark.parametrize("alpha", [0.25, 1.0, 30.0])
+def test_e2_the_ridge_is_that_of_the_method(engine, alpha):
+    """Ordinary features of three clients, two rounds: the second has other centres, and the same centroids."""
+    federation = points((5, 3, 9), classes=1, inputs=4)
+    run = Run(PFedVMP(mode="printed", alpha=alpha), federation, models.build("linear", (4,), 1), engine)
+    wanted = exact.centroid([federation.x[federation.train.client(c)] for c in range(3)], alpha)
+    for _ in range(2):
+        assert np.abs(run.rounds(1).state.centroids[0].numpy() - wanted).max() < 1e-10
 
 
 # --- E3: the variance within a class, bounded by what other classes and other clients say; against plain numpy --------
