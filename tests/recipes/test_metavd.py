@@ -61,11 +61,28 @@ def test_distance_by_hand(recipe):
     assert recipe.Cell([1.0, 2.0, 9.0], [0.5, 1.5, 7.0]).shown(2) == "1.50 ± 1.00, seeds ± 0.71"
 
 
+def floored(classes, alpha, seed, rows=50_000, clients=130):
+    """Classes of each client where shares are cut at floors of their cumulative sums, by numpy alone."""
+    rng, n = np.random.default_rng(seed), rows // classes
+    while True:
+        ends = (np.cumsum(rng.dirichlet(np.full(clients, alpha), classes), 1) * n).astype(int)
+        counts = np.diff(np.concatenate([np.zeros((classes, 1)), ends[:, :-1], np.full((classes, 1), n)], 1)).T
+        if counts.sum(1).min() > 0:
+            return (counts > 0).sum(1)
+
+
 @pytest.mark.parametrize("name", ["CIFAR-100", "CIFAR-10"])
 def test_the_paper_is_within_the_luck_of_a_draw(recipe, name):
-    """|z| ≤ 3 of 20 draws; the sd over clients is matched within a fifth, or a tenth of a class."""
+    """|z| ≤ 3 of 20 draws for the mean. The sd over clients, within a fifth or a tenth of a class, is another matter.
+
+    Floors give the last client what they take from the others: a row of 98 of 100 classes at α̂ = 0.1, where others have
+    34 classes. The printed 7.33 has it; without that client, as here, the sd is 4.8.
+    """
     for alpha, (mean, deviation) in recipe.PAPER[name].items():
         cell = recipe.measure(recipe.published(recipe.CLASSES[name]), alpha, 20)
         z = cell.distance(mean)
         assert (z is None and cell.means == [mean] * 20) or abs(z) <= 3
-        assert statistics.fmean(cell.deviations) == pytest.approx(deviation, rel=0.2, abs=0.1)
+        cut = [floored(recipe.CLASSES[name], alpha, seed) for seed in range(20)]
+        whole, rest = (statistics.fmean(c[:end].std(ddof=1) for c in cut) for end in (None, -1))
+        assert whole == pytest.approx(deviation, rel=0.2, abs=0.1)
+        assert statistics.fmean(cell.deviations) == pytest.approx(rest, rel=0.05, abs=0.05)
