@@ -9,8 +9,8 @@ not in the table; it is not here). Local training and FedNP with quadrature (the
 The table is measured in two settings: `printed` is appendix D.2 read literally; in `scaled` the inputs are divided by 8
 and the step size is 1, which brings FedAvg near the paper's number. `--findings` also does the runs that change one
 thing (docs/results/fednp.md), or those of them whose setting or change has a word in it. DIR gets table4.md, and
-table4.jsonl with a line a cell as soon as it is measured: every seed's errors, the command and the commit. `--from` makes
-the tables of such a file again, with all of its seeds or the first few.
+table4.jsonl with a line a cell as soon as it is measured: every seed's errors, the command and the commit. `--from`
+makes the tables of such a file again, with all of its seeds or the first few.
 """
 
 from __future__ import annotations

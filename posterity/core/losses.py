@@ -33,7 +33,7 @@ def fit(params: dict[str, Tensor], batch: Any, here: Any) -> tuple[Tensor, dict[
 def log_likelihood(params: dict[str, Tensor], batch: Any, here: Any) -> Tensor:
     """Sum of the log-likelihood over the real rows, in evaluation mode; densities with their constants.
 
-    For regression that is −½ log 2πs for every sample, the s of `log_predictive`: clients of other sizes have another sum.
+    For regression that is −½ log 2πs a sample, with the s of `log_predictive`: clients of other sizes have another sum.
     """
     output, _ = here.model(params, batch.x)
     constant = 0.5 * math.log(2 * math.pi * NOISE) if here.model.task == "regression" else 0.0

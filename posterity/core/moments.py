@@ -48,12 +48,12 @@ def closed_ratios(m: Tensor, s: Tensor, f: Tensor) -> tuple[Tensor, Tensor, Tens
 def places(m: Tensor, s: Tensor, f: Tensor, points: int = POINTS) -> tuple[Tensor, Tensor]:
     """Points u (..., points) in cavity sd, on all of the tilted density and nowhere else, and logs of their spacings.
 
-    Along t = ±u, the sign being that of f, with β = |f| √s and the sigmoid's corner at t = c, the logarithm of the density
-    is −t²/2 + min(0, β (t − c)) up to log 2. This is the smaller of two parabolas, so the interval on which it is within
-    DEPTH of its largest value, which it has at c or at the nearer of 0 and β, is where both are. A trapezium rule needs
-    points as close as the sigmoid's poles c ± iπ/β: t = c + π/β sinh v with equally spaced v.
+    Along t = ±u, the sign being that of f, with β = |f| √s and the sigmoid's corner at t = c, the logarithm of the
+    density is −t²/2 + min(0, β (t − c)) up to log 2. This is the smaller of two parabolas, so the interval on which it
+    is within DEPTH of its largest value, which it has at c or at the nearer of 0 and β, is where both are. A trapezium
+    rule needs points as close as the sigmoid's poles c ± iπ/β are: t = c + π/β sinh v with equally spaced v.
 
-    Measured for |m| ≤ 40, s from 1e-4 to 100, |f| ≤ 100 in float64: mean, variance and log Z to 1e-10 (relative).
+    Measured for |m| ≤ 40, s from 1e-4 to 100, |f| ≤ 100 in float64: mean, variance and log Z to 1e-9 (relative).
     To the gradient the places are constants; what is summed over them is not.
     """
     m, s, f = m.detach(), s.detach(), f.detach()

@@ -515,7 +515,7 @@ def test_the_normaliser_on_a_wide_lattice():
 
 @pytest.mark.parametrize(("m", "s", "f"), [*APART, (0.4, 1.0, 0.9), (1.0, 2.0, 1e-3), (-3.0, 0.5, 1.4)])
 def test_gradients_where_factor_and_cavity_disagree(m, s, f):
-    """By m, s and f against differences of the panels: the places of the points are constants, what they weigh is not."""
+    """By m, s and f against differences of the panels: places are constants to the gradient, what they weigh is not."""
     point = (m, s, f)
     for index in (0, 1):
         found = grad(lambda p: match(*p, "quadrature")[index])(tuple(num(*point)))  # noqa: B023
