@@ -34,9 +34,10 @@ def perform(tasks: Sequence[Task], jobs: int = 1) -> None:
     A run that was killed goes on where it was. A finished run that is now asked for more rounds is lengthened. A run
     that fails stops no other; all that failed are named at the end.
     """
-    if len({t.path for t in tasks}) < len(tasks):
-        raise ValueError(f"two of the runs share a folder: {sorted(str(t.path) for t in tasks)}")
-    left = [t for t in tasks if not _done(t)]
+    paths = [path for task in tasks for path, _ in task.runs]
+    if len(set(paths)) < len(paths):
+        raise ValueError(f"two of the runs share a folder: {sorted(map(str, paths))}")
+    left = [task for task in map(_left, tasks) if task is not None]
     print(f"{len(tasks)} runs, {len(tasks) - len(left)} of them finished before", flush=True)
     failed = []
     for number, (task, error, seconds) in enumerate(_results(left, jobs), 1):
@@ -63,16 +64,22 @@ def lengthen(path: Path, rounds: int) -> None:
     files.write_atomic(path / files.CONFIG, to_toml(replace(config, rounds=rounds)).encode())
 
 
-def _done(task: Task) -> bool:
+def _left(task: Task) -> Task | None:
+    """The task without those of its seeds that are finished; None if all are."""
+    left = [(path, config) for path, config in task.runs if not _done(path, config)]
+    return Task(task.title, *left[0], tuple(left[1:])) if left else None
+
+
+def _done(path: Path, config: Config) -> bool:
     """Whether the run is there with all its rounds; one with other settings in its place is an error."""
-    if not (task.path / files.CONFIG).exists():
+    if not (path / files.CONFIG).exists():
         return False
-    found = from_table(read_toml(task.path / files.CONFIG))
-    if _essential(found) != _essential(task.config):
-        raise ValueError(f"{task.path} holds a run with other settings; give another --out")
-    if found.rounds < task.config.rounds:
-        lengthen(task.path, task.config.rounds)
-    return reached(task.path) >= task.config.rounds
+    found = from_table(read_toml(path / files.CONFIG))
+    if _essential(found) != _essential(config):
+        raise ValueError(f"{path} holds a run with other settings; give another --out")
+    if found.rounds < config.rounds:
+        lengthen(path, config.rounds)
+    return reached(path) >= config.rounds
 
 
 def _essential(config: Config) -> Config:

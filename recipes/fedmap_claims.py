@@ -24,7 +24,8 @@ from typing import Any
 
 import torch
 from common import beside, perform, reached, read_run, read_score, spread, table, versions, write
-from fedmap_tables import METHODS, METRIC, PAPER, Plan, quick
+from fedmap_page import METHODS, METRIC, PAPER
+from fedmap_tables import Plan, quick
 
 import posterity
 from posterity.core.tree import tree_leaves

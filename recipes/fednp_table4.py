@@ -1,30 +1,37 @@
 """FedNP's toy regression: Table 4 of its paper, and runs that change one thing at a time.
 
-    python recipes/fednp_table4.py --out DIR [--seeds 3] [--quick] [--findings [WORD]]
+    python recipes/fednp_table4.py --out DIR [--seeds 3] [--quick] [--findings [WORD]] [--no-table]
+    python recipes/fednp_table4.py --from docs/results/raw/fednp.jsonl [--seeds 3]
 
 Every method of the table exists here: FedAvg, FedProx, SCAFFOLD, FedPA and FedNP (MOON is in the authors' programme but
 not in the table; it is not here). Local training and FedNP with quadrature (the paper's Quad-FedNP) are added.
 
 The table is measured in two settings: `printed` is appendix D.2 read literally; in `scaled` the inputs are divided by 8
 and the step size is 1, which brings FedAvg near the paper's number. `--findings` also does the runs that change one
-thing (docs/results/fednp.md), or those of them whose setting or change has a word in it. DIR gets table4.md and
-table4.json, with every seed's numbers.
+thing (docs/results/fednp.md), or those of them whose setting or change has a word in it. DIR gets table4.md, and
+table4.jsonl with a line a cell as soon as it is measured: every seed's errors, the command and the commit. `--from`
+makes the tables of such a file again, with all of its seeds or the first few.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
+import json
+import sys
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
-from common import spread, table, versions, write
+from common import spread, table, versions
 from torch import Tensor
 
 import posterity
+from posterity.experiment import folder as files
 from posterity.experiment.result import Result
+
+Line = dict[str, Any]  # a cell: setting, method, what was changed, and each seed's errors
 
 PRINTED: dict[str, Any] = {
     "dataset": "polynomial",
@@ -156,52 +163,90 @@ def measure(asked: Mapping[str, Any], seeds: int, quick: bool) -> dict[str, list
     return {name: [each[name] for each in found] for name in found[0]}
 
 
-def table4(seeds: int, quick: bool) -> tuple[str, list[dict[str, Any]]]:
-    cells, numbers = [], []
+def table_lines(seeds: int, quick: bool) -> Iterator[Line]:
+    """The cells of the table."""
     for row in TABLE:
-        line = [row.title, row.paper]
         for setting in SETTINGS:
             values = measure(settings(row, setting, {}, {}), seeds, quick)
-            numbers.append({"method": row.title, "setting": setting, "paper": row.paper, **values})
-            line += [spread(values["pooled"], 1.0), spread(values["clientwise"], 1.0)]
-            print(f"{row.title}, {setting}: {line[-2]}", flush=True)
-        cells.append(line)
-    head = ["method", "paper"]
-    for setting in SETTINGS:
-        head += [f"{setting}: on everybody's data", f"{setting}: mean over clients"]
-    return table(head, cells), numbers
+            yield {"table": 4, "setting": setting, "method": row.title, "paper": row.paper, **values}
 
 
-def findings(word: str, seeds: int, quick: bool) -> tuple[str, list[dict[str, Any]]]:
-    cells, numbers = [], []
+def finding_lines(word: str, seeds: int, quick: bool) -> Iterator[Line]:
+    """The runs that change one thing, or those whose setting or change has `word` in it."""
     wanted = [f for f in FINDINGS if word in f"{f.setting}: {f.what}"]
     for finding in wanted[: 1 if quick else None]:
         for row in finding.rows:
             values = measure(settings(row, finding.setting, finding.flags, finding.set), seeds, quick)
-            flags, each = flags_of(finding, row), ", ".join(f"{v:.0f}" for v in values["pooled"])
-            numbers.append({"changed": finding.what, "setting": finding.setting, "flags": flags, **values})
-            cells.append([finding.setting, finding.what, row.title, spread(values["pooled"], 1.0), each, f"`{flags}`"])
-            print(" | ".join(cells[-1][:4]), flush=True)
-    return table(["setting", "changed", "method", "MSE", "each seed", "flags"], cells, 3), numbers
+            about = {"setting": finding.setting, "changed": finding.what, "method": row.title}
+            yield {**about, "flags": flags_of(finding, row), **values}
+
+
+def page(lines: Sequence[Line], seeds: int | None = None) -> str:
+    """The table and the findings, of all seeds or the first `seeds`."""
+    cells = {(line["method"], line["setting"]): line for line in lines if line.get("table") == 4}
+    rows = []
+    for row in TABLE:
+        found = [cells.get((row.title, setting), {}) for setting in SETTINGS]
+        values = [spread(each.get(name, [])[:seeds], 1.0) for each in found for name in ("pooled", "clientwise")]
+        rows.append([row.title, row.paper, *values])
+    names = [f"{setting}: {which}" for setting in SETTINGS for which in ("on everybody's data", "mean over clients")]
+    parts = [table(["method", "paper", *names], rows)] if cells else []
+    more = [
+        [
+            line["setting"],
+            line["changed"],
+            line["method"],
+            str(len(line["pooled"][:seeds])),
+            spread(line["pooled"][:seeds], 1.0),
+            ", ".join(f"{v:.0f}" for v in line["pooled"][:seeds]),
+            f"`{line['flags']}`",
+        ]
+        for line in lines
+        if "changed" in line
+    ]
+    if more:
+        parts.append(table(["setting", "changed", "method", "seeds", "MSE", "each seed", "flags"], more, 3))
+    made = {f"`{line['command']}`, {line['versions']}" for line in lines}
+    return "\n".join([*parts, "Mean ± sample sd over seeds 0, 1, … " + "; ".join(sorted(made)) + ".\n"])
+
+
+def collect(asked: argparse.Namespace) -> list[Line]:
+    """Measure, and write each cell as soon as it is there."""
+    seeds = 1 if asked.quick else asked.seeds
+    words = [word for word in sys.argv[1:] if word not in ("--out", str(asked.out))]
+    facts = {"command": " ".join(["python", "recipes/fednp_table4.py", *words]), "versions": versions()}
+    asked.out.mkdir(parents=True, exist_ok=True)
+    found: list[Line] = []
+    todo = [] if asked.no_table else [table_lines(seeds, asked.quick)]
+    if asked.findings is not None:
+        todo.append(finding_lines(asked.findings, seeds, asked.quick))
+    with (asked.out / "table4.jsonl").open("w", encoding="utf-8") as file:
+        for line in (line for lines in todo for line in lines):
+            found.append({**line, **facts})
+            file.write(json.dumps(found[-1], ensure_ascii=False) + "\n")
+            file.flush()
+            print(line["setting"], line.get("changed", ""), line["method"], spread(line["pooled"], 1.0), flush=True)
+    return found
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="FedNP's toy regression: Table 4 of its paper.")
-    parser.add_argument("--out", type=Path, required=True, help="folder for table4.md and table4.json")
-    parser.add_argument("--seeds", type=int, default=3)
+    place = parser.add_mutually_exclusive_group(required=True)
+    place.add_argument("--out", type=Path, help="folder for table4.md and table4.jsonl")
+    place.add_argument("--from", type=Path, dest="file", help="print the tables of such a table4.jsonl")
+    parser.add_argument("--seeds", type=int, help="how many: 3, or all that the file has")
     parser.add_argument("--quick", action="store_true", help="one seed, one round: does it run?")
     parser.add_argument("--findings", nargs="?", const="", metavar="WORD", help="also runs that change one thing")
+    parser.add_argument("--no-table", action="store_true", help="only the findings")
     asked = parser.parse_args()
     torch.set_num_threads(1)  # sums in other pieces round otherwise, and RMSprop's first steps magnify that
-    seeds = 1 if asked.quick else asked.seeds
-    page, rows = table4(seeds, asked.quick)
-    numbers: dict[str, Any] = {"seeds": seeds, "quick": asked.quick, "versions": versions(), "table": rows}
-    if asked.findings is not None:
-        more, numbers["findings"] = findings(asked.findings, seeds, asked.quick)
-        page += f"\n{more}"
-    page += f"\nMean ± sd over seeds 0 to {seeds - 1}. {versions()}.\n"
-    write(asked.out, "table4", page, numbers)
-    print(page)
+    if asked.file is not None:
+        print(page(files.read_lines(asked.file), asked.seeds))
+        return
+    asked.seeds = asked.seeds or 3
+    text = page(collect(asked))
+    (asked.out / "table4.md").write_text(text, encoding="utf-8")
+    print(text)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -30,9 +31,13 @@ def fit(params: dict[str, Tensor], batch: Any, here: Any) -> tuple[Tensor, dict[
 
 
 def log_likelihood(params: dict[str, Tensor], batch: Any, here: Any) -> Tensor:
-    """Sum of the log-likelihood over the real rows, in evaluation mode."""
+    """Sum of the log-likelihood over the real rows, in evaluation mode; densities with their constants.
+
+    For regression that is −½ log 2πs a sample, with the s of `log_predictive`: clients of other sizes have another sum.
+    """
     output, _ = here.model(params, batch.x)
-    return -(pointwise(output, batch.y, here.model) * batch.mask).sum()
+    constant = 0.5 * math.log(2 * math.pi * NOISE) if here.model.task == "regression" else 0.0
+    return -((pointwise(output, batch.y, here.model) + constant) * batch.mask).sum()
 
 
 def log_predictive(params: dict[str, Tensor], x: Tensor, here: Any) -> Tensor:

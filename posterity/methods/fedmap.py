@@ -11,7 +11,8 @@ this is a weighted mean (9):
 
     γ ← Σ_k ω_k θ_k / Σ_k ω_k,    log ω_k = log p(Z_k | θ_k) + log ρ_γ(θ_k) = L_k − R_k
 
-The two steps in turn are a descent on the bi-level problem (4).
+The two steps in turn are a descent on the bi-level problem (4). For regression p(y | x, θ) is N(y; f(x; θ), 1), the
+density that is also scored, and L_k has its −N_k/2 · log 2π: it differs between clients of different sizes.
 
 Reference: "FedMAP: Unlocking potential in personalized federated learning through bi-level MAP optimization", 2024.
 

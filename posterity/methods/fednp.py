@@ -26,6 +26,9 @@ Differs from the paper (errata of the specification):
   N11 the gradient reaches f; `detach_f=True` is the released code, which never trains it.
   N6, N12  the code's constant sites and its other KLs are not reproduced; (18) is averaged over weights.
   N13 the toy has the f of the images, not tanh(MLP((ŷ − y)²)) of the code. N14 concerns a table only.
+Algorithm 1 makes the site that is sent (line 8) from the z_m and z_s of the last iteration (line 5), that is from the f
+of its last mini-batch, before the last step; here f is computed anew on all of the client's data with the parameters
+that are sent, so that a site does not depend on which samples came last. Within training f is the mini-batch's in both.
 f is a linear layer on the features, averaged over samples; its first values depend on the seed. The NPN has no
 weight variances and stays with its client, as in the code. A newcomer's cavity is q(z). The classifier is the head of
 any network. The host is FedAvg, or FedProx for µ > 0: with λ = 0 its trajectory is the host's, bit for bit.
@@ -125,9 +128,9 @@ class FedNP(Method):
         return {**here.shared.params, **here.personal["npn"]}
 
     def factors(self, params: Params, h: Tensor) -> Tensor:
-        """What each sample contributes to f (B, D_z)."""
+        """What each sample contributes to f: (B, D_z), or (B, 1) if all of z have one."""
         out = h @ params[F_WEIGHT].T + params[F_BIAS]
-        return out if self.f_output == "vector" else out.mean(-1, keepdim=True).expand(out.shape)
+        return out if self.f_output == "vector" else out.mean(-1, keepdim=True)
 
     def matched(self, f: Tensor, here: Here) -> tuple[Tensor, Tensor, Gaussian]:
         """z_m, z_s and the client's new site for the factor σ(f z)."""

@@ -43,10 +43,11 @@ def test_the_two_scales_of_the_prior_by_hand(engine, scale, second):
     assert run.personal() == pytest.approx([1.2075, second], abs=1e-13)
 
 
+C = 0.5 * math.log(2 * math.pi)  # of the density of one sample
 LOG_WEIGHTS = {
-    "per_sample": (-0.4075, -30.88 / 3),
-    "posterior": (-0.4075, -30.88),
-    "likelihood": (-0.405, -30.72),
+    "per_sample": (-0.4075 - C, -30.88 / 3 - C),
+    "posterior": (-0.4075 - C, -30.88 - 3 * C),
+    "likelihood": (-0.405 - C, -30.72 - 3 * C),
     "num_examples": (math.log(1), math.log(3)),
     "uniform": (0.0, 0.0),
 }
@@ -57,7 +58,8 @@ LOG_WEIGHTS = {
 def test_five_weightings_by_hand(engine, weighting):
     """One step of 0.1 from γ = 1 gives θ = (1.1, 1.8) and, with σ² = 2 and N = (1, 3),
 
-    L = (−½ (1.1 − 2)², −3 · ½ · 2 (1.8 − 5)²) = (−0.405, −30.72), R = (0.1²/4, 0.8²/4) = (0.0025, 0.16).
+    L = (−½ (1.1 − 2)², −3 · ½ · 2 (1.8 − 5)²) − N/2 log 2π = (−0.405, −30.72) − N/2 log 2π,
+    R = (0.1²/4, 0.8²/4) = (0.0025, 0.16).
     """
     run = Run(FedMAP(full_batch(1), sigma2=2.0, weighting=weighting), quadratics([1.0, 2.0], [2.0, 5.0], [1, 3]),
               scalar_model(), engine, at(1.0)).rounds(1)  # fmt: skip

@@ -6,10 +6,14 @@ O11 (balanced accuracy) is in tests/evaluate/test_metrics.py, O12 (the generator
 import math
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
+from scipy.special import softmax
+from scipy.stats import norm
 from torch.func import grad
 
+from posterity.core.losses import log_likelihood, log_predictive
 from posterity.core.method import Batch
 from posterity.core.monoid import LogMean, fold_stack, merge
 from posterity.core.training import Training
@@ -144,20 +148,75 @@ def test_o09_gradient_of_the_prior(scale, share):
 def test_o10_weight_ratio_is_the_likelihood_ratio():
     """Equal θ (step size 0); client 2 has client 1's data twice, so its likelihood is the square.
 
-    log ω_2 − log ω_1 must be log p(Z_1|θ) = −Σ ½(θx − y)²; the prior cancels. θ = 0.5, γ = 0.
+    log ω_2 − log ω_1 must be log p(Z_1|θ) = −Σ {½(θx − y)² + ½ log 2π}; the prior cancels. θ = 0.5, γ = 0.
     """
     x, y = torch.tensor([[1.0], [2.0], [-1.0]], dtype=DOUBLE), torch.tensor([0.2, 1.5, 1.0], dtype=DOUBLE)
     federation = federate([(x, y), (x.repeat(2, 1), y.repeat(2))])
-    run = Run(FedMAP(Training(lr=0.0), weighting="posterior"), federation, scalar_model(), initial=at(0.0)).rounds(1)
-    run.store.rows[WEIGHT][:] = 0.5
-    world, clients = run.world, torch.arange(2)
-    here, _ = meet(world, loop, run.state, run.store, clients, 1)
-    carry = loop.work(world, world.method.passes(), loop.start(world, here), here, keys.TRAIN)
-    sent, _ = loop.message(world, carry, here)
-    gap = float(sent["params"].log_weight.diff())
-    log_likelihood = -0.5 * float(((0.5 * x[:, 0] - y) ** 2).sum())
-    assert gap == pytest.approx(log_likelihood, abs=1e-9)
-    assert float(sent["params"].log_weight[0]) == pytest.approx(log_likelihood - 0.25 / 30, abs=1e-9)
+    first, second = sent_log_weights(federation, [0.5, 0.5], "posterior")
+    log_likelihood = -0.5 * float(((0.5 * x[:, 0] - y) ** 2).sum()) - 1.5 * math.log(2 * math.pi)
+    assert second - first == pytest.approx(log_likelihood, abs=1e-9)
+    assert first == pytest.approx(log_likelihood - 0.25 / 30, abs=1e-9)
+
+
+def sent_log_weights(federation, theta, weighting, sigma2=15.0, engine=loop):
+    """log ω_k as the clients send it with γ = 0 and estimates `theta`, which a step size of 0 leaves where they are."""
+    method = FedMAP(Training(lr=0.0), sigma2=sigma2, weighting=weighting)
+    run = Run(method, federation, scalar_model(), engine, at(0.0)).rounds(1)
+    run.store.rows[WEIGHT][:] = torch.tensor(theta, dtype=DOUBLE)[:, None, None]
+    world, clients = run.world, torch.arange(len(theta))
+    here, _ = meet(world, engine, run.state, run.store, clients, 1)
+    carry = engine.work(world, world.method.passes(), engine.start(world, here), here, keys.TRAIN)
+    sent, _ = engine.message(world, carry, here)
+    return sent["params"].log_weight.tolist()
+
+
+# θ_k of seven clients with 1 to 40 samples, drawn once; what scipy makes of them is the oracle
+THETA, COUNTS = (0.5, -1.2, 0.0, 2.0, 0.7, -0.3, 1.1), (1, 2, 3, 5, 8, 21, 40)
+
+
+def regression_clients():
+    draw = np.random.default_rng(7)
+    pairs = [(draw.normal(size=n), draw.normal(scale=1.5, size=n)) for n in COUNTS]
+    return pairs, federate([(torch.tensor(x)[:, None], torch.tensor(y)) for x, y in pairs])
+
+
+@pytest.mark.parametrize("engine", ENGINES, ids=lambda e: e.name)
+@pytest.mark.parametrize("weighting", ["posterior", "likelihood", "per_sample"])
+def test_log_weights_of_unequal_regression_clients_are_log_densities(engine, weighting):
+    """log ω against scipy.stats.norm: the predictive variance is the 1 that `log_predictive` and the NLL have.
+
+    Of the prior only −‖θ‖²/2σ²: its constant is the same for all (A4). Shares in γ too: they are what users see.
+    """
+    pairs, federation = regression_clients()
+    log_lik = np.array([norm.logpdf(y, t * x, 1.0).sum() for t, (x, y) in zip(THETA, pairs, strict=True)])
+    prior, n = -np.square(THETA) / (2 * 3.0), np.array(COUNTS)
+    expected = {"likelihood": log_lik, "posterior": log_lik + prior, "per_sample": (log_lik + prior) / n}[weighting]
+    found = np.array(sent_log_weights(federation, THETA, weighting, 3.0, engine))
+    assert found == pytest.approx(expected, rel=1e-12)
+    total = fold_stack({"params": LogMean(torch.tensor(found), torch.eye(7, dtype=DOUBLE))})["params"]
+    assert total.mean().tolist() == pytest.approx(softmax(expected), rel=1e-10, abs=1e-300)
+
+
+@pytest.mark.parametrize("weighting", ["posterior", "likelihood"])
+def test_a_client_with_more_samples_weighs_less_by_their_constants(weighting):
+    """Everybody fits perfectly at θ = γ = 0, so log ω_k = −N_k/2 · log 2π and nothing else: 1 : 2 : 5 samples."""
+    data = [(torch.ones(n, 1, dtype=DOUBLE), torch.zeros(n, dtype=DOUBLE)) for n in (1, 2, 5)]
+    found = sent_log_weights(federate(data), [0.0] * 3, weighting)
+    assert found == pytest.approx([-0.918938533204673, -1.837877066409345, -4.594692666023363], abs=1e-12)
+
+
+def test_the_likelihood_is_the_one_that_is_scored():
+    """Minus N_k times the NLL that evaluation gives the same model on the same rows."""
+    pairs, federation = regression_clients()
+    model = scalar_model()
+    for k, (x, y) in enumerate(pairs):
+        rows = federation.train.client(k)
+        batch = Batch(federation.x[rows], federation.y[rows], torch.ones(len(rows), dtype=DOUBLE))
+        here = SimpleNamespace(model=model)
+        scored = log_predictive(at(THETA[k]), batch.x, here)
+        ours = float(log_likelihood(at(THETA[k]), batch, here))
+        assert ours == pytest.approx(norm.logpdf(y, scored[:, 0].numpy(), scored[:, 1].sqrt().numpy()).sum(), rel=1e-12)
+        assert ours == pytest.approx(norm.logpdf(y, THETA[k] * x, 1.0).sum(), rel=1e-12)
 
 
 # The ten clients of erratum A1: mean losses that give the specification's log ω (−392 … −448, −151 … −165) and weights.

@@ -2,10 +2,11 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from scipy.integrate import quad
-from torch.func import grad
+from torch.func import grad, vmap
 
 from posterity import models
 from posterity.core.gaussian import Gaussian
@@ -402,3 +403,131 @@ def test_n4_gradients_are_finite_and_right(kind, value):
         h = 1e-5
         ahead, behind = (moments(0.3, 1.0, value + d, kind)[index] for d in (h, -h))
         assert slope == pytest.approx((ahead - behind) / (2 * h), abs=1e-6)
+
+
+# --- where factor and cavity disagree ---------------------------------------------------------------------------------
+# The tilted density lies up to min(|f| √s, |m|/√s) sd away from the cavity, and may be 1/|f| wide.
+APART = (
+    (12.0, 1.0, -8.0),
+    (12.0, 1.0, -50.0),
+    (20.0, 1.0, -3.0),
+    (-8.0, 0.25, 40.0),
+    (40.0, 0.5, -100.0),
+    (40.0, 1e-4, -100.0),
+    (-9.0, 0.25, 6.0),
+    (5.0, 4.0, -30.0),
+    (30.0, 100.0, -100.0),
+    (0.0, 100.0, 100.0),
+    (-0.3, 25.0, 61.0),
+)
+
+
+def log_density(z, m, s, f):
+    """log N(z; m, s) σ(fz)."""
+    return -0.5 * (z - m) ** 2 / s - 0.5 * math.log(2 * math.pi * s) - np.logaddexp(0, -f * z)
+
+
+def adaptive(m, s, f):
+    """Mean, variance and log Z by adaptive quadrature around the mode, which bisection of the slope finds."""
+    low, high = sorted((m, m + f * s))
+    for _ in range(200):
+        z = 0.5 * (low + high)
+        rising = f / (1 + math.exp(min(f * z, 700.0))) > (z - m) / s
+        low, high = (z, high) if rising else (low, z)
+    top, ends = log_density(low, m, s, f), []
+    for way in (-1, 1):
+        width = 1e-6 * math.sqrt(s)
+        while log_density(low + way * width, m, s, f) > top - 45:
+            width *= 1.2
+        ends.append(low + way * width)
+    inner = [x for x in (low, *(k / abs(f) for k in (-9, -3, -1, 0, 1, 3, 9))) if ends[0] < x < ends[1]]
+
+    def whole(g):
+        each = {"points": inner, "limit": 400, "epsabs": 1e-12 * math.sqrt(s), "epsrel": 1e-12}
+        return quad(lambda z: g(z) * math.exp(log_density(z, m, s, f) - top), *ends, **each)[0]
+
+    z0 = whole(lambda z: 1.0)
+    mean = whole(lambda z: z - low) / z0 + low
+    return mean, whole(lambda z: (z - mean) ** 2) / z0, top + math.log(z0)
+
+
+def panels(m, s, f):
+    """The same by 40 Gauss points on each of some hundred panels: around 0, m, m + fs, and the sigmoid's corner."""
+    sd = math.sqrt(s)
+    halves, widths = 0.5 * np.arange(-44, 45), np.concatenate([np.arange(40), 40 * 1.3 ** np.arange(40)])
+    cuts = [m + sd * halves, m + f * s + sd * halves, sd * np.arange(-40, 41) / 8, widths / abs(f), -widths / abs(f)]
+    edges = np.unique(np.concatenate(cuts))
+    at, weight = np.polynomial.legendre.leggauss(40)
+    half = 0.5 * np.diff(edges)[:, None]
+    z = 0.5 * (edges[1:] + edges[:-1])[:, None] + half * at
+    logs = log_density(z, m, s, f)
+    mass = np.exp(logs - logs.max()) * half * weight
+    mean = (mass * z).sum() / mass.sum()
+    return mean, (mass * (z - mean) ** 2).sum() / mass.sum(), logs.max() + math.log(mass.sum())
+
+
+def test_a_factor_far_from_its_cavity():
+    """N(12, 1) times σ(−8z) is N(4, 1) but for its end at 0: a grid around the cavity gave a variance of 0.376."""
+    mean, variance = moments(12.0, 1.0, -8.0, points=129)[:2]
+    assert variance == pytest.approx(0.9992573527031, abs=1e-10)
+    assert mean == pytest.approx(4.0001964470154, abs=1e-10)
+
+
+@pytest.mark.parametrize(("m", "s", "f"), APART)
+def test_moments_where_factor_and_cavity_disagree(m, s, f):
+    mean, variance, log_z = adaptive(m, s, f)
+    assert panels(m, s, f) == pytest.approx((mean, variance, log_z), rel=1e-9)  # two references
+    ours = moments(m, s, f, points=129)
+    assert ours[:2] == pytest.approx((mean, variance), rel=1e-9)
+    assert ours[2] == pytest.approx(1 / variance - 1 / s, rel=1e-6, abs=1e-9 / s)
+    assert ours[3] == pytest.approx(mean / variance - m / s, rel=1e-6)
+    assert float(quadrature_ratios(*num(m, s, f))[0]) == pytest.approx(log_z, rel=1e-11)
+
+
+def lattice():
+    """|m| ≤ 40, s from 1e-4 to 100, |f| ≤ 100."""
+    m, s, f = np.meshgrid((-40, -12, -3, -0.3, 0.01, 1, 5.3, 31, 40), 10.0 ** np.arange(-4, 3),
+                          (-100, -37, -8, -1.1, -0.01, 0.05, 0.7, 6.3, 23, 100))  # fmt: skip
+    return np.stack([m.ravel(), s.ravel(), f.ravel()])
+
+
+@pytest.mark.parametrize(("dtype", "close"), [(torch.float64, 1e-9), (torch.float32, 1.5e-7)])
+def test_moments_on_a_wide_lattice(dtype, close):
+    """Relative errors of mean and variance; the mean of m = −fs/2 is 0, so where |mean| < sd its error is in sd."""
+    given = [torch.tensor(v, dtype=dtype) for v in lattice()]
+    z_m, z_s, site = match(*given, "quadrature")
+    exact = np.array([panels(*p) for p in zip(*(v.tolist() for v in given), strict=True)])
+    gap = np.abs(z_m.double().numpy() - exact[:, 0]) / np.maximum(np.abs(exact[:, 0]), np.sqrt(exact[:, 1]))
+    assert gap.max() < close
+    assert np.abs(z_s.double().numpy() / exact[:, 1] - 1).max() < close
+    assert bool((site.precision >= 0).all())
+    assert bool((site.shift * given[2] >= 0).all())
+
+
+def test_the_normaliser_on_a_wide_lattice():
+    """log Z to 1e-11 of itself, however near 0: E σ(C) = 1 − E σ(−C)."""
+    m, s, f = lattice()
+    ours = quadrature_ratios(*(torch.tensor(v, dtype=DOUBLE) for v in (m, s, f)))[0].numpy()
+    sides = [(panels(*p)[2], panels(p[0], p[1], -p[2])[2]) for p in zip(m, s, f, strict=True)]
+    exact = np.array([math.log1p(-math.exp(b)) if a > b else a for a, b in sides])
+    assert ours == pytest.approx(exact, rel=1e-11, abs=1e-300)
+
+
+@pytest.mark.parametrize(("m", "s", "f"), [*APART, (0.4, 1.0, 0.9), (1.0, 2.0, 1e-3), (-3.0, 0.5, 1.4)])
+def test_gradients_where_factor_and_cavity_disagree(m, s, f):
+    """By m, s and f against differences of the panels: places are constants to the gradient, what they weigh is not."""
+    point = (m, s, f)
+    for index in (0, 1):
+        found = grad(lambda p: match(*p, "quadrature")[index])(tuple(num(*point)))  # noqa: B023
+        for i, slope in enumerate(found):
+            h = 1e-4 * (abs(point[i]) or 0.1)
+            five = [panels(*(v + k * h * (i == j) for j, v in enumerate(point)))[index] for k in (-2, -1, 1, 2)]
+            wanted = (five[0] - 8 * five[1] + 8 * five[2] - five[3]) / (12 * h)
+            assert float(slope) == pytest.approx(wanted, rel=1e-5, abs=1e-7)
+
+
+def test_mapped_moments_are_those_of_a_batch():
+    given = [torch.tensor(v, dtype=DOUBLE) for v in lattice()]
+    one, each = match(*given, "quadrature"), vmap(lambda m, s, f: match(m, s, f, "quadrature"))(*given)
+    for a, b in ((one[0], each[0]), (one[1], each[1]), (one[2].precision, each[2].precision)):
+        assert torch.allclose(a, b, rtol=1e-12, atol=0)

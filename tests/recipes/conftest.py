@@ -29,6 +29,11 @@ def tables(script):
 
 
 @pytest.fixture
+def pages(script):
+    return script("fedmap_page")
+
+
+@pytest.fixture
 def claims(script):
     return script("fedmap_claims")
 

@@ -5,14 +5,18 @@ from __future__ import annotations
 import json
 import statistics
 from dataclasses import replace
+from itertools import product
+from pathlib import Path
 
 import pytest
 import torch
+from scipy.stats import t as student
 
 from posterity.experiment import folder as files
 from posterity.experiment.compare import Task
 from posterity.experiment.config import from_table, read_toml
 
+ROOT = Path(__file__).parents[2]
 OTHERS = ("fedmap@paper", "local", "fedprox", "fedbn", "fedavg")
 
 
@@ -28,9 +32,9 @@ def scores(path, round):
 # --- the paper's numbers and settings ---------------------------------------------------------------------------------
 
 
-def test_the_paper_is_copied_rightly(tables):
+def test_the_paper_is_copied_rightly(pages):
     """The specification's column means (erratum A7), which are not the printed averages."""
-    means = {skew: {m: round(statistics.fmean(v), 2) for m, v in by.items()} for skew, by in tables.PAPER.items()}
+    means = {skew: {m: round(statistics.fmean(v), 2) for m, v in by.items()} for skew, by in pages.PAPER.items()}
     assert means["label"]["local"] == pytest.approx(73.89, abs=0.01)
     assert (means["feature"]["local"], means["feature"]["fedavg"]) == pytest.approx((83.80, 63.18), abs=0.01)
     expected = {"local": 74.27, "fedmap": 78.24, "fedbn": 63.62, "fedprox": 61.35, "fedavg": 61.54}
@@ -39,11 +43,11 @@ def test_the_paper_is_copied_rightly(tables):
     printed["feature"] = {"fedmap": 86.27, "fedbn": 65.38, "fedprox": 63.00}  # where both agree
     for skew, by in printed.items():
         assert {m: means[skew][m] for m in by} == pytest.approx(by, abs=0.015)
-    assert all(len(v) == 10 for by in tables.PAPER.values() for v in by.values())
+    assert all(len(v) == 10 for by in pages.PAPER.values() for v in by.values())
 
 
 def test_the_settings_are_the_issues(tables, tmp_path):
-    plan = tables.make_plan(tables.arguments(["--out", str(tmp_path)]))
+    (plan,) = tables.make_plans(tables.arguments(["--out", str(tmp_path)]))
     assert plan.marks == [20, 60]
     assert len(plan.tasks()) == 2 * 2 * 3 * 3 * 6  # data, networks, seeds, skews, methods
     config = plan.config("fedprox", "label", "paper", "mlp_bn", 2)
@@ -52,6 +56,20 @@ def test_the_settings_are_the_issues(tables, tmp_path):
     assert config.settings() == {"mu": 2.0}
     assert config.settings("model") == {"hidden": "32,16", "unit": "true"}
     assert config.settings("data") == {"skew": "label", "preset": "paper", "samples": 2000}
+
+
+def test_several_epochs_are_several_plans_with_folders_of_their_own(tables, tmp_path):
+    words = ["--out", str(tmp_path), "--epochs", "1,3,50", "--rounds", "80", "--together", "--device", "cuda"]
+    plans = tables.make_plans(tables.arguments([*words, "--presets", "code", "--methods", "local,fedmap"]))
+    assert [(p.epochs, p.out) for p in plans] == [
+        (1, tmp_path / "epochs-1"),
+        (3, tmp_path / "epochs-3"),
+        (50, tmp_path),
+    ]
+    tasks = plans[1].tasks()
+    assert len(tasks) == 2 * 3 * 2  # networks, skews, methods: all seeds of one are one task
+    assert [[c.seed for _, c in task.runs] for task in tasks] == [[0, 1, 2]] * 12
+    assert {(c.local_epochs, c.rounds, c.device) for task in tasks for _, c in task.runs} == {(3, 80, "cuda")}
 
 
 # --- runs -------------------------------------------------------------------------------------------------------------
@@ -129,6 +147,23 @@ def test_a_failure_stops_no_other_run(tiny, common, tmp_path, capsys):
     assert "[1/2]" in capsys.readouterr().out
 
 
+def test_seeds_together_are_seeds_alone_and_are_not_run_again(tiny, common, tmp_path, capsys):
+    """One seed was there before: the others run in one stack and end where they would alone, up to rounding."""
+    one, two = (tiny(tmp_path / name, seeds=(0, 1, 2), methods=("fedmap",)) for name in ("alone", "together"))
+    common.perform(some(one, "label"))
+    common.perform(some(replace(two, seeds=(0,)), "label"))
+    capsys.readouterr()
+    task = some(replace(two, together=True), "label")
+    common.perform(task)
+    assert len(task) == 1
+    assert capsys.readouterr().out.startswith("1 runs, 0 of them finished before")
+    common.perform(task)
+    assert capsys.readouterr().out == "1 runs, 1 of them finished before\n"
+    for (a, _), (b, _) in zip([t.runs[0] for t in some(one, "label")], task[0].runs, strict=True):
+        ours, theirs = (common.read_score(path, 2)["clients"]["balanced_accuracy"] for path in (a, b))
+        assert ours == pytest.approx(theirs, abs=0.06)  # of 24 rows: one that lies on the boundary
+
+
 @pytest.mark.everything
 def test_two_at_once_give_the_same(tiny, common, tmp_path):
     plans = [tiny(tmp_path / name, methods=("local", "fedmap")) for name in ("one", "two")]
@@ -150,46 +185,90 @@ def measured(tiny, common, tmp_path):
 
 
 def test_the_page(tables, measured):
-    text = tables.page(measured, "the command")
-    assert "`the command`; posterity " in text
-    for line in ("## code data, mlp, 1 rounds", "## code data, mlp, 2 rounds", "### Table 1, label skew"):
+    lines = stored(tables.raw([measured]))
+    text = tables.page(lines)
+    assert "1. `" in text  # the source
+    for line in ("## code's data, plain, 1 epoch, 1 rounds", "## code's data, plain, 1 epoch, 2 rounds"):
         assert line in text
     assert "Rule of selection: none (the last round shown)" in text
     path = measured.folder("fedmap", "label", "code", "mlp", 0)
     held = next(x for x in scores(path, 2) if (x["point"], x["part"]) == ("trained", "held"))["clients"]
     ours = 100 * held["balanced_accuracy"][9]
-    last = text[text.index("mlp, 2 rounds") :]
+    last = text[text.index("## code's data, plain, 1 epoch, 2 rounds") :]
     row = next(line for line in last.splitlines() if line.startswith("| 10 |"))
     assert row.split(" | ")[2] == f"{ours:.1f} (76.32)"
-    assert "| – (82.25) |" in text  # Table 3 was not run
-    assert "FedBN = FedAvg, every client's number, in all 1 pairs of runs" in text
+    assert "FedBN = FedAvg, every client's number, in all 2 pairs" in text
     assert "feature skew: nothing finished" in text
-    assert tables.numbers(measured)["code"]["mlp"]["2"]["label"]["fedmap"][0] == held["balanced_accuracy"]
+    line = next(x for x in lines if x.get("method") == "fedmap")
+    assert line["clients"]["2"] == [round(100 * v, 3) for v in held["balanced_accuracy"]]
+    assert (line["epochs"], line["seed"], line["source"]) == (1, 0, 1)
+    assert lines[0]["torch"] == torch.__version__
+
+
+def stored(lines):
+    """As read from a file: keys are words."""
+    return [json.loads(json.dumps(line)) for line in lines]
 
 
 def test_fedbn_must_be_fedavg_without_norms(tables, measured):
-    assert tables.check_fedbn(measured, "label", "code", 2) == 1
-    path = measured.folder("fedbn", "label", "code", "mlp", 0) / files.METRICS
-    lines = files.read_lines(path)
-    for line in (x for x in lines if x["kind"] == "score"):
-        line["clients"]["balanced_accuracy"][3] += 1e-9
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    lines = stored(tables.raw([measured]))
+    for line in (x for x in lines if x.get("method") == "fedbn"):
+        line["clients"]["2"][3] += 1e-9
     with pytest.raises(ValueError, match="FedBN must be FedAvg"):
-        tables.page(measured, "")
+        tables.page(lines)
 
 
-def test_the_command_writes_both_pages(tables, tmp_path, monkeypatch, capsys):
+def test_the_command_writes_the_page_and_its_numbers_and_reads_them_again(tables, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(tables, "SKEWS", {"label": tables.SKEWS["label"]})
-    monkeypatch.setattr(tables.Plan, "tasks", lambda plan: [plan.task("local", "label", "code", "mlp", 0)])
     words = ["--out", str(tmp_path), "--quick", "--seeds", "1", "--presets", "code", "--models", "mlp"]
-    tables.main(words)
+    tables.main([*words, "--methods", "local", "--epochs", "1"])
     assert capsys.readouterr().out.endswith(f"{tmp_path / 'tables.md'}\n")
-    assert "--presets code" in (tmp_path / "tables.md").read_text()
-    assert len(json.loads((tmp_path / "tables.json").read_text())["code"]["mlp"]["2"]["label"]["local"]["0"]) == 10
+    source, run = files.read_lines(tmp_path / "tables.jsonl")
+    assert (run["method"], run["source"], len(run["clients"]["2"])) == ("local", source["source"], 10)
+    assert source["command"]
+    tables.main(["--from", str(tmp_path / "tables.jsonl")])
+    assert capsys.readouterr().out == (tmp_path / "tables.md").read_text() + "\n"
 
 
-def test_orders_show_ties(tables):
-    assert tables.order({"local": 0.5, "fedmap": 0.9, "fedavg": 0.7, "fedbn": 0.7}) == (
+def test_the_published_numbers_give_the_published_tables(tables, pages):
+    """Every row in the first part of docs/results/fedmap.md is a row that `--from` prints, and all runs are there."""
+    lines = files.read_lines(ROOT / "docs/results/raw/fedmap.jsonl")
+    found = pages.found_in(lines)
+    page = (ROOT / "docs/results/fedmap.md").read_text()
+    made = set(pages.page(lines).splitlines())
+    first, found_mark, _ = page.partition("## 50 local epochs")
+    shown = [line for line in first.splitlines() if line.startswith("| ") and " ± " in line]
+    assert found_mark
+    assert len(shown) > 60
+    assert [line for line in shown if line not in made] == []
+    for epochs, model, round, skew in product((1, 2, 3), ("mlp", "mlp_bn"), (20, 80), pages.SKEWS):
+        columns = found[pages.Setting("code", model, epochs, round)][skew]
+        assert {m: sorted(c) for m, c in columns.items()} == {m: [0, 1, 2] for m in pages.METHODS}
+    assert pages.check_fedbn(found) == 117
+
+
+def test_paired_differences_by_hand(pages):
+    """Gaps 1, 2, 6: mean 3, sd √7, ± 4.303 √(7/3) = 6.57; a seed that only one has does not count."""
+    first = {0: [51.0, 51.0], 1: [52.0, 52.0], 2: [55.0, 57.0], 3: [99.0, 99.0]}
+    second = {0: [50.0, 50.0], 1: [49.0, 51.0], 2: [50.0, 50.0]}
+    assert pages.difference(first, second) == "+3.0 [-3.6, +9.6]"
+    assert pages.difference({0: [51.0]}, {0: [50.5]}) == "+0.5"
+    assert pages.difference({}, {0: [50.5]}) == "–"
+    assert {df: round(float(student.ppf(0.975, df)), 3) for df in pages.T95} == pages.T95
+
+
+def test_distance_to_the_paper(pages):
+    """A column 3 too high and four exact ones: √(9/5), and 3/5 of a point a client."""
+    columns = {m: {0: v, 1: v} for m, v in pages.PAPER["label"].items()}
+    assert pages.distance("label", columns) == pytest.approx((0.0, 0.0), abs=1e-12)
+    columns["fedavg"] = {0: [v + 3 for v in pages.PAPER["label"]["fedavg"]]}
+    assert pages.distance("label", columns) == pytest.approx(((9 / 5) ** 0.5, 0.6))
+    del columns["fedprox"]
+    assert pages.distance("label", columns) is None
+
+
+def test_orders_show_ties(pages):
+    assert pages.order({"local": 0.5, "fedmap": 0.9, "fedavg": 0.7, "fedbn": 0.7}) == (
         "FedMAP > FedAvg = FedBN > Individual"
     )
 

@@ -30,6 +30,10 @@ def load(path: str, monkeypatch):
     return module
 
 
+def lines(path: Path) -> list[dict]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
 def call(path: str, out: Path, *flags: str) -> str:
     command = [sys.executable, str(ROOT / path), "--out", str(out), "--quick", *flags]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=out)
@@ -41,16 +45,39 @@ def test_table_4_in_its_quick_form(tmp_path, monkeypatch):
     """Every row in both settings, the paper's number beside ours, the same values in both files."""
     printed = call("recipes/fednp_table4.py", tmp_path)
     recipe = load("recipes/fednp_table4.py", monkeypatch)
-    page, found = (tmp_path / "table4.md").read_text(), json.loads((tmp_path / "table4.json").read_text())
+    page, found = (tmp_path / "table4.md").read_text(), lines(tmp_path / "table4.jsonl")
     assert page in printed
-    assert [(r["method"], r["setting"]) for r in found["table"]] == [
+    assert [(r["method"], r["setting"]) for r in found] == [
         (row.title, s) for row in recipe.TABLE for s in recipe.SETTINGS
     ]
-    assert all(math.isfinite(v) for r in found["table"] for v in (*r["pooled"], *r["clientwise"]))
-    first = {r["method"]: r["pooled"][0] for r in found["table"] if r["setting"] == "printed"}
+    assert all(math.isfinite(v) for r in found for v in (*r["pooled"], *r["clientwise"]))
+    assert all("posterity 0.1.0" in r["versions"] and r["command"].endswith("--quick") for r in found)
+    first = {r["method"]: r["pooled"][0] for r in found if r["setting"] == "printed"}
     assert f"| FedAvg | 116.48 ± 2.54 | {first['FedAvg']:.1f} |" in page
     assert "| 72.42 ± 2.39 |" in page
     assert len({round(v, 3) for v in first.values()}) >= 6  # methods differ already after a round
+
+
+def test_findings_alone_and_the_page_from_the_file(tmp_path):
+    """One finding, no table; `--from` writes the same page again."""
+    printed = call("recipes/fednp_table4.py", tmp_path, "--no-table", "--findings", "printed: nothing")
+    found = lines(tmp_path / "table4.jsonl")
+    assert [r["method"] for r in found] == ["FedAvg", "Quad-FedNP, λ = 0.01", "Quad-FedNP, λ = 10"]
+    page = (tmp_path / "table4.md").read_text()
+    assert f"| printed | nothing | FedAvg | 1 | {found[0]['pooled'][0]:.1f} |" in page
+    command = [sys.executable, str(ROOT / "recipes/fednp_table4.py"), "--from", str(tmp_path / "table4.jsonl")]
+    again = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert again.returncode == 0, again.stderr
+    assert page in again.stdout
+    assert page in printed
+
+
+def test_the_first_seeds_of_a_file(monkeypatch):
+    recipe = load("recipes/fednp_table4.py", monkeypatch)
+    facts = {"command": "c", "versions": "v", "clientwise": [1.0] * 3}
+    cell = {"table": 4, "method": "FedAvg", "setting": "scaled", "pooled": [1.0, 3.0, 8.0], **facts}
+    assert "| 2.0 ± 1.4 |" in recipe.page([cell], 2)
+    assert "| 4.0 ± 3.6 |" in recipe.page([cell])
 
 
 def test_every_finding_is_a_valid_run(monkeypatch):
