@@ -44,25 +44,23 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from posterity.core import spread as scatter
 from posterity.core.averaging import averaged, weighted
-from posterity.core.centroids import (FORMS, LowRank, nearest_centroid, on_the_wire, pack, pseudo_inverses,
-                                      read_centroids)  # fmt: skip
+from posterity.core.centroids import (
+    FORMS,
+    LowRank,
+    nearest_centroid,
+    on_the_wire,
+    pack,
+    pseudo_inverses,
+    read_centroids,
+)
 from posterity.core.gaussian import Gaussian
 from posterity.core.hyper import check_fields, hyper, within
 from posterity.core.losses import masked_mean, pointwise
 from posterity.core.method import Batch, Carry, Facts, Here, Message, Method, Now, Own, Params, Pass, Personal, Point
 from posterity.core.monoid import Sum
 from posterity.core.passes import gather
-from posterity.core.spread import (
-    Classes,
-    Found,
-    common_variance,
-    describe_classes,
-    read_sums,
-    scaled_precision,
-    sum_classes,
-    told,
-)
 from posterity.core.training import Training
 from posterity.core.tree import STATIC, Tree, record, tree_cast
 from posterity.methods.fedper import split
@@ -93,27 +91,27 @@ class Shared:
 
 def summarise(z: Tensor, y: Tensor, mask: Tensor, classes: int, mode: str) -> Tree:
     """What is gathered: all features at once for matrices; else sums, to which a batch at a time is added."""
-    return {"z": z, "y": y, "mask": mask} if mode in MATRICES else sum_classes(z, y, mask, classes)
+    return {"z": z, "y": y, "mask": mask} if mode in MATRICES else scatter.sum_classes(z, y, mask, classes)
 
 
-def describe(gathered: Tree, classes: int, mode: str) -> Found:
+def describe(gathered: Tree, classes: int, mode: str) -> scatter.Found:
     """The statistics of what was gathered."""
-    return describe_classes(**gathered, classes=classes) if mode in MATRICES else read_sums(gathered)
+    return scatter.describe_classes(**gathered, classes=classes) if mode in MATRICES else scatter.read_sums(gathered)
 
 
-def precisions(found: Found, mode: str, nu0: float, common: Tensor) -> tuple[Tensor | None, Tensor]:
+def precisions(found: scatter.Found, mode: str, nu0: float, common: Tensor) -> tuple[Tensor | None, Tensor]:
     """Λ_{k,n} in two parts: a matrix (K, d, d) or number (K,) from the spread, and units (K,) that the server knows."""
     if mode == "count":
         return None, found.count
-    if mode == "printed" and isinstance(found, Classes):
+    if mode == "printed" and isinstance(found, scatter.Classes):
         return pseudo_inverses(found), (found.count > 0).double()  # eq. 11; E4
-    return scaled_precision(found, nu0, common)  # E2, E3
+    return scatter.scaled_precision(found, nu0, common)  # E2, E3
 
 
-def class_message(found: Found, mode: str, nu0: float, shared: Shared, upload: str = "dense") -> Sum | LowRank:
+def class_message(found: scatter.Found, mode: str, nu0: float, shared: Shared, upload: str = "dense") -> Sum | LowRank:
     """The client's factors of all class centroids, and the class counts; a class without samples says nothing (E4)."""
     mean = torch.where(found.count[:, None] > 0, found.mean - shared.centroids, 0)
-    if upload == "low_rank" and isinstance(found, Classes):
+    if upload == "low_rank" and isinstance(found, scatter.Classes):
         return LowRank.of(found, mean)  # eq. 11 in factors
     own, plain = precisions(found, mode, nu0, shared.spread)
     return pack(None if own is None else Gaussian.of(mean, own), Gaussian.of(mean, plain), found.count, upload)
@@ -191,12 +189,12 @@ class PFedVMP(Method):
         factors = class_message(found, self.mode, self.nu0, here.shared, self.upload)
         said = {**weighted(base, here), "classes": on_the_wire(factors, here.n.dtype)}
         if self.mode in SCALED:
-            said["spread"] = tree_cast(told(found, self.nu0), here.n.dtype)
+            said["spread"] = tree_cast(scatter.told(found, self.nu0), here.n.dtype)
         return said, head
 
     def combine(self, state: State, total: Message, now: Now) -> State:
         params = averaged(state.params, total)  # (10), (12)
-        spread = common_variance(total["spread"], state.spread) if self.mode in SCALED else state.spread
+        spread = scatter.common_variance(total["spread"], state.spread) if self.mode in SCALED else state.spread
         unit = self.alpha if self.mode == "printed" else 1 / torch.where(spread > 0, spread, 1)  # 1 for `count`
         centroids = read_centroids(total["classes"], unit, state.centroids, self.prior)  # eq. 13, or eq. 4
         known = torch.maximum(state.known, (total["classes"].value["count"] > 0).to(state.known))

@@ -132,7 +132,7 @@ def test_half_a_line_at_the_end_is_ignored_and_repeated_rounds_count_once(tmp_pa
 def test_errors_say_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(ReportError, match=r"No run folder in .*run\.json"):
         load_runs(tmp_path)
-    with pytest.raises(ReportError, match="not a folder"):
+    with pytest.raises(ReportError, match="neither a folder"):
         load_runs(tmp_path / "nowhere")
     folder = write_run(tmp_path / "a", "fedavg", 0.7, 0)
     with pytest.raises(ReportError, match="validated, paper, last"):
