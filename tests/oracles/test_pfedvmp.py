@@ -499,6 +499,14 @@ def test_e2_precisions_of_all_clients(alpha, dtype, upload):
 
 
 @pytest.mark.parametrize("upload", FORMS)
+@pytest.mark.parametrize("size", [1e-2, 1e-4, 1e-6, 1e-8])
+def test_e2_a_ridge_far_below_the_rounding_of_the_sum(size, upload):
+    """Small features of 4 and 3 samples in 6 dimensions: precisions of 1e10 to 1e22, and one direction with α alone."""
+    clients = [size * z for z in clouds(6, DOUBLE)]
+    assert gap([clients[0], clients[2]], DOUBLE, upload) < 3e-6
+
+
+@pytest.mark.parametrize("upload", FORMS)
 @pytest.mark.parametrize("orders", [12, 16, 20, 24])
 def test_e2_one_client_that_collapses_absurdly(orders, upload):
     """Precisions of 1e13 to 1e25 are sent as 1e12 of the features' scale, which changes nothing that can be seen."""
