@@ -249,8 +249,8 @@ def page(lines: Sequence[Line]) -> str:
         sources(lines),
         "Balanced accuracy in %, mean ± sample sd over seeds (each moves data, initial model and batches). MLP "
         "30-32-16-1, Adam 1e-3, batch 64, 2,000 samples a client, 70/30. Rule of selection: none (the last round "
-        "shown), on everything held out. Individual and FedMAP are scored after local training, the others as received. "
-        "Differences: over the same seeds, mean and 95 % interval of Student's t.\n",
+        "shown), on everything held out. Individual and FedMAP are scored after local training, the others as "
+        "received. Differences: over the same seeds, mean and 95 % interval of Student's t.\n",
         f"Without norm layers FedBN = FedAvg, every client's number, in all {check_fedbn(found)} pairs compared.\n",
     ]
     for skew, title in SKEWS.items():

@@ -48,7 +48,7 @@ def test_the_paper_is_copied_rightly(pages):
 
 def test_the_settings_are_the_issues(tables, tmp_path):
     (plan,) = tables.make_plans(tables.arguments(["--out", str(tmp_path)]))
-    assert plan.marks == [20, 60]
+    assert plan.marks == [20, 40, 60]
     assert len(plan.tasks()) == 2 * 2 * 3 * 3 * 6  # data, networks, seeds, skews, methods
     config = plan.config("fedprox", "label", "paper", "mlp_bn", 2)
     assert (config.lr, config.optimiser, config.batch_size, config.local_epochs) == (1e-3, "adam", 64, 50)
@@ -241,10 +241,10 @@ def test_the_published_numbers_give_the_published_tables(tables, pages):
     assert found_mark
     assert len(shown) > 60
     assert [line for line in shown if line not in made] == []
-    for epochs, model, round, skew in product((1, 2, 3), ("mlp", "mlp_bn"), (20, 80), pages.SKEWS):
+    for epochs, model, round, skew in product((1, 2, 3), ("mlp", "mlp_bn"), (20, 40, 60, 80), pages.SKEWS):
         columns = found[pages.Setting("code", model, epochs, round)][skew]
         assert {m: sorted(c) for m, c in columns.items()} == {m: [0, 1, 2] for m in pages.METHODS}
-    assert pages.check_fedbn(found) == 117
+    assert pages.check_fedbn(found) == 225
 
 
 def test_paired_differences_by_hand(pages):
