@@ -80,6 +80,21 @@ def test_the_first_seeds_of_a_file(monkeypatch):
     assert "| 4.0 ± 3.6 |" in recipe.page([cell])
 
 
+def test_the_published_table_is_that_of_the_raw_numbers(monkeypatch):
+    """Each cell of docs/results/fednp.md, Table 4, of three and of ten seeds; one commit for all, and it is named."""
+    recipe = load("recipes/fednp_table4.py", monkeypatch)
+    found, page = lines(ROOT / "docs/results/raw/fednp.jsonl"), (ROOT / "docs/results/fednp.md").read_text()
+    cells = {(r["method"], r["setting"]): r["pooled"] for r in found if r.get("table") == 4}
+    for row in recipe.TABLE:
+        values = [cells[row.title, setting][:seeds] for setting in recipe.SETTINGS for seeds in (3, 10)]
+        assert f"| {row.title} | {row.paper} | " + " | ".join(recipe.spread(v, 1.0) for v in values) + " |" in page
+    asked = [(f.setting, f.what, row.title) for f in recipe.FINDINGS for row in f.rows]
+    assert {(r["setting"], r["changed"], r["method"]) for r in found if "changed" in r} == set(asked)
+    assert {r["versions"] for r in found} == {found[0]["versions"]}
+    assert "commit da1e283" in page
+    assert "(da1e283)" in found[0]["versions"]
+
+
 def test_every_finding_is_a_valid_run(monkeypatch):
     """Settings and flags of each run give the same configuration and a method that can be built."""
     recipe = load("recipes/fednp_table4.py", monkeypatch)
