@@ -527,7 +527,7 @@ def test_e2_all_clients_collapse_absurdly(orders, dtype, upload):
 
 @pytest.mark.parametrize("dtype", [torch.float32, DOUBLE])
 def test_e2_equal_rows_have_no_direction(dtype):
-    """Three, five and eleven rows that are equal, or so up to the last bit: Σ† is 0 as for one, and not 1e14 or 1e32."""
+    """Three, five and eleven rows that are equal, or so up to the last bit: Σ† is 0 as for one, and not 1e14."""
     for count in (3, 5, 11):
         z = torch.tensor([[0.1, -7.3, 1e3 / 3]], dtype=dtype).repeat(count, 1)
         near = z.clone()
