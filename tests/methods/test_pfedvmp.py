@@ -76,6 +76,21 @@ def test_identical_clients_are_left_alone():
     assert torch.allclose(alone.state.centroids, several.state.centroids, atol=1e-10)
 
 
+@each_engine
+def test_equal_rows_by_hand(engine):
+    """Client 1: class 0 at 0 and 2 (variance 2, Λ = 1, mean 1). Client 2: three times 7, and nothing else.
+
+    Round 1: client 2 knows no variance and counts 3 in units of this round's variance 2, so Λ = 1.5 and
+    µ = (1 + 1.5·7) / 2.5 = 4.6. Then s² = 10·2 / (2 + 10) = 5/3, Λ = 1.8 and µ = (1 + 1.8·7) / 2.8 = 34/7.
+    """
+    x = [torch.tensor(v, dtype=DOUBLE)[:, None] for v in ([0.0, 2.0], [7.0, 7.0, 7.0])]
+    federation = federate([(v, torch.zeros(len(v), dtype=torch.int64)) for v in x], classes=2)
+    run = Run(PFedVMP(TRAINING, mode="isotropic"), federation, models.build("linear", (1,), 2), engine)
+    for expected in (4.6, 34 / 7, 34 / 7):
+        assert run.rounds(1).state.centroids.flatten().tolist() == pytest.approx([expected, 0.0], abs=1e-12)
+        assert float(run.state.spread) == pytest.approx(2, abs=1e-12)
+
+
 def crowd(seed, at, others):
     """Ten clients with 20 samples of N(c, I) each, and one with three equal rows 12.65 away; 10 features.
 

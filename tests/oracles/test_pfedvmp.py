@@ -525,11 +525,15 @@ def test_e2_all_clients_collapse_absurdly(orders, dtype, upload):
     assert float((found - means.mean(0)).norm()) <= 2 * float((means - means.mean(0)).norm(dim=1).max())
 
 
-def test_e2_equal_rows_have_no_direction():
-    """Three, five and eleven equal rows, whose mean is rounded: Σ† is 0 as for one, and not 1e60."""
+@pytest.mark.parametrize("dtype", [torch.float32, DOUBLE])
+def test_e2_equal_rows_have_no_direction(dtype):
+    """Three, five and eleven rows that are equal, or so up to the last bit: Σ† is 0 as for one, and not 1e14."""
     for count in (3, 5, 11):
-        z = torch.tensor([[0.1, -7.3, 1e5 / 3]], dtype=DOUBLE).repeat(count, 1)
-        assert torch.equal(whole(messages([z])[0]).precision[0], torch.eye(3, dtype=DOUBLE))
+        z = torch.tensor([[0.1, -7.3, 1e3 / 3]], dtype=dtype).repeat(count, 1)
+        near = z.clone()
+        near[::2] = torch.nextafter(z[::2], torch.full_like(z[::2], 1e9))
+        for rows in (z, near):
+            assert torch.equal(whole(messages([rows])[0]).precision[0], torch.eye(3, dtype=DOUBLE))
 
 
 def collapsed(dtype):
