@@ -15,6 +15,9 @@ from typing import Any, NamedTuple
 
 from common import beside, spread, table
 
+from posterity.evaluate.paired import LEVEL
+from posterity.evaluate.student import quantile
+
 METRIC = "balanced_accuracy"  # erratum A8: the paper's "accuracy"
 SKEWS = {"label": "Table 1, label skew", "feature": "Table 3, feature skew", "quantity": "Table 4, quantity skew"}
 METHODS = {
@@ -55,7 +58,6 @@ DATA = {"paper": "text's data", "code": "code's data"}
 NETWORKS = {"mlp": "plain", "mlp_bn": "batch norm"}
 PAIRS = (("fedmap", "local"), ("fedmap", "fedmap@paper"), ("fedmap", "fedavg"), ("fedbn", "fedavg"),
          ("fedprox", "fedavg"))  # fmt: skip
-T95 = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262}  # of Student's t
 
 Line = dict[str, Any]
 Column = Mapping[int, Sequence[float]]  # of one method: seed → every client's balanced accuracy in %
@@ -105,7 +107,7 @@ def difference(first: Column, second: Column) -> str:
     mean = statistics.fmean(gaps)
     if len(gaps) == 1:
         return f"{mean:+.1f}"
-    half = T95[len(gaps) - 1] * statistics.stdev(gaps) / math.sqrt(len(gaps))
+    half = quantile(LEVEL, len(gaps) - 1) * statistics.stdev(gaps) / math.sqrt(len(gaps))
     return f"{mean:+.1f} [{mean - half:+.1f}, {mean + half:+.1f}]"
 
 
