@@ -1,9 +1,10 @@
-"""What runs wrote: the files of a run folder, or a file into which `posterity pack` put many runs (`packing.py`)."""
+"""What runs wrote, as files: a run folder, or what `posterity pack` made of many (`packing.py`)."""
 
 from __future__ import annotations
 
 import gzip
 import json
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,17 @@ class Log:
     facts: Mapping[str, Any]  # run.json
     config: str  # config.toml
     lines: Sequence[Mapping[str, Any]]  # metrics.jsonl
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """All of `data` at `path`, or what was there before."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        draft.write_bytes(data)
+        os.replace(draft, path)
+    finally:
+        draft.unlink(missing_ok=True)
 
 
 def find_runs(folder: Path) -> list[Path]:

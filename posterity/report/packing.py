@@ -15,14 +15,13 @@ from __future__ import annotations
 import gzip
 import io
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from posterity.report.choosing import RULES, choose, main_epochs
 from posterity.report.loading import read_run
-from posterity.report.logs import Log, ReportError, find_runs, read_log
+from posterity.report.logs import Log, ReportError, find_runs, read_log, write_whole
 
 ROUND = ("kind", "round", "cohort", "accepted", "refused", "empty", "loss", "bytes_up", "bytes_down", "seconds")
 DIGITS = 7
@@ -41,13 +40,7 @@ def pack_runs(folder: Path, out: Path) -> Path:
     data = io.BytesIO()
     with gzip.GzipFile(fileobj=data, mode="wb", mtime=0) as file:  # no time of writing: the same runs, the same bytes
         file.write(text.encode())
-    out.parent.mkdir(parents=True, exist_ok=True)
-    draft = out.with_name(f".{out.name}.{os.getpid()}.tmp")
-    try:
-        draft.write_bytes(data.getvalue())
-        os.replace(draft, out)
-    finally:
-        draft.unlink(missing_ok=True)
+    write_whole(out, data.getvalue())
     return out
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +14,7 @@ from posterity.report.choosing import PART, RULES, goal
 from posterity.report.critical import SHOWN, critical_chart
 from posterity.report.figures import learning_lines, line_chart, sparks
 from posterity.report.loading import Federation, Run, load_runs
+from posterity.report.logs import write_whole
 from posterity.report.ranking import Contest, further, headline
 from posterity.report.svg import colour
 from posterity.report.tables import FURTHER, Row, columns
@@ -35,14 +35,7 @@ def write_report(folder: Path, out: Path | None = None, show: str = "validated")
     folder = Path(folder)
     beside = folder.with_name(folder.name.partition(".")[0] + ".html") if folder.is_file() else folder / "report.html"
     out = Path(out) if out is not None else beside
-    html = render(load_runs(folder), show)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    draft = out.with_name(f".{out.name}.{os.getpid()}.tmp")
-    try:
-        draft.write_text(html, encoding="utf-8")
-        os.replace(draft, out)
-    finally:
-        draft.unlink(missing_ok=True)
+    write_whole(out, render(load_runs(folder), show).encode())
     return out
 
 

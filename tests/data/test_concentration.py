@@ -36,7 +36,7 @@ def test_sizes_of_clients(alpha: float) -> None:
     assert abs(float(found.mean()) - (alpha + 1) / (CLIENTS * alpha + 1)) < 4 * error
 
 
-@pytest.mark.parametrize("text", ["dirichlet:0.5:60", "balanced:0.5:175", "quantity:0.8:60"])
+@pytest.mark.parametrize("text", ["dirichlet:0.5:60", "balanced:0.5:183", "quantity:0.8:50"])
 def test_a_minimum_is_kept_where_a_single_draw_would_miss_it(text: str) -> None:
     y = torch.arange(10).repeat_interleave(200)
     *words, minimum = text.split(":")

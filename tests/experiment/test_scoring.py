@@ -107,7 +107,7 @@ class Numbered(Method):
 @each_engine
 def test_nobody_has_a_number_and_so_draws_of_its_own(engine):
     run = Run(methods.build("fedavg"), with_common(), mlp(with_common()), engine)
-    run.world = replace(run.world, method=Numbered())
+    run.world, run.played = replace(run.world, method=Numbered()), 1
     assert common(run, engine).unique(dim=0).tolist() == [[3.0, 0.0]]  # clients are 0, 1, 2; no samples
 
 
