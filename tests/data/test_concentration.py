@@ -43,3 +43,13 @@ def test_a_minimum_is_kept_where_a_single_draw_would_miss_it(text: str) -> None:
     smallest = [min(map(len, divided(f"{':'.join(words)}:1", seed, y))) for seed in range(5)]
     assert min(smallest) < int(minimum)  # so this test can fail
     assert all(min(map(len, divided(text, seed, y))) >= int(minimum) for seed in range(5))
+
+
+@pytest.mark.parametrize("text", ["dirichlet:5:1", "balanced:5:1", "capped:5:1", "quantity:5:1", "iid"])
+def test_rows_of_a_class_are_drawn_and_not_taken_in_order(text: str) -> None:
+    """Data are often sorted by time or place: a client must not get a stretch of them."""
+    y = torch.zeros(300, dtype=torch.int64)
+    for rows in divided(text, 0, y, 3):
+        assert len(rows) > 20
+        assert len(rows) < int(rows.max() - rows.min())
+        assert abs(float(rows.double().mean()) - 149.5) < 6 * 87 / len(rows) ** 0.5

@@ -282,3 +282,13 @@ def test_level_holds(seeds: int, same: bool, seed_sd: float, client_sd: float, r
         pair = compare_pair(method(d, sizes, same), method(0 * d, sizes, same))
         found += pair.p is not None and pair.p < 0.05
     assert found / 400 <= 0.072
+
+
+def test_separated_after_the_correction_not_before() -> None:
+    """Three methods: one pair has p = 0.024 by itself, which is 0.07 over three pairs."""
+    found = compare_all([plain(1.0, 2.0, 3.0, 4.2), plain(0.5, 1.0, 2.4, 2.6), plain(2.5, 1.2, 4.1, 3.0)])
+    pair = found[0, 1]
+    assert pair.p == pytest.approx(stats.ttest_rel([1.0, 2.0, 3.0, 4.2], [0.5, 1.0, 2.4, 2.6]).pvalue, rel=1e-9)
+    assert pair.p < 0.05 < pair.holm
+    assert not pair.separated
+    assert compare_all([plain(1.0, 2.0, 3.0, 4.2), plain(0.5, 1.0, 2.4, 2.6)])[0, 1].separated
