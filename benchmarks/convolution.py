@@ -30,8 +30,8 @@ from torch.func import grad, vmap
 from torch.nn import functional as F
 
 from posterity import models
-from posterity.models._grid import Grid
-from posterity.models.convolution import by_kernel, by_patches
+from posterity.nn._grid import Grid
+from posterity.nn.convolution import by_kernel, by_patches
 
 LAYERS = {"conv1": (3, 32, 32, 32), "conv2": (32, 14, 14, 64)}  # C, H, W, O; windows 5×5
 KINDS = {"float32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16}
@@ -143,7 +143,7 @@ def table(clients: list[int], ways: list[str]) -> list[dict[str, Any]]:
 
 def candidates(layer: str, name: str, kind: str) -> list[Any]:
     """Tiles to try: those in use first."""
-    from posterity.models._kernels import Tile, contract_tile, correlate_tile
+    from posterity.nn.kernels._convolution import Tile, contract_tile, correlate_tile
 
     channels, _, _, outputs = LAYERS[layer]
     if name == "weight":
@@ -159,16 +159,16 @@ def candidates(layer: str, name: str, kind: str) -> list[Any]:
 
 def kernel(layer: str, name: str, clients: int, kind: str, tile: Any) -> Case:
     """One kernel with a tile of our choice."""
-    from posterity.models import _kernels
+    from posterity.nn.kernels import _convolution
 
     x, w, b, g = draw(layer, clients, kind)
     x, g = laid("triton", layer, x, g)
     grid = Grid((*x.shape[1:],), (5, 5), (1, 1), (0, 0))
     if name == "forward":
-        return lambda: _kernels.convolve(x, w, b, grid, tile)
+        return lambda: _convolution.convolve(x, w, b, grid, tile)
     if name == "input":
-        return lambda: _kernels.spread(w, g, grid, tile)
-    return lambda: _kernels.weigh(x, g, grid, tile)
+        return lambda: _convolution.spread(w, g, grid, tile)
+    return lambda: _convolution.weigh(x, g, grid, tile)
 
 
 def sweep(clients: int, seconds: float) -> list[dict[str, Any]]:

@@ -37,8 +37,8 @@ import torch
 
 from posterity.data.federation import Federation
 from posterity.engine.round import ENGINES, Log, able, first_state, train_round
+from posterity.engine.simulation import Simulation
 from posterity.engine.store import Memory
-from posterity.engine.world import World
 
 BOUND = 1.5  # measured / expected that is still good
 FORWARD, BACKWARD, GRADIENT, PRODUCT = 1 / 3, 2 / 3, 1, 2  # over everybody's data, in rounds of FedAvg
@@ -110,7 +110,7 @@ AGAIN = Case("fedavg:again", GRADIENT, "one epoch, at the end of the run", "1")
 
 
 @dataclass(frozen=True)
-class Plan:
+class BatchPlan:
     """How everything is measured."""
 
     device: str
@@ -143,16 +143,16 @@ class Row:
     kernels: dict[str, float] = field(default_factory=dict)  # name -> ms of one round, if it was profiled
 
 
-def rounds_of(world: World, plan: Plan) -> Iterator[Log]:
+def rounds_of(sim: Simulation, plan: BatchPlan) -> Iterator[Log]:
     """One round after another, each finished on the device."""
-    state, store, everyone = first_state(world), Memory(world.federation.clients, plan.device), able(world)
+    state, store, everyone = first_state(sim), Memory(sim.federation.clients, plan.device), able(sim)
     for number in itertools.count(1):
-        state, log = train_round(world, ENGINES[plan.engine], state, store, everyone, number, plan.warm + plan.rounds)
+        state, log = train_round(sim, ENGINES[plan.engine], state, store, everyone, number, plan.warm + plan.rounds)
         gpu.wait(plan.device)
         yield log
 
 
-def clock(rounds: Iterator[Log], plan: Plan) -> Timing:
+def clock(rounds: Iterator[Log], plan: BatchPlan) -> Timing:
     """The warm-up and the rounds that count, unless time is up before."""
     begun, refused = time.perf_counter(), 0
     times: list[float] = []
@@ -198,12 +198,12 @@ def last_line(error: Exception) -> str:
     return traceback.format_exception_only(error)[-1].strip().splitlines()[-1]
 
 
-def measure(case: Case, federation: Federation, plan: Plan, base: Row | None) -> Row:
+def measure(case: Case, federation: Federation, plan: BatchPlan, base: Row | None) -> Row:
     """A method's row, with kernels if it is too slow (or the unit) and they are wanted; errors end nothing."""
     row = Row(case)
     try:
-        world = gpu.make_world(federation, case.spec, plan.convolution, plan.device, case.settings)
-        rounds = rounds_of(world, plan)
+        sim = gpu.make_world(federation, case.spec, plan.convolution, plan.device, case.settings)
+        rounds = rounds_of(sim, plan)
         timing = clock(rounds, plan)
         row = judge(case, timing, base.timing if base and base.timing else timing)
         if plan.profile and (base is None or row.good is False):
@@ -258,7 +258,7 @@ def main(words: list[str]) -> None:
     if options.device.startswith("cuda") and not torch.cuda.is_available():
         raise SystemExit("No CUDA device here; --quick --device cpu --convolution native shows that everything runs.")
     size, warm, rounds = ((60, 4), 1, 1) if options.quick else ((gpu.IMAGES, gpu.CLIENTS), 3, options.rounds)
-    plan = Plan(options.device, options.engine, options.convolution, rounds, warm, options.limit, options.profile)
+    plan = BatchPlan(options.device, options.engine, options.convolution, rounds, warm, options.limit, options.profile)
     federation = gpu.make_federation(plan.device, *size)
     chip = torch.cuda.get_device_name() if plan.device.startswith("cuda") else platform.machine()
     about = {"torch": torch.__version__, "device": chip, "images": size[0], "clients": size[1], **asdict(plan)}

@@ -30,16 +30,16 @@ from typing import Any
 import torch
 
 from posterity import models
-from posterity.core.draw import make_key
+from posterity.core.random import make_key
 from posterity.core.training import Training
 from posterity.data.federation import Federation, Part
-from posterity.engine.choice import Choice, Wish, choose, footprint, saving
-from posterity.engine.ranks import gather_ranks
-from posterity.engine.record import Recordings
+from posterity.engine.autotune.choice import Choice, Wish, choose, footprint, saving
+from posterity.engine.autotune.trials import with_onednn, with_threads
+from posterity.engine.distributed import find_processes
 from posterity.engine.round import ENGINES, first_state, train_round
+from posterity.engine.simulation import Simulation
 from posterity.engine.store import Memory
-from posterity.engine.trials import with_onednn, with_threads
-from posterity.engine.world import World
+from posterity.engine.tracing.trace import TraceCache
 from posterity.methods.fedavg import FedAvg
 
 CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -90,7 +90,7 @@ CONVOLVING = {
 }
 
 
-def make_world(load: Workload) -> World:
+def make_world(load: Workload) -> Simulation:
     """The workload's federation, network and first parameters."""
     generator = torch.Generator().manual_seed(0)
     counts = BATCH * torch.randint(2, 5, (load.clients,), generator=generator)
@@ -104,12 +104,12 @@ def make_world(load: Workload) -> World:
     model = models.build(load.network, load.shape, 10, **load.options)
     initial = model.init(0)
     sample = footprint(model, x[:2], initial)
-    return World(FedAvg(Training(lr=LR)), model, federation, initial, make_key(0), sample=sample)
+    return Simulation(FedAvg(Training(lr=LR)), model, federation, initial, make_key(0), sample=sample)
 
 
-def plain_round(world: World) -> Callable[[int], None]:
+def plain_round(sim: Simulation) -> Callable[[int], None]:
     """A round of FedAvg as one would write it without this library."""
-    federation, module = world.federation, world.model.make()
+    federation, module = sim.federation, sim.model.make()
     start = {n: p.clone() for n, p in module.state_dict().items()}
 
     def go(round: int) -> None:
@@ -139,10 +139,10 @@ def single(go: Callable[[int], None]) -> Callable[[int], None]:
     return alone
 
 
-def our_round(world: World, way: Way) -> Callable[[int], None]:
+def our_round(sim: Simulation, way: Way) -> Callable[[int], None]:
     """A round by one of our ways, on recordings of its own."""
-    model = world.model.rewired(way.convolution)  # type: ignore[arg-type]
-    own = replace(world, model=model, recordings=Recordings(patience=0))
+    model = sim.model.rewired(way.convolution)  # type: ignore[arg-type]
+    own = replace(sim, model=model, traces=TraceCache(patience=0))
     state, store = first_state(own), Memory(own.federation.clients)
     cohort = torch.arange(own.federation.clients)
 
@@ -153,10 +153,10 @@ def our_round(world: World, way: Way) -> Callable[[int], None]:
     return go
 
 
-def decide(world: World, cores: int = 1) -> Choice:
+def decide(sim: Simulation, cores: int = 1) -> Choice:
     """What `auto` chooses."""
-    few, ranks = world.federation.x[:2], world.ranks
-    return choose(Wish(), world.model, few, world.initial, ranks, BATCH, world.federation.members, cores)
+    few, processes = sim.federation.x[:2], sim.processes
+    return choose(Wish(), sim.model, few, sim.initial, processes, BATCH, sim.federation.members, cores)
 
 
 class Team:
@@ -191,11 +191,11 @@ def _serve(name: str, rank: int, port: int, pipe: Connection) -> None:
     torch.set_num_threads(1)
     own = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": CORES, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     os.environ.update({n: str(v) for n, v in own.items()})
-    ranks, _ = gather_ranks("cpu")
-    world = make_world(WORKLOADS[name])
-    world = replace(world, ranks=ranks.dealt(world.federation.train.counts, world.federation.members))
-    way = _way_of(decide(world))
-    go = our_round(world, way)
+    processes, _ = find_processes("cpu")
+    sim = make_world(WORKLOADS[name])
+    sim = replace(sim, processes=processes.dealt(sim.federation.train.counts, sim.federation.members))
+    way = _way_of(decide(sim))
+    go = our_round(sim, way)
     pipe.send(way)
     while (round := pipe.recv()) is not None:
         go(round)
@@ -209,12 +209,12 @@ def _way_of(choice: Choice) -> Way:
 def measure(name: str, rounds: int) -> dict[str, Any]:
     """Milliseconds a round (medians) of every way, and what `auto` chose."""
     load = WORKLOADS[name]
-    world = make_world(load)
+    sim = make_world(load)
     ways = {**EVERY, **(CONVOLVING if load.convolves else FLAT)}
-    choice = decide(world, CORES)
+    choice = decide(sim, CORES)
     team = Team(name)
-    plain = plain_round(world)
-    go = {PLAIN: plain, SINGLE: single(plain), **{n: our_round(world, way) for n, way in ways.items()}, SHARED: team.go}
+    plain = plain_round(sim)
+    go = {PLAIN: plain, SINGLE: single(plain), **{n: our_round(sim, way) for n, way in ways.items()}, SHARED: team.go}
     took: dict[str, list[float]] = {n: [] for n in go}
     for round in range(1, WARM + rounds + 1):
         for n, one in go.items():
@@ -224,8 +224,8 @@ def measure(name: str, rounds: int) -> dict[str, Any]:
         if len(took[PLAIN]) >= WARM + FEWER and took[PLAIN][-1] > SLOW:
             break
     team.end()
-    steps = int(((world.federation.train.counts + BATCH - 1) // BATCH).sum())
-    chosen = SHARED if saving(choice, world, steps) else next(n for n, way in ways.items() if way == _way_of(choice))
+    steps = int(((sim.federation.train.counts + BATCH - 1) // BATCH).sum())
+    chosen = SHARED if saving(choice, sim, steps) else next(n for n, way in ways.items() if way == _way_of(choice))
     times = {n: 1000 * statistics.median(found[WARM:]) for n, found in took.items()}
     return {"times": times, "auto": chosen, "remark": choice.remark, "apart": choice.apart, "step": choice.step,
             "team": vars(team.way), "steps": steps, "load": os.getloadavg()[0]}  # fmt: skip

@@ -24,14 +24,15 @@ from dataclasses import replace
 import torch
 
 from posterity import models
-from posterity.core.draw import make_key
+from posterity.core.random import make_key
 from posterity.core.training import Training
 from posterity.data.federation import Federation, Part
-from posterity.engine import compiled, graph, loop, stacked
-from posterity.engine.record import Recordings
+from posterity.engine import loop, stacked
+from posterity.engine.replay import compiled, graph
 from posterity.engine.round import first_state, train_round
+from posterity.engine.simulation import Simulation
 from posterity.engine.store import Memory
-from posterity.engine.world import World
+from posterity.engine.tracing.trace import TraceCache
 from posterity.methods.fedavg import FedAvg
 
 ENGINES = {"stacked": stacked, "graph": graph, "compiled": compiled}
@@ -39,7 +40,7 @@ SIZES = (20, 100, 1000)
 GROWTH = (100, 1000, 10_000)
 
 
-def make_world(clients: int) -> World:
+def make_world(clients: int) -> Simulation:
     """A federation of `clients` with 5 to 60 samples of shape (1, 8, 8)."""
     generator = torch.Generator().manual_seed(0)
     counts = torch.exp(torch.rand(clients, generator=generator) * math.log(12) + math.log(5)).long()
@@ -51,22 +52,22 @@ def make_world(clients: int) -> World:
     names = tuple(str(k) for k in range(clients))
     federation = Federation("synthetic", "classification", x, y, 10, part, nothing, nothing, clients, names)
     model = models.build("mlp", (1, 8, 8), 10, hidden=(64,))
-    return World(FedAvg(Training(lr=0.1)), model, federation, model.init(0), make_key(0))
+    return Simulation(FedAvg(Training(lr=0.1)), model, federation, model.init(0), make_key(0))
 
 
-def seconds(world: World, engine: object, clients: int, repeats: int) -> float:
+def seconds(sim: Simulation, engine: object, clients: int, repeats: int) -> float:
     """The fastest of `repeats` rounds."""
-    state, best = first_state(world), math.inf
+    state, best = first_state(sim), math.inf
     for round in range(1, repeats + 2):  # the first warms up
         begun = time.perf_counter()
-        train_round(world, engine, state, Memory(world.federation.clients), torch.arange(clients), round, 1)  # type: ignore[arg-type]
+        train_round(sim, engine, state, Memory(sim.federation.clients), torch.arange(clients), round, 1)  # type: ignore[arg-type]
         best = min(best, time.perf_counter() - begun) if round > 1 else best
     return best
 
 
-def plain_seconds(world: World, clients: int, repeats: int) -> float:
+def plain_seconds(sim: Simulation, clients: int, repeats: int) -> float:
     """The fastest of `repeats` rounds of FedAvg as one would write it without this library."""
-    federation, best = world.federation, math.inf
+    federation, best = sim.federation, math.inf
     module = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 10))
     start = {n: p.clone() for n, p in module.state_dict().items()}
     for round in range(repeats + 1):
@@ -89,7 +90,7 @@ def plain_seconds(world: World, clients: int, repeats: int) -> float:
 def grow(clients: int, pipe: object) -> None:
     """In a process of its own: seconds a round, and anonymous memory beyond what was there before."""
     torch.set_num_threads(2)
-    world = make_world(clients)
+    sim = make_world(clients)
     before = _anonymous()
     highest, stop = [before], threading.Event()
 
@@ -99,7 +100,7 @@ def grow(clients: int, pipe: object) -> None:
 
     watcher = threading.Thread(target=look)
     watcher.start()
-    took = seconds(world, stacked, clients, 2)
+    took = seconds(sim, stacked, clients, 2)
     stop.set()
     watcher.join()
     pipe.send((took, highest[0], before))  # type: ignore[attr-defined]
@@ -122,13 +123,13 @@ def main() -> None:
     print(f"{'clients':>8} {'':>9}" + "".join(f"{name:>12}" for name in names))
     found: dict[str, object] = {"ratios": {}, "growth": {}}
     for clients in SIZES:
-        world = make_world(clients)
+        sim = make_world(clients)
         few = min(clients, 100)
-        took = {"plain": plain_seconds(world, few, repeats) * _share(world, few)}
+        took = {"plain": plain_seconds(sim, few, repeats) * _share(sim, few)}
         for name, engine in (("loop", loop), *ENGINES.items()):
-            fresh = replace(world, recordings=Recordings(patience=0))  # the first round records, and is not counted
+            fresh = replace(sim, traces=TraceCache(patience=0))  # the first round records, and is not counted
             some = few if name == "loop" else clients
-            took[name] = seconds(fresh, engine, some, repeats) * _share(world, some)
+            took[name] = seconds(fresh, engine, some, repeats) * _share(sim, some)
         found["ratios"][clients] = took  # type: ignore[index]
         print(f"{clients:>8} {'s a round':>9}" + "".join(f"{took[name]:>12.4f}" for name in names))
         print(f"{'':>8} {'plain/it':>9}" + "".join(f"{took['plain'] / took[name]:>11.1f}x" for name in names))
@@ -146,9 +147,9 @@ def main() -> None:
             json.dump(found, file)
 
 
-def _share(world: World, few: int) -> float:
+def _share(sim: Simulation, few: int) -> float:
     """All steps over the steps of the first `few` clients: how the loop's time scales."""
-    steps = (world.federation.train.counts + 9) // 10
+    steps = (sim.federation.train.counts + 9) // 10
     return float(steps.sum() / steps[:few].sum())
 
 

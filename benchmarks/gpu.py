@@ -24,13 +24,13 @@ import numpy
 import torch
 
 from posterity import methods, models
-from posterity.core.draw import make_key
-from posterity.core.method import Params
+from posterity.core.protocol import Params
+from posterity.core.random import make_key
 from posterity.data.federation import Federation, Part
 from posterity.data.partition import dirichlet
 from posterity.engine.round import ENGINES, able, first_state, train_round
+from posterity.engine.simulation import Simulation
 from posterity.engine.store import Memory
-from posterity.engine.world import World
 from posterity.experiment.setup import set_precision
 
 IMAGES, CLIENTS, CLASSES = 12_000, 50, 10
@@ -57,14 +57,14 @@ def make_world(
     device: str,
     settings: dict[str, str] | None = None,
     precision: str = "ieee",
-) -> World:
+) -> Simulation:
     """The world of a short name of `METHODS` or of any method's spec; `settings` are added."""
     name, chosen = METHODS.get(method, (method, {}))
     model = models.build("cnn", (3, 32, 32), CLASSES).rewired(way)
     model = model.lowered(torch.bfloat16) if precision == "bf16" else model
     initial = {n: p.to(device) for n, p in model.init(0).items()}
     made = methods.build(name, {**chosen, **(settings or {})}, {"lr": 0.01, "batch": 10, "epochs": 1})
-    return World(made, model, federation, initial, make_key(0, device), 2**36)
+    return Simulation(made, model, federation, initial, make_key(0, device), 2**36)
 
 
 def wait(device: str) -> None:
@@ -80,16 +80,16 @@ class Timing:
     moved: Params  # by the first round
 
 
-def time_rounds(world: World, engine: str, rounds: int, device: str) -> Timing:
+def time_rounds(sim: Simulation, engine: str, rounds: int, device: str) -> Timing:
     """Rounds, each finished on the device."""
-    state, store, times = first_state(world), Memory(world.federation.clients, device), []
-    everyone, moved = able(world), Params()
+    state, store, times = first_state(sim), Memory(sim.federation.clients, device), []
+    everyone, moved = able(sim), Params()
     for number in range(1, rounds + 4):
         start = time.perf_counter()
-        state, _ = train_round(world, ENGINES[engine], state, store, everyone, number, rounds)
+        state, _ = train_round(sim, ENGINES[engine], state, store, everyone, number, rounds)
         wait(device)
         times.append(time.perf_counter() - start)
-        moved = moved or {n: state.params[n] - p for n, p in world.initial.items() if n in state.params}
+        moved = moved or {n: state.params[n] - p for n, p in sim.initial.items() if n in state.params}
     return Timing(1000 * statistics.median(times[3:]), times[0], sum(times[:3]), moved)
 
 
@@ -122,14 +122,14 @@ def time_plain(federation: Federation, rounds: int, device: str) -> float:
     return statistics.median(times[1:])
 
 
-def profile(world: World, engine: str, device: str, lines: int = 25) -> str:
+def profile(sim: Simulation, engine: str, device: str, lines: int = 25) -> str:
     """Where the device's time of one round goes."""
-    state, store = first_state(world), Memory(world.federation.clients, device)
+    state, store = first_state(sim), Memory(sim.federation.clients, device)
     for number in range(1, 5):
-        train_round(world, ENGINES[engine], state, store, able(world), number, 5)
+        train_round(sim, ENGINES[engine], state, store, able(sim), number, 5)
     activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
     with torch.profiler.profile(activities=activities) as found:
-        train_round(world, ENGINES[engine], state, store, able(world), 5, 5)
+        train_round(sim, ENGINES[engine], state, store, able(sim), 5, 5)
         wait(device)
     table = found.key_averages()
     host = table.table(sort_by="self_cpu_time_total", row_limit=12, max_name_column_width=60)
@@ -166,8 +166,8 @@ def main() -> None:
             moved = Params()
             for pair in options.ways.split(","):
                 engine, way = pair.split(":")
-                world = make_world(federation, method, way, options.device, precision=precision)
-                took = time_rounds(world, engine, options.rounds, options.device)
+                sim = make_world(federation, method, way, options.device, precision=precision)
+                took = time_rounds(sim, engine, options.rounds, options.device)
                 label, moved = f"{method} {engine} {way} {precision}", moved or took.moved
                 found[label] = took.ms
                 print(f"{label:40} {took.ms:9.1f} ms {plain / took.ms:7.1f}x   first {took.first:5.1f} s, warm-up "

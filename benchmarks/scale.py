@@ -38,15 +38,15 @@ from typing import Any
 import torch
 
 from posterity import data, models
-from posterity.core.draw import make_key
+from posterity.core.random import make_key
 from posterity.core.training import Training
 from posterity.data.federation import Federation, Part
-from posterity.engine import graph
-from posterity.engine.cohort import Participation
-from posterity.engine.ranks import Ranks
+from posterity.engine.distributed import Processes
+from posterity.engine.participation import Participation
+from posterity.engine.replay import graph
 from posterity.engine.round import able, first_state, train_round
+from posterity.engine.simulation import Simulation
 from posterity.engine.store import Mapped, spans
-from posterity.engine.world import World
 from posterity.methods.fedper import FedPer
 
 SAMPLES, FEATURES = 5, 16
@@ -55,7 +55,7 @@ SOME = ((10_000, 1000), (100_000, 1000), (1_000_000, 1000))
 ROW = 4 * (32 * 10 + 10)  # bytes of a head
 
 
-def make_world(clients: int, hidden: int = 32) -> World:
+def make_world(clients: int, hidden: int = 32) -> Simulation:
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(clients * SAMPLES, FEATURES, generator=generator)
     y = torch.randint(0, 10, (clients * SAMPLES,), generator=generator)
@@ -64,7 +64,7 @@ def make_world(clients: int, hidden: int = 32) -> World:
     names = tuple(map(str, range(clients)))
     federation = Federation("synthetic", "classification", x, y, 10, part, nothing, nothing, clients, names)
     model = models.build("mlp", (FEATURES,), 10, hidden=(hidden,))
-    return World(FedPer(Training(lr=0.1, batch=5)), model, federation, model.init(0), make_key(0))
+    return Simulation(FedPer(Training(lr=0.1, batch=5)), model, federation, model.init(0), make_key(0))
 
 
 def anonymous() -> float:
@@ -83,7 +83,7 @@ def write_rows(folder: str, clients: int, width: int) -> None:
 
 def measure(clients: int, cohort: int, rounds: int, hidden: int, ahead: bool, pipe: Any) -> None:
     """In a process of its own; with a wider network than usual, all rows are there already."""
-    world, peak, stop = make_world(clients, hidden), [0.0], threading.Event()
+    sim, peak, stop = make_world(clients, hidden), [0.0], threading.Event()
     before, times = anonymous(), []
 
     def look() -> None:
@@ -95,14 +95,14 @@ def measure(clients: int, cohort: int, rounds: int, hidden: int, ahead: bool, pi
     with tempfile.TemporaryDirectory() as folder:
         if hidden != 32:
             write_rows(folder, clients, 4 * 10 * (hidden + 1))
-        state, store, everyone = first_state(world), Mapped(Path(folder), clients), able(world)
+        state, store, everyone = first_state(sim), Mapped(Path(folder), clients), able(sim)
         store.known[:] = hidden != 32
         for number in range(1, rounds + 1):
             begun = time.perf_counter()
-            chosen, later = (Participation(count=cohort).draw(everyone, world.root, number + k) for k in (0, 1))
+            chosen, later = (Participation(count=cohort).draw(everyone, sim.root, number + k) for k in (0, 1))
             if ahead:
                 store.expect(later)
-            state, _ = train_round(world, graph, state, store, chosen, number, rounds)
+            state, _ = train_round(sim, graph, state, store, chosen, number, rounds)
             times.append(time.perf_counter() - begun)
         held = sum(file.stat().st_blocks * 512 for file in Path(folder).iterdir()) / 2**20
     stop.set()
@@ -133,19 +133,19 @@ def bytes_read() -> int:
 
 def measure_cold(way: str, clients: int, cohort: int, rounds: int, pipe: Any) -> None:
     """In a process of its own."""
-    world, times, amounts = make_world(clients), [], []
+    sim, times, amounts = make_world(clients), [], []
     with tempfile.TemporaryDirectory() as folder:
         write_rows(folder, clients, ROW)
-        state, store, everyone = first_state(world), Mapped(Path(folder), clients), able(world)
+        state, store, everyone = first_state(sim), Mapped(Path(folder), clients), able(sim)
         store.known[:] = True
-        cohorts = [Participation(count=cohort).draw(everyone, world.root, number) for number in range(1, rounds + 2)]
+        cohorts = [Participation(count=cohort).draw(everyone, sim.root, number) for number in range(1, rounds + 2)]
         for number in range(rounds):
             if number:
                 forget(store, cohorts[number] if way == "ahead" else cohorts[number][:0])
             before, begun = bytes_read(), time.perf_counter()
             if way == "ahead":
                 store.expect(cohorts[number + 1])
-            state, _ = train_round(world, graph, state, store, cohorts[number], number + 1, rounds)
+            state, _ = train_round(sim, graph, state, store, cohorts[number], number + 1, rounds)
             times.append(time.perf_counter() - begun)
             amounts.append(bytes_read() - before)
             if way == "plain" and not number:
@@ -154,9 +154,9 @@ def measure_cold(way: str, clients: int, cohort: int, rounds: int, pipe: Any) ->
     pipe.send({"way": way, "seconds": statistics.median(times[2:]), "read": statistics.median(amounts[2:]) / 2**20})
 
 
-def imbalance(ranks: Ranks, counts: torch.Tensor, cohort: torch.Tensor) -> float:
+def imbalance(processes: Processes, counts: torch.Tensor, cohort: torch.Tensor) -> float:
     """Samples of the busiest process over the mean of all."""
-    loads = torch.bincount(ranks.owner(cohort), counts[cohort], minlength=ranks.size)
+    loads = torch.bincount(processes.owner(cohort), counts[cohort], minlength=processes.size)
     return float(loads.max() / loads.mean())
 
 
@@ -168,9 +168,9 @@ def show_shards() -> None:
             federation = data.load("digits", partition="dirichlet:0.3", clients=50, seed=seed)
             counts, everyone = federation.train.counts, torch.arange(50)
             some = [Participation(share=0.2).draw(everyone, make_key(seed), number) for number in range(1, 41)]
-            for slot, ranks in enumerate((Ranks(0, size), Ranks(0, size).dealt(counts, 50))):
-                found[slot].append(imbalance(ranks, counts, everyone))
-                found[2 + slot] += [imbalance(ranks, counts, cohort) for cohort in some]
+            for slot, processes in enumerate((Processes(0, size), Processes(0, size).dealt(counts, 50))):
+                found[slot].append(imbalance(processes, counts, everyone))
+                found[2 + slot] += [imbalance(processes, counts, cohort) for cohort in some]
         everybody, dealt, few, few_dealt = map(statistics.mean, found)
         print(f"{size:>9} {everybody:>12.2f} {dealt:>8.2f} {few:>13.2f} {few_dealt:>8.2f}")
 

@@ -24,13 +24,13 @@ import numpy
 import torch
 
 from posterity import methods, models
-from posterity.core.draw import make_key
+from posterity.core.random import make_key
 from posterity.data.federation import Federation, Part
 from posterity.data.partition import dirichlet
-from posterity.engine.fleet import Fleet, train_rounds
+from posterity.engine.multi_seed import MultiSeed, train_rounds
 from posterity.engine.round import ENGINES, able, first_state
+from posterity.engine.simulation import Simulation
 from posterity.engine.store import Memory
-from posterity.engine.world import World
 from posterity.experiment.setup import set_precision
 
 CLASSES, WARM = 10, 3
@@ -51,7 +51,7 @@ SETTINGS = {
 }
 
 
-def make_worlds(setting: Setting, method: str, seeds: int, device: str, memory: int) -> list[World]:
+def make_worlds(setting: Setting, method: str, seeds: int, device: str, memory: int) -> list[Simulation]:
     """A world for each seed."""
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(setting.images, *setting.shape, generator=generator).to(device)
@@ -59,25 +59,25 @@ def make_worlds(setting: Setting, method: str, seeds: int, device: str, memory: 
     model = models.build(setting.network, setting.shape, CLASSES)
     model = model.rewired(setting.way) if device.startswith("cuda") and setting.way != "native" else model
     made = methods.build(method, {}, {"lr": 0.01, "batch": 10, "epochs": 1})
-    names, worlds = tuple(str(k) for k in range(setting.clients)), []
+    names, sims = tuple(str(k) for k in range(setting.clients)), []
     for seed in range(seeds):
         part = Part.of(dirichlet(y, setting.clients, 0.3, numpy.random.default_rng(seed)))
         nothing = Part(torch.zeros(0, dtype=torch.long), part.offsets * 0)
         data = Federation("synthetic", "classification", x, y, CLASSES, part, nothing, nothing, len(names), names)
         initial = {n: p.to(device) for n, p in model.init(seed).items()}
-        worlds.append(World(made, model, data.to(device), initial, make_key(seed, device), memory))
-    return worlds
+        sims.append(Simulation(made, model, data.to(device), initial, make_key(seed, device), memory))
+    return sims
 
 
-def make_round(worlds: list[World], engine: str, device: str) -> Callable[[int], None]:
+def make_round(sims: list[Simulation], engine: str, device: str) -> Callable[[int], None]:
     """A round of all these worlds at once."""
-    fleet = Fleet.of(worlds)
-    states = [first_state(world) for world in worlds]
-    stores = [Memory(world.federation.clients, device) for world in worlds]
-    cohorts = [able(world) for world in worlds]
+    multi = MultiSeed.of(sims)
+    states = [first_state(sim) for sim in sims]
+    stores = [Memory(sim.federation.clients, device) for sim in sims]
+    cohorts = [able(sim) for sim in sims]
 
     def go(number: int) -> None:
-        ends = train_rounds(fleet, ENGINES[engine], states, stores, cohorts, number, 1)
+        ends = train_rounds(multi, ENGINES[engine], states, stores, cohorts, number, 1)
         states[:] = [state for state, _ in ends]
         if device.startswith("cuda"):
             torch.cuda.synchronize()
@@ -85,15 +85,15 @@ def make_round(worlds: list[World], engine: str, device: str) -> Callable[[int],
     return go
 
 
-def time_both(worlds: list[World], engine: str, rounds: int, device: str) -> tuple[float, float]:
+def time_both(sims: list[Simulation], engine: str, rounds: int, device: str) -> tuple[float, float]:
     """Median milliseconds of a round of all worlds, one after the other and at once."""
-    alone = [make_round([world], engine, device) for world in worlds]
+    alone = [make_round([sim], engine, device) for sim in sims]
 
     def one_by_one(number: int) -> None:
         for go in alone:
             go(number)
 
-    ways = (one_by_one, make_round(worlds, engine, device))
+    ways = (one_by_one, make_round(sims, engine, device))
     times: list[list[float]] = [[], []]
     for number in range(1, rounds + WARM + 1):
         for way, found in zip(ways, times, strict=True):
@@ -122,8 +122,8 @@ def main() -> None:
     found = {}
     for seeds in map(int, options.seeds.split(",")):
         setting = SETTINGS[options.network]
-        worlds = make_worlds(setting, options.method, seeds, options.device, options.memory)
-        apart, together = time_both(worlds, options.engine, options.rounds, options.device)
+        sims = make_worlds(setting, options.method, seeds, options.device, options.memory)
+        apart, together = time_both(sims, options.engine, options.rounds, options.device)
         found[seeds] = {"apart": apart, "together": together}
         print(f"{seeds:3} seeds: one after the other {apart:8.1f} ms, at once {together:8.1f} ms "
               f"({together / seeds:.1f} a seed), factor {apart / together:.2f}", flush=True)  # fmt: skip

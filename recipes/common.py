@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 import posterity
-from posterity.experiment import folder as files
+from posterity.experiment import run_folder
 from posterity.experiment.compare import Task
 from posterity.experiment.config import Config, from_table, read_toml, to_toml
 from posterity.experiment.run import silent
@@ -59,9 +59,9 @@ def _results(tasks: Sequence[Task], jobs: int) -> Iterator[tuple[Task, str, floa
 
 def lengthen(path: Path, rounds: int) -> None:
     """Let a run go on to `rounds`. Only for methods that do not look at the number of rounds to come."""
-    config = from_table(read_toml(path / files.CONFIG))
-    files.write_json(path / files.RUN, {**files.read_json(path / files.RUN), "status": "running"})
-    files.write_atomic(path / files.CONFIG, to_toml(replace(config, rounds=rounds)).encode())
+    config = from_table(read_toml(path / run_folder.CONFIG))
+    run_folder.write_json(path / run_folder.RUN, {**run_folder.read_json(path / run_folder.RUN), "status": "running"})
+    run_folder.write_atomic(path / run_folder.CONFIG, to_toml(replace(config, rounds=rounds)).encode())
 
 
 def _left(task: Task) -> Task | None:
@@ -72,9 +72,9 @@ def _left(task: Task) -> Task | None:
 
 def _done(path: Path, config: Config) -> bool:
     """Whether the run is there with all its rounds; one with other settings in its place is an error."""
-    if not (path / files.CONFIG).exists():
+    if not (path / run_folder.CONFIG).exists():
         return False
-    found = from_table(read_toml(path / files.CONFIG))
+    found = from_table(read_toml(path / run_folder.CONFIG))
     if _essential(found) != _essential(config):
         raise ValueError(f"{path} holds a run with other settings; give another --out")
     if found.rounds < config.rounds:
@@ -104,14 +104,17 @@ def _do(task: Task) -> tuple[Task, str, float]:
 
 def reached(path: Path) -> int:
     """The rounds of a finished run; 0 if there is none, or it is still going."""
-    if not (path / files.CONFIG).exists() or files.read_json(path / files.RUN).get("status") != "finished":
+    if (
+        not (path / run_folder.CONFIG).exists()
+        or run_folder.read_json(path / run_folder.RUN).get("status") != "finished"
+    ):
         return 0
-    return from_table(read_toml(path / files.CONFIG)).rounds
+    return from_table(read_toml(path / run_folder.CONFIG)).rounds
 
 
 def read_run(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """A run's facts and its lines."""
-    return files.read_json(path / files.RUN), files.read_lines(path / files.METRICS)
+    return run_folder.read_json(path / run_folder.RUN), run_folder.read_lines(path / run_folder.METRICS)
 
 
 def read_score(path: Path, round: int, point: str | None = None, part: str = "held") -> dict[str, Any]:
@@ -159,4 +162,4 @@ def write(folder: Path, name: str, page: str, numbers: Any) -> None:
     """The page as `name.md` and its numbers as `name.json`."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / f"{name}.md").write_text(page, encoding="utf-8")
-    (folder / f"{name}.json").write_text(json.dumps(files.clean(numbers), indent=1, ensure_ascii=False) + "\n")
+    (folder / f"{name}.json").write_text(json.dumps(run_folder.clean(numbers), indent=1, ensure_ascii=False) + "\n")

@@ -25,7 +25,7 @@ from typing import Any
 import torch
 from common import beside, perform, reached, read_run, read_score, spread, table, versions, write
 from fedmap_page import METHODS, METRIC, PAPER
-from fedmap_tables import Plan, quick
+from fedmap_tables import BatchPlan, quick
 
 import posterity
 from posterity.core.tree import tree_leaves
@@ -49,24 +49,24 @@ class Arm:
     rounds: int | None = None  # if other than the plan's
     model: str = "mlp"
 
-    def last(self, plan: Plan) -> int:
+    def last(self, plan: BatchPlan) -> int:
         return min(self.rounds or plan.rounds, plan.rounds)
 
-    def folder(self, plan: Plan, seed: int) -> Path:
+    def folder(self, plan: BatchPlan, seed: int) -> Path:
         return plan.out / self.name / f"seed-{seed}"
 
-    def tasks(self, plan: Plan) -> list[Task]:
+    def tasks(self, plan: BatchPlan) -> list[Task]:
         plan = replace(plan, rounds=self.last(plan))
         config = [
             plan.config(self.method, self.skew, "code", self.model, seed, **dict(self.own)) for seed in plan.seeds
         ]
         return [Task(f"{self.name} seed {c.seed}", self.folder(plan, c.seed), c) for c in config]
 
-    def seeds(self, plan: Plan) -> list[int]:
+    def seeds(self, plan: BatchPlan) -> list[int]:
         """The seeds that are finished."""
         return [seed for seed in plan.seeds if reached(self.folder(plan, seed)) >= self.last(plan)]
 
-    def clients(self, plan: Plan, seed: int) -> list[float]:
+    def clients(self, plan: BatchPlan, seed: int) -> list[float]:
         """Every client's balanced accuracy after the last round."""
         values: list[float] = read_score(self.folder(plan, seed), self.last(plan))["clients"][METRIC]
         return values
@@ -102,7 +102,7 @@ def history(path: Path) -> list[dict[str, float | None]]:
     return entries
 
 
-def communication(plan: Plan) -> tuple[str, dict[str, Any]]:
+def communication(plan: BatchPlan) -> tuple[str, dict[str, Any]]:
     """Rounds and bytes to two levels, label skew."""
     arms = communication_arms()
     curves = {a.method: {s: history(a.folder(plan, s)) for s in a.seeds(plan)} for a in arms}
@@ -162,7 +162,7 @@ def shares(folder: Path) -> list[float]:
     return [1 - float(rest.sum()), *rest.tolist()]
 
 
-def outlier(plan: Plan) -> tuple[str, dict[str, Any]]:
+def outlier(plan: BatchPlan) -> tuple[str, dict[str, Any]]:
     """What an outlier costs the others, and how much it is listened to."""
     rows, found = [], {}
     for clean, spoilt in outlier_arms():
@@ -222,7 +222,7 @@ def change_arms(skew: str) -> list[Arm]:
     return sorted([*same, *other], key=lambda arm: list(METHODS).index(arm.method))
 
 
-def changes(plan: Plan) -> tuple[str, dict[str, Any]]:
+def changes(plan: BatchPlan) -> tuple[str, dict[str, Any]]:
     """Mean over all clients, and over the first and the second five; the paper's in brackets."""
     pages, found = [], {}
     for skew in CHANGES:
@@ -242,7 +242,7 @@ def _means(found: dict[int, list[float]], paper: list[float]) -> list[str]:
 # --- command line -----------------------------------------------------------------------------------------------------
 
 
-def parts() -> dict[str, tuple[list[Arm], Callable[[Plan], tuple[str, dict[str, Any]]], int]]:
+def parts() -> dict[str, tuple[list[Arm], Callable[[BatchPlan], tuple[str, dict[str, Any]]], int]]:
     """Name → its runs, what reads them, and the rounds between evaluations (0: those of the tables)."""
     return {
         "changes": ([arm for skew in CHANGES for arm in change_arms(skew)], changes, 0),
@@ -263,7 +263,7 @@ def main(words: Sequence[str]) -> None:
     parser.add_argument("--quick", action="store_true", help="two tiny rounds, to see that it works")
     parser.add_argument("--no-run", action="store_true", help="only write the pages")
     given = parser.parse_args(words)
-    plan = Plan(given.out, tuple(range(given.seeds)), given.rounds, engine=given.engine)
+    plan = BatchPlan(given.out, tuple(range(given.seeds)), given.rounds, engine=given.engine)
     plan = quick(plan) if given.quick else plan
     command = " ".join(["python", "recipes/fedmap_claims.py", *words])
     for name in given.only.split(","):

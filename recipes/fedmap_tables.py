@@ -28,7 +28,7 @@ from typing import Any
 from common import perform, reached, read_run, read_score
 from fedmap_page import METHODS, METRIC, SKEWS, Line, page
 
-from posterity.experiment import folder as files
+from posterity.experiment import run_folder
 from posterity.experiment.compare import Task
 from posterity.experiment.config import Config
 
@@ -38,7 +38,7 @@ FACTS = ("commit", "posterity", "torch", "python", "machine", "engine")  # of a 
 
 
 @dataclass(frozen=True)
-class Plan:
+class BatchPlan:
     """What to run and where."""
 
     out: Path
@@ -98,7 +98,7 @@ class Plan:
         return tasks
 
 
-def quick(plan: Plan) -> Plan:
+def quick(plan: BatchPlan) -> BatchPlan:
     """The same programme on next to nothing, to see that it works."""
     return replace(plan, rounds=2, every=1, epochs=1, samples=80)
 
@@ -106,7 +106,7 @@ def quick(plan: Plan) -> Plan:
 # --- raw numbers ------------------------------------------------------------------------------------------------------
 
 
-def raw(plans: Sequence[Plan]) -> list[Line]:
+def raw(plans: Sequence[BatchPlan]) -> list[Line]:
     """A line for every source and for every finished run, as `fedmap_page.py` says."""
     sources: dict[str, int] = {}
     runs = [
@@ -118,7 +118,7 @@ def raw(plans: Sequence[Plan]) -> list[Line]:
     return [{"source": number, **json.loads(text)} for text, number in sources.items()] + runs
 
 
-def _line(plan: Plan, which: tuple[str, str, str, str, int], sources: dict[str, int]) -> Line:
+def _line(plan: BatchPlan, which: tuple[str, str, str, str, int], sources: dict[str, int]) -> Line:
     method, skew, preset, model, seed = which
     facts, _ = read_run(plan.folder(*which))
     about = {"command": facts["command"], **{k: facts[k] for k in FACTS if k in facts}, "device": plan.device}
@@ -137,7 +137,7 @@ def write(out: Path, lines: Sequence[Line]) -> None:
     out.mkdir(parents=True, exist_ok=True)
     text = "".join(json.dumps(line, ensure_ascii=False, separators=(",", ":")) + "\n" for line in lines)
     (out / "tables.jsonl").write_text(text, encoding="utf-8")
-    (out / "tables.md").write_text(page(files.read_lines(out / "tables.jsonl")), encoding="utf-8")
+    (out / "tables.md").write_text(page(run_folder.read_lines(out / "tables.jsonl")), encoding="utf-8")
 
 
 # --- command line -----------------------------------------------------------------------------------------------------
@@ -163,10 +163,10 @@ def arguments(words: Sequence[str]) -> argparse.Namespace:
     return parser.parse_args(words)
 
 
-def make_plans(given: argparse.Namespace) -> list[Plan]:
+def make_plans(given: argparse.Namespace) -> list[BatchPlan]:
     """One for each number of epochs."""
     plans = [
-        Plan(
+        BatchPlan(
             given.out if epochs == EPOCHS else given.out / f"epochs-{epochs}",
             tuple(range(given.seeds)),
             given.rounds,
@@ -186,7 +186,7 @@ def make_plans(given: argparse.Namespace) -> list[Plan]:
 def main(words: Sequence[str]) -> None:
     given = arguments(words)
     if given.file is not None:
-        print(page(files.read_lines(given.file)))
+        print(page(run_folder.read_lines(given.file)))
         return
     plans = make_plans(given)
     try:

@@ -29,8 +29,8 @@ from torch import Tensor
 from torch.func import grad
 
 from posterity import data
-from posterity.core.moments import log_power, npn_linear, npn_sigmoid
-from posterity.core.optimise import RMSprop, clipped
+from posterity.core.optim import RMSprop, clipped
+from posterity.methods.fednp.moments import log_power, npn_linear, npn_sigmoid
 
 Leaves = dict[str, Tensor]
 Normal = tuple[Tensor, Tensor]  # mean and variance of z

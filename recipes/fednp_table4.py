@@ -28,7 +28,7 @@ from common import spread, table, versions
 from torch import Tensor
 
 import posterity
-from posterity.experiment import folder as files
+from posterity.experiment import run_folder
 from posterity.experiment.result import Result
 
 Line = dict[str, Any]  # a cell: setting, method, what was changed, and each seed's errors
@@ -241,7 +241,7 @@ def main() -> None:
     asked = parser.parse_args()
     torch.set_num_threads(1)  # sums in other pieces round otherwise, and RMSprop's first steps magnify that
     if asked.file is not None:
-        print(page(files.read_lines(asked.file), asked.seeds))
+        print(page(run_folder.read_lines(asked.file), asked.seeds))
         return
     asked.seeds = asked.seeds or 3
     text = page(collect(asked))

@@ -9,9 +9,9 @@ import torch
 from workload import CLASSES, SHAPE, Outcome, Workload, main, make_data, make_network
 
 from posterity.data.federation import Federation, Part
-from posterity.engine.record import Recordings
 from posterity.engine.round import able, first_state, train_round
 from posterity.engine.store import Memory
+from posterity.engine.tracing.trace import TraceCache
 from posterity.experiment.config import Config
 from posterity.experiment.setup import Setup, set_up
 
@@ -26,30 +26,30 @@ def make_federation(work: Workload) -> Federation:
     return Federation("synthetic", "classification", *pool, CLASSES, part, nothing, nothing, work.clients, names)
 
 
-def make_setup(work: Workload, recordings: Recordings | None = None) -> Setup:
-    """The run's own set-up, with the first weights that all peers have; `recordings` other than its own, if given."""
+def make_setup(work: Workload, traces: TraceCache | None = None) -> Setup:
+    """The run's own set-up, with the first weights that all peers have; `traces` other than its own, if given."""
     config = Config(method="fedavg", model=work.network, rounds=work.rounds, local_epochs=1, batch_size=work.batch,
                     lr=work.lr, optimiser="sgd", seed=work.seed)  # fmt: skip
     made = set_up(config, make_federation(work))
     start = {n: p.detach().clone() for n, p in make_network(work).named_parameters()}
-    if {n: p.shape for n, p in start.items()} != {n: p.shape for n, p in made.world.initial.items()}:
+    if {n: p.shape for n, p in start.items()} != {n: p.shape for n, p in made.sim.initial.items()}:
         raise ValueError(f"the plain {work.network} is not posterity's: their parameters differ")
-    recordings = made.world.recordings if recordings is None else recordings
-    return replace(made, world=replace(made.world, initial=start, recordings=recordings))
+    traces = made.sim.traces if traces is None else traces
+    return replace(made, sim=replace(made.sim, initial=start, traces=traces))
 
 
 def play(setup: Setup, work: Workload) -> Outcome:
     """The rounds, with everybody in each."""
-    world, seconds = setup.world, []
-    state, store, everyone = first_state(world), Memory(world.federation.clients), able(world)
+    sim, seconds = setup.sim, []
+    state, store, everyone = first_state(sim), Memory(sim.federation.clients), able(sim)
     begun = time.time()
     for number in range(1, work.rounds + 1):
         since = time.perf_counter()
-        state, _ = train_round(world, setup.engine, state, store, everyone, number, work.rounds)
+        state, _ = train_round(sim, setup.engine, state, store, everyone, number, work.rounds)
         seconds.append(time.perf_counter() - since)
     module = make_network(work)
     module.load_state_dict(state.params)
-    way = f", convolutions {world.model.way}" if setup.remark else ""
+    way = f", convolutions {sim.model.way}" if setup.remark else ""
     return Outcome(begun, seconds, module, f"engine {setup.engine.name}{way}; {setup.remark}".rstrip("; "))
 
 

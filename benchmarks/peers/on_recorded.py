@@ -5,11 +5,11 @@ from __future__ import annotations
 from on_posterity import make_setup, play
 from workload import Outcome, Workload, main
 
-from posterity.engine.record import Recordings
+from posterity.engine.tracing.trace import TraceCache
 
 
 def simulate(work: Workload) -> Outcome:
-    return play(make_setup(work, Recordings(patience=0)), work)
+    return play(make_setup(work, TraceCache(patience=0)), work)
 
 
 if __name__ == "__main__":

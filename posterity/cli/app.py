@@ -10,10 +10,10 @@ from typing import Annotated, Any
 import typer
 
 from posterity import __version__
-from posterity.cli import listing, scaffold, workers
+from posterity.cli import launch, listing, new_method
 from posterity.cli.flags import RULES, numbers, option, read_config, with_flags, words
 from posterity.cli.show import console, print_json, print_table, progress
-from posterity.engine.ranks import started_first
+from posterity.engine.distributed import started_first
 from posterity.experiment.compare import compare_runs, demo_plan, resume_all
 from posterity.experiment.config import Config
 from posterity.experiment.run import start_run
@@ -69,15 +69,15 @@ def run(**given: Any) -> None:
 
 def _set_up(config: Config) -> Setup:
     """What a run needs; or the same command in several processes, where that was asked for or is clearly faster."""
-    size, why = workers.processes_asked(config), ""
+    size, why = launch.processes_asked(config), ""
     if size == 1:
-        setup = set_up(config, cores=workers.count_cores() if workers.may_share(config) else 1)
-        size = workers.processes_worth(config, setup) if workers.may_share(config) else 1
+        setup = set_up(config, cores=launch.count_cores() if launch.may_share(config) else 1)
+        size = launch.processes_worth(config, setup) if launch.may_share(config) else 1
         if size == 1:
             return setup
         now, then = (1000 * seconds for seconds in (setup.choice.step, setup.choice.apart))
         why = f"{size} processes of one thread: {then:.1f} ms a step instead of {now:.1f}"
-    raise typer.Exit(workers.start_workers(size, why))
+    raise typer.Exit(launch.start_workers(size, why))
 
 
 Jobs = Annotated[int | None, typer.Option("--jobs", help="runs at once (default: one per core on the CPU)")]
@@ -118,16 +118,16 @@ def _compare(
     together: bool = False,
 ) -> None:  # fmt: skip
     check_rule(show)  # before the work, not after it
-    at_once = jobs or (workers.count_cores() if config.device == "cpu" else 1)  # a process gains more than a thread
+    at_once = jobs or (launch.count_cores() if config.device == "cpu" else 1)  # a process gains more than a thread
     watching = lambda title, rounds: progress(title, rounds, quiet)  # noqa: E731
     compare_runs(config, names, seeds, folder, watching, at_once, together)
 
 
 @app.command(help="Go on with a run (or all runs of a comparison) that was stopped or killed.")
 def resume(folder: Path, show: Show = "validated", quiet: Quiet = False, json: Json = False, jobs: Jobs = 1) -> None:
-    if (size := workers.processes_before(folder)) > 1:
-        raise typer.Exit(workers.start_workers(size))
-    workers.check_runs(folder)
+    if (size := launch.processes_before(folder)) > 1:
+        raise typer.Exit(launch.start_workers(size))
+    launch.check_runs(folder)
     resume_all(folder, lambda title, rounds: progress(title, rounds, quiet or json), jobs or 1)
     conclude(folder, show, json)
 
@@ -172,8 +172,8 @@ def partition(**given: Any) -> None:
 
 
 @new.command("method", help="Write a method's file and its test, ready to be run, checked and changed.")
-def new_method(name: str, folder: Annotated[Path, typer.Option(help="where to write")] = Path()) -> None:
-    made, test, path = scaffold.write_method(name, folder)
+def write_new_method(name: str, folder: Annotated[Path, typer.Option(help="where to write")] = Path()) -> None:
+    made, test, path = new_method.write_method(name, folder)
     console.print(f"wrote {made} and {test}\nrun it:   posterity run --method {path}\ncheck it: posterity check {path}")
 
 
@@ -194,7 +194,7 @@ def version() -> None:
 
 def main() -> None:
     """Run the command line; what users did wrong is told in a sentence, without a traceback."""
-    workers.end_with_parent()
+    launch.end_with_parent()
     sys.path.insert(0, os.getcwd())  # a method or network of yours may live in the current folder
     try:
         code = app(standalone_mode=False)  # what `typer.Exit` carried, or None

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from posterity.core.hyper import knobs
+from posterity.core.hyperparameters import knobs
 from posterity.experiment.config import Config, from_table, read_toml
 
 SECTIONS = {

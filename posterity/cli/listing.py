@@ -11,7 +11,7 @@ from rich.table import Table
 
 from posterity import data, methods
 from posterity.cli.show import console
-from posterity.core.hyper import UNSTATED, Knob, knobs
+from posterity.core.hyperparameters import UNSTATED, Knob, knobs
 from posterity.core.training import Training
 from posterity.data.federation import Federation
 

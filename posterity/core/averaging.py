@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from posterity.core.method import Here, Params
-from posterity.core.monoid import Mean, Message
+from posterity.core.messages import Mean, Message
+from posterity.core.protocol import Here, Params
 from posterity.core.tree import tree_map
 
 

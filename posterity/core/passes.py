@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 from torch.func import grad_and_value
 
-from posterity.core.draw import fold
-from posterity.core.method import Batch, Carry, Here, Params, Pass
-from posterity.core.optimise import SGD, Optimiser
+from posterity.core.optim import SGD, Optimiser
+from posterity.core.protocol import Batch, Carry, Here, Params, Pass
+from posterity.core.random import fold
 from posterity.core.tree import Tree, tree_map
 
 Loss = Callable[[Params, Batch, Here], tuple[Tensor, Params]]

@@ -6,11 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from posterity.core.hyper import check_fields, hyper, within
+from posterity.core.hyperparameters import check_fields, hyper, within
 from posterity.core.losses import fit
-from posterity.core.method import Pass
-from posterity.core.optimise import SGD, Adam, Optimiser, RMSprop
+from posterity.core.optim import SGD, Adam, Optimiser, RMSprop
 from posterity.core.passes import Loss, Partition, descend, everything
+from posterity.core.protocol import Pass
 
 OPTIMISERS = ("sgd", "adam", "rmsprop")
 PFEDVMP = "pFedVMP §5.1"

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
-from posterity.core.method import Carry, Facts, Here, Message, Method, Now, Own, Params, Pass, Personal, Shared, State
+from posterity.core.protocol import Carry, Facts, Here, Message, Method, Now, Own, Params, Pass, Personal, Shared, State
 
 
 @dataclass(frozen=True)

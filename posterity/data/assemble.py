@@ -7,8 +7,8 @@ from torch import Tensor
 from posterity.data import split as parts
 from posterity.data.clients import Request, divide, shrink
 from posterity.data.federation import Federation, Part
+from posterity.data.parse import nearest, read_amount, read_share, read_split
 from posterity.data.pool import DataError, Pool
-from posterity.data.words import nearest, read_amount, read_share, read_split
 
 TEST_PARTITIONS = ("same", "independent", "common")
 

@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from posterity.data import partition as laws
-from posterity.data.draws import Purpose, stream
+from posterity.data import partition
+from posterity.data.parse import read_amount
 from posterity.data.pool import DataError, Pool
+from posterity.data.rng import Purpose, stream
 from posterity.data.scheme import Partition, parse_partition
 from posterity.data.split import part_off
-from posterity.data.words import read_amount
 
 DEFAULT_PARTITION, DEFAULT_CLIENTS = "dirichlet:0.3", 20
 
@@ -118,7 +118,7 @@ def _natural(pool: Pool, request: Request, scheme: Partition, rows: Tensor, empt
         raise DataError(
             'test_partition "independent" needs a law such as dirichlet:0.5, not natural clients; use "same"'
         )
-    owned = [rows[g] for g in laws.natural(pool.owner[rows], len(pool.owner_names))]
+    owned = [rows[g] for g in partition.natural(pool.owner[rows], len(pool.owner_names))]
     # A client that loses all its rows to a subset is gone; one whose own file is empty stays, and is noted.
     ids = [k for k, mine in enumerate(owned) if len(mine) or k in empty]
     gone = len(owned) - len(ids)

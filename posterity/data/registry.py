@@ -12,10 +12,10 @@ from typing import Any
 
 from posterity.data import datasets
 from posterity.data.mix import mix
-from posterity.data.own import looks_like_path, read_own
+from posterity.data.parse import nearest
 from posterity.data.pool import DataError, Pool
 from posterity.data.tables import Columns
-from posterity.data.words import nearest
+from posterity.data.user_files import looks_like_path, read_own
 
 Options = Mapping[str, str | int | float]
 

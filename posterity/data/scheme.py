@@ -8,9 +8,9 @@ from typing import Any
 from numpy.random import Generator
 from torch import Tensor
 
-from posterity.data import partition as laws
+from posterity.data import partition
+from posterity.data.parse import nearest
 from posterity.data.pool import DataError
-from posterity.data.words import nearest
 
 GRAMMAR = {
     "dirichlet": "dirichlet:ALPHA[:MINIMUM]",
@@ -53,21 +53,21 @@ class Partition:
         """Rows of each client."""
         match self.name:
             case "dirichlet":
-                return laws.dirichlet(y, clients, self.alpha, rng, self.minimum)
+                return partition.dirichlet(y, clients, self.alpha, rng, self.minimum)
             case "balanced":
-                return laws.balanced_dirichlet(y, clients, self.alpha, rng, self.minimum)
+                return partition.balanced_dirichlet(y, clients, self.alpha, rng, self.minimum)
             case "capped":
-                return laws.capped(y, clients, self.alpha, rng, self.minimum)
+                return partition.capped(y, clients, self.alpha, rng, self.minimum)
             case "pathological":
-                return laws.pathological(y, clients, self.kinds, rng, self.samples)
+                return partition.pathological(y, clients, self.kinds, rng, self.samples)
             case "major" | "major-literal":
-                return laws.major(y, clients, rng, self.kinds, self.share, literal=self.name == "major-literal")
+                return partition.major(y, clients, rng, self.kinds, self.share, literal=self.name == "major-literal")
             case "quantity":
-                return laws.quantity(y, clients, self.alpha, rng, "dirichlet", self.minimum)
+                return partition.quantity(y, clients, self.alpha, rng, "dirichlet", self.minimum)
             case "quantity-power":
-                return laws.quantity(y, clients, self.alpha, rng, "power", self.minimum)
+                return partition.quantity(y, clients, self.alpha, rng, "power", self.minimum)
             case "iid":
-                return laws.iid(y, clients, rng)
+                return partition.iid(y, clients, rng)
         raise DataError(
             f"partition {self.name!r}: expected a law that divides rows; natural clients need an owner column"
         )

@@ -7,8 +7,8 @@ import torch
 from numpy.random import Generator
 from torch import Tensor
 
-from posterity.data.draws import stream
 from posterity.data.pool import Scale
+from posterity.data.rng import stream
 
 
 def hold_out(

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from posterity.data.files import Array, read_npz
+from posterity.data.parse import nearest
 from posterity.data.pool import DataError
-from posterity.data.words import nearest
 
 TARGETS, CLIENT = ("target", "y", "label"), "client"
 SUFFIXES = (".csv", ".npz", ".parquet")

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from posterity.core.draw import fold
+from posterity.core.random import fold
 
 CLIENT, COHORT, SERVER = 1, 2, 3  # purposes under the root key
 TRAIN, SCORE, JOIN, START, MESSAGE, PREDICT = 1, 2, 3, 4, 5, 6  # stages of one client's visit

@@ -21,17 +21,17 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from posterity.core.draw import fold
-from posterity.core.method import Batch, Carry, Here, Message, Pass, Personal
+from posterity.core.padding import mark_unpadded
+from posterity.core.protocol import Batch, Carry, Here, Message, Pass, Personal
+from posterity.core.random import fold
 from posterity.core.tree import Tree, tree_leaves, tree_map, tree_rebuilt, tree_stack
-from posterity.core.whole import mark_whole
 from posterity.data.federation import Part
 from posterity.engine import keys
-from posterity.engine.plan import Plan, make_plan
-from posterity.engine.record import shape_of
-from posterity.engine.reuse import Steps, record_steps
-from posterity.engine.trials import with_threads
-from posterity.engine.world import PER_CLIENT, PREDICT_ROWS, World, at, select, solid
+from posterity.engine.autotune.trials import with_threads
+from posterity.engine.batches import BatchPlan, make_plan
+from posterity.engine.simulation import PER_CLIENT, PREDICT_ROWS, Simulation, at, select, solid
+from posterity.engine.tracing.in_place import Steps, record_steps
+from posterity.engine.tracing.trace import shape_of
 
 name = "loop"
 GROUP = 16  # clients whose steps are laid out at once
@@ -41,69 +41,69 @@ Moment = tuple[Tensor, Tensor, Tensor, Tensor]  # rows (width,), mask (width,), 
 Kind = tuple[bool, int, bool]  # of a stretch: whether it is the first, its width, whether there are samples
 
 
-def offer(world: World, state: Tree, clients: Tensor | None, count: int) -> tuple[Tree, Tree]:
+def offer(sim: Simulation, state: Tree, clients: Tensor | None, count: int) -> tuple[Tree, Tree]:
     """The broadcast and a stack of what each client gets by itself; `clients` None = `count` newcomers."""
-    pairs = [world.method.offer(state, None if clients is None else clients[i]) for i in range(count)]
+    pairs = [sim.method.offer(state, None if clients is None else clients[i]) for i in range(count)]
     return pairs[0][0], tree_stack([own for _, own in pairs])
 
 
-def join(world: World, here: Here) -> Personal:
-    here = at(world, here, keys.JOIN)
-    return tree_stack([world.method.join(select(here, i)) for i in range(len(here.client))])
+def join(sim: Simulation, here: Here) -> Personal:
+    here = at(sim, here, keys.JOIN)
+    return tree_stack([sim.method.join(select(here, i)) for i in range(len(here.client))])
 
 
-def start(world: World, here: Here) -> list[Carry]:
-    here = at(world, here, keys.START)
-    return [Carry(world.method.start(select(here, i)), {}, ()) for i in range(len(here.client))]
+def start(sim: Simulation, here: Here) -> list[Carry]:
+    here = at(sim, here, keys.START)
+    return [Carry(sim.method.start(select(here, i)), {}, ()) for i in range(len(here.client))]
 
 
-def work(world: World, passes: tuple[Pass, ...], carries: list[Carry], here: Here, stage: int) -> list[Carry]:
+def work(sim: Simulation, passes: tuple[Pass, ...], carries: list[Carry], here: Here, stage: int) -> list[Carry]:
     """Every client through all passes."""
-    here = at(world, here, stage)
-    ids, pool = here.client.cpu(), (world.federation.x, world.federation.y)
+    here = at(sim, here, stage)
+    ids, pool = here.client.cpu(), (sim.federation.x, sim.federation.y)
     common = Common.of((here.shared, here.initial, here.round, *pool))
     for number, each in enumerate(passes):
-        now = replace(here, key=world.fold(here.key, number))
-        plan = make_plan(each, world.part(each.on), ids, now.key, world.recordings)
-        carries = _pass(world, each, carries, now, list(_routes(world, plan, now.key)), common)
+        now = replace(here, key=sim.fold(here.key, number))
+        plan = make_plan(each, sim.part(each.on), ids, now.key, sim.traces)
+        carries = _pass(sim, each, carries, now, list(_client_steps(sim, plan, now.key)), common)
     return carries
 
 
 def _pass(
-    world: World, each: Pass, carries: list[Carry], here: Here, routes: list[Route], common: Common
+    sim: Simulation, each: Pass, carries: list[Carry], here: Here, client_steps: list[ClientSteps], common: Common
 ) -> list[Carry]:
     """Every client through one pass: those whose steps have all been recorded side by side, others by themselves."""
-    habit: Habit = world.recordings.once(each, ("habit", id(here.model)), Habit)
+    seen: SeenSteps = sim.traces.once(each, ("habit", id(here.model)), SeenSteps)
 
     def visit(i: int, replays: bool = False) -> Carry:
-        known, begun = habit.knows(routes[i]), time.perf_counter()
-        carry = _walk(world, each, carries[i], select(here, i), routes[i], common, habit, replays)
+        known, begun = seen.knows(client_steps[i]), time.perf_counter()
+        carry = _walk(sim, each, carries[i], select(here, i), client_steps[i], common, seen, replays)
         if known and not replays:
-            habit.pace = (time.perf_counter() - begun) / routes[i].length
+            seen.pace = (time.perf_counter() - begun) / client_steps[i].length
         return carry
 
     def could_replay() -> bool:
-        return _could_replay(world, each, carries[0], select(here, 0), routes[0], common)
+        return _could_replay(sim, each, carries[0], select(here, 0), client_steps[0], common)
 
     threads = torch.get_num_threads()
     side = 1 if here.key.is_cuda else max(1, min(threads, len(carries)))
-    if side > 1 and not world.recordings.once(each, ("could replay", id(here.model)), could_replay):
+    if side > 1 and not sim.traces.once(each, ("could replay", id(here.model)), could_replay):
         side = 1  # then clients are by themselves for ever, and have all threads
-    ready = [i for i, route in enumerate(routes) if side > 1 and habit.pace > BRISK and habit.knows(route)]
+    ready = [i for i, steps_of in enumerate(client_steps) if side > 1 and seen.pace > BRISK and seen.knows(steps_of)]
     with with_threads(threads // side):
         done = _side_by_side(partial(visit, replays=True), ready, side)
         return [done[i] if i in done else visit(i) for i in range(len(carries))]
 
 
 @dataclass
-class Habit:
+class SeenSteps:
     """What is known about the steps of a pass."""
 
     kinds: set[Kind] = field(default_factory=set)  # that have been replayed
     pace: float = 0.0  # seconds of a step that one client replayed by itself
 
-    def knows(self, route: Route) -> bool:
-        return self.kinds.issuperset(route.kinds)
+    def knows(self, steps_of: ClientSteps) -> bool:
+        return self.kinds.issuperset(steps_of.kinds)
 
 
 class Unrecorded(Exception):
@@ -143,25 +143,25 @@ class Common:
 
 
 @dataclass(frozen=True)
-class Route:
+class ClientSteps:
     """One client's way through a pass."""
 
     steps: Tensor  # ()
     whole: bool  # there are samples
-    stretches: list[list[Moment]]
+    segments: list[list[Moment]]
 
     @property
     def length(self) -> int:
         """Steps that are taken: at least one."""
-        return sum(len(stretch) for stretch in self.stretches)
+        return sum(len(segment) for segment in self.segments)
 
     @property
     def kinds(self) -> list[Kind]:
         """What a recording of each stretch depends on, as far as can be seen before the pass."""
-        return [(turn == 0, len(some[0][0]), self.whole) for turn, some in enumerate(self.stretches)]
+        return [(turn == 0, len(some[0][0]), self.whole) for turn, some in enumerate(self.segments)]
 
 
-def _routes(world: World, plan: Plan, keys: Tensor) -> Iterator[Route]:
+def _client_steps(sim: Simulation, plan: BatchPlan, keys: Tensor) -> Iterator[ClientSteps]:
     """The routes of all clients of a plan, laid out for some of them at once: one by one costs as much as a step."""
     for first in range(0, len(plan.counts), GROUP):
         group = slice(first, first + GROUP)
@@ -169,36 +169,43 @@ def _routes(world: World, plan: Plan, keys: Tensor) -> Iterator[Route]:
         length, steps = some.length(), some.steps.to(keys.device)
         numbers = torch.arange(length, device=keys.device)
         rows, real = (table.transpose(0, 1) for table in some.rows(0, length, len(steps)))  # (clients, steps, batch)
-        own, widths = world.fold(keys[group, None], numbers), real.sum(-1).clamp(min=1).tolist()
+        own, widths = sim.fold(keys[group, None], numbers), real.sum(-1).clamp(min=1).tolist()
         for i, taken in enumerate(some.steps.clamp(min=1).tolist()):
             moments = list(zip(rows[i, :taken], real[i, :taken], own[i, :taken], numbers[:taken], strict=True))
-            yield Route(steps[i], bool(some.counts[i]), list(_stretches(moments, widths[i])))
+            yield ClientSteps(steps[i], bool(some.counts[i]), list(_segments(moments, widths[i])))
 
 
 def _walk(
-    world: World, each: Pass, carry: Carry, here: Here, route: Route, common: Common, habit: Habit, replays: bool
+    sim: Simulation,
+    each: Pass,
+    carry: Carry,
+    here: Here,
+    steps_of: ClientSteps,
+    common: Common,
+    seen: SeenSteps,
+    replays: bool,
 ) -> Carry:
     """One client through a pass; with `replays` only if all its steps have been recorded."""
-    here = replace(here, steps=route.steps, kept=carry.kept)
+    here = replace(here, steps=steps_of.steps, kept=carry.kept)
     carry = each.open(carry, here)
-    for stretch, kind in zip(route.stretches, route.kinds, strict=True):
-        steps = _recording(world, each, carry, here, stretch, common, route.whole, replays)
+    for segment, kind in zip(steps_of.segments, steps_of.kinds, strict=True):
+        steps = _recording(sim, each, carry, here, segment, common, steps_of.whole, replays)
         if steps is not None:
-            habit.kinds.add(kind)
-        after = _take(world, each, carry, here, stretch, common, route.whole, steps)
-        carry = after if route.whole else replace(carry, kept=after.kept)  # no data: nothing moves
+            seen.kinds.add(kind)
+        after = _take(sim, each, carry, here, segment, common, steps_of.whole, steps)
+        carry = after if steps_of.whole else replace(carry, kept=after.kept)  # no data: nothing moves
     return each.close(carry, here)
 
 
-def _could_replay(world: World, each: Pass, carry: Carry, here: Here, route: Route, common: Common) -> bool:
+def _could_replay(sim: Simulation, each: Pass, carry: Carry, here: Here, steps_of: ClientSteps, common: Common) -> bool:
     """Whether the steps of a pass can be recorded, as its first step says."""
-    here = replace(here, steps=route.steps, kept=carry.kept)
-    first = (common.tree, _mine(here), *route.stretches[0][0], each.open(carry, here))
+    here = replace(here, steps=steps_of.steps, kept=carry.kept)
+    first = (common.tree, _mine(here), *steps_of.segments[0][0], each.open(carry, here))
     with torch.no_grad():
-        return _steady(_step(world, each, here, route.whole), *first)
+        return _steady(_step(sim, each, here, steps_of.whole), *first)
 
 
-def _stretches(moments: list[Moment], widths: list[int]) -> Iterator[list[Moment]]:
+def _segments(moments: list[Moment], widths: list[int]) -> Iterator[list[Moment]]:
     """The steps of a pass without padding, in stretches of one width; the first by itself: it may begin what is kept.
 
     The masks of `stacked` must make no difference, so there is nothing to mask here.
@@ -208,35 +215,42 @@ def _stretches(moments: list[Moment], widths: list[int]) -> Iterator[list[Moment
 
 
 def _recording(
-    world: World, each: Pass, carry: Carry, here: Here, stretch: list[Moment], common: Common, whole: bool, made: bool
+    sim: Simulation,
+    each: Pass,
+    carry: Carry,
+    here: Here,
+    segment: list[Moment],
+    common: Common,
+    whole: bool,
+    made: bool,
 ) -> Steps | None:
     """Steps like these, recorded if they have been taken often; with `made`, whoever has none is sent back."""
     mine = _mine(here)
-    shape = (common.shape, len(stretch[0][0]), whole, shape_of((mine, carry)))
-    entry = world.recordings.entry(each, "loop", id(here.model), shape)
+    shape = (common.shape, len(segment[0][0]), whole, shape_of((mine, carry)))
+    entry = sim.traces.entry(each, "loop", id(here.model), shape)
     if made and not entry.value:
         raise Unrecorded
     on_host = not here.key.is_cuda
-    if entry.value is None and on_host and world.recordings.pays(entry, here.key.device, len(stretch), PATIENCE):
-        step, first = _step(world, each, here, whole), (common.tree, mine, *stretch[0], carry)
+    if entry.value is None and on_host and sim.traces.pays(entry, here.key.device, len(segment), PATIENCE):
+        step, first = _step(sim, each, here, whole), (common.tree, mine, *segment[0], carry)
         with torch.no_grad():
             entry.value = record_steps(step, *first) if _steady(step, *first) else ()
     return entry.value or None
 
 
 def _take(
-    world: World, each: Pass, carry: Carry, here: Here, stretch: list[Moment], common: Common, whole: bool,
+    sim: Simulation, each: Pass, carry: Carry, here: Here, segment: list[Moment], common: Common, whole: bool,
     steps: Steps | None,
 ) -> Carry:  # fmt: skip
     """The steps of a stretch, replayed or called."""
     mine = _mine(here)
     with torch.no_grad():
         if steps is not None:
-            leaves = steps.take(tree_leaves((common.tree, solid(mine))), stretch, tree_leaves(solid(carry)))
+            leaves = steps.take(tree_leaves((common.tree, solid(mine))), segment, tree_leaves(solid(carry)))
             after: Carry = tree_rebuilt(steps.result, leaves)
             return after
-        step = _step(world, each, here, whole)
-        for moment in stretch:
+        step = _step(sim, each, here, whole)
+        for moment in segment:
             carry = step(common.tree, mine, *moment, carry)
     return carry
 
@@ -246,13 +260,13 @@ def _mine(here: Here) -> dict[str, Tree]:
     return {name: getattr(here, name) for name in PER_CLIENT if name != "key"}
 
 
-def _step(world: World, each: Pass, here: Here, whole: bool) -> Callable[..., Carry]:
+def _step(sim: Simulation, each: Pass, here: Here, whole: bool) -> Callable[..., Carry]:
     """One step of one client as a function of everything that changes from step to step, client or round."""
 
     def step(common: Tree, mine: Tree, rows: Tensor, mask: Tensor, key: Tensor, step: Tensor, carry: Carry) -> Carry:
         shared, initial, round, x, y = common
         now = replace(here, shared=shared, initial=initial, round=round, step=step, key=key, **mine)
-        mask = mark_whole(mask.to(world.dtype)) if whole else mask.to(world.dtype)
+        mask = mark_unpadded(mask.to(sim.dtype)) if whole else mask.to(sim.dtype)
         return each.step(carry, Batch(x[rows], y[rows], mask), now)
 
     return step
@@ -273,9 +287,9 @@ def _steady(step: Callable[..., Carry], *first: Tree) -> bool:
     return True
 
 
-def message(world: World, carries: list[Carry], here: Here) -> tuple[Message, Personal]:
-    here = at(world, here, keys.MESSAGE)
-    pairs = [world.method.message(carry, replace(select(here, i), kept=carry.kept)) for i, carry in enumerate(carries)]
+def message(sim: Simulation, carries: list[Carry], here: Here) -> tuple[Message, Personal]:
+    here = at(sim, here, keys.MESSAGE)
+    pairs = [sim.method.message(carry, replace(select(here, i), kept=carry.kept)) for i, carry in enumerate(carries)]
     return tree_stack([m for m, _ in pairs]), tree_stack([p for _, p in pairs])
 
 
@@ -284,13 +298,13 @@ def losses(carries: list[Carry]) -> Tensor | None:
     return torch.stack([c.kept["loss"] for c in carries]) if "loss" in carries[0].kept else None
 
 
-def predict(world: World, carries: list[Carry], here: Here, part: Part) -> list[Tensor]:
+def predict(sim: Simulation, carries: list[Carry], here: Here, part: Part) -> list[Tensor]:
     """Outputs for each client's rows of `part`."""
-    here, outputs = at(world, here, keys.PREDICT), []
+    here, outputs = at(sim, here, keys.PREDICT), []
     for i, (carry, client) in enumerate(zip(carries, here.client.tolist(), strict=True)):
         me = replace(select(here, i), kept=carry.kept)
         chunks = [
-            world.method.predict(carry, world.federation.x[rows], replace(me, key=fold(me.key, c)))
+            sim.method.predict(carry, sim.federation.x[rows], replace(me, key=fold(me.key, c)))
             for c, rows in enumerate(torch.split(part.client(client), PREDICT_ROWS))
         ]
         outputs.append(torch.cat(chunks))

@@ -10,15 +10,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from posterity.core.method import Carry, Facts, Here, Message, Now, Pass
-from posterity.core.monoid import acceptable, fold_stack, merge, message_bytes
+from posterity.core.messages import acceptable, fold_stack, merge, message_bytes
+from posterity.core.protocol import Carry, Facts, Here, Message, Now, Pass
 from posterity.core.tree import Tree, tree_bytes, tree_finite, tree_like, tree_rows
 from posterity.core.wire import wire_bytes
 from posterity.data.federation import Part
-from posterity.engine import compiled, graph, keys, loop, stacked
-from posterity.engine.record import send
+from posterity.engine import keys, loop, stacked
+from posterity.engine.replay import compiled, graph
+from posterity.engine.simulation import Simulation, arrive, at, select
 from posterity.engine.store import Store
-from posterity.engine.world import World, arrive, at, select
+from posterity.engine.tracing.trace import send
 
 ENGINES: dict[str, ModuleType] = {"loop": loop, "stacked": stacked, "graph": graph, "compiled": compiled}
 ACTIVATIONS = 24  # numbers kept per input number of a batch, where nobody has measured it
@@ -50,42 +51,42 @@ class Log:
         return self.accepted == 0
 
 
-def first_state(world: World) -> Tree:
+def first_state(sim: Simulation) -> Tree:
     """The server's state before the first round."""
-    federation = world.federation
+    federation = sim.federation
     samples = int(federation.train.counts[: federation.members].sum())
-    facts = Facts(federation.members, samples, federation.classes, world.server.cpu())
-    return world.method.init(world.model, world.initial, facts)
+    facts = Facts(federation.members, samples, federation.classes, sim.server.cpu())
+    return sim.method.init(sim.model, sim.initial, facts)
 
 
-def able(world: World) -> Tensor:
+def able(sim: Simulation) -> Tensor:
     """Clients that may be in a cohort: members with training data."""
-    return torch.nonzero(world.federation.train.counts[: world.federation.members] > 0)[:, 0]
+    return torch.nonzero(sim.federation.train.counts[: sim.federation.members] > 0)[:, 0]
 
 
-def blocks(world: World, clients: Tensor, passes: Any = ()) -> Iterator[Tensor]:
+def blocks(sim: Simulation, clients: Tensor, passes: Any = ()) -> Iterator[Tensor]:
     """`clients` from the largest to the smallest, in blocks whose stacked copies fit into the memory allowed."""
-    counts = world.federation.train.sizes[clients.cpu()]
+    counts = sim.federation.train.sizes[clients.cpu()]
     clients = clients[send(torch.argsort(counts, descending=True, stable=True), clients.device)]
-    sample = world.federation.x[0].numel() * world.federation.x.element_size()
-    held, row = tree_bytes(world.initial), 2 * world.sample or ACTIVATIONS * sample
+    sample = sim.federation.x[0].numel() * sim.federation.x.element_size()
+    held, row = tree_bytes(sim.initial), 2 * sim.sample or ACTIVATIONS * sample
     each = max([p.copies * held + row * (p.batch or int(counts.max())) for p in passes] or [8 * held + row])
-    yield from torch.split(clients, max(1, min(len(clients), world.memory // each)))
+    yield from torch.split(clients, max(1, min(len(clients), sim.memory // each)))
 
 
 def meet(
-    world: World, engine: ModuleType, state: Tree, store: Store, clients: Tensor, round: int, strangers: bool = False
+    sim: Simulation, engine: ModuleType, state: Tree, store: Store, clients: Tensor, round: int, newcomers: bool = False
 ) -> tuple[Here, Tree]:
     """The stacked `here` of clients that received the broadcast and have a record, and what they were offered."""
-    shared, own = engine.offer(world, state, None if strangers else clients, len(clients))
-    here = arrive(world, clients, round, shared, own)
-    fresh = engine.join(world, here)
-    personal = fresh if strangers else store.read(clients, fresh)
+    shared, own = engine.offer(sim, state, None if newcomers else clients, len(clients))
+    here = arrive(sim, clients, round, shared, own)
+    fresh = engine.join(sim, here)
+    personal = fresh if newcomers else store.read(clients, fresh)
     return replace(here, personal=personal), (shared, own)
 
 
 @dataclass
-class Harvest:
+class Accumulator:
     """What the visits of a round brought home to this process."""
 
     total: Message | None = None
@@ -115,50 +116,50 @@ class Harvest:
         self.losses += 0 if seen is None else seen.sum(0).double().cpu()
 
 
-def visit(world: World, engine: ModuleType, state: Tree, store: Store, cohort: Tensor, round: int) -> Harvest:
+def visit(sim: Simulation, engine: ModuleType, state: Tree, store: Store, cohort: Tensor, round: int) -> Accumulator:
     """Every client of the cohort works and sends; nothing is written yet."""
-    passes, harvest = world.passes(), Harvest()
-    for clients in blocks(world, cohort, passes) if len(cohort) else ():
-        here, offered = meet(world, engine, state, store, clients, round)
-        carry = engine.work(world, passes, engine.start(world, here), here, keys.TRAIN)
-        sent, records = engine.message(world, carry, here)
-        harvest.take(clients, offered, sent, records, engine.losses(carry))
-    return harvest
+    passes, accumulator = sim.passes(), Accumulator()
+    for clients in blocks(sim, cohort, passes) if len(cohort) else ():
+        here, offered = meet(sim, engine, state, store, clients, round)
+        carry = engine.work(sim, passes, engine.start(sim, here), here, keys.TRAIN)
+        sent, records = engine.message(sim, carry, here)
+        accumulator.take(clients, offered, sent, records, engine.losses(carry))
+    return accumulator
 
 
 def train_round(
-    world: World, engine: ModuleType, state: Tree, store: Store, cohort: Tensor, round: int, rounds: int
+    sim: Simulation, engine: ModuleType, state: Tree, store: Store, cohort: Tensor, round: int, rounds: int
 ) -> tuple[Tree, Log]:
     """One round of training. Records and messages are committed together, after every block has been collected."""
-    harvest = visit(world, engine, state, store, world.ranks.share(cohort), round)
-    return settle(world, harvest, state, store, len(cohort), round, rounds)
+    accumulator = visit(sim, engine, state, store, sim.processes.share(cohort), round)
+    return settle(sim, accumulator, state, store, len(cohort), round, rounds)
 
 
 def settle(
-    world: World, harvest: Harvest, state: Tree, store: Store, cohort: int, round: int, rounds: int
+    sim: Simulation, accumulator: Accumulator, state: Tree, store: Store, cohort: int, round: int, rounds: int
 ) -> tuple[Tree, Log]:
     """The state after a round, from what its visits brought home, and what there is to say about it."""
-    log = _log(world, harvest, round, cohort)
+    log = _log(sim, accumulator, round, cohort)
     if not log.accepted:
         return state, log
-    total, root = world.ranks.total(harvest.total)
+    total, root = sim.processes.total(accumulator.total)
     report: dict[str, Tensor] = {}
     if total is not None:
-        now = Now(round, rounds, world.fold(world.server, round), log.accepted, _public(world))
-        state = tree_like(world.method.combine(state, total, now), state)
-        report = world.method.report(state, total)
-    state = world.ranks.share_out(state, root)
-    for clients, records in harvest.records:  # only now: if `combine` fails, the records stay as they were too
+        now = Now(round, rounds, sim.fold(sim.server, round), log.accepted, _public(sim))
+        state = tree_like(sim.method.combine(state, total, now), state)
+        report = sim.method.report(state, total)
+    state = sim.processes.share_out(state, root)
+    for clients, records in accumulator.records:  # only now: if `combine` fails, the records stay as they were too
         store.write(clients, records)
     return state, replace(log, report={name: float(value) for name, value in report.items()})
 
 
-def _log(world: World, harvest: Harvest, round: int, cohort: int) -> Log:
+def _log(sim: Simulation, accumulator: Accumulator, round: int, cohort: int) -> Log:
     """The round in numbers, over all processes."""
-    mine = [harvest.accepted, *harvest.losses.tolist(), harvest.bytes_up, harvest.bytes_down]
-    accepted, loss, samples, up, down = world.ranks.summed(mine)
+    mine = [accumulator.accepted, *accumulator.losses.tolist(), accumulator.bytes_up, accumulator.bytes_down]
+    accepted, loss, samples, up, down = sim.processes.summed(mine)
     mean = loss / samples if samples else float("nan")
-    return Log(round, cohort, int(accepted), tuple(harvest.refused), mean, int(up), int(down))
+    return Log(round, cohort, int(accepted), tuple(accumulator.refused), mean, int(up), int(down))
 
 
 @dataclass(frozen=True)
@@ -169,17 +170,17 @@ class Question:
     parts: Sequence[Part]
     point: str
     epochs: int | None = None
-    strangers: bool = False
-    outside: bool = False  # asked of the client of `world.outside`, who has no data
+    newcomers: bool = False
+    outside: bool = False  # asked of the client of `sim.outside`, who has no data
 
-    def passes(self, world: World) -> tuple[tuple[Pass, ...], tuple[Pass, ...]]:
+    def passes(self, sim: Simulation) -> tuple[tuple[Pass, ...], tuple[Pass, ...]]:
         """The round's own passes, if they come before the prediction, and those that adapt."""
-        epochs = world.method.adaptation if self.epochs is None else self.epochs
-        return world.passes() if self.point == "trained" else (), world.passes(epochs if self.point == "adapted" else 0)
+        epochs = sim.method.adaptation if self.epochs is None else self.epochs
+        return sim.passes() if self.point == "trained" else (), sim.passes(epochs if self.point == "adapted" else 0)
 
 
 def score(
-    world: World,
+    sim: Simulation,
     engine: ModuleType,
     state: Tree,
     store: Store,
@@ -188,44 +189,46 @@ def score(
     parts: Sequence[Part],
     point: str,
     epochs: int | None = None,
-    strangers: bool = False,
+    newcomers: bool = False,
 ) -> list[list[Tensor]]:
     """Outputs of the personal models for each part, one tensor per client of `clients`.
 
     `received` = right after the broadcast, `adapted` = after `adapt(epochs)` on the client's training data, `trained` =
     after the round's own passes. Nothing is written: not the records, not the state.
     """
-    return answer(world, engine, state, store, Question(clients, parts, point, epochs, strangers), round)
+    return answer(sim, engine, state, store, Question(clients, parts, point, epochs, newcomers), round)
 
 
 def answer(
-    world: World, engine: ModuleType, state: Tree, store: Store, asked: Question, round: int
+    sim: Simulation, engine: ModuleType, state: Tree, store: Store, asked: Question, round: int
 ) -> list[list[Tensor]]:
     """`score`, of a question."""
-    world = world.outside if asked.outside else world
-    passes, adapt = asked.passes(world)
+    sim = sim.outside if asked.outside else sim
+    passes, adapt = asked.passes(sim)
     place = {int(c): i for i, c in enumerate(asked.clients)}
     outputs: list[list[Tensor]] = [[torch.empty(0)] * len(place) for _ in asked.parts]
-    mine = world.ranks.share(asked.clients)
-    for group in blocks(world, mine, (*passes, *adapt)) if len(mine) else ():
-        here, _ = meet(world, engine, state, store, group, round, asked.strangers)
-        carry = engine.work(world, passes, engine.start(world, here), here, keys.TRAIN)
-        carry = engine.work(world, adapt, carry, here, keys.SCORE)
+    mine = sim.processes.share(asked.clients)
+    for group in blocks(sim, mine, (*passes, *adapt)) if len(mine) else ():
+        here, _ = meet(sim, engine, state, store, group, round, asked.newcomers)
+        carry = engine.work(sim, passes, engine.start(sim, here), here, keys.TRAIN)
+        carry = engine.work(sim, adapt, carry, here, keys.SCORE)
         for slot, part in enumerate(asked.parts):
-            for client, output in zip(group.tolist(), engine.predict(world, carry, here, part), strict=True):
+            for client, output in zip(group.tolist(), engine.predict(sim, carry, here, part), strict=True):
                 outputs[slot][place[client]] = output
-    return [world.ranks.joined(each, asked.clients) for each in outputs]
+    return [sim.processes.joined(each, asked.clients) for each in outputs]
 
 
-def personal_model(world: World, state: Tree, store: Store, client: int, round: int, point: str) -> tuple[Carry, Here]:
+def personal_model(
+    sim: Simulation, state: Tree, store: Store, client: int, round: int, point: str
+) -> tuple[Carry, Here]:
     """One client's carry and `here` at an evaluation point: what `predict` needs."""
-    strangers, index = client >= world.federation.members, torch.tensor([client])
-    here, _ = meet(world, loop, state, store, index.to(world.root.device), round, strangers)
-    passes = world.passes() if point == "trained" else ()
-    trained = loop.work(world, passes, loop.start(world, here), here, keys.TRAIN)
-    adapt = world.passes(world.method.adaptation if point == "adapted" else 0)
-    carry = loop.work(world, adapt, trained, here, keys.SCORE)[0]
-    return carry, replace(select(at(world, here, keys.PREDICT), 0), kept=carry.kept)
+    newcomers, index = client >= sim.federation.members, torch.tensor([client])
+    here, _ = meet(sim, loop, state, store, index.to(sim.root.device), round, newcomers)
+    passes = sim.passes() if point == "trained" else ()
+    trained = loop.work(sim, passes, loop.start(sim, here), here, keys.TRAIN)
+    adapt = sim.passes(sim.method.adaptation if point == "adapted" else 0)
+    carry = loop.work(sim, adapt, trained, here, keys.SCORE)[0]
+    return carry, replace(select(at(sim, here, keys.PREDICT), 0), kept=carry.kept)
 
 
 def _accepted(sent: Message, records: Tree, count: int) -> Tensor:
@@ -234,10 +237,10 @@ def _accepted(sent: Message, records: Tree, count: int) -> Tensor:
     return torch.stack(verdicts).all(0) if verdicts else torch.ones(count, dtype=torch.bool)
 
 
-def _public(world: World) -> Tensor | None:
-    rows = world.federation.public
-    return None if rows is None else world.federation.x[rows]
+def _public(sim: Simulation) -> Tensor | None:
+    rows = sim.federation.public
+    return None if rows is None else sim.federation.x[rows]
 
 
-__all__ = ["Harvest", "Log", "Question", "Refusal", "able", "answer", "blocks", "first_state", "meet",
+__all__ = ["Accumulator", "Log", "Question", "Refusal", "able", "answer", "blocks", "first_state", "meet",
            "personal_model", "score", "settle", "train_round"]  # fmt: skip

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from posterity.core.hyper import nearest
+from posterity.core.hyperparameters import nearest
 from posterity.core.tree import tree_map, tree_rows
 from posterity.evaluate.ranks import Ranks, cut, ordering, recalibration
 from posterity.evaluate.scores import Scores

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from posterity.core.hyper import nearest
+from posterity.core.hyperparameters import nearest
 
 Entry = Mapping[str, float | None]
 

@@ -16,7 +16,7 @@ import torch
 
 from posterity import methods
 from posterity.data import Partition, parse_partition
-from posterity.experiment import folder as files
+from posterity.experiment import run_folder
 from posterity.experiment.config import Config, from_table, read_toml, to_toml
 from posterity.experiment.run import Watch, check_rule, resume_run, run_seeds, start_run
 from posterity.experiment.setup import load_federation
@@ -71,7 +71,7 @@ class Task:
         """Start it, or go on with it."""
         if self.others:
             run_seeds([config for _, config in self.runs], [path for path, _ in self.runs], watch)
-        elif (self.path / files.CONFIG).exists():
+        elif (self.path / run_folder.CONFIG).exists():
             resume_run(self.path, watch)
         else:
             start_run(self.config, self.path, watch)
@@ -97,31 +97,31 @@ def compare_runs(
         methods.build(name, each.settings(), each.training())  # every mistake is told before the first run
         tasks += _tasks([(out / _safe(name) / f"seed-{seed}", replace(each, seed=seed)) for seed in seeds], together)
     if tasks:
-        _check_clients(config, [path.parent for path in sorted(out.glob(f"*/seed-*/{files.RUN}"))])
+        _check_clients(config, [path.parent for path in sorted(out.glob(f"*/seed-*/{run_folder.RUN}"))])
     tasks.sort(key=lambda task: seeds.index(task.config.seed))  # the first seed of all methods, then the second
     out.mkdir(parents=True, exist_ok=True)
     plan = {"methods": names, "seeds": seeds, "config": to_toml(config), "together": together}
-    files.write_json(out / PLAN, plan)
+    run_folder.write_json(out / PLAN, plan)
     execute(tasks, watching, jobs)
 
 
 def resume_all(folder: Path, watching: Watching, jobs: int = 1) -> None:
     """Go on with every unfinished run in or under `folder`; of a comparison, also with those not yet begun."""
     if (folder / PLAN).exists():
-        plan = files.read_json(folder / PLAN)
+        plan = run_folder.read_json(folder / PLAN)
         config = from_table(tomllib.loads(plan["config"]))
         together = plan.get("together", False)
         compare_runs(config, plan["methods"], plan["seeds"], folder, watching, jobs, together)
         return
-    found = sorted(p.parent for p in folder.rglob(files.CONFIG)) if folder.is_dir() else []
+    found = sorted(p.parent for p in folder.rglob(run_folder.CONFIG)) if folder.is_dir() else []
     if not found:
-        raise ValueError(f"{folder} holds no run (there is no {files.CONFIG} in or under it)")
-    execute(_tasks([(path, from_table(read_toml(path / files.CONFIG))) for path in found], False), watching, jobs)
+        raise ValueError(f"{folder} holds no run (there is no {run_folder.CONFIG} in or under it)")
+    execute(_tasks([(path, from_table(read_toml(path / run_folder.CONFIG))) for path in found], False), watching, jobs)
 
 
 def _check_clients(config: Config, begun: list[Path]) -> None:
     """Runs to come are compared with those begun before: refuse it if these have clients of another version."""
-    facts = [files.read_json(path / files.RUN).get("federation", {}) for path in begun]
+    facts = [run_folder.read_json(path / run_folder.RUN).get("federation", {}) for path in begun]
     if not facts:
         return
     if told := facts[0].get("partition"):
@@ -137,16 +137,16 @@ def _tasks(runs: list[Run], together: bool) -> list[Task]:
     tasks: list[Task] = []
     fresh: list[Run] = []
     for path, config in runs:
-        if not (path / files.CONFIG).exists():
+        if not (path / run_folder.CONFIG).exists():
             fresh.append((path, config))
             continue
-        if from_table(read_toml(path / files.CONFIG)) != config:
+        if from_table(read_toml(path / run_folder.CONFIG)) != config:
             raise ValueError(f"{path} holds a run with other settings; give another --out")
-        seeds = files.read_json(path / files.RUN).get("together", [])
-        crew = [(path.parent / f"seed-{seed}", replace(config, seed=seed)) for seed in seeds] or [(path, config)]
+        seeds = run_folder.read_json(path / run_folder.RUN).get("together", [])
+        at_once = [(path.parent / f"seed-{seed}", replace(config, seed=seed)) for seed in seeds] or [(path, config)]
         if not _finished(path) and not any(path == other for task in tasks for other, _ in task.runs):
-            tasks.append(Task.of(crew))
-    begun = {path for task in tasks for path, _ in task.runs}  # a kill may have come before all of a crew had begun
+            tasks.append(Task.of(at_once))
+    begun = {path for task in tasks for path, _ in task.runs}  # a kill may have come before all of them had begun
     left = [run for run in fresh if run[0] not in begun]
     return tasks + ([Task.of(left)] if together and left else [Task.of([run]) for run in left])
 
@@ -213,7 +213,7 @@ def _fitting(name: str, config: Config, shared: dict[str, object], names: list[s
 
 
 def _finished(path: Path) -> bool:
-    return (path / files.RUN).exists() and files.read_json(path / files.RUN).get("status") == "finished"
+    return (path / run_folder.RUN).exists() and run_folder.read_json(path / run_folder.RUN).get("status") == "finished"
 
 
 def _safe(name: str) -> str:

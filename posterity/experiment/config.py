@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from posterity.core.hyper import check_fields, hyper, knobs, nearest, parse
+from posterity.core.hyperparameters import check_fields, hyper, knobs, nearest, parse
 
 DATA = ("target", "client_column", "group", "clients", "newcomers", "partition", "subset", "split", "test_partition")
 LOCAL = {"local_epochs": "epochs", "local_steps": "steps", "batch_size": "batch", "lr": "lr", "optimiser": "optimiser"}

@@ -13,7 +13,7 @@ from posterity.core.tree import Tree
 from posterity.engine.round import personal_model
 from posterity.engine.store import Store
 from posterity.evaluate import bytes_to, rounds_to, select
-from posterity.experiment import folder as files
+from posterity.experiment import run_folder
 from posterity.experiment.config import Config, to_toml
 from posterity.experiment.setup import Setup, describe
 
@@ -32,11 +32,11 @@ class Result:
 
     @property
     def federation(self) -> Any:
-        return self.setup.world.federation
+        return self.setup.sim.federation
 
     @property
     def method(self) -> Any:
-        return self.setup.world.method
+        return self.setup.sim.method
 
     def history(self, metric: str = "accuracy", rule: str = "pooled", point: str | None = None,
                 group: str = "members", epochs: int | None = None) -> list[dict[str, Any]]:  # fmt: skip
@@ -107,16 +107,16 @@ class Result:
 
         Without `point`, a method scored right after training (Local, FedMAP) predicts with the model that the client
         holds since then; `point="trained"` would train it once more, from the last broadcast."""
-        world = self.setup.world
+        sim = self.setup.sim
         index = self._client(client)
-        inputs = torch.as_tensor(x).to(world.root.device, world.dtype)
-        shape = world.federation.shape
+        inputs = torch.as_tensor(x).to(sim.root.device, sim.dtype)
+        shape = sim.federation.shape
         if tuple(inputs.shape[1:]) != shape:
             raise ValueError(f"x has shape {tuple(inputs.shape)}; expected (samples, {', '.join(map(str, shape))})")
         held = "adapted" if self.method.scored == "adapted" else "received"
-        carry, here = personal_model(world, self.state, self.store, index, max(self.round, 1), point or held)
-        output = world.method.predict(carry, inputs, here)
-        return output if world.federation.task == "regression" else output.exp()
+        carry, here = personal_model(sim, self.state, self.store, index, max(self.round, 1), point or held)
+        output = sim.method.predict(carry, inputs, here)
+        return output if sim.federation.task == "regression" else output.exp()
 
     def _client(self, client: int | str) -> int:
         names = self.federation.names
@@ -130,18 +130,18 @@ class Result:
     def save(self, folder: str | Path) -> Path:
         """Write the run as a folder that `posterity report`, `resume` and `load` understand."""
         out = Path(folder)
-        if (out / files.CONFIG).exists():
+        if (out / run_folder.CONFIG).exists():
             raise ValueError(f"{out} already holds a run; give another folder")
         out.mkdir(parents=True, exist_ok=True)
-        (out / files.METRICS).unlink(missing_ok=True)
-        length = files.append_lines(out / files.METRICS, self.lines)
+        (out / run_folder.METRICS).unlink(missing_ok=True)
+        length = run_folder.append_lines(out / run_folder.METRICS, self.lines)
         trees = {"state": self.state, "known": {"clients": self.store.known}}
         rows = getattr(self.store, "rows", None)
         if rows is not None:
             trees["personal"] = rows
         seconds = sum(line.get("seconds", 0.0) for line in self.lines if line["kind"] == "round")
-        files.save_checkpoint(out, trees, {"round": self.round, "length": length, "commit": 1, "seconds": seconds})
+        run_folder.save_checkpoint(out, trees, {"round": self.round, "length": length, "commit": 1, "seconds": seconds})
         facts = describe(self.config, self.setup, "posterity.run(...)")
-        files.write_json(out / files.RUN, {**facts, "status": "finished", "seconds": seconds})
-        files.write_atomic(out / files.CONFIG, to_toml(self.config).encode())
+        run_folder.write_json(out / run_folder.RUN, {**facts, "status": "finished", "seconds": seconds})
+        run_folder.write_atomic(out / run_folder.CONFIG, to_toml(self.config).encode())
         return out

@@ -14,13 +14,13 @@ import torch
 
 from posterity.data import Partition
 from posterity.data.federation import Federation
-from posterity.engine.cohort import Participation
-from posterity.engine.fleet import Fleet, answer_all, train_rounds
-from posterity.engine.ranks import started_first
-from posterity.experiment import folder as files
+from posterity.engine.distributed import started_first
+from posterity.engine.multi_seed import MultiSeed, answer_all, train_rounds
+from posterity.engine.participation import Participation
+from posterity.experiment import run_folder
 from posterity.experiment.config import Config, from_table, read_toml, to_toml
-from posterity.experiment.journey import Journey
 from posterity.experiment.result import Result
+from posterity.experiment.run_state import RunState
 from posterity.experiment.scoring import Asked, score_lines
 from posterity.experiment.setup import Setup, describe, set_up
 
@@ -43,30 +43,30 @@ def start_run(
     """Run an experiment; with `out`, everything is written there as it happens. A `setup` is not made again."""
     Participation.parse(config.participation)
     setup = set_up(config, federation, model) if setup is None else setup
-    if out is None or not setup.world.ranks.leads:
-        return Voyage([Journey(config, setup, None)], watch).go()[0]
-    if (out / files.CONFIG).exists():
+    if out is None or not setup.sim.processes.leads:
+        return Runner([RunState(config, setup, None)], watch).go()[0]
+    if (out / run_folder.CONFIG).exists():
         raise ValueError(f"{out} already holds a run: go on with 'posterity resume {out}', or give another --out")
     out.mkdir(parents=True, exist_ok=True)
-    with files.locked(out):
+    with run_folder.locked(out):
         _begin(config, setup, out)
-        return Voyage([Journey(config, setup, out)], watch).go()[0]
+        return Runner([RunState(config, setup, out)], watch).go()[0]
 
 
 def resume_run(out: Path, watch: Watch = silent, federation: Federation | None = None, model: Any = None) -> Result:
     """Go on with a run where its last checkpoint was written; a finished run is only read."""
-    if not (out / files.CONFIG).exists():
-        raise ValueError(f"{out} holds no run (there is no {files.CONFIG} in it)")
-    config = from_table(read_toml(out / files.CONFIG))
-    with files.locked(out) if started_first() else nullcontext():
-        facts = files.read_json(out / files.RUN)
+    if not (out / run_folder.CONFIG).exists():
+        raise ValueError(f"{out} holds no run (there is no {run_folder.CONFIG} in it)")
+    config = from_table(read_toml(out / run_folder.CONFIG))
+    with run_folder.locked(out) if started_first() else nullcontext():
+        facts = run_folder.read_json(out / run_folder.RUN)
         if facts.get("together") and facts.get("status") != "finished":
             seeds = ", ".join(map(str, facts["together"]))
             raise ValueError(f"{out} runs at once with the seeds {seeds}: go on with all of them "
                              f"(posterity resume {out.parent.parent})")  # fmt: skip
         setup = set_up(_as_before(config, facts), federation, model)
         _check_same(facts.get("federation", {}), setup, out)
-        return Voyage([Journey(config, setup, out)], watch).go()[0]
+        return Runner([RunState(config, setup, out)], watch).go()[0]
 
 
 def run_seeds(
@@ -79,33 +79,35 @@ def run_seeds(
     """Runs that differ in nothing but their seed, all at once; those in folders that were begun before go on."""
     if len({out.parent for out in outs or ()}) > 1:
         raise ValueError("the folders of seeds that run at once must stand side by side in one folder")
-    begun = [out for out in outs or () if (out / files.CONFIG).exists()]
-    facts = files.read_json(begun[0] / files.RUN) if begun else None
+    begun = [out for out in outs or () if (out / run_folder.CONFIG).exists()]
+    facts = run_folder.read_json(begun[0] / run_folder.RUN) if begun else None
     setups: list[Setup] = []
     for config in configs:  # trials choose for the first, and so for all
         fixed = _as_before(config, facts) if facts else _like(config, setups[0]) if setups else config
         setups.append(set_up(fixed, federation, model))
     if outs is None:
-        return Voyage([Journey(c, s, None) for c, s in zip(configs, setups, strict=True)], watch).go()
+        return Runner([RunState(c, s, None) for c, s in zip(configs, setups, strict=True)], watch).go()
     with ExitStack() as stack:
         for out, config, setup in zip(outs, configs, setups, strict=True):
             out.mkdir(parents=True, exist_ok=True)
-            stack.enter_context(files.locked(out))
+            stack.enter_context(run_folder.locked(out))
             if out in begun:
-                _check_same(files.read_json(out / files.RUN).get("federation", {}), setup, out)
+                _check_same(run_folder.read_json(out / run_folder.RUN).get("federation", {}), setup, out)
             else:
                 _begin(config, setup, out, [c.seed for c in configs])
-        files.keep_pledge(outs)
-        journeys = [Journey(*each) for each in zip(configs, setups, outs, strict=True)]
-        return Voyage(journeys, watch).go()
+        run_folder.keep_pledge(outs)
+        run_states = [RunState(*each) for each in zip(configs, setups, outs, strict=True)]
+        return Runner(run_states, watch).go()
 
 
 def _begin(config: Config, setup: Setup, out: Path, together: Sequence[int] = ()) -> None:
     """The files of a new run."""
     facts = describe(config, setup, " ".join(sys.argv))
-    (out / files.METRICS).write_bytes(b"")
-    files.write_json(out / files.RUN, {**facts, **({"together": list(together)} if len(together) > 1 else {})})
-    files.write_atomic(out / files.CONFIG, to_toml(config).encode())  # last: now the folder is a run
+    (out / run_folder.METRICS).write_bytes(b"")
+    run_folder.write_json(
+        out / run_folder.RUN, {**facts, **({"together": list(together)} if len(together) > 1 else {})}
+    )
+    run_folder.write_atomic(out / run_folder.CONFIG, to_toml(config).encode())  # last: now the folder is a run
 
 
 def _as_before(config: Config, facts: dict[str, Any]) -> Config:
@@ -124,7 +126,7 @@ def _like(config: Config, setup: Setup) -> Config:
 
 def _check_same(before: dict[str, Any], setup: Setup, out: Path) -> None:
     """Refuse to go on with other data than the run began with."""
-    now = setup.world.federation
+    now = setup.sim.federation
     if before.get("name") == now.name:
         check_rule(before, now.partition, out)
     if (before.get("name"), before.get("train")) != (now.name, now.train.counts.tolist()):
@@ -151,72 +153,72 @@ def check_rule(before: dict[str, Any], rule: Partition | None, out: Path) -> Non
         )
 
 
-class Voyage:
+class Runner:
     """Journeys that go together, round by round: one run, or several seeds of it."""
 
-    def __init__(self, journeys: Sequence[Journey], watch: Watch) -> None:
-        self.journeys, self.watch = journeys, watch
-        self.fleet = Fleet.of([journey.world for journey in journeys])
-        self.engine = journeys[0].setup.engine
+    def __init__(self, run_states: Sequence[RunState], watch: Watch) -> None:
+        self.run_states, self.watch = run_states, watch
+        self.multi = MultiSeed.of([run_state.sim for run_state in run_states])
+        self.engine = run_states[0].setup.engine
         self.spent = self.since = 0.0
-        rounds = {journey.round for journey in journeys}
+        rounds = {run_state.round for run_state in run_states}
         if len(rounds) > 1:
             raise ValueError(f"these seeds have come to different rounds ({sorted(rounds)}) and cannot go on at once: "
                              "go on with each of them alone, or start again in another folder")  # fmt: skip
 
     @property
     def round(self) -> int:
-        return self.journeys[0].round
+        return self.run_states[0].round
 
     def go(self) -> list[Result]:
-        rounds, begun = self.journeys[0].config.rounds, time.perf_counter()
+        rounds, begun = self.run_states[0].config.rounds, time.perf_counter()
         while self.round < rounds:
             lines = self._step(self.round + 1, rounds)
             self._keep(time.perf_counter() - begun, self.round == rounds)
             self.watch(self.round, rounds, lines)
-        return [journey.finish() for journey in self.journeys]
+        return [run_state.finish() for run_state in self.run_states]
 
     def _step(self, round: int, rounds: int) -> list[dict[str, Any]]:
         """One round of training of all, with scores if this is a round that is evaluated; the lines of the first."""
-        before, journeys = time.perf_counter(), self.journeys
-        scores = self._score([journey.ask_before(round) for journey in journeys], round)
-        states, stores = [j.state for j in journeys], [j.store for j in journeys]
-        cohorts = [journey.cohort(round) for journey in journeys]
-        for journey in journeys:
-            journey.announce(round + 1)
-        ends = train_rounds(self.fleet, self.engine, states, stores, cohorts, round, rounds)
-        for journey, (state, _) in zip(journeys, ends, strict=True):
-            journey.state = state
-        later = self._score([journey.ask_after(round) for journey in journeys], round)
-        seconds = (time.perf_counter() - before) / len(journeys)  # each has its share
-        told = [journey.arrive(log, first + second, seconds)
-                for journey, (_, log), first, second in zip(journeys, ends, scores, later, strict=True)]  # fmt: skip
+        before, run_states = time.perf_counter(), self.run_states
+        scores = self._score([run_state.ask_before(round) for run_state in run_states], round)
+        states, stores = [j.state for j in run_states], [j.store for j in run_states]
+        cohorts = [run_state.cohort(round) for run_state in run_states]
+        for run_state in run_states:
+            run_state.announce(round + 1)
+        ends = train_rounds(self.multi, self.engine, states, stores, cohorts, round, rounds)
+        for run_state, (state, _) in zip(run_states, ends, strict=True):
+            run_state.state = state
+        later = self._score([run_state.ask_after(round) for run_state in run_states], round)
+        seconds = (time.perf_counter() - before) / len(run_states)  # each has its share
+        each = zip(run_states, ends, scores, later, strict=True)
+        told = [run_state.arrive(log, first + second, seconds) for run_state, (_, log), first, second in each]
         return told[0]
 
     def _score(self, asked: Sequence[Sequence[Asked]], round: int) -> list[list[dict[str, Any]]]:
         """The lines that answer the questions of each journey: as many in all, one after the other."""
-        lines: list[list[dict[str, Any]]] = [[] for _ in self.journeys]
-        states, stores = [j.state for j in self.journeys], [j.store for j in self.journeys]
+        lines: list[list[dict[str, Any]]] = [[] for _ in self.run_states]
+        states, stores = [j.state for j in self.run_states], [j.store for j in self.run_states]
         for some in zip(*asked, strict=True):
-            outputs = answer_all(self.fleet, self.engine, states, stores, [each.question for each in some], round)
-            for told, journey, each, output in zip(lines, self.journeys, some, outputs, strict=True):
-                if journey.world.ranks.leads:  # what the others computed is scored by the first
-                    told += score_lines(journey.world, round, each, output)
+            outputs = answer_all(self.multi, self.engine, states, stores, [each.question for each in some], round)
+            for told, run_state, each, output in zip(lines, self.run_states, some, outputs, strict=True):
+                if run_state.sim.processes.leads:  # what the others computed is scored by the first
+                    told += score_lines(run_state.sim, round, each, output)
         return lines
 
     def _keep(self, elapsed: float, last: bool) -> None:
         """Write a checkpoint when writing has become cheap enough, and at the end."""
-        first = self.journeys[0]
+        first = self.run_states[0]
         worth = first.writes and self.spent <= WRITING * (elapsed - self.since)
-        if not first.world.ranks.tell(float(worth))[0] and not last:
+        if not first.sim.processes.tell(float(worth))[0] and not last:
             return
         begun = time.perf_counter()
-        for journey in self.journeys:
-            journey.bring_home()
+        for run_state in self.run_states:
+            run_state.bring_home()
         if not first.writes:
             return
-        folders = [journey.out for journey in self.journeys if journey.out is not None]
-        files.save_checkpoints(folders, [journey.pack() for journey in self.journeys])
-        for journey in self.journeys:
-            journey.packed()
+        folders = [run_state.out for run_state in self.run_states if run_state.out is not None]
+        run_folder.save_checkpoints(folders, [run_state.pack() for run_state in self.run_states])
+        for run_state in self.run_states:
+            run_state.packed()
         self.spent, self.since = time.perf_counter() - begun, elapsed

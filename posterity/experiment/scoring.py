@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from posterity.core.method import Pass
+from posterity.core.protocol import Pass
 from posterity.data.federation import Part
 from posterity.engine.round import Question
-from posterity.engine.world import World
+from posterity.engine.simulation import Simulation
 from posterity.evaluate import fairness, per_client, rank, score, summarise
 from posterity.evaluate.scores import Scores
 
@@ -28,53 +28,53 @@ class Asked:
     question: Question
 
 
-def ask_members(world: World, points: tuple[str, ...]) -> Iterator[Asked]:
+def ask_members(sim: Simulation, points: tuple[str, ...]) -> Iterator[Asked]:
     """All members at some points, on validation and test."""
-    everyone = torch.arange(world.federation.members, device=world.root.device)
+    everyone = torch.arange(sim.federation.members, device=sim.root.device)
     for point in points:
-        epochs = world.method.adaptation if point == "adapted" else 0
-        yield Asked("members", Question(everyone, _held(world), point, epochs))
+        epochs = sim.method.adaptation if point == "adapted" else 0
+        yield Asked("members", Question(everyone, _held(sim), point, epochs))
 
 
-def ask_newcomers(world: World, epochs: tuple[int, ...]) -> Iterator[Asked]:
+def ask_newcomers(sim: Simulation, epochs: tuple[int, ...]) -> Iterator[Asked]:
     """Clients that the server has never met: as received, and after some epochs on their own data."""
-    federation = world.federation
-    late = torch.arange(federation.members, federation.clients, device=world.root.device)
+    federation = sim.federation
+    late = torch.arange(federation.members, federation.clients, device=sim.root.device)
     for each in (0, *sorted(set(epochs))) if len(late) else ():
-        yield Asked("newcomers", Question(late, _held(world), "adapted" if each else "received", each, True))
+        yield Asked("newcomers", Question(late, _held(sim), "adapted" if each else "received", each, True))
 
 
-def ask_common(world: World) -> Iterator[Asked]:
+def ask_common(sim: Simulation) -> Iterator[Asked]:
     """The test set that belongs to no client, scored with what the server would give to somebody without data.
 
     No client's data have a part in it: neither its rows nor its key.
     """
-    rows, clients = world.federation.common, world.federation.clients
+    rows, clients = sim.federation.common, sim.federation.clients
     if rows is None:
         return
     offsets = torch.zeros(clients + 2, dtype=torch.int64, device=rows.device)
     offsets[-1] = len(rows)
     nobody = torch.full((1,), clients, device=rows.device)
-    yield Asked("common", Question(nobody, (Part(rows, offsets),), "received", 0, strangers=True, outside=True))
+    yield Asked("common", Question(nobody, (Part(rows, offsets),), "received", 0, newcomers=True, outside=True))
 
 
-def score_lines(world: World, round: int, asked: Asked, outputs: list[list[Tensor]]) -> Iterator[dict[str, Any]]:
+def score_lines(sim: Simulation, round: int, asked: Asked, outputs: list[list[Tensor]]) -> Iterator[dict[str, Any]]:
     """The lines of an answer: for a group of clients on validation, test and what is held out of all fitting.
 
     That is both, unless something was fitted on the validation part: then it is the test part alone.
     """
-    federation, question = world.federation, asked.question
+    federation, question = sim.federation, asked.question
     clients, scored = question.clients, []
     for part, output in zip(question.parts, outputs, strict=True):
         rows = part.rows[int(part.offsets[clients[0]]) : int(part.offsets[clients[-1] + 1])]
-        scored.append(_scored(world, output, federation.y[rows]))
+        scored.append(_scored(sim, output, federation.y[rows]))
     if asked.group == "common":
         yield _line(round, asked, federation.task, "test", *scored[0])
         return
     weights = federation.train.counts[clients]
     (one, first), (other, second) = scored
     both = (one + other, None if first is None else first + second)
-    held = scored[1] if fits_validation(question.passes(world)) else both
+    held = scored[1] if fits_validation(question.passes(sim)) else both
     for name, (scores, ranks) in zip(("validation", "test", "held"), (*scored, held), strict=True):
         yield _line(round, asked, federation.task, name, scores, ranks, weights)
 
@@ -84,12 +84,12 @@ def fits_validation(passes: Iterable[Iterable[Pass]]) -> bool:
     return any(each.on == "validation" for some in passes for each in some)
 
 
-def _held(world: World) -> tuple[Part, Part]:
-    return world.federation.validation, world.federation.test
+def _held(sim: Simulation) -> tuple[Part, Part]:
+    return sim.federation.validation, sim.federation.test
 
 
-def _scored(world: World, outputs: list[Tensor], y: Tensor) -> tuple[Scores, Any]:
-    federation = world.federation
+def _scored(sim: Simulation, outputs: list[Tensor], y: Tensor) -> tuple[Scores, Any]:
+    federation = sim.federation
     flat = torch.cat(outputs)
     counts = torch.tensor([0, *(len(o) for o in outputs)], device=flat.device)
     scores = score(flat, y, counts.cumsum(0), federation.classes, federation.task)

@@ -14,14 +14,14 @@ from typing import Any
 import torch
 
 from posterity import __version__, data, methods, models
-from posterity.core.draw import make_key
+from posterity.core.random import make_key
 from posterity.data.federation import Federation
-from posterity.engine.choice import ROWS, Choice, Wish, choose, footprint
-from posterity.engine.cohort import Participation
-from posterity.engine.ranks import Ranks, gather_ranks
+from posterity.engine.autotune.choice import ROWS, Choice, Wish, choose, footprint
+from posterity.engine.autotune.trials import use_onednn
+from posterity.engine.distributed import Processes, find_processes
+from posterity.engine.participation import Participation
 from posterity.engine.round import able
-from posterity.engine.trials import use_onednn
-from posterity.engine.world import World
+from posterity.engine.simulation import Simulation
 from posterity.experiment.config import DATA, Config
 from posterity.experiment.scoring import fits_validation
 
@@ -33,7 +33,7 @@ DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
 @dataclass(frozen=True)
 class Setup:
-    world: World
+    sim: Simulation
     choice: Choice
 
     @property
@@ -60,8 +60,8 @@ def set_up(config: Config, federation: Federation | None = None, model: Any = No
     With several `cores`, trials also say what a process for each of them would save.
     """
     _check_device(config.device)
-    ranks, device = gather_ranks(config.device)
-    if ranks.size > 1 and config.store == "disk":
+    processes, device = find_processes(config.device)
+    if processes.size > 1 and config.store == "disk":
         raise ValueError("personal records on disk belong to one process: use --store memory with several")
     federation = load_federation(config) if federation is None else federation
     dtype = DTYPES[config.dtype]
@@ -74,13 +74,13 @@ def set_up(config: Config, federation: Federation | None = None, model: Any = No
     federation = federation.to(device, dtype)
     few = federation.x[:2]
     set_precision(config.precision)
-    wish = Wish(_inner(config.engine, ranks), config.convolution, config.onednn)
+    wish = Wish(_inner(config.engine, processes), config.convolution, config.onednn)
     batch = next((p.batch for p in method.passes() if p.learns and p.batch), ROWS[0])
-    choice = choose(wish, model, few, initial, ranks, batch, federation.members, cores)
+    choice = choose(wish, model, few, initial, processes, batch, federation.members, cores)
     use_onednn(choice.onednn)
-    root, ranks = make_key(config.seed, device), ranks.dealt(federation.train.counts, federation.members)
+    root, processes = make_key(config.seed, device), processes.dealt(federation.train.counts, federation.members)
     sample, memory = footprint(choice.model, few, initial), config.memory or _room(device)
-    return Setup(World(method, choice.model, federation, initial, root, memory, sample, ranks), choice)
+    return Setup(Simulation(method, choice.model, federation, initial, root, memory, sample, processes), choice)
 
 
 def _room(device: str) -> int:
@@ -90,21 +90,21 @@ def _room(device: str) -> int:
     return int(torch.cuda.get_device_properties(device).total_memory) // 3
 
 
-def _inner(engine: str, ranks: Ranks) -> str:
+def _inner(engine: str, processes: Processes) -> str:
     """The engine of each process."""
-    if engine == "processes" and ranks.size == 1:
+    if engine == "processes" and processes.size == 1:
         raise ValueError("the engine 'processes' is started by the command line (posterity run --engine processes) or "
                          "by torchrun; this is one process: use another engine")  # fmt: skip
     return "auto" if engine == "processes" else engine
 
 
-def steps_of_round(config: Config, world: World) -> float:
+def steps_of_round(config: Config, sim: Simulation) -> float:
     """Steps that the clients of a round take all together, if the cohort is like that of the first round."""
-    everybody = able(world)
-    cohort = Participation.parse(config.participation).draw(everybody, world.root, 1)
-    counts = world.federation.train.counts[cohort]
+    everybody = able(sim)
+    cohort = Participation.parse(config.participation).draw(everybody, sim.root, 1)
+    counts = sim.federation.train.counts[cohort]
     steps = 0
-    for each in (p for p in world.passes() if p.learns):
+    for each in (p for p in sim.passes() if p.learns):
         taken = -(-counts // (each.batch or int(counts.max()))) * each.epochs
         steps += int((taken if each.most is None else taken.clamp(max=each.most)).sum())
     return float(steps)
@@ -112,7 +112,7 @@ def steps_of_round(config: Config, world: World) -> float:
 
 def describe(config: Config, setup: Setup, command: str) -> dict[str, Any]:
     """What `run.json` says about a run: versions, method, federation."""
-    method, federation = setup.world.method, setup.world.federation
+    method, federation = setup.sim.method, setup.sim.federation
     return {
         "posterity": __version__,
         "commit": source_commit(),
@@ -120,21 +120,21 @@ def describe(config: Config, setup: Setup, command: str) -> dict[str, Any]:
         "python": platform.python_version(),
         "machine": platform.machine(),
         "threads": torch.get_num_threads(),
-        "processes": setup.world.ranks.size,
+        "processes": setup.sim.processes.size,
         "device": _device_name(config.device),
         "engine": setup.engine.name,
         "engine_remark": "; ".join(text for text in (os.environ.get(SHARED), setup.remark) if text),
-        "convolution": setup.world.model.way,
+        "convolution": setup.sim.model.way,
         "onednn": "on" if setup.choice.onednn else "off",
         "precision": config.precision,
-        "memory": setup.world.memory,
+        "memory": setup.sim.memory,
         "command": command,
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
         "status": "running",
         "seconds": 0.0,
         "method": {"name": config.method, "label": methods.title(config.method, method), "scored": method.scored,
                    "reference": method.reference, "absent": method.absent, "fields": _fields(method),
-                   "outside": method.outside(), "fitted": fits_validation([setup.world.passes(0)])},
+                   "outside": method.outside(), "fitted": fits_validation([setup.sim.passes(0)])},
         "federation": _federation_facts(federation),
     }  # fmt: skip
 

@@ -10,8 +10,8 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from posterity.core.hyper import nearest
-from posterity.core.method import Method
+from posterity.core.hyperparameters import nearest
+from posterity.core.protocol import Method
 from posterity.laws import company, draws, purity, records, seeds, sums
 from posterity.laws.law import FOUND, Law, LawBroken
 from posterity.laws.subject import Subject, subject

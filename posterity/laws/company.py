@@ -8,13 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from posterity.core.method import Batch, Now
-from posterity.core.monoid import fold_stack
+from posterity.core.messages import fold_stack
+from posterity.core.protocol import Batch, Now
 from posterity.core.tree import Tree, tree_bytes, tree_named, tree_rows
 from posterity.core.wrapper import Wrapper
-from posterity.engine.record import Recordings
 from posterity.engine.round import blocks, first_state
-from posterity.engine.world import World
+from posterity.engine.simulation import Simulation
+from posterity.engine.tracing.trace import TraceCache
 from posterity.laws.draws import heard
 from posterity.laws.gaps import near
 from posterity.laws.law import law
@@ -60,17 +60,17 @@ def law_engines(subject: Subject) -> None:
     "weight, or Bag, which keeps everything in the order of the clients.",
 )
 def law_order(subject: Subject) -> None:
-    made, world = trace(subject, "stacked"), subject.world()
+    made, sim = trace(subject, "stacked"), subject.sim()
     for number, done in enumerate(made.rounds, 1):
         state, _ = made.before(number)
-        now = Now(number, len(COHORTS), world.root, len(done.clients))
+        now = Now(number, len(COHORTS), sim.root, len(done.clients))
         straight = subject.method.combine(state, fold_stack(done.sent), now)
         for turn in range(3):
             order = some_order(len(done.clients), turn) if turn else torch.arange(len(done.clients)).flip(0)
             mixed = subject.method.combine(state, fold_stack(tree_rows(done.sent, order)), now)
             near(mixed, straight, f"round {number}, messages added in order {order.tolist()}", subject.slack)
     state, store = made.before(2)
-    again = one_round(world, "stacked", state, store, COHORTS[1][::-1], 2)
+    again = one_round(sim, "stacked", state, store, COHORTS[1][::-1], 2)
     agree(subject, again, made.at(2), "round 2, cohort given backwards")
 
 
@@ -80,16 +80,16 @@ def law_order(subject: Subject) -> None:
     "`+` of the message kind does something else than its `fold`. Both must add the same way.",
 )
 def law_blocks(subject: Subject) -> None:
-    made, world = trace(subject, "stacked"), subject.world()
+    made, sim = trace(subject, "stacked"), subject.sim()
     cohort, passes = torch.tensor(COHORTS[1]), subject.method.passes()
-    memory = 16 * tree_bytes(world.initial)
-    while len(list(blocks(replace(world, memory=memory), cohort, passes))) == 1 and memory > 1:
+    memory = 16 * tree_bytes(sim.initial)
+    while len(list(blocks(replace(sim, memory=memory), cohort, passes))) == 1 and memory > 1:
         memory //= 2
-    while len(list(blocks(replace(world, memory=memory), cohort, passes))) > 3:
+    while len(list(blocks(replace(sim, memory=memory), cohort, passes))) > 3:
         memory *= 2
     for number in (1, 2):
         state, store = made.before(number)
-        cut = one_round(replace(world, memory=memory), "stacked", state, store, COHORTS[number - 1], number)
+        cut = one_round(replace(sim, memory=memory), "stacked", state, store, COHORTS[number - 1], number)
         agree(subject, cut, made.at(number), f"round {number}, cut into blocks")
 
 
@@ -100,21 +100,21 @@ def law_blocks(subject: Subject) -> None:
     "Mask every sum over a batch; draw with the batch axis first.",
 )
 def law_company(subject: Subject) -> None:
-    made, world = trace(subject, "stacked"), subject.world()
+    made, sim = trace(subject, "stacked"), subject.sim()
     for number in (1, 2):
         done = made.at(number)
         for i, client in enumerate(done.clients.tolist()):
             if number == 2 and client not in (1, 5, 8):
                 continue
             state, store = made.before(number)
-            alone = one_round(world, "stacked", state, store, [client], number)
+            alone = one_round(sim, "stacked", state, store, [client], number)
             near(
                 visit(alone, 0), visit(done, i), f"round {number}, client {client} alone and in company", subject.slack
             )
 
 
 @dataclass(frozen=True)
-class Smudged(World):
+class Smudged(Simulation):
     """A world whose padding holds other samples, or huge numbers."""
 
     scale: float = 1.0
@@ -134,9 +134,9 @@ class Smudged(World):
     "to the model: here.model(params, batch.x, mask=batch.mask, train=True, key=here.key).",
 )
 def law_mask(subject: Subject) -> None:
-    made, world = trace(subject, "stacked"), subject.world()
+    made, sim = trace(subject, "stacked"), subject.sim()
     for words, scale in (("other samples", 1.0), ("huge numbers", HUGE)):
-        smudged = Smudged(**world.__dict__, scale=scale)
+        smudged = Smudged(**sim.__dict__, scale=scale)
         for number in (1, 2):
             state, store = made.before(number)
             done = one_round(smudged, "stacked", state, store, COHORTS[number - 1], number)
@@ -161,9 +161,9 @@ class Whole(Wrapper):
 )
 def law_recording(subject: Subject) -> None:
     twice = [COHORTS[0], COHORTS[0]]  # the second round replays what the first recorded, with other numbers
-    world = replace(subject.world(), recordings=Recordings(patience=0))
-    called = run(subject.world(), "stacked", twice)
-    for number, (one, other) in enumerate(zip(run(world, "graph", twice).rounds, called.rounds, strict=True), 1):
+    sim = replace(subject.sim(), traces=TraceCache(patience=0))
+    called = run(subject.sim(), "stacked", twice)
+    for number, (one, other) in enumerate(zip(run(sim, "graph", twice).rounds, called.rounds, strict=True), 1):
         for i, client in enumerate(other.clients.tolist()):
             near(visit(one, i), visit(other, i), f"replayed, round {number}, client {client}", subject.slack)
         near(one.state, other.state, f"replayed, state after round {number}", subject.slack)
@@ -177,13 +177,13 @@ def law_recording(subject: Subject) -> None:
 def law_renumbering(subject: Subject) -> None:
     members = subject.federation.members
     order = some_order(members, 7)  # client j is now what order[j] was
-    world = subject.world(method=Whole(subject.method))
-    if heard(subject, subject.seed).keys or _tables_differ(first_state(world), members):
+    sim = subject.sim(method=Whole(subject.method))
+    if heard(subject, subject.seed).keys or _tables_differ(first_state(sim), members):
         return  # draws depend on the number, and so do rows that started differently
     place = torch.argsort(order)
     cohort = COHORTS[1]
-    plain = run(world, "stacked", [cohort]).rounds[0]
-    moved_world = replace(world, federation=renumbered(subject.federation, order))
+    plain = run(sim, "stacked", [cohort]).rounds[0]
+    moved_world = replace(sim, federation=renumbered(subject.federation, order))
     moved = run(moved_world, "stacked", [place[list(cohort)].tolist()]).rounds[0]
     near(tree_rows(moved.rows, place), plain.rows, "records", subject.slack)
     for (name, left), (_, right) in zip(_named(moved.state), _named(plain.state), strict=True):

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from posterity.core import draw
-from posterity.core.method import Here, Pass
+from posterity.core import random
+from posterity.core.protocol import Here, Pass
 from posterity.core.wrapper import Wrapper
 from posterity.engine import loop
 from posterity.engine.round import first_state, score, train_round
@@ -52,18 +52,18 @@ def _words(key: Tensor) -> list[Words]:
 @contextmanager
 def listening(ear: Ear) -> Iterator[None]:
     """Everything drawn through `core.draw` inside the method is written down."""
-    original = draw.bits
+    original = random.bits
 
     def bits(key: Tensor, count: int) -> tuple[Tensor, Tensor]:
         if ear.place:
             ear.hear(ear.keys, key, "draws with")
         return original(key, count)
 
-    draw.bits = bits
+    random.bits = bits
     try:
         yield
     finally:
-        draw.bits = original
+        random.bits = original
 
 
 @dataclass(frozen=True)
@@ -114,12 +114,12 @@ def heard(subject: Subject, seed: int) -> Ear:
 
     def listen() -> Ear:
         ear = Ear()
-        world = subject.world(seed=seed, method=Overheard(subject.method, ear))
+        sim = subject.sim(seed=seed, method=Overheard(subject.method, ear))
         with listening(ear):
-            state, store = first_state(world), Memory(subject.federation.members)
+            state, store = first_state(sim), Memory(subject.federation.members)
             for number, cohort in enumerate(VISITS, 1):
-                state, _ = train_round(world, loop, state, store, torch.tensor(cohort), number, 2)
-            score(world, loop, state, store, torch.tensor([1, 3]), 2, [subject.federation.test], "adapted")
+                state, _ = train_round(sim, loop, state, store, torch.tensor(cohort), number, 2)
+            score(sim, loop, state, store, torch.tensor([1, 3]), 2, [subject.federation.test], "adapted")
         return ear
 
     made: Ear = subject.once(f"heard {seed}", listen)

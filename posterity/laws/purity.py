@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from posterity.core.method import Pass
+from posterity.core.protocol import Pass
 from posterity.core.tree import Tree, tree_named
 from posterity.core.wrapper import Wrapper
 from posterity.engine import loop
@@ -104,15 +104,15 @@ class Twice(Wrapper):
     "operation (add_, +=, dict assignment). Put what must last into State or Personal and return new tensors.",
 )
 def law_purity(subject: Subject) -> None:
-    world = subject.world(method=Twice(subject.method))
-    state, store = first_state(world), Memory(subject.federation.members)
+    sim = subject.sim(method=Twice(subject.method))
+    state, store = first_state(sim), Memory(subject.federation.members)
     for number, cohort in enumerate(((1, 2, 3), (1, 4)), 1):
-        state, _ = train_round(world, loop, state, store, torch.tensor(cohort), number, 2)
+        state, _ = train_round(sim, loop, state, store, torch.tensor(cohort), number, 2)
     tests = [subject.federation.test]
     for point in ("adapted", "trained"):
-        score(world, loop, state, store, torch.tensor([1, 12]), 2, tests, point)
+        score(sim, loop, state, store, torch.tensor([1, 12]), 2, tests, point)
     newcomer = torch.tensor([subject.federation.members])
-    score(world, loop, state, store, newcomer, 2, tests, "received", strangers=True)
+    score(sim, loop, state, store, newcomer, 2, tests, "received", newcomers=True)
 
 
 def global_generators() -> dict[str, Any]:
@@ -133,18 +133,18 @@ def global_generators() -> dict[str, Any]:
 def law_seed(subject: Subject) -> None:
     before = global_generators()
     few = [COHORTS[0][1:4]]
-    ones = run(subject.world(), "loop", few)
+    ones = run(subject.sim(), "loop", few)
     for name, state in global_generators().items():
         if state != before[name]:
             raise Broken(f"the global generator of {name} moved during round 1")
-    same_bits(_end(ones), _end(run(subject.world(), "loop", few)), "the same seed, round 1, loop")
+    same_bits(_end(ones), _end(run(subject.sim(), "loop", few)), "the same seed, round 1, loop")
     made = trace(subject, "stacked")
-    again = run(subject.world(), "stacked", COHORTS[:2])
+    again = run(subject.sim(), "stacked", COHORTS[:2])
     same_bits(_end(again), (made.at(2).state, made.at(2).rows), "the same seed, rounds 1 and 2, stacked")
     draws = [p for p in subject.method.passes() if p.shuffle and p.batch is not None and p.learns]
     if any(p.batch is not None and p.batch < max(len(r) for r in _rows(subject)) for p in draws):
         state, store = made.before(1)
-        other = one_round(subject.world(seed=subject.seed + 1), "stacked", state, store, COHORTS[0], 1)
+        other = one_round(subject.sim(seed=subject.seed + 1), "stacked", state, store, COHORTS[0], 1)
         if worst((other.state, other.rows), (made.at(1).state, made.at(1).rows))[0] == 0:
             raise Broken("another seed gave the same bits in round 1, although the order of the samples is drawn")
 

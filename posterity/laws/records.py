@@ -8,8 +8,8 @@ import torch
 from safetensors.torch import load, save
 from torch import Tensor
 
-from posterity.core.method import Personal
-from posterity.core.monoid import Message, Rows
+from posterity.core.messages import Message, Rows
+from posterity.core.protocol import Personal
 from posterity.core.tree import Tree, tree_filled, tree_leaves, tree_map, tree_named, tree_rows
 from posterity.data.federation import Federation
 from posterity.engine.round import ENGINES, first_state, meet
@@ -64,14 +64,14 @@ def _tables(sent: Message, before: Tree, after: Tree, absent: list[int], where: 
     "Build both from the same names in the same order, e.g. {n: new[n] for n in here.initial}.",
 )
 def law_structure(subject: Subject) -> None:
-    world, made = subject.world(), trace(subject, "stacked")
+    sim, made = subject.sim(), trace(subject, "stacked")
     params = getattr(made.first, "params", None)
     if not isinstance(params, dict) or not set(subject.model.leaves) <= set(params):
         raise Broken(f"state.params of the first state does not hold the leaves {list(subject.model.leaves)}")
     for name in subject.model.leaves:
-        if params[name].shape != world.initial[name].shape:
+        if params[name].shape != sim.initial[name].shape:
             raise Broken(f"state.params[{name!r}] has shape {tuple(params[name].shape)}, not the network's")
-    here, _ = meet(world, ENGINES["loop"], made.first, Memory(subject.federation.members), torch.tensor(COHORTS[0]), 1)
+    here, _ = meet(sim, ENGINES["loop"], made.first, Memory(subject.federation.members), torch.tensor(COHORTS[0]), 1)
     fresh = shapes(tree_rows(here.personal, 0))
     for number, done in enumerate(made.rounds, 1):
         _same_shapes(shapes(made.first), shapes(done.state), f"state after round {number}")
@@ -98,7 +98,7 @@ def _same_shapes(left: list[tuple[str, tuple[int, ...], torch.dtype]], right: ob
 )
 def law_precision(subject: Subject) -> None:
     thin = Subject(subject.method, subject.model, subject.federation.to("cpu", torch.float32), dtype=torch.float32)
-    made = run(thin.world(), "stacked", COHORTS[:2])
+    made = run(thin.sim(), "stacked", COHORTS[:2])
     thin.memory["trace stacked"] = made
     looked = {"state": made.state, "records": made.at(2).records, "messages": made.at(2).sent}
     looked["predictions"] = {point: outputs(thin, "stacked", point) for point in POINTS}
@@ -117,8 +117,8 @@ def law_precision(subject: Subject) -> None:
 def law_scoring(subject: Subject) -> None:
     made = trace(subject, "stacked")
     state, store = made.state, made.store()
-    world = subject.world()
-    watched = (state, store.rows, store.known, subject.federation.x, world.initial)
+    sim = subject.sim()
+    watched = (state, store.rows, store.known, subject.federation.x, sim.initial)
     before = photograph(watched)
     for engine in ("loop", "stacked"):
         for point in POINTS:
@@ -135,7 +135,7 @@ def law_scoring(subject: Subject) -> None:
 )
 def law_newcomers(subject: Subject) -> None:
     for point in POINTS[:2]:
-        ones, many = (outputs(subject, engine, point, strangers=True) for engine in ("loop", "stacked"))
+        ones, many = (outputs(subject, engine, point, newcomers=True) for engine in ("loop", "stacked"))
         near(ones, many, f"predictions for newcomers, {point}, loop and stacked", subject.slack)
         if not all(bool(leaf.isfinite().all()) for leaf in many):
             raise Broken(f"predictions for newcomers, {point}, are not finite")
@@ -147,10 +147,10 @@ def law_newcomers(subject: Subject) -> None:
     "predict returns logits, or an average of logarithms. End with log_softmax; average probabilities, not logarithms.",
 )
 def law_probabilities(subject: Subject) -> None:
-    for strangers, points in ((False, POINTS), (True, POINTS[:2])):
+    for newcomers, points in ((False, POINTS), (True, POINTS[:2])):
         for point in points:
-            for client, output in enumerate(outputs(subject, "stacked", point, strangers=strangers)):
-                _proper(output, subject, f"{point}, {'newcomer' if strangers else 'scored client'} no. {client}")
+            for client, output in enumerate(outputs(subject, "stacked", point, newcomers=newcomers)):
+                _proper(output, subject, f"{point}, {'newcomer' if newcomers else 'scored client'} no. {client}")
 
 
 def _proper(output: Tensor, subject: Subject, where: str) -> None:
@@ -189,22 +189,22 @@ def _poison(victims: tuple[int, ...]) -> Change:
     "which ends the round for everybody (torch.linalg.cholesky: use cholesky_ex and let the NaN through).",
 )
 def law_refusal(subject: Subject) -> None:
-    made, world = trace(subject, "stacked"), subject.world()
+    made, sim = trace(subject, "stacked"), subject.sim()
     if not any(leaf.is_floating_point() for leaf in tree_leaves((made.at(1).sent, made.at(1).records))):
         return  # nothing that could be refused
     state, store = made.before(2)
-    done = one_round(world, "stacked", state, store, COHORTS[1], 2, _poison((1,)))
+    done = one_round(sim, "stacked", state, store, COHORTS[1], 2, _poison((1,)))
     if [r.client for r in done.log.refused] != [1]:
         raise Broken(f"client 1 sent NaN, but refused were {done.log.refused}")
     _left_out(subject, done, 1)
     state, store = made.before(2)
-    ill = one_round(replace(world, federation=_ill(subject, 8)), "stacked", state, store, COHORTS[1], 2)
+    ill = one_round(replace(sim, federation=_ill(subject, 8)), "stacked", state, store, COHORTS[1], 2)
     if {r.client for r in ill.log.refused} - {8}:
         raise Broken(f"client 8 has NaN in its data, but refused were {ill.log.refused}")
     if ill.log.refused:
         _left_out(subject, ill, 8)
     state, store = made.before(2)
-    all_bad = one_round(world, "stacked", state, store, COHORTS[1], 2, _poison(COHORTS[1]))
+    all_bad = one_round(sim, "stacked", state, store, COHORTS[1], 2, _poison(COHORTS[1]))
     if not all_bad.log.empty:
         raise Broken("every message was NaN, but the round is not reported as empty")
     before = (state, made.at(1).rows, made.at(1).known)
@@ -216,7 +216,7 @@ def _left_out(subject: Subject, done: Round, victim: int) -> None:
     made, where = trace(subject, "stacked"), f"client {victim} refused"
     state, store = made.before(2)
     same_bits(tree_rows(done.rows, victim), tree_rows(store.rows, victim), f"{where}, its record")
-    without = one_round(subject.world(), "stacked", state, store, [c for c in COHORTS[1] if c != victim], 2)
+    without = one_round(subject.sim(), "stacked", state, store, [c for c in COHORTS[1] if c != victim], 2)
     near((done.state, done.rows), (without.state, without.rows), f"{where}, the round without it", subject.slack)
 
 
@@ -233,17 +233,17 @@ def _ill(subject: Subject, victim: int) -> Federation:
     "something that lasts is kept in a field marked static, or outside State and Personal.",
 )
 def law_resume(subject: Subject) -> None:
-    made, world = trace(subject, "stacked"), subject.world()
+    made, sim = trace(subject, "stacked"), subject.sim()
     for number in (2, 3):
         state, store = made.before(number)
         stored = {f"state:{n}": t.clone().contiguous() for n, t in tree_named(state)}
         stored |= {f"rows:{n}": t.clone().contiguous() for n, t in tree_named(store.rows)}
         named = load(save({**stored, "known": store.known}))
-        fresh, again = first_state(world), Memory(subject.federation.members)
+        fresh, again = first_state(sim), Memory(subject.federation.members)
         state = tree_filled(fresh, {n: named[f"state:{n}"] for n, _ in tree_named(fresh)})
         again.rows = tree_filled(copied(store.rows), {n: named[f"rows:{n}"] for n, _ in tree_named(store.rows)})
         again.known = named["known"]
-        done = one_round(world, "stacked", state, again, COHORTS[number - 1], number)
+        done = one_round(sim, "stacked", state, again, COHORTS[number - 1], number)
         straight = made.at(number)
         pair = (done.state, done.rows, done.known), (straight.state, straight.rows, straight.known)
         same_bits(*pair, f"round {number} after a restart")

@@ -7,10 +7,10 @@ from dataclasses import replace
 import torch
 
 from posterity.core.tree import Tree
-from posterity.engine.fleet import Fleet, answer_all, train_rounds
+from posterity.engine.multi_seed import MultiSeed, answer_all, train_rounds
 from posterity.engine.round import ENGINES, Question, answer, first_state, train_round
+from posterity.engine.simulation import Simulation
 from posterity.engine.store import Memory
-from posterity.engine.world import World
 from posterity.laws.gaps import near
 from posterity.laws.law import law
 from posterity.laws.subject import COHORTS, SCORED, Subject, renumbered, some_order
@@ -25,34 +25,34 @@ SEEDS = (0, 5, 6)
     "of the method that holds tensors, or a table in State whose size depends on the cohort. Offer it.",
 )
 def law_seeds(subject: Subject) -> None:
-    worlds = [_world(subject, seed) for seed in SEEDS]
-    fleet, engine = Fleet.of(worlds), ENGINES["stacked"]
-    together, apart = ([first_state(world) for world in worlds] for _ in range(2))
-    stores, others = ([Memory(world.federation.clients) for world in worlds] for _ in range(2))
+    sims = [_world(subject, seed) for seed in SEEDS]
+    multi, engine = MultiSeed.of(sims), ENGINES["stacked"]
+    together, apart = ([first_state(sim) for sim in sims] for _ in range(2))
+    stores, others = ([Memory(sim.federation.clients) for sim in sims] for _ in range(2))
     for number in (1, 2):
         cohorts = [torch.tensor(COHORTS[(number - 1 + seed) % len(COHORTS)]) for seed in SEEDS]
-        ends = train_rounds(fleet, engine, together, stores, cohorts, number, len(COHORTS))
+        ends = train_rounds(multi, engine, together, stores, cohorts, number, len(COHORTS))
         together = [state for state, _ in ends]
-        for i, world in enumerate(worlds):
-            apart[i], log = train_round(world, engine, apart[i], others[i], cohorts[i], number, len(COHORTS))
+        for i, sim in enumerate(sims):
+            apart[i], log = train_round(sim, engine, apart[i], others[i], cohorts[i], number, len(COHORTS))
             where = f"seed {SEEDS[i]}, round {number}"
             near(_left(together[i], stores[i]), _left(apart[i], others[i]), where, subject.slack)
             near(torch.tensor(ends[i][1].loss), torch.tensor(log.loss), f"{where}, loss", subject.slack)
-    parts = [(world.federation.validation, world.federation.test) for world in worlds]
-    for point, strangers in (("received", False), ("adapted", False), ("trained", False), ("adapted", True)):
-        clients = range(subject.federation.members, subject.federation.clients) if strangers else SCORED
-        asked = [Question(torch.tensor(list(clients)), some, point, strangers=strangers) for some in parts]
-        outputs = answer_all(fleet, engine, together, stores, asked, 2)
-        for i, world in enumerate(worlds):
-            alone = answer(world, engine, apart[i], others[i], asked[i], 2)
+    parts = [(sim.federation.validation, sim.federation.test) for sim in sims]
+    for point, newcomers in (("received", False), ("adapted", False), ("trained", False), ("adapted", True)):
+        clients = range(subject.federation.members, subject.federation.clients) if newcomers else SCORED
+        asked = [Question(torch.tensor(list(clients)), some, point, newcomers=newcomers) for some in parts]
+        outputs = answer_all(multi, engine, together, stores, asked, 2)
+        for i, sim in enumerate(sims):
+            alone = answer(sim, engine, apart[i], others[i], asked[i], 2)
             near(outputs[i], alone, f"predictions of seed {SEEDS[i]}, {point}", subject.slack)
 
 
-def _world(subject: Subject, seed: int) -> World:
+def _world(subject: Subject, seed: int) -> Simulation:
     """A world with other draws, another first network and another partition."""
     federation = renumbered(subject.federation, some_order(subject.federation.members, seed))
     initial = subject.model.init(seed, subject.dtype)
-    return replace(subject.world(seed=seed), initial=initial, federation=federation)
+    return replace(subject.sim(seed=seed), initial=initial, federation=federation)
 
 
 def _left(state: Tree, store: Memory) -> Tree:

@@ -9,14 +9,14 @@ import torch
 from torch import Tensor
 
 from posterity import models
-from posterity.core.draw import fold, make_key, normal, permutation, uniform
-from posterity.core.method import Method, Params
+from posterity.core.protocol import Method, Params
+from posterity.core.random import fold, make_key, normal, permutation, uniform
 from posterity.core.tree import Tree, tree_map
 from posterity.data.federation import Federation, Part
 from posterity.engine import loop
 from posterity.engine.round import first_state, train_round
+from posterity.engine.simulation import Simulation
 from posterity.engine.store import Memory
-from posterity.engine.world import World
 from posterity.laws.gaps import worst
 
 SIZES = (37, 1, 21, 8, 5, 2, 30, 13, 11, 17, 3, 26, 4)  # one sample; 37, 21, 11: last batches of one
@@ -46,11 +46,11 @@ class Subject:
     dtype: torch.dtype = torch.float64
     memory: dict[str, Any] = field(default_factory=dict, repr=False)
 
-    def world(self, seed: int | None = None, method: Any = None, **changes: Any) -> World:
+    def sim(self, seed: int | None = None, method: Any = None, **changes: Any) -> Simulation:
         """A world of this subject; `seed` moves the draws but not the first parameters."""
         initial = self.once("initial", lambda: self.model.init(self.seed, self.dtype))
         root = make_key(self.seed if seed is None else seed)
-        return replace(World(method or self.method, self.model, self.federation, initial, root), **changes)
+        return replace(Simulation(method or self.method, self.model, self.federation, initial, root), **changes)
 
     def once(self, name: str, make: Any) -> Any:
         """`make()` the first time, and what it made from then on."""
@@ -116,16 +116,16 @@ def _labels(parts: list[Part], rows: int, classes: int) -> Tensor:
 def _growth(subject: Subject) -> float:
     """Gap after the rounds between two loops, one of which started a relative 1e-15 away."""
     key = make_key(5)
-    world = subject.world()
+    sim = subject.sim()
     moved: Params = {
-        n: p * (1 + JITTER * normal(fold(key, i), p.shape, p.dtype)) for i, (n, p) in enumerate(world.initial.items())
+        n: p * (1 + JITTER * normal(fold(key, i), p.shape, p.dtype)) for i, (n, p) in enumerate(sim.initial.items())
     }
-    ends = [_end(replace(world, initial=initial)) for initial in (world.initial, moved)]
+    ends = [_end(replace(sim, initial=initial)) for initial in (sim.initial, moved)]
     return max(JITTER, worst(*ends)[0])
 
 
-def _end(world: World) -> Tree:
-    state, store = first_state(world), Memory(world.federation.members)
+def _end(sim: Simulation) -> Tree:
+    state, store = first_state(sim), Memory(sim.federation.members)
     for number, cohort in enumerate(COHORTS, 1):
-        state, _ = train_round(world, loop, state, store, torch.tensor(cohort), number, len(COHORTS))
+        state, _ = train_round(sim, loop, state, store, torch.tensor(cohort), number, len(COHORTS))
     return tree_map(lambda leaf: leaf, (state, store.rows))

@@ -7,8 +7,8 @@ import random
 from dataclasses import replace
 from typing import Any
 
-from posterity.core.method import Now
-from posterity.core.monoid import LogMean, Mean, Message, Moments, Sum, fold_stack, merge, zero_like
+from posterity.core.messages import LogMean, Mean, Message, Moments, Sum, fold_stack, merge, zero_like
+from posterity.core.protocol import Now
 from posterity.core.tree import Tree, tree_map, tree_rows
 from posterity.laws.gaps import Broken, near, same_bits
 from posterity.laws.law import law
@@ -83,7 +83,7 @@ def _plain(part: Any) -> Tree:
     "where a constant is needed, take it from facts.clients.",
 )
 def law_weights(subject: Subject) -> None:
-    made, world = trace(subject, "stacked"), subject.world()
+    made, sim = trace(subject, "stacked"), subject.sim()
     for number, done in enumerate(made.rounds, 1):
         parts, total = singles(done), fold_stack(done.sent)
         nothing = {n: _weighed(p, -math.inf) for n, p in parts[0].items()}
@@ -99,7 +99,7 @@ def law_weights(subject: Subject) -> None:
             near({name: _plain(more)}, same, f"round {number}, a client of weight zero added", subject.slack)
         if usable and len(usable) == len(total):
             state, _ = made.before(number)
-            now = Now(number, len(COHORTS), world.root, len(parts))
+            now = Now(number, len(COHORTS), sim.root, len(parts))
             once = subject.method.combine(state, total, now)
             twice = subject.method.combine(state, doubled, replace(now, cohort=2 * len(parts)))
             near(twice, once, f"state after round {number}, every client twice at half weight", subject.slack)
@@ -118,11 +118,11 @@ def tree_sum(parts: Parts) -> Message:
     "reading total[...].value where total[...].mean() would raise. Use mean(), or mean(missing=...) to keep leaves.",
 )
 def law_empty(subject: Subject) -> None:
-    made, world = trace(subject, "stacked"), subject.world()
+    made, sim = trace(subject, "stacked"), subject.sim()
     done, (state, _) = made.at(2), made.before(2)
     nothing = zero_like(fold_stack(done.sent))
     try:
-        after = subject.method.combine(state, nothing, Now(2, len(COHORTS), world.root, 0))
+        after = subject.method.combine(state, nothing, Now(2, len(COHORTS), sim.root, 0))
     except ValueError:
         return
     except Exception as error:

@@ -10,12 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from posterity.core.method import Personal
-from posterity.core.monoid import Message
+from posterity.core.messages import Message
+from posterity.core.protocol import Personal
 from posterity.core.tree import Tree, tree_cat, tree_map, tree_rows
 from posterity.engine.round import ENGINES, Log, first_state, score, train_round
+from posterity.engine.simulation import Simulation
 from posterity.engine.store import Memory
-from posterity.engine.world import World
 from posterity.laws.subject import COHORTS, SCORED, Subject
 
 POINTS = ("received", "adapted", "trained")
@@ -70,8 +70,8 @@ def spied(engine: ModuleType, seen: list[tuple[Tensor, Message, Personal]], chan
     spy = ModuleType(engine.__name__)
     spy.__dict__.update(engine.__dict__)
 
-    def message(world: World, carry: Any, here: Any) -> tuple[Message, Personal]:
-        sent, records = engine.message(world, carry, here)
+    def message(sim: Simulation, carry: Any, here: Any) -> tuple[Message, Personal]:
+        sent, records = engine.message(sim, carry, here)
         if change is not None:
             sent, records = change(here.client, sent, records)
         seen.append((here.client, sent, records))
@@ -82,7 +82,7 @@ def spied(engine: ModuleType, seen: list[tuple[Tensor, Message, Personal]], chan
 
 
 def one_round(
-    world: World,
+    sim: Simulation,
     engine: str,
     state: Tree,
     store: Memory,
@@ -93,44 +93,44 @@ def one_round(
     """One round; `store` is written to, as the engine does."""
     seen: list[tuple[Tensor, Message, Personal]] = []
     ids = torch.tensor(cohort, dtype=torch.int64)
-    state, log = train_round(world, spied(ENGINES[engine], seen, change), state, store, ids, number, len(COHORTS))
+    state, log = train_round(sim, spied(ENGINES[engine], seen, change), state, store, ids, number, len(COHORTS))
     clients = torch.cat([c for c, _, _ in seen])
     order = torch.argsort(clients)
     sent, records = (tree_rows(tree_cat([v[i] for v in seen]), order) for i in (1, 2))
     return Round(clients[order], sent, records, state, store.known.clone(), copied(store.rows), log)
 
 
-def run(world: World, engine: str, cohorts: Sequence[Sequence[int]] = COHORTS) -> Trace:
+def run(sim: Simulation, engine: str, cohorts: Sequence[Sequence[int]] = COHORTS) -> Trace:
     """Rounds from the first state on."""
-    state = first = first_state(world)
-    store, rounds = Memory(world.federation.members), []
+    state = first = first_state(sim)
+    store, rounds = Memory(sim.federation.members), []
     for number, cohort in enumerate(cohorts, 1):
-        rounds.append(one_round(world, engine, state, store, cohort, number))
+        rounds.append(one_round(sim, engine, state, store, cohort, number))
         state = rounds[-1].state
     return Trace(first, tuple(rounds))
 
 
 def trace(subject: Subject, engine: str) -> Trace:
     """The subject's run with one engine, made once."""
-    made: Trace = subject.once(f"trace {engine}", lambda: run(subject.world(), engine))
+    made: Trace = subject.once(f"trace {engine}", lambda: run(subject.sim(), engine))
     return made
 
 
 def outputs(
-    subject: Subject, engine: str, point: str, strangers: bool = False, state: Tree = None, store: Memory | None = None
+    subject: Subject, engine: str, point: str, newcomers: bool = False, state: Tree = None, store: Memory | None = None
 ) -> list[Tensor]:
     """Outputs on everything held out, one tensor per scored client (or newcomer); by default after the last round."""
     if state is None or store is None:
-        name, end = f"outputs {engine} {point} {strangers}", trace(subject, "stacked")
+        name, end = f"outputs {engine} {point} {newcomers}", trace(subject, "stacked")
         made: list[Tensor] = subject.once(
-            name, lambda: outputs(subject, engine, point, strangers, end.state, end.store())
+            name, lambda: outputs(subject, engine, point, newcomers, end.state, end.store())
         )
         return made
     federation = subject.federation
-    ids = range(federation.members, federation.clients) if strangers else SCORED
+    ids = range(federation.members, federation.clients) if newcomers else SCORED
     parts = [federation.test, federation.validation]
     clients = torch.tensor(list(ids))
     found = score(
-        subject.world(), ENGINES[engine], state, store, clients, len(COHORTS), parts, point, strangers=strangers
+        subject.sim(), ENGINES[engine], state, store, clients, len(COHORTS), parts, point, newcomers=newcomers
     )
     return [torch.cat(pair) for pair in zip(*found, strict=True)]

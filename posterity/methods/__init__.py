@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
-from posterity.core.hyper import Knob, knobs, nearest, paper_values, parse
+from posterity.core.hyperparameters import Knob, knobs, nearest, paper_values, parse
 from posterity.core.training import Training
 from posterity.core.wrapper import Wrapper
 
@@ -122,11 +122,16 @@ def _files(package: str) -> list[str]:
 def _class_of(module: str, base: Any) -> type:
     """The one public dataclass with the protocol's functions that a file defines."""
     home = importlib.import_module(module)
-    found = [c for c in vars(home).values() if isinstance(c, type) and c.__module__ == module and _is_method(c)]
+    found = [c for c in vars(home).values() if isinstance(c, type) and _inside(c, module) and _is_method(c)]
     if len(found) != 1:
         raise ValueError(f"{module} must define exactly one method (a dataclass with {', '.join(PROTOCOL)}); "
                          f"it defines {len(found)}: {[c.__name__ for c in found]}")  # fmt: skip
     return found[0]
+
+
+def _inside(cls: type, module: str) -> bool:
+    """Whether a class was written in a file, or in the folder that holds all of a paper."""
+    return f"{cls.__module__}.".startswith(f"{module}.")
 
 
 def _is_method(cls: type) -> bool:

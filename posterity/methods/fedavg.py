@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from posterity.core.averaging import averaged, weighted
-from posterity.core.hyper import check_fields, hyper, within
+from posterity.core.hyperparameters import check_fields, hyper, within
 from posterity.core.losses import fit
-from posterity.core.method import Carry, Facts, Here, Message, Method, Now, Params, Pass, Personal, Point
 from posterity.core.passes import Loss
+from posterity.core.protocol import Carry, Facts, Here, Message, Method, Now, Params, Pass, Personal, Point
 from posterity.core.training import Training
 from posterity.core.tree import record
 

@@ -29,10 +29,10 @@ import torch
 from torch import Tensor
 
 from posterity.core.averaging import averaged, weighted
-from posterity.core.hyper import check_fields, hyper
+from posterity.core.hyperparameters import check_fields, hyper
 from posterity.core.losses import fit
-from posterity.core.method import Batch, Carry, Facts, Here, Message, Method, Now, Own, Params, Pass, Point, tuned
 from posterity.core.passes import Loss, gather
+from posterity.core.protocol import Batch, Carry, Facts, Here, Message, Method, Now, Own, Params, Pass, Point, tuned
 from posterity.core.training import Training
 from posterity.core.tree import STATIC, record
 

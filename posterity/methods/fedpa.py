@@ -37,12 +37,12 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from posterity.core.hyper import check_fields, hyper, within
+from posterity.core.hyperparameters import check_fields, hyper, within
 from posterity.core.losses import fit
-from posterity.core.method import Carry, Facts, Here, Message, Method, Now, Own, Params, Pass, Personal, Point, tuned
-from posterity.core.monoid import Mean
-from posterity.core.optimise import SGD
+from posterity.core.messages import Mean
+from posterity.core.optim import SGD
 from posterity.core.passes import Loss, network, sample
+from posterity.core.protocol import Carry, Facts, Here, Message, Method, Now, Own, Params, Pass, Personal, Point, tuned
 from posterity.core.training import Training
 from posterity.core.tree import record, tree_map
 

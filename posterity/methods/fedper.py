@@ -17,10 +17,10 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from posterity.core.averaging import averaged, weighted
-from posterity.core.hyper import hyper
+from posterity.core.hyperparameters import hyper
 from posterity.core.losses import fit
-from posterity.core.method import Carry, Facts, Here, Message, Method, Now, Own, Params, Pass, Personal, Point
 from posterity.core.passes import Loss
+from posterity.core.protocol import Carry, Facts, Here, Message, Method, Now, Own, Params, Pass, Personal, Point
 from posterity.core.training import Training
 from posterity.core.tree import STATIC, record
 

@@ -19,10 +19,10 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from posterity.core.averaging import averaged, weighted
-from posterity.core.hyper import check_fields, hyper, within
+from posterity.core.hyperparameters import check_fields, hyper, within
 from posterity.core.losses import fit
-from posterity.core.method import Batch, Carry, Facts, Here, Message, Method, Now, Params, Pass, Personal, Point
 from posterity.core.passes import Loss, network
+from posterity.core.protocol import Batch, Carry, Facts, Here, Message, Method, Now, Params, Pass, Personal, Point
 from posterity.core.training import Training
 from posterity.core.tree import record
 

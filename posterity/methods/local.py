@@ -15,8 +15,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from posterity.core.hyper import hyper
-from posterity.core.method import Carry, Facts, Here, Message, Method, Now, Own, Params, Pass, Personal, Point, Shared
+from posterity.core.hyperparameters import hyper
+from posterity.core.protocol import Carry, Facts, Here, Message, Method, Now, Own, Params, Pass, Personal, Point, Shared
 from posterity.core.training import Training
 from posterity.core.tree import Tree, record
 

@@ -26,13 +26,13 @@ from typing import Any, ClassVar
 
 import torch
 
-from posterity.core.hyper import hyper, within
+from posterity.core.hyperparameters import hyper, within
 from posterity.core.losses import fit
-from posterity.core.meta import CODE, State, adaptation, check_meta, fast_steps, first, meta_steps, server_step
-from posterity.core.method import Carry, Facts, Here, Message, Method, Now, Params, Pass, Personal, Point
-from posterity.core.monoid import Mean
+from posterity.core.messages import Mean
 from posterity.core.passes import Loss
+from posterity.core.protocol import Carry, Facts, Here, Message, Method, Now, Params, Pass, Personal, Point
 from posterity.core.training import Training
+from posterity.methods._meta import CODE, State, adaptation, check_meta, fast_steps, first, meta_steps, server_step
 
 ORDERS = {"difference": "hessian_free", "exact": "exact", "none": "first"}
 

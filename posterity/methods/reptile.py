@@ -17,12 +17,12 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from posterity.core.averaging import weighted
-from posterity.core.hyper import hyper
+from posterity.core.hyperparameters import hyper
 from posterity.core.losses import fit
-from posterity.core.meta import CODE, State, adaptation, check_meta, first, server_step
-from posterity.core.method import Carry, Facts, Here, Message, Method, Now, Params, Pass, Personal, Point
 from posterity.core.passes import Loss
+from posterity.core.protocol import Carry, Facts, Here, Message, Method, Now, Params, Pass, Personal, Point
 from posterity.core.training import Training
+from posterity.methods._meta import CODE, State, adaptation, check_meta, first, server_step
 
 
 @dataclass(frozen=True)

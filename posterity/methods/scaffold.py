@@ -33,11 +33,24 @@ import torch
 from torch import Tensor
 from torch.func import grad
 
-from posterity.core.hyper import check_fields, hyper, within
+from posterity.core.hyperparameters import check_fields, hyper, within
 from posterity.core.losses import fit
-from posterity.core.method import Batch, Carry, Facts, Here, Message, Method, Now, Params, Pass, Personal, Point, tuned
-from posterity.core.monoid import Mean, Sum
+from posterity.core.messages import Mean, Sum
 from posterity.core.passes import Loss, gather, network
+from posterity.core.protocol import (
+    Batch,
+    Carry,
+    Facts,
+    Here,
+    Message,
+    Method,
+    Now,
+    Params,
+    Pass,
+    Personal,
+    Point,
+    tuned,
+)
 from posterity.core.training import Training
 from posterity.core.tree import STATIC, record, tree_map
 

@@ -16,10 +16,10 @@ from typing import Any, cast
 
 from torch import nn
 
-from posterity.models._names import unknown
-from posterity.models._part import seeded
-from posterity.models.assembly import assemble, wrap
-from posterity.models.functional import Model, Task
+from posterity.nn._call import seeded
+from posterity.nn._names import unknown
+from posterity.nn.assembly import assemble, wrap
+from posterity.nn.functional import Model, Task
 
 __all__ = ["Entry", "Model", "Task", "assemble", "available", "build", "wrap"]
 

@@ -8,9 +8,9 @@ from typing import Literal
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from posterity.models._names import unknown
-from posterity.models.assembly import assemble
-from posterity.models.functional import Model, Task
+from posterity.nn._names import unknown
+from posterity.nn.assembly import assemble
+from posterity.nn.functional import Model, Task
 
 Stem = Literal["cifar", "halved", "imagenet"]
 Shortcut = Literal["A", "B"]

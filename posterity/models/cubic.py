@@ -8,8 +8,8 @@ from math import prod
 import torch
 from torch import Tensor, nn
 
-from posterity.models.assembly import assemble
-from posterity.models.functional import Model, Task
+from posterity.nn.assembly import assemble
+from posterity.nn.functional import Model, Task
 
 
 class Powers(nn.Module):

@@ -5,8 +5,8 @@ from __future__ import annotations
 from torch import nn
 
 from posterity.models._images import Padding, padded, stack
-from posterity.models.assembly import assemble
-from posterity.models.functional import Model, Task
+from posterity.nn.assembly import assemble
+from posterity.nn.functional import Model, Task
 
 
 def build(

@@ -6,8 +6,8 @@ from collections import OrderedDict
 
 from torch import nn
 
-from posterity.models.assembly import assemble
-from posterity.models.functional import Model, Task
+from posterity.nn.assembly import assemble
+from posterity.nn.functional import Model, Task
 
 BIAS = 1e-3  # standard deviation of the first biases
 

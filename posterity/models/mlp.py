@@ -8,8 +8,8 @@ from math import prod
 
 from torch import nn
 
-from posterity.models.assembly import assemble
-from posterity.models.functional import Model, Task
+from posterity.nn.assembly import assemble
+from posterity.nn.functional import Model, Task
 
 
 def build(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from posterity.models import mlp
-from posterity.models.functional import Model, Task
+from posterity.nn.functional import Model, Task
 
 
 def build(

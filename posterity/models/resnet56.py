@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from posterity.models._resnet import Shortcut, residual
-from posterity.models.functional import Model, Task
+from posterity.nn.functional import Model, Task
 
 
 def build(

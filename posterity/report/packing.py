@@ -19,9 +19,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from posterity.report.choosing import RULES, choose, main_epochs
-from posterity.report.loading import read_run
 from posterity.report.logs import Log, ReportError, find_runs, read_log, write_whole
+from posterity.report.read_runs import read_run
+from posterity.report.selected_round import RULES, choose, main_epochs
 
 ROUND = ("kind", "round", "cohort", "accepted", "refused", "empty", "loss", "bytes_up", "bytes_down", "seconds")
 DIGITS = 7

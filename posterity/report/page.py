@@ -9,13 +9,13 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
 
-from posterity.report import portraits, remarks, summary, verdict
-from posterity.report.choosing import PART, RULES, goal
+from posterity.report import client_charts, remarks, summary, verdict
 from posterity.report.critical import SHOWN, critical_chart
-from posterity.report.figures import learning_lines, line_chart, sparks
-from posterity.report.loading import Federation, Run, load_runs
+from posterity.report.line_charts import learning_lines, line_chart, sparks
 from posterity.report.logs import write_whole
 from posterity.report.ranking import Contest, further, headline
+from posterity.report.read_runs import Federation, Run, load_runs
+from posterity.report.selected_round import PART, RULES, goal
 from posterity.report.svg import colour
 from posterity.report.tables import FURTHER, Row, columns
 
@@ -91,19 +91,19 @@ def contents(runs: Sequence[Run], show: str) -> dict[str, Any]:
 def _figures(rows: Sequence[Row], federation: Federation, show: str) -> dict[str, Any]:
     found = sorted((row.arm for row in rows), key=lambda a: a.index)
     lines, paid = learning_lines(found, PART[show]), learning_lines(found, PART[show], "bytes")
-    clouds = [(row.arm, dots) for row in rows if (dots := portraits.client_dots(row.arm, show))]
-    pooled = [(row.arm, portraits.pooled_bins(row.arm, show)) for row in rows]
+    clouds = [(row.arm, dots) for row in rows if (dots := client_charts.client_dots(row.arm, show))]
+    pooled = [(row.arm, client_charts.pooled_bins(row.arm, show)) for row in rows]
     return {
         "curves": _twice(lines, lambda w: line_chart(lines, w, "Headline metric by round", "round")),
         "traffic": _twice(paid, lambda w: line_chart(paid, w, "Headline metric by bytes sent", "sent so far", "bytes")),
-        "strip": _twice(clouds, lambda w: portraits.strip_chart(clouds, w, "Clients by method")),
-        "dots_cut": any(len(dots) > portraits.dots_shown(len(clouds)) for _, dots in clouds),
-        "dots_most": portraits.dots_shown(len(clouds)),
-        "reliability": [(arm, portraits.reliability(arm, bins)) for arm, bins in pooled if bins],
-        "partition": _twice(federation.train, lambda w: portraits.partition(federation, w)),
+        "strip": _twice(clouds, lambda w: client_charts.strip_chart(clouds, w, "Clients by method")),
+        "dots_cut": any(len(dots) > client_charts.dots_shown(len(clouds)) for _, dots in clouds),
+        "dots_most": client_charts.dots_shown(len(clouds)),
+        "reliability": [(arm, client_charts.reliability(arm, bins)) for arm, bins in pooled if bins],
+        "partition": _twice(federation.train, lambda w: client_charts.partition(federation, w)),
         "counted": _counted(federation),
-        "clients_shown": portraits.CLIENTS,
-        "classes_shown": portraits.CLASSES,
+        "clients_shown": client_charts.CLIENTS,
+        "classes_shown": client_charts.CLASSES,
     }
 
 

@@ -10,8 +10,8 @@ from functools import cached_property
 import numpy as np
 
 from posterity.evaluate.paired import Clients, Paired, Sample, compare_all, detectable, runs_together
-from posterity.report.choosing import GOALS, WEIGHT, Choice, check_rule, goal
-from posterity.report.loading import Run
+from posterity.report.read_runs import Run
+from posterity.report.selected_round import GOALS, WEIGHT, Choice, check_rule, goal
 from posterity.report.tables import (
     FURTHER,
     HEADLINE,

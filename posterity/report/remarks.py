@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from posterity.report.loading import Run
+from posterity.report.read_runs import Run
 from posterity.report.tables import Row
 
 

@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from posterity.report.choosing import PART, RULES, WEIGHT, choose, epochs_scored, goal, main_epochs, series
-from posterity.report.loading import POINTS, Run, Score
+from posterity.report.read_runs import POINTS, Run, Score
+from posterity.report.selected_round import PART, RULES, WEIGHT, choose, epochs_scored, goal, main_epochs, series
 from posterity.report.tables import Arm, Column, Row, point_name, progress, settings, summarise, text
 from posterity.report.verdict import goal_column, join
 

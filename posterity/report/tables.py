@@ -8,9 +8,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from posterity.report.choosing import WEIGHT, Choice, choose, goal, main_epochs
-from posterity.report.loading import Run
 from posterity.report.logs import ReportError
+from posterity.report.read_runs import Run
+from posterity.report.selected_round import WEIGHT, Choice, choose, goal, main_epochs
 
 # What may differ between the seeds of one method without making it another method.
 INCIDENTAL = {

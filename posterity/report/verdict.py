@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from posterity.evaluate.paired import MOST, Paired
-from posterity.report.choosing import PART, goal
-from posterity.report.loading import Run, Score
 from posterity.report.ranking import Contest, contest
+from posterity.report.read_runs import Run, Score
+from posterity.report.selected_round import PART, goal
 from posterity.report.tables import HEADLINE, Cell, Column, Row, text
 
 NAMED = 8  # methods in a sentence

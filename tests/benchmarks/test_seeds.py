@@ -18,9 +18,9 @@ def seeds(monkeypatch):
 
 def test_both_ways_are_timed_and_worlds_differ(seeds):
     setting = seeds.Setting("mlp", (1, 4, 4), 60, 3, "native")
-    worlds = seeds.make_worlds(setting, "fedavg", 2, "cpu", 2**30)
-    assert worlds[0].federation.train.counts.tolist() != worlds[1].federation.train.counts.tolist()
-    assert not worlds[0].initial["head.weight"].equal(worlds[1].initial["head.weight"])
-    apart, together = seeds.time_both(worlds, "graph", 2, "cpu")
+    sims = seeds.make_worlds(setting, "fedavg", 2, "cpu", 2**30)
+    assert sims[0].federation.train.counts.tolist() != sims[1].federation.train.counts.tolist()
+    assert not sims[0].initial["head.weight"].equal(sims[1].initial["head.weight"])
+    apart, together = seeds.time_both(sims, "graph", 2, "cpu")
     assert apart > 0
     assert together > 0

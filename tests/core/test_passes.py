@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from oracles.worlds import (
+from oracles.sims import (
     DOUBLE,
     ENGINES,
     WEIGHT,
@@ -20,11 +20,11 @@ from oracles.worlds import (
     scalar_model,
 )
 
-from posterity.core.draw import make_key
 from posterity.core.losses import fit
-from posterity.core.method import Batch, Carry, Here, tuned
-from posterity.core.optimise import SGD
+from posterity.core.optim import SGD
 from posterity.core.passes import base, deal, descend, everything, gather, head, meta, network, norms, sample
+from posterity.core.protocol import Batch, Carry, Here, tuned
+from posterity.core.random import make_key
 from posterity.core.training import Training
 from posterity.core.tree import tree_rows
 from posterity.engine import keys, loop, stacked
@@ -49,8 +49,8 @@ def kept(federation, engine, *passes, model=None, initial=None):
     model = scalar_model() if model is None else model
     run = Run(Walking(work=passes), federation, model, engine, initial)
     clients = torch.arange(federation.clients)
-    here, _ = meet(run.world, engine, run.state, run.store, clients, 1)
-    carry = engine.work(run.world, passes, engine.start(run.world, here), here, keys.TRAIN)
+    here, _ = meet(run.sim, engine, run.state, run.store, clients, 1)
+    carry = engine.work(run.sim, passes, engine.start(run.sim, here), here, keys.TRAIN)
     if isinstance(carry, list):
         return [(c.kept, c.params) for c in carry]
     return [(tree_rows(carry.kept, k), tree_rows(carry.params, k)) for k in clients.tolist()]
@@ -300,7 +300,7 @@ def test_newcomers_without_training_data_are_scored_as_received(engine):
     one = torch.ones(1, 1, dtype=DOUBLE)
     federation = federate([(one, one[0]), (None, None)], test=[(one, one[0])] * 2)
     run = Run(FedAvg(full_batch(1)), federation, scalar_model(), engine, at(2.0))
-    assert [float(out[0, 0]) for out in run.outputs("adapted", strangers=True)] == pytest.approx([1.9, 2.0])
+    assert [float(out[0, 0]) for out in run.outputs("adapted", newcomers=True)] == pytest.approx([1.9, 2.0])
 
 
 @pytest.mark.parametrize("inner", [1, 3])

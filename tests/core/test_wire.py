@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.func import vmap
 
-from posterity.core.monoid import Bag, Mean, Sum, fold_stack, merge, message_bytes
+from posterity.core.messages import Bag, Mean, Sum, fold_stack, merge, message_bytes
 from posterity.core.tree import tree_bytes
 from posterity.core.wire import Sparse, packed, unpacked, wire_bytes
 

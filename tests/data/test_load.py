@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from posterity.data import DataError, Federation, Part, available, load
-from posterity.data.draws import stream
+from posterity.data.rng import stream
 
 
 def owned(federation: Federation) -> list[set[int]]:

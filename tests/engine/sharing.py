@@ -8,7 +8,7 @@ from safetensors.torch import save_file
 
 import posterity
 from posterity.core.tree import tree_named
-from posterity.engine.ranks import started_first
+from posterity.engine.distributed import started_first
 
 METHODS = ("fedavg", "pfedvmp", "fedmap", "scaffold", "fedbps", "fedavg+metavd")
 SMALL = {"dataset": "digits", "clients": 7, "newcomers": "1", "rounds": 2, "subset": "30%", "participation": "60%",

@@ -16,15 +16,15 @@ SAMPLE = 10**6  # bytes: so large that leaves hardly count
 
 @pytest.mark.parametrize("batch", [1, 10])
 def test_a_sample_is_there_forwards_and_backwards(batch):
-    world = subject(FedAvg(Training(batch=batch))).world(sample=SAMPLE)
-    one = 8 * tree_bytes(world.initial) + 2 * SAMPLE * batch
+    sim = subject(FedAvg(Training(batch=batch))).sim(sample=SAMPLE)
+    one = 8 * tree_bytes(sim.initial) + 2 * SAMPLE * batch
     for fitting in (1, 4, 13):
-        roomy = subject(FedAvg(Training(batch=batch))).world(sample=SAMPLE, memory=fitting * one)
+        roomy = subject(FedAvg(Training(batch=batch))).sim(sample=SAMPLE, memory=fitting * one)
         assert len(next(blocks(roomy, torch.arange(13), roomy.passes()))) == fitting
 
 
 def test_an_unmeasured_sample_is_guessed_from_its_inputs():
-    world = subject(FedAvg(Training(batch=10))).world()
-    one = 8 * tree_bytes(world.initial) + 10 * ACTIVATIONS * 6 * 8  # six float64 numbers
-    tight = subject(FedAvg(Training(batch=10))).world(memory=5 * one)
+    sim = subject(FedAvg(Training(batch=10))).sim()
+    one = 8 * tree_bytes(sim.initial) + 10 * ACTIVATIONS * 6 * 8  # six float64 numbers
+    tight = subject(FedAvg(Training(batch=10))).sim(memory=5 * one)
     assert len(next(blocks(tight, torch.arange(13), tight.passes()))) == 5

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from posterity.core.tree import tree_bytes
-from posterity.engine.choice import footprint
+from posterity.engine.autotune.choice import footprint
 from posterity.engine.round import blocks
 from posterity.experiment.config import Config
 from posterity.experiment.setup import set_up
@@ -17,35 +17,35 @@ CONFIG = Config(method="fedavg", dataset="digits", clients=12, subset="40%")
 
 
 @pytest.fixture(scope="module")
-def world():
-    return set_up(CONFIG).world
+def sim():
+    return set_up(CONFIG).sim
 
 
-def test_every_client_once_and_the_largest_first(world):
-    found = list(blocks(replace(world, memory=10**6), torch.arange(12), world.method.passes()))
-    counts = world.federation.train.counts[torch.cat(found)]
+def test_every_client_once_and_the_largest_first(sim):
+    found = list(blocks(replace(sim, memory=10**6), torch.arange(12), sim.method.passes()))
+    counts = sim.federation.train.counts[torch.cat(found)]
     assert sorted(torch.cat(found).tolist()) == list(range(12))
     assert bool((counts.diff() <= 0).all())
 
 
-def test_a_block_fits_into_the_memory_allowed(world):
-    one = 8 * tree_bytes(world.initial) + 2 * world.sample * 10  # batch 10
-    sizes = [len(b) for b in blocks(replace(world, memory=5 * one), torch.arange(12), world.method.passes())]
+def test_a_block_fits_into_the_memory_allowed(sim):
+    one = 8 * tree_bytes(sim.initial) + 2 * sim.sample * 10  # batch 10
+    sizes = [len(b) for b in blocks(replace(sim, memory=5 * one), torch.arange(12), sim.method.passes())]
     assert sizes == [5, 5, 2]
-    assert [len(b) for b in blocks(replace(world, memory=1), torch.arange(12), world.method.passes())] == [1] * 12
+    assert [len(b) for b in blocks(replace(sim, memory=1), torch.arange(12), sim.method.passes())] == [1] * 12
 
 
 def test_the_footprint_counts_what_the_backward_pass_needs():
     """An MLP 64-16-10 keeps, per sample, its input (for the first weight) and its hidden layer: (64 + 16) numbers."""
     setup = set_up(replace(CONFIG, set={"model.hidden": 16}))
-    assert setup.world.sample == (64 + 16) * 4
+    assert setup.sim.sample == (64 + 16) * 4
     wide = set_up(replace(CONFIG, model="cnn", set={"model.feature_dim": 16}))
-    assert wide.world.sample > 50 * setup.world.sample
-    x = setup.world.federation.x
-    assert footprint(setup.world.model, x[:7], setup.world.initial) == setup.world.sample
+    assert wide.sim.sample > 50 * setup.sim.sample
+    x = setup.sim.federation.x
+    assert footprint(setup.sim.model, x[:7], setup.sim.initial) == setup.sim.sample
 
 
 def test_a_pass_that_holds_more_copies_gets_smaller_blocks():
-    world = replace(set_up(replace(CONFIG, method="fedbps")).world, memory=2**23)
-    learn, curvature = (len(next(iter(blocks(world, torch.arange(12), (each,))))) for each in world.passes())
+    sim = replace(set_up(replace(CONFIG, method="fedbps")).sim, memory=2**23)
+    learn, curvature = (len(next(iter(blocks(sim, torch.arange(12), (each,))))) for each in sim.passes())
     assert 1 <= curvature < learn

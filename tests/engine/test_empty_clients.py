@@ -9,9 +9,9 @@ import torch
 
 from posterity.core.training import Training
 from posterity.data.federation import Part
-from posterity.engine.record import Recordings
 from posterity.engine.round import ENGINES, first_state, score
 from posterity.engine.store import Memory
+from posterity.engine.tracing.trace import TraceCache
 from posterity.laws import subject
 from posterity.methods.fedavg import FedAvg
 
@@ -27,14 +27,14 @@ RECORDED = [(engine, "decay", 0) for engine in ("loop", "graph")]
 @pytest.mark.parametrize(("engine", "training", "patience"), CALLED + RECORDED)
 def test_it_stays_where_it_was(engine, training, patience):
     method = FedAvg(Training(lr=0.1, **TRAININGS[training]))
-    world = subject(method).world(recordings=Recordings(patience=patience))
-    groups = [world.federation.train.client(k) for k in range(15)]
+    sim = subject(method).sim(traces=TraceCache(patience=patience))
+    groups = [sim.federation.train.client(k) for k in range(15)]
     groups[EMPTY] = groups[EMPTY][:0]
-    world = replace(world, federation=replace(world.federation, train=Part.of(groups)))
+    sim = replace(sim, federation=replace(sim.federation, train=Part.of(groups)))
 
     def outputs(point, clients):
         asked = torch.tensor(clients)
-        return score(world, ENGINES[engine], first_state(world), Memory(15), asked, 1, [world.federation.test], point)
+        return score(sim, ENGINES[engine], first_state(sim), Memory(15), asked, 1, [sim.federation.test], point)
 
     for clients in ([FULL, EMPTY], [EMPTY]):  # in company, and alone
         received, adapted, trained = (outputs(point, clients)[0] for point in ("received", "adapted", "trained"))

@@ -6,11 +6,12 @@ from dataclasses import replace
 
 import pytest
 import torch
-from oracles.worlds import Run, federate, mlp, worst
+from oracles.sims import Run, federate, mlp, worst
 
 from posterity import methods, models
-from posterity.engine import compiled, graph, loop, stacked
-from posterity.engine.record import Recordings
+from posterity.engine import loop, stacked
+from posterity.engine.replay import compiled, graph
+from posterity.engine.tracing.trace import TraceCache
 
 TRAINING = {"lr": 0.1, "batch": 4, "epochs": 3}
 SINGLE = torch.float32
@@ -39,7 +40,7 @@ def networks():
 def run(engine, federation, model, dtype=SINGLE):
     first = {n: p.to(dtype) for n, p in model.init(0, SINGLE).items()}
     made = Run(methods.build("fedavg", {}, TRAINING), federation, model, engine, first, dtype)
-    made.world = replace(made.world, recordings=Recordings(2))  # so that steps are replayed, too
+    made.sim = replace(made.sim, traces=TraceCache(2))  # so that steps are replayed, too
     return made.rounds(1)
 
 

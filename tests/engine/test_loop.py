@@ -11,9 +11,10 @@ import torch
 from posterity import methods
 from posterity.core.training import Training
 from posterity.core.tree import tree_leaves, tree_map
-from posterity.engine import loop, reuse
-from posterity.engine.record import Recordings
-from posterity.engine.trials import with_threads
+from posterity.engine import loop
+from posterity.engine.autotune.trials import with_threads
+from posterity.engine.tracing import in_place
+from posterity.engine.tracing.trace import TraceCache
 from posterity.laws import subject
 from posterity.laws.trace import run
 from posterity.methods.fedavg import FedAvg
@@ -25,9 +26,9 @@ CASES = [("fedavg", "mlp"), ("fedavg", "mlp_bn"), ("fedavg", "mlp_dropout"), ("f
 
 def end(made, patience):
     """Everything that some rounds sent and left behind, and what became of the recordings of steps."""
-    world = replace(made.world(), recordings=Recordings(patience=patience))
-    leaves = [t for r in run(world, "loop").rounds for t in tree_leaves((r.sent, r.rows, r.state))]
-    return leaves, [entry.value for key, entry in world.recordings.found.items() if "loop" in key]
+    sim = replace(made.sim(), traces=TraceCache(patience=patience))
+    leaves = [t for r in run(sim, "loop").rounds for t in tree_leaves((r.sent, r.rows, r.state))]
+    return leaves, [entry.value for key, entry in sim.traces.found.items() if "loop" in key]
 
 
 def equal(left, right):
@@ -38,9 +39,11 @@ def equal(left, right):
 def reused(monkeypatch):
     """Leaves of any size are written in place; how often operators do so."""
     found = []
-    monkeypatch.setattr(reuse, "LEAST", 1)
-    old = reuse._Ground.may_write
-    monkeypatch.setattr(reuse._Ground, "may_write", lambda ground, node: found.append(old(ground, node)) or found[-1])
+    monkeypatch.setattr(in_place, "LEAST", 1)
+    old = in_place._Ground.may_write
+    monkeypatch.setattr(
+        in_place._Ground, "may_write", lambda ground, node: found.append(old(ground, node)) or found[-1]
+    )
     return found
 
 
@@ -85,7 +88,7 @@ def test_leaves_that_others_look_at_are_not_written_to(update, reused):
     for _ in range(5):
         expected = step(x, expected)
     before = [leaf.clone() for leaf in leaves]
-    found = reuse.record_steps(step, x, leaves).take([x], [()] * 5, leaves)
+    found = in_place.record_steps(step, x, leaves).take([x], [()] * 5, leaves)
     assert equal(found, expected)
     assert equal(leaves, before)  # what it was given is never written to
 

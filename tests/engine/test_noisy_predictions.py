@@ -7,12 +7,12 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from posterity.core.draw import normal
+from posterity.core.random import normal
 from posterity.core.training import Training
 from posterity.data.federation import Part
 from posterity.engine.round import ENGINES, first_state, score
+from posterity.engine.simulation import PREDICT_ROWS
 from posterity.engine.store import Memory
-from posterity.engine.world import PREDICT_ROWS
 from posterity.laws import subject
 from posterity.methods.fedavg import FedAvg
 
@@ -28,10 +28,10 @@ class Noisy(FedAvg):
 
 
 def outputs(engine):
-    world = subject(Noisy(Training(lr=0.1))).world()
+    sim = subject(Noisy(Training(lr=0.1))).sim()
     rows = [torch.zeros(n, dtype=torch.int64) for n in SIZES] + [torch.zeros(0, dtype=torch.int64)] * 11
     clients = torch.arange(len(SIZES))
-    return score(world, ENGINES[engine], first_state(world), Memory(15), clients, 1, [Part.of(rows)], "received")[0]
+    return score(sim, ENGINES[engine], first_state(sim), Memory(15), clients, 1, [Part.of(rows)], "received")[0]
 
 
 @pytest.mark.parametrize("engine", ["loop", "stacked", "graph"])

@@ -14,11 +14,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from posterity.cli import workers
+from posterity.cli import launch
 from posterity.cli.app import main
-from posterity.engine.choice import Choice, exchange
-from posterity.experiment import folder as files
-from posterity.experiment import run
+from posterity.engine.autotune.choice import Choice, exchange
+from posterity.experiment import run, run_folder
 from posterity.experiment.config import Config
 from posterity.experiment.setup import set_up, steps_of_round
 
@@ -27,7 +26,7 @@ CONFIG = Config(method="fedper", dataset="digits", clients=5, newcomers="1", rou
 FLAGS = ["--method", "fedper", "--dataset", "digits", "--clients", "5", "--newcomers", "1", "--evaluate-every", "3",
          "--subset", "20%", "--participation", "60%", "--dtype", "float64", "--lr", "0.05", "--set", "model.hidden=8",
          "--quiet"]  # fmt: skip
-several = pytest.mark.skipif(workers.count_cores() < 2, reason="there is one core here, and processes need two")
+several = pytest.mark.skipif(launch.count_cores() < 2, reason="there is one core here, and processes need two")
 
 
 def command(*words: str) -> list[str]:
@@ -40,8 +39,10 @@ def launch(out: Path, rounds: int, engine: str = "processes") -> list[str]:
 
 def remains(out: Path):
     """State, records and scores of a finished run."""
-    leaves, _ = files.read_checkpoint(out)
-    lines = [{k: v for k, v in line.items() if k != "seconds"} for line in files.read_lines(out / files.METRICS)]
+    leaves, _ = run_folder.read_checkpoint(out)
+    lines = [
+        {k: v for k, v in line.items() if k != "seconds"} for line in run_folder.read_lines(out / run_folder.METRICS)
+    ]
     return leaves, lines
 
 
@@ -59,11 +60,11 @@ def test_processes_end_where_one_process_ends(tmp_path):
         if mine["kind"] == "score":
             values = [[v for v in line["metrics"]["nll"].values() if v is not None] for line in (mine, theirs)]
             assert values[0] == pytest.approx(values[1], rel=1e-9)
-    facts = files.read_json(tmp_path / "many" / files.RUN)
-    assert facts["processes"] == workers.count_cores()
-    assert facts["threads"] * facts["processes"] <= workers.count_cores()
+    facts = run_folder.read_json(tmp_path / "many" / run_folder.RUN)
+    assert facts["processes"] == launch.count_cores()
+    assert facts["threads"] * facts["processes"] <= launch.count_cores()
     assert facts["engine"] == "graph"  # of each process
-    assert 'engine = "processes"' in (tmp_path / "many" / files.CONFIG).read_text()
+    assert 'engine = "processes"' in (tmp_path / "many" / run_folder.CONFIG).read_text()
 
 
 @several
@@ -71,11 +72,11 @@ def test_a_killed_run_goes_on_in_as_many_processes(tmp_path):
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     subprocess.run(launch(whole, 60), capture_output=True, timeout=300, check=True)
     parent = subprocess.Popen(launch(cut, 60), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    wait_for(lambda: (cut / files.METRICS).exists() and len(files.read_lines(cut / files.METRICS)) > 4)
+    wait_for(lambda: (cut / run_folder.METRICS).exists() and len(run_folder.read_lines(cut / run_folder.METRICS)) > 4)
     parent.send_signal(signal.SIGKILL)
     parent.wait()
     wait_for(lambda: free(cut))  # its workers end too
-    assert files.read_json(cut / files.RUN)["status"] == "running"
+    assert run_folder.read_json(cut / run_folder.RUN)["status"] == "running"
     done = subprocess.run(command("resume", str(cut), "-q"), capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     (left, lines), (right, others) = remains(cut), remains(whole)
@@ -93,7 +94,7 @@ def wait_for(condition) -> None:
 def free(out: Path) -> bool:
     """Whether no process holds the run."""
     try:
-        with files.locked(out):
+        with run_folder.locked(out):
             return True
     except ValueError:
         return False
@@ -102,7 +103,7 @@ def free(out: Path) -> bool:
 @several
 def test_what_the_user_did_wrong_is_told_once(tmp_path):
     (tmp_path / "run").mkdir()
-    (tmp_path / "run" / files.CONFIG).write_text("rounds = 1\n")
+    (tmp_path / "run" / run_folder.CONFIG).write_text("rounds = 1\n")
     done = subprocess.run(launch(tmp_path / "run", 2), capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 2
     assert done.stderr.count("already holds a run") == 1
@@ -131,7 +132,7 @@ def call(monkeypatch, tmp_path, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     started = []
-    monkeypatch.setattr(workers, "start_workers", lambda size, why="": started.append((size, why)) or 0)
+    monkeypatch.setattr(launch, "start_workers", lambda size, why="": started.append((size, why)) or 0)
 
     def go(*words: str) -> tuple[int, str, list]:
         monkeypatch.setattr(sys, "argv", ["posterity", *words])
@@ -156,37 +157,37 @@ def call(monkeypatch, tmp_path, capsys):
     ],
 )
 def test_where_processes_cannot_work_the_reason_is_told(call, monkeypatch, words, cores, message):
-    monkeypatch.setattr(workers, "count_cores", lambda: cores)
+    monkeypatch.setattr(launch, "count_cores", lambda: cores)
     code, complaint, started = call(*words, "--engine", "processes", "--rounds", "1", "--quiet")
     assert (code, started) == (2, [])
     assert message in complaint
 
 
 def test_auto_starts_processes_only_where_they_pay(monkeypatch):
-    monkeypatch.setattr(workers, "count_cores", lambda: 4)
+    monkeypatch.setattr(launch, "count_cores", lambda: 4)
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     setup = set_up(CONFIG)
-    steps = steps_of_round(CONFIG, setup.world)
-    counts = sorted(setup.world.federation.train.counts[:4].tolist())
+    steps = steps_of_round(CONFIG, setup.sim)
+    counts = sorted(setup.sim.federation.train.counts[:4].tolist())
     assert sum(-(-n // 10) for n in counts[:2]) <= steps <= sum(-(-n // 10) for n in counts[-3:])  # 60 % of 4 clients
 
     def worth(step: float, apart: float, rounds: int, begun: float = 3.0) -> int:
-        measured = replace(setup, choice=Choice(setup.engine, setup.world.model, step=step, apart=apart))
-        return workers.processes_worth(replace(CONFIG, rounds=rounds), measured, begun)
+        measured = replace(setup, choice=Choice(setup.engine, setup.sim.model, step=step, apart=apart))
+        return launch.processes_worth(replace(CONFIG, rounds=rounds), measured, begun)
 
     assert worth(0.0, 0.0, 10**6) == 1  # nothing was measured
     assert worth(1.0, 0.5, 10**3) == 4
     assert worth(1.0, 0.99, 10**6) == 1  # not clearly faster
     assert worth(1e-5, 1e-6, 10**6) == 1  # the exchange costs more
-    saved = steps * 0.5 - exchange(setup.world)  # seconds of a round
+    saved = steps * 0.5 - exchange(setup.sim)  # seconds of a round
     assert worth(1.0, 0.5, 10, 4.9 * saved) == 4
     assert worth(1.0, 0.5, 10, 5.1 * saved) == 1  # over before they have started
     assert worth(1.0, 0.5, 10**6, None) == 4  # the start of this process, whatever it was, took less than a month
 
 
 def test_auto_says_why_it_starts_processes(call, monkeypatch):
-    monkeypatch.setattr(workers, "count_cores", lambda: 2)
-    monkeypatch.setattr(workers, "processes_worth", lambda config, setup: 2)
+    monkeypatch.setattr(launch, "count_cores", lambda: 2)
+    monkeypatch.setattr(launch, "processes_worth", lambda config, setup: 2)
     code, _, started = call("run", *FLAGS, "--rounds", "1")
     assert code == 0
     assert [size for size, _ in started] == [2]
@@ -204,23 +205,23 @@ def test_auto_says_why_it_starts_processes(call, monkeypatch):
     ],
 )
 def test_resume_starts_as_many_as_before(monkeypatch, tmp_path, engine, status, processes, expected):
-    monkeypatch.setattr(workers, "count_cores", lambda: 2)
+    monkeypatch.setattr(launch, "count_cores", lambda: 2)
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     made(tmp_path, engine, status, processes)
-    assert workers.processes_before(tmp_path) == expected
+    assert launch.processes_before(tmp_path) == expected
     monkeypatch.setenv("WORLD_SIZE", "2")
-    assert workers.processes_before(tmp_path) == 1  # this is one of them
+    assert launch.processes_before(tmp_path) == 1  # this is one of them
 
 
 def made(path: Path, engine: str, status: str, processes: int) -> Path:
     path.mkdir(exist_ok=True)
-    (path / files.CONFIG).write_text(f'engine = "{engine}"\n')
-    (path / files.RUN).write_text(json.dumps({"status": status, "processes": processes}))
+    (path / run_folder.CONFIG).write_text(f'engine = "{engine}"\n')
+    (path / run_folder.RUN).write_text(json.dumps({"status": status, "processes": processes}))
     return path
 
 
 def test_resume_says_what_to_do_where_it_cannot(call, monkeypatch, tmp_path):
-    monkeypatch.setattr(workers, "count_cores", lambda: 2)
+    monkeypatch.setattr(launch, "count_cores", lambda: 2)
     made(tmp_path / "large", "processes", "running", 16)
     code, complaint, started = call("resume", "large")
     assert (code, started) == (2, [])
@@ -234,4 +235,4 @@ def test_resume_says_what_to_do_where_it_cannot(call, monkeypatch, tmp_path):
 
 
 def test_cores_are_those_that_may_be_used():
-    assert 1 <= workers.count_cores() <= (os.cpu_count() or 1)
+    assert 1 <= launch.count_cores() <= (os.cpu_count() or 1)

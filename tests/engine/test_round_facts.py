@@ -12,7 +12,7 @@ from posterity.core.training import Training
 from posterity.core.tree import tree_bytes
 from posterity.data.federation import Part
 from posterity.engine import loop, stacked
-from posterity.engine.fleet import Fleet, answer_all, train_rounds
+from posterity.engine.multi_seed import MultiSeed, answer_all, train_rounds
 from posterity.engine.round import Question, able, first_state, score, train_round
 from posterity.engine.store import Memory
 from posterity.laws import subject
@@ -41,27 +41,27 @@ def noting():
     return Noting(STILL), seen
 
 
-def trained(world, cohort=COHORT, round=1):
-    return train_round(world, stacked, first_state(world), Memory(15), torch.tensor(cohort), round, 3)
+def trained(sim, cohort=COHORT, round=1):
+    return train_round(sim, stacked, first_state(sim), Memory(15), torch.tensor(cohort), round, 3)
 
 
-def spoilt(world, client=BROKEN):
+def spoilt(sim, client=BROKEN):
     """The world in which a client's training diverges at once."""
-    x = world.federation.x.clone()
-    x[world.federation.train.client(client)[0]] = torch.inf
-    return replace(world, federation=replace(world.federation, x=x))
+    x = sim.federation.x.clone()
+    x[sim.federation.train.client(client)[0]] = torch.inf
+    return replace(sim, federation=replace(sim.federation, x=x))
 
 
 def test_the_server_knows_the_members_and_their_samples_only():
     method, seen = noting()
-    world = subject(method).world()
-    first_state(world)
+    sim = subject(method).sim()
+    first_state(sim)
     assert (seen[0].clients, seen[0].samples, seen[0].classes) == (len(SIZES), sum(SIZES), 4)
 
 
 def test_combine_is_told_how_many_messages_were_accepted():
     method, seen = noting()
-    _, log = trained(spoilt(subject(method).world()))
+    _, log = trained(spoilt(subject(method).sim()))
     assert (log.cohort, log.accepted, seen[-1].cohort) == (6, 5, 5)
     assert [refusal.client for refusal in log.refused] == [BROKEN]
 
@@ -69,49 +69,49 @@ def test_combine_is_told_how_many_messages_were_accepted():
 def test_combine_has_a_new_key_each_round():
     method, seen = noting()
     for round in (1, 2):
-        trained(subject(method).world(), round=round)
+        trained(subject(method).sim(), round=round)
     one, other = (now for now in seen if hasattr(now, "cohort"))
     assert (one.round, other.round, one.rounds) == (1, 2, 3)
     assert not torch.equal(one.key, other.key)
 
 
-def expected_loss(world, cohort):
+def expected_loss(sim, cohort):
     """Mean cross-entropy over the samples of a cohort, at the first leaves."""
-    rows = torch.cat([world.federation.train.client(k) for k in cohort])
-    x, y = world.federation.x[rows], world.federation.y[rows]
+    rows = torch.cat([sim.federation.train.client(k) for k in cohort])
+    x, y = sim.federation.x[rows], sim.federation.y[rows]
     key = torch.zeros(2, dtype=torch.int64)
-    outputs = world.model(world.initial, x, mask=x.new_ones(len(x)), train=False, key=key)[0]
+    outputs = sim.model(sim.initial, x, mask=x.new_ones(len(x)), train=False, key=key)[0]
     return float(F.cross_entropy(outputs, y))
 
 
 @pytest.mark.parametrize("memory", [1, 2**30])
 def test_the_loss_is_the_mean_over_samples_whatever_the_blocks(memory):
-    world = subject(FedAvg(STILL)).world(memory=memory)
-    assert trained(world)[1].loss == pytest.approx(expected_loss(world, COHORT), rel=1e-9)
+    sim = subject(FedAvg(STILL)).sim(memory=memory)
+    assert trained(sim)[1].loss == pytest.approx(expected_loss(sim, COHORT), rel=1e-9)
 
 
 def test_the_loss_is_that_of_the_accepted():
-    world = subject(FedAvg(STILL)).world()
+    sim = subject(FedAvg(STILL)).sim()
     others = [c for c in COHORT if c != BROKEN]
-    assert trained(spoilt(world))[1].loss == pytest.approx(expected_loss(world, others), rel=1e-9)
+    assert trained(spoilt(sim))[1].loss == pytest.approx(expected_loss(sim, others), rel=1e-9)
 
 
 @pytest.mark.parametrize("memory", [1, 2**30])
 def test_bytes_are_those_of_every_client_whatever_the_blocks(memory):
-    world = subject(FedAvg(STILL)).world(memory=memory)
-    logs = {count: trained(world, COHORT[:count])[1] for count in (1, 6)}
-    size = tree_bytes(world.initial)
+    sim = subject(FedAvg(STILL)).sim(memory=memory)
+    logs = {count: trained(sim, COHORT[:count])[1] for count in (1, 6)}
+    size = tree_bytes(sim.initial)
     assert logs[1].bytes_down == size
     assert size <= logs[1].bytes_up <= size + 16  # the leaves and their weight
     assert (logs[6].bytes_up, logs[6].bytes_down) == (6 * logs[1].bytes_up, 6 * logs[1].bytes_down)
 
 
 def test_a_client_without_data_is_never_asked():
-    world = subject(FedAvg(STILL)).world()
-    groups = [world.federation.train.client(k) for k in range(15)]
+    sim = subject(FedAvg(STILL)).sim()
+    groups = [sim.federation.train.client(k) for k in range(15)]
     groups[4] = groups[4][:0]
-    world = replace(world, federation=replace(world.federation, train=Part.of(groups)))
-    assert able(world).tolist() == [k for k in range(13) if k != 4]
+    sim = replace(sim, federation=replace(sim.federation, train=Part.of(groups)))
+    assert able(sim).tolist() == [k for k in range(13) if k != 4]
 
 
 @dataclass(frozen=True)
@@ -125,38 +125,38 @@ class Named(FedAvg):
         return here.own.to(x.dtype) + torch.zeros(len(x), 4, dtype=x.dtype)
 
 
-def asked(world, engine, strangers, clients=(3, 0)):
-    test = [world.federation.test]
-    outputs = score(world, engine, first_state(world), Memory(15), torch.tensor(clients), 1, test, "received",
-                    strangers=strangers)  # fmt: skip
+def asked(sim, engine, newcomers, clients=(3, 0)):
+    test = [sim.federation.test]
+    outputs = score(sim, engine, first_state(sim), Memory(15), torch.tensor(clients), 1, test, "received",
+                    newcomers=newcomers)  # fmt: skip
     return [float(output[0, 0]) for output in outputs[0]]
 
 
 @pytest.mark.parametrize("engine", [loop, stacked], ids=["loop", "stacked"])
 def test_a_stranger_is_offered_what_newcomers_are(engine):
-    world = subject(Named(STILL)).world()
-    assert asked(world, engine, strangers=False) == [3, 0]
-    assert asked(world, engine, strangers=True) == [-1, -1]
+    sim = subject(Named(STILL)).sim()
+    assert asked(sim, engine, newcomers=False) == [3, 0]
+    assert asked(sim, engine, newcomers=True) == [-1, -1]
 
 
 def test_strangers_of_several_seeds_at_once():
-    worlds = [subject(Named(STILL)).world(seed=seed) for seed in (0, 1)]
-    states, stores = [first_state(w) for w in worlds], [Memory(15) for _ in worlds]
-    for strangers, expected in ((True, [-1, -1]), (False, [3, 0])):
-        questions = [Question(torch.tensor([3, 0]), (w.federation.test,), "received", None, strangers) for w in worlds]
-        for (outputs,) in answer_all(Fleet.of(worlds), stacked, states, stores, questions, 1):
+    sims = [subject(Named(STILL)).sim(seed=seed) for seed in (0, 1)]
+    states, stores = [first_state(w) for w in sims], [Memory(15) for _ in sims]
+    for newcomers, expected in ((True, [-1, -1]), (False, [3, 0])):
+        questions = [Question(torch.tensor([3, 0]), (w.federation.test,), "received", None, newcomers) for w in sims]
+        for (outputs,) in answer_all(MultiSeed.of(sims), stacked, states, stores, questions, 1):
             assert [float(output[0, 0]) for output in outputs] == expected
 
 
 @pytest.mark.parametrize("engine", [loop, stacked], ids=["loop", "stacked"])
 def test_a_stranger_has_no_record_even_where_its_number_has(engine):
-    world, store = subject(FedPer(Training(lr=0.5))).world(), Memory(15)
-    state, _ = train_round(world, engine, first_state(world), store, torch.tensor(COHORT), 1, 3)
+    sim, store = subject(FedPer(Training(lr=0.5))).sim(), Memory(15)
+    state, _ = train_round(sim, engine, first_state(sim), store, torch.tensor(COHORT), 1, 3)
     one = torch.tensor([0])
-    test = [world.federation.test]
+    test = [sim.federation.test]
 
-    def outputs(store, strangers):
-        return score(world, engine, state, store, one, 2, test, "received", strangers=strangers)[0][0]
+    def outputs(store, newcomers):
+        return score(sim, engine, state, store, one, 2, test, "received", newcomers=newcomers)[0][0]
 
     assert torch.equal(outputs(store, True), outputs(Memory(15), True))
     assert not torch.allclose(outputs(store, True), outputs(store, False))
@@ -171,9 +171,9 @@ class Numbered(FedAvg):
 
 
 def test_clients_of_several_seeds_have_the_numbers_that_they_have_alone():
-    worlds = [subject(Numbered(STILL)).world(seed=seed) for seed in (0, 1)]
-    states, stores = [first_state(w) for w in worlds], [Memory(15) for _ in worlds]
-    train_rounds(Fleet.of(worlds), stacked, states, stores, [torch.tensor(COHORT)] * 2, 1, 3)
+    sims = [subject(Numbered(STILL)).sim(seed=seed) for seed in (0, 1)]
+    states, stores = [first_state(w) for w in sims], [Memory(15) for _ in sims]
+    train_rounds(MultiSeed.of(sims), stacked, states, stores, [torch.tensor(COHORT)] * 2, 1, 3)
     for store in stores:
         assert store.rows["number"][list(COHORT)].tolist() == list(COHORT)
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from posterity.core.tree import tree_bytes
-from posterity.engine import graph
-from posterity.engine.choice import PAYS, SHARING, Choice, exchange, saving
+from posterity.engine.autotune.choice import PAYS, SHARING, Choice, exchange, saving
+from posterity.engine.replay import graph
 from posterity.laws import subject
 from posterity.methods.fedavg import FedAvg
 
-WORLD = subject(FedAvg()).world()
+WORLD = subject(FedAvg()).sim()
 
 
 def saved(alone, apart, steps=1000.0):

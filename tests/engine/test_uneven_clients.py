@@ -9,9 +9,9 @@ import torch
 
 from posterity import methods
 from posterity.core.training import Training
-from posterity.engine.record import Recordings
 from posterity.engine.round import ENGINES, first_state, score
 from posterity.engine.store import Memory
+from posterity.engine.tracing.trace import TraceCache
 from posterity.laws import subject
 from posterity.laws.gaps import worst
 from posterity.laws.trace import run
@@ -28,9 +28,9 @@ COHORTS = {"one by one": [list(range(13))]}
 @functools.cache
 def end(name, engine, patience=2**60):
     """Messages, records and states of some rounds."""
-    world = subject(METHODS[name]()).world(recordings=Recordings(patience=patience))
+    sim = subject(METHODS[name]()).sim(traces=TraceCache(patience=patience))
     cohorts = {"cohorts": COHORTS[name]} if name in COHORTS else {}
-    return [(r.sent, r.records, r.state) for r in run(world, engine, **cohorts).rounds]
+    return [(r.sent, r.records, r.state) for r in run(sim, engine, **cohorts).rounds]
 
 
 @pytest.mark.parametrize("engine", ["stacked", "graph"])
@@ -47,10 +47,10 @@ def test_recorded_and_one_by_one():
 @pytest.mark.parametrize("point", ["received", "adapted"])
 def test_a_pass_over_another_part_of_the_data(point, engine):
     """Who has many training samples may have few for validation: that pass runs in another order."""
-    world = subject(methods.build("fedavg+calibrated", {})).world()
-    clients, test = torch.arange(13), [world.federation.test]
+    sim = subject(methods.build("fedavg+calibrated", {})).sim()
+    clients, test = torch.arange(13), [sim.federation.test]
 
     def outputs(name):
-        return score(world, ENGINES[name], first_state(world), Memory(15), clients, 1, test, point)[0]
+        return score(sim, ENGINES[name], first_state(sim), Memory(15), clients, 1, test, point)[0]
 
     assert worst(outputs(engine), outputs("loop"))[0] < 1e-9

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from posterity.engine.store import Mapped
-from posterity.experiment import folder, run
+from posterity.experiment import run, run_folder
 from posterity.experiment.config import Config
 
 CONTEXT = multiprocessing.get_context("forkserver")
@@ -34,7 +34,7 @@ def arm(moment: str, count: int, end=die) -> None:
         return left[0] == 0
 
     if moment == "line":
-        append = folder.append_lines
+        append = run_folder.append_lines
 
         def half_a_line(path, lines):
             if due():
@@ -43,18 +43,18 @@ def arm(moment: str, count: int, end=die) -> None:
                 end()
             return append(path, lines)
 
-        folder.append_lines = half_a_line
+        run_folder.append_lines = half_a_line
     elif moment in ("checkpoint", "move"):
-        whole = folder.write_atomic
+        whole = run_folder.write_atomic
 
         def half_a_file(path, data):
-            if path.name == folder.CHECKPOINT and due():
+            if path.name == run_folder.CHECKPOINT and due():
                 cut = len(data) // 2 if moment == "checkpoint" else len(data)
                 path.with_name(path.name + ".part").write_bytes(data[:cut])
                 end()
             whole(path, data)
 
-        folder.write_atomic = half_a_file
+        run_folder.write_atomic = half_a_file
     elif moment == "journal":
         remember = Mapped._remember
 
@@ -86,7 +86,7 @@ def go(config: Config, out: str, moment: str | None, count: int) -> None:
     if moment:
         arm(moment, count)
     path = Path(out)
-    if (path / folder.CONFIG).exists():
+    if (path / run_folder.CONFIG).exists():
         run.resume_run(path)
     else:
         run.start_run(config, path)
@@ -105,8 +105,10 @@ def launch(config: Config, out: Path, moment: str | None = None, count: int = 1,
 
 def remains(out: Path) -> dict[str, object]:
     """Everything of a finished run that must not depend on kills: leaves, lines without times, rows on disk."""
-    leaves, facts = folder.read_checkpoint(out)
-    lines = [{k: v for k, v in line.items() if k != "seconds"} for line in folder.read_lines(out / folder.METRICS)]
+    leaves, facts = run_folder.read_checkpoint(out)
+    lines = [
+        {k: v for k, v in line.items() if k != "seconds"} for line in run_folder.read_lines(out / run_folder.METRICS)
+    ]
     rows = out / "personal" / "rows.bin"
     return {
         "leaves": {name: leaf.numpy().tobytes() for name, leaf in leaves.items()},

@@ -10,7 +10,7 @@ import torch
 
 import posterity
 from posterity import data, models
-from posterity.experiment import folder
+from posterity.experiment import run_folder
 
 SMALL = {"dataset": "digits", "clients": 6, "rounds": 4, "evaluate_every": 2, "subset": "25%", "lr": 0.1}
 
@@ -112,7 +112,7 @@ def test_save_and_load(result, tmp_path):
     again = posterity.load(tmp_path / "kept")
     x = result.federation.x[:3]
     assert torch.equal(again.predict_proba(2, x), result.predict_proba(2, x))
-    assert again.clients() == json.loads(json.dumps(folder.clean(result.clients())))
+    assert again.clients() == json.loads(json.dumps(run_folder.clean(result.clients())))
     with pytest.raises(ValueError, match="already holds a run"):
         result.save(tmp_path / "kept")
 
@@ -150,7 +150,7 @@ def test_a_message_that_is_not_finite_is_left_out_and_named():
 def test_a_round_without_clients_is_empty_and_changes_nothing():
     found = posterity.run(method="fedavg", participation="p:0.0001", **SMALL)
     assert all(x["empty"] and x["bytes_up"] == 0 for x in found.lines if x["kind"] == "round")
-    initial = found.setup.world.initial
+    initial = found.setup.sim.initial
     assert all(torch.equal(p, initial[n]) for n, p in found.state.params.items())
 
 

@@ -14,7 +14,7 @@ import pytest
 
 import posterity
 from posterity import methods
-from posterity.experiment import folder, run
+from posterity.experiment import run, run_folder
 from posterity.experiment.compare import compare_runs
 from posterity.experiment.config import Config
 
@@ -86,8 +86,10 @@ def test_an_exception_at_the_same_point_for_every_method(method, tmp_path, monke
     run.start_run(config(method), tmp_path / "whole")
     for moment in ("line", "checkpoint"):
         with monkeypatch.context() as patch:
-            patch.setattr(folder, "append_lines", folder.append_lines)  # `arm` replaces it; the context puts it back
-            patch.setattr(folder, "write_atomic", folder.write_atomic)
+            patch.setattr(
+                run_folder, "append_lines", run_folder.append_lines
+            )  # `arm` replaces it; the context puts it back
+            patch.setattr(run_folder, "write_atomic", run_folder.write_atomic)
             arm(moment, 3, interrupt)
             with pytest.raises(Interrupted):
                 go(config(method), str(tmp_path / "cut"), None, 0)
@@ -106,21 +108,21 @@ def test_disk_and_memory_give_the_same_run(base):
 def test_checkpoints_are_rare_when_writing_is_dear(tmp_path, monkeypatch):
     """With a share of 0 the only checkpoints are the first and the last; the result is the same."""
     counts = []
-    save = folder.save_checkpoint
-    monkeypatch.setattr(folder, "save_checkpoint", lambda *a: (counts.append(a[2]["round"]), save(*a)))
+    save = run_folder.save_checkpoint
+    monkeypatch.setattr(run_folder, "save_checkpoint", lambda *a: (counts.append(a[2]["round"]), save(*a)))
     monkeypatch.setattr(run, "WRITING", 0.0)
     run.start_run(config("fedavg"), tmp_path / "rare")
     assert counts == [1, 5]
 
 
 def test_a_second_process_is_refused(tmp_path):
-    with folder.locked(tmp_path), pytest.raises(ValueError, match="being written by another process"):
+    with run_folder.locked(tmp_path), pytest.raises(ValueError, match="being written by another process"):
         posterity.experiment.run.resume_run(made(tmp_path))
 
 
 def made(path: Path) -> Path:
-    (path / folder.CONFIG).write_text("rounds = 1\n")
-    (path / folder.RUN).write_text('{"threads": 1}')
+    (path / run_folder.CONFIG).write_text("rounds = 1\n")
+    (path / run_folder.RUN).write_text('{"threads": 1}')
     return path
 
 
@@ -134,14 +136,14 @@ def test_a_finished_run_is_only_read(tmp_path):
 
 def as_before_versions(path: Path) -> None:
     """A folder as it was written when partitions had no versions."""
-    facts = folder.read_json(path / folder.RUN)
+    facts = run_folder.read_json(path / run_folder.RUN)
     del facts["federation"]["partition"]
-    folder.write_json(path / folder.RUN, facts)
+    run_folder.write_json(path / run_folder.RUN, facts)
 
 
 def test_the_partition_and_its_version_are_written_down(tmp_path):
     run.start_run(config("fedavg"), tmp_path / "run")
-    told = folder.read_json(tmp_path / "run" / folder.RUN)["federation"]["partition"]
+    told = run_folder.read_json(tmp_path / "run" / run_folder.RUN)["federation"]["partition"]
     assert told == {"rule": "dirichlet", "version": 2, "alpha": 0.3}
 
 
@@ -183,7 +185,7 @@ def test_errors_say_what_to_do(tmp_path):
     run.start_run(config("fedavg"), tmp_path / "run")
     with pytest.raises(ValueError, match="already holds a run: go on with 'posterity resume"):
         run.start_run(config("fedavg"), tmp_path / "run")
-    text = (tmp_path / "run" / folder.CONFIG).read_text()
-    (tmp_path / "run" / folder.CONFIG).write_text(text.replace('"model.hidden" = "8"', '"model.hidden" = "9"'))
+    text = (tmp_path / "run" / run_folder.CONFIG).read_text()
+    (tmp_path / "run" / run_folder.CONFIG).write_text(text.replace('"model.hidden" = "8"', '"model.hidden" = "9"'))
     with pytest.raises(ValueError, match="belongs to another"):
         run.resume_run(tmp_path / "run")

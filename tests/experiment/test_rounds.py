@@ -8,12 +8,12 @@ from dataclasses import dataclass, replace
 
 import pytest
 import torch
-from oracles.worlds import ENGINES, Run, mlp, points
+from oracles.sims import ENGINES, Run, mlp, points
 
 import posterity
-from posterity.core.draw import make_key
-from posterity.core.method import Now
-from posterity.core.monoid import Mean
+from posterity.core.messages import Mean
+from posterity.core.protocol import Now
+from posterity.core.random import make_key
 from posterity.core.training import Training
 from posterity.engine.round import first_state, train_round
 from posterity.engine.store import Memory
@@ -77,8 +77,8 @@ def test_the_share_of_beta_in_rounds_1_2_3(engine, rounds, anneal):
     run = Run(MetaVD(FedAvg(Training(lr=0.1)), anneal=anneal, width=5, depth=1), federation, mlp(federation), engine)
     told = []
     for number in range(1, rounds + 1):
-        told.append(float(engine.offer(run.world, run.state, torch.tensor([0, 1]), 2)[1].warmth[0]))
-        run.state, _ = train_round(run.world, engine, run.state, run.store, torch.tensor([0, 1]), number, rounds)
+        told.append(float(engine.offer(run.sim, run.state, torch.tensor([0, 1]), 2)[1].warmth[0]))
+        run.state, _ = train_round(run.sim, engine, run.state, run.store, torch.tensor([0, 1]), number, rounds)
     assert told == pytest.approx([warmth(r - 1, rounds, anneal) for r in range(1, rounds + 1)], rel=1e-12)
     if anneal:
         assert told[0] == pytest.approx(0.0024726231566347743, rel=1e-12)  # 1 / (1 + e⁶)
@@ -91,7 +91,7 @@ def test_the_share_of_beta_by_hand():
     run = Run(method, federation, mlp(federation))
     shares = [float(run.state.warmth)]
     for number in range(1, 8):
-        run.state, _ = train_round(run.world, run.engine, run.state, run.store, torch.tensor([0, 1]), number, 8)
+        run.state, _ = train_round(run.sim, run.engine, run.state, run.store, torch.tensor([0, 1]), number, 8)
         shares.append(float(run.state.warmth))
     expected = [0.0024726231566347743, 0.04742587317756678, 0.5, 0.9525741268224334, 0.9975273768433653, 1, 1, 1]
     assert shares == pytest.approx(expected, rel=1e-12)
@@ -128,7 +128,7 @@ def test_a_round_below_one_is_refused(number):
     federation = points((5, 3))
     run = Run(FedAvg(), federation, mlp(federation))
     with pytest.raises(ValueError, match="rounds count from 1"):
-        train_round(run.world, run.engine, first_state(run.world), Memory(2), torch.tensor([0, 1]), number, 3)
+        train_round(run.sim, run.engine, first_state(run.sim), Memory(2), torch.tensor([0, 1]), number, 3)
     with pytest.raises(ValueError, match="rounds count from 1"):
         Now(number, 3, make_key(0), 2)
     with pytest.raises(ValueError, match="rounds count from 1"):

@@ -9,9 +9,9 @@ import time
 import pytest
 
 import posterity
-from posterity.experiment import folder
+from posterity.experiment import run_folder
 from posterity.experiment.config import Config
-from posterity.experiment.journey import Journey
+from posterity.experiment.run_state import RunState
 from posterity.experiment.setup import set_up
 
 SMALL = {"dataset": "digits", "clients": 7, "newcomers": "2", "rounds": 3, "evaluate_every": 2, "subset": "20%",
@@ -70,7 +70,7 @@ def test_the_last_round_is_evaluated_too(result):
 
 def test_seconds_add_up(result):
     told = sum(line["seconds"] for line in result.lines if line["kind"] == "round")
-    assert folder.read_json(result.folder / folder.RUN)["seconds"] == pytest.approx(told)
+    assert run_folder.read_json(result.folder / run_folder.RUN)["seconds"] == pytest.approx(told)
 
 
 def test_seeds_at_once_share_the_time():
@@ -102,8 +102,8 @@ def test_a_negative_number_is_no_client(result):
 
 def test_every_round_has_a_cohort_of_its_own():
     config = Config(method="fedavg", participation="2", **SMALL)
-    journey = Journey(config, set_up(config), None)
-    cohorts = [tuple(journey.cohort(round).tolist()) for round in range(1, 9)]
+    run_state = RunState(config, set_up(config), None)
+    cohorts = [tuple(run_state.cohort(round).tolist()) for round in range(1, 9)]
     assert len(set(cohorts)) > 3
     assert all(len(cohort) == 2 for cohort in cohorts)
 

@@ -7,15 +7,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from oracles.worlds import ENGINES, Run, mlp, points, same_bits, worst
+from oracles.sims import ENGINES, Run, mlp, points, same_bits, worst
 
 import posterity
 from posterity import methods
 from posterity.cli import show
-from posterity.core.method import Method
+from posterity.core.protocol import Method
 from posterity.data.federation import Part
 from posterity.engine.round import Question, answer
-from posterity.experiment import folder
+from posterity.experiment import run_folder
 from posterity.experiment.scoring import Asked, ask_common, ask_members, score_lines
 from posterity.report import headline, load_runs, write_report
 
@@ -43,9 +43,9 @@ def spoilt(federation):
 
 def common(run, engine, federation=None):
     """What a run's state predicts for the common rows, if the clients had the data of `federation`."""
-    world = run.world if federation is None else replace(run.world, federation=federation.to("cpu", run.world.dtype))
-    asked = next(iter(ask_common(world)))
-    return answer(world, engine, run.state, run.store, asked.question, run.played)[0][0]
+    sim = run.sim if federation is None else replace(run.sim, federation=federation.to("cpu", run.sim.dtype))
+    asked = next(iter(ask_common(sim)))
+    return answer(sim, engine, run.state, run.store, asked.question, run.played)[0][0]
 
 
 def trained(name, engine, **settings):
@@ -59,7 +59,7 @@ def test_the_common_score_is_the_servers_alone(name):
     """Clients with other data, the same state: the same score to the last bit, and one that is a distribution."""
     run = trained(name, ENGINES[1])
     found = common(run, ENGINES[1])
-    assert same_bits(found, common(run, ENGINES[1], spoilt(run.world.federation)))
+    assert same_bits(found, common(run, ENGINES[1], spoilt(run.sim.federation)))
     assert torch.allclose(found.exp().sum(1), torch.ones(40, dtype=found.dtype))
     assert worst(found, common(run, ENGINES[0])) < 1e-9
 
@@ -69,7 +69,7 @@ def test_the_common_score_is_the_servers_alone(name):
 def test_nobody_has_no_temperature(name, engine):
     plain, calibrated = (trained(n, engine) for n in (name, f"{name}+calibrated"))
     assert worst(common(plain, engine), common(calibrated, engine)) < 1e-14
-    mine = [run.outputs("received", strangers=True)[0] for run in (plain, calibrated)]
+    mine = [run.outputs("received", newcomers=True)[0] for run in (plain, calibrated)]
     assert worst(*mine) > 1e-3  # client 0 has one
 
 
@@ -78,7 +78,7 @@ def test_nobody_has_no_temperature(name, engine):
 def test_the_common_score_is_a_forward_pass_of_the_servers_leaves(name, how, engine):
     """By hand: batch norm with the running statistics of the state, which are averages where clients send them."""
     run = trained(name, engine, **how)
-    p, x = run.state.params, run.world.federation.x[run.world.federation.common]
+    p, x = run.state.params, run.sim.federation.x[run.sim.federation.common]
     norm = next(n for n in p if n.endswith("running_mean")).removesuffix("running_mean")
     first = next(n for n in p if n.endswith("weight") and p[n].dim() == 2).removesuffix("weight")
     last = [n for n in p if n.endswith("weight") and p[n].dim() == 2][-1].removesuffix("weight")
@@ -107,7 +107,7 @@ class Numbered(Method):
 @each_engine
 def test_nobody_has_a_number_and_so_draws_of_its_own(engine):
     run = Run(methods.build("fedavg"), with_common(), mlp(with_common()), engine)
-    run.world, run.played = replace(run.world, method=Numbered()), 1
+    run.sim, run.played = replace(run.sim, method=Numbered()), 1
     assert common(run, engine).unique(dim=0).tolist() == [[3.0, 0.0]]  # clients are 0, 1, 2; no samples
 
 
@@ -140,7 +140,7 @@ def pair(tmp_path_factory):
 
 def lines(result, part):
     keep = [x for x in result.lines if x["kind"] == "score" and x["part"] == part]
-    return [folder.clean({k: v for k, v in x.items() if k != "part"}) for x in keep]  # nan is not itself
+    return [run_folder.clean({k: v for k, v in x.items() if k != "part"}) for x in keep]  # nan is not itself
 
 
 def test_paper_scores_no_row_that_a_temperature_was_fitted_on(pair, capsys):
@@ -180,8 +180,8 @@ def test_train_weighted_means_weigh_by_training_size(seed):
     outputs = [
         [torch.randn(8, 3, generator=draw, dtype=torch.float64).log_softmax(-1) for _ in range(3)] for _ in range(2)
     ]
-    asked = next(iter(ask_members(run.world, ("received",))))
-    found = {line["part"]: line["metrics"] for line in score_lines(run.world, 1, asked, outputs)}
+    asked = next(iter(ask_members(run.sim, ("received",))))
+    found = {line["part"]: line["metrics"] for line in score_lines(run.sim, 1, asked, outputs)}
     right = [[float((o.argmax(-1) == federation.y[part.client(k)]).double().mean()) for k, o in enumerate(some)]
              for part, some in zip((federation.validation, federation.test), outputs, strict=True)]  # fmt: skip
     for name, each in zip(("validation", "test", "held"), (*right, np.mean(right, 0)), strict=True):
@@ -196,6 +196,6 @@ def test_newcomers_are_weighed_by_their_own_training_size():
     right = torch.nn.functional.one_hot(federation.y, 3).double().add(1e-3).log().log_softmax(-1)
     wrong = right.roll(1, 1)
     outputs = [[right[part.client(2)], wrong[part.client(3)]] for part in late.parts]
-    found = {x["part"]: x["metrics"] for x in score_lines(run.world, 1, Asked("newcomers", late), outputs)}
+    found = {x["part"]: x["metrics"] for x in score_lines(run.sim, 1, Asked("newcomers", late), outputs)}
     assert found["test"]["accuracy"]["train_weighted"] == pytest.approx(11 / 14)
     assert isinstance(late.parts[0], Part)

@@ -12,9 +12,9 @@ import pytest
 import torch
 
 import posterity
-from posterity.engine.fleet import Fleet
+from posterity.engine.multi_seed import MultiSeed
 from posterity.engine.round import able, blocks
-from posterity.experiment import folder, run
+from posterity.experiment import run, run_folder
 from posterity.experiment.compare import compare_runs, resume_all
 from posterity.experiment.config import Config
 from posterity.experiment.setup import set_up
@@ -70,11 +70,11 @@ def test_at_once_is_one_after_the_other(method):
 def test_blocks_that_mix_the_clients_of_seeds():
     """With little memory a block holds some clients of several seeds; who is in which block does not matter."""
     cut = [replace(config, memory=1_500_000) for config in configs()]
-    worlds = [set_up(config).world for config in cut]
-    fleet = Fleet.of(worlds)
-    everyone = fleet.numbers([able(world) for world in worlds])
-    stacks = [group.tolist() for group in blocks(fleet.joint, everyone, fleet.joint.passes())]
-    owners = [{client // worlds[0].federation.clients for client in group} for group in stacks]
+    sims = [set_up(config).sim for config in cut]
+    multi = MultiSeed.of(sims)
+    everyone = multi.numbers([able(sim) for sim in sims])
+    stacks = [group.tolist() for group in blocks(multi.joint, everyone, multi.joint.passes())]
+    owners = [{client // sims[0].federation.clients for client in group} for group in stacks]
     assert len(stacks) > 1
     assert any(len(some) > 1 for some in owners)
     for result, config in zip(run.run_seeds(cut), configs(), strict=True):
@@ -87,7 +87,7 @@ def test_from_python(tmp_path):
     assert [r.config.seed for r in found] == [0, 3]
     assert [r.metric() for r in found] == [r.metric() for r in again]
     assert posterity.load(tmp_path / "seed-3").metric() == found[1].metric()
-    assert folder.read_json(tmp_path / "seed-0" / folder.RUN)["together"] == [0, 3]
+    assert run_folder.read_json(tmp_path / "seed-0" / run_folder.RUN)["together"] == [0, 3]
 
 
 def go(store: str, out: Path, moment: str | None, count: int) -> None:
@@ -104,24 +104,24 @@ def _arm_checkpoint(moment: str, count: int) -> None:
     """Die before (`checkpoint`) or after (`move`) the count-th file that belongs to a common checkpoint is written."""
     from .kills import die
 
-    whole, move, left = folder.write_atomic, folder.os.replace, [count]
+    whole, move, left = run_folder.write_atomic, run_folder.os.replace, [count]
 
     def write(path, data):
         whole(path, data)
-        if path.name in (folder.NEXT, folder.PLEDGE) and moment == "checkpoint":
+        if path.name in (run_folder.NEXT, run_folder.PLEDGE) and moment == "checkpoint":
             left[0] -= 1
             if left[0] == 0:
                 die()
 
     def replace(source, target):
         move(source, target)
-        if Path(source).name == folder.NEXT and moment == "move":
+        if Path(source).name == run_folder.NEXT and moment == "move":
             left[0] -= 1
             if left[0] == 0:
                 die()
 
-    folder.write_atomic = write
-    folder.os.replace = replace
+    run_folder.write_atomic = write
+    run_folder.os.replace = replace
 
 
 def launch(store: str, out: Path, moment: str | None = None, count: int = 1) -> int:
@@ -148,8 +148,8 @@ def test_killed_at_every_write_of_a_common_checkpoint(store, tmp_path):
 
 
 def _after_pledge(out: Path):
-    folder.keep_pledge(folders(out.parent))
-    return folder.read_checkpoint(out)
+    run_folder.keep_pledge(folders(out.parent))
+    return run_folder.read_checkpoint(out)
 
 
 def test_a_comparison_with_its_seeds_at_once(tmp_path):
@@ -158,10 +158,12 @@ def test_a_comparison_with_its_seeds_at_once(tmp_path):
     compare_runs(base, names, seeds, tmp_path / "at-once", NONE, together=True)
     compare_runs(base, names, seeds, tmp_path / "apart", NONE)
     for place in ("fedavg/seed-0", "fedavg/seed-3", "fedper/seed-0", "fedper/seed-3"):
-        one, other = (folder.read_lines(tmp_path / how / place / folder.METRICS) for how in ("at-once", "apart"))
+        one, other = (
+            run_folder.read_lines(tmp_path / how / place / run_folder.METRICS) for how in ("at-once", "apart")
+        )
         assert_near(*([{k: v for k, v in x.items() if k != "seconds"} for x in lines] for lines in (one, other)))
     compare_runs(base, names, [0, 3, 4], tmp_path / "at-once", NONE, together=True)  # one more seed runs alone
-    assert "together" not in folder.read_json(tmp_path / "at-once" / "fedavg" / "seed-4" / folder.RUN)
+    assert "together" not in run_folder.read_json(tmp_path / "at-once" / "fedavg" / "seed-4" / run_folder.RUN)
 
 
 class Interrupted(Exception):

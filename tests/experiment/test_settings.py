@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from posterity.engine.trials import with_threads
-from posterity.experiment import compare, folder, run
+from posterity.engine.autotune.trials import with_threads
+from posterity.experiment import compare, run, run_folder
 from posterity.experiment.compare import compare_runs, resume_all
 from posterity.experiment.config import Config, from_table
 from posterity.experiment.setup import load_federation, set_up, steps_of_round
@@ -41,7 +41,7 @@ def test_a_data_seed_of_zero_is_a_seed():
 
 
 def test_the_seed_moves_the_first_leaves():
-    one, other = (set_up(replace(BASE, seed=seed, data_seed=0)).world.initial for seed in (0, 1))
+    one, other = (set_up(replace(BASE, seed=seed, data_seed=0)).sim.initial for seed in (0, 1))
     assert any(not torch.equal(one[name], other[name]) for name in one)
 
 
@@ -52,21 +52,21 @@ def test_the_seed_moves_the_first_leaves():
 ])  # fmt: skip
 def test_steps_of_a_round_by_hand(changes, taken):
     config = replace(BASE, **changes)
-    world = set_up(config).world
-    assert steps_of_round(config, world) == sum(taken(n) for n in world.federation.train.counts.tolist())
+    sim = set_up(config).sim
+    assert steps_of_round(config, sim) == sum(taken(n) for n in sim.federation.train.counts.tolist())
 
 
 def test_a_resumed_run_has_the_engine_and_the_threads_that_it_began_with(tmp_path):
     run.start_run(BASE, tmp_path / "run")
-    path = tmp_path / "run" / folder.RUN
-    facts = folder.read_json(path)
+    path = tmp_path / "run" / run_folder.RUN
+    facts = run_folder.read_json(path)
     assert facts["engine"] == "graph"
-    folder.write_json(path, {**facts, "engine": "stacked", "threads": 1, "memory": 2**20})
+    run_folder.write_json(path, {**facts, "engine": "stacked", "threads": 1, "memory": 2**20})
     with with_threads(2):
         again = run.resume_run(tmp_path / "run")
         assert torch.get_num_threads() == 1
     assert again.setup.engine.name == "stacked"
-    assert again.setup.world.memory == 2**20
+    assert again.setup.sim.memory == 2**20
 
 
 @pytest.fixture
@@ -100,8 +100,8 @@ def test_what_is_finished_is_left_and_what_is_not_goes_on(planned, tmp_path):
     run.start_run(BASE, tmp_path / "fedavg" / "seed-0")
     compare_runs(BASE, ["fedavg"], [0, 1], tmp_path, quiet)
     assert [task.title for task in planned] == ["fedavg seed 1"]
-    path = tmp_path / "fedavg" / "seed-0" / folder.RUN
-    folder.write_json(path, {**folder.read_json(path), "status": "running"})
+    path = tmp_path / "fedavg" / "seed-0" / run_folder.RUN
+    run_folder.write_json(path, {**run_folder.read_json(path), "status": "running"})
     planned.clear()
     resume_all(tmp_path, quiet)  # the plan was written down
     assert [task.title for task in planned] == ["fedavg seed 0", "fedavg seed 1"]

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from posterity.experiment import folder, run
+from posterity.experiment import run, run_folder
 from posterity.experiment.config import Config
 
 SMALL = Config(method="fedavg", dataset="digits", clients=4, rounds=4, evaluate_every=4, subset="15%")
@@ -25,10 +25,10 @@ def test_the_time_of_both_halves(tmp_path, monkeypatch):
     monkeypatch.setattr(run, "WRITING", math.inf)
     with pytest.raises(Interrupted):
         run.start_run(SMALL, tmp_path / "run", stop)
-    first = folder.read_checkpoint(tmp_path / "run")[1]
+    first = run_folder.read_checkpoint(tmp_path / "run")[1]
     run.resume_run(tmp_path / "run")
-    lines = folder.read_lines(tmp_path / "run" / folder.METRICS)
+    lines = run_folder.read_lines(tmp_path / "run" / run_folder.METRICS)
     spent = [line["seconds"] for line in lines if line["kind"] == "round"]
     assert len(spent) == 4
     assert first["seconds"] == pytest.approx(sum(spent[:2]))
-    assert folder.read_json(tmp_path / "run" / folder.RUN)["seconds"] == pytest.approx(sum(spent))
+    assert run_folder.read_json(tmp_path / "run" / run_folder.RUN)["seconds"] == pytest.approx(sum(spent))

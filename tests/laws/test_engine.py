@@ -7,11 +7,12 @@ from dataclasses import replace
 import pytest
 import torch
 
-from posterity.core.draw import make_key
-from posterity.core.monoid import Mean, zero_like
+from posterity.core.messages import Mean, zero_like
+from posterity.core.random import make_key
 from posterity.core.tree import tree_leaves, tree_named
-from posterity.engine import graph, loop, stacked
-from posterity.engine.choice import choose_engine
+from posterity.engine import loop, stacked
+from posterity.engine.autotune.choice import choose_engine
+from posterity.engine.replay import graph
 from posterity.engine.round import able, blocks, first_state, personal_model, train_round
 from posterity.engine.store import Memory
 from posterity.laws import subject
@@ -57,24 +58,24 @@ def test_dropout_is_heard():
 
 
 def test_a_cohort_is_cut_by_memory(fedper):
-    world, cohort = fedper.world(), torch.tensor(COHORTS[0])
-    assert len(list(blocks(world, cohort))) == 1
-    single = list(blocks(replace(world, memory=1), cohort))
+    sim, cohort = fedper.sim(), torch.tensor(COHORTS[0])
+    assert len(list(blocks(sim, cohort))) == 1
+    single = list(blocks(replace(sim, memory=1), cohort))
     assert [len(b) for b in single] == [1] * len(cohort)
     sizes = [SIZES[int(b)] for b in single]
     assert sizes == sorted(sizes, reverse=True)
 
 
 def test_an_empty_cohort_is_an_empty_round(fedper):
-    world, store = fedper.world(), Memory(13)
-    state = first_state(world)
-    after, log = train_round(world, stacked, state, store, torch.zeros(0, dtype=torch.int64), 1, 1)
+    sim, store = fedper.sim(), Memory(13)
+    state = first_state(sim)
+    after, log = train_round(sim, stacked, state, store, torch.zeros(0, dtype=torch.int64), 1, 1)
     assert log.empty
     assert after is state
 
 
 def test_newcomers_are_never_able(fedper):
-    assert able(fedper.world()).tolist() == list(range(13))
+    assert able(fedper.sim()).tolist() == list(range(13))
 
 
 def test_the_mean_of_nothing_raises():
@@ -88,11 +89,11 @@ def test_a_client_with_broken_data_is_refused_and_rolled_back(engine):
     whole = subject(FedPer(LOCAL))
     x = whole.federation.x.clone()
     x[whole.federation.train.client(8)[0]] = torch.inf
-    world = replace(whole.world(), federation=replace(whole.federation, x=x))
+    sim = replace(whole.sim(), federation=replace(whole.federation, x=x))
     store, clean = Memory(13), Memory(13)
-    state, log = train_round(world, engine, first_state(world), store, torch.tensor(COHORTS[0]), 1, 1)
+    state, log = train_round(sim, engine, first_state(sim), store, torch.tensor(COHORTS[0]), 1, 1)
     others = [c for c in COHORTS[0] if c != 8]
-    plain, _ = train_round(whole.world(), engine, first_state(world), clean, torch.tensor(others), 1, 1)
+    plain, _ = train_round(whole.sim(), engine, first_state(sim), clean, torch.tensor(others), 1, 1)
     assert [r.client for r in log.refused] == [8]
     assert log.accepted == len(others)
     assert not store.known[8]
@@ -104,15 +105,15 @@ def test_one_client_by_hand_equals_scoring(fedper):
     end = trace(fedper, "stacked")
     for point in ("received", "adapted", "trained"):
         scored = outputs(fedper, "loop", point)
-        carry, here = personal_model(fedper.world(), end.state, end.store(), SCORED[0], len(COHORTS), point)
+        carry, here = personal_model(fedper.sim(), end.state, end.store(), SCORED[0], len(COHORTS), point)
         x = fedper.federation.x[fedper.federation.test.client(SCORED[0])]
         assert torch.equal(fedper.method.predict(carry, x, here), scored[0][: len(x)])
 
 
 def test_rounds_of_other_length_agree(fedper):
-    world = replace(fedper.world(), root=make_key(9))
+    sim = replace(fedper.sim(), root=make_key(9))
     cohorts = [[12], list(range(13)), [1], [1, 3]]
-    for left, right in zip(run(world, "loop", cohorts).rounds, run(world, "stacked", cohorts).rounds, strict=True):
+    for left, right in zip(run(sim, "loop", cohorts).rounds, run(sim, "stacked", cohorts).rounds, strict=True):
         for a, b in zip(tree_leaves((left.state, left.rows)), tree_leaves((right.state, right.rows)), strict=True):
             assert torch.allclose(a, b, rtol=0, atol=1e-9)
 
@@ -121,13 +122,13 @@ def test_a_round_leaves_the_state_it_began_with_alone(fedper):
     made = trace(fedper, "stacked")
     state, store = made.before(2)
     before = [t.clone() for t in tree_leaves(state)]
-    one_round(fedper.world(), "stacked", state, store, COHORTS[1], 2)
+    one_round(fedper.sim(), "stacked", state, store, COHORTS[1], 2)
     assert all(torch.equal(a, b) for a, b in zip(before, tree_leaves(state), strict=True))
 
 
 def test_a_model_that_cannot_be_stacked_goes_through_the_loop():
-    world = subject(FedAvg(LOCAL)).world()
-    model, few = world.model, (world.federation.x[:2], world.initial)
+    sim = subject(FedAvg(LOCAL)).sim()
+    model, few = sim.model, (sim.federation.x[:2], sim.initial)
     assert choose_engine("auto", model, *few)[0] is graph
     stubborn = replace(model, unstackable=("fc: a reason",))
     engine, why = choose_engine("auto", stubborn, *few)

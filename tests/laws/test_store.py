@@ -66,24 +66,24 @@ def checkpoint(tmp_path):
 @pytest.mark.parametrize("cls", [FedPer, FedMAP])
 def test_a_run_on_file_equals_a_run_in_memory(cls, tmp_path):
     looked_at = subject(cls(LOCAL))
-    world, members = looked_at.world(), looked_at.federation.members
+    sim, members = looked_at.sim(), looked_at.federation.members
     ends = []
     for store in (Memory(members), Mapped(tmp_path, members)):
-        state = first_state(world)
+        state = first_state(sim)
         for number, cohort in enumerate(COHORTS, 1):
-            state, _ = train_round(world, stacked, state, store, torch.tensor(cohort), number, len(COHORTS))
+            state, _ = train_round(sim, stacked, state, store, torch.tensor(cohort), number, len(COHORTS))
             if isinstance(store, Mapped):
                 store.flush()
                 store.begin(number)
         everybody = torch.arange(members)
-        outputs = score(world, stacked, state, store, everybody, 3, [looked_at.federation.test], "received")
-        template = tree_map(lambda leaf: torch.zeros_like(leaf)[None].expand(members, *leaf.shape), one_record(world))
+        outputs = score(sim, stacked, state, store, everybody, 3, [looked_at.federation.test], "received")
+        template = tree_map(lambda leaf: torch.zeros_like(leaf)[None].expand(members, *leaf.shape), one_record(sim))
         ends.append((state, outputs, store.read(everybody, template), store.known))
     assert equal(*ends)
 
 
-def one_record(world):
-    return {n: p for n, p in world.initial.items() if isinstance(world.method, FedMAP) or n in world.model.head_names}
+def one_record(sim):
+    return {n: p for n, p in sim.initial.items() if isinstance(sim.method, FedMAP) or n in sim.model.head_names}
 
 
 def test_clients_never_met_have_what_join_made(tmp_path):

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from oracles.worlds import DOUBLE, ENGINES, Run, at, mlp, points, q2, scalar_model
+from oracles.sims import DOUBLE, ENGINES, Run, at, mlp, points, q2, scalar_model
 from scipy.optimize import minimize_scalar
 from scipy.special import log_softmax
 
@@ -75,7 +75,7 @@ def test_the_test_part_is_never_read():
     before = calibrated.outputs("adapted", federation.validation)
     federation.x[federation.test.rows] = 1e6
     federation.y[federation.test.rows] = 0
-    after = Run(calibrated.world.method, federation, calibrated.world.model).rounds(1)
+    after = Run(calibrated.sim.method, federation, calibrated.sim.model).rounds(1)
     assert all(torch.equal(a, b) for a, b in zip(before, after.outputs("adapted", federation.validation), strict=True))
 
 
@@ -84,7 +84,7 @@ def test_validation_labels_do_change_it():
     federation, _, calibrated = pair()
     before = calibrated.outputs("adapted")
     federation.y[federation.validation.rows] = 0
-    after = Run(calibrated.world.method, federation, calibrated.world.model).rounds(1).outputs("adapted")
+    after = Run(calibrated.sim.method, federation, calibrated.sim.model).rounds(1).outputs("adapted")
     assert not torch.equal(before[0], after[0])
 
 
@@ -104,7 +104,7 @@ def test_a_client_without_validation_samples_is_left_alone():
 
 def test_training_and_bytes_are_the_inner_methods():
     _, plain, calibrated = pair()
-    assert calibrated.world.method.label == "FedAvg-FT (calibrated)"
+    assert calibrated.sim.method.label == "FedAvg-FT (calibrated)"
     assert torch.equal(plain.state.params["head.weight"], calibrated.state.params["head.weight"])
     assert plain.logs[0].bytes_up == calibrated.logs[0].bytes_up
 

@@ -4,24 +4,24 @@ from dataclasses import replace
 
 import pytest
 import torch
-from oracles.worlds import ENGINES, Run, mlp, points, same_bits, worst
+from oracles.sims import ENGINES, Run, mlp, points, same_bits, worst
 
 from posterity import models
-from posterity.core import dropout
 from posterity.core.training import Training
 from posterity.core.wire import wire_bytes
 from posterity.engine.round import personal_model
 from posterity.methods.fedavg import FedAvg
 from posterity.methods.maml import MAML
 from posterity.methods.wrappers.drop import Drop
-from posterity.methods.wrappers.metavd import RHO, MetaVD
+from posterity.methods.wrappers.metavd import dropout
+from posterity.methods.wrappers.metavd.method import RHO, MetaVD
 
 each_engine = pytest.mark.parametrize("engine", ENGINES, ids=lambda e: e.name)
 TRAINING = Training(lr=0.1, batch=4)
 LEAF = "base.fc1.weight"
 
 
-def hosted(**how):
+def random_numpy(**how):
     return MetaVD(FedAvg(TRAINING), family="ensemble", hyper_decay=0.0, **how)
 
 
@@ -44,12 +44,12 @@ def rates(run):
 
 @each_engine
 def test_dropped_weights_are_zero_and_stay_unmoved(engine):
-    run = start(Drop(hosted(), threshold=0.8, after=0), engine)
+    run = start(Drop(random_numpy(), threshold=0.8, after=0), engine)
     theta, before = run.state.params[LEAF], run.state.host.source.embedding
     gone = rates(run)[0] > 0.8
     assert 0 < int(gone.sum()) < gone.numel()
     for point in ("received", "trained"):
-        carry, _ = personal_model(run.world, run.state, run.store, 0, 1, point)
+        carry, _ = personal_model(run.sim, run.state, run.store, 0, 1, point)
         assert not bool(carry.params[LEAF][gone].any())
         assert bool((carry.params[LEAF][~gone] != 0).all())
         assert bool((carry.params[RHO][gone] == dropout.LEAST).all())
@@ -62,7 +62,7 @@ def test_dropped_weights_are_zero_and_stay_unmoved(engine):
 @each_engine
 def test_what_is_not_sent_is_not_used(engine):
     """Other θ and ρ at places that stay dropped: the client's training and prediction do not change."""
-    method = Drop(hosted(test_noise="personal", test_draws=3), threshold=0.8, after=0)
+    method = Drop(random_numpy(test_noise="personal", test_draws=3), threshold=0.8, after=0)
     first = start(method, engine)
     gone = rates(first)[0] > 0.8
     second = start(method, engine)
@@ -83,7 +83,7 @@ def test_two_clients_by_hand_bytes_saved(engine, dtype):
     """θ and ρ of each dropped weight down and up; a bit per weight of the pattern down, 6 bytes for 48 weights."""
     federation = points((5, 4))
     runs = [Run(m, federation, mlp(federation), engine, dtype=dtype)
-            for m in (hosted(), Drop(hosted(), threshold=0.8, after=0))]  # fmt: skip
+            for m in (random_numpy(), Drop(random_numpy(), threshold=0.8, after=0))]  # fmt: skip
     gone = int((rates(runs[1]) > 0.8).sum())
     assert gone > 0
     dense, thin = (run.rounds(1).logs[0] for run in runs)
@@ -106,7 +106,7 @@ def test_bytes_of_the_paper():
     rho[order[: round(0.8 * 32_768)]] = (10 * theta[order[round(0.8 * 32_768)]] ** 2).log()
     source = replace(run.state.host.source, net={"rho": rho})
     run.state = replace(run.state, host=replace(run.state.host, source=source))
-    shared, own = run.world.method.offer(run.state, torch.tensor(0))
+    shared, own = run.sim.method.offer(run.state, torch.tensor(0))
     dense = 4 * (372_234 + 32_768 + 1)
     saved = dense - wire_bytes(shared) - wire_bytes(own) + 32_768 // 8
     assert saved == 2 * 4 * int((dropout.rate(rho, theta) > 0.8).sum())
@@ -115,15 +115,15 @@ def test_bytes_of_the_paper():
 
 
 def test_nothing_is_dropped_before_its_round_or_at_threshold_one():
-    plain = start(hosted()).rounds(2)
+    plain = start(random_numpy()).rounds(2)
     for how in ({"after": 2, "threshold": 0.1}, {"after": 0, "threshold": 1.0}):
-        run = start(Drop(hosted(), **how)).rounds(2)
+        run = start(Drop(random_numpy(), **how)).rounds(2)
         assert same_bits(plain.state, run.state.host)
         assert run.logs[1].report["bytes_saved"] == 0
         assert [(log.bytes_up, log.bytes_down) for log in run.logs] == [
             (log.bytes_up, log.bytes_down) for log in plain.logs
         ]
-    later = start(Drop(hosted(), after=1, threshold=0.5)).rounds(2)
+    later = start(Drop(random_numpy(), after=1, threshold=0.5)).rounds(2)
     assert [log.report["dropped"] > 0 for log in later.logs] == [False, True]
     assert worst(plain.state, later.state.host) > 0
 
@@ -142,7 +142,7 @@ def test_a_hyper_network_that_predicts_log_alpha_reaches_the_papers_thresholds(e
     net["1.bias"] = torch.tensor(ALPHAS, dtype=torch.float64).repeat(8).log() + 8.5
     source = replace(run.state.host.source, net=net)
     run.state = replace(run.state, host=replace(run.state.host, source=source))
-    carry, _ = personal_model(run.world, run.state, run.store, 0, 1, "received")
+    carry, _ = personal_model(run.sim, run.state, run.store, 0, 1, "received")
     gone = torch.tensor([a / (1 + a) > threshold for a in ALPHAS]).repeat(8).reshape(8, 6)
     assert torch.equal(carry.params[LEAF] == 0, gone)
     assert run.rounds(1).logs[0].report["dropped"] == pytest.approx(dropped / 48, abs=1e-12)
@@ -150,10 +150,10 @@ def test_a_hyper_network_that_predicts_log_alpha_reaches_the_papers_thresholds(e
 
 def test_a_threshold_that_no_rate_exceeds_is_refused():
     """e^8.5 / (1 + e^8.5) = 0.999797 is the highest rate with log α; with log v, small weights come near 1."""
-    alpha = hosted(noise_param="alpha")
+    alpha = random_numpy(noise_param="alpha")
     with pytest.raises(ValueError, match=r"threshold 0\.9999 would drop nothing: .* no rate is above 0\.999797"):
         Drop(alpha, threshold=0.9999)
-    for method, threshold in ((alpha, 0.9997), (alpha, 1.0), (hosted(), 0.9999), (hosted(), 1.0)):
+    for method, threshold in ((alpha, 0.9997), (alpha, 1.0), (random_numpy(), 0.9999), (random_numpy(), 1.0)):
         assert Drop(method, threshold=threshold).threshold == threshold
 
 
@@ -165,4 +165,4 @@ def test_it_brings_metavd_along():
 
 def test_bad_hyper_parameters():
     with pytest.raises(ValueError, match="threshold must be at least 0 and at most 1"):
-        Drop(hosted(), threshold=1.5)
+        Drop(random_numpy(), threshold=1.5)

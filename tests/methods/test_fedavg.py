@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from oracles.worlds import ENGINES, Run, at, full_batch, mlp, points, q2, quadratics, scalar_model, worst
+from oracles.sims import ENGINES, Run, at, full_batch, mlp, points, q2, quadratics, scalar_model, worst
 
 from posterity.core.training import Training
 from posterity.core.tree import tree_rows
@@ -102,9 +102,9 @@ def test_bytes(dtype):
 def test_running_statistics_are_averaged_too():
     federation = points((8, 8))
     run = Run(FedAvg(full_batch(1)), federation, mlp(federation, norm=True)).rounds(1)
-    fresh = run.world.initial
-    moved = [n for n in run.world.model.buffers if not torch.equal(fresh[n], run.state.params[n])]
-    assert sorted(moved) == sorted(run.world.model.buffers)
+    fresh = run.sim.initial
+    moved = [n for n in run.sim.model.buffers if not torch.equal(fresh[n], run.state.params[n])]
+    assert sorted(moved) == sorted(run.sim.model.buffers)
 
 
 def test_bad_hyper_parameters():

@@ -4,7 +4,7 @@ from collections import OrderedDict
 
 import pytest
 import torch
-from oracles.worlds import DOUBLE, ENGINES, Run, federate, mlp, points, same_bits, worst
+from oracles.sims import DOUBLE, ENGINES, Run, federate, mlp, points, same_bits, worst
 from torch import nn
 
 from posterity import models
@@ -32,7 +32,7 @@ def test_without_norms_it_is_fedavg_bit_for_bit(engine):
     assert same_bits(runs[0].state.params, runs[1].state.params)
     for point in ("received", "adapted", "trained"):
         assert same_bits(*(run.outputs(point) for run in runs))
-    assert same_bits(*(run.outputs("received", strangers=True) for run in runs))
+    assert same_bits(*(run.outputs("received", newcomers=True) for run in runs))
     assert runs[0].logs[0].bytes_up == runs[1].logs[0].bytes_up
 
 
@@ -79,10 +79,10 @@ def test_norms_are_found_by_type_in_any_place():
         run = Run(FedBN(TRAINING, keeps=keeps), federation, model).rounds(2)
         assert set(run.store.rows.norms) == names
         for name in names:
-            assert torch.equal(run.state.params[name], run.world.initial[name])
+            assert torch.equal(run.state.params[name], run.sim.initial[name])
             assert not torch.equal(run.store.rows.norms[name][0], run.store.rows.norms[name][1])
         for name in set(model.leaves) - names:
-            assert not torch.equal(run.state.params[name], run.world.initial[name])
+            assert not torch.equal(run.state.params[name], run.sim.initial[name])
 
 
 @each_engine
@@ -118,7 +118,7 @@ def test_a_newcomer_sets_its_statistics_from_its_own_data(engine):
     h = (test - x.mean(0)) / torch.sqrt(x.var(0) + 1e-2)
     expected = torch.log_softmax(h @ state["head.weight"].T + state["head.bias"], -1)
     assert worst(run.outputs("received")[2], expected) < 1e-12
-    assert worst(run.outputs("received", strangers=True)[2], expected) < 1e-12
+    assert worst(run.outputs("received", newcomers=True)[2], expected) < 1e-12
     plain = Run(FedBN(TRAINING, newcomers="initial"), federation, normed(), engine).rounds(2, cohort=[0, 1])
     assert same_bits(plain.outputs("received")[:2], run.outputs("received")[:2])
     h = test / (1 + 1e-2) ** 0.5
@@ -147,10 +147,10 @@ def test_a_newcomer_may_begin_with_the_mean_of_the_known(engine):
         assert worst(run.state.params[name], expected) < 1e-14
     own = Run(FedBN(TRAINING, newcomers="initial"), federation, normed(), engine).rounds(2, cohort=[0, 1])
     assert worst(tree_rows(run.store.rows, slice(2)), tree_rows(own.store.rows, slice(2))) == 0  # the known stay known
-    scored = run.outputs("received", strangers=True)
+    scored = run.outputs("received", newcomers=True)
     for client in range(3):
         x = federation.x[federation.test.client(client)]
-        expected = torch.log_softmax(run.world.model.logits(run.state.params, x), -1)
+        expected = torch.log_softmax(run.sim.model.logits(run.state.params, x), -1)
         assert worst(scored[client], expected) < 1e-12
 
 

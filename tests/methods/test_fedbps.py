@@ -5,7 +5,7 @@ from collections import OrderedDict
 
 import pytest
 import torch
-from oracles.worlds import DOUBLE, ENGINES, Run, at, federate, full_batch, mlp, points, quadratics, scalar_model, worst
+from oracles.sims import DOUBLE, ENGINES, Run, at, federate, full_batch, mlp, points, quadratics, scalar_model, worst
 from torch import nn
 
 from posterity import models
@@ -15,7 +15,7 @@ from posterity.engine import loop
 from posterity.engine.round import meet, personal_model
 from posterity.laws import check
 from posterity.methods.fedavg import FedAvg
-from posterity.methods.fedbps import FedBPS, personal_entries, unpacked
+from posterity.methods.fedbps.method import FedBPS, personal_entries, unpacked
 from posterity.methods.local import Local
 
 each_engine = pytest.mark.parametrize("engine", ENGINES, ids=lambda e: e.name)
@@ -60,7 +60,7 @@ def test_the_uncertain_parameter_becomes_personal(engine, score, personal):
     mask = unpacked(run.state.mask, run.state.variance)["head.weight"][0]
     assert mask.tolist() == list(personal)
     for client in range(2):
-        mixed = personal_model(run.world, run.state, run.store, client, 1, "received")[0].params["head.weight"][0]
+        mixed = personal_model(run.sim, run.state, run.store, client, 1, "received")[0].params["head.weight"][0]
         own, common = run.store.rows["head.weight"][client, 0], run.state.params["head.weight"][0]
         assert torch.equal(mixed, torch.where(mask, own, common))
         assert not torch.equal(own, common)
@@ -72,8 +72,8 @@ def test_partial_cohorts(engine):
     federation = points((9, 5, 7))
     run = Run(FedBPS(TRAINING), federation, mlp(federation), engine).rounds(1, [0, 1])
     before = {n: rows[0].clone() for n, rows in run.store.rows.items()}
-    here, _ = meet(run.world, loop, run.state, run.store, torch.tensor([2]), 1)
-    late = loop.start(run.world, here)[0].params
+    here, _ = meet(run.sim, loop, run.state, run.store, torch.tensor([2]), 1)
+    late = loop.start(run.sim, here)[0].params
     assert worst(late, run.state.params) == 0
     run.rounds(1, [1, 2])
     assert all(torch.equal(rows[0], before[n]) for n, rows in run.store.rows.items())
@@ -84,7 +84,7 @@ def test_adaptation_keeps_personal_entries_only(engine):
     """A newcomer trains from w_g and takes the common entries back."""
     federation = points((9, 5, 7))
     run = Run(FedBPS(TRAINING), federation, mlp(federation), engine).rounds(2, [0, 1])
-    carry, _ = personal_model(run.world, run.state, run.store, 2, 2, "adapted")
+    carry, _ = personal_model(run.sim, run.state, run.store, 2, 2, "adapted")
     mask = unpacked(run.state.mask, run.state.variance)
     moved = torch.cat([(carry.params[n] != p).flatten() for n, p in run.state.params.items()])
     inside = torch.cat([m.flatten() for m in mask.values()])
@@ -152,7 +152,7 @@ def test_running_statistics_are_common():
     federation = points((8, 8))
     run = Run(FedBPS(full_batch(1), p=1.0), federation, mlp(federation, norm=True)).rounds(1)
     plain = Run(FedAvg(full_batch(1)), federation, mlp(federation, norm=True)).rounds(1)
-    buffers = sorted(run.world.model.buffers)
+    buffers = sorted(run.sim.model.buffers)
     assert buffers
     assert not set(buffers) & set(run.store.rows)
     assert worst({n: run.state.params[n] for n in buffers}, {n: plain.state.params[n] for n in buffers}) == 0

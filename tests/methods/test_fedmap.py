@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from oracles.worlds import ENGINES, Run, at, full_batch, mlp, points, quadratics, same_bits, scalar_model, worst
+from oracles.sims import ENGINES, Run, at, full_batch, mlp, points, quadratics, same_bits, scalar_model, worst
 
 from posterity.core.training import Training
 from posterity.core.tree import tree_rows
@@ -125,7 +125,7 @@ def test_running_statistics_stay_with_their_client():
     federation = points((8, 8))
     method = FedMAP(full_batch(1), start_at="prior")
     run = Run(method, federation, mlp(federation, norm=True)).rounds(1)
-    name = next(iter(sorted(run.world.model.buffers)))
+    name = next(iter(sorted(run.sim.model.buffers)))
     rows = run.store.rows[name]
     assert not torch.equal(rows[0], rows[1])
     one = Run(method, federation, mlp(federation, norm=True)).rounds(1)

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from oracles.worlds import (
+from oracles.sims import (
     DOUBLE,
     ENGINES,
     Run,
@@ -24,15 +24,15 @@ from torch import nn
 
 from posterity import data, models
 from posterity.core.gaussian import Gaussian
-from posterity.core.moments import match
 from posterity.core.training import Training
 from posterity.core.tree import tree_cast, tree_map, tree_rows
 from posterity.engine.round import meet
-from posterity.engine.world import select
+from posterity.engine.simulation import select
 from posterity.laws import check
 from posterity.methods import build
 from posterity.methods.fedavg import FedAvg
-from posterity.methods.fednp import F_BIAS, F_NAMES, F_WEIGHT, NPN, FedNP, State, departed
+from posterity.methods.fednp.method import F_BIAS, F_NAMES, F_WEIGHT, NPN, FedNP, State, departed
+from posterity.methods.fednp.moments import match
 from posterity.methods.fedprox import FedProx
 
 each_engine = pytest.mark.parametrize("engine", ENGINES, ids=lambda e: e.name)
@@ -75,7 +75,7 @@ def test_two_clients_by_hand(engine, kind):
     method = FedNP(full_batch(1), lam=0.5, eps=0.2, latent=1, moments=kind, detach_f=True)
     run = Run(method, quadratics([1.0, 2.0], [2.0, 5.0], [1, 3]), scalar_model(), engine, at(1.0))
     run.state = State({**run.state.params, **LAYER}, run.state.totals)
-    here, _ = meet(run.world, engine, run.state, run.store, torch.arange(2), 1)
+    here, _ = meet(run.sim, engine, run.state, run.store, torch.arange(2), 1)
     ends, losses = [], []
     for k, (a, c, n) in enumerate(((1.0, 2.0, 1), (2.0, 5.0, 3))):
         z_m, z_s, _ = (float(v) if isinstance(v, torch.Tensor) else v for v in
@@ -96,7 +96,7 @@ def test_both_divergences_of_several_dimensions():
     federation = points((9,))
     method = FedNP(latent=3, tau0=0.5, eps=0.3, f_output="vector")
     run = Run(method, federation, mlp(federation))
-    here = select(meet(run.world, ENGINES[0], run.state, run.store, torch.tensor([0]), 1)[0], 0)
+    here = select(meet(run.sim, ENGINES[0], run.state, run.store, torch.tensor([0]), 1)[0], 0)
     params, f = method.start(here), torch.tensor([0.5, -1.0, 2.0], dtype=DOUBLE)
     z_m, z_s, _ = match(torch.zeros(3, dtype=DOUBLE), torch.full((3,), 2.0, dtype=DOUBLE), f, "quadrature")
     mean, spread = method.classifier(params, z_m, z_s)
@@ -187,7 +187,7 @@ def test_a_refused_message_leaves_no_site(engine):
     before = tree_map(torch.clone, tree_rows(run.store.rows, 1))
     x = federation.x.clone()
     x[federation.train.client(1)[0]] = math.nan
-    run.world = replace(run.world, federation=replace(run.world.federation, x=x))
+    run.sim = replace(run.sim, federation=replace(run.sim.federation, x=x))
     run.rounds(1)
     assert [r.client for r in run.logs[-1].refused] == [1]
     assert same_bits(tree_rows(run.store.rows, 1), before)
@@ -233,11 +233,11 @@ def test_one_client_has_the_prior_as_its_cavity():
 def test_a_newcomers_cavity_is_q():
     federation = points((9, 5, 6))
     run = Run(FedNP(TRAINING), federation, mlp(federation)).rounds(2)
-    here, _ = meet(run.world, ENGINES[0], run.state, run.store, torch.tensor([0, 1]), 2, strangers=True)
+    here, _ = meet(run.sim, ENGINES[0], run.state, run.store, torch.tensor([0, 1]), 2, newcomers=True)
     assert not bool(here.personal["site"].precision.any() | here.personal["site"].shift.any())
     for engine in ENGINES:
         run.engine = engine
-        assert all(bool(o.isfinite().all()) for o in run.outputs("adapted", strangers=True))
+        assert all(bool(o.isfinite().all()) for o in run.outputs("adapted", newcomers=True))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -257,7 +257,7 @@ def test_the_npn_has_its_size_and_stays_at_home():
     federation = points((5, 9, 3))
     model = mlp(federation)
     run = Run(FedNP(TRAINING, lam=0.1), federation, model)
-    here, _ = meet(run.world, ENGINES[1], run.state, run.store, torch.arange(3), 1)
+    here, _ = meet(run.sim, ENGINES[1], run.state, run.store, torch.arange(3), 1)
     first, size = here.personal["npn"], model.feature_dim * 3
     assert sum(p[0].numel() for p in first.values()) == 110 + 11 * size
     assert all(0.04 < float(p.abs().max()) <= 0.05 for p in first.values() if p.numel() > 100)
@@ -265,7 +265,7 @@ def test_the_npn_has_its_size_and_stays_at_home():
     assert not set(NPN) & set(run.rounds(1).state.params)
     assert min(worst(first[n], run.store.rows["npn"][n]) for n in NPN) > 0
     wide = Run(FedNP(biases=True), federation, model)
-    more, _ = meet(wide.world, ENGINES[1], wide.state, wide.store, torch.arange(3), 1)
+    more, _ = meet(wide.sim, ENGINES[1], wide.state, wide.store, torch.arange(3), 1)
     assert more.personal["npn"][NPN[3]].shape[1] == size + 3
 
 

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from oracles.worlds import ENGINES, Run, at, full_batch, leaves, mlp, points, q2, scalar_model, worst
+from oracles.sims import ENGINES, Run, at, full_batch, leaves, mlp, points, q2, scalar_model, worst
 
 from posterity.core.training import Training
 from posterity.laws import check

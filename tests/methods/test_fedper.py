@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from oracles.worlds import DOUBLE, ENGINES, Run, federate, mlp, points, same_bits, worst
+from oracles.sims import DOUBLE, ENGINES, Run, federate, mlp, points, same_bits, worst
 
 from posterity import models
 from posterity.core.passes import base, descend

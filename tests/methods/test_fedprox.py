@@ -1,7 +1,7 @@
 """FedProx: FedAvg with a leash."""
 
 import pytest
-from oracles.worlds import ENGINES, Run, at, full_batch, mlp, points, q2, quadratics, same_bits, scalar_model, worst
+from oracles.sims import ENGINES, Run, at, full_batch, mlp, points, q2, quadratics, same_bits, scalar_model, worst
 
 from posterity.core.training import Training
 from posterity.methods.fedavg import FedAvg
@@ -56,7 +56,7 @@ def test_running_statistics_are_not_pulled():
     federation = points((8, 8))
     runs = [Run(m, federation, mlp(federation, norm=True)).rounds(1) for m in
             (FedProx(full_batch(1), mu=1e3), FedAvg(full_batch(1)))]  # fmt: skip
-    buffers = [{n: r.state.params[n] for n in r.world.model.buffers} for r in runs]
+    buffers = [{n: r.state.params[n] for n in r.sim.model.buffers} for r in runs]
     assert buffers[0]
     assert worst(*buffers) == 0
 

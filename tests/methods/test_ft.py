@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from oracles.worlds import ENGINES, Run, at, full_batch, mlp, points, q2, quadratics, same_bits, scalar_model
+from oracles.sims import ENGINES, Run, at, full_batch, mlp, points, q2, quadratics, same_bits, scalar_model
 
 from posterity.core.training import Training
 from posterity.methods.fedavg import FedAvg
@@ -14,7 +14,7 @@ TRAINING = Training(lr=0.1, batch=4)
 
 def predictions(run):
     """θ of every client: the mean predicted at x = 1."""
-    return [float(out[0, 0]) for out in run.outputs(run.world.method.scored)]
+    return [float(out[0, 0]) for out in run.outputs(run.sim.method.scored)]
 
 
 @each_engine
@@ -71,7 +71,7 @@ def test_bytes_and_label_are_the_inner_methods():
     runs = [Run(m, federation, mlp(federation)).rounds(1) for m in (FineTuned(FedAvg()), FedAvg())]
     assert runs[0].logs[0].bytes_up == runs[1].logs[0].bytes_up
     assert runs[0].logs[0].bytes_down == runs[1].logs[0].bytes_down
-    assert runs[0].world.method.label == "FedAvg-FT"
+    assert runs[0].sim.method.label == "FedAvg-FT"
 
 
 def test_bad_hyper_parameters():

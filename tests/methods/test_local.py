@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from oracles.worlds import ENGINES, Run, at, full_batch, mlp, points, q2, quadratics, same_bits, scalar_model
+from oracles.sims import ENGINES, Run, at, full_batch, mlp, points, q2, quadratics, same_bits, scalar_model
 
 from posterity.core.training import Training
 from posterity.core.tree import tree_rows
@@ -54,8 +54,8 @@ def test_an_absent_client_keeps_its_model():
 def test_a_newcomer_starts_from_the_common_model():
     federation = points((9, 5))
     run = Run(Local(), federation, mlp(federation)).rounds(2)
-    strange = run.outputs("received", strangers=True)
-    own, _ = run.world.model(run.world.initial, federation.x[federation.test.client(0)])
+    strange = run.outputs("received", newcomers=True)
+    own, _ = run.sim.model(run.sim.initial, federation.x[federation.test.client(0)])
     assert torch.allclose(strange[0], own.log_softmax(-1), atol=1e-14)
 
 

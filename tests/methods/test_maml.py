@@ -1,7 +1,7 @@
 """MAML: Q2's numbers and fixed points through the engines, differences, and what it becomes without a fast step."""
 
 import pytest
-from oracles.worlds import ENGINES, Run, at, full_batch, mlp, points, q2, scalar_model, worst
+from oracles.sims import ENGINES, Run, at, full_batch, mlp, points, q2, scalar_model, worst
 
 from posterity.core.training import Training
 from posterity.methods.fedavg import FedAvg
@@ -61,7 +61,7 @@ def test_a_meta_step_takes_a_support_and_its_queries():
 def test_a_client_of_one_sample_has_no_query():
     federation = points((1, 1))
     run = Run(MAML(Training(lr=0.5), 0.1, **PLAIN), federation, mlp(federation))
-    assert worst(run.rounds(1).state.params, run.world.initial) == 0
+    assert worst(run.rounds(1).state.params, run.sim.initial) == 0
 
 
 def test_server_is_reptiles():

@@ -7,12 +7,11 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from oracles.worlds import DOUBLE, ENGINES, Run, at, full_batch, mlp, points, quadratics, scalar_model, worst
+from oracles.sims import DOUBLE, ENGINES, Run, at, full_batch, mlp, points, quadratics, scalar_model, worst
 
 from posterity import models
-from posterity.core import dropout
-from posterity.core.draw import fold, make_key, normal
-from posterity.core.method import Batch
+from posterity.core.protocol import Batch
+from posterity.core.random import fold, make_key, normal
 from posterity.core.training import Training
 from posterity.engine import loop
 from posterity.engine.round import personal_model
@@ -24,9 +23,10 @@ from posterity.methods.local import Local
 from posterity.methods.maml import MAML
 from posterity.methods.perfedavg import PerFedAvg
 from posterity.methods.reptile import Reptile
-from posterity.methods.wrappers.metavd import RHO, MetaVD
-from posterity.models.hypernet import FAMILIES, FITTED
-from posterity.models.noisy import Noisy, linear_layer
+from posterity.methods.wrappers.metavd import dropout
+from posterity.methods.wrappers.metavd.hypernet import FAMILIES, FITTED
+from posterity.methods.wrappers.metavd.method import RHO, MetaVD
+from posterity.methods.wrappers.metavd.noisy import Noisy, linear_layer
 
 each_engine = pytest.mark.parametrize("engine", ENGINES, ids=lambda e: e.name)
 TRAINING = Training(lr=0.1, batch=4)
@@ -103,7 +103,7 @@ def test_report():
     federation = points((5, 3))
     method = MetaVD(FedAvg(Training(lr=0.0)), family="ensemble", draws=0, beta=0.0)
     run = Run(method, federation, mlp(federation)).rounds(1)
-    odds = run.world.initial["base.fc1.weight"] ** 2 * torch.tensor(8.5).double().exp()
+    odds = run.sim.initial["base.fc1.weight"] ** 2 * torch.tensor(8.5).double().exp()
     assert run.logs[0].report["kl"] == pytest.approx(float(0.5 * torch.log1p(odds).mean()), abs=1e-12)
     assert run.logs[0].report["dropout_rate"] == pytest.approx(float((1 / (1 + odds)).mean()), abs=1e-12)
 
@@ -252,9 +252,9 @@ def test_personal_noise_at_test_is_a_choice(noise):
     """Drawn predictions see ρ of the client or the floor; the mean weights see neither."""
     federation = points((9, 5, 3))
     run = Run(MetaVD(FedAvg(TRAINING), test_noise=noise, test_draws=4, **SMALL), federation, mlp(federation)).rounds(1)
-    carry, _ = personal_model(run.world, run.state, run.store, 1, 1, "received")
+    carry, _ = personal_model(run.sim, run.state, run.store, 1, 1, "received")
     assert bool((carry.params[RHO] == dropout.LEAST).all()) == (noise == "floor")
-    mean = Run(replace(run.world.method, test_draws=0), federation, mlp(federation)).rounds(1).outputs("received")
+    mean = Run(replace(run.sim.method, test_draws=0), federation, mlp(federation)).rounds(1).outputs("received")
     drawn = run.outputs("received")
     assert all(float(o.exp().sum(1).sub(1).abs().max()) < 1e-12 for o in drawn)
     assert float((mean[0] - drawn[0]).abs().max()) > 1e-6
@@ -264,10 +264,10 @@ def test_noise_proportional_to_the_weight():
     """noise_param = alpha: a layer of zeros has no noise."""
     federation = points((5,))
     run = Run(MetaVD(FedAvg(TRAINING), noise_param="alpha", **SMALL), federation, mlp(federation))
-    carry, here = personal_model(run.world, run.state, run.store, 0, 1, "received")
+    carry, here = personal_model(run.sim, run.state, run.store, 0, 1, "received")
     zero = {**carry.params, "base.fc1.weight": torch.zeros_like(carry.params["base.fc1.weight"])}
     x = federation.x[:3]
-    noisy = run.world.method.noisy(zero, here, 1, 3).model(zero, x)[0]
+    noisy = run.sim.method.noisy(zero, here, 1, 3).model(zero, x)[0]
     torch.testing.assert_close(noisy, here.model(zero, x)[0], rtol=0, atol=1e-15)
 
 
@@ -288,14 +288,14 @@ def newcomers(**how):
 
 
 def noise_of(run, client, point):
-    return personal_model(run.world, run.state, run.store, client, 1, point)[0].params[RHO]
+    return personal_model(run.sim, run.state, run.store, client, 1, point)[0].params[RHO]
 
 
 def test_newcomers_have_the_floor_or_the_mean_embedding():
     for noise in ("floor", "personal"):
         assert bool((noise_of(newcomers(test_noise=noise), 2, "received") == dropout.LEAST).all())
     run = newcomers(test_noise="mean_embedding")
-    source, asked = run.state.source, run.world.method.predictor
+    source, asked = run.state.source, run.sim.method.predictor
     expected = asked.ask(source.net, source.embedding.mean(0), torch.Size((8, 6)))
     assert torch.equal(noise_of(run, 2, "received"), expected)
 
@@ -315,11 +315,11 @@ def test_newcomers_may_fit_their_embedding():
     how = {"test_noise": "fit_embedding", "draws": 0, "beta": 100.0, "fit_steps": 20}
     run = newcomers(**how)
     start = noise_of(run, 2, "received")
-    raised = personal_model(run.world, run.state, run.store, 2, 1, "adapted")[0]
-    fitted = run.world.method.predictor.ask(run.state.source.net, raised.kept[FITTED], torch.Size((8, 6)))
+    raised = personal_model(run.sim, run.state, run.store, 2, 1, "adapted")[0]
+    fitted = run.sim.method.predictor.ask(run.state.source.net, raised.kept[FITTED], torch.Size((8, 6)))
     theta = run.state.params["base.fc1.weight"]
     assert float(dropout.divergence(fitted, theta).mean()) < float(dropout.divergence(start, theta).mean()) - 1e-6
-    member, _ = personal_model(run.world, run.state, run.store, 0, 1, "adapted")
+    member, _ = personal_model(run.sim, run.state, run.store, 0, 1, "adapted")
     assert FITTED not in member.kept
 
 

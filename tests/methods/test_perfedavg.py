@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from oracles.worlds import ENGINES, Run, at, full_batch, mlp, points, q2, quadratics, scalar_model, worst
+from oracles.sims import ENGINES, Run, at, full_batch, mlp, points, q2, quadratics, scalar_model, worst
 
 from posterity.core.training import Training
 from posterity.methods.maml import MAML

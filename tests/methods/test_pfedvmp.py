@@ -4,15 +4,15 @@ import math
 
 import pytest
 import torch
-from oracles.worlds import DOUBLE, ENGINES, Run, federate, full_batch, images, mlp, points, same_bits
+from oracles.sims import DOUBLE, ENGINES, Run, federate, full_batch, images, mlp, points, same_bits
 
 from posterity import data, models
-from posterity.core.centroids import FORMS
 from posterity.core.training import Training
 from posterity.core.tree import tree_rows
 from posterity.laws import LAWS, check
 from posterity.methods.fedper import FedPer
-from posterity.methods.pfedvmp import MODES, PFedVMP
+from posterity.methods.pfedvmp.centroids import FORMS
+from posterity.methods.pfedvmp.method import MODES, PFedVMP
 
 each_engine = pytest.mark.parametrize("engine", ENGINES, ids=lambda e: e.name)
 TRAINING = Training(lr=0.05, batch=4, epochs=1)
@@ -151,7 +151,7 @@ def test_the_variance_at_a_typical_client_lasts():
     assert float(run.rounds(1, [2, 10]).state.spread) == pytest.approx(
         float(federation.x[federation.train.client(2)].var(0).mean()), rel=1e-9
     )
-    shared, _ = run.world.method.offer(run.state, None)
+    shared, _ = run.sim.method.offer(run.state, None)
     assert torch.equal(shared.spread, run.state.spread)
 
 
@@ -223,8 +223,8 @@ def test_a_newcomer_is_the_nearest_centroid_rule():
     """w_k = 2µ_k, b_k = −‖µ_k‖² ranks classes by −‖z − µ_k‖²."""
     federation = points((20, 20, 20), held=12)
     run = Run(PFedVMP(TRAINING, mode="count"), federation, mlp(federation)).rounds(2)
-    strange = run.outputs("received", strangers=True)[1]
-    model = run.world.model
+    strange = run.outputs("received", newcomers=True)[1]
+    model = run.sim.model
     z, _ = model.features(run.state.params, federation.x[federation.test.client(1)])
     assert torch.equal(strange.argmax(-1), torch.cdist(z, run.state.centroids).argmin(-1))
 
@@ -236,8 +236,8 @@ def test_a_newcomer_is_never_told_a_class_that_nobody_has(engine):
     federation.y[:] %= 2
     for warmup in ("skip", "zero"):
         run = Run(PFedVMP(TRAINING, warmup=warmup), federation, models.build("linear", (6,), 3), engine).rounds(1)
-        run.world.federation.x.normal_(0, 1000, generator=torch.Generator().manual_seed(0))
-        for output in run.outputs("received", strangers=True):
+        run.sim.federation.x.normal_(0, 1000, generator=torch.Generator().manual_seed(0))
+        for output in run.outputs("received", newcomers=True):
             assert not bool((output.argmax(-1) == 2).any())
 
 

@@ -8,7 +8,7 @@ import pytest
 
 import posterity
 from posterity import methods
-from posterity.core.hyper import UNSTATED, knobs, paper_values, parse
+from posterity.core.hyperparameters import UNSTATED, knobs, paper_values, parse
 from posterity.core.training import Training
 from posterity.experiment.compare import compare_runs
 from posterity.experiment.config import Config, from_table, to_toml

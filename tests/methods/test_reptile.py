@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from oracles.worlds import ENGINES, Run, at, full_batch, mlp, points, q2, quadratics, same_bits, scalar_model
+from oracles.sims import ENGINES, Run, at, full_batch, mlp, points, q2, quadratics, same_bits, scalar_model
 
 from posterity.core.training import Training
 from posterity.methods.fedavg import FedAvg
@@ -51,7 +51,7 @@ def test_step_one_without_momentum_is_fedavg(dtype):
 def test_momentum_leaves_running_statistics_alone():
     federation = points((9, 5))
     run = Run(Reptile(Training(batch=4)), federation, mlp(federation, norm=True)).rounds(2)
-    assert set(run.state.velocity) == run.world.model.trainable
+    assert set(run.state.velocity) == run.sim.model.trainable
     variances = [p for n, p in run.state.params.items() if n.endswith("running_var")]
     assert variances
     assert all(bool((v > 0).all()) for v in variances)

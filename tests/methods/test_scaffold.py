@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from oracles.worlds import (
+from oracles.sims import (
     DOUBLE,
     ENGINES,
     WEIGHT,
@@ -135,7 +135,7 @@ def test_variates_leave_buffers_out():
     alike = Run(SCAFFOLD(TRAINING), federation, model).rounds(1)
     for name in model.buffers:  # averaged, and no step of the server's size: a variance stays one
         assert torch.equal(run.state.params[name], alike.state.params[name])
-        assert not torch.equal(run.state.params[name], run.world.initial[name])
+        assert not torch.equal(run.state.params[name], run.sim.initial[name])
 
 
 @each_variate
@@ -171,7 +171,7 @@ def test_option_one_is_the_gradient_at_the_broadcast():
     def mean_loss(params):
         return torch.nn.functional.cross_entropy(model.logits(params, federation.x[rows]), federation.y[rows])
 
-    expected = torch.func.grad(mean_loss)(run.world.initial)
+    expected = torch.func.grad(mean_loss)(run.sim.initial)
     assert worst(tree_rows(run.store.rows, 0), expected) < 1e-14
 
 

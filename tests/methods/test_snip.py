@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from oracles.worlds import DOUBLE, ENGINES, Run, mlp, points, same_bits
+from oracles.sims import DOUBLE, ENGINES, Run, mlp, points, same_bits
 
 from posterity.core.training import Training
 from posterity.engine.round import personal_model
@@ -42,7 +42,7 @@ def test_removed_weights_stay_zero_for_everybody(engine, host):
         assert torch.equal(run.state.keep, keep)
         assert not bool(run.state.params[LEAF][~keep].any())
         for point in ("received", "adapted", "trained"):
-            carry, _ = personal_model(run.world, run.state, run.store, 0, run.played, point)
+            carry, _ = personal_model(run.sim, run.state, run.store, 0, run.played, point)
             assert not bool(carry.params[LEAF][~keep].any())
             assert bool(carry.params[LEAF][keep].all())
         run.rounds(1)
@@ -52,7 +52,7 @@ def test_the_choice_uses_the_first_update():
     federation = points((9, 5, 3))
     plain = Run(FedAvg(TRAINING), federation, mlp(federation)).rounds(1)
     run = Run(Snip(FedAvg(TRAINING)), federation, mlp(federation)).rounds(1)
-    before = run.world.initial[LEAF]
+    before = run.sim.initial[LEAF]
     score = (before * (before - plain.state.params[LEAF])).abs()
     assert float(score[run.state.keep].min()) > float(score[~run.state.keep].max())
     assert same_bits(plain.state.params, run.state.host.params)

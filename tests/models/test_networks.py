@@ -2,10 +2,9 @@
 
 import pytest
 import torch
+from nn import nets
 
 from posterity.models import available, build
-
-from . import nets
 
 SIZES = [
     ("cnn", (3, 32, 32), 10, {}, 873_408, 512 * 10 + 10),  # 2,432 + 51,264 + 819,712

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from oracles.worlds import DOUBLE, ENGINES, Run, federate, worst
+from oracles.sims import DOUBLE, ENGINES, Run, federate, worst
 from torch import nn
 from torch.func import grad, vmap
 
@@ -195,7 +195,7 @@ def test_one_round_in_both_engines(case):
     loop, stacked = (Run(method, federate(data, 3), model, engine).rounds(1) for engine in ENGINES)
     assert worst(loop.state.params, stacked.state.params) < 1e-9
     assert loop.logs[0].accepted == 2
-    moved = [n for n, p in stacked.world.initial.items() if float((stacked.state.params[n] - p).abs().max()) > 0]
+    moved = [n for n, p in stacked.sim.initial.items() if float((stacked.state.params[n] - p).abs().max()) > 0]
     assert set(model.buffers) <= set(moved)
     assert {"head.weight", "head.bias"} <= set(moved)
 

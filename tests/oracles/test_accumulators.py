@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from posterity.core.monoid import (
+from posterity.core.messages import (
     Bag,
     LogMean,
     Mean,

@@ -7,8 +7,8 @@ O8), FedMAP with σ² = ∞ or → 0 (O2, O3, O4, O7), FedBPS with p = 0 or 1 (O
 import pytest
 import torch
 
-from posterity.core.method import Now
-from posterity.core.monoid import Bag, fold_stack
+from posterity.core.messages import Bag, fold_stack
+from posterity.core.protocol import Now
 from posterity.core.training import Training
 from posterity.core.tree import tree_map
 from posterity.engine import keys, loop
@@ -17,11 +17,11 @@ from posterity.methods.fedavg import FedAvg
 from posterity.methods.fedbps import FedBPS
 from posterity.methods.fedmap import WEIGHTINGS, FedMAP
 from posterity.methods.fednp import FedNP
-from posterity.methods.pfedvmp import MODES, PFedVMP
+from posterity.methods.pfedvmp.method import MODES, PFedVMP
 from posterity.methods.reptile import Reptile
 from posterity.methods.wrappers.metavd import MetaVD
 
-from .worlds import ENGINES, Run, mlp, points
+from .sims import ENGINES, Run, mlp, points
 
 LOCAL = Training(lr=0.1, batch=4, epochs=2)
 SMALL = {"width": 5, "depth": 2}
@@ -38,9 +38,9 @@ each_method = pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)
 
 def visited(run):
     """Client 0 after its local work in the round to come, and the stack of one message that it sends."""
-    here, _ = meet(run.world, loop, run.state, run.store, torch.zeros(1, dtype=torch.int64), run.played + 1)
-    carries = loop.work(run.world, run.world.method.passes(), loop.start(run.world, here), here, keys.TRAIN)
-    return carries[0].params, loop.message(run.world, carries, here)[0]
+    here, _ = meet(run.sim, loop, run.state, run.store, torch.zeros(1, dtype=torch.int64), run.played + 1)
+    carries = loop.work(run.sim, run.sim.method.passes(), loop.start(run.sim, here), here, keys.TRAIN)
+    return carries[0].params, loop.message(run.sim, carries, here)[0]
 
 
 def copies(sent, count):
@@ -51,7 +51,7 @@ def copies(sent, count):
 
 def common(run, trained):
     """The leaves that the server averages: heads of pFedVMP stay with their client."""
-    own = set(run.world.model.head_names) if isinstance(run.world.method, PFedVMP) else set()
+    own = set(run.sim.model.head_names) if isinstance(run.sim.method, PFedVMP) else set()
     return [n for n in run.state.params if n in trained and n not in own]
 
 

@@ -14,19 +14,19 @@ from torch import nn
 from torch.func import grad, hessian
 
 from posterity import models
-from posterity.core.curvature import along, diagonal, signs, units
-from posterity.core.draw import make_key
 from posterity.core.losses import log_likelihood
-from posterity.core.method import Batch, Now
-from posterity.core.monoid import Moments, Sum, fold_stack, merge
+from posterity.core.messages import Moments, Sum, fold_stack, merge
+from posterity.core.protocol import Batch, Now
+from posterity.core.random import make_key
 from posterity.core.training import Training
 from posterity.engine import keys, loop
 from posterity.engine.round import meet
 from posterity.methods.fedavg import FedAvg
-from posterity.methods.fedbps import FedBPS, State, packed, personal_entries, unpacked
+from posterity.methods.fedbps.curvature import along, diagonal, signs, units
+from posterity.methods.fedbps.method import FedBPS, State, packed, personal_entries, unpacked
 from posterity.methods.local import Local
 
-from .worlds import DOUBLE, ENGINES, Run, federate, full_batch, leaves, mlp, points, same_bits, worst
+from .sims import DOUBLE, ENGINES, Run, federate, full_batch, leaves, mlp, points, same_bits, worst
 
 TRAINING = Training(lr=0.1, batch=4, epochs=2)
 NOW = Now(1, 1, torch.zeros(2, dtype=torch.int64), 2)
@@ -39,18 +39,18 @@ def random(*shape, seed=0):
 
 def started(run, engine=loop):
     """What each client holds right after the broadcast: its mixed leaves (clients, ...)."""
-    clients = torch.arange(run.world.federation.clients)
-    here, _ = meet(run.world, engine, run.state, run.store, clients, run.played + 1)
-    mixed = engine.start(run.world, here)
+    clients = torch.arange(run.sim.federation.clients)
+    here, _ = meet(run.sim, engine, run.state, run.store, clients, run.played + 1)
+    mixed = engine.start(run.sim, here)
     return mixed.params if engine is not loop else {n: torch.stack([c.params[n] for c in mixed]) for n in here.initial}
 
 
 def messages(method, federation, model):
     """What every client sends in the first round (clients, ...)."""
     run = Run(method, federation, model)
-    here, _ = meet(run.world, loop, run.state, run.store, torch.arange(federation.clients), 1)
-    carries = loop.work(run.world, method.passes(), loop.start(run.world, here), here, keys.TRAIN)
-    return loop.message(run.world, carries, here)[0]
+    here, _ = meet(run.sim, loop, run.state, run.store, torch.arange(federation.clients), 1)
+    carries = loop.work(run.sim, method.passes(), loop.start(run.sim, here), here, keys.TRAIN)
+    return loop.message(run.sim, carries, here)[0]
 
 
 def combined(weights, means, variances, method=None):

@@ -14,8 +14,8 @@ from scipy.stats import norm
 from torch.func import grad
 
 from posterity.core.losses import log_likelihood, log_predictive
-from posterity.core.method import Batch
-from posterity.core.monoid import LogMean, fold_stack, merge
+from posterity.core.messages import LogMean, fold_stack, merge
+from posterity.core.protocol import Batch
 from posterity.core.training import Training
 from posterity.engine import keys, loop
 from posterity.engine.round import meet
@@ -23,7 +23,7 @@ from posterity.methods.fedavg import FedAvg
 from posterity.methods.fedmap import FedMAP
 from posterity.methods.local import Local
 
-from .worlds import DOUBLE, ENGINES, WEIGHT, Run, at, federate, full_batch, mlp, points, quadratics, scalar_model, worst
+from .sims import DOUBLE, ENGINES, WEIGHT, Run, at, federate, full_batch, mlp, points, quadratics, scalar_model, worst
 
 CURVATURE, CENTRE, SIZES = (1.0, 4.0, 0.5), (1.0, -2.0, 3.0), (5, 3, 2)  # sizes 5:3:2 are the weights .5, .3, .2
 
@@ -163,10 +163,10 @@ def sent_log_weights(federation, theta, weighting, sigma2=15.0, engine=loop):
     method = FedMAP(Training(lr=0.0), sigma2=sigma2, weighting=weighting)
     run = Run(method, federation, scalar_model(), engine, at(0.0)).rounds(1)
     run.store.rows[WEIGHT][:] = torch.tensor(theta, dtype=DOUBLE)[:, None, None]
-    world, clients = run.world, torch.arange(len(theta))
-    here, _ = meet(world, engine, run.state, run.store, clients, 1)
-    carry = engine.work(world, world.method.passes(), engine.start(world, here), here, keys.TRAIN)
-    sent, _ = engine.message(world, carry, here)
+    sim, clients = run.sim, torch.arange(len(theta))
+    here, _ = meet(sim, engine, run.state, run.store, clients, 1)
+    carry = engine.work(sim, sim.method.passes(), engine.start(sim, here), here, keys.TRAIN)
+    sent, _ = engine.message(sim, carry, here)
     return sent["params"].log_weight.tolist()
 
 

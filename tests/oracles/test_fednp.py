@@ -10,8 +10,12 @@ from torch.func import grad, vmap
 
 from posterity import models
 from posterity.core.gaussian import Gaussian
-from posterity.core.method import Facts, Now
-from posterity.core.moments import (
+from posterity.core.messages import Mean, Sum, fold_stack
+from posterity.core.protocol import Facts, Now
+from posterity.core.training import Training
+from posterity.methods.fedavg import FedAvg
+from posterity.methods.fednp.method import F_BIAS, F_WEIGHT, FedNP, State
+from posterity.methods.fednp.moments import (
     closed_ratios,
     constants,
     curvature,
@@ -23,12 +27,8 @@ from posterity.core.moments import (
     quadrature_ratios,
     slopes,
 )
-from posterity.core.monoid import Mean, Sum, fold_stack
-from posterity.core.training import Training
-from posterity.methods.fedavg import FedAvg
-from posterity.methods.fednp import F_BIAS, F_WEIGHT, FedNP, State
 
-from .worlds import DOUBLE, ENGINES, Run, federate, images, mlp, points, same_bits, scalar_model
+from .sims import DOUBLE, ENGINES, Run, federate, images, mlp, points, same_bits, scalar_model
 
 each_engine = pytest.mark.parametrize("engine", ENGINES, ids=lambda e: e.name)
 F = (1.0, 0.5, -0.8)  # the factors of O5 to O7

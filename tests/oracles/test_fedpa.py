@@ -4,14 +4,14 @@ import pytest
 import torch
 from torch.func import vmap
 
-from posterity.core.method import Now
-from posterity.core.monoid import Mean, fold_stack
+from posterity.core.messages import Mean, fold_stack
+from posterity.core.protocol import Now
 from posterity.core.training import Training
 from posterity.engine import keys, loop
 from posterity.engine.round import meet
 from posterity.methods.fedpa import FedPA, State, flattened, posterior_delta, restored
 
-from .worlds import DOUBLE, ENGINES, WEIGHT, Run, at, full_batch, mlp, points, q2, scalar_model
+from .sims import DOUBLE, ENGINES, WEIGHT, Run, at, full_batch, mlp, points, q2, scalar_model
 
 FOUR = torch.tensor([[1, 0], [0, 2], [2, 1], [3, -1]], dtype=DOUBLE)
 NOW = Now(1, 1, torch.zeros(2, dtype=torch.int64), 2)
@@ -118,9 +118,9 @@ def test_o07_the_engines_samples_give_the_dense_solve():
     model = mlp(federation)
     method = FedPA(Training(lr=0.1, batch=4), rho=0.3, burn_rounds=0)
     run = Run(method, federation, model)
-    here, _ = meet(run.world, loop, run.state, run.store, torch.arange(3), 1)
-    carries = loop.work(run.world, method.passes(), loop.start(run.world, here), here, keys.TRAIN)
-    sent, _ = loop.message(run.world, carries, here)
+    here, _ = meet(run.sim, loop, run.state, run.store, torch.arange(3), 1)
+    carries = loop.work(run.sim, method.passes(), loop.start(run.sim, here), here, keys.TRAIN)
+    sent, _ = loop.message(run.sim, carries, here)
     assert [c.kept["filled"].tolist() for c in carries] == [[1] * 5, [1, 0, 0, 0, 0], [1, 0, 0, 0, 0]]
     w = flattened(run.state.params)
     for k, carry in enumerate(carries):

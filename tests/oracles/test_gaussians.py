@@ -9,9 +9,9 @@ from torch.distributions import MultivariateNormal, kl_divergence
 from torch.func import grad, vmap
 
 from posterity.core.gaussian import FORMS, Gaussian, dense, kl, log_density
-from posterity.core.monoid import Sum, fold_stack
+from posterity.core.messages import Sum, fold_stack
 
-from .worlds import DOUBLE
+from .sims import DOUBLE
 
 D = 3
 each_form = pytest.mark.parametrize("form", FORMS)

@@ -7,11 +7,10 @@ import numpy as np
 import pytest
 import torch
 
-from posterity.core import dropout
-from posterity.core.draw import make_key, normal
-from posterity.core.method import Carry
-from posterity.core.monoid import Mean
-from posterity.core.optimise import SGD
+from posterity.core.messages import Mean
+from posterity.core.optim import SGD
+from posterity.core.protocol import Carry
+from posterity.core.random import make_key, normal
 from posterity.core.training import Training
 from posterity.core.tree import tree_rows
 from posterity.data.partition import dirichlet
@@ -21,10 +20,11 @@ from posterity.evaluate.scores import score
 from posterity.methods.fedavg import FedAvg
 from posterity.methods.maml import MAML
 from posterity.methods.reptile import Reptile
-from posterity.methods.wrappers.metavd import RHO, MetaVD
-from posterity.models.hypernet import Predictor
+from posterity.methods.wrappers.metavd import dropout
+from posterity.methods.wrappers.metavd.hypernet import Predictor
+from posterity.methods.wrappers.metavd.method import RHO, MetaVD
 
-from .worlds import DOUBLE, ENGINES, Run, leaves, mlp, points, same_bits, worst
+from .sims import DOUBLE, ENGINES, Run, leaves, mlp, points, same_bits, worst
 
 each_engine = pytest.mark.parametrize("engine", ENGINES, ids=lambda e: e.name)
 TRAINING = Training(lr=0.1, batch=4)
@@ -225,9 +225,9 @@ def test_o16_schedule_through_rounds(engine):
     run = Run(MetaVD(FedAvg(TRAINING), **SMALL), federation, mlp(federation), engine)
     seen = {}
     for number in range(1, 23):
-        own = engine.offer(run.world, run.state, torch.tensor([0, 1]), 2)[1]
+        own = engine.offer(run.sim, run.state, torch.tensor([0, 1]), 2)[1]
         seen[number] = 10 * float(tree_rows(own, 1).warmth)
-        run.state, _ = train_round(run.world, engine, run.state, run.store, torch.tensor([0, 1]), number, 1000)
+        run.state, _ = train_round(run.sim, engine, run.state, run.store, torch.tensor([0, 1]), number, 1000)
     picked = [seen[r] for r in (1, 8, 11, 21, 22)]
     assert picked == pytest.approx([0.0247, 1.4185, 5.0, 9.9753, 10], abs=1e-4)
     flat = Run(MetaVD(FedAvg(TRAINING), anneal=0.0, **SMALL), federation, mlp(federation), engine)
@@ -350,7 +350,7 @@ def test_o13_no_inner_step_is_reptile_on_the_query(draws):
     plain = Straight(Reptile(training, 1.0, 0.0), **how)
     left, right = Run(meta, federation, model).rounds(1), Run(plain, fewer, model).rounds(1)
     assert worst(left.state, right.state) < 1e-12
-    assert worst(left.state.params, left.world.initial) > 1e-4
+    assert worst(left.state.params, left.sim.initial) > 1e-4
 
 
 # --- calibration and partition, which live elsewhere -----------------------------------------------------------------
@@ -382,5 +382,5 @@ def test_o17_classes_per_client(alpha, ours, paper):
 def test_rho_is_a_leaf_of_its_own():
     federation = points((5, 3))
     run = Run(MetaVD(FedAvg(TRAINING), **SMALL), federation, mlp(federation))
-    assert RHO not in run.world.model.leaves
+    assert RHO not in run.sim.model.leaves
     assert run.state.params is run.state.host.params

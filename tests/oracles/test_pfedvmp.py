@@ -11,11 +11,22 @@ import torch
 from torch.func import grad
 
 from posterity import models
-from posterity.core.centroids import FORMS, low_rank, multiplied_out, on_the_wire, pack, read_centroids, unpack
 from posterity.core.gaussian import Gaussian
-from posterity.core.method import Batch, Carry, Facts, Here
-from posterity.core.monoid import Mean, fold_stack, merge
-from posterity.core.spread import (
+from posterity.core.messages import Mean, fold_stack, merge
+from posterity.core.protocol import Batch, Carry, Facts, Here
+from posterity.core.training import Training
+from posterity.core.tree import tree_leaves, tree_map, tree_rows, tree_stack
+from posterity.methods.fedper import FedPer
+from posterity.methods.pfedvmp.centroids import (
+    FORMS,
+    low_rank,
+    multiplied_out,
+    on_the_wire,
+    pack,
+    read_centroids,
+    unpack,
+)
+from posterity.methods.pfedvmp.class_statistics import (
     common_variance,
     describe_classes,
     read_sums,
@@ -24,13 +35,10 @@ from posterity.core.spread import (
     sum_classes,
     told,
 )
-from posterity.core.training import Training
-from posterity.core.tree import tree_leaves, tree_map, tree_rows, tree_stack
-from posterity.methods.fedper import FedPer
-from posterity.methods.pfedvmp import SCALED, PFedVMP, Shared, class_message, describe, summarise
+from posterity.methods.pfedvmp.method import SCALED, PFedVMP, Shared, class_message, describe, summarise
 
 from . import exact
-from .worlds import DOUBLE, ENGINES, Run, federate, full_batch, images, mlp, points, same_bits
+from .sims import DOUBLE, ENGINES, Run, federate, full_batch, images, mlp, points, same_bits
 
 # The specification's two clients in the plane; variances (0.625, 0) and (0, 0.625), means (1, 0) and (5, 5).
 A = torch.tensor([[0, 0], [2, 0], [0.5, 0], [1.5, 0]], dtype=DOUBLE)
@@ -88,10 +96,10 @@ def draws(seed, counts, d, scales=None):
     """Features of clients around a common centroid 0: anisotropic, each client with its own covariance and scale."""
     generator = torch.Generator().manual_seed(seed)
     scales = [1.0] * len(counts) if scales is None else scales
-    stretch = [torch.rand(d, generator=generator, dtype=DOUBLE) + 0.5 for _ in counts]
+    segment = [torch.rand(d, generator=generator, dtype=DOUBLE) + 0.5 for _ in counts]
     return [
         s * w * torch.randn(n, d, generator=generator, dtype=DOUBLE)
-        for n, s, w in zip(counts, scales, stretch, strict=True)
+        for n, s, w in zip(counts, scales, segment, strict=True)
     ]
 
 
@@ -193,7 +201,7 @@ def test_o05_runs_end_with_the_same_centroids(engine, upload):
     ends = []
     for sent, memory in (("dense", 2**30), (upload, 2**30), (upload, 1)):
         run = Run(PFedVMP(training, mode="printed", upload=sent), federation, mlp(federation), engine)
-        run.world = replace(run.world, memory=memory)
+        run.sim = replace(run.sim, memory=memory)
         for cohort in (range(5), (3, 1, 0), (2, 4), (4, 3, 2, 1, 0)):
             run.rounds(1, list(cohort))
         ends.append(run.state)

@@ -44,7 +44,7 @@ def tiny(tables):
 
     def make(out, **changes):
         methods = ("local", "fedmap", "fedprox", "fedbn", "fedavg")
-        plan = tables.Plan(out, (0,), presets=("code",), models=("mlp",), methods=methods)
+        plan = tables.BatchPlan(out, (0,), presets=("code",), models=("mlp",), methods=methods)
         return replace(tables.quick(plan), **changes)
 
     return make

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from posterity.experiment import folder as files
+from posterity.experiment import run_folder
 from posterity.experiment.compare import Task
 from posterity.experiment.config import from_table, read_toml
 
@@ -24,7 +24,7 @@ def some(plan, skew):
 
 
 def scores(path, round):
-    lines = files.read_lines(path / files.METRICS)
+    lines = run_folder.read_lines(path / run_folder.METRICS)
     return [x for x in lines if x["kind"] == "score" and x["round"] == round]
 
 
@@ -89,7 +89,7 @@ def test_a_short_run_is_the_beginning_of_a_long_one(tiny, common, tmp_path, meth
     assert ends == scores(long.folder(*which), 1)
     common.perform([replace(short, rounds=2).task(*which)])
     assert scores(short.folder(*which), 2) == scores(long.folder(*which), 2)
-    pair = [files.read_checkpoint(p.folder(*which)) for p in (short, long)]
+    pair = [run_folder.read_checkpoint(p.folder(*which)) for p in (short, long)]
     assert all(torch.equal(leaf, pair[1][0][name]) for name, leaf in pair[0][0].items())
 
 
@@ -97,10 +97,10 @@ def test_what_is_finished_is_not_run_again(tiny, common, tmp_path, capsys):
     plan = tiny(tmp_path, methods=("local", "fedavg"))
     tasks = some(plan, "label")
     common.perform(tasks[:1])
-    stamp = (tasks[0].path / files.METRICS).stat().st_mtime_ns
+    stamp = (tasks[0].path / run_folder.METRICS).stat().st_mtime_ns
     capsys.readouterr()
     common.perform(tasks)
-    assert (tasks[0].path / files.METRICS).stat().st_mtime_ns == stamp
+    assert (tasks[0].path / run_folder.METRICS).stat().st_mtime_ns == stamp
     out = capsys.readouterr().out.splitlines()
     assert out[0] == "2 runs, 1 of them finished before"
     assert [line.partition(":")[0] for line in out[1:]] == ["[1/1] fedavg, label skew, code data, mlp, seed 0"]
@@ -131,7 +131,7 @@ def test_other_settings_in_the_same_place_are_refused(tiny, common, tmp_path):
     with pytest.raises(ValueError, match="holds a run with other settings"):
         common.perform([other])
     common.perform([Task(task.title, task.path, replace(task.config, engine="loop"))])  # changes no result
-    assert from_table(read_toml(task.path / files.CONFIG)) == task.config
+    assert from_table(read_toml(task.path / run_folder.CONFIG)) == task.config
     with pytest.raises(ValueError, match="share a folder"):
         common.perform([task, task])
 
@@ -222,7 +222,7 @@ def test_the_command_writes_the_page_and_its_numbers_and_reads_them_again(tables
     words = ["--out", str(tmp_path), "--quick", "--seeds", "1", "--presets", "code", "--models", "mlp"]
     tables.main([*words, "--methods", "local", "--epochs", "1"])
     assert capsys.readouterr().out.endswith(f"{tmp_path / 'tables.md'}\n")
-    source, run = files.read_lines(tmp_path / "tables.jsonl")
+    source, run = run_folder.read_lines(tmp_path / "tables.jsonl")
     assert (run["method"], run["source"], len(run["clients"]["2"])) == ("local", source["source"], 10)
     assert source["command"]
     tables.main(["--from", str(tmp_path / "tables.jsonl")])
@@ -231,7 +231,7 @@ def test_the_command_writes_the_page_and_its_numbers_and_reads_them_again(tables
 
 def test_the_published_numbers_give_the_published_tables(tables, pages):
     """Every row in the first part of docs/results/fedmap.md is a row that `--from` prints, and all runs are there."""
-    lines = files.read_lines(ROOT / "docs/results/raw/fedmap.jsonl")
+    lines = run_folder.read_lines(ROOT / "docs/results/raw/fedmap.jsonl")
     found = pages.found_in(lines)
     page = (ROOT / "docs/results/fedmap.md").read_text()
     made = set(pages.page(lines).splitlines())

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from posterity.experiment import folder as files
+from posterity.experiment import run_folder
 
 
 @pytest.mark.parametrize("weighting", ["num_examples", "uniform", "per_sample", "posterior"])
@@ -21,7 +21,7 @@ def test_shares_are_found_in_the_average(tiny, claims, common, tmp_path, weighti
     known = {"num_examples": [0.8 / 5] * 5 + [0.2 / 5] * 5, "uniform": [0.1] * 10}
     if weighting in known:
         assert found == pytest.approx(known[weighting], abs=1e-4)
-    reported = files.read_lines(arm.folder(plan, 0) / files.METRICS)
+    reported = run_folder.read_lines(arm.folder(plan, 0) / run_folder.METRICS)
     effective = [x["report"]["effective_clients"] for x in reported if x["kind"] == "round"]
     assert len(effective) == 2  # every round
     assert 1 / sum(w**2 for w in found) == pytest.approx(effective[-1], rel=1e-3)
@@ -37,12 +37,12 @@ def test_a_model_that_is_no_mean_is_noticed(tiny, claims, common, tmp_path):
     plan, arm = tiny(tmp_path), claims.Arm("arm", "", "fedmap")
     common.perform(arm.tasks(plan))
     path = arm.folder(plan, 0)
-    leaves, facts = files.read_checkpoint(path)
+    leaves, facts = run_folder.read_checkpoint(path)
     trees = {"state": {}, "known": {}, "personal": {}}
     for name, leaf in leaves.items():
         top, _, rest = name.partition("/")
         trees[top][rest] = leaf + 1 if top == "state" else leaf
-    files.save_checkpoint(path, trees, facts)
+    run_folder.save_checkpoint(path, trees, facts)
     with pytest.raises(ValueError, match="no mean of the clients'"):
         claims.shares(path)
 
@@ -78,7 +78,7 @@ def test_communication_counts_bytes_since_the_start(tiny, claims, common, tmp_pa
 
 
 def test_changes_change_one_thing(claims, tables, tmp_path):
-    plan = tables.Plan(tmp_path, (0,), 20)
+    plan = tables.BatchPlan(tmp_path, (0,), 20)
     for skew, listed in claims.CHANGES.items():
         arms = claims.change_arms(skew)
         assert len(arms) == 4 + len(listed)

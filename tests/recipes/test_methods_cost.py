@@ -14,9 +14,9 @@ import pytest
 from torch.utils.flop_counter import FlopCounterMode
 
 from posterity import methods
-from posterity.core.curvature import ESTIMATORS
 from posterity.engine.round import Log
-from posterity.methods.pfedvmp import MODES
+from posterity.methods.fedbps.curvature import ESTIMATORS
+from posterity.methods.pfedvmp.method import MODES
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
 ONLY = ("fedprox", "fedmap", "fedavg+snip")
@@ -31,7 +31,7 @@ def bench(monkeypatch):
 
 @pytest.fixture
 def plan(bench):
-    return bench.Plan("cpu", "loop", "patches", rounds=3, warm=1, limit=60.0, profile=False)
+    return bench.BatchPlan("cpu", "loop", "patches", rounds=3, warm=1, limit=60.0, profile=False)
 
 
 def endless() -> Iterator[Log]:

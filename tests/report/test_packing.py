@@ -9,7 +9,7 @@ import pytest
 from fake_runs import comparison, write_run
 
 from posterity.report import ReportError, headline, load_runs, pack_runs, write_report
-from posterity.report.choosing import RULES, choose
+from posterity.report.selected_round import RULES, choose
 
 
 @pytest.fixture

@@ -10,9 +10,9 @@ import pytest
 from handmade import everywhere, run_of, scored, trained
 
 from posterity.report import load_runs
-from posterity.report.figures import learning_lines, line_chart, sparks, thin
-from posterity.report.loading import Federation
-from posterity.report.portraits import Dot, client_dots, partition, pooled_bins, reliability, strip_chart, thinned
+from posterity.report.client_charts import Dot, client_dots, partition, pooled_bins, reliability, strip_chart, thinned
+from posterity.report.line_charts import learning_lines, line_chart, sparks, thin
+from posterity.report.read_runs import Federation
 from posterity.report.tables import arms
 
 

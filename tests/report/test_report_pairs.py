@@ -19,8 +19,8 @@ from scipy import stats
 from posterity.cli import show
 from posterity.report import finding, headline, load_runs, main_contest, verdict, write_report
 from posterity.report.critical import critical_chart
-from posterity.report.loading import Score
 from posterity.report.ranking import contest
+from posterity.report.read_runs import Score
 from posterity.report.summary import at, by_point
 from posterity.report.tables import HEADLINE
 

@@ -11,7 +11,7 @@ import pytest
 from fake_runs import comparison, write_run
 
 from posterity.report import ReportError, columns, finding, headline, load_runs
-from posterity.report.choosing import choose
+from posterity.report.selected_round import choose
 from posterity.report.tables import human_bytes
 
 

@@ -8,7 +8,7 @@ import pytest
 from handmade import everywhere, run_of, scored, trained
 
 from posterity.report import headline, load_runs
-from posterity.report.choosing import choose, epochs_scored
+from posterity.report.selected_round import choose, epochs_scored
 from posterity.report.summary import at, by_point, cautions, every_run, newcomers
 
 VALIDATION = {2: 0.3, 4: 0.9, 6: 0.6}  # round 4 is chosen

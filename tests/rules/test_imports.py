@@ -10,15 +10,16 @@ from .source import imported, modules
 
 ALLOWED = {
     "core": set(),
-    "models": {"core"},
+    "nn": {"core"},
+    "models": {"core", "nn"},
     "data": {"core"},
-    "methods": {"core", "models"},
+    "methods": {"core", "nn", "models"},
     "engine": {"core", "data"},
     "evaluate": {"core"},
     "report": {"evaluate"},
     "flower": {"core", "engine"},
-    "laws": {"core", "models", "data", "engine", "evaluate"},
-    "experiment": {"core", "models", "data", "methods", "engine", "evaluate", "report", "flower", "laws"},
+    "laws": {"core", "nn", "models", "data", "engine", "evaluate"},
+    "experiment": {"core", "nn", "models", "data", "methods", "engine", "evaluate", "report", "flower", "laws"},
 }
 ALLOWED["cli"] = set(ALLOWED)  # and nothing imports cli
 FILES = modules()

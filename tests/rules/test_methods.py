@@ -8,7 +8,7 @@ from dataclasses import fields, is_dataclass
 
 import pytest
 
-from posterity.core.method import Method
+from posterity.core.protocol import Method
 from posterity.methods import available, suffixes
 
 from .source import modules

@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from posterity.data.draws import stream
 from posterity.data.pool import DataError, Pool
+from posterity.data.rng import stream
 
 FILES: tuple[str, ...] = ()
 NATURAL = True

@@ -16,8 +16,8 @@ import torch
 from numpy.random import Generator
 from numpy.typing import NDArray
 
-from posterity.data.draws import stream
 from posterity.data.pool import DataError, Pool
+from posterity.data.rng import stream
 
 FILES: tuple[str, ...] = ()
 NATURAL = True

@@ -26,15 +26,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from posterity.core import dropout
-from posterity.core.hyper import check_fields, hyper, within
-from posterity.core.method import Carry, Facts, Here, Message, Now, Params, Pass, Personal
-from posterity.core.monoid import Bag
+from posterity.core.hyperparameters import check_fields, hyper, within
+from posterity.core.messages import Bag
 from posterity.core.passes import constrained
+from posterity.core.protocol import Carry, Facts, Here, Message, Now, Params, Pass, Personal
 from posterity.core.tree import Tree, record
 from posterity.core.wire import Sparse, packed, unpacked
 from posterity.core.wrapper import Wrapper
-from posterity.methods.wrappers.metavd import RHO, MetaVD
+from posterity.methods.wrappers.metavd import dropout
+from posterity.methods.wrappers.metavd.method import RHO, MetaVD
 
 TENSORS = 2  # θ and ρ
 TALLY = 8  # bytes of a client's count of dropped weights: for the report, nobody sends it

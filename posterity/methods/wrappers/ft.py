@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from posterity.core.hyper import hyper, within
+from posterity.core.hyperparameters import hyper, within
 from posterity.core.wrapper import Wrapper
 
 

@@ -22,14 +22,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from posterity.core.hyper import check_fields, hyper, within
-from posterity.core.method import Carry, Facts, Here, Message, Now, Params, Pass, Personal
+from posterity.core.hyperparameters import check_fields, hyper, within
 from posterity.core.passes import constrained
+from posterity.core.protocol import Carry, Facts, Here, Message, Now, Params, Pass, Personal
 from posterity.core.tree import STATIC, Tree, record
 from posterity.core.wire import Sparse, packed, unpacked
 from posterity.core.wrapper import Wrapper
 from posterity.methods.wrappers.drop import Drop
-from posterity.models.noisy import linear_layer
+from posterity.methods.wrappers.metavd.noisy import linear_layer
 
 
 @record

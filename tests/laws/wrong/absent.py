@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from posterity.core.averaging import averaged, weighted
-from posterity.core.method import Params
-from posterity.core.monoid import Rows
+from posterity.core.messages import Rows
+from posterity.core.protocol import Params
 from posterity.core.tree import record
 from posterity.methods.fedavg import FedAvg
 

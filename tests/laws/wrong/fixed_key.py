@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from posterity.core.draw import make_key
 from posterity.core.losses import masked_mean, pointwise
+from posterity.core.random import make_key
 from posterity.methods.fedavg import FedAvg as Right
 
 LAW = "draws"

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from posterity.core.draw import fold, normal
+from posterity.core.random import fold, normal
 from posterity.methods.fedavg import FedAvg
 
 LAW = "seed"

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from posterity.core.draw import normal
 from posterity.core.losses import fit
-from posterity.core.method import Batch
+from posterity.core.protocol import Batch
+from posterity.core.random import normal
 from posterity.methods.fedavg import FedAvg
 
 LAW = "company"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from posterity.core.monoid import Mean
+from posterity.core.messages import Mean
 from posterity.methods.fedavg import FedAvg as Right
 
 LAW = "renumbering"

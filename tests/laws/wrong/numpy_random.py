@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from posterity.core.draw import uniform
+from posterity.core.random import uniform
 from posterity.methods.fedavg import FedAvg
 
 LAW = "seed"

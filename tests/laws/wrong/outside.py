@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from posterity.core.averaging import averaged
-from posterity.core.method import Params
+from posterity.core.protocol import Params
 from posterity.core.tree import record
 from posterity.methods.fedavg import FedAvg
 from posterity.methods.fedavg import State as Plain

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from posterity.core.averaging import averaged, weighted
-from posterity.core.method import Params
-from posterity.core.monoid import Bag
+from posterity.core.messages import Bag
+from posterity.core.protocol import Params
 from posterity.core.tree import record
 from posterity.methods.fedavg import FedAvg
 

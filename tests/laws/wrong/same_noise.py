@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from posterity.core.draw import fold, make_key, normal
+from posterity.core.random import fold, make_key, normal
 from posterity.methods.fedavg import FedAvg
 
 LAW = "draws"

@@ -1,0 +1,156 @@
+"""`--engine processes`: the same command once per core, each with one thread, and the clients shared out among them.
+
+A worker is `posterity` again, told by the environment which one it is, as `torchrun` tells it. The first speaks to the
+user; what the others complain about is shown if they alone fail. Workers end with the process that started them, also
+when that is killed: their standard input closes.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import IO, Any
+
+import torch
+
+from posterity.engine.autotune.choice import saving
+from posterity.experiment import run_folder
+from posterity.experiment.config import Config, from_table, read_toml
+from posterity.experiment.setup import SHARED, Setup, steps_of_round
+
+GRACE = 5.0  # seconds that the others have to end by themselves when one has failed
+TOLD = 2  # exit code of a command that has said in a sentence what is wrong
+WORTH = 2.0  # times the start of this process that others must save before they are started unasked: they repeat it
+WORKER = "POSTERITY_WORKER"
+
+
+def count_cores() -> int:
+    """The cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def launched() -> bool:
+    """Whether this process is one of several already."""
+    return "WORLD_SIZE" in os.environ
+
+
+def processes_asked(config: Config) -> int:
+    """The processes that a command must start first; 1 = it goes on by itself."""
+    if config.engine != "processes" or launched():
+        return 1
+    if config.device != "cpu":
+        raise ValueError("the engine 'processes' shares out the cores of a CPU; for several GPUs use torchrun")
+    if config.store == "disk":
+        raise ValueError("personal records on disk belong to one process: use --store memory with --engine processes")
+    if count_cores() < 2:
+        raise ValueError("the engine 'processes' needs two cores or more, and there is one here: use --engine auto")
+    return count_cores()
+
+
+def may_share(config: Config) -> bool:
+    """Whether `auto` may start processes."""
+    alone = config.engine == "auto" and config.store == "memory" and not launched()
+    return alone and config.device == "cpu" and count_cores() > 1
+
+
+def processes_worth(config: Config, setup: Setup, begun: float | None = None) -> int:
+    """The processes that pay for their start according to the trials; 1 = none do.
+
+    Each would import, load and try again what this process has, in `begun` seconds, by default its own so far.
+    """
+    begun = time.process_time() if begun is None else begun
+    saved = config.rounds * saving(setup.choice, setup.sim, steps_of_round(config, setup.sim))
+    return count_cores() if saved > WORTH * begun else 1
+
+
+def processes_before(folder: Path) -> int:
+    """The processes that an unfinished run was shared out among by this machine; 1 if it was not."""
+    if launched() or not (folder / run_folder.CONFIG).exists():
+        return 1
+    size = _processes_of(folder)
+    if size > count_cores():
+        raise ValueError(f"{folder} was shared out among {size} processes, and there are {count_cores()} cores here: "
+                         f"go on with torchrun --nproc-per-node {size} -m posterity resume {folder}")  # fmt: skip
+    return size
+
+
+def check_runs(folder: Path) -> None:
+    """Refuse to go on with several runs at once if one of them needs processes of its own."""
+    for path in sorted(p.parent for p in folder.rglob(run_folder.CONFIG)):
+        if path != folder and not launched() and (size := _processes_of(path)) > 1:
+            raise ValueError(
+                f"{path} was shared out among {size} processes: go on with it first (posterity resume {path})"
+            )
+
+
+def _processes_of(folder: Path) -> int:
+    """Processes among which the command line shared out a run that is not finished."""
+    config, facts = from_table(read_toml(folder / run_folder.CONFIG)), run_folder.read_json(folder / run_folder.RUN)
+    chosen = config.engine in ("auto", "processes") and config.device == "cpu"
+    return int(facts.get("processes", 1)) if chosen and facts.get("status") != "finished" else 1
+
+
+def start_workers(size: int, why: str = "") -> int:
+    """This command line again in `size` processes; its exit code."""
+    torch.set_num_threads(1)  # nothing is computed here any more
+    common = {**os.environ, "WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port()),
+              "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", WORKER: "1", SHARED: why}  # fmt: skip
+    command = [sys.executable, "-m", "posterity", *sys.argv[1:]]
+    with ExitStack() as stack:
+        complaints = [stack.enter_context(tempfile.TemporaryFile()) for _ in range(size)]
+        workers: list[subprocess.Popen[bytes]] = []
+        stack.callback(_end, workers)
+        for rank in range(size):
+            own = {**common, "RANK": str(rank), "LOCAL_RANK": str(rank)}
+            silent: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": complaints[rank]} if rank else {}
+            workers.append(subprocess.Popen(command, env=own, stdin=subprocess.PIPE, **silent))
+        return _await(workers, complaints)
+
+
+def end_with_parent() -> None:
+    """In a worker: stop at once when the process that started it is gone."""
+    if os.environ.get(WORKER):
+        threading.Thread(target=_await_parent, daemon=True).start()
+
+
+def _await_parent() -> None:
+    while os.read(0, 1):  # not through `sys.stdin`, whose lock the interpreter wants at its end
+        pass
+    os._exit(1)
+
+
+def _await(workers: list[subprocess.Popen[bytes]], complaints: Sequence[IO[bytes]]) -> int:
+    """Wait until all have ended well, or one has not: then the others have some time to say what is wrong."""
+    while any(worker.poll() is None for worker in workers) and not any(worker.poll() for worker in workers):
+        time.sleep(0.05)
+    end = time.monotonic() + GRACE
+    while any(worker.poll() is None for worker in workers) and workers[0].poll() != TOLD and time.monotonic() < end:
+        time.sleep(0.05)
+    code = workers[0].poll() or 0
+    failed = next((rank for rank, worker in enumerate(workers) if rank and worker.poll()), 0)
+    if failed and code != TOLD:  # what the first has seen of it is at most a broken connection
+        complaints[failed].seek(0)
+        print(complaints[failed].read().decode(errors="replace"), file=sys.stderr, end="")
+        code = workers[failed].returncode
+    return code
+
+
+def _end(workers: list[subprocess.Popen[bytes]]) -> None:
+    for worker in workers:
+        worker.kill()
+        worker.communicate()  # waits, and closes its input
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port

@@ -1,0 +1,177 @@
+"""The protocol: what a method is, and the records that its functions are given.
+
+A method is a frozen dataclass whose fields are its hyper-parameters and whose functions are pure and speak about one
+client. The server keeps State and offers Shared (to everybody) and Own (to one client). A client keeps Personal, works
+through passes over its own data, and sends a Message; messages add up (`monoid.py`), and `combine` turns the sum into
+the next State. How many clients run at once is the engine's business and cannot be seen from here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Literal, Protocol
+
+from torch import Tensor
+
+from posterity.core.losses import log_predictive
+from posterity.core.messages import Message as Message
+from posterity.core.random import make_key
+from posterity.core.tree import STATIC, Tree, record
+
+Params = dict[str, Tensor]
+State = Any
+Shared = Any
+Own = Any
+Personal = Any
+Point = Literal["received", "adapted", "trained"]
+
+
+@record
+class Here:
+    """Everything a client's function may know, besides its carry and the batch."""
+
+    shared: Shared  # the broadcast
+    own: Own  # what the server sent to this client alone
+    personal: Personal  # the client's record; () before `join`
+    kept: dict[str, Tree]  # what earlier passes of this visit gathered
+    client: Tensor  # () int64
+    n: Tensor  # () training samples, in the parameters' dtype
+    steps: Tensor  # () int64: steps of this client in this pass
+    step: Tensor  # () int64: the current one, from 0
+    round: Tensor  # () int64: the current one, from 1
+    key: Tensor  # (2,) int64: of this client, round, pass and step
+    initial: Params  # the network's common first leaves: every site makes them from the seed, so they are never sent
+    model: Any = field(metadata={STATIC: True})
+
+
+@record
+class Carry:
+    """What moves during a visit."""
+
+    params: Params
+    kept: dict[str, Tree]
+    opt: Tree  # lives between `open` and `close` of one pass
+
+
+@record
+class Batch:
+    """Samples of one step. A row with mask 0 is padding: a real row's values, which must have no influence."""
+
+    x: Tensor  # (B, ...)
+    y: Tensor  # (B,)
+    mask: Tensor  # (B,) in the parameters' dtype
+
+
+def keep(carry: Carry, here: Here) -> Carry:
+    return carry
+
+
+@dataclass(frozen=True)
+class Pass:
+    """One walk over a client's own data."""
+
+    step: Callable[[Carry, Batch, Here], Carry]
+    open: Callable[[Carry, Here], Carry] = keep
+    close: Callable[[Carry, Here], Carry] = keep
+    epochs: int = 1
+    batch: int | None = 10  # None: all data in one batch
+    most: int | None = None  # at most so many steps
+    shuffle: bool = True
+    learns: bool = True  # whether fine-tuning repeats it (`gather` does not learn)
+    on: Literal["train", "validation"] = "train"
+    copies: int = 8  # of the parameters that a step holds at once: value, gradient, optimiser, temporaries
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What the server knows about the federation before the first round."""
+
+    clients: int
+    samples: int
+    classes: int
+    key: Tensor = field(default_factory=lambda: make_key(0))  # of the run's seed: for what a server draws at first
+
+
+def check_round(number: int) -> None:
+    """Rounds count from 1 everywhere, so that "after N rounds" means that rounds 1 … N are over."""
+    if number < 1:
+        raise ValueError(f"round {number} was given: rounds count from 1; call the first one 1")
+
+
+@dataclass(frozen=True)
+class Now:
+    """When `combine` happens."""
+
+    round: int  # the one whose messages are combined; the first is round 1
+    rounds: int  # of the whole run
+    key: Tensor
+    cohort: int  # clients whose message was accepted
+    public: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        check_round(self.round)
+
+
+class Method(Protocol):
+    """A plain method writes `init`, `start`, `passes`, `message` and `combine`; the rest have the defaults below."""
+
+    label: ClassVar[str]  # as papers write it
+    reference: ClassVar[str]
+    absent: ClassVar[str]  # what an absent client means: "cohort only", "remembered factor", "delta messages"
+    scored: ClassVar[Point]  # the evaluation point that its paper means
+    adaptation: ClassVar[int] = 1  # epochs of `adapt` at the point "adapted"
+
+    # --- server -------------------------------------------------------------------------------------------------
+    def init(self, model: Any, params: Params, facts: Facts) -> State:
+        """The first State; it has a field `params` with the network's leaves."""
+        ...
+
+    def offer(self, state: State, client: Tensor | None) -> tuple[Shared, Own]:
+        """The broadcast and the part for one client; `client` is None for a newcomer. Shared may not depend on it."""
+        return state, ()
+
+    def combine(self, state: State, total: Message, now: Now) -> State:
+        """The next State from the sum of the messages (float64)."""
+        ...
+
+    def report(self, state: State, total: Message) -> dict[str, Tensor]:
+        """Scalars worth seeing each round."""
+        return {}
+
+    def outside(self) -> str:
+        """In words: what predicts for a test set that belongs to no client (`offer` to somebody without data)."""
+        return "the server's model"
+
+    # --- one client; every one of these is vmapped ---------------------------------------------------------------
+    def join(self, here: Here) -> Personal:
+        """The client's record at first contact."""
+        return ()
+
+    def start(self, here: Here) -> Params:
+        """The leaves that the passes will move."""
+        ...
+
+    def passes(self) -> tuple[Pass, ...]:
+        """The client's work of a round, in order."""
+        ...
+
+    def message(self, carry: Carry, here: Here) -> tuple[Message, Personal]:
+        """What is sent and what is kept; both are committed together or not at all."""
+        ...
+
+    def adapt(self, epochs: int) -> tuple[Pass, ...]:
+        """The work before scoring: by default the round's passes with `epochs` epochs, none for 0."""
+        return tuned(self.passes(), epochs)
+
+    def predict(self, carry: Carry, x: Tensor, here: Here) -> Tensor:
+        """Log-probabilities (B, classes), or mean and variance (B, 2) for regression."""
+        return log_predictive(carry.params, x, here)
+
+
+def tuned(passes: tuple[Pass, ...], epochs: int) -> tuple[Pass, ...]:
+    """`passes` up to the last that learns, with the learning ones cut to `epochs`; none for 0 epochs."""
+    if epochs == 0:
+        return ()
+    last = max((i for i, p in enumerate(passes) if p.learns), default=-1)
+    return tuple(replace(p, epochs=epochs, most=None) if p.learns else p for p in passes[: last + 1])

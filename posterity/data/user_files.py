@@ -1,0 +1,180 @@
+"""The user's own data: one file with all clients, a folder with a file per client, or picture folders.
+
+one file       data.npz (arrays x, y, client), data.csv or data.parquet (target, client and feature columns)
+file a client  folder/hospital_1.csv, folder/hospital_2.csv, …
+pictures       folder/client/class/*.png
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import cast
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from posterity.data.federation import Task
+from posterity.data.files import Array, pictures
+from posterity.data.image_folder import read_album
+from posterity.data.parse import nearest
+from posterity.data.pool import DataError, Pool, Scale
+from posterity.data.tables import SUFFIXES, Columns, Table, read_table
+
+CHOICES = {"scale": ("none", "client", "all"), "task": ("classification", "regression"), "size": ()}
+
+
+def looks_like_path(dataset: str) -> bool:
+    return bool(dataset) and ("/" in dataset or "\\" in dataset or dataset.endswith(SUFFIXES) or Path(dataset).exists())
+
+
+def read_own(path: Path, columns: Columns, options: Mapping[str, str | int | float]) -> Pool:
+    """A pool from the user's files; options are `scale`, `task` and, for pictures, `size`."""
+    _check_options(path, options)
+    task = cast(Task, options.get("task", "classification"))
+    if path.is_dir():
+        files = sorted(p for p in path.iterdir() if p.suffix.lower() in SUFFIXES and not p.name.startswith("."))
+        tables = _one_each(files, columns) if files else read_album(path, int(options.get("size", 0)))
+        clients = [table.path.stem if files else table.path.name for table in tables]
+        sizes = [len(table.y) for table in tables]
+        owner: Tensor | None = torch.repeat_interleave(torch.arange(len(tables)), torch.tensor(sizes))
+        group = _group_per_file(tables)
+    else:
+        tables = [read_table(path, columns)]
+        owner, clients = _numbered(tables[0].client)
+        group = _group_of_one(tables[0], owner, clients)
+    y, names, notes = _labels(
+        path, np.concatenate([table.y for table in tables if len(table.y)] or [np.zeros(0)]), task
+    )
+    scale = cast(Scale, options.get("scale", "client" if tables[0].features else "none"))
+    pool = Pool(
+        path.stem, _features(tables), y, len(names), names, task, owner, tuple(clients), group, scale=scale, notes=notes
+    )
+    return pool.noting(*_lonely(pool))
+
+
+def _check_options(path: Path, options: Mapping[str, str | int | float]) -> None:
+    for key, value in options.items():
+        if key not in CHOICES:
+            raise DataError(f"{path}: unknown option {key!r}; {nearest(key, CHOICES)}")
+        if CHOICES[key] and value not in CHOICES[key]:
+            raise DataError(f"{path}: option {key} is {value!r}; expected {' or '.join(CHOICES[key])}; pick one")
+    if not str(options.get("size", 0)).isdigit():
+        raise DataError(
+            f"{path}: option size is {options['size']!r}; expected a number of pixels such as 32; change it"
+        )
+
+
+def _one_each(files: list[Path], columns: Columns) -> list[Table]:
+    """A table per client; all must have the same features."""
+    if columns.client is not None:
+        raise DataError(
+            f"{files[0].parent}: client_column={columns.client!r} and a folder; expected one or the other, since each "
+            "file of a folder is one client; leave client_column out"
+        )
+    tables = [read_table(file, columns) for file in files]
+    first = tables[0]
+    for table in tables:
+        if table.features != first.features:
+            odd = set(table.features) ^ set(first.features)
+            what = ", ".join(sorted(odd)) if odd else "their order"
+            raise DataError(
+                f"{table.path}: feature columns differ from those of {first.path.name} ({what}); expected the same "
+                "columns in the same order in every file; rename, add, drop or reorder columns"
+            )
+        if table.x.shape[1:] != first.x.shape[1:] or table.x.dtype != first.x.dtype:
+            raise DataError(
+                f"{table.path}: samples are {table.x.dtype} of shape {table.x.shape[1:]}; expected {first.x.dtype} "
+                f"{first.x.shape[1:]} as in {first.path.name}; convert them"
+            )
+    return tables
+
+
+def _features(tables: list[Table]) -> Tensor:
+    """All samples as float32; bytes are pictures, with channels last or without channels."""
+    x = np.concatenate([table.x for table in tables])
+    if x.dtype == np.uint8 and (x.ndim == 3 or (x.ndim == 4 and x.shape[3] in (1, 3))):
+        return pictures(x)
+    if x.dtype == np.uint8 and x.ndim == 4:
+        return pictures(x.transpose(0, 2, 3, 1))
+    return torch.from_numpy(x.astype(np.float32))
+
+
+def _numbered(values: Array | None) -> tuple[Tensor | None, list[str]]:
+    """Numbers for the different values, in numerical order where all are numbers, and their names."""
+    if values is None:
+        return None, []
+    found, number = np.unique(values.astype(np.str_), return_inverse=True)
+    try:
+        order = np.argsort(found.astype(np.float64), kind="stable")
+    except ValueError:
+        order = np.arange(len(found))
+    rank = np.empty(len(found), dtype=np.int64)
+    rank[order] = np.arange(len(found))
+    return torch.from_numpy(rank[number]), [str(found[i]) for i in order]
+
+
+def _group_of_one(table: Table, owner: Tensor | None, clients: list[str]) -> Tensor | None:
+    group, names = _numbered(table.group)
+    if group is None or owner is None:
+        return group
+    pairs = np.unique(torch.stack([group, owner], 1).numpy(), axis=0)  # (pairs, 2)
+    shared = np.flatnonzero(np.bincount(pairs[:, 0]) > 1)
+    if len(shared):
+        where = [clients[k] for g, k in pairs.tolist() if g == int(shared[0])]
+        raise DataError(
+            f"{table.path}: group {names[int(shared[0])]!r} has rows at the clients {', '.join(where)}; expected every "
+            "group at one client, or its rows could be in training and test; use ids that are unique, or mend them"
+        )
+    return group
+
+
+def _group_per_file(tables: list[Table]) -> Tensor | None:
+    """Groups of all files; equal ids in two files are two groups."""
+    if any(table.group is None for table in tables):
+        return None
+    joined = [np.char.add(f"{i}/", t.group.astype(np.str_)) for i, t in enumerate(tables) if t.group is not None]
+    return _numbered(np.concatenate(joined))[0]
+
+
+def _labels(path: Path, y: Array, task: Task) -> tuple[Tensor, tuple[str, ...], tuple[str, ...]]:
+    """Targets for the task, names of the classes, and remarks."""
+    if not len(y):
+        raise DataError(f"{path}: no rows at all; expected samples; fill in the file")
+    try:
+        numbers = y.astype(np.float64)
+    except ValueError:
+        numbers = None
+    if numbers is not None and not np.isfinite(numbers).all():
+        row = int(np.flatnonzero(~np.isfinite(numbers))[0])
+        raise DataError(f"{path}: target {y[row]} in row {row}; expected a label; fill it in or drop the row")
+    if task == "regression":
+        if numbers is None:
+            raise DataError(f"{path}: targets such as {y[0]!r}; expected numbers for regression; use classification")
+        return torch.from_numpy(numbers.astype(np.float32)), (), ()
+    if numbers is not None and (broken := numbers != np.round(numbers)).any():
+        raise DataError(
+            f"{path}: target {numbers[broken][0]:g} is not a whole number; expected class labels; for regression give "
+            'options={"task": "regression"}'
+        )
+    number, names = _numbered(y if numbers is None else numbers.astype(np.int64))
+    assert number is not None
+    if len(names) < 2:
+        raise DataError(f"{path}: all targets are {names[0]!r}; expected at least two classes; check the target column")
+    many = numbers is not None and len(names) > max(20, len(y) / 4)
+    note = f"{len(names)} classes for {len(y)} rows: if the target is a quantity, use the task regression"
+    return number, tuple(names), (note,) * many
+
+
+def _lonely(pool: Pool) -> list[str]:
+    """A remark on clients whose rows are all of one class."""
+    if pool.owner is None or pool.task == "regression":
+        return []
+    cells = np.unique(torch.stack([pool.owner, pool.y], 1).numpy(), axis=0)  # (cells, 2)
+    kinds = np.bincount(cells[:, 0], minlength=len(pool.owner_names))
+    lonely = [name for name, kind in zip(pool.owner_names, kinds.tolist(), strict=True) if kind == 1]
+    if not lonely:
+        return []
+    shown = ", ".join(lonely[:5]) + (", …" if len(lonely) > 5 else "")
+    return [f"{len(lonely)} clients have one class only ({shown}): AUROC means nothing there, accuracy little"]

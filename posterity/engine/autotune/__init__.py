@@ -1,0 +1,1 @@
+"""Which engine and which kernels a run uses: measured at its start."""

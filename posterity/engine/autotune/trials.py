@@ -1,0 +1,251 @@
+"""What a step of a network costs: steps of some clients in several ways, timed in turn and compared."""
+
+from __future__ import annotations
+
+import statistics
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.func import grad, vmap
+
+from posterity.core.padding import mark_unpadded
+from posterity.core.protocol import Params
+from posterity.core.tree import tree_leaves, tree_map
+from posterity.engine.tracing.trace import trace_flat
+
+STRICT, LOOSE = 0.02, 0.3  # of a gradient's length: with few bits other pixels may win where they are pooled
+SPACE, FEW = 0.1, 4  # seconds that a step of several clients may take, about; slow ones are tried by few
+SHORT = 0.03  # seconds of a step that is recorded before it is tried
+BUDGET, LIMIT = 0.8, 1.5  # seconds of a race, and of one in which not all turns that count have been taken
+TURNS = 5, 15  # of a race: for one that counts, and at most
+LONG, HOPELESS, FAR = 0.2, 2.0, 1.4  # who is dropped: in the first turn, if that was long, and in later ones
+CLEARLY = 1.15  # times faster than the usual way, for a way that was not faster in every turn
+ALWAYS = 1.03  # for one that was
+STEP = 1e-3  # of the optimiser: any would do
+
+Timer = Callable[[], float]  # takes a step and says how long it took
+
+
+def _multiply(matrix: Tensor = torch.ones(512, 512)) -> Tensor:
+    return matrix @ matrix
+
+
+@dataclass(frozen=True)
+class Step:
+    """How to take a step, and what neighbours do meanwhile: the same, if several can, else something as heavy."""
+
+    take: Callable[[], Any]
+    meanwhile: Callable[[], Any] = _multiply
+
+
+@dataclass(frozen=True)
+class Trial:
+    """The samples and the leaves that every way is tried with."""
+
+    x: Tensor  # (rows, ...) a client's batch
+    params: Params
+    clients: int  # at once
+    records: bool = True  # its steps, as they could be mapped over clients
+
+    @staticmethod
+    def of(x: Tensor, params: Params, rows: int, clients: int) -> Trial:
+        """A batch of `rows` samples, repeated from `x` where there are fewer."""
+        return Trial(x[torch.arange(rows, device=x.device) % len(x)], params, clients)
+
+    def fitted(self, model: Any) -> Trial:
+        """With fewer clients if the steps of this network are slow on a CPU: then a few say as much as many."""
+        if self.x.is_cuda:
+            return self
+        timer = replace(self, records=False).timer(model, True)
+        each = min(timer() for _ in range(2)) / self.clients
+        return replace(self, clients=min(self.clients, max(FEW, int(SPACE / each))))
+
+    def timer(self, model: Any, alone: bool) -> Timer:
+        """Seconds of a step of all clients: some side by side, as the loop has them (one is tried), or all at once."""
+        step = self._alone(model) if alone else self._stacked(model)
+
+        def timed() -> float:
+            if not alone:
+                return self._seconds(step.take)
+            threads = torch.get_num_threads()
+            side = 1 if self.x.is_cuda else min(threads, self.clients)
+            with with_threads(threads // side), with_neighbours(side - 1, step.meanwhile):
+                return self._seconds(step.take) * self.clients / side
+
+        return timed
+
+    def _seconds(self, step: Callable[[], Any]) -> float:
+        begun = time.perf_counter()
+        step()
+        if self.x.is_cuda:
+            torch.cuda.synchronize(self.x.device)
+        return time.perf_counter() - begun
+
+    def check(self, other: Any, model: Any) -> None:
+        """Refuse `other` if its gradients are not those of `model`: a kernel that a compiler got wrong must be seen."""
+        if other is model:
+            return
+        rough = getattr(model, "compute", None) is not None or torch.backends.cuda.matmul.allow_tf32
+        limit = LOOSE if rough else STRICT
+        for mine, theirs in zip(*(tree_leaves(_slopes(m, *self._together(2))) for m in (other, model)), strict=True):
+            if not float((mine - theirs).norm()) <= limit * float(theirs.norm()):
+                raise ValueError(f"convolutions computed by {other.way!r} are wrong on this machine (gradients differ "
+                                 f"from PyTorch's own by more than {limit:.0%}): use --convolution native")  # fmt: skip
+
+    def _together(self, clients: int) -> tuple[Params, Tensor]:
+        """So many clients, all with the same parameters and samples."""
+        many, inputs = (tree_map(lambda leaf: leaf.expand(clients, *leaf.shape).clone(), tree)
+                        for tree in (self.params, self.x))  # fmt: skip
+        return many, inputs
+
+    def _stacked(self, model: Any) -> Step:
+        """A step of all clients at once."""
+        both = self._together(self.clients)
+
+        def step(many: Params, inputs: Tensor) -> Any:
+            return tree_map(_moved, many, _slopes(model, many, inputs))
+
+        return self._recorded(lambda: step(*both), step, *both)
+
+    def _alone(self, model: Any) -> Step:
+        """A step of one client, by autograd: where Python does not count, as fast as what a loop replays."""
+        leaves = {n: p.detach().clone().requires_grad_(n in model.trainable) for n, p in self.params.items()}
+        moving = [p for p in leaves.values() if p.requires_grad]
+        mask = mark_unpadded(self.x.new_ones(len(self.x)))  # as in the loop: nothing is padding
+
+        def step() -> list[Tensor]:
+            slopes = torch.autograd.grad(_loss(model, leaves, self.x, mask), moving, allow_unused=True)
+            return [_moved(p.detach(), g) for p, g in zip(moving, slopes, strict=True) if g is not None]
+
+        def pure(leaves: Params, x: Tensor) -> Params:
+            whole = mark_unpadded(x.new_ones(len(x)))
+            moved: Params = tree_map(_moved, leaves, grad(lambda q: _loss(model, q, x, whole))(leaves))
+            return {n: p for n, p in moved.items() if n in model.trainable}
+
+        return self._recorded(step, pure, self.params, self.x)
+
+    def _recorded(self, called: Callable[[], Any], pure: Callable[..., Any], *trees: Any) -> Step:
+        """A step as it is in a run: recorded, if it is so short that Python would count and can be."""
+        if self.x.is_cuda or not self.records or min(self._seconds(called) for _ in range(2)) > SHORT:
+            return Step(called)
+        run, leaves = trace_flat(pure, *trees)[0], tree_leaves(trees)
+
+        def replay() -> Any:
+            with torch.no_grad():
+                return run(*leaves)
+
+        return Step(replay, replay)
+
+
+def _slopes(model: Any, many: Params, inputs: Tensor) -> Params:
+    """Gradients of several clients at once."""
+    return vmap(lambda p, x: grad(lambda q: _loss(model, q, x, x.new_ones(len(x))))(p))(many, inputs)
+
+
+def _loss(model: Any, params: Params, x: Tensor, mask: Tensor) -> Tensor:
+    key = torch.zeros(2, dtype=torch.int64, device=x.device)
+    loss: Tensor = (model(params, x, mask=mask, train=True, key=key)[0] ** 2).sum()
+    return loss
+
+
+def _moved(leaf: Tensor, slope: Tensor) -> Tensor:
+    return torch.sub(leaf, slope, alpha=STEP)
+
+
+@dataclass(frozen=True)
+class Race:
+    """What several timers said in turn; those that fell far behind took part in fewer turns."""
+
+    times: tuple[tuple[float, ...], ...]  # the first is the usual way, which is always there
+
+    @property
+    def medians(self) -> list[float]:
+        return [statistics.median(times) for times in self.times]
+
+    @property
+    def finished(self) -> list[int]:
+        """Those that stayed to the end."""
+        return [i for i, times in enumerate(self.times) if len(times) == len(self.times[0])]
+
+    def winner(self) -> int:
+        """The fastest of those that finished if it was clearly faster than the usual way, else that."""
+        middle = self.medians
+        best = min(self.finished, key=lambda i: middle[i])
+        ahead = [new < usual for new, usual in zip(self.times[best], self.times[0], strict=True)]
+        always = all(ahead) and len(ahead) >= TURNS[0]
+        return best if middle[best] * (ALWAYS if always else CLEARLY) < middle[0] else 0
+
+
+def hold_race(timers: Sequence[Timer]) -> Race:
+    """All timers in turn, so that a busy moment of the machine hits all of them; the first turn only warms up."""
+    times: list[list[float]] = [[] for _ in timers]
+    warm = [timer() for timer in timers]
+    running = [i for i, seconds in enumerate(warm) if i == 0 or seconds < max(LONG, HOPELESS * min(warm))]
+    for i in set(range(len(timers))) - set(running):
+        times[i].append(warm[i])
+    begun = time.perf_counter()
+    for turn in range(TURNS[1]):
+        if turn and time.perf_counter() - begun > (BUDGET if turn >= TURNS[0] else LIMIT):
+            break
+        for i in running:
+            times[i].append(timers[i]())
+        best = min(min(times[i]) for i in running)
+        if turn:  # one busy moment does not decide
+            running = [i for i in running if i == 0 or min(times[i]) < FAR * best]
+    return Race(tuple(tuple(each) for each in times))
+
+
+def use_onednn(on: bool) -> None:
+    """Whether PyTorch may compute by oneDNN on a CPU. The switch is one for the whole process."""
+    torch.backends.mkldnn.enabled = on  # type: ignore[assignment]
+
+
+@contextmanager
+def with_onednn(on: bool) -> Iterator[None]:
+    """The switch of oneDNN for a while."""
+    before = bool(torch.backends.mkldnn.enabled)
+    use_onednn(on)
+    try:
+        yield
+    finally:
+        use_onednn(before)
+
+
+@contextmanager
+def with_threads(count: int) -> Iterator[None]:
+    """So many threads for a while."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@contextmanager
+def with_neighbours(count: int, work: Callable[[], Any] = _multiply) -> Iterator[None]:
+    """So many other threads at work for a while: those who share a unit, memory or Python slow each other down."""
+    done = threading.Event()
+
+    def toil() -> None:
+        while not done.is_set():
+            work()
+
+    workers = [threading.Thread(target=toil, daemon=True) for _ in range(count)]
+    for worker in workers:
+        worker.start()
+    try:
+        yield
+    finally:
+        done.set()
+        for worker in workers:
+            worker.join()
+
+
+__all__ = ["Race", "Timer", "Trial", "hold_race", "use_onednn", "with_neighbours", "with_onednn", "with_threads"]

@@ -1,0 +1,163 @@
+"""The samples of every step of a pass, for a block of clients: in the same order alone or in company.
+
+Counts are known to the host, so that planning never waits for the device; only the order is drawn there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from posterity.core import _random_numpy as random_numpy
+from posterity.core import random
+from posterity.core.protocol import Pass
+from posterity.data.federation import Part
+from posterity.engine.keys import ORDER
+from posterity.engine.tracing.trace import TraceCache, play, send
+
+ENTRIES = 2**22  # of the rows that are laid out at once
+
+
+@dataclass(frozen=True)
+class BatchPlan:
+    """Client i walks through `playlist[start[i]:]`: its rows in the order of epoch 0, then of epoch 1, and so on.
+
+    `steps` counts real steps. Every client has a first step, so that what a pass keeps has one shape; a client
+    without data takes it with a mask of zeros.
+    """
+
+    playlist: Tensor  # rows of the pool
+    start: Tensor  # (m,)
+    count: Tensor  # (m,) samples of each client in this part
+    counts: Tensor  # (m,) the same, on the host
+    steps: Tensor  # (m,) on the host
+    batch: int  # width of a batch
+    longest: int  # steps that any client of the federation could have
+
+    def length(self) -> int:
+        """Steps until the last client has finished."""
+        return max(1, int(self.steps.max()))
+
+    def active(self) -> list[int]:
+        """How many clients still work at each step, when they are sorted by falling number of steps."""
+        steps = self.steps.flip(0).contiguous()  # rising
+        busy = len(steps) - torch.searchsorted(steps, torch.arange(self.length()), right=True)
+        return [len(steps), *busy[1:].tolist()]
+
+    def idle(self) -> Tensor | None:
+        """Which clients have no data (m,); None if all have some."""
+        return self.count == 0 if bool((self.counts == 0).any()) else None
+
+    def rows(self, first: int, last: int, clients: int) -> tuple[Tensor, Tensor]:
+        """Rows of the pool (steps, clients, batch) of the first clients at steps first … last-1, and which are real."""
+        count = self.count[:clients]
+        per_epoch = torch.div(count + self.batch - 1, self.batch, rounding_mode="floor").clamp(min=1)
+        step = torch.arange(first, last, device=count.device)[:, None]  # (steps, 1)
+        epoch, place = step // per_epoch, (step % per_epoch) * self.batch  # (steps, clients)
+        width = torch.arange(self.batch, device=count.device)
+        real = (place[..., None] + width) < count[:, None]
+        index = (self.start[:clients] + epoch * count + place)[..., None] + torch.where(real, width, 0)
+        return self.playlist[index.clamp(max=len(self.playlist) - 1)], real  # padding repeats a real row
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Steps first … last-1, all taken with a recording for `size` clients."""
+
+    first: int
+    last: int
+    size: int
+
+
+def bucket(active: int, most: int, part: int = 5) -> int:
+    """The recorded size that carries `active` clients: one by one, then in steps of a `part`th; at most `most`."""
+    size = 1
+    while size < active:
+        size += max(1, size // part)
+    return min(size, most)
+
+
+def segments(active: list[int], batch: int, part: int = 5) -> Iterator[Segment]:
+    """The steps of a pass in stretches of one size; the first step by itself, for it may begin what is kept."""
+    sizes = [bucket(a, active[0], part) for a in active]
+    first = 0
+    for step in range(1, len(active) + 1):
+        most = max(1, ENTRIES // (sizes[first] * batch))
+        if step == 1 or step == len(active) or sizes[step] != sizes[first] or step - first >= most:
+            yield Segment(first, step, sizes[first])
+            first = step
+
+
+@dataclass(frozen=True)
+class Layout:
+    """All entries of all playlists, client by client and epoch by epoch."""
+
+    group: Tensor  # (groups,) client of each (client, epoch)
+    turn: Tensor  # (groups,) its epoch
+    mine: Tensor  # (N,) group of each entry
+    slot: Tensor  # (N,) place of the entry within the epoch
+    base: Tensor  # (N,) where its client's rows begin in the part
+
+
+def make_plan(work: Pass, part: Part, clients: Tensor, keys: Tensor, traces: TraceCache) -> BatchPlan:
+    """Plan a pass for `clients` (m,), given on the host, whose pass keys are `keys` (m, 2)."""
+    count = part.sizes[clients]
+    widest = max(1, int(count.max()))  # a wider batch would only be padding
+    batch = widest if work.batch is None else min(work.batch, widest)
+    per_epoch = torch.div(count + batch - 1, batch, rounding_mode="floor")
+    steps = per_epoch * work.epochs
+    if work.most is not None:
+        steps = steps.clamp(max=work.most)
+    epochs = torch.div(steps + per_epoch - 1, per_epoch.clamp(min=1), rounding_mode="floor").clamp(min=0)
+    length = count * epochs  # entries of each client's playlist
+    start = length.cumsum(0) - length
+    if int(length.sum()):
+        playlist = _playlist(work, part, clients, count, epochs, keys, traces)
+    else:
+        playlist = part.rows.new_zeros(1)
+    longest = -(-int(part.sizes.max()) // batch) * work.epochs
+    longest = longest if work.most is None else min(longest, work.most)
+    on_device = send(torch.stack((start, count)), keys.device)
+    return BatchPlan(playlist, on_device[0], on_device[1], count, steps, batch, longest)
+
+
+def _playlist(
+    work: Pass, part: Part, clients: Tensor, count: Tensor, epochs: Tensor, keys: Tensor, traces: TraceCache
+) -> Tensor:
+    """The rows of all clients in the order in which they are seen; the layout of the last cohort is kept."""
+    last = traces.entry(work, "layout", part.rows.data_ptr())
+    asked = torch.stack((clients, epochs))
+    if last.value is None or not torch.equal(last.value[0], asked):
+        last.value = (asked, _lay_out(count, epochs, part.host[clients], keys.device))
+    layout: Layout = last.value[1]
+    if not work.shuffle:
+        return part.rows[layout.base + layout.slot]
+    trees = (keys, part.rows, layout.group, layout.turn, layout.mine, layout.slot, layout.base)
+    if keys.device.type == "cpu":
+        return _ordered(*trees, random_numpy)
+    playlist: Tensor = play(traces, make_plan, "order", _ordered, *trees)
+    return playlist
+
+
+def _lay_out(count: Tensor, epochs: Tensor, offset: Tensor, device: torch.device) -> Layout:
+    group = torch.repeat_interleave(torch.arange(len(epochs)), epochs)
+    turn = torch.arange(len(group)) - (epochs.cumsum(0) - epochs)[group]
+    size = count[group]
+    mine = torch.repeat_interleave(torch.arange(len(group)), size)
+    slot = torch.arange(len(mine)) - (size.cumsum(0) - size)[mine]
+    groups, entries = send(torch.stack((group, turn)), device), send(torch.stack((mine, slot)), device)
+    base = send(offset, device)[groups[0][entries[0]]]
+    return Layout(groups[0], groups[1], entries[0], entries[1], base)
+
+
+def _ordered(
+    keys: Tensor, rows: Tensor, group: Tensor, turn: Tensor, mine: Tensor, slot: Tensor, base: Tensor, by: Any = random
+) -> Tensor:
+    """The rows of each (client, epoch) in an order that depends on its key, the epoch and nothing else."""
+    group_keys = by.fold(by.fold(keys, ORDER)[group], turn)  # (groups, 2)
+    lot, _ = by.threefry(group_keys[mine], slot, torch.zeros_like(slot))
+    return rows[base + slot[torch.argsort((mine << 32) | lot, stable=True)]]

@@ -1,0 +1,135 @@
+"""The steps of a pass on a GPU, compiled by PyTorch's inductor: once for every number of clients.
+
+A step's operators are written down for any number of clients (`symbolic.py`), with everything around them: which rows,
+masks and keys are next, who has finished, the new values put in the place of the old. Inductor fuses elementwise
+operators into few kernels that write in place. Two kinds of matrix products are taken from the library first: sums of
+few terms, such as a fully connected layer's gradient over a batch, become elementwise, so that a gradient is formed
+where it is used and never written; few rows times a matrix are a kernel of our own (`_products.py`).
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from posterity.core.protocol import Carry, Here, Pass
+from posterity.core.tree import Tree, tree_leaves, tree_rebuilt, tree_rows
+from posterity.engine.replay import cuda_graphs
+from posterity.engine.replay.cuda_graphs import EXACT, MakeStep, StaticBuffers
+from posterity.engine.simulation import Simulation
+from posterity.engine.tracing.dynamic_shapes import Input, Refused, symbols, trace_any
+from posterity.engine.tracing.trace import shape_of
+
+FEW = 16  # terms of a sum that is formed where it is used
+ROWS, KINDS = 32, (torch.float32, torch.bfloat16, torch.float16)  # of products by a kernel of our own, at most
+aten: Any = torch.ops.aten
+OPTIONS = {
+    "deterministic": True,  # no choice by timing: it would change how sums are cut, and so their bits
+    "unroll_reductions_threshold": FEW + 1,
+    "assert_indirect_indexing": False,  # rows come from the plan
+    "size_asserts": True,  # a compiler that needs to know the number of clients takes the hint for it
+    "shape_padding": False,
+}
+Run = Callable[..., Any]
+
+
+def body(
+    sim: Simulation, each: Pass, here: Here, static: StaticBuffers, size: int, make: MakeStep
+) -> Callable[[], None]:
+    """A step of the first `size` clients of a seat; not compiled if it cannot be."""
+    held = len(static.rows[0]) > EXACT
+    fixed = (static.shared, here.initial, static.round, sim.federation.x, sim.federation.y)
+    tables = (static.rows, static.real, static.keys)
+    stacks = (tree_rows(static.mine, slice(size)), tree_rows(static.carry, slice(size)))
+    trees = (fixed, static.slot, static.offset, tables, stacks)
+    most = max(EXACT, 1 << (len(static.rows[0]) - 1).bit_length())  # a few compilations serve all seats
+    shapes = shape_of((fixed, tree_rows((static.mine, static.carry), 0)))
+    key, step = ("fused", id(here.model), most, held, static.rows.shape[-1], shapes), make(sim, each, here)
+    run = sim.traces.once(each, key, lambda: _compile(step, held, trees, most))
+    leaves = tree_leaves(trees)
+    return cuda_graphs.body(sim, each, here, static, size, make) if run is None else lambda: run(*leaves)
+
+
+def _compile(function: Callable[..., Carry], held: bool, trees: Tree, most: int) -> Run | None:
+    """`_advance`, for any number of clients up to `most`."""
+    fixed, slot, offset, tables, stacks = trees
+    inputs = [Input(leaf) for leaf in tree_leaves((fixed, slot, offset))]
+    inputs += [Input(leaf, 2) for leaf in tables] + [Input(leaf, 1) for leaf in tree_leaves(stacks)]
+
+    def flat(*leaves: Tensor) -> list[Tensor]:
+        _advance(function, held, *tree_rebuilt(trees, leaves))
+        return []
+
+    from torch import _inductor  # takes a second to import, so only where it is used
+
+    known = {name: value for name, value in OPTIONS.items() if hasattr(_inductor.config, name)}  # older ones know fewer
+    try:
+        operators = trace_any(flat, inputs, {aten.bmm.default: multiply})
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # hints for those who write compilers
+            run: Run = _inductor.compile(operators, list[Any](symbols(inputs, most)), options=known)
+        run(*tree_leaves(trees))  # nothing is in its place yet; fails if it would for this number of clients
+    except (Refused, RuntimeError, AssertionError) as error:
+        reason = str(error).partition("\n")[0]
+        warnings.warn(f"this step cannot be compiled and is replayed as it is: {reason}", stacklevel=2)
+        return None
+    finally:
+        slot.zero_()
+    return run
+
+
+def _advance(
+    function: Callable[..., Carry], held: bool, fixed: Tree, slot: Tensor, offset: Tensor, tables: Tree, stacks: Tree
+) -> None:
+    """One step, in place: the values in `stacks` become those after it, and `slot` points to the next."""
+    mine, carry = stacks
+    who = torch.arange(len(mine["client"]), device=slot.device)
+    rows, real, keys = (table[slot[None], who] for table in tables)
+    step = slot + offset
+    places, values = tree_leaves(carry), tree_leaves(function(fixed, mine, rows, real, keys, step, carry))
+    live = step < mine["steps"]
+    moved = [(p, v.clone()) for p, v in zip(places, values, strict=True) if not _same(p, v)]  # no value is a place
+    for place, value in moved:
+        place.copy_(torch.where(live.reshape(-1, *[1] * (place.dim() - 1)), value, place) if held else value)
+    slot.add_(1)
+
+
+def _same(a: Tensor, b: Tensor) -> bool:
+    """Whether two tensors are the same numbers in memory."""
+    near = a.untyped_storage()._cdata == b.untyped_storage()._cdata and a.storage_offset() == b.storage_offset()
+    return near and a.shape == b.shape and a.stride() == b.stride()
+
+
+def multiply(a: Tensor, b: Tensor) -> Any:
+    """`torch.bmm` of a (n, M, K) and b (n, K, N), where there is a better way."""
+    rows, inner = a.shape[1:]
+    if inner <= FEW:
+        return (_held(a)[:, :, :, None] * _held(b)[:, None]).sum(2)
+    if rows <= ROWS and a.is_cuda and a.dtype in KINDS and find_spec("triton") is not None:
+        from posterity.engine.replay import _products  # Triton is imported here, where it is used
+
+        return _products.strips(_held(a), _held(b))
+    return NotImplemented
+
+
+def _held(tensor: Tensor) -> Tensor:
+    """`tensor` in memory as it lies: inductor would else compute it anew for every number that it is used for."""
+    from torch._inductor import inductor_prims
+
+    if tensor.mT.is_contiguous() and not tensor.is_contiguous():
+        return _held(tensor.mT).mT  # the same as what it is a view of, which may be held too
+    size = 1
+    for step, length in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if length > 1 and step != size:
+            return tensor  # a part of something, or the same for all clients
+        size *= length
+    held: Tensor = inductor_prims.force_stride_order(tensor, tensor.stride())
+    return held
+
+
+__all__ = ["body"]

@@ -1,0 +1,140 @@
+"""What a simulation works on, and the record that a visit starts from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.func import vmap
+
+from posterity.core import _random_numpy as random_numpy
+from posterity.core.protocol import Batch, Here, Method, Params, Pass, check_round
+from posterity.core.random import fold
+from posterity.core.tree import Tree, tree_map, tree_rows
+from posterity.data.federation import Federation, Part
+from posterity.engine.distributed import Processes
+from posterity.engine.keys import CLIENT, SERVER, client_keys
+from posterity.engine.tracing.trace import TraceCache, play
+
+PREDICT_ROWS = 128  # samples of one client that are predicted at once; part of the draws of methods with noise
+
+
+@dataclass(frozen=True)
+class Simulation:
+    """One experiment's fixed things: everything but State and the personal records."""
+
+    method: Method
+    model: Any
+    federation: Federation
+    initial: Params
+    root: Tensor  # (2,) root key
+    memory: int = 2**30  # bytes that a block of stacked clients may take
+    sample: int = 0  # bytes that one sample leaves behind for the backward pass; 0 = guess (see `blocks`)
+    processes: Processes = Processes()  # the processes that share the work
+    traces: TraceCache = field(default_factory=TraceCache, repr=False, compare=False)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return next(iter(self.initial.values())).dtype
+
+    def passes(self, epochs: int | None = None) -> tuple[Pass, ...]:
+        """The passes of a round, or of `adapt(epochs)`: made once, so that their recordings are found again."""
+        make = self.method.passes if epochs is None else partial(self.method.adapt, epochs)
+        made: tuple[Pass, ...] = self.traces.once(self.method, ("passes", epochs), make)
+        return made
+
+    def fold(self, key: Tensor, data: int | Tensor) -> Tensor:
+        """`fold`, by numpy or recorded: a key is a hundred small operators."""
+        if key.device.type == "cpu":
+            return random_numpy.fold(key, data)
+        number = data if isinstance(data, Tensor) else torch.full((), data, dtype=torch.int64, device=key.device)
+        folded: Tensor = play(self.traces, fold, "fold", fold, key, number)
+        return folded
+
+    @cached_property
+    def server(self) -> Tensor:
+        """The key of what the server draws."""
+        return fold(self.root, SERVER)
+
+    @cached_property
+    def visits(self) -> Tensor:
+        """The key of what clients draw."""
+        return fold(self.root, CLIENT)
+
+    @cached_property
+    def outside(self) -> Simulation:
+        """This world with one more client behind all others: without data or record, and with draws of its own.
+
+        What belongs to no client is asked of it. Every process asks by itself.
+        """
+        federation = self.federation
+        parts: dict[str, Any] = {n: getattr(federation, n).longer() for n in ("train", "validation", "test")}
+        return replace(
+            self, federation=replace(federation, names=(*federation.names, "nobody"), **parts), processes=Processes()
+        )
+
+    def part(self, name: str) -> Part:
+        return {"train": self.federation.train, "validation": self.federation.validation}[name]
+
+    def batch(self, rows: Tensor, mask: Tensor) -> Batch:
+        return Batch(self.federation.x[rows], self.federation.y[rows], mask.to(self.dtype))
+
+
+PER_CLIENT = ("own", "personal", "kept", "client", "n", "steps", "key")  # fields of a stacked `here` with a client axis
+
+
+def select(here: Here, index: Any) -> Here:
+    """Some clients of a stacked `here`, or one of them unstacked."""
+    return replace(here, **{name: tree_rows(getattr(here, name), index) for name in PER_CLIENT})
+
+
+def arrive(sim: Simulation, clients: Tensor, round: int, shared: Tree, own: Tree) -> Here:
+    """The stacked `here` of clients that have just received the broadcast; the first round is round 1."""
+    check_round(round)
+    count = sim.federation.train.counts[clients]
+    number = clients.new_full((), round)
+    return Here(
+        shared=shared,
+        own=own,
+        personal=(),
+        kept={},
+        client=clients,
+        n=count.to(sim.dtype),
+        steps=torch.zeros_like(clients),
+        step=clients.new_zeros(()),
+        round=number,
+        key=_client_keys(sim, clients, number),
+        initial=sim.initial,
+        model=sim.model,
+    )
+
+
+def _client_keys(sim: Simulation, clients: Tensor, round: Tensor) -> Tensor:
+    if clients.device.type == "cpu":
+        return client_keys(sim.visits, clients, round, random_numpy.fold)
+    made: Tensor = play(sim.traces, client_keys, "client", client_keys, sim.visits, clients, round)
+    return made
+
+
+def at(sim: Simulation, here: Here, stage: int) -> Here:
+    """`here` with the key of a stage of the visit."""
+    return replace(here, key=sim.fold(here.key, stage))
+
+
+def over(function: Callable[..., Any], here: Here, *stacks: Any) -> Any:
+    """`function(*stacks, here)` for every client of a stack at once.
+
+    Only what differs between clients is mapped; the broadcast is a constant of the mapped function, which saves
+    flattening it at every step.
+    """
+    mine = {name: getattr(here, name) for name in PER_CLIENT}
+    return vmap(lambda mine, *rest: function(*rest, replace(here, **mine)))(mine, *stacks)
+
+
+def solid(tree: Tree) -> Tree:
+    """Outputs that depend on no client are stride-0 views; give them memory of their own."""
+    return tree_map(lambda leaf: leaf.contiguous(), tree)

@@ -1,0 +1,1 @@
+"""Functions of tensors as flat lists of operators."""

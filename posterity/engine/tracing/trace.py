@@ -1,0 +1,207 @@
+"""Functions of trees recorded once and replayed: a flat list of operators on a CPU, a CUDA graph on a GPU.
+
+Mapping a function over clients costs Python for every operator at every call: milliseconds where the arithmetic takes
+microseconds. A recording has none of that. It computes the same operators on the same numbers, so its results have the
+same bits; it is bound to the shapes that it was made with. Recording costs as much as many calls, so a function is
+recorded when it has been called often enough with the same shapes (`PATIENCE`).
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from posterity.core.tree import Tree, tree_leaves, tree_map, tree_named, tree_rebuilt
+from posterity.engine.tracing.simplify import simplify
+
+MOST = 512  # recordings kept; the oldest goes first
+PATIENCE = {"cpu": 200, "cuda": 2}  # calls before a recording: a trace costs about 50 calls, a capture about 3
+WARM = 2  # calls before a capture: libraries allocate their workspaces in the first
+Play = Callable[..., Tree]
+Flat = Callable[..., list[Tensor]]
+
+
+def shape_of(tree: Tree) -> Hashable:
+    """Names, shapes and types of the leaves: what a recording is bound to."""
+    return tuple((name, leaf.shape, leaf.dtype) for name, leaf in tree_named(tree))
+
+
+@dataclass
+class Entry:
+    """A function met so far: how often, and its recording once there is one."""
+
+    owner: Any  # kept alive, so that no other object can take over its identity
+    value: Any = None
+    calls: int = 0
+
+
+@dataclass(frozen=True)
+class TraceCache:
+    """What has been met and recorded; `patience` overrides how many calls go before a recording."""
+
+    patience: int | None = None
+    found: dict[Hashable, Entry] = field(default_factory=dict)
+    pools: list[Any] = field(default_factory=list)
+
+    def entry(self, owner: Any, *key: Hashable) -> Entry:
+        """The entry of `key` that belongs to the object `owner`."""
+        whole = (id(owner), *key)
+        if whole not in self.found:
+            while len(self.found) >= MOST:
+                self.found.pop(next(iter(self.found)))
+            self.found[whole] = Entry(owner)
+        return self.found[whole]
+
+    def once(self, owner: Any, key: Hashable, make: Callable[[], Any]) -> Any:
+        """What `make` gave at the first call."""
+        entry = self.entry(owner, key)
+        if entry.calls == 0:
+            entry.value, entry.calls = make(), 1
+        return entry.value
+
+    def pays(self, entry: Entry, device: torch.device, calls: int = 1, usual: int | None = None) -> bool:
+        """Whether a function about to be called `calls` times should be recorded first."""
+        entry.calls += calls
+        usual = PATIENCE.get(device.type, PATIENCE["cpu"]) if usual is None else usual
+        patience = usual if self.patience is None else self.patience
+        return entry.calls > patience
+
+    def pool(self) -> Any:
+        """The memory that all captures share: no two of them run at once."""
+        if not self.pools:
+            self.pools.append(torch.cuda.graph_pool_handle())
+        return self.pools[0]
+
+
+def play(traces: TraceCache, owner: Any, key: Hashable, function: Play, *trees: Tree) -> Tree:
+    """`function(*trees)`, replayed if it has been called often with these shapes. It may depend on nothing else."""
+    leaves = tree_leaves(trees)
+    if not leaves:
+        return function(*trees)
+    entry = traces.entry(owner, key, shape_of(trees))
+    if entry.value is None and traces.pays(entry, leaves[0].device):
+        entry.value = _recorded(traces, function, *trees)
+    with torch.no_grad():
+        return function(*trees) if entry.value is None else entry.value(*trees)
+
+
+def _recorded(traces: TraceCache, function: Play, *trees: Tree) -> Play:
+    if not tree_leaves(trees)[0].is_cuda:
+        return trace(function, *trees)
+    try:
+        return capture_call(traces, function, *trees)
+    except RuntimeError:  # some solvers wait for the device and cannot be captured: they are called as they are
+        return function
+
+
+def trace(function: Play, *trees: Tree) -> Play:
+    """`function` as a flat list of operators."""
+    flat, result = trace_flat(function, *trees)
+    return lambda *trees: tree_rebuilt(result, flat(*tree_leaves(trees)))
+
+
+def _interpreted(operators: Any, inputs: list[Tensor]) -> Flat:
+    run: Flat = operators.forward
+    return run
+
+
+def _compiled(operators: Any, inputs: list[Tensor]) -> Flat:
+    from torch import _inductor  # takes a second to import, so only where it is used
+
+    run: Flat = _inductor.compile(operators, list[Any](inputs))
+    return run
+
+
+def compile_flat(function: Play, *trees: Tree) -> tuple[Flat, Tree]:
+    """`trace_flat`, compiled to machine code: its sums may be rounded in another order."""
+    return trace_flat(function, *trees, finish=_compiled)
+
+
+def trace_flat(
+    function: Play, *trees: Tree, finish: Callable[[Any, list[Tensor]], Flat] = _interpreted
+) -> tuple[Flat, Tree]:
+    """`function` as operators on the list of all leaves, and a template of its result."""
+    made: list[Tree] = []
+
+    def flat(*leaves: Tensor) -> list[Tensor]:
+        made.append(function(*tree_rebuilt(trees, leaves)))
+        return [leaf.contiguous() for leaf in tree_leaves(made[-1])]  # results have the strides that inputs have
+
+    # `detach` makes an object of its own for every leaf: the tracer takes one tensor at two places for one input
+    inputs = [leaf.detach().contiguous() for leaf in tree_leaves(trees)]
+    operators = make_fx(flat)(*inputs)
+    operators.graph.eliminate_dead_code()
+    simplify(operators, inputs)
+    operators.recompile()
+    run = finish(operators, inputs)
+    return run, tree_map(lambda leaf: None, made[0])
+
+
+def capture(traces: TraceCache, body: Callable[[], Any]) -> Callable[[], None]:
+    """`body`, which works on tensors that stay where they are, as a CUDA graph. It is also run to warm up."""
+    side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(WARM):
+            body()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="The CUDA Graph is empty")  # what only hands on computes nothing
+        with torch.cuda.graph(graph, pool=traces.pool()):
+            body()
+    return graph.replay
+
+
+def capture_call(traces: TraceCache, function: Play, *trees: Tree) -> Play:
+    """`function` as a CUDA graph between fixed inputs and outputs, which are copied in and out."""
+    inputs = [leaf.clone() for leaf in tree_leaves(trees)]
+    made: list[Tree] = []
+    replay = capture(traces, lambda: made.append(function(*tree_rebuilt(trees, inputs))))
+    result = made[-1]  # of the capture: where each replay writes
+
+    def call(*trees: Tree) -> Tree:
+        fill(inputs, tree_leaves(trees))
+        replay()
+        made = tree_map(torch.empty_like, result)
+        fill(tree_leaves(made), tree_leaves(result))
+        return made
+
+    return call
+
+
+def send(tensor: Tensor, device: torch.device) -> Tensor:
+    """A tensor of the host on a device, without waiting for what the device is doing."""
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
+
+
+def fill(places: list[Tensor], values: list[Tensor]) -> None:
+    """Copy `values` into `places`, all of one type in few launches."""
+    kinds: dict[torch.dtype, tuple[list[Tensor], list[Tensor]]] = {}
+    for place, value in zip(places, values, strict=True):
+        some = kinds.setdefault(place.dtype, ([], []))
+        some[0].append(place)
+        some[1].append(value)
+    for some in kinds.values():
+        torch._foreach_copy_(*some)
+
+
+__all__ = [
+    "WARM",
+    "Flat",
+    "Play",
+    "TraceCache",
+    "capture",
+    "compile_flat",
+    "fill",
+    "play",
+    "send",
+    "shape_of",
+    "trace_flat",
+]

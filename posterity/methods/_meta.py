@@ -1,0 +1,81 @@
+"""What meta-learning methods share: a server that takes the mean update as a gradient, meta-steps, and the adaptation.
+
+    server   v ← μ v + Σ_k p_k (θ_k − w),   w ← w + η_s v
+    client   meta-steps on whole batches of B samples for the support, for each query and for the curvature
+    test     some steps on the client's own training data, then predict
+
+Reptile, MAML and Per-FedAvg differ in what a client does, not in these.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from posterity.core.averaging import averaged
+from posterity.core.hyperparameters import check_fields, within
+from posterity.core.optim import SGD, clipped
+from posterity.core.passes import Loss, descend, meta
+from posterity.core.protocol import Message, Params, Pass
+from posterity.core.training import Training
+from posterity.core.tree import record, tree_map
+
+CODE = "MetaVD's released code"
+
+
+@record
+class State:
+    params: Params  # w
+    velocity: Params  # v, of the trainable leaves; {} without momentum
+
+
+def first(model: Any, params: Params, momentum: float) -> State:
+    """The server before the first round."""
+    moving = [n for n in params if n in model.trainable] if momentum else []
+    return State(params, {n: torch.zeros_like(params[n]) for n in moving})
+
+
+def server_step(state: State, total: Message, lr: float, momentum: float, clip: float | None) -> State:
+    """The mean update as a meta-gradient; without momentum and clip, FedAvg's server (bit for bit)."""
+    new = averaged(state.params, total, lr)
+    if not momentum and clip is None:
+        return State(new, state.velocity)
+    target = total["params"].mean()
+    names = list(state.velocity) if momentum else list(target)
+    update = clipped({n: target[n] - state.params[n] for n in names}, clip)
+    if momentum:
+        update = tree_map(lambda v, u: momentum * v + u, state.velocity, update)
+    moved = {n: state.params[n] + lr * update[n] for n in names}
+    return State({**new, **moved}, update if momentum else state.velocity)
+
+
+def meta_steps(
+    local: Training, support_loss: Loss, loss: Loss, fast: float, order: str, queries: int = 1, **how: Any
+) -> Pass:
+    """A pass of meta-steps; one step takes `local.batch` samples for every batch that its `order` uses."""
+    batches = 1 + queries + (order == "hessian_free")
+    how = {**local.schedule(), **how, "batch": batches * local.batch}
+    return meta(support_loss, loss, fast, local.make_optimiser(), order=order, queries=queries, **how)
+
+
+def fast_steps(local: Training, loss: Loss, fast: float) -> Pass:
+    """Plain descent of size `fast`: what MAML's clients do before they are scored."""
+    return descend(loss, SGD(fast, 0.0, local.weight_decay, local.clip))
+
+
+def adaptation(work: Pass, epochs: int, steps: int | None, batch: int) -> tuple[Pass, ...]:
+    """`work` cut to `steps` steps of `batch` samples for each of the `epochs`; whole epochs if `steps` is None."""
+    if epochs == 0:
+        return ()
+    if steps is None:
+        return (replace(work, epochs=epochs, batch=batch, most=None),)
+    return (replace(work, epochs=epochs * steps, batch=batch, most=epochs * steps),)
+
+
+def check_meta(method: Any) -> None:
+    """Refuse a method whose server or adaptation cannot be as its fields say."""
+    check_fields(method)
+    within(method, server_lr=(0, None), server_momentum=(0, 1), server_clip=(0, None))
+    within(method, adapt_steps=(1, None), adapt_batch=(1, None))

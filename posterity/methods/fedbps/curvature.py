@@ -1,0 +1,115 @@
+"""Diagonals of the curvature of a negative log-likelihood, added up over the real rows of a batch.
+
+    ggn                Σ_c p_c (Jᵀ(p − e_c))²        generalised Gauss-Newton = Fisher, every label in turn; ≥ 0
+    mc_fisher          (Jᵀ(p − e_y))², y ~ p         one label drawn from the model: unbiased for ggn, and cheap
+    empirical_fisher   (Jᵀ(p − e_y))², y observed    cheapest; vanishes with the residuals and not with the curvature
+    hutchinson         mean of u ⊙ Hu, u = ±1        unbiased for the Hessian; may be negative
+    exact              e_jᵀ H e_j                    the Hessian by unit vectors: P products, for tests
+
+J is the Jacobian of the network's output by the leaves that move. The network is in evaluation mode, so that rows are
+independent; the sum of two batches is the curvature of both together, which is what `gather` adds up. The first three
+hold a gradient per row, so their memory is rows x parameters: walk in small batches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import partial, reduce
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.func import grad, vjp, vmap
+
+from posterity.core.losses import NOISE, log_likelihood
+from posterity.core.passes import network
+from posterity.core.protocol import Batch, Here, Params
+from posterity.core.random import categorical, fold, normal, uniform
+from posterity.core.tree import tree_map
+
+ESTIMATORS = ("ggn", "mc_fisher", "empirical_fisher", "hutchinson", "exact")
+Roots = Callable[[Tensor, Tensor], Iterable[tuple[float | Tensor, Tensor]]]  # weights and directions in output space
+
+
+def diagonal(estimator: str, params: Params, batch: Batch, here: Here, probes: int = 8) -> Params:
+    """The estimator's sum over the real rows, for the trainable leaves of the network."""
+    names = set(network(params, here.model))
+    moving = {n: p for n, p in params.items() if n in names}
+    still = {n: p for n, p in params.items() if n not in names}
+    if estimator in ("hutchinson", "exact"):
+        drawn = (signs(fold(here.key, s), moving, 1) for s in range(probes))  # one by one: each holds all activations
+        groups, share = (drawn, probes) if estimator == "hutchinson" else ([units(moving)], 1)
+        found = along(lambda m: -log_likelihood({**still, **m}, batch, here), moving, groups)
+        return tree_map(lambda leaf: leaf / share, found)
+    if estimator == "ggn":
+        return squares(moving, still, batch, here.model, batch.y, lambda o, _: every_root(o, here.model))
+    if estimator == "empirical_fisher":
+        return squares(moving, still, batch, here.model, batch.y, lambda o, y: [(1, residual(o, y, here.model))])
+    if estimator != "mc_fisher":
+        raise ValueError(f"curvature {estimator!r} is unknown; possible: {', '.join(ESTIMATORS)}")
+    keys = fold(here.key, torch.arange(len(batch.mask), device=here.key.device))  # of each row: padding moves none
+    return squares(moving, still, batch, here.model, keys, lambda o, key: [(1, drawn_root(o, key, here.model))])
+
+
+# --- squared gradients of single rows -------------------------------------------------------------------------------
+def squares(moving: Params, still: Params, batch: Batch, model: Any, marks: Tensor, roots: Roots) -> Params:
+    """Σ_rows Σ_r weight_r (Jᵀ root_r)²; `marks` (B, ...) has what `roots` wants to know of a row."""
+
+    def one(x: Tensor, mark: Tensor) -> Params:
+        output, pull = vjp(lambda m: model({**still, **m}, x[None])[0][0], moving)[:2]
+        terms = (tree_map(partial(_square, weight), pull(root)[0]) for weight, root in roots(output, mark))
+        return reduce(lambda total, term: tree_map(torch.add, total, term), terms)
+
+    rows = vmap(one)(batch.x, marks)
+    return tree_map(lambda leaf: torch.tensordot(batch.mask, leaf, dims=1), rows)
+
+
+def _square(weight: float | Tensor, g: Tensor) -> Tensor:
+    return weight * g * g if isinstance(weight, Tensor) or weight != 1 else g * g
+
+
+def residual(output: Tensor, y: Tensor, model: Any) -> Tensor:
+    """Gradient of one row's negative log-likelihood by the output: p − e_y, or (f − y)/noise."""
+    if model.task == "regression":
+        return (output - y) / NOISE
+    return torch.softmax(output, -1) - (torch.arange(len(output), device=output.device) == y).to(output.dtype)
+
+
+def every_root(output: Tensor, model: Any) -> list[tuple[float | Tensor, Tensor]]:
+    """Weights and roots whose weighted outer products are the Hessian of the loss by the output."""
+    if model.task == "regression":
+        return [(1 / NOISE, torch.ones_like(output))]
+    p, eye = torch.softmax(output, -1), torch.eye(len(output), dtype=output.dtype, device=output.device)
+    return [(p[c], p - eye[c]) for c in range(len(output))]
+
+
+def drawn_root(output: Tensor, key: Tensor, model: Any) -> Tensor:
+    """The residual of one label drawn from the model itself."""
+    if model.task == "regression":
+        return normal(key, output.shape, output.dtype) / NOISE**0.5
+    return residual(output, categorical(key, output), model)
+
+
+# --- products with the Hessian --------------------------------------------------------------------------------------
+def along(function: Callable[[Params], Tensor], point: Params, groups: Iterable[Params]) -> Params:
+    """Σ_s u_s ⊙ H u_s over all directions, by differentiating the gradient once more; a group (S, ...) is at once."""
+    _, pull = vjp(grad(function), point)[:2]
+    products = (vmap(lambda u: tree_map(torch.mul, u, pull(u)[0]))(group) for group in groups)
+    sums = (tree_map(lambda leaf: leaf.sum(0), each) for each in products)
+    return reduce(lambda total, term: tree_map(torch.add, total, term), sums)
+
+
+def signs(key: Tensor, like: Params, count: int) -> Params:
+    """`count` directions of independent signs (count, ...)."""
+    return {
+        n: 1 - 2 * (uniform(fold(key, i), (count, *p.shape), p.dtype) < 0.5).to(p.dtype)
+        for i, (n, p) in enumerate(like.items())
+    }
+
+
+def units(like: Params) -> Params:
+    """The P unit vectors as directions (P, ...)."""
+    sizes = [p.numel() for p in like.values()]
+    first = next(iter(like.values()))
+    parts = torch.split(torch.eye(sum(sizes), dtype=first.dtype, device=first.device), sizes, 1)
+    return {n: part.reshape(-1, *p.shape) for (n, p), part in zip(like.items(), parts, strict=True)}

@@ -1,0 +1,147 @@
+"""Variational dropout: weights w ~ N(θ, v) with v = αθ², where p = α/(1 + α) is the rate at which a weight is dropped.
+
+A client's noise is a tensor ρ of the weight's shape, in one of two forms:
+
+    log_variance   ρ = log v: the noise does not depend on θ
+    alpha          ρ = log α: it is proportional to θ, as the papers write it
+
+Kingma, Salimans and Welling, "Variational dropout and the local reparameterization trick", NeurIPS 2015;
+Molchanov, Ashukha and Vetrov, "Variational dropout sparsifies deep neural networks", ICML 2017 (log-uniform prior);
+Liu et al., "Variational Bayesian dropout with a hierarchical prior", CVPR 2019 (γ* = θ²(1 + α)).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from posterity.core.messages import Bag, Mean, Message
+from posterity.core.protocol import Carry, Here
+from posterity.core.random import normal
+
+FORMS = ("log_variance", "alpha")
+PRIORS = ("hierarchical", "log_uniform")
+LEAST, MOST = -8.5, 8.5  # ρ is used between these: v, or α, from 2.03e-4
+HIGHEST = {"log_variance": 0.0, "alpha": MOST}  # ρ that a hyper-network predicts at most: v ≤ 1, or p ≤ 0.9998
+TINY = 1e-20  # least squared weight; its inverse is a float32
+MOLCHANOV = (0.63576, 1.87320, 1.48695)
+STEEP = 12.0  # the ramp runs over the sigmoid from -6 to 6
+LAYER = "gaussian layer"  # its part of a message
+
+
+def centred(raw: Tensor, form: str = "log_variance") -> Tensor:
+    """ρ from the output of a hyper-network: -8.5 for an output of 0, from -17 to 0, or to 8.5 where ρ = log α.
+
+    log v ≤ 0 is the released range. Small weights reach any rate with it; log α ≤ 0 would mean p ≤ ½ for every weight.
+    """
+    return raw.clamp(LEAST, HIGHEST[form] - LEAST) + LEAST
+
+
+def variance(rho: Tensor, theta: Tensor, form: str = "log_variance") -> Tensor:
+    """v of every weight."""
+    scale = rho.clamp(LEAST, MOST).exp()
+    return scale * theta**2 if form == "alpha" else scale
+
+
+def log_variance(rho: Tensor, theta: Tensor, form: str = "log_variance") -> Tensor:
+    """log v, finite also where θ is 0."""
+    rho = rho.clamp(LEAST, MOST)
+    return rho + (theta**2).clamp(min=TINY).log() if form == "alpha" else rho
+
+
+def inverse_alpha(rho: Tensor, theta: Tensor, form: str = "log_variance") -> Tensor:
+    """1/α = θ²/v."""
+    inverse = (-rho.clamp(LEAST, MOST)).exp()
+    return inverse if form == "alpha" else theta**2 * inverse
+
+
+def rate(rho: Tensor, theta: Tensor, form: str = "log_variance") -> Tensor:
+    """Dropout rate p = α/(1 + α) of every weight; 1 where θ is 0 and v is not."""
+    return 1 / (1 + inverse_alpha(rho, theta, form))
+
+
+def highest_rate(form: str = "log_variance") -> float:
+    """No rate is above this one. With log v it is 1, whatever the range of ρ: small weights come near it."""
+    return 1 / (1 + math.exp(-MOST)) if form == "alpha" else 1.0
+
+
+def divergence(rho: Tensor, theta: Tensor, form: str = "log_variance", prior: str = "hierarchical") -> Tensor:
+    """KL of every weight from its prior. θ is a constant here: in terms of α, the divergence does not depend on it.
+
+    Hierarchical: min over γ of KL(N(θ, αθ²) ‖ N(0, γ)) = ½ log(1 + 1/α). Log-uniform: Molchanov's approximation, which
+    adds k₁ − k₁ sigmoid(k₂ + k₃ log α).
+    """
+    inverse = inverse_alpha(rho, theta.detach(), form)
+    value = 0.5 * torch.log1p(inverse)
+    if prior == "log_uniform":
+        k1, k2, k3 = MOLCHANOV
+        value = value + k1 * torch.sigmoid(k3 * inverse.clamp(min=TINY).log() - k2)  # 1 - sigmoid(x) = sigmoid(-x)
+    return value
+
+
+def perturbed(x: Tensor, output: Tensor, spread: Tensor, key: Tensor) -> Tensor:
+    """A linear layer's output with one Gaussian per unit instead of one per weight (local reparametrisation).
+
+    `output` = xθᵀ + b is the mean and x² vᵀ the variance, `spread` being v. The batch axis of the draw comes first.
+    """
+    width = F.linear(x**2, spread)
+    some = width > 0
+    deviation = torch.where(some, torch.sqrt(torch.where(some, width, 1)), 0)  # the root at 0 has no derivative
+    return output + deviation * normal(key, output.shape, output.dtype)
+
+
+def precision_weights(weight: Tensor, log_v: Tensor) -> tuple[Tensor, Tensor]:
+    """Weights g/v of a stack of clients (m, ...), as (g·v₀/v, log v₀) with v₀ the least variance at each place.
+
+    Weights are needed up to a factor, and equal variances then give exactly the weights g.
+    """
+    least = log_v.min(0).values
+    spread = weight.reshape(-1, *[1] * (log_v.dim() - 1))
+    return spread * (least - log_v).exp(), least
+
+
+def pooled(theta: Tensor, rho: Tensor, weight: Tensor, form: str = "log_variance") -> Mean:
+    """The layer of a stack of clients (m, ...), every weight averaged with weights g/v (up to a common factor)."""
+    if not len(theta):
+        raise ValueError("the mean of nothing: no client sent a message")
+    weights, _ = precision_weights(weight, log_variance(rho, theta, form))
+    return Mean.fold(Mean(weights, theta))
+
+
+def apart(sent: Message, leaf: str, rho: Tensor, client: Tensor) -> Message:
+    """A client's message in which the weight `leaf` travels by itself, beside its ρ: their mean is no sum."""
+    weight, rest = sent["params"].weight, dict(sent["params"].value)
+    mine = {"weight": weight, "theta": rest.pop(leaf), "rho": rho}
+    return {**sent, "params": Mean(weight, rest), LAYER: Bag(client, mine)}
+
+
+def together(total: Message, leaf: str, form: str = "log_variance") -> Message:
+    """The total as it would have been without `apart`, but for the layer, which is weighted by precision."""
+    mean, value = total["params"], total[LAYER].value
+    layer = pooled(value["theta"], value["rho"], value["weight"], form)
+    weight = {**dict.fromkeys(mean.value, mean.weight), leaf: layer.weight}
+    params = Mean(weight, {**mean.value, leaf: layer.value})
+    return {**{name: part for name, part in total.items() if name != LAYER}, "params": params}
+
+
+def quiet(leaf: str) -> Callable[[Carry, Here], Carry]:
+    """Sets the ρ that is called `leaf` to the least noise everywhere."""
+    return lambda carry, here: replace(carry, params={**carry.params, leaf: torch.full_like(carry.params[leaf], LEAST)})
+
+
+def ramp(step: int, length: float) -> float:
+    """From sigmoid(-6) at 0 to sigmoid(6) at `length`, and 1 after it; no ramp if `length` is 0."""
+    return 1 / (1 + math.exp(STEEP * (0.5 - step / length))) if 0 <= step <= length and length > 0 else 1.0
+
+
+def mixture(each: Tensor, task: str) -> Tensor:
+    """The average of several predictions (draws, B, ...): probabilities, or the moments of a mixture of Gaussians."""
+    if task == "regression":
+        mean = each[..., 0].mean(0)
+        return torch.stack((mean, (each[..., 1] + (each[..., 0] - mean) ** 2).mean(0)), -1)
+    return torch.log_softmax(torch.logsumexp(each, 0), -1)

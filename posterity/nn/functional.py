@@ -1,0 +1,293 @@
+"""A network as a pure function of its parameters, split where its head begins.
+
+`Model` never changes: parameters go in as a dict of tensors, new running statistics come out as another. It works
+unchanged under `vmap`, `grad`, `jvp` and any nesting of them.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Literal, overload
+
+import torch
+from torch import Tensor, nn
+
+from posterity.nn._call import Around, Params, Part, leaves_of, seeded
+from posterity.nn._names import unknown
+from posterity.nn.convolution import Way, possible_ways, rewire, way_of
+from posterity.nn.layers import NORMS, Norm, twin
+
+Task = Literal["classification", "regression"]
+
+
+@dataclass(frozen=True, eq=False)
+class Model:
+    """A network without its weights. Two models are equal only if they are the same object."""
+
+    module: nn.Module = field(repr=False)  # twinned; lent out during a call, never changed by it
+    head: str | tuple[str, ...]  # where the head begins; in a Sequential, all that follows belongs to it
+    classes: int
+    task: Task = "classification"
+    name: str = "model"
+    unstackable: tuple[str, ...] = ()  # reasons why many clients cannot run at once
+    shape: tuple[int, ...] | None = None  # of one input, where known
+    make: Callable[[], nn.Module] | None = field(default=None, repr=False)  # builds the network anew for `init`
+    fresh: bool = True  # False: `init` returns the weights the module came with
+    compute: torch.dtype | None = None  # what layers compute in, if not in the parameters' own type
+
+    def __post_init__(self) -> None:
+        if self.task not in ("classification", "regression"):
+            raise ValueError(unknown("task", str(self.task), ("classification", "regression")))
+        named = dict(self.module.named_modules())
+        if not self.heads:
+            raise ValueError(f"A model needs a head. Possible: {', '.join(n for n in named if n)}.")
+        for name in self.heads:
+            if not name or name not in named:
+                raise ValueError(unknown("sub-module for the head called", name, named))
+
+    # --- names ---------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def heads(self) -> tuple[str, ...]:
+        """Names of the sub-modules given as the head."""
+        return (self.head,) if isinstance(self.head, str) else tuple(self.head)
+
+    @cached_property
+    def leaves(self) -> tuple[str, ...]:
+        """All parameters and floating buffers, in the module's order."""
+        return tuple(leaves_of(self.module))
+
+    @cached_property
+    def buffers(self) -> frozenset[str]:
+        """Leaves that are computed, not trained: running statistics."""
+        return frozenset(self.leaves) - {n for n, _ in self.module.named_parameters()}
+
+    @cached_property
+    def trainable(self) -> frozenset[str]:
+        """Leaves that gradients move: parameters that ask for one."""
+        return frozenset(n for n, p in self.module.named_parameters() if p.requires_grad)
+
+    @cached_property
+    def norms(self) -> frozenset[str]:
+        """Leaves of normalisation layers (batch, group, layer, instance norm), running statistics included."""
+        inside = [n for n, m in self.module.named_modules() if isinstance(m, NORMS)]
+        return frozenset(n for n in self.leaves if n.rpartition(".")[0] in inside)
+
+    @cached_property
+    def head_names(self) -> frozenset[str]:
+        """Leaves of the head, its buffers included."""
+        tops = [*self.heads, *(n for n, _ in self._tail)]
+        return frozenset(n for n in self.leaves if any(n == top or n.startswith(top + ".") for top in tops))
+
+    @cached_property
+    def base_names(self) -> frozenset[str]:
+        """Leaves before the head."""
+        return frozenset(self.leaves) - self.head_names
+
+    @cached_property
+    def size(self) -> int:
+        """Number of parameters, buffers not counted."""
+        return sum(p.numel() for p in self.module.parameters())
+
+    @cached_property
+    def feature_shape(self) -> tuple[int, ...]:
+        """Shape of the head's input for one sample."""
+        if self.shape is not None:
+            return self._probe[0]
+        first: nn.Module = self.module.get_submodule(self.heads[0])
+        while isinstance(first, nn.Sequential) and len(first):
+            first = first[0]
+        if isinstance(first, nn.Linear):
+            return (first.in_features,)
+        raise ValueError(f"The head {self.heads[0]!r} does not tell its input's size; give the model a shape.")
+
+    @cached_property
+    def feature_dim(self) -> int:
+        """Length of the feature vector that `features` returns and `classify` takes."""
+        return int(torch.Size(self.feature_shape).numel())
+
+    # --- weights -------------------------------------------------------------------------------------------------
+
+    def init(self, seed: int, dtype: torch.dtype = torch.float32) -> Params:
+        """Initial leaves: a function of the seed alone, drawn as PyTorch draws them."""
+        if not self.fresh:
+            source = self.module
+        else:
+            with seeded(seed):
+                source = _reset(self.module) if self.make is None else twin(self.make())
+        found = leaves_of(source)
+        return {n: found[n].detach().clone().to(dtype) for n in self.leaves}
+
+    @cached_property
+    def way(self) -> str:
+        """How its convolutions are computed; empty if it has none."""
+        return way_of(self.module)
+
+    def ways(self, device: str) -> tuple[Way, ...]:
+        """The ways that its convolutions could be computed in on a device, the usual one last; none if it has none."""
+        return possible_ways(device) if self.way else ()
+
+    def rewired(self, way: Way) -> Model:
+        """The same network whose convolutions compute in another way; itself if it has none."""
+        module = copy.deepcopy(self.module)
+        return replace(self, module=module) if rewire(module, way) else self
+
+    def lowered(self, compute: torch.dtype) -> Model:
+        """The same network that computes in a smaller type; parameters, outputs and features stay as they are."""
+        return replace(self, compute=compute)
+
+    # --- calls ---------------------------------------------------------------------------------------------------
+
+    @overload
+    def __call__(
+        self,
+        params: Params,
+        x: Tensor,
+        mask: Tensor | None = None,
+        train: bool = False,
+        key: Tensor | None = None,
+        around: Around | None = None,
+    ) -> tuple[Tensor, Params]: ...
+
+    @overload
+    def __call__(
+        self,
+        params: Params,
+        x: Tensor,
+        mask: Tensor | None = None,
+        train: bool = False,
+        key: Tensor | None = None,
+        around: Around | None = None,
+        *,
+        want: tuple[str, ...],
+    ) -> tuple[Tensor, Params, Params]: ...
+
+    def __call__(
+        self,
+        params: Params,
+        x: Tensor,
+        mask: Tensor | None = None,
+        train: bool = False,
+        key: Tensor | None = None,
+        around: Around | None = None,
+        want: tuple[str, ...] = (),
+    ) -> tuple[Tensor, Params] | tuple[Tensor, Params, Params]:
+        """Logits (B, C) or values (B,), and new buffers ({} unless `train`); with `want`, also inputs seen by layers.
+
+        `mask` (B,) is 1 for real rows and 0 for padding; `key` feeds dropout; `around={layer: f(input, output)}`
+        replaces a layer's output. Entries of `params` that the network does not know are ignored.
+        """
+        output, after, seen = self._run(self._whole, params, x, mask, train, key, around, want)
+        buffers = {n: after[n] for n in self.leaves if n in self.buffers} if train else {}
+        output = self._finish(output)
+        return (output, buffers) if not want else (output, buffers, seen)
+
+    def logits(
+        self, params: Params, x: Tensor, mask: Tensor | None = None, train: bool = False, key: Tensor | None = None
+    ) -> Tensor:
+        """The output alone: logits (B, C), or values (B,) for regression."""
+        return self(params, x, mask, train, key)[0]
+
+    def features(
+        self, params: Params, x: Tensor, mask: Tensor | None = None, train: bool = False, key: Tensor | None = None
+    ) -> tuple[Tensor, Params]:
+        """What the head is given (B, d), and new buffers."""
+        first = self.heads[0]
+        _, buffers, seen = self(params, x, mask, train, key, want=(first,))
+        return seen[first].flatten(1), buffers
+
+    def classify(
+        self, params: Params, z: Tensor, mask: Tensor | None = None, train: bool = False, key: Tensor | None = None
+    ) -> Tensor:
+        """The head alone: logits (B, C), or values (B,), of features z (B, d)."""
+        if self._tail_part is None:
+            raise ValueError(
+                f"The head is made of several sub-modules ({', '.join(self.heads)}) and only the network's own forward "
+                "knows how they follow each other. Put them into one nn.Sequential and name that as the head."
+            )
+        if self.shape is not None:
+            z = z.reshape(z.shape[0], *self.feature_shape)
+        return self._finish(self._run(self._tail_part, params, z, mask, train, key)[0])
+
+    def _run(
+        self, part: Part, params: Params, x: Tensor, mask: Tensor | None, train: bool, key: Tensor | None,
+        around: Around | None = None, want: tuple[str, ...] = (),
+    ) -> tuple[Tensor, Params, Params]:  # fmt: skip
+        """`part`, in the smaller type if there is one; statistics of batch norm are never rounded."""
+        if self.compute is None:
+            return part(params, x, mask, train, key, around, want)
+        small, kind = self.compute, x.dtype
+        whole = {_join(n, leaf) for n, m in self.module.named_modules() if isinstance(m, Norm) for leaf in leaves_of(m)}
+        low = {n: p if n in whole or not p.is_floating_point() else p.to(small) for n, p in params.items()}
+        changes = {name: _between(change, kind) for name, change in (around or {}).items()}
+        output, after, seen = part(low, x.to(small), mask, train, key, changes, want)
+        return output.to(kind), after, {name: s.to(kind) for name, s in seen.items()}
+
+    def _finish(self, output: Tensor) -> Tensor:
+        if self.task == "regression":
+            return output.squeeze(-1) if output.dim() > 1 and output.shape[-1] == 1 else output
+        if output.dim() == 1:
+            output = output[:, None]
+        if output.shape[-1] == 1 and self.classes == 2:  # one sigmoid unit is two logits, 0 and o
+            return torch.cat([torch.zeros_like(output), output], -1)
+        return output
+
+    # --- structure -----------------------------------------------------------------------------------------------
+
+    @cached_property
+    def _whole(self) -> Part:
+        return Part.of(self.module, self.module)
+
+    @cached_property
+    def _tail(self) -> tuple[tuple[str, nn.Module], ...]:
+        """Names and layers from the head to the output, as far as they are known to follow each other."""
+        path, found = self.heads[0], list[tuple[str, nn.Module]]()
+        while path:
+            parent, _, name = path.rpartition(".")
+            home = self.module.get_submodule(parent)
+            if type(home).forward is not nn.Sequential.forward:  # only the network's own forward knows what follows
+                return tuple(found) or (((path, self.module.get_submodule(path)),) if len(self.heads) == 1 else ())
+            children = [(n, m) for n, m in home._modules.items() if m is not None]
+            start = [n for n, _ in children].index(name) + (1 if found else 0)
+            found += [(_join(parent, n), m) for n, m in children[start:]]
+            path = parent
+        return tuple(found)
+
+    @cached_property
+    def _tail_part(self) -> Part | None:
+        return Part.of(nn.Sequential(*(m for _, m in self._tail)), self.module) if self._tail else None
+
+    @cached_property
+    def _probe(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Shapes of the head's input and of the output for one sample, found by running two."""
+        assert self.shape is not None
+        own = {n: t.detach() for n, t in leaves_of(self.module).items()}
+        kind = next((t.dtype for t in own.values()), torch.float32)
+        try:
+            output, _, seen = self(own, torch.zeros(2, *self.shape, dtype=kind), want=(self.heads[0],))
+        except (RuntimeError, ValueError) as error:
+            raise ValueError(
+                f"The network {self.name!r} does not run on inputs of shape {self.shape}: {error}"
+            ) from error
+        return tuple(seen[self.heads[0]].shape[1:]), tuple(output.shape[1:])
+
+
+def _reset(module: nn.Module) -> nn.Module:
+    new = copy.deepcopy(module)
+    for layer in new.modules():
+        reset = getattr(layer, "reset_parameters", None)
+        if callable(reset):
+            reset()
+    return new
+
+
+def _between(change: Callable[[Tensor, Tensor], Tensor], kind: torch.dtype) -> Callable[[Tensor, Tensor], Tensor]:
+    """`change` of a layer's input and output, given in `kind`."""
+    return lambda x, output: change(x.to(kind), output.to(kind)).to(output.dtype)
+
+
+def _join(prefix: str, name: str) -> str:
+    return f"{prefix}.{name}" if prefix else name

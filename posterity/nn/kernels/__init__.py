@@ -1,0 +1,1 @@
+"""Triton kernels and the operators made of them."""

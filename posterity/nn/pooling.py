@@ -1,0 +1,137 @@
+"""The largest of every 2 × 2 pixels, computed by PyTorch or, beside convolutions by Triton, by kernels.
+
+PyTorch's operator keeps places as 64-bit numbers and takes longer, both ways, than the convolution before it does when
+that is fast. The kernels work on images that lie channel last, as the convolutions leave them, and keep a byte.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+KINDS = (torch.float32, torch.bfloat16, torch.float16)
+
+
+class Pooling(nn.MaxPool2d):
+    """`nn.MaxPool2d(2)` that can be told how to compute."""
+
+    way: str = "native"
+
+    def forward(self, input: Tensor) -> Tensor:
+        small = input.numel() == 0 or min(input.shape[-2:]) < 2 or input.numel() >= 2**31
+        if self.way != "triton" or small or input.dtype not in KINDS or not input.is_cuda:
+            return super().forward(input)
+        pooled: Tensor = Pool.apply(input)[0]  # type: ignore[no-untyped-call]
+        return pooled
+
+
+def adopt_pool(layer: nn.MaxPool2d) -> nn.MaxPool2d:
+    """`layer` as a `Pooling`, if it is a plain one of 2 × 2."""
+    two, plain = {2, (2, 2)}, type(layer) is nn.MaxPool2d and not (layer.ceil_mode or layer.return_indices)
+    flush = (layer.padding, layer.dilation) in ((0, 1), ((0, 0), (1, 1)))
+    if plain and flush and layer.kernel_size in two and layer.stride in two:
+        layer.__class__ = Pooling  # as `adopt` does
+    return layer
+
+
+class Pool(torch.autograd.Function):
+    """Images to the largest of every four pixels, and which it was."""
+
+    @staticmethod
+    def forward(x: Tensor) -> tuple[Tensor, Tensor]:
+        return _kernels().pool(x)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+        ctx.size = (inputs[0].shape[-2], inputs[0].shape[-1])
+        ctx.mark_non_differentiable(output[1])
+        _save(ctx, output[1])
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor, _: Any) -> Tensor:
+        return _call(Put, grad, ctx.saved_tensors[0], ctx.size)
+
+    @staticmethod
+    def jvp(ctx: Any, x: Tensor) -> tuple[Tensor, None]:
+        return _call(Take, x, ctx.saved_tensors[0]), None
+
+    @staticmethod
+    def vmap(info: Any, axes: tuple[Any, ...], x: Tensor) -> tuple[tuple[Tensor, Tensor], tuple[int, int]]:
+        return _call(Pool, x.movedim(axes[0], 0)), (0, 0)
+
+
+class Take(torch.autograd.Function):
+    """(images, places) to the pixels there."""
+
+    @staticmethod
+    def forward(x: Tensor, place: Tensor) -> Tensor:
+        return _kernels().take(x, place)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.size = (inputs[0].shape[-2], inputs[0].shape[-1])
+        _save(ctx, inputs[1])
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return _call(Put, grad, ctx.saved_tensors[0], ctx.size), None
+
+    @staticmethod
+    def jvp(ctx: Any, x: Tensor, _: None) -> Tensor:
+        return _call(Take, x, ctx.saved_tensors[0])
+
+    @staticmethod
+    def vmap(info: Any, axes: tuple[Any, ...], x: Tensor, place: Tensor) -> tuple[Tensor, int]:
+        return _call(Take, *_lifted(info, axes, x, place)), 0
+
+
+class Put(torch.autograd.Function):
+    """(pixels, places, size) to images that are 0 elsewhere; the transpose of `Take`."""
+
+    @staticmethod
+    def forward(y: Tensor, place: Tensor, size: tuple[int, int]) -> Tensor:
+        return _kernels().put(y, place, size)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.size = inputs[2]
+        _save(ctx, inputs[1])
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        return _call(Take, grad, ctx.saved_tensors[0]), None, None
+
+    @staticmethod
+    def jvp(ctx: Any, y: Tensor, _: None, __: None) -> Tensor:
+        return _call(Put, y, ctx.saved_tensors[0], ctx.size)
+
+    @staticmethod
+    def vmap(info: Any, axes: tuple[Any, ...], y: Tensor, place: Tensor, size: Any) -> tuple[Tensor, int]:
+        return _call(Put, *_lifted(info, axes, y, place), size), 0
+
+
+def _lifted(info: Any, axes: tuple[Any, ...], *operands: Tensor) -> list[Tensor]:
+    """Both operands with the mapped axis in front."""
+    pairs = zip(operands, axes[:2], strict=True)
+    return [v.expand(info.batch_size, *v.shape) if a is None else v.movedim(a, 0) for v, a in pairs]
+
+
+def _save(ctx: Any, *tensors: Tensor) -> None:
+    ctx.save_for_backward(*tensors)
+    ctx.save_for_forward(*tensors)
+
+
+def _call(function: type[torch.autograd.Function], *operands: Any) -> Any:
+    return function.apply(*operands)  # type: ignore[no-untyped-call]
+
+
+def _kernels() -> Any:
+
+    from posterity.nn.kernels import operators  # Triton is imported here, where it is used
+
+    return operators
+
+
+__all__ = ["Pool", "Pooling", "Put", "Take", "adopt_pool"]

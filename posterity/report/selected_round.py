@@ -1,0 +1,79 @@
+"""Which round of a run is reported, and on which part of the held-out data.
+
+The three rules are the library's, `posterity.evaluate.selection`; this file feeds them one run's scores.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from posterity.evaluate.selection import select
+from posterity.report.logs import ReportError
+from posterity.report.read_runs import Run, Score
+
+RULES = {
+    "validated": "the round is chosen on the validation half of the held-out data; "
+    "the numbers come from the other half, the test half",
+    "paper": "the best round on the whole held-out part, reported on that same part: "
+    "what many papers print, and optimistic",
+    "last": "the last scored round, on the test half",
+}
+PART = {"validated": "test", "paper": "held", "last": "test"}
+GOALS = {"accuracy": 1, "mse": -1}  # +1: higher is better
+WEIGHT = "pooled"
+"""How clients are weighed where a metric is averaged: every sample counts the same."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A round of a run, picked by a rule, and the scores to print for it."""
+
+    rule: str
+    score: Score
+
+    @property
+    def round(self) -> int:
+        return self.score.round
+
+
+def goal(run: Run) -> str:
+    """The metric that rounds are chosen by and methods are ranked by."""
+    return "mse" if run.federation.task == "regression" else "accuracy"
+
+
+def check_rule(rule: str) -> None:
+    if rule not in RULES:
+        raise ReportError(f"Unknown selection rule {rule!r}: choose one of {', '.join(RULES)}.")
+
+
+def series(run: Run, part: str, point: str, epochs: int, group: str = "members") -> dict[int, Score]:
+    """The scores of one kind, by round."""
+    return run.index.get((part, point, epochs, group), {})
+
+
+def epochs_scored(run: Run, point: str, group: str = "members") -> list[int]:
+    """The numbers of adaptation epochs that were scored at `point`; one entry, 0, for the other points."""
+    return sorted({epochs for _, at, epochs, of in run.index if at == point and of == group})
+
+
+def main_epochs(run: Run, point: str) -> int:
+    """The number of epochs the headline uses: what the configuration asks for, else the fewest that adapt at all."""
+    known = epochs_scored(run, point)
+    asked = run.config.get("adapt_epochs")
+    if asked in known:
+        return int(asked)
+    return next((e for e in known if e > 0), 0) if point == "adapted" else next(iter(known), 0)
+
+
+def choose(run: Run, rule: str) -> Choice | None:
+    """The round `rule` picks at the run's own evaluation point; None where the scores it needs were not written."""
+    check_rule(rule)
+    epochs = main_epochs(run, run.scored)
+    parts = {p: series(run, p, run.scored, epochs) for p in ("validation", "test", "held")}
+    entries: list[dict[str, float | None]] = [
+        {"round": r} | {p: scores[r].value(goal(run), WEIGHT) if r in scores else None for p, scores in parts.items()}
+        for r in sorted(set().union(*parts.values()))
+    ]
+    chosen = select(entries, rule, GOALS[goal(run)] > 0).round if entries else None
+    score = parts[PART[rule]].get(chosen) if chosen is not None else None
+    return Choice(rule, score) if score is not None else None

@@ -1,0 +1,304 @@
+"""`auto` takes what its trials find clearly faster, says so in `run.json`, and a resumed run does not ask again."""
+
+from __future__ import annotations
+
+import json
+import threading
+from dataclasses import replace
+
+import pytest
+import torch
+
+import posterity
+from posterity import models
+from posterity.engine import loop
+from posterity.engine.autotune import choice, trials
+from posterity.engine.autotune.choice import Way, Wish, choose, exchange
+from posterity.engine.autotune.trials import TURNS, Race, Trial, hold_race, use_onednn, with_onednn, with_threads
+from posterity.engine.distributed import Processes
+from posterity.engine.replay import graph
+from posterity.experiment import run
+from posterity.experiment.config import Config
+from posterity.experiment.setup import set_up
+
+SMALL = {"dataset": "digits", "clients": 4, "rounds": 3, "evaluate_every": 3, "subset": "10%", "method": "fedavg"}
+CNN = {**SMALL, "model": "cnn", "set": {"model.feature_dim": 8}}
+USUAL = {"loop": 1.0, "loop without oneDNN": 1.0, "loop channel last": 1.0, "native": 1.0,
+         "native without oneDNN": 1.0, "patches": 1.0}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def _as_it_was():
+    yield
+    use_onednn(True)
+
+
+@pytest.fixture
+def cnn():
+    model = models.build("cnn", (1, 8, 8), 10, feature_dim=8)
+    return model, torch.randn(4, 1, 8, 8), model.init(0)
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """Trials that take what a table says."""
+
+    def set_times(**times):
+        asked = []
+        table = USUAL | {name.replace("_", " ").replace("onednn", "oneDNN"): t for name, t in times.items()}
+        monkeypatch.setattr(Trial, "timer", lambda trial, model, alone: lambda: 1.0)
+        monkeypatch.setattr(Way, "switched", lambda way, timer: asked.append(way.label) or (lambda: table[way.label]))
+        return asked
+
+    return set_times
+
+
+def test_every_way_is_tried_on_a_cpu(cnn, clock):
+    asked = clock()
+    found = choose(Wish(), *cnn)
+    assert asked == ["loop", "loop without oneDNN", "loop channel last", "native", "native without oneDNN", "patches"]
+    assert all(f"{name} 1000.0 ms" in found.remark for name in asked)
+
+
+@pytest.mark.parametrize(
+    ("times", "engine", "way", "onednn"),
+    [
+        ({}, loop, "native", True),
+        ({"patches": 0.98}, loop, "native", True),  # not clearly faster
+        ({"patches": 0.5}, graph, "patches", True),
+        ({"native_without_onednn": 0.5, "patches": 0.6}, graph, "native", False),
+        ({"loop_without_onednn": 0.8}, loop, "native", False),
+        ({"loop_channel_last": 0.8}, loop, "last", True),
+    ],
+)
+def test_the_clearly_fastest_is_taken(cnn, clock, times, engine, way, onednn):
+    clock(**times)
+    found = choose(Wish(), *cnn)
+    assert (found.engine, found.model.way, found.onednn) == (engine, way, onednn)
+
+
+@pytest.mark.parametrize(
+    ("wish", "tried"),
+    [
+        (Wish("graph"), ["native", "native without oneDNN", "patches"]),
+        (Wish("loop"), ["loop", "loop without oneDNN", "loop channel last"]),
+        (Wish("auto", "native"), ["loop", "loop without oneDNN", "native", "native without oneDNN"]),
+        (Wish("auto", "auto", "on"), ["loop", "loop channel last", "native", "patches"]),
+        (Wish("graph", "patches"), []),
+        (Wish("loop", "last"), []),
+        (Wish("stacked", "native", "off"), []),
+    ],
+)
+def test_what_was_asked_for_is_not_tried(cnn, clock, wish, tried):
+    asked = clock()
+    found = choose(wish, *cnn)
+    assert asked == tried
+    if not tried:
+        assert found.model.way == wish.convolution
+        assert found.onednn == (wish.onednn != "off")
+
+
+def test_a_network_without_convolutions_needs_no_trial(clock):
+    asked, model = clock(), models.build("mlp", (1, 8, 8), 10)
+    found = choose(Wish(), model, torch.randn(4, 1, 8, 8), model.init(0))
+    assert (found.engine, found.onednn, found.remark, asked) == (graph, True, "", [])
+
+
+def test_processes_take_what_the_first_takes(cnn, clock, monkeypatch):
+    clock(patches=0.5)
+    monkeypatch.setattr(
+        Processes, "tell", lambda processes, number: [3.0, number]
+    )  # the first process found another way best
+    found = choose(Wish(), *cnn, processes=Processes(1, 2))
+    assert (found.engine, found.model.way, found.onednn) == (graph, "native", True)
+
+
+def test_a_process_for_each_core_is_tried_with_one_thread(cnn, monkeypatch):
+    seen = []
+
+    def timer(trial, model, alone):
+        return lambda: seen.append((torch.get_num_threads(), threading.active_count() - before)) or 8.0
+
+    monkeypatch.setattr(Trial, "timer", timer)
+    monkeypatch.setattr(Trial, "fitted", lambda trial, model: trial)
+    before = threading.active_count()
+    with with_threads(2):
+        found = choose(Wish(), *cnn, cores=4)
+        assert torch.get_num_threads() == 2
+    assert threading.active_count() == before
+    half = len(seen) // 2
+    assert seen == [(2, 0)] * half + [(1, 3)] * half  # the other three cores are at work too
+    assert (found.step, found.apart) == (1.0, 0.25)  # 8 clients
+    assert choose(Wish(), *cnn).apart == 0
+
+
+def test_real_trials_time_what_the_engines_do(cnn):
+    model, x, params = cnn
+    trial = Trial.of(x, params, 10, 3)
+    assert trial.x.shape == (10, 1, 8, 8)
+    assert all(trial.timer(model, alone)() > 0 for alone in (True, False))
+    with pytest.raises(ValueError, match="are wrong on this machine"):
+        trial.check(_doubled(model), model)
+
+
+def test_switches_hold_while_a_way_is_timed(cnn):
+    ways = [Way("loop", cnn[0], on) for on in (True, False)]
+    assert [way.switched(lambda: float(torch.backends.mkldnn.enabled))() for way in ways] == [1.0, 0.0]
+    assert torch.backends.mkldnn.enabled
+
+
+@pytest.mark.parametrize("alone", [True, False])
+@pytest.mark.parametrize(("short", "records", "recorded"), [(60.0, True, 1), (0.0, True, 0), (60.0, False, 0)])
+def test_short_steps_are_recorded_before_they_are_tried(cnn, monkeypatch, short, records, recorded, alone):
+    made, inner = [], trials.trace_flat
+    monkeypatch.setattr(trials, "SHORT", short)
+    monkeypatch.setattr(trials, "trace_flat", lambda *trees: made.append(inner(*trees)) or made[-1])
+    model, x, params = cnn
+    assert replace(Trial.of(x, params, 10, 3), records=records).timer(model, alone)() > 0
+    assert len(made) == recorded
+
+
+def test_the_loop_is_tried_as_it_runs(cnn, monkeypatch):
+    model, x, params = cnn
+    seen, before = [], threading.active_count()
+
+    def seconds(trial, step):
+        seen.append((torch.get_num_threads(), threading.active_count() - before))
+        return 1.0
+
+    monkeypatch.setattr(Trial, "_seconds", seconds)
+    monkeypatch.setattr(Trial, "_recorded", lambda trial, called, pure, *trees: trials.Step(called))
+    with with_threads(2):
+        assert Trial.of(x, params, 10, 6).timer(model, True)() == 3.0  # two of six side by side
+        assert Trial.of(x, params, 10, 1).timer(model, True)() == 1.0
+    with with_threads(1):
+        assert Trial.of(x, params, 10, 6).timer(model, True)() == 6.0
+    assert seen == [(1, 1), (2, 0), (1, 0)]
+
+
+def test_slow_networks_are_tried_with_few_clients(cnn, monkeypatch):
+    model, x, params = cnn
+    trial = Trial.of(x, params, 10, 8)
+    for seconds, clients in ((0.001, 8), (0.02, 5), (1.0, 4)):  # of one client
+        monkeypatch.setattr(Trial, "timer", lambda trial, model, alone, s=seconds: lambda: trial.clients * s)
+        assert trial.fitted(model).clients == clients
+    assert Trial.of(x, params, 10, 3).fitted(model).clients == 3
+
+
+@pytest.mark.parametrize(
+    ("usual", "rival", "winner"),
+    [
+        ([1.0] * 5, [0.95] * 5, 1),  # faster in every turn
+        ([1.0] * 5, [0.98] * 5, 0),  # but hardly
+        ([1.0] * 5, [0.9] * 4 + [1.01], 0),  # not in every turn
+        ([1.0] * 5, [0.8] * 4 + [1.01], 1),  # but clearly
+        ([1.0] * 4, [0.9] * 4, 0),  # too few turns
+        ([1.0] * 4, [0.8] * 4, 1),
+        ([1.0] * 5, [0.5], 0),  # dropped out
+    ],
+)
+def test_the_usual_way_is_left_for_a_clearly_faster_one(usual, rival, winner):
+    assert Race((tuple(usual), tuple(rival))).winner() == winner
+
+
+def test_hopeless_ways_leave_the_race_and_the_usual_one_never_does():
+    taken = []
+
+    def timer(name, *seconds):
+        supply = iter(seconds)
+        return lambda: taken.append(name) or next(supply, seconds[-1])
+
+    race = hold_race([timer("usual", 9.0, 1.0), timer("fast", 0.5), timer("slow", 0.8), timer("slowest", 20.0)])
+    assert [len(times) for times in race.times] == [TURNS[1], TURNS[1], 2, 1]
+    assert race.finished == [0, 1]
+    assert race.medians == [1.0, 0.5, 0.8, 20.0]  # the first turn of the usual way warmed up
+    assert taken[:4] == ["usual", "fast", "slow", "slowest"]
+    assert taken[4:12] == ["usual", "fast", "slow"] * 2 + ["usual", "fast"]
+
+
+def test_a_race_ends_in_time(monkeypatch):
+    clock = iter(range(10**6))  # a second between two looks
+    monkeypatch.setattr(trials.time, "perf_counter", lambda: float(next(clock)))
+    assert len(hold_race([lambda: 1.0, lambda: 1.0]).times[0]) == 2
+
+
+def _doubled(model):
+    class Doubled:
+        way = "doubled"
+
+        def __call__(self, *args, **kwargs):
+            output, buffers = model(*args, **kwargs)
+            return 2 * output, buffers
+
+    return Doubled()
+
+
+def test_switches_are_put_back():
+    with with_onednn(False):
+        assert not torch.backends.mkldnn.enabled
+        with with_onednn(True):
+            assert torch.backends.mkldnn.enabled
+        assert not torch.backends.mkldnn.enabled
+    assert torch.backends.mkldnn.enabled
+
+
+def test_the_choice_is_reported_and_repeated(clock, tmp_path, monkeypatch):
+    asked = clock(native_without_onednn=0.4)
+    whole = run.start_run(Config(**CNN), tmp_path / "whole")
+    facts = json.loads((tmp_path / "whole" / "run.json").read_text())
+    assert (facts["engine"], facts["convolution"], facts["onednn"]) == ("graph", "native", "off")
+    assert "native without oneDNN 400.0 ms" in facts["engine_remark"]
+    assert not torch.backends.mkldnn.enabled
+
+    class Stop(Exception):
+        pass
+
+    def stop(round, rounds, lines):
+        if round == 1:
+            raise Stop
+
+    with pytest.raises(Stop):
+        run.start_run(Config(**CNN), tmp_path / "cut", stop)
+    use_onednn(True)
+    asked.clear()
+    clock(patches=0.1)  # what would be chosen now
+    again = run.resume_run(tmp_path / "cut")
+    assert (again.setup.engine, again.setup.sim.model.way) == (graph, "native")
+    assert not torch.backends.mkldnn.enabled
+    assert asked == []
+    assert all(torch.equal(whole.state.params[n], p) for n, p in again.state.params.items())
+
+
+def test_a_run_after_another_has_its_own_switch(clock):
+    clock(native_without_onednn=0.4)
+    set_up(Config(**CNN))
+    assert not torch.backends.mkldnn.enabled
+    set_up(Config(**SMALL))
+    assert torch.backends.mkldnn.enabled
+
+
+@pytest.mark.parametrize("way", ["last", "patches"])
+def test_ways_agree(way):
+    runs = [posterity.run(**CNN, engine="loop", convolution=each, onednn=switch, dtype="float64")
+            for each, switch in (("native", "on"), (way, "on"), ("native", "off"))]  # fmt: skip
+    values = [r.metric("nll", show="last") for r in runs]
+    assert values[1:] == pytest.approx([values[0]] * 2, rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"onednn": "maybe"}, "possible: auto, off, on"),
+        ({"convolution": "first"}, "possible: auto, last, native, patches, triton"),
+        ({"engine": "processes"}, "started by the command line"),
+        ({"engine": "stacked", "convolution": "last"}, "use --engine loop"),
+    ],
+)
+def test_bad_values_are_explained(settings, message):
+    with pytest.raises(ValueError, match=message):
+        posterity.run(**{**CNN, **settings})
+
+
+def test_an_exchange_costs_more_for_larger_networks():
+    small, large = (set_up(Config(**{**SMALL, "set": {"model.hidden": h}})).sim for h in ("8", "512"))
+    assert choice.SHARING[0] < exchange(small) < exchange(large)

@@ -1,0 +1,106 @@
+"""Sums along a tree of processes. Here processes are threads, and what they exchange goes through queues."""
+
+from __future__ import annotations
+
+import threading
+from collections import defaultdict
+from concurrent.futures import ThreadPoolExecutor
+from queue import Queue
+
+import pytest
+import torch
+
+from posterity.core.messages import Mean, Sum
+from posterity.engine import distributed as processes
+from posterity.engine.distributed import Processes
+
+PATIENCE = 5.0  # seconds until a process that nobody answers gives up
+
+
+class Exchange:
+    """What `torch.distributed` offers, between threads."""
+
+    def __init__(self, size):
+        self.size, self.me, self.lines = size, threading.local(), defaultdict(Queue)
+
+    def send(self, tensor, to):
+        self.lines[self.me.rank, to].put(tensor.clone())
+
+    def recv(self, tensor, source):
+        tensor.copy_(self.lines[source, self.me.rank].get(timeout=PATIENCE))
+
+    def all_gather(self, told, mine):
+        for rank in range(self.size):
+            self.lines["all", self.me.rank, rank].put(mine.clone())
+        for rank in range(self.size):
+            told[rank].copy_(self.lines["all", rank, self.me.rank].get(timeout=PATIENCE))
+
+    def broadcast(self, tensor, source):
+        if self.me.rank == source:
+            for rank in range(self.size):
+                self.lines["one", source, rank].put(tensor.clone())
+        tensor.copy_(self.lines["one", source, self.me.rank].get(timeout=PATIENCE))
+
+
+@pytest.fixture
+def at_all(monkeypatch):
+    """Calls a function with the ranks of every process, all at once; what each returns."""
+
+    def call(size, function):
+        exchange = Exchange(size)
+        monkeypatch.setattr(processes, "dist", exchange)
+
+        def process(rank):
+            exchange.me.rank = rank
+            return function(Processes(rank, size))
+
+        with ThreadPoolExecutor(size) as pool:
+            return list(pool.map(process, range(size)))
+
+    return call
+
+
+def message(rank):
+    weight = torch.tensor(float(rank + 1), dtype=torch.float64)
+    return {"mean": Mean(weight, {"w": torch.full((2,), 10.0 * rank, dtype=torch.float64)}),
+            "sum": Sum({"c": torch.tensor([2**rank])})}  # fmt: skip
+
+
+@pytest.mark.parametrize("idle", [(), (0,), (1, 2)], ids=str)
+@pytest.mark.parametrize("size", [3, 4, 5, 7])
+def test_one_process_ends_with_the_sum_of_all(at_all, size, idle):
+    ends = at_all(size, lambda r: r.total(None if r.rank in idle else message(r.rank)))
+    working = [rank for rank in range(size) if rank not in idle]
+    assert {root for _, root in ends} == {working[0]}
+    assert [rank for rank, (total, _) in enumerate(ends) if total is not None] == [working[0]]
+    total = ends[working[0]][0]
+    weights = [rank + 1 for rank in working]
+    mean = sum(10.0 * rank * (rank + 1) for rank in working) / sum(weights)
+    assert float(total["mean"].weight) == sum(weights)
+    assert total["mean"].mean()["w"].tolist() == pytest.approx([mean, mean])
+    assert int(total["sum"].value["c"]) == sum(2**rank for rank in working)
+
+
+def test_nobody_has_anything(at_all):
+    assert at_all(3, lambda r: r.total(None)) == [(None, 0)] * 3
+
+
+@pytest.mark.parametrize("source", [0, 2])
+def test_a_state_is_shared_out(at_all, source):
+    ends = at_all(3, lambda r: r.share_out({"w": torch.full((2,), float(r.rank), dtype=torch.float32)}, source))
+    assert [end["w"].tolist() for end in ends] == [[float(source)] * 2] * 3
+
+
+def test_numbers_are_told_and_added(at_all):
+    assert at_all(3, lambda r: r.tell(r.rank + 0.5)) == [[0.5, 1.5, 2.5]] * 3
+    assert at_all(3, lambda r: r.summed([1.0, float(r.rank)])) == [[3.0, 3.0]] * 3
+
+
+def test_outputs_come_to_the_first_in_the_order_of_the_clients(at_all):
+    clients = torch.tensor([4, 0, 5, 2, 1])
+
+    def outputs(r):
+        mine = [torch.tensor([float(c)]) if c % r.size == r.rank else torch.empty(0) for c in clients.tolist()]
+        return r.joined(mine, clients)
+
+    assert [float(output) for output in at_all(3, outputs)[0]] == [4.0, 0.0, 5.0, 2.0, 1.0]

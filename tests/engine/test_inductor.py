@@ -1,0 +1,209 @@
+"""Steps written down for any number of clients and compiled once: the same numbers as stacked ones.
+
+What a GPU would capture is called here as it is, on the CPU; `test_cuda.py` has the rest.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from importlib.util import find_spec
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from posterity import methods
+from posterity.core.random import fold
+from posterity.core.tree import tree_leaves, tree_rebuilt
+from posterity.engine import stacked
+from posterity.engine.replay import compiled, cuda_graphs, graph, inductor
+from posterity.engine.round import able, first_state, train_round
+from posterity.engine.simulation import PER_CLIENT, at, solid
+from posterity.engine.store import Memory
+from posterity.engine.tracing.dynamic_shapes import Input, Refused, trace_any
+from posterity.engine.tracing.trace import fill
+from posterity.laws import subject
+
+GPU, HOST = torch.cuda.is_available(), os.environ.get("TRITON_INTERPRET") == "1"
+DEVICE = "cuda" if GPU and not HOST else "cpu"
+kernels = pytest.mark.skipif(
+    find_spec("triton") is None or not (GPU or HOST), reason="needs Triton, and a GPU or TRITON_INTERPRET=1"
+)
+on_host = pytest.mark.skipif(find_spec("triton") is None or not HOST, reason="needs Triton and TRITON_INTERPRET=1")
+SMALL = torch.tensor([3, 4, 10])  # clients with 8, 5 and 3 samples
+WRAPPED = ["fedavg+metavd", "fedavg+drop", "fedavg+snip", "fedavg+calibrated"]
+
+
+def _world(method, model="mlp"):
+    return subject(methods.build(method, {}, {"lr": 0.05, "batch": 5, "epochs": 2}), model).sim()
+
+
+def _engine(stepping):
+    """`compiled`, with other steps."""
+
+    def work(sim, passes, carry, here, stage):
+        return stacked.walk(sim, passes, carry, at(sim, here, stage), graph.apply, stepping)
+
+    parts = {name: getattr(compiled, name) for name in ("join", "losses", "message", "offer", "predict", "start")}
+    return SimpleNamespace(name="compiled", work=work, **parts)
+
+
+def _rounds(sim, engine, count=2, cohort=None):
+    state, store = first_state(sim), Memory(sim.federation.clients)
+    cohort = able(sim) if cohort is None else cohort
+    for number in range(1, count + 1):
+        state, log = train_round(sim, engine, state, store, cohort, number, count)
+        assert not log.refused
+    return state
+
+
+def _met(sim):
+    """Every pass of a round: the pass, the carry and the record that it starts from, and its plan."""
+    found = []
+
+    def note(sim, each, carry, here, plan):
+        found.append((each, carry, here, plan))
+        return stacked.take_steps(sim, each, carry, here, plan)
+
+    _rounds(sim, _engine(note), 1)
+    return found
+
+
+@pytest.mark.parametrize("method", [*sorted(methods.available()), *WRAPPED])
+def test_operators_for_any_number_of_clients(method):
+    sim = _world(method)
+    for each, carry, here, plan in _met(sim):
+        (rows,), (real,) = plan.rows(0, 1, len(here.client))
+        mine = {name: getattr(here, name) for name in PER_CLIENT if name != "key"}
+        data = (sim.federation.x, sim.federation.y)
+        fixed = (here.shared, here.initial, here.round, *data, torch.zeros_like(here.step))
+        trees = solid((fixed, (mine, rows, real, fold(here.key, 1), carry)))
+        step = graph._step(sim, each, here)
+
+        def flat(*leaves, step=step, trees=trees):
+            (*fixed, number), (mine, rows, real, keys, carry) = tree_rebuilt(trees, leaves)
+            return tree_leaves(step(tuple(fixed), mine, rows, real, keys, number, carry))
+
+        constant, stacks = ([leaf.detach() for leaf in tree_leaves(tree)] for tree in trees)
+        run = trace_any(flat, [*map(Input, constant), *(Input(leaf, 1) for leaf in stacks)])
+        for count in (1, 2, len(here.client)):
+            some = [leaf[:count] for leaf in stacks]
+            with torch.no_grad():
+                pairs = zip(run(*constant, *some), flat(*constant, *some), strict=True)
+            assert all(torch.equal(a, b) for a, b in pairs), (each, count)
+
+
+@pytest.mark.parametrize("exact", [64, 1], ids=["every size", "few sizes"])
+@pytest.mark.parametrize("method", ["fedavg", "fedpa"])
+def test_compiled_steps_equal_stacked_ones(method, exact, monkeypatch):
+    monkeypatch.setattr(cuda_graphs, "capture", lambda traces, body: body)
+    monkeypatch.setattr(cuda_graphs, "EXACT", exact)
+    monkeypatch.setattr(inductor, "EXACT", exact)
+    compile_step, made = inductor._compile, []
+    monkeypatch.setattr(inductor, "_compile", lambda *args: made.append(compile_step(*args)) or made[-1])
+    states = [_rounds(_world(method), engine) for engine in (stacked, _engine(compiled._take_steps))]
+    assert len(made) == 1
+    assert made[0] is not None
+    for a, b in zip(*map(tree_leaves, states), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12)
+
+
+def test_steps_that_cannot_be_written_down_are_replayed(monkeypatch):
+    monkeypatch.setattr(cuda_graphs, "capture", lambda traces, body: body)
+
+    def refuse(*args):
+        raise Refused("by this test")
+
+    monkeypatch.setattr(inductor, "trace_any", refuse)
+    with pytest.warns(UserWarning, match="cannot be compiled and is replayed as it is: by this test"):
+        state = _rounds(_world("fedavg"), _engine(compiled._take_steps))
+    plain = _rounds(_world("fedavg"), stacked)
+    assert all(torch.equal(a, b) for a, b in zip(tree_leaves(state), tree_leaves(plain), strict=True))
+
+
+@pytest.mark.parametrize("time", ["first", "second"])
+def test_a_number_of_clients_that_the_compiler_fixes_is_noticed(time, monkeypatch):
+    """As in a grouped convolution. The second time, the compiler finds its result on disk and fixes nothing."""
+    monkeypatch.setattr(cuda_graphs, "capture", lambda traces, body: body)
+    made = subject(methods.build("fedavg", {}, {"lr": 0.05, "batch": 4}), "cnn")
+    with pytest.warns(UserWarning, match="cannot be compiled and is replayed as it is: expected size"):
+        state = _rounds(made.sim(), _engine(compiled._take_steps), 1, SMALL)
+    plain = _rounds(made.sim(), stacked, 1, SMALL)
+    assert all(torch.equal(a, b) for a, b in zip(tree_leaves(state), tree_leaves(plain), strict=True))
+
+
+def test_what_is_no_line_in_the_number_of_clients_is_refused():
+    x = torch.ones(5, 3)
+    line = trace_any(lambda x: [x.new_ones(2 * len(x) + 1)], [Input(x, 1)])
+    assert [len(line(x[:n])[0]) for n in (1, 4)] == [3, 9]
+    with pytest.raises(Refused, match="no line"):
+        trace_any(lambda x: [x.new_ones(len(x) ** 2)], [Input(x, 1)])
+    with pytest.raises(Refused, match="becomes"):
+        trace_any(lambda x: [x / (1.5 * len(x))], [Input(x, 1)])
+    with pytest.raises(Refused, match="other operators"):
+        trace_any(lambda x: [x.sin() if len(x) % 10 == 7 else x], [Input(x, 1)])
+    with pytest.raises(Refused, match="other operands"):
+        trace_any(lambda x, y: [x + (x if len(x) % 10 == 7 else y)], [Input(x, 1), Input(x, 1)])
+
+
+def test_products_that_are_taken_from_the_library():
+    draw = torch.Generator().manual_seed(0)
+    a, b = (torch.randn(3, *size, generator=draw, dtype=torch.float64) for size in ((5, 7), (7, 4)))
+    for left in (a, a.mT.contiguous().mT, a[:1].expand(3, 5, 7)):
+        torch.testing.assert_close(inductor.multiply(left, b), left @ b)
+    assert inductor.multiply(torch.ones(3, 5, 40), torch.ones(3, 40, 4)) is NotImplemented  # many terms, on the host
+
+
+@kernels
+@pytest.mark.parametrize("rows", [1, 10, 20])
+@pytest.mark.parametrize("turned", [False, True], ids=["rows", "columns"])
+def test_strips_are_products(rows, turned):
+    from posterity.engine.replay._products import strips
+
+    draw = torch.Generator().manual_seed(rows)
+    a, b = (torch.randn(3, *size, generator=draw).to(DEVICE) for size in ((rows, 100), (100, 70)))
+    b = b.mT.contiguous().mT if turned else b
+    torch.testing.assert_close(strips(a, b), (a.double() @ b.double()).float(), rtol=1e-5, atol=2e-5)
+    torch.testing.assert_close(
+        strips(a[:1].expand_as(a), b), (a[:1].double() @ b.double()).float(), rtol=1e-5, atol=2e-5
+    )
+
+
+@on_host
+@pytest.mark.filterwarnings("error:this step cannot be compiled")
+def test_convolutions_by_kernels_inside_compiled_steps(monkeypatch):
+    """Inductor lays its tensors out as it likes; what it hands to our operators must lie as they were recorded."""
+    monkeypatch.setattr(cuda_graphs, "capture", lambda traces, body: body)
+    made = subject(methods.build("fedprox", {}, {"lr": 0.05, "batch": 4}), "cnn", torch.float32)
+    engines = stacked, _engine(compiled._take_steps)
+    sims = [replace(made.sim(), model=made.model.rewired("triton")) for _ in engines]
+    states = [_rounds(sim, engine, 1, SMALL) for sim, engine in zip(sims, engines, strict=True)]
+    for a, b in zip(*map(tree_leaves, states), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
+
+
+def test_values_that_trade_places_are_not_overwritten():
+    """A step whose new first value is its old second one, and the other way round; what it passes on is not touched."""
+    pair, mine = {"a": torch.zeros(3, 2), "b": torch.ones(3, 2), "c": torch.ones(3)}, {"client": torch.arange(3)}
+    places = {name: leaf.clone() for name, leaf in pair.items()}
+    tables = (torch.zeros(2, 3, 1), torch.zeros(2, 3, 1), torch.zeros(2, 3, 2))
+    slot = torch.zeros((), dtype=torch.int64)
+
+    def swap(fixed, mine, rows, real, keys, step, carry):
+        return {"a": carry["b"], "b": carry["a"], "c": carry["c"]}
+
+    mine["steps"] = torch.tensor([1, 1, 0])
+    inductor._advance(swap, True, (), slot, torch.zeros_like(slot), tables, (mine, places))
+    assert int(slot) == 1
+    assert torch.equal(places["a"][:2], pair["b"][:2])
+    assert torch.equal(places["b"][:2], pair["a"][:2])
+    assert torch.equal(places["a"][2], pair["a"][2])  # it had finished
+    assert places["c"]._version == 0
+
+
+def test_fill_copies_every_type():
+    values = [torch.arange(3), torch.ones(2), torch.arange(4.0), torch.tensor([True])]
+    places = [torch.zeros_like(v) for v in values]
+    fill(places, values)
+    assert all(torch.equal(p, v) for p, v in zip(places, values, strict=True))

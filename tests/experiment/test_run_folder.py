@@ -1,0 +1,94 @@
+"""Files of a run: strict JSON, checkpoints of this format only, and pledges that are kept or dropped as a whole."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+import torch
+from safetensors.torch import save
+
+from posterity.experiment import run_folder
+
+
+def refuse(word):
+    raise AssertionError(f"{word} is no JSON")
+
+
+def test_numbers_that_are_not_finite_become_null(tmp_path):
+    value = {"a": [1.5, math.nan, {"b": math.inf}], "c": (-math.inf, 2)}
+    run_folder.write_json(tmp_path / "a.json", value)
+    length = run_folder.append_lines(tmp_path / "a.jsonl", [value, {"d": math.nan}])
+    assert length == (tmp_path / "a.jsonl").stat().st_size
+    expected = {"a": [1.5, None, {"b": None}], "c": [None, 2]}
+    assert json.loads((tmp_path / "a.json").read_text(), parse_constant=refuse) == expected
+    lines = [json.loads(line, parse_constant=refuse) for line in (tmp_path / "a.jsonl").read_text().splitlines()]
+    assert lines == [expected, {"d": None}]
+
+
+def test_a_checkpoint_of_another_format_is_refused(tmp_path):
+    leaves = {"state/w": torch.zeros(2)}
+    (tmp_path / run_folder.CHECKPOINT).write_bytes(save(leaves, {"format": "99", "facts": "{}"}))
+    with pytest.raises(ValueError, match=r"has format '99'; this version of posterity reads '1'"):
+        run_folder.read_checkpoint(tmp_path)
+
+
+def test_a_tree_of_another_shape_is_named(tmp_path):
+    run_folder.save_checkpoint(tmp_path, {"state": {"w": torch.arange(3.0)}}, {"commit": 1})
+    leaves, facts = run_folder.read_checkpoint(tmp_path)
+    assert facts == {"commit": 1}
+    assert run_folder.restore({"w": torch.zeros(3)}, leaves, "state")["w"].tolist() == [0.0, 1.0, 2.0]
+    with pytest.raises(ValueError, match=r"has \(3,\) at state/w, but \(4,\) is expected"):
+        run_folder.restore({"w": torch.zeros(4)}, leaves, "state")
+    with pytest.raises(ValueError, match=r"has nothing at state/v"):
+        run_folder.restore({"v": torch.zeros(3)}, leaves, "state")
+
+
+@pytest.fixture
+def runs(tmp_path):
+    """Two runs that go together, with checkpoint 1 at its place and checkpoint 2 beside it."""
+    folders = [tmp_path / "seed-0", tmp_path / "seed-1"]
+    for each in folders:
+        each.mkdir()
+        for commit, name in ((1, run_folder.CHECKPOINT), (2, run_folder.NEXT)):
+            run_folder.save_checkpoint(each, {"state": {"w": torch.zeros(1)}}, {"commit": commit}, name)
+    return folders
+
+
+def commits(runs):
+    assert not any((each / run_folder.NEXT).exists() for each in runs)
+    return [run_folder.read_checkpoint(each)[1]["commit"] for each in runs]
+
+
+def pledge(runs, commit=2, names=("seed-0", "seed-1")):
+    run_folder.write_json(runs[0].parent / run_folder.PLEDGE, {"commit": commit, "runs": list(names)})
+
+
+def test_what_was_pledged_comes_to_its_place(runs):
+    pledge(runs)
+    run_folder.keep_pledge(runs)
+    assert commits(runs) == [2, 2]
+
+
+def test_a_kill_between_two_moves(runs):
+    pledge(runs)
+    (runs[0] / run_folder.NEXT).replace(runs[0] / run_folder.CHECKPOINT)
+    run_folder.keep_pledge(runs)
+    assert commits(runs) == [2, 2]
+
+
+@pytest.mark.parametrize("case", ["no pledge", "an older one", "of other runs"])
+def test_what_was_not_pledged_is_dropped(runs, case):
+    if case == "an older one":
+        pledge(runs, commit=1)
+    elif case == "of other runs":
+        pledge(runs, names=("seed-0", "seed-7"))
+    run_folder.keep_pledge(runs)
+    assert commits(runs) == [1, 1]
+
+
+def test_checkpoints_of_runs_that_go_together(runs):
+    packs = [({"state": {"w": torch.zeros(1)}}, {"commit": 3})] * 2
+    run_folder.save_checkpoints(runs, packs)
+    assert commits(runs) == [3, 3]
