@@ -114,8 +114,9 @@ class Result:
         if tuple(inputs.shape[1:]) != shape:
             raise ValueError(f"x has shape {tuple(inputs.shape)}; expected (samples, {', '.join(map(str, shape))})")
         held = "adapted" if self.method.scored == "adapted" else "received"
-        carry, here = personal_model(sim, self.state, self.store, index, max(self.round, 1), point or held)
-        output = sim.method.predict(carry, inputs, here)
+        with self.setup.settings.applied():
+            carry, here = personal_model(sim, self.state, self.store, index, max(self.round, 1), point or held)
+            output = sim.method.predict(carry, inputs, here)
         return output if sim.federation.task == "regression" else output.exp()
 
     def _client(self, client: int | str) -> int:
@@ -136,9 +137,9 @@ class Result:
         (out / run_folder.METRICS).unlink(missing_ok=True)
         length = run_folder.append_lines(out / run_folder.METRICS, self.lines)
         trees = {"state": self.state, "known": {"clients": self.store.known}}
-        rows = getattr(self.store, "rows", None)
-        if rows is not None:
-            trees["personal"] = rows
+        personal = self.store.prepare()
+        if personal is not None:
+            trees["personal"] = personal
         seconds = sum(line.get("seconds", 0.0) for line in self.lines if line["kind"] == "round")
         run_folder.save_checkpoint(out, trees, {"round": self.round, "length": length, "commit": 1, "seconds": seconds})
         facts = describe(self.config, self.setup, "posterity.run(...)")

@@ -5,10 +5,9 @@ from __future__ import annotations
 import os
 import platform
 import subprocess
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -16,11 +15,12 @@ import torch
 from posterity import __version__, data, methods, models
 from posterity.core.random import make_key
 from posterity.data.federation import Federation
-from posterity.engine.autotune.choice import ROWS, Choice, Wish, choose, footprint
-from posterity.engine.autotune.trials import use_onednn
+from posterity.engine.api import Engine
+from posterity.engine.autotune.choice import ROWS, EngineChoice, Wish, choose, footprint
+from posterity.engine.blocks import able
 from posterity.engine.distributed import Processes, find_processes
 from posterity.engine.participation import Participation
-from posterity.engine.round import able
+from posterity.engine.process_settings import ProcessSettings
 from posterity.engine.simulation import Simulation
 from posterity.experiment.config import DATA, Config
 from posterity.experiment.scoring import fits_validation
@@ -33,11 +33,14 @@ DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
 @dataclass(frozen=True)
 class Setup:
+    """What a run works with; `settings` are in force while it does."""
+
     sim: Simulation
-    choice: Choice
+    choice: EngineChoice
+    settings: ProcessSettings = ProcessSettings()
 
     @property
-    def engine(self) -> ModuleType:
+    def engine(self) -> Engine:
         return self.choice.engine
 
     @property
@@ -54,10 +57,13 @@ def load_federation(config: Config) -> Federation:
                      options=config.settings("data"))  # fmt: skip
 
 
-def set_up(config: Config, federation: Federation | None = None, model: Any = None, cores: int = 1) -> Setup:
+def set_up(
+    config: Config, federation: Federation | None = None, model: Any = None, cores: int = 1, threads: int | None = None
+) -> Setup:
     """Everything a run needs; a federation or a model of your own may be handed in.
 
-    With several `cores`, trials also say what a process for each of them would save.
+    With several `cores`, trials also say what a process for each of them would save. `threads` are those of a run that
+    is resumed.
     """
     _check_device(config.device)
     processes, device = find_processes(config.device)
@@ -73,14 +79,16 @@ def set_up(config: Config, federation: Federation | None = None, model: Any = No
     method = methods.build(config.method, config.settings(), config.training())
     federation = federation.to(device, dtype)
     few = federation.x[:2]
-    set_precision(config.precision)
     wish = Wish(_inner(config.engine, processes), config.convolution, config.onednn)
     batch = next((p.batch for p in method.passes() if p.learns and p.batch), ROWS[0])
-    choice = choose(wish, model, few, initial, processes, batch, federation.members, cores)
-    use_onednn(choice.onednn)
+    settings = ProcessSettings(tf32=config.precision == "tf32", threads=threads)
+    with settings.applied():
+        choice = choose(wish, model, few, initial, processes, batch, federation.members, cores)
+    settings = replace(settings, onednn=choice.onednn, keeps_memory=not few.is_cuda)
     root, processes = make_key(config.seed, device), processes.dealt(federation.train.counts, federation.members)
     sample, memory = footprint(choice.model, few, initial), config.memory or _room(device)
-    return Setup(Simulation(method, choice.model, federation, initial, root, memory, sample, processes), choice)
+    sim = Simulation(method, choice.model, federation, initial, root, memory, sample, processes)
+    return Setup(sim, choice, settings)
 
 
 def _room(device: str) -> int:
@@ -119,7 +127,7 @@ def describe(config: Config, setup: Setup, command: str) -> dict[str, Any]:
         "torch": torch.__version__,
         "python": platform.python_version(),
         "machine": platform.machine(),
-        "threads": torch.get_num_threads(),
+        "threads": setup.settings.threads or torch.get_num_threads(),
         "processes": setup.sim.processes.size,
         "device": _device_name(config.device),
         "engine": setup.engine.name,
@@ -172,11 +180,6 @@ def _federation_facts(federation: Federation) -> dict[str, Any]:
         "partition": None if federation.partition is None else federation.partition.facts(),
         "notes": list(federation.notes),
     }
-
-
-def set_precision(name: str) -> None:
-    """Whether matrix products and convolutions on a GPU may round their factors to TF32."""
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = name == "tf32"
 
 
 def _fields(method: Any) -> dict[str, Any]:

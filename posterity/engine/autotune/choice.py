@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -20,12 +19,14 @@ from torch.func import grad, vmap
 
 from posterity.core.protocol import Params
 from posterity.core.tree import tree_bytes, tree_map
-from posterity.engine.autotune.trials import Timer, Trial, hold_race, with_neighbours, with_onednn, with_threads
+from posterity.engine.api import Engine, find_engine
+from posterity.engine.autotune.trials import Timer, Trial, hold_race, with_neighbours
 from posterity.engine.distributed import Processes
-from posterity.engine.process_settings import keep_memory
-from posterity.engine.round import ENGINES
+from posterity.engine.process_settings import with_onednn, with_threads
 from posterity.engine.simulation import Simulation
+from posterity.engine.tracing.trace import Same
 
+ONE_BY_ONE = ("loop", "oracle")  # engines that need not stack clients
 TOGETHER = 8  # clients of a trial
 ROWS = 10, 64  # samples of each: the usual number, and the most
 SHARING = 0.005, 1e-8  # seconds of an exchange, and of each byte of parameters, as measured on two cores
@@ -71,10 +72,10 @@ class Way:
 
 
 @dataclass(frozen=True)
-class Choice:
+class EngineChoice:
     """What was decided, and why. A time of 0 was not measured."""
 
-    engine: ModuleType
+    engine: Engine
     model: Any
     onednn: bool = True
     remark: str = ""
@@ -85,18 +86,16 @@ class Choice:
 def choose(
     wish: Wish, model: Any, x: Tensor, params: Params, processes: Processes = Processes(), rows: int = ROWS[0],
     clients: int = TOGETHER, cores: int = 1,
-) -> Choice:  # fmt: skip
+) -> EngineChoice:  # fmt: skip
     """The way to run `model` on samples like `x`; trials take `rows` samples of `clients` clients.
 
     With several `cores`, also what a step would cost if each had a process of its own.
     """
     engine, reason = choose_engine(wish.engine, model, x, params)
-    if not x.is_cuda:
-        keep_memory()
     trial = Trial.of(x, params, min(rows, ROWS[1]), max(1, min(clients // processes.size, TOGETHER)))
     ways = list(_ways(wish, "loop" if reason else wish.engine, model, trial))
     if len(ways) == 1:
-        return Choice(engine, ways[0].model, ways[0].onednn, reason)
+        return EngineChoice(engine, ways[0].model, ways[0].onednn, reason)
     trial = replace(trial.fitted(model), records=not reason)
     timers = _timers(ways, trial)
     race = hold_race(timers)
@@ -106,17 +105,18 @@ def choose(
     remark = "; ".join(text for text in (reason, measured) if text)
     apart = _apart([timers[i] for i in race.finished], cores) / trial.clients if cores > 1 else 0.0
     name = ways[best].engine
-    return Choice(ENGINES["graph" if name == "auto" else name], ways[best].model, ways[best].onednn, remark,
+    return EngineChoice(find_engine("graph" if name == "auto" else name), ways[best].model, ways[best].onednn, remark,
                   race.medians[best] / trial.clients, apart)  # fmt: skip
 
 
 def _timers(ways: Sequence[Way], trial: Trial) -> list[Timer]:
     """A timer for each way; what differs only in a switch shares its recording."""
-    made: dict[tuple[int, bool], Timer] = {}
-    for way in ways:
-        if (id(way.model), way.alone) not in made:
-            made[id(way.model), way.alone] = trial.timer(way.model, way.alone)
-    return [way.switched(made[id(way.model), way.alone]) for way in ways]
+    made: dict[tuple[Same, bool], Timer] = {}
+    keys = [(Same(way.model), way.alone) for way in ways]
+    for way, key in zip(ways, keys, strict=True):
+        if key not in made:
+            made[key] = trial.timer(way.model, way.alone)
+    return [way.switched(made[key]) for way, key in zip(ways, keys, strict=True)]
 
 
 def _apart(timers: Sequence[Timer], cores: int) -> float:
@@ -125,16 +125,15 @@ def _apart(timers: Sequence[Timer], cores: int) -> float:
         return min(hold_race(timers).medians) / cores
 
 
-def choose_engine(name: str, model: Any, x: Tensor, params: Params) -> tuple[ModuleType, str]:
+def choose_engine(name: str, model: Any, x: Tensor, params: Params) -> tuple[Engine, str]:
     """The engine of that name and why; `auto` records and replays unless an operator cannot be stacked."""
     reasons = tuple(getattr(model, "unstackable", ())) or probe(model, x, params)
     if name == "auto":
         name = "loop" if reasons else "graph"
-    if name not in ENGINES:
-        raise ValueError(f"engine {name!r} is unknown; possible: auto, {', '.join(ENGINES)}")
-    if name != "loop" and reasons:
+    engine = find_engine(name)
+    if reasons and name not in ONE_BY_ONE and ":" not in name:  # one of your own may take them one by one, too
         raise ValueError(f"the model cannot be stacked ({'; '.join(reasons)}): use --engine loop or auto")
-    return ENGINES[name], "; ".join(reasons)
+    return engine, "; ".join(reasons)
 
 
 def exchange(sim: Simulation) -> float:
@@ -142,7 +141,7 @@ def exchange(sim: Simulation) -> float:
     return SHARING[0] + SHARING[1] * tree_bytes(sim.initial)
 
 
-def saving(choice: Choice, sim: Simulation, steps: float) -> float:
+def saving(choice: EngineChoice, sim: Simulation, steps: float) -> float:
     """Seconds of a round of so many steps that a process for each core would save; 0 where it is not clearly faster."""
     alone, apart = steps * choice.step, steps * choice.apart + exchange(sim)
     return alone - apart if choice.apart and apart * PAYS < alone else 0.0
@@ -219,4 +218,4 @@ def footprint(model: Any, x: Tensor, params: Params) -> int:
     return sum(kept.values()) // len(x)
 
 
-__all__ = ["Choice", "Wish", "choose", "choose_engine", "exchange", "footprint", "probe", "saving"]
+__all__ = ["EngineChoice", "Wish", "choose", "choose_engine", "exchange", "footprint", "probe", "saving"]

@@ -17,6 +17,7 @@ from torch.func import grad, vmap
 from posterity.core.padding import mark_unpadded
 from posterity.core.protocol import Params
 from posterity.core.tree import tree_leaves, tree_map
+from posterity.engine.process_settings import with_threads
 from posterity.engine.tracing.trace import trace_flat
 
 STRICT, LOOSE = 0.02, 0.3  # of a gradient's length: with few bits other pixels may win where they are pooled
@@ -201,33 +202,6 @@ def hold_race(timers: Sequence[Timer]) -> Race:
     return Race(tuple(tuple(each) for each in times))
 
 
-def use_onednn(on: bool) -> None:
-    """Whether PyTorch may compute by oneDNN on a CPU. The switch is one for the whole process."""
-    torch.backends.mkldnn.enabled = on  # type: ignore[assignment]
-
-
-@contextmanager
-def with_onednn(on: bool) -> Iterator[None]:
-    """The switch of oneDNN for a while."""
-    before = bool(torch.backends.mkldnn.enabled)
-    use_onednn(on)
-    try:
-        yield
-    finally:
-        use_onednn(before)
-
-
-@contextmanager
-def with_threads(count: int) -> Iterator[None]:
-    """So many threads for a while."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
 @contextmanager
 def with_neighbours(count: int, work: Callable[[], Any] = _multiply) -> Iterator[None]:
     """So many other threads at work for a while: those who share a unit, memory or Python slow each other down."""
@@ -248,4 +222,4 @@ def with_neighbours(count: int, work: Callable[[], Any] = _multiply) -> Iterator
             worker.join()
 
 
-__all__ = ["Race", "Timer", "Trial", "hold_race", "use_onednn", "with_neighbours", "with_onednn", "with_threads"]
+__all__ = ["Race", "Timer", "Trial", "hold_race", "with_neighbours"]
