@@ -11,8 +11,9 @@ from torch import nn
 from posterity import models
 from posterity.core.training import Training
 from posterity.core.tree import tree_rows
-from posterity.engine import loop
-from posterity.engine.round import meet, personal_model
+from posterity.engine.blocks import meet
+from posterity.engine.loop import ORACLE
+from posterity.engine.round import personal_model
 from posterity.laws import check
 from posterity.methods.fedavg import FedAvg
 from posterity.methods.fedbps.method import FedBPS, personal_entries, unpacked
@@ -72,8 +73,8 @@ def test_partial_cohorts(engine):
     federation = points((9, 5, 7))
     run = Run(FedBPS(TRAINING), federation, mlp(federation), engine).rounds(1, [0, 1])
     before = {n: rows[0].clone() for n, rows in run.store.rows.items()}
-    here, _ = meet(run.sim, loop, run.state, run.store, torch.tensor([2]), 1)
-    late = loop.start(run.sim, here)[0].params
+    here, _ = meet(run.sim, ORACLE, run.state, run.store, torch.tensor([2]), 1)
+    late = ORACLE.start(run.sim, here)[0].params
     assert worst(late, run.state.params) == 0
     run.rounds(1, [1, 2])
     assert all(torch.equal(rows[0], before[n]) for n, rows in run.store.rows.items())

@@ -13,7 +13,7 @@ from posterity import models
 from posterity.core.protocol import Batch
 from posterity.core.random import fold, make_key, normal
 from posterity.core.training import Training
-from posterity.engine import loop
+from posterity.engine.loop import ORACLE
 from posterity.engine.round import personal_model
 from posterity.laws import check
 from posterity.laws.draws import Ear, Overheard, listening
@@ -189,7 +189,7 @@ def keys_of(host, cohorts, seed=0, client=1):
     federation, ear = points((9, 5, 12, 1)), Ear()
     method = Overheard(MetaVD(host, test_draws=2, test_noise="personal", **SMALL), ear)
     with listening(ear):
-        run = Run(method, federation, mlp(federation), loop, seed=seed)
+        run = Run(method, federation, mlp(federation), ORACLE, seed=seed)
         for cohort in cohorts:
             run.rounds(1, cohort)
         run.outputs("adapted")

@@ -19,8 +19,8 @@ from posterity.core.messages import Moments, Sum, fold_stack, merge
 from posterity.core.protocol import Batch, Now
 from posterity.core.random import make_key
 from posterity.core.training import Training
-from posterity.engine import keys, loop
-from posterity.engine.round import meet
+from posterity.engine.blocks import meet
+from posterity.engine.loop import ORACLE
 from posterity.methods.fedavg import FedAvg
 from posterity.methods.fedbps.curvature import along, diagonal, signs, units
 from posterity.methods.fedbps.method import FedBPS, State, packed, personal_entries, unpacked
@@ -37,20 +37,21 @@ def random(*shape, seed=0):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=DOUBLE)
 
 
-def started(run, engine=loop):
+def started(run, engine=ORACLE):
     """What each client holds right after the broadcast: its mixed leaves (clients, ...)."""
     clients = torch.arange(run.sim.federation.clients)
     here, _ = meet(run.sim, engine, run.state, run.store, clients, run.played + 1)
     mixed = engine.start(run.sim, here)
-    return mixed.params if engine is not loop else {n: torch.stack([c.params[n] for c in mixed]) for n in here.initial}
+    return (
+        mixed.params if engine is not ORACLE else {n: torch.stack([c.params[n] for c in mixed]) for n in here.initial}
+    )
 
 
 def messages(method, federation, model):
     """What every client sends in the first round (clients, ...)."""
     run = Run(method, federation, model)
-    here, _ = meet(run.sim, loop, run.state, run.store, torch.arange(federation.clients), 1)
-    carries = loop.work(run.sim, method.passes(), loop.start(run.sim, here), here, keys.TRAIN)
-    return loop.message(run.sim, carries, here)[0]
+    here, _ = meet(run.sim, ORACLE, run.state, run.store, torch.arange(federation.clients), 1)
+    return ORACLE.visit(run.sim, run.sim.method.passes(), here).message
 
 
 def combined(weights, means, variances, method=None):
