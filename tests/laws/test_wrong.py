@@ -47,7 +47,7 @@ def test_twin_keeps_every_law(file):
 
 @pytest.mark.parametrize("law", NAMED)
 def test_every_law_is_shown_to_bite(law):
-    assert [file for file in FILES if load(file).LAW == law]
+    assert [file for file in FILES if law == load(file).LAW]
 
 
 def test_a_crash_is_a_broken_law_and_not_a_crash_of_check():
