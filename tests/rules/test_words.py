@@ -14,10 +14,9 @@ import pytest
 
 from .source import modules
 
-GIVEN_UP = frozenset(
-    "berth ashore aboard crew seat rung manner stretch habit route harvest journey voyage resident reuse hosted whole "
-    "album portrait stranger fleet".split()
-)
+GIVEN_UP = {"berth", "ashore", "aboard", "crew", "seat", "rung", "manner", "stretch", "habit", "route", "harvest",
+            "journey", "voyage", "resident", "reuse", "hosted", "whole", "album", "portrait", "stranger",
+            "fleet"}  # fmt: skip
 PROTOCOL = {"own", "Own"}  # `here.own`, the record `Own` of a method
 MODULES = {"words", "own"}
 
