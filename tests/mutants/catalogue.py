@@ -1,8 +1,12 @@
 """The lists of mutants: one small wrong change each, in one TOML file per paper and per area of the package.
 
-An entry names a `file`, the `old` text, which must occur in it exactly once, the `new` text and, in a few words, `what`
-is changed. A paper's list says which `laws` are asked when the paper's own tests have noticed nothing. An area's list
-says which `tests` are asked (files, or single tests as pytest names them); an entry may name its own.
+An entry says `where` to look (a folder of the package, or a file), in which `function` (its qualified name, as
+`PFedVMP.loss`; empty: outside functions and classes), and which `old` expression or statements become `new`; `what`
+says it in a few words. It is found as a syntax tree (`locate.py`): layout, comments, and the file of the folder do not
+matter. What stands in the function several times needs `nth` (the first is 1) or a longer expression.
+
+A paper's list says which `laws` are asked when the paper's own tests have noticed nothing. An area's list says which
+`tests` are asked (files, or single tests as pytest names them); an entry may name its own.
 """
 
 from __future__ import annotations
@@ -12,18 +16,29 @@ import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 
+from .locate import Found, find, nearest, pair, replaced
+
 FOLDER = Path(__file__).parent
 ROOT = FOLDER.parents[1]
+HOMES = {  # of the papers: the folder, or the file, that holds all of a paper
+    "fedbps": "posterity/methods/fedbps",
+    "fedmap": "posterity/methods/fedmap.py",
+    "fednp": "posterity/methods/fednp",
+    "metavd": "posterity/methods/wrappers/metavd",
+    "pfedvmp": "posterity/methods/pfedvmp",
+}
 
 
 @dataclass(frozen=True)
 class Mutant:
     listed: str  # name of its list
-    file: str
+    where: str
+    function: str
     old: str
     new: str
     what: str
     tests: tuple[str, ...] = ()  # that are asked
+    nth: int = 0  # which of several; 0: there is one
 
 
 @dataclass(frozen=True)
@@ -41,6 +56,10 @@ class Listing:
         return tuple(test for test in named if "::" not in test or test.partition("::")[0] not in named)
 
 
+class NotThere(ValueError):
+    """An entry that is not a change of the code as it is now; the text says how to mend it."""
+
+
 def listings() -> dict[str, Listing]:
     """Every list, by name: those of the papers first."""
     made = [_read(path) for path in sorted(FOLDER.glob("*.toml"))]
@@ -55,29 +74,61 @@ def _read(path: Path) -> Listing:
     return Listing(name, tuple(Mutant(name, **entry) for entry in entries), laws)
 
 
-def applied(mutant: Mutant, text: str) -> str:
-    return text.replace(mutant.old, mutant.new)
+def place(mutant: Mutant, root: Path = ROOT) -> Found:
+    """Where the code of an entry stands now; raises `NotThere` where it stands nowhere or several times."""
+    folder = root / mutant.where
+    if not folder.exists():
+        raise NotThere(f"there is no {mutant.where}; name the folder or file that holds the code now")
+    try:
+        old, _ = pair(mutant.old, mutant.new)
+    except SyntaxError as error:
+        raise NotThere(
+            f"`old` or `new` is no Python ({error.msg}): whole expressions or statements are needed"
+        ) from None
+    found = find(folder, mutant.function, old)
+    if not found:
+        raise NotThere(f"`{mutant.old}` is not in {_spot(mutant.where, mutant.function)}. {_advice(mutant, root, old)}")
+    if mutant.nth > len(found):
+        raise NotThere(f"nth is {mutant.nth}, but there are {len(found)} of {mutant.old!r} in {mutant.function}")
+    if not mutant.nth and len(found) > 1:
+        lines = ", ".join(f"{each.file.relative_to(root)}:{each.nodes[0].lineno}" for each in found)
+        raise NotThere(f"`{mutant.old}` stands {len(found)} times ({lines}): add nth, or take a longer expression")
+    return found[max(mutant.nth, 1) - 1]
+
+
+def _advice(mutant: Mutant, root: Path, old: tuple[ast.AST, ...]) -> str:
+    """What to write instead, if something like it is found."""
+    like = nearest(root / "posterity", root / mutant.where, mutant.function, old)
+    if like is None:
+        return "Nothing looks like it: write `function`, `old` and `new` again for the code as it is now"
+    file = like.file.relative_to(root).as_posix()
+    here = file.startswith(mutant.where)
+    where = "" if here else f'where = "{file}", '
+    return f"Nearest ({file}:{like.nodes[0].lineno}): {where}function = {like.function!r}, old = {like.text!r}"
+
+
+def _spot(where: str, function: str) -> str:
+    return f"{function} of {where}" if function else f"{where} outside functions and classes"
+
+
+def applied(mutant: Mutant, root: Path = ROOT) -> tuple[Path, str]:
+    """The file that an entry changes, and its text with the change."""
+    found = place(mutant, root)
+    return found.file, replaced(found, mutant.new, found.file.read_text(encoding="utf-8"))
 
 
 def fault(mutant: Mutant, root: Path = ROOT) -> str | None:
     """Why an entry is not a mutant of the code as it is now, and how to mend it; None if it is one."""
-    path = root / mutant.file
     where = f"tests/mutants/{mutant.listed}.toml, {mutant.what!r}"
-    if not path.exists():
-        return f"{where}: there is no file {mutant.file}; name the one that holds the code now"
-    text = path.read_text(encoding="utf-8")
-    times = text.count(mutant.old)
-    if times != 1:
-        return (
-            f"{where}: the old text occurs {times} times in {mutant.file}, not once: {mutant.old!r}. "
-            "Copy the line as it reads now into `old`, longer if it is not unique, and repeat the wrong change in `new`"
-        )
     try:
-        changed = meaning(applied(mutant, text))
+        file, text = applied(mutant, root)
+        changed = meaning(text)
+    except NotThere as error:
+        return f"{where}: {error}"
     except SyntaxError as error:
         return f"{where}: the changed file is no Python ({error.msg}, line {error.lineno}); mend `new`"
-    if changed == meaning(text):
-        return f"{where}: only a comment or a docstring would change; choose a line of code"
+    if changed == meaning(file.read_text(encoding="utf-8")):
+        return f"{where}: nothing but layout, a comment or a docstring would change; choose a line of code"
     missing = [test for test in mutant.tests if not _exists(test, root)]
     return f"{where}: there is no test {missing[0]}; name the tests that are to notice it" if missing else None
 

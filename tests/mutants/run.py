@@ -2,7 +2,8 @@
 
     python tests/mutants/run.py                    every list, and docs/results/mutants.md
     python tests/mutants/run.py fedmap engine      these lists only, and no page
-    python tests/mutants/run.py engine --only loop     of these the mutants in whose file or words "loop" occurs
+    python tests/mutants/run.py engine --only draw     of these the mutants in whose function or words "draw" occurs
+    python tests/mutants/run.py --check            which entries are no change of the code as it is, and what is nearest
 
 A paper's quick oracles run first, then its quick method tests, then the slow ones of both, and the laws only if all of
 these have noticed nothing. About a mutant of an area the tests that its entry names are asked, quick ones first.
@@ -33,7 +34,9 @@ import sklearn.linear_model
 import sklearn.metrics  # noqa: F401
 import torch
 import torch._dynamo  # `vmap` imports it at its first use
-from catalogue import ROOT, Listing, Mutant, applied, fault, listings
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from mutants.catalogue import ROOT, Listing, Mutant, applied, fault, listings
 
 PAGE = ROOT / "docs" / "results" / "mutants.md"
 KINDS = {"oracles": "oracle", "methods": "method test", "laws": "law"}  # of a paper's tests, by their folder
@@ -103,8 +106,8 @@ def examine(job: Job, folder: Path) -> Verdict:
         shutil.copytree(ROOT / part, folder / part)
     shutil.copy(ROOT / "pyproject.toml", folder)
     if job.mutant is not None:
-        path = folder / job.mutant.file
-        path.write_text(applied(job.mutant, path.read_text(encoding="utf-8")), encoding="utf-8")
+        path, text = applied(job.mutant, folder)
+        path.write_text(text, encoding="utf-8")
         for stale in path.parent.glob(f"__pycache__/{path.stem}.*"):
             stale.unlink()
     os.chdir(folder)
@@ -223,24 +226,30 @@ lie in the folder of the area.
 
 
 def chosen_ones(names: list[str], only: str) -> list[Listing]:
-    """The lists of these names (none: all), with the mutants in whose file or words `only` occurs."""
+    """The lists of these names (none: all), with the mutants in whose place, function or words `only` occurs."""
     listed = listings()
     asked = [listed[name] for name in names or listed]
-    some = [replace(each, mutants=tuple(m for m in each.mutants if only in f"{m.file} {m.what}")) for each in asked]
+    some = [
+        replace(each, mutants=tuple(m for m in each.mutants if only in f"{m.where} {m.function} {m.what}"))
+        for each in asked
+    ]
     return [each for each in some if each.mutants]
 
 
 def main() -> int:
     asked = argparse.ArgumentParser(description="Which test notices which mistake.")
     asked.add_argument("lists", nargs="*", choices=[*listings(), []], help="none: all of them")
-    asked.add_argument("--only", default="", help="mutants in whose file or words this occurs")
+    asked.add_argument("--only", default="", help="mutants in whose place, function or words this occurs")
+    asked.add_argument("--check", action="store_true", help="run nothing: say which entries must be mended, and how")
     asked.add_argument("--workers", type=int, default=2)
     given = asked.parse_args()
     chosen = chosen_ones(given.lists, given.only)
     faults = [f for each in chosen for m in each.mutants if (f := fault(m))]
-    if faults:
-        print("\n".join(faults))
-        return 1
+    if faults or given.check:
+        print(
+            "\n\n".join([*faults, f"{sum(len(each.mutants) for each in chosen)} entries, {len(faults)} to be mended"])
+        )
+        return 1 if faults else 0
     begun = time.perf_counter()
     chosen.sort(key=lambda each: -len(each.mutants))  # the longest first: the processes then end together
     plain = all_verdicts([Job(each, None, {}) for each in chosen], given.workers)
