@@ -4,7 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from posterity.data import DataError, parse_partition, partition
+from posterity.data import DataError, parse_partition
+from posterity.data.deal import cut
+from posterity.data.partition import natural
 
 LABELS = torch.arange(10).repeat_interleave(200)[torch.randperm(2000, generator=torch.Generator().manual_seed(0))]
 EVERYTHING = ("dirichlet:0.5", "balanced:0.5", "capped:0.5", "quantity:0.8", "quantity-power:1.2", "iid")
@@ -92,7 +94,7 @@ def test_no_client_is_favoured_within_a_class(name: str) -> None:
 @pytest.mark.parametrize("share", [(0.03, 0.07, 0.4, 0.5), (0.25, 0.25, 0.25, 0.25), (0.9, 0.04, 0.03, 0.03), (1.0,)])
 def test_whole_numbers_from_shares_are_right_on_average(share: tuple[float, ...]) -> None:
     rng, p, n = np.random.default_rng(1), np.array(share), 13
-    found = np.array([partition._cut(p, n, rng) for _ in range(2000)])
+    found = np.array([cut(p, n, rng) for _ in range(2000)])
     assert (found.sum(1) == n).all()
     assert np.abs(found - p * n).max() < 1  # rounded up or down
     part = p * n - np.floor(p * n)  # rounded up with this chance
@@ -199,7 +201,7 @@ def test_quantity_changes_sizes_only() -> None:
 
 
 def test_natural_ignores_rows_without_an_owner() -> None:
-    assert [r.tolist() for r in partition.natural(torch.tensor([1, -1, 0, 1]))] == [[2], [0, 3]]
+    assert [r.tolist() for r in natural(torch.tensor([1, -1, 0, 1]))] == [[2], [0, 3]]
 
 
 @pytest.mark.parametrize(
