@@ -36,6 +36,6 @@ def find_function(path: str, what: str) -> Any:
     found = getattr(module, attribute, None)
     if not callable(found):
         functions = [n for n, v in vars(module).items() if callable(v) and not n.startswith("_")]
-        kind = "nothing" if found is None else f"a {type(found).__name__}"
+        kind = "nothing" if found is None else f"of type {type(found).__name__}"
         raise ValueError(f"{path!r} is {kind}, not a function that makes a {what}: {nearest(attribute, functions)}")
     return found

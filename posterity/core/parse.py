@@ -1,9 +1,10 @@
 """From text to values: the one place where what was typed on a command line, or stands in a TOML file, is read.
 
 `convert` reads a value by its declared type, `guess` one without a type; `parse_percent`, `parse_share` (`20%`, `0.2`),
-`parse_amount` (`25%`, `7`), `parse_split` (`80/20`) and `split_name` (`NAME:ARG:ARG`) read forms. `declared` says what
-a function takes. All raise a ValueError or TypeError that says little: callers know what was asked for and write the
-sentence (`core/hyperparameters.py` for fields, `data/parse.py` for data, `engine/participation.py`).
+`parse_amount` (`25%`, `7`), `parse_split` (`80/20`), `parse_ranges` (`0-4,7`) and `split_name` (`NAME:ARG:ARG`) read
+forms; `declared` says what a function takes. All raise a ValueError or TypeError that says little: callers know what
+was asked for and write the sentence (`hyperparameters.py` here, `data/parse.py`, `engine/participation.py`,
+`cli/flags.py`).
 """
 
 from __future__ import annotations
@@ -88,6 +89,20 @@ def parse_split(text: str) -> tuple[float, float]:
     """`80/20` as two numbers."""
     first, second = (float(part) for part in text.split("/"))
     return first, second
+
+
+def split_list(text: str) -> list[str]:
+    """The pieces between commas, without those that are empty."""
+    return [piece.strip() for piece in text.split(",") if piece.strip()]
+
+
+def parse_ranges(text: str) -> list[int]:
+    """Whole numbers as `0,1,2`, `0-4`, or both; at least one."""
+    found: list[int] = []
+    for piece in split_list(text) or [""]:
+        low, dash, high = piece.partition("-")
+        found += range(convert(low, int), convert(high, int) + 1) if dash else [convert(low, int)]
+    return found
 
 
 def split_name(text: str) -> tuple[str, list[str]]:

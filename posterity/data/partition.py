@@ -48,7 +48,7 @@ class Rule:
     """The declaration of a partition: how it is typed, what divides the rows, with which numbers, and the version."""
 
     name: str  # as typed; `package.module:function` for one of your own
-    words: str  # its numbers as they are typed; those in brackets may be left out
+    form: str  # its numbers as they are typed; those in brackets may be left out
     function: Callable[..., Any] | None  # of y, clients, rng and the numbers; None for the data's own clients
     parameters: tuple[str, ...] = ()  # what the numbers are called in the function, and in a run's folder
     version: int = 1  # which rows a rule gives out for a seed may change with the version, and only with it
@@ -56,20 +56,22 @@ class Rule:
 
     @property
     def usage(self) -> str:
-        return f"{self.name}:{self.words}" if self.words else self.name
+        return self.name + self.form
+
+    @property
+    def least(self) -> int:
+        """How many numbers must be typed."""
+        return len(self.parameters) - self.form.count("[")
 
     @property
     def defaults(self) -> dict[str, Any]:
         """The values of numbers that may be left out; 0 for the others."""
-        least = len(self.parameters) - self.words.count("[")
         known = declared(self.function, GIVEN) if self.function else {}
-        return {n: 0 if i < least else known[n].default for i, n in enumerate(self.parameters)}
+        return {n: 0 if i < self.least else known[n].default for i, n in enumerate(self.parameters)}
 
     def read(self, text: str, numbers: list[str]) -> Partition:
         """The partition that was typed as `text`."""
-        most = len(self.parameters)
-        least = most - self.words.count("[")
-        if not least <= len(numbers) <= most:
+        if not self.least <= len(numbers) <= len(self.parameters):
             raise DataError(
                 f"partition {text!r}: {len(numbers)} numbers after the name; expected the form {self.usage}"
             )
@@ -137,9 +139,9 @@ def find_rule(name: str, text: str | None = None) -> Rule:
             f"partition {typed!r}: the function has no parameter {', '.join(missing)}; expected "
             f"{name.split(':')[1]}({', '.join(GIVEN)}, …its numbers…) that returns the rows of each client"
         )
-    own = {n: d for n, d in known.items() if n not in GIVEN}
-    words = "".join(f":{n.upper()}" if d.required else f"[:{n.upper()}]" for n, d in own.items())
-    return Rule(name, words.removeprefix(":"), function, tuple(own), getattr(function, "version", 1))
+    own = {n: d for n, d in sorted(known.items(), key=lambda item: not item[1].required) if n not in GIVEN}
+    form = "".join(f":{n.upper()}" if d.required else f"[:{n.upper()}]" for n, d in own.items())
+    return Rule(name, form, function, tuple(own), getattr(function, "version", 1))
 
 
 def dirichlet(
@@ -275,14 +277,14 @@ RULES = {
     rule.name: rule
     for rule in (
         # Version 2: shares become whole numbers from a random start, not from the first client on.
-        Rule("dirichlet", "ALPHA[:MINIMUM]", dirichlet, ("alpha", "minimum"), 2, "dirichlet:0.3"),
-        Rule("balanced", "ALPHA[:MINIMUM]", balanced_dirichlet, ("alpha", "minimum"), 2, "balanced:0.5"),
-        Rule("capped", "ALPHA[:MINIMUM]", capped, ("alpha", "minimum"), 1, "capped:0.3"),
-        Rule("pathological", "CLASSES[:SAMPLES]", pathological, ("kinds", "samples"), 1, "pathological:3:100"),
-        Rule("major", "CLASSES:SHARE", major, ("kinds", "share"), 1, "major:2:0.2"),
-        Rule("major-literal", "CLASSES:SHARE", partial(major, literal=True), ("kinds", "share")),
-        Rule("quantity", "ALPHA[:MINIMUM]", quantity, ("alpha", "minimum"), 2, "quantity:1"),
-        Rule("quantity-power", "ALPHA[:MINIMUM]", partial(quantity, law="power"), ("alpha", "minimum"), 2),
+        Rule("dirichlet", ":ALPHA[:MINIMUM]", dirichlet, ("alpha", "minimum"), 2, "dirichlet:0.3"),
+        Rule("balanced", ":ALPHA[:MINIMUM]", balanced_dirichlet, ("alpha", "minimum"), 2, "balanced:0.5"),
+        Rule("capped", ":ALPHA[:MINIMUM]", capped, ("alpha", "minimum"), 1, "capped:0.3"),
+        Rule("pathological", ":CLASSES[:SAMPLES]", pathological, ("kinds", "samples"), 1, "pathological:3:100"),
+        Rule("major", ":CLASSES:SHARE", major, ("kinds", "share"), 1, "major:2:0.2"),
+        Rule("major-literal", ":CLASSES:SHARE", partial(major, literal=True), ("kinds", "share")),
+        Rule("quantity", ":ALPHA[:MINIMUM]", quantity, ("alpha", "minimum"), 2, "quantity:1"),
+        Rule("quantity-power", ":ALPHA[:MINIMUM]", partial(quantity, law="power"), ("alpha", "minimum"), 2),
         Rule("iid", "", iid, (), 2, "iid"),
         Rule("natural", "", None),
     )

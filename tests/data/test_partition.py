@@ -1,4 +1,4 @@
-"""Laws of the partitions: nobody shares a row, nothing promised is missing, and the papers' statistics."""
+"""What every partition keeps: nobody shares a row, nothing promised is missing, and the papers' statistics."""
 
 import numpy as np
 import pytest
@@ -60,8 +60,8 @@ def test_balanced_is_more_even_in_size_but_not_in_classes() -> None:
 
 def sizes_by_position(text: str, draws: int, y: torch.Tensor, clients: int, first: int = 0) -> np.ndarray:
     """The sizes of clients 0, 1, … in many draws (draws, clients)."""
-    law = parse_partition(text)
-    return np.array([[len(rows) for rows in law.divide(y, clients, np.random.default_rng(first + seed))]
+    rule = parse_partition(text)
+    return np.array([[len(rows) for rows in rule.divide(y, clients, np.random.default_rng(first + seed))]
                      for seed in range(draws)])  # fmt: skip
 
 
@@ -85,8 +85,8 @@ def test_no_client_is_favoured_by_its_number(text: str, y: torch.Tensor, clients
 def test_no_client_is_favoured_within_a_class(name: str) -> None:
     """The first class goes to clients that all hold nothing: equals are put in a random order."""
     y = torch.arange(4).repeat_interleave(50)
-    law, draws = parse_partition(f"{name}:0.5:1"), 200
-    found = np.stack([histogram(law.divide(y, 6, np.random.default_rng(s)), y).numpy() for s in range(draws)])
+    rule, draws = parse_partition(f"{name}:0.5:1"), 200
+    found = np.stack([histogram(rule.divide(y, 6, np.random.default_rng(s)), y).numpy() for s in range(draws)])
     error = found.std(0, ddof=1) / draws**0.5
     assert (np.abs(found.mean(0) - 50 / 6) <= 4.5 * error).all()  # 24 numbers
 
@@ -187,8 +187,8 @@ def test_major_classes_follow_fedbps_o14(clients: int) -> None:
 
 def test_the_literal_reading_of_fedbps_is_iid() -> None:
     y = torch.arange(10).repeat_interleave(600)
-    law = histogram(divided("major-literal:2:0.2", 10, y=y), y).float() / 600
-    assert (law - 0.1).abs().max() < 0.002  # B5: total variation 0
+    rule = histogram(divided("major-literal:2:0.2", 10, y=y), y).float() / 600
+    assert (rule - 0.1).abs().max() < 0.002  # B5: total variation 0
 
 
 def test_quantity_changes_sizes_only() -> None:
@@ -257,12 +257,12 @@ def test_a_wrong_word_gets_a_hint(text: str, message: str) -> None:
         ("iid", 0, "0 clients"),
     ],
 )
-def test_a_law_that_cannot_hold_says_so(text: str, clients: int, message: str) -> None:
+def test_a_rule_that_cannot_hold_says_so(text: str, clients: int, message: str) -> None:
     with pytest.raises(DataError, match=message):
         divided(text, clients)
 
 
-def test_laws_about_classes_refuse_regression() -> None:
+def test_rules_about_classes_refuse_regression() -> None:
     with pytest.raises(DataError, match="iid or natural for regression"):
         divided("dirichlet:1", y=torch.randn(100))
     assert len(divided("iid", y=torch.randn(100))) == 12
