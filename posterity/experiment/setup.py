@@ -1,4 +1,4 @@
-"""From a configuration to the things a simulation works on."""
+"""From a configuration (`experiment/config.py`) to what a run works on, and the facts of its folder."""
 
 from __future__ import annotations
 

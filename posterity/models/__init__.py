@@ -1,7 +1,7 @@
 """Small networks, each split into base and head, as pure functions of their parameters.
 
 A file of this folder with a function `build(shape, classes, task, **options)` is a network under the file's name;
-`my_package.net:make` names one of your own.
+`my_package.net:make` names one of your own. Layers, and how a network is called with weights handed in, are in `nn/`.
 """
 
 from __future__ import annotations

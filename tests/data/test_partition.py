@@ -1,12 +1,16 @@
 """What every partition keeps: nobody shares a row, nothing promised is missing, and the papers' statistics."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
 
+from posterity.core.hyperparameters import knobs
 from posterity.data import DataError, parse_partition
 from posterity.data.deal import cut
-from posterity.data.partition import natural
+from posterity.data.partition import EXAMPLES, RULES, natural
+from posterity.experiment.config import Config
 
 LABELS = torch.arange(10).repeat_interleave(200)[torch.randperm(2000, generator=torch.Generator().manual_seed(0))]
 EVERYTHING = ("dirichlet:0.5", "balanced:0.5", "capped:0.5", "quantity:0.8", "quantity-power:1.2", "iid")
@@ -267,3 +271,15 @@ def test_rules_about_classes_refuse_regression() -> None:
         divided("dirichlet:1", y=torch.randn(100))
     assert len(divided("iid", y=torch.randn(100))) == 12
     assert len(divided("quantity:5:1", y=torch.randn(100))) == 12
+
+
+def test_every_rule_is_declared_once_and_documented() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "data.md").read_text()
+    for name, rule in RULES.items():
+        assert f"`{name}" in page
+        assert rule.usage.startswith(name)
+        if rule.example:
+            assert parse_partition(rule.example).name == name
+            assert f"`{rule.example}`" in page
+    doc = next(knob.doc for knob in knobs(Config) if knob.name == "partition")
+    assert doc.startswith(EXAMPLES)
