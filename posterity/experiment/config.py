@@ -1,4 +1,7 @@
-"""What a run is: one frozen record, equal to a TOML file and to a set of flags."""
+"""What a run is: one frozen record, equal to a TOML file and to a set of flags (`cli/flags.py`).
+
+`experiment/setup.py` makes from it what a run works on: federation, network, method, engine.
+"""
 
 from __future__ import annotations
 
@@ -9,24 +12,24 @@ from pathlib import Path
 from typing import Any
 
 from posterity.core.hyperparameters import check_fields, hyper, knobs, nearest, parse
+from posterity.data.partition import EXAMPLES
 
-DATA = ("target", "client_column", "group", "clients", "newcomers", "partition", "subset", "split", "test_partition")
 LOCAL = {"local_epochs": "epochs", "local_steps": "steps", "batch_size": "batch", "lr": "lr", "optimiser": "optimiser"}
 
 
 @dataclass(frozen=True)
 class Config:
     method: str = hyper("pfedvmp", "method, with suffixes (fedavg+ft, pfedvmp@paper), or package.module:Class")
-    dataset: str = hyper("digits", "dataset by name, a mix (a+b), or the path of your own data")
+    dataset: str = hyper(
+        "digits", "dataset by name, a mix (a+b), package.module:function, or the path of your own data"
+    )
     target: str | None = hyper(None, "column of the label in your own table")
     client_column: str | None = hyper(None, "column that says whose row it is")
     group: str | None = hyper(None, "column whose value (a patient) is never in two parts")
     data_dir: str | None = hyper(None, "folder with the data sets' files (default: POSTERITY_DATA)")
     clients: int | None = hyper(None, "number of clients to divide the data among (default: 20, or the data's own)")
     newcomers: str = hyper("0", "clients held out entirely: a number or a share (20%)")
-    partition: str | None = hyper(
-        None, "dirichlet:0.3, balanced:0.5, capped:0.3, pathological:3:100, major:2:0.2, quantity:1, iid"
-    )
+    partition: str | None = hyper(None, f"{EXAMPLES}, or package.module:function")
     subset: str | None = hyper(None, "share of the data to use (25%), drawn before the partition")
     split: str = hyper("80/20", "training / held out, per client")
     test_partition: str = hyper(

@@ -1,11 +1,11 @@
-"""From a configuration to the things a simulation works on."""
+"""From a configuration (`experiment/config.py`) to what a run works on, and the facts of its folder."""
 
 from __future__ import annotations
 
 import os
 import platform
 import subprocess
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -13,8 +13,9 @@ from typing import Any
 import torch
 
 from posterity import __version__, data, methods, models
+from posterity.core.parse import guess
 from posterity.core.random import make_key
-from posterity.data.federation import Federation
+from posterity.data.federation import Federation, FederationSpec
 from posterity.engine.api import Engine
 from posterity.engine.autotune.choice import ROWS, EngineChoice, Wish, choose, footprint
 from posterity.engine.blocks import able
@@ -22,7 +23,7 @@ from posterity.engine.distributed import Processes, find_processes
 from posterity.engine.participation import Participation
 from posterity.engine.process_settings import ProcessSettings
 from posterity.engine.simulation import Simulation
-from posterity.experiment.config import DATA, Config
+from posterity.experiment.config import Config
 from posterity.experiment.scoring import fits_validation
 
 SHARED = "POSTERITY_SHARED"  # environment: why the clients are shared out among processes
@@ -52,9 +53,8 @@ class Setup:
 def load_federation(config: Config) -> Federation:
     """The federation of a configuration; the seed moves the partition unless `data_seed` fixes it."""
     seed = config.seed if config.data_seed is None else config.data_seed
-    asked = {name: getattr(config, name) for name in DATA}
-    return data.load(config.dataset, **asked, public=config.public, seed=seed, data_dir=config.data_dir,
-                     options=config.settings("data"))  # fmt: skip
+    asked = {f.name: getattr(config, f.name) for f in fields(FederationSpec) if f.name not in ("seed", "options")}
+    return data.build(FederationSpec(**asked, seed=seed, options=config.settings("data")))
 
 
 def set_up(
@@ -72,7 +72,7 @@ def set_up(
     federation = load_federation(config) if federation is None else federation
     dtype = DTYPES[config.dtype]
     if model is None:
-        options = {name: _value(text) for name, text in config.settings("model").items()}
+        options = {name: guess(text) for name, text in config.settings("model").items()}
         model = models.build(config.model, federation.shape, federation.classes, federation.task, **options)
     model = model.lowered(torch.bfloat16) if config.precision == "bf16" else model
     initial = {n: p.to(device) for n, p in model.init(config.seed, dtype).items()}
@@ -206,17 +206,3 @@ def _check_device(name: str) -> None:
 
 def _device_name(device: str) -> str:
     return torch.cuda.get_device_name(device) if device.startswith("cuda") else device
-
-
-def _value(text: Any) -> Any:
-    """A model's option from a flag: numbers, true/false, lists of numbers (32,16), else a word."""
-    if not isinstance(text, str):
-        return text
-    if "," in text:
-        return tuple(_value(piece) for piece in text.split(",") if piece)
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            continue
-    return {"true": True, "false": False}.get(text.lower(), text)

@@ -15,7 +15,7 @@ from typing import Literal, overload
 import torch
 from torch import Tensor, nn
 
-from posterity.nn._call import Around, Params, Part, leaves_of, seeded
+from posterity.nn._call import Around, BoundModule, Params, leaves_of, seeded
 from posterity.nn._names import unknown
 from posterity.nn.convolution import Way, possible_ways, rewire, way_of
 from posterity.nn.layers import NORMS, Norm, twin
@@ -213,7 +213,7 @@ class Model:
         return self._finish(self._run(self._tail_part, params, z, mask, train, key)[0])
 
     def _run(
-        self, part: Part, params: Params, x: Tensor, mask: Tensor | None, train: bool, key: Tensor | None,
+        self, part: BoundModule, params: Params, x: Tensor, mask: Tensor | None, train: bool, key: Tensor | None,
         around: Around | None = None, want: tuple[str, ...] = (),
     ) -> tuple[Tensor, Params, Params]:  # fmt: skip
         """`part`, in the smaller type if there is one; statistics of batch norm are never rounded."""
@@ -238,8 +238,8 @@ class Model:
     # --- structure -----------------------------------------------------------------------------------------------
 
     @cached_property
-    def _whole(self) -> Part:
-        return Part.of(self.module, self.module)
+    def _whole(self) -> BoundModule:
+        return BoundModule.of(self.module, self.module)
 
     @cached_property
     def _tail(self) -> tuple[tuple[str, nn.Module], ...]:
@@ -257,8 +257,8 @@ class Model:
         return tuple(found)
 
     @cached_property
-    def _tail_part(self) -> Part | None:
-        return Part.of(nn.Sequential(*(m for _, m in self._tail)), self.module) if self._tail else None
+    def _tail_part(self) -> BoundModule | None:
+        return BoundModule.of(nn.Sequential(*(m for _, m in self._tail)), self.module) if self._tail else None
 
     @cached_property
     def _probe(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
