@@ -22,6 +22,7 @@ from posterity.engine.distributed import Processes, find_processes
 from posterity.engine.participation import Participation
 from posterity.engine.round import able
 from posterity.engine.simulation import Simulation
+from posterity.evaluate import Metric, check_task, load_metrics
 from posterity.experiment.config import DATA, Config
 from posterity.experiment.scoring import fits_validation
 
@@ -35,6 +36,7 @@ DTYPES = {"float32": torch.float32, "float64": torch.float64}
 class Setup:
     sim: Simulation
     choice: Choice
+    metrics: tuple[Metric, ...] = ()  # of your own
 
     @property
     def engine(self) -> ModuleType:
@@ -60,10 +62,12 @@ def set_up(config: Config, federation: Federation | None = None, model: Any = No
     With several `cores`, trials also say what a process for each of them would save.
     """
     _check_device(config.device)
+    metrics = load_metrics(config.metrics)
     processes, device = find_processes(config.device)
     if processes.size > 1 and config.store == "disk":
         raise ValueError("personal records on disk belong to one process: use --store memory with several")
     federation = load_federation(config) if federation is None else federation
+    check_task(metrics, federation.task, federation.classes)
     dtype = DTYPES[config.dtype]
     if model is None:
         options = {name: _value(text) for name, text in config.settings("model").items()}
@@ -80,7 +84,8 @@ def set_up(config: Config, federation: Federation | None = None, model: Any = No
     use_onednn(choice.onednn)
     root, processes = make_key(config.seed, device), processes.dealt(federation.train.counts, federation.members)
     sample, memory = footprint(choice.model, few, initial), config.memory or _room(device)
-    return Setup(Simulation(method, choice.model, federation, initial, root, memory, sample, processes), choice)
+    sim = Simulation(method, choice.model, federation, initial, root, memory, sample, processes)
+    return Setup(sim, choice, metrics)
 
 
 def _room(device: str) -> int:
@@ -136,6 +141,7 @@ def describe(config: Config, setup: Setup, command: str) -> dict[str, Any]:
                    "reference": method.reference, "absent": method.absent, "fields": _fields(method),
                    "outside": method.outside(), "fitted": fits_validation([setup.sim.passes(0)])},
         "federation": _federation_facts(federation),
+        **({"metrics": [metric.facts() for metric in setup.metrics]} if setup.metrics else {}),
     }  # fmt: skip
 
 
