@@ -1,4 +1,7 @@
-"""What the terminal shows: progress while it runs, the report's own table at the end."""
+"""What the terminal shows: progress while it runs, the report's own table at the end (`report/tables.py`).
+
+`app.py` calls it; `listing.py` prints what is no result.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +17,12 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from posterity.evaluate import METRICS
 from posterity.experiment.run import Watch, silent
 from posterity.report import Column, Contest, Row, columns, headline, load_runs, main_contest, verdict
 from posterity.report.remarks import fitted
 
 console = Console()
-LEFT_OUT = ("balanced_accuracy", "brier", "worst10", "sd", "seconds")  # where a terminal is too narrow for the table
 UNBOUND = 10_000  # columns, to measure what a table would take
 NAMES = {"validated": "round chosen on validation, shown on test", "paper": "best round on all held-out data",
          "last": "last round, shown on test"}  # fmt: skip
@@ -47,7 +50,7 @@ def progress(title: str, total: int, quiet: bool) -> Iterator[Watch]:
             visits[0] += lines[0]["cohort"]
             found = [x for x in lines if x["kind"] == "score" and x["part"] == "validation" and x["group"] == "members"]
             if found:
-                metric = "accuracy" if "accuracy" in found[-1]["metrics"] else "mse"
+                metric = next(m.name for m in METRICS if m.goal and m.name in found[-1]["metrics"])
                 best = {x["point"]: x["metrics"][metric]["pooled"] for x in found}
                 shown[0] = " ".join(f"{point} {value:.3f}" for point, value in best.items())
             speed = visits[0] / max(1e-9, time.perf_counter() - begun)
@@ -66,7 +69,7 @@ def print_table(folder: Path, show: str) -> None:
     if wide := console.measure(table, options=console.options.update(width=UNBOUND)).maximum <= console.width:
         console.print(table)
     else:
-        console.print(_table(rows, [c for c in every if c.key not in LEFT_OUT], show, False))
+        console.print(_table(rows, [c for c in every if not c.wide_only], show, False))
     if wide and (note := verdict.worst_note(rows)):
         console.print(note)
     held = main_contest(rows)

@@ -1,13 +1,14 @@
 """One self-contained HTML page for a run or a comparison of runs, and the same table for the terminal."""
 
 from posterity.report import verdict
+from posterity.report.columns import Column
 from posterity.report.logs import ReportError
 from posterity.report.packing import pack_runs
 from posterity.report.page import write_report
 from posterity.report.ranking import Contest, headline
 from posterity.report.read_runs import Run, load_runs
 from posterity.report.selected_round import RULES, check_rule
-from posterity.report.tables import Cell, Column, Row, columns
+from posterity.report.tables import Cell, Row, columns
 from posterity.report.verdict import finding, main_contest
 
 __all__ = [

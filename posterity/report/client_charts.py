@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from posterity.report.columns import axis_title
 from posterity.report.read_runs import Federation
 from posterity.report.selected_round import choose, goal
 from posterity.report.svg import CHARACTER, Canvas, Scale, colour, number, percent, plain, shorten, ticks, widen
@@ -36,10 +37,10 @@ def client_dots(arm: Arm, rule: str) -> list[Dot]:
         if choice is None:
             continue
         sizes = choice.score.by_client("n")
-        for k, value in enumerate(choice.score.by_client(goal(run))):
+        for k, value in enumerate(choice.score.by_client(goal(run).name)):
             if value is None:
                 continue
-            shown = f"{100 * value:.1f} %" if goal(run) == "accuracy" else plain(value)
+            shown = f"{100 * value:.1f} %" if goal(run).share else plain(value)
             n = sizes[k] if k < len(sizes) else None
             size = f", {n:.0f} samples" if n is not None else ""
             dots.append(Dot(value, f"{run.federation.client(k)}, seed {run.seed}: {shown}{size}"))
@@ -53,7 +54,8 @@ def dots_shown(methods: int) -> int:
 
 def strip_chart(clouds: Sequence[tuple[Arm, Sequence[Dot]]], width: float, title: str) -> str:
     """A row per method: every client a dot, and over them a box of the quartiles with whiskers at 10 and 90 %."""
-    is_share = goal(clouds[0][0].runs[0]) == "accuracy"
+    metric = goal(clouds[0][0].runs[0])
+    is_share = metric.share
     narrow = width < 500
     pitch = 62 if narrow else 46  # a narrow page has no room for names beside the rows, so they go above
     longest = max(len(arm.label) for arm, _ in clouds)
@@ -65,8 +67,7 @@ def strip_chart(clouds: Sequence[tuple[Arm, Sequence[Dot]]], width: float, title
     for tick in ticks(low, high, int((x.end - x.start) / 80)):
         canvas.line(x(tick), 4, x(tick), foot, "grid")
         canvas.text(x(tick), foot + 15, percent(tick) if is_share else plain(tick), "tick", "middle")
-    unit = "accuracy of a client, %" if is_share else "mean squared error of a client"
-    canvas.text(x.end, foot + 33, unit, "name", "end")
+    canvas.text(x.end, foot + 33, axis_title(metric, " of a client"), "name", "end")
     for row, (arm, dots) in enumerate(clouds):
         centre = pitch * row + (40 if narrow else 26)
         name = shorten(arm.label, width - 20 if narrow else left - 14)

@@ -30,7 +30,7 @@ def critical_chart(held: Contest, width: float) -> str:
         canvas.line(x(tick), 26, x(tick), 32, "axis")
         canvas.text(x(tick), 20, percent(tick) if is_share else plain(tick), "tick", "middle")
     canvas.line(x.start, 32, x.end, 32, "axis")
-    canvas.text(x.start - 8, 36, "accuracy, %" if is_share else "MSE", "tick", "end")
+    canvas.text(x.start - 8, 36, f"{column.noun}, %" if is_share else column.title, "tick", "end")
     for k, (first, last) in enumerate(bars):
         ends = sorted(x(rows[m].cells[column.key].mean) for m in (first, last))
         level = 44 + BAR * k

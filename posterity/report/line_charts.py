@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
+from posterity.report.columns import axis_title, human_bytes
 from posterity.report.read_runs import Run
 from posterity.report.selected_round import goal
 from posterity.report.summary import curve
@@ -25,7 +26,7 @@ from posterity.report.svg import (
     ticks,
     widen,
 )
-from posterity.report.tables import Arm, human_bytes
+from posterity.report.tables import Arm
 
 MOST = 160  # points of a line: more than that no screen resolves
 BUDGET = 1600  # points of a chart: the page must stay small with twenty methods on it
@@ -77,13 +78,14 @@ def thin(items: Sequence[int], most: int = MOST) -> list[int]:
 
 def line_chart(lines: Sequence[Line], width: float, title: str, x_title: str, against: str = "round") -> str:
     """Mean lines with bands of ± one sd, named at their ends."""
-    is_share = goal(lines[0].arm.runs[0]) == "accuracy"
+    metric = goal(lines[0].arm.runs[0])
+    is_share = metric.share
     canvas, x, y = _frame(lines, width, title, against, is_share)
     x_text: Callable[[float], str] = _round_bytes if against == "bytes" else plain
     about = int((x.end - x.start) / 60)
     across = log_ticks(x.low, x.high) if x.log else ticks(x.low, x.high, about)
     axes(canvas, x, y, _apart(across, x, x_text), ticks(y.low, y.high, 8), x_text, percent if is_share else plain)
-    canvas.text(x.start - 6, y.end - 14, "accuracy, %" if is_share else "mean squared error", "name", "start")
+    canvas.text(x.start - 6, y.end - 14, axis_title(metric), "name", "start")
     canvas.text(x.end, y.start + 34, x_title, "name", "end")
     for line in lines:
         if line.band:

@@ -9,7 +9,9 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
 
+from posterity.evaluate.metrics import TERMS
 from posterity.report import client_charts, remarks, summary, verdict
+from posterity.report.columns import axis_title, own_metrics
 from posterity.report.critical import SHOWN, critical_chart
 from posterity.report.line_charts import learning_lines, line_chart, sparks
 from posterity.report.logs import write_whole
@@ -17,7 +19,7 @@ from posterity.report.ranking import Contest, further, headline
 from posterity.report.read_runs import Federation, Run, load_runs
 from posterity.report.selected_round import PART, RULES, goal
 from posterity.report.svg import colour
-from posterity.report.tables import FURTHER, Row, columns
+from posterity.report.tables import Row, columns
 
 WIDE, NARROW = 1000.0, 350.0
 
@@ -49,7 +51,9 @@ def render(runs: Sequence[Run], show: str = "validated") -> str:
         lstrip_blocks=True,
     )
     css = environment.get_template("page.css").render()
-    return environment.get_template("page.html").render(css=css, colour=colour, **contents(runs, show))
+    return environment.get_template("page.html").render(
+        css=css, colour=colour, axis_title=axis_title, **contents(runs, show)
+    )
 
 
 def contents(runs: Sequence[Run], show: str) -> dict[str, Any]:
@@ -64,6 +68,7 @@ def contents(runs: Sequence[Run], show: str) -> dict[str, Any]:
         "rows": rows,
         "columns": columns(rows),
         "goal": goal(rows[0].arm.runs[0]),
+        "terms": _terms(runs, rows),
         "rule": show,
         "rules": RULES,
         "part": PART[show],
@@ -73,7 +78,7 @@ def contents(runs: Sequence[Run], show: str) -> dict[str, Any]:
         "common": summary.by_point(rows, "common"),
         "outside": remarks.outside(rows),
         "further": more,
-        "further_columns": columns(more, FURTHER),
+        "further_columns": columns(more, "further"),
         "newcomers": summary.newcomers(rows),
         "troubles": summary.troubles([row.arm for row in rows]),
         "sparks": sparks([row.arm for row in rows]),
@@ -86,6 +91,14 @@ def contents(runs: Sequence[Run], show: str) -> dict[str, Any]:
         **_figures(rows, runs[0].federation, show),
         **_pairs(held, show),
     }
+
+
+def _terms(runs: Sequence[Run], rows: Sequence[Row]) -> list[tuple[str, str]]:
+    """What the metrics mean: those of the package, and those of the users that say it."""
+    own = [
+        (str(m.get("label") or name), str(m["meaning"])) for name, m in own_metrics(runs).items() if m.get("meaning")
+    ]
+    return [*TERMS[goal(rows[0].arm.runs[0]).task or "classification"], *own]
 
 
 def _figures(rows: Sequence[Row], federation: Federation, show: str) -> dict[str, Any]:

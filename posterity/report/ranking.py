@@ -10,22 +10,10 @@ from functools import cached_property
 import numpy as np
 
 from posterity.evaluate.paired import Clients, Paired, Sample, compare_all, detectable, runs_together
+from posterity.report.columns import Column, oriented, table_columns
 from posterity.report.read_runs import Run
-from posterity.report.selected_round import GOALS, WEIGHT, Choice, check_rule, goal
-from posterity.report.tables import (
-    FURTHER,
-    HEADLINE,
-    Column,
-    Row,
-    arms,
-    check_scores,
-    fetch,
-    make_row,
-    oriented,
-)
-
-SPLIT = ("accuracy", "nll", "brier", "mse")
-"""Metrics whose pooled value is the mean of the clients' values, weighted by their held-out rows."""
+from posterity.report.selected_round import WEIGHT, Choice, check_rule, goal
+from posterity.report.tables import Row, arms, check_scores, fetch, make_row
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,7 +84,7 @@ def samples(row: Row, column: Column) -> dict[int, Sample]:
 
 
 def _clients(run: Run, choice: Choice, column: Column) -> Clients | None:
-    if column.source[0] != "metric" or column.source[1] not in SPLIT or column.source[2] != WEIGHT:
+    if not column.row_mean or column.source[2] != WEIGHT:
         return None
     sizes, values = choice.score.by_client("n"), choice.score.by_client(column.source[1])
     if not sizes or len(sizes) != len(values):
@@ -120,15 +108,17 @@ def headline(runs: Sequence[Run], show: str = "validated") -> list[Row]:
     """One row per method, best first, under the selection rule `show`."""
     check_rule(show)
     check_scores(runs)
-    rows = [make_row(arm, show, HEADLINE) for arm in arms(runs)]
-    key = goal(runs[0])
-    rows.sort(key=lambda r: -GOALS[key] * r.cells[key].mean if key in r.cells else math.inf)
-    return mark_best(rows, [oriented(c, key) for c in HEADLINE])
+    among = table_columns(runs)
+    rows = [make_row(arm, show, among) for arm in arms(runs)]
+    key, sign = goal(runs[0]).name, -1 if goal(runs[0]).higher else 1
+    rows.sort(key=lambda r: sign * r.cells[key].mean if key in r.cells else math.inf)
+    return mark_best(rows, oriented(among, runs[0]))
 
 
 def further(rows: Sequence[Row]) -> list[Row]:
     """The metrics the headline has no room for, in the headline's order."""
-    return mark_best([make_row(row.arm, row.rule, FURTHER) for row in rows], FURTHER)
+    among = table_columns([run for row in rows for run in row.arm.runs], "further")
+    return mark_best([make_row(row.arm, row.rule, among) for row in rows], among)
 
 
 def mark_best(rows: Sequence[Row], among: Sequence[Column]) -> list[Row]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from posterity.evaluate.selection import select
+from posterity.evaluate import Metric, goal_of, select
 from posterity.report.logs import ReportError
 from posterity.report.read_runs import Run, Score
 
@@ -19,7 +19,6 @@ RULES = {
     "last": "the last scored round, on the test half",
 }
 PART = {"validated": "test", "paper": "held", "last": "test"}
-GOALS = {"accuracy": 1, "mse": -1}  # +1: higher is better
 WEIGHT = "pooled"
 """How clients are weighed where a metric is averaged: every sample counts the same."""
 
@@ -36,9 +35,9 @@ class Choice:
         return self.score.round
 
 
-def goal(run: Run) -> str:
+def goal(run: Run) -> Metric:
     """The metric that rounds are chosen by and methods are ranked by."""
-    return "mse" if run.federation.task == "regression" else "accuracy"
+    return goal_of(run.federation.task)
 
 
 def check_rule(rule: str) -> None:
@@ -70,10 +69,11 @@ def choose(run: Run, rule: str) -> Choice | None:
     check_rule(rule)
     epochs = main_epochs(run, run.scored)
     parts = {p: series(run, p, run.scored, epochs) for p in ("validation", "test", "held")}
+    name = goal(run).name
     entries: list[dict[str, float | None]] = [
-        {"round": r} | {p: scores[r].value(goal(run), WEIGHT) if r in scores else None for p, scores in parts.items()}
+        {"round": r} | {p: scores[r].value(name, WEIGHT) if r in scores else None for p, scores in parts.items()}
         for r in sorted(set().union(*parts.values()))
     ]
-    chosen = select(entries, rule, GOALS[goal(run)] > 0).round if entries else None
+    chosen = select(entries, rule, goal(run).higher).round if entries else None
     score = parts[PART[rule]].get(chosen) if chosen is not None else None
     return Choice(rule, score) if score is not None else None

@@ -6,9 +6,10 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from posterity.report.columns import Column, text
 from posterity.report.read_runs import POINTS, Run, Score
 from posterity.report.selected_round import PART, RULES, WEIGHT, choose, epochs_scored, goal, main_epochs, series
-from posterity.report.tables import Arm, Column, Row, point_name, progress, settings, summarise, text
+from posterity.report.tables import Arm, Row, point_name, progress, settings, summarise
 from posterity.report.verdict import goal_column, join
 
 # A difference in one of these makes a comparison between methods one between something else as well.
@@ -39,7 +40,7 @@ def by_rule(rows: Sequence[Row]) -> Grid:
 
 def _chosen(run: Run, rule: str) -> float | None:
     choice = choose(run, rule)
-    return choice.score.value(goal(run), WEIGHT) if choice else None
+    return choice.score.value(goal(run).name, WEIGHT) if choice else None
 
 
 def at(run: Run, rule: str, point: str, epochs: int, group: str) -> Score | None:
@@ -156,4 +157,4 @@ def every_run(rows: Sequence[Row]) -> list[tuple[Run, Arm, str, tuple[str, ...]]
 def curve(run: Run, part: str) -> dict[int, float]:
     """The headline metric by round, at the run's own evaluation point."""
     scores = series(run, part, run.scored, main_epochs(run, run.scored))
-    return {r: v for r, s in sorted(scores.items()) if (v := s.value(goal(run), WEIGHT)) is not None}
+    return {r: v for r, s in sorted(scores.items()) if (v := s.value(goal(run).name, WEIGHT)) is not None}

@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from posterity.evaluate.paired import MOST, Paired
+from posterity.report.columns import Column, metric_column, text
 from posterity.report.ranking import Contest, contest
 from posterity.report.read_runs import Run, Score
 from posterity.report.selected_round import PART, goal
-from posterity.report.tables import HEADLINE, Cell, Column, Row, text
+from posterity.report.tables import Cell, Row
 
 NAMED = 8  # methods in a sentence
 DESIGNS = {
@@ -38,7 +39,7 @@ class Line:
 
 
 def goal_column(run: Run) -> Column:
-    return next(c for c in HEADLINE if c.key == goal(run))
+    return metric_column(goal(run).facts())
 
 
 def main_contest(rows: Sequence[Row]) -> Contest:
@@ -82,7 +83,7 @@ def _unsettled(column: Column, rows: Sequence[Row]) -> str:
 def _lead(held: Contest) -> str:
     first, column = held.rows[0], held.column
     extreme = "lowest" if column.better < 0 else "highest"
-    return f"{first.label} has the {extreme} {noun(column)}, {quoted(first.cells[column.key], column)}"
+    return f"{first.label} has the {extreme} {column.noun}, {quoted(first.cells[column.key], column)}"
 
 
 def _rival(held: Contest) -> str:
@@ -161,7 +162,7 @@ def paired_over(held: Contest) -> str:
 
 def explained(held: Contest, rule: str) -> list[str]:
     """What was tested, over what, and about what it speaks."""
-    metric, part = noun(held.column), "held-out" if PART[rule] == "held" else PART[rule]
+    metric, part = held.column.noun, "held-out" if PART[rule] == "held" else PART[rule]
     said = [
         f"Differences of the {metric} over all {part} rows, paired over {paired_over(held)}, each run at the round "
         f"that its rule chose. The 95 % interval is that of a pair by itself. p is adjusted by Holm's method for "
@@ -208,12 +209,8 @@ def p_value(p: float | None) -> str:
     return "p < 0.001" if p < 0.001 else f"p = {p:.3f}" if p < 0.1 else f"p = {p:.2f}"
 
 
-def noun(column: Column) -> str:
-    return "mean squared error" if column.key == "mse" else "accuracy"
-
-
 def _name(column: Column) -> str:
-    return f"{'a' if column.key == 'mse' else 'an'} {noun(column)}"
+    return f"{'an' if column.noun[0] in 'aeiou' else 'a'} {column.noun}"
 
 
 def quoted(cell: Cell, column: Column) -> str:
