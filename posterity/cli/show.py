@@ -19,7 +19,7 @@ from rich.table import Table
 
 from posterity.evaluate import METRICS
 from posterity.experiment.run import Watch, silent
-from posterity.report import Column, Contest, Row, columns, headline, load_runs, main_contest, verdict
+from posterity.report import Column, Comparison, Row, columns, headline, load_runs, main_comparison, verdict
 from posterity.report.remarks import fitted
 
 console = Console()
@@ -72,10 +72,10 @@ def print_table(folder: Path, show: str) -> None:
         console.print(_table(rows, [c for c in every if not c.wide_only], show, False))
     if wide and (note := verdict.worst_note(rows)):
         console.print(note)
-    held = main_contest(rows)
-    if held.tested:
-        _print_pairs(held)
-    console.print(verdict.tell(held, rows))
+    comparison = main_comparison(rows)
+    if comparison.tested:
+        _print_pairs(comparison)
+    console.print(verdict.tell(comparison, rows))
     for remark in fitted(rows) if show == "paper" else ():
         console.print(remark)
 
@@ -98,16 +98,16 @@ def _table(rows: list[Row], shown: list[Column], show: str, wide: bool) -> Table
     return table
 
 
-def _print_pairs(held: Contest) -> None:
+def _print_pairs(comparison: Comparison) -> None:
     """Neighbours in the ranking; the report has more pairs, and says what was tested."""
-    unit = ", in percentage points" if held.column.unit == "%" else ""
-    title = f"neighbours, paired over {verdict.paired_over(held)}{unit}"
+    unit = ", in percentage points" if comparison.column.unit == "%" else ""
+    title = f"neighbours, paired over {verdict.paired_over(comparison)}{unit}"
     table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, header_style="bold", pad_edge=False,
                   padding=(0, 1), collapse_padding=True)  # fmt: skip
     table.add_column("Pair")
-    for head in ("Difference", "95 % interval", f"p (Holm, {held.tested})", "seeds needed"):
+    for head in ("Difference", "95 % interval", f"p (Holm, {comparison.tested})", "seeds needed"):
         table.add_column(head, justify="right", no_wrap=True)
-    for line in verdict.lines(held, verdict.neighbours(held)):
+    for line in verdict.lines(comparison, verdict.neighbours(comparison)):
         p = f"[bold]{line.p}[/bold]" if line.separated else line.p
         table.add_row(f"{line.first.label} − {line.second.label}", line.difference, line.interval, p, line.needed)
     console.print(table)
@@ -120,19 +120,20 @@ def print_json(folder: Path, show: str, report: Path | None) -> None:
               "values": {k: {"mean": _finite(c.mean), "sd": _finite(c.sd)} for k, c in r.cells.items()},
               "worst10_rows": _worst(r)}
              for r in rows]  # fmt: skip
-    held = main_contest(rows)
+    comparison = main_comparison(rows)
     facts = {"folder": str(folder), "show": show, "report": str(report) if report else None, "rows": table,
-             "finding": verdict.tell(held, rows), "pairs": _pairs(held)}  # fmt: skip
+             "finding": verdict.tell(comparison, rows), "pairs": _pairs(comparison)}  # fmt: skip
     print(json.dumps(facts))
 
 
-def _pairs(held: Contest) -> list[dict[str, Any]]:
+def _pairs(comparison: Comparison) -> list[dict[str, Any]]:
     """All pairs, the better ranked first; `p` by itself, `holm` adjusted for all pairs."""
-    return [{"first": held.rows[i].label, "second": held.rows[j].label, "metric": held.column.key, "seeds": pair.seeds,
+    labels = [row.label for row in comparison.rows]
+    return [{"first": labels[i], "second": labels[j], "metric": comparison.column.key, "seeds": pair.seeds,
              "difference": _finite(pair.difference), "interval": list(pair.interval) if pair.interval else None,
              "p": pair.p, "holm": pair.holm, "separated": pair.separated, "design": pair.design,
              "seeds_needed": pair.needed if pair.p is not None else None}
-            for (i, j), pair in held.pairs.items()]  # fmt: skip
+            for (i, j), pair in comparison.pairs.items()]  # fmt: skip
 
 
 def _worst(row: Row) -> list[int] | None:

@@ -2,7 +2,7 @@
 
 A history is a list of entries `{"round", "accuracy", "bytes_up", "bytes_down"}`. Bytes are *cumulative*: all that was
 sent by (up) and to (down) the clients from the start up to and including that round. Rounds without an evaluation
-may be left out or have an accuracy of None or nan.
+may be left out or have an accuracy of None or nan. `experiment/result.py` makes such histories of a run's lines.
 """
 
 from __future__ import annotations

@@ -8,7 +8,8 @@ whatever their order and company, and atomic additions on a GPU do no harm; the 
 the end. (What a *row* contributes may differ in the last place between devices: their `exp` does.)
 Only `+` of two `Scores` rounds: counts stay exact, sums of reals agree to the last places.
 
-Nothing here waits for the device: no value is looked at on the host.
+Nothing here waits for the device: no value is looked at on the host. What needs rows in order is in `ranks.py`;
+`metrics.py` turns sums into numbers.
 """
 
 from __future__ import annotations

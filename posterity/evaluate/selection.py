@@ -2,7 +2,8 @@
 
 An entry is `{"round", "validation", "test", "held"}`: the metric on the half that chooses, on the half that is
 reported, and on both together. `validated` is honest; `paper` chooses and reports on the same rows, as most papers
-do; `last` chooses nothing.
+do; `last` chooses nothing. `experiment/result.py` and `report/selected_round.py` make entries of a run's lines; the
+metric and whether more of it is better are in `metrics.py`.
 """
 
 from __future__ import annotations

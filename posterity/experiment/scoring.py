@@ -48,7 +48,7 @@ class Scored:
 
 @dataclass(frozen=True)
 class Asked:
-    """A question about a group of clients: members, newcomers, or the stranger with the common test set."""
+    """A question about a group of clients: members, newcomers, or nobody in particular, who has the common test set."""
 
     group: str
     question: Question

@@ -1,4 +1,7 @@
-"""Who is better than whom: every pair of methods on every ranked column, over the same seeds and clients."""
+"""Who is better than whom: every pair of methods on every ranked column, over the same seeds and clients.
+
+The statistics are in `evaluate/paired.py`; `verdict.py` says in sentences what comes of it.
+"""
 
 from __future__ import annotations
 
@@ -9,15 +12,15 @@ from functools import cached_property
 
 import numpy as np
 
-from posterity.evaluate.paired import Clients, Paired, Sample, compare_all, detectable, runs_together
+from posterity.evaluate.paired import ClientValues, Paired, Sample, compare_all, detectable, runs_together
 from posterity.report.columns import Column, oriented, table_columns
 from posterity.report.read_runs import Run
-from posterity.report.selected_round import WEIGHT, Choice, check_rule, goal
+from posterity.report.selected_round import WEIGHT, SelectedRound, check_rule, goal
 from posterity.report.tables import Row, arms, check_scores, fetch, make_row
 
 
 @dataclass(frozen=True, eq=False)
-class Contest:
+class Comparison:
     """The settled methods that have a number in one column, best first, and every pair of them (first above second)."""
 
     column: Column
@@ -66,11 +69,11 @@ class Contest:
         return [(i, j) for i, j in self.pairs if everyone or j == i + 1 or i == 0]
 
 
-def contest(rows: Sequence[Row], column: Column) -> Contest:
+def compare_methods(rows: Sequence[Row], column: Column) -> Comparison:
     """A run that is still going has not won or lost yet; a method whose mean is infinite is ranked last, untested."""
     rivals = [r for r in rows if not r.mark and column.key in r.cells]
     rivals.sort(key=lambda r: -column.better * r.cells[column.key].mean)
-    return Contest(column, tuple(rivals), compare_all([samples(r, column) for r in rivals]))
+    return Comparison(column, tuple(rivals), compare_all([samples(r, column) for r in rivals]))
 
 
 def samples(row: Row, column: Column) -> dict[int, Sample]:
@@ -83,14 +86,14 @@ def samples(row: Row, column: Column) -> dict[int, Sample]:
     return found
 
 
-def _clients(run: Run, choice: Choice, column: Column) -> Clients | None:
+def _clients(run: Run, choice: SelectedRound, column: Column) -> ClientValues | None:
     if not column.row_mean or column.source[2] != WEIGHT:
         return None
     sizes, values = choice.score.by_client("n"), choice.score.by_client(column.source[1])
     if not sizes or len(sizes) != len(values):
         return None  # of very many clients a log holds no list
     numbers = np.array([math.nan if v is None else v for v in values])
-    return Clients(numbers, np.array([n or 0.0 for n in sizes]), *_identity(run))
+    return ClientValues(numbers, np.array([n or 0.0 for n in sizes]), *_identity(run))
 
 
 def _identity(run: Run) -> tuple[int, int]:
@@ -138,7 +141,9 @@ def _best(rivals: Sequence[Row], column: Column) -> list[Row]:
     equal = [row for row in rivals if column.better * row.cells[column.key].mean == top]
     if column.source == ("bytes",) or not math.isfinite(top):
         return equal
-    held = contest(rivals, column)
-    if not held.tested:  # one seed shows which value is the highest, and nothing else
+    comparison = compare_methods(rivals, column)
+    if not comparison.tested:  # one seed shows which value is the highest, and nothing else
         return equal
-    return [r for k, r in enumerate(held.rows) if not held.beaten(k) and math.isfinite(r.cells[column.key].mean)]
+    return [
+        r for k, r in enumerate(comparison.rows) if not comparison.beaten(k) and math.isfinite(r.cells[column.key].mean)
+    ]

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from posterity.evaluate import Metric, goal_of, select
 from posterity.report.logs import ReportError
-from posterity.report.read_runs import Run, Score
+from posterity.report.read_runs import Run, ScoreLine
 
 RULES = {
     "validated": "the round is chosen on the validation half of the held-out data; "
@@ -24,11 +24,11 @@ WEIGHT = "pooled"
 
 
 @dataclass(frozen=True)
-class Choice:
+class SelectedRound:
     """A round of a run, picked by a rule, and the scores to print for it."""
 
     rule: str
-    score: Score
+    score: ScoreLine
 
     @property
     def round(self) -> int:
@@ -45,7 +45,7 @@ def check_rule(rule: str) -> None:
         raise ReportError(f"Unknown selection rule {rule!r}: choose one of {', '.join(RULES)}.")
 
 
-def series(run: Run, part: str, point: str, epochs: int, group: str = "members") -> dict[int, Score]:
+def series(run: Run, part: str, point: str, epochs: int, group: str = "members") -> dict[int, ScoreLine]:
     """The scores of one kind, by round."""
     return run.index.get((part, point, epochs, group), {})
 
@@ -64,7 +64,7 @@ def main_epochs(run: Run, point: str) -> int:
     return next((e for e in known if e > 0), 0) if point == "adapted" else next(iter(known), 0)
 
 
-def choose(run: Run, rule: str) -> Choice | None:
+def choose(run: Run, rule: str) -> SelectedRound | None:
     """The round `rule` picks at the run's own evaluation point; None where the scores it needs were not written."""
     check_rule(rule)
     epochs = main_epochs(run, run.scored)
@@ -76,4 +76,4 @@ def choose(run: Run, rule: str) -> Choice | None:
     ]
     chosen = select(entries, rule, goal(run).higher).round if entries else None
     score = parts[PART[rule]].get(chosen) if chosen is not None else None
-    return Choice(rule, score) if score is not None else None
+    return SelectedRound(rule, score) if score is not None else None

@@ -1,4 +1,7 @@
-"""The headline table, as numbers and as text: page and terminal both print `Cell.text`, so they cannot differ."""
+"""The headline table, as numbers and as text: page and terminal both print `Cell.text`, so they cannot differ.
+
+Its columns are in `columns.py`; `ranking.py` sorts its rows and marks the best.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from typing import Any
 from posterity.report.columns import Column, oriented, table_columns, text
 from posterity.report.logs import ReportError
 from posterity.report.read_runs import Run
-from posterity.report.selected_round import Choice, choose, main_epochs
+from posterity.report.selected_round import SelectedRound, choose, main_epochs
 
 # What may differ between the seeds of one method without making it another method.
 INCIDENTAL = {
@@ -63,7 +66,7 @@ class Row:
     arm: Arm
     point: str
     rule: str
-    picked: tuple[tuple[Run, Choice], ...]  # the runs that count, and the round that the rule chose in each
+    picked: tuple[tuple[Run, SelectedRound], ...]  # the runs that count, and the round that the rule chose in each
     mark: str  # empty, or why the row is provisional
     cells: Mapping[str, Cell]
 
@@ -161,7 +164,7 @@ def point_name(point: str, epochs: int) -> str:
     return f"adapted, {epochs} epoch{'' if epochs == 1 else 's'}"
 
 
-def fetch(run: Run, choice: Choice, column: Column) -> float | None:
+def fetch(run: Run, choice: SelectedRound, column: Column) -> float | None:
     """One number of one run."""
     kind, *path = column.source
     if kind == "metric":
