@@ -1,4 +1,7 @@
-"""What a run leaves: scores by rule and point, per-client numbers, and personal models that predict."""
+"""What a run leaves: scores by rule and point, per-client numbers, and personal models that predict.
+
+`run.py` makes it; `run_folder.py` writes it; `report/` reads the folder, and needs nothing of this.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +15,10 @@ from torch import Tensor
 from posterity.core.tree import Tree
 from posterity.engine.round import personal_model
 from posterity.engine.store import Store
-from posterity.evaluate import bytes_to, rounds_to, select
+from posterity.evaluate import bytes_to, goal_of, rounds_to, select
 from posterity.experiment import run_folder
 from posterity.experiment.config import Config, to_toml
 from posterity.experiment.setup import Setup, describe
-
-LOWER_IS_BETTER = ("nll", "brier", "ece", "mce", "ece_flat", "mce_flat", "mse")
 
 
 @dataclass(frozen=True)
@@ -79,9 +80,9 @@ class Result:
 
     def chosen_round(self, show: str = "validated", point: str | None = None, epochs: int | None = None) -> int:
         """The round that a selection rule settles on."""
-        lead = "mse" if self.federation.task == "regression" else "accuracy"
-        choice = select(self.history(lead, "pooled", point, epochs=epochs), show, lead not in LOWER_IS_BETTER)
-        return self.round if choice.round is None else choice.round
+        goal = goal_of(self.federation.task)
+        selected = select(self.history(goal.name, "pooled", point, epochs=epochs), show, goal.higher)
+        return self.round if selected.round is None else selected.round
 
     def clients(self, show: str = "validated", point: str | None = None,
                 epochs: int | None = None) -> dict[str, list[Any]]:  # fmt: skip

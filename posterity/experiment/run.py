@@ -206,7 +206,7 @@ class Runner:
             outputs = answer(self.seeds, self.engine, states, stores, [each.question for each in some], round)
             for told, run_state, each, output in zip(lines, self.run_states, some, outputs, strict=True):
                 if run_state.sim.processes.leads:  # what the others computed is scored by the first
-                    told += score_lines(run_state.sim, round, each, output)
+                    told += score_lines(run_state.sim, round, each, output, run_state.setup.metrics)
         return lines
 
     def _keep(self, elapsed: float, last: bool) -> None:

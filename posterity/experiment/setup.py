@@ -23,6 +23,7 @@ from posterity.engine.distributed import Processes, find_processes
 from posterity.engine.participation import Participation
 from posterity.engine.process_settings import ProcessSettings
 from posterity.engine.simulation import Simulation
+from posterity.evaluate import Metric, check_task, load_metrics
 from posterity.experiment.config import Config
 from posterity.experiment.scoring import fits_validation
 
@@ -39,6 +40,7 @@ class Setup:
     sim: Simulation
     choice: EngineChoice
     settings: ProcessSettings = ProcessSettings()
+    metrics: tuple[Metric, ...] = ()  # of your own
 
     @property
     def engine(self) -> Engine:
@@ -66,10 +68,12 @@ def set_up(
     is resumed.
     """
     _check_device(config.device)
+    metrics = load_metrics(config.metrics)
     processes, device = find_processes(config.device)
     if processes.size > 1 and config.store == "disk":
         raise ValueError("personal records on disk belong to one process: use --store memory with several")
     federation = load_federation(config) if federation is None else federation
+    check_task(metrics, federation.task, federation.classes)
     dtype = DTYPES[config.dtype]
     if model is None:
         options = {name: guess(text) for name, text in config.settings("model").items()}
@@ -88,7 +92,7 @@ def set_up(
     root, processes = make_key(config.seed, device), processes.dealt(federation.train.counts, federation.members)
     sample, memory = footprint(choice.model, few, initial), config.memory or _room(device)
     sim = Simulation(method, choice.model, federation, initial, root, memory, sample, processes)
-    return Setup(sim, choice, settings)
+    return Setup(sim, choice, settings, metrics)
 
 
 def _room(device: str) -> int:
@@ -144,6 +148,7 @@ def describe(config: Config, setup: Setup, command: str) -> dict[str, Any]:
                    "reference": method.reference, "absent": method.absent, "fields": _fields(method),
                    "outside": method.outside(), "fitted": fits_validation([setup.sim.passes(0)])},
         "federation": _federation_facts(federation),
+        **({"metrics": [metric.facts() for metric in setup.metrics]} if setup.metrics else {}),
     }  # fmt: skip
 
 
