@@ -2,7 +2,7 @@
 
 A method is a frozen dataclass whose fields are its hyper-parameters and whose functions are pure and speak about one
 client. The server keeps State and offers Shared (to everybody) and Own (to one client). A client keeps Personal, works
-through passes over its own data, and sends a Message; messages add up (`monoid.py`), and `combine` turns the sum into
+through passes over its own data, and sends a Message; messages add up (`messages.py`), and `combine` turns the sum into
 the next State. How many clients run at once is the engine's business and cannot be seen from here.
 """
 

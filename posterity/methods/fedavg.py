@@ -39,7 +39,6 @@ class FedAvg(Method):
     local: Training = hyper(Training(), "how the clients train")
     server_lr: float = hyper(1.0, "η_s: step size of the server", "McMahan et al. 2017")
     loss: Loss = fit  # a wrapper may replace it
-    support_loss: Loss = fit  # of simulated adaptations: unused here, but wrappers replace both
 
     def __post_init__(self) -> None:
         check_fields(self)

@@ -39,7 +39,6 @@ class Reptile(Method):
     adapt_steps: int | None = hyper(1, "steps of adaptation per epoch of `adapt`; none: whole epochs", "MetaVD §4")
     adapt_batch: int = hyper(64, "batch size of the adaptation", "MetaVD §4")
     loss: Loss = fit  # a wrapper may replace it
-    support_loss: Loss = fit  # unused here, but wrappers replace both
 
     def __post_init__(self) -> None:
         check_meta(self)

@@ -1,4 +1,4 @@
-"""Diagonals of the curvature of a negative log-likelihood, added up over the real rows of a batch.
+"""The curvature h_i of (2): diagonals for a negative log-likelihood, added up over the real rows of a batch.
 
     ggn                Σ_c p_c (Jᵀ(p − e_c))²        generalised Gauss-Newton = Fisher, every label in turn; ≥ 0
     mc_fisher          (Jᵀ(p − e_y))², y ~ p         one label drawn from the model: unbiased for ggn, and cheap

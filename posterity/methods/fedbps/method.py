@@ -1,4 +1,7 @@
-"""FedBPS: what the server keeps, what a client does. The paper is summed up in the package's docstring."""
+"""FedBPS, the method: posterior variances (2), the personal entries (3), the mixed model (4), merged moments (5).
+
+The paper is summed up in the folder's `__init__.py`. Estimators of the curvature in (2) are in `curvature.py`.
+"""
 
 from __future__ import annotations
 

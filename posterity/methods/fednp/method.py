@@ -1,4 +1,8 @@
-"""FedNP: what the server keeps, what a client does. The paper is summed up in the package's docstring."""
+"""FedNP, the method: sites and cavities (5), (6), the client's loss (1), (18), (19), (47), the classifier's prior (17).
+
+The paper is summed up in the folder's `__init__.py`. Moments of the tilted density are in `moments.py`, the network
+that maps z to a classifier in `npn.py`.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +23,8 @@ from posterity.core.protocol import Batch, Carry, Facts, Here, Message, Method, 
 from posterity.core.random import fold, uniform
 from posterity.core.training import Training
 from posterity.core.tree import Tree, record
-from posterity.methods.fednp.moments import KINDS, POINTS, kl_each, match, npn_linear, npn_sigmoid
+from posterity.methods.fednp.moments import KINDS, POINTS, match
+from posterity.methods.fednp.npn import kl_each, npn_linear, npn_sigmoid
 from posterity.methods.fedprox import squared_distance
 
 F_WEIGHT, F_BIAS = F_NAMES = ("fednp.f.weight", "fednp.f.bias")

@@ -29,7 +29,7 @@ from posterity.core.tree import STATIC, Tree, record
 from posterity.core.wire import Sparse, packed, unpacked
 from posterity.core.wrapper import Wrapper
 from posterity.methods.wrappers.drop import Drop
-from posterity.methods.wrappers.metavd.noisy import linear_layer
+from posterity.nn.find import linear_layer
 
 
 @record

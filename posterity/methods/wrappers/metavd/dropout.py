@@ -1,4 +1,6 @@
-"""Variational dropout: weights w ~ N(θ, v) with v = αθ², where p = α/(1 + α) is the rate at which a weight is dropped.
+"""Variational dropout: the noise of (3), the divergence and the ramp of (4), and the precision weights of (5).
+
+Weights are w ~ N(θ, v) with v = αθ², where p = α/(1 + α) is the rate at which a weight is dropped (footnote 1).
 
 A client's noise is a tensor ρ of the weight's shape, in one of two forms:
 

@@ -1,4 +1,4 @@
-"""Where a client's noise comes from: a hyper-network and an embedding per client, kept and trained by the server.
+"""h_ψ of (3) and Algorithm 1: a hyper-network and an embedding per client, kept and trained by the server.
 
 hyper      ρ^m = h_ψ(e^m), fully connected with LeakyReLU between the layers
 ensemble   ρ^m = e^m: a table, every row trained by its own client alone
