@@ -22,12 +22,26 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from posterity.core.averaging import averaged, weighted
-from posterity.core.hyperparameters import check_fields, hyper
-from posterity.core.losses import fit
-from posterity.core.protocol import Batch, Carry, Facts, Here, Message, Method, Now, Params, Pass, Personal, Point
-from posterity.core.training import Training
-from posterity.core.tree import record
+from posterity.core import (
+    Batch,
+    Carry,
+    Facts,
+    Here,
+    Message,
+    Method,
+    Now,
+    Params,
+    Pass,
+    Personal,
+    Point,
+    Training,
+    averaged,
+    check_fields,
+    fit,
+    hyper,
+    record,
+    weighted,
+)
 
 
 @record

@@ -29,7 +29,7 @@ class Gaussian:
     @staticmethod
     def of(mean: Tensor, precision: Tensor) -> Gaussian:
         """The factor with this mean (..., d) and precision."""
-        return Gaussian(precision, apply(precision, mean))
+        return Gaussian(precision, matvec(precision, mean))
 
     @property
     def form(self) -> str:
@@ -70,7 +70,7 @@ class Gaussian:
         return positive if self.form == "isotropic" else positive.all(-1)
 
 
-def apply(precision: Tensor, vector: Tensor) -> Tensor:
+def matvec(precision: Tensor, vector: Tensor) -> Tensor:
     """Λ·vector for any form of Λ."""
     axes = precision.dim() - vector.dim()
     if axes == 1:
@@ -90,7 +90,7 @@ def kl(p: Gaussian, q: Gaussian) -> Tensor:
     """KL(p ‖ q) of two proper factors of any forms (...)."""
     size = p.shift.shape[-1]
     gap = p.mean() - q.mean()
-    quadratic = (gap * apply(q.precision, gap)).sum(-1)
+    quadratic = (gap * matvec(q.precision, gap)).sum(-1)
     if "dense" in (p.form, q.form):
         full_p, full_q = (dense(g.precision, size, FORMS.index(g.form)) for g in (p, q))
         trace = torch.linalg.solve(full_p, full_q).diagonal(dim1=-2, dim2=-1).sum(-1)
@@ -103,7 +103,7 @@ def log_density(q: Gaussian, point: Tensor) -> Tensor:
     """log N(point) under a proper factor (...)."""
     size, gap = point.shape[-1], point - q.mean()
     volume = torch.logdet(q.precision) if q.form == "dense" else torch.log(_as_diagonal(q)).sum(-1)
-    return 0.5 * (volume - size * math.log(2 * math.pi) - (gap * apply(q.precision, gap)).sum(-1))
+    return 0.5 * (volume - size * math.log(2 * math.pi) - (gap * matvec(q.precision, gap)).sum(-1))
 
 
 def cholesky(precision: Tensor) -> Tensor:

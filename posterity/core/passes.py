@@ -37,20 +37,20 @@ def everything(names: Iterable[str], model: Any) -> list[str]:
     return [n for n in names if n in model.trainable or n not in model.leaves]
 
 
-def network(names: Iterable[str], model: Any) -> list[str]:
+def trainable(names: Iterable[str], model: Any) -> list[str]:
     return [n for n in names if n in model.trainable]
 
 
 def head(names: Iterable[str], model: Any) -> list[str]:
-    return [n for n in network(names, model) if n in model.head_names]
+    return [n for n in trainable(names, model) if n in model.head_names]
 
 
 def base(names: Iterable[str], model: Any) -> list[str]:
-    return [n for n in network(names, model) if n in model.base_names]
+    return [n for n in trainable(names, model) if n in model.base_names]
 
 
 def norms(names: Iterable[str], model: Any) -> list[str]:
-    return [n for n in network(names, model) if n in model.norms]
+    return [n for n in trainable(names, model) if n in model.norms]
 
 
 # --- passes ---------------------------------------------------------------------------------------------------------
@@ -115,7 +115,7 @@ def meta(
     fast: float,
     optimiser: Optimiser,
     trains: Partition = everything,
-    adapts: Partition = network,
+    adapts: Partition = trainable,
     order: str = "exact",
     delta: float = 1e-3,
     inner: int = 1,
@@ -255,4 +255,5 @@ def _learning(
 
 
 __all__ = ["Loss", "Partition", "Summary", "base", "constrained", "deal", "descend", "everything", "gather", "head",
-           "meta", "network", "norms", "opened", "sample"]  # fmt: skip
+           "meta", "norms", "opened", "sample",
+           "trainable"]  # fmt: skip

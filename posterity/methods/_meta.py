@@ -14,13 +14,22 @@ from typing import Any
 
 import torch
 
-from posterity.core.averaging import averaged
-from posterity.core.hyperparameters import check_fields, within
-from posterity.core.optim import SGD, clipped
-from posterity.core.passes import Loss, descend, meta
-from posterity.core.protocol import Message, Params, Pass
-from posterity.core.training import Training
-from posterity.core.tree import record, tree_map
+from posterity.core import (
+    SGD,
+    Loss,
+    Message,
+    Params,
+    Pass,
+    Training,
+    averaged,
+    check_fields,
+    clipped,
+    descend,
+    meta,
+    record,
+    tree_map,
+    within,
+)
 
 CODE = "MetaVD's released code"
 

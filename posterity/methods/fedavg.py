@@ -15,13 +15,27 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from posterity.core.averaging import averaged, weighted
-from posterity.core.hyperparameters import check_fields, hyper, within
-from posterity.core.losses import fit
-from posterity.core.passes import Loss
-from posterity.core.protocol import Carry, Facts, Here, Message, Method, Now, Params, Pass, Personal, Point
-from posterity.core.training import Training
-from posterity.core.tree import record
+from posterity.core import (
+    Carry,
+    Facts,
+    Here,
+    Loss,
+    Message,
+    Method,
+    Now,
+    Params,
+    Pass,
+    Personal,
+    Point,
+    Training,
+    averaged,
+    check_fields,
+    fit,
+    hyper,
+    record,
+    weighted,
+    within,
+)
 
 
 @record

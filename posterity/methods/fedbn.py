@@ -28,13 +28,30 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from posterity.core.averaging import averaged, weighted
-from posterity.core.hyperparameters import check_fields, hyper
-from posterity.core.losses import fit
-from posterity.core.passes import Loss, gather
-from posterity.core.protocol import Batch, Carry, Facts, Here, Message, Method, Now, Own, Params, Pass, Point, tuned
-from posterity.core.training import Training
-from posterity.core.tree import STATIC, record
+from posterity.core import (
+    STATIC,
+    Batch,
+    Carry,
+    Facts,
+    Here,
+    Loss,
+    Message,
+    Method,
+    Now,
+    Own,
+    Params,
+    Pass,
+    Point,
+    Training,
+    averaged,
+    check_fields,
+    fit,
+    gather,
+    hyper,
+    record,
+    tuned,
+    weighted,
+)
 
 KEEPS = ("layers", "statistics")
 NEWCOMERS = ("data", "initial", "mean")

@@ -36,13 +36,30 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from posterity.core.hyperparameters import check_fields, hyper
-from posterity.core.losses import fit, log_likelihood
-from posterity.core.messages import LogMean, Mean, Sum
-from posterity.core.passes import Loss, gather
-from posterity.core.protocol import Batch, Carry, Facts, Here, Message, Method, Now, Params, Pass, Personal, Point
-from posterity.core.training import Training
-from posterity.core.tree import record
+from posterity.core import (
+    Batch,
+    Carry,
+    Facts,
+    Here,
+    LogMean,
+    Loss,
+    Mean,
+    Message,
+    Method,
+    Now,
+    Params,
+    Pass,
+    Personal,
+    Point,
+    Sum,
+    Training,
+    check_fields,
+    fit,
+    gather,
+    hyper,
+    log_likelihood,
+    record,
+)
 from posterity.methods.fedprox import squared_distance
 
 WEIGHTINGS = ("per_sample", "posterior", "likelihood", "num_examples", "uniform")

@@ -16,13 +16,27 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from posterity.core.averaging import averaged, weighted
-from posterity.core.hyperparameters import hyper
-from posterity.core.losses import fit
-from posterity.core.passes import Loss
-from posterity.core.protocol import Carry, Facts, Here, Message, Method, Now, Own, Params, Pass, Personal, Point
-from posterity.core.training import Training
-from posterity.core.tree import STATIC, record
+from posterity.core import (
+    STATIC,
+    Carry,
+    Facts,
+    Here,
+    Loss,
+    Message,
+    Method,
+    Now,
+    Own,
+    Params,
+    Pass,
+    Personal,
+    Point,
+    Training,
+    averaged,
+    fit,
+    hyper,
+    record,
+    weighted,
+)
 
 
 @record

@@ -18,13 +18,29 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from posterity.core.averaging import averaged, weighted
-from posterity.core.hyperparameters import check_fields, hyper, within
-from posterity.core.losses import fit
-from posterity.core.passes import Loss, network
-from posterity.core.protocol import Batch, Carry, Facts, Here, Message, Method, Now, Params, Pass, Personal, Point
-from posterity.core.training import Training
-from posterity.core.tree import record
+from posterity.core import (
+    Batch,
+    Carry,
+    Facts,
+    Here,
+    Loss,
+    Message,
+    Method,
+    Now,
+    Params,
+    Pass,
+    Personal,
+    Point,
+    Training,
+    averaged,
+    check_fields,
+    fit,
+    hyper,
+    record,
+    trainable,
+    weighted,
+    within,
+)
 
 
 @record
@@ -34,7 +50,7 @@ class State:
 
 def squared_distance(params: Params, centre: Params, model: Any) -> Tensor:
     """‖θ − w‖² over the trainable leaves of the network."""
-    return sum(((params[n] - centre[n]) ** 2).sum() for n in network(params, model))  # type: ignore[return-value]
+    return sum(((params[n] - centre[n]) ** 2).sum() for n in trainable(params, model))  # type: ignore[return-value]
 
 
 @dataclass(frozen=True)

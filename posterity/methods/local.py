@@ -15,10 +15,24 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from posterity.core.hyperparameters import hyper
-from posterity.core.protocol import Carry, Facts, Here, Message, Method, Now, Own, Params, Pass, Personal, Point, Shared
-from posterity.core.training import Training
-from posterity.core.tree import Tree, record
+from posterity.core import (
+    Carry,
+    Facts,
+    Here,
+    Message,
+    Method,
+    Now,
+    Own,
+    Params,
+    Pass,
+    Personal,
+    Point,
+    Shared,
+    Training,
+    Tree,
+    hyper,
+    record,
+)
 
 
 @record

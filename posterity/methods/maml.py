@@ -22,12 +22,24 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from posterity.core.averaging import weighted
-from posterity.core.hyperparameters import hyper, within
-from posterity.core.losses import fit
-from posterity.core.passes import Loss
-from posterity.core.protocol import Carry, Facts, Here, Message, Method, Now, Params, Pass, Personal, Point
-from posterity.core.training import Training
+from posterity.core import (
+    Carry,
+    Facts,
+    Here,
+    Loss,
+    Message,
+    Method,
+    Now,
+    Params,
+    Pass,
+    Personal,
+    Point,
+    Training,
+    fit,
+    hyper,
+    weighted,
+    within,
+)
 from posterity.methods._meta import CODE, State, adaptation, check_meta, fast_steps, first, meta_steps, server_step
 
 

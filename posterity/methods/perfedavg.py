@@ -26,12 +26,24 @@ from typing import Any, ClassVar
 
 import torch
 
-from posterity.core.hyperparameters import hyper, within
-from posterity.core.losses import fit
-from posterity.core.messages import Mean
-from posterity.core.passes import Loss
-from posterity.core.protocol import Carry, Facts, Here, Message, Method, Now, Params, Pass, Personal, Point
-from posterity.core.training import Training
+from posterity.core import (
+    Carry,
+    Facts,
+    Here,
+    Loss,
+    Mean,
+    Message,
+    Method,
+    Now,
+    Params,
+    Pass,
+    Personal,
+    Point,
+    Training,
+    fit,
+    hyper,
+    within,
+)
 from posterity.methods._meta import CODE, State, adaptation, check_meta, fast_steps, first, meta_steps, server_step
 
 ORDERS = {"difference": "hessian_free", "exact": "exact", "none": "first"}

@@ -33,15 +33,14 @@ import torch
 from torch import Tensor
 from torch.func import grad
 
-from posterity.core.hyperparameters import check_fields, hyper, within
-from posterity.core.losses import fit
-from posterity.core.messages import Mean, Sum
-from posterity.core.passes import Loss, gather, network
-from posterity.core.protocol import (
+from posterity.core import (
+    STATIC,
     Batch,
     Carry,
     Facts,
     Here,
+    Loss,
+    Mean,
     Message,
     Method,
     Now,
@@ -49,10 +48,18 @@ from posterity.core.protocol import (
     Pass,
     Personal,
     Point,
+    Sum,
+    Training,
+    check_fields,
+    fit,
+    gather,
+    hyper,
+    record,
+    trainable,
+    tree_map,
     tuned,
+    within,
 )
-from posterity.core.training import Training
-from posterity.core.tree import STATIC, record, tree_map
 
 VARIATES = ("II", "I", "fednp")
 
@@ -94,7 +101,7 @@ class SCAFFOLD(Method):
             )
 
     def init(self, model: Any, params: Params, facts: Facts) -> State:
-        return State(params, {n: torch.zeros_like(params[n]) for n in network(params, model)}, facts.clients)
+        return State(params, {n: torch.zeros_like(params[n]) for n in trainable(params, model)}, facts.clients)
 
     def join(self, here: Here) -> Personal:
         return tree_map(torch.zeros_like, here.shared.control)
@@ -111,7 +118,7 @@ class SCAFFOLD(Method):
 
     def slope(self, params: Params, batch: Batch, here: Here) -> Params:
         """The gradient at the received w, times the rows of the batch."""
-        still, names = here.shared.params, network(here.shared.params, here.model)
+        still, names = here.shared.params, trainable(here.shared.params, here.model)
         found = grad(lambda moving: self.loss({**still, **moving}, batch, here)[0])({n: still[n] for n in names})
         return tree_map(lambda g: g * batch.mask.sum(), found)
 

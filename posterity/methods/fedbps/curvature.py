@@ -21,11 +21,19 @@ import torch
 from torch import Tensor
 from torch.func import grad, vjp, vmap
 
-from posterity.core.losses import NOISE, log_likelihood
-from posterity.core.passes import network
-from posterity.core.protocol import Batch, Here, Params
-from posterity.core.random import categorical, fold, normal, uniform
-from posterity.core.tree import tree_map
+from posterity.core import (
+    NOISE,
+    Batch,
+    Here,
+    Params,
+    categorical,
+    fold,
+    log_likelihood,
+    normal,
+    trainable,
+    tree_map,
+    uniform,
+)
 
 ESTIMATORS = ("ggn", "mc_fisher", "empirical_fisher", "hutchinson", "exact")
 Roots = Callable[[Tensor, Tensor], Iterable[tuple[float | Tensor, Tensor]]]  # weights and directions in output space
@@ -33,7 +41,7 @@ Roots = Callable[[Tensor, Tensor], Iterable[tuple[float | Tensor, Tensor]]]  # w
 
 def diagonal(estimator: str, params: Params, batch: Batch, here: Here, probes: int = 8) -> Params:
     """The estimator's sum over the real rows, for the trainable leaves of the network."""
-    names = set(network(params, here.model))
+    names = set(trainable(params, here.model))
     moving = {n: p for n, p in params.items() if n in names}
     still = {n: p for n, p in params.items() if n not in names}
     if estimator in ("hutchinson", "exact"):

@@ -13,16 +13,37 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from posterity.core.averaging import averaged
-from posterity.core.gaussian import Gaussian
-from posterity.core.hyperparameters import check_fields, hyper, within
-from posterity.core.losses import fit, masked_mean, pointwise
-from posterity.core.messages import Mean, Sum
-from posterity.core.passes import gather, head, network
-from posterity.core.protocol import Batch, Carry, Facts, Here, Message, Method, Now, Params, Pass, Personal, Point
-from posterity.core.random import fold, uniform
-from posterity.core.training import Training
-from posterity.core.tree import Tree, record
+from posterity.core import (
+    Batch,
+    Carry,
+    Facts,
+    Gaussian,
+    Here,
+    Mean,
+    Message,
+    Method,
+    Now,
+    Params,
+    Pass,
+    Personal,
+    Point,
+    Sum,
+    Training,
+    Tree,
+    averaged,
+    check_fields,
+    fit,
+    fold,
+    gather,
+    head,
+    hyper,
+    masked_mean,
+    pointwise,
+    record,
+    trainable,
+    uniform,
+    within,
+)
 from posterity.methods.fednp.moments import KINDS, POINTS, match
 from posterity.methods.fednp.npn import kl_each, npn_linear, npn_sigmoid
 from posterity.methods.fedprox import squared_distance
@@ -149,7 +170,7 @@ class FedNP(Method):
         """The network, and for λ > 0 the NPN and, unless it is detached, f."""
         found = list(names)
         own = [n for n in found if n in NPN or (n in F_NAMES and not self.detach_f)]
-        return network(found, model) + (own if self.lam else [])
+        return trainable(found, model) + (own if self.lam else [])
 
     def passes(self) -> tuple[Pass, ...]:
         learn = self.local.descend(self.loss if self.lam else self.plain, self.trains)

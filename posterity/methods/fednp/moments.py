@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from posterity.core.gaussian import Gaussian
+from posterity.core import Gaussian
 
 KINDS = ("quadrature", "closed")
 POINTS = 129  # of the quadrature: see `places` for what they give

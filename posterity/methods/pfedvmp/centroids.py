@@ -8,8 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from posterity.core.gaussian import Gaussian, apply, cholesky
-from posterity.core.messages import Sum
+from posterity.core import Gaussian, Sum, cholesky, matvec
 from posterity.methods.pfedvmp.factors import unpack
 
 TRUSTED = 1e-6  # bound of what rounding may do to a mean, relative to it; the real effect is smaller
@@ -42,7 +41,7 @@ def joint_mean(matrix: Gaussian, plain: Gaussian) -> Tensor:
     inverse = torch.linalg.solve_triangular(
         cholesky(whole.precision), torch.eye(size).to(matrix.shift).expand_as(whole.precision), upper=False
     )
-    mean = apply(inverse.mT, apply(inverse, whole.shift))
+    mean = matvec(inverse.mT, matvec(inverse, whole.shift))
     weak = ~(noise * inverse.flatten(1).square().sum(1) < TRUSTED)  # noise · tr Λ⁻¹; also where there is no root
     for k in torch.nonzero(weak).flatten().tolist():
         mean[k] = _spectral_mean(matrix.precision[k], matrix.shift[k], plain.precision[k], plain.shift[k], noise[k])

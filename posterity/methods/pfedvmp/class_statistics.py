@@ -9,9 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from posterity.core.losses import one_hot
-from posterity.core.messages import Sum
-from posterity.core.tree import record
+from posterity.core import Sum, one_hot, record
 
 ROUNDING = 8  # deviations below so many units of rounding of a feature are none
 NONE = 1e-10  # a client whose variance is a smaller share of its features' mean square has none

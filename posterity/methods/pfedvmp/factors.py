@@ -25,9 +25,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from posterity.core.gaussian import Gaussian
-from posterity.core.messages import Sum
-from posterity.core.tree import record, tree_cast, tree_rows
+from posterity.core import Gaussian, Sum, record, tree_cast, tree_rows
 from posterity.methods.pfedvmp.class_statistics import Classes
 from posterity.methods.pfedvmp.precision import low_rank, multiplied_out
 

@@ -13,15 +13,35 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from posterity.core.averaging import averaged, weighted
-from posterity.core.gaussian import Gaussian
-from posterity.core.hyperparameters import check_fields, hyper, within
-from posterity.core.losses import masked_mean, pointwise
-from posterity.core.messages import Sum
-from posterity.core.passes import gather
-from posterity.core.protocol import Batch, Carry, Facts, Here, Message, Method, Now, Own, Params, Pass, Personal, Point
-from posterity.core.training import Training
-from posterity.core.tree import STATIC, Tree, record, tree_cast
+from posterity.core import (
+    STATIC,
+    Batch,
+    Carry,
+    Facts,
+    Gaussian,
+    Here,
+    Message,
+    Method,
+    Now,
+    Own,
+    Params,
+    Pass,
+    Personal,
+    Point,
+    Sum,
+    Training,
+    Tree,
+    averaged,
+    check_fields,
+    gather,
+    hyper,
+    masked_mean,
+    pointwise,
+    record,
+    tree_cast,
+    weighted,
+    within,
+)
 from posterity.methods.fedper import split
 from posterity.methods.pfedvmp.centroids import nearest_centroid, read_centroids
 from posterity.methods.pfedvmp.class_statistics import (

@@ -15,7 +15,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from posterity.core.tree import record
+from posterity.core import record
 from posterity.methods.pfedvmp.class_statistics import Classes, Found, Spread
 from posterity.methods.pfedvmp.scatter import ridged_inverses, scatter_roots
 

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor, library
 
-from posterity.core.gaussian import cholesky
+from posterity.core import cholesky
 
 STEP = 4 / 3  # from a size of groups to the next, on a GPU
 SAFE = 0.5  # roots are trusted if a bound of M's condition stays below this share of 1 / cut: nothing is cut then

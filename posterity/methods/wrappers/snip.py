@@ -22,12 +22,27 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from posterity.core.hyperparameters import check_fields, hyper, within
-from posterity.core.passes import constrained
-from posterity.core.protocol import Carry, Facts, Here, Message, Now, Params, Pass, Personal
-from posterity.core.tree import STATIC, Tree, record
-from posterity.core.wire import Sparse, packed, unpacked
-from posterity.core.wrapper import Wrapper
+from posterity.core import (
+    STATIC,
+    Carry,
+    Facts,
+    Here,
+    Message,
+    Now,
+    Params,
+    Pass,
+    Personal,
+    Sparse,
+    Tree,
+    Wrapper,
+    check_fields,
+    constrained,
+    hyper,
+    packed,
+    record,
+    unpacked,
+    within,
+)
 from posterity.methods.wrappers.drop import Drop
 from posterity.nn.find import linear_layer
 

@@ -22,9 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from posterity.core.messages import Bag, Mean, Message
-from posterity.core.protocol import Carry, Here
-from posterity.core.random import normal
+from posterity.core import Bag, Carry, Here, Mean, Message, normal
 
 FORMS = ("log_variance", "alpha")
 PRIORS = ("hierarchical", "log_uniform")

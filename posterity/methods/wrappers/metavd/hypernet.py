@@ -18,11 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.func import grad, vjp
 
-from posterity.core.optim import SGD, clipped
-from posterity.core.passes import Loss
-from posterity.core.protocol import Batch, Carry, Here, Pass
-from posterity.core.random import normal
-from posterity.core.tree import Tree, record, tree_map, tree_rows
+from posterity.core import SGD, Batch, Carry, Here, Loss, Pass, Tree, clipped, normal, record, tree_map, tree_rows
 from posterity.methods.wrappers.metavd.dropout import LEAST, centred
 
 FAMILIES = ("hyper", "ensemble", "naive")

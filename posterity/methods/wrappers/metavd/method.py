@@ -12,13 +12,28 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from posterity.core.hyperparameters import check_fields, hyper, within
-from posterity.core.optim import SGD
-from posterity.core.passes import opened
-from posterity.core.protocol import Batch, Carry, Facts, Here, Message, Method, Now, Params, Pass, Personal
-from posterity.core.random import fold
-from posterity.core.tree import STATIC, Tree, record
-from posterity.core.wrapper import Wrapper
+from posterity.core import (
+    SGD,
+    STATIC,
+    Batch,
+    Carry,
+    Facts,
+    Here,
+    Message,
+    Method,
+    Now,
+    Params,
+    Pass,
+    Personal,
+    Tree,
+    Wrapper,
+    check_fields,
+    fold,
+    hyper,
+    opened,
+    record,
+    within,
+)
 from posterity.methods.fedavg import FedAvg
 from posterity.methods.maml import MAML
 from posterity.methods.perfedavg import PerFedAvg

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from posterity.core.random import fold
+from posterity.core import fold
 from posterity.methods.wrappers.metavd.dropout import perturbed
 
 Params = dict[str, Tensor]
