@@ -18,7 +18,7 @@ Differs from the paper: nothing yet (this file is FedAvg with a pull to the broa
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -29,6 +29,7 @@ from posterity.core import (
     Here,
     Message,
     Method,
+    Network,
     Now,
     Params,
     Pass,
@@ -62,7 +63,7 @@ class {title}(Method):
     def __post_init__(self) -> None:
         check_fields(self)
 
-    def init(self, model: Any, params: Params, facts: Facts) -> State:
+    def init(self, model: Network, params: Params, facts: Facts) -> State:
         return State(params)
 
     def start(self, here: Here) -> Params:

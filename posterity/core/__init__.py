@@ -1,6 +1,7 @@
 """What a method is made of: one import line, `from posterity.core import (…)`, has all of it.
 
     protocol          Method and the records that its functions are given
+    network           what a network must have
     messages, wire    what clients send: sums, means, moments, rows; what need not travel
     passes, losses    ready-made walks over a client's data, and what they minimise
     training, optim   how a client trains
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from posterity.core.hyperparameters import check_fields, hyper, within
     from posterity.core.losses import NOISE, fit, log_likelihood, log_predictive, masked_mean, one_hot, pointwise
     from posterity.core.messages import Bag, LogMean, Mean, Message, Moments, Rows, Sum
+    from posterity.core.network import Network, Params
     from posterity.core.optim import SGD, Adam, Optimiser, RMSprop, clipped, norm
     from posterity.core.passes import (
         Loss,
@@ -51,7 +53,6 @@ if TYPE_CHECKING:
         Method,
         Now,
         Own,
-        Params,
         Pass,
         Personal,
         Point,
@@ -75,8 +76,8 @@ if TYPE_CHECKING:
     from posterity.core.wire import Sparse, packed, unpacked
     from posterity.core.wrapper import Wrapper
 
-MODULES = ("averaging", "gaussian", "hyperparameters", "losses", "messages", "optim", "passes", "protocol", "random",
-           "training", "tree", "wire", "wrapper")  # fmt: skip
+MODULES = ("averaging", "gaussian", "hyperparameters", "losses", "messages", "network", "optim", "passes", "protocol",
+           "random", "training", "tree", "wire", "wrapper")  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:
@@ -90,11 +91,11 @@ def __getattr__(name: str) -> Any:
 
 __all__ = [
     "NOISE", "SGD", "STATIC", "Adam", "Bag", "Batch", "Carry", "Facts", "Gaussian", "Here", "LogMean", "Loss", "Mean",
-    "Message", "Method", "Moments", "Now", "Optimiser", "Own", "Params", "Partition", "Pass", "Personal", "Point",
-    "RMSprop", "Rows", "Shared", "Sparse", "State", "Sum", "Summary", "Training", "Tree", "Wrapper", "averaged", "base",
-    "categorical", "check_fields", "cholesky", "clipped", "constrained", "deal", "descend", "everything", "fit", "fold",
-    "gather", "head", "hyper", "kl", "log_likelihood", "log_predictive", "make_key", "masked_mean", "matvec", "meta",
-    "norm", "normal", "norms", "one_hot", "opened", "packed", "permutation", "pointwise", "record", "sample",
-    "trainable", "tree_cast", "tree_leaves", "tree_map", "tree_named", "tree_rows", "tree_stack", "tuned", "uniform",
-    "unpacked", "weighted", "within",
+    "Message", "Method", "Moments", "Network", "Now", "Optimiser", "Own", "Params", "Partition", "Pass", "Personal",
+    "Point", "RMSprop", "Rows", "Shared", "Sparse", "State", "Sum", "Summary", "Training", "Tree", "Wrapper",
+    "averaged", "base", "categorical", "check_fields", "cholesky", "clipped", "constrained", "deal", "descend",
+    "everything", "fit", "fold", "gather", "head", "hyper", "kl", "log_likelihood", "log_predictive", "make_key",
+    "masked_mean", "matvec", "meta", "norm", "normal", "norms", "one_hot", "opened", "packed", "permutation",
+    "pointwise", "record", "sample", "trainable", "tree_cast", "tree_leaves", "tree_map", "tree_named", "tree_rows",
+    "tree_stack", "tuned", "uniform", "unpacked", "weighted", "within",
 ]  # fmt: skip

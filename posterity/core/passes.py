@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from torch.func import grad_and_value
 
+from posterity.core.network import Network
 from posterity.core.optim import SGD, Optimiser
 from posterity.core.protocol import Batch, Carry, Here, Params, Pass
 from posterity.core.random import fold
@@ -25,31 +26,31 @@ from posterity.core.tree import Tree, tree_map
 
 Loss = Callable[[Params, Batch, Here], tuple[Tensor, Params]]
 Summary = Callable[[Params, Batch, Here], Tree]
-Partition = Callable[[Iterable[str], Any], list[str]]
+Partition = Callable[[Iterable[str], Network], list[str]]
 Update = tuple[Tree, Tensor, Params]  # gradient, value, buffers
 ORDERS = ("exact", "first", "hessian_free")
 INNER = 2**20  # from here on, numbers that inner steps fold into the key: draws of their own
 
 
 # --- partitions: which leaves move. Never buffers (the network updates them itself), nor weights that are frozen. -----
-def everything(names: Iterable[str], model: Any) -> list[str]:
+def everything(names: Iterable[str], model: Network) -> list[str]:
     """The network's trainable leaves and the method's own."""
     return [n for n in names if n in model.trainable or n not in model.leaves]
 
 
-def trainable(names: Iterable[str], model: Any) -> list[str]:
+def trainable(names: Iterable[str], model: Network) -> list[str]:
     return [n for n in names if n in model.trainable]
 
 
-def head(names: Iterable[str], model: Any) -> list[str]:
+def head(names: Iterable[str], model: Network) -> list[str]:
     return [n for n in trainable(names, model) if n in model.head_names]
 
 
-def base(names: Iterable[str], model: Any) -> list[str]:
+def base(names: Iterable[str], model: Network) -> list[str]:
     return [n for n in trainable(names, model) if n in model.base_names]
 
 
-def norms(names: Iterable[str], model: Any) -> list[str]:
+def norms(names: Iterable[str], model: Network) -> list[str]:
     return [n for n in trainable(names, model) if n in model.norms]
 
 

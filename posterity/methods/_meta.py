@@ -18,6 +18,7 @@ from posterity.core import (
     SGD,
     Loss,
     Message,
+    Network,
     Params,
     Pass,
     Training,
@@ -40,7 +41,7 @@ class State:
     velocity: Params  # v, of the trainable leaves; {} without momentum
 
 
-def first(model: Any, params: Params, momentum: float) -> State:
+def first(model: Network, params: Params, momentum: float) -> State:
     """The server before the first round."""
     moving = [n for n in params if n in model.trainable] if momentum else []
     return State(params, {n: torch.zeros_like(params[n]) for n in moving})

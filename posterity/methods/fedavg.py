@@ -13,7 +13,7 @@ them local without saying so); the last, smaller batch is kept; the optimiser st
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from posterity.core import (
     Carry,
@@ -22,6 +22,7 @@ from posterity.core import (
     Loss,
     Message,
     Method,
+    Network,
     Now,
     Params,
     Pass,
@@ -58,7 +59,7 @@ class FedAvg(Method):
         check_fields(self)
         within(self, server_lr=(0, None))
 
-    def init(self, model: Any, params: Params, facts: Facts) -> State:
+    def init(self, model: Network, params: Params, facts: Facts) -> State:
         return State(params)
 
     def start(self, here: Here) -> Params:

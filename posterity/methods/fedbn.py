@@ -37,6 +37,7 @@ from posterity.core import (
     Loss,
     Message,
     Method,
+    Network,
     Now,
     Own,
     Params,
@@ -80,7 +81,8 @@ def statistics(params: Params, batch: Batch, here: Here) -> Params:
     _, buffers = here.model(params, batch.x, mask=batch.mask, train=True, key=here.key)
     rows, found = batch.mask.sum(), {}
     for name in (n for n in buffers if n in here.model.norms):
-        rate = here.model.module.get_submodule(name.rpartition(".")[0]).momentum or 1.0
+        layer: Any = here.model.module.get_submodule(name.rpartition(".")[0])
+        rate = layer.momentum or 1.0
         found[name] = rows * (params[name] + (buffers[name] - params[name]) / rate)
     return found
 
@@ -108,7 +110,7 @@ class FedBN(Method):
     def __post_init__(self) -> None:
         check_fields(self)
 
-    def home(self, model: Any) -> frozenset[str]:
+    def home(self, model: Network) -> frozenset[str]:
         """Names of the leaves that stay at home."""
         names: frozenset[str] = model.norms if self.keeps == "layers" else model.norms & model.buffers
         return names
@@ -117,7 +119,7 @@ class FedBN(Method):
         """The leaves that travel."""
         return {n: p for n, p in params.items() if n not in home or self.newcomers == "mean"}
 
-    def init(self, model: Any, params: Params, facts: Facts) -> State:
+    def init(self, model: Network, params: Params, facts: Facts) -> State:
         return State(params, self.home(model))
 
     def offer(self, state: State, client: Tensor | None) -> tuple[Shared, Own]:

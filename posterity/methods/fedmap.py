@@ -31,7 +31,7 @@ Running statistics of batch norm stay with their client; the server's average of
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -46,6 +46,7 @@ from posterity.core import (
     Mean,
     Message,
     Method,
+    Network,
     Now,
     Params,
     Pass,
@@ -92,7 +93,7 @@ class FedMAP(Method):
         if not self.sigma2 > 0:
             raise ValueError(f"sigma2 is a variance and must be positive (inf = no prior); {self.sigma2} was given")
 
-    def init(self, model: Any, params: Params, facts: Facts) -> State:
+    def init(self, model: Network, params: Params, facts: Facts) -> State:
         return State(params)
 
     def join(self, here: Here) -> Personal:

@@ -32,7 +32,7 @@ optimiser of the clients starts anew each round, with the same momentum in all s
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -46,6 +46,7 @@ from posterity.core import (
     Mean,
     Message,
     Method,
+    Network,
     Now,
     Own,
     Params,
@@ -135,7 +136,7 @@ class FedPA(Method):
     def server(self) -> SGD:
         return SGD(self.server_lr, self.server_momentum)
 
-    def init(self, model: Any, params: Params, facts: Facts) -> State:
+    def init(self, model: Network, params: Params, facts: Facts) -> State:
         return State(params, {n: torch.zeros_like(params[n]) for n in trainable(params, model)})
 
     def offer(self, state: State, client: Tensor | None) -> tuple[Shared, Own]:

@@ -12,7 +12,7 @@ start from one common head. A client that has never trained has that first head,
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -24,6 +24,7 @@ from posterity.core import (
     Loss,
     Message,
     Method,
+    Network,
     Now,
     Own,
     Params,
@@ -66,7 +67,7 @@ class FedPer(Method):
     local: Training = hyper(Training(), "how the clients train")
     loss: Loss = fit  # a wrapper may replace it
 
-    def init(self, model: Any, params: Params, facts: Facts) -> State:
+    def init(self, model: Network, params: Params, facts: Facts) -> State:
         return State(params, model.head_names)
 
     def offer(self, state: State, client: Tensor | None) -> tuple[Shared, Own]:

@@ -14,7 +14,7 @@ FedNP's released code adds an unsquared norm, so its µ is not comparable.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -26,6 +26,7 @@ from posterity.core import (
     Loss,
     Message,
     Method,
+    Network,
     Now,
     Params,
     Pass,
@@ -48,7 +49,7 @@ class State:
     params: Params  # w
 
 
-def squared_distance(params: Params, centre: Params, model: Any) -> Tensor:
+def squared_distance(params: Params, centre: Params, model: Network) -> Tensor:
     """‖θ − w‖² over the trainable leaves of the network."""
     return sum(((params[n] - centre[n]) ** 2).sum() for n in trainable(params, model))  # type: ignore[return-value]
 
@@ -68,7 +69,7 @@ class FedProx(Method):
         check_fields(self)
         within(self, mu=(0, None))
 
-    def init(self, model: Any, params: Params, facts: Facts) -> State:
+    def init(self, model: Network, params: Params, facts: Facts) -> State:
         return State(params)
 
     def start(self, here: Here) -> Params:

@@ -21,6 +21,7 @@ from posterity.core import (
     Here,
     Message,
     Method,
+    Network,
     Now,
     Own,
     Params,
@@ -49,7 +50,7 @@ class Local(Method):
 
     local: Training = hyper(Training(), "how the clients train")
 
-    def init(self, model: Any, params: Params, facts: Facts) -> State:
+    def init(self, model: Network, params: Params, facts: Facts) -> State:
         return State(params)
 
     def offer(self, state: State, client: Any) -> tuple[Shared, Own]:

@@ -29,6 +29,7 @@ from posterity.core import (
     Loss,
     Message,
     Method,
+    Network,
     Now,
     Params,
     Pass,
@@ -68,7 +69,7 @@ class MAML(Method):
         check_meta(self)
         within(self, fast=(0, None), inner=(0, None), queries=(1, None))
 
-    def init(self, model: Any, params: Params, facts: Facts) -> State:
+    def init(self, model: Network, params: Params, facts: Facts) -> State:
         return first(model, params, self.server_momentum)
 
     def offer(self, state: State, client: Any) -> tuple[Params, tuple[()]]:

@@ -34,6 +34,7 @@ from posterity.core import (
     Mean,
     Message,
     Method,
+    Network,
     Now,
     Params,
     Pass,
@@ -75,7 +76,7 @@ class PerFedAvg(Method):
         if not self.delta > 0:
             raise ValueError(f"delta is the width of a difference and must be positive; {self.delta} was given")
 
-    def init(self, model: Any, params: Params, facts: Facts) -> State:
+    def init(self, model: Network, params: Params, facts: Facts) -> State:
         return first(model, params, self.server_momentum)
 
     def offer(self, state: State, client: Any) -> tuple[Params, tuple[()]]:

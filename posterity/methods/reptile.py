@@ -23,6 +23,7 @@ from posterity.core import (
     Loss,
     Message,
     Method,
+    Network,
     Now,
     Params,
     Pass,
@@ -54,7 +55,7 @@ class Reptile(Method):
     def __post_init__(self) -> None:
         check_meta(self)
 
-    def init(self, model: Any, params: Params, facts: Facts) -> State:
+    def init(self, model: Network, params: Params, facts: Facts) -> State:
         return first(model, params, self.server_momentum)
 
     def offer(self, state: State, client: Any) -> tuple[Params, tuple[()]]:

@@ -27,7 +27,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -43,6 +43,7 @@ from posterity.core import (
     Mean,
     Message,
     Method,
+    Network,
     Now,
     Params,
     Pass,
@@ -100,7 +101,7 @@ class SCAFFOLD(Method):
                 "Use sgd with a step size above 0, without momentum and clip, or variate 'I'"
             )
 
-    def init(self, model: Any, params: Params, facts: Facts) -> State:
+    def init(self, model: Network, params: Params, facts: Facts) -> State:
         return State(params, {n: torch.zeros_like(params[n]) for n in trainable(params, model)}, facts.clients)
 
     def join(self, here: Here) -> Personal:

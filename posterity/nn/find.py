@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from torch import nn
 
+from posterity.core.network import Network
 from posterity.nn._names import unknown
-from posterity.nn.functional import Model
 
 
-def linear_layer(model: Model, name: str = "") -> str:
+def linear_layer(model: Network, name: str = "") -> str:
     """The linear layer of that name; without one, the last before the head."""
     linear = [n for n, m in model.module.named_modules() if isinstance(m, nn.Linear)]
     if name:

@@ -6,7 +6,7 @@ The paper is summed up in the folder's `__init__.py`. Estimators of the curvatur
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -21,6 +21,7 @@ from posterity.core import (
     Message,
     Method,
     Moments,
+    Network,
     Now,
     Own,
     Params,
@@ -116,7 +117,7 @@ class FedBPS(Method):
         if not 0 < self.prior < torch.inf:
             raise ValueError(f"prior must be positive and finite: dead units have no other precision; got {self.prior}")
 
-    def init(self, model: Any, params: Params, facts: Facts) -> State:
+    def init(self, model: Network, params: Params, facts: Facts) -> State:
         unknown = {n: torch.zeros_like(params[n]) for n in trainable(params, model)}
         return State(params, unknown, packed(personal_entries(unknown, self.p, self.scope)))
 

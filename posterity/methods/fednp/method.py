@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -22,6 +22,7 @@ from posterity.core import (
     Mean,
     Message,
     Method,
+    Network,
     Now,
     Params,
     Pass,
@@ -66,7 +67,7 @@ def departed(state: State, site: Gaussian) -> State:
     return State(state.params, state.totals - site)
 
 
-def spoken_of(params: Params, model: Any, biases: bool) -> list[str]:
+def spoken_of(params: Params, model: Network, biases: bool) -> list[str]:
     """Leaves of the classifier that the NPN predicts: its weight matrices, or all that it trains."""
     names = head(params, model)
     return [n for n in names if biases or params[n].dim() > 1] or names
@@ -97,7 +98,7 @@ class FedNP(Method):
         within(self, lam=(0, None), points=(17, None), latent=(1, None), mu=(0, None))
         within(self, eps=(1e-12, None), tau0=(1e-12, None))
 
-    def init(self, model: Any, params: Params, facts: Facts) -> State:
+    def init(self, model: Network, params: Params, facts: Facts) -> State:
         if not head(params, model):
             raise ValueError("FedNP predicts the classifier's weights, but no leaf of the model's head is trained")
         like, size, key = next(iter(params.values())), model.feature_dim, facts.key
@@ -166,7 +167,7 @@ class FedNP(Method):
         h, _ = here.model.features(params, batch.x)
         return {"sum": (self.factors(params, h) * batch.mask[:, None]).sum(0), "count": batch.mask.sum()}
 
-    def trains(self, names: Iterable[str], model: Any) -> list[str]:
+    def trains(self, names: Iterable[str], model: Network) -> list[str]:
         """The network, and for λ > 0 the NPN and, unless it is detached, f."""
         found = list(names)
         own = [n for n in found if n in NPN or (n in F_NAMES and not self.detach_f)]

@@ -8,7 +8,7 @@ server reads out of their sum in `centroids.py`.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -22,6 +22,7 @@ from posterity.core import (
     Here,
     Message,
     Method,
+    Network,
     Now,
     Own,
     Params,
@@ -119,7 +120,7 @@ class PFedVMP(Method):
         if self.upload == "low_rank" and self.mode != "printed":
             raise ValueError(f"upload = 'low_rank' sends factors of eq. 11, so mode must be 'printed', not {self.mode}")
 
-    def init(self, model: Any, params: Params, facts: Facts) -> State:
+    def init(self, model: Network, params: Params, facts: Facts) -> State:
         if model.task != "classification":
             raise ValueError("pFedVMP speaks about classes; this task is regression")
         zero = next(iter(params.values())).new_zeros(())

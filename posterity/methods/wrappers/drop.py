@@ -32,6 +32,7 @@ from posterity.core import (
     Facts,
     Here,
     Message,
+    Network,
     Now,
     Params,
     Pass,
@@ -97,7 +98,7 @@ class Drop(Wrapper):
         return f"{self.inner.label}+DP"
 
     # --- the server ----------------------------------------------------------------------------------------------
-    def init(self, model: Any, params: Params, facts: Facts) -> State:
+    def init(self, model: Network, params: Params, facts: Facts) -> State:
         host = self.inner.init(model, params, facts)
         return State(host, host.warmth.new_tensor(self.after == 0, dtype=torch.bool))
 

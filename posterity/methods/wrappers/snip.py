@@ -28,6 +28,7 @@ from posterity.core import (
     Facts,
     Here,
     Message,
+    Network,
     Now,
     Params,
     Pass,
@@ -106,7 +107,7 @@ class Snip(Wrapper):
     def label(self) -> str:
         return f"{self.inner.label}+SNIP"
 
-    def init(self, model: Any, params: Params, facts: Facts) -> State:
+    def init(self, model: Network, params: Params, facts: Facts) -> State:
         leaf = f"{linear_layer(model, self.layer)}.weight"
         keep = torch.ones_like(params[leaf], dtype=torch.bool)
         return State(self.inner.init(model, params, facts), keep, keep.new_zeros(()), leaf)

@@ -21,6 +21,7 @@ from posterity.core import (
     Here,
     Message,
     Method,
+    Network,
     Now,
     Params,
     Pass,
@@ -168,7 +169,7 @@ class MetaVD(Wrapper):
         return dropout.mixture(torch.stack([self.inner.predict(carry, x, noisy) for noisy in models]), here.model.task)
 
     # --- the server ----------------------------------------------------------------------------------------------
-    def init(self, model: Any, params: Params, facts: Facts) -> State:
+    def init(self, model: Network, params: Params, facts: Facts) -> State:
         leaf = f"{linear_layer(model, self.layer)}.weight"
         source = self.predictor.first(params[leaf], facts.clients, facts.key)
         warmth = params[leaf].new_tensor(dropout.ramp(0, self.anneal))

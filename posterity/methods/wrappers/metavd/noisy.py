@@ -9,10 +9,8 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from posterity.core import fold
+from posterity.core import Network, Params, fold
 from posterity.methods.wrappers.metavd.dropout import perturbed
-
-Params = dict[str, Tensor]
 
 
 @dataclass(frozen=True, eq=False)
@@ -22,7 +20,7 @@ class Noisy:
     New running statistics are those of the first draw. Everything else is asked of the model.
     """
 
-    model: Any
+    model: Network
     layer: str
     variance: Tensor  # of every weight of the layer
     key: Tensor
@@ -31,11 +29,13 @@ class Noisy:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.model, name)
 
-    def __call__(self, params: Params, x: Tensor, **how: Any) -> tuple[Tensor, Params]:
+    def __call__(self, params: Params, x: Tensor, *more: Any, **how: Any) -> Any:
+        call: Any = self.model
+
         def one(draw: Tensor) -> tuple[Tensor, Params]:
             key = fold(self.key, draw)
             change = {self.layer: lambda seen, output: perturbed(seen, output, self.variance, key)}
-            found: tuple[Tensor, Params] = self.model(params, x, around=change, **how)
+            found: tuple[Tensor, Params] = call(params, x, *more, around=change, **how)
             return found
 
         if self.draws == 1:
