@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from posterity.core.network import Network
 from posterity.core.protocol import Carry, Here, Method, Own, Params, Pass, Personal, Shared, check_round
 from posterity.data.federation import Part
 from posterity.engine import keys
@@ -32,7 +33,7 @@ class Setting(Protocol):
     def method(self) -> Method: ...
 
     @property
-    def model(self) -> Any: ...
+    def model(self) -> Network: ...
 
     @property
     def initial(self) -> Params: ...
@@ -46,7 +47,7 @@ class Site:
     """A client's own machine: its number, its samples, and the setting."""
 
     method: Method
-    model: Any
+    model: Network
     initial: Params
     visits: Tensor  # (2,) key of what clients draw
     client: Tensor  # () its number in the federation

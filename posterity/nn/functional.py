@@ -10,11 +10,12 @@ import copy
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Literal, overload
+from typing import TYPE_CHECKING, Literal, overload
 
 import torch
 from torch import Tensor, nn
 
+from posterity.core.network import Network
 from posterity.nn._call import Around, BoundModule, Params, leaves_of, seeded
 from posterity.nn._names import unknown
 from posterity.nn.convolution import Way, possible_ways, rewire, way_of
@@ -273,6 +274,12 @@ class Model:
                 f"The network {self.name!r} does not run on inputs of shape {self.shape}: {error}"
             ) from error
         return tuple(seen[self.heads[0]].shape[1:]), tuple(output.shape[1:])
+
+
+if TYPE_CHECKING:
+
+    def _is_network(model: Model) -> Network:
+        return model
 
 
 def _reset(module: nn.Module) -> nn.Module:

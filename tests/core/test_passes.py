@@ -22,7 +22,7 @@ from oracles.sims import (
 
 from posterity.core.losses import fit
 from posterity.core.optim import SGD
-from posterity.core.passes import base, deal, descend, everything, gather, head, meta, network, norms, sample
+from posterity.core.passes import base, deal, descend, everything, gather, head, meta, norms, sample, trainable
 from posterity.core.protocol import Batch, Carry, Here, tuned
 from posterity.core.random import make_key
 from posterity.core.training import Training
@@ -250,7 +250,7 @@ def test_partitions():
     model = mlp(federation, norm=True)
     names = [*model.leaves, "rho"]
     assert set(everything(names, model)) == {*model.trainable, "rho"}
-    assert set(network(names, model)) == model.trainable
+    assert set(trainable(names, model)) == model.trainable
     assert set(head(names, model)) == {"head.weight", "head.bias"}
     assert set(base(names, model)) | set(head(names, model)) == model.trainable
     assert set(norms(names, model)) == {"base.norm1.weight", "base.norm1.bias"}

@@ -16,7 +16,7 @@ from posterity.engine.loop import ORACLE
 from posterity.engine.round import personal_model
 from posterity.laws import check
 from posterity.methods.fedavg import FedAvg
-from posterity.methods.fedbps.method import FedBPS, personal_entries, unpacked
+from posterity.methods.fedbps.method import FedBPS, personal_entries, unpacked_like
 from posterity.methods.local import Local
 
 each_engine = pytest.mark.parametrize("engine", ENGINES, ids=lambda e: e.name)
@@ -58,7 +58,7 @@ def test_the_uncertain_parameter_becomes_personal(engine, score, personal):
     """h = (8/3, 1/12): the second weight is the less determined and the more disputed one."""
     federation, model = plane()
     run = Run(FedBPS(full_batch(2), p=0.5, score=score), federation, model, engine).rounds(1)
-    mask = unpacked(run.state.mask, run.state.variance)["head.weight"][0]
+    mask = unpacked_like(run.state.mask, run.state.variance)["head.weight"][0]
     assert mask.tolist() == list(personal)
     for client in range(2):
         mixed = personal_model(run.sim, run.state, run.store, client, 1, "received")[0].params["head.weight"][0]
@@ -86,7 +86,7 @@ def test_adaptation_keeps_personal_entries_only(engine):
     federation = points((9, 5, 7))
     run = Run(FedBPS(TRAINING), federation, mlp(federation), engine).rounds(2, [0, 1])
     carry, _ = personal_model(run.sim, run.state, run.store, 2, 2, "adapted")
-    mask = unpacked(run.state.mask, run.state.variance)
+    mask = unpacked_like(run.state.mask, run.state.variance)
     moved = torch.cat([(carry.params[n] != p).flatten() for n, p in run.state.params.items()])
     inside = torch.cat([m.flatten() for m in mask.values()])
     assert not (moved & ~inside).any()

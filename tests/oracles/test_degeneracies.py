@@ -18,7 +18,8 @@ from posterity.methods.fedavg import FedAvg
 from posterity.methods.fedbps import FedBPS
 from posterity.methods.fedmap import WEIGHTINGS, FedMAP
 from posterity.methods.fednp import FedNP
-from posterity.methods.pfedvmp.method import MODES, PFedVMP
+from posterity.methods.pfedvmp.method import PFedVMP
+from posterity.methods.pfedvmp.precision import MODES
 from posterity.methods.reptile import Reptile
 from posterity.methods.wrappers.metavd import MetaVD
 
