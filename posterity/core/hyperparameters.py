@@ -19,7 +19,10 @@ UNSTATED: Any = object()  # the paper says nothing else than the default; None i
 
 
 def hyper(default: Any, doc: str, source: str = "", choices: tuple[str, ...] = (), paper: Any = UNSTATED) -> Any:
-    """A field of a method: its default, its meaning, where the default comes from, its allowed values, the paper's."""
+    """A field of a method: its default, its meaning, where the default comes from, its allowed values, the paper's.
+
+    A last choice such as `package.module:engine` allows anything of that form.
+    """
     return field(default=default, metadata={"doc": doc, "source": source, "choices": choices, "paper": paper})
 
 
@@ -72,7 +75,7 @@ def parse(text: Any, knob: Knob) -> Any:
         value = convert(text, knob.kind)
     except MISTAKES:
         raise ValueError(f"{knob.name} takes {describe(knob.kind)}; {text!r} was given ({knob.doc})") from None
-    if knob.choices and value not in knob.choices:
+    if knob.choices and value not in knob.choices and not (":" in str(value) and ":" in knob.choices[-1]):
         raise ValueError(f"{knob.name} = {value!r} is unknown: {nearest(str(value), knob.choices)}")
     return value
 

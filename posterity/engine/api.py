@@ -8,7 +8,6 @@ a stack of what they say. It may call a method's functions client by client (`lo
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 from torch import Tensor
 
 from posterity.core.messages import Message
+from posterity.core.outside import find_outside
 from posterity.core.protocol import Carry, Here, Own, Pass, Personal, Shared, State
 
 if TYPE_CHECKING:
@@ -65,29 +65,19 @@ class Engine(Protocol):
 
 
 def find_engine(name: str) -> Engine:
-    """The engine of that name; `package.module:attribute` is one of your own."""
+    """The engine of that name; `package.module:attribute` is one of your own, or a class of them."""
     from posterity.engine.engines import ENGINES  # they are made of what this file declares
 
-    if ":" in name:
-        return _from_outside(name)
-    if name not in ENGINES:
-        raise ValueError(f"engine {name!r} is unknown; possible: auto, {', '.join(ENGINES)}")
-    return ENGINES[name]
-
-
-def _from_outside(path: str) -> Engine:
-    module, _, attribute = path.partition(":")
-    try:
-        found = getattr(importlib.import_module(module), attribute, None)
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
-            raise  # the file is there, but something that it imports is not
-        raise ValueError(
-            f"there is no module {module!r} to take the engine {path!r} from; is it on the path?"
-        ) from error
+    if ":" not in name:
+        if name not in ENGINES:
+            raise ValueError(f"engine {name!r} is unknown; possible: auto, {', '.join(ENGINES)}")
+        return ENGINES[name]
+    found = find_outside(name, "engine")
     engine = found() if isinstance(found, type) else found
     if not isinstance(engine, Engine):
-        raise ValueError(f"{path!r} is not an engine: it must have a name, and functions offer, join, visit, predict")
+        raise ValueError(
+            f"{name!r} is not an engine: it must have a name and the functions offer, join, visit, predict"
+        )
     return engine
 
 

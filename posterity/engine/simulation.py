@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
+from posterity.core.network import Network
 from posterity.core.protocol import Here, Method, Params, Pass, check_round
 from posterity.core.random import fold
 from posterity.core.tree import Tree, tree_map, tree_rows
@@ -31,7 +32,7 @@ class Simulation:
     """One experiment's fixed things: everything but State and the personal records."""
 
     method: Method
-    model: Any
+    model: Network
     federation: Federation
     initial: Params
     root: Tensor  # (2,) root key

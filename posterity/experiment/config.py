@@ -17,6 +17,9 @@ from posterity.data.partition import EXAMPLES
 LOCAL = {"local_epochs": "epochs", "local_steps": "steps", "batch_size": "batch", "lr": "lr", "optimiser": "optimiser"}
 
 
+ENGINES = ("auto", "loop", "stacked", "graph", "compiled", "processes", "oracle", "package.module:engine")
+
+
 @dataclass(frozen=True)
 class Config:
     method: str = hyper("pfedvmp", "method, with suffixes (fedavg+ft, pfedvmp@paper), or package.module:Class")
@@ -46,7 +49,7 @@ class Config:
     participation: str = hyper("all", "who takes part in a round: all, 10, 10% or p:0.3")
     seed: int = hyper(0, "moves partition, initial model and batches together")
     data_seed: int | None = hyper(None, "fixes the partition whatever the seed")
-    engine: str = hyper("auto", "how clients run", "", ("auto", "loop", "stacked", "graph", "compiled", "processes"))
+    engine: str = hyper("auto", "how clients run", "", ENGINES)
     convolution: str = hyper(
         "auto", "how convolutions are computed", "", ("auto", "native", "last", "patches", "triton")
     )

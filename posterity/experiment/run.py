@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from posterity.core.network import Network
 from posterity.data import Partition
 from posterity.data.federation import Federation
 from posterity.engine.distributed import started_first
@@ -36,7 +37,7 @@ def start_run(
     out: Path | None = None,
     watch: Watch = silent,
     federation: Federation | None = None,
-    model: Any = None,
+    model: Network | None = None,
     setup: Setup | None = None,
 ) -> Result:
     """Run an experiment; with `out`, everything is written there as it happens. A `setup` is not made again."""
@@ -52,7 +53,9 @@ def start_run(
         return _go([config], [setup], [out], watch)[0]
 
 
-def resume_run(out: Path, watch: Watch = silent, federation: Federation | None = None, model: Any = None) -> Result:
+def resume_run(
+    out: Path, watch: Watch = silent, federation: Federation | None = None, model: Network | None = None
+) -> Result:
     """Go on with a run where its last checkpoint was written; a finished run is only read."""
     if not (out / run_folder.CONFIG).exists():
         raise ValueError(f"{out} holds no run (there is no {run_folder.CONFIG} in it)")
@@ -73,7 +76,7 @@ def run_seeds(
     outs: Sequence[Path] | None = None,
     watch: Watch = silent,
     federation: Federation | None = None,
-    model: Any = None,
+    model: Network | None = None,
 ) -> list[Result]:
     """Runs that differ in nothing but their seed, all at once; those in folders that were begun before go on."""
     if len({out.parent for out in outs or ()}) > 1:
@@ -116,7 +119,8 @@ def _begin(config: Config, setup: Setup, out: Path, together: Sequence[int] = ()
 
 def _as_before(config: Config, facts: dict[str, Any]) -> Config:
     """The configuration with what was measured when the run began; sums in other pieces would round otherwise."""
-    return replace(config, engine=facts["engine"], convolution=facts.get("convolution") or "auto",
+    engine = config.engine if ":" in config.engine else facts["engine"]  # yours is found by its place
+    return replace(config, engine=engine, convolution=facts.get("convolution") or "auto",
                    onednn=facts.get("onednn", "on"), memory=facts.get("memory", config.memory))  # fmt: skip
 
 

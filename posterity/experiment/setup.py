@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from posterity import __version__, data, methods, models
+from posterity.core.network import Network
 from posterity.core.parse import guess
 from posterity.core.random import make_key
 from posterity.data.federation import Federation, FederationSpec
@@ -60,7 +61,11 @@ def load_federation(config: Config) -> Federation:
 
 
 def set_up(
-    config: Config, federation: Federation | None = None, model: Any = None, cores: int = 1, threads: int | None = None
+    config: Config,
+    federation: Federation | None = None,
+    model: Network | None = None,
+    cores: int = 1,
+    threads: int | None = None,
 ) -> Setup:
     """Everything a run needs; a federation or a model of your own may be handed in.
 

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.func import grad, vmap
 
+from posterity.core.network import Network
 from posterity.core.protocol import Params
 from posterity.core.tree import tree_bytes, tree_map
 from posterity.engine.api import Engine, find_engine
@@ -47,7 +48,7 @@ class Way:
     """One way to run a network."""
 
     engine: str
-    model: Any
+    model: Network
     onednn: bool = True
 
     @property
@@ -76,7 +77,7 @@ class EngineChoice:
     """What was decided, and why. A time of 0 was not measured."""
 
     engine: Engine
-    model: Any
+    model: Network
     onednn: bool = True
     remark: str = ""
     step: float = 0.0  # seconds of a client's step
@@ -84,7 +85,7 @@ class EngineChoice:
 
 
 def choose(
-    wish: Wish, model: Any, x: Tensor, params: Params, processes: Processes = Processes(), rows: int = ROWS[0],
+    wish: Wish, model: Network, x: Tensor, params: Params, processes: Processes = Processes(), rows: int = ROWS[0],
     clients: int = TOGETHER, cores: int = 1,
 ) -> EngineChoice:  # fmt: skip
     """The way to run `model` on samples like `x`; trials take `rows` samples of `clients` clients.
@@ -125,7 +126,7 @@ def _apart(timers: Sequence[Timer], cores: int) -> float:
         return min(hold_race(timers).medians) / cores
 
 
-def choose_engine(name: str, model: Any, x: Tensor, params: Params) -> tuple[Engine, str]:
+def choose_engine(name: str, model: Network, x: Tensor, params: Params) -> tuple[Engine, str]:
     """The engine of that name and why; `auto` records and replays unless an operator cannot be stacked."""
     reasons = tuple(getattr(model, "unstackable", ())) or probe(model, x, params)
     if name == "auto":
@@ -147,7 +148,7 @@ def saving(choice: EngineChoice, sim: Simulation, steps: float) -> float:
     return alone - apart if choice.apart and apart * PAYS < alone else 0.0
 
 
-def _ways(wish: Wish, engine: str, model: Any, trial: Trial) -> Iterator[Way]:
+def _ways(wish: Wish, engine: str, model: Network, trial: Trial) -> Iterator[Way]:
     """All ways that were not ruled out, the usual one first."""
     device, asked = trial.x.device.type, wish.convolution
     possible = model.ways(device) if hasattr(model, "ways") else ()
@@ -168,7 +169,7 @@ def _ways(wish: Wish, engine: str, model: Any, trial: Trial) -> Iterator[Way]:
             yield way
 
 
-def _switched(engine: str, kinds: Sequence[str], model: Any, switches: tuple[bool, ...]) -> Iterator[Way]:
+def _switched(engine: str, kinds: Sequence[str], model: Network, switches: tuple[bool, ...]) -> Iterator[Way]:
     """With oneDNN and without, where that could make a difference: patches are products of matrices."""
     for kind in kinds:
         wired = model.rewired(kind)
@@ -179,7 +180,7 @@ def _has_onednn(device: str) -> bool:
     return device == "cpu" and bool(torch.backends.mkldnn.is_available())  # type: ignore[no-untyped-call]
 
 
-def probe(model: Any, x: Tensor, params: Params) -> tuple[str, ...]:
+def probe(model: Network, x: Tensor, params: Params) -> tuple[str, ...]:
     """Why two clients cannot take a step of this network at once; () if they can.
 
     A network that draws its own random numbers is refused altogether: no engine could repeat them.
@@ -202,7 +203,7 @@ def probe(model: Any, x: Tensor, params: Params) -> tuple[str, ...]:
     return ()
 
 
-def footprint(model: Any, x: Tensor, params: Params) -> int:
+def footprint(model: Network, x: Tensor, params: Params) -> int:
     """Bytes that one sample leaves behind for the backward pass: a few for an MLP, a thousand an input for a ResNet."""
     kept: dict[int, int] = {}
 
