@@ -21,7 +21,6 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from posterity.core.padding import mark_unpadded
 from posterity.core.protocol import Batch, Carry, Here, Message, Pass, Personal
 from posterity.core.random import fold
 from posterity.core.tree import Tree, tree_leaves, tree_map, tree_rebuilt, tree_stack
@@ -266,8 +265,7 @@ def _step(sim: Simulation, each: Pass, here: Here, whole: bool) -> Callable[...,
     def step(common: Tree, mine: Tree, rows: Tensor, mask: Tensor, key: Tensor, step: Tensor, carry: Carry) -> Carry:
         shared, initial, round, x, y = common
         now = replace(here, shared=shared, initial=initial, round=round, step=step, key=key, **mine)
-        mask = mark_unpadded(mask.to(sim.dtype)) if whole else mask.to(sim.dtype)
-        return each.step(carry, Batch(x[rows], y[rows], mask), now)
+        return each.step(carry, Batch(x[rows], y[rows], mask.to(sim.dtype), padded=not whole), now)
 
     return step
 
