@@ -121,7 +121,7 @@ class Now:
     rounds: int  # of the whole run
     key: Tensor
     cohort: int  # clients whose message was accepted
-    public: Tensor | None = None
+    public: Tensor | None = None  # rows that belong to nobody, for baselines that distil on them (`--public`)
 
     def __post_init__(self) -> None:
         check_round(self.round)

@@ -23,7 +23,7 @@ from torch.func import vmap
 
 from posterity.core.losses import fit
 from posterity.core.optim import SGD
-from posterity.core.passes import base, deal, descend, everything, gather, head, meta, norms, sample, trainable
+from posterity.core.passes import base, deal, descend, everything, gather, head, meta, sample, trainable
 from posterity.core.protocol import Batch, Carry, Here, tuned
 from posterity.core.random import make_key
 from posterity.core.training import Training
@@ -264,11 +264,10 @@ def test_partitions():
     assert set(trainable(names, model)) == model.trainable
     assert set(head(names, model)) == {"head.weight", "head.bias"}
     assert set(base(names, model)) | set(head(names, model)) == model.trainable
-    assert set(norms(names, model)) == {"base.norm1.weight", "base.norm1.bias"}
 
 
 @each_engine
-@pytest.mark.parametrize("trains", [base, head, norms])
+@pytest.mark.parametrize("trains", [base, head])
 def test_only_the_partition_moves(engine, trains):
     federation = points((5, 3))
     model = mlp(federation, norm=True)

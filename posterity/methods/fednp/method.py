@@ -63,7 +63,7 @@ class State:
 
 
 def departed(state: State, site: Gaussian) -> State:
-    """The state after a client has left and taken its site along."""
+    """The state after a client has left and taken its site along: for a real network, in a simulation nobody leaves."""
     return State(state.params, state.totals - site)
 
 
