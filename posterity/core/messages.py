@@ -14,11 +14,8 @@ A kind may also be a shorter way to send another one: its fold is then of that o
 `methods/pfedvmp/factors.py` folds to a Sum), and `wire_bytes` says what it costs without the padding of a stack.
 
 Means are kept as (weight, mean) and not as (weight, weighted sum): a client's message then needs no multiplication that
-float32 would round, and a float32 message merged alone comes back bit for bit.
-
-For a real network, not for a simulation: `secure_sum` says whether a sum that hides the single messages is enough for
-the server (of a mean, the sums of `weight` and `weight * value`), and `Sum.within` declares the range of every number,
-which fixed-point secure sums need; `acceptable` refuses numbers outside it already.
+float32 would round, and a float32 message merged alone comes back bit for bit. For a real network: `secure_sum` says
+whether a sum that hides single messages will do (a mean's is of `weight * value`), `Sum.within` in which range it is.
 """
 
 from __future__ import annotations
