@@ -90,7 +90,10 @@ def tilted_grid(m: Tensor, s: Tensor, f: Tensor, points: int = POINTS) -> tuple[
 
 
 def quadrature_ratios(m: Tensor, s: Tensor, f: Tensor, points: int = POINTS) -> tuple[Tensor, Tensor, Tensor]:
-    """log E σ, r₂ and r₃ on the grid: under the tilted weights, r₂ is the mean of σ and r₃ that of σ²."""
+    """log E σ, r₂ and r₃ on the grid: under the tilted weights, r₂ is the mean of σ and r₃ that of σ².
+
+    What the closed form is compared with; a client's site comes from `slopes`, which loses fewer digits.
+    """
     _, log_weight, sigma, _ = tilted_grid(m, s, f, points)
     _, other, _, _ = tilted_grid(m, s, -f, points)  # E σ(C) = 1 − E σ(−C): keeps the digits of log E σ near 0
     rest = torch.exp(torch.logsumexp(other, -1)).clamp(max=0.5)
