@@ -33,9 +33,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 import posterity
-from posterity.evaluate.paired import Clients, Paired, Sample, compare_all
+from posterity.evaluate.paired import ClientValues, Paired, Sample, compare_all
 from posterity.evaluate.student import quantile
-from posterity.report import headline, load_runs, main_contest, verdict
+from posterity.report import headline, load_runs, main_comparison, verdict
 
 SEEDS = (3, 5, 10)
 METHODS, CLIENTS, ROWS = 4, 20, (4, 16)
@@ -92,7 +92,7 @@ def library(accuracy: Array, sizes: Array, crossed: bool) -> dict[tuple[int, int
     weights = sizes / sizes.sum(-1, keepdims=True)
     return compare_all([
         {
-            s: Sample(float(weights[s] @ row), Clients(row, sizes[s], s, "all" if crossed else s))
+            s: Sample(float(weights[s] @ row), ClientValues(row, sizes[s], s, "all" if crossed else s))
             for s, row in enumerate(method)
         }
         for method in accuracy
@@ -225,7 +225,7 @@ def by_scipy(first: dict[int, Seen], second: dict[int, Seen]) -> dict[str, tuple
 
 def check_runs(folder: Path) -> str:
     """Every pair of a comparison whose seeds have their own clients, by the library and by scipy, as a table."""
-    held, seen = main_contest(headline(load_runs(folder))), read_runs(folder)
+    held, seen = main_comparison(headline(load_runs(folder))), read_runs(folder)
     lines = ["| pair | difference, points | 95 % interval | by scipy | t-test over seeds alone, scipy | p | p by scipy "
              "| p, Holm | seeds it would take |", "|---|--:|--:|--:|--:|--:|--:|--:|--:|"]  # fmt: skip
     worst = 0.0

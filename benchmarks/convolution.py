@@ -30,7 +30,7 @@ from torch.func import grad, vmap
 from torch.nn import functional as F
 
 from posterity import models
-from posterity.nn._grid import Grid
+from posterity.nn._grid import WindowGrid
 from posterity.nn.convolution import by_kernel, by_patches
 
 LAYERS = {"conv1": (3, 32, 32, 32), "conv2": (32, 14, 14, 64)}  # C, H, W, O; windows 5×5
@@ -163,7 +163,7 @@ def kernel(layer: str, name: str, clients: int, kind: str, tile: Any) -> Case:
 
     x, w, b, g = draw(layer, clients, kind)
     x, g = laid("triton", layer, x, g)
-    grid = Grid((*x.shape[1:],), (5, 5), (1, 1), (0, 0))
+    grid = WindowGrid((*x.shape[1:],), (5, 5), (1, 1), (0, 0))
     if name == "forward":
         return lambda: _convolution.convolve(x, w, b, grid, tile)
     if name == "input":

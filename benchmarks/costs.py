@@ -36,7 +36,10 @@ import gpu
 import torch
 
 from posterity.data.federation import Federation
-from posterity.engine.round import ENGINES, Log, able, first_state, train_round
+from posterity.engine.blocks import able
+from posterity.engine.engines import ENGINES
+from posterity.engine.round import first_state, train_round
+from posterity.engine.server import RoundLog
 from posterity.engine.simulation import Simulation
 from posterity.engine.store import Memory
 
@@ -143,7 +146,7 @@ class Row:
     kernels: dict[str, float] = field(default_factory=dict)  # name -> ms of one round, if it was profiled
 
 
-def rounds_of(sim: Simulation, plan: BatchPlan) -> Iterator[Log]:
+def rounds_of(sim: Simulation, plan: BatchPlan) -> Iterator[RoundLog]:
     """One round after another, each finished on the device."""
     state, store, everyone = first_state(sim), Memory(sim.federation.clients, plan.device), able(sim)
     for number in itertools.count(1):
@@ -152,7 +155,7 @@ def rounds_of(sim: Simulation, plan: BatchPlan) -> Iterator[Log]:
         yield log
 
 
-def clock(rounds: Iterator[Log], plan: BatchPlan) -> Timing:
+def clock(rounds: Iterator[RoundLog], plan: BatchPlan) -> Timing:
     """The warm-up and the rounds that count, unless time is up before."""
     begun, refused = time.perf_counter(), 0
     times: list[float] = []
@@ -166,7 +169,7 @@ def clock(rounds: Iterator[Log], plan: BatchPlan) -> Timing:
     return Timing(1000 * median, len(counted), sum(times) - sum(counted), refused)
 
 
-def profile(rounds: Iterator[Log], device: str) -> dict[str, float]:
+def profile(rounds: Iterator[RoundLog], device: str) -> dict[str, float]:
     """Milliseconds of the next round by kernel; by operator where the CPU is the device."""
     kind = "CUDA" if device.startswith("cuda") else "CPU"
     activities = [getattr(torch.profiler.ProfilerActivity, name) for name in dict.fromkeys(("CPU", kind))]

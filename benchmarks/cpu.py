@@ -33,10 +33,11 @@ from posterity import models
 from posterity.core.random import make_key
 from posterity.core.training import Training
 from posterity.data.federation import Federation, Part
-from posterity.engine.autotune.choice import Choice, Wish, choose, footprint, saving
-from posterity.engine.autotune.trials import with_onednn, with_threads
+from posterity.engine.autotune.choice import EngineChoice, Wish, choose, footprint, saving
 from posterity.engine.distributed import find_processes
-from posterity.engine.round import ENGINES, first_state, train_round
+from posterity.engine.engines import ENGINES
+from posterity.engine.process_settings import with_onednn, with_threads
+from posterity.engine.round import first_state, train_round
 from posterity.engine.simulation import Simulation
 from posterity.engine.store import Memory
 from posterity.engine.tracing.trace import TraceCache
@@ -153,7 +154,7 @@ def our_round(sim: Simulation, way: Way) -> Callable[[int], None]:
     return go
 
 
-def decide(sim: Simulation, cores: int = 1) -> Choice:
+def decide(sim: Simulation, cores: int = 1) -> EngineChoice:
     """What `auto` chooses."""
     few, processes = sim.federation.x[:2], sim.processes
     return choose(Wish(), sim.model, few, sim.initial, processes, BATCH, sim.federation.members, cores)
@@ -202,7 +203,7 @@ def _serve(name: str, rank: int, port: int, pipe: Connection) -> None:
         pipe.send(True)
 
 
-def _way_of(choice: Choice) -> Way:
+def _way_of(choice: EngineChoice) -> Way:
     return Way(choice.engine.name, choice.model.way or "native", choice.onednn)
 
 

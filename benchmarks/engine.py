@@ -27,15 +27,17 @@ from posterity import models
 from posterity.core.random import make_key
 from posterity.core.training import Training
 from posterity.data.federation import Federation, Part
-from posterity.engine import loop, stacked
-from posterity.engine.replay import compiled, graph
+from posterity.engine.loop import ORACLE
+from posterity.engine.replay.compiled import COMPILED
+from posterity.engine.replay.graph import GRAPH
 from posterity.engine.round import first_state, train_round
 from posterity.engine.simulation import Simulation
+from posterity.engine.stacked import STACKED
 from posterity.engine.store import Memory
 from posterity.engine.tracing.trace import TraceCache
 from posterity.methods.fedavg import FedAvg
 
-ENGINES = {"stacked": stacked, "graph": graph, "compiled": compiled}
+ENGINES = {"stacked": STACKED, "graph": GRAPH, "compiled": COMPILED}
 SIZES = (20, 100, 1000)
 GROWTH = (100, 1000, 10_000)
 
@@ -100,7 +102,7 @@ def grow(clients: int, pipe: object) -> None:
 
     watcher = threading.Thread(target=look)
     watcher.start()
-    took = seconds(sim, stacked, clients, 2)
+    took = seconds(sim, STACKED, clients, 2)
     stop.set()
     watcher.join()
     pipe.send((took, highest[0], before))  # type: ignore[attr-defined]
@@ -126,7 +128,7 @@ def main() -> None:
         sim = make_world(clients)
         few = min(clients, 100)
         took = {"plain": plain_seconds(sim, few, repeats) * _share(sim, few)}
-        for name, engine in (("loop", loop), *ENGINES.items()):
+        for name, engine in (("loop", ORACLE), *ENGINES.items()):
             fresh = replace(sim, traces=TraceCache(patience=0))  # the first round records, and is not counted
             some = few if name == "loop" else clients
             took[name] = seconds(fresh, engine, some, repeats) * _share(sim, some)

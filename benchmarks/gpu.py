@@ -28,10 +28,12 @@ from posterity.core.protocol import Params
 from posterity.core.random import make_key
 from posterity.data.federation import Federation, Part
 from posterity.data.partition import dirichlet
-from posterity.engine.round import ENGINES, able, first_state, train_round
+from posterity.engine.blocks import able
+from posterity.engine.engines import ENGINES
+from posterity.engine.process_settings import ProcessSettings
+from posterity.engine.round import first_state, train_round
 from posterity.engine.simulation import Simulation
 from posterity.engine.store import Memory
-from posterity.experiment.setup import set_precision
 
 IMAGES, CLIENTS, CLASSES = 12_000, 50, 10
 METHODS = {"fedavg": ("fedavg", {}), "isotropic": ("pfedvmp", {"mode": "isotropic"}),
@@ -154,20 +156,20 @@ def main() -> None:
           f" mean active {float(steps.sum() / steps.max()):.1f}")  # fmt: skip
     if options.profile:
         method, engine, way = options.profile.split(":")
-        set_precision(options.precisions.split(",")[0])
-        print(profile(make_world(federation, method, way, options.device), engine, options.device))
+        with ProcessSettings(tf32=options.precisions.split(",")[0] == "tf32").applied():
+            print(profile(make_world(federation, method, way, options.device), engine, options.device))
         return
     plain = time_plain(federation, min(3, options.rounds), options.device)
     found = {"plain": plain}
     print(f"{'plain':40} {plain:9.1f} ms")
     for precision in options.precisions.split(","):
-        set_precision(precision)
         for method in options.methods.split(","):
             moved = Params()
             for pair in options.ways.split(","):
                 engine, way = pair.split(":")
                 sim = make_world(federation, method, way, options.device, precision=precision)
-                took = time_rounds(sim, engine, options.rounds, options.device)
+                with ProcessSettings(tf32=precision == "tf32").applied():
+                    took = time_rounds(sim, engine, options.rounds, options.device)
                 label, moved = f"{method} {engine} {way} {precision}", moved or took.moved
                 found[label] = took.ms
                 print(f"{label:40} {took.ms:9.1f} ms {plain / took.ms:7.1f}x   first {took.first:5.1f} s, warm-up "

@@ -41,10 +41,11 @@ from posterity import data, models
 from posterity.core.random import make_key
 from posterity.core.training import Training
 from posterity.data.federation import Federation, Part
+from posterity.engine.blocks import able
 from posterity.engine.distributed import Processes
 from posterity.engine.participation import Participation
-from posterity.engine.replay import graph
-from posterity.engine.round import able, first_state, train_round
+from posterity.engine.replay.graph import GRAPH
+from posterity.engine.round import first_state, train_round
 from posterity.engine.simulation import Simulation
 from posterity.engine.store import Mapped, spans
 from posterity.methods.fedper import FedPer
@@ -102,7 +103,7 @@ def measure(clients: int, cohort: int, rounds: int, hidden: int, ahead: bool, pi
             chosen, later = (Participation(count=cohort).draw(everyone, sim.root, number + k) for k in (0, 1))
             if ahead:
                 store.expect(later)
-            state, _ = train_round(sim, graph, state, store, chosen, number, rounds)
+            state, _ = train_round(sim, GRAPH, state, store, chosen, number, rounds)
             times.append(time.perf_counter() - begun)
         held = sum(file.stat().st_blocks * 512 for file in Path(folder).iterdir()) / 2**20
     stop.set()
@@ -145,7 +146,7 @@ def measure_cold(way: str, clients: int, cohort: int, rounds: int, pipe: Any) ->
             before, begun = bytes_read(), time.perf_counter()
             if way == "ahead":
                 store.expect(cohorts[number + 1])
-            state, _ = train_round(sim, graph, state, store, cohorts[number], number + 1, rounds)
+            state, _ = train_round(sim, GRAPH, state, store, cohorts[number], number + 1, rounds)
             times.append(time.perf_counter() - begun)
             amounts.append(bytes_read() - before)
             if way == "plain" and not number:

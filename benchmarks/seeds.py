@@ -27,11 +27,13 @@ from posterity import methods, models
 from posterity.core.random import make_key
 from posterity.data.federation import Federation, Part
 from posterity.data.partition import dirichlet
-from posterity.engine.multi_seed import MultiSeed, train_rounds
-from posterity.engine.round import ENGINES, able, first_state
+from posterity.engine.blocks import able
+from posterity.engine.engines import ENGINES
+from posterity.engine.multi_seed import MultiSeed
+from posterity.engine.process_settings import ProcessSettings
+from posterity.engine.round import first_state, train_rounds
 from posterity.engine.simulation import Simulation
 from posterity.engine.store import Memory
-from posterity.experiment.setup import set_precision
 
 CLASSES, WARM = 10, 3
 
@@ -116,14 +118,14 @@ def main() -> None:
     parser.add_argument("--memory", type=int, default=2**36)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    set_precision(options.precision)
     print(f"torch {torch.__version__}, {platform.machine()}, {options.device}, {torch.get_num_threads()} threads, "
           f"{options.network}, {options.method}, {options.engine}, {options.precision}")  # fmt: skip
     found = {}
     for seeds in map(int, options.seeds.split(",")):
         setting = SETTINGS[options.network]
         sims = make_worlds(setting, options.method, seeds, options.device, options.memory)
-        apart, together = time_both(sims, options.engine, options.rounds, options.device)
+        with ProcessSettings(tf32=options.precision == "tf32").applied():
+            apart, together = time_both(sims, options.engine, options.rounds, options.device)
         found[seeds] = {"apart": apart, "together": together}
         print(f"{seeds:3} seeds: one after the other {apart:8.1f} ms, at once {together:8.1f} ms "
               f"({together / seeds:.1f} a seed), factor {apart / together:.2f}", flush=True)  # fmt: skip

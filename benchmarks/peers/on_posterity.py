@@ -9,7 +9,8 @@ import torch
 from workload import CLASSES, SHAPE, Outcome, Workload, main, make_data, make_network
 
 from posterity.data.federation import Federation, Part
-from posterity.engine.round import able, first_state, train_round
+from posterity.engine.blocks import able
+from posterity.engine.round import first_state, train_round
 from posterity.engine.store import Memory
 from posterity.engine.tracing.trace import TraceCache
 from posterity.experiment.config import Config

@@ -1,4 +1,4 @@
-"""The command line."""
+"""The command line: `app.py` has the commands, `flags.py` their flags, `listing.py` and `show.py` what they print."""
 
 from posterity.cli.app import main
 

@@ -1,4 +1,8 @@
-"""`posterity demo | run | compare | methods | datasets | partition | report | pack | resume | new method | check`."""
+"""`posterity demo | run | compare | methods | datasets | partition | report | pack | resume | new method | check`.
+
+Each command is a function here. Flags come from `cli/flags.py`, tables from `cli/listing.py` and `cli/show.py`,
+processes from `cli/launch.py`; the work is done by `experiment/`.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +15,7 @@ import typer
 
 from posterity import __version__
 from posterity.cli import launch, listing, new_method
-from posterity.cli.flags import RULES, numbers, option, read_config, with_flags, words
+from posterity.cli.flags import RULES, option, read_config, read_list, read_seeds, with_flags
 from posterity.cli.show import console, print_json, print_table, progress
 from posterity.engine.distributed import started_first
 from posterity.experiment.compare import compare_runs, demo_plan, resume_all
@@ -94,7 +98,7 @@ Together = Annotated[bool | None, typer.Option("--together/--apart", help="all s
             leave_out=("method", "seed"))  # fmt: skip
 def compare(**given: Any) -> None:
     out, show, quiet, as_json, jobs, together = (given.pop(n) for n in (*COMMON, "jobs", "together"))
-    methods, seeds = words(given.pop("methods"), "methods"), numbers(given.pop("seeds"))
+    methods, seeds = read_list(given.pop("methods"), "methods"), read_seeds(given.pop("seeds"))
     config = read_config(given)
     if config.engine == "processes":
         raise ValueError("a comparison already has a run for each core (--jobs): give another --engine")
@@ -166,7 +170,7 @@ def datasets() -> None:
 @app.command(help="Show how a federation is divided: samples and classes of every client.")
 @with_flags({}, leave_out=("method", "model", "rounds", "local_epochs", "local_steps", "batch_size", "lr", "optimiser",
                            "participation", "engine", "convolution", "onednn", "device", "dtype", "evaluate_every",
-                           "newcomer_epochs", "store", "memory"))  # fmt: skip
+                           "newcomer_epochs", "metrics", "store", "memory"))  # fmt: skip
 def partition(**given: Any) -> None:
     listing.print_partition(load_federation(read_config(given)))
 
@@ -195,7 +199,7 @@ def version() -> None:
 def main() -> None:
     """Run the command line; what users did wrong is told in a sentence, without a traceback."""
     launch.end_with_parent()
-    sys.path.insert(0, os.getcwd())  # a method or network of yours may live in the current folder
+    sys.path.insert(0, os.getcwd())  # what you wrote yourself may lie in the current folder
     try:
         code = app(standalone_mode=False)  # what `typer.Exit` carried, or None
         if isinstance(code, int) and code:

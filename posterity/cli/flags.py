@@ -1,4 +1,4 @@
-"""Flags made from the fields of `Config`: documented once, there."""
+"""Flags made from the fields of `Config` (`experiment/config.py`), documented there, for the commands of `app.py`."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from posterity.core.hyperparameters import knobs
+from posterity.core.parse import parse_ranges, split_list
 from posterity.experiment.config import Config, from_table, read_toml
 
 SECTIONS = {
@@ -18,7 +19,7 @@ SECTIONS = {
     "Training": ("method", "model", "rounds", "local_epochs", "local_steps", "batch_size", "lr", "optimiser",
                  "participation"),
     "Running": ("seed", "data_seed", "engine", "convolution", "onednn", "device", "dtype", "precision",
-                "evaluate_every", "newcomer_epochs", "store", "memory"),
+                "evaluate_every", "newcomer_epochs", "metrics", "store", "memory"),
 }  # fmt: skip
 RULES = "validated (round chosen on validation, shown on test), paper (best round on all held out) or last"
 
@@ -76,21 +77,17 @@ def _pair(text: str) -> tuple[str, str]:
     return name.strip(), value.strip()
 
 
-def words(text: str, what: str) -> list[str]:
+def read_list(text: str, what: str) -> list[str]:
     """A comma-separated list that must not be empty."""
-    found = [w.strip() for w in text.split(",") if w.strip()]
+    found = split_list(text)
     if not found:
         raise ValueError(f"--{what} takes a comma-separated list; {text!r} was given")
     return found
 
 
-def numbers(text: str) -> list[int]:
+def read_seeds(text: str) -> list[int]:
     """`0,1,2` or `0-4`."""
-    found: list[int] = []
     try:
-        for word in words(text, "seeds"):
-            low, dash, high = word.partition("-")
-            found += range(int(low), int(high) + 1) if dash else [int(low)]
+        return parse_ranges(text)
     except ValueError:
         raise ValueError(f"--seeds takes whole numbers (0,1,2) or a range (0-4); {text!r} was given") from None
-    return found

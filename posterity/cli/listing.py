@@ -1,4 +1,7 @@
-"""Tables of what there is: methods with their hyper-parameters, datasets, partitions, verdicts of the laws."""
+"""Tables of what there is: methods with their hyper-parameters, datasets, a federation's clients, the laws' verdicts.
+
+Tables of results are in `cli/show.py`.
+"""
 
 from __future__ import annotations
 

@@ -18,16 +18,31 @@ Differs from the paper: nothing yet (this file is FedAvg with a pull to the broa
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from torch import Tensor
 
-from posterity.core.averaging import averaged, weighted
-from posterity.core.hyperparameters import check_fields, hyper
-from posterity.core.losses import fit
-from posterity.core.protocol import Batch, Carry, Facts, Here, Message, Method, Now, Params, Pass, Personal, Point
-from posterity.core.training import Training
-from posterity.core.tree import record
+from posterity.core import (
+    Batch,
+    Carry,
+    Facts,
+    Here,
+    Message,
+    Method,
+    Network,
+    Now,
+    Params,
+    Pass,
+    Personal,
+    Point,
+    Training,
+    averaged,
+    check_fields,
+    fit,
+    hyper,
+    record,
+    weighted,
+)
 
 
 @record
@@ -48,7 +63,7 @@ class {title}(Method):
     def __post_init__(self) -> None:
         check_fields(self)
 
-    def init(self, model: Any, params: Params, facts: Facts) -> State:
+    def init(self, model: Network, params: Params, facts: Facts) -> State:
         return State(params)
 
     def start(self, here: Here) -> Params:

@@ -1,4 +1,7 @@
-"""What the terminal shows: progress while it runs, the report's own table at the end."""
+"""What the terminal shows: progress while it runs, the report's own table at the end (`report/tables.py`).
+
+`app.py` calls it; `listing.py` prints what is no result.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +17,12 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from posterity.evaluate import METRICS
 from posterity.experiment.run import Watch, silent
-from posterity.report import Column, Contest, Row, columns, headline, load_runs, main_contest, verdict
+from posterity.report import Column, Comparison, Row, columns, headline, load_runs, main_comparison, verdict
 from posterity.report.remarks import fitted
 
 console = Console()
-LEFT_OUT = ("balanced_accuracy", "brier", "worst10", "sd", "seconds")  # where a terminal is too narrow for the table
 UNBOUND = 10_000  # columns, to measure what a table would take
 NAMES = {"validated": "round chosen on validation, shown on test", "paper": "best round on all held-out data",
          "last": "last round, shown on test"}  # fmt: skip
@@ -47,7 +50,7 @@ def progress(title: str, total: int, quiet: bool) -> Iterator[Watch]:
             visits[0] += lines[0]["cohort"]
             found = [x for x in lines if x["kind"] == "score" and x["part"] == "validation" and x["group"] == "members"]
             if found:
-                metric = "accuracy" if "accuracy" in found[-1]["metrics"] else "mse"
+                metric = next(m.name for m in METRICS if m.goal and m.name in found[-1]["metrics"])
                 best = {x["point"]: x["metrics"][metric]["pooled"] for x in found}
                 shown[0] = " ".join(f"{point} {value:.3f}" for point, value in best.items())
             speed = visits[0] / max(1e-9, time.perf_counter() - begun)
@@ -66,13 +69,13 @@ def print_table(folder: Path, show: str) -> None:
     if wide := console.measure(table, options=console.options.update(width=UNBOUND)).maximum <= console.width:
         console.print(table)
     else:
-        console.print(_table(rows, [c for c in every if c.key not in LEFT_OUT], show, False))
+        console.print(_table(rows, [c for c in every if not c.wide_only], show, False))
     if wide and (note := verdict.worst_note(rows)):
         console.print(note)
-    held = main_contest(rows)
-    if held.tested:
-        _print_pairs(held)
-    console.print(verdict.tell(held, rows))
+    comparison = main_comparison(rows)
+    if comparison.tested:
+        _print_pairs(comparison)
+    console.print(verdict.tell(comparison, rows))
     for remark in fitted(rows) if show == "paper" else ():
         console.print(remark)
 
@@ -95,16 +98,16 @@ def _table(rows: list[Row], shown: list[Column], show: str, wide: bool) -> Table
     return table
 
 
-def _print_pairs(held: Contest) -> None:
+def _print_pairs(comparison: Comparison) -> None:
     """Neighbours in the ranking; the report has more pairs, and says what was tested."""
-    unit = ", in percentage points" if held.column.unit == "%" else ""
-    title = f"neighbours, paired over {verdict.paired_over(held)}{unit}"
+    unit = ", in percentage points" if comparison.column.unit == "%" else ""
+    title = f"neighbours, paired over {verdict.paired_over(comparison)}{unit}"
     table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, header_style="bold", pad_edge=False,
                   padding=(0, 1), collapse_padding=True)  # fmt: skip
     table.add_column("Pair")
-    for head in ("Difference", "95 % interval", f"p (Holm, {held.tested})", "seeds needed"):
+    for head in ("Difference", "95 % interval", f"p (Holm, {comparison.tested})", "seeds needed"):
         table.add_column(head, justify="right", no_wrap=True)
-    for line in verdict.lines(held, verdict.neighbours(held)):
+    for line in verdict.lines(comparison, verdict.neighbours(comparison)):
         p = f"[bold]{line.p}[/bold]" if line.separated else line.p
         table.add_row(f"{line.first.label} − {line.second.label}", line.difference, line.interval, p, line.needed)
     console.print(table)
@@ -117,19 +120,20 @@ def print_json(folder: Path, show: str, report: Path | None) -> None:
               "values": {k: {"mean": _finite(c.mean), "sd": _finite(c.sd)} for k, c in r.cells.items()},
               "worst10_rows": _worst(r)}
              for r in rows]  # fmt: skip
-    held = main_contest(rows)
+    comparison = main_comparison(rows)
     facts = {"folder": str(folder), "show": show, "report": str(report) if report else None, "rows": table,
-             "finding": verdict.tell(held, rows), "pairs": _pairs(held)}  # fmt: skip
+             "finding": verdict.tell(comparison, rows), "pairs": _pairs(comparison)}  # fmt: skip
     print(json.dumps(facts))
 
 
-def _pairs(held: Contest) -> list[dict[str, Any]]:
+def _pairs(comparison: Comparison) -> list[dict[str, Any]]:
     """All pairs, the better ranked first; `p` by itself, `holm` adjusted for all pairs."""
-    return [{"first": held.rows[i].label, "second": held.rows[j].label, "metric": held.column.key, "seeds": pair.seeds,
+    labels = [row.label for row in comparison.rows]
+    return [{"first": labels[i], "second": labels[j], "metric": comparison.column.key, "seeds": pair.seeds,
              "difference": _finite(pair.difference), "interval": list(pair.interval) if pair.interval else None,
              "p": pair.p, "holm": pair.holm, "separated": pair.separated, "design": pair.design,
              "seeds_needed": pair.needed if pair.p is not None else None}
-            for (i, j), pair in held.pairs.items()]  # fmt: skip
+            for (i, j), pair in comparison.pairs.items()]  # fmt: skip
 
 
 def _worst(row: Row) -> list[int] | None:

@@ -1,8 +1,8 @@
-"""Keys of plain tensors on the host, by numpy: the words of `draw.threefry` at a third of the time.
+"""Keys of plain tensors on the host, by numpy: the words of `random.threefry` at a third of the time.
 
 A key is a hundred operators, and a round needs dozens of keys. On a few numbers an operator of PyTorch costs more than
 one of numpy, and numpy has 32-bit words that wrap around. For tensors that nothing maps, differentiates or records;
-inside a method's functions there is only `core.draw`.
+inside a method's functions there is only `core.random`.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ TURNS = tuple(tuple((np.uint32(t), np.uint32(32 - t)) for t in row) for row in R
 
 
 def threefry(key: Tensor, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
-    """`draw.threefry`."""
+    """`random.threefry`."""
     x0, x1 = _words(key, low, high)
     return _tensor(x0), _tensor(x1)
 
 
 def fold(key: Tensor, data: int | Tensor) -> Tensor:
-    """`draw.fold`."""
+    """`random.fold`."""
     number = torch.as_tensor(data)
     return _tensor(np.stack(_words(key, number & WORD, (number >> 32) & WORD), -1))
 

@@ -1,5 +1,5 @@
 # mypy: disable-error-code="import-not-found, import-untyped, no-untyped-def", allow-untyped-decorators
-"""`draw.threefry` in one kernel instead of a hundred operators: the same bits. Needs Triton and a GPU."""
+"""`random.threefry` in one kernel instead of a hundred operators: the same bits. Needs Triton and a GPU."""
 
 from __future__ import annotations
 

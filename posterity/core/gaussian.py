@@ -19,7 +19,6 @@ from torch import Tensor
 from posterity.core.tree import record
 
 FORMS = ("isotropic", "diagonal", "dense")
-TRUSTED = 1e-6  # bound of what rounding may do to a mean, relative to it; the real effect is smaller
 
 
 @record
@@ -30,7 +29,7 @@ class Gaussian:
     @staticmethod
     def of(mean: Tensor, precision: Tensor) -> Gaussian:
         """The factor with this mean (..., d) and precision."""
-        return Gaussian(precision, apply(precision, mean))
+        return Gaussian(precision, matvec(precision, mean))
 
     @property
     def form(self) -> str:
@@ -54,13 +53,13 @@ class Gaussian:
     def mean(self) -> Tensor:
         """Λ⁻¹η (..., d). An improper factor (no precision somewhere) has no mean, and gives NaN if it is dense."""
         if self.form == "dense":
-            return torch.cholesky_solve(self.shift[..., None], _root(self.precision))[..., 0]
+            return torch.cholesky_solve(self.shift[..., None], cholesky(self.precision))[..., 0]
         return self.shift / _as_diagonal(self)
 
     def covariance(self) -> Tensor:
         """Λ⁻¹ in the form of Λ; NaN for a dense factor that is improper."""
         if self.form == "dense":
-            return torch.cholesky_inverse(_root(self.precision))
+            return torch.cholesky_inverse(cholesky(self.precision))
         return 1 / self.precision
 
     def proper(self) -> Tensor:
@@ -71,7 +70,7 @@ class Gaussian:
         return positive if self.form == "isotropic" else positive.all(-1)
 
 
-def apply(precision: Tensor, vector: Tensor) -> Tensor:
+def matvec(precision: Tensor, vector: Tensor) -> Tensor:
     """Λ·vector for any form of Λ."""
     axes = precision.dim() - vector.dim()
     if axes == 1:
@@ -87,41 +86,11 @@ def dense(precision: Tensor, size: int, axes: int) -> Tensor:
     return (precision[..., None] if axes == 0 else precision)[..., None] * eye
 
 
-def joint_mean(matrix: Gaussian, plain: Gaussian) -> Tensor:
-    """The mean (K, d) of the product of dense and of isotropic factors (K); never an error, whatever their scales.
-
-    The entries of a sum of matrices are rounded by about ε‖Λ‖, which says as much as a small precision does. Where that
-    could move the mean, the eigenvalues of `matrix` that do not stand out from it count as 0, and `plain` alone, which
-    was added up apart, decides in their directions. A direction about which neither says anything gets 0.
-    """
-    whole, size = matrix + plain, matrix.shift.shape[-1]
-    noise = 2 * size * torch.finfo(matrix.shift.dtype).eps * matrix.precision.flatten(1).norm(dim=1)
-    inverse = torch.linalg.solve_triangular(
-        _root(whole.precision), torch.eye(size).to(matrix.shift).expand_as(whole.precision), upper=False
-    )
-    mean = apply(inverse.mT, apply(inverse, whole.shift))
-    weak = ~(noise * inverse.flatten(1).square().sum(1) < TRUSTED)  # noise · tr Λ⁻¹; also where there is no root
-    for k in torch.nonzero(weak).flatten().tolist():
-        mean[k] = _spectral_mean(matrix.precision[k], matrix.shift[k], plain.precision[k], plain.shift[k], noise[k])
-    return mean
-
-
-def _spectral_mean(matrix: Tensor, shift: Tensor, plain: Tensor, lean: Tensor, noise: Tensor) -> Tensor:
-    """The mean (d,) where only eigenvalues of `matrix` above `noise` count, from an eigendecomposition on the host."""
-    if not bool(matrix.isfinite().all()):
-        return torch.full_like(shift, torch.nan)
-    values, vectors = (found.to(shift) for found in torch.linalg.eigh(matrix.cpu()))
-    told = values > noise
-    precision = torch.where(told, values, 0) + plain
-    along = torch.where(told, vectors.mT @ shift, 0) + vectors.mT @ lean
-    return vectors @ torch.where(precision > 0, along / torch.where(precision > 0, precision, 1), 0)
-
-
 def kl(p: Gaussian, q: Gaussian) -> Tensor:
     """KL(p ‖ q) of two proper factors of any forms (...)."""
     size = p.shift.shape[-1]
     gap = p.mean() - q.mean()
-    quadratic = (gap * apply(q.precision, gap)).sum(-1)
+    quadratic = (gap * matvec(q.precision, gap)).sum(-1)
     if "dense" in (p.form, q.form):
         full_p, full_q = (dense(g.precision, size, FORMS.index(g.form)) for g in (p, q))
         trace = torch.linalg.solve(full_p, full_q).diagonal(dim1=-2, dim2=-1).sum(-1)
@@ -134,10 +103,10 @@ def log_density(q: Gaussian, point: Tensor) -> Tensor:
     """log N(point) under a proper factor (...)."""
     size, gap = point.shape[-1], point - q.mean()
     volume = torch.logdet(q.precision) if q.form == "dense" else torch.log(_as_diagonal(q)).sum(-1)
-    return 0.5 * (volume - size * math.log(2 * math.pi) - (gap * apply(q.precision, gap)).sum(-1))
+    return 0.5 * (volume - size * math.log(2 * math.pi) - (gap * matvec(q.precision, gap)).sum(-1))
 
 
-def _root(precision: Tensor) -> Tensor:
+def cholesky(precision: Tensor) -> Tensor:
     """The lower Cholesky factor; NaN where there is none: one factor must not end the round for all."""
     root, failed = torch.linalg.cholesky_ex(precision)
     return torch.where((failed == 0)[..., None, None], root, torch.nan)

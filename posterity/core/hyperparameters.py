@@ -1,7 +1,8 @@
 """Hyper-parameters: documented once, on their field, with where the value comes from.
 
 Flags, TOML keys, tables of documentation and error messages are made from these fields. A field has a default, which is
-what we recommend, and may have a second value, `paper`: what its paper states, where that is something else.
+what we recommend, and may have a second value, `paper`: what its paper states, where that is something else. How a text
+becomes a value is said in `core/parse.py`; configurations (`experiment/config.py`) are made of such fields too.
 """
 
 from __future__ import annotations
@@ -12,11 +13,16 @@ import typing
 from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
 from typing import Any
 
+from posterity.core.parse import MISTAKES, convert
+
 UNSTATED: Any = object()  # the paper says nothing else than the default; None is a value
 
 
 def hyper(default: Any, doc: str, source: str = "", choices: tuple[str, ...] = (), paper: Any = UNSTATED) -> Any:
-    """A field of a method: its default, its meaning, where the default comes from, its allowed values, the paper's."""
+    """A field of a method: its default, its meaning, where the default comes from, its allowed values, the paper's.
+
+    A last choice such as `package.module:engine` allows anything of that form.
+    """
     return field(default=default, metadata={"doc": doc, "source": source, "choices": choices, "paper": paper})
 
 
@@ -66,10 +72,10 @@ def nearest(word: str, possible: typing.Iterable[str]) -> str:
 def parse(text: Any, knob: Knob) -> Any:
     """`text` (of a flag or a TOML value) as the type of the knob, or an error that says what was expected."""
     try:
-        value = _converted(text, knob.kind)
-    except (ValueError, TypeError, OverflowError):
+        value = convert(text, knob.kind)
+    except MISTAKES:
         raise ValueError(f"{knob.name} takes {describe(knob.kind)}; {text!r} was given ({knob.doc})") from None
-    if knob.choices and value not in knob.choices:
+    if knob.choices and value not in knob.choices and not (":" in str(value) and ":" in knob.choices[-1]):
         raise ValueError(f"{knob.name} = {value!r} is unknown: {nearest(str(value), knob.choices)}")
     return value
 
@@ -79,41 +85,6 @@ def describe(kind: Any) -> str:
     options = typing.get_args(kind) if isinstance(kind, types.UnionType) else (kind,)
     words = {int: "a whole number", float: "a number", str: "a word", bool: "true or false", type(None): "none"}
     return " or ".join(words.get(o, str(o)) for o in options)
-
-
-def _converted(text: Any, kind: Any) -> Any:
-    if isinstance(kind, types.UnionType):
-        return _first(text, typing.get_args(kind))
-    if typing.get_origin(kind) is tuple:
-        items = text.split(",") if isinstance(text, str) else list(text)
-        return tuple(_converted(item, typing.get_args(kind)[0]) for item in items)
-    if kind is bool:
-        if isinstance(text, bool):
-            return text
-        return {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}[_word(text)]
-    if kind is int:
-        if isinstance(text, bool) or (isinstance(text, float) and text != int(text)):
-            raise ValueError(text)
-        return int(text)
-    return float(text) if kind is float else str(text)
-
-
-def _word(text: Any) -> str:
-    word = str(text).lower()
-    if word not in ("true", "yes", "1", "false", "no", "0"):
-        raise ValueError(text)
-    return word
-
-
-def _first(text: Any, kinds: tuple[Any, ...]) -> Any:
-    if type(None) in kinds and (text is None or str(text).lower() in ("none", "")):
-        return None
-    for kind in (k for k in kinds if k is not type(None)):
-        try:
-            return _converted(text, kind)
-        except (ValueError, TypeError):
-            continue
-    raise ValueError(text)
 
 
 def check_fields(value: Any) -> None:

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from posterity.core.network import Network, Params
+
+if TYPE_CHECKING:  # whose `Method` predicts with what is here
+    from posterity.core.protocol import Batch, Here
+
 NOISE = 1.0  # variance of a regression target around a point prediction: ½(f(x) - y)² is then its negative log-density
 
 
-def pointwise(output: Tensor, y: Tensor, model: Any) -> Tensor:
+def pointwise(output: Tensor, y: Tensor, model: Network) -> Tensor:
     """Negative log-likelihood of each sample (B,), up to a constant for regression."""
     if model.task == "regression":
         return 0.5 * (output - y) ** 2 / NOISE
@@ -24,13 +29,13 @@ def masked_mean(values: Tensor, mask: Tensor) -> Tensor:
     return (values * mask).sum() / mask.sum().clamp(min=1)
 
 
-def fit(params: dict[str, Tensor], batch: Any, here: Any) -> tuple[Tensor, dict[str, Tensor]]:
+def fit(params: Params, batch: Batch, here: Here) -> tuple[Tensor, Params]:
     """Mean negative log-likelihood of a batch in training mode, and the network's updated buffers."""
     output, buffers = here.model(params, batch.x, mask=batch.mask, train=True, key=here.key)
     return masked_mean(pointwise(output, batch.y, here.model), batch.mask), buffers
 
 
-def log_likelihood(params: dict[str, Tensor], batch: Any, here: Any) -> Tensor:
+def log_likelihood(params: Params, batch: Batch, here: Here) -> Tensor:
     """Sum of the log-likelihood over the real rows, in evaluation mode; densities with their constants.
 
     For regression that is −½ log 2πs a sample, with the s of `log_predictive`: clients of other sizes have another sum.
@@ -40,7 +45,7 @@ def log_likelihood(params: dict[str, Tensor], batch: Any, here: Any) -> Tensor:
     return -((pointwise(output, batch.y, here.model) + constant) * batch.mask).sum()
 
 
-def log_predictive(params: dict[str, Tensor], x: Tensor, here: Any) -> Tensor:
+def log_predictive(params: Params, x: Tensor, here: Here) -> Tensor:
     """Log-probabilities (B, classes); for regression the mean and variance of a Gaussian (B, 2)."""
     output, _ = here.model(params, x)
     if here.model.task == "regression":

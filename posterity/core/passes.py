@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from torch.func import grad_and_value
 
+from posterity.core.network import Network
 from posterity.core.optim import SGD, Optimiser
 from posterity.core.protocol import Batch, Carry, Here, Params, Pass
 from posterity.core.random import fold
@@ -25,32 +26,32 @@ from posterity.core.tree import Tree, tree_map
 
 Loss = Callable[[Params, Batch, Here], tuple[Tensor, Params]]
 Summary = Callable[[Params, Batch, Here], Tree]
-Partition = Callable[[Iterable[str], Any], list[str]]
+Partition = Callable[[Iterable[str], Network], list[str]]
 Update = tuple[Tree, Tensor, Params]  # gradient, value, buffers
 ORDERS = ("exact", "first", "hessian_free")
 INNER = 2**20  # from here on, numbers that inner steps fold into the key: draws of their own
 
 
 # --- partitions: which leaves move. Never buffers (the network updates them itself), nor weights that are frozen. -----
-def everything(names: Iterable[str], model: Any) -> list[str]:
+def everything(names: Iterable[str], model: Network) -> list[str]:
     """The network's trainable leaves and the method's own."""
     return [n for n in names if n in model.trainable or n not in model.leaves]
 
 
-def network(names: Iterable[str], model: Any) -> list[str]:
+def trainable(names: Iterable[str], model: Network) -> list[str]:
     return [n for n in names if n in model.trainable]
 
 
-def head(names: Iterable[str], model: Any) -> list[str]:
-    return [n for n in network(names, model) if n in model.head_names]
+def head(names: Iterable[str], model: Network) -> list[str]:
+    return [n for n in trainable(names, model) if n in model.head_names]
 
 
-def base(names: Iterable[str], model: Any) -> list[str]:
-    return [n for n in network(names, model) if n in model.base_names]
+def base(names: Iterable[str], model: Network) -> list[str]:
+    return [n for n in trainable(names, model) if n in model.base_names]
 
 
-def norms(names: Iterable[str], model: Any) -> list[str]:
-    return [n for n in network(names, model) if n in model.norms]
+def norms(names: Iterable[str], model: Network) -> list[str]:
+    return [n for n in trainable(names, model) if n in model.norms]
 
 
 # --- passes ---------------------------------------------------------------------------------------------------------
@@ -115,7 +116,7 @@ def meta(
     fast: float,
     optimiser: Optimiser,
     trains: Partition = everything,
-    adapts: Partition = network,
+    adapts: Partition = trainable,
     order: str = "exact",
     delta: float = 1e-3,
     inner: int = 1,
@@ -255,4 +256,5 @@ def _learning(
 
 
 __all__ = ["Loss", "Partition", "Summary", "base", "constrained", "deal", "descend", "everything", "gather", "head",
-           "meta", "network", "norms", "opened", "sample"]  # fmt: skip
+           "meta", "norms", "opened", "sample",
+           "trainable"]  # fmt: skip

@@ -2,8 +2,12 @@
 
 A method is a frozen dataclass whose fields are its hyper-parameters and whose functions are pure and speak about one
 client. The server keeps State and offers Shared (to everybody) and Own (to one client). A client keeps Personal, works
-through passes over its own data, and sends a Message; messages add up (`monoid.py`), and `combine` turns the sum into
+through passes over its own data, and sends a Message; messages add up (`messages.py`), and `combine` turns the sum into
 the next State. How many clients run at once is the engine's business and cannot be seen from here.
+
+`State`, `Shared`, `Own` and `Personal` are `Any` on purpose: each method has records of its own for them. As type
+parameters they would stand in every signature (`here: Here[Shared, Own, Personal]`), and an engine, which takes any
+method, could not use them: that a method's functions fit each other is for the laws to say.
 """
 
 from __future__ import annotations
@@ -16,10 +20,11 @@ from torch import Tensor
 
 from posterity.core.losses import log_predictive
 from posterity.core.messages import Message as Message
+from posterity.core.network import Network
+from posterity.core.network import Params as Params
 from posterity.core.random import make_key
 from posterity.core.tree import STATIC, Tree, record
 
-Params = dict[str, Tensor]
 State = Any
 Shared = Any
 Own = Any
@@ -42,7 +47,7 @@ class Here:
     round: Tensor  # () int64: the current one, from 1
     key: Tensor  # (2,) int64: of this client, round, pass and step
     initial: Params  # the network's common first leaves: every site makes them from the seed, so they are never sent
-    model: Any = field(metadata={STATIC: True})
+    model: Network = field(metadata={STATIC: True})
 
 
 @record
@@ -123,7 +128,7 @@ class Method(Protocol):
     adaptation: ClassVar[int] = 1  # epochs of `adapt` at the point "adapted"
 
     # --- server -------------------------------------------------------------------------------------------------
-    def init(self, model: Any, params: Params, facts: Facts) -> State:
+    def init(self, model: Network, params: Params, facts: Facts) -> State:
         """The first State; it has a field `params` with the network's leaves."""
         ...
 

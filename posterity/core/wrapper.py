@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
+from posterity.core.network import Network
 from posterity.core.protocol import Carry, Facts, Here, Message, Method, Now, Own, Params, Pass, Personal, Shared, State
 
 
@@ -42,7 +43,7 @@ class Wrapper:
     def adaptation(self) -> int:
         return self.inner.adaptation
 
-    def init(self, model: Any, params: Params, facts: Facts) -> State:
+    def init(self, model: Network, params: Params, facts: Facts) -> State:
         return self.inner.init(model, params, facts)
 
     def offer(self, state: State, client: Tensor | None) -> tuple[Shared, Own]:

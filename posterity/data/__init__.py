@@ -1,20 +1,38 @@
-"""Data: datasets by name, the user's own files, and every way the papers divide them among clients."""
+"""Data: datasets by name, the user's own files, and every way the papers divide them among clients.
+
+The way to a federation: `registry.py` reads a `Pool` (a file of `datasets/`, several by `mix.py`, or a path by
+`user_files.py`), `clients.py` divides it by a rule of `partition.py` and splits it (`split.py`) into a `Federation`.
+
+To add a dataset, put a file into `datasets/` with a docstring, `FILES`, `NATURAL` and
+`load(data_dir, seed, *, …options…) -> Pool`. To add a partition, write its function in `partition.py` and declare it in
+`RULES` there. Outside of this package a function of the same arguments will do: `--dataset my_module:load` (it may
+also return a `Federation`) and `--partition my_module:rule:0.5`, where `rule(y, clients, rng, alpha)` returns the rows
+of each client.
+"""
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
-from posterity.data.assemble import assemble
-from posterity.data.clients import Request
-from posterity.data.federation import Federation, Part
-from posterity.data.files import VARIABLE
+from posterity.data.clients import assemble
+from posterity.data.federation import Federation, FederationSpec, Options, Part
+from posterity.data.partition import Partition, parse_partition
 from posterity.data.pool import DataError, Pool
-from posterity.data.registry import Dataset, Options, available, read_pool
-from posterity.data.scheme import Partition, parse_partition
-from posterity.data.tables import Columns
+from posterity.data.registry import Dataset, available, read_dataset
 
-__all__ = ["DataError", "Dataset", "Federation", "Part", "Partition", "Pool", "available", "load", "parse_partition"]
+__all__ = [
+    "DataError",
+    "Dataset",
+    "Federation",
+    "FederationSpec",
+    "Part",
+    "Partition",
+    "Pool",
+    "available",
+    "build",
+    "load",
+    "parse_partition",
+]
 
 
 def load(
@@ -44,9 +62,17 @@ def load(
     >>> load("digits", partition="dirichlet:0.3", clients=5).clients
     5
     """
-    folder = data_dir or os.environ.get(VARIABLE)
-    columns = Columns(target, client_column, group)
-    if seed < 0:
-        raise DataError(f"seed is {seed}; expected a whole number from 0 on; drop the sign")
-    pool = read_pool(dataset, Path(folder) if folder else None, seed, clients, columns, options or {})
-    return assemble(pool, Request(partition, clients, split, subset, test_partition, newcomers, public, seed))
+    return build(
+        FederationSpec(
+            dataset, partition, clients, split, subset, test_partition, newcomers, public, seed,
+            data_dir, target, client_column, group, options or {},
+        )
+    )  # fmt: skip
+
+
+def build(spec: FederationSpec) -> Federation:
+    """The federation that was asked for."""
+    if spec.seed < 0:
+        raise DataError(f"seed is {spec.seed}; expected a whole number from 0 on; drop the sign")
+    found = read_dataset(spec)
+    return assemble(found, spec) if isinstance(found, Pool) else found

@@ -1,22 +1,46 @@
-"""A federation: one pool of samples, and which client owns which rows of it.
+"""A federation: one pool of samples, and which client owns which rows of it; and what may be asked of one.
 
 Nothing is copied per client and nothing is padded: `x` and `y` are flat, and a `Part` lists the rows of every
-client one after the other with offsets between them.
+client one after the other with offsets between them. `data/clients.py` makes a `Federation` from a `data/pool.py` and a
+`FederationSpec`.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from posterity.data.scheme import Partition
+    from posterity.data.partition import Partition
 
 Task = Literal["classification", "regression"]
+Options = Mapping[str, str | int | float]
+
+
+@dataclass(frozen=True)
+class FederationSpec:
+    """What is asked for, as typed: a dataset, and how its rows become those of clients."""
+
+    dataset: str  # a name, a mix (a+b), package.module:function, or a path
+    partition: str | None = None  # None: natural where the data have clients, else dirichlet:0.3
+    clients: int | None = None  # None: the data's own, else 20
+    split: str = "80/20"  # training / held out
+    subset: str | int | float | None = None
+    test_partition: str = "same"
+    newcomers: str | int | float = 0
+    public: str | float = 0
+    seed: int = 0
+    data_dir: str | Path | None = None
+    target: str | None = None  # columns of your own table
+    client_column: str | None = None
+    group: str | None = None
+    options: Options = field(default_factory=dict)  # of the dataset
 
 
 @dataclass(frozen=True)

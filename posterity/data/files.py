@@ -1,4 +1,4 @@
-"""Finding and reading stored arrays and pictures, without pickles."""
+"""Finding and reading stored arrays and pictures, without pickles: what the files of `data/datasets` are made of."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Picture folders: `client/class/*.png`."""
+"""A user's image folder, `client/class/*.png`, as one table per client: `data/user_files.py` joins them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from posterity.data.tables import Table
 KINDS = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
 
 
-def read_album(path: Path, size: int) -> list[Table]:
+def read_image_folder(path: Path, size: int) -> list[Table]:
     """A table per client folder; pictures are resized to size×size unless size is 0; grey ones stay grey."""
     clients = _folders(path)
     files = {client: [(f, kind.name) for kind in _folders(client) for f in _pictures(kind)] for client in clients}

@@ -1,4 +1,7 @@
-"""Several datasets in one federation (MetaVD, multi-domain): labels side by side, pictures of one shape."""
+"""Several datasets in one pool (MetaVD, multi-domain): labels side by side, pictures of one shape.
+
+`data/registry.py` calls it for `--dataset a+b`.
+"""
 
 from __future__ import annotations
 

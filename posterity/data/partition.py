@@ -1,24 +1,147 @@
-"""Laws that divide labelled rows among clients.
+"""Partitions: rules that divide labelled rows among clients, each declared once, in `RULES` at the end of this file.
 
-Every law is a pure function of labels, number of clients and a numpy generator, and returns the rows of each client;
-no row is given out twice. Inside, a law only decides *how many* samples of each class a client gets; `_deal` then
-picks which ones. No law knows the clients' numbers: before anything is drawn, all have the same distribution.
+A rule is a pure function of labels, number of clients, a numpy generator and its own numbers, and returns the rows of
+each client; no row is given out twice. Inside, a rule only decides *how many* samples of each class a client gets;
+`data/deal.py` then picks which ones. No rule knows the clients' numbers: before anything is drawn, all have the same
+distribution. `data/clients.py` applies them. A rule of your own is `package.module:function` on the command line.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
 import torch
 from numpy.random import Generator
-from numpy.typing import NDArray
 from torch import Tensor
 
+from posterity.core.hyperparameters import nearest
+from posterity.core.outside import find_function
+from posterity.core.parse import MISTAKES, declared, split_name
+from posterity.data.deal import (
+    Counts,
+    check,
+    check_alpha,
+    check_clients,
+    check_rows,
+    choose_classes,
+    count_classes,
+    cut,
+    deal,
+    resample,
+    round_shares,
+)
 from posterity.data.pool import DataError
 
-Counts = NDArray[np.int64]
+GIVEN = ("y", "clients", "rng")  # what every rule is called with, besides its numbers
+LENIENT = {
+    "minimum": 1,
+    "samples": None,
+}  # for a held-out part, which is smaller: one row a client, samples as they fit
+
+
+@dataclass(frozen=True)
+class Rule:
+    """The declaration of a partition: how it is typed, what divides the rows, with which numbers, and the version."""
+
+    name: str  # as typed; `package.module:function` for one of your own
+    form: str  # its numbers as they are typed; those in brackets may be left out
+    function: Callable[..., Any] | None  # of y, clients, rng and the numbers; None for the data's own clients
+    parameters: tuple[str, ...] = ()  # what the numbers are called in the function, and in a run's folder
+    version: int = 1  # which rows a rule gives out for a seed may change with the version, and only with it
+    example: str = ""  # as `--help` shows it
+
+    @property
+    def usage(self) -> str:
+        return self.name + self.form
+
+    @property
+    def least(self) -> int:
+        """How many numbers must be typed."""
+        return len(self.parameters) - self.form.count("[")
+
+    @property
+    def defaults(self) -> dict[str, Any]:
+        """The values of numbers that may be left out; 0 for the others."""
+        known = declared(self.function, GIVEN) if self.function else {}
+        return {n: 0 if i < self.least else known[n].default for i, n in enumerate(self.parameters)}
+
+    def read(self, text: str, numbers: list[str]) -> Partition:
+        """The partition that was typed as `text`."""
+        if not self.least <= len(numbers) <= len(self.parameters):
+            raise DataError(
+                f"partition {text!r}: {len(numbers)} numbers after the name; expected the form {self.usage}"
+            )
+        known = declared(self.function, GIVEN) if self.function else {}
+        try:
+            typed = {n: known[n].read_given(number) for n, number in zip(self.parameters, numbers, strict=False)}
+        except MISTAKES as error:
+            raise DataError(f"partition {text!r}: {error}; expected the form {self.usage} with numbers in it") from None
+        return Partition(self.name, tuple((self.defaults | typed).items()))
+
+
+@dataclass(frozen=True)
+class Partition:
+    """A rule by its name, and its numbers."""
+
+    name: str
+    numbers: tuple[tuple[str, Any], ...] = ()  # by the names of the rule's parameters
+
+    @property
+    def version(self) -> int:
+        return find_rule(self.name).version
+
+    def facts(self) -> dict[str, Any]:
+        """The rule, its version and the numbers that it was given, for a run's folder."""
+        defaults = find_rule(self.name).defaults
+        return {"rule": self.name, "version": self.version, **{n: v for n, v in self.numbers if v != defaults[n]}}
+
+    def divide(self, y: Tensor, clients: int, rng: Generator) -> list[Tensor]:
+        """Rows of each client."""
+        function = find_rule(self.name).function
+        if function is None:
+            raise DataError(
+                f"partition {self.name!r}: expected a law that divides rows; natural clients need an owner column"
+            )
+        owned = function(y=y, clients=clients, rng=rng, **dict(self.numbers))
+        return owned if self.name in RULES else check_rows(owned, self.name, len(y), clients)
+
+    def lenient(self) -> Partition:
+        """The same rule for a held-out part."""
+        return replace(self, numbers=tuple((n, LENIENT.get(n, v)) for n, v in self.numbers))
+
+
+def parse_partition(text: str) -> Partition:
+    """Read a partition as written on the command line: `dirichlet:0.3`, `pathological:3:100`, `my_module:rule:2`, …"""
+    name, numbers = split_name(text)
+    if name not in RULES and numbers and numbers[0].isidentifier():
+        name, numbers = f"{name}:{numbers[0]}", numbers[1:]
+    return find_rule(name, text).read(text, numbers)
+
+
+def find_rule(name: str, text: str | None = None) -> Rule:
+    """The rule called `name`, or one of your own; `text` is what was typed."""
+    if name in RULES:
+        return RULES[name]
+    typed = name if text is None else text
+    if ":" not in name:
+        raise DataError(f"partition {typed!r}: unknown name {name!r}; {nearest(name, RULES)}")
+    try:
+        function = find_function(name, "partition")
+    except ValueError as error:
+        raise DataError(f"partition {typed!r}: {error}; by name, {nearest(name.split(':')[0], RULES)}") from None
+    known = declared(function)
+    if missing := [n for n in GIVEN if n not in known]:
+        raise DataError(
+            f"partition {typed!r}: the function has no parameter {', '.join(missing)}; expected "
+            f"{name.split(':')[1]}({', '.join(GIVEN)}, …its numbers…) that returns the rows of each client"
+        )
+    own = {n: d for n, d in sorted(known.items(), key=lambda item: not item[1].required) if n not in GIVEN}
+    form = "".join(f":{n.upper()}" if d.required else f"[:{n.upper()}]" for n, d in own.items())
+    return Rule(name, form, function, tuple(own), getattr(function, "version", 1))
 
 
 def dirichlet(
@@ -28,14 +151,14 @@ def dirichlet(
 
     Draws that leave a client with fewer than `minimum` rows are repeated, at most `tries` times.
     """
-    labels, sizes = _classes(y, clients)
-    _check_alpha(alpha)
+    labels, sizes = count_classes(y, clients)
+    check_alpha(alpha)
 
     def draw() -> Counts:
         shares = rng.dirichlet(np.full(clients, alpha), len(sizes))  # (classes, clients)
-        return np.stack([_cut(p, n, rng) for p, n in zip(shares, sizes, strict=True)], axis=1)
+        return np.stack([cut(p, n, rng) for p, n in zip(shares, sizes, strict=True)], axis=1)
 
-    return _deal(labels, _resample(draw, len(y), clients, minimum, tries), rng)
+    return deal(labels, resample(draw, len(y), clients, minimum, tries), rng)
 
 
 def capped(y: Tensor, clients: int, alpha: float, rng: Generator, minimum: int = 10, tries: int = 100) -> list[Tensor]:
@@ -44,50 +167,50 @@ def capped(y: Tensor, clients: int, alpha: float, rng: Generator, minimum: int =
     Classes come in the order of their numbers. Shares that are set to 0 and renormalised are a draw from the Dirichlet
     of the others, which is what is drawn here.
     """
-    labels, sizes = _classes(y, clients)
-    _check_alpha(alpha)
+    labels, sizes = count_classes(y, clients)
+    check_alpha(alpha)
 
     def draw() -> Counts:
         counts = np.zeros((clients, len(sizes)), dtype=np.int64)
         for c, n in enumerate(sizes):
             open_to = np.flatnonzero(counts.sum(1) * clients < len(y))  # never empty: a row is left for somebody
-            counts[open_to, c] = _cut(rng.dirichlet(np.full(len(open_to), alpha)), n, rng)
+            counts[open_to, c] = cut(rng.dirichlet(np.full(len(open_to), alpha)), n, rng)
         return counts
 
-    return _deal(labels, _resample(draw, len(y), clients, minimum, tries), rng)
+    return deal(labels, resample(draw, len(y), clients, minimum, tries), rng)
 
 
 def balanced_dirichlet(
     y: Tensor, clients: int, alpha: float, rng: Generator, minimum: int = 10, tries: int = 100
 ) -> list[Tensor]:
     """Per-class Dirichlet shares, the largest to the client that is smallest so far: nearly equal sizes (FedNP)."""
-    labels, sizes = _classes(y, clients)
-    _check_alpha(alpha)
+    labels, sizes = count_classes(y, clients)
+    check_alpha(alpha)
 
     def draw() -> Counts:
         counts = np.zeros((clients, len(sizes)), dtype=np.int64)
         for c, n in enumerate(sizes):
             smallest_first = np.lexsort((rng.random(clients), counts.sum(1)))  # equals in a random order
             share = np.sort(rng.dirichlet(np.full(clients, alpha)))[::-1]
-            counts[smallest_first, c] = _cut(share, n, rng)
+            counts[smallest_first, c] = cut(share, n, rng)
         return counts
 
-    return _deal(labels, _resample(draw, len(y), clients, minimum, tries), rng)
+    return deal(labels, resample(draw, len(y), clients, minimum, tries), rng)
 
 
 def pathological(y: Tensor, clients: int, kinds: int, rng: Generator, samples: int | None = None) -> list[Tensor]:
     """Each client gets `kinds` classes and `samples` rows of each; without `samples`, as many as fit for everybody."""
-    labels, sizes = _classes(y, clients)
-    chosen = _hand_out(clients, kinds, len(sizes), rng)  # (clients, classes)
+    labels, sizes = count_classes(y, clients)
+    chosen = choose_classes(clients, kinds, len(sizes), rng)  # (clients, classes)
     wanted = chosen.sum(0)
     fits = int((sizes[wanted > 0] // wanted[wanted > 0]).min())
-    _check(
+    check(
         1 <= (fits if samples is None else samples) <= fits,
         f"{clients} clients with {kinds} classes and {samples or 'some'} rows of each",
         f"at most {fits} rows of a class per client, since the rarest class has {sizes.min()}",
         "lower the samples or classes per client, or the number of clients",
     )
-    return _deal(labels, chosen * (samples or fits), rng)
+    return deal(labels, chosen * (samples or fits), rng)
 
 
 def major(
@@ -98,21 +221,21 @@ def major(
     By default `share` of a client is uniform over all classes and the rest is uniform over its major classes, the
     convention the paper cites. `literal` is what it prints: the major classes make up `share` of a client.
     """
-    labels, sizes = _classes(y, clients)
-    _check(0 <= share <= 1, f"share {share}", "a number from 0 to 1", "the paper has 0.2")
-    chosen = _hand_out(clients, kinds, len(sizes), rng)
+    labels, sizes = count_classes(y, clients)
+    check(0 <= share <= 1, f"share {share}", "a number from 0 to 1", "the paper has 0.2")
+    chosen = choose_classes(clients, kinds, len(sizes), rng)
     rest = len(sizes) - kinds
     if literal:
-        _check(rest > 0 or share == 1, f"{kinds} major classes of {len(sizes)}", "a minor class", "lower the number")
+        check(rest > 0 or share == 1, f"{kinds} major classes of {len(sizes)}", "a minor class", "lower the number")
         law = np.where(chosen, share / kinds, (1 - share) / max(rest, 1))
     else:
         law = share / len(sizes) + chosen * (1 - share) / kinds  # (clients, classes), rows sum to 1
     n = int((sizes / law.sum(0)).min())
     order = np.stack([rng.permutation(len(sizes)) for _ in range(clients)])
-    while n > 0 and (_rounded(law, n, order).sum(0) > sizes).any():
+    while n > 0 and (round_shares(law, n, order).sum(0) > sizes).any():
         n -= 1  # rounding up may ask for a row too many of some class
-    _check(n > 0, f"{clients} clients and {len(y)} rows", "a row for each client", "use fewer clients")
-    return _deal(labels, _rounded(law, n, order), rng)
+    check(n > 0, f"{clients} clients and {len(y)} rows", "a row for each client", "use fewer clients")
+    return deal(labels, round_shares(law, n, order), rng)
 
 
 def quantity(
@@ -125,23 +248,23 @@ def quantity(
     tries: int = 100,
 ) -> list[Tensor]:
     """Clients differ in size only: sizes from Dirichlet(alpha), or proportional to rank^-alpha; labels are IID."""
-    _check_clients(y, clients)
-    _check_alpha(alpha)
+    check_clients(y, clients)
+    check_alpha(alpha)
 
     def draw() -> Counts:
         if law == "dirichlet":
-            return _cut(rng.dirichlet(np.full(clients, alpha)), len(y), rng)[:, None]
+            return cut(rng.dirichlet(np.full(clients, alpha)), len(y), rng)[:, None]
         weight = rng.permutation(np.arange(1, clients + 1) ** -float(alpha))
-        return _cut(weight / weight.sum(), len(y), rng)[:, None]
+        return cut(weight / weight.sum(), len(y), rng)[:, None]
 
-    return _deal(np.zeros(len(y), dtype=np.int64), _resample(draw, len(y), clients, minimum, tries), rng)
+    return deal(np.zeros(len(y), dtype=np.int64), resample(draw, len(y), clients, minimum, tries), rng)
 
 
 def iid(y: Tensor, clients: int, rng: Generator) -> list[Tensor]:
     """Equal random parts."""
-    _check_clients(y, clients)
-    sizes = _cut(np.full(clients, 1 / clients), len(y), rng)
-    return _deal(np.zeros(len(y), dtype=np.int64), sizes[:, None], rng)
+    check_clients(y, clients)
+    sizes = cut(np.full(clients, 1 / clients), len(y), rng)
+    return deal(np.zeros(len(y), dtype=np.int64), sizes[:, None], rng)
 
 
 def natural(owner: Tensor, clients: int | None = None) -> list[Tensor]:
@@ -150,88 +273,20 @@ def natural(owner: Tensor, clients: int | None = None) -> list[Tensor]:
     return [torch.nonzero(owner == k).flatten() for k in range(count)]
 
 
-def _check(holds: bool, given: str, expected: str, remedy: str) -> None:
-    if not holds:
-        raise DataError(f"partition: {given}; expected {expected}; {remedy}")
-
-
-def _check_alpha(alpha: float) -> None:
-    _check(0 < alpha < np.inf, f"alpha is {alpha}", "a number above 0", "try 0.3")
-
-
-def _check_clients(y: Tensor, clients: int) -> None:
-    given = f"{clients} clients and {len(y)} rows"
-    _check(1 <= clients <= len(y), given, "at least a client, and a row for each", "change the number of clients")
-
-
-def _classes(y: Tensor, clients: int) -> tuple[NDArray[np.int64], Counts]:
-    """Labels renumbered over the classes present, and the size of each class."""
-    _check(
-        not y.is_floating_point(),
-        "targets are numbers, not classes",
-        "integer labels",
-        "use the partition iid or natural for regression",
+RULES = {
+    rule.name: rule
+    for rule in (
+        # Version 2: shares become whole numbers from a random start, not from the first client on.
+        Rule("dirichlet", ":ALPHA[:MINIMUM]", dirichlet, ("alpha", "minimum"), 2, "dirichlet:0.3"),
+        Rule("balanced", ":ALPHA[:MINIMUM]", balanced_dirichlet, ("alpha", "minimum"), 2, "balanced:0.5"),
+        Rule("capped", ":ALPHA[:MINIMUM]", capped, ("alpha", "minimum"), 1, "capped:0.3"),
+        Rule("pathological", ":CLASSES[:SAMPLES]", pathological, ("kinds", "samples"), 1, "pathological:3:100"),
+        Rule("major", ":CLASSES:SHARE", major, ("kinds", "share"), 1, "major:2:0.2"),
+        Rule("major-literal", ":CLASSES:SHARE", partial(major, literal=True), ("kinds", "share")),
+        Rule("quantity", ":ALPHA[:MINIMUM]", quantity, ("alpha", "minimum"), 2, "quantity:1"),
+        Rule("quantity-power", ":ALPHA[:MINIMUM]", partial(quantity, law="power"), ("alpha", "minimum"), 2),
+        Rule("iid", "", iid, (), 2, "iid"),
+        Rule("natural", "", None),
     )
-    _check_clients(y, clients)
-    _, labels = np.unique(y.numpy(), return_inverse=True)
-    return labels.astype(np.int64), np.bincount(labels).astype(np.int64)
-
-
-def _cut(share: NDArray[np.float64], n: int, rng: Generator) -> Counts:
-    """Whole numbers that add up to n: each is share · n rounded up or down, and share · n in expectation.
-
-    Cumulative sums, from a random start and in a random order. (A start at 0 takes half a row of every class from the
-    first client and gives it to the last; largest remainders take from shares below half a row.)
-    """
-    order = rng.permutation(len(share))
-    ends = np.floor((np.cumsum(share[order]) * n).round(9) + rng.random()).astype(np.int64).clip(max=n)
-    ends[-1] = n
-    counts = np.empty(len(share), dtype=np.int64)
-    counts[order] = np.diff(ends, prepend=0)
-    return counts
-
-
-def _rounded(law: NDArray[np.float64], n: int, order: Counts) -> Counts:
-    """n·law per row by largest remainders; equal remainders are settled in the given order of classes."""
-    exact = law * n
-    counts = np.floor(exact + 1e-9).astype(np.int64)
-    for k, row in enumerate(exact - counts):
-        first = order[k][np.argsort(-row[order[k]].round(9), kind="stable")]
-        counts[k, first[: n - counts[k].sum()]] += 1
-    return counts
-
-
-def _hand_out(clients: int, kinds: int, classes: int, rng: Generator) -> NDArray[np.bool_]:
-    """Give each client `kinds` classes so that all classes are used equally often, give or take one."""
-    _check(1 <= kinds <= classes, f"{kinds} classes per client", f"1 to {classes}", "change the number")
-    chosen = np.zeros((clients, classes), dtype=bool)
-    for k in range(clients):
-        tie = rng.random(classes)
-        chosen[k, np.lexsort((tie, chosen.sum(0)))[:kinds]] = True
-    return chosen
-
-
-def _resample(draw: Callable[[], Counts], rows: int, clients: int, minimum: int, tries: int) -> Counts:
-    """The first draw that gives every client at least `minimum` rows."""
-    _check(minimum >= 1, f"minimum {minimum}", "at least 1 row a client", "raise it")
-    best = 0
-    for _ in range(tries if rows >= clients * minimum else 0):
-        counts = draw()
-        if (smallest := int(counts.sum(1).min())) >= minimum:
-            return counts
-        best = max(best, smallest)
-    raise DataError(
-        f"partition: {rows} rows over {clients} clients; expected at least {minimum} rows a client, but the best of "
-        f"{tries} draws left a client with {best}; use fewer clients, a larger alpha, or a lower minimum "
-        "(for example dirichlet:0.3:1)"
-    )
-
-
-def _deal(labels: NDArray[np.int64], counts: Counts, rng: Generator) -> list[Tensor]:
-    """Pick rows at random so that client k gets counts[k, c] of class c."""
-    own: list[list[NDArray[Any]]] = [[] for _ in counts]
-    for c in range(counts.shape[1]):
-        rows = rng.permutation(np.flatnonzero(labels == c))
-        for mine, piece in zip(own, np.split(rows, np.cumsum(counts[:, c]))[:-1], strict=True):
-            mine.append(piece)
-    return [torch.from_numpy(np.sort(np.concatenate(mine))) for mine in own]
+}
+EXAMPLES = ", ".join(rule.example for rule in RULES.values() if rule.example)

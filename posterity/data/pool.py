@@ -1,4 +1,7 @@
-"""A pool: what a dataset or a user's file offers before anybody decides which client owns what."""
+"""A pool: what a dataset or a user's file offers before anybody decides which client owns what.
+
+`data/registry.py` reads pools, `data/clients.py` makes federations of them.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from torch import Tensor
 
 from posterity.data.federation import Task
 
-Scale = Literal["none", "client", "all"]
+Scaling = Literal["none", "client", "all"]
 """Who fits mean and sd of each feature: nobody, every client on its own training rows, all members together."""
 
 
@@ -39,7 +42,7 @@ class Pool:
     official_test: Tensor | None = None  # (pool,) bool
     domain: Tensor | None = None  # (pool,) int64: which dataset of a mix a row comes from
     common: Tensor | None = None  # rows of a test set that belongs to no client
-    scale: Scale = "none"
+    scale: Scaling = "none"
     outlier: int | None = None  # the owner whose training labels are shuffled, an experiment on robustness
     notes: tuple[str, ...] = ()
 

@@ -1,23 +1,32 @@
-"""Datasets found by name, and the way from a name, a mix of names or a path to a pool."""
+"""Datasets found by name, and the way from a name, a mix of names, a function of yours or a path to a pool.
+
+A name is a file of `data/datasets`; `data/mix.py` joins several; `package.module:function` is a function of your own
+with the signature of those files' `load`; a path is read by `data/user_files.py`.
+"""
 
 from __future__ import annotations
 
-import inspect
+import os
 import pkgutil
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, fields
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from posterity.core.hyperparameters import nearest
+from posterity.core.outside import find_function
+from posterity.core.parse import MISTAKES, Declared, declared
 from posterity.data import datasets
+from posterity.data.federation import Federation, FederationSpec, Options
+from posterity.data.files import VARIABLE
 from posterity.data.mix import mix
-from posterity.data.parse import nearest
 from posterity.data.pool import DataError, Pool
 from posterity.data.tables import Columns
-from posterity.data.user_files import looks_like_path, read_own
+from posterity.data.user_files import looks_like_path, read_user_files
 
-Options = Mapping[str, str | int | float]
+DIVIDING = ("partition", "split", "subset", "test_partition", "newcomers", "public")  # settings
+GIVEN = ("data_dir", "seed")  # what the function of a dataset is called with, besides its options
 
 
 @dataclass(frozen=True)
@@ -43,30 +52,76 @@ def available() -> list[Dataset]:
     return found
 
 
-def read_pool(
-    dataset: str, data_dir: Path | None, seed: int, clients: int | None, columns: Columns, options: Options
-) -> Pool:
-    """The pool behind a registered name, a mix such as `cifar100+chars74k`, or a path."""
-    names = _names()
-    if columns != Columns() and not (dataset not in names and looks_like_path(dataset)):
+def read_dataset(spec: FederationSpec) -> Pool | Federation:
+    """The pool behind a registered name, a mix such as `cifar100+chars74k`, a function or a path.
+
+    Only a function of your own may return a whole federation instead.
+    """
+    dataset, names = spec.dataset, _names()
+    columns = Columns(spec.target, spec.client_column, spec.group)
+    is_path = dataset not in names and looks_like_path(dataset)
+    if columns != Columns() and not is_path:
         raise DataError(
             f"dataset {dataset!r} with target, client_column or group; expected these only with the path of your own "
             "data; leave them out"
         )
-    if dataset in names:
-        return _call(dataset, data_dir, seed, clients, options)
-    if looks_like_path(dataset):
-        return read_own(Path(dataset), columns, options)
+    if is_path:
+        return read_user_files(Path(dataset), columns, spec.options)
     parts = dataset.split("+")
+    if len(parts) == 1:
+        return _read(dataset, spec, spec.options)
+    return _read_mix(parts, spec)
+
+
+def _read_mix(parts: list[str], spec: FederationSpec) -> Pool:
     for part in parts:
-        if part not in names:
-            raise DataError(f"dataset {part!r} is not known and is not a path; {nearest(part, names)}")
-    mixing = {key: value for key, value in options.items() if key in ("mixing", "size")}
-    rest = {key: value for key, value in options.items() if key not in mixing}
-    pools = [_call(part, data_dir, seed, clients, _accepted(part, rest)) for part in parts]
-    if unused := sorted(set(rest) - {key for part in parts for key in _accepted(part, rest)}):
-        raise DataError(f"dataset {dataset!r}: no part of the mix has the option {', '.join(unused)}; leave it out")
-    return mix(pools, **{key: _coerced(dataset, key, value, {"size": 0}.get(key, "")) for key, value in mixing.items()})
+        _find(part)  # a name that is not known is told before anything is read
+    known = declared(mix, ("pools",))
+    mixing = {key: value for key, value in spec.options.items() if key in known}
+    rest = {key: value for key, value in spec.options.items() if key not in known}
+    options = [{key: value for key, value in rest.items() if key in _declared(part)} for part in parts]
+    pools = [_read(part, spec, accepted) for part, accepted in zip(parts, options, strict=True)]
+    if unused := sorted(set(rest) - {key for accepted in options for key in accepted}):
+        raise DataError(
+            f"dataset {spec.dataset!r}: no part of the mix has the option {', '.join(unused)}; leave it out"
+        )
+    for part, pool in zip(parts, pools, strict=True):
+        if isinstance(pool, Federation):
+            raise DataError(f"dataset {part!r} returned a Federation; expected a Pool in a mix; return that")
+    values = {key: _coerced(spec.dataset, key, value, known[key]) for key, value in mixing.items()}
+    return mix([pool for pool in pools if isinstance(pool, Pool)], **values)
+
+
+def _read(name: str, spec: FederationSpec, options: Options) -> Pool | Federation:
+    """What the function of one dataset returns."""
+    load, known = _find(name), _declared(name)
+    for key in options:
+        if key not in known:
+            hint = nearest(key, known) if known else "it has none, leave them out"
+            raise DataError(f"dataset {name}: unknown option {key!r}; {hint}")
+    values = {key: _coerced(name, key, value, known[key]) for key, value in options.items()}
+    if spec.clients is not None and "clients" in known:
+        values.setdefault("clients", spec.clients)  # a generator makes as many clients as were asked for
+    folder = spec.data_dir or os.environ.get(VARIABLE)
+    pool: Any = load(Path(folder) if folder else None, spec.seed, **values)
+    if not isinstance(pool, Pool | Federation):
+        raise DataError(
+            f"dataset {name!r} returned a {type(pool).__name__}; expected a Pool or a Federation of posterity.data; "
+            "return one"
+        )
+    if isinstance(pool, Federation):
+        _check_divided(name, spec, () if "clients" in known else ("clients",))
+    return pool
+
+
+def _check_divided(name: str, spec: FederationSpec, more: tuple[str, ...]) -> None:
+    """Refuse settings that a federation, whose rows are divided and split already, cannot follow."""
+    usual = {f.name: f.default for f in fields(FederationSpec) if f.name in (*DIVIDING, *more)}
+    if asked := [key for key, value in usual.items() if str(getattr(spec, key)) != str(value)]:
+        raise DataError(
+            f"dataset {name!r} returned a Federation, which is divided already; expected no {', '.join(asked)}; "
+            "leave them out, or return a Pool"
+        )
 
 
 def _names() -> list[str]:
@@ -77,34 +132,30 @@ def _module(name: str) -> Any:
     return import_module(f"{datasets.__name__}.{name}")
 
 
-def _parameters(name: str) -> dict[str, Any]:
-    """Options of a dataset with their defaults."""
-    signature = inspect.signature(_module(name).load)
-    return {p.name: p.default for p in signature.parameters.values() if p.kind is p.KEYWORD_ONLY}
-
-
-def _accepted(name: str, options: Options) -> Options:
-    return {key: value for key, value in options.items() if key in _parameters(name)}
-
-
-def _call(name: str, data_dir: Path | None, seed: int, clients: int | None, options: Options) -> Pool:
-    known = _parameters(name)
-    for key in options:
-        if key not in known:
-            hint = nearest(key, known) if known else "it has none, leave them out"
-            raise DataError(f"dataset {name}: unknown option {key!r}; {hint}")
-    values = {key: _coerced(name, key, value, known[key]) for key, value in options.items()}
-    if clients is not None and "clients" in known:
-        values.setdefault("clients", clients)  # a generator makes as many clients as were asked for
-    pool: Pool = _module(name).load(data_dir, seed, **values)
-    return pool
-
-
-def _coerced(name: str, key: str, value: str | int | float, default: Any) -> Any:
-    """An option as typed on a command line, in the type of its default."""
+def _find(name: str) -> Callable[..., Any]:
+    """The function of a dataset: `load` of a file of `data/datasets`, or one of your own."""
+    names = _names()
+    if name in names:
+        found: Callable[..., Any] = _module(name).load
+        return found
+    if ":" not in name:
+        raise DataError(f"dataset {name!r} is not known and is not a path; {nearest(name, names)}")
     try:
-        return type(default)(value)
-    except ValueError:
+        return find_function(name, "dataset")
+    except ValueError as error:
+        raise DataError(str(error)) from None
+
+
+def _declared(name: str) -> dict[str, Declared]:
+    """Options of a dataset with their types and defaults."""
+    return {key: known for key, known in declared(_find(name), GIVEN).items() if not known.required}
+
+
+def _coerced(name: str, key: str, value: str | int | float, known: Declared) -> Any:
+    """An option as typed on a command line, in the type that the dataset declares."""
+    try:
+        return known.read(value)
+    except MISTAKES:
         raise DataError(
-            f"dataset {name}: option {key} is {value!r}; expected a value like {default!r}; change it"
+            f"dataset {name}: option {key} is {value!r}; expected a value like {known.default!r}; change it"
         ) from None

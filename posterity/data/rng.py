@@ -1,4 +1,4 @@
-"""Random generators of the data folder: one independent stream per purpose.
+"""Random generators of `data/`: one independent stream per purpose (those of training are in `core/random.py`).
 
 Because every purpose has its own stream, another split does not change the partition, and another number of
 newcomers does not change anybody's split.

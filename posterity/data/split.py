@@ -1,4 +1,7 @@
-"""From a client's rows to its training, validation and test rows; and the rows that leave the clients."""
+"""From a client's rows to its training, validation and test rows; and the rows that leave the clients.
+
+`data/clients.py` takes these steps one after the other, each with its own stream of `data/rng.py`.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ import torch
 from numpy.random import Generator
 from torch import Tensor
 
-from posterity.data.pool import Scale
+from posterity.data.pool import Scaling
 from posterity.data.rng import stream
 
 
@@ -65,7 +68,7 @@ def give_public(train: list[Tensor], members: int, share: float, seed: int) -> t
 
 
 def standardise(
-    x: Tensor, train: list[Tensor], held: list[Tensor], members: int, scale: Scale, common: Tensor | None = None
+    x: Tensor, train: list[Tensor], held: list[Tensor], members: int, scale: Scaling, common: Tensor | None = None
 ) -> Tensor:
     """Features with mean 0 and sd 1 on training rows: each client's own, or all members' together.
 

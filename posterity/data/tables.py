@@ -1,4 +1,7 @@
-"""Reading a user's tables: columns of text from CSV or Parquet, turned into features, target, client and group."""
+"""Reading a user's tables: columns of text from CSV or Parquet, turned into features, target, client and group.
+
+`data/user_files.py` makes a pool of them.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
+from posterity.core.hyperparameters import nearest
 from posterity.data.files import Array, read_npz
-from posterity.data.parse import nearest
 from posterity.data.pool import DataError
 
 TARGETS, CLIENT = ("target", "y", "label"), "client"

@@ -3,11 +3,12 @@
 one file       data.npz (arrays x, y, client), data.csv or data.parquet (target, client and feature columns)
 file a client  folder/hospital_1.csv, folder/hospital_2.csv, …
 pictures       folder/client/class/*.png
+
+`data/tables.py` reads the tables, `data/image_folder.py` the pictures; `data/registry.py` calls this for a path.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import cast
 
@@ -15,11 +16,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from posterity.data.federation import Task
+from posterity.core.hyperparameters import nearest
+from posterity.core.parse import convert
+from posterity.data.federation import Options, Task
 from posterity.data.files import Array, pictures
-from posterity.data.image_folder import read_album
-from posterity.data.parse import nearest
-from posterity.data.pool import DataError, Pool, Scale
+from posterity.data.image_folder import read_image_folder
+from posterity.data.pool import DataError, Pool, Scaling
 from posterity.data.tables import SUFFIXES, Columns, Table, read_table
 
 CHOICES = {"scale": ("none", "client", "all"), "task": ("classification", "regression"), "size": ()}
@@ -29,13 +31,13 @@ def looks_like_path(dataset: str) -> bool:
     return bool(dataset) and ("/" in dataset or "\\" in dataset or dataset.endswith(SUFFIXES) or Path(dataset).exists())
 
 
-def read_own(path: Path, columns: Columns, options: Mapping[str, str | int | float]) -> Pool:
+def read_user_files(path: Path, columns: Columns, options: Options) -> Pool:
     """A pool from the user's files; options are `scale`, `task` and, for pictures, `size`."""
     _check_options(path, options)
     task = cast(Task, options.get("task", "classification"))
     if path.is_dir():
         files = sorted(p for p in path.iterdir() if p.suffix.lower() in SUFFIXES and not p.name.startswith("."))
-        tables = _one_each(files, columns) if files else read_album(path, int(options.get("size", 0)))
+        tables = _one_each(files, columns) if files else read_image_folder(path, convert(options.get("size", 0), int))
         clients = [table.path.stem if files else table.path.name for table in tables]
         sizes = [len(table.y) for table in tables]
         owner: Tensor | None = torch.repeat_interleave(torch.arange(len(tables)), torch.tensor(sizes))
@@ -47,14 +49,14 @@ def read_own(path: Path, columns: Columns, options: Mapping[str, str | int | flo
     y, names, notes = _labels(
         path, np.concatenate([table.y for table in tables if len(table.y)] or [np.zeros(0)]), task
     )
-    scale = cast(Scale, options.get("scale", "client" if tables[0].features else "none"))
+    scale = cast(Scaling, options.get("scale", "client" if tables[0].features else "none"))
     pool = Pool(
         path.stem, _features(tables), y, len(names), names, task, owner, tuple(clients), group, scale=scale, notes=notes
     )
     return pool.noting(*_lonely(pool))
 
 
-def _check_options(path: Path, options: Mapping[str, str | int | float]) -> None:
+def _check_options(path: Path, options: Options) -> None:
     for key, value in options.items():
         if key not in CHOICES:
             raise DataError(f"{path}: unknown option {key!r}; {nearest(key, CHOICES)}")

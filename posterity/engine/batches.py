@@ -1,11 +1,12 @@
-"""The samples of every step of a pass, for a block of clients: in the same order alone or in company.
+"""The batches of every step of a pass, for one client or a block of them: in the same order alone or in company.
 
-Counts are known to the host, so that planning never waits for the device; only the order is drawn there.
+Counts are known to the host, so that planning never waits for the device; only the order is drawn there. Every engine
+makes its batches by `build_batch`, or by what a simulation has in its place (the law about padding).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,12 +15,23 @@ from torch import Tensor
 
 from posterity.core import _random_numpy as random_numpy
 from posterity.core import random
-from posterity.core.protocol import Pass
+from posterity.core.padding import mark_unpadded
+from posterity.core.protocol import Batch, Pass
 from posterity.data.federation import Part
 from posterity.engine.keys import ORDER
-from posterity.engine.tracing.trace import TraceCache, play, send
+from posterity.engine.tracing.trace import Same, TraceCache, play, send
 
 ENTRIES = 2**22  # of the rows that are laid out at once
+BuildBatch = Callable[..., Batch]  # as `build_batch`
+
+
+def build_batch(x: Tensor, y: Tensor, rows: Tensor, real: Tensor, dtype: torch.dtype, padded: bool = True) -> Batch:
+    """Samples `rows` (..., B) of a pool; those that are not `real` are padding, and there are none unless `padded`."""
+    return Batch(x[rows], y[rows], mark(real.to(dtype), padded))
+
+
+def mark(mask: Tensor, padded: bool) -> Tensor:
+    return mask if padded else mark_unpadded(mask)
 
 
 @dataclass(frozen=True)
@@ -63,6 +75,12 @@ class BatchPlan:
         index = (self.start[:clients] + epoch * count + place)[..., None] + torch.where(real, width, 0)
         return self.playlist[index.clamp(max=len(self.playlist) - 1)], real  # padding repeats a real row
 
+    def unpadded(self) -> list[tuple[Tensor, Tensor]]:
+        """Rows, and which are real, of every step of a plan for one client; all are, unless it has no data."""
+        rows, real = (table[:, 0] for table in self.rows(0, self.length(), 1))  # (steps, batch)
+        widths = real.sum(-1).clamp(min=1).tolist()
+        return [(rows[step, :width], real[step, :width]) for step, width in enumerate(widths)]
+
 
 @dataclass(frozen=True)
 class Segment:
@@ -103,8 +121,11 @@ class Layout:
     base: Tensor  # (N,) where its client's rows begin in the part
 
 
-def make_plan(work: Pass, part: Part, clients: Tensor, keys: Tensor, traces: TraceCache) -> BatchPlan:
-    """Plan a pass for `clients` (m,), given on the host, whose pass keys are `keys` (m, 2)."""
+def plan_batches(work: Pass, part: Part, clients: Tensor, keys: Tensor, traces: TraceCache | None = None) -> BatchPlan:
+    """Plan a pass for `clients` (m,), given on the host, whose pass keys are `keys` (m, 2).
+
+    With `traces`, the layout of the last cohort is kept, and on a GPU drawing the order is recorded.
+    """
     count = part.sizes[clients]
     widest = max(1, int(count.max()))  # a wider batch would only be padding
     batch = widest if work.batch is None else min(work.batch, widest)
@@ -126,21 +147,33 @@ def make_plan(work: Pass, part: Part, clients: Tensor, keys: Tensor, traces: Tra
 
 
 def _playlist(
-    work: Pass, part: Part, clients: Tensor, count: Tensor, epochs: Tensor, keys: Tensor, traces: TraceCache
+    work: Pass, part: Part, clients: Tensor, count: Tensor, epochs: Tensor, keys: Tensor, traces: TraceCache | None
 ) -> Tensor:
-    """The rows of all clients in the order in which they are seen; the layout of the last cohort is kept."""
-    last = traces.entry(work, "layout", part.rows.data_ptr())
-    asked = torch.stack((clients, epochs))
-    if last.value is None or not torch.equal(last.value[0], asked):
-        last.value = (asked, _lay_out(count, epochs, part.host[clients], keys.device))
-    layout: Layout = last.value[1]
+    """The rows of all clients in the order in which they are seen."""
+    layout = _layout(work, part, clients, count, epochs, keys.device, traces)
     if not work.shuffle:
         return part.rows[layout.base + layout.slot]
     trees = (keys, part.rows, layout.group, layout.turn, layout.mine, layout.slot, layout.base)
     if keys.device.type == "cpu":
         return _ordered(*trees, random_numpy)
-    playlist: Tensor = play(traces, make_plan, "order", _ordered, *trees)
+    if traces is None:
+        return _ordered(*trees)
+    playlist: Tensor = play(traces, plan_batches, "order", _ordered, *trees)
     return playlist
+
+
+def _layout(
+    work: Pass, part: Part, clients: Tensor, count: Tensor, epochs: Tensor, device: torch.device,
+    traces: TraceCache | None,
+) -> Layout:  # fmt: skip
+    if traces is None:
+        return _lay_out(count, epochs, part.host[clients], device)
+    last = traces.entry(work, "layout", Same(part))
+    asked = torch.stack((clients, epochs))
+    if last.value is None or not torch.equal(last.value[0], asked):
+        last.value = (asked, _lay_out(count, epochs, part.host[clients], device))
+    layout: Layout = last.value[1]
+    return layout
 
 
 def _lay_out(count: Tensor, epochs: Tensor, offset: Tensor, device: torch.device) -> Layout:

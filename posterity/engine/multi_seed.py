@@ -1,27 +1,27 @@
 """Several seeds of one experiment at once: their clients are simply more clients.
 
 Every seed keeps its own state, records, partition, cohorts and keys; only the work of the clients is done together.
-What the clients of a seed have in common (the broadcast, the first leaves) reaches a client of a fleet as something
-that it alone was sent, and a wrapper puts it back into its place before the method looks. So neither methods nor
-engines know of seeds, and every seed ends as it would by itself, up to rounding.
+What the clients of a seed have in common (the broadcast, the first leaves) reaches a client of the joint simulation as
+something that it alone was sent, and a wrapper puts it back into its place before the method looks. So neither methods
+nor engines know of seeds, and every seed ends as it would by itself, up to rounding. One seed is its own simulation.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from posterity.core.protocol import Batch, Carry, Here, Message, Own, Params, Pass, Personal, Shared, keep
+from posterity.core.messages import Message
+from posterity.core.protocol import Batch, Carry, Here, Own, Params, Pass, Personal, Shared, State, keep
 from posterity.core.tree import Tree, record, tree_cat, tree_map, tree_rows
 from posterity.core.wrapper import Wrapper
 from posterity.data.federation import Federation, Part
-from posterity.engine import keys
-from posterity.engine.round import Accumulator, Log, Question, answer, blocks, meet, settle, train_round
+from posterity.engine.api import Engine, Visit
+from posterity.engine.blocks import meet
 from posterity.engine.simulation import PER_CLIENT, Simulation
 from posterity.engine.store import Store
 from posterity.engine.tracing.trace import TraceCache, send, shape_of
@@ -31,7 +31,7 @@ End = Callable[[Carry, Here], Carry]
 
 @record
 class SeedOffer:
-    """What a client of a fleet gets by itself: all that it has in common with its seed's other clients, too."""
+    """What a client of several seeds gets by itself: all that it has in common with its seed's other clients, too."""
 
     shared: Shared
     own: Own
@@ -40,14 +40,14 @@ class SeedOffer:
 
 
 def of_seed(here: Here) -> Here:
-    """`here` as it is without a fleet."""
-    offered: SeedOffer = here.own
-    return replace(here, shared=offered.shared, own=offered.own, initial=offered.initial, client=offered.client)
+    """`here` as it is in the simulation of the client's own seed."""
+    offer: SeedOffer = here.own
+    return replace(here, shared=offer.shared, own=offer.own, initial=offer.initial, client=offer.client)
 
 
 @dataclass(frozen=True)
 class PerSeed(Wrapper):
-    """A method whose clients belong to several seeds: its client functions look at what they would see ashore."""
+    """A method whose clients belong to several seeds: its client functions see what they would see in their own."""
 
     def start(self, here: Here) -> Params:
         return self.inner.start(of_seed(here))
@@ -66,7 +66,7 @@ class PerSeed(Wrapper):
 
 
 def _per_seed(each: Pass) -> Pass:
-    """A pass whose functions see what they would see ashore; its clients hold two more copies of the leaves."""
+    """A pass whose functions see their own seed; its clients hold two more copies of the leaves."""
 
     def step(carry: Carry, batch: Batch, here: Here) -> Carry:
         return each.step(carry, batch, of_seed(here))
@@ -80,17 +80,34 @@ def _end(function: End) -> End:
 
 
 @dataclass(frozen=True)
+class SeedClients:
+    """Clients of one seed in a block: their places there, their numbers within the seed, and what they were offered."""
+
+    seed: int
+    places: Tensor | None  # None: all of the block
+    clients: Tensor
+    offered: Tree
+
+    def of(self, visit: Visit) -> Visit:
+        """Their part of what a block sent."""
+        if self.places is None:
+            return visit
+        sent, kept = (tree_rows(tree, self.places) for tree in (visit.message, visit.record))
+        return Visit(sent, kept, None if visit.loss is None else visit.loss[self.places])
+
+
+@dataclass(frozen=True)
 class MultiSeed:
-    """Worlds that differ in their seed, and one world of all their clients; a fleet of one is its world."""
+    """Simulations that differ in their seed, and one joint simulation of all their clients."""
 
     sims: tuple[Simulation, ...]
     joint: Simulation
-    base: Tensor  # (worlds + 1,) on the host: where each world's clients begin in the joint one
+    base: Tensor  # (seeds + 1,) on the host: where each seed's clients begin in the joint simulation
     shifts: tuple[int, ...]  # where its samples begin there
 
     @staticmethod
     def of(sims: Sequence[Simulation]) -> MultiSeed:
-        """A fleet of worlds; they may differ in data, partition, first leaves and keys, but in no shape."""
+        """They may differ in data, partition, first leaves and keys, but in no shape."""
         _check(sims)
         counts = torch.tensor([sim.federation.clients for sim in sims])
         base = torch.cat((counts.new_zeros(1), counts.cumsum(0)))
@@ -104,103 +121,55 @@ class MultiSeed:
         return MultiSeed(tuple(sims), joint, base, shifts)
 
     def numbers(self, clients: Sequence[Tensor]) -> Tensor:
-        """The numbers in the joint world of some clients of each world."""
+        """The numbers in the joint simulation of some clients of each seed."""
         return torch.cat([some + base for some, base in zip(clients, self.base.tolist()[:-1], strict=True)])
 
     def part(self, parts: Sequence[Part]) -> Part:
-        """A part of each world as one of the joint world."""
+        """A part of each seed as one of the joint simulation."""
+        if len(parts) == 1:
+            return parts[0]
         for name in ("validation", "test"):
-            if all(part is getattr(w.federation, name) for part, w in zip(parts, self.sims, strict=True)):
+            if all(part is getattr(s.federation, name) for part, s in zip(parts, self.sims, strict=True)):
                 joined: Part = getattr(self.joint.federation, name)
                 return joined
         return _join_parts(parts, self.shifts)
 
+    def meet(
+        self, engine: Engine, states: Sequence[State], stores: Sequence[Store], clients: Tensor, round: int,
+        newcomers: bool = False,
+    ) -> tuple[Here, list[SeedClients]]:  # fmt: skip
+        """The stacked `here` of a block, after each client has been met in the simulation of its own seed."""
+        if len(self.sims) == 1:
+            here, offered = meet(self.joint, engine, states[0], stores[0], clients, round, newcomers)
+            return here, [SeedClients(0, None, clients, offered)]
+        owner = torch.searchsorted(self.base, clients.cpu(), right=True) - 1  # (m,) seed of each
+        heres, by_seed = [], []
+        present, which = torch.unique(owner, return_inverse=True)
+        for seed in present.tolist():
+            places = send(torch.nonzero(owner == seed)[:, 0], clients.device)
+            mine = clients[places] - int(self.base[seed])
+            here, offered = meet(self.sims[seed], engine, states[seed], stores[seed], mine, round, newcomers)
+            heres.append(here)
+            by_seed.append(SeedClients(seed, places, mine, offered))
+        return self._stack(heres, by_seed, send(which, clients.device), clients), by_seed
 
-@dataclass(frozen=True)
-class SeedClients:
-    """Clients of one world in a block: their places there, their numbers at home, and what they were offered."""
+    def _stack(self, heres: list[Here], by_seed: list[SeedClients], which: Tensor, clients: Tensor) -> Here:
+        """One `here` of several; `which` (m,) is the place of each client's among them."""
+        place = torch.argsort(torch.cat([each.places for each in by_seed if each.places is not None]))
+        mine = {name: tree_rows(tree_cat([getattr(h, name) for h in heres]), place) for name in PER_CLIENT}
+        shared, initial = (
+            tree_map(lambda *leaves: torch.stack(leaves)[which], *[getattr(h, name) for h in heres])
+            for name in ("shared", "initial")
+        )
+        mine |= {"own": SeedOffer(shared, mine["own"], initial, mine["client"]), "client": clients}
+        return replace(heres[0], **mine, shared=(), initial={}, model=self.joint.model)
 
-    sim: int
-    places: Tensor
-    clients: Tensor
-    offered: Tree
-
-
-def board(
-    multi: MultiSeed, engine: ModuleType, states: Sequence[Tree], stores: Sequence[Store], group: Tensor, round: int,
-    newcomers: bool = False,
-) -> tuple[Here, list[SeedClients]]:  # fmt: skip
-    """The stacked `here` of a block of the fleet, after each client has been met in its own world."""
-    host = group.cpu()
-    owner = torch.searchsorted(multi.base, host, right=True) - 1  # (m,) world of each
-    heres, by_seed = [], []
-    present, which = torch.unique(owner, return_inverse=True)
-    for number in present.tolist():
-        places = send(torch.nonzero(owner == number)[:, 0], group.device)
-        clients = group[places] - int(multi.base[number])
-        met = meet(multi.sims[number], engine, states[number], stores[number], clients, round, newcomers)
-        heres.append(met[0])
-        by_seed.append(SeedClients(number, places, clients, met[1]))
-    place = torch.argsort(torch.cat([seed_clients.places for seed_clients in by_seed]))
-    mine = {name: tree_rows(tree_cat([getattr(h, name) for h in heres]), place) for name in PER_CLIENT}
-    seats = send(which, group.device)
-    shared, initial = (_spread([getattr(h, name) for h in heres], seats) for name in ("shared", "initial"))
-    mine |= {"own": SeedOffer(shared, mine["own"], initial, mine["client"]), "client": group}
-    return replace(heres[0], **mine, shared=(), initial={}, model=multi.joint.model), by_seed
-
-
-def train_rounds(
-    multi: MultiSeed, engine: ModuleType, states: Sequence[Tree], stores: Sequence[Store], cohorts: Sequence[Tensor],
-    round: int, rounds: int,
-) -> list[tuple[Tree, Log]]:  # fmt: skip
-    """`train_round` of every world."""
-    sims, joint = multi.sims, multi.joint
-    if len(sims) == 1:
-        return [train_round(joint, engine, states[0], stores[0], cohorts[0], round, rounds)]
-    passes, everyone = joint.passes(), multi.numbers(cohorts)
-    accumulators = [Accumulator() for _ in sims]
-    for group in blocks(joint, everyone, passes) if len(everyone) else ():
-        here, by_seed = board(multi, engine, states, stores, group, round)
-        carry = engine.work(joint, passes, engine.start(joint, here), here, keys.TRAIN)
-        sent, records = engine.message(joint, carry, here)
-        seen = engine.losses(carry)
-        for seed_clients in by_seed:
-            own, kept = (tree_rows(tree, seed_clients.places) for tree in (sent, records))
-            loss = None if seen is None else seen[seed_clients.places]
-            accumulators[seed_clients.sim].take(seed_clients.clients, seed_clients.offered, own, kept, loss)
-    ends = zip(sims, accumulators, states, stores, map(len, cohorts), strict=True)
-    return [settle(*end, round, rounds) for end in ends]
-
-
-def answer_all(
-    multi: MultiSeed, engine: ModuleType, states: Sequence[Tree], stores: Sequence[Store], asked: Sequence[Question],
-    round: int,
-) -> list[list[list[Tensor]]]:  # fmt: skip
-    """`answer` of every world; the questions differ in clients and parts only."""
-    joint, first = multi.joint, asked[0]
-    if len(asked) == 1 or first.outside:  # who has no data has no work that would be worth sharing
-        each = zip(multi.sims, states, stores, asked, strict=True)
-        return [answer(sim, engine, state, store, question, round) for sim, state, store, question in each]
-    passes, adapt = first.passes(joint)
-    parts = [multi.part(some) for some in zip(*(each.parts for each in asked), strict=True)]
-    everyone = multi.numbers([each.clients for each in asked])
-    place = {client: i for i, client in enumerate(everyone.tolist())}
-    outputs: list[list[Tensor]] = [[torch.empty(0)] * len(place) for _ in parts]
-    for group in blocks(joint, everyone, (*passes, *adapt)) if len(everyone) else ():
-        here, _ = board(multi, engine, states, stores, group, round, first.newcomers)
-        carry = engine.work(joint, passes, engine.start(joint, here), here, keys.TRAIN)
-        carry = engine.work(joint, adapt, carry, here, keys.SCORE)
-        for slot, part in enumerate(parts):
-            for client, output in zip(group.tolist(), engine.predict(joint, carry, here, part), strict=True):
-                outputs[slot][place[client]] = output
-    ends = torch.tensor([len(each.clients) for each in asked]).cumsum(0).tolist()
-    spans = [slice(begin, end) for begin, end in zip([0, *ends], ends, strict=False)]
-    return [[each[span] for each in outputs] for span in spans]
-
-
-def _spread(trees: Sequence[Tree], which: Tensor) -> Tree:
-    """What each world has once, for each client of a block: `which` (m,) is its place among `trees`."""
-    return tree_map(lambda *leaves: torch.stack(leaves)[which], *trees)
+    def split(self, outputs: list[list[Tensor]], clients: Sequence[Tensor]) -> list[list[list[Tensor]]]:
+        """Outputs of all clients, part by part, as those of each seed; at process 0 those of all processes."""
+        ends = torch.tensor([len(each) for each in clients]).cumsum(0).tolist()
+        spans = [slice(begin, end) for begin, end in zip([0, *ends], ends, strict=False)]
+        each = zip(self.sims, spans, clients, strict=True)
+        return [[sim.processes.joined(part[span], some) for part in outputs] for sim, span, some in each]
 
 
 def _join(federations: Sequence[Federation], shifts: Sequence[int]) -> Federation:
@@ -247,4 +216,4 @@ def _check(sims: Sequence[Simulation]) -> None:
                                  "run them one by one (--apart)")  # fmt: skip
 
 
-__all__ = ["MultiSeed", "answer_all", "train_rounds"]
+__all__ = ["MultiSeed", "PerSeed", "SeedClients"]

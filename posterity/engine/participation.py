@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from posterity.core.parse import convert, parse_share
 from posterity.core.random import fold, uniform
 from posterity.engine.keys import COHORT
 
@@ -30,11 +31,11 @@ class Participation:
             if word == "all":
                 return Participation()
             if word.endswith("%"):
-                return Participation(share=_within(float(word[:-1]) / 100))
+                return Participation(share=_within(parse_share(word)))
             if word.startswith("p:"):
-                return Participation(probability=_within(float(word[2:])))
-            if int(word) >= 1:
-                return Participation(count=int(word))
+                return Participation(probability=_within(convert(word[2:], float)))
+            if (count := convert(word, int)) >= 1:
+                return Participation(count=count)
         except ValueError:
             pass
         raise ValueError(

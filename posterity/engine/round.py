@@ -1,144 +1,65 @@
-"""A round: offer, visit, collect, commit, combine. And scoring, which leaves no trace."""
+"""A round: offer, visit, add up, combine, commit. And answers to questions, which leave no trace.
+
+Everything is written for several seeds at once (`multi_seed.py`); one simulation is a batch of one seed.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from types import ModuleType
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from posterity.core.messages import acceptable, fold_stack, merge, message_bytes
-from posterity.core.protocol import Carry, Facts, Here, Message, Now, Pass
-from posterity.core.tree import Tree, tree_bytes, tree_finite, tree_like, tree_rows
-from posterity.core.wire import wire_bytes
+from posterity.core.protocol import Carry, Facts, Here, Now, Pass, State
+from posterity.core.tree import tree_rows
 from posterity.data.federation import Part
-from posterity.engine import keys, loop, stacked
-from posterity.engine.replay import compiled, graph
-from posterity.engine.simulation import Simulation, arrive, at, select
+from posterity.engine import keys
+from posterity.engine.api import Engine
+from posterity.engine.blocks import blocks
+from posterity.engine.client import at, personal_at
+from posterity.engine.multi_seed import MultiSeed
+from posterity.engine.server import Accumulator, RoundLog, combine
+from posterity.engine.simulation import Simulation
 from posterity.engine.store import Store
-from posterity.engine.tracing.trace import send
-
-ENGINES: dict[str, ModuleType] = {"loop": loop, "stacked": stacked, "graph": graph, "compiled": compiled}
-ACTIVATIONS = 24  # numbers kept per input number of a batch, where nobody has measured it
 
 
-@dataclass(frozen=True)
-class Refusal:
-    """A message that was left out; its client keeps the record that it had."""
-
-    client: int
-    reason: str
-
-
-@dataclass(frozen=True)
-class Log:
-    """What happened in a round."""
-
-    round: int
-    cohort: int
-    accepted: int
-    refused: tuple[Refusal, ...] = ()
-    loss: float = float("nan")
-    bytes_up: int = 0
-    bytes_down: int = 0
-    report: dict[str, float] = field(default_factory=dict)
-
-    @property
-    def empty(self) -> bool:
-        return self.accepted == 0
-
-
-def first_state(sim: Simulation) -> Tree:
-    """The server's state before the first round."""
+def first_state(sim: Simulation) -> State:
+    """The server's state before the first round: a function of what it knows about the federation, not of its data."""
     federation = sim.federation
     samples = int(federation.train.counts[: federation.members].sum())
     facts = Facts(federation.members, samples, federation.classes, sim.server.cpu())
     return sim.method.init(sim.model, sim.initial, facts)
 
 
-def able(sim: Simulation) -> Tensor:
-    """Clients that may be in a cohort: members with training data."""
-    return torch.nonzero(sim.federation.train.counts[: sim.federation.members] > 0)[:, 0]
-
-
-def blocks(sim: Simulation, clients: Tensor, passes: Any = ()) -> Iterator[Tensor]:
-    """`clients` from the largest to the smallest, in blocks whose stacked copies fit into the memory allowed."""
-    counts = sim.federation.train.sizes[clients.cpu()]
-    clients = clients[send(torch.argsort(counts, descending=True, stable=True), clients.device)]
-    sample = sim.federation.x[0].numel() * sim.federation.x.element_size()
-    held, row = tree_bytes(sim.initial), 2 * sim.sample or ACTIVATIONS * sample
-    each = max([p.copies * held + row * (p.batch or int(counts.max())) for p in passes] or [8 * held + row])
-    yield from torch.split(clients, max(1, min(len(clients), sim.memory // each)))
-
-
-def meet(
-    sim: Simulation, engine: ModuleType, state: Tree, store: Store, clients: Tensor, round: int, newcomers: bool = False
-) -> tuple[Here, Tree]:
-    """The stacked `here` of clients that received the broadcast and have a record, and what they were offered."""
-    shared, own = engine.offer(sim, state, None if newcomers else clients, len(clients))
-    here = arrive(sim, clients, round, shared, own)
-    fresh = engine.join(sim, here)
-    personal = fresh if newcomers else store.read(clients, fresh)
-    return replace(here, personal=personal), (shared, own)
-
-
-@dataclass
-class Accumulator:
-    """What the visits of a round brought home to this process."""
-
-    total: Message | None = None
-    records: list[tuple[Tensor, Tree]] = field(default_factory=list)
-    refused: list[Refusal] = field(default_factory=list)
-    losses: Tensor = field(default_factory=lambda: torch.zeros(2, dtype=torch.float64))  # loss x samples, samples
-    bytes_up: int = 0
-    bytes_down: int = 0
-
-    @property
-    def accepted(self) -> int:
-        return sum(len(clients) for clients, _ in self.records)
-
-    def take(self, clients: Tensor, offered: Tree, sent: Message, records: Tree, seen: Tensor | None) -> None:
-        """What some clients were offered, sent, would keep, and saw of the loss; unusable messages are left out."""
-        self.bytes_down += wire_bytes(offered[0]) * len(clients) + wire_bytes(offered[1])
-        self.bytes_up += message_bytes(sent)
-        part, good = fold_stack(sent), _accepted(sent, records, len(clients))
-        if not bool(good.all()):  # the only place where the host waits for the clients
-            self.refused += [Refusal(int(c), "not finite or outside its declared range") for c in clients[~good]]
-            if not bool(good.any()):
-                return
-            sent, records, clients = tree_rows(sent, good), tree_rows(records, good), clients[good]
-            part, seen = fold_stack(sent), None if seen is None else seen[good]
-        self.total = part if self.total is None else merge(self.total, part)
-        self.records.append((clients, records))
-        self.losses += 0 if seen is None else seen.sum(0).double().cpu()
-
-
-def visit(sim: Simulation, engine: ModuleType, state: Tree, store: Store, cohort: Tensor, round: int) -> Accumulator:
-    """Every client of the cohort works and sends; nothing is written yet."""
-    passes, accumulator = sim.passes(), Accumulator()
-    for clients in blocks(sim, cohort, passes) if len(cohort) else ():
-        here, offered = meet(sim, engine, state, store, clients, round)
-        carry = engine.work(sim, passes, engine.start(sim, here), here, keys.TRAIN)
-        sent, records = engine.message(sim, carry, here)
-        accumulator.take(clients, offered, sent, records, engine.losses(carry))
-    return accumulator
-
-
 def train_round(
-    sim: Simulation, engine: ModuleType, state: Tree, store: Store, cohort: Tensor, round: int, rounds: int
-) -> tuple[Tree, Log]:
-    """One round of training. Records and messages are committed together, after every block has been collected."""
-    accumulator = visit(sim, engine, state, store, sim.processes.share(cohort), round)
-    return settle(sim, accumulator, state, store, len(cohort), round, rounds)
+    sim: Simulation, engine: Engine, state: State, store: Store, cohort: Tensor, round: int, rounds: int
+) -> tuple[State, RoundLog]:
+    """One round of one simulation."""
+    return train_rounds(MultiSeed.of([sim]), engine, [state], [store], [cohort], round, rounds)[0]
 
 
-def settle(
-    sim: Simulation, accumulator: Accumulator, state: Tree, store: Store, cohort: int, round: int, rounds: int
-) -> tuple[Tree, Log]:
-    """The state after a round, from what its visits brought home, and what there is to say about it."""
+def train_rounds(
+    seeds: MultiSeed, engine: Engine, states: Sequence[State], stores: Sequence[Store], cohorts: Sequence[Tensor],
+    round: int, rounds: int,
+) -> list[tuple[State, RoundLog]]:  # fmt: skip
+    """One round of every seed. Records and messages are committed together, after every block has been collected."""
+    joint, accumulators = seeds.joint, [Accumulator() for _ in seeds.sims]
+    mine = [sim.processes.share(cohort) for sim, cohort in zip(seeds.sims, cohorts, strict=True)]
+    passes = joint.passes()
+    for clients in blocks(joint, seeds.numbers(mine), passes):
+        here, by_seed = seeds.meet(engine, states, stores, clients, round)
+        visit = engine.visit(joint, passes, here)
+        for some in by_seed:
+            accumulators[some.seed].add(some.clients, some.offered, some.of(visit))
+    ends = zip(seeds.sims, accumulators, states, stores, map(len, cohorts), strict=True)
+    return [finish_round(*end, round, rounds) for end in ends]
+
+
+def finish_round(
+    sim: Simulation, accumulator: Accumulator, state: State, store: Store, cohort: int, round: int, rounds: int
+) -> tuple[State, RoundLog]:
+    """The state after a round, from what its visits sent, and what there is to say about it."""
     log = _log(sim, accumulator, round, cohort)
     if not log.accepted:
         return state, log
@@ -146,25 +67,28 @@ def settle(
     report: dict[str, Tensor] = {}
     if total is not None:
         now = Now(round, rounds, sim.fold(sim.server, round), log.accepted, _public(sim))
-        state = tree_like(sim.method.combine(state, total, now), state)
-        report = sim.method.report(state, total)
+        state, report = combine(sim.method, state, total, now)
     state = sim.processes.share_out(state, root)
     for clients, records in accumulator.records:  # only now: if `combine` fails, the records stay as they were too
         store.write(clients, records)
     return state, replace(log, report={name: float(value) for name, value in report.items()})
 
 
-def _log(sim: Simulation, accumulator: Accumulator, round: int, cohort: int) -> Log:
+def _log(sim: Simulation, accumulator: Accumulator, round: int, cohort: int) -> RoundLog:
     """The round in numbers, over all processes."""
     mine = [accumulator.accepted, *accumulator.losses.tolist(), accumulator.bytes_up, accumulator.bytes_down]
     accepted, loss, samples, up, down = sim.processes.summed(mine)
     mean = loss / samples if samples else float("nan")
-    return Log(round, cohort, int(accepted), tuple(accumulator.refused), mean, int(up), int(down))
+    return RoundLog(round, cohort, int(accepted), tuple(accumulator.refused), mean, int(up), int(down))
 
 
 @dataclass(frozen=True)
 class Question:
-    """Whose models are to predict what, and when: see `score`."""
+    """Whose models are to predict what, and when.
+
+    `received` = right after the broadcast, `adapted` = after `adapt(epochs)` on the client's training data, `trained` =
+    after the round's own passes.
+    """
 
     clients: Tensor
     parts: Sequence[Part]
@@ -180,61 +104,56 @@ class Question:
 
 
 def score(
-    sim: Simulation,
-    engine: ModuleType,
-    state: Tree,
-    store: Store,
-    clients: Tensor,
-    round: int,
-    parts: Sequence[Part],
-    point: str,
-    epochs: int | None = None,
-    newcomers: bool = False,
-) -> list[list[Tensor]]:
-    """Outputs of the personal models for each part, one tensor per client of `clients`.
-
-    `received` = right after the broadcast, `adapted` = after `adapt(epochs)` on the client's training data, `trained` =
-    after the round's own passes. Nothing is written: not the records, not the state.
-    """
-    return answer(sim, engine, state, store, Question(clients, parts, point, epochs, newcomers), round)
+    sim: Simulation, engine: Engine, state: State, store: Store, clients: Tensor, round: int, parts: Sequence[Part],
+    point: str, epochs: int | None = None, newcomers: bool = False,
+) -> list[list[Tensor]]:  # fmt: skip
+    """Outputs of the personal models of one simulation for each part, one tensor per client of `clients`."""
+    question = Question(clients, parts, point, epochs, newcomers)
+    return answer(MultiSeed.of([sim]), engine, [state], [store], [question], round)[0]
 
 
 def answer(
-    sim: Simulation, engine: ModuleType, state: Tree, store: Store, asked: Question, round: int
-) -> list[list[Tensor]]:
-    """`score`, of a question."""
-    sim = sim.outside if asked.outside else sim
-    passes, adapt = asked.passes(sim)
-    place = {int(c): i for i, c in enumerate(asked.clients)}
-    outputs: list[list[Tensor]] = [[torch.empty(0)] * len(place) for _ in asked.parts]
-    mine = sim.processes.share(asked.clients)
-    for group in blocks(sim, mine, (*passes, *adapt)) if len(mine) else ():
-        here, _ = meet(sim, engine, state, store, group, round, asked.newcomers)
-        carry = engine.work(sim, passes, engine.start(sim, here), here, keys.TRAIN)
-        carry = engine.work(sim, adapt, carry, here, keys.SCORE)
-        for slot, part in enumerate(asked.parts):
-            for client, output in zip(group.tolist(), engine.predict(sim, carry, here, part), strict=True):
+    seeds: MultiSeed, engine: Engine, states: Sequence[State], stores: Sequence[Store], asked: Sequence[Question],
+    round: int,
+) -> list[list[list[Tensor]]]:  # fmt: skip
+    """Every seed's outputs for each part, one tensor per client; the questions differ in clients and parts only.
+
+    Nothing is written: not the records, not the state.
+    """
+    first = asked[0]
+    if first.outside:  # who has no data has no work that would be worth sharing
+        pairs = zip(seeds.sims, states, stores, asked, strict=True)
+        return [_answer(MultiSeed.of([sim.outside]), engine, [a], [b], [q], round)[0] for sim, a, b, q in pairs]
+    return _answer(seeds, engine, states, stores, asked, round)
+
+
+def _answer(
+    seeds: MultiSeed, engine: Engine, states: Sequence[State], stores: Sequence[Store], asked: Sequence[Question],
+    round: int,
+) -> list[list[list[Tensor]]]:  # fmt: skip
+    joint, (passes, adapt) = seeds.joint, asked[0].passes(seeds.joint)
+    parts = [seeds.part(some) for some in zip(*(each.parts for each in asked), strict=True)]
+    everyone = seeds.numbers([each.clients for each in asked])
+    place = {client: i for i, client in enumerate(everyone.tolist())}
+    outputs: list[list[Tensor]] = [[torch.empty(0)] * len(place) for _ in parts]
+    mine = [sim.processes.share(each.clients) for sim, each in zip(seeds.sims, asked, strict=True)]
+    for clients in blocks(joint, seeds.numbers(mine), (*passes, *adapt)):
+        here, _ = seeds.meet(engine, states, stores, clients, round, asked[0].newcomers)
+        for slot, found in enumerate(engine.predict(joint, passes, adapt, here, parts)):
+            for client, output in zip(clients.tolist(), found, strict=True):
                 outputs[slot][place[client]] = output
-    return [sim.processes.joined(each, asked.clients) for each in outputs]
+    return seeds.split(outputs, [each.clients for each in asked])
 
 
 def personal_model(
-    sim: Simulation, state: Tree, store: Store, client: int, round: int, point: str
+    sim: Simulation, state: State, store: Store, client: int, round: int, point: str
 ) -> tuple[Carry, Here]:
-    """One client's carry and `here` at an evaluation point: what `predict` needs."""
-    newcomers, index = client >= sim.federation.members, torch.tensor([client])
-    here, _ = meet(sim, loop, state, store, index.to(sim.root.device), round, newcomers)
-    passes = sim.passes() if point == "trained" else ()
-    trained = loop.work(sim, passes, loop.start(sim, here), here, keys.TRAIN)
-    adapt = sim.passes(sim.method.adaptation if point == "adapted" else 0)
-    carry = loop.work(sim, adapt, trained, here, keys.SCORE)[0]
-    return carry, replace(select(at(sim, here, keys.PREDICT), 0), kept=carry.kept)
-
-
-def _accepted(sent: Message, records: Tree, count: int) -> Tensor:
-    """Which clients of a stack sent a usable message and hold a finite record."""
-    verdicts = [v for v in (acceptable(sent), tree_finite(records)) if len(v)]
-    return torch.stack(verdicts).all(0) if verdicts else torch.ones(count, dtype=torch.bool)
+    """One client's carry and `here` at an evaluation point: what `predict` needs. Newcomers have no record."""
+    site, late = sim.site(client), client >= sim.federation.members
+    shared, own = sim.method.offer(state, None if late else site.client)
+    record = None if late or not bool(store.known[client]) else tree_rows(store.read(site.client[None]), 0)
+    carry, here = personal_at(site, site.arrive(shared, own, record, round), point)
+    return carry, replace(at(here, keys.PREDICT), kept=carry.kept)
 
 
 def _public(sim: Simulation) -> Tensor | None:
@@ -242,5 +161,13 @@ def _public(sim: Simulation) -> Tensor | None:
     return None if rows is None else sim.federation.x[rows]
 
 
-__all__ = ["Accumulator", "Log", "Question", "Refusal", "able", "answer", "blocks", "first_state", "meet",
-           "personal_model", "score", "settle", "train_round"]  # fmt: skip
+__all__ = [
+    "Question",
+    "answer",
+    "finish_round",
+    "first_state",
+    "personal_model",
+    "score",
+    "train_round",
+    "train_rounds",
+]

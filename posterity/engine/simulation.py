@@ -1,4 +1,7 @@
-"""What a simulation works on, and the record that a visit starts from."""
+"""A simulation: a federation of clients in one process, and everything about it that does not change.
+
+`round.py` runs it, `client.py` says what happens to one client, `engines.py` names the ways to run many.
+"""
 
 from __future__ import annotations
 
@@ -11,16 +14,17 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from posterity.core import _random_numpy as random_numpy
-from posterity.core.protocol import Batch, Here, Method, Params, Pass, check_round
+from posterity.core.network import Network
+from posterity.core.protocol import Here, Method, Params, Pass, check_round
 from posterity.core.random import fold
 from posterity.core.tree import Tree, tree_map, tree_rows
 from posterity.data.federation import Federation, Part
+from posterity.engine import client
+from posterity.engine.batches import BuildBatch, build_batch
+from posterity.engine.client import Site
 from posterity.engine.distributed import Processes
-from posterity.engine.keys import CLIENT, SERVER, client_keys
+from posterity.engine.keys import CLIENT, SERVER, client_keys, fold_key
 from posterity.engine.tracing.trace import TraceCache, play
-
-PREDICT_ROWS = 128  # samples of one client that are predicted at once; part of the draws of methods with noise
 
 
 @dataclass(frozen=True)
@@ -28,7 +32,7 @@ class Simulation:
     """One experiment's fixed things: everything but State and the personal records."""
 
     method: Method
-    model: Any
+    model: Network
     federation: Federation
     initial: Params
     root: Tensor  # (2,) root key
@@ -36,6 +40,7 @@ class Simulation:
     sample: int = 0  # bytes that one sample leaves behind for the backward pass; 0 = guess (see `blocks`)
     processes: Processes = Processes()  # the processes that share the work
     traces: TraceCache = field(default_factory=TraceCache, repr=False, compare=False)
+    build: BuildBatch = build_batch  # makes every batch; a law puts other samples into the padding
 
     @property
     def dtype(self) -> torch.dtype:
@@ -50,7 +55,7 @@ class Simulation:
     def fold(self, key: Tensor, data: int | Tensor) -> Tensor:
         """`fold`, by numpy or recorded: a key is a hundred small operators."""
         if key.device.type == "cpu":
-            return random_numpy.fold(key, data)
+            return fold_key(key, data)
         number = data if isinstance(data, Tensor) else torch.full((), data, dtype=torch.int64, device=key.device)
         folded: Tensor = play(self.traces, fold, "fold", fold, key, number)
         return folded
@@ -80,8 +85,13 @@ class Simulation:
     def part(self, name: str) -> Part:
         return {"train": self.federation.train, "validation": self.federation.validation}[name]
 
-    def batch(self, rows: Tensor, mask: Tensor) -> Batch:
-        return Batch(self.federation.x[rows], self.federation.y[rows], mask.to(self.dtype))
+    def site(self, client: int) -> Site:
+        """A client of the simulation as if it were on a machine of its own."""
+        federation = self.federation
+        rows = {name: self.part(name).client(client) for name in ("train", "validation")}
+        number = torch.full((), client, dtype=torch.int64, device=self.root.device)
+        pool = (federation.x, federation.y)
+        return Site(self.method, self.model, self.initial, self.visits, number, *pool, rows, self.build)
 
 
 PER_CLIENT = ("own", "personal", "kept", "client", "n", "steps", "key")  # fields of a stacked `here` with a client axis
@@ -95,27 +105,14 @@ def select(here: Here, index: Any) -> Here:
 def arrive(sim: Simulation, clients: Tensor, round: int, shared: Tree, own: Tree) -> Here:
     """The stacked `here` of clients that have just received the broadcast; the first round is round 1."""
     check_round(round)
-    count = sim.federation.train.counts[clients]
     number = clients.new_full((), round)
-    return Here(
-        shared=shared,
-        own=own,
-        personal=(),
-        kept={},
-        client=clients,
-        n=count.to(sim.dtype),
-        steps=torch.zeros_like(clients),
-        step=clients.new_zeros(()),
-        round=number,
-        key=_client_keys(sim, clients, number),
-        initial=sim.initial,
-        model=sim.model,
-    )
+    counts, key = sim.federation.train.counts[clients], _client_keys(sim, clients, number)
+    return client.arrive(sim, clients, counts, number, key, shared, own)
 
 
 def _client_keys(sim: Simulation, clients: Tensor, round: Tensor) -> Tensor:
     if clients.device.type == "cpu":
-        return client_keys(sim.visits, clients, round, random_numpy.fold)
+        return client_keys(sim.visits, clients, round, fold_key)
     made: Tensor = play(sim.traces, client_keys, "client", client_keys, sim.visits, clients, round)
     return made
 

@@ -1,86 +1,38 @@
 """All clients of a block in one tensor program.
 
 Clients are sorted by their number of steps; at each step only the prefix that still has data runs, so nobody waits
-and nothing is wasted. The tail that has finished is cut off once and put back at the end of the pass.
+and nothing is wasted. The tail that has finished is cut off once and put back at the end of the pass. `replay/` has the
+engines that record what is mapped here and replay it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.func import vmap
 
-from posterity.core.protocol import Carry, Here, Message, Method, Pass, Personal, keep
-from posterity.core.tree import Tree, tree_cat, tree_map, tree_rows
+from posterity.core.messages import Message
+from posterity.core.protocol import Carry, Here, Method, Own, Pass, Personal, Shared, State, keep
+from posterity.core.tree import tree_cat, tree_leaves, tree_map, tree_rows
 from posterity.data.federation import Part
 from posterity.engine import keys
-from posterity.engine.batches import BatchPlan, make_plan
-from posterity.engine.simulation import PREDICT_ROWS, Simulation, at, over, select, solid
+from posterity.engine.api import Visit
+from posterity.engine.batches import BatchPlan, plan_batches
+from posterity.engine.client import PREDICT_ROWS
+from posterity.engine.simulation import Simulation, at, over, select, solid
 from posterity.engine.tracing.trace import send
 
-name = "stacked"
-Apply = Callable[..., Any]  # (world, function, here, *stacks)
-Stepping = Callable[[Simulation, Pass, Carry, Here, BatchPlan], Carry]
-
-
-def offer(sim: Simulation, state: Tree, clients: Tensor | None, count: int) -> tuple[Tree, Tree]:
-    """The broadcast and a stack of what each client gets by itself; `clients` None = `count` newcomers."""
-    if getattr(sim.method.offer, "__func__", None) is Method.offer:
-        return state, ()  # the default needs no mapping
-    if clients is None:
-        shared, own = sim.method.offer(state, None)
-        return shared, tree_map(lambda leaf: leaf.expand(count, *leaf.shape), own)
-    return vmap(sim.method.offer, in_dims=(None, 0), out_dims=(None, 0))(state, clients)  # type: ignore[arg-type]
+Apply = Callable[..., Any]  # (sim, function, here, *stacks)
+TakeSteps = Callable[[Simulation, Pass, Carry, Here, BatchPlan], Carry]
 
 
 def apply(sim: Simulation, function: Callable[..., Any], here: Here, *stacks: Any) -> Any:
     """`function(*stacks, here)` for every client at once."""
     return over(function, here, *stacks)
-
-
-def join(sim: Simulation, here: Here, apply: Apply = apply) -> Personal:
-    return solid(apply(sim, sim.method.join, at(sim, here, keys.JOIN)))
-
-
-def start(sim: Simulation, here: Here, apply: Apply = apply) -> Carry:
-    return Carry(solid(apply(sim, sim.method.start, at(sim, here, keys.START))), {}, ())
-
-
-def work(sim: Simulation, passes: tuple[Pass, ...], carry: Carry, here: Here, stage: int) -> Carry:
-    """Every client through all passes."""
-    return walk(sim, passes, carry, at(sim, here, stage), apply, take_steps)
-
-
-def walk(
-    sim: Simulation, passes: tuple[Pass, ...], carry: Carry, here: Here, apply: Apply, stepping: Stepping
-) -> Carry:
-    """Every client through all passes; `apply` maps a function over clients, `stepping` takes the steps of a pass."""
-    ids = here.client.cpu()  # once, before there is anything to wait for
-    for number, each in enumerate(passes):
-        here = replace(here, kept=carry.kept)
-        carry = _walk(sim, each, carry, replace(here, key=sim.fold(here.key, number)), ids, apply, stepping)
-    return carry
-
-
-def _walk(
-    sim: Simulation, each: Pass, carry: Carry, here: Here, ids: Tensor, apply: Apply, stepping: Stepping
-) -> Carry:
-    counts = sim.part(each.on).sizes[ids]
-    order = torch.argsort(counts, descending=True, stable=True)  # who has more samples has no fewer steps
-    if bool((order.diff() != 1).any()):  # this pass wants another order than the block's
-        there, back = send(order, here.key.device), send(torch.argsort(order), here.key.device)
-        carry, here = tree_rows(carry, there), select(here, there)
-        return tree_rows(_walk(sim, each, carry, here, ids[order], apply, stepping), back)
-    plan = make_plan(each, sim.part(each.on), ids, here.key, sim.traces)
-    here = replace(here, steps=send(plan.steps, here.key.device))
-    if each.open is not keep:
-        carry = solid(apply(sim, each.open, here, carry))
-    carry = stepping(sim, each, carry, here, plan)
-    return carry if each.close is keep else apply(sim, each.close, here, carry)
 
 
 def take_steps(sim: Simulation, each: Pass, carry: Carry, here: Here, plan: BatchPlan) -> Carry:
@@ -94,7 +46,7 @@ def take_steps(sim: Simulation, each: Pass, carry: Carry, here: Here, plan: Batc
             carry, here = tree_rows(carry, slice(active)), select(here, slice(active))
         (rows,), (real,) = plan.rows(step, step + 1, active)
         now = replace(here, step=torch.full_like(here.step, step), key=step_keys[step, :active])
-        after = over(each.step, now, carry, sim.batch(rows, real))
+        after = over(each.step, now, carry, sim.build(sim.federation.x, sim.federation.y, rows, real, sim.dtype))
         carry = after if step or empty is None else unmoved(carry, after, empty)
     return tree_cat([carry, *reversed(finished)])
 
@@ -117,31 +69,94 @@ def unmoved(before: Carry, after: Carry, empty: Tensor) -> Carry:
     return Carry(params, after.kept, opt)
 
 
-def message(sim: Simulation, carry: Carry, here: Here, apply: Apply = apply) -> tuple[Message, Personal]:
-    here = at(sim, replace(here, kept=carry.kept), keys.MESSAGE)
-    return solid(apply(sim, sim.method.message, here, carry))
+@dataclass(frozen=True)
+class Stacked:
+    """The engine of all clients at once; `apply` maps a function over them, `take_steps` takes the steps of a pass."""
+
+    name: str = "stacked"
+    apply: Apply = apply
+    take_steps: TakeSteps = take_steps
+
+    def offer(self, sim: Simulation, state: State, clients: Tensor | None, count: int) -> tuple[Shared, Own]:
+        if getattr(sim.method.offer, "__func__", None) is Method.offer:
+            return state, ()  # the default needs no mapping
+        if clients is None:
+            shared, own = sim.method.offer(state, None)
+            return shared, tree_map(lambda leaf: leaf.expand(count, *leaf.shape), own)
+        return vmap(sim.method.offer, in_dims=(None, 0), out_dims=(None, 0))(state, clients)  # type: ignore[arg-type]
+
+    def join(self, sim: Simulation, here: Here) -> Personal:
+        """New records; a method that keeps none is asked once."""
+        none = sim.traces.entry(sim.method, "no record")
+        if none.value is None:
+            made = solid(self.apply(sim, sim.method.join, at(sim, here, keys.JOIN)))
+            if tree_leaves(made):
+                return made
+            none.value = (made,)
+        return none.value[0]
+
+    def visit(self, sim: Simulation, passes: tuple[Pass, ...], here: Here) -> Visit:
+        carry = self.work(sim, passes, self.start(sim, here), here, keys.TRAIN)
+        return Visit.of(carry, self.message(sim, carry, here))
+
+    def predict(
+        self, sim: Simulation, passes: tuple[Pass, ...], adapt: tuple[Pass, ...], here: Here, parts: Sequence[Part]
+    ) -> list[list[Tensor]]:
+        carry = self.work(sim, passes, self.start(sim, here), here, keys.TRAIN)
+        carry = self.work(sim, adapt, carry, here, keys.SCORE)
+        return [self.answer(sim, carry, here, part) for part in parts]
+
+    def start(self, sim: Simulation, here: Here) -> Carry:
+        return Carry(solid(self.apply(sim, sim.method.start, at(sim, here, keys.START))), {}, ())
+
+    def work(self, sim: Simulation, passes: tuple[Pass, ...], carry: Carry, here: Here, stage: int) -> Carry:
+        """Every client through all passes."""
+        here = at(sim, here, stage)
+        ids = here.client.cpu()  # once, before there is anything to wait for
+        for number, each in enumerate(passes):
+            here = replace(here, kept=carry.kept)
+            carry = self._take(sim, each, carry, replace(here, key=sim.fold(here.key, number)), ids)
+        return carry
+
+    def _take(self, sim: Simulation, each: Pass, carry: Carry, here: Here, ids: Tensor) -> Carry:
+        """Every client through one pass."""
+        counts = sim.part(each.on).sizes[ids]
+        order = torch.argsort(counts, descending=True, stable=True)  # who has more samples has no fewer steps
+        if bool((order.diff() != 1).any()):  # this pass wants another order than the block's
+            there, back = send(order, here.key.device), send(torch.argsort(order), here.key.device)
+            carry, here = tree_rows(carry, there), select(here, there)
+            return tree_rows(self._take(sim, each, carry, here, ids[order]), back)
+        plan = plan_batches(each, sim.part(each.on), ids, here.key, sim.traces)
+        here = replace(here, steps=send(plan.steps, here.key.device))
+        if each.open is not keep:
+            carry = solid(self.apply(sim, each.open, here, carry))
+        carry = self.take_steps(sim, each, carry, here, plan)
+        return carry if each.close is keep else self.apply(sim, each.close, here, carry)
+
+    def message(self, sim: Simulation, carry: Carry, here: Here) -> tuple[Message, Personal]:
+        here = at(sim, replace(here, kept=carry.kept), keys.MESSAGE)
+        return solid(self.apply(sim, sim.method.message, here, carry))
+
+    def answer(self, sim: Simulation, carry: Carry, here: Here, part: Part) -> list[Tensor]:
+        """Outputs for each client's rows of `part`."""
+        here = at(sim, replace(here, kept=carry.kept), keys.PREDICT)
+        look = Pass(step=lambda carry, batch, here: carry, batch=PREDICT_ROWS, shuffle=False)
+        ids = here.client.cpu()
+        order = torch.argsort(part.sizes[ids], descending=True, stable=True)
+        carry, here = (tree_rows(carry, send(order, here.key.device)), select(here, send(order, here.key.device)))
+        plan = plan_batches(look, part, ids[order], here.key)
+        chunks: list[list[Tensor]] = [[] for _ in here.client]
+        counts = plan.counts.tolist()
+        for step, active in enumerate(plan.active()):
+            (rows,), _ = plan.rows(step, step + 1, active)
+            some = replace(select(here, slice(active)), key=sim.fold(here.key[:active], step))
+            outputs = self.apply(sim, sim.method.predict, some, tree_rows(carry, slice(active)), sim.federation.x[rows])
+            for i in range(active):
+                chunks[i].append(outputs[i, : max(0, min(PREDICT_ROWS, counts[i] - step * PREDICT_ROWS))])
+        inverse = torch.argsort(order).tolist()
+        return [torch.cat(chunks[i]) for i in inverse]
 
 
-def losses(carry: Carry) -> Tensor | None:
-    """Loss times samples, and samples, that each client saw while training (m, 2)."""
-    return carry.kept.get("loss")
+STACKED = Stacked()
 
-
-def predict(sim: Simulation, carry: Carry, here: Here, part: Part, apply: Apply = apply) -> list[Tensor]:
-    """Outputs for each client's rows of `part`."""
-    here = at(sim, replace(here, kept=carry.kept), keys.PREDICT)
-    look = Pass(step=lambda carry, batch, here: carry, batch=PREDICT_ROWS, shuffle=False)
-    ids = here.client.cpu()
-    order = torch.argsort(part.sizes[ids], descending=True, stable=True)
-    carry, here = (tree_rows(carry, send(order, here.key.device)), select(here, send(order, here.key.device)))
-    plan = make_plan(look, part, ids[order], here.key, sim.traces)
-    chunks: list[list[Tensor]] = [[] for _ in here.client]
-    counts = plan.counts.tolist()
-    for step, active in enumerate(plan.active()):
-        (rows,), _ = plan.rows(step, step + 1, active)
-        some = replace(select(here, slice(active)), key=sim.fold(here.key[:active], step))
-        outputs = apply(sim, sim.method.predict, some, tree_rows(carry, slice(active)), sim.federation.x[rows])
-        for i in range(active):
-            chunks[i].append(outputs[i, : max(0, min(PREDICT_ROWS, counts[i] - step * PREDICT_ROWS))])
-    inverse = torch.argsort(order).tolist()
-    return [torch.cat(chunks[i]) for i in inverse]
+__all__ = ["STACKED", "Stacked", "step_keys_of", "unmoved"]

@@ -51,7 +51,7 @@ GRAIN = 1e-9  # a spread below this part of the difference is rounding
 
 
 @dataclass(frozen=True, eq=False)
-class Clients:
+class ClientValues:
     """The numbers of one run's clients. `rows` is equal in two runs of a seed where the clients hold the same rows,
     `who` in two seeds where they are the same clients."""
 
@@ -66,7 +66,7 @@ class Sample:
     """A method's number with one seed; `clients` where the number is the mean of theirs, weighted by size."""
 
     value: float
-    clients: Clients | None = None
+    clients: ClientValues | None = None
 
 
 Samples = Mapping[int, Sample]
@@ -196,7 +196,7 @@ def detectable(pairs: Sequence[Paired]) -> float | None:
     return error * shift_for(df, LEVEL / len(pairs), POWER)
 
 
-def _differences(first: Clients | None, second: Clients | None) -> Clients | None:
+def _differences(first: ClientValues | None, second: ClientValues | None) -> ClientValues | None:
     """Client by client; None where they are not the same clients. Clients without rows have no number and no weight."""
     if first is None or second is None or first.rows != second.rows:
         return None
@@ -204,22 +204,22 @@ def _differences(first: Clients | None, second: Clients | None) -> Clients | Non
     values = (first.values - second.values)[held]
     if len(values) < 2 or not np.isfinite(values).all():
         return None
-    return Clients(values, first.sizes[held], first.rows, first.who)
+    return ClientValues(values, first.sizes[held], first.rows, first.who)
 
 
-def _same(known: Sequence[Clients]) -> bool:
+def _same(known: Sequence[ClientValues]) -> bool:
     """Whether every seed has the same clients with as many rows."""
     first = known[0]
     return len(known) > 1 and all(c.who == first.who and np.array_equal(c.sizes, first.sizes) for c in known)
 
 
-def _nested(pair: Paired, each: Sequence[float], known: Sequence[Clients]) -> Paired:
+def _nested(pair: Paired, each: Sequence[float], known: Sequence[ClientValues]) -> Paired:
     inside = math.fsum(_variance(one.values, one.sizes) for one in known) / len(each)
     spread = max(_between(pair), inside)
     return replace(pair, per_seed=spread, error=math.sqrt(spread / len(each)), df=len(each) - 1)  # (2)
 
 
-def _crossed(pair: Paired, each: Sequence[float], known: Sequence[Clients]) -> Paired:
+def _crossed(pair: Paired, each: Sequence[float], known: Sequence[ClientValues]) -> Paired:
     sizes, seeds = known[0].sizes, len(each)
     table = np.stack([one.values for one in known])  # (seeds, clients)
     weights = sizes / sizes.sum()

@@ -1,7 +1,7 @@
-"""Two classes: what depends on the order of the predictions and cannot be kept in sums of fixed size.
+"""Two classes: what depends on the order of the predictions and cannot be kept in sums of fixed size (`scores.py`).
 
-`Ranks` keeps every row, so AUROC, average precision and recalibration are exact and joining two `Ranks` is
-concatenation. The score is the log-odds of class 1, not its probability: probabilities near 0 and 1 run together.
+`RankedRows` keeps every row, so AUROC, average precision and recalibration are exact and joining two is concatenation.
+The score is the log-odds of class 1, not its probability: probabilities near 0 and 1 run together.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from posterity.core.tree import record, tree_cat
-from posterity.evaluate.scores import distribution, owners
+from posterity.evaluate.scores import distribution, owners, prepared
 
 LARGEST = 53 * math.log(2)  # log-odds of the probability next to one in float64: stands in for infinity
 STEPS = 60  # Newton needs five to ten; what has not settled by then has no answer
@@ -20,40 +20,39 @@ HALVINGS = 30
 
 
 @record
-class Ranks:
+class RankedRows:
     """One entry per scored row, in any order. Padding rows have client -1."""
 
     client: Tensor  # (N,) int64
     score: Tensor  # (N,) float64, log-odds of class 1
     label: Tensor  # (N,) float64, 0 or 1
 
-    def __add__(self, other: Ranks) -> Ranks:
-        both: Ranks = tree_cat([self, other])
+    def __add__(self, other: RankedRows) -> RankedRows:
+        both: RankedRows = tree_cat([self, other])
         return both
 
-    def pooled(self) -> Ranks:
+    def pooled(self) -> RankedRows:
         """All clients as one; padding stays padding."""
-        return Ranks(self.client.clamp(max=0), self.score, self.label)
+        return RankedRows(self.client.clamp(max=0), self.score, self.label)
 
-    def real(self) -> Ranks:
+    def real(self) -> RankedRows:
         """On the host, without padding."""
         keep = self.client.cpu() >= 0
-        return Ranks(self.client.cpu()[keep], self.score.cpu()[keep], self.label.cpu()[keep])
+        return RankedRows(self.client.cpu()[keep], self.score.cpu()[keep], self.label.cpu()[keep])
 
 
-def rank(outputs: Tensor, y: Tensor, offsets: Tensor) -> Ranks:
-    """Ranks of clients whose rows lie one after the other; the arguments are those of `score` with two classes."""
+def rank(outputs: Tensor, y: Tensor, offsets: Tensor) -> RankedRows:
+    """Ranked rows of clients that lie one after the other; the arguments are those of `score` with two classes."""
     if outputs.dim() != 2 or outputs.shape[1] != 2:
         raise ValueError(f"ranks exist for two classes: outputs must be (rows, 2), not {tuple(outputs.shape)}")
-    outputs = (outputs.cpu() if outputs.device.type == "mps" else outputs).detach().double()
-    y, offsets = y.reshape(-1).to(outputs.device), offsets.to(outputs.device)
+    outputs, y, offsets = prepared(outputs, y, offsets)
     logs = distribution(outputs, y)
     owner = owners(offsets, len(outputs))
     client = torch.where(owner < len(offsets), owner - 1, -1)
-    return Ranks(client, logs[:, 1] - logs[:, 0], y.double())
+    return RankedRows(client, logs[:, 1] - logs[:, 0], y.double())
 
 
-def ordering(ranks: Ranks, clients: int) -> tuple[Tensor, Tensor]:
+def ordering(ranks: RankedRows, clients: int) -> tuple[Tensor, Tensor]:
     """AUROC (ties count half) and average precision of each client; nan where a class is missing.
 
     Rows of equal score form one threshold. All running counts are whole numbers, so they are exact and clients do
@@ -77,7 +76,7 @@ def ordering(ranks: Ranks, clients: int) -> tuple[Tensor, Tensor]:
     return torch.where(both, wins / (positives * negatives), math.nan), torch.where(both, gain / positives, math.nan)
 
 
-def cut(ranks: Ranks, clients: int, threshold: float) -> tuple[Tensor, Tensor]:
+def cut(ranks: RankedRows, clients: int, threshold: float) -> tuple[Tensor, Tensor]:
     """Sensitivity and specificity of each client when class 1 is said above `threshold`; nan without such rows."""
     if not 0 < threshold < 1:
         raise ValueError(f"threshold must lie between 0 and 1, not {threshold}")
@@ -90,7 +89,7 @@ def cut(ranks: Ranks, clients: int, threshold: float) -> tuple[Tensor, Tensor]:
     return hit / positives, spared / negatives  # 0/0 is nan, as it should be
 
 
-def recalibration(ranks: Ranks, clients: int) -> tuple[Tensor, Tensor]:
+def recalibration(ranks: RankedRows, clients: int) -> tuple[Tensor, Tensor]:
     """Slope b and intercept a of logit P(y = 1) = a + b · log-odds, fitted on each client by maximum likelihood.
 
     A calibrated model has slope 1 and intercept 0; a slope under 1 is over-confidence. With one predictor the
@@ -153,11 +152,11 @@ def _overlap(score: Tensor, label: Tensor, client: Tensor, clients: int) -> Tens
     return ~apart & ~reverse
 
 
-def _sorted(ranks: Ranks) -> Ranks:
+def _sorted(ranks: RankedRows) -> RankedRows:
     """By client, then by score."""
     first = ranks.score.argsort(stable=True)
     order = first[ranks.client[first].argsort(stable=True)]
-    return Ranks(ranks.client[order], ranks.score[order], ranks.label[order])
+    return RankedRows(ranks.client[order], ranks.score[order], ranks.label[order])
 
 
 def _by_client(client: Tensor, values: Tensor, clients: int) -> Tensor:

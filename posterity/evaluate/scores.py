@@ -8,7 +8,8 @@ whatever their order and company, and atomic additions on a GPU do no harm; the 
 the end. (What a *row* contributes may differ in the last place between devices: their `exp` does.)
 Only `+` of two `Scores` rounds: counts stay exact, sums of reals agree to the last places.
 
-Nothing here waits for the device: no value is looked at on the host.
+Nothing here waits for the device: no value is looked at on the host. What needs rows in order is in `ranks.py`;
+`metrics.py` turns sums into numbers.
 """
 
 from __future__ import annotations
@@ -100,11 +101,23 @@ def score(outputs: Tensor, y: Tensor, offsets: Tensor, classes: int, task: Task)
     nan is kept for "no data".
     """
     _check(outputs, y, offsets, classes, task)
-    host = outputs.device.type == "mps"  # has no float64
-    outputs = (outputs.cpu() if host else outputs).detach().double()
-    y, offsets = y.reshape(-1).to(outputs.device), offsets.to(outputs.device)
+    outputs, y, offsets = prepared(outputs, y, offsets)
     sums = _Sums(owners(offsets, len(outputs)), len(offsets) - 1)
     return _regression(outputs, y.double(), sums) if task == "regression" else _classification(outputs, y, sums)
+
+
+def prepared(outputs: Tensor, y: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Outputs in float64, with labels and bounds on their device."""
+    host = outputs.device.type == "mps"  # has no float64
+    outputs = (outputs.cpu() if host else outputs).detach().double()
+    return outputs, y.reshape(-1).to(outputs.device), offsets.to(outputs.device)
+
+
+def sums_by_client(values: Tensor, offsets: Tensor) -> Tensor:
+    """Exact sums of the clients' rows of `values` (N, k), which may be of any size: (clients, k)."""
+    sums = _Sums(owners(offsets, len(values)), len(offsets) - 1)
+    columns = [sums.of(column, limbs=3) for column in values.double().unbind(1)]
+    return torch.cat(columns, 1) if columns else values.new_zeros(len(offsets) - 1, 0, dtype=torch.float64)
 
 
 def owners(offsets: Tensor, rows: int) -> Tensor:

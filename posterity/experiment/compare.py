@@ -16,6 +16,7 @@ import torch
 
 from posterity import methods
 from posterity.data import Partition, parse_partition
+from posterity.evaluate import load_metrics
 from posterity.experiment import run_folder
 from posterity.experiment.config import Config, from_table, read_toml, to_toml
 from posterity.experiment.run import Watch, check_rule, resume_run, run_seeds, start_run
@@ -91,6 +92,7 @@ def compare_runs(
     With `together`, the seeds of a method run at once where none of them has begun alone.
     """
     own = {k: v for k, v in config.set.items() if not k.startswith(("model.", "data.", "local."))}
+    load_metrics(config.metrics)  # for its mistakes
     tasks: list[Task] = []
     for name in names:
         each = replace(config, method=name, set=_fitting(name, config, own, names))

@@ -1,4 +1,7 @@
-"""What a run is: one frozen record, equal to a TOML file and to a set of flags."""
+"""What a run is: one frozen record, equal to a TOML file and to a set of flags (`cli/flags.py`).
+
+`experiment/setup.py` makes from it what a run works on: federation, network, method, engine.
+"""
 
 from __future__ import annotations
 
@@ -9,24 +12,27 @@ from pathlib import Path
 from typing import Any
 
 from posterity.core.hyperparameters import check_fields, hyper, knobs, nearest, parse
+from posterity.data.partition import EXAMPLES
 
-DATA = ("target", "client_column", "group", "clients", "newcomers", "partition", "subset", "split", "test_partition")
 LOCAL = {"local_epochs": "epochs", "local_steps": "steps", "batch_size": "batch", "lr": "lr", "optimiser": "optimiser"}
+
+
+ENGINES = ("auto", "loop", "stacked", "graph", "compiled", "processes", "oracle", "package.module:engine")
 
 
 @dataclass(frozen=True)
 class Config:
     method: str = hyper("pfedvmp", "method, with suffixes (fedavg+ft, pfedvmp@paper), or package.module:Class")
-    dataset: str = hyper("digits", "dataset by name, a mix (a+b), or the path of your own data")
+    dataset: str = hyper(
+        "digits", "dataset by name, a mix (a+b), package.module:function, or the path of your own data"
+    )
     target: str | None = hyper(None, "column of the label in your own table")
     client_column: str | None = hyper(None, "column that says whose row it is")
     group: str | None = hyper(None, "column whose value (a patient) is never in two parts")
     data_dir: str | None = hyper(None, "folder with the data sets' files (default: POSTERITY_DATA)")
     clients: int | None = hyper(None, "number of clients to divide the data among (default: 20, or the data's own)")
     newcomers: str = hyper("0", "clients held out entirely: a number or a share (20%)")
-    partition: str | None = hyper(
-        None, "dirichlet:0.3, balanced:0.5, capped:0.3, pathological:3:100, major:2:0.2, quantity:1, iid"
-    )
+    partition: str | None = hyper(None, f"{EXAMPLES}, or package.module:function")
     subset: str | None = hyper(None, "share of the data to use (25%), drawn before the partition")
     split: str = hyper("80/20", "training / held out, per client")
     test_partition: str = hyper(
@@ -43,7 +49,7 @@ class Config:
     participation: str = hyper("all", "who takes part in a round: all, 10, 10% or p:0.3")
     seed: int = hyper(0, "moves partition, initial model and batches together")
     data_seed: int | None = hyper(None, "fixes the partition whatever the seed")
-    engine: str = hyper("auto", "how clients run", "", ("auto", "loop", "stacked", "graph", "compiled", "processes"))
+    engine: str = hyper("auto", "how clients run", "", ENGINES)
     convolution: str = hyper(
         "auto", "how convolutions are computed", "", ("auto", "native", "last", "patches", "triton")
     )
@@ -55,6 +61,7 @@ class Config:
     dtype: str = hyper("float32", "precision of the clients", "", ("float32", "float64"))
     evaluate_every: int | None = hyper(None, "rounds between evaluations (default: a twentieth of the rounds)")
     newcomer_epochs: int = hyper(5, "epochs after which newcomers are scored, besides 0 and 1")
+    metrics: str | None = hyper(None, "further metrics of your own: package.module:name, separated by commas")
     store: str = hyper("memory", "where personal records live", "", ("memory", "disk"))
     memory: int | None = hyper(None, "bytes that stacked clients may take at once (default: 1 GiB, a third of a GPU)")
     set: Mapping[str, Any] = field(default_factory=dict)  # settings of method, model. and data.

@@ -1,4 +1,7 @@
-"""What a run leaves: scores by rule and point, per-client numbers, and personal models that predict."""
+"""What a run leaves: scores by rule and point, per-client numbers, and personal models that predict.
+
+`run.py` makes it; `run_folder.py` writes it; `report/` reads the folder, and needs nothing of this.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +15,10 @@ from torch import Tensor
 from posterity.core.tree import Tree
 from posterity.engine.round import personal_model
 from posterity.engine.store import Store
-from posterity.evaluate import bytes_to, rounds_to, select
+from posterity.evaluate import bytes_to, goal_of, rounds_to, select
 from posterity.experiment import run_folder
 from posterity.experiment.config import Config, to_toml
 from posterity.experiment.setup import Setup, describe
-
-LOWER_IS_BETTER = ("nll", "brier", "ece", "mce", "ece_flat", "mce_flat", "mse")
 
 
 @dataclass(frozen=True)
@@ -79,9 +80,9 @@ class Result:
 
     def chosen_round(self, show: str = "validated", point: str | None = None, epochs: int | None = None) -> int:
         """The round that a selection rule settles on."""
-        lead = "mse" if self.federation.task == "regression" else "accuracy"
-        choice = select(self.history(lead, "pooled", point, epochs=epochs), show, lead not in LOWER_IS_BETTER)
-        return self.round if choice.round is None else choice.round
+        goal = goal_of(self.federation.task)
+        selected = select(self.history(goal.name, "pooled", point, epochs=epochs), show, goal.higher)
+        return self.round if selected.round is None else selected.round
 
     def clients(self, show: str = "validated", point: str | None = None,
                 epochs: int | None = None) -> dict[str, list[Any]]:  # fmt: skip
@@ -114,8 +115,9 @@ class Result:
         if tuple(inputs.shape[1:]) != shape:
             raise ValueError(f"x has shape {tuple(inputs.shape)}; expected (samples, {', '.join(map(str, shape))})")
         held = "adapted" if self.method.scored == "adapted" else "received"
-        carry, here = personal_model(sim, self.state, self.store, index, max(self.round, 1), point or held)
-        output = sim.method.predict(carry, inputs, here)
+        with self.setup.settings.applied():
+            carry, here = personal_model(sim, self.state, self.store, index, max(self.round, 1), point or held)
+            output = sim.method.predict(carry, inputs, here)
         return output if sim.federation.task == "regression" else output.exp()
 
     def _client(self, client: int | str) -> int:
@@ -136,9 +138,9 @@ class Result:
         (out / run_folder.METRICS).unlink(missing_ok=True)
         length = run_folder.append_lines(out / run_folder.METRICS, self.lines)
         trees = {"state": self.state, "known": {"clients": self.store.known}}
-        rows = getattr(self.store, "rows", None)
-        if rows is not None:
-            trees["personal"] = rows
+        personal = self.store.prepare()
+        if personal is not None:
+            trees["personal"] = personal
         seconds = sum(line.get("seconds", 0.0) for line in self.lines if line["kind"] == "round")
         run_folder.save_checkpoint(out, trees, {"round": self.round, "length": length, "commit": 1, "seconds": seconds})
         facts = describe(self.config, self.setup, "posterity.run(...)")

@@ -10,13 +10,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
+from posterity.core.network import Network
 from posterity.data import Partition
 from posterity.data.federation import Federation
 from posterity.engine.distributed import started_first
-from posterity.engine.multi_seed import MultiSeed, answer_all, train_rounds
+from posterity.engine.multi_seed import MultiSeed
 from posterity.engine.participation import Participation
+from posterity.engine.round import answer, train_rounds
 from posterity.experiment import run_folder
 from posterity.experiment.config import Config, from_table, read_toml, to_toml
 from posterity.experiment.result import Result
@@ -37,23 +37,25 @@ def start_run(
     out: Path | None = None,
     watch: Watch = silent,
     federation: Federation | None = None,
-    model: Any = None,
+    model: Network | None = None,
     setup: Setup | None = None,
 ) -> Result:
     """Run an experiment; with `out`, everything is written there as it happens. A `setup` is not made again."""
     Participation.parse(config.participation)
     setup = set_up(config, federation, model) if setup is None else setup
     if out is None or not setup.sim.processes.leads:
-        return Runner([RunState(config, setup, None)], watch).go()[0]
+        return _go([config], [setup], [None], watch)[0]
     if (out / run_folder.CONFIG).exists():
         raise ValueError(f"{out} already holds a run: go on with 'posterity resume {out}', or give another --out")
     out.mkdir(parents=True, exist_ok=True)
     with run_folder.locked(out):
         _begin(config, setup, out)
-        return Runner([RunState(config, setup, out)], watch).go()[0]
+        return _go([config], [setup], [out], watch)[0]
 
 
-def resume_run(out: Path, watch: Watch = silent, federation: Federation | None = None, model: Any = None) -> Result:
+def resume_run(
+    out: Path, watch: Watch = silent, federation: Federation | None = None, model: Network | None = None
+) -> Result:
     """Go on with a run where its last checkpoint was written; a finished run is only read."""
     if not (out / run_folder.CONFIG).exists():
         raise ValueError(f"{out} holds no run (there is no {run_folder.CONFIG} in it)")
@@ -64,9 +66,9 @@ def resume_run(out: Path, watch: Watch = silent, federation: Federation | None =
             seeds = ", ".join(map(str, facts["together"]))
             raise ValueError(f"{out} runs at once with the seeds {seeds}: go on with all of them "
                              f"(posterity resume {out.parent.parent})")  # fmt: skip
-        setup = set_up(_as_before(config, facts), federation, model)
+        setup = set_up(_as_before(config, facts), federation, model, threads=facts["threads"])
         _check_same(facts.get("federation", {}), setup, out)
-        return Runner([RunState(config, setup, out)], watch).go()[0]
+        return _go([config], [setup], [out], watch)[0]
 
 
 def run_seeds(
@@ -74,7 +76,7 @@ def run_seeds(
     outs: Sequence[Path] | None = None,
     watch: Watch = silent,
     federation: Federation | None = None,
-    model: Any = None,
+    model: Network | None = None,
 ) -> list[Result]:
     """Runs that differ in nothing but their seed, all at once; those in folders that were begun before go on."""
     if len({out.parent for out in outs or ()}) > 1:
@@ -84,9 +86,9 @@ def run_seeds(
     setups: list[Setup] = []
     for config in configs:  # trials choose for the first, and so for all
         fixed = _as_before(config, facts) if facts else _like(config, setups[0]) if setups else config
-        setups.append(set_up(fixed, federation, model))
+        setups.append(set_up(fixed, federation, model, threads=facts["threads"] if facts else None))
     if outs is None:
-        return Runner([RunState(c, s, None) for c, s in zip(configs, setups, strict=True)], watch).go()
+        return _go(configs, setups, [None] * len(configs), watch)
     with ExitStack() as stack:
         for out, config, setup in zip(outs, configs, setups, strict=True):
             out.mkdir(parents=True, exist_ok=True)
@@ -96,8 +98,13 @@ def run_seeds(
             else:
                 _begin(config, setup, out, [c.seed for c in configs])
         run_folder.keep_pledge(outs)
-        run_states = [RunState(*each) for each in zip(configs, setups, outs, strict=True)]
-        return Runner(run_states, watch).go()
+        return _go(configs, setups, outs, watch)
+
+
+def _go(configs: Sequence[Config], setups: Sequence[Setup], outs: Sequence[Path | None], watch: Watch) -> list[Result]:
+    """Runs from where they are to their end, with the settings of the process that they need."""
+    with setups[0].settings.applied():
+        return Runner([RunState(*each) for each in zip(configs, setups, outs, strict=True)], watch).go()
 
 
 def _begin(config: Config, setup: Setup, out: Path, together: Sequence[int] = ()) -> None:
@@ -112,8 +119,8 @@ def _begin(config: Config, setup: Setup, out: Path, together: Sequence[int] = ()
 
 def _as_before(config: Config, facts: dict[str, Any]) -> Config:
     """The configuration with what was measured when the run began; sums in other pieces would round otherwise."""
-    torch.set_num_threads(facts["threads"])
-    return replace(config, engine=facts["engine"], convolution=facts.get("convolution") or "auto",
+    engine = config.engine if ":" in config.engine else facts["engine"]  # yours is found by its place
+    return replace(config, engine=engine, convolution=facts.get("convolution") or "auto",
                    onednn=facts.get("onednn", "on"), memory=facts.get("memory", config.memory))  # fmt: skip
 
 
@@ -154,11 +161,11 @@ def check_rule(before: dict[str, Any], rule: Partition | None, out: Path) -> Non
 
 
 class Runner:
-    """Journeys that go together, round by round: one run, or several seeds of it."""
+    """Runs that go together, round by round: one run, or several seeds of it."""
 
     def __init__(self, run_states: Sequence[RunState], watch: Watch) -> None:
         self.run_states, self.watch = run_states, watch
-        self.multi = MultiSeed.of([run_state.sim for run_state in run_states])
+        self.seeds = MultiSeed.of([run_state.sim for run_state in run_states])
         self.engine = run_states[0].setup.engine
         self.spent = self.since = 0.0
         rounds = {run_state.round for run_state in run_states}
@@ -186,7 +193,7 @@ class Runner:
         cohorts = [run_state.cohort(round) for run_state in run_states]
         for run_state in run_states:
             run_state.announce(round + 1)
-        ends = train_rounds(self.multi, self.engine, states, stores, cohorts, round, rounds)
+        ends = train_rounds(self.seeds, self.engine, states, stores, cohorts, round, rounds)
         for run_state, (state, _) in zip(run_states, ends, strict=True):
             run_state.state = state
         later = self._score([run_state.ask_after(round) for run_state in run_states], round)
@@ -196,14 +203,14 @@ class Runner:
         return told[0]
 
     def _score(self, asked: Sequence[Sequence[Asked]], round: int) -> list[list[dict[str, Any]]]:
-        """The lines that answer the questions of each journey: as many in all, one after the other."""
+        """The lines that answer the questions of each run: as many in all, one after the other."""
         lines: list[list[dict[str, Any]]] = [[] for _ in self.run_states]
         states, stores = [j.state for j in self.run_states], [j.store for j in self.run_states]
         for some in zip(*asked, strict=True):
-            outputs = answer_all(self.multi, self.engine, states, stores, [each.question for each in some], round)
+            outputs = answer(self.seeds, self.engine, states, stores, [each.question for each in some], round)
             for told, run_state, each, output in zip(lines, self.run_states, some, outputs, strict=True):
                 if run_state.sim.processes.leads:  # what the others computed is scored by the first
-                    told += score_lines(run_state.sim, round, each, output)
+                    told += score_lines(run_state.sim, round, each, output, run_state.setup.metrics)
         return lines
 
     def _keep(self, elapsed: float, last: bool) -> None:
@@ -214,7 +221,7 @@ class Runner:
             return
         begun = time.perf_counter()
         for run_state in self.run_states:
-            run_state.bring_home()
+            run_state.gather_records()
         if not first.writes:
             return
         folders = [run_state.out for run_state in self.run_states if run_state.out is not None]

@@ -6,14 +6,15 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from posterity.core.tree import Tree, tree_filled, tree_map, tree_named, tree_rows
+from posterity.core.tree import Tree
+from posterity.engine.blocks import able, meet
 from posterity.engine.participation import Participation
-from posterity.engine.round import Log, able, first_state, meet
+from posterity.engine.round import first_state
+from posterity.engine.server import RoundLog
 from posterity.engine.simulation import Simulation
-from posterity.engine.store import Mapped, Memory
+from posterity.engine.store import Mapped, Memory, Store
 from posterity.evaluate import share_of_zeros
 from posterity.experiment import run_folder
 from posterity.experiment.config import Config
@@ -34,7 +35,7 @@ class RunState:
         self.lines: list[dict[str, Any]] = []
         self.writes = out is not None and self.sim.processes.leads
         clients = self.sim.federation.clients
-        self.store: Memory | Mapped = Memory(clients, self.sim.root.device)
+        self.store: Store = Memory(clients, self.sim.root.device)
         if config.store == "disk":
             if out is None:
                 raise ValueError("personal records on disk need a folder: give --out")
@@ -51,8 +52,8 @@ class RunState:
 
     def announce(self, round: int) -> None:
         """Have the system fetch the records of those who will take part in a round, while others work."""
-        if isinstance(self.store, Mapped) and round <= self.config.rounds:
-            self.store.expect(self.cohort(round))
+        if round <= self.config.rounds:
+            self.store.prefetch(self.cohort(round))
 
     def due(self, round: int) -> bool:
         """Whether a round is evaluated."""
@@ -69,7 +70,7 @@ class RunState:
         sim, late = self.sim, (1, self.sim.method.adaptation, self.config.newcomer_epochs)
         return [*ask_members(sim, ("received", "adapted")), *ask_newcomers(sim, late), *ask_common(sim)]
 
-    def arrive(self, log: Log, scores: list[dict[str, Any]], seconds: float) -> list[dict[str, Any]]:
+    def arrive(self, log: RoundLog, scores: list[dict[str, Any]], seconds: float) -> list[dict[str, Any]]:
         """A round is over: its lines, which are forced to disk."""
         line = _round_line(log, seconds)
         if self.due(log.round):
@@ -86,30 +87,19 @@ class RunState:
         """The trees and facts of a checkpoint."""
         self.commit += 1
         trees: dict[str, Tree] = {"state": self.state, "known": {"clients": self.store.known}}
-        if isinstance(self.store, Mapped):
-            self.store.flush()
-        elif self.store.rows is not None:
-            trees["personal"] = self.store.rows
+        personal = self.store.prepare()
+        if personal is not None:
+            trees["personal"] = personal
         facts = {"round": self.round, "length": self.length, "commit": self.commit, "seconds": self.seconds}
         return trees, facts
 
     def packed(self) -> None:
         """The checkpoint is on disk."""
-        if isinstance(self.store, Mapped):
-            self.store.begin(self.commit)
+        self.store.commit(self.commit)
 
-    def bring_home(self) -> None:
+    def gather_records(self) -> None:
         """The records that other processes hold, for the process that writes them."""
-        processes, store = self.sim.processes, self.store
-        if processes.size == 1 or not isinstance(store, Memory):
-            return
-        mine = processes.share(torch.nonzero(store.known)[:, 0])
-        named = {} if store.rows is None else dict(tree_named(tree_rows(store.rows, mine)))
-        for found in processes.collect({**named, "clients": mine})[1:]:
-            clients = found.pop("clients")
-            if found:
-                store.rows = self._table() if store.rows is None else store.rows
-                store.write(clients, tree_filled(store.rows, found))
+        self.store.gather(self.sim.processes, self._records_like)
 
     def finish(self) -> Result:
         """What the run leaves."""
@@ -135,26 +125,25 @@ class RunState:
             self.lines = run_folder.read_lines(metrics)
         self.round, self.length = facts["round"], facts["length"]
         self.commit, self.seconds = facts["commit"], facts["seconds"]
-        if isinstance(self.store, Mapped):
-            self.store.commit = self.commit
-            self.store.recover()
-        if found is None:
-            return
-        leaves, device = found[0], self.sim.root.device
-        self.state = run_folder.restore(self.state, {n: t.to(device) for n, t in leaves.items()}, "state")
-        self.store.known = leaves["known/clients"].to(self.store.known.device)
-        if isinstance(self.store, Memory) and any(name.startswith("personal") for name in leaves):
-            moved = {n: t.to(device) for n, t in leaves.items()}
-            self.store.rows = run_folder.restore(self._table(), moved, "personal")
+        leaves: dict[str, Tensor] = {}
+        if found is not None:
+            device = self.sim.root.device
+            leaves = {name: leaf.to(device) for name, leaf in found[0].items()}
+            self.state = run_folder.restore(self.state, leaves, "state")
 
-    def _table(self) -> Tree:
-        """Rows of zeros for all clients, in the shape that `join` gives them."""
-        clients, one = self.sim.federation.clients, self.able[:1]
-        here, _ = meet(self.sim, self.setup.engine, self.state, Memory(clients), one, 1)
-        return tree_map(lambda leaf: leaf.new_zeros(clients, *leaf.shape[1:]), here.personal)
+        def restore(table: Tree) -> Tree:
+            return run_folder.restore(table, leaves, "personal")
+
+        self.store.recover(self.commit, leaves.get("known/clients"), restore, self._records_like)
+
+    def _records_like(self) -> Tree:
+        """A stack of one record, in the shape that `join` gives them; nothing of it is kept."""
+        one = self.able[:1]
+        here, _ = meet(self.sim, self.setup.engine, self.state, Memory(self.sim.federation.clients), one, 1)
+        return here.personal
 
 
-def _round_line(log: Log, seconds: float) -> dict[str, Any]:
+def _round_line(log: RoundLog, seconds: float) -> dict[str, Any]:
     refused = [asdict(r) for r in log.refused]
     return {"kind": "round", "round": log.round, "cohort": log.cohort, "accepted": log.accepted, "refused": refused,
             "empty": log.empty, "loss": log.loss, "bytes_up": log.bytes_up, "bytes_down": log.bytes_down,

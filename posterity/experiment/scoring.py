@@ -1,8 +1,11 @@
-"""Scores of all clients at all evaluation points, as lines of a run."""
+"""Scores of all clients at all evaluation points, as lines of a run.
+
+`run_state.py` says what is asked and when, `engine/round.py` answers, `evaluate/` turns answers into metrics.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,16 +16,39 @@ from posterity.core.protocol import Pass
 from posterity.data.federation import Part
 from posterity.engine.round import Question
 from posterity.engine.simulation import Simulation
-from posterity.evaluate import fairness, per_client, rank, score, summarise
-from posterity.evaluate.scores import Scores
+from posterity.evaluate import (
+    METRICS,
+    Metric,
+    RankedRows,
+    Scores,
+    fairness,
+    listed_per_client,
+    own_sums,
+    per_client,
+    rank,
+    score,
+    summarise,
+)
 
 LISTED = 2000  # clients up to which a line carries every client's numbers
-PER_CLIENT = ("accuracy", "balanced_accuracy", "nll", "brier", "ece", "auroc", "mse")
+
+
+@dataclass(frozen=True)
+class Scored:
+    """What a scoring pass keeps of some clients' rows; `+` is that of the rows of both."""
+
+    scores: Scores
+    ranks: RankedRows | None
+    own: Mapping[Metric, Tensor]  # sums of metrics of your own
+
+    def __add__(self, other: Scored) -> Scored:
+        ranks = None if self.ranks is None or other.ranks is None else self.ranks + other.ranks
+        return Scored(self.scores + other.scores, ranks, {m: sums + other.own[m] for m, sums in self.own.items()})
 
 
 @dataclass(frozen=True)
 class Asked:
-    """A question about a group of clients: members, newcomers, or the stranger with the common test set."""
+    """A question about a group of clients: members, newcomers, or nobody in particular, who has the common test set."""
 
     group: str
     question: Question
@@ -58,25 +84,27 @@ def ask_common(sim: Simulation) -> Iterator[Asked]:
     yield Asked("common", Question(nobody, (Part(rows, offsets),), "received", 0, newcomers=True, outside=True))
 
 
-def score_lines(sim: Simulation, round: int, asked: Asked, outputs: list[list[Tensor]]) -> Iterator[dict[str, Any]]:
+def score_lines(
+    sim: Simulation, round: int, asked: Asked, outputs: list[list[Tensor]], own: Sequence[Metric] = ()
+) -> Iterator[dict[str, Any]]:
     """The lines of an answer: for a group of clients on validation, test and what is held out of all fitting.
 
-    That is both, unless something was fitted on the validation part: then it is the test part alone.
+    That is both, unless something was fitted on the validation part: then it is the test part alone. `own` are
+    metrics of your own.
     """
     federation, question = sim.federation, asked.question
     clients, scored = question.clients, []
     for part, output in zip(question.parts, outputs, strict=True):
         rows = part.rows[int(part.offsets[clients[0]]) : int(part.offsets[clients[-1] + 1])]
-        scored.append(_scored(sim, output, federation.y[rows]))
+        scored.append(_scored(sim, output, federation.y[rows], own))
     if asked.group == "common":
-        yield _line(round, asked, federation.task, "test", *scored[0])
+        yield _line(round, asked, federation.task, "test", scored[0])
         return
     weights = federation.train.counts[clients]
-    (one, first), (other, second) = scored
-    both = (one + other, None if first is None else first + second)
-    held = scored[1] if fits_validation(question.passes(sim)) else both
-    for name, (scores, ranks) in zip(("validation", "test", "held"), (*scored, held), strict=True):
-        yield _line(round, asked, federation.task, name, scores, ranks, weights)
+    validation, test = scored
+    held = test if fits_validation(question.passes(sim)) else validation + test
+    for name, each in (("validation", validation), ("test", test), ("held", held)):
+        yield _line(round, asked, federation.task, name, each, weights)
 
 
 def fits_validation(passes: Iterable[Iterable[Pass]]) -> bool:
@@ -88,28 +116,31 @@ def _held(sim: Simulation) -> tuple[Part, Part]:
     return sim.federation.validation, sim.federation.test
 
 
-def _scored(sim: Simulation, outputs: list[Tensor], y: Tensor) -> tuple[Scores, Any]:
+def _scored(sim: Simulation, outputs: list[Tensor], y: Tensor, own: Sequence[Metric]) -> Scored:
     federation = sim.federation
     flat = torch.cat(outputs)
-    counts = torch.tensor([0, *(len(o) for o in outputs)], device=flat.device)
-    scores = score(flat, y, counts.cumsum(0), federation.classes, federation.task)
+    offsets = torch.tensor([0, *(len(o) for o in outputs)], device=flat.device).cumsum(0)
+    scores = score(flat, y, offsets, federation.classes, federation.task)
     two = federation.task == "classification" and federation.classes == 2
-    return scores, rank(flat, y, counts.cumsum(0)) if two else None
+    ranks = rank(flat, y, offsets) if two else None
+    return Scored(scores, ranks, own_sums(own, flat, y, offsets, federation.task))
 
 
 def _line(
-    round: int, asked: Asked, task: str, part: str, scores: Scores, ranks: Any, weights: Tensor | None = None
+    round: int, asked: Asked, task: str, part: str, scored: Scored, weights: Tensor | None = None
 ) -> dict[str, Any]:
+    scores, ranks, own = scored.scores, scored.ranks, scored.own
     if weights is None:
         weights = torch.ones(scores.clients)
-    summary, point = summarise(scores, weights, ranks=ranks), asked.question.point
+    summary, point = summarise(scores, weights, ranks=ranks, own=own), asked.question.point
     line: dict[str, Any] = {"kind": "score", "round": round, "point": point, "epochs": asked.question.epochs}
     line |= {"group": asked.group, "part": part, "metrics": summary, "fairness": {}, "clients": {}, "bins": []}
     if task == "classification":
         line["fairness"] = fairness(scores)
         line["bins"] = scores.pooled().bins[0].tolist()
     if scores.clients <= LISTED:
-        each = per_client(scores, ranks)
+        named = listed_per_client((*METRICS, *own))
+        each = per_client(scores, ranks, own={m: sums for m, sums in own.items() if m in named})
         line["clients"] = {"n": [int(n) for n in scores.n]}
-        line["clients"] |= {name: [float(v) for v in each[name]] for name in PER_CLIENT if name in each}
+        line["clients"] |= {m.name: [float(v) for v in each[m.name]] for m in named if m.name in each}
     return line

@@ -1,28 +1,31 @@
-"""From a configuration to the things a simulation works on."""
+"""From a configuration (`experiment/config.py`) to what a run works on, and the facts of its folder."""
 
 from __future__ import annotations
 
 import os
 import platform
 import subprocess
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import torch
 
 from posterity import __version__, data, methods, models
+from posterity.core.network import Network
+from posterity.core.parse import guess
 from posterity.core.random import make_key
-from posterity.data.federation import Federation
-from posterity.engine.autotune.choice import ROWS, Choice, Wish, choose, footprint
-from posterity.engine.autotune.trials import use_onednn
+from posterity.data.federation import Federation, FederationSpec
+from posterity.engine.api import Engine
+from posterity.engine.autotune.choice import ROWS, EngineChoice, Wish, choose, footprint
+from posterity.engine.blocks import able
 from posterity.engine.distributed import Processes, find_processes
 from posterity.engine.participation import Participation
-from posterity.engine.round import able
+from posterity.engine.process_settings import ProcessSettings
 from posterity.engine.simulation import Simulation
-from posterity.experiment.config import DATA, Config
+from posterity.evaluate import Metric, check_task, load_metrics
+from posterity.experiment.config import Config
 from posterity.experiment.scoring import fits_validation
 
 SHARED = "POSTERITY_SHARED"  # environment: why the clients are shared out among processes
@@ -33,11 +36,15 @@ DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
 @dataclass(frozen=True)
 class Setup:
+    """What a run works with; `settings` are in force while it does."""
+
     sim: Simulation
-    choice: Choice
+    choice: EngineChoice
+    settings: ProcessSettings = ProcessSettings()
+    metrics: tuple[Metric, ...] = ()  # of your own
 
     @property
-    def engine(self) -> ModuleType:
+    def engine(self) -> Engine:
         return self.choice.engine
 
     @property
@@ -49,38 +56,48 @@ class Setup:
 def load_federation(config: Config) -> Federation:
     """The federation of a configuration; the seed moves the partition unless `data_seed` fixes it."""
     seed = config.seed if config.data_seed is None else config.data_seed
-    asked = {name: getattr(config, name) for name in DATA}
-    return data.load(config.dataset, **asked, public=config.public, seed=seed, data_dir=config.data_dir,
-                     options=config.settings("data"))  # fmt: skip
+    asked = {f.name: getattr(config, f.name) for f in fields(FederationSpec) if f.name not in ("seed", "options")}
+    return data.build(FederationSpec(**asked, seed=seed, options=config.settings("data")))
 
 
-def set_up(config: Config, federation: Federation | None = None, model: Any = None, cores: int = 1) -> Setup:
+def set_up(
+    config: Config,
+    federation: Federation | None = None,
+    model: Network | None = None,
+    cores: int = 1,
+    threads: int | None = None,
+) -> Setup:
     """Everything a run needs; a federation or a model of your own may be handed in.
 
-    With several `cores`, trials also say what a process for each of them would save.
+    With several `cores`, trials also say what a process for each of them would save. `threads` are those of a run that
+    is resumed.
     """
     _check_device(config.device)
+    metrics = load_metrics(config.metrics)
     processes, device = find_processes(config.device)
     if processes.size > 1 and config.store == "disk":
         raise ValueError("personal records on disk belong to one process: use --store memory with several")
     federation = load_federation(config) if federation is None else federation
+    check_task(metrics, federation.task, federation.classes)
     dtype = DTYPES[config.dtype]
     if model is None:
-        options = {name: _value(text) for name, text in config.settings("model").items()}
+        options = {name: guess(text) for name, text in config.settings("model").items()}
         model = models.build(config.model, federation.shape, federation.classes, federation.task, **options)
     model = model.lowered(torch.bfloat16) if config.precision == "bf16" else model
     initial = {n: p.to(device) for n, p in model.init(config.seed, dtype).items()}
     method = methods.build(config.method, config.settings(), config.training())
     federation = federation.to(device, dtype)
     few = federation.x[:2]
-    set_precision(config.precision)
     wish = Wish(_inner(config.engine, processes), config.convolution, config.onednn)
     batch = next((p.batch for p in method.passes() if p.learns and p.batch), ROWS[0])
-    choice = choose(wish, model, few, initial, processes, batch, federation.members, cores)
-    use_onednn(choice.onednn)
+    settings = ProcessSettings(tf32=config.precision == "tf32", threads=threads)
+    with settings.applied():
+        choice = choose(wish, model, few, initial, processes, batch, federation.members, cores)
+    settings = replace(settings, onednn=choice.onednn, keeps_memory=not few.is_cuda)
     root, processes = make_key(config.seed, device), processes.dealt(federation.train.counts, federation.members)
     sample, memory = footprint(choice.model, few, initial), config.memory or _room(device)
-    return Setup(Simulation(method, choice.model, federation, initial, root, memory, sample, processes), choice)
+    sim = Simulation(method, choice.model, federation, initial, root, memory, sample, processes)
+    return Setup(sim, choice, settings, metrics)
 
 
 def _room(device: str) -> int:
@@ -119,7 +136,7 @@ def describe(config: Config, setup: Setup, command: str) -> dict[str, Any]:
         "torch": torch.__version__,
         "python": platform.python_version(),
         "machine": platform.machine(),
-        "threads": torch.get_num_threads(),
+        "threads": setup.settings.threads or torch.get_num_threads(),
         "processes": setup.sim.processes.size,
         "device": _device_name(config.device),
         "engine": setup.engine.name,
@@ -136,6 +153,7 @@ def describe(config: Config, setup: Setup, command: str) -> dict[str, Any]:
                    "reference": method.reference, "absent": method.absent, "fields": _fields(method),
                    "outside": method.outside(), "fitted": fits_validation([setup.sim.passes(0)])},
         "federation": _federation_facts(federation),
+        **({"metrics": [metric.facts() for metric in setup.metrics]} if setup.metrics else {}),
     }  # fmt: skip
 
 
@@ -174,11 +192,6 @@ def _federation_facts(federation: Federation) -> dict[str, Any]:
     }
 
 
-def set_precision(name: str) -> None:
-    """Whether matrix products and convolutions on a GPU may round their factors to TF32."""
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = name == "tf32"
-
-
 def _fields(method: Any) -> dict[str, Any]:
     """Every hyper-parameter that was in force, wrappers and training included."""
     found: dict[str, Any] = {}
@@ -203,17 +216,3 @@ def _check_device(name: str) -> None:
 
 def _device_name(device: str) -> str:
     return torch.cuda.get_device_name(device) if device.startswith("cuda") else device
-
-
-def _value(text: Any) -> Any:
-    """A model's option from a flag: numbers, true/false, lists of numbers (32,16), else a word."""
-    if not isinstance(text, str):
-        return text
-    if "," in text:
-        return tuple(_value(piece) for piece in text.split(",") if piece)
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            continue
-    return {"true": True, "false": False}.get(text.lower(), text)

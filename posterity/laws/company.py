@@ -12,8 +12,9 @@ from posterity.core.messages import fold_stack
 from posterity.core.protocol import Batch, Now
 from posterity.core.tree import Tree, tree_bytes, tree_named, tree_rows
 from posterity.core.wrapper import Wrapper
-from posterity.engine.round import blocks, first_state
-from posterity.engine.simulation import Simulation
+from posterity.engine.batches import BuildBatch, build_batch
+from posterity.engine.blocks import blocks
+from posterity.engine.round import first_state
 from posterity.engine.tracing.trace import TraceCache
 from posterity.laws.draws import heard
 from posterity.laws.gaps import near
@@ -42,14 +43,14 @@ def agree(subject: Subject, left: Round, right: Round, where: str) -> None:
     "statistic over rows in predict. Use core.losses.masked_mean; draw with the batch axis first.",
 )
 def law_engines(subject: Subject) -> None:
-    ones, many = trace(subject, "loop"), trace(subject, "stacked")
+    ones, many = trace(subject, "oracle"), trace(subject, "stacked")
     for number, (left, right) in enumerate(zip(ones.rounds, many.rounds, strict=True), 1):
         for i, client in enumerate(left.clients.tolist()):
             one, other = visit(left, i), visit(right, i)
             near(one, other, f"loop and stacked, round {number}, client {client}", subject.slack)
         agree(subject, left, right, f"loop and stacked, round {number}")
     for point in POINTS:
-        alone, together = (outputs(subject, engine, point) for engine in ("loop", "stacked"))
+        alone, together = (outputs(subject, engine, point) for engine in ("oracle", "stacked"))
         near(alone, together, f"predictions of loop and stacked, {point}", subject.slack)
 
 
@@ -113,18 +114,17 @@ def law_company(subject: Subject) -> None:
             )
 
 
-@dataclass(frozen=True)
-class Smudged(Simulation):
-    """A world whose padding holds other samples, or huge numbers."""
+def fill_padding(scale: float) -> BuildBatch:
+    """`build_batch`, whose padding holds other samples, or huge numbers."""
 
-    scale: float = 1.0
+    def build(x: Tensor, y: Tensor, rows: Tensor, real: Tensor, dtype: torch.dtype, padded: bool = True) -> Batch:
+        batch = build_batch(x, y, rows, real, dtype, padded)
+        other = (rows * 7 + 3) % len(x)
+        inside = real.reshape(real.shape + (1,) * (batch.x.dim() - real.dim()))
+        filled = torch.where(inside, batch.x, scale * x[other])
+        return replace(batch, x=filled, y=torch.where(real, batch.y, y[other]))
 
-    def batch(self, rows: Tensor, mask: Tensor) -> Batch:
-        batch = super().batch(rows, mask)
-        other = (rows * 7 + 3) % len(self.federation.x)
-        real = mask.reshape(mask.shape + (1,) * (batch.x.dim() - mask.dim()))
-        x = torch.where(real, batch.x, self.scale * self.federation.x[other])
-        return Batch(x, torch.where(mask, batch.y, self.federation.y[other]), batch.mask)
+    return build
 
 
 @law(
@@ -136,10 +136,10 @@ class Smudged(Simulation):
 def law_mask(subject: Subject) -> None:
     made, sim = trace(subject, "stacked"), subject.sim()
     for words, scale in (("other samples", 1.0), ("huge numbers", HUGE)):
-        smudged = Smudged(**sim.__dict__, scale=scale)
+        padded = replace(sim, build=fill_padding(scale))
         for number in (1, 2):
             state, store = made.before(number)
-            done = one_round(smudged, "stacked", state, store, COHORTS[number - 1], number)
+            done = one_round(padded, "stacked", state, store, COHORTS[number - 1], number)
             for i, client in enumerate(done.clients.tolist()):
                 one, other = visit(done, i), visit(made.at(number), i)
                 near(one, other, f"round {number}, client {client}, padding filled with {words}", subject.slack)

@@ -13,7 +13,7 @@ from torch import Tensor
 from posterity.core import random
 from posterity.core.protocol import Here, Pass
 from posterity.core.wrapper import Wrapper
-from posterity.engine import loop
+from posterity.engine.loop import ORACLE
 from posterity.engine.round import first_state, score, train_round
 from posterity.engine.store import Memory
 from posterity.laws.gaps import Broken
@@ -118,8 +118,8 @@ def heard(subject: Subject, seed: int) -> Ear:
         with listening(ear):
             state, store = first_state(sim), Memory(subject.federation.members)
             for number, cohort in enumerate(VISITS, 1):
-                state, _ = train_round(sim, loop, state, store, torch.tensor(cohort), number, 2)
-            score(sim, loop, state, store, torch.tensor([1, 3]), 2, [subject.federation.test], "adapted")
+                state, _ = train_round(sim, ORACLE, state, store, torch.tensor(cohort), number, 2)
+            score(sim, ORACLE, state, store, torch.tensor([1, 3]), 2, [subject.federation.test], "adapted")
         return ear
 
     made: Ear = subject.once(f"heard {seed}", listen)

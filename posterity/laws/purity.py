@@ -14,7 +14,7 @@ from torch import Tensor
 from posterity.core.protocol import Pass
 from posterity.core.tree import Tree, tree_named
 from posterity.core.wrapper import Wrapper
-from posterity.engine import loop
+from posterity.engine.loop import ORACLE
 from posterity.engine.round import first_state, score, train_round
 from posterity.engine.store import Memory
 from posterity.laws.gaps import Broken, same_bits, worst
@@ -107,12 +107,12 @@ def law_purity(subject: Subject) -> None:
     sim = subject.sim(method=Twice(subject.method))
     state, store = first_state(sim), Memory(subject.federation.members)
     for number, cohort in enumerate(((1, 2, 3), (1, 4)), 1):
-        state, _ = train_round(sim, loop, state, store, torch.tensor(cohort), number, 2)
+        state, _ = train_round(sim, ORACLE, state, store, torch.tensor(cohort), number, 2)
     tests = [subject.federation.test]
     for point in ("adapted", "trained"):
-        score(sim, loop, state, store, torch.tensor([1, 12]), 2, tests, point)
+        score(sim, ORACLE, state, store, torch.tensor([1, 12]), 2, tests, point)
     newcomer = torch.tensor([subject.federation.members])
-    score(sim, loop, state, store, newcomer, 2, tests, "received", newcomers=True)
+    score(sim, ORACLE, state, store, newcomer, 2, tests, "received", newcomers=True)
 
 
 def global_generators() -> dict[str, Any]:
@@ -133,11 +133,11 @@ def global_generators() -> dict[str, Any]:
 def law_seed(subject: Subject) -> None:
     before = global_generators()
     few = [COHORTS[0][1:4]]
-    ones = run(subject.sim(), "loop", few)
+    ones = run(subject.sim(), "oracle", few)
     for name, state in global_generators().items():
         if state != before[name]:
             raise Broken(f"the global generator of {name} moved during round 1")
-    same_bits(_end(ones), _end(run(subject.sim(), "loop", few)), "the same seed, round 1, loop")
+    same_bits(_end(ones), _end(run(subject.sim(), "oracle", few)), "the same seed, round 1, loop")
     made = trace(subject, "stacked")
     again = run(subject.sim(), "stacked", COHORTS[:2])
     same_bits(_end(again), (made.at(2).state, made.at(2).rows), "the same seed, rounds 1 and 2, stacked")

@@ -12,7 +12,9 @@ from posterity.core.messages import Message, Rows
 from posterity.core.protocol import Personal
 from posterity.core.tree import Tree, tree_filled, tree_leaves, tree_map, tree_named, tree_rows
 from posterity.data.federation import Federation
-from posterity.engine.round import ENGINES, first_state, meet
+from posterity.engine.blocks import meet
+from posterity.engine.loop import ORACLE
+from posterity.engine.round import first_state
 from posterity.engine.store import Memory
 from posterity.laws.gaps import Broken, near, same_bits, shapes
 from posterity.laws.law import law
@@ -31,7 +33,7 @@ EXACT = {"log_weight", "matrix"}
     "that arrived and keeps the others.",
 )
 def law_absent(subject: Subject) -> None:
-    for engine in ("loop", "stacked"):
+    for engine in ("oracle", "stacked"):
         made = trace(subject, engine)
         for number, done in enumerate(made.rounds, 1):
             state, store = made.before(number)
@@ -71,7 +73,7 @@ def law_structure(subject: Subject) -> None:
     for name in subject.model.leaves:
         if params[name].shape != sim.initial[name].shape:
             raise Broken(f"state.params[{name!r}] has shape {tuple(params[name].shape)}, not the network's")
-    here, _ = meet(sim, ENGINES["loop"], made.first, Memory(subject.federation.members), torch.tensor(COHORTS[0]), 1)
+    here, _ = meet(sim, ORACLE, made.first, Memory(subject.federation.members), torch.tensor(COHORTS[0]), 1)
     fresh = shapes(tree_rows(here.personal, 0))
     for number, done in enumerate(made.rounds, 1):
         _same_shapes(shapes(made.first), shapes(done.state), f"state after round {number}")
@@ -120,7 +122,7 @@ def law_scoring(subject: Subject) -> None:
     sim = subject.sim()
     watched = (state, store.rows, store.known, subject.federation.x, sim.initial)
     before = photograph(watched)
-    for engine in ("loop", "stacked"):
+    for engine in ("oracle", "stacked"):
         for point in POINTS:
             first = outputs(subject, engine, point, state=state, store=store)
             unchanged(before, watched, f"scoring ({point}, {engine})")
@@ -135,7 +137,7 @@ def law_scoring(subject: Subject) -> None:
 )
 def law_newcomers(subject: Subject) -> None:
     for point in POINTS[:2]:
-        ones, many = (outputs(subject, engine, point, newcomers=True) for engine in ("loop", "stacked"))
+        ones, many = (outputs(subject, engine, point, newcomers=True) for engine in ("oracle", "stacked"))
         near(ones, many, f"predictions for newcomers, {point}, loop and stacked", subject.slack)
         if not all(bool(leaf.isfinite().all()) for leaf in many):
             raise Broken(f"predictions for newcomers, {point}, are not finite")

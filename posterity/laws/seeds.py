@@ -7,9 +7,10 @@ from dataclasses import replace
 import torch
 
 from posterity.core.tree import Tree
-from posterity.engine.multi_seed import MultiSeed, answer_all, train_rounds
-from posterity.engine.round import ENGINES, Question, answer, first_state, train_round
+from posterity.engine.multi_seed import MultiSeed
+from posterity.engine.round import Question, answer, first_state, train_round, train_rounds
 from posterity.engine.simulation import Simulation
+from posterity.engine.stacked import STACKED
 from posterity.engine.store import Memory
 from posterity.laws.gaps import near
 from posterity.laws.law import law
@@ -26,7 +27,7 @@ SEEDS = (0, 5, 6)
 )
 def law_seeds(subject: Subject) -> None:
     sims = [_world(subject, seed) for seed in SEEDS]
-    multi, engine = MultiSeed.of(sims), ENGINES["stacked"]
+    multi, engine = MultiSeed.of(sims), STACKED
     together, apart = ([first_state(sim) for sim in sims] for _ in range(2))
     stores, others = ([Memory(sim.federation.clients) for sim in sims] for _ in range(2))
     for number in (1, 2):
@@ -42,9 +43,9 @@ def law_seeds(subject: Subject) -> None:
     for point, newcomers in (("received", False), ("adapted", False), ("trained", False), ("adapted", True)):
         clients = range(subject.federation.members, subject.federation.clients) if newcomers else SCORED
         asked = [Question(torch.tensor(list(clients)), some, point, newcomers=newcomers) for some in parts]
-        outputs = answer_all(multi, engine, together, stores, asked, 2)
+        outputs = answer(multi, engine, together, stores, asked, 2)
         for i, sim in enumerate(sims):
-            alone = answer(sim, engine, apart[i], others[i], asked[i], 2)
+            alone = answer(MultiSeed.of([sim]), engine, [apart[i]], [others[i]], [asked[i]], 2)[0]
             near(outputs[i], alone, f"predictions of seed {SEEDS[i]}, {point}", subject.slack)
 
 

@@ -13,7 +13,7 @@ from posterity.core.protocol import Method, Params
 from posterity.core.random import fold, make_key, normal, permutation, uniform
 from posterity.core.tree import Tree, tree_map
 from posterity.data.federation import Federation, Part
-from posterity.engine import loop
+from posterity.engine.loop import ORACLE
 from posterity.engine.round import first_state, train_round
 from posterity.engine.simulation import Simulation
 from posterity.engine.store import Memory
@@ -127,5 +127,5 @@ def _growth(subject: Subject) -> float:
 def _end(sim: Simulation) -> Tree:
     state, store = first_state(sim), Memory(sim.federation.members)
     for number, cohort in enumerate(COHORTS, 1):
-        state, _ = train_round(sim, loop, state, store, torch.tensor(cohort), number, len(COHORTS))
+        state, _ = train_round(sim, ORACLE, state, store, torch.tensor(cohort), number, len(COHORTS))
     return tree_map(lambda leaf: leaf, (state, store.rows))

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from posterity.core.messages import Message
-from posterity.core.protocol import Personal
+from posterity.core.protocol import Here, Pass, Personal
 from posterity.core.tree import Tree, tree_cat, tree_map, tree_rows
-from posterity.engine.round import ENGINES, Log, first_state, score, train_round
+from posterity.engine.api import Engine, Visit
+from posterity.engine.engines import ENGINES
+from posterity.engine.round import first_state, score, train_round
+from posterity.engine.server import RoundLog
 from posterity.engine.simulation import Simulation
 from posterity.engine.store import Memory
 from posterity.laws.subject import COHORTS, SCORED, Subject
@@ -32,7 +34,7 @@ class Round:
     state: Tree
     known: Tensor
     rows: Tree  # of all members
-    log: Log
+    log: RoundLog
 
 
 @dataclass(frozen=True)
@@ -65,20 +67,24 @@ def copied(tree: Tree) -> Tree:
     return tree_map(lambda leaf: leaf.clone(), tree)
 
 
-def spied(engine: ModuleType, seen: list[tuple[Tensor, Message, Personal]], change: Change | None = None) -> ModuleType:
-    """`engine`, whose messages are noted in `seen` after `change` had its way with them."""
-    spy = ModuleType(engine.__name__)
-    spy.__dict__.update(engine.__dict__)
+@dataclass(frozen=True)
+class Spy:
+    """An engine whose visits are noted in `seen` after `change` had its way with them."""
 
-    def message(sim: Simulation, carry: Any, here: Any) -> tuple[Message, Personal]:
-        sent, records = engine.message(sim, carry, here)
-        if change is not None:
-            sent, records = change(here.client, sent, records)
-        seen.append((here.client, sent, records))
-        return sent, records
+    engine: Engine
+    seen: list[tuple[Tensor, Message, Personal]]
+    change: Change | None = None
 
-    spy.__dict__["message"] = message
-    return spy
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.engine, name)  # everything else is the engine's
+
+    def visit(self, sim: Simulation, passes: tuple[Pass, ...], here: Here) -> Visit:
+        done = self.engine.visit(sim, passes, here)
+        sent, records = done.message, done.record
+        if self.change is not None:
+            sent, records = self.change(here.client, sent, records)
+        self.seen.append((here.client, sent, records))
+        return Visit(sent, records, done.loss)
 
 
 def one_round(
@@ -93,7 +99,7 @@ def one_round(
     """One round; `store` is written to, as the engine does."""
     seen: list[tuple[Tensor, Message, Personal]] = []
     ids = torch.tensor(cohort, dtype=torch.int64)
-    state, log = train_round(sim, spied(ENGINES[engine], seen, change), state, store, ids, number, len(COHORTS))
+    state, log = train_round(sim, Spy(ENGINES[engine], seen, change), state, store, ids, number, len(COHORTS))
     clients = torch.cat([c for c, _, _ in seen])
     order = torch.argsort(clients)
     sent, records = (tree_rows(tree_cat([v[i] for v in seen]), order) for i in (1, 2))

@@ -14,13 +14,23 @@ from typing import Any
 
 import torch
 
-from posterity.core.averaging import averaged
-from posterity.core.hyperparameters import check_fields, within
-from posterity.core.optim import SGD, clipped
-from posterity.core.passes import Loss, descend, meta
-from posterity.core.protocol import Message, Params, Pass
-from posterity.core.training import Training
-from posterity.core.tree import record, tree_map
+from posterity.core import (
+    SGD,
+    Loss,
+    Message,
+    Network,
+    Params,
+    Pass,
+    Training,
+    averaged,
+    check_fields,
+    clipped,
+    descend,
+    meta,
+    record,
+    tree_map,
+    within,
+)
 
 CODE = "MetaVD's released code"
 
@@ -31,7 +41,7 @@ class State:
     velocity: Params  # v, of the trainable leaves; {} without momentum
 
 
-def first(model: Any, params: Params, momentum: float) -> State:
+def first(model: Network, params: Params, momentum: float) -> State:
     """The server before the first round."""
     moving = [n for n in params if n in model.trainable] if momentum else []
     return State(params, {n: torch.zeros_like(params[n]) for n in moving})

@@ -13,15 +13,30 @@ them local without saying so); the last, smaller batch is kept; the optimiser st
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
-from posterity.core.averaging import averaged, weighted
-from posterity.core.hyperparameters import check_fields, hyper, within
-from posterity.core.losses import fit
-from posterity.core.passes import Loss
-from posterity.core.protocol import Carry, Facts, Here, Message, Method, Now, Params, Pass, Personal, Point
-from posterity.core.training import Training
-from posterity.core.tree import record
+from posterity.core import (
+    Carry,
+    Facts,
+    Here,
+    Loss,
+    Message,
+    Method,
+    Network,
+    Now,
+    Params,
+    Pass,
+    Personal,
+    Point,
+    Training,
+    averaged,
+    check_fields,
+    fit,
+    hyper,
+    record,
+    weighted,
+    within,
+)
 
 
 @record
@@ -39,13 +54,12 @@ class FedAvg(Method):
     local: Training = hyper(Training(), "how the clients train")
     server_lr: float = hyper(1.0, "η_s: step size of the server", "McMahan et al. 2017")
     loss: Loss = fit  # a wrapper may replace it
-    support_loss: Loss = fit  # of simulated adaptations: unused here, but wrappers replace both
 
     def __post_init__(self) -> None:
         check_fields(self)
         within(self, server_lr=(0, None))
 
-    def init(self, model: Any, params: Params, facts: Facts) -> State:
+    def init(self, model: Network, params: Params, facts: Facts) -> State:
         return State(params)
 
     def start(self, here: Here) -> Params:

@@ -28,13 +28,31 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from posterity.core.averaging import averaged, weighted
-from posterity.core.hyperparameters import check_fields, hyper
-from posterity.core.losses import fit
-from posterity.core.passes import Loss, gather
-from posterity.core.protocol import Batch, Carry, Facts, Here, Message, Method, Now, Own, Params, Pass, Point, tuned
-from posterity.core.training import Training
-from posterity.core.tree import STATIC, record
+from posterity.core import (
+    STATIC,
+    Batch,
+    Carry,
+    Facts,
+    Here,
+    Loss,
+    Message,
+    Method,
+    Network,
+    Now,
+    Own,
+    Params,
+    Pass,
+    Point,
+    Training,
+    averaged,
+    check_fields,
+    fit,
+    gather,
+    hyper,
+    record,
+    tuned,
+    weighted,
+)
 
 KEEPS = ("layers", "statistics")
 NEWCOMERS = ("data", "initial", "mean")
@@ -63,7 +81,8 @@ def statistics(params: Params, batch: Batch, here: Here) -> Params:
     _, buffers = here.model(params, batch.x, mask=batch.mask, train=True, key=here.key)
     rows, found = batch.mask.sum(), {}
     for name in (n for n in buffers if n in here.model.norms):
-        rate = here.model.module.get_submodule(name.rpartition(".")[0]).momentum or 1.0
+        layer: Any = here.model.module.get_submodule(name.rpartition(".")[0])
+        rate = layer.momentum or 1.0
         found[name] = rows * (params[name] + (buffers[name] - params[name]) / rate)
     return found
 
@@ -91,7 +110,7 @@ class FedBN(Method):
     def __post_init__(self) -> None:
         check_fields(self)
 
-    def home(self, model: Any) -> frozenset[str]:
+    def home(self, model: Network) -> frozenset[str]:
         """Names of the leaves that stay at home."""
         names: frozenset[str] = model.norms if self.keeps == "layers" else model.norms & model.buffers
         return names
@@ -100,7 +119,7 @@ class FedBN(Method):
         """The leaves that travel."""
         return {n: p for n, p in params.items() if n not in home or self.newcomers == "mean"}
 
-    def init(self, model: Any, params: Params, facts: Facts) -> State:
+    def init(self, model: Network, params: Params, facts: Facts) -> State:
         return State(params, self.home(model))
 
     def offer(self, state: State, client: Tensor | None) -> tuple[Shared, Own]:

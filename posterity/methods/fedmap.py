@@ -31,18 +31,36 @@ Running statistics of batch norm stay with their client; the server's average of
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from posterity.core.hyperparameters import check_fields, hyper
-from posterity.core.losses import fit, log_likelihood
-from posterity.core.messages import LogMean, Mean, Sum
-from posterity.core.passes import Loss, gather
-from posterity.core.protocol import Batch, Carry, Facts, Here, Message, Method, Now, Params, Pass, Personal, Point
-from posterity.core.training import Training
-from posterity.core.tree import record
+from posterity.core import (
+    Batch,
+    Carry,
+    Facts,
+    Here,
+    LogMean,
+    Loss,
+    Mean,
+    Message,
+    Method,
+    Network,
+    Now,
+    Params,
+    Pass,
+    Personal,
+    Point,
+    Sum,
+    Training,
+    check_fields,
+    fit,
+    gather,
+    hyper,
+    log_likelihood,
+    record,
+)
 from posterity.methods.fedprox import squared_distance
 
 WEIGHTINGS = ("per_sample", "posterior", "likelihood", "num_examples", "uniform")
@@ -75,7 +93,7 @@ class FedMAP(Method):
         if not self.sigma2 > 0:
             raise ValueError(f"sigma2 is a variance and must be positive (inf = no prior); {self.sigma2} was given")
 
-    def init(self, model: Any, params: Params, facts: Facts) -> State:
+    def init(self, model: Network, params: Params, facts: Facts) -> State:
         return State(params)
 
     def join(self, here: Here) -> Personal:

@@ -32,19 +32,38 @@ optimiser of the clients starts anew each round, with the same momentum in all s
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from posterity.core.hyperparameters import check_fields, hyper, within
-from posterity.core.losses import fit
-from posterity.core.messages import Mean
-from posterity.core.optim import SGD
-from posterity.core.passes import Loss, network, sample
-from posterity.core.protocol import Carry, Facts, Here, Message, Method, Now, Own, Params, Pass, Personal, Point, tuned
-from posterity.core.training import Training
-from posterity.core.tree import record, tree_map
+from posterity.core import (
+    SGD,
+    Carry,
+    Facts,
+    Here,
+    Loss,
+    Mean,
+    Message,
+    Method,
+    Network,
+    Now,
+    Own,
+    Params,
+    Pass,
+    Personal,
+    Point,
+    Training,
+    check_fields,
+    fit,
+    hyper,
+    record,
+    sample,
+    trainable,
+    tree_map,
+    tuned,
+    within,
+)
 
 AUTHORS = "authors' EMNIST example"
 AUTHORS_TRAINING = Training(lr=0.02, epochs=5, batch=20, momentum=0.9)  # of that example, which is the preset "paper"
@@ -117,8 +136,8 @@ class FedPA(Method):
     def server(self) -> SGD:
         return SGD(self.server_lr, self.server_momentum)
 
-    def init(self, model: Any, params: Params, facts: Facts) -> State:
-        return State(params, {n: torch.zeros_like(params[n]) for n in network(params, model)})
+    def init(self, model: Network, params: Params, facts: Facts) -> State:
+        return State(params, {n: torch.zeros_like(params[n]) for n in trainable(params, model)})
 
     def offer(self, state: State, client: Tensor | None) -> tuple[Shared, Own]:
         return Shared(state.params), ()
@@ -128,7 +147,7 @@ class FedPA(Method):
 
     def passes(self) -> tuple[Pass, ...]:
         how = self.local.schedule()
-        return (sample(self.loss, self.local.make_optimiser(), 0, self.burn + self.samples, network, **how),)
+        return (sample(self.loss, self.local.make_optimiser(), 0, self.burn + self.samples, trainable, **how),)
 
     def adapt(self, epochs: int) -> tuple[Pass, ...]:
         return tuned((self.local.descend(self.loss),), epochs)
@@ -139,7 +158,7 @@ class FedPA(Method):
         return torch.where(plain, last - w, posterior_delta(samples, filled, w, self.rho))
 
     def message(self, carry: Carry, here: Here) -> tuple[Message, Personal]:
-        names = network(carry.params, here.model)
+        names = trainable(carry.params, here.model)
         last, w = ({n: tree[n] for n in names} for tree in (carry.params, here.shared.params))
         kept = flattened({n: carry.kept["samples"][n] for n in names}, 1)[self.burn :]
         filled = carry.kept["filled"][self.burn :]

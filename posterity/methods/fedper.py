@@ -12,17 +12,32 @@ start from one common head. A client that has never trained has that first head,
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from torch import Tensor
 
-from posterity.core.averaging import averaged, weighted
-from posterity.core.hyperparameters import hyper
-from posterity.core.losses import fit
-from posterity.core.passes import Loss
-from posterity.core.protocol import Carry, Facts, Here, Message, Method, Now, Own, Params, Pass, Personal, Point
-from posterity.core.training import Training
-from posterity.core.tree import STATIC, record
+from posterity.core import (
+    STATIC,
+    Carry,
+    Facts,
+    Here,
+    Loss,
+    Message,
+    Method,
+    Network,
+    Now,
+    Own,
+    Params,
+    Pass,
+    Personal,
+    Point,
+    Training,
+    averaged,
+    fit,
+    hyper,
+    record,
+    weighted,
+)
 
 
 @record
@@ -52,7 +67,7 @@ class FedPer(Method):
     local: Training = hyper(Training(), "how the clients train")
     loss: Loss = fit  # a wrapper may replace it
 
-    def init(self, model: Any, params: Params, facts: Facts) -> State:
+    def init(self, model: Network, params: Params, facts: Facts) -> State:
         return State(params, model.head_names)
 
     def offer(self, state: State, client: Tensor | None) -> tuple[Shared, Own]:

@@ -14,17 +14,34 @@ FedNP's released code adds an unsquared norm, so its µ is not comparable.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from torch import Tensor
 
-from posterity.core.averaging import averaged, weighted
-from posterity.core.hyperparameters import check_fields, hyper, within
-from posterity.core.losses import fit
-from posterity.core.passes import Loss, network
-from posterity.core.protocol import Batch, Carry, Facts, Here, Message, Method, Now, Params, Pass, Personal, Point
-from posterity.core.training import Training
-from posterity.core.tree import record
+from posterity.core import (
+    Batch,
+    Carry,
+    Facts,
+    Here,
+    Loss,
+    Message,
+    Method,
+    Network,
+    Now,
+    Params,
+    Pass,
+    Personal,
+    Point,
+    Training,
+    averaged,
+    check_fields,
+    fit,
+    hyper,
+    record,
+    trainable,
+    weighted,
+    within,
+)
 
 
 @record
@@ -32,9 +49,9 @@ class State:
     params: Params  # w
 
 
-def squared_distance(params: Params, centre: Params, model: Any) -> Tensor:
+def squared_distance(params: Params, centre: Params, model: Network) -> Tensor:
     """‖θ − w‖² over the trainable leaves of the network."""
-    return sum(((params[n] - centre[n]) ** 2).sum() for n in network(params, model))  # type: ignore[return-value]
+    return sum(((params[n] - centre[n]) ** 2).sum() for n in trainable(params, model))  # type: ignore[return-value]
 
 
 @dataclass(frozen=True)
@@ -52,7 +69,7 @@ class FedProx(Method):
         check_fields(self)
         within(self, mu=(0, None))
 
-    def init(self, model: Any, params: Params, facts: Facts) -> State:
+    def init(self, model: Network, params: Params, facts: Facts) -> State:
         return State(params)
 
     def start(self, here: Here) -> Params:

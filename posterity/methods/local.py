@@ -15,10 +15,25 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from posterity.core.hyperparameters import hyper
-from posterity.core.protocol import Carry, Facts, Here, Message, Method, Now, Own, Params, Pass, Personal, Point, Shared
-from posterity.core.training import Training
-from posterity.core.tree import Tree, record
+from posterity.core import (
+    Carry,
+    Facts,
+    Here,
+    Message,
+    Method,
+    Network,
+    Now,
+    Own,
+    Params,
+    Pass,
+    Personal,
+    Point,
+    Shared,
+    Training,
+    Tree,
+    hyper,
+    record,
+)
 
 
 @record
@@ -35,7 +50,7 @@ class Local(Method):
 
     local: Training = hyper(Training(), "how the clients train")
 
-    def init(self, model: Any, params: Params, facts: Facts) -> State:
+    def init(self, model: Network, params: Params, facts: Facts) -> State:
         return State(params)
 
     def offer(self, state: State, client: Any) -> tuple[Shared, Own]:

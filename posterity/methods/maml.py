@@ -22,12 +22,25 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from posterity.core.averaging import weighted
-from posterity.core.hyperparameters import hyper, within
-from posterity.core.losses import fit
-from posterity.core.passes import Loss
-from posterity.core.protocol import Carry, Facts, Here, Message, Method, Now, Params, Pass, Personal, Point
-from posterity.core.training import Training
+from posterity.core import (
+    Carry,
+    Facts,
+    Here,
+    Loss,
+    Message,
+    Method,
+    Network,
+    Now,
+    Params,
+    Pass,
+    Personal,
+    Point,
+    Training,
+    fit,
+    hyper,
+    weighted,
+    within,
+)
 from posterity.methods._meta import CODE, State, adaptation, check_meta, fast_steps, first, meta_steps, server_step
 
 
@@ -56,7 +69,7 @@ class MAML(Method):
         check_meta(self)
         within(self, fast=(0, None), inner=(0, None), queries=(1, None))
 
-    def init(self, model: Any, params: Params, facts: Facts) -> State:
+    def init(self, model: Network, params: Params, facts: Facts) -> State:
         return first(model, params, self.server_momentum)
 
     def offer(self, state: State, client: Any) -> tuple[Params, tuple[()]]:

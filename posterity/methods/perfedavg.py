@@ -26,12 +26,25 @@ from typing import Any, ClassVar
 
 import torch
 
-from posterity.core.hyperparameters import hyper, within
-from posterity.core.losses import fit
-from posterity.core.messages import Mean
-from posterity.core.passes import Loss
-from posterity.core.protocol import Carry, Facts, Here, Message, Method, Now, Params, Pass, Personal, Point
-from posterity.core.training import Training
+from posterity.core import (
+    Carry,
+    Facts,
+    Here,
+    Loss,
+    Mean,
+    Message,
+    Method,
+    Network,
+    Now,
+    Params,
+    Pass,
+    Personal,
+    Point,
+    Training,
+    fit,
+    hyper,
+    within,
+)
 from posterity.methods._meta import CODE, State, adaptation, check_meta, fast_steps, first, meta_steps, server_step
 
 ORDERS = {"difference": "hessian_free", "exact": "exact", "none": "first"}
@@ -63,7 +76,7 @@ class PerFedAvg(Method):
         if not self.delta > 0:
             raise ValueError(f"delta is the width of a difference and must be positive; {self.delta} was given")
 
-    def init(self, model: Any, params: Params, facts: Facts) -> State:
+    def init(self, model: Network, params: Params, facts: Facts) -> State:
         return first(model, params, self.server_momentum)
 
     def offer(self, state: State, client: Any) -> tuple[Params, tuple[()]]:

@@ -16,12 +16,24 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from posterity.core.averaging import weighted
-from posterity.core.hyperparameters import hyper
-from posterity.core.losses import fit
-from posterity.core.passes import Loss
-from posterity.core.protocol import Carry, Facts, Here, Message, Method, Now, Params, Pass, Personal, Point
-from posterity.core.training import Training
+from posterity.core import (
+    Carry,
+    Facts,
+    Here,
+    Loss,
+    Message,
+    Method,
+    Network,
+    Now,
+    Params,
+    Pass,
+    Personal,
+    Point,
+    Training,
+    fit,
+    hyper,
+    weighted,
+)
 from posterity.methods._meta import CODE, State, adaptation, check_meta, first, server_step
 
 
@@ -39,12 +51,11 @@ class Reptile(Method):
     adapt_steps: int | None = hyper(1, "steps of adaptation per epoch of `adapt`; none: whole epochs", "MetaVD §4")
     adapt_batch: int = hyper(64, "batch size of the adaptation", "MetaVD §4")
     loss: Loss = fit  # a wrapper may replace it
-    support_loss: Loss = fit  # unused here, but wrappers replace both
 
     def __post_init__(self) -> None:
         check_meta(self)
 
-    def init(self, model: Any, params: Params, facts: Facts) -> State:
+    def init(self, model: Network, params: Params, facts: Facts) -> State:
         return first(model, params, self.server_momentum)
 
     def offer(self, state: State, client: Any) -> tuple[Params, tuple[()]]:

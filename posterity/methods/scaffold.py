@@ -27,32 +27,40 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 from torch.func import grad
 
-from posterity.core.hyperparameters import check_fields, hyper, within
-from posterity.core.losses import fit
-from posterity.core.messages import Mean, Sum
-from posterity.core.passes import Loss, gather, network
-from posterity.core.protocol import (
+from posterity.core import (
+    STATIC,
     Batch,
     Carry,
     Facts,
     Here,
+    Loss,
+    Mean,
     Message,
     Method,
+    Network,
     Now,
     Params,
     Pass,
     Personal,
     Point,
+    Sum,
+    Training,
+    check_fields,
+    fit,
+    gather,
+    hyper,
+    record,
+    trainable,
+    tree_map,
     tuned,
+    within,
 )
-from posterity.core.training import Training
-from posterity.core.tree import STATIC, record, tree_map
 
 VARIATES = ("II", "I", "fednp")
 
@@ -93,8 +101,8 @@ class SCAFFOLD(Method):
                 "Use sgd with a step size above 0, without momentum and clip, or variate 'I'"
             )
 
-    def init(self, model: Any, params: Params, facts: Facts) -> State:
-        return State(params, {n: torch.zeros_like(params[n]) for n in network(params, model)}, facts.clients)
+    def init(self, model: Network, params: Params, facts: Facts) -> State:
+        return State(params, {n: torch.zeros_like(params[n]) for n in trainable(params, model)}, facts.clients)
 
     def join(self, here: Here) -> Personal:
         return tree_map(torch.zeros_like, here.shared.control)
@@ -111,7 +119,7 @@ class SCAFFOLD(Method):
 
     def slope(self, params: Params, batch: Batch, here: Here) -> Params:
         """The gradient at the received w, times the rows of the batch."""
-        still, names = here.shared.params, network(here.shared.params, here.model)
+        still, names = here.shared.params, trainable(here.shared.params, here.model)
         found = grad(lambda moving: self.loss({**still, **moving}, batch, here)[0])({n: still[n] for n in names})
         return tree_map(lambda g: g * batch.mask.sum(), found)
 

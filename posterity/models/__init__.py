@@ -1,13 +1,12 @@
 """Small networks, each split into base and head, as pure functions of their parameters.
 
 A file of this folder with a function `build(shape, classes, task, **options)` is a network under the file's name;
-`my_package.net:make` names one of your own.
+`my_package.net:make` names one of your own. Layers, and how a network is called with weights handed in, are in `nn/`.
 """
 
 from __future__ import annotations
 
 import importlib
-import inspect
 import pkgutil
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,16 +15,18 @@ from typing import Any, cast
 
 from torch import nn
 
+from posterity.core.outside import import_outside
+from posterity.core.parse import declared
 from posterity.nn._call import seeded
 from posterity.nn._names import unknown
 from posterity.nn.assembly import assemble, wrap
 from posterity.nn.functional import Model, Task
 
-__all__ = ["Entry", "Model", "Task", "assemble", "available", "build", "wrap"]
+__all__ = ["Model", "NetworkInfo", "Task", "assemble", "available", "build", "wrap"]
 
 
 @dataclass(frozen=True)
-class Entry:
+class NetworkInfo:
     """What `available` says about one network."""
 
     name: str
@@ -41,7 +42,7 @@ def build(name: str, shape: tuple[int, ...], classes: int, task: Task = "classif
     """
     shape = tuple(int(s) for s in shape)
     if ":" in name:
-        return _own(name, shape, classes, task, options)
+        return _build_outside(name, shape, classes, task, options)
     found = _networks()
     if name not in found:
         raise ValueError(unknown("model", name, found) + " Your own: 'package.module:attribute'.")
@@ -51,9 +52,9 @@ def build(name: str, shape: tuple[int, ...], classes: int, task: Task = "classif
     return maker(shape, classes, task, **{k: _like(defaults.get(k), v) for k, v in options.items()})
 
 
-def available() -> tuple[Entry, ...]:
+def available() -> tuple[NetworkInfo, ...]:
     """Every network of this folder: name, first line of its file, options with defaults."""
-    return tuple(Entry(n, _summary(m), _options(m.build)) for n, m in sorted(_networks().items()))
+    return tuple(NetworkInfo(n, _summary(m), _options(m.build)) for n, m in sorted(_networks().items()))
 
 
 def _networks() -> dict[str, ModuleType]:
@@ -62,16 +63,11 @@ def _networks() -> dict[str, ModuleType]:
     return {name: module for name, module in modules.items() if callable(getattr(module, "build", None))}
 
 
-def _own(path: str, shape: tuple[int, ...], classes: int, task: Task, options: dict[str, Any]) -> Model:
+def _build_outside(path: str, shape: tuple[int, ...], classes: int, task: Task, options: dict[str, Any]) -> Model:
     source, _, attribute = path.partition(":")
-    try:
-        module = importlib.import_module(source)
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{source}.".startswith(f"{error.name}."):
-            raise  # the file was found; something it imports was not
-        raise ValueError(
-            f"There is no module {source!r} to take the model {path!r} from; is it on the path?"
-        ) from error
+    module = import_outside(source)
+    if module is None:
+        raise ValueError(f"There is no module {source!r} to take the model {path!r} from; is it on the path?")
     make = getattr(module, attribute, None)
     if not callable(make):
         raise ValueError(
@@ -103,12 +99,8 @@ def _like(default: Any, value: Any) -> Any:
 
 
 def _options(make: Callable[..., Any]) -> dict[str, Any]:
-    given = ("shape", "classes", "task")
-    try:
-        found = inspect.signature(make).parameters
-    except ValueError:
-        return {}
-    return {n: p.default for n, p in found.items() if n not in given and p.default is not inspect.Parameter.empty}
+    found = declared(make, ("shape", "classes", "task"))
+    return {name: known.default for name, known in found.items() if not known.required}
 
 
 def _check(name: str, options: dict[str, Any], possible: dict[str, Any]) -> None:

@@ -39,7 +39,7 @@ def leaves_of(module: nn.Module) -> Params:
 
 
 @dataclass(frozen=True, eq=False)
-class Part:
+class BoundModule:
     """A module and how its tensors are called in the whole network."""
 
     module: nn.Module
@@ -50,7 +50,7 @@ class Part:
     layers: dict[str, nn.Module]
 
     @staticmethod
-    def of(module: nn.Module, whole: nn.Module) -> Part:
+    def of(module: nn.Module, whole: nn.Module) -> BoundModule:
         """`module` is `whole` or a part of it."""
         called = {id(t): n for n, t in leaves_of(whole).items()}
         wires = {n: called[id(t)] for n, t in leaves_of(module).items()}
@@ -58,7 +58,7 @@ class Part:
         named = dict(module.named_modules())
         masks = tuple(_inside(n, "mask") for n, m in named.items() if isinstance(m, Norm))
         keys = tuple(_inside(n, "key") for n, m in named.items() if isinstance(m, KeyedDropout))
-        return Part(module, wires, constants, masks, keys, named)
+        return BoundModule(module, wires, constants, masks, keys, named)
 
     def __call__(
         self,

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Grid:
+class WindowGrid:
     """Where the windows of an image lie."""
 
     shape: tuple[int, ...]  # B, C, H, W

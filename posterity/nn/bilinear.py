@@ -12,14 +12,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from posterity.nn._grid import Grid
+from posterity.nn._grid import WindowGrid
 
 
 class Convolve(torch.autograd.Function):
     """(x, weight, bias) to images."""
 
     @staticmethod
-    def forward(x: Tensor, weight: Tensor, bias: Tensor | None, grid: Grid) -> Tensor:
+    def forward(x: Tensor, weight: Tensor, bias: Tensor | None, grid: WindowGrid) -> Tensor:
         return _kernels().convolve(x, weight, bias, grid)
 
     @staticmethod
@@ -55,7 +55,7 @@ class Spread(torch.autograd.Function):
     """(weight, gradient of the images) to the gradient of x."""
 
     @staticmethod
-    def forward(weight: Tensor, grad: Tensor, grid: Grid) -> Tensor:
+    def forward(weight: Tensor, grad: Tensor, grid: WindowGrid) -> Tensor:
         return _kernels().spread(weight, grad, grid)
 
     @staticmethod
@@ -85,7 +85,7 @@ class Weigh(torch.autograd.Function):
     """(x, gradient of the images) to the gradients of weight and bias."""
 
     @staticmethod
-    def forward(x: Tensor, grad: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
+    def forward(x: Tensor, grad: Tensor, grid: WindowGrid) -> tuple[Tensor, Tensor]:
         return _kernels().weigh(x, grad, grid)
 
     @staticmethod

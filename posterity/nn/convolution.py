@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from posterity.nn._grid import Grid
+from posterity.nn._grid import WindowGrid
 from posterity.nn._names import unknown
 from posterity.nn.bilinear import Convolve
 from posterity.nn.pooling import Pooling
@@ -77,14 +77,14 @@ def by_patches(x: Tensor, weight: Tensor, bias: Tensor | None, stride: tuple[int
     """`F.conv2d` of x (B, C, H, W) with weight (O, C, h, w), as one matrix product."""
     if any(pad):
         x = F.pad(x, (pad[1], pad[1], pad[0], pad[0]))
-    grid = Grid((*x.shape,), (weight.shape[2], weight.shape[3]), (stride[0], stride[1]))
+    grid = WindowGrid((*x.shape,), (weight.shape[2], weight.shape[3]), (stride[0], stride[1]))
     product = weight.flatten(1) @ _apply(Gather, x, grid)  # (O, B H' W')
     if bias is not None:
         product = product + bias[:, None]
     return product.reshape(len(weight), len(x), *grid.places).transpose(0, 1)  # (B, O, H', W')
 
 
-def gather(x: Tensor, grid: Grid) -> Tensor:
+def gather(x: Tensor, grid: WindowGrid) -> Tensor:
     """Patches (..., C h w, B H' W') of images (..., B, C, H, W), by one strided copy."""
     windows = x.unfold(-2, grid.window[0], grid.stride[0]).unfold(-2, grid.window[1], grid.stride[1])
     order = (-5, -2, -1, -6, -4, -3)  # (..., B, C, H', W', h, w) to (..., C, h, w, B, H', W')
@@ -92,7 +92,7 @@ def gather(x: Tensor, grid: Grid) -> Tensor:
     return windows.permute(axes).flatten(-3).flatten(-4, -2)
 
 
-def scatter(patches: Tensor, grid: Grid) -> Tensor:
+def scatter(patches: Tensor, grid: WindowGrid) -> Tensor:
     """The transpose of `gather`: every entry added to the pixel that it came from."""
     lead, (batch, channels, height, width) = patches.shape[:-2], grid.shape
     high, wide = grid.places
@@ -111,7 +111,7 @@ class Gather(torch.autograd.Function):
     """`gather` with a derivative and a rule for stacks: PyTorch's own loops over the clients of a stack."""
 
     @staticmethod
-    def forward(x: Tensor, grid: Grid) -> Tensor:
+    def forward(x: Tensor, grid: WindowGrid) -> Tensor:
         return gather(x, grid)
 
     @staticmethod
@@ -127,7 +127,7 @@ class Gather(torch.autograd.Function):
         return _apply(Gather, x, ctx.grid)
 
     @staticmethod
-    def vmap(info: Any, axes: tuple[Any, ...], x: Tensor, grid: Grid) -> tuple[Tensor, int]:
+    def vmap(info: Any, axes: tuple[Any, ...], x: Tensor, grid: WindowGrid) -> tuple[Tensor, int]:
         return _apply(Gather, x.movedim(axes[0], 0), grid), 0
 
 
@@ -135,7 +135,7 @@ class Scatter(torch.autograd.Function):
     """`scatter`; the two are each other's derivative."""
 
     @staticmethod
-    def forward(patches: Tensor, grid: Grid) -> Tensor:
+    def forward(patches: Tensor, grid: WindowGrid) -> Tensor:
         return scatter(patches, grid)
 
     @staticmethod
@@ -151,18 +151,18 @@ class Scatter(torch.autograd.Function):
         return _apply(Scatter, patches, ctx.grid)
 
     @staticmethod
-    def vmap(info: Any, axes: tuple[Any, ...], patches: Tensor, grid: Grid) -> tuple[Tensor, int]:
+    def vmap(info: Any, axes: tuple[Any, ...], patches: Tensor, grid: WindowGrid) -> tuple[Tensor, int]:
         return _apply(Scatter, patches.movedim(axes[0], 0), grid), 0
 
 
-def _apply(function: type[torch.autograd.Function], tensor: Tensor, grid: Grid) -> Tensor:
+def _apply(function: type[torch.autograd.Function], tensor: Tensor, grid: WindowGrid) -> Tensor:
     result: Tensor = function.apply(tensor, grid)  # type: ignore[no-untyped-call]
     return result
 
 
 def by_kernel(x: Tensor, weight: Tensor, bias: Tensor | None, stride: tuple[int, ...], pad: tuple[int, ...]) -> Tensor:
     """`F.conv2d` by Triton kernels; by patches where they do not apply: float64, tensors of the host, nothing to do."""
-    grid = Grid((*x.shape,), (weight.shape[2], weight.shape[3]), (stride[0], stride[1]), (pad[0], pad[1]))
+    grid = WindowGrid((*x.shape,), (weight.shape[2], weight.shape[3]), (stride[0], stride[1]), (pad[0], pad[1]))
     most = max(x.numel(), len(x) * len(weight) * grid.places[0] * grid.places[1])
     fits = x.numel() > 0 and min(grid.places) > 0 and most < 2**31  # offsets inside a client are 32 bits wide
     if not fits or x.dtype not in KINDS or weight.dtype != x.dtype or not (x.is_cuda or interpreted()):

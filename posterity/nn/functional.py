@@ -10,12 +10,13 @@ import copy
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Literal, overload
+from typing import TYPE_CHECKING, Literal, overload
 
 import torch
 from torch import Tensor, nn
 
-from posterity.nn._call import Around, Params, Part, leaves_of, seeded
+from posterity.core.network import Network
+from posterity.nn._call import Around, BoundModule, Params, leaves_of, seeded
 from posterity.nn._names import unknown
 from posterity.nn.convolution import Way, possible_ways, rewire, way_of
 from posterity.nn.layers import NORMS, Norm, twin
@@ -213,7 +214,7 @@ class Model:
         return self._finish(self._run(self._tail_part, params, z, mask, train, key)[0])
 
     def _run(
-        self, part: Part, params: Params, x: Tensor, mask: Tensor | None, train: bool, key: Tensor | None,
+        self, part: BoundModule, params: Params, x: Tensor, mask: Tensor | None, train: bool, key: Tensor | None,
         around: Around | None = None, want: tuple[str, ...] = (),
     ) -> tuple[Tensor, Params, Params]:  # fmt: skip
         """`part`, in the smaller type if there is one; statistics of batch norm are never rounded."""
@@ -238,8 +239,8 @@ class Model:
     # --- structure -----------------------------------------------------------------------------------------------
 
     @cached_property
-    def _whole(self) -> Part:
-        return Part.of(self.module, self.module)
+    def _whole(self) -> BoundModule:
+        return BoundModule.of(self.module, self.module)
 
     @cached_property
     def _tail(self) -> tuple[tuple[str, nn.Module], ...]:
@@ -257,8 +258,8 @@ class Model:
         return tuple(found)
 
     @cached_property
-    def _tail_part(self) -> Part | None:
-        return Part.of(nn.Sequential(*(m for _, m in self._tail)), self.module) if self._tail else None
+    def _tail_part(self) -> BoundModule | None:
+        return BoundModule.of(nn.Sequential(*(m for _, m in self._tail)), self.module) if self._tail else None
 
     @cached_property
     def _probe(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -273,6 +274,12 @@ class Model:
                 f"The network {self.name!r} does not run on inputs of shape {self.shape}: {error}"
             ) from error
         return tuple(seen[self.heads[0]].shape[1:]), tuple(output.shape[1:])
+
+
+if TYPE_CHECKING:
+
+    def _is_network(model: Model) -> Network:
+        return model
 
 
 def _reset(module: nn.Module) -> nn.Module:

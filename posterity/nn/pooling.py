@@ -23,7 +23,7 @@ class Pooling(nn.MaxPool2d):
         small = input.numel() == 0 or min(input.shape[-2:]) < 2 or input.numel() >= 2**31
         if self.way != "triton" or small or input.dtype not in KINDS or not input.is_cuda:
             return super().forward(input)
-        pooled: Tensor = Pool.apply(input)[0]  # type: ignore[no-untyped-call]
+        pooled: Tensor = MaxPool.apply(input)[0]  # type: ignore[no-untyped-call]
         return pooled
 
 
@@ -36,7 +36,7 @@ def adopt_pool(layer: nn.MaxPool2d) -> nn.MaxPool2d:
     return layer
 
 
-class Pool(torch.autograd.Function):
+class MaxPool(torch.autograd.Function):
     """Images to the largest of every four pixels, and which it was."""
 
     @staticmethod
@@ -59,7 +59,7 @@ class Pool(torch.autograd.Function):
 
     @staticmethod
     def vmap(info: Any, axes: tuple[Any, ...], x: Tensor) -> tuple[tuple[Tensor, Tensor], tuple[int, int]]:
-        return _call(Pool, x.movedim(axes[0], 0)), (0, 0)
+        return _call(MaxPool, x.movedim(axes[0], 0)), (0, 0)
 
 
 class Take(torch.autograd.Function):
@@ -134,4 +134,4 @@ def _kernels() -> Any:
     return operators
 
 
-__all__ = ["Pool", "Pooling", "Put", "Take", "adopt_pool"]
+__all__ = ["MaxPool", "Pooling", "Put", "Take", "adopt_pool"]

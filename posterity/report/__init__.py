@@ -1,20 +1,26 @@
-"""One self-contained HTML page for a run or a comparison of runs, and the same table for the terminal."""
+"""One self-contained HTML page for a run or a comparison of runs, and the same table for the terminal.
+
+Files (`logs`, `packing`) become runs (`read_runs`), a rule selects a round of each (`selected_round`), methods become
+rows (`columns`, `tables`), are compared (`ranking`, `verdict`, `summary`, `remarks`), drawn (`line_charts`,
+`client_charts`, `critical`, by `svg`) and placed (`page`). Nothing here computes a metric: that is `evaluate`.
+"""
 
 from posterity.report import verdict
+from posterity.report.columns import Column
 from posterity.report.logs import ReportError
 from posterity.report.packing import pack_runs
 from posterity.report.page import write_report
-from posterity.report.ranking import Contest, headline
+from posterity.report.ranking import Comparison, headline
 from posterity.report.read_runs import Run, load_runs
 from posterity.report.selected_round import RULES, check_rule
-from posterity.report.tables import Cell, Column, Row, columns
-from posterity.report.verdict import finding, main_contest
+from posterity.report.tables import Cell, Row, columns
+from posterity.report.verdict import finding, main_comparison
 
 __all__ = [
     "RULES",
     "Cell",
     "Column",
-    "Contest",
+    "Comparison",
     "ReportError",
     "Row",
     "Run",
@@ -23,7 +29,7 @@ __all__ = [
     "finding",
     "headline",
     "load_runs",
-    "main_contest",
+    "main_comparison",
     "pack_runs",
     "verdict",
     "write_report",

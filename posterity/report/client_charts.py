@@ -1,4 +1,7 @@
-"""Clients: how well each is served, how far confidence can be trusted, and who holds which data."""
+"""Charts of clients: how well each is served, how far confidence can be trusted, and who holds which data.
+
+`svg.py` draws, `page.py` places; charts over rounds are in `line_charts.py`.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +11,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from posterity.report.read_runs import Federation
+from posterity.report.columns import axis_title
+from posterity.report.read_runs import FederationFacts
 from posterity.report.selected_round import choose, goal
-from posterity.report.svg import CHARACTER, Canvas, Scale, colour, number, percent, plain, shorten, ticks, widen
+from posterity.report.svg import CHARACTER, AxisScale, Canvas, colour, number, percent, plain, shorten, ticks, widen
 from posterity.report.tables import Arm
 
-DOTS = 1600  # in the chart: beyond that the clouds no longer change, only the page's size
+DOTS = 1600  # in the chart: beyond that the picture no longer changes, only the page's size
 MOST = 200  # per method
 TOLD = 900  # bubbles with a tooltip
 CLIENTS = 60
@@ -36,10 +40,10 @@ def client_dots(arm: Arm, rule: str) -> list[Dot]:
         if choice is None:
             continue
         sizes = choice.score.by_client("n")
-        for k, value in enumerate(choice.score.by_client(goal(run))):
+        for k, value in enumerate(choice.score.by_client(goal(run).name)):
             if value is None:
                 continue
-            shown = f"{100 * value:.1f} %" if goal(run) == "accuracy" else plain(value)
+            shown = f"{100 * value:.1f} %" if goal(run).share else plain(value)
             n = sizes[k] if k < len(sizes) else None
             size = f", {n:.0f} samples" if n is not None else ""
             dots.append(Dot(value, f"{run.federation.client(k)}, seed {run.seed}: {shown}{size}"))
@@ -51,28 +55,28 @@ def dots_shown(methods: int) -> int:
     return min(MOST, max(DOTS // max(methods, 1), 40))
 
 
-def strip_chart(clouds: Sequence[tuple[Arm, Sequence[Dot]]], width: float, title: str) -> str:
+def strip_chart(dots_by_arm: Sequence[tuple[Arm, Sequence[Dot]]], width: float, title: str) -> str:
     """A row per method: every client a dot, and over them a box of the quartiles with whiskers at 10 and 90 %."""
-    is_share = goal(clouds[0][0].runs[0]) == "accuracy"
+    metric = goal(dots_by_arm[0][0].runs[0])
+    is_share = metric.share
     narrow = width < 500
     pitch = 62 if narrow else 46  # a narrow page has no room for names beside the rows, so they go above
-    longest = max(len(arm.label) for arm, _ in clouds)
+    longest = max(len(arm.label) for arm, _ in dots_by_arm)
     left = 12 if narrow else min(CHARACTER * longest + 26, 220)
-    canvas = Canvas(width, pitch * len(clouds) + 46, title)
-    low, high = widen((d.value for _, dots in clouds for d in dots), 0.0, 1.0 if is_share else None)
-    x = Scale(low, high, left, width - 16)
-    foot = pitch * len(clouds) + 6
+    canvas = Canvas(width, pitch * len(dots_by_arm) + 46, title)
+    low, high = widen((d.value for _, dots in dots_by_arm for d in dots), 0.0, 1.0 if is_share else None)
+    x = AxisScale(low, high, left, width - 16)
+    foot = pitch * len(dots_by_arm) + 6
     for tick in ticks(low, high, int((x.end - x.start) / 80)):
         canvas.line(x(tick), 4, x(tick), foot, "grid")
         canvas.text(x(tick), foot + 15, percent(tick) if is_share else plain(tick), "tick", "middle")
-    unit = "accuracy of a client, %" if is_share else "mean squared error of a client"
-    canvas.text(x.end, foot + 33, unit, "name", "end")
-    for row, (arm, dots) in enumerate(clouds):
+    canvas.text(x.end, foot + 33, axis_title(metric, " of a client"), "name", "end")
+    for row, (arm, dots) in enumerate(dots_by_arm):
         centre = pitch * row + (40 if narrow else 26)
         name = shorten(arm.label, width - 20 if narrow else left - 14)
         at, level, anchor = (left, centre - 22, "start") if narrow else (left - 12, centre + 4, "end")
         canvas.text(at, level, name, f"end {colour(arm.index)}", anchor)
-        _cloud(canvas, x, centre, arm, thinned(dots, dots_shown(len(clouds))), tooltips=not narrow)
+        _dots(canvas, x, centre, arm, thinned(dots, dots_shown(len(dots_by_arm))), tooltips=not narrow)
         _box(canvas, x, centre, dots)
     return canvas.svg()
 
@@ -82,7 +86,7 @@ def thinned(dots: Sequence[Dot], most: int) -> Sequence[Dot]:
     return dots if len(dots) <= most else [dots[round(k * (len(dots) - 1) / (most - 1))] for k in range(most)]
 
 
-def _cloud(canvas: Canvas, x: Scale, centre: float, arm: Arm, dots: Sequence[Dot], tooltips: bool) -> None:
+def _dots(canvas: Canvas, x: AxisScale, centre: float, arm: Arm, dots: Sequence[Dot], tooltips: bool) -> None:
     """Dots at their value; the height within the row is only there to keep them apart."""
     # golden ratio: neighbours in value are far apart in height
     places = [(x(dot.value), centre + 24 * ((k * 0.618034) % 1.0 - 0.5)) for k, dot in enumerate(dots)]
@@ -90,12 +94,12 @@ def _cloud(canvas: Canvas, x: Scale, centre: float, arm: Arm, dots: Sequence[Dot
         steps = "".join(f"M{number(a)} {number(b)}h0" for a, b in places)
         canvas.add("path", f"points {colour(arm.index)}", d=steps)
         return
-    cloud = canvas.add("g", f"client {colour(arm.index)}")
+    group = canvas.add("g", f"client {colour(arm.index)}")
     for dot, (a, b) in zip(dots, places, strict=True):
-        canvas.add("circle", "", dot.told, cloud, cx=a, cy=b, r=3)
+        canvas.add("circle", "", dot.told, group, cx=a, cy=b, r=3)
 
 
-def _box(canvas: Canvas, x: Scale, centre: float, dots: Sequence[Dot]) -> None:
+def _box(canvas: Canvas, x: AxisScale, centre: float, dots: Sequence[Dot]) -> None:
     if len(dots) < 4:
         return  # quartiles of three clients say less than the three dots
     p10, q1, median, q3, p90 = (x(float(q)) for q in np.quantile([d.value for d in dots], [0.1, 0.25, 0.5, 0.75, 0.9]))
@@ -117,7 +121,7 @@ def pooled_bins(arm: Arm, rule: str) -> list[tuple[float, float, float]]:
 def reliability(arm: Arm, bins: Sequence[tuple[float, float, float]]) -> str:
     """Accuracy against confidence by bin; below it the share of predictions in each bin, which says what to ignore."""
     canvas = Canvas(220, 268, f"Reliability of {arm.label}")
-    x, y = Scale(0, 1, 34, 212), Scale(0, 1, 190, 22)
+    x, y = AxisScale(0, 1, 34, 212), AxisScale(0, 1, 190, 22)
     for tick in (0.0, 0.5, 1.0):
         canvas.line(x.start, y(tick), x.end, y(tick), "grid")
         canvas.text(x.start - 5, y(tick) + 4, percent(tick), "tick", "end")
@@ -145,7 +149,7 @@ def reliability(arm: Arm, bins: Sequence[tuple[float, float, float]]) -> str:
     return canvas.svg()
 
 
-def partition(federation: Federation, width: float) -> str:
+def partition(federation: FederationFacts, width: float) -> str:
     """Clients across, classes up, area = samples; below, the size of each client's parts."""
     shown = min(federation.clients, CLIENTS)
     counts = [row[:CLASSES] for row in federation.histogram[:shown]]
@@ -163,24 +167,24 @@ def partition(federation: Federation, width: float) -> str:
         if pitch > 10 or c % 10 == 0:  # a hundred lines and names would be noise
             canvas.line(left, y, left + step * shown, y, "grid")
             canvas.text(left - 8, y + 4, shorten(name, left - 12), "tick", "end")
-    cloud = canvas.add("g", "bubble")
+    group = canvas.add("g", "bubble")
     spoken = width > 500 and sum(n > 0 for row in counts for n in row) <= TOLD
     for k, row in enumerate(counts):
         for c, n in enumerate(row):
             if n > 0:
                 told = f"{federation.client(k)}, class {names[c]}: {n} samples" if spoken else ""
                 r = max(radius * math.sqrt(n / most), 0.6)
-                canvas.add("circle", "", told, cloud, cx=left + step * (k + 0.5), cy=pitch * c + 14, r=r)
+                canvas.add("circle", "", told, group, cx=left + step * (k + 0.5), cy=pitch * c + 14, r=r)
     _sizes(canvas, federation, left, step, pitch * classes + 22, shown)
     return canvas.svg()
 
 
-def _sizes(canvas: Canvas, federation: Federation, left: float, step: float, top: float, shown: int) -> None:
+def _sizes(canvas: Canvas, federation: FederationFacts, left: float, step: float, top: float, shown: int) -> None:
     """Stacked bars: training, validation and test samples of each client."""
     parts = [(name, getattr(federation, name)) for name in ("train", "validation", "test")]
     sizes = [[v[k] if k < len(v) else 0 for _, v in parts] for k in range(shown)]
     most = max((sum(s) for s in sizes), default=1) or 1
-    y = Scale(0, most, top + 68, top + 8)
+    y = AxisScale(0, most, top + 68, top + 8)
     for tick in ticks(0, most, 2):
         canvas.line(left, y(tick), left + step * shown, y(tick), "grid")
         canvas.text(left - 8, y(tick) + 4, plain(tick), "tick", "end")

@@ -1,28 +1,29 @@
 """The critical-difference picture: methods on one axis, bars over neighbours that are not separated.
 
-After Demšar (2006), with the metric itself on the axis in place of mean ranks, and pairs judged as everywhere here.
+After Demšar (2006), with the metric itself on the axis in place of mean ranks, and pairs judged as everywhere here
+(`ranking.py`).
 """
 
 from __future__ import annotations
 
 import math
 
-from posterity.report.ranking import Contest
-from posterity.report.svg import CHARACTER, Canvas, Scale, colour, percent, plain, shorten, ticks, widen
+from posterity.report.ranking import Comparison
+from posterity.report.svg import CHARACTER, AxisScale, Canvas, colour, percent, plain, shorten, ticks, widen
 from posterity.report.verdict import quoted
 
 SHOWN = 40  # methods: with more, the first forty
 BAR, STEP = 9.0, 20.0
 
 
-def critical_chart(held: Contest, width: float) -> str:
+def critical_chart(comparison: Comparison, width: float) -> str:
     """Means across; below the axis the bars, and below them the names, the outermost first."""
-    column = held.column
-    rows = [row for row in held.rows[:SHOWN] if math.isfinite(row.cells[column.key].mean)]
-    bars = [(a, min(b, len(rows) - 1)) for a, b in held.together if a < len(rows) - 1]
+    column = comparison.column
+    rows = [row for row in comparison.rows[:SHOWN] if math.isfinite(row.cells[column.key].mean)]
+    bars = [(a, min(b, len(rows) - 1)) for a, b in comparison.together if a < len(rows) - 1]
     longest = max(len(row.label) for row in rows)
     margin = min(CHARACTER * longest + 24, 0.3 * width)
-    x = Scale(*widen(row.cells[column.key].mean for row in rows), margin, width - margin)
+    x = AxisScale(*widen(row.cells[column.key].mean for row in rows), margin, width - margin)
     foot = 42 + BAR * len(bars) + 12
     canvas = Canvas(width, foot + STEP * math.ceil(len(rows) / 2) + 6, "Methods on one axis, bars over equals")
     is_share = column.unit == "%"
@@ -30,7 +31,7 @@ def critical_chart(held: Contest, width: float) -> str:
         canvas.line(x(tick), 26, x(tick), 32, "axis")
         canvas.text(x(tick), 20, percent(tick) if is_share else plain(tick), "tick", "middle")
     canvas.line(x.start, 32, x.end, 32, "axis")
-    canvas.text(x.start - 8, 36, "accuracy, %" if is_share else "MSE", "tick", "end")
+    canvas.text(x.start - 8, 36, f"{column.noun}, %" if is_share else column.title, "tick", "end")
     for k, (first, last) in enumerate(bars):
         ends = sorted(x(rows[m].cells[column.key].mean) for m in (first, last))
         level = 44 + BAR * k

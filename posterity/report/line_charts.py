@@ -1,4 +1,7 @@
-"""Lines: the headline metric against rounds and against bytes, and the sparklines of a method's own diagnostics."""
+"""Line charts: the headline metric against rounds and bytes, and the sparklines of a method's own diagnostics.
+
+`svg.py` draws, `page.py` places; charts of clients are in `client_charts.py`.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +11,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
+from posterity.report.columns import axis_title, human_bytes
 from posterity.report.read_runs import Run
 from posterity.report.selected_round import goal
 from posterity.report.summary import curve
 from posterity.report.svg import (
     CHARACTER,
+    AxisScale,
     Canvas,
-    Scale,
     axes,
     colour,
     log_ticks,
@@ -25,14 +29,14 @@ from posterity.report.svg import (
     ticks,
     widen,
 )
-from posterity.report.tables import Arm, human_bytes
+from posterity.report.tables import Arm
 
 MOST = 160  # points of a line: more than that no screen resolves
 BUDGET = 1600  # points of a chart: the page must stay small with twenty methods on it
 
 
 @dataclass(frozen=True)
-class Line:
+class LearningCurve:
     """A method's mean over seeds; `band` is its sd at the same places, empty for a single seed."""
 
     arm: Arm
@@ -41,7 +45,7 @@ class Line:
     band: tuple[float, ...]
 
 
-def learning_lines(found: Sequence[Arm], part: str, against: str = "round") -> list[Line]:
+def learning_curves(found: Sequence[Arm], part: str, against: str = "round") -> list[LearningCurve]:
     """The headline metric of each method by round, or by bytes sent up and down since the start."""
     made = []
     for arm in found:
@@ -54,7 +58,7 @@ def learning_lines(found: Sequence[Arm], part: str, against: str = "round") -> l
         band = tuple(statistics.stdev(v) for v in values) if len(curves) > 1 else ()
         if kept:
             xs = tuple(x for r in kept if (x := paid[r]) is not None)
-            made.append(Line(arm, xs, tuple(statistics.fmean(v) for v in values), band))
+            made.append(LearningCurve(arm, xs, tuple(statistics.fmean(v) for v in values), band))
     return made
 
 
@@ -75,15 +79,16 @@ def thin(items: Sequence[int], most: int = MOST) -> list[int]:
     return [items[round(k * (len(items) - 1) / (most - 1))] for k in range(most)]
 
 
-def line_chart(lines: Sequence[Line], width: float, title: str, x_title: str, against: str = "round") -> str:
+def line_chart(lines: Sequence[LearningCurve], width: float, title: str, x_title: str, against: str = "round") -> str:
     """Mean lines with bands of ± one sd, named at their ends."""
-    is_share = goal(lines[0].arm.runs[0]) == "accuracy"
+    metric = goal(lines[0].arm.runs[0])
+    is_share = metric.share
     canvas, x, y = _frame(lines, width, title, against, is_share)
     x_text: Callable[[float], str] = _round_bytes if against == "bytes" else plain
     about = int((x.end - x.start) / 60)
     across = log_ticks(x.low, x.high) if x.log else ticks(x.low, x.high, about)
     axes(canvas, x, y, _apart(across, x, x_text), ticks(y.low, y.high, 8), x_text, percent if is_share else plain)
-    canvas.text(x.start - 6, y.end - 14, "accuracy, %" if is_share else "mean squared error", "name", "start")
+    canvas.text(x.start - 6, y.end - 14, axis_title(metric), "name", "start")
     canvas.text(x.end, y.start + 34, x_title, "name", "end")
     for line in lines:
         if line.band:
@@ -105,8 +110,8 @@ def _round_bytes(count: float) -> str:
 
 
 def _frame(
-    lines: Sequence[Line], width: float, title: str, against: str, is_share: bool
-) -> tuple[Canvas, Scale, Scale]:
+    lines: Sequence[LearningCurve], width: float, title: str, against: str, is_share: bool
+) -> tuple[Canvas, AxisScale, AxisScale]:
     height = max(300.0 if width < 500 else 360.0, 15.0 * len(lines) + 110)
     longest = max(len(line.arm.label) for line in lines)
     margin = min(CHARACTER * longest + 40, 0.34 * width)
@@ -121,20 +126,20 @@ def _frame(
     log = against == "bytes" and max(ends) > 12 * min(ends)
     first = min(line.x[0] for line in lines) if log or against == "round" else 0.0
     last = max(ends)
-    x = Scale(first, last if last > first else first + 1, 46, width - margin, log)
-    return Canvas(width, height, title), x, Scale(low, high, height - 44, 34)
+    x = AxisScale(first, last if last > first else first + 1, 46, width - margin, log)
+    return Canvas(width, height, title), x, AxisScale(low, high, height - 44, 34)
 
 
-def _apart(values: Sequence[float], x: Scale, words: Callable[[float], str]) -> list[float]:
+def _apart(values: Sequence[float], x: AxisScale, text: Callable[[float], str]) -> list[float]:
     """The ticks whose labels do not run into each other."""
     kept: list[float] = []
     for value in values:
-        if not kept or x(value) - x(kept[-1]) > CHARACTER * (len(words(value)) + len(words(kept[-1]))) / 2 + 8:
+        if not kept or x(value) - x(kept[-1]) > CHARACTER * (len(text(value)) + len(text(kept[-1]))) / 2 + 8:
             kept.append(value)
     return kept
 
 
-def _name_ends(canvas: Canvas, lines: Sequence[Line], x: Scale, y: Scale) -> None:
+def _name_ends(canvas: Canvas, lines: Sequence[LearningCurve], x: AxisScale, y: AxisScale) -> None:
     """Names in one column right of the plot, each tied to its line's end by a thin leader."""
     wanted = [y(line.y[-1]) for line in lines]
     column = x.end + (18 if len(lines) <= 8 else 30)
@@ -183,7 +188,7 @@ def _course(arm: Arm, name: str) -> list[tuple[int, float]]:
 def _spark(course: Sequence[tuple[int, float]], arm: Arm, title: str) -> str:
     canvas = Canvas(140, 26, title)
     low, high = widen([v for _, v in course])
-    x, y = Scale(course[0][0], course[-1][0], 3, 137), Scale(low, high, 23, 3)
+    x, y = AxisScale(course[0][0], course[-1][0], 3, 137), AxisScale(low, high, 23, 3)
     points = [(x(r), y(v)) for r, v in course]
     if any(a != b for a, b in pairwise(points)):
         canvas.path(points, f"spark {colour(arm.index)}", title=title)

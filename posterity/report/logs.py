@@ -1,4 +1,7 @@
-"""What runs wrote, as files: a run folder, or what `posterity pack` made of many (`packing.py`)."""
+"""What runs wrote, as files: a run folder, or what `posterity pack` made of many (`packing.py`).
+
+`experiment/run_folder.py` writes run folders; `read_runs.py` makes records of what is read here.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ class ReportError(ValueError):
 
 
 @dataclass(frozen=True)
-class Log:
+class RunLog:
     """What a run wrote, as it stands in its folder or in a file of packed runs."""
 
     folder: Path
@@ -50,20 +53,20 @@ def find_runs(folder: Path) -> list[Path]:
     return found
 
 
-def read_log(folder: Path) -> Log:
+def read_log(folder: Path) -> RunLog:
     """What a run folder holds."""
     text = (folder / "config.toml").read_text(encoding="utf-8") if (folder / "config.toml").exists() else ""
-    return Log(folder, _json(folder / "run.json"), text, _lines(folder / "metrics.jsonl"))
+    return RunLog(folder, _json(folder / "run.json"), text, _lines(folder / "metrics.jsonl"))
 
 
-def read_packed(path: Path) -> list[Log]:
+def read_packed(path: Path) -> list[RunLog]:
     """The runs of a file that `posterity pack` wrote."""
     try:
         with gzip.open(path, "rt", encoding="utf-8") as file:
             raws = [json.loads(line) for line in file]
         if not raws:
             raise ValueError("it is empty")
-        return [Log(Path(raw["folder"]), raw["facts"], raw["config"], raw["lines"]) for raw in raws]
+        return [RunLog(Path(raw["folder"]), raw["facts"], raw["config"], raw["lines"]) for raw in raws]
     except (OSError, EOFError, ValueError, KeyError, TypeError) as error:
         raise ReportError(f"{path} is no file of packed runs ({error}). `posterity pack FOLDER` writes one.") from error
 

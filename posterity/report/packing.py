@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from posterity.report.logs import Log, ReportError, find_runs, read_log, write_whole
+from posterity.report.logs import ReportError, RunLog, find_runs, read_log, write_whole
 from posterity.report.read_runs import read_run
 from posterity.report.selected_round import RULES, choose, main_epochs
 
@@ -44,7 +44,7 @@ def pack_runs(folder: Path, out: Path) -> Path:
     return out
 
 
-def _packed(log: Log) -> dict[str, Any]:
+def _packed(log: RunLog) -> dict[str, Any]:
     run = read_run(log)
     chosen = {choice.round for rule in RULES if (choice := choose(run, rule)) is not None}
     own = (run.scored, main_epochs(run, run.scored))

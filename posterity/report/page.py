@@ -1,4 +1,7 @@
-"""The page itself: everything the template prints, gathered; the template only places it."""
+"""The page itself: everything that the template `page.html` prints, gathered; the template only places it.
+
+Tables come from `tables.py` and `summary.py`, sentences from `verdict.py` and `remarks.py`, drawings from the charts.
+"""
 
 from __future__ import annotations
 
@@ -9,15 +12,17 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
 
+from posterity.evaluate.metrics import TERMS
 from posterity.report import client_charts, remarks, summary, verdict
+from posterity.report.columns import axis_title, own_metrics
 from posterity.report.critical import SHOWN, critical_chart
-from posterity.report.line_charts import learning_lines, line_chart, sparks
+from posterity.report.line_charts import learning_curves, line_chart, sparks
 from posterity.report.logs import write_whole
-from posterity.report.ranking import Contest, further, headline
-from posterity.report.read_runs import Federation, Run, load_runs
+from posterity.report.ranking import Comparison, further, headline
+from posterity.report.read_runs import FederationFacts, Run, load_runs
 from posterity.report.selected_round import PART, RULES, goal
 from posterity.report.svg import colour
-from posterity.report.tables import FURTHER, Row, columns
+from posterity.report.tables import Row, columns
 
 WIDE, NARROW = 1000.0, 350.0
 
@@ -49,21 +54,24 @@ def render(runs: Sequence[Run], show: str = "validated") -> str:
         lstrip_blocks=True,
     )
     css = environment.get_template("page.css").render()
-    return environment.get_template("page.html").render(css=css, colour=colour, **contents(runs, show))
+    return environment.get_template("page.html").render(
+        css=css, colour=colour, axis_title=axis_title, **contents(runs, show)
+    )
 
 
 def contents(runs: Sequence[Run], show: str) -> dict[str, Any]:
     """What the page says, by name."""
     rows = headline(runs, show)
-    more, held = further(rows), verdict.main_contest(rows)
+    more, comparison = further(rows), verdict.main_comparison(rows)
     return {
         "title": _title(rows),
-        "finding": verdict.tell(held, rows),
+        "finding": verdict.tell(comparison, rows),
         "facts": _facts(runs, rows),
         "cautions": [*summary.cautions(runs, rows), *remarks.fitted(rows)],
         "rows": rows,
         "columns": columns(rows),
         "goal": goal(rows[0].arm.runs[0]),
+        "terms": _terms(runs, rows),
         "rule": show,
         "rules": RULES,
         "part": PART[show],
@@ -73,7 +81,7 @@ def contents(runs: Sequence[Run], show: str) -> dict[str, Any]:
         "common": summary.by_point(rows, "common"),
         "outside": remarks.outside(rows),
         "further": more,
-        "further_columns": columns(more, FURTHER),
+        "further_columns": columns(more, "further"),
         "newcomers": summary.newcomers(rows),
         "troubles": summary.troubles([row.arm for row in rows]),
         "sparks": sparks([row.arm for row in rows]),
@@ -84,21 +92,29 @@ def contents(runs: Sequence[Run], show: str) -> dict[str, Any]:
         "notes": sorted({note for run in runs for note in run.federation.notes}),
         "worst_note": verdict.worst_note(rows),
         **_figures(rows, runs[0].federation, show),
-        **_pairs(held, show),
+        **_pairs(comparison, show),
     }
 
 
-def _figures(rows: Sequence[Row], federation: Federation, show: str) -> dict[str, Any]:
+def _terms(runs: Sequence[Run], rows: Sequence[Row]) -> list[tuple[str, str]]:
+    """What the metrics mean: those of the package, and those of the users that say it."""
+    own = [
+        (str(m.get("label") or name), str(m["meaning"])) for name, m in own_metrics(runs).items() if m.get("meaning")
+    ]
+    return [*TERMS[goal(rows[0].arm.runs[0]).task or "classification"], *own]
+
+
+def _figures(rows: Sequence[Row], federation: FederationFacts, show: str) -> dict[str, Any]:
     found = sorted((row.arm for row in rows), key=lambda a: a.index)
-    lines, paid = learning_lines(found, PART[show]), learning_lines(found, PART[show], "bytes")
-    clouds = [(row.arm, dots) for row in rows if (dots := client_charts.client_dots(row.arm, show))]
+    lines, paid = learning_curves(found, PART[show]), learning_curves(found, PART[show], "bytes")
+    dots_by_arm = [(row.arm, dots) for row in rows if (dots := client_charts.client_dots(row.arm, show))]
     pooled = [(row.arm, client_charts.pooled_bins(row.arm, show)) for row in rows]
     return {
         "curves": _twice(lines, lambda w: line_chart(lines, w, "Headline metric by round", "round")),
         "traffic": _twice(paid, lambda w: line_chart(paid, w, "Headline metric by bytes sent", "sent so far", "bytes")),
-        "strip": _twice(clouds, lambda w: client_charts.strip_chart(clouds, w, "Clients by method")),
-        "dots_cut": any(len(dots) > client_charts.dots_shown(len(clouds)) for _, dots in clouds),
-        "dots_most": client_charts.dots_shown(len(clouds)),
+        "strip": _twice(dots_by_arm, lambda w: client_charts.strip_chart(dots_by_arm, w, "Clients by method")),
+        "dots_cut": any(len(dots) > client_charts.dots_shown(len(dots_by_arm)) for _, dots in dots_by_arm),
+        "dots_most": client_charts.dots_shown(len(dots_by_arm)),
         "reliability": [(arm, client_charts.reliability(arm, bins)) for arm, bins in pooled if bins],
         "partition": _twice(federation.train, lambda w: client_charts.partition(federation, w)),
         "counted": _counted(federation),
@@ -107,15 +123,15 @@ def _figures(rows: Sequence[Row], federation: Federation, show: str) -> dict[str
     }
 
 
-def _pairs(held: Contest, show: str) -> dict[str, Any]:
+def _pairs(comparison: Comparison, show: str) -> dict[str, Any]:
     """The section on differences; empty where nothing could be tested."""
-    tested = [held] if held.tested else []
+    tested = [comparison] if comparison.tested else []
     return {
-        "contest": held,
-        "pairs": verdict.lines(held, held.listed) if tested else [],
-        "explained": verdict.explained(held, show) if tested else [],
-        "reach": verdict.reach(held),
-        "critical": _twice(tested, lambda w: critical_chart(held, w)),
+        "comparison": comparison,
+        "pairs": verdict.lines(comparison, comparison.listed) if tested else [],
+        "explained": verdict.explained(comparison, show) if tested else [],
+        "reach": verdict.reach(comparison),
+        "critical": _twice(tested, lambda w: critical_chart(comparison, w)),
         "critical_shown": SHOWN,
     }
 
@@ -151,7 +167,7 @@ def _facts(runs: Sequence[Run], rows: Sequence[Row]) -> list[tuple[str, str]]:
     return [(name, value) for name, value in facts if value]
 
 
-def _counted(federation: Federation) -> str:
+def _counted(federation: FederationFacts) -> str:
     """Which samples the bubbles count: the log does not say, but the sums do."""
     sums = [sum(row) for row in federation.histogram]
     parts = (federation.train, federation.validation, federation.test)

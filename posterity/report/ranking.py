@@ -1,4 +1,7 @@
-"""Who is better than whom: every pair of methods on every ranked column, over the same seeds and clients."""
+"""Who is better than whom: every pair of methods on every ranked column, over the same seeds and clients.
+
+The statistics are in `evaluate/paired.py`; `verdict.py` says in sentences what comes of it.
+"""
 
 from __future__ import annotations
 
@@ -9,27 +12,15 @@ from functools import cached_property
 
 import numpy as np
 
-from posterity.evaluate.paired import Clients, Paired, Sample, compare_all, detectable, runs_together
+from posterity.evaluate.paired import ClientValues, Paired, Sample, compare_all, detectable, runs_together
+from posterity.report.columns import Column, oriented, table_columns
 from posterity.report.read_runs import Run
-from posterity.report.selected_round import GOALS, WEIGHT, Choice, check_rule, goal
-from posterity.report.tables import (
-    FURTHER,
-    HEADLINE,
-    Column,
-    Row,
-    arms,
-    check_scores,
-    fetch,
-    make_row,
-    oriented,
-)
-
-SPLIT = ("accuracy", "nll", "brier", "mse")
-"""Metrics whose pooled value is the mean of the clients' values, weighted by their held-out rows."""
+from posterity.report.selected_round import WEIGHT, SelectedRound, check_rule, goal
+from posterity.report.tables import Row, arms, check_scores, fetch, make_row
 
 
 @dataclass(frozen=True, eq=False)
-class Contest:
+class Comparison:
     """The settled methods that have a number in one column, best first, and every pair of them (first above second)."""
 
     column: Column
@@ -78,11 +69,11 @@ class Contest:
         return [(i, j) for i, j in self.pairs if everyone or j == i + 1 or i == 0]
 
 
-def contest(rows: Sequence[Row], column: Column) -> Contest:
+def compare_methods(rows: Sequence[Row], column: Column) -> Comparison:
     """A run that is still going has not won or lost yet; a method whose mean is infinite is ranked last, untested."""
     rivals = [r for r in rows if not r.mark and column.key in r.cells]
     rivals.sort(key=lambda r: -column.better * r.cells[column.key].mean)
-    return Contest(column, tuple(rivals), compare_all([samples(r, column) for r in rivals]))
+    return Comparison(column, tuple(rivals), compare_all([samples(r, column) for r in rivals]))
 
 
 def samples(row: Row, column: Column) -> dict[int, Sample]:
@@ -95,14 +86,14 @@ def samples(row: Row, column: Column) -> dict[int, Sample]:
     return found
 
 
-def _clients(run: Run, choice: Choice, column: Column) -> Clients | None:
-    if column.source[0] != "metric" or column.source[1] not in SPLIT or column.source[2] != WEIGHT:
+def _clients(run: Run, choice: SelectedRound, column: Column) -> ClientValues | None:
+    if not column.row_mean or column.source[2] != WEIGHT:
         return None
     sizes, values = choice.score.by_client("n"), choice.score.by_client(column.source[1])
     if not sizes or len(sizes) != len(values):
         return None  # of very many clients a log holds no list
     numbers = np.array([math.nan if v is None else v for v in values])
-    return Clients(numbers, np.array([n or 0.0 for n in sizes]), *_identity(run))
+    return ClientValues(numbers, np.array([n or 0.0 for n in sizes]), *_identity(run))
 
 
 def _identity(run: Run) -> tuple[int, int]:
@@ -120,15 +111,17 @@ def headline(runs: Sequence[Run], show: str = "validated") -> list[Row]:
     """One row per method, best first, under the selection rule `show`."""
     check_rule(show)
     check_scores(runs)
-    rows = [make_row(arm, show, HEADLINE) for arm in arms(runs)]
-    key = goal(runs[0])
-    rows.sort(key=lambda r: -GOALS[key] * r.cells[key].mean if key in r.cells else math.inf)
-    return mark_best(rows, [oriented(c, key) for c in HEADLINE])
+    among = table_columns(runs)
+    rows = [make_row(arm, show, among) for arm in arms(runs)]
+    key, sign = goal(runs[0]).name, -1 if goal(runs[0]).higher else 1
+    rows.sort(key=lambda r: sign * r.cells[key].mean if key in r.cells else math.inf)
+    return mark_best(rows, oriented(among, runs[0]))
 
 
 def further(rows: Sequence[Row]) -> list[Row]:
     """The metrics the headline has no room for, in the headline's order."""
-    return mark_best([make_row(row.arm, row.rule, FURTHER) for row in rows], FURTHER)
+    among = table_columns([run for row in rows for run in row.arm.runs], "further")
+    return mark_best([make_row(row.arm, row.rule, among) for row in rows], among)
 
 
 def mark_best(rows: Sequence[Row], among: Sequence[Column]) -> list[Row]:
@@ -148,7 +141,9 @@ def _best(rivals: Sequence[Row], column: Column) -> list[Row]:
     equal = [row for row in rivals if column.better * row.cells[column.key].mean == top]
     if column.source == ("bytes",) or not math.isfinite(top):
         return equal
-    held = contest(rivals, column)
-    if not held.tested:  # one seed shows which value is the highest, and nothing else
+    comparison = compare_methods(rivals, column)
+    if not comparison.tested:  # one seed shows which value is the highest, and nothing else
         return equal
-    return [r for k, r in enumerate(held.rows) if not held.beaten(k) and math.isfinite(r.cells[column.key].mean)]
+    return [
+        r for k, r in enumerate(comparison.rows) if not comparison.beaten(k) and math.isfinite(r.cells[column.key].mean)
+    ]

@@ -14,13 +14,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from posterity.report.logs import Log, ReportError, find_runs, read_log, read_packed
+from posterity.report.logs import ReportError, RunLog, find_runs, read_log, read_packed
 
 POINTS = ("received", "adapted", "trained")
 
 
 @dataclass(frozen=True)
-class Score:
+class ScoreLine:
     """One line of scores: a round, an evaluation point, a group of clients and a part of their data."""
 
     round: int
@@ -41,7 +41,7 @@ class Score:
 
 
 @dataclass(frozen=True)
-class Round:
+class RoundLine:
     """What one round of training cost and said about itself."""
 
     round: int
@@ -61,7 +61,7 @@ class Round:
 
 
 @dataclass(frozen=True)
-class Federation:
+class FederationFacts:
     """Who took part: sizes and class counts per client, and what the data set's reader assumed."""
 
     name: str
@@ -96,9 +96,9 @@ class Run:
     status: str
     seconds: float | None
     planned: int | None
-    federation: Federation
-    rounds: tuple[Round, ...]
-    scores: tuple[Score, ...]
+    federation: FederationFacts
+    rounds: tuple[RoundLine, ...]
+    scores: tuple[ScoreLine, ...]
     config: Mapping[str, Any] = field(repr=False)
     config_text: str = field(repr=False)
     facts: Mapping[str, Any] = field(repr=False)
@@ -113,9 +113,9 @@ class Run:
         return self.status == "finished"
 
     @cached_property
-    def index(self) -> dict[tuple[str, str, int, str], dict[int, Score]]:
+    def index(self) -> dict[tuple[str, str, int, str], dict[int, ScoreLine]]:
         """The scores by (part, point, epochs, group), then by round: a page asks for them hundreds of times."""
-        found: dict[tuple[str, str, int, str], dict[int, Score]] = {}
+        found: dict[tuple[str, str, int, str], dict[int, ScoreLine]] = {}
         for s in self.scores:
             found.setdefault((s.part, s.point, s.epochs, s.group), {})[s.round] = s
         return found
@@ -133,7 +133,7 @@ def load_runs(folder: Path) -> list[Run]:
     return sorted(runs, key=lambda r: (r.label.casefold(), r.seed if r.seed is not None else -1, str(r.folder)))
 
 
-def read_run(log: Log) -> Run:
+def read_run(log: RunLog) -> Run:
     """One run from its log."""
     folder, facts, text = log.folder, log.facts, log.config
     try:
@@ -162,10 +162,10 @@ def read_run(log: Log) -> Run:
     )
 
 
-def _federation(raw: Mapping[str, Any]) -> Federation:
+def _federation(raw: Mapping[str, Any]) -> FederationFacts:
     train = tuple(int(n) for n in raw.get("train") or ())
     clients = int(raw.get("clients") or len(train))
-    return Federation(
+    return FederationFacts(
         name=str(raw.get("name") or "unnamed data"),
         task=str(raw.get("task") or "classification"),
         clients=clients,
@@ -182,10 +182,10 @@ def _federation(raw: Mapping[str, Any]) -> Federation:
     )
 
 
-def _metrics(lines: Sequence[Mapping[str, Any]]) -> tuple[tuple[Round, ...], tuple[Score, ...]]:
+def _metrics(lines: Sequence[Mapping[str, Any]]) -> tuple[tuple[RoundLine, ...], tuple[ScoreLine, ...]]:
     """Rounds and scores; of two lines about the same thing the later one, because a resumed run repeats rounds."""
-    rounds: dict[int, Round] = {}
-    scores: dict[tuple[int, str, int, str, str], Score] = {}
+    rounds: dict[int, RoundLine] = {}
+    scores: dict[tuple[int, str, int, str, str], ScoreLine] = {}
     for raw in lines:
         if raw.get("kind") == "round":
             rounds[int(raw["round"])] = _round(raw)
@@ -195,9 +195,9 @@ def _metrics(lines: Sequence[Mapping[str, Any]]) -> tuple[tuple[Round, ...], tup
     return tuple(rounds[r] for r in sorted(rounds)), tuple(scores[k] for k in sorted(scores))
 
 
-def _round(raw: Mapping[str, Any]) -> Round:
+def _round(raw: Mapping[str, Any]) -> RoundLine:
     refused = tuple((str(r.get("client", "?")), str(r.get("reason", ""))) for r in raw.get("refused") or ())
-    return Round(
+    return RoundLine(
         round=int(raw["round"]),
         cohort=int(raw.get("cohort") or 0),
         refused=refused,
@@ -210,12 +210,12 @@ def _round(raw: Mapping[str, Any]) -> Round:
     )
 
 
-def _score(raw: Mapping[str, Any]) -> Score:
+def _score(raw: Mapping[str, Any]) -> ScoreLine:
     metrics = {
         str(k): {str(w): _reading(x) for w, x in (v if isinstance(v, dict) else {"pooled": v}).items()}
         for k, v in (raw.get("metrics") or {}).items()
     }
-    return Score(
+    return ScoreLine(
         round=int(raw["round"]),
         point=str(raw["point"]),
         epochs=int(raw.get("epochs") or 0),

@@ -1,4 +1,7 @@
-"""What a run's folder says about how its scores came about, in sentences beside the tables."""
+"""What a run's folder says about how its scores came about, in sentences beside the tables.
+
+What a reader must know before comparing is in `summary.py`, the finding in `verdict.py`.
+"""
 
 from __future__ import annotations
 

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from posterity.evaluate.selection import select
+from posterity.evaluate import Metric, goal_of, select
 from posterity.report.logs import ReportError
-from posterity.report.read_runs import Run, Score
+from posterity.report.read_runs import Run, ScoreLine
 
 RULES = {
     "validated": "the round is chosen on the validation half of the held-out data; "
@@ -19,26 +19,25 @@ RULES = {
     "last": "the last scored round, on the test half",
 }
 PART = {"validated": "test", "paper": "held", "last": "test"}
-GOALS = {"accuracy": 1, "mse": -1}  # +1: higher is better
 WEIGHT = "pooled"
 """How clients are weighed where a metric is averaged: every sample counts the same."""
 
 
 @dataclass(frozen=True)
-class Choice:
+class SelectedRound:
     """A round of a run, picked by a rule, and the scores to print for it."""
 
     rule: str
-    score: Score
+    score: ScoreLine
 
     @property
     def round(self) -> int:
         return self.score.round
 
 
-def goal(run: Run) -> str:
+def goal(run: Run) -> Metric:
     """The metric that rounds are chosen by and methods are ranked by."""
-    return "mse" if run.federation.task == "regression" else "accuracy"
+    return goal_of(run.federation.task)
 
 
 def check_rule(rule: str) -> None:
@@ -46,7 +45,7 @@ def check_rule(rule: str) -> None:
         raise ReportError(f"Unknown selection rule {rule!r}: choose one of {', '.join(RULES)}.")
 
 
-def series(run: Run, part: str, point: str, epochs: int, group: str = "members") -> dict[int, Score]:
+def series(run: Run, part: str, point: str, epochs: int, group: str = "members") -> dict[int, ScoreLine]:
     """The scores of one kind, by round."""
     return run.index.get((part, point, epochs, group), {})
 
@@ -65,15 +64,16 @@ def main_epochs(run: Run, point: str) -> int:
     return next((e for e in known if e > 0), 0) if point == "adapted" else next(iter(known), 0)
 
 
-def choose(run: Run, rule: str) -> Choice | None:
+def choose(run: Run, rule: str) -> SelectedRound | None:
     """The round `rule` picks at the run's own evaluation point; None where the scores it needs were not written."""
     check_rule(rule)
     epochs = main_epochs(run, run.scored)
     parts = {p: series(run, p, run.scored, epochs) for p in ("validation", "test", "held")}
+    name = goal(run).name
     entries: list[dict[str, float | None]] = [
-        {"round": r} | {p: scores[r].value(goal(run), WEIGHT) if r in scores else None for p, scores in parts.items()}
+        {"round": r} | {p: scores[r].value(name, WEIGHT) if r in scores else None for p, scores in parts.items()}
         for r in sorted(set().union(*parts.values()))
     ]
-    chosen = select(entries, rule, GOALS[goal(run)] > 0).round if entries else None
+    chosen = select(entries, rule, goal(run).higher).round if entries else None
     score = parts[PART[rule]].get(chosen) if chosen is not None else None
-    return Choice(rule, score) if score is not None else None
+    return SelectedRound(rule, score) if score is not None else None

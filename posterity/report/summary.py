@@ -1,4 +1,4 @@
-"""The tables beside the headline, and what a reader must know before trusting the comparison."""
+"""The tables beside the headline (`tables.py`), and what a reader must know before trusting the comparison."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from posterity.report.read_runs import POINTS, Run, Score
+from posterity.report.columns import Column, text
+from posterity.report.read_runs import POINTS, Run, ScoreLine
 from posterity.report.selected_round import PART, RULES, WEIGHT, choose, epochs_scored, goal, main_epochs, series
-from posterity.report.tables import Arm, Column, Row, point_name, progress, settings, summarise, text
+from posterity.report.tables import Arm, Row, point_name, progress, settings, summarise
 from posterity.report.verdict import goal_column, join
 
 # A difference in one of these makes a comparison between methods one between something else as well.
@@ -16,7 +17,7 @@ SETTING = ("dataset", "partition", "clients", "model", "rounds", "participation"
 
 
 @dataclass(frozen=True)
-class Grid:
+class SmallTable:
     """A small table: named columns, and per method a text for each (empty where nothing was measured)."""
 
     heads: tuple[str, ...]
@@ -27,22 +28,22 @@ class Grid:
         return any(cell for _, cells in self.rows for cell in cells)
 
 
-def by_rule(rows: Sequence[Row]) -> Grid:
+def by_rule(rows: Sequence[Row]) -> SmallTable:
     """The headline metric under each of the three rules."""
     column = goal_column(rows[0].arm.runs[0])
     found = []
     for row in rows:
         cells = [summarise([_chosen(run, rule) for run in row.arm.runs], column) for rule in RULES]
         found.append((row.arm, tuple(c.text if c else "" for c in cells)))
-    return Grid(tuple(RULES), tuple(found))
+    return SmallTable(tuple(RULES), tuple(found))
 
 
 def _chosen(run: Run, rule: str) -> float | None:
     choice = choose(run, rule)
-    return choice.score.value(goal(run), WEIGHT) if choice else None
+    return choice.score.value(goal(run).name, WEIGHT) if choice else None
 
 
-def at(run: Run, rule: str, point: str, epochs: int, group: str) -> Score | None:
+def at(run: Run, rule: str, point: str, epochs: int, group: str) -> ScoreLine | None:
     """Scores of another point or group at the round chosen for the headline, or at the nearest earlier one."""
     choice = choose(run, rule)
     if choice is None:
@@ -55,7 +56,7 @@ def at(run: Run, rule: str, point: str, epochs: int, group: str) -> Score | None
     return None
 
 
-def by_point(rows: Sequence[Row], group: str = "members") -> Grid:
+def by_point(rows: Sequence[Row], group: str = "members") -> SmallTable:
     """The headline metric at every evaluation point that was scored, at the round of the headline."""
     runs = [run for row in rows for run in row.arm.runs]
     kinds = [(p, e) for p in POINTS for e in sorted({e for r in runs for e in epochs_scored(r, p, group)})]
@@ -65,14 +66,14 @@ def by_point(rows: Sequence[Row], group: str = "members") -> Grid:
         scores = [[at(run, row.rule, p, e, group) for run in row.arm.runs] for p, e in kinds]
         cells = [summarise([s.value(column.key, WEIGHT) if s else None for s in kind], column) for kind in scores]
         found.append((row.arm, tuple(c.text if c else "" for c in cells)))
-    return Grid(tuple(point_name(p, e) for p, e in kinds), tuple(found))
+    return SmallTable(tuple(point_name(p, e) for p, e in kinds), tuple(found))
 
 
-def newcomers(rows: Sequence[Row]) -> Grid:
+def newcomers(rows: Sequence[Row]) -> SmallTable:
     """Newcomers at every point, members beside them, and the gap left after the longest adaptation."""
     base = by_point(rows, "newcomers")
     if not base.filled:
-        return Grid((), ())
+        return SmallTable((), ())
     column = goal_column(rows[0].arm.runs[0])
     found = []
     for row, (arm, cells) in zip(rows, base.rows, strict=True):
@@ -80,7 +81,7 @@ def newcomers(rows: Sequence[Row]) -> Grid:
         gap = summarise([_newcomer_gap(run, row.rule, column) for run in arm.runs], column)
         signed = f"{'+' if gap.mean > 0 else ''}{gap.text}".replace("-", "−") if gap else ""
         found.append((arm, (*cells, member.text if member else "", signed)))
-    return Grid((*base.heads, "members", "gap"), tuple(found))
+    return SmallTable((*base.heads, "members", "gap"), tuple(found))
 
 
 def _newcomer_gap(run: Run, rule: str, column: Column) -> float | None:
@@ -156,4 +157,4 @@ def every_run(rows: Sequence[Row]) -> list[tuple[Run, Arm, str, tuple[str, ...]]
 def curve(run: Run, part: str) -> dict[int, float]:
     """The headline metric by round, at the run's own evaluation point."""
     scores = series(run, part, run.scored, main_epochs(run, run.scored))
-    return {r: v for r, s in sorted(scores.items()) if (v := s.value(goal(run), WEIGHT)) is not None}
+    return {r: v for r, s in sorted(scores.items()) if (v := s.value(goal(run).name, WEIGHT)) is not None}

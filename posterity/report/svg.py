@@ -43,8 +43,8 @@ class Canvas:
     def line(self, x1: float, y1: float, x2: float, y2: float, css: str) -> None:
         self.add("line", css, x1=x1, y1=y1, x2=x2, y2=y2)
 
-    def text(self, x: float, y: float, words: str, css: str = "", anchor: str = "start") -> None:
-        self.add("text", css, x=x, y=y, text_anchor=anchor).text = words
+    def text(self, x: float, y: float, content: str, css: str = "", anchor: str = "start") -> None:
+        self.add("text", css, x=x, y=y, text_anchor=anchor).text = content
 
     def path(self, points: Sequence[tuple[float, float]], css: str, closed: bool = False, title: str = "") -> None:
         steps = "L".join(f"{number(x)} {number(y)}" for x, y in points)
@@ -60,7 +60,7 @@ def number(value: float) -> str:
 
 
 @dataclass(frozen=True)
-class Scale:
+class AxisScale:
     """Data to pixels, linear or logarithmic."""
 
     low: float
@@ -124,10 +124,10 @@ def spread(wanted: Sequence[float], gap: float, low: float, high: float) -> list
     return [placed[i] for i in range(len(wanted))]
 
 
-def shorten(words: str, room: float) -> str:
-    """`words` cut so that they fit `room` pixels."""
+def shorten(text: str, room: float) -> str:
+    """`text` cut so that it fits `room` pixels."""
     most = max(int(room / CHARACTER), 3)
-    return words if len(words) <= most else words[: most - 1].rstrip(" (,") + "…"
+    return text if len(text) <= most else text[: most - 1].rstrip(" (,") + "…"
 
 
 def colour(index: int) -> str:
@@ -145,8 +145,8 @@ def plain(value: float) -> str:
 
 def axes(
     canvas: Canvas,
-    x: Scale,
-    y: Scale,
+    x: AxisScale,
+    y: AxisScale,
     across: Sequence[float],
     up: Sequence[float],
     x_text: Callable[[float], str] = plain,

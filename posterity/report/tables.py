@@ -1,16 +1,20 @@
-"""The headline table, as numbers and as text: page and terminal both print `Cell.text`, so they cannot differ."""
+"""The headline table, as numbers and as text: page and terminal both print `Cell.text`, so they cannot differ.
+
+Its columns are in `columns.py`; `ranking.py` sorts its rows and marks the best.
+"""
 
 from __future__ import annotations
 
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
+from posterity.report.columns import Column, oriented, table_columns, text
 from posterity.report.logs import ReportError
 from posterity.report.read_runs import Run
-from posterity.report.selected_round import WEIGHT, Choice, choose, goal, main_epochs
+from posterity.report.selected_round import SelectedRound, choose, main_epochs
 
 # What may differ between the seeds of one method without making it another method.
 INCIDENTAL = {
@@ -25,28 +29,8 @@ INCIDENTAL = {
     "folder",
     "name",
     "threads",
+    "metrics",
 }
-
-
-@dataclass(frozen=True)
-class Column:
-    """A quantity: where a run keeps it, what it is called, how it is printed and which direction is better."""
-
-    key: str
-    title: str
-    source: tuple[str, ...]  # ("metric", name, weight) | ("fairness", name) | ("bytes",) | ("seconds",)
-    better: int = 0  # +1 higher, -1 lower, 0 not ranked
-    unit: str = ""
-    digits: int = 3
-
-    @property
-    def heading(self) -> str:
-        """The title with its unit, where the cells do not carry it themselves."""
-        return f"{self.title}, %" if self.unit == "%" and "%" not in self.title else self.title
-
-    @property
-    def hint(self) -> str:
-        return {1: "higher is better", -1: "lower is better", 0: ""}[self.better]
 
 
 @dataclass(frozen=True)
@@ -82,7 +66,7 @@ class Row:
     arm: Arm
     point: str
     rule: str
-    picked: tuple[tuple[Run, Choice], ...]  # the runs that count, and the round that the rule chose in each
+    picked: tuple[tuple[Run, SelectedRound], ...]  # the runs that count, and the round that the rule chose in each
     mark: str  # empty, or why the row is provisional
     cells: Mapping[str, Cell]
 
@@ -95,43 +79,10 @@ class Row:
         return len(self.picked)
 
 
-def _metric(name: str, title: str, better: int, unit: str = "", digits: int = 3) -> Column:
-    return Column(name, title, ("metric", name, WEIGHT), better, unit, digits)
-
-
-HEADLINE = (
-    _metric("mse", "MSE", -1),
-    _metric("accuracy", "Accuracy", 1, "%", 1),
-    _metric("balanced_accuracy", "Balanced accuracy", 1, "%", 1),
-    _metric("auroc", "AUROC", 1),
-    _metric("auprc", "AUPRC", 1),
-    _metric("sensitivity", "Sensitivity", 1, "%", 1),
-    _metric("specificity", "Specificity", 1, "%", 1),
-    _metric("nll", "NLL", -1),
-    _metric("brier", "Brier", -1),
-    _metric("ece", "ECE", -1),
-    Column("worst10", "Worst 10 %", ("fairness", "worst10"), 1, "%", 1),
-    Column("sd", "sd over clients", ("fairness", "sd"), -1, "%", 1),
-    Column("bytes", "Bytes per round", ("bytes",), -1, "B"),
-    Column("seconds", "Seconds", ("seconds",), 0, "s", 1),
-)
-FURTHER = (
-    Column("accuracy_mean", "Accuracy, clients equal", ("metric", "accuracy", "mean"), 1, "%", 1),
-    Column("accuracy_train", "Accuracy, by training size", ("metric", "accuracy", "train_weighted"), 1, "%", 1),
-    _metric("mce", "MCE", -1),
-    _metric("ece_flat", "ECE, all classes", -1),
-    _metric("calibration_slope", "Calibration slope", 0),
-    _metric("calibration_intercept", "Calibration intercept", 0),
-    Column("cov", "CoV over clients", ("fairness", "cov"), -1),
-    Column("cov_mean", "CoV, mean form", ("fairness", "cov_mean"), -1),
-    Column("sd_20", "sd, clients with ≥ 20", ("fairness", "sd_20"), -1, "%", 1),
-)
-
-
-def columns(rows: Sequence[Row], among: Sequence[Column] = HEADLINE) -> list[Column]:
+def columns(rows: Sequence[Row], table: str = "main") -> list[Column]:
     """The columns that at least one row fills; a regression shows no accuracy, two classes show AUROC."""
-    key = goal(rows[0].arm.runs[0]) if rows else "accuracy"
-    return [oriented(c, key) for c in among if any(c.key in r.cells for r in rows)]
+    among = oriented(table_columns([run for row in rows for run in row.arm.runs], table), rows[0].arm.runs[0])
+    return [c for c in among if any(c.key in r.cells for r in rows)]
 
 
 def check_scores(runs: Sequence[Run]) -> None:
@@ -186,7 +137,7 @@ def _suffix(run: Run, rivals: Sequence[Run]) -> str:
 def make_row(arm: Arm, rule: str, among: Sequence[Column]) -> Row:
     choices = [(run, choose(run, rule)) for run in arm.runs]
     picked = [(run, choice) for run, choice in choices if choice is not None]
-    among = [oriented(c, goal(arm.runs[0])) for c in among]
+    among = oriented(among, arm.runs[0])
     cells = {c.key: cell for c in among if (cell := summarise([fetch(r, ch, c) for r, ch in picked], c)) is not None}
     last = arm.runs[0]
     return Row(
@@ -213,7 +164,7 @@ def point_name(point: str, epochs: int) -> str:
     return f"adapted, {epochs} epoch{'' if epochs == 1 else 's'}"
 
 
-def fetch(run: Run, choice: Choice, column: Column) -> float | None:
+def fetch(run: Run, choice: SelectedRound, column: Column) -> float | None:
     """One number of one run."""
     kind, *path = column.source
     if kind == "metric":
@@ -236,28 +187,3 @@ def summarise(values: Iterable[float | None], column: Column) -> Cell | None:
         return Cell(mean, None, len(known), "∞" if mean > 0 else "−∞")
     sd = statistics.stdev(known) if len(known) > 1 else None
     return Cell(mean, sd, len(known), text(mean, sd, column))
-
-
-def text(mean: float, sd: float | None, column: Column) -> str:
-    """The one place where a number of a table becomes text."""
-    if column.unit == "B":
-        return human_bytes(mean)
-    scale = 100.0 if column.unit == "%" else 1.0
-    shown = f"{scale * mean:.{column.digits}f}"
-    return shown if sd is None or column.unit == "s" else f"{shown} ± {scale * sd:.{column.digits}f}"
-
-
-def human_bytes(count: float) -> str:
-    """Decimal units, three figures: 1 MB is 1,000,000 bytes."""
-    units = ("B", "kB", "MB", "GB", "TB", "PB")
-    power = min(int(math.log10(count) // 3), len(units) - 1) if count >= 1 else 0
-    scaled = count / 1000**power
-    digits = 0 if power == 0 or scaled >= 100 else 1 if scaled >= 10 else 2
-    return f"{scaled:.{digits}f} {units[power]}"
-
-
-def oriented(column: Column, key: str) -> Column:
-    """Fairness is over clients' accuracy or over their squared error: the worst tenth then has the highest value."""
-    if key != "mse" or column.source[0] != "fairness":
-        return column
-    return replace(column, better=-1, unit="", digits=3)

@@ -1,4 +1,7 @@
-"""What was compared and what it shows, in words: the finding, the pairs, and what so few seeds cannot show."""
+"""What was compared and what it shows, in words: the finding, the pairs, and what so few seeds cannot show.
+
+`ranking.py` compares; page and terminal print the sentences.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +9,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from posterity.evaluate.paired import MOST, Paired
-from posterity.report.ranking import Contest, contest
-from posterity.report.read_runs import Run, Score
+from posterity.report.columns import Column, metric_column, text
+from posterity.report.ranking import Comparison, compare_methods
+from posterity.report.read_runs import Run, ScoreLine
 from posterity.report.selected_round import PART, goal
-from posterity.report.tables import HEADLINE, Cell, Column, Row, text
+from posterity.report.tables import Cell, Row
 
 NAMED = 8  # methods in a sentence
 DESIGNS = {
@@ -24,7 +28,7 @@ DESIGNS = {
 
 
 @dataclass(frozen=True)
-class Line:
+class PairText:
     """A pair of methods as text."""
 
     first: Row
@@ -38,39 +42,40 @@ class Line:
 
 
 def goal_column(run: Run) -> Column:
-    return next(c for c in HEADLINE if c.key == goal(run))
+    return metric_column(goal(run).facts())
 
 
-def main_contest(rows: Sequence[Row]) -> Contest:
+def main_comparison(rows: Sequence[Row]) -> Comparison:
     """The methods compared by the headline metric."""
-    return contest(rows, goal_column(rows[0].arm.runs[0]))
+    return compare_methods(rows, goal_column(rows[0].arm.runs[0]))
 
 
 def finding(rows: Sequence[Row]) -> str:
     """Who leads on the headline metric, by how much, and whether that is more than chance."""
-    return tell(main_contest(rows), rows)
+    return tell(main_comparison(rows), rows)
 
 
-def tell(held: Contest, rows: Sequence[Row]) -> str:
-    """The finding of a contest among these rows."""
-    column = held.column
-    if not held.rows:
+def tell(comparison: Comparison, rows: Sequence[Row]) -> str:
+    """The finding of a comparison among these rows."""
+    column = comparison.column
+    if not comparison.rows:
         return _unsettled(column, rows)
-    top = held.rows[0].cells[column.key]
-    if len(held.rows) == 1:
+    top = comparison.rows[0].cells[column.key]
+    if len(comparison.rows) == 1:
         over = f"over {top.n} seeds" if top.n > 1 else "with a single seed"
-        shown = f"{held.rows[0].label} reaches {_name(column)} of {quoted(top, column)} {over}"
+        shown = f"{comparison.rows[0].label} reaches {_name(column)} of {quoted(top, column)} {over}"
         return f"{shown}; there is no other method here to compare it with."
-    lead = f"{_lead(held)}, {_rival(held)}"
-    if held.winner is not None:
-        others = len(held.rows) - 1
+    lead = f"{_lead(comparison)}, {_rival(comparison)}"
+    if comparison.winner is not None:
+        others = len(comparison.rows) - 1
         return f"{lead}; it is separated from {f'the {others} other methods' if others > 1 else 'it'}."
-    if not held.tested:
+    if not comparison.tested:
         few = "No two methods share two seeds, so there is no spread to test against (--seeds 0-9 gives ten)."
         return f"No method is called better. {lead}. {few}"
-    names = [held.rows[k].label for k in held.level]
+    names = [comparison.rows[k].label for k in comparison.level]
     verb = "is" if len(names) == 1 else "are"
-    return f"No method is separated from all others. {lead}; {join(names)} {verb} not separated from it. {reach(held)}"
+    level = f"{join(names)} {verb} not separated from it"
+    return f"No method is separated from all others. {lead}; {level}. {reach(comparison)}"
 
 
 def _unsettled(column: Column, rows: Sequence[Row]) -> str:
@@ -79,19 +84,19 @@ def _unsettled(column: Column, rows: Sequence[Row]) -> str:
     return f"The scores that the rule “{rows[0].rule}” needs were not written, so nothing can be ranked by it."
 
 
-def _lead(held: Contest) -> str:
-    first, column = held.rows[0], held.column
+def _lead(comparison: Comparison) -> str:
+    first, column = comparison.rows[0], comparison.column
     extreme = "lowest" if column.better < 0 else "highest"
-    return f"{first.label} has the {extreme} {noun(column)}, {quoted(first.cells[column.key], column)}"
+    return f"{first.label} has the {extreme} {column.noun}, {quoted(first.cells[column.key], column)}"
 
 
-def _rival(held: Contest) -> str:
+def _rival(comparison: Comparison) -> str:
     """The first against the second, in a clause."""
-    column, second, pair = held.column, held.rows[1], held.pairs[0, 1]
+    column, second, pair = comparison.column, comparison.rows[1], comparison.pairs[0, 1]
     rival = quoted(second.cells[column.key], column)
     if not pair.seeds:
         return f"and shares no seed with {second.label} ({rival}), so the two cannot be paired"
-    past = {True: ("ahead of", "below"), False: ("behind", "above")}[held.better(0, 1)][column.better < 0]
+    past = {True: ("ahead of", "below"), False: ("behind", "above")}[comparison.better(0, 1)][column.better < 0]
     gap = f"{amount(abs(pair.difference), column)} {past}" if pair.difference else "level with"
     over = f"the {pair.seeds} seeds" if pair.seeds > 1 else "the single seed"
     said = f"{gap} {second.label} over {over} that both ran ({rival}"
@@ -100,7 +105,7 @@ def _rival(held: Contest) -> str:
     sign = -1 if pair.difference < 0 else 1
     low, high = sorted(sign * x for x in pair.interval)
     inside = f"95 % interval of the gap {signed(low, column)} to {signed(high, column)}"
-    return f"{said}; {inside}; {p_value(pair.holm)} by Holm over {_pairs(held)})"
+    return f"{said}; {inside}; {p_value(pair.holm)} by Holm over {_pairs(comparison)})"
 
 
 def _ahead(pair: Paired, column: Column) -> int:
@@ -108,31 +113,31 @@ def _ahead(pair: Paired, column: Column) -> int:
     return sum(column.better * d > 0 for d in pair.each)
 
 
-def _pairs(held: Contest) -> str:
-    return f"{held.tested} pair{'' if held.tested == 1 else 's'}"
+def _pairs(comparison: Comparison) -> str:
+    return f"{comparison.tested} pair{'' if comparison.tested == 1 else 's'}"
 
 
-def reach(held: Contest) -> str:
+def reach(comparison: Comparison) -> str:
     """What so many seeds and pairs could have shown."""
-    gap = held.detectable
+    gap = comparison.detectable
     if gap is None:
         return ""
-    seeds = sorted({pair.seeds for pair in held.pairs.values() if pair.p is not None})
+    seeds = sorted({pair.seeds for pair in comparison.pairs.values() if pair.p is not None})
     told = f"{seeds[0]}" if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}"
-    said = f"With {told} seeds and {_pairs(held)} only a gap of about {amount(gap, held.column)} would have shown"
-    return f"{said} (power 80 %, at the spread seen here)."
+    said = f"With {told} seeds and {_pairs(comparison)} only a gap of about {amount(gap, comparison.column)} would have"
+    return f"{said} shown (power 80 %, at the spread seen here)."
 
 
-def lines(held: Contest, keys: Sequence[tuple[int, int]]) -> list[Line]:
-    """Some pairs of a contest as text."""
-    column, made = held.column, []
+def lines(comparison: Comparison, keys: Sequence[tuple[int, int]]) -> list[PairText]:
+    """Some pairs of a comparison as text."""
+    column, made = comparison.column, []
     for i, j in keys:
-        pair = held.pairs[i, j]
+        pair = comparison.pairs[i, j]
         inside = pair.interval
         made.append(
-            Line(
-                held.rows[i],
-                held.rows[j],
+            PairText(
+                comparison.rows[i],
+                comparison.rows[j],
                 signed(pair.difference, column) if pair.seeds else "",
                 f"{signed(inside[0], column)} to {signed(inside[1], column)}" if inside else "",
                 f"{_ahead(pair, column)} of {pair.seeds}",
@@ -150,24 +155,24 @@ def _needed(pair: Paired) -> str:
     return f"> {MOST:,}" if pair.needed is None else f"{pair.needed}"
 
 
-def neighbours(held: Contest) -> list[tuple[int, int]]:
-    return [(k, k + 1) for k in range(len(held.rows) - 1)]
+def neighbours(comparison: Comparison) -> list[tuple[int, int]]:
+    return [(k, k + 1) for k in range(len(comparison.rows) - 1)]
 
 
-def paired_over(held: Contest) -> str:
-    split = any(pair.design != "seeds" for pair in held.pairs.values() if pair.p is not None)
+def paired_over(comparison: Comparison) -> str:
+    split = any(pair.design != "seeds" for pair in comparison.pairs.values() if pair.p is not None)
     return "the same seeds and clients" if split else "the same seeds"
 
 
-def explained(held: Contest, rule: str) -> list[str]:
+def explained(comparison: Comparison, rule: str) -> list[str]:
     """What was tested, over what, and about what it speaks."""
-    metric, part = noun(held.column), "held-out" if PART[rule] == "held" else PART[rule]
+    metric, part = comparison.column.noun, "held-out" if PART[rule] == "held" else PART[rule]
     said = [
-        f"Differences of the {metric} over all {part} rows, paired over {paired_over(held)}, each run at the round "
-        f"that its rule chose. The 95 % interval is that of a pair by itself. p is adjusted by Holm's method for "
-        f"all {_pairs(held)}, since the best is only known after looking; separated means p < 0.05."
+        f"Differences of the {metric} over all {part} rows, paired over {paired_over(comparison)}, each run at the "
+        f"round that its rule chose. The 95 % interval is that of a pair by itself. p is adjusted by Holm's method for "
+        f"all {_pairs(comparison)}, since the best is only known after looking; separated means p < 0.05."
     ]
-    used = {pair.design for pair in held.pairs.values() if pair.p is not None}
+    used = {pair.design for pair in comparison.pairs.values() if pair.p is not None}
     return said + [DESIGNS[name] for name in DESIGNS if name in used]
 
 
@@ -185,7 +190,7 @@ def worst_note(rows: Sequence[Row]) -> str:
     )
 
 
-def worst_rows(score: Score) -> tuple[int, int, int] | None:
+def worst_rows(score: ScoreLine) -> tuple[int, int, int] | None:
     """Clients in the worst tenth, clients in all, and the tenth's rows; older logs are counted by their lists."""
     rows, of = score.fairness.get("worst10_rows"), score.fairness.get("clients")
     if rows is not None and of:
@@ -208,12 +213,8 @@ def p_value(p: float | None) -> str:
     return "p < 0.001" if p < 0.001 else f"p = {p:.3f}" if p < 0.1 else f"p = {p:.2f}"
 
 
-def noun(column: Column) -> str:
-    return "mean squared error" if column.key == "mse" else "accuracy"
-
-
 def _name(column: Column) -> str:
-    return f"{'a' if column.key == 'mse' else 'an'} {noun(column)}"
+    return f"{'an' if column.noun[0] in 'aeiou' else 'a'} {column.noun}"
 
 
 def quoted(cell: Cell, column: Column) -> str:

@@ -173,10 +173,88 @@ def test_a_method_outside_the_package_runs_and_keeps_the_laws(call):
     assert not all(v["held"] for v in json.loads(out))
 
 
+OUTSIDE = {
+    "my_data.py": """
+import torch
+from posterity.data import Pool
+
+def load(data_dir, seed, *, noise: float = 1.0):
+    y = torch.arange(120) % 2
+    x = torch.randn(120, 3, generator=torch.Generator().manual_seed(seed)) * noise + y[:, None]
+    return Pool("mine", x, y, 2)
+
+def wrong(data_dir, seed):
+    return None
+""",
+    "my_partition.py": """
+import torch
+
+def stripes(y, clients, rng, width: int = 1):
+    rows = torch.arange(len(y))
+    return [rows[rows // width % clients == k] for k in range(clients)]
+
+number = 3
+""",
+    "my_network.py": """
+from torch import nn
+
+def make(shape, classes, width=4):
+    made = nn.Sequential()
+    made.add_module("base", nn.Linear(shape[0], width))
+    made.add_module("head", nn.Linear(width, classes))
+    return made
+""",
+}  # each in one file of the current folder
+
+
+@pytest.fixture
+def outside(call, monkeypatch):
+    for name, text in OUTSIDE.items():
+        Path(name).write_text(text)
+        monkeypatch.delitem(sys.modules, name.removesuffix(".py"), raising=False)
+    return call
+
+
+def test_a_dataset_a_partition_and_a_network_outside_the_package(outside):
+    words = ["--dataset", "my_data:load", "--partition", "my_partition:stripes:5", "--model", "my_network:make",
+             "--set", "data.noise=0.5", "--set", "model.width=6", "--clients", "4", "--rounds", "2", "-q"]  # fmt: skip
+    code, _, complaint = outside("run", "--method", "fedavg", *words)
+    assert code == 0, complaint
+    folder = Path("runs/my_data-load-fedavg-seed0")
+    federation = json.loads((folder / "run.json").read_text())["federation"]
+    assert (federation["name"], federation["clients"]) == ("mine", 4)
+    assert federation["partition"] == {"rule": "my_partition:stripes", "version": 1, "width": 5}
+    assert outside("resume", str(folder))[0] == 0
+    assert "mine: 4 clients" in outside("partition", *words[:4], "--clients", "4")[1]
+    code, _, complaint = outside("compare", "--methods", "fedavg,local", "--seeds", "0", "--jobs", "2", *words)
+    assert code == 0, complaint
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--dataset", "my_dat:load"], "there is no module 'my_dat' to take the dataset 'my_dat:load' from"),
+        (["--dataset", "my_data:laod"], "is nothing, not a function that makes a dataset: did you mean 'load'"),
+        (["--dataset", "my_data:wrong"], "returned a NoneType; expected a Pool or a Federation"),
+        (["--partition", "my_partitio:stripes"], "there is no module 'my_partitio' to take the partition"),
+        (["--partition", "my_partition:number"], "is of type int, not a function that makes a partition"),
+        (["--partition", "my_partition:stripes:1:2"], "expected the form my_partition:stripes[:WIDTH]"),
+        (["--model", "my_networ:make"], "There is no module 'my_networ' to take the model"),
+        (["--model", "my_network:mke"], "there is no callable of my_network 'mke': did you mean 'make'"),
+    ],
+)
+def test_what_is_wrong_outside_the_package_is_told_in_a_sentence(outside, words, message):
+    code, _, complaint = outside("run", *words)
+    assert code == 2
+    assert message in complaint
+    assert "Traceback" not in complaint
+    assert not Path("runs").exists()
+
+
 @pytest.mark.everything
-def test_the_scaffolded_test_passes(tmp_path):
+def test_the_written_test_of_a_new_method_passes(tmp_path):
     subprocess.run([sys.executable, "-m", "posterity", "new", "method", "fedfoo"], cwd=tmp_path, check=True)
-    env = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join((str(tmp_path), os.environ.get("PYTHONPATH", "")))}
     subprocess.run([sys.executable, "-m", "pytest", "-q", "test_fedfoo.py"], cwd=tmp_path, check=True, env=env)
 
 

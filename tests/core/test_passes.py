@@ -22,13 +22,15 @@ from oracles.sims import (
 
 from posterity.core.losses import fit
 from posterity.core.optim import SGD
-from posterity.core.passes import base, deal, descend, everything, gather, head, meta, network, norms, sample
+from posterity.core.passes import base, deal, descend, everything, gather, head, meta, norms, sample, trainable
 from posterity.core.protocol import Batch, Carry, Here, tuned
 from posterity.core.random import make_key
 from posterity.core.training import Training
 from posterity.core.tree import tree_rows
-from posterity.engine import keys, loop, stacked
-from posterity.engine.round import meet
+from posterity.engine import keys
+from posterity.engine.blocks import meet
+from posterity.engine.loop import ORACLE
+from posterity.engine.stacked import STACKED
 from posterity.methods.fedavg import FedAvg
 
 each_engine = pytest.mark.parametrize("engine", ENGINES, ids=lambda e: e.name)
@@ -248,7 +250,7 @@ def test_partitions():
     model = mlp(federation, norm=True)
     names = [*model.leaves, "rho"]
     assert set(everything(names, model)) == {*model.trainable, "rho"}
-    assert set(network(names, model)) == model.trainable
+    assert set(trainable(names, model)) == model.trainable
     assert set(head(names, model)) == {"head.weight", "head.bias"}
     assert set(base(names, model)) | set(head(names, model)) == model.trainable
     assert set(norms(names, model)) == {"base.norm1.weight", "base.norm1.bias"}
@@ -284,18 +286,18 @@ def somebody_and_nobody():
 
 def test_weight_decay_does_not_move_a_client_without_data():
     (_, _), (_, params) = kept(
-        somebody_and_nobody(), loop, Training(lr=0.5, weight_decay=0.1).descend(), initial=at(1.0)
+        somebody_and_nobody(), ORACLE, Training(lr=0.5, weight_decay=0.1).descend(), initial=at(1.0)
     )
     assert float(params[WEIGHT]) == 1.0
 
 
-@pytest.mark.parametrize("engine", [loop, stacked], ids=lambda e: e.name)
+@pytest.mark.parametrize("engine", [ORACLE, STACKED], ids=lambda e: e.name)
 def test_a_client_without_data_is_not_moved(engine):
     (_, _), (_, params) = kept(somebody_and_nobody(), engine, full_batch(3).descend(), initial=at(2.0))
     assert float(params[WEIGHT]) == 2.0
 
 
-@pytest.mark.parametrize("engine", [loop, stacked], ids=lambda e: e.name)
+@pytest.mark.parametrize("engine", [ORACLE, STACKED], ids=lambda e: e.name)
 def test_newcomers_without_training_data_are_scored_as_received(engine):
     one = torch.ones(1, 1, dtype=DOUBLE)
     federation = federate([(one, one[0]), (None, None)], test=[(one, one[0])] * 2)

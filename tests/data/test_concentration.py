@@ -20,10 +20,10 @@ def squares(owned: list[torch.Tensor], y: torch.Tensor) -> torch.Tensor:
     return (counts / counts.sum(0)).square().sum(0)
 
 
-@pytest.mark.parametrize("law", ["dirichlet", "balanced"])
+@pytest.mark.parametrize("rule", ["dirichlet", "balanced"])
 @pytest.mark.parametrize("alpha", [0.1, 0.5, 2.0, 5.0])
-def test_shares_of_a_class(law: str, alpha: float) -> None:
-    found = torch.cat([squares(divided(f"{law}:{alpha}:1", seed), LABELS) for seed in range(2)])
+def test_shares_of_a_class(rule: str, alpha: float) -> None:
+    found = torch.cat([squares(divided(f"{rule}:{alpha}:1", seed), LABELS) for seed in range(2)])
     error = float(found.std()) / len(found) ** 0.5
     assert abs(float(found.mean()) - (alpha + 1) / (CLIENTS * alpha + 1)) < 4 * error + 1 / ROWS
 

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from posterity.data import DataError, Pool, load
-from posterity.data.assemble import assemble
-from posterity.data.clients import Request
+from posterity.data.clients import assemble
+from posterity.data.federation import FederationSpec
 from posterity.data.mix import mix
 
 
@@ -41,7 +41,7 @@ def test_labels_side_by_side_and_pictures_of_one_shape() -> None:
 def test_joint_clients_have_several_datasets_and_apart_ones_have_one() -> None:
     a, b = pool("a", (1, 8, 8), 4), pool("b", (1, 8, 8), 3)
     for mixing, several in (("joint", True), ("apart", False)):
-        f = assemble(mix([a, b], mixing=mixing), Request("dirichlet:5:1", clients=6))
+        f = assemble(mix([a, b], mixing=mixing), FederationSpec("mine", "dirichlet:5:1", clients=6))
         kinds = [len((f.y[f.train.client(k)] < 4).unique()) for k in range(6)]
         assert (max(kinds) == 2) == several
         assert f.clients == 6

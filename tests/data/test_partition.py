@@ -1,10 +1,16 @@
-"""Laws of the partitions: nobody shares a row, nothing promised is missing, and the papers' statistics."""
+"""What every partition keeps: nobody shares a row, nothing promised is missing, and the papers' statistics."""
+
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from posterity.data import DataError, parse_partition, partition
+from posterity.core.hyperparameters import knobs
+from posterity.data import DataError, parse_partition
+from posterity.data.deal import cut
+from posterity.data.partition import EXAMPLES, RULES, natural
+from posterity.experiment.config import Config
 
 LABELS = torch.arange(10).repeat_interleave(200)[torch.randperm(2000, generator=torch.Generator().manual_seed(0))]
 EVERYTHING = ("dirichlet:0.5", "balanced:0.5", "capped:0.5", "quantity:0.8", "quantity-power:1.2", "iid")
@@ -58,8 +64,8 @@ def test_balanced_is_more_even_in_size_but_not_in_classes() -> None:
 
 def sizes_by_position(text: str, draws: int, y: torch.Tensor, clients: int, first: int = 0) -> np.ndarray:
     """The sizes of clients 0, 1, … in many draws (draws, clients)."""
-    law = parse_partition(text)
-    return np.array([[len(rows) for rows in law.divide(y, clients, np.random.default_rng(first + seed))]
+    rule = parse_partition(text)
+    return np.array([[len(rows) for rows in rule.divide(y, clients, np.random.default_rng(first + seed))]
                      for seed in range(draws)])  # fmt: skip
 
 
@@ -83,8 +89,8 @@ def test_no_client_is_favoured_by_its_number(text: str, y: torch.Tensor, clients
 def test_no_client_is_favoured_within_a_class(name: str) -> None:
     """The first class goes to clients that all hold nothing: equals are put in a random order."""
     y = torch.arange(4).repeat_interleave(50)
-    law, draws = parse_partition(f"{name}:0.5:1"), 200
-    found = np.stack([histogram(law.divide(y, 6, np.random.default_rng(s)), y).numpy() for s in range(draws)])
+    rule, draws = parse_partition(f"{name}:0.5:1"), 200
+    found = np.stack([histogram(rule.divide(y, 6, np.random.default_rng(s)), y).numpy() for s in range(draws)])
     error = found.std(0, ddof=1) / draws**0.5
     assert (np.abs(found.mean(0) - 50 / 6) <= 4.5 * error).all()  # 24 numbers
 
@@ -92,7 +98,7 @@ def test_no_client_is_favoured_within_a_class(name: str) -> None:
 @pytest.mark.parametrize("share", [(0.03, 0.07, 0.4, 0.5), (0.25, 0.25, 0.25, 0.25), (0.9, 0.04, 0.03, 0.03), (1.0,)])
 def test_whole_numbers_from_shares_are_right_on_average(share: tuple[float, ...]) -> None:
     rng, p, n = np.random.default_rng(1), np.array(share), 13
-    found = np.array([partition._cut(p, n, rng) for _ in range(2000)])
+    found = np.array([cut(p, n, rng) for _ in range(2000)])
     assert (found.sum(1) == n).all()
     assert np.abs(found - p * n).max() < 1  # rounded up or down
     part = p * n - np.floor(p * n)  # rounded up with this chance
@@ -185,8 +191,8 @@ def test_major_classes_follow_fedbps_o14(clients: int) -> None:
 
 def test_the_literal_reading_of_fedbps_is_iid() -> None:
     y = torch.arange(10).repeat_interleave(600)
-    law = histogram(divided("major-literal:2:0.2", 10, y=y), y).float() / 600
-    assert (law - 0.1).abs().max() < 0.002  # B5: total variation 0
+    rule = histogram(divided("major-literal:2:0.2", 10, y=y), y).float() / 600
+    assert (rule - 0.1).abs().max() < 0.002  # B5: total variation 0
 
 
 def test_quantity_changes_sizes_only() -> None:
@@ -199,7 +205,7 @@ def test_quantity_changes_sizes_only() -> None:
 
 
 def test_natural_ignores_rows_without_an_owner() -> None:
-    assert [r.tolist() for r in partition.natural(torch.tensor([1, -1, 0, 1]))] == [[2], [0, 3]]
+    assert [r.tolist() for r in natural(torch.tensor([1, -1, 0, 1]))] == [[2], [0, 3]]
 
 
 @pytest.mark.parametrize(
@@ -255,13 +261,25 @@ def test_a_wrong_word_gets_a_hint(text: str, message: str) -> None:
         ("iid", 0, "0 clients"),
     ],
 )
-def test_a_law_that_cannot_hold_says_so(text: str, clients: int, message: str) -> None:
+def test_a_rule_that_cannot_hold_says_so(text: str, clients: int, message: str) -> None:
     with pytest.raises(DataError, match=message):
         divided(text, clients)
 
 
-def test_laws_about_classes_refuse_regression() -> None:
+def test_rules_about_classes_refuse_regression() -> None:
     with pytest.raises(DataError, match="iid or natural for regression"):
         divided("dirichlet:1", y=torch.randn(100))
     assert len(divided("iid", y=torch.randn(100))) == 12
     assert len(divided("quantity:5:1", y=torch.randn(100))) == 12
+
+
+def test_every_rule_is_declared_once_and_documented() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "data.md").read_text()
+    for name, rule in RULES.items():
+        assert f"`{name}" in page
+        assert rule.usage.startswith(name)
+        if rule.example:
+            assert parse_partition(rule.example).name == name
+            assert f"`{rule.example}`" in page
+    doc = next(knob.doc for knob in knobs(Config) if knob.name == "partition")
+    assert doc.startswith(EXAMPLES)

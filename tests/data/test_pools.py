@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from posterity.data import DataError, Pool, load
-from posterity.data.assemble import assemble
-from posterity.data.clients import Request
+from posterity.data.clients import assemble
+from posterity.data.federation import FederationSpec
 from posterity.data.mix import mix
 from posterity.data.split import choose_newcomers, shuffle_labels
 
@@ -29,7 +29,7 @@ OFFICIAL = torch.arange(ROWS) % 4 == 1
 
 
 def test_the_official_test_rows_are_the_common_test_set() -> None:
-    f = assemble(pool(official_test=OFFICIAL), Request("iid", clients=3, test_partition="common"))
+    f = assemble(pool(official_test=OFFICIAL), FederationSpec("mine", "iid", clients=3, test_partition="common"))
     assert f.common is not None
     assert f.common.tolist() == torch.nonzero(OFFICIAL)[:, 0].tolist()
     owned = torch.cat([f.train.rows, f.validation.rows, f.test.rows])
@@ -38,7 +38,7 @@ def test_the_official_test_rows_are_the_common_test_set() -> None:
 
 def test_common_test_rows_are_scaled_by_the_members_training_rows() -> None:
     raw = pool(official_test=OFFICIAL, scale="all")
-    f = assemble(raw, Request("iid", clients=4, test_partition="common", newcomers=1))
+    f = assemble(raw, FederationSpec("mine", "iid", clients=4, test_partition="common", newcomers=1))
     members = torch.cat([f.train.client(k) for k in range(3)]).numpy()
     x = raw.x.double().numpy()
     mean, sd = x[members].mean(0), x[members].std(0)
@@ -51,7 +51,7 @@ def test_a_subset_of_the_common_rows_stays_what_it_was() -> None:
     common = torch.arange(0, ROWS, 3)
     marked = pool(common=common, x=torch.arange(ROWS).float()[:, None], owner=torch.arange(ROWS) % 2,
                   owner_names=("one", "two"))  # fmt: skip
-    f = assemble(marked, Request(subset="50%"))
+    f = assemble(marked, FederationSpec("mine", subset="50%"))
     assert f.common is not None
     left = set(f.x[:, 0].int().tolist())
     assert f.x[f.common, 0].int().tolist() == [row for row in common.tolist() if row in left]
@@ -97,7 +97,7 @@ def test_every_client_is_a_newcomer_sometimes_and_the_members_keep_their_order()
 def test_nobody_is_called_unscored_where_nothing_is_held_out() -> None:
     assert not any("not scored" in note for note in load("digits", split="100/0").notes)
     tiny = pool(owner=torch.arange(ROWS).clamp(max=1), owner_names=("one row", "the rest"))
-    assert any("1 clients have too little data" in note for note in assemble(tiny, Request()).notes)
+    assert any("1 clients have too little data" in note for note in assemble(tiny, FederationSpec("mine")).notes)
 
 
 def test_shuffled_labels_are_a_copy() -> None:

@@ -8,7 +8,7 @@ import torch
 
 from posterity.data import DataError, Federation, load
 from posterity.data.tables import Columns
-from posterity.data.user_files import read_own
+from posterity.data.user_files import read_user_files
 
 ROWS = [(k, i % 2, 10 * k + i, i * i) for k in range(3) for i in range(10)]  # client, label, age, dose
 
@@ -134,7 +134,7 @@ def test_a_folder_with_a_file_per_client(tmp_path: Path) -> None:
         written(tmp_path / f"{name}.csv", table([(*row[1:], row[2] // 3) for row in ROWS], "target,age,dose,patient"))
     f = load(str(tmp_path), group="patient")
     assert f.names == ("north", "south")
-    group = read_own(tmp_path, Columns(group="patient"), {}).group
+    group = read_user_files(tmp_path, Columns(group="patient"), {}).group
     assert group is not None
     assert set(group[:30].tolist()).isdisjoint(group[30:].tolist())  # patient 1 of two files is two people
     assert f.train.counts.sum() + f.validation.counts.sum() + f.test.counts.sum() == 60

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from posterity.report import headline, load_runs, main_contest, verdict
+from posterity.report import headline, load_runs, main_comparison, verdict
 
 ROOT = Path(__file__).parents[2]
 RAW = ROOT / "docs" / "results" / "raw"
@@ -42,18 +42,20 @@ def test_cifar10(rule, column):
         cells = row("docs/results/cifar10.md", NAMES[run.label, run.fields.get("mode")]).split("|")
         assert cells[column].strip() == found.cells["accuracy"].text
     page = (ROOT / "docs/results/cifar10.md").read_text(encoding="utf-8")
-    held = main_contest(rows)
-    for line in verdict.lines(held, list(held.pairs)):
+    comparison = main_comparison(rows)
+    for line in verdict.lines(comparison, list(comparison.pairs)):
         if "count" not in line.first.label:  # the page shows one of its three pairs
             assert f"{line.difference} ({line.interval}) | {line.p}" in page, (line.first.label, line.second.label)
 
 
 def test_digits_with_ten_seeds():
-    held = main_contest(headline(load_runs(RAW / "digits-ten-seeds.jsonl.gz")))
-    assert len(held.pairs) == 15
-    for (i, j), pair in held.pairs.items():
+    comparison = main_comparison(headline(load_runs(RAW / "digits-ten-seeds.jsonl.gz")))
+    assert len(comparison.pairs) == 15
+    for (i, j), pair in comparison.pairs.items():
         low, high = pair.interval
-        cells = row("docs/results/comparisons.md", f"{held.rows[i].label} − {held.rows[j].label}").split("|")
+        cells = row("docs/results/comparisons.md", f"{comparison.rows[i].label} − {comparison.rows[j].label}").split(
+            "|"
+        )
         assert [c.strip() for c in (cells[2], cells[3])] == [
             f"{100 * pair.difference:+.2f}",
             f"{100 * low:+.2f} to {100 * high:+.2f}",

@@ -11,12 +11,13 @@ import torch
 
 import posterity
 from posterity import models
-from posterity.engine import loop
 from posterity.engine.autotune import choice, trials
 from posterity.engine.autotune.choice import Way, Wish, choose, exchange
-from posterity.engine.autotune.trials import TURNS, Race, Trial, hold_race, use_onednn, with_onednn, with_threads
+from posterity.engine.autotune.trials import TURNS, Race, Trial, hold_race
 from posterity.engine.distributed import Processes
-from posterity.engine.replay import graph
+from posterity.engine.process_settings import with_onednn, with_threads
+from posterity.engine.replay.graph import GRAPH
+from posterity.engine.replay.loop import LOOP
 from posterity.experiment import run
 from posterity.experiment.config import Config
 from posterity.experiment.setup import set_up
@@ -25,12 +26,6 @@ SMALL = {"dataset": "digits", "clients": 4, "rounds": 3, "evaluate_every": 3, "s
 CNN = {**SMALL, "model": "cnn", "set": {"model.feature_dim": 8}}
 USUAL = {"loop": 1.0, "loop without oneDNN": 1.0, "loop channel last": 1.0, "native": 1.0,
          "native without oneDNN": 1.0, "patches": 1.0}  # fmt: skip
-
-
-@pytest.fixture(autouse=True)
-def _as_it_was():
-    yield
-    use_onednn(True)
 
 
 @pytest.fixture
@@ -63,12 +58,12 @@ def test_every_way_is_tried_on_a_cpu(cnn, clock):
 @pytest.mark.parametrize(
     ("times", "engine", "way", "onednn"),
     [
-        ({}, loop, "native", True),
-        ({"patches": 0.98}, loop, "native", True),  # not clearly faster
-        ({"patches": 0.5}, graph, "patches", True),
-        ({"native_without_onednn": 0.5, "patches": 0.6}, graph, "native", False),
-        ({"loop_without_onednn": 0.8}, loop, "native", False),
-        ({"loop_channel_last": 0.8}, loop, "last", True),
+        ({}, LOOP, "native", True),
+        ({"patches": 0.98}, LOOP, "native", True),  # not clearly faster
+        ({"patches": 0.5}, GRAPH, "patches", True),
+        ({"native_without_onednn": 0.5, "patches": 0.6}, GRAPH, "native", False),
+        ({"loop_without_onednn": 0.8}, LOOP, "native", False),
+        ({"loop_channel_last": 0.8}, LOOP, "last", True),
     ],
 )
 def test_the_clearly_fastest_is_taken(cnn, clock, times, engine, way, onednn):
@@ -101,7 +96,7 @@ def test_what_was_asked_for_is_not_tried(cnn, clock, wish, tried):
 def test_a_network_without_convolutions_needs_no_trial(clock):
     asked, model = clock(), models.build("mlp", (1, 8, 8), 10)
     found = choose(Wish(), model, torch.randn(4, 1, 8, 8), model.init(0))
-    assert (found.engine, found.onednn, found.remark, asked) == (graph, True, "", [])
+    assert (found.engine, found.onednn, found.remark, asked) == (GRAPH, True, "", [])
 
 
 def test_processes_take_what_the_first_takes(cnn, clock, monkeypatch):
@@ -110,7 +105,7 @@ def test_processes_take_what_the_first_takes(cnn, clock, monkeypatch):
         Processes, "tell", lambda processes, number: [3.0, number]
     )  # the first process found another way best
     found = choose(Wish(), *cnn, processes=Processes(1, 2))
-    assert (found.engine, found.model.way, found.onednn) == (graph, "native", True)
+    assert (found.engine, found.model.way, found.onednn) == (GRAPH, "native", True)
 
 
 def test_a_process_for_each_core_is_tried_with_one_thread(cnn, monkeypatch):
@@ -248,33 +243,33 @@ def test_the_choice_is_reported_and_repeated(clock, tmp_path, monkeypatch):
     facts = json.loads((tmp_path / "whole" / "run.json").read_text())
     assert (facts["engine"], facts["convolution"], facts["onednn"]) == ("graph", "native", "off")
     assert "native without oneDNN 400.0 ms" in facts["engine_remark"]
-    assert not torch.backends.mkldnn.enabled
+    assert torch.backends.mkldnn.enabled  # as before the run
 
     class Stop(Exception):
         pass
 
     def stop(round, rounds, lines):
+        assert not torch.backends.mkldnn.enabled
         if round == 1:
             raise Stop
 
     with pytest.raises(Stop):
         run.start_run(Config(**CNN), tmp_path / "cut", stop)
-    use_onednn(True)
+    assert torch.backends.mkldnn.enabled  # also after an exception
     asked.clear()
     clock(patches=0.1)  # what would be chosen now
     again = run.resume_run(tmp_path / "cut")
-    assert (again.setup.engine, again.setup.sim.model.way) == (graph, "native")
-    assert not torch.backends.mkldnn.enabled
+    assert (again.setup.engine, again.setup.sim.model.way) == (GRAPH, "native")
+    assert not again.setup.settings.onednn
     assert asked == []
     assert all(torch.equal(whole.state.params[n], p) for n, p in again.state.params.items())
 
 
 def test_a_run_after_another_has_its_own_switch(clock):
     clock(native_without_onednn=0.4)
-    set_up(Config(**CNN))
-    assert not torch.backends.mkldnn.enabled
-    set_up(Config(**SMALL))
+    assert not set_up(Config(**CNN)).settings.onednn
     assert torch.backends.mkldnn.enabled
+    assert set_up(Config(**SMALL)).settings.onednn
 
 
 @pytest.mark.parametrize("way", ["last", "patches"])

@@ -8,7 +8,7 @@ import torch
 from posterity.core.protocol import Pass
 from posterity.core.random import fold, make_key
 from posterity.data.federation import Part
-from posterity.engine.batches import bucket, make_plan, segments
+from posterity.engine.batches import bucket, plan_batches, segments
 from posterity.engine.tracing.trace import TraceCache
 
 SIZES = (9, 4, 1, 0, 8)
@@ -26,7 +26,7 @@ def nothing(carry, batch, here):
 def steps_of(clients, **options):
     """The rows of each client at each of its steps, in lists."""
     work = Pass(step=nothing, **{"batch": 4, **options})
-    plan = make_plan(work, PART, torch.tensor(clients), keys(clients), TraceCache())
+    plan = plan_batches(work, PART, torch.tensor(clients), keys(clients), TraceCache())
     rows, real = plan.rows(0, plan.length(), len(clients))
     taken = plan.steps.tolist()
     return [[rows[s, i][real[s, i]].tolist() for s in range(taken[i])] for i in range(len(clients))]
@@ -58,7 +58,7 @@ def test_every_epoch_has_another_order():
 
 def test_every_client_has_another_order():
     nine = Part.of([torch.arange(9), torch.arange(9)])
-    plan = make_plan(Pass(step=nothing, batch=9), nine, torch.tensor([0, 1]), keys([0, 1]), TraceCache())
+    plan = plan_batches(Pass(step=nothing, batch=9), nine, torch.tensor([0, 1]), keys([0, 1]), TraceCache())
     (rows,), _ = plan.rows(0, 1, 2)
     assert not torch.equal(rows[0], rows[1])
 
@@ -84,7 +84,7 @@ def test_company_changes_nothing():
 def test_a_layout_that_is_kept_is_that_of_its_clients():
     work, traces = Pass(step=nothing, batch=4), TraceCache()
     for clients in ([0, 1], [4, 1], [4, 2]):
-        plan = make_plan(work, PART, torch.tensor(clients), keys(clients), traces)
+        plan = plan_batches(work, PART, torch.tensor(clients), keys(clients), traces)
         rows, real = plan.rows(0, plan.length(), 2)
         for i, client in enumerate(clients):
             taken = int(plan.steps[i])
@@ -92,7 +92,7 @@ def test_a_layout_that_is_kept_is_that_of_its_clients():
 
 
 def test_who_is_still_at_work():
-    plan = make_plan(Pass(step=nothing, batch=4), PART, torch.tensor([0, 4, 1, 2, 3]), keys(range(5)), TraceCache())
+    plan = plan_batches(Pass(step=nothing, batch=4), PART, torch.tensor([0, 4, 1, 2, 3]), keys(range(5)), TraceCache())
     assert plan.steps.tolist() == [3, 2, 1, 1, 0]
     assert plan.active() == [5, 2, 1]  # at the first step everybody
     assert plan.idle().tolist() == [False, False, False, False, True]

@@ -7,7 +7,7 @@ import torch
 
 from posterity.core.training import Training
 from posterity.core.tree import tree_bytes
-from posterity.engine.round import ACTIVATIONS, blocks
+from posterity.engine.blocks import ACTIVATIONS, blocks
 from posterity.laws import subject
 from posterity.methods.fedavg import FedAvg
 

@@ -9,7 +9,7 @@ import torch
 
 from posterity.core.tree import tree_bytes
 from posterity.engine.autotune.choice import footprint
-from posterity.engine.round import blocks
+from posterity.engine.blocks import blocks
 from posterity.experiment.config import Config
 from posterity.experiment.setup import set_up
 

@@ -74,7 +74,7 @@ def test_dealing_by_hand():
 
 
 def test_a_run_deals_its_clients_out(monkeypatch):
-    monkeypatch.setattr(setup, "gather_ranks", lambda device: (Processes(1, 2), device))
+    monkeypatch.setattr(setup, "find_processes", lambda device: (Processes(1, 2), device))
     made = setup.set_up(Config(dataset="digits", partition="dirichlet:0.3", clients=9)).sim
     everyone = torch.arange(9)
     assert torch.equal(made.processes.owner(everyone), deal(made.federation.train.counts.tolist(), 2))

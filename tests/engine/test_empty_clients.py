@@ -9,7 +9,8 @@ import torch
 
 from posterity.core.training import Training
 from posterity.data.federation import Part
-from posterity.engine.round import ENGINES, first_state, score
+from posterity.engine.engines import ENGINES
+from posterity.engine.round import first_state, score
 from posterity.engine.store import Memory
 from posterity.engine.tracing.trace import TraceCache
 from posterity.laws import subject

@@ -9,8 +9,10 @@ import torch
 from oracles.sims import Run, federate, mlp, worst
 
 from posterity import methods, models
-from posterity.engine import loop, stacked
-from posterity.engine.replay import compiled, graph
+from posterity.engine.loop import ORACLE
+from posterity.engine.replay.compiled import COMPILED
+from posterity.engine.replay.graph import GRAPH
+from posterity.engine.stacked import STACKED
 from posterity.engine.tracing.trace import TraceCache
 
 TRAINING = {"lr": 0.1, "batch": 4, "epochs": 3}
@@ -46,7 +48,7 @@ def run(engine, federation, model, dtype=SINGLE):
 
 def check(engines, federation, model):
     """In single precision, after one round: within 1e-6 of double precision, and so of each other."""
-    exact = run(loop, federation, model, torch.float64)
+    exact = run(ORACLE, federation, model, torch.float64)
     for engine in engines:
         made = run(engine, federation, model)
         assert worst(made.state, exact.state) < 1e-6, engine.name
@@ -59,10 +61,10 @@ each_network = pytest.mark.parametrize(("name", "federation", "model"), [*networ
 
 @each_network
 def test_engines_agree_on_equal_rows(name, federation, model):
-    check((loop, stacked, graph), federation, model)
+    check((ORACLE, STACKED, GRAPH), federation, model)
 
 
 @pytest.mark.everything
 @each_network
 def test_compiled_steps_agree_on_equal_rows(name, federation, model):
-    check((compiled,), federation, model)
+    check((COMPILED,), federation, model)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 from importlib.util import find_spec
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -17,9 +16,12 @@ from posterity import methods
 from posterity.core.random import fold
 from posterity.core.tree import tree_leaves, tree_rebuilt
 from posterity.engine import stacked
-from posterity.engine.replay import compiled, cuda_graphs, graph, inductor
-from posterity.engine.round import able, first_state, train_round
-from posterity.engine.simulation import PER_CLIENT, at, solid
+from posterity.engine.blocks import able
+from posterity.engine.replay import cuda_graphs, graph, inductor
+from posterity.engine.replay.compiled import COMPILED
+from posterity.engine.round import first_state, train_round
+from posterity.engine.simulation import PER_CLIENT, solid
+from posterity.engine.stacked import STACKED
 from posterity.engine.store import Memory
 from posterity.engine.tracing.dynamic_shapes import Input, Refused, trace_any
 from posterity.engine.tracing.trace import fill
@@ -42,11 +44,12 @@ def _world(method, model="mlp"):
 def _engine(stepping):
     """`compiled`, with other steps."""
 
-    def work(sim, passes, carry, here, stage):
-        return stacked.walk(sim, passes, carry, at(sim, here, stage), graph.apply, stepping)
+    return replace(COMPILED, take_steps=stepping)
 
-    parts = {name: getattr(compiled, name) for name in ("join", "losses", "message", "offer", "predict", "start")}
-    return SimpleNamespace(name="compiled", work=work, **parts)
+
+def on_gpu(sim, each, carry, here, plan):
+    """The steps of `compiled` as a GPU takes them."""
+    return cuda_graphs.take_steps(sim, each, carry, here, plan, graph.make_step, inductor.body)
 
 
 def _rounds(sim, engine, count=2, cohort=None):
@@ -79,7 +82,7 @@ def test_operators_for_any_number_of_clients(method):
         data = (sim.federation.x, sim.federation.y)
         fixed = (here.shared, here.initial, here.round, *data, torch.zeros_like(here.step))
         trees = solid((fixed, (mine, rows, real, fold(here.key, 1), carry)))
-        step = graph._step(sim, each, here)
+        step = graph.make_step(sim, each, here)
 
         def flat(*leaves, step=step, trees=trees):
             (*fixed, number), (mine, rows, real, keys, carry) = tree_rebuilt(trees, leaves)
@@ -102,7 +105,7 @@ def test_compiled_steps_equal_stacked_ones(method, exact, monkeypatch):
     monkeypatch.setattr(inductor, "EXACT", exact)
     compile_step, made = inductor._compile, []
     monkeypatch.setattr(inductor, "_compile", lambda *args: made.append(compile_step(*args)) or made[-1])
-    states = [_rounds(_world(method), engine) for engine in (stacked, _engine(compiled._take_steps))]
+    states = [_rounds(_world(method), engine) for engine in (STACKED, _engine(on_gpu))]
     assert len(made) == 1
     assert made[0] is not None
     for a, b in zip(*map(tree_leaves, states), strict=True):
@@ -117,8 +120,8 @@ def test_steps_that_cannot_be_written_down_are_replayed(monkeypatch):
 
     monkeypatch.setattr(inductor, "trace_any", refuse)
     with pytest.warns(UserWarning, match="cannot be compiled and is replayed as it is: by this test"):
-        state = _rounds(_world("fedavg"), _engine(compiled._take_steps))
-    plain = _rounds(_world("fedavg"), stacked)
+        state = _rounds(_world("fedavg"), _engine(on_gpu))
+    plain = _rounds(_world("fedavg"), STACKED)
     assert all(torch.equal(a, b) for a, b in zip(tree_leaves(state), tree_leaves(plain), strict=True))
 
 
@@ -128,8 +131,8 @@ def test_a_number_of_clients_that_the_compiler_fixes_is_noticed(time, monkeypatc
     monkeypatch.setattr(cuda_graphs, "capture", lambda traces, body: body)
     made = subject(methods.build("fedavg", {}, {"lr": 0.05, "batch": 4}), "cnn")
     with pytest.warns(UserWarning, match="cannot be compiled and is replayed as it is: expected size"):
-        state = _rounds(made.sim(), _engine(compiled._take_steps), 1, SMALL)
-    plain = _rounds(made.sim(), stacked, 1, SMALL)
+        state = _rounds(made.sim(), _engine(on_gpu), 1, SMALL)
+    plain = _rounds(made.sim(), STACKED, 1, SMALL)
     assert all(torch.equal(a, b) for a, b in zip(tree_leaves(state), tree_leaves(plain), strict=True))
 
 
@@ -176,7 +179,7 @@ def test_convolutions_by_kernels_inside_compiled_steps(monkeypatch):
     """Inductor lays its tensors out as it likes; what it hands to our operators must lie as they were recorded."""
     monkeypatch.setattr(cuda_graphs, "capture", lambda traces, body: body)
     made = subject(methods.build("fedprox", {}, {"lr": 0.05, "batch": 4}), "cnn", torch.float32)
-    engines = stacked, _engine(compiled._take_steps)
+    engines = STACKED, _engine(on_gpu)
     sims = [replace(made.sim(), model=made.model.rewired("triton")) for _ in engines]
     states = [_rounds(sim, engine, 1, SMALL) for sim, engine in zip(sims, engines, strict=True)]
     for a, b in zip(*map(tree_leaves, states), strict=True):

@@ -11,8 +11,8 @@ import torch
 from posterity import methods
 from posterity.core.training import Training
 from posterity.core.tree import tree_leaves, tree_map
-from posterity.engine import loop
-from posterity.engine.autotune.trials import with_threads
+from posterity.engine.process_settings import with_threads
+from posterity.engine.replay import loop
 from posterity.engine.tracing import in_place
 from posterity.engine.tracing.trace import TraceCache
 from posterity.laws import subject
@@ -125,15 +125,15 @@ def test_a_step_that_looks_at_numbers_is_never_recorded(look):
 @pytest.mark.parametrize(("method", "network"), [("fedavg", "cnn"), ("pfedvmp", "mlp"), ("fedavg", "mlp_bn")])
 def test_clients_side_by_side_have_the_bits_of_clients_by_themselves(method, network, threads, monkeypatch):
     made, company = subject(methods.build(method, {}), network, torch.float32), []
-    inner = loop._side_by_side
+    inner = loop.take_side_by_side
 
-    def spy(visit, clients, side):
-        done = inner(visit, clients, side)
+    def spy(take, clients, side):
+        done = inner(take, clients, side)
         company.append(len(done))
         return done
 
-    monkeypatch.setattr(loop, "_side_by_side", spy)
-    monkeypatch.setattr(loop, "BRISK", 0.0)
+    monkeypatch.setattr(loop, "take_side_by_side", spy)
+    monkeypatch.setattr(loop, "BRIEF", 0.0)
     with with_threads(threads):
         (called, _), (replayed, _) = end(made, NEVER), end(made, 0)
         assert torch.get_num_threads() == threads
@@ -163,9 +163,9 @@ def test_steps_that_cannot_be_recorded_have_all_threads(method, expected):
 
 
 def test_brief_steps_are_not_taken_side_by_side(monkeypatch):
-    company, inner = [], loop._side_by_side
-    monkeypatch.setattr(loop, "_side_by_side", lambda *given: company.append(len(given[1])) or inner(*given))
-    monkeypatch.setattr(loop, "BRISK", 3600.0)
+    company, inner = [], loop.take_side_by_side
+    monkeypatch.setattr(loop, "take_side_by_side", lambda *given: company.append(len(given[1])) or inner(*given))
+    monkeypatch.setattr(loop, "BRIEF", 3600.0)
     with with_threads(2):
         end(subject(FedAvg()), 0)
     assert company
@@ -178,12 +178,12 @@ def test_a_client_with_an_unrecorded_step_is_visited_again():
     def visit(i):
         seen.append(i)
         if i == 1:
-            raise loop.Unrecorded
+            return None
         return f"carry {i}"
 
-    assert loop._side_by_side(visit, [0, 1, 2], 2) == {0: "carry 0", 2: "carry 2"}
+    assert loop.take_side_by_side(visit, [0, 1, 2], 2) == {0: "carry 0", 2: "carry 2"}
     assert sorted(seen) == [0, 1, 2]
-    assert loop._side_by_side(visit, [2], 2) == {}  # one alone needs no company
+    assert loop.take_side_by_side(visit, [2], 2) == {}  # one alone needs no company
 
 
 def test_what_goes_wrong_side_by_side_is_told():
@@ -191,4 +191,4 @@ def test_what_goes_wrong_side_by_side_is_told():
         raise ValueError(f"client {i} is odd")
 
     with pytest.raises(ValueError, match="client 0 is odd"):
-        loop._side_by_side(visit, [0, 1], 2)
+        loop.take_side_by_side(visit, [0, 1], 2)

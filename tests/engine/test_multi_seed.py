@@ -12,8 +12,10 @@ from posterity import methods
 from posterity.core.protocol import keep
 from posterity.core.training import Training
 from posterity.data.federation import Part
-from posterity.engine.multi_seed import MultiSeed, PerSeed, answer_all, train_rounds
-from posterity.engine.round import ENGINES, Question, able, answer, first_state, train_round
+from posterity.engine.blocks import able
+from posterity.engine.engines import ENGINES
+from posterity.engine.multi_seed import MultiSeed, PerSeed
+from posterity.engine.round import Question, answer, first_state, train_round, train_rounds
 from posterity.engine.store import Memory
 from posterity.engine.tracing.trace import TraceCache
 from posterity.laws.gaps import worst
@@ -82,14 +84,18 @@ def test_a_fleet_of_one_is_its_world():
     assert MultiSeed.of([one]).joint is one
 
 
+def _alone(sim, engine, state, store, question):
+    return answer(MultiSeed.of([sim]), engine, [state], [store], [question], 1)[0]
+
+
 def test_a_part_that_is_none_of_the_usual():
     some = sims()
     multi, engine = MultiSeed.of(some), ENGINES["stacked"]
     states, stores = [first_state(w) for w in some], [Memory(w.federation.clients) for w in some]
     parts = [Part.of([w.federation.test.client(k) for k in range(w.federation.clients)]) for w in some]
     asked = [Question(torch.tensor([2, 0]), (part,), "received") for part in parts]
-    for i, outputs in enumerate(answer_all(multi, engine, states, stores, asked, 1)):
-        assert worst(outputs, answer(some[i], engine, states[i], stores[i], asked[i], 1))[0] < 1e-12
+    for i, outputs in enumerate(answer(multi, engine, states, stores, asked, 1)):
+        assert worst(outputs, _alone(some[i], engine, states[i], stores[i], asked[i]))[0] < 1e-12
 
 
 def test_nobody_takes_part():

@@ -10,8 +10,9 @@ import torch
 from posterity.core.random import normal
 from posterity.core.training import Training
 from posterity.data.federation import Part
-from posterity.engine.round import ENGINES, first_state, score
-from posterity.engine.simulation import PREDICT_ROWS
+from posterity.engine.client import PREDICT_ROWS
+from posterity.engine.engines import ENGINES
+from posterity.engine.round import first_state, score
 from posterity.engine.store import Memory
 from posterity.laws import subject
 from posterity.methods.fedavg import FedAvg

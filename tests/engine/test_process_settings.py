@@ -1,12 +1,18 @@
-"""Freed memory is kept: a round's blocks do not fault in again page by page."""
+"""Settings of the process are put back after a run. Freed memory is kept: blocks do not fault in again page by page."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
+from contextlib import suppress
 
 import pytest
+import torch
+
+from posterity.engine.process_settings import ProcessSettings
+from posterity.experiment.config import Config
+from posterity.experiment.run import start_run
 
 PROGRAM = """
 import ctypes, resource, torch
@@ -48,3 +54,35 @@ def test_memory_of_a_round_is_there_for_the_next():
 def test_what_the_user_has_told_the_allocator_stays():
     told, _, _ = run(MALLOC_ARENA_MAX="1")
     assert told == 0
+
+
+def switches():
+    return (bool(torch.backends.mkldnn.enabled), torch.backends.cuda.matmul.allow_tf32,
+            torch.backends.cudnn.allow_tf32, torch.get_num_threads())  # fmt: skip
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_settings_are_put_back(fails):
+    before = switches()
+    wanted = ProcessSettings(onednn=not before[0], tf32=not before[1], threads=before[3] + 1, keeps_memory=True)
+    with suppress(ZeroDivisionError), wanted.applied():
+        assert switches() == (not before[0], not before[1], not before[1], before[3] + 1)
+        if fails:
+            raise ZeroDivisionError
+    assert switches() == before
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_run_leaves_the_process_as_it_was(fails, tmp_path):
+    before, during = switches(), []
+
+    def watch(round, rounds, lines):
+        during.append(switches())
+        if fails:
+            raise ZeroDivisionError
+
+    config = Config(method="fedavg", dataset="digits", clients=3, rounds=1, subset="5%", onednn="off", precision="tf32")
+    with suppress(ZeroDivisionError):
+        start_run(config, tmp_path / "run", watch)
+    assert during == [(False, True, True, before[3])]
+    assert switches() == before

@@ -16,7 +16,7 @@ import torch
 
 from posterity.cli import launch
 from posterity.cli.app import main
-from posterity.engine.autotune.choice import Choice, exchange
+from posterity.engine.autotune.choice import EngineChoice, exchange
 from posterity.experiment import run, run_folder
 from posterity.experiment.config import Config
 from posterity.experiment.setup import set_up, steps_of_round
@@ -33,7 +33,7 @@ def command(*words: str) -> list[str]:
     return [sys.executable, "-m", "posterity", *words]
 
 
-def launch(out: Path, rounds: int, engine: str = "processes") -> list[str]:
+def run_command(out: Path, rounds: int, engine: str = "processes") -> list[str]:
     return command("run", *FLAGS, "--rounds", str(rounds), "--engine", engine, "--out", str(out))
 
 
@@ -48,7 +48,7 @@ def remains(out: Path):
 
 @several
 def test_processes_end_where_one_process_ends(tmp_path):
-    done = subprocess.run(launch(tmp_path / "many", 6), capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(run_command(tmp_path / "many", 6), capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("FedPer reaches") == 1  # only the first process speaks
     run.start_run(CONFIG, tmp_path / "one")
@@ -70,8 +70,8 @@ def test_processes_end_where_one_process_ends(tmp_path):
 @several
 def test_a_killed_run_goes_on_in_as_many_processes(tmp_path):
     whole, cut = tmp_path / "whole", tmp_path / "cut"
-    subprocess.run(launch(whole, 60), capture_output=True, timeout=300, check=True)
-    parent = subprocess.Popen(launch(cut, 60), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    subprocess.run(run_command(whole, 60), capture_output=True, timeout=300, check=True)
+    parent = subprocess.Popen(run_command(cut, 60), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     wait_for(lambda: (cut / run_folder.METRICS).exists() and len(run_folder.read_lines(cut / run_folder.METRICS)) > 4)
     parent.send_signal(signal.SIGKILL)
     parent.wait()
@@ -104,7 +104,7 @@ def free(out: Path) -> bool:
 def test_what_the_user_did_wrong_is_told_once(tmp_path):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / run_folder.CONFIG).write_text("rounds = 1\n")
-    done = subprocess.run(launch(tmp_path / "run", 2), capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(run_command(tmp_path / "run", 2), capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 2
     assert done.stderr.count("already holds a run") == 1
     assert "Traceback" not in done.stderr
@@ -172,7 +172,7 @@ def test_auto_starts_processes_only_where_they_pay(monkeypatch):
     assert sum(-(-n // 10) for n in counts[:2]) <= steps <= sum(-(-n // 10) for n in counts[-3:])  # 60 % of 4 clients
 
     def worth(step: float, apart: float, rounds: int, begun: float = 3.0) -> int:
-        measured = replace(setup, choice=Choice(setup.engine, setup.sim.model, step=step, apart=apart))
+        measured = replace(setup, choice=EngineChoice(setup.engine, setup.sim.model, step=step, apart=apart))
         return launch.processes_worth(replace(CONFIG, rounds=rounds), measured, begun)
 
     assert worth(0.0, 0.0, 10**6) == 1  # nothing was measured

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from posterity.core.tree import tree_bytes
-from posterity.engine.autotune.choice import PAYS, SHARING, Choice, exchange, saving
-from posterity.engine.replay import graph
+from posterity.engine.autotune.choice import PAYS, SHARING, EngineChoice, exchange, saving
+from posterity.engine.replay.graph import GRAPH
 from posterity.laws import subject
 from posterity.methods.fedavg import FedAvg
 
@@ -15,7 +15,7 @@ WORLD = subject(FedAvg()).sim()
 
 def saved(alone, apart, steps=1000.0):
     """Of a round that takes so many seconds in one process, and so many in several, their exchange included."""
-    return saving(Choice(graph, None, step=alone / steps, apart=(apart - exchange(WORLD)) / steps), WORLD, steps)
+    return saving(EngineChoice(GRAPH, None, step=alone / steps, apart=(apart - exchange(WORLD)) / steps), WORLD, steps)
 
 
 def test_an_exchange_costs_a_start_and_its_bytes():
@@ -29,4 +29,4 @@ def test_a_small_gain_is_no_reason(alone, apart, gain):
 
 
 def test_what_was_not_measured_saves_nothing():
-    assert saving(Choice(graph, None, step=1.0), WORLD, 100.0) == 0
+    assert saving(EngineChoice(GRAPH, None, step=1.0), WORLD, 100.0) == 0

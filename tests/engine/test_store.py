@@ -23,7 +23,8 @@ def rows(clients, number=0):
 
 
 def read(store, clients):
-    return store.read(torch.tensor(clients), {"a": torch.zeros(len(clients), WIDTH)})["a"]
+    store.expect_like({"a": torch.zeros(1, WIDTH)})
+    return store.read(torch.tensor(clients))["a"]
 
 
 class Listener:
@@ -72,14 +73,14 @@ def test_only_rows_that_exist_are_asked_for(store):
 
 
 def test_what_is_written_after_rows_were_announced_is_read(store):
-    store.expect(torch.tensor([50, 3]))
+    store.prefetch(torch.tensor([50, 3]))
     store.write(torch.tensor([50, 60]), rows([50, 60], 2))
     assert torch.equal(read(store, [3, 50, 60]), torch.cat((rows([3])["a"], rows([50, 60], 2)["a"])))
 
 
 def test_nothing_is_announced_before_the_file_exists(tmp_path):
     empty = Mapped(tmp_path, CLIENTS)
-    empty.expect(torch.tensor([1, 2]))
+    empty.prefetch(torch.tensor([1, 2]))
     assert not empty.path.exists()
 
 
@@ -98,8 +99,8 @@ def test_old_rows_go_to_the_journal_in_pieces(tmp_path, monkeypatch, copy):
     store = Mapped(tmp_path, CLIENTS)
     before, after = list(range(0, 40, 2)), list(range(40))
     store.write(torch.tensor(before), rows(before, 1))
-    store.flush()
-    store.begin(1)
+    store.prepare()
+    store.commit(1)
     known = store.known.clone()
     store.write(torch.tensor(after), rows(after, 2))
     store.write(torch.tensor(after), rows(after, 3))  # the journal has them already
@@ -110,6 +111,6 @@ def test_old_rows_go_to_the_journal_in_pieces(tmp_path, monkeypatch, copy):
     del store
     again = Mapped(tmp_path, CLIENTS, 1)
     again.known = known
-    assert again.recover() == len(after)
+    assert again.undo() == len(after)
     assert torch.equal(read(again, before), rows(before, 1)["a"])
     assert not read(again, [1, 3, 39]).any()

@@ -10,7 +10,7 @@ import pytest
 from scipy import stats
 
 from posterity.evaluate.paired import (
-    Clients,
+    ClientValues,
     Paired,
     Sample,
     Samples,
@@ -30,7 +30,7 @@ def plain(*values: float) -> Samples:
 def method(table: np.ndarray, sizes: np.ndarray, same: bool) -> Samples:
     """Of a table (seeds, clients) and its sizes."""
     return {
-        s: Sample(float(np.average(row, weights=sizes[s])), Clients(row, sizes[s], s, "all" if same else s))
+        s: Sample(float(np.average(row, weights=sizes[s])), ClientValues(row, sizes[s], s, "all" if same else s))
         for s, row in enumerate(table)
     }
 
@@ -151,12 +151,12 @@ def test_which_design_is_used() -> None:
     a, b, sizes = two(1, 3, 5, True)
     mine, theirs = method(a, sizes, True), method(b, sizes, True)
     assert compare_pair(mine, theirs).design == "crossed"
-    other = {s: Sample(x.value, Clients(b[s], sizes[s], "other rows", "all")) for s, x in theirs.items()}
+    other = {s: Sample(x.value, ClientValues(b[s], sizes[s], "other rows", "all")) for s, x in theirs.items()}
     assert compare_pair(mine, other).design == "seeds", "not the same rows for both methods"
     partly = {**theirs, 1: Sample(theirs[1].value)}
     assert compare_pair(mine, partly).design == "seeds", "one seed without a list of clients"
-    grown = {s: Sample(x.value, Clients(x.clients.values, sizes[s] + s, s, "all")) for s, x in mine.items()}  # type: ignore[union-attr]
-    same = {s: Sample(x.value, Clients(x.clients.values, sizes[s] + s, s, "all")) for s, x in theirs.items()}  # type: ignore[union-attr]
+    grown = {s: Sample(x.value, ClientValues(x.clients.values, sizes[s] + s, s, "all")) for s, x in mine.items()}  # type: ignore[union-attr]
+    same = {s: Sample(x.value, ClientValues(x.clients.values, sizes[s] + s, s, "all")) for s, x in theirs.items()}  # type: ignore[union-attr]
     assert compare_pair(grown, same).design == "nested", "other sizes with every seed"
     broken = a.copy()
     broken[1, 2] = np.nan
@@ -169,7 +169,7 @@ def test_a_client_without_rows_has_no_say() -> None:
     wider = [np.hstack([x, np.full((4, 1), np.nan)]) for x in (a, b)]
     more = np.hstack([sizes, np.zeros((4, 1))])
     ours, theirs = (
-        {s: Sample(float(np.average(x[s], weights=sizes[s])), Clients(w[s], more[s], s, s)) for s in range(4)}
+        {s: Sample(float(np.average(x[s], weights=sizes[s])), ClientValues(w[s], more[s], s, s)) for s in range(4)}
         for x, w in zip((a, b), wider, strict=True)
     )
     assert compare_pair(ours, theirs).interval == pytest.approx(bare.interval)

@@ -11,7 +11,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import average_precision_score, brier_score_loss, recall_score, roc_auc_score
 from torch import Tensor
 
-from posterity.evaluate import Ranks, per_client, rank, score, summarise
+from posterity.evaluate import RankedRows, per_client, rank, score, summarise
 
 from .samples import predictions
 
@@ -52,7 +52,7 @@ def test_joining_in_any_order_is_the_whole() -> None:
     logs, y, offsets = predictions(COUNTS, 2)
     whole = rank(logs, y, offsets)
     order = torch.randperm(len(y), generator=torch.Generator().manual_seed(0))
-    left, right = (Ranks(whole.client[i], whole.score[i], whole.label[i]) for i in (order[:60], order[60:]))
+    left, right = (RankedRows(whole.client[i], whole.score[i], whole.label[i]) for i in (order[:60], order[60:]))
     scores = score(logs, y, offsets, 2, "classification")
     for name, value in per_client(scores, left + right).items():
         torch.testing.assert_close(value, per_client(scores, whole)[name], rtol=1e-10, atol=1e-10, equal_nan=True)

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 
 import pytest
 
-from posterity.evaluate import Choice, last, paper, select, validated
+from posterity.evaluate import Selection, last, paper, select, validated
 
 ENTRIES: list[dict[str, float | None]] = [
     {"round": 0, "validation": 0.1, "test": 0.20, "held": 0.15},
@@ -20,17 +20,17 @@ ENTRIES: list[dict[str, float | None]] = [
 
 
 def test_rules_by_hand() -> None:
-    assert validated(ENTRIES) == Choice(10, 0.50)  # the earlier of two rounds with 0.8
-    assert paper(ENTRIES) == Choice(30, 0.80)
-    assert last(ENTRIES) == Choice(40, 0.40)
+    assert validated(ENTRIES) == Selection(10, 0.50)  # the earlier of two rounds with 0.8
+    assert paper(ENTRIES) == Selection(30, 0.80)
+    assert last(ENTRIES) == Selection(40, 0.40)
     assert [select(ENTRIES, rule).round for rule in ("validated", "paper", "last")] == [10, 30, 40]
     assert select(ENTRIES) == validated(ENTRIES)
 
 
 def test_lower_is_better() -> None:
-    assert validated(ENTRIES, higher=False) == Choice(0, 0.20)
-    assert paper(ENTRIES, higher=False) == Choice(0, 0.15)
-    assert last(ENTRIES, higher=False) == Choice(40, 0.40)
+    assert validated(ENTRIES, higher=False) == Selection(0, 0.20)
+    assert paper(ENTRIES, higher=False) == Selection(0, 0.15)
+    assert last(ENTRIES, higher=False) == Selection(40, 0.40)
 
 
 class Sealed(Mapping[str, float | None]):
@@ -70,8 +70,8 @@ def test_nan_is_never_best() -> None:
         {"round": 3, "validation": None, "test": math.nan, "held": None},
     ]
     for higher in (True, False):
-        assert validated(entries, higher) == Choice(2, 0.4)
-        assert paper(entries, higher) == Choice(2, 0.35)
+        assert validated(entries, higher) == Selection(2, 0.4)
+        assert paper(entries, higher) == Selection(2, 0.35)
     assert last(entries).round == 3
     assert math.isnan(last(entries).value)
     diverged = validated([entries[0]])

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from posterity import methods
-from posterity.cli.flags import numbers, read_config, words
+from posterity.cli.flags import read_config, read_list, read_seeds
 from posterity.experiment.config import Config, from_table, read_toml, to_toml
 from posterity.experiment.setup import source_commit
 
@@ -55,10 +55,10 @@ def test_mistakes_in_files_and_flags(tmp_path):
     with pytest.raises(ValueError, match="--set takes name=value"):
         read_config({"set": ["xi"]})
     with pytest.raises(ValueError, match="whole numbers"):
-        numbers("0,x")
+        read_seeds("0,x")
     with pytest.raises(ValueError, match="comma-separated"):
-        words(" , ", "methods")
-    assert numbers("0-2,5") == [0, 1, 2, 5]
+        read_list(" , ", "methods")
+    assert read_seeds("0-2,5") == [0, 1, 2, 5]
 
 
 @pytest.mark.parametrize(

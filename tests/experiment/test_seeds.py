@@ -12,8 +12,8 @@ import pytest
 import torch
 
 import posterity
+from posterity.engine.blocks import able, blocks
 from posterity.engine.multi_seed import MultiSeed
-from posterity.engine.round import able, blocks
 from posterity.experiment import run, run_folder
 from posterity.experiment.compare import compare_runs, resume_all
 from posterity.experiment.config import Config

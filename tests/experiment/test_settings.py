@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from posterity.engine.autotune.trials import with_threads
+from posterity.engine.process_settings import with_threads
 from posterity.experiment import compare, run, run_folder
 from posterity.experiment.compare import compare_runs, resume_all
 from posterity.experiment.config import Config, from_table

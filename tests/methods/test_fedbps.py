@@ -11,11 +11,12 @@ from torch import nn
 from posterity import models
 from posterity.core.training import Training
 from posterity.core.tree import tree_rows
-from posterity.engine import loop
-from posterity.engine.round import meet, personal_model
+from posterity.engine.blocks import meet
+from posterity.engine.loop import ORACLE
+from posterity.engine.round import personal_model
 from posterity.laws import check
 from posterity.methods.fedavg import FedAvg
-from posterity.methods.fedbps.method import FedBPS, personal_entries, unpacked
+from posterity.methods.fedbps.method import FedBPS, personal_entries, unpacked_like
 from posterity.methods.local import Local
 
 each_engine = pytest.mark.parametrize("engine", ENGINES, ids=lambda e: e.name)
@@ -57,7 +58,7 @@ def test_the_uncertain_parameter_becomes_personal(engine, score, personal):
     """h = (8/3, 1/12): the second weight is the less determined and the more disputed one."""
     federation, model = plane()
     run = Run(FedBPS(full_batch(2), p=0.5, score=score), federation, model, engine).rounds(1)
-    mask = unpacked(run.state.mask, run.state.variance)["head.weight"][0]
+    mask = unpacked_like(run.state.mask, run.state.variance)["head.weight"][0]
     assert mask.tolist() == list(personal)
     for client in range(2):
         mixed = personal_model(run.sim, run.state, run.store, client, 1, "received")[0].params["head.weight"][0]
@@ -72,8 +73,8 @@ def test_partial_cohorts(engine):
     federation = points((9, 5, 7))
     run = Run(FedBPS(TRAINING), federation, mlp(federation), engine).rounds(1, [0, 1])
     before = {n: rows[0].clone() for n, rows in run.store.rows.items()}
-    here, _ = meet(run.sim, loop, run.state, run.store, torch.tensor([2]), 1)
-    late = loop.start(run.sim, here)[0].params
+    here, _ = meet(run.sim, ORACLE, run.state, run.store, torch.tensor([2]), 1)
+    late = ORACLE.start(run.sim, here)[0].params
     assert worst(late, run.state.params) == 0
     run.rounds(1, [1, 2])
     assert all(torch.equal(rows[0], before[n]) for n, rows in run.store.rows.items())
@@ -85,7 +86,7 @@ def test_adaptation_keeps_personal_entries_only(engine):
     federation = points((9, 5, 7))
     run = Run(FedBPS(TRAINING), federation, mlp(federation), engine).rounds(2, [0, 1])
     carry, _ = personal_model(run.sim, run.state, run.store, 2, 2, "adapted")
-    mask = unpacked(run.state.mask, run.state.variance)
+    mask = unpacked_like(run.state.mask, run.state.variance)
     moved = torch.cat([(carry.params[n] != p).flatten() for n, p in run.state.params.items()])
     inside = torch.cat([m.flatten() for m in mask.values()])
     assert not (moved & ~inside).any()

@@ -26,7 +26,7 @@ from posterity import data, models
 from posterity.core.gaussian import Gaussian
 from posterity.core.training import Training
 from posterity.core.tree import tree_cast, tree_map, tree_rows
-from posterity.engine.round import meet
+from posterity.engine.blocks import meet
 from posterity.engine.simulation import select
 from posterity.laws import check
 from posterity.methods import build

@@ -13,12 +13,13 @@ from posterity import models
 from posterity.core.protocol import Batch
 from posterity.core.random import fold, make_key, normal
 from posterity.core.training import Training
-from posterity.engine import loop
+from posterity.engine.loop import ORACLE
 from posterity.engine.round import personal_model
 from posterity.laws import check
 from posterity.laws.draws import Ear, Overheard, listening
 from posterity.methods import build
 from posterity.methods.fedavg import FedAvg
+from posterity.methods.fedprox import FedProx
 from posterity.methods.local import Local
 from posterity.methods.maml import MAML
 from posterity.methods.perfedavg import PerFedAvg
@@ -26,7 +27,8 @@ from posterity.methods.reptile import Reptile
 from posterity.methods.wrappers.metavd import dropout
 from posterity.methods.wrappers.metavd.hypernet import FAMILIES, FITTED
 from posterity.methods.wrappers.metavd.method import RHO, MetaVD
-from posterity.methods.wrappers.metavd.noisy import Noisy, linear_layer
+from posterity.methods.wrappers.metavd.noisy import Noisy
+from posterity.nn.find import linear_layer
 
 each_engine = pytest.mark.parametrize("engine", ENGINES, ids=lambda e: e.name)
 TRAINING = Training(lr=0.1, batch=4)
@@ -189,7 +191,7 @@ def keys_of(host, cohorts, seed=0, client=1):
     federation, ear = points((9, 5, 12, 1)), Ear()
     method = Overheard(MetaVD(host, test_draws=2, test_noise="personal", **SMALL), ear)
     with listening(ear):
-        run = Run(method, federation, mlp(federation), loop, seed=seed)
+        run = Run(method, federation, mlp(federation), ORACLE, seed=seed)
         for cohort in cohorts:
             run.rounds(1, cohort)
         run.outputs("adapted")
@@ -331,6 +333,20 @@ def test_bad_hyper_parameters():
         MetaVD(FedAvg(), test_noise="mine")
     with pytest.raises(ValueError, match="beta must be at least 0"):
         MetaVD(FedAvg(), beta=-1.0)
+
+
+@pytest.mark.parametrize(
+    ("host", "replaced"),
+    [(FedAvg(), {"loss"}), (Reptile(), {"loss"}), (MAML(), {"loss", "support_loss"}),
+     (PerFedAvg(), {"loss", "support_loss"})],
+)  # fmt: skip
+def test_only_losses_that_a_host_declares_are_replaced(host, replaced):
+    """A host without a simulated adaptation has one loss; FedProx has one too, but is not a host of the paper."""
+    wrapped = MetaVD(host)
+    assert wrapped.declared == replaced
+    assert {n for n in replaced if getattr(wrapped.inner, n) != getattr(host, n)} == replaced
+    with pytest.raises(ValueError, match="not FedProx"):
+        MetaVD(FedProx())
 
 
 def test_bad_layers():

@@ -11,8 +11,9 @@ from posterity.core.training import Training
 from posterity.core.tree import tree_rows
 from posterity.laws import LAWS, check
 from posterity.methods.fedper import FedPer
-from posterity.methods.pfedvmp.centroids import FORMS
-from posterity.methods.pfedvmp.method import MODES, PFedVMP
+from posterity.methods.pfedvmp.factors import FORMS
+from posterity.methods.pfedvmp.method import PFedVMP
+from posterity.methods.pfedvmp.precision import MODES
 
 each_engine = pytest.mark.parametrize("engine", ENGINES, ids=lambda e: e.name)
 TRAINING = Training(lr=0.05, batch=4, epochs=1)

@@ -14,9 +14,9 @@ from torch.nn import functional as F
 from posterity import models
 from posterity.core.random import fold, make_key, uniform
 from posterity.nn import bilinear
-from posterity.nn._grid import Grid
+from posterity.nn._grid import WindowGrid
 from posterity.nn.convolution import Convolution, by_kernel
-from posterity.nn.pooling import Pool
+from posterity.nn.pooling import MaxPool
 
 GPU, HOST = torch.cuda.is_available(), os.environ.get("TRITON_INTERPRET") == "1"
 pytestmark = pytest.mark.skipif(
@@ -60,7 +60,7 @@ def _layers() -> list[tuple]:
 def _draw(case, kind=torch.float32, clients=CLIENTS):
     """Stacks of x, weight, bias and a gradient of the images; stride and padding."""
     batch, channels, height, width, outputs, h, w, stride, pad = case
-    grid = Grid((batch, channels, height, width), (h, w), stride, pad)
+    grid = WindowGrid((batch, channels, height, width), (h, w), stride, pad)
     draw = torch.Generator().manual_seed(0)
     sizes = (batch, channels, height, width), (outputs, channels, h, w), (outputs,), (batch, outputs, *grid.places)
     return [torch.randn(clients, *s, generator=draw).to(DEVICE, kind) for s in sizes], grid
@@ -250,7 +250,7 @@ def test_pooling_is_pytorchs(shape, use):
     wanted = POOLS[use](lambda x: F.max_pool2d(x, 2), x)
     last = x.movedim(-3, -1).contiguous().movedim(-1, -3)
     for images in (x, last):
-        assert torch.equal(POOLS[use](lambda x: Pool.apply(x)[0], images), wanted)
+        assert torch.equal(POOLS[use](lambda x: MaxPool.apply(x)[0], images), wanted)
 
 
 @on_gpu

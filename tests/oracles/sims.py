@@ -12,12 +12,14 @@ from posterity.core.random import make_key
 from posterity.core.training import Training
 from posterity.core.tree import tree_named
 from posterity.data.federation import Federation, Part
-from posterity.engine import loop, stacked
-from posterity.engine.round import Log, first_state, score, train_round
+from posterity.engine.loop import ORACLE
+from posterity.engine.round import first_state, score, train_round
+from posterity.engine.server import RoundLog
 from posterity.engine.simulation import Simulation
+from posterity.engine.stacked import STACKED
 from posterity.engine.store import Memory
 
-ENGINES = (loop, stacked)
+ENGINES = (ORACLE, STACKED)
 DOUBLE = torch.float64
 WEIGHT = "head.weight"
 
@@ -25,11 +27,11 @@ WEIGHT = "head.weight"
 class Run:
     """One experiment: its world, an engine, the server's state and the clients' records."""
 
-    def __init__(self, method, federation, model, engine=stacked, initial=None, dtype=DOUBLE, seed=0):
+    def __init__(self, method, federation, model, engine=STACKED, initial=None, dtype=DOUBLE, seed=0):
         initial = model.init(seed, dtype) if initial is None else initial
         self.sim = Simulation(method, model, federation.to("cpu", dtype), initial, make_key(seed))
         self.engine, self.store, self.played = engine, Memory(federation.clients), 0
-        self.state, self.logs = first_state(self.sim), list[Log]()
+        self.state, self.logs = first_state(self.sim), list[RoundLog]()
 
     def rounds(self, count: int = 1, cohort=None) -> Run:
         clients = torch.arange(self.sim.federation.clients) if cohort is None else torch.tensor(cohort)

@@ -11,13 +11,15 @@ from posterity.core.messages import Bag, fold_stack
 from posterity.core.protocol import Now
 from posterity.core.training import Training
 from posterity.core.tree import tree_map
-from posterity.engine import keys, loop
-from posterity.engine.round import meet
+from posterity.engine import keys
+from posterity.engine.blocks import meet
+from posterity.engine.loop import ORACLE
 from posterity.methods.fedavg import FedAvg
 from posterity.methods.fedbps import FedBPS
 from posterity.methods.fedmap import WEIGHTINGS, FedMAP
 from posterity.methods.fednp import FedNP
-from posterity.methods.pfedvmp.method import MODES, PFedVMP
+from posterity.methods.pfedvmp.method import PFedVMP
+from posterity.methods.pfedvmp.precision import MODES
 from posterity.methods.reptile import Reptile
 from posterity.methods.wrappers.metavd import MetaVD
 
@@ -38,9 +40,9 @@ each_method = pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)
 
 def visited(run):
     """Client 0 after its local work in the round to come, and the stack of one message that it sends."""
-    here, _ = meet(run.sim, loop, run.state, run.store, torch.zeros(1, dtype=torch.int64), run.played + 1)
-    carries = loop.work(run.sim, run.sim.method.passes(), loop.start(run.sim, here), here, keys.TRAIN)
-    return carries[0].params, loop.message(run.sim, carries, here)[0]
+    here, _ = meet(run.sim, ORACLE, run.state, run.store, torch.zeros(1, dtype=torch.int64), run.played + 1)
+    carries = ORACLE.work(run.sim, run.sim.method.passes(), ORACLE.start(run.sim, here), here, keys.TRAIN)
+    return carries[0].params, ORACLE.visit(run.sim, run.sim.method.passes(), here).message
 
 
 def copies(sent, count):

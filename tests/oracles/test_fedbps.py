@@ -19,11 +19,11 @@ from posterity.core.messages import Moments, Sum, fold_stack, merge
 from posterity.core.protocol import Batch, Now
 from posterity.core.random import make_key
 from posterity.core.training import Training
-from posterity.engine import keys, loop
-from posterity.engine.round import meet
+from posterity.engine.blocks import meet
+from posterity.engine.loop import ORACLE
 from posterity.methods.fedavg import FedAvg
 from posterity.methods.fedbps.curvature import along, diagonal, signs, units
-from posterity.methods.fedbps.method import FedBPS, State, packed, personal_entries, unpacked
+from posterity.methods.fedbps.method import FedBPS, State, packed, personal_entries, unpacked_like
 from posterity.methods.local import Local
 
 from .sims import DOUBLE, ENGINES, Run, federate, full_batch, leaves, mlp, points, same_bits, worst
@@ -37,20 +37,21 @@ def random(*shape, seed=0):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=DOUBLE)
 
 
-def started(run, engine=loop):
+def started(run, engine=ORACLE):
     """What each client holds right after the broadcast: its mixed leaves (clients, ...)."""
     clients = torch.arange(run.sim.federation.clients)
     here, _ = meet(run.sim, engine, run.state, run.store, clients, run.played + 1)
     mixed = engine.start(run.sim, here)
-    return mixed.params if engine is not loop else {n: torch.stack([c.params[n] for c in mixed]) for n in here.initial}
+    return (
+        mixed.params if engine is not ORACLE else {n: torch.stack([c.params[n] for c in mixed]) for n in here.initial}
+    )
 
 
 def messages(method, federation, model):
     """What every client sends in the first round (clients, ...)."""
     run = Run(method, federation, model)
-    here, _ = meet(run.sim, loop, run.state, run.store, torch.arange(federation.clients), 1)
-    carries = loop.work(run.sim, method.passes(), loop.start(run.sim, here), here, keys.TRAIN)
-    return loop.message(run.sim, carries, here)[0]
+    here, _ = meet(run.sim, ORACLE, run.state, run.store, torch.arange(federation.clients), 1)
+    return ORACLE.visit(run.sim, run.sim.method.passes(), here).message
 
 
 def combined(weights, means, variances, method=None):
@@ -65,7 +66,7 @@ def combined(weights, means, variances, method=None):
 
 
 def mask_of(state):
-    return unpacked(state.mask, state.variance)["w"]
+    return unpacked_like(state.mask, state.variance)["w"]
 
 
 @each_engine
@@ -132,7 +133,7 @@ def test_o04_the_mask_has_an_exact_count(share, kind):
         assert float(score[mask].min()) >= float(score[~mask].max())
     if kind == "all equal":
         assert bool(mask[: round(share * 57)].all())  # the first come first
-    parts = unpacked(packed(personal_entries(tree, share, "per_tensor")), tree)
+    parts = unpacked_like(packed(personal_entries(tree, share, "per_tensor")), tree)
     assert [int(parts[n].sum()) for n in tree] == [round(share * 40), round(share * 17)]
 
 
@@ -140,7 +141,7 @@ def test_o04_bits_come_back():
     for size in (1, 7, 8, 9, 64, 100):
         mask, like = random(size) > 0, {"w": torch.zeros(size)}
         assert len(packed(mask)) == (size + 7) // 8
-        assert torch.equal(unpacked(packed(mask), like)["w"], mask)
+        assert torch.equal(unpacked_like(packed(mask), like)["w"], mask)
 
 
 @pytest.mark.parametrize("p", [0.0, 0.3, 0.7, 1.0])
@@ -289,7 +290,7 @@ def test_o13_float32_survives_disagreement_near_one():
 def test_o15_common_entries_are_common(engine, scope):
     federation = points((9, 5, 1, 13))
     run = Run(FedBPS(TRAINING, scope=scope), federation, mlp(federation), engine).rounds(2)
-    mask, mixed = unpacked(run.state.mask, run.state.variance), started(run, engine)
+    mask, mixed = unpacked_like(run.state.mask, run.state.variance), started(run, engine)
     for name, own in run.store.rows.items():
         common = run.state.params[name].expand_as(own)
         assert torch.equal(mixed[name], torch.where(mask[name], own, common))
@@ -303,7 +304,7 @@ def test_b1_the_printed_score_selects_the_opposite():
     model, masks = mlp(one), []
     for score in ("variance", "hessian"):
         run = Run(FedBPS(full_batch(2), p=0.5, score=score), several, model).rounds(1)
-        masks.append(torch.cat([m.flatten() for m in unpacked(run.state.mask, run.state.variance).values()]))
+        masks.append(torch.cat([m.flatten() for m in unpacked_like(run.state.mask, run.state.variance).values()]))
         assert len(torch.cat([v.flatten() for v in run.state.variance.values()]).unique()) == model.size  # no ties
     assert int((masks[0] & masks[1]).sum()) == 0
 

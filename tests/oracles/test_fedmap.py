@@ -17,8 +17,8 @@ from posterity.core.losses import log_likelihood, log_predictive
 from posterity.core.messages import LogMean, fold_stack, merge
 from posterity.core.protocol import Batch
 from posterity.core.training import Training
-from posterity.engine import keys, loop
-from posterity.engine.round import meet
+from posterity.engine.blocks import meet
+from posterity.engine.loop import ORACLE
 from posterity.methods.fedavg import FedAvg
 from posterity.methods.fedmap import FedMAP
 from posterity.methods.local import Local
@@ -158,15 +158,14 @@ def test_o10_weight_ratio_is_the_likelihood_ratio():
     assert first == pytest.approx(log_likelihood - 0.25 / 30, abs=1e-9)
 
 
-def sent_log_weights(federation, theta, weighting, sigma2=15.0, engine=loop):
+def sent_log_weights(federation, theta, weighting, sigma2=15.0, engine=ORACLE):
     """log ω_k as the clients send it with γ = 0 and estimates `theta`, which a step size of 0 leaves where they are."""
     method = FedMAP(Training(lr=0.0), sigma2=sigma2, weighting=weighting)
     run = Run(method, federation, scalar_model(), engine, at(0.0)).rounds(1)
     run.store.rows[WEIGHT][:] = torch.tensor(theta, dtype=DOUBLE)[:, None, None]
     sim, clients = run.sim, torch.arange(len(theta))
     here, _ = meet(sim, engine, run.state, run.store, clients, 1)
-    carry = engine.work(sim, sim.method.passes(), engine.start(sim, here), here, keys.TRAIN)
-    sent, _ = engine.message(sim, carry, here)
+    sent = engine.visit(sim, sim.method.passes(), here).message
     return sent["params"].log_weight.tolist()
 
 

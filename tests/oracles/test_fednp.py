@@ -19,14 +19,12 @@ from posterity.methods.fednp.moments import (
     closed_ratios,
     constants,
     curvature,
-    kl_each,
     log_power,
     match,
-    npn_linear,
-    npn_sigmoid,
     quadrature_ratios,
     slopes,
 )
+from posterity.methods.fednp.npn import kl_each, npn_linear, npn_sigmoid
 
 from .sims import DOUBLE, ENGINES, Run, federate, images, mlp, points, same_bits, scalar_model
 

@@ -7,8 +7,9 @@ from torch.func import vmap
 from posterity.core.messages import Mean, fold_stack
 from posterity.core.protocol import Now
 from posterity.core.training import Training
-from posterity.engine import keys, loop
-from posterity.engine.round import meet
+from posterity.engine import keys
+from posterity.engine.blocks import meet
+from posterity.engine.loop import ORACLE
 from posterity.methods.fedpa import FedPA, State, flattened, posterior_delta, restored
 
 from .sims import DOUBLE, ENGINES, WEIGHT, Run, at, full_batch, mlp, points, q2, scalar_model
@@ -118,9 +119,9 @@ def test_o07_the_engines_samples_give_the_dense_solve():
     model = mlp(federation)
     method = FedPA(Training(lr=0.1, batch=4), rho=0.3, burn_rounds=0)
     run = Run(method, federation, model)
-    here, _ = meet(run.sim, loop, run.state, run.store, torch.arange(3), 1)
-    carries = loop.work(run.sim, method.passes(), loop.start(run.sim, here), here, keys.TRAIN)
-    sent, _ = loop.message(run.sim, carries, here)
+    here, _ = meet(run.sim, ORACLE, run.state, run.store, torch.arange(3), 1)
+    carries = ORACLE.work(run.sim, method.passes(), ORACLE.start(run.sim, here), here, keys.TRAIN)
+    sent = ORACLE.visit(run.sim, method.passes(), here).message
     assert [c.kept["filled"].tolist() for c in carries] == [[1] * 5, [1, 0, 0, 0, 0], [1, 0, 0, 0, 0]]
     w = flattened(run.state.params)
     for k, carry in enumerate(carries):

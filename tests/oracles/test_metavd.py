@@ -15,7 +15,7 @@ from posterity.core.training import Training
 from posterity.core.tree import tree_rows
 from posterity.data.partition import dirichlet
 from posterity.engine.round import train_round
-from posterity.evaluate.metrics import per_client
+from posterity.evaluate import per_client
 from posterity.evaluate.scores import score
 from posterity.methods.fedavg import FedAvg
 from posterity.methods.maml import MAML

@@ -17,25 +17,17 @@ from posterity.core.protocol import Batch, Carry, Facts, Here
 from posterity.core.training import Training
 from posterity.core.tree import tree_leaves, tree_map, tree_rows, tree_stack
 from posterity.methods.fedper import FedPer
-from posterity.methods.pfedvmp.centroids import (
-    FORMS,
-    low_rank,
-    multiplied_out,
-    on_the_wire,
-    pack,
-    read_centroids,
-    unpack,
-)
+from posterity.methods.pfedvmp.centroids import read_centroids
 from posterity.methods.pfedvmp.class_statistics import (
     common_variance,
     describe_classes,
     read_sums,
-    scale_of,
-    scaled_precision,
     sum_classes,
-    told,
+    variance_message,
 )
-from posterity.methods.pfedvmp.method import SCALED, PFedVMP, Shared, class_message, describe, summarise
+from posterity.methods.pfedvmp.factors import FORMS, on_the_wire, pack, unpack
+from posterity.methods.pfedvmp.method import PFedVMP, Shared, class_message, describe, summarise
+from posterity.methods.pfedvmp.precision import SCALED, low_rank, multiplied_out, scale_of, scaled_precision
 
 from . import exact
 from .sims import DOUBLE, ENGINES, Run, federate, full_batch, images, mlp, points, same_bits
@@ -58,7 +50,7 @@ def said(z, y, mask, classes, mode, nu0=10.0, spread=0.0, upload="dense"):
     zero = torch.zeros(classes, z.shape[1], dtype=DOUBLE)
     shared = Shared({}, zero, zero[:, 0], torch.tensor(spread, dtype=DOUBLE))
     message = {"classes": class_message(found, mode, nu0, shared, upload)}
-    return {**message, "spread": told(found, nu0)} if mode in SCALED else message
+    return {**message, "spread": variance_message(found, nu0)} if mode in SCALED else message
 
 
 def pooled(parts):
@@ -682,7 +674,7 @@ def test_e3_the_variance_at_a_typical_client():
         if squares > 1e-9:
             expected.append(np.log(squares / (5 * free)))
             weights.append(free / (free + NU))
-        said.append({"it": told(found_of(z, y, "shrinkage" if seed % 2 else "isotropic"), NU)})
+        said.append({"it": variance_message(found_of(z, y, "shrinkage" if seed % 2 else "isotropic"), NU)})
         assert float(said[-1]["it"].value["weight"]) == pytest.approx(weights[-1] if squares > 1e-9 else 0)
     assert len(expected) == 5
     total = fold_stack(tree_stack(said))["it"]

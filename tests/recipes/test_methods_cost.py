@@ -14,7 +14,7 @@ import pytest
 from torch.utils.flop_counter import FlopCounterMode
 
 from posterity import methods
-from posterity.engine.round import Log
+from posterity.engine.server import RoundLog
 from posterity.methods.fedbps.curvature import ESTIMATORS
 from posterity.methods.pfedvmp.method import MODES
 
@@ -34,9 +34,9 @@ def plan(bench):
     return bench.BatchPlan("cpu", "loop", "patches", rounds=3, warm=1, limit=60.0, profile=False)
 
 
-def endless() -> Iterator[Log]:
+def endless() -> Iterator[RoundLog]:
     while True:
-        yield Log(0, 1, 1)
+        yield RoundLog(0, 1, 1)
 
 
 def tick(bench, monkeypatch, *seconds: float) -> None:

@@ -11,8 +11,8 @@ from handmade import everywhere, run_of, scored, trained
 
 from posterity.report import load_runs
 from posterity.report.client_charts import Dot, client_dots, partition, pooled_bins, reliability, strip_chart, thinned
-from posterity.report.line_charts import learning_lines, line_chart, sparks, thin
-from posterity.report.read_runs import Federation
+from posterity.report.line_charts import learning_curves, line_chart, sparks, thin
+from posterity.report.read_runs import FederationFacts
 from posterity.report.tables import arms
 
 
@@ -31,25 +31,25 @@ def curves(tmp_path: Path, *seeds: dict[int, float]):
 
 
 def test_a_line_is_the_mean_and_its_band_the_sd_over_seeds(tmp_path: Path) -> None:
-    (line,) = learning_lines(curves(tmp_path, {2: 0.2, 4: 0.5}, {2: 0.3, 4: 0.9}, {2: 0.7, 4: 0.4}), "test")
+    (line,) = learning_curves(curves(tmp_path, {2: 0.2, 4: 0.5}, {2: 0.3, 4: 0.9}, {2: 0.7, 4: 0.4}), "test")
     assert line.x == (2.0, 4.0)
     assert line.y == pytest.approx((0.4, 0.6))
     assert line.band == pytest.approx([statistics.stdev(v) for v in ((0.2, 0.3, 0.7), (0.5, 0.9, 0.4))])
 
 
 def test_a_mean_is_over_rounds_that_all_seeds_have(tmp_path: Path) -> None:
-    (line,) = learning_lines(curves(tmp_path, {2: 0.2, 4: 0.5, 6: 0.6}, {2: 0.3, 4: 0.9}), "test")
+    (line,) = learning_curves(curves(tmp_path, {2: 0.2, 4: 0.5, 6: 0.6}, {2: 0.3, 4: 0.9}), "test")
     assert line.x == (2.0, 4.0)
 
 
 def test_bytes_are_all_that_was_sent_until_then(tmp_path: Path) -> None:
-    (line,) = learning_lines(curves(tmp_path, {2: 0.2, 4: 0.5}), "test", "bytes")
+    (line,) = learning_curves(curves(tmp_path, {2: 0.2, 4: 0.5}), "test", "bytes")
     assert line.x == (300.0, 600.0)
     assert line.band == ()
 
 
 def test_a_chart_has_a_line_and_a_band_of_one_sd(tmp_path: Path) -> None:
-    lines = learning_lines(curves(tmp_path, {2: 0.2, 4: 0.4}, {2: 0.4, 4: 0.6}), "test")
+    lines = learning_curves(curves(tmp_path, {2: 0.2, 4: 0.4}, {2: 0.4, 4: 0.6}), "test")
     svg = line_chart(lines, 800, "Accuracy", "round")
     numbers = [float(n) for n in drawn(svg, "path", "line")[0]["d"][1:].replace("L", " ").split()]
     around = [float(n) for n in drawn(svg, "path", "band")[0]["d"][1:-1].replace("L", " ").split()]
@@ -118,7 +118,7 @@ def test_a_box_has_quartiles_and_whiskers_at_ten_and_ninety_percent(tmp_path: Pa
     assert float(box["width"]) == pytest.approx(places[15] - places[5], abs=0.15)
 
 
-FEDERATION = Federation("digits", "classification", 2, 2, 0, 3, (), ("one", "two"), (5, 16), (2, 4), (1, 8),
+FEDERATION = FederationFacts("digits", "classification", 2, 2, 0, 3, (), ("one", "two"), (5, 16), (2, 4), (1, 8),
                         ((4, 1, 0), (0, 0, 16)), ())  # fmt: skip
 
 

@@ -17,12 +17,12 @@ from fake_runs import comparison, write_exact, write_run
 from scipy import stats
 
 from posterity.cli import show
-from posterity.report import finding, headline, load_runs, main_contest, verdict, write_report
+from posterity.report import finding, headline, load_runs, main_comparison, verdict, write_report
+from posterity.report.columns import table_columns
 from posterity.report.critical import critical_chart
-from posterity.report.ranking import contest
-from posterity.report.read_runs import Score
+from posterity.report.ranking import compare_methods
+from posterity.report.read_runs import ScoreLine
 from posterity.report.summary import at, by_point
-from posterity.report.tables import HEADLINE
 
 METHODS = {"fedavg": 0.71, "fedper": 0.74, "pfedvmp": 0.78, "local": 0.775}
 
@@ -57,7 +57,7 @@ def gather(root: Path, rule: str = "validated") -> dict[str, dict[int, tuple[flo
 def test_pairs_of_a_folder_equal_scipy(tmp_path: Path, rule: str) -> None:
     """Ten seeds with clients of their own: all six pairs; some where the clients' variance is the larger one."""
     comparison(tmp_path, METHODS, 10, noise=0.12, rounds=12)
-    held, seen = main_contest(headline(load_runs(tmp_path), rule)), gather(tmp_path, rule)
+    held, seen = main_comparison(headline(load_runs(tmp_path), rule)), gather(tmp_path, rule)
     larger = set()
     for (i, j), pair in held.pairs.items():
         first, second = (seen[held.rows[k].label] for k in (i, j))
@@ -80,7 +80,7 @@ def test_pairs_of_a_folder_equal_scipy(tmp_path: Path, rule: str) -> None:
 
 def test_clients_that_last_are_crossed_with_seeds(tmp_path: Path) -> None:
     comparison(tmp_path, {"fedavg": 0.7, "fedper": 0.75}, 4, noise=0.05, data_seed=3, named=False)
-    held, seen = main_contest(headline(load_runs(tmp_path))), gather(tmp_path)
+    held, seen = main_comparison(headline(load_runs(tmp_path))), gather(tmp_path)
     pair = held.pairs[0, 1]
     first, second = (seen[row.label] for row in held.rows)
     d = np.stack([first[s][1] - second[s][1] for s in range(4)])
@@ -104,13 +104,17 @@ def test_drawn_clients_of_equal_sizes_are_not_the_same_clients(tmp_path: Path) -
         facts = json.loads(path.read_text())
         facts["federation"] |= {"train": [40] * 3, "validation": [10] * 3, "test": [10] * 3}
         path.write_text(json.dumps(facts))
-    assert main_contest(headline(load_runs(tmp_path))).pairs[0, 1].design == "nested"
+    assert main_comparison(headline(load_runs(tmp_path))).pairs[0, 1].design == "nested"
 
 
 def test_only_means_over_clients_use_clients(tmp_path: Path) -> None:
     comparison(tmp_path, {"fedavg": 0.7, "fedper": 0.75}, 3)
     rows = headline(load_runs(tmp_path))
-    designs = {c.key: contest(rows, c).pairs[0, 1].design for c in HEADLINE if c.key in rows[0].cells and c.better}
+    designs = {
+        c.key: compare_methods(rows, c).pairs[0, 1].design
+        for c in table_columns([])
+        if c.key in rows[0].cells and c.better
+    }
     assert {k for k, d in designs.items() if d == "nested"} == {"accuracy", "nll"}
     assert designs["ece"] == designs["worst10"] == designs["balanced_accuracy"] == "seeds"
 
@@ -127,7 +131,7 @@ def test_other_points_are_shown_at_the_chosen_round(tmp_path: Path) -> None:
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     (run,) = load_runs(tmp_path)
     score = at(run, "validated", "trained", 0, "members")
-    assert isinstance(score, Score)
+    assert isinstance(score, ScoreLine)
     assert (score.round, score.part, score.value("accuracy")) == (6, "test", 0.65)
     rows = headline([run])
     assert rows[0].rounds == (6,)
@@ -147,7 +151,7 @@ def test_ahead_counts_better_seeds_only(tmp_path: Path) -> None:
     """Ahead with two of four seeds, level with one, behind with one: level is not ahead."""
     write_exact(tmp_path, "fedavg", four(0.50, 0.50, 0.50, 0.50))
     write_exact(tmp_path, "fedper", four(0.75, 0.75, 0.50, 0.25))
-    held = main_contest(headline(load_runs(tmp_path)))
+    held = main_comparison(headline(load_runs(tmp_path)))
     (line,) = verdict.lines(held, [(0, 1)])
     assert (line.first.label, line.ahead) == ("FedPer", "2 of 4")
     assert line.difference == "+6.2"
@@ -157,7 +161,7 @@ def test_lower_is_better_in_a_regression(tmp_path: Path) -> None:
     write_exact(tmp_path, "fedavg", four(2.0, 2.1, 2.2, 2.3), "mse")
     write_exact(tmp_path, "fedper", four(1.0, 1.11, 1.19, 2.3), "mse")
     rows = headline(load_runs(tmp_path))
-    held = main_contest(rows)
+    held = main_comparison(rows)
     (line,) = verdict.lines(held, [(0, 1)])
     assert (line.first.label, line.ahead, line.difference) == ("FedPer", "3 of 4", "−0.750")
     assert "FedPer has the lowest mean squared error, 1.400 ± 0.605, 0.750 below FedAvg" in finding(rows)
@@ -169,7 +173,7 @@ def test_winner_only_when_separated_from_all(tmp_path: Path) -> None:
     write_exact(tmp_path, "fedrep", four(0.895, 0.92, 0.905, 0.91, 0.92, 0.91))
     write_exact(tmp_path, "fedavg", four(0.50, 0.52, 0.51, 0.49, 0.53, 0.50))
     rows = headline(load_runs(tmp_path))
-    held = main_contest(rows)
+    held = main_comparison(rows)
     assert {r.label: r.cells["accuracy"].best for r in rows} == {"FedPer": True, "FedRep": True, "FedAvg": False}
     assert held.winner is None
     assert held.together == [(0, 1)]
@@ -178,14 +182,14 @@ def test_winner_only_when_separated_from_all(tmp_path: Path) -> None:
     assert "FedRep is not separated from it." in said
     assert "With 6 seeds and 3 pairs only a gap of about" in said
     without = [r for r in rows if r.label != "FedRep"]
-    assert main_contest(without).winner is rows[0]
+    assert main_comparison(without).winner is rows[0]
     assert finding(without).endswith("p < 0.001 by Holm over 1 pair); it is separated from it.")
 
 
 def test_winner_is_named_with_its_interval(tmp_path: Path) -> None:
     comparison(tmp_path, {"fedavg": 0.5, "fedper": 0.7, "pfedvmp": 0.9}, 6, rounds=12)
     rows = headline(load_runs(tmp_path))
-    held = main_contest(rows)
+    held = main_comparison(rows)
     pair = held.pairs[0, 1]
     assert pair.interval is not None
     low, high = (f"{100 * x:.1f}" for x in pair.interval)
@@ -201,7 +205,7 @@ def test_winner_is_named_with_its_interval(tmp_path: Path) -> None:
 
 def test_three_seeds_are_told_what_they_can_show(trio: Path) -> None:
     rows = headline(load_runs(trio))
-    held = main_contest(rows)
+    held = main_comparison(rows)
     errors = sorted(pair.error for pair in held.pairs.values() if pair.error)
     gap = held.detectable
     assert gap is not None
@@ -231,7 +235,7 @@ def test_methods_without_a_shared_seed(tmp_path: Path) -> None:
     write_exact(tmp_path, "fedper", {2: [0.8, 0.9], 3: [0.8, 0.9]})
     rows = headline(load_runs(tmp_path))
     assert "shares no seed with FedAvg" in finding(rows)
-    assert main_contest(rows).winner is None
+    assert main_comparison(rows).winner is None
     write_report(tmp_path)
 
 
@@ -239,7 +243,7 @@ def test_partly_shared_seeds_use_the_shared_ones(tmp_path: Path) -> None:
     """FedPer has the higher mean, by a seed that FedAvg never ran; with the seeds of both it is behind."""
     write_exact(tmp_path, "fedavg", four(0.70, 0.72, 0.71))
     write_exact(tmp_path, "fedper", {**four(0.69, 0.70, 0.70), 7: [0.97, 0.99, 0.98, 0.98]})
-    held = main_contest(headline(load_runs(tmp_path)))
+    held = main_comparison(headline(load_runs(tmp_path)))
     assert held.rows[0].label == "FedPer"
     assert held.pairs[0, 1].each == pytest.approx((-0.01, -0.02, -0.01))
     assert "1.3 percentage points behind FedAvg over the 3 seeds that both ran" in verdict.tell(held, held.rows)
@@ -252,7 +256,7 @@ def test_a_higher_mean_by_other_seeds_beats_nobody(tmp_path: Path) -> None:
     write_exact(tmp_path, "fedavg", four(0.70, 0.72, 0.71, 0.70, 0.73))
     behind = four(0.68, 0.701, 0.69, 0.679, 0.71)
     write_exact(tmp_path, "fedper", {**behind, 7: [0.97, 0.99, 0.98, 0.98]})
-    held = main_contest(headline(load_runs(tmp_path)))
+    held = main_comparison(headline(load_runs(tmp_path)))
     assert held.rows[0].label == "FedPer"
     assert held.pairs[0, 1].separated
     assert held.winner is None
@@ -263,7 +267,7 @@ def test_winner_must_be_separated_from_a_noisy_third_too(tmp_path: Path) -> None
     write_exact(tmp_path, "fedper", four(0.90, 0.90, 0.91, 0.89))
     write_exact(tmp_path, "fedavg", four(0.80, 0.801, 0.809, 0.79))
     write_exact(tmp_path, "local", four(0.95, 0.60, 0.88, 0.72))
-    held = main_contest(headline(load_runs(tmp_path)))
+    held = main_comparison(headline(load_runs(tmp_path)))
     assert [row.label for row in held.rows] == ["FedPer", "FedAvg", "Local"]
     assert (held.beaten(1), held.beaten(2)) == (True, False)
     assert held.winner is None
@@ -275,7 +279,7 @@ def test_identical_methods_are_level(tmp_path: Path) -> None:
     for method in ("fedavg", "fedper", "local"):
         write_exact(tmp_path, method, four(0.7, 0.8, 0.75))
     rows = headline(load_runs(tmp_path))
-    held = main_contest(rows)
+    held = main_comparison(rows)
     assert {(pair.p, pair.holm) for pair in held.pairs.values()} == {(1.0, 1.0)}
     assert all(r.cells["accuracy"].best for r in rows)
     assert "level with" in finding(rows)
@@ -290,7 +294,7 @@ def test_scores_that_are_not_numbers(tmp_path: Path) -> None:
     write_exact(tmp_path, "fedper", four(0.80, 0.81, 0.83, nan), nll=[math.inf, 0.3, 0.3, 0.3])
     write_exact(tmp_path, "local", four(0.60, 0.61, 0.60, 0.62), nll=[math.inf] * 4)
     rows = headline(load_runs(tmp_path))
-    assert main_contest(rows).pairs[0, 1].seeds == 3
+    assert main_comparison(rows).pairs[0, 1].seeds == 3
     assert [(r.label, r.cells["nll"].text, r.cells["nll"].best) for r in rows[:1]] == [("FedPer", "∞", False)]
     assert {r.label: r.cells["nll"].best for r in rows} == {"FedPer": False, "FedAvg": True, "Local": False}
     assert not re.search(r"\bnan\b", write_report(tmp_path).read_text(encoding="utf-8"))
@@ -308,7 +312,7 @@ def test_an_unfinished_method_is_in_no_pair(tmp_path: Path) -> None:
     comparison(tmp_path, {"fedavg": 0.7, "fedrep": 0.6}, 3)
     write_run(tmp_path / "fedper" / "seed-0", "fedper", 0.95, 0, status="running", stop=10)
     rows = headline(load_runs(tmp_path))
-    assert [r.label for r in main_contest(rows).rows] == ["FedAvg", "FedRep"]
+    assert [r.label for r in main_comparison(rows).rows] == ["FedAvg", "FedRep"]
     alone = [r for r in rows if r.mark]
     assert "No run has finished" in finding(alone)
 
@@ -325,7 +329,7 @@ def test_picture_places_methods_and_joins_equals(tmp_path: Path, width: float) -
     write_exact(tmp_path, "fedper", four(0.90, 0.91, 0.92, 0.90, 0.93, 0.91))
     write_exact(tmp_path, "fedrep", four(0.895, 0.92, 0.905, 0.91, 0.92, 0.91))
     write_exact(tmp_path, "fedavg", four(0.50, 0.52, 0.51, 0.49, 0.53, 0.50))
-    held = main_contest(headline(load_runs(tmp_path)))
+    held = main_comparison(headline(load_runs(tmp_path)))
     drawn = numbers(critical_chart(held, width))
     places = {e["class"]: float(e["cx"]) for e in drawn if e["tag"] == "circle"}
     by_label = {row.label: places[f"dot m{row.arm.index} dash0"] for row in held.rows}
@@ -344,7 +348,7 @@ def test_picture_places_methods_and_joins_equals(tmp_path: Path, width: float) -
 
 def test_page_shows_the_pairs(trio: Path, tmp_path: Path) -> None:
     page = write_report(trio, tmp_path / "page.html").read_text(encoding="utf-8").replace("\u00a0", " ")
-    held = main_contest(headline(load_runs(trio)))
+    held = main_comparison(headline(load_runs(trio)))
     section = page.split('<section id="differences">')[1].split("</section>")[0]
     assert section.count("<svg") == 2
     assert section.count('<th scope="row">') == 3
@@ -361,7 +365,7 @@ def test_many_methods_list_neighbours_and_the_best(tmp_path: Path) -> None:
     random = np.random.default_rng(0)
     for k in range(50):
         write_exact(tmp_path, f"method-{k:02}", four(*(0.3 + 0.01 * k + random.normal(0, 0.002, 3))))
-    held = main_contest(headline(load_runs(tmp_path)))
+    held = main_comparison(headline(load_runs(tmp_path)))
     assert held.tested == 50 * 49 / 2
     assert len(held.listed) == 49 + 48
     page = write_report(tmp_path)
@@ -385,13 +389,13 @@ def test_worst_tenth_says_its_rows(tmp_path: Path) -> None:
     assert verdict.worst_note(rows) in write_report(tmp_path).read_text(encoding="utf-8").replace("\u00a0", " ")
     score = rows[0].picked[0][1].score
     assert verdict.worst_rows(score) == (2, 20, behind[0])
-    known = Score(1, "received", 0, "members", "test", {}, {"clients": 35.0, "worst10_rows": 77.0}, {}, ())
+    known = ScoreLine(1, "received", 0, "members", "test", {}, {"clients": 35.0, "worst10_rows": 77.0}, {}, ())
     assert verdict.worst_rows(known) == (3, 35, 77)
-    assert verdict.worst_rows(Score(1, "received", 0, "members", "test", {}, {"worst10": 0.5}, {}, ())) is None
+    assert verdict.worst_rows(ScoreLine(1, "received", 0, "members", "test", {}, {"worst10": 0.5}, {}, ())) is None
 
 
 def test_terminal_and_json_say_the_same(trio: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any) -> None:
-    held = main_contest(headline(load_runs(trio)))
+    held = main_comparison(headline(load_runs(trio)))
     monkeypatch.setattr(show.console, "_width", 200)
     monkeypatch.setattr(show.console, "_height", 60)
     show.print_table(trio, "validated")

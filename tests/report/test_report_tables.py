@@ -11,8 +11,8 @@ import pytest
 from fake_runs import comparison, write_run
 
 from posterity.report import ReportError, columns, finding, headline, load_runs
+from posterity.report.columns import human_bytes
 from posterity.report.selected_round import choose
-from posterity.report.tables import human_bytes
 
 
 def lines(folder: Path, **wanted: Any) -> list[dict[str, Any]]:

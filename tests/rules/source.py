@@ -16,6 +16,17 @@ def modules() -> dict[str, ast.Module]:
     return {p.relative_to(ROOT).as_posix(): ast.parse(p.read_text(encoding="utf-8")) for p in files}
 
 
+def papers() -> dict[str, list[Path]]:
+    """The files of every method and wrapper by its name; the first has the docstring that sums up the paper."""
+    found: dict[str, list[Path]] = {}
+    for folder in (PACKAGE / "methods", PACKAGE / "methods" / "wrappers"):
+        files = [p for p in folder.glob("*.py") if not p.name.startswith("_")]
+        inits = [p for p in folder.glob("*/__init__.py") if p.parent.name != "wrappers"]
+        found |= {p.stem: [p] for p in files}
+        found |= {p.parent.name: [p, *sorted(set(p.parent.glob("*.py")) - {p})] for p in inits}
+    return dict(sorted(found.items()))
+
+
 def imported(tree: ast.AST, file: str) -> set[str]:
     """Absolute names of everything a file imports; `from a import b` gives a and a.b."""
     found: set[str] = set()

@@ -11,21 +11,32 @@ import pytest
 from posterity.core.protocol import Method
 from posterity.methods import available, suffixes
 
-from .source import modules
+from .source import papers
 
-FILES = {file: tree for file, tree in modules().items() if file.startswith("posterity/methods/")}
-TEXTS = {file: ast.get_docstring(tree) or "" for file, tree in FILES.items() if not file.endswith("__init__.py")}
-PLAIN = [file for file in TEXTS if "/wrappers/" not in file]
+FILES = papers()
 
 
-@pytest.mark.parametrize("file", TEXTS)
-def test_says_how_it_differs_from_the_paper(file):
-    assert "Differs from the paper" in TEXTS[file]
+def summary(file) -> str:
+    return ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or ""
 
 
-@pytest.mark.parametrize("file", PLAIN)
-def test_has_a_reference(file):
-    assert "Reference" in TEXTS[file]
+def test_every_method_and_wrapper_is_one_file_or_one_folder():
+    assert list(FILES) == sorted({**available(), **suffixes()})
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_says_how_it_differs_from_the_paper(name):
+    assert "Differs from the paper" in summary(FILES[name][0])
+
+
+@pytest.mark.parametrize("name", available())
+def test_has_a_reference(name):
+    assert "Reference" in summary(FILES[name][0])
+
+
+@pytest.mark.parametrize("file", [file for files in FILES.values() for file in files[1:]], ids=lambda f: f.name)
+def test_a_file_of_a_folder_says_what_of_the_paper_it_holds(file):
+    assert len(summary(file)) > 50
 
 
 @pytest.mark.parametrize("name", available())

@@ -2,5 +2,5 @@
 
 A dataset file has a docstring (its first line is shown by `posterity datasets`), a function
 `load(data_dir, seed, *, …options…) -> Pool`, `FILES` (what it needs in the data folder, nothing if embedded) and
-`NATURAL` (whether it has clients of its own).
+`NATURAL` (whether it has clients of its own). `data/registry.py` finds them; `data/files.py` helps to read files.
 """

@@ -11,21 +11,23 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.func import grad, vmap
 
+from posterity.core.network import Network
 from posterity.core.protocol import Params
 from posterity.core.tree import tree_bytes, tree_map
-from posterity.engine.autotune.trials import Timer, Trial, hold_race, with_neighbours, with_onednn, with_threads
+from posterity.engine.api import Engine, find_engine
+from posterity.engine.autotune.trials import Timer, Trial, hold_race, with_neighbours
 from posterity.engine.distributed import Processes
-from posterity.engine.process_settings import keep_memory
-from posterity.engine.round import ENGINES
+from posterity.engine.process_settings import with_onednn, with_threads
 from posterity.engine.simulation import Simulation
+from posterity.engine.tracing.trace import Same
 
+ONE_BY_ONE = ("loop", "oracle")  # engines that need not stack clients
 TOGETHER = 8  # clients of a trial
 ROWS = 10, 64  # samples of each: the usual number, and the most
 SHARING = 0.005, 1e-8  # seconds of an exchange, and of each byte of parameters, as measured on two cores
@@ -46,7 +48,7 @@ class Way:
     """One way to run a network."""
 
     engine: str
-    model: Any
+    model: Network
     onednn: bool = True
 
     @property
@@ -71,11 +73,11 @@ class Way:
 
 
 @dataclass(frozen=True)
-class Choice:
+class EngineChoice:
     """What was decided, and why. A time of 0 was not measured."""
 
-    engine: ModuleType
-    model: Any
+    engine: Engine
+    model: Network
     onednn: bool = True
     remark: str = ""
     step: float = 0.0  # seconds of a client's step
@@ -83,20 +85,18 @@ class Choice:
 
 
 def choose(
-    wish: Wish, model: Any, x: Tensor, params: Params, processes: Processes = Processes(), rows: int = ROWS[0],
+    wish: Wish, model: Network, x: Tensor, params: Params, processes: Processes = Processes(), rows: int = ROWS[0],
     clients: int = TOGETHER, cores: int = 1,
-) -> Choice:  # fmt: skip
+) -> EngineChoice:  # fmt: skip
     """The way to run `model` on samples like `x`; trials take `rows` samples of `clients` clients.
 
     With several `cores`, also what a step would cost if each had a process of its own.
     """
     engine, reason = choose_engine(wish.engine, model, x, params)
-    if not x.is_cuda:
-        keep_memory()
     trial = Trial.of(x, params, min(rows, ROWS[1]), max(1, min(clients // processes.size, TOGETHER)))
     ways = list(_ways(wish, "loop" if reason else wish.engine, model, trial))
     if len(ways) == 1:
-        return Choice(engine, ways[0].model, ways[0].onednn, reason)
+        return EngineChoice(engine, ways[0].model, ways[0].onednn, reason)
     trial = replace(trial.fitted(model), records=not reason)
     timers = _timers(ways, trial)
     race = hold_race(timers)
@@ -106,17 +106,18 @@ def choose(
     remark = "; ".join(text for text in (reason, measured) if text)
     apart = _apart([timers[i] for i in race.finished], cores) / trial.clients if cores > 1 else 0.0
     name = ways[best].engine
-    return Choice(ENGINES["graph" if name == "auto" else name], ways[best].model, ways[best].onednn, remark,
+    return EngineChoice(find_engine("graph" if name == "auto" else name), ways[best].model, ways[best].onednn, remark,
                   race.medians[best] / trial.clients, apart)  # fmt: skip
 
 
 def _timers(ways: Sequence[Way], trial: Trial) -> list[Timer]:
     """A timer for each way; what differs only in a switch shares its recording."""
-    made: dict[tuple[int, bool], Timer] = {}
-    for way in ways:
-        if (id(way.model), way.alone) not in made:
-            made[id(way.model), way.alone] = trial.timer(way.model, way.alone)
-    return [way.switched(made[id(way.model), way.alone]) for way in ways]
+    made: dict[tuple[Same, bool], Timer] = {}
+    keys = [(Same(way.model), way.alone) for way in ways]
+    for way, key in zip(ways, keys, strict=True):
+        if key not in made:
+            made[key] = trial.timer(way.model, way.alone)
+    return [way.switched(made[key]) for way, key in zip(ways, keys, strict=True)]
 
 
 def _apart(timers: Sequence[Timer], cores: int) -> float:
@@ -125,16 +126,15 @@ def _apart(timers: Sequence[Timer], cores: int) -> float:
         return min(hold_race(timers).medians) / cores
 
 
-def choose_engine(name: str, model: Any, x: Tensor, params: Params) -> tuple[ModuleType, str]:
+def choose_engine(name: str, model: Network, x: Tensor, params: Params) -> tuple[Engine, str]:
     """The engine of that name and why; `auto` records and replays unless an operator cannot be stacked."""
     reasons = tuple(getattr(model, "unstackable", ())) or probe(model, x, params)
     if name == "auto":
         name = "loop" if reasons else "graph"
-    if name not in ENGINES:
-        raise ValueError(f"engine {name!r} is unknown; possible: auto, {', '.join(ENGINES)}")
-    if name != "loop" and reasons:
+    engine = find_engine(name)
+    if reasons and name not in ONE_BY_ONE and ":" not in name:  # one of your own may take them one by one, too
         raise ValueError(f"the model cannot be stacked ({'; '.join(reasons)}): use --engine loop or auto")
-    return ENGINES[name], "; ".join(reasons)
+    return engine, "; ".join(reasons)
 
 
 def exchange(sim: Simulation) -> float:
@@ -142,13 +142,13 @@ def exchange(sim: Simulation) -> float:
     return SHARING[0] + SHARING[1] * tree_bytes(sim.initial)
 
 
-def saving(choice: Choice, sim: Simulation, steps: float) -> float:
+def saving(choice: EngineChoice, sim: Simulation, steps: float) -> float:
     """Seconds of a round of so many steps that a process for each core would save; 0 where it is not clearly faster."""
     alone, apart = steps * choice.step, steps * choice.apart + exchange(sim)
     return alone - apart if choice.apart and apart * PAYS < alone else 0.0
 
 
-def _ways(wish: Wish, engine: str, model: Any, trial: Trial) -> Iterator[Way]:
+def _ways(wish: Wish, engine: str, model: Network, trial: Trial) -> Iterator[Way]:
     """All ways that were not ruled out, the usual one first."""
     device, asked = trial.x.device.type, wish.convolution
     possible = model.ways(device) if hasattr(model, "ways") else ()
@@ -169,7 +169,7 @@ def _ways(wish: Wish, engine: str, model: Any, trial: Trial) -> Iterator[Way]:
             yield way
 
 
-def _switched(engine: str, kinds: Sequence[str], model: Any, switches: tuple[bool, ...]) -> Iterator[Way]:
+def _switched(engine: str, kinds: Sequence[str], model: Network, switches: tuple[bool, ...]) -> Iterator[Way]:
     """With oneDNN and without, where that could make a difference: patches are products of matrices."""
     for kind in kinds:
         wired = model.rewired(kind)
@@ -180,7 +180,7 @@ def _has_onednn(device: str) -> bool:
     return device == "cpu" and bool(torch.backends.mkldnn.is_available())  # type: ignore[no-untyped-call]
 
 
-def probe(model: Any, x: Tensor, params: Params) -> tuple[str, ...]:
+def probe(model: Network, x: Tensor, params: Params) -> tuple[str, ...]:
     """Why two clients cannot take a step of this network at once; () if they can.
 
     A network that draws its own random numbers is refused altogether: no engine could repeat them.
@@ -203,7 +203,7 @@ def probe(model: Any, x: Tensor, params: Params) -> tuple[str, ...]:
     return ()
 
 
-def footprint(model: Any, x: Tensor, params: Params) -> int:
+def footprint(model: Network, x: Tensor, params: Params) -> int:
     """Bytes that one sample leaves behind for the backward pass: a few for an MLP, a thousand an input for a ResNet."""
     kept: dict[int, int] = {}
 
@@ -219,4 +219,4 @@ def footprint(model: Any, x: Tensor, params: Params) -> int:
     return sum(kept.values()) // len(x)
 
 
-__all__ = ["Choice", "Wish", "choose", "choose_engine", "exchange", "footprint", "probe", "saving"]
+__all__ = ["EngineChoice", "Wish", "choose", "choose_engine", "exchange", "footprint", "probe", "saving"]

@@ -14,9 +14,11 @@ import torch
 from torch import Tensor
 from torch.func import grad, vmap
 
+from posterity.core.network import Network
 from posterity.core.padding import mark_unpadded
 from posterity.core.protocol import Params
 from posterity.core.tree import tree_leaves, tree_map
+from posterity.engine.process_settings import with_threads
 from posterity.engine.tracing.trace import trace_flat
 
 STRICT, LOOSE = 0.02, 0.3  # of a gradient's length: with few bits other pixels may win where they are pooled
@@ -58,7 +60,7 @@ class Trial:
         """A batch of `rows` samples, repeated from `x` where there are fewer."""
         return Trial(x[torch.arange(rows, device=x.device) % len(x)], params, clients)
 
-    def fitted(self, model: Any) -> Trial:
+    def fitted(self, model: Network) -> Trial:
         """With fewer clients if the steps of this network are slow on a CPU: then a few say as much as many."""
         if self.x.is_cuda:
             return self
@@ -66,7 +68,7 @@ class Trial:
         each = min(timer() for _ in range(2)) / self.clients
         return replace(self, clients=min(self.clients, max(FEW, int(SPACE / each))))
 
-    def timer(self, model: Any, alone: bool) -> Timer:
+    def timer(self, model: Network, alone: bool) -> Timer:
         """Seconds of a step of all clients: some side by side, as the loop has them (one is tried), or all at once."""
         step = self._alone(model) if alone else self._stacked(model)
 
@@ -87,7 +89,7 @@ class Trial:
             torch.cuda.synchronize(self.x.device)
         return time.perf_counter() - begun
 
-    def check(self, other: Any, model: Any) -> None:
+    def check(self, other: Network, model: Network) -> None:
         """Refuse `other` if its gradients are not those of `model`: a kernel that a compiler got wrong must be seen."""
         if other is model:
             return
@@ -104,7 +106,7 @@ class Trial:
                         for tree in (self.params, self.x))  # fmt: skip
         return many, inputs
 
-    def _stacked(self, model: Any) -> Step:
+    def _stacked(self, model: Network) -> Step:
         """A step of all clients at once."""
         both = self._together(self.clients)
 
@@ -113,7 +115,7 @@ class Trial:
 
         return self._recorded(lambda: step(*both), step, *both)
 
-    def _alone(self, model: Any) -> Step:
+    def _alone(self, model: Network) -> Step:
         """A step of one client, by autograd: where Python does not count, as fast as what a loop replays."""
         leaves = {n: p.detach().clone().requires_grad_(n in model.trainable) for n, p in self.params.items()}
         moving = [p for p in leaves.values() if p.requires_grad]
@@ -143,12 +145,12 @@ class Trial:
         return Step(replay, replay)
 
 
-def _slopes(model: Any, many: Params, inputs: Tensor) -> Params:
+def _slopes(model: Network, many: Params, inputs: Tensor) -> Params:
     """Gradients of several clients at once."""
     return vmap(lambda p, x: grad(lambda q: _loss(model, q, x, x.new_ones(len(x))))(p))(many, inputs)
 
 
-def _loss(model: Any, params: Params, x: Tensor, mask: Tensor) -> Tensor:
+def _loss(model: Network, params: Params, x: Tensor, mask: Tensor) -> Tensor:
     key = torch.zeros(2, dtype=torch.int64, device=x.device)
     loss: Tensor = (model(params, x, mask=mask, train=True, key=key)[0] ** 2).sum()
     return loss
@@ -201,33 +203,6 @@ def hold_race(timers: Sequence[Timer]) -> Race:
     return Race(tuple(tuple(each) for each in times))
 
 
-def use_onednn(on: bool) -> None:
-    """Whether PyTorch may compute by oneDNN on a CPU. The switch is one for the whole process."""
-    torch.backends.mkldnn.enabled = on  # type: ignore[assignment]
-
-
-@contextmanager
-def with_onednn(on: bool) -> Iterator[None]:
-    """The switch of oneDNN for a while."""
-    before = bool(torch.backends.mkldnn.enabled)
-    use_onednn(on)
-    try:
-        yield
-    finally:
-        use_onednn(before)
-
-
-@contextmanager
-def with_threads(count: int) -> Iterator[None]:
-    """So many threads for a while."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
 @contextmanager
 def with_neighbours(count: int, work: Callable[[], Any] = _multiply) -> Iterator[None]:
     """So many other threads at work for a while: those who share a unit, memory or Python slow each other down."""
@@ -248,4 +223,4 @@ def with_neighbours(count: int, work: Callable[[], Any] = _multiply) -> Iterator
             worker.join()
 
 
-__all__ = ["Race", "Timer", "Trial", "hold_race", "use_onednn", "with_neighbours", "with_onednn", "with_threads"]
+__all__ = ["Race", "Timer", "Trial", "hold_race", "with_neighbours"]

@@ -17,7 +17,7 @@ from posterity.core.tree import Tree, tree_leaves, tree_map, tree_rows
 from posterity.engine.batches import BatchPlan, bucket
 from posterity.engine.simulation import PER_CLIENT, Simulation, solid
 from posterity.engine.stacked import step_keys_of, unmoved
-from posterity.engine.tracing.trace import WARM, TraceCache, capture, fill, play, shape_of
+from posterity.engine.tracing.trace import WARM, Same, TraceCache, capture, fill, play, shape_of
 
 EXACT = 320  # up to so many clients a graph is captured for every number of them
 TABLE = 2**24  # entries of the table of rows
@@ -99,7 +99,7 @@ def _first(sim: Simulation, each: Pass, carry: Carry, here: Here, plan: BatchPla
         return function((shared, here.initial, round, *data), *rest)
 
     trees = (here.shared, here.round, mine, rows, real, sim.fold(here.key, step), step, carry)
-    return solid(play(sim.traces, each, ("first", id(here.model)), first, *trees))
+    return solid(play(sim.traces, each, ("first", Same(here.model)), first, *trees))
 
 
 def _static_buffers(
@@ -108,7 +108,7 @@ def _static_buffers(
     size = bucket(clients, 2**31)
     widest = plan.longest
     length = max(WARM + 1, min(widest, TABLE // (size * plan.batch)))  # a capture advances the counter too
-    key = (id(here.model), size, length, plan.batch, shape_of(tree_rows(carry, 0)), shape_of(here.shared))
+    key = (Same(here.model), size, length, plan.batch, shape_of(tree_rows(carry, 0)), shape_of(here.shared))
     make: Callable[[], StaticBuffers] = lambda: StaticBuffers.of(carry, here, size, length, plan.batch)  # noqa: E731
     static: StaticBuffers = traces.once(each, key, make)
     return static

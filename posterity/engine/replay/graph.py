@@ -1,4 +1,4 @@
-"""`stacked`, recorded once and replayed (`record.py`).
+"""`stacked`, recorded once and replayed (`tracing/`; on a GPU `cuda_graphs.py`).
 
 The number of clients that are still at work falls from step to step, and a recording is bound to it. So a few sizes are
 recorded (`bucket`), and a step runs with the next larger one: clients that have finished are carried along and keep
@@ -15,52 +15,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from posterity.core.protocol import Batch, Carry, Here, Message, Pass, Personal
+from posterity.core.protocol import Carry, Here, Pass
 from posterity.core.tree import Tree, tree_cat, tree_leaves, tree_map, tree_rebuilt, tree_rows
-from posterity.data.federation import Part
-from posterity.engine import stacked
 from posterity.engine.batches import ENTRIES, BatchPlan, Segment, segments
 from posterity.engine.replay import cuda_graphs
-from posterity.engine.simulation import PER_CLIENT, Simulation, at, over, select, solid
-from posterity.engine.stacked import losses, offer, unmoved
-from posterity.engine.tracing.trace import play, shape_of, trace_flat
-
-name = "graph"
+from posterity.engine.simulation import PER_CLIENT, Simulation, over, select, solid
+from posterity.engine.stacked import Stacked, step_keys_of, unmoved
+from posterity.engine.tracing.trace import Same, play, shape_of, trace_flat
 
 
 def apply(sim: Simulation, function: Callable[..., Any], here: Here, *stacks: Any) -> Any:
     """`over`, recorded."""
     owner = getattr(function, "__self__", function)  # a method's function is a new object each time it is named
-    key = (getattr(function, "__name__", ""), id(here.model))
+    key = (getattr(function, "__name__", ""), Same(here.model))
     return play(sim.traces, owner, key, lambda here, *stacks: over(function, here, *stacks), here, *stacks)
-
-
-def join(sim: Simulation, here: Here) -> Personal:
-    """New records; a method that keeps none is asked once."""
-    none = sim.traces.entry(sim.method, "no record")
-    if none.value is None:
-        made = stacked.join(sim, here, apply)
-        if tree_leaves(made):
-            return made
-        none.value = (made,)
-    return none.value[0]
-
-
-def start(sim: Simulation, here: Here) -> Carry:
-    return stacked.start(sim, here, apply)
-
-
-def work(sim: Simulation, passes: tuple[Pass, ...], carry: Carry, here: Here, stage: int) -> Carry:
-    """Every client through all passes."""
-    return stacked.walk(sim, passes, carry, at(sim, here, stage), apply, take_steps)
-
-
-def message(sim: Simulation, carry: Carry, here: Here) -> tuple[Message, Personal]:
-    return stacked.message(sim, carry, here, apply)
-
-
-def predict(sim: Simulation, carry: Carry, here: Here, part: Part) -> list[Tensor]:
-    return stacked.predict(sim, carry, here, part, apply)
 
 
 @dataclass(frozen=True)
@@ -77,35 +45,27 @@ def take_steps(
 ) -> Carry:
     """All steps of a pass: `stacked.take_steps`, replayed."""
     if here.key.is_cuda:
-        return cuda_graphs.take_steps(sim, each, carry, here, plan, _step)
+        return cuda_graphs.take_steps(sim, each, carry, here, plan, make_step)
     fixed = solid((here.shared, here.initial, here.round, sim.federation.x, sim.federation.y))
     finished: list[Carry] = []
     empty, active = plan.idle(), plan.active()
     few = len(active) * len(here.client) <= ENTRIES
-    keys = stacked.step_keys_of(sim, here.key, 0, len(active)) if few else None  # (steps, m, 2)
+    keys = step_keys_of(sim, here.key, 0, len(active)) if few else None  # (steps, m, 2)
     for segment in segments(active, plan.batch, compiler.part):
         if segment.size < len(here.client):
             finished.append(tree_rows(carry, slice(segment.size, None)))
             carry, here = tree_rows(carry, slice(segment.size)), select(here, slice(segment.size))
-        own = (
-            stacked.step_keys_of(sim, here.key, segment.first, segment.last)
-            if keys is None
-            else keys[segment.first : segment.last]
-        )
-        moments = Moments(
-            segment,
-            active[segment.first : segment.last],
-            own[:, : segment.size],
-            *plan.rows(segment.first, segment.last, segment.size),
-        )
-        after = _replay(sim, each, carry, here, moments, fixed, compiler)
+        first, last, size = segment.first, segment.last, segment.size
+        own = step_keys_of(sim, here.key, first, last) if keys is None else keys[first:last]
+        inputs = SegmentInputs(segment, active[first:last], own[:, :size], *plan.rows(first, last, size))
+        after = _replay(sim, each, carry, here, inputs, fixed, compiler)
         carry = after if segment.first or empty is None else unmoved(carry, after, empty)
     return tree_cat([carry, *reversed(finished)])
 
 
 @dataclass(frozen=True)
-class Moments:
-    """The steps of a leg."""
+class SegmentInputs:
+    """The steps of a segment."""
 
     segment: Segment
     active: list[int]  # clients at work at each step; those behind them keep what they have
@@ -121,17 +81,17 @@ class Moments:
 
 
 def _replay(
-    sim: Simulation, each: Pass, carry: Carry, here: Here, moments: Moments, fixed: Tree, compiler: StepCompiler
+    sim: Simulation, each: Pass, carry: Carry, here: Here, inputs: SegmentInputs, fixed: Tree, compiler: StepCompiler
 ) -> Carry:
-    """The steps of a leg, called or replayed."""
+    """The steps of a segment, called or replayed."""
     mine = {name: getattr(here, name) for name in PER_CLIENT if name != "key"}
-    steps, size = moments.each(), moments.segment.size
-    function = _step(sim, each, here)
+    steps, size = inputs.each(), inputs.segment.size
+    function = make_step(sim, each, here)
     first = (fixed, mine, *steps[0], carry)
-    entry = sim.traces.entry(each, id(here.model), shape_of(first))
+    entry = sim.traces.entry(each, Same(here.model), shape_of(first))
     with torch.no_grad():
         if entry.value is None and not sim.traces.pays(entry, here.key.device, len(steps), compiler.calls):
-            for step, count in zip(steps, moments.active, strict=True):
+            for step, count in zip(steps, inputs.active, strict=True):
                 after = function(fixed, mine, *step, carry)
                 carry = after if count == size else tree_map(partial(_joined, count), after, carry)
             return solid(carry)
@@ -139,7 +99,7 @@ def _replay(
             entry.value = compiler.make(function, *first)
         run, result = entry.value
         constant, leaves = tree_leaves((fixed, mine)), tree_leaves(carry)
-        for step, count in zip(steps, moments.active, strict=True):
+        for step, count in zip(steps, inputs.active, strict=True):
             before, leaves = leaves, list(run(*constant, *step, *leaves))
             if count < size:
                 _put_back(count, leaves, before, [*constant, *step, *before])
@@ -164,16 +124,18 @@ def _put_back(count: int, after: list[Tensor], before: list[Tensor], others: lis
             taken.add(place)
 
 
-def _step(sim: Simulation, each: Pass, here: Here) -> Callable[..., Carry]:
+def make_step(sim: Simulation, each: Pass, here: Here) -> Callable[..., Carry]:
     """One step as a function of everything that changes from step to step or from round to round."""
 
     def step(fixed: Tree, mine: Any, row: Tensor, mask: Tensor, key: Tensor, step: Tensor, carry: Carry) -> Carry:
         shared, initial, round, x, y = fixed
         now = replace(here, shared=shared, initial=initial, round=round, step=step, key=key, **mine)
-        after: Carry = over(each.step, now, carry, Batch(x[row], y[row], mask.to(sim.dtype)))
+        after: Carry = over(each.step, now, carry, sim.build(x, y, row, mask, sim.dtype))
         return after
 
     return step
 
 
-__all__ = ["join", "losses", "message", "name", "offer", "predict", "start", "work"]
+GRAPH = Stacked("graph", apply, take_steps)
+
+__all__ = ["GRAPH", "StepCompiler", "apply", "make_step", "take_steps"]

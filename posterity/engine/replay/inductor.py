@@ -23,7 +23,7 @@ from posterity.engine.replay import cuda_graphs
 from posterity.engine.replay.cuda_graphs import EXACT, MakeStep, StaticBuffers
 from posterity.engine.simulation import Simulation
 from posterity.engine.tracing.dynamic_shapes import Input, Refused, symbols, trace_any
-from posterity.engine.tracing.trace import shape_of
+from posterity.engine.tracing.trace import Same, shape_of
 
 FEW = 16  # terms of a sum that is formed where it is used
 ROWS, KINDS = 32, (torch.float32, torch.bfloat16, torch.float16)  # of products by a kernel of our own, at most
@@ -49,7 +49,7 @@ def body(
     trees = (fixed, static.slot, static.offset, tables, stacks)
     most = max(EXACT, 1 << (len(static.rows[0]) - 1).bit_length())  # a few compilations serve all seats
     shapes = shape_of((fixed, tree_rows((static.mine, static.carry), 0)))
-    key, step = ("fused", id(here.model), most, held, static.rows.shape[-1], shapes), make(sim, each, here)
+    key, step = ("fused", Same(here.model), most, held, static.rows.shape[-1], shapes), make(sim, each, here)
     run = sim.traces.once(each, key, lambda: _compile(step, held, trees, most))
     leaves = tree_leaves(trees)
     return cuda_graphs.body(sim, each, here, static, size, make) if run is None else lambda: run(*leaves)

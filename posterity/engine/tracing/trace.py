@@ -32,11 +32,25 @@ def shape_of(tree: Tree) -> Hashable:
     return tuple((name, leaf.shape, leaf.dtype) for name, leaf in tree_named(tree))
 
 
+class Same:
+    """A key that equals itself for the same object alone; it keeps the object, so that no other can take its place."""
+
+    __slots__ = ("it",)
+
+    def __init__(self, it: Any) -> None:
+        self.it = it
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Same) and self.it is other.it
+
+    def __hash__(self) -> int:
+        return object.__hash__(self.it)
+
+
 @dataclass
-class Entry:
+class TraceEntry:
     """A function met so far: how often, and its recording once there is one."""
 
-    owner: Any  # kept alive, so that no other object can take over its identity
     value: Any = None
     calls: int = 0
 
@@ -46,17 +60,18 @@ class TraceCache:
     """What has been met and recorded; `patience` overrides how many calls go before a recording."""
 
     patience: int | None = None
-    found: dict[Hashable, Entry] = field(default_factory=dict)
+    found: dict[Hashable, TraceEntry] = field(default_factory=dict)
     pools: list[Any] = field(default_factory=list)
+    refused: set[str] = field(default_factory=set)  # names of functions that could not be captured, each told once
 
-    def entry(self, owner: Any, *key: Hashable) -> Entry:
+    def entry(self, owner: Any, *key: Hashable) -> TraceEntry:
         """The entry of `key` that belongs to the object `owner`."""
-        whole = (id(owner), *key)
-        if whole not in self.found:
+        place = (Same(owner), *key)
+        if place not in self.found:
             while len(self.found) >= MOST:
                 self.found.pop(next(iter(self.found)))
-            self.found[whole] = Entry(owner)
-        return self.found[whole]
+            self.found[place] = TraceEntry()
+        return self.found[place]
 
     def once(self, owner: Any, key: Hashable, make: Callable[[], Any]) -> Any:
         """What `make` gave at the first call."""
@@ -65,7 +80,7 @@ class TraceCache:
             entry.value, entry.calls = make(), 1
         return entry.value
 
-    def pays(self, entry: Entry, device: torch.device, calls: int = 1, usual: int | None = None) -> bool:
+    def pays(self, entry: TraceEntry, device: torch.device, calls: int = 1, usual: int | None = None) -> bool:
         """Whether a function about to be called `calls` times should be recorded first."""
         entry.calls += calls
         usual = PATIENCE.get(device.type, PATIENCE["cpu"]) if usual is None else usual
@@ -86,18 +101,28 @@ def play(traces: TraceCache, owner: Any, key: Hashable, function: Play, *trees: 
         return function(*trees)
     entry = traces.entry(owner, key, shape_of(trees))
     if entry.value is None and traces.pays(entry, leaves[0].device):
-        entry.value = _recorded(traces, function, *trees)
+        entry.value = _recorded(traces, function, _name_of(owner, key), *trees)
     with torch.no_grad():
         return function(*trees) if entry.value is None else entry.value(*trees)
 
 
-def _recorded(traces: TraceCache, function: Play, *trees: Tree) -> Play:
+def _recorded(traces: TraceCache, function: Play, name: str, *trees: Tree) -> Play:
     if not tree_leaves(trees)[0].is_cuda:
         return trace(function, *trees)
     try:
         return capture_call(traces, function, *trees)
-    except RuntimeError:  # some solvers wait for the device and cannot be captured: they are called as they are
+    except RuntimeError as error:  # some solvers wait for the device and cannot be captured
+        if name not in traces.refused:
+            traces.refused.add(name)
+            reason = str(error).partition("\n")[0]
+            warnings.warn(f"{name} cannot be captured as a CUDA graph and is called as it is: {reason}", stacklevel=2)
         return function
+
+
+def _name_of(owner: Any, key: Hashable) -> str:
+    """A function as a message calls it: whose it is, and its name."""
+    what = key[0] if isinstance(key, tuple) else key
+    return f"{getattr(owner, '__name__', type(owner).__name__)}.{what}"
 
 
 def trace(function: Play, *trees: Tree) -> Play:
@@ -196,6 +221,7 @@ __all__ = [
     "WARM",
     "Flat",
     "Play",
+    "Same",
     "TraceCache",
     "capture",
     "compile_flat",

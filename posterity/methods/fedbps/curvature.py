@@ -1,4 +1,4 @@
-"""Diagonals of the curvature of a negative log-likelihood, added up over the real rows of a batch.
+"""The curvature h_i of (2): diagonals for a negative log-likelihood, added up over the real rows of a batch.
 
     ggn                Σ_c p_c (Jᵀ(p − e_c))²        generalised Gauss-Newton = Fisher, every label in turn; ≥ 0
     mc_fisher          (Jᵀ(p − e_y))², y ~ p         one label drawn from the model: unbiased for ggn, and cheap
@@ -15,17 +15,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from functools import partial, reduce
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.func import grad, vjp, vmap
 
-from posterity.core.losses import NOISE, log_likelihood
-from posterity.core.passes import network
-from posterity.core.protocol import Batch, Here, Params
-from posterity.core.random import categorical, fold, normal, uniform
-from posterity.core.tree import tree_map
+from posterity.core import (
+    NOISE,
+    Batch,
+    Here,
+    Network,
+    Params,
+    categorical,
+    fold,
+    log_likelihood,
+    normal,
+    trainable,
+    tree_map,
+    uniform,
+)
 
 ESTIMATORS = ("ggn", "mc_fisher", "empirical_fisher", "hutchinson", "exact")
 Roots = Callable[[Tensor, Tensor], Iterable[tuple[float | Tensor, Tensor]]]  # weights and directions in output space
@@ -33,7 +41,7 @@ Roots = Callable[[Tensor, Tensor], Iterable[tuple[float | Tensor, Tensor]]]  # w
 
 def diagonal(estimator: str, params: Params, batch: Batch, here: Here, probes: int = 8) -> Params:
     """The estimator's sum over the real rows, for the trainable leaves of the network."""
-    names = set(network(params, here.model))
+    names = set(trainable(params, here.model))
     moving = {n: p for n, p in params.items() if n in names}
     still = {n: p for n, p in params.items() if n not in names}
     if estimator in ("hutchinson", "exact"):
@@ -52,7 +60,7 @@ def diagonal(estimator: str, params: Params, batch: Batch, here: Here, probes: i
 
 
 # --- squared gradients of single rows -------------------------------------------------------------------------------
-def squares(moving: Params, still: Params, batch: Batch, model: Any, marks: Tensor, roots: Roots) -> Params:
+def squares(moving: Params, still: Params, batch: Batch, model: Network, marks: Tensor, roots: Roots) -> Params:
     """Σ_rows Σ_r weight_r (Jᵀ root_r)²; `marks` (B, ...) has what `roots` wants to know of a row."""
 
     def one(x: Tensor, mark: Tensor) -> Params:
@@ -68,14 +76,14 @@ def _square(weight: float | Tensor, g: Tensor) -> Tensor:
     return weight * g * g if isinstance(weight, Tensor) or weight != 1 else g * g
 
 
-def residual(output: Tensor, y: Tensor, model: Any) -> Tensor:
+def residual(output: Tensor, y: Tensor, model: Network) -> Tensor:
     """Gradient of one row's negative log-likelihood by the output: p − e_y, or (f − y)/noise."""
     if model.task == "regression":
         return (output - y) / NOISE
     return torch.softmax(output, -1) - (torch.arange(len(output), device=output.device) == y).to(output.dtype)
 
 
-def every_root(output: Tensor, model: Any) -> list[tuple[float | Tensor, Tensor]]:
+def every_root(output: Tensor, model: Network) -> list[tuple[float | Tensor, Tensor]]:
     """Weights and roots whose weighted outer products are the Hessian of the loss by the output."""
     if model.task == "regression":
         return [(1 / NOISE, torch.ones_like(output))]
@@ -83,7 +91,7 @@ def every_root(output: Tensor, model: Any) -> list[tuple[float | Tensor, Tensor]
     return [(p[c], p - eye[c]) for c in range(len(output))]
 
 
-def drawn_root(output: Tensor, key: Tensor, model: Any) -> Tensor:
+def drawn_root(output: Tensor, key: Tensor, model: Network) -> Tensor:
     """The residual of one label drawn from the model itself."""
     if model.task == "regression":
         return normal(key, output.shape, output.dtype) / NOISE**0.5

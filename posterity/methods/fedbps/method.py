@@ -1,22 +1,47 @@
-"""FedBPS: what the server keeps, what a client does. The paper is summed up in the package's docstring."""
+"""FedBPS, the method: posterior variances (2), the personal entries (3), the mixed model (4), merged moments (5).
+
+The paper is summed up in the folder's `__init__.py`. Estimators of the curvature in (2) are in `curvature.py`.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from posterity.core import wire
-from posterity.core.hyperparameters import check_fields, hyper, within
-from posterity.core.losses import fit
-from posterity.core.messages import Mean, Moments, Sum
-from posterity.core.passes import Loss, gather, network
-from posterity.core.protocol import Batch, Carry, Facts, Here, Message, Method, Now, Own, Params, Pass, Personal, Point
-from posterity.core.training import Training
-from posterity.core.tree import record, tree_leaves, tree_map
-from posterity.core.wire import packed
+from posterity.core import (
+    Batch,
+    Carry,
+    Facts,
+    Here,
+    Loss,
+    Mean,
+    Message,
+    Method,
+    Moments,
+    Network,
+    Now,
+    Own,
+    Params,
+    Pass,
+    Personal,
+    Point,
+    Sum,
+    Training,
+    check_fields,
+    fit,
+    gather,
+    hyper,
+    packed,
+    record,
+    trainable,
+    tree_leaves,
+    tree_map,
+    unpacked,
+    within,
+)
 from posterity.methods.fedbps.curvature import ESTIMATORS, diagonal
 
 CURVATURE_BATCH = 16  # rows whose gradients are held at once
@@ -53,16 +78,16 @@ def personal_entries(variance: Params, share: float, scope: str) -> Tensor:
     return torch.cat([top(group, round(share * len(group))) for group in groups])  # (3)
 
 
-def unpacked(mask: Tensor, like: Params) -> Params:
+def unpacked_like(mask: Tensor, like: Params) -> Params:
     """Booleans in the shapes of `like`, from the bytes of `packed`."""
     sizes = [leaf.numel() for leaf in like.values()]
-    parts = torch.split(wire.unpacked(mask, [sum(sizes)]), sizes)
+    parts = torch.split(unpacked(mask, [sum(sizes)]), sizes)
     return {n: part.reshape(leaf.shape) for (n, leaf), part in zip(like.items(), parts, strict=True)}
 
 
 def mixed(own: Params, shared: Shared) -> Params:
     """The client's entries where M = 1, else the common ones; leaves that `own` lacks are common."""
-    mask = unpacked(shared.mask, own)
+    mask = unpacked_like(shared.mask, own)
     return {n: torch.where(mask[n], own[n], p) if n in own else p for n, p in shared.params.items()}  # (4)
 
 
@@ -92,15 +117,15 @@ class FedBPS(Method):
         if not 0 < self.prior < torch.inf:
             raise ValueError(f"prior must be positive and finite: dead units have no other precision; got {self.prior}")
 
-    def init(self, model: Any, params: Params, facts: Facts) -> State:
-        unknown = {n: torch.zeros_like(params[n]) for n in network(params, model)}
+    def init(self, model: Network, params: Params, facts: Facts) -> State:
+        unknown = {n: torch.zeros_like(params[n]) for n in trainable(params, model)}
         return State(params, unknown, packed(personal_entries(unknown, self.p, self.scope)))
 
     def offer(self, state: State, client: Tensor | None) -> tuple[Shared, Own]:
         return Shared(state.params, state.mask), ()
 
     def join(self, here: Here) -> Personal:
-        return {n: here.shared.params[n] for n in network(here.initial, here.model)}
+        return {n: here.shared.params[n] for n in trainable(here.initial, here.model)}
 
     def start(self, here: Here) -> Params:
         return mixed(here.personal, here.shared)
@@ -122,7 +147,7 @@ class FedBPS(Method):
 
     def message(self, carry: Carry, here: Here) -> tuple[Message, Personal]:
         n = here.n.clamp(min=1)
-        own = {name: carry.params[name] for name in network(carry.params, here.model)}
+        own = {name: carry.params[name] for name in trainable(carry.params, here.model)}
         square = tree_map(lambda h: n * self.variance(h / n, n), {name: carry.kept["curvature"][name] for name in own})
         total = torch.stack([leaf.sum() for leaf in tree_leaves(square)]).sum()
         sent = {"moments": Moments(n, own, square), "within": Sum(total)}

@@ -1,25 +1,52 @@
-"""FedNP: what the server keeps, what a client does. The paper is summed up in the package's docstring."""
+"""FedNP, the method: sites and cavities (5), (6), the client's loss (1), (18), (19), (47), the classifier's prior (17).
+
+The paper is summed up in the folder's `__init__.py`. Moments of the tilted density are in `moments.py`, the network
+that maps z to a classifier in `npn.py`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from posterity.core.averaging import averaged
-from posterity.core.gaussian import Gaussian
-from posterity.core.hyperparameters import check_fields, hyper, within
-from posterity.core.losses import fit, masked_mean, pointwise
-from posterity.core.messages import Mean, Sum
-from posterity.core.passes import gather, head, network
-from posterity.core.protocol import Batch, Carry, Facts, Here, Message, Method, Now, Params, Pass, Personal, Point
-from posterity.core.random import fold, uniform
-from posterity.core.training import Training
-from posterity.core.tree import Tree, record
-from posterity.methods.fednp.moments import KINDS, POINTS, kl_each, match, npn_linear, npn_sigmoid
+from posterity.core import (
+    Batch,
+    Carry,
+    Facts,
+    Gaussian,
+    Here,
+    Mean,
+    Message,
+    Method,
+    Network,
+    Now,
+    Params,
+    Pass,
+    Personal,
+    Point,
+    Sum,
+    Training,
+    Tree,
+    averaged,
+    check_fields,
+    fit,
+    fold,
+    gather,
+    head,
+    hyper,
+    masked_mean,
+    pointwise,
+    record,
+    trainable,
+    uniform,
+    within,
+)
+from posterity.methods.fednp.moments import KINDS, POINTS, match
+from posterity.methods.fednp.npn import kl_each, npn_linear, npn_sigmoid
 from posterity.methods.fedprox import squared_distance
 
 F_WEIGHT, F_BIAS = F_NAMES = ("fednp.f.weight", "fednp.f.bias")
@@ -40,7 +67,7 @@ def departed(state: State, site: Gaussian) -> State:
     return State(state.params, state.totals - site)
 
 
-def spoken_of(params: Params, model: Any, biases: bool) -> list[str]:
+def spoken_of(params: Params, model: Network, biases: bool) -> list[str]:
     """Leaves of the classifier that the NPN predicts: its weight matrices, or all that it trains."""
     names = head(params, model)
     return [n for n in names if biases or params[n].dim() > 1] or names
@@ -71,7 +98,7 @@ class FedNP(Method):
         within(self, lam=(0, None), points=(17, None), latent=(1, None), mu=(0, None))
         within(self, eps=(1e-12, None), tau0=(1e-12, None))
 
-    def init(self, model: Any, params: Params, facts: Facts) -> State:
+    def init(self, model: Network, params: Params, facts: Facts) -> State:
         if not head(params, model):
             raise ValueError("FedNP predicts the classifier's weights, but no leaf of the model's head is trained")
         like, size, key = next(iter(params.values())), model.feature_dim, facts.key
@@ -140,11 +167,11 @@ class FedNP(Method):
         h, _ = here.model.features(params, batch.x)
         return {"sum": (self.factors(params, h) * batch.mask[:, None]).sum(0), "count": batch.mask.sum()}
 
-    def trains(self, names: Iterable[str], model: Any) -> list[str]:
+    def trains(self, names: Iterable[str], model: Network) -> list[str]:
         """The network, and for λ > 0 the NPN and, unless it is detached, f."""
         found = list(names)
         own = [n for n in found if n in NPN or (n in F_NAMES and not self.detach_f)]
-        return network(found, model) + (own if self.lam else [])
+        return trainable(found, model) + (own if self.lam else [])
 
     def passes(self) -> tuple[Pass, ...]:
         learn = self.local.descend(self.loss if self.lam else self.plain, self.trains)

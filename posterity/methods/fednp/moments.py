@@ -1,4 +1,4 @@
-"""Gaussians through sigmoids: moments of N(z; m, s) σ(f z), and the natural-parameter network (NPN) that uses them.
+"""Moments of a Gaussian times a sigmoid, N(z; m, s) σ(f z): (8) to (16), and (33), (37), (44), (45) of the appendix.
 
 Everything is element-wise over the last axis. With C = f z, C ~ N(f m, f² s), and r_d = E σ(C)^d / E σ(C), Stein's
 lemma gives the derivatives of log Z = log E σ(C) without a division by f,
@@ -6,8 +6,7 @@ lemma gives the derivatives of log Z = log E σ(C) without a division by f,
     ∂ log Z / ∂m = f (1 − r₂),      −∂² log Z / ∂m² = f² κ,      κ = r₂ + r₂² − 2 r₃  in (0, ¼],
 
 from which the tilted mean and variance and the Gaussian site follow. The ratios come from a closed form (`closed`) or
-from a fixed number of points that lie where the tilted density does (`quadrature`). Numbers are those of the FedNP
-paper.
+from a fixed number of points that lie where the tilted density does (`quadrature`).
 """
 
 from __future__ import annotations
@@ -18,14 +17,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from posterity.core.gaussian import Gaussian
+from posterity.core import Gaussian
 
 KINDS = ("quadrature", "closed")
 POINTS = 129  # of the quadrature: see `places` for what they give
 DEPTH = 40.0  # the points end where the tilted density is e^−DEPTH of its largest value
 ZETA2 = math.pi / 8  # σ(x) ≈ Φ(ζ x)                                                                     # (45)
 SHARE = {"closed": 0.99, "quadrature": 1 - 1e-6}  # most of the cavity's variance that a factor may take away
-FLOOR = 1e-6  # least variance after a sigmoid
 
 
 def constants(power: int) -> tuple[float, float]:
@@ -134,26 +132,3 @@ def match(m: Tensor, s: Tensor, f: Tensor, kind: str, points: int = POINTS) -> t
     left = 1 - s * second
     site = Gaussian((second / left).to(dtype), ((first + m * second) / left).to(dtype))  # Algorithm 1, line 8
     return (m + s * first).to(dtype), (s * left).to(dtype), site  # (9), (10)
-
-
-def npn_linear(
-    mean: Tensor, variance: Tensor, weight: Tensor, bias: Tensor | None = None, spread: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
-    """Mean and variance of xW + b for x ~ N(mean, variance) and W ~ N(weight, spread), (in, out); None means 0."""
-    out, var = mean @ weight, variance @ (weight * weight)
-    if spread is not None:
-        var = var + variance @ spread + (mean * mean) @ spread
-    return (out if bias is None else out + bias), var
-
-
-def npn_sigmoid(mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and variance of σ(o) for o ~ N(mean, variance)."""
-    out = torch.exp(log_power(mean, variance, *constants(1)))  # (27)
-    square = torch.exp(log_power(mean, variance, *constants(2)))  # (28)
-    return out, (square - out * out).clamp(min=FLOOR)
-
-
-def kl_each(mean: Tensor, variance: Tensor, prior_mean: Tensor, prior_variance: float | Tensor) -> Tensor:
-    """KL(N(mean, variance) ‖ N(prior_mean, prior_variance)) of every element."""
-    ratio = variance / prior_variance
-    return 0.5 * (ratio - 1 - torch.log(ratio) + (mean - prior_mean) ** 2 / prior_variance)

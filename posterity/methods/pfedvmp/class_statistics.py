@@ -1,8 +1,7 @@
-"""How a client's features lie around the means of their classes, and which precisions of the means follow.
+"""How a client's features lie around the means of their classes: µ_{k,n} and Z of (11), and what Σ_{k,n} is made from.
 
-A class is believed about its own variance as far as its samples go: it is at least what ν₀ more samples with a variance
-v would leave of v. Without this, three equal rows would have a precision that outweighs everybody. v comes from the
-client's other classes, and from ν₀ samples with the variance within classes at a typical client of the last round.
+For modes whose precision is a number, sums over the data are enough (`Spread`); for matrices all features are kept
+(`Classes`). Also what clients tell each other about the variance within a class (erratum E3).
 """
 
 from __future__ import annotations
@@ -10,14 +9,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from posterity.core.losses import one_hot
-from posterity.core.messages import Sum
-from posterity.core.tree import record
-from posterity.methods.pfedvmp.classwise import ridged_inverses
+from posterity.core import Sum, one_hot, record
 
 ROUNDING = 8  # deviations below so many units of rounding of a feature are none
-NEGLIGIBLE = 1e-3  # a client whose variance is a smaller share of its features' mean square is not believed alone
-NONE = 1e-10  # and with a smaller share than this it has none
+NONE = 1e-10  # a client whose variance is a smaller share of its features' mean square has none
 
 
 @record
@@ -79,64 +74,10 @@ def describe_classes(z: Tensor, y: Tensor, mask: Tensor, classes: int) -> Classe
     return Classes(count, mean, away, hot, square, unit**2 * square)
 
 
-# --- precisions ------------------------------------------------------------------------------------------------------
-
-
-@record
-class Scale:
-    """What a client believes about the variance of a feature within its classes before it looks at one of them."""
-
-    others: Tensor  # v (K,): from the other classes
-    pooled: Tensor  # () from all classes
-    known: Tensor  # () 1, or 0: nothing is known
-
-    def least(self, freedom: Tensor, nu0: float) -> Tensor:
-        """What ν₀ samples of variance v leave of v beside those of a class that has none (K,)."""
-        return nu0 * self.others / (freedom + nu0)
-
-
-def scale_of(found: Spread, nu0: float, common: Tensor) -> Scale:
-    """`common` is the variance within classes at a typical client, 0 while nobody knows it.
-
-    A client that is not told is believed alone, unless its classes are points for what one can see.
-    """
-    trace, freedom = found.trace / found.mean.shape[1], found.freedom()
-    total, free = trace.sum(), freedom.sum()
-    alone = total / free.clamp(min=1)
-    known = (common > 0) | (alone > NEGLIGIBLE * found.square)
-    guess = torch.where(common > 0, common, torch.where(known, alone, 1)).to(alone)
-    others = ((total - trace).clamp(min=0) + nu0 * guess) / (free - freedom + nu0)
-    return Scale(others, (total + nu0 * guess) / (free + nu0), known.to(alone))
-
-
-def scaled_precision(found: Found, nu0: float, common: Tensor) -> tuple[Tensor, Tensor]:
-    """The precision of each class's mean from its spread, and Z (K,) instead where the client knows nothing of it."""
-    if isinstance(found, Classes):
-        scale = scale_of(found.spread(), nu0, common)
-        return shrunken_precision(found, scale, nu0), (1 - scale.known) * found.count
-    scale = scale_of(found, nu0, common)
-    return isotropic_precision(found, scale, nu0), (1 - scale.known) * found.count
-
-
-def isotropic_precision(found: Spread, scale: Scale, nu0: float) -> Tensor:
-    """Z / s² (K,), s² the unbiased variance of a feature in the class; that of all classes if it has one sample."""
-    alone = found.trace / (found.mean.shape[1] * found.freedom().clamp(min=1))
-    return scale.known * found.count / torch.maximum(alone, scale.least(found.freedom(), nu0))
-
-
-def shrunken_precision(found: Classes, scale: Scale, nu0: float) -> Tensor:
-    """Z ((Z Σ + ν₀ s² I) / (Z + ν₀))⁻¹ (K, d, d): ν₀ samples of an isotropic prior stand behind the covariance."""
-    seen = found.spread()
-    alone = seen.trace / (found.mean.shape[1] * found.count.clamp(min=1))
-    spread = torch.where(found.count > 2, torch.maximum(alone, scale.least(seen.freedom(), nu0)), scale.pooled)
-    inverse = ridged_inverses(found.away, found.hot, nu0 * spread)
-    return (scale.known * found.count * (found.count + nu0))[:, None, None] * inverse
-
-
 # --- all clients ------------------------------------------------------------------------------------------------------
 
 
-def told(found: Found, nu0: float) -> Sum:
+def variance_message(found: Found, nu0: float) -> Sum:
     """The logarithm of a client's variance within classes, weighted by how far F samples are believed: F / (F + ν₀).
 
     A mean of logarithms is the variance at a typical client; a mean of variances would be that of the widest. A client
@@ -156,6 +97,13 @@ def common_variance(total: Sum, previous: Tensor) -> Tensor:
     return torch.where(weight > 0, found, previous.to(found))
 
 
-__all__ = ["Classes", "Found", "Scale", "Spread", "common_variance", "describe_classes",
-           "isotropic_precision", "read_sums", "scale_of", "scaled_precision", "shrunken_precision", "sum_classes",
-           "told"]  # fmt: skip
+__all__ = [
+    "Classes",
+    "Found",
+    "Spread",
+    "common_variance",
+    "describe_classes",
+    "read_sums",
+    "sum_classes",
+    "variance_message",
+]

@@ -1,37 +1,62 @@
-"""PFedVMP: what the server keeps, what a client does. The paper is summed up in the package's docstring."""
+"""PFedVMP, the method: the client's loss (9) and message (11), the server's base (10), (12) and centroids (13).
+
+The paper is summed up in the folder's `__init__.py`. A client's statistics are in `class_statistics.py`, the precisions
+of its factors in `precision.py` (which `scatter.py` inverts), their way to the server in `factors.py`, and what the
+server reads out of their sum in `centroids.py`.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from posterity.core.averaging import averaged, weighted
-from posterity.core.gaussian import Gaussian
-from posterity.core.hyperparameters import check_fields, hyper, within
-from posterity.core.losses import masked_mean, pointwise
-from posterity.core.messages import Sum
-from posterity.core.passes import gather
-from posterity.core.protocol import Batch, Carry, Facts, Here, Message, Method, Now, Own, Params, Pass, Personal, Point
-from posterity.core.training import Training
-from posterity.core.tree import STATIC, Tree, record, tree_cast
-from posterity.methods.fedper import split
-from posterity.methods.pfedvmp import class_statistics
-from posterity.methods.pfedvmp.centroids import (
-    FORMS,
-    LowRank,
-    nearest_centroid,
-    on_the_wire,
-    pack,
-    pseudo_inverses,
-    read_centroids,
+from posterity.core import (
+    STATIC,
+    Batch,
+    Carry,
+    Facts,
+    Gaussian,
+    Here,
+    Message,
+    Method,
+    Network,
+    Now,
+    Own,
+    Params,
+    Pass,
+    Personal,
+    Point,
+    Sum,
+    Training,
+    Tree,
+    averaged,
+    check_fields,
+    gather,
+    hyper,
+    masked_mean,
+    pointwise,
+    record,
+    tree_cast,
+    weighted,
+    within,
 )
+from posterity.methods.fedper import split
+from posterity.methods.pfedvmp.centroids import nearest_centroid, read_centroids
+from posterity.methods.pfedvmp.class_statistics import (
+    Classes,
+    Found,
+    common_variance,
+    describe_classes,
+    read_sums,
+    sum_classes,
+    variance_message,
+)
+from posterity.methods.pfedvmp.factors import FORMS, LowRank, on_the_wire, pack
+from posterity.methods.pfedvmp.precision import MATRICES, MODES, SCALED, precisions
 
-MODES = ("shrinkage", "printed", "isotropic", "count")
-MATRICES = MODES[:2]  # modes whose precision is a matrix
-SCALED = ("shrinkage", "isotropic")  # modes whose precision has the variance within classes as its unit
 SCORING_BATCH = 64  # samples at once for the others; has no influence on the result
 UPLOAD = "how matrices Λ are sent: whole or half, both float64; directions ('printed' alone), rounded as clients do"
 
@@ -55,34 +80,19 @@ class Shared:
 
 def summarise(z: Tensor, y: Tensor, mask: Tensor, classes: int, mode: str) -> Tree:
     """What is gathered: all features at once for matrices; else sums, to which a batch at a time is added."""
-    return {"z": z, "y": y, "mask": mask} if mode in MATRICES else class_statistics.sum_classes(z, y, mask, classes)
+    return {"z": z, "y": y, "mask": mask} if mode in MATRICES else sum_classes(z, y, mask, classes)
 
 
-def describe(gathered: Tree, classes: int, mode: str) -> class_statistics.Found:
+def describe(gathered: Tree, classes: int, mode: str) -> Found:
     """The statistics of what was gathered."""
-    return (
-        class_statistics.describe_classes(**gathered, classes=classes)
-        if mode in MATRICES
-        else class_statistics.read_sums(gathered)
-    )
+    return describe_classes(**gathered, classes=classes) if mode in MATRICES else read_sums(gathered)
 
 
-def precisions(found: class_statistics.Found, mode: str, nu0: float, common: Tensor) -> tuple[Tensor | None, Tensor]:
-    """Λ_{k,n} in two parts: a matrix (K, d, d) or number (K,) from the spread, and units (K,) that the server knows."""
-    if mode == "count":
-        return None, found.count
-    if mode == "printed" and isinstance(found, class_statistics.Classes):
-        return pseudo_inverses(found), (found.count > 0).double()  # eq. 11; E4
-    return class_statistics.scaled_precision(found, nu0, common)  # E2, E3
-
-
-def class_message(
-    found: class_statistics.Found, mode: str, nu0: float, shared: Shared, upload: str = "dense"
-) -> Sum | LowRank:
+def class_message(found: Found, mode: str, nu0: float, shared: Shared, upload: str = "dense") -> Sum | LowRank:
     """The client's factors of all class centroids, and the class counts; a class without samples says nothing (E4)."""
     mean = torch.where(found.count[:, None] > 0, found.mean - shared.centroids, 0)
-    if upload == "low_rank" and isinstance(found, class_statistics.Classes):
-        return LowRank.of(found, mean)  # eq. 11 in factors
+    if upload == "low_rank" and isinstance(found, Classes):
+        return LowRank.of(found, mean)  # (11) in factors
     own, plain = precisions(found, mode, nu0, shared.spread)
     return pack(None if own is None else Gaussian.of(mean, own), Gaussian.of(mean, plain), found.count, upload)
 
@@ -110,7 +120,7 @@ class PFedVMP(Method):
         if self.upload == "low_rank" and self.mode != "printed":
             raise ValueError(f"upload = 'low_rank' sends factors of eq. 11, so mode must be 'printed', not {self.mode}")
 
-    def init(self, model: Any, params: Params, facts: Facts) -> State:
+    def init(self, model: Network, params: Params, facts: Facts) -> State:
         if model.task != "classification":
             raise ValueError("pFedVMP speaks about classes; this task is regression")
         zero = next(iter(params.values())).new_zeros(())
@@ -159,16 +169,14 @@ class PFedVMP(Method):
         factors = class_message(found, self.mode, self.nu0, here.shared, self.upload)
         said = {**weighted(base, here), "classes": on_the_wire(factors, here.n.dtype)}
         if self.mode in SCALED:
-            said["spread"] = tree_cast(class_statistics.told(found, self.nu0), here.n.dtype)
+            said["spread"] = tree_cast(variance_message(found, self.nu0), here.n.dtype)
         return said, head
 
     def combine(self, state: State, total: Message, now: Now) -> State:
         params = averaged(state.params, total)  # (10), (12)
-        spread = (
-            class_statistics.common_variance(total["spread"], state.spread) if self.mode in SCALED else state.spread
-        )
+        spread = common_variance(total["spread"], state.spread) if self.mode in SCALED else state.spread
         unit = self.alpha if self.mode == "printed" else 1 / torch.where(spread > 0, spread, 1)  # 1 for `count`
-        centroids = read_centroids(total["classes"], unit, state.centroids, self.prior)  # eq. 13, or eq. 4
+        centroids = read_centroids(total["classes"], unit, state.centroids, self.prior)  # (13), (4)
         known = torch.maximum(state.known, (total["classes"].value["count"] > 0).to(state.known))
         return State(params, centroids, known, spread, state.head)
 

@@ -22,9 +22,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from posterity.core.hyperparameters import hyper
-from posterity.core.protocol import Batch, Carry, Here, Pass
-from posterity.core.wrapper import Wrapper
+from posterity.core import Batch, Carry, Here, Pass, Wrapper, hyper
 
 LOW, HIGH, HALVINGS = 0.01, 100.0, 60  # β lies between; 60 halvings of its logarithm leave 1e-17
 

@@ -26,13 +26,28 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from posterity.core.hyperparameters import check_fields, hyper, within
-from posterity.core.messages import Bag
-from posterity.core.passes import constrained
-from posterity.core.protocol import Carry, Facts, Here, Message, Now, Params, Pass, Personal
-from posterity.core.tree import Tree, record
-from posterity.core.wire import Sparse, packed, unpacked
-from posterity.core.wrapper import Wrapper
+from posterity.core import (
+    Bag,
+    Carry,
+    Facts,
+    Here,
+    Message,
+    Network,
+    Now,
+    Params,
+    Pass,
+    Personal,
+    Sparse,
+    Tree,
+    Wrapper,
+    check_fields,
+    constrained,
+    hyper,
+    packed,
+    record,
+    unpacked,
+    within,
+)
 from posterity.methods.wrappers.metavd import dropout
 from posterity.methods.wrappers.metavd.method import RHO, MetaVD
 
@@ -83,7 +98,7 @@ class Drop(Wrapper):
         return f"{self.inner.label}+DP"
 
     # --- the server ----------------------------------------------------------------------------------------------
-    def init(self, model: Any, params: Params, facts: Facts) -> State:
+    def init(self, model: Network, params: Params, facts: Facts) -> State:
         host = self.inner.init(model, params, facts)
         return State(host, host.warmth.new_tensor(self.after == 0, dtype=torch.bool))
 

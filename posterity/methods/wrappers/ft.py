@@ -10,8 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from posterity.core.hyperparameters import hyper, within
-from posterity.core.wrapper import Wrapper
+from posterity.core import Wrapper, hyper, within
 
 
 @dataclass(frozen=True)

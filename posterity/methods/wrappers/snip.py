@@ -22,14 +22,30 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from posterity.core.hyperparameters import check_fields, hyper, within
-from posterity.core.passes import constrained
-from posterity.core.protocol import Carry, Facts, Here, Message, Now, Params, Pass, Personal
-from posterity.core.tree import STATIC, Tree, record
-from posterity.core.wire import Sparse, packed, unpacked
-from posterity.core.wrapper import Wrapper
+from posterity.core import (
+    STATIC,
+    Carry,
+    Facts,
+    Here,
+    Message,
+    Network,
+    Now,
+    Params,
+    Pass,
+    Personal,
+    Sparse,
+    Tree,
+    Wrapper,
+    check_fields,
+    constrained,
+    hyper,
+    packed,
+    record,
+    unpacked,
+    within,
+)
 from posterity.methods.wrappers.drop import Drop
-from posterity.methods.wrappers.metavd.noisy import linear_layer
+from posterity.nn.find import linear_layer
 
 
 @record
@@ -91,7 +107,7 @@ class Snip(Wrapper):
     def label(self) -> str:
         return f"{self.inner.label}+SNIP"
 
-    def init(self, model: Any, params: Params, facts: Facts) -> State:
+    def init(self, model: Network, params: Params, facts: Facts) -> State:
         leaf = f"{linear_layer(model, self.layer)}.weight"
         keep = torch.ones_like(params[leaf], dtype=torch.bool)
         return State(self.inner.init(model, params, facts), keep, keep.new_zeros(()), leaf)

@@ -26,7 +26,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from posterity.nn._grid import Grid
+from posterity.nn._grid import WindowGrid
 from posterity.nn.kernels._programs import add, contract, correlate, pack
 
 SLICE, SLICES = 256, 32  # `weigh` adds up this many places at least in one slice, and makes at most that many slices
@@ -46,7 +46,7 @@ class Tile:
     stages: int = 3
 
 
-def convolve(x: Tensor, weight: Tensor, bias: Tensor | None, grid: Grid, tile: Tile | None = None) -> Tensor:
+def convolve(x: Tensor, weight: Tensor, bias: Tensor | None, grid: WindowGrid, tile: Tile | None = None) -> Tensor:
     """Images (..., B, O, H', W') of x (..., B, C, H, W)."""
     lead = _lead(x, weight, bias, tail=(4, 4, 1))
     flow = {"R": grid.window[0], "Q": grid.window[1], "SH": grid.stride[0], "SW": grid.stride[1],
@@ -54,7 +54,7 @@ def convolve(x: Tensor, weight: Tensor, bias: Tensor | None, grid: Grid, tile: T
     return _correlate_all(x, weight, bias, lead, (grid.shape[0], *grid.places, weight.shape[-4]), flow, tile)
 
 
-def spread(weight: Tensor, grad: Tensor, grid: Grid, tile: Tile | None = None) -> Tensor:
+def spread(weight: Tensor, grad: Tensor, grid: WindowGrid, tile: Tile | None = None) -> Tensor:
     """The gradient (..., B, C, H, W) of the input, from that of the output (..., B, O, H', W')."""
     lead = _lead(weight, grad, None, tail=(4, 4, 1))
     turned = [side - 1 - pad for side, pad in zip(grid.window, grid.pad, strict=True)]
@@ -64,7 +64,7 @@ def spread(weight: Tensor, grad: Tensor, grid: Grid, tile: Tile | None = None) -
     return _correlate_all(grad, weight, None, lead, (batch, height, width, channels), flow, tile)
 
 
-def weigh(x: Tensor, grad: Tensor, grid: Grid, tile: Tile | None = None) -> tuple[Tensor, Tensor]:
+def weigh(x: Tensor, grad: Tensor, grid: WindowGrid, tile: Tile | None = None) -> tuple[Tensor, Tensor]:
     """The gradients of the filters (..., O, C, h, w) and of the bias (..., O)."""
     lead = _lead(x, grad, None, tail=(4, 4, 1))
     (x, x_step, steps), (grad, grad_step, _) = _image(x, lead), _image(grad, lead, few=0)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, library
 
-from posterity.nn._grid import Grid
+from posterity.nn._grid import WindowGrid
 from posterity.nn.kernels import _convolution, _pooling
 
 Numbers = list[int]  # of a grid: shape, window, stride, padding
@@ -81,19 +81,19 @@ def _(y: Tensor, place: Tensor, size: list[int]) -> Tensor:
     return _last(y, y.shape[:-3], (y.shape[-3], size[0], size[1]))
 
 
-def convolve(x: Tensor, weight: Tensor, bias: Tensor | None, grid: Grid) -> Tensor:
+def convolve(x: Tensor, weight: Tensor, bias: Tensor | None, grid: WindowGrid) -> Tensor:
     """`_kernels.convolve`."""
     made: Tensor = _convolve(x, weight, bias, _written(grid))
     return made
 
 
-def spread(weight: Tensor, grad: Tensor, grid: Grid) -> Tensor:
+def spread(weight: Tensor, grad: Tensor, grid: WindowGrid) -> Tensor:
     """`_kernels.spread`."""
     made: Tensor = _spread(weight, grad, _written(grid))
     return made
 
 
-def weigh(x: Tensor, grad: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
+def weigh(x: Tensor, grad: Tensor, grid: WindowGrid) -> tuple[Tensor, Tensor]:
     """`_kernels.weigh`."""
     made: tuple[Tensor, Tensor] = _weigh(x, grad, _written(grid))
     return made
@@ -105,12 +105,12 @@ def put(y: Tensor, place: Tensor, size: tuple[int, int]) -> Tensor:
     return made
 
 
-def _written(grid: Grid) -> Numbers:
+def _written(grid: WindowGrid) -> Numbers:
     return [*grid.shape, *grid.window, *grid.stride, *grid.pad]
 
 
-def _read(n: Numbers) -> Grid:
-    return Grid((n[0], n[1], n[2], n[3]), (n[4], n[5]), (n[6], n[7]), (n[8], n[9]))
+def _read(n: Numbers) -> WindowGrid:
+    return WindowGrid((n[0], n[1], n[2], n[3]), (n[4], n[5]), (n[6], n[7]), (n[8], n[9]))
 
 
 def _last(like: Tensor, lead: tuple[int, ...], image: tuple[int, ...]) -> Tensor:

@@ -1,4 +1,6 @@
-"""Variational dropout: weights w ~ N(θ, v) with v = αθ², where p = α/(1 + α) is the rate at which a weight is dropped.
+"""Variational dropout: the noise of (3), the divergence and the ramp of (4), and the precision weights of (5).
+
+Weights are w ~ N(θ, v) with v = αθ², where p = α/(1 + α) is the rate at which a weight is dropped (footnote 1).
 
 A client's noise is a tensor ρ of the weight's shape, in one of two forms:
 
@@ -20,9 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from posterity.core.messages import Bag, Mean, Message
-from posterity.core.protocol import Carry, Here
-from posterity.core.random import normal
+from posterity.core import Bag, Carry, Here, Mean, Message, normal
 
 FORMS = ("log_variance", "alpha")
 PRIORS = ("hierarchical", "log_uniform")

@@ -1,4 +1,4 @@
-"""Where a client's noise comes from: a hyper-network and an embedding per client, kept and trained by the server.
+"""h_ψ of (3) and Algorithm 1: a hyper-network and an embedding per client, kept and trained by the server.
 
 hyper      ρ^m = h_ψ(e^m), fully connected with LeakyReLU between the layers
 ensemble   ρ^m = e^m: a table, every row trained by its own client alone
@@ -18,11 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.func import grad, vjp
 
-from posterity.core.optim import SGD, clipped
-from posterity.core.passes import Loss
-from posterity.core.protocol import Batch, Carry, Here, Pass
-from posterity.core.random import normal
-from posterity.core.tree import Tree, record, tree_map, tree_rows
+from posterity.core import SGD, Batch, Carry, Here, Loss, Pass, Tree, clipped, normal, record, tree_map, tree_rows
 from posterity.methods.wrappers.metavd.dropout import LEAST, centred
 
 FAMILIES = ("hyper", "ensemble", "naive")

@@ -1,4 +1,8 @@
-"""MetaVD: what the server keeps, what a client does. The paper is summed up in the package's docstring."""
+"""MetaVD, the wrapper: a client's noise (3), its loss (4), the server's mean (5) and the step of Algorithm 1.
+
+The paper is summed up in the folder's `__init__.py`. Variances, divergences and precision weights are in `dropout.py`,
+the hyper-network in `hypernet.py`, the network with a noisy layer in `noisy.py`.
+"""
 
 from __future__ import annotations
 
@@ -8,19 +12,41 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from posterity.core.hyperparameters import check_fields, hyper, within
-from posterity.core.optim import SGD
-from posterity.core.passes import opened
-from posterity.core.protocol import Batch, Carry, Facts, Here, Message, Method, Now, Params, Pass, Personal
-from posterity.core.random import fold
-from posterity.core.tree import STATIC, Tree, record
-from posterity.core.wrapper import Wrapper
+from posterity.core import (
+    SGD,
+    STATIC,
+    Batch,
+    Carry,
+    Facts,
+    Here,
+    Message,
+    Method,
+    Network,
+    Now,
+    Params,
+    Pass,
+    Personal,
+    Tree,
+    Wrapper,
+    check_fields,
+    fold,
+    hyper,
+    opened,
+    record,
+    within,
+)
+from posterity.methods.fedavg import FedAvg
+from posterity.methods.maml import MAML
+from posterity.methods.perfedavg import PerFedAvg
+from posterity.methods.reptile import Reptile
 from posterity.methods.wrappers.metavd import dropout
 from posterity.methods.wrappers.metavd.hypernet import FAMILIES, TEST_NOISE, Predictor, Source, fitting
-from posterity.methods.wrappers.metavd.noisy import Noisy, linear_layer
+from posterity.methods.wrappers.metavd.noisy import Noisy
+from posterity.nn.find import linear_layer
 
 RHO = "metavd.rho"  # the client's leaf beside the network's
-HOSTS = "fedavg, reptile, maml, perfedavg"
+HOSTS = {"fedavg": FedAvg, "reptile": Reptile, "maml": MAML, "perfedavg": PerFedAvg}  # the paper's
+LOSSES = {"loss", "support_loss"}  # fields of a host that are replaced; the second is of a simulated adaptation
 CODE = "released code 5d70c2b"
 QUERY, SUPPORT, TEST = 1, 2, 3  # draws of one call
 
@@ -72,14 +98,19 @@ class MetaVD(Wrapper):
         within(self, beta=(0, None), anneal=(0, 1), draws=(0, None), test_draws=(0, None), hyper_decay=(0, None))
         within(self, embedding=(1, None), width=(1, None), depth=(1, None), fit_steps=(1, None), fit_lr=(0, None))
         within(self, hyper_lr=(0, None), hyper_momentum=(0, 1), embedding_momentum=(0, 1), hyper_clip=(0, None))
-        if not {"loss", "support_loss"} <= set(getattr(self.method, "__dataclass_fields__", ())):
-            raise ValueError(
-                f"+metavd needs a host with loss and support_loss: {HOSTS}; not {type(self.method).__name__}"
-            )
+        if not (isinstance(self.method, tuple(HOSTS.values())) or self.declared == LOSSES):
+            possible, given = ", ".join(HOSTS), type(self.method).__name__
+            raise ValueError(f"+metavd needs a host with loss and support_loss: {possible}; not {given}")
+
+    @property
+    def declared(self) -> set[str]:
+        """The losses that the host has as fields."""
+        return LOSSES & set(getattr(self.method, "__dataclass_fields__", ()))
 
     @property
     def inner(self) -> Method:
-        return replace(self.method, loss=self.elbo, support_loss=self.noisy_support)
+        mine = {"loss": self.elbo, "support_loss": self.noisy_support}
+        return replace(self.method, **{name: mine[name] for name in self.declared})
 
     @property
     def label(self) -> str:
@@ -138,7 +169,7 @@ class MetaVD(Wrapper):
         return dropout.mixture(torch.stack([self.inner.predict(carry, x, noisy) for noisy in models]), here.model.task)
 
     # --- the server ----------------------------------------------------------------------------------------------
-    def init(self, model: Any, params: Params, facts: Facts) -> State:
+    def init(self, model: Network, params: Params, facts: Facts) -> State:
         leaf = f"{linear_layer(model, self.layer)}.weight"
         source = self.predictor.first(params[leaf], facts.clients, facts.key)
         warmth = params[leaf].new_tensor(dropout.ramp(0, self.anneal))

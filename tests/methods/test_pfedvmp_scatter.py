@@ -5,7 +5,7 @@ import torch
 from torch.func import vmap
 
 from posterity.core.losses import one_hot
-from posterity.methods.pfedvmp.classwise import ridged_inverses, scatter_roots
+from posterity.methods.pfedvmp.scatter import ridged_inverses, scatter_roots
 
 DOUBLE, CUT = torch.float64, 1e-5
 

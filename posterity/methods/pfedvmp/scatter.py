@@ -1,4 +1,4 @@
-"""Inverses of the scatter of every class of every client, from the rows that the class really has.
+"""Inverses of the scatter Z Σ_{k,n} of every class of every client, for (11), from the rows that the class really has.
 
 A client's features are a stack with rows of all classes and of padding; a matrix for each class made from all of them
 is mostly zeros, and its decomposition mostly wasted. Here the rows of a class are taken out and turned into Z - 1
@@ -21,6 +21,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, library
+
+from posterity.core import cholesky
 
 STEP = 4 / 3  # from a size of groups to the next, on a GPU
 SAFE = 0.5  # roots are trusted if a bound of M's condition stays below this share of 1 / cut: nothing is cut then
@@ -53,10 +55,10 @@ def _ridged_inverses(features: Tensor, hot: Tensor, ridge: Tensor) -> Tensor:
     for group in _groups(features, hot):
         own, m = ridge[group.place][:, None, None], group.contrasts
         if m.shape[1] <= d:  # Woodbury: (I − Mᵀ (MMᵀ + λI)⁻¹ M) / λ
-            half = _solve_lower(_cholesky(m @ m.mT + own * eye.new_ones(m.shape[1]).diag()), m)
+            half = _solve_lower(cholesky(m @ m.mT + own * eye.new_ones(m.shape[1]).diag()), m)
             inverses[group.place] = (eye - half.mT @ half) / own
         else:
-            half = _solve_lower(_cholesky(m.mT @ m + own * eye), eye.expand(len(m), d, d))
+            half = _solve_lower(cholesky(m.mT @ m + own * eye), eye.expand(len(m), d, d))
             inverses[group.place] = half.mT @ half
     return inverses.reshape(clients, -1, d, d)
 
@@ -95,10 +97,10 @@ def _triangular_roots(m: Tensor, rows: Tensor, wide: bool) -> tuple[Tensor, Tens
     if wide:  # rows that are 0 get a harmless diagonal
         scale = gram.diagonal(dim1=-2, dim2=-1).sum(-1) / rows.clamp(min=1)
         gram = gram + torch.diag_embed(spare * scale[:, None])
-    first = _cholesky(gram)
+    first = cholesky(gram)
     q = _solve_lower(first, m)
     again = q @ q.mT
-    second = _cholesky(again + torch.diag_embed(spare.to(m)) if wide else again)
+    second = cholesky(again + torch.diag_embed(spare.to(m)) if wide else again)
     inverse = _solve_lower(second, _solve_lower(first, eye.expand_as(gram)))  # T⁻¹
     lower = first @ second
     condition = lower.flatten(1).norm(dim=1) * inverse.flatten(1).norm(dim=1)
@@ -116,12 +118,6 @@ def _singular_roots(m: Tensor, cut: float, size: int) -> Tensor:
     kept = s > max(cut * float(s[0]), 0.0)
     roots[: int(kept.sum())] = (vh[kept] / s[kept, None]).to(m.device)
     return roots
-
-
-def _cholesky(matrix: Tensor) -> Tensor:
-    """The lower factor; NaN where there is none: one client's NaN must not end the round."""
-    root, failed = torch.linalg.cholesky_ex(matrix)
-    return torch.where((failed == 0)[:, None, None], root, torch.nan)
 
 
 def _solve_lower(lower: Tensor, right: Tensor) -> Tensor:

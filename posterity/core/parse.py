@@ -1,0 +1,173 @@
+"""From text to values: the one place where what was typed on a command line, or stands in a TOML file, is read.
+
+`convert` reads a value by its declared type, `guess` one without a type; `parse_percent`, `parse_share` (`20%`, `0.2`),
+`parse_amount` (`25%`, `7`), `parse_split` (`80/20`), `parse_ranges` (`0-4,7`) and `split_name` (`NAME:ARG:ARG`) read
+forms; `declared` says what a function takes. All raise a ValueError or TypeError that says little: callers know what
+was asked for and write the sentence (`hyperparameters.py` here, `data/parse.py`, `engine/participation.py`,
+`cli/flags.py`).
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+import types
+import typing
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+MISTAKES = (ValueError, TypeError, OverflowError)  # what a conversion of something unsuitable raises
+BOOLEANS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
+
+
+def convert(value: Any, kind: Any) -> Any:
+    """`value`, a text or already a value, as the declared type `kind`: a plain type, a tuple of one, or a union."""
+    if _is_union(kind):
+        return _first(value, typing.get_args(kind))
+    if typing.get_origin(kind) is tuple:
+        items = value.split(",") if isinstance(value, str) else list(value)
+        return tuple(convert(item, typing.get_args(kind)[0]) for item in items)
+    if kind is bool:
+        if isinstance(value, bool):
+            return value
+        if (word := str(value).lower()) not in BOOLEANS:
+            raise ValueError(value)
+        return BOOLEANS[word]
+    if kind is int:
+        if isinstance(value, bool) or (isinstance(value, float) and value != int(value)):
+            raise ValueError(value)
+        return int(value)
+    return float(value) if kind is float else str(value)
+
+
+def guess(value: Any) -> Any:
+    """A text whose type nobody declared: a number, true/false, a list of these (32,16), else a word."""
+    if not isinstance(value, str):
+        return value
+    if "," in value:
+        return tuple(guess(piece) for piece in value.split(",") if piece)
+    for kind in (int, float):
+        try:
+            return kind(value)
+        except ValueError:
+            continue
+    return {"true": True, "false": False}.get(value.lower(), value)
+
+
+def parse_percent(text: str) -> float | None:
+    """The number before a percent sign (`20%` is 20.0); None where there is no sign."""
+    return float(text[:-1]) if text.endswith("%") else None
+
+
+def parse_share(value: str | float) -> float:
+    """A share: `20%` or 0.2."""
+    text = str(value).strip()
+    percent = parse_percent(text)
+    return float(text) if percent is None else percent / 100
+
+
+def parse_amount(value: str | float, total: int) -> int:
+    """How many of `total` are meant by `25%`, by a share below 1, or by a whole number."""
+    text = str(value).strip()
+    percent = parse_percent(text)
+    number = float(text) if percent is None else percent
+    if not math.isfinite(number) or number < 0:
+        raise ValueError(value)
+    if percent is not None:
+        amount = round(total * number / 100)
+    elif 0 < number < 1:
+        amount = round(total * number)
+    else:
+        amount = convert(number, int)
+    if amount > total:
+        raise ValueError(value)
+    return amount
+
+
+def parse_split(text: str) -> tuple[float, float]:
+    """`80/20` as two numbers."""
+    first, second = (float(part) for part in text.split("/"))
+    return first, second
+
+
+def split_list(text: str) -> list[str]:
+    """The pieces between commas, without those that are empty."""
+    return [piece.strip() for piece in text.split(",") if piece.strip()]
+
+
+def parse_ranges(text: str) -> list[int]:
+    """Whole numbers as `0,1,2`, `0-4`, or both; at least one."""
+    found: list[int] = []
+    for piece in split_list(text) or [""]:
+        low, dash, high = piece.partition("-")
+        found += range(convert(low, int), convert(high, int) + 1) if dash else [convert(low, int)]
+    return found
+
+
+def split_name(text: str) -> tuple[str, list[str]]:
+    """`NAME:ARG:ARG` as its name and the texts of its arguments."""
+    name, *arguments = text.strip().split(":")
+    return name, arguments
+
+
+@dataclass(frozen=True)
+class Declared:
+    """What a function says about one of its parameters."""
+
+    kind: Any  # its type; None if it says nothing
+    default: Any = inspect.Parameter.empty
+
+    @property
+    def required(self) -> bool:
+        return self.default is inspect.Parameter.empty
+
+    def read(self, value: Any) -> Any:
+        """A value that was typed, as what the function expects."""
+        return guess(value) if self.kind is None else convert(value, self.kind)
+
+    def read_given(self, value: Any) -> Any:
+        """The same for a value that is not None: where None may be typed by leaving the argument out."""
+        kinds = tuple(k for k in typing.get_args(self.kind) if k is not type(None))
+        only = _is_union(self.kind) and len(kinds) == 1
+        return replace(self, kind=kinds[0] if only else self.kind).read(value)
+
+
+def declared(function: Callable[..., Any], given: tuple[str, ...] = ()) -> dict[str, Declared]:
+    """The parameters of a function that a user may set, with types and defaults: all but those `given` elsewhere."""
+    try:
+        found = inspect.signature(function).parameters.values()
+    except (ValueError, TypeError):  # a function without a signature, written in C
+        return {}
+    hints = _hints(getattr(function, "func", function))  # of what a `functools.partial` calls
+    named = [p for p in found if p.name not in given and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+    return {p.name: Declared(_kind(hints.get(p.name, type(p.default))), p.default) for p in named}
+
+
+def _kind(kind: Any) -> Any:
+    """A type that `convert` knows, else None."""
+    plain = kind in (int, float, bool, str) or typing.get_origin(kind) in (tuple, typing.Literal)
+    return kind if plain or _is_union(kind) else None
+
+
+def _is_union(kind: Any) -> bool:
+    return typing.get_origin(kind) in (types.UnionType, typing.Union)
+
+
+def _hints(function: Callable[..., Any]) -> dict[str, Any]:
+    try:
+        return typing.get_type_hints(function)
+    except (NameError, TypeError):  # a name that is imported for type checkers only; an object without annotations
+        return {}
+
+
+def _first(value: Any, kinds: tuple[Any, ...]) -> Any:
+    """The first of several types that takes `value`; none is asked for by its name."""
+    if type(None) in kinds and (value is None or str(value).lower() in ("none", "")):
+        return None
+    for kind in (k for k in kinds if k is not type(None)):
+        try:
+            return convert(value, kind)
+        except (ValueError, TypeError):
+            continue
+    raise ValueError(value)

@@ -1,0 +1,63 @@
+"""Which clients run together, and what they begin a visit with: the offer, and a record of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from posterity.core.protocol import Here, Pass, Personal
+from posterity.core.tree import Tree, tree_bytes, tree_cat, tree_rows
+from posterity.engine.api import Engine
+from posterity.engine.simulation import Simulation, arrive, select
+from posterity.engine.store import Store
+from posterity.engine.tracing.trace import send
+
+ACTIVATIONS = 24  # numbers kept per input number of a batch, where nobody has measured it
+
+
+def able(sim: Simulation) -> Tensor:
+    """Clients that may be in a cohort: members with training data."""
+    return torch.nonzero(sim.federation.train.counts[: sim.federation.members] > 0)[:, 0]
+
+
+def blocks(sim: Simulation, clients: Tensor, passes: Iterable[Pass] = ()) -> Iterator[Tensor]:
+    """`clients` from the largest to the smallest, in blocks whose stacked copies fit into the memory allowed."""
+    if not len(clients):
+        return
+    counts = sim.federation.train.sizes[clients.cpu()]
+    clients = clients[send(torch.argsort(counts, descending=True, stable=True), clients.device)]
+    sample = sim.federation.x[0].numel() * sim.federation.x.element_size()
+    held, row = tree_bytes(sim.initial), 2 * sim.sample or ACTIVATIONS * sample
+    each = max([p.copies * held + row * (p.batch or int(counts.max())) for p in passes] or [8 * held + row])
+    yield from torch.split(clients, max(1, min(len(clients), sim.memory // each)))
+
+
+def meet(
+    sim: Simulation, engine: Engine, state: Tree, store: Store, clients: Tensor, round: int, newcomers: bool = False
+) -> tuple[Here, Tree]:
+    """The stacked `here` of clients that received the broadcast and have a record, and what they were offered."""
+    shared, own = engine.offer(sim, state, None if newcomers else clients, len(clients))
+    here = arrive(sim, clients, round, shared, own)
+    personal = engine.join(sim, here) if newcomers else _records(sim, engine, store, here)
+    return replace(here, personal=personal), (shared, own)
+
+
+def _records(sim: Simulation, engine: Engine, store: Store, here: Here) -> Personal:
+    """Everybody's record; those who have none join."""
+    known = store.known[here.client.cpu()]
+    if store.ready and bool(known.all()):
+        return store.read(here.client)
+    old, new = (send(torch.nonzero(some)[:, 0], here.client.device) for some in (known, ~known))
+    fresh = engine.join(sim, here if len(new) == len(known) else select(here, new if len(new) else old[:1]))
+    store.expect_like(fresh)  # also if nobody joins, but no record has been seen since the run was resumed
+    if not len(old):
+        return fresh
+    if not len(new):
+        return store.read(here.client)
+    return tree_rows(tree_cat([store.read(here.client[old]), fresh]), torch.argsort(torch.cat((old, new))))
+
+
+__all__ = ["able", "blocks", "meet"]

@@ -1,0 +1,172 @@
+"""One client by itself: from the server's offer and its own record to its message, its next record and its outputs.
+
+A site has its own samples and what server and clients agree on before the first round; it never sees the server's state
+or other clients. `visit_client` trains, `predict_client` judges, both on plain tensors. The loop is made of the same
+steps (`train`, `answer`), so what is simulated is what a client on a network does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from posterity.core.network import Network
+from posterity.core.protocol import Carry, Here, Method, Own, Params, Pass, Personal, Shared, check_round
+from posterity.data.federation import Part
+from posterity.engine import keys
+from posterity.engine.api import Visit
+from posterity.engine.batches import BuildBatch, build_batch, plan_batches
+
+PREDICT_ROWS = 128  # samples of one client that are predicted at once; part of the draws of methods with noise
+FIRST = torch.zeros(1, dtype=torch.int64)  # the one client of a site's own part
+
+
+class Setting(Protocol):
+    """What server and clients agree on before the first round."""
+
+    @property
+    def method(self) -> Method: ...
+
+    @property
+    def model(self) -> Network: ...
+
+    @property
+    def initial(self) -> Params: ...
+
+    @property
+    def build(self) -> BuildBatch: ...
+
+
+@dataclass(frozen=True)
+class Site:
+    """A client's own machine: its number, its samples, and the setting."""
+
+    method: Method
+    model: Network
+    initial: Params
+    visits: Tensor  # (2,) key of what clients draw
+    client: Tensor  # () its number in the federation
+    x: Tensor  # (samples, ...)
+    y: Tensor  # (samples,)
+    rows: Mapping[str, Tensor]  # which samples belong to "train" and to "validation"
+    build: BuildBatch = build_batch
+
+    @cached_property
+    def parts(self) -> dict[str, Part]:
+        """The rows as a federation of this client alone."""
+        return {name: Part.of([rows]) for name, rows in self.rows.items()}
+
+    def arrive(self, shared: Shared, own: Own, record: Personal | None, round: int) -> Here:
+        """`here` at the beginning of a visit; a client without a record joins."""
+        number, key = torch.full_like(self.client, round), keys.fold_key(self.visits, self.client)
+        here = arrive(self, self.client, len(self.rows["train"]), number, keys.fold_key(key, number), shared, own)
+        check_round(round)
+        return replace(here, personal=join(self, here) if record is None else record)
+
+
+def visit_client(site: Site, shared: Shared, own: Own, record: Personal | None, round: int) -> Visit:
+    """One client's work of a round: its message and its next record."""
+    return train(site, site.method.passes(), site.arrive(shared, own, record, round))
+
+
+def predict_client(
+    site: Site, shared: Shared, own: Own, record: Personal | None, round: int, x: Tensor, point: str = "received",
+    epochs: int | None = None,
+) -> Tensor:  # fmt: skip
+    """Outputs of one client's personal model for samples of its own, at an evaluation point. Leaves no trace."""
+    carry, here = personal_at(site, site.arrive(shared, own, record, round), point, epochs)
+    return answer(site, here, carry, x)
+
+
+def personal_at(site: Site, here: Here, point: str, epochs: int | None = None) -> tuple[Carry, Here]:
+    """A client's carry and `here` at an evaluation point: what `predict` needs."""
+    passes, adapt = passes_at(site.method, point, epochs)
+    carry = work(site, passes, start(site, here), here, keys.TRAIN)
+    return work(site, adapt, carry, here, keys.SCORE), here
+
+
+def passes_at(method: Method, point: str, epochs: int | None = None) -> tuple[tuple[Pass, ...], tuple[Pass, ...]]:
+    """The round's own passes, if they come before the prediction at `point`, and those that adapt."""
+    epochs = method.adaptation if epochs is None else epochs
+    return method.passes() if point == "trained" else (), method.adapt(epochs if point == "adapted" else 0)
+
+
+# --- the steps of a visit --------------------------------------------------------------------------------------------
+def arrive(setting: Setting, client: Tensor, count: Any, round: Tensor, key: Tensor, shared: Shared, own: Own) -> Here:
+    """`here` of one client (), or of a stack (m,), that has just received the broadcast; without a record yet."""
+    dtype = next(iter(setting.initial.values())).dtype
+    return Here(
+        shared=shared,
+        own=own,
+        personal=(),
+        kept={},
+        client=client,
+        n=torch.as_tensor(count, device=client.device).to(dtype),
+        steps=torch.zeros_like(client),
+        step=client.new_zeros(()),
+        round=round,
+        key=key,
+        initial=setting.initial,
+        model=setting.model,
+    )
+
+
+def at(here: Here, stage: int) -> Here:
+    """`here` with the key of a stage of the visit."""
+    return replace(here, key=keys.fold_key(here.key, stage))
+
+
+def join(site: Setting, here: Here) -> Personal:
+    return site.method.join(at(here, keys.JOIN))
+
+
+def start(site: Setting, here: Here) -> Carry:
+    return Carry(site.method.start(at(here, keys.START)), {}, ())
+
+
+def train(site: Site, passes: tuple[Pass, ...], here: Here) -> Visit:
+    return send(site, here, work(site, passes, start(site, here), here, keys.TRAIN))
+
+
+def send(site: Setting, here: Here, carry: Carry) -> Visit:
+    """What a client says and keeps after its passes."""
+    return Visit.of(carry, site.method.message(carry, replace(at(here, keys.MESSAGE), kept=carry.kept)))
+
+
+def work(site: Site, passes: tuple[Pass, ...], carry: Carry, here: Here, stage: int) -> Carry:
+    """The client through all passes."""
+    here = at(here, stage)
+    for number, each in enumerate(passes):
+        carry = _take(site, each, carry, replace(at(here, number), kept=carry.kept))
+    return carry
+
+
+def _take(site: Site, each: Pass, carry: Carry, here: Here) -> Carry:
+    """One pass: batches without padding, in the order that its key draws. A client without data is not moved."""
+    plan = plan_batches(each, site.parts[each.on], FIRST, here.key[None])
+    numbers = torch.arange(plan.length(), device=here.key.device)
+    here, has_data = replace(here, steps=plan.steps[0].to(here.key.device)), bool(plan.counts[0])
+    carry = each.open(carry, here)
+    for (rows, real), step, key in zip(plan.unpadded(), numbers, keys.fold_key(here.key, numbers), strict=True):
+        batch = site.build(site.x, site.y, rows, real, here.n.dtype, padded=not has_data)
+        with torch.no_grad():
+            after = each.step(carry, batch, replace(here, step=step, key=key))
+        carry = after if has_data else replace(carry, kept=after.kept)
+    return each.close(carry, here)
+
+
+def answer(site: Site, here: Here, carry: Carry, x: Tensor) -> Tensor:
+    """Outputs for samples, in chunks with draws of their own."""
+    here = replace(at(here, keys.PREDICT), kept=carry.kept)
+    chunks = [
+        site.method.predict(carry, some, at(here, number)) for number, some in enumerate(torch.split(x, PREDICT_ROWS))
+    ]
+    return torch.cat(chunks)
+
+
+__all__ = ["Site", "personal_at", "predict_client", "visit_client"]

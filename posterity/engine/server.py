@@ -1,0 +1,92 @@
+"""The server's side of a round: the first state, what is accepted, the sum, the next state. It needs no data.
+
+Messages reach an `Accumulator` one stack of clients after the other; only their sum is held. Records and messages are
+committed together or not at all: a message that is not finite, or breaks the range that it declared, is left out, and
+its client keeps the record that it had.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from posterity.core.messages import Message, acceptable, fold_stack, merge, message_bytes
+from posterity.core.protocol import Method, Now, State
+from posterity.core.tree import Tree, tree_finite, tree_like, tree_rows
+from posterity.core.wire import wire_bytes
+from posterity.engine.api import Visit
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """A message that was left out; its client keeps the record that it had."""
+
+    client: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class RoundLog:
+    """What happened in a round."""
+
+    round: int
+    cohort: int
+    accepted: int
+    refused: tuple[Refusal, ...] = ()
+    loss: float = float("nan")
+    bytes_up: int = 0
+    bytes_down: int = 0
+    report: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def empty(self) -> bool:
+        return self.accepted == 0
+
+
+@dataclass
+class Accumulator:
+    """The running sum of a round's messages, and the records that are written if the round succeeds."""
+
+    total: Message | None = None
+    records: list[tuple[Tensor, Tree]] = field(default_factory=list)
+    refused: list[Refusal] = field(default_factory=list)
+    losses: Tensor = field(default_factory=lambda: torch.zeros(2, dtype=torch.float64))  # loss x samples, samples
+    bytes_up: int = 0
+    bytes_down: int = 0
+
+    @property
+    def accepted(self) -> int:
+        return sum(len(clients) for clients, _ in self.records)
+
+    def add(self, clients: Tensor, offered: Tree, visit: Visit) -> None:
+        """What some clients were offered, and a stack of what they sent and would keep; unusable ones are left out."""
+        sent, records, seen = visit.message, visit.record, visit.loss
+        self.bytes_down += wire_bytes(offered[0]) * len(clients) + wire_bytes(offered[1])
+        self.bytes_up += message_bytes(sent)
+        part, good = fold_stack(sent), _accepted(sent, records, len(clients))
+        if not bool(good.all()):  # the only place where the host waits for the clients
+            self.refused += [Refusal(int(c), "not finite or outside its declared range") for c in clients[~good]]
+            if not bool(good.any()):
+                return
+            sent, records, clients = tree_rows(sent, good), tree_rows(records, good), clients[good]
+            part, seen = fold_stack(sent), None if seen is None else seen[good]
+        self.total = part if self.total is None else merge(self.total, part)
+        self.records.append((clients, records))
+        self.losses += 0 if seen is None else seen.sum(0).double().cpu()
+
+
+def combine(method: Method, state: State, total: Message, now: Now) -> tuple[State, dict[str, Tensor]]:
+    """The next state, in the shape and types of the last, and what the method reports about it."""
+    state = tree_like(method.combine(state, total, now), state)
+    return state, method.report(state, total)
+
+
+def _accepted(sent: Message, records: Tree, count: int) -> Tensor:
+    """Which clients of a stack sent a usable message and hold a finite record."""
+    verdicts = [v for v in (acceptable(sent), tree_finite(records)) if len(v)]
+    return torch.stack(verdicts).all(0) if verdicts else torch.ones(count, dtype=torch.bool)
+
+
+__all__ = ["Accumulator", "Refusal", "RoundLog", "combine"]

@@ -1,0 +1,90 @@
+"""Metrics of your own (`--metrics package.module:name`): found, checked, and their sums taken in a scoring pass.
+
+A metric is a `Metric` (`metric.py`) at the top of a module; those of the package are in `metrics.py`.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from posterity.evaluate.metric import Metric
+from posterity.evaluate.metrics import METRICS
+from posterity.evaluate.scores import Task, distribution, prepared, sums_by_client, zero
+from posterity.evaluate.summaries import fairness
+
+SHOWN = ("n", "accuracy_mean", "accuracy_train", "bytes", "seconds")  # what lines and tables have besides
+
+
+def load_metrics(text: str | None) -> tuple[Metric, ...]:
+    """The metrics that a list `package.module:name, …` names."""
+    found: list[Metric] = []
+    for path in (word.strip() for word in (text or "").split(",")):
+        if path:
+            found.append(_load(path))
+            _check_name(found[-1].name, path, [metric.name for metric in found[:-1]])
+    return tuple(found)
+
+
+def check_task(metrics: Sequence[Metric], task: str, classes: int) -> None:
+    """Refuse a metric that does not exist for the data."""
+    for metric in metrics:
+        if not metric.fits(task, classes):
+            many = f" with {metric.classes} classes" if metric.classes else ""
+            data = f"a classification with {classes} classes" if task == "classification" else "a regression"
+            raise ValueError(f"metric {metric.name!r} is for {metric.task or 'data'}{many}; this is {data}")
+        if metric.source == "rows" and (task, classes) != ("classification", 2):
+            raise ValueError(f"metric {metric.name!r} needs rows in order (source 'rows'), kept for two classes only")
+
+
+def own_sums(
+    metrics: Sequence[Metric], outputs: Tensor, y: Tensor, offsets: Tensor, task: Task
+) -> dict[Metric, Tensor]:
+    """The sums of each metric (clients, k); the arguments are those of `score`."""
+    if not metrics:
+        return {}
+    outputs, y, offsets = prepared(outputs, y, offsets)
+    outputs = distribution(outputs, y) if task == "classification" else outputs
+    return {metric: sums_by_client(_summands(metric, outputs, y), offsets) for metric in metrics}
+
+
+def _summands(metric: Metric, outputs: Tensor, y: Tensor) -> Tensor:
+    """Of each row (N, k)."""
+    if metric.row_sums is None:
+        return outputs[:, :0]
+    found = metric.row_sums(outputs, y)
+    if not isinstance(found, Tensor) or found.dim() not in (1, 2) or len(found) != len(outputs):
+        got = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
+        raise ValueError(f"row_sums of metric {metric.name!r} must give a tensor ({len(outputs)},) or "
+                         f"({len(outputs)}, k), summands of each row; it gave {got}")  # fmt: skip
+    return found[:, None] if found.dim() == 1 else found
+
+
+def _load(path: str) -> Metric:
+    module, colon, name = path.partition(":")
+    if not colon or not module or not name:
+        raise ValueError(f"--metrics takes package.module:name, separated by commas; {path!r} was given")
+    try:
+        home = importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
+            raise  # the file is there, but something that it imports is not
+        raise ValueError(
+            f"there is no module {module!r} to take the metric {path!r} from; is it on the path? "
+            "(the current folder is searched; set PYTHONPATH for others)"
+        ) from error
+    metric = getattr(home, name, None)
+    if not isinstance(metric, Metric):
+        some = [n for n, value in vars(home).items() if isinstance(value, Metric)]
+        raise ValueError(f"{path!r} is not a metric (a posterity.evaluate.Metric); metrics in {module}: "
+                         f"{', '.join(some) or 'none'}")  # fmt: skip
+    return metric
+
+
+def _check_name(name: str, path: str, others: Sequence[str]) -> None:
+    if not name.isidentifier():
+        raise ValueError(f"the name {name!r} of the metric {path!r} must be a word: letters, digits, _")
+    if name in {*(metric.name for metric in METRICS), *fairness(zero(1, 2)), *SHOWN, *others}:
+        raise ValueError(f"the name {name!r} of the metric {path!r} is taken; give it another one")

@@ -1,0 +1,111 @@
+"""How clients' factors about the centroids of classes travel and add up.
+
+A factor is a Gaussian over the centroid µ_k of class k: a client's mean feature in the class, less a centre that all
+have in common, and a precision. This has two parts that add up apart: what the spread of the client's features says, a
+matrix Λ or a number, and `plain`, a multiple of a unit that the server knows. If Λ is a matrix, it may be sent in three
+ways (d features, Z samples of the class):
+
+    dense       the matrix                              d²            numbers, in float64
+    symmetric   its upper triangle                      d (d + 1) / 2 numbers, in float64
+    low_rank    V and w of Λ = Vᵀ diag(w) V             r (d + 1)     numbers of the clients' kind, r = min(d, Z − 1)
+
+Dense and symmetric messages are sums. Large and small precisions stand in the same entries, so these travel in float64
+whatever the clients compute in: float32 would round the small ones away. Directions have no such entries, but do not
+add up: `LowRank` holds one client's, and its fold multiplies them out client by client in float64, so that every total
+is a `Sum` of dense factors. Where Λ comes from: `precision.py`; what the server makes of the sum: `centroids.py`.
+"""
+
+from __future__ import annotations
+
+from functools import reduce
+from operator import add
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from posterity.core import Gaussian, Sum, record, tree_cast, tree_rows
+from posterity.methods.pfedvmp.class_statistics import Classes
+from posterity.methods.pfedvmp.precision import low_rank, multiplied_out
+
+FORMS = ("dense", "symmetric", "low_rank")
+
+
+@record
+class LowRank:
+    """One client's factors with precisions Vᵀ diag(w) V and 1 unit; in memory all have d directions, most of them 0."""
+
+    basis: Tensor  # V (K, d, d)
+    weight: Tensor  # w (K, d)
+    mean: Tensor  # (K, d), less the centre
+    count: Tensor  # Z (K,)
+    secure_sum: ClassVar[bool] = False  # the server sees every client's directions
+
+    @staticmethod
+    def of(found: Classes, mean: Tensor) -> LowRank:
+        """The factors whose precision is the pseudo-inverse of the covariance, and a unit."""
+        basis, weight = low_rank(found)
+        spare = found.mean.shape[1] - weight.shape[1]
+        return LowRank(F.pad(basis, (0, 0, 0, spare)), F.pad(weight, (0, spare)), mean, found.count)
+
+    def expanded(self) -> Sum:
+        """The same with dense precisions."""
+        some = (self.count > 0).to(self.mean)
+        own = Gaussian.of(self.mean, multiplied_out(self.basis, self.weight))
+        return pack(own, Gaussian.of(self.mean, some), self.count)
+
+    @staticmethod
+    def fold(stack: LowRank) -> Sum:
+        """The sum of the dense factors; one client at a time, so that a stack of matrices need not be held."""
+        total: Sum = reduce(add, (tree_rows(stack, i).expanded() for i in range(len(stack.count))))
+        return total
+
+    def wire_bytes(self) -> int:
+        """Without the padding: Z, and for a class with samples its mean and r = min(d, Z − 1) directions with weights.
+
+        The receiver knows r from Z; a direction that the rank cut removed is sent as zeros.
+        """
+        d, count = self.mean.shape[-1], self.count.double().nan_to_num()
+        rank = (count - 1).clamp(0, d)
+        numbers = 1 + (count > 0) * (d + rank * (d + 1))
+        return int(numbers.sum()) * self.mean.element_size()
+
+
+def pack(own: Gaussian | None, plain: Gaussian, count: Tensor, form: str = "dense") -> Sum:
+    """Both parts of the factors (K) and class counts (K,) as they are sent; of some modes `plain` is all there is."""
+    rest = {"plain": plain, "count": count}
+    if own is None or own.form != "dense":
+        return Sum(rest if own is None else {"factor": own, **rest})
+    if form == "dense":
+        return Sum({"matrix": own, **rest})
+    rows, columns = _upper(own.shift)
+    return Sum({"matrix": {"upper": own.precision[..., rows, columns], "shift": own.shift}, **rest})
+
+
+def on_the_wire(message: Sum | LowRank, dtype: torch.dtype) -> Sum | LowRank:
+    """In the clients' precision, but for matrices that are to be summed: these stay in float64."""
+    if isinstance(message, LowRank):
+        cast: LowRank = tree_cast(message, dtype)
+        return cast
+    return Sum({n: v if n == "matrix" else tree_cast(v, dtype) for n, v in message.value.items()})
+
+
+def unpack(total: Sum) -> tuple[Gaussian | None, Gaussian, Tensor]:
+    """Both parts of the factors and class counts from a total of any form."""
+    own, value = total.value.get("matrix", total.value.get("factor")), total.value
+    if not isinstance(own, dict):
+        return own, value["plain"], value["count"]
+    rows, columns = _upper(own["shift"])
+    full = own["upper"].new_zeros(*own["shift"].shape, own["shift"].shape[-1])
+    full[..., rows, columns] = own["upper"]
+    full[..., columns, rows] = own["upper"]
+    return Gaussian(full, own["shift"]), value["plain"], value["count"]
+
+
+def _upper(like: Tensor) -> Tensor:
+    """Rows and columns of the upper triangle (2, d (d + 1) / 2)."""
+    return torch.triu_indices(like.shape[-1], like.shape[-1], device=like.device)
+
+
+__all__ = ["FORMS", "LowRank", "on_the_wire", "pack", "unpack"]
