@@ -39,8 +39,8 @@ def shape(*nodes: ast.AST) -> str:
 
 
 @cache
-def parsed(file: Path) -> ast.Module:
-    return ast.parse(file.read_text(encoding="utf-8"))
+def scopes_of(file: Path) -> tuple[tuple[str, ast.AST], ...]:
+    return tuple(scopes(ast.parse(file.read_text(encoding="utf-8"))))
 
 
 def files(place: Path) -> list[Path]:
@@ -86,7 +86,7 @@ def occurrences(scope: ast.AST, wanted: tuple[ast.AST, ...]) -> list[tuple[ast.A
     """Where the wanted nodes stand in a scope, in the order of the text."""
     aim = shape(*wanted)
     if isinstance(wanted[0], ast.expr):
-        return [(node,) for node in inside(scope) if isinstance(node, ast.expr) and shape(node) == aim]
+        return [(node,) for node in inside(scope) if type(node) is type(wanted[0]) and shape(node) == aim]
     runs = []
     for node in (scope, *inside(scope)):
         if node is not scope and isinstance(node, SCOPES):
@@ -94,7 +94,7 @@ def occurrences(scope: ast.AST, wanted: tuple[ast.AST, ...]) -> list[tuple[ast.A
         for _, value in ast.iter_fields(node):
             if isinstance(value, list) and value and isinstance(value[0], ast.stmt):
                 tries = (value[i : i + len(wanted)] for i in range(len(value) - len(wanted) + 1))
-                runs += [tuple(run) for run in tries if shape(*run) == aim]
+                runs += [tuple(run) for run in tries if type(run[0]) is type(wanted[0]) and shape(*run) == aim]
     return sorted(runs, key=lambda run: run[0].lineno)
 
 
@@ -102,7 +102,7 @@ def find(place: Path, function: str, wanted: tuple[ast.AST, ...]) -> list[Found]
     """Every place of a file or folder where the wanted code stands in the function of that qualified name."""
     found = []
     for file in files(place):
-        for name, scope in scopes(parsed(file)):
+        for name, scope in scopes_of(file):
             if name == function:
                 found += [Found(file, name, nodes) for nodes in occurrences(scope, wanted)]
     return found
@@ -126,20 +126,21 @@ def replaced(found: Found, new: str, text: str) -> str:
 
 def _says(text: str, found: Found, new: str) -> bool:
     """Whether the changed file has the new expression as one node where the old one began (no brackets are missing)."""
-    first, aim = found.nodes[0], shape(*code(new))
+    first, kind = found.nodes[0], code(new)[0]
+    aim = shape(kind)
     try:
         tree = ast.parse(text)
     except SyntaxError:
         return False
     spot = (first.lineno, first.col_offset)
-    nodes = (n for n in ast.walk(tree) if isinstance(n, ast.expr) and (n.lineno, n.col_offset) == spot)
+    nodes = (n for n in ast.walk(tree) if type(n) is type(kind) and (n.lineno, n.col_offset) == spot)
     return any(shape(node) == aim for node in nodes)
 
 
 def nearest(root: Path, place: Path, function: str, wanted: tuple[ast.AST, ...]) -> Found | None:
     """What looks most like the wanted code: the same elsewhere, else something like it in a function of that name."""
     looked_at = dict.fromkeys([*files(place), *files(root)])
-    everywhere = [(file, name, scope) for file in looked_at for name, scope in scopes(parsed(file))]
+    everywhere = [(file, name, scope) for file in looked_at for name, scope in scopes_of(file)]
     same = [Found(file, name, nodes) for file, name, scope in everywhere for nodes in occurrences(scope, wanted)]
     if same:
         return min(same, key=lambda found: (not found.file.is_relative_to(place), found.function != function))
