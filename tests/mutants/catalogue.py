@@ -13,10 +13,10 @@ from __future__ import annotations
 
 import ast
 import tomllib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from .locate import Found, find, nearest, pair, replaced
+from .locate import Found, everywhere, find, nearest, pair, replaced
 
 FOLDER = Path(__file__).parent
 ROOT = FOLDER.parents[1]
@@ -131,6 +131,32 @@ def fault(mutant: Mutant, root: Path = ROOT) -> str | None:
         return f"{where}: nothing but layout, a comment or a docstring would change; choose a line of code"
     missing = [test for test in mutant.tests if not _exists(test, root)]
     return f"{where}: there is no test {missing[0]}; name the tests that are to notice it" if missing else None
+
+
+def moved(mutant: Mutant, root: Path = ROOT) -> Mutant | None:
+    """The entry for the one other place of its list's folder (or of core) where its code stands unchanged, if any."""
+    try:
+        place(mutant, root)
+    except NotThere:
+        home = HOMES.get(mutant.listed, f"posterity/{mutant.listed}")
+        for where in (home, "posterity/core"):
+            found = everywhere(root / where, pair(mutant.old, mutant.new)[0])
+            same = [each for each in found if each.function.split(".")[-1] == mutant.function.split(".")[-1]]
+            if len(found) == 1 or len(same) == 1:
+                return replace(mutant, where=where, function=(same or found)[0].function)
+    return None
+
+
+def rewrite(before: Mutant, after: Mutant, folder: Path = FOLDER) -> None:
+    """Let an entry of a list say where its code stands now."""
+    path = folder / f"{before.listed}.toml"
+    head, *blocks = path.read_text(encoding="utf-8").split("[[mutant]]\n")
+    named = [tomllib.loads(block)["what"] for block in blocks]
+    i = named.index(before.what)
+    for key in ("where", "function"):
+        old, new = (f'{key} = "{getattr(one, key)}"\n' for one in (before, after))
+        blocks[i] = blocks[i].replace(old, new, 1)
+    path.write_text("[[mutant]]\n".join([head, *blocks]), encoding="utf-8")
 
 
 def _exists(test: str, root: Path) -> bool:

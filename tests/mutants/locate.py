@@ -137,18 +137,21 @@ def _says(text: str, found: Found, new: str) -> bool:
     return any(shape(node) == aim for node in nodes)
 
 
+def everywhere(root: Path, wanted: tuple[ast.AST, ...]) -> list[Found]:
+    """Every function of a folder in which the wanted code stands, and where."""
+    pairs = [(file, name, scope) for file in files(root) for name, scope in scopes_of(file)]
+    return [Found(file, name, nodes) for file, name, scope in pairs for nodes in occurrences(scope, wanted)]
+
+
 def nearest(root: Path, place: Path, function: str, wanted: tuple[ast.AST, ...]) -> Found | None:
     """What looks most like the wanted code: the same elsewhere, else something like it in a function of that name."""
-    looked_at = dict.fromkeys([*files(place), *files(root)])
-    everywhere = [(file, name, scope) for file in looked_at for name, scope in scopes_of(file)]
-    same = [Found(file, name, nodes) for file, name, scope in everywhere for nodes in occurrences(scope, wanted)]
+    same = [*everywhere(place, wanted), *everywhere(root, wanted)]
     if same:
         return min(same, key=lambda found: (not found.file.is_relative_to(place), found.function != function))
     leaf = function.rpartition(".")[2]
-    named = [
-        each for each in everywhere if each[1].rpartition(".")[2] == leaf and (leaf or each[0].is_relative_to(place))
-    ]
-    close = [each for each in everywhere if each[0].is_relative_to(place)]
+    close = [(file, name, scope) for file in files(place) for name, scope in scopes_of(file)]
+    others = [(file, name, scope) for file in files(root) for name, scope in scopes_of(file) if leaf]
+    named = [each for each in (*close, *others) if each[1].rpartition(".")[2] == leaf]
     for pool in (named, close):
         best = max((_likeness(each, wanted) for each in pool), key=lambda one: one[0], default=(0.0, None))
         if best[0] > 0.6:

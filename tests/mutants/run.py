@@ -4,6 +4,7 @@
     python tests/mutants/run.py fedmap engine      these lists only, and no page
     python tests/mutants/run.py engine --only draw     of these the mutants in whose function or words "draw" occurs
     python tests/mutants/run.py --check            which entries are no change of the code as it is, and what is nearest
+    python tests/mutants/run.py --mend             the same, after entries whose code has only moved were pointed there
 
 A paper's quick oracles run first, then its quick method tests, then the slow ones of both, and the laws only if all of
 these have noticed nothing. About a mutant of an area the tests that its entry names are asked, quick ones first.
@@ -36,7 +37,7 @@ import torch
 import torch._dynamo  # `vmap` imports it at its first use
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from mutants.catalogue import ROOT, Listing, Mutant, applied, fault, listings
+from mutants.catalogue import ROOT, Listing, Mutant, applied, fault, listings, moved, rewrite
 
 PAGE = ROOT / "docs" / "results" / "mutants.md"
 KINDS = {"oracles": "oracle", "methods": "method test", "laws": "law"}  # of a paper's tests, by their folder
@@ -236,16 +237,27 @@ def chosen_ones(names: list[str], only: str) -> list[Listing]:
     return [each for each in some if each.mutants]
 
 
+def mend(chosen: list[Listing]) -> None:
+    """Points entries whose code stands unchanged in one other function there."""
+    for mutant in (m for each in chosen for m in each.mutants):
+        if (after := moved(mutant)) is not None:
+            rewrite(mutant, after)
+            print(f"{mutant.listed}: {mutant.what}  ->  {after.where}, {after.function}")
+
+
 def main() -> int:
     asked = argparse.ArgumentParser(description="Which test notices which mistake.")
     asked.add_argument("lists", nargs="*", choices=[*listings(), []], help="none: all of them")
     asked.add_argument("--only", default="", help="mutants in whose place, function or words this occurs")
     asked.add_argument("--check", action="store_true", help="run nothing: say which entries must be mended, and how")
     asked.add_argument("--workers", type=int, default=2)
+    asked.add_argument("--mend", action="store_true", help="like --check, after following code that has only moved")
     given = asked.parse_args()
+    if given.mend:
+        mend(chosen_ones(given.lists, given.only))
     chosen = chosen_ones(given.lists, given.only)
     faults = [f for each in chosen for m in each.mutants if (f := fault(m))]
-    if faults or given.check:
+    if faults or given.check or given.mend:
         print(
             "\n\n".join([*faults, f"{sum(len(each.mutants) for each in chosen)} entries, {len(faults)} to be mended"])
         )
