@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -24,6 +25,7 @@ RULES = ("pooled", "mean", "train_weighted")
 ENOUGH = 20  # held-out rows from which a client's accuracy says more than its noise
 Summary = dict[str, dict[str, float]]
 """metric → rule → value, and under `clients` the number of clients on which the metric is defined."""
+IN_LINE = in_line_order(METRICS)
 OwnSums = Mapping[Metric, Tensor]
 """Metrics of your own with the sums of each, (clients, k); k is 0 where `Scores` is enough."""
 
@@ -40,19 +42,23 @@ class Bin:
 
 
 def per_client(
-    scores: Scores, ranks: RankedRows | None = None, threshold: float = 0.5, own: OwnSums | None = None
+    scores: Scores,
+    ranks: RankedRows | None = None,
+    threshold: float = 0.5,
+    own: OwnSums | None = None,
+    scope: Literal["clients", "pooled"] = "clients",
 ) -> dict[str, Tensor]:
     """Every metric that the scores allow, one value per client (clients,), nan where undefined.
 
-    With two classes class 1 is the positive one, and `ranks` adds what needs the order of the predictions.
+    With two classes class 1 is the positive one, and `ranks` adds what needs the order of the predictions. `scope`
+    says what the statistics are of: of clients, or pooled ones of all rows together.
     """
     own = own or {}
     sums = {metric.name: each.cpu() for metric, each in own.items()}
     statistics = Statistics(tree_map(lambda leaf: leaf.cpu(), scores), ranks, threshold, sums)
-    found = [
-        m for m in METRICS if m.fits(statistics.task, scores.classes) and (m.source == "sums" or ranks is not None)
-    ]
-    return {metric.name: metric.values(statistics) for metric in (*in_line_order(found), *own)}
+    classes, task = scores.classes, statistics.task
+    fitting = [m for m in IN_LINE if m.fits(task, classes) and (m.source == "sums" or ranks is not None)]
+    return {m.name: m.values(statistics) for m in (*fitting, *own) if m.scope in ("both", scope)}
 
 
 def summarise(
@@ -62,11 +68,13 @@ def summarise(
     ranks: RankedRows | None = None,
     threshold: float = 0.5,
     own: OwnSums | None = None,
+    values: Mapping[str, Tensor] | None = None,
 ) -> Summary:
     """Each metric by each rule. `weights` (clients,) are the sizes of the clients' training sets.
 
     `pooled` is the metric of all rows thrown together, `mean` gives every client the same vote, `train_weighted`
     votes by training size. The last two run over the clients on which the metric is defined; `clients` says how many.
+    `values` are what `per_client` gives, where that is known already.
     """
     for rule in rules:
         if rule not in RULES:
@@ -74,9 +82,9 @@ def summarise(
     if len(weights) != scores.clients:
         raise ValueError(f"{len(weights)} weights for {scores.clients} clients: give each client's training size")
     own = own or {}
-    values = per_client(scores, ranks, threshold, {m: each for m, each in own.items() if m.scope != "pooled"})
-    together = {m: each.sum(0, keepdim=True) for m, each in own.items() if m.scope != "clients"}
-    pooled = per_client(scores.pooled(), ranks.pooled() if ranks is not None else None, threshold, together)
+    values = per_client(scores, ranks, threshold, own) if values is None else values
+    together = {m: each.sum(0, keepdim=True) for m, each in own.items()}
+    pooled = per_client(scores.pooled(), ranks.pooled() if ranks is not None else None, threshold, together, "pooled")
     one, size = torch.ones(scores.clients, dtype=torch.float64), weights.cpu().double()
     summary: Summary = {}
     for name in {**pooled, **values}:
