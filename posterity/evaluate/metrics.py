@@ -1,7 +1,7 @@
 """All metrics of the package: a record here is all it takes to add one (`metric.py` says what a record holds).
 
 The order is that of the report's columns. Undefined is nan, never zero: a client without held-out rows has no
-accuracy. `summaries.py` computes the metrics, and what describes clients together (fairness, reliability).
+accuracy. `summaries.py` computes them; how unequal clients are is in `fairness.py`.
 """
 
 from __future__ import annotations

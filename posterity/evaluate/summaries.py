@@ -1,7 +1,7 @@
-"""From statistics to numbers for people: metrics per client, summaries over clients, fairness, reliability curve.
+"""From statistics to numbers for people: metrics per client, summaries over clients, reliability curve.
 
-The metrics themselves are declared in `metrics.py`, the sums that they need in `scores.py`. Undefined is nan, and no
-summary counts it. Everything here happens on the host.
+The metrics themselves are declared in `metrics.py`, the sums that they need in `scores.py`; `fairness.py` says how
+unequal clients are. Undefined is nan, and no summary counts it. Everything here happens on the host.
 """
 
 from __future__ import annotations
@@ -15,14 +15,13 @@ import torch
 from torch import Tensor
 
 from posterity.core.hyperparameters import nearest
-from posterity.core.tree import tree_map, tree_rows
+from posterity.core.tree import tree_map
 from posterity.evaluate.metric import Metric, Statistics
 from posterity.evaluate.metrics import METRICS, in_line_order
 from posterity.evaluate.ranks import RankedRows
 from posterity.evaluate.scores import Scores
 
 RULES = ("pooled", "mean", "train_weighted")
-ENOUGH = 20  # held-out rows from which a client's accuracy says more than its noise
 Summary = dict[str, dict[str, float]]
 """metric → rule → value, and under `clients` the number of clients on which the metric is defined."""
 IN_LINE = in_line_order(METRICS)
@@ -97,22 +96,6 @@ def summarise(
     return summary
 
 
-def fairness(scores: Scores) -> dict[str, float]:
-    """How unequal the clients' accuracies are; keys with `_20` look only at clients with 20 held-out rows or more.
-
-    `sd` is the population standard deviation (divided by the number of clients): the clients are the whole
-    federation and no sample of one, and numpy's default, which the code of most papers calls, is the same. `cov` is
-    sd over pooled accuracy and `cov_mean` sd over mean accuracy, since papers do not say which. `worst10` is the mean
-    accuracy of the worst tenth of the clients (rounded down, at least one), and `worst10_rows` the held-out rows that
-    these few clients have together.
-    """
-    if scores.classes == 0:
-        raise ValueError("fairness compares accuracies: these scores are of a regression, look at `mse` per client")
-    scores = tree_map(lambda leaf: leaf.cpu(), scores)
-    every, enough = _spread(scores, 1), _spread(scores, ENOUGH)
-    return every | {f"{name}_{ENOUGH}": value for name, value in enough.items()}
-
-
 def curve(scores: Scores) -> list[Bin]:
     """The reliability diagram of all clients together."""
     bins = scores.bins.sum(0).cpu()  # (15, 3)
@@ -135,21 +118,3 @@ def _mean(value: Tensor, weight: Tensor) -> float:
     """Weighted mean over the defined values; a weight of zero also silences an infinite one."""
     use = ~value.isnan() & (weight > 0)
     return ((value[use] * weight[use]).sum() / weight[use].sum()).item()  # 0/0 is nan
-
-
-def _spread(scores: Scores, least: int) -> dict[str, float]:
-    few = tree_rows(scores, scores.n >= least)
-    accuracy, order = (few.correct / few.n).sort(stable=True)
-    if len(accuracy) == 0:
-        undefined = dict.fromkeys(("sd", "cov", "cov_mean", "worst10"), math.nan)
-        return undefined | {"worst10_rows": 0.0, "clients": 0.0}
-    worst = max(1, len(accuracy) // 10)
-    sd, pooled = accuracy.std(correction=0), few.correct.sum() / few.n.sum()
-    return {
-        "sd": sd.item(),
-        "cov": (sd / pooled).item(),
-        "cov_mean": (sd / accuracy.mean()).item(),
-        "worst10": accuracy[:worst].mean().item(),
-        "worst10_rows": few.n[order[:worst]].sum().item(),
-        "clients": float(len(accuracy)),
-    }
