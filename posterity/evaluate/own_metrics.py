@@ -10,10 +10,10 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
+from posterity.evaluate.fairness import fairness
 from posterity.evaluate.metric import Metric
 from posterity.evaluate.metrics import METRICS
 from posterity.evaluate.scores import Task, distribution, prepared, sums_by_client, zero
-from posterity.evaluate.summaries import fairness
 
 SHOWN = ("n", "accuracy_mean", "accuracy_train", "bytes", "seconds")  # what lines and tables have besides
 

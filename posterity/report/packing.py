@@ -21,7 +21,7 @@ from typing import Any
 
 from posterity.report.logs import ReportError, RunLog, find_runs, read_log, write_whole
 from posterity.report.read_runs import read_run
-from posterity.report.selected_round import RULES, choose, main_epochs
+from posterity.report.selected_round import RULES, main_epochs, select_round
 
 ROUND = ("kind", "round", "cohort", "accepted", "refused", "empty", "loss", "bytes_up", "bytes_down", "seconds")
 DIGITS = 7
@@ -46,7 +46,7 @@ def pack_runs(folder: Path, out: Path) -> Path:
 
 def _packed(log: RunLog) -> dict[str, Any]:
     run = read_run(log)
-    chosen = {choice.round for rule in RULES if (choice := choose(run, rule)) is not None}
+    chosen = {selected.round for rule in RULES if (selected := select_round(run, rule)) is not None}
     own = (run.scored, main_epochs(run, run.scored))
     lines = [kept for line in log.lines if (kept := _kept(line, chosen, own)) is not None]
     return {"folder": log.folder.name, "facts": log.facts, "config": log.config, "lines": _short(lines)}
