@@ -77,8 +77,8 @@ def _print_knobs(title: str, found: list[Knob], prefix: str) -> None:
 def _module_doc(cls: type) -> str | None:
     """What a method's file says about its paper, or the folder that holds all of it."""
     file, folder = cls.__module__, cls.__module__.rpartition(".")[0]
-    whole = folder and getattr(import_module(folder), cls.__name__, None) is cls
-    return import_module(folder if whole else file).__doc__
+    full = folder and getattr(import_module(folder), cls.__name__, None) is cls
+    return import_module(folder if full else file).__doc__
 
 
 def _first_line(cls: type) -> str:

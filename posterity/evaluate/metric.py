@@ -1,6 +1,6 @@
 """A metric as one record: all that scoring, selection, tables, terminal and report have to know about it.
 
-`metrics.py` declares those of the package, `own_metrics.py` finds one of your own, `summaries.py` computes them.
+`metrics.py` declares those of the package, `user_metrics.py` finds one of your own, `summaries.py` computes them.
 """
 
 from __future__ import annotations

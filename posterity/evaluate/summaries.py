@@ -25,7 +25,7 @@ RULES = ("pooled", "mean", "train_weighted")
 Summary = dict[str, dict[str, float]]
 """metric → rule → value, and under `clients` the number of clients on which the metric is defined."""
 IN_LINE = in_line_order(METRICS)
-OwnSums = Mapping[Metric, Tensor]
+UserSums = Mapping[Metric, Tensor]
 """Metrics of your own with the sums of each, (clients, k); k is 0 where `Scores` is enough."""
 
 
@@ -44,7 +44,7 @@ def per_client(
     scores: Scores,
     ranks: RankedRows | None = None,
     threshold: float = 0.5,
-    own: OwnSums | None = None,
+    own: UserSums | None = None,
     scope: Literal["clients", "pooled"] = "clients",
 ) -> dict[str, Tensor]:
     """Every metric that the scores allow, one value per client (clients,), nan where undefined.
@@ -66,7 +66,7 @@ def summarise(
     rules: Sequence[str] = RULES,
     ranks: RankedRows | None = None,
     threshold: float = 0.5,
-    own: OwnSums | None = None,
+    own: UserSums | None = None,
     values: Mapping[str, Tensor] | None = None,
 ) -> Summary:
     """Each metric by each rule. `weights` (clients,) are the sizes of the clients' training sets.

@@ -23,11 +23,11 @@ from posterity.evaluate import (
     Scores,
     fairness,
     listed_per_client,
-    own_sums,
     per_client,
     rank,
     score,
     summarise,
+    user_sums,
 )
 
 LISTED = 2000  # clients up to which a line carries every client's numbers
@@ -123,7 +123,7 @@ def _scored(sim: Simulation, outputs: list[Tensor], y: Tensor, own: Sequence[Met
     scores = score(flat, y, offsets, federation.classes, federation.task)
     two = federation.task == "classification" and federation.classes == 2
     ranks = rank(flat, y, offsets) if two else None
-    return Scored(scores, ranks, own_sums(own, flat, y, offsets, federation.task))
+    return Scored(scores, ranks, user_sums(own, flat, y, offsets, federation.task))
 
 
 def _line(

@@ -94,12 +94,12 @@ BEHIND: Mapping[str, tuple[Column, ...]] = {
 def table_columns(runs: Sequence[Run], table: str = "main") -> list[Column]:
     """Every column that a table may have: the package's metrics, those of the users, fairness and costs."""
     known = {metric.name: metric.facts() for metric in METRICS}
-    own = {name: facts for name, facts in own_metrics(runs).items() if name not in known}
+    own = {name: facts for name, facts in user_metrics(runs).items() if name not in known}
     metrics = [metric_column(facts) for facts in (known | own).values() if facts.get("table", "main") == table]
     return [*BEFORE[table], *metrics, *BEHIND[table]]
 
 
-def own_metrics(runs: Sequence[Run]) -> dict[str, Mapping[str, Any]]:
+def user_metrics(runs: Sequence[Run]) -> dict[str, Mapping[str, Any]]:
     """What the runs say about metrics that the package does not have, by name; the first run counts."""
     found: dict[str, Mapping[str, Any]] = {}
     for run in runs:

@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from posterity.report.logs import ReportError, RunLog, find_runs, read_log, write_whole
+from posterity.report.logs import ReportError, RunLog, find_runs, read_log, write_atomic
 from posterity.report.read_runs import read_run
 from posterity.report.selected_round import RULES, main_epochs, select_round
 
@@ -40,7 +40,7 @@ def pack_runs(folder: Path, out: Path) -> Path:
     data = io.BytesIO()
     with gzip.GzipFile(fileobj=data, mode="wb", mtime=0) as file:  # no time of writing: the same runs, the same bytes
         file.write(text.encode())
-    write_whole(out, data.getvalue())
+    write_atomic(out, data.getvalue())
     return out
 
 
