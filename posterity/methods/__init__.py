@@ -1,4 +1,4 @@
-"""One file per method; `methods/foo.py` is `--method foo`. Wrappers (`wrappers/ft.py` is `+ft`) are suffixes.
+"""One file or folder per paper; `methods/foo.py` is `--method foo`. Wrappers (`wrappers/ft.py` is `+ft`) are suffixes.
 
 Adding a file is all it takes to add a method; `package.module:Class` names one that lives elsewhere. `@paper` behind a
 method or a wrapper (`pfedvmp@paper`, `fedavg+metavd@paper`) takes the values of its paper instead of our defaults.
