@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json as as_json
 from dataclasses import replace
+from importlib import import_module
 from typing import Any
 
 from rich.markup import escape
@@ -74,7 +75,10 @@ def _print_knobs(title: str, found: list[Knob], prefix: str) -> None:
 
 
 def _module_doc(cls: type) -> str | None:
-    return __import__(cls.__module__, fromlist=["_"]).__doc__
+    """What a method's file says about its paper, or the folder that holds all of it."""
+    file, folder = cls.__module__, cls.__module__.rpartition(".")[0]
+    full = folder and getattr(import_module(folder), cls.__name__, None) is cls
+    return import_module(folder if full else file).__doc__
 
 
 def _first_line(cls: type) -> str:

@@ -40,7 +40,6 @@ if TYPE_CHECKING:
         gather,
         head,
         meta,
-        norms,
         opened,
         sample,
         trainable,
@@ -95,7 +94,7 @@ __all__ = [
     "Point", "RMSprop", "Rows", "Shared", "Sparse", "State", "Sum", "Summary", "Training", "Tree", "Wrapper",
     "averaged", "base", "categorical", "check_fields", "cholesky", "clipped", "constrained", "deal", "descend",
     "everything", "fit", "fold", "gather", "head", "hyper", "kl", "log_likelihood", "log_predictive", "make_key",
-    "masked_mean", "matvec", "meta", "norm", "normal", "norms", "one_hot", "opened", "packed", "permutation",
+    "masked_mean", "matvec", "meta", "norm", "normal", "one_hot", "opened", "packed", "permutation",
     "pointwise", "record", "sample", "trainable", "tree_cast", "tree_leaves", "tree_map", "tree_named", "tree_rows",
     "tree_stack", "tuned", "uniform", "unpacked", "weighted", "within",
 ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""Gaussian factors in natural parameters: the common mathematics of the methods.
+"""Gaussian factors in natural parameters: what pFedVMP and FedNP have in common, and baselines will.
 
 A factor over a vector µ (..., d) is exp(-½ µᵀΛµ + ηᵀµ), held as its precision Λ and shift η = Λ·mean. Then
 
@@ -10,8 +10,6 @@ different forms combine in the richer one.
 """
 
 from __future__ import annotations
-
-import math
 
 import torch
 from torch import Tensor
@@ -63,7 +61,7 @@ class Gaussian:
         return 1 / self.precision
 
     def proper(self) -> Tensor:
-        """Whether the precision is positive definite (...)."""
+        """Whether the precision is positive definite (...): for baselines whose cavities may not be (PVI, FedEP)."""
         if self.form == "dense":
             return torch.linalg.cholesky_ex(self.precision).info == 0
         positive = self.precision > 0
@@ -87,7 +85,7 @@ def dense(precision: Tensor, size: int, axes: int) -> Tensor:
 
 
 def kl(p: Gaussian, q: Gaussian) -> Tensor:
-    """KL(p ‖ q) of two proper factors of any forms (...)."""
+    """KL(p ‖ q) of two proper factors of any forms (...): for baselines that fit a Gaussian (PVI, pFedBayes)."""
     size = p.shift.shape[-1]
     gap = p.mean() - q.mean()
     quadratic = (gap * matvec(q.precision, gap)).sum(-1)
@@ -97,13 +95,6 @@ def kl(p: Gaussian, q: Gaussian) -> Tensor:
         return 0.5 * (trace + quadratic - size + torch.logdet(full_p) - torch.logdet(full_q))
     ratio = _as_diagonal(q) / _as_diagonal(p)
     return 0.5 * ((ratio - 1 - torch.log(ratio)).sum(-1) + quadratic)
-
-
-def log_density(q: Gaussian, point: Tensor) -> Tensor:
-    """log N(point) under a proper factor (...)."""
-    size, gap = point.shape[-1], point - q.mean()
-    volume = torch.logdet(q.precision) if q.form == "dense" else torch.log(_as_diagonal(q)).sum(-1)
-    return 0.5 * (volume - size * math.log(2 * math.pi) - (gap * matvec(q.precision, gap)).sum(-1))
 
 
 def cholesky(precision: Tensor) -> Tensor:

@@ -31,7 +31,7 @@ def masked_mean(values: Tensor, mask: Tensor) -> Tensor:
 
 def fit(params: Params, batch: Batch, here: Here) -> tuple[Tensor, Params]:
     """Mean negative log-likelihood of a batch in training mode, and the network's updated buffers."""
-    output, buffers = here.model(params, batch.x, mask=batch.mask, train=True, key=here.key)
+    output, buffers = here.model(params, batch.x, mask=batch.layer_mask, train=True, key=here.key)
     return masked_mean(pointwise(output, batch.y, here.model), batch.mask), buffers
 
 

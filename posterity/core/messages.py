@@ -1,7 +1,7 @@
 """What clients send: elements of commutative monoids, so that a server only ever adds.
 
 Each kind has `+`, an identity (`zero`), and `fold`, which adds up a stack of clients in float64. A message is a dict of
-them, merged name by name. Streaming, trees, several devices and (where `secure_sum` says so) secure sums are all `+`.
+them, merged name by name. Streaming, trees and several devices are all `+`.
 
     Sum       value                        leafwise +
     Mean      weight, value                weighted mean; the weight is a scalar or has the leaf's shape
@@ -14,7 +14,8 @@ A kind may also be a shorter way to send another one: its fold is then of that o
 `methods/pfedvmp/factors.py` folds to a Sum), and `wire_bytes` says what it costs without the padding of a stack.
 
 Means are kept as (weight, mean) and not as (weight, weighted sum): a client's message then needs no multiplication that
-float32 would round, and a float32 message merged alone comes back bit for bit. The secure-sum form is `weight * value`.
+float32 would round, and a float32 message merged alone comes back bit for bit. For a real network: `secure_sum` says
+whether a sum that hides single messages will do (a mean's is of `weight * value`), `Sum.within` in which range it is.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ PIECE = 2**17  # numbers that are widened at once
 
 @record
 class Sum:
-    """Leafwise sum. `within` declares the range of every number, for checks and for fixed-point secure sums."""
+    """Leafwise sum. `within` declares the range of every number."""
 
     value: Tree
     within: Range | None = field(default=None, metadata={STATIC: True})
@@ -166,7 +167,7 @@ def _joined(self: Any, other: Any) -> tuple[Tensor, Tree]:
 
 @record
 class Rows:
-    """One row per client: embeddings, heads, sites. A client may occur once."""
+    """One row per client, no client twice: for baselines whose server keeps a table of heads or embeddings."""
 
     client: Tensor
     value: Tree
@@ -212,8 +213,7 @@ class Bag:
         return tree_map(lambda leaf: leaf[:0], self)
 
 
-Monoid = Sum | Mean | LogMean | Moments | Rows | Bag
-Message = dict[str, Any]  # of Monoid: which kind stands under a name is known to the method alone
+Message = dict[str, Any]  # of the kinds above: which one stands under a name is known to the method alone
 
 
 def merge(left: Message, right: Message) -> Message:

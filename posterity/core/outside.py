@@ -1,5 +1,5 @@
-"""What you wrote yourself and name on the command line as `package.module:attribute`: networks, datasets, partitions,
-engines.
+"""What you wrote yourself and name on the command line as `package.module:attribute`: a method, a network, a dataset, a
+partition, a metric, an engine.
 
 The command line puts the current folder on Python's path, so that one file there is enough.
 """
@@ -25,8 +25,8 @@ def import_outside(name: str) -> ModuleType | None:
         return None
 
 
-def find_outside(path: str, what: str) -> Any:
-    """What `package.module:attribute` names, or an error that says what is missing; None if the module has no such."""
+def find_outside(path: str, what: str) -> tuple[Any, ModuleType]:
+    """What `package.module:attribute` names (None if the module has no such), and its module."""
     source, _, attribute = path.partition(":")
     module = import_outside(source)
     if module is None:
@@ -34,14 +34,18 @@ def find_outside(path: str, what: str) -> Any:
             f"there is no module {source!r} to take the {what} {path!r} from; is it on the path? "
             "(the current folder is searched; set PYTHONPATH for others)"
         )
-    return getattr(module, attribute, None)
+    return getattr(module, attribute, None), module
 
 
 def find_function(path: str, what: str) -> Any:
-    """The function (or class) that `package.module:attribute` names."""
-    found, (source, _, attribute) = find_outside(path, what), path.partition(":")
+    """The function (or class) that `package.module:attribute` names, or an error that says what is missing."""
+    found, module = find_outside(path, what)
     if not callable(found):
-        functions = [n for n, v in vars(import_outside(source)).items() if callable(v) and not n.startswith("_")]
+        functions = [n for n, v in vars(module).items() if callable(v) and not n.startswith("_")]
         kind = "nothing" if found is None else f"of type {type(found).__name__}"
-        raise ValueError(f"{path!r} is {kind}, not a function that makes a {what}: {nearest(attribute, functions)}")
+        name = path.partition(":")[2]
+        raise ValueError(f"{path!r} is {kind}, not a function that makes a {what}: {nearest(name, functions)}")
     return found
+
+
+__all__ = ["find_function", "find_outside", "import_outside"]

@@ -47,11 +47,8 @@ def head(names: Iterable[str], model: Network) -> list[str]:
 
 
 def base(names: Iterable[str], model: Network) -> list[str]:
+    """For baselines that train head and base in turn (FedRep, FedPAC)."""
     return [n for n in trainable(names, model) if n in model.base_names]
-
-
-def norms(names: Iterable[str], model: Network) -> list[str]:
-    return [n for n in trainable(names, model) if n in model.norms]
 
 
 # --- passes ---------------------------------------------------------------------------------------------------------
@@ -256,5 +253,5 @@ def _learning(
 
 
 __all__ = ["Loss", "Partition", "Summary", "base", "constrained", "deal", "descend", "everything", "gather", "head",
-           "meta", "norms", "opened", "sample",
+           "meta", "opened", "sample",
            "trainable"]  # fmt: skip

@@ -61,11 +61,20 @@ class Carry:
 
 @record
 class Batch:
-    """Samples of one step. A row with mask 0 is padding: a real row's values, which must have no influence."""
+    """Samples of one step. A row with mask 0 is padding: a real row's values, which must have no influence.
+
+    Sums and means over rows use `mask`; a network is given `layer_mask`.
+    """
 
     x: Tensor  # (B, ...)
     y: Tensor  # (B,)
     mask: Tensor  # (B,) in the parameters' dtype
+    padded: bool = field(default=True, metadata={STATIC: True})  # False: known to have no padding, so mask is 1
+
+    @property
+    def layer_mask(self) -> Tensor | None:
+        """`mask`, or None if there is no padding: batch norm is then PyTorch's own."""
+        return self.mask if self.padded else None
 
 
 def keep(carry: Carry, here: Here) -> Carry:
@@ -112,7 +121,7 @@ class Now:
     rounds: int  # of the whole run
     key: Tensor
     cohort: int  # clients whose message was accepted
-    public: Tensor | None = None
+    public: Tensor | None = None  # rows that belong to nobody, for baselines that distil on them (`--public`)
 
     def __post_init__(self) -> None:
         check_round(self.round)

@@ -72,7 +72,7 @@ def find_engine(name: str) -> Engine:
         if name not in ENGINES:
             raise ValueError(f"engine {name!r} is unknown; possible: auto, {', '.join(ENGINES)}")
         return ENGINES[name]
-    found = find_outside(name, "engine")
+    found, _ = find_outside(name, "engine")
     engine = found() if isinstance(found, type) else found
     if not isinstance(engine, Engine):
         raise ValueError(

@@ -15,7 +15,6 @@ from torch import Tensor
 
 from posterity.core import _random_numpy as random_numpy
 from posterity.core import random
-from posterity.core.padding import mark_unpadded
 from posterity.core.protocol import Batch, Pass
 from posterity.data.federation import Part
 from posterity.engine.keys import ORDER
@@ -27,11 +26,7 @@ BuildBatch = Callable[..., Batch]  # as `build_batch`
 
 def build_batch(x: Tensor, y: Tensor, rows: Tensor, real: Tensor, dtype: torch.dtype, padded: bool = True) -> Batch:
     """Samples `rows` (..., B) of a pool; those that are not `real` are padding, and there are none unless `padded`."""
-    return Batch(x[rows], y[rows], mark(real.to(dtype), padded))
-
-
-def mark(mask: Tensor, padded: bool) -> Tensor:
-    return mask if padded else mark_unpadded(mask)
+    return Batch(x[rows], y[rows], real.to(dtype), padded)
 
 
 @dataclass(frozen=True)

@@ -1,19 +1,22 @@
 """Mergeable metrics: sums per client that add, and the numbers that follow from them.
 
-`scores` and `ranks` are what a scoring pass keeps, `metric` and `metrics` what follows from it, `summaries` the
-numbers for people; `selection` chooses the round that is shown, `paired` and `student` compare methods, `cost` counts.
+`scores` and `ranks` are what a scoring pass keeps, `metric` and `metrics` what follows from it, `summaries` and
+`fairness` the numbers for people, `user_metrics` what you add; `selection` chooses the round that is shown, `paired`
+and `student` compare methods, `cost` counts rounds and bytes.
 """
 
 from posterity.evaluate.cost import bytes_to, rounds_to, share_of_zeros
+from posterity.evaluate.fairness import FIGURES, fairness
 from posterity.evaluate.metric import NUMBER, PERCENT, Format, Metric, Statistics
 from posterity.evaluate.metrics import METRICS, goal_of, listed_per_client
-from posterity.evaluate.own_metrics import check_task, load_metrics, own_sums
 from posterity.evaluate.ranks import RankedRows, rank
 from posterity.evaluate.scores import Scores, joined, score, zero
 from posterity.evaluate.selection import Selection, last, paper, select, validated
-from posterity.evaluate.summaries import Bin, Summary, curve, fairness, gap, per_client, summarise
+from posterity.evaluate.summaries import Bin, Summary, curve, gap, per_client, summarise
+from posterity.evaluate.user_metrics import check_task, load_metrics, user_sums
 
 __all__ = [
+    "FIGURES",
     "METRICS",
     "NUMBER",
     "PERCENT",
@@ -35,7 +38,6 @@ __all__ = [
     "last",
     "listed_per_client",
     "load_metrics",
-    "own_sums",
     "paper",
     "per_client",
     "rank",
@@ -44,6 +46,7 @@ __all__ = [
     "select",
     "share_of_zeros",
     "summarise",
+    "user_sums",
     "validated",
     "zero",
 ]

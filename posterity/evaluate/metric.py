@@ -1,15 +1,17 @@
 """A metric as one record: all that scoring, selection, tables, terminal and report have to know about it.
 
-`metrics.py` declares those of the package, `own_metrics.py` finds one of your own, `summaries.py` computes them.
+`metrics.py` declares those of the package, `user_metrics.py` finds one of your own, `summaries.py` computes them.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
 
+import torch
 from torch import Tensor
 
 from posterity.evaluate.ranks import RankedRows, cut, ordering, recalibration
@@ -44,6 +46,21 @@ class Statistics:
         return "regression" if self.scores.classes == 0 else "classification"
 
     @cached_property
+    def n(self) -> Tensor:
+        """Rows (clients,), nan where there are none: so is what is divided by it."""
+        return torch.where(self.scores.n > 0, self.scores.n, math.nan)
+
+    @cached_property
+    def gaps(self) -> Tensor:
+        """Of mean confidence and accuracy in each bin, nan where empty (clients, 15)."""
+        return _gaps(self.scores.bins)
+
+    @cached_property
+    def flat_gaps(self) -> Tensor:
+        """The same in the bins over all class probabilities (clients, 10)."""
+        return _gaps(self.scores.flat)
+
+    @cached_property
     def recall(self) -> Tensor:
         return self.scores.hits / self.scores.support  # (clients, classes), 0/0 is nan: the client has no such class
 
@@ -71,6 +88,10 @@ class Statistics:
         if self.ranks is None:
             raise ValueError("this metric needs the rows in the order of their scores (`ranks`)")
         return self.ranks
+
+
+def _gaps(bins: Tensor) -> Tensor:
+    return (bins[..., 1] - bins[..., 2]).abs() / bins[..., 0]
 
 
 @dataclass(frozen=True)
@@ -121,8 +142,9 @@ class Metric:
 
     def values(self, statistics: Statistics) -> Tensor:
         """One value per client, checked."""
-        found, clients = self.compute(statistics), statistics.scores.clients
-        if not isinstance(found, Tensor) or found.shape != (clients,):
+        found, expected = self.compute(statistics), statistics.scores.n.shape  # (clients,)
+        if not isinstance(found, Tensor) or found.shape != expected:
+            clients = statistics.scores.clients
             got = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
             raise ValueError(
                 f"metric {self.name!r} must give one value per client, a tensor ({clients},); it gave {got}"

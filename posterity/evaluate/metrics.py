@@ -1,7 +1,7 @@
 """All metrics of the package: a record here is all it takes to add one (`metric.py` says what a record holds).
 
 The order is that of the report's columns. Undefined is nan, never zero: a client without held-out rows has no
-accuracy. `summaries.py` computes the metrics, and what describes clients together (fairness, reliability).
+accuracy. `summaries.py` computes them; how unequal clients are is in `fairness.py`.
 """
 
 from __future__ import annotations
@@ -15,25 +15,16 @@ from torch import Tensor
 from posterity.evaluate.metric import PERCENT, Metric, Statistics
 
 
-def _rows(s: Statistics) -> Tensor:
-    return torch.where(s.scores.n > 0, s.scores.n, math.nan)
-
-
-def _gaps(bins: Tensor) -> Tensor:
-    """Distance of mean confidence and accuracy in each bin, nan where empty (clients, bins)."""
-    return (bins[..., 1] - bins[..., 2]).abs() / bins[..., 0]
-
-
 def _largest(gaps: Tensor, n: Tensor) -> Tensor:
     return torch.where(n > 0, gaps.nan_to_num(0.0).amax(1), math.nan)
 
 
 def _mse(s: Statistics) -> Tensor:
-    return s.scores.square / _rows(s)
+    return s.scores.square / s.n
 
 
 def _accuracy(s: Statistics) -> Tensor:
-    return s.scores.correct / _rows(s)
+    return s.scores.correct / s.n
 
 
 def _balanced_accuracy(s: Statistics) -> Tensor:
@@ -42,30 +33,29 @@ def _balanced_accuracy(s: Statistics) -> Tensor:
 
 
 def _nll(s: Statistics) -> Tensor:
-    return s.scores.nll / _rows(s)
+    return s.scores.nll / s.n
 
 
 def _brier(s: Statistics) -> Tensor:
-    return s.scores.brier / _rows(s)
+    return s.scores.brier / s.n
 
 
 def _ece(s: Statistics) -> Tensor:
     """Over 15 bins of the top-label confidence."""
-    return (_gaps(s.scores.bins) * s.scores.bins[..., 0]).nansum(1) / _rows(s)
+    return (s.gaps * s.scores.bins[..., 0]).nansum(1) / s.n
 
 
 def _mce(s: Statistics) -> Tensor:
-    return _largest(_gaps(s.scores.bins), _rows(s))
+    return _largest(s.gaps, s.n)
 
 
 def _ece_flat(s: Statistics) -> Tensor:
     """The flattened form (MetaVD erratum M9): about `classes` times smaller, there for comparison only."""
-    flat, n = s.scores.flat, _rows(s)
-    return (_gaps(flat) * flat[..., 0]).nansum(1) / (n * s.scores.classes)  # dropped ones count in the total
+    return (s.flat_gaps * s.scores.flat[..., 0]).nansum(1) / (s.n * s.scores.classes)  # dropped ones count in the total
 
 
 def _mce_flat(s: Statistics) -> Tensor:
-    return _largest(_gaps(s.scores.flat), _rows(s))
+    return _largest(s.flat_gaps, s.n)
 
 
 def _sensitivity(s: Statistics) -> Tensor:

@@ -1,7 +1,7 @@
-"""From statistics to numbers for people: metrics per client, summaries over clients, fairness, reliability curve.
+"""From statistics to numbers for people: metrics per client, summaries over clients, reliability curve.
 
-The metrics themselves are declared in `metrics.py`, the sums that they need in `scores.py`. Undefined is nan, and no
-summary counts it. Everything here happens on the host.
+The metrics themselves are declared in `metrics.py`, the sums that they need in `scores.py`; `fairness.py` says how
+unequal clients are. Undefined is nan, and no summary counts it. Everything here happens on the host.
 """
 
 from __future__ import annotations
@@ -9,22 +9,23 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from posterity.core.hyperparameters import nearest
-from posterity.core.tree import tree_map, tree_rows
+from posterity.core.tree import tree_map
 from posterity.evaluate.metric import Metric, Statistics
 from posterity.evaluate.metrics import METRICS, in_line_order
 from posterity.evaluate.ranks import RankedRows
 from posterity.evaluate.scores import Scores
 
 RULES = ("pooled", "mean", "train_weighted")
-ENOUGH = 20  # held-out rows from which a client's accuracy says more than its noise
 Summary = dict[str, dict[str, float]]
 """metric → rule → value, and under `clients` the number of clients on which the metric is defined."""
-OwnSums = Mapping[Metric, Tensor]
+IN_LINE = in_line_order(METRICS)
+UserSums = Mapping[Metric, Tensor]
 """Metrics of your own with the sums of each, (clients, k); k is 0 where `Scores` is enough."""
 
 
@@ -40,19 +41,23 @@ class Bin:
 
 
 def per_client(
-    scores: Scores, ranks: RankedRows | None = None, threshold: float = 0.5, own: OwnSums | None = None
+    scores: Scores,
+    ranks: RankedRows | None = None,
+    threshold: float = 0.5,
+    own: UserSums | None = None,
+    scope: Literal["clients", "pooled"] = "clients",
 ) -> dict[str, Tensor]:
     """Every metric that the scores allow, one value per client (clients,), nan where undefined.
 
-    With two classes class 1 is the positive one, and `ranks` adds what needs the order of the predictions.
+    With two classes class 1 is the positive one, and `ranks` adds what needs the order of the predictions. `scope`
+    says what the statistics are of: of clients, or pooled ones of all rows together.
     """
     own = own or {}
     sums = {metric.name: each.cpu() for metric, each in own.items()}
     statistics = Statistics(tree_map(lambda leaf: leaf.cpu(), scores), ranks, threshold, sums)
-    found = [
-        m for m in METRICS if m.fits(statistics.task, scores.classes) and (m.source == "sums" or ranks is not None)
-    ]
-    return {metric.name: metric.values(statistics) for metric in (*in_line_order(found), *own)}
+    classes, task = scores.classes, statistics.task
+    fitting = [m for m in IN_LINE if m.fits(task, classes) and (m.source == "sums" or ranks is not None)]
+    return {m.name: m.values(statistics) for m in (*fitting, *own) if m.scope in ("both", scope)}
 
 
 def summarise(
@@ -61,12 +66,14 @@ def summarise(
     rules: Sequence[str] = RULES,
     ranks: RankedRows | None = None,
     threshold: float = 0.5,
-    own: OwnSums | None = None,
+    own: UserSums | None = None,
+    values: Mapping[str, Tensor] | None = None,
 ) -> Summary:
     """Each metric by each rule. `weights` (clients,) are the sizes of the clients' training sets.
 
     `pooled` is the metric of all rows thrown together, `mean` gives every client the same vote, `train_weighted`
     votes by training size. The last two run over the clients on which the metric is defined; `clients` says how many.
+    `values` are what `per_client` gives, where that is known already.
     """
     for rule in rules:
         if rule not in RULES:
@@ -74,9 +81,9 @@ def summarise(
     if len(weights) != scores.clients:
         raise ValueError(f"{len(weights)} weights for {scores.clients} clients: give each client's training size")
     own = own or {}
-    values = per_client(scores, ranks, threshold, {m: each for m, each in own.items() if m.scope != "pooled"})
-    together = {m: each.sum(0, keepdim=True) for m, each in own.items() if m.scope != "clients"}
-    pooled = per_client(scores.pooled(), ranks.pooled() if ranks is not None else None, threshold, together)
+    values = per_client(scores, ranks, threshold, own) if values is None else values
+    together = {m: each.sum(0, keepdim=True) for m, each in own.items()}
+    pooled = per_client(scores.pooled(), ranks.pooled() if ranks is not None else None, threshold, together, "pooled")
     one, size = torch.ones(scores.clients, dtype=torch.float64), weights.cpu().double()
     summary: Summary = {}
     for name in {**pooled, **values}:
@@ -87,22 +94,6 @@ def summarise(
         if name in values:
             summary[name]["clients"] = float((~values[name].isnan()).sum())
     return summary
-
-
-def fairness(scores: Scores) -> dict[str, float]:
-    """How unequal the clients' accuracies are; keys with `_20` look only at clients with 20 held-out rows or more.
-
-    `sd` is the population standard deviation (divided by the number of clients): the clients are the whole
-    federation and no sample of one, and numpy's default, which the code of most papers calls, is the same. `cov` is
-    sd over pooled accuracy and `cov_mean` sd over mean accuracy, since papers do not say which. `worst10` is the mean
-    accuracy of the worst tenth of the clients (rounded down, at least one), and `worst10_rows` the held-out rows that
-    these few clients have together.
-    """
-    if scores.classes == 0:
-        raise ValueError("fairness compares accuracies: these scores are of a regression, look at `mse` per client")
-    scores = tree_map(lambda leaf: leaf.cpu(), scores)
-    every, enough = _spread(scores, 1), _spread(scores, ENOUGH)
-    return every | {f"{name}_{ENOUGH}": value for name, value in enough.items()}
 
 
 def curve(scores: Scores) -> list[Bin]:
@@ -127,21 +118,3 @@ def _mean(value: Tensor, weight: Tensor) -> float:
     """Weighted mean over the defined values; a weight of zero also silences an infinite one."""
     use = ~value.isnan() & (weight > 0)
     return ((value[use] * weight[use]).sum() / weight[use].sum()).item()  # 0/0 is nan
-
-
-def _spread(scores: Scores, least: int) -> dict[str, float]:
-    few = tree_rows(scores, scores.n >= least)
-    accuracy, order = (few.correct / few.n).sort(stable=True)
-    if len(accuracy) == 0:
-        undefined = dict.fromkeys(("sd", "cov", "cov_mean", "worst10"), math.nan)
-        return undefined | {"worst10_rows": 0.0, "clients": 0.0}
-    worst = max(1, len(accuracy) // 10)
-    sd, pooled = accuracy.std(correction=0), few.correct.sum() / few.n.sum()
-    return {
-        "sd": sd.item(),
-        "cov": (sd / pooled).item(),
-        "cov_mean": (sd / accuracy.mean()).item(),
-        "worst10": accuracy[:worst].mean().item(),
-        "worst10_rows": few.n[order[:worst]].sum().item(),
-        "clients": float(len(accuracy)),
-    }

@@ -23,11 +23,11 @@ from posterity.evaluate import (
     Scores,
     fairness,
     listed_per_client,
-    own_sums,
     per_client,
     rank,
     score,
     summarise,
+    user_sums,
 )
 
 LISTED = 2000  # clients up to which a line carries every client's numbers
@@ -123,7 +123,7 @@ def _scored(sim: Simulation, outputs: list[Tensor], y: Tensor, own: Sequence[Met
     scores = score(flat, y, offsets, federation.classes, federation.task)
     two = federation.task == "classification" and federation.classes == 2
     ranks = rank(flat, y, offsets) if two else None
-    return Scored(scores, ranks, own_sums(own, flat, y, offsets, federation.task))
+    return Scored(scores, ranks, user_sums(own, flat, y, offsets, federation.task))
 
 
 def _line(
@@ -132,7 +132,8 @@ def _line(
     scores, ranks, own = scored.scores, scored.ranks, scored.own
     if weights is None:
         weights = torch.ones(scores.clients)
-    summary, point = summarise(scores, weights, ranks=ranks, own=own), asked.question.point
+    each, point = per_client(scores, ranks, own=own), asked.question.point
+    summary = summarise(scores, weights, ranks=ranks, own=own, values=each)
     line: dict[str, Any] = {"kind": "score", "round": round, "point": point, "epochs": asked.question.epochs}
     line |= {"group": asked.group, "part": part, "metrics": summary, "fairness": {}, "clients": {}, "bins": []}
     if task == "classification":
@@ -140,7 +141,6 @@ def _line(
         line["bins"] = scores.pooled().bins[0].tolist()
     if scores.clients <= LISTED:
         named = listed_per_client((*METRICS, *own))
-        each = per_client(scores, ranks, own={m: sums for m, sums in own.items() if m in named})
         line["clients"] = {"n": [int(n) for n in scores.n]}
         line["clients"] |= {m.name: [float(v) for v in each[m.name]] for m in named if m.name in each}
     return line

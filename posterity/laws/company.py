@@ -146,7 +146,7 @@ def law_mask(subject: Subject) -> None:
 
 
 @dataclass(frozen=True)
-class Whole(Wrapper):
+class FullBatch(Wrapper):
     """The method with every pass over all data at once, so that no draw decides about batches."""
 
     def passes(self) -> Any:
@@ -177,7 +177,7 @@ def law_recording(subject: Subject) -> None:
 def law_renumbering(subject: Subject) -> None:
     members = subject.federation.members
     order = some_order(members, 7)  # client j is now what order[j] was
-    sim = subject.sim(method=Whole(subject.method))
+    sim = subject.sim(method=FullBatch(subject.method))
     if heard(subject, subject.seed).keys or _tables_differ(first_state(sim), members):
         return  # draws depend on the number, and so do rows that started differently
     place = torch.argsort(order)

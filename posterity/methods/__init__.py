@@ -13,6 +13,7 @@ from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
 from posterity.core.hyperparameters import Knob, knobs, nearest, paper_values, parse
+from posterity.core.outside import find_outside
 from posterity.core.training import Training
 from posterity.core.wrapper import Wrapper
 
@@ -139,19 +140,9 @@ def _is_method(cls: type) -> bool:
 
 
 def _outside(path: str) -> type:
-    module, _, name = path.partition(":")
-    try:
-        home = importlib.import_module(module)
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
-            raise  # the file is there, but something that it imports is not
-        raise ValueError(
-            f"there is no module {module!r} to take the method {path!r} from; is it on the path? "
-            "(the current folder is searched; set PYTHONPATH for others)"
-        ) from error
-    cls = getattr(home, name, None)
+    cls, home = find_outside(path, "method")
     if not isinstance(cls, type) or not _is_method(cls):
         classes = [n for n, c in vars(home).items() if isinstance(c, type) and _is_method(c)]
         raise ValueError(f"{path!r} is not a method (a frozen dataclass with {', '.join(PROTOCOL)}); "
-                         f"methods in {module}: {', '.join(classes) or 'none'}")  # fmt: skip
+                         f"methods in {home.__name__}: {', '.join(classes) or 'none'}")  # fmt: skip
     return cls

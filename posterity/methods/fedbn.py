@@ -78,7 +78,7 @@ class Record:
 
 def statistics(params: Params, batch: Batch, here: Here) -> Params:
     """A batch's mean and variance in every norm, times its rows: what running statistics with momentum 1 would be."""
-    _, buffers = here.model(params, batch.x, mask=batch.mask, train=True, key=here.key)
+    _, buffers = here.model(params, batch.x, mask=batch.layer_mask, train=True, key=here.key)
     rows, found = batch.mask.sum(), {}
     for name in (n for n in buffers if n in here.model.norms):
         layer: Any = here.model.module.get_submodule(name.rpartition(".")[0])

@@ -83,11 +83,11 @@ def residual(
                    for i in range(count)]  # fmt: skip
             base[f"stage{stage + 1}"], before = nn.Sequential(*row), after
         base["pool"], base["flatten"] = nn.AdaptiveAvgPool2d(1), nn.Flatten()
-        whole = nn.Sequential(OrderedDict(base=nn.Sequential(base), head=nn.Linear(before, outputs)))
-        for layer in whole.modules():
+        full = nn.Sequential(OrderedDict(base=nn.Sequential(base), head=nn.Linear(before, outputs)))
+        for layer in full.modules():
             if isinstance(layer, nn.Conv2d):
                 nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")
-        return whole
+        return full
 
     return assemble(make, "head", shape, classes, task, name)
 

@@ -50,9 +50,9 @@ class BoundModule:
     layers: dict[str, nn.Module]
 
     @staticmethod
-    def of(module: nn.Module, whole: nn.Module) -> BoundModule:
-        """`module` is `whole` or a part of it."""
-        called = {id(t): n for n, t in leaves_of(whole).items()}
+    def of(module: nn.Module, full: nn.Module) -> BoundModule:
+        """`module` is `full` or a part of it."""
+        called = {id(t): n for n, t in leaves_of(full).items()}
         wires = {n: called[id(t)] for n, t in leaves_of(module).items()}
         constants = {n: b for n, b in module.named_buffers() if n not in wires}
         named = dict(module.named_modules())

@@ -53,8 +53,8 @@ def checked(model: Model) -> Model:
         own = {n: t.detach() for n, t in leaves_of(model.module).items()}
         x = torch.linspace(-1, 1, 2 * torch.Size(model.shape).numel()).reshape(2, *model.shape)
         x = x.to(next((t.dtype for t in own.values()), torch.float32))
-        whole, split = model.logits(own, x), model.classify(own, model.features(own, x)[0])
-        if whole.shape != split.shape or not torch.allclose(whole, split, rtol=1e-4, atol=1e-5, equal_nan=True):
+        full, split = model.logits(own, x), model.classify(own, model.features(own, x)[0])
+        if full.shape != split.shape or not torch.allclose(full, split, rtol=1e-4, atol=1e-5, equal_nan=True):
             raise ValueError(
                 f"Running {model.name!r} up to {model.heads[0]!r} and from there on does not give its output: "
                 "its forward does something else after the head. Name the sub-module after which nothing happens."

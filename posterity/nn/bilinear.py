@@ -1,4 +1,4 @@
-"""A convolution and its two gradients as differentiable functions of stacks of clients, by `_kernels.py`.
+"""A convolution and its two gradients as differentiable functions of stacks of clients, by `nn/kernels`.
 
 The three maps are linear in either operand, and the derivatives of each are the other two: they close under
 differentiation, to any order, in reverse and in forward mode. Operands may have leading axes, the clients'. An operand
@@ -31,10 +31,12 @@ class Convolve(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         (x, weight), need = ctx.saved_tensors, ctx.needs_input_grad
-        for_x = _fit(_call(Spread, weight, grad, ctx.grid), x.shape) if need[0] else None  # not for a first layer
+        for_x = (
+            _fit(_call(InputGradient, weight, grad, ctx.grid), x.shape) if need[0] else None
+        )  # not for a first layer
         if not (need[1] or need[2]):
             return for_x, None, None, None
-        for_weight, for_bias = _call(Weigh, x, grad, ctx.grid)
+        for_weight, for_bias = _call(WeightGradient, x, grad, ctx.grid)
         return for_x, _fit(for_weight, weight.shape), _fit(for_bias, ctx.bias) if need[2] else None, None
 
     @staticmethod
@@ -51,7 +53,7 @@ class Convolve(torch.autograd.Function):
         return _call(Convolve, *_lift(axes, operands)), 0
 
 
-class Spread(torch.autograd.Function):
+class InputGradient(torch.autograd.Function):
     """(weight, gradient of the images) to the gradient of x."""
 
     @staticmethod
@@ -66,22 +68,22 @@ class Spread(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, turn: Tensor) -> tuple[Tensor | None, ...]:
         (weight, grad), need = ctx.saved_tensors, ctx.needs_input_grad
-        for_weight = _fit(_call(Weigh, turn, grad, ctx.grid)[0], weight.shape) if need[0] else None
+        for_weight = _fit(_call(WeightGradient, turn, grad, ctx.grid)[0], weight.shape) if need[0] else None
         return for_weight, _fit(_call(Convolve, turn, weight, None, ctx.grid), grad.shape) if need[1] else None, None
 
     @staticmethod
     def jvp(ctx: Any, weight: Tensor | None, grad: Tensor | None, _: None) -> Tensor:
         weight0, grad0 = ctx.saved_tensors
-        parts = [] if weight is None else [_call(Spread, weight, grad0, ctx.grid)]
-        parts += [] if grad is None else [_call(Spread, weight0, grad, ctx.grid)]
+        parts = [] if weight is None else [_call(InputGradient, weight, grad0, ctx.grid)]
+        parts += [] if grad is None else [_call(InputGradient, weight0, grad, ctx.grid)]
         return _total(parts)
 
     @staticmethod
     def vmap(info: Any, axes: tuple[Any, ...], *operands: Any) -> tuple[Tensor, int]:
-        return _call(Spread, *_lift(axes, operands)), 0
+        return _call(InputGradient, *_lift(axes, operands)), 0
 
 
-class Weigh(torch.autograd.Function):
+class WeightGradient(torch.autograd.Function):
     """(x, gradient of the images) to the gradients of weight and bias."""
 
     @staticmethod
@@ -96,21 +98,21 @@ class Weigh(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, weight: Tensor, bias: Tensor) -> tuple[Tensor | None, ...]:
         (x, grad), need = ctx.saved_tensors, ctx.needs_input_grad
-        for_x = _fit(_call(Spread, weight, grad, ctx.grid), x.shape) if need[0] else None
+        for_x = _fit(_call(InputGradient, weight, grad, ctx.grid), x.shape) if need[0] else None
         return for_x, _fit(_call(Convolve, x, weight, bias, ctx.grid), grad.shape) if need[1] else None, None
 
     @staticmethod
     def jvp(ctx: Any, x: Tensor | None, grad: Tensor | None, _: None) -> tuple[Tensor, Tensor]:
         x0, grad0 = ctx.saved_tensors
-        pairs = [] if grad is None else [_call(Weigh, x0, grad, ctx.grid)]
+        pairs = [] if grad is None else [_call(WeightGradient, x0, grad, ctx.grid)]
         if x is not None:
-            weight, bias = _call(Weigh, x, grad0, ctx.grid)
+            weight, bias = _call(WeightGradient, x, grad0, ctx.grid)
             pairs.append((weight, torch.zeros_like(bias)))  # the bias's gradient does not depend on x
         return _total([pair[0] for pair in pairs]), _total([pair[1] for pair in pairs])
 
     @staticmethod
     def vmap(info: Any, axes: tuple[Any, ...], *operands: Any) -> tuple[tuple[Tensor, Tensor], tuple[int, int]]:
-        return _call(Weigh, *_lift(axes, operands)), (0, 0)
+        return _call(WeightGradient, *_lift(axes, operands)), (0, 0)
 
 
 def _call(function: type[torch.autograd.Function], *operands: Any) -> Any:
@@ -145,4 +147,4 @@ def _kernels() -> Any:
     return operators
 
 
-__all__ = ["Convolve", "Spread", "Weigh"]
+__all__ = ["Convolve", "InputGradient", "WeightGradient"]

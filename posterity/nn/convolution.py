@@ -21,7 +21,7 @@ from torch.nn import functional as F
 from posterity.nn._grid import WindowGrid
 from posterity.nn._names import unknown
 from posterity.nn.bilinear import Convolve
-from posterity.nn.pooling import Pooling
+from posterity.nn.pooling import Pooling, converted
 
 Way = Literal["native", "patches", "triton", "last"]
 WAYS: tuple[Way, ...] = get_args(Way)
@@ -209,10 +209,10 @@ def rewire(module: nn.Module, way: Way) -> bool:
 
 
 def adopt(layer: nn.Conv2d) -> nn.Conv2d:
-    """`layer` as a `Convolution`, if it is a plain one."""
+    """A `Convolution` in place of `layer`, if it is a plain one."""
     plain = type(layer) is nn.Conv2d and layer.groups == 1 and set(layer.dilation) == {1}
     if plain and layer.padding_mode == "zeros" and not isinstance(layer.padding, str):
-        layer.__class__ = Convolution  # the same weights and settings; only how it computes can be chosen
+        return converted(layer, Convolution)
     return layer
 
 

@@ -181,7 +181,7 @@ class Model:
         `mask` (B,) is 1 for real rows and 0 for padding; `key` feeds dropout; `around={layer: f(input, output)}`
         replaces a layer's output. Entries of `params` that the network does not know are ignored.
         """
-        output, after, seen = self._run(self._whole, params, x, mask, train, key, around, want)
+        output, after, seen = self._run(self._full, params, x, mask, train, key, around, want)
         buffers = {n: after[n] for n in self.leaves if n in self.buffers} if train else {}
         output = self._finish(output)
         return (output, buffers) if not want else (output, buffers, seen)
@@ -221,8 +221,8 @@ class Model:
         if self.compute is None:
             return part(params, x, mask, train, key, around, want)
         small, kind = self.compute, x.dtype
-        whole = {_join(n, leaf) for n, m in self.module.named_modules() if isinstance(m, Norm) for leaf in leaves_of(m)}
-        low = {n: p if n in whole or not p.is_floating_point() else p.to(small) for n, p in params.items()}
+        full = {_join(n, leaf) for n, m in self.module.named_modules() if isinstance(m, Norm) for leaf in leaves_of(m)}
+        low = {n: p if n in full or not p.is_floating_point() else p.to(small) for n, p in params.items()}
         changes = {name: _between(change, kind) for name, change in (around or {}).items()}
         output, after, seen = part(low, x.to(small), mask, train, key, changes, want)
         return output.to(kind), after, {name: s.to(kind) for name, s in seen.items()}
@@ -239,7 +239,7 @@ class Model:
     # --- structure -----------------------------------------------------------------------------------------------
 
     @cached_property
-    def _whole(self) -> BoundModule:
+    def _full(self) -> BoundModule:
         return BoundModule.of(self.module, self.module)
 
     @cached_property

@@ -17,7 +17,6 @@ from torch.nn.parameter import is_lazy
 from torch.nn.utils import parametrize
 
 from posterity.core import random
-from posterity.core.padding import is_unpadded
 from posterity.nn.centring import centre, corner, squares
 from posterity.nn.convolution import adopt
 from posterity.nn.pooling import adopt_pool
@@ -60,7 +59,7 @@ class Norm(nn.Module):
             raise ValueError(f"Norm over {self.features} channels was given {tuple(x.shape)}; it needs (B, C, ...).")
         shape, kind = [1, self.features] + [1] * (x.dim() - 2), x.dtype
         x = x.float() if kind in (torch.bfloat16, torch.float16) else x  # sums of many numbers
-        if self.training and is_unpadded(self.mask) and x[:, 0].numel() > 1:
+        if self.training and self.mask is None and x[:, 0].numel() > 1:
             return self._unmasked(x).to(kind)
         if self.training or self.running_mean is None:
             x, mean, var = self._centred(x)

@@ -6,12 +6,13 @@ that is fast. The kernels work on images that lie channel last, as the convoluti
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 KINDS = (torch.float32, torch.bfloat16, torch.float16)
+Layer = TypeVar("Layer", bound=nn.Module)
 
 
 class Pooling(nn.MaxPool2d):
@@ -28,12 +29,19 @@ class Pooling(nn.MaxPool2d):
 
 
 def adopt_pool(layer: nn.MaxPool2d) -> nn.MaxPool2d:
-    """`layer` as a `Pooling`, if it is a plain one of 2 × 2."""
+    """A `Pooling` in place of `layer`, if it is a plain one of 2 × 2."""
     two, plain = {2, (2, 2)}, type(layer) is nn.MaxPool2d and not (layer.ceil_mode or layer.return_indices)
     flush = (layer.padding, layer.dilation) in ((0, 1), ((0, 0), (1, 1)))
     if plain and flush and layer.kernel_size in two and layer.stride in two:
-        layer.__class__ = Pooling  # as `adopt` does
+        return converted(layer, Pooling)
     return layer
+
+
+def converted(layer: nn.Module, kind: type[Layer]) -> Layer:
+    """A layer of another kind with the weights, settings and hooks of `layer`, and no draws for new weights."""
+    new = kind.__new__(kind)
+    new.__setstate__(vars(layer).copy())  # type: ignore[no-untyped-call]  # as `copy.copy` makes one of the same kind
+    return new
 
 
 class MaxPool(torch.autograd.Function):
@@ -134,4 +142,4 @@ def _kernels() -> Any:
     return operators
 
 
-__all__ = ["MaxPool", "Pooling", "Put", "Take", "adopt_pool"]
+__all__ = ["MaxPool", "Pooling", "Put", "Take", "adopt_pool", "converted"]

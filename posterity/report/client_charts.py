@@ -13,7 +13,7 @@ import numpy as np
 
 from posterity.report.columns import axis_title
 from posterity.report.read_runs import FederationFacts
-from posterity.report.selected_round import choose, goal
+from posterity.report.selected_round import goal, select_round
 from posterity.report.svg import CHARACTER, AxisScale, Canvas, colour, number, percent, plain, shorten, ticks, widen
 from posterity.report.tables import Arm
 
@@ -36,11 +36,11 @@ def client_dots(arm: Arm, rule: str) -> list[Dot]:
     """The headline metric of every client of every run, ascending."""
     dots = []
     for run in arm.runs:
-        choice = choose(run, rule)
-        if choice is None:
+        selected = select_round(run, rule)
+        if selected is None:
             continue
-        sizes = choice.score.by_client("n")
-        for k, value in enumerate(choice.score.by_client(goal(run).name)):
+        sizes = selected.score.by_client("n")
+        for k, value in enumerate(selected.score.by_client(goal(run).name)):
             if value is None:
                 continue
             shown = f"{100 * value:.1f} %" if goal(run).share else plain(value)
@@ -111,7 +111,11 @@ def _box(canvas: Canvas, x: AxisScale, centre: float, dots: Sequence[Dot]) -> No
 
 def pooled_bins(arm: Arm, rule: str) -> list[tuple[float, float, float]]:
     """Count, sum of confidence and sum of correct of each bin, added over seeds."""
-    found = [choice.score.bins for run in arm.runs if (choice := choose(run, rule)) is not None and choice.score.bins]
+    found = [
+        selected.score.bins
+        for run in arm.runs
+        if (selected := select_round(run, rule)) is not None and selected.score.bins
+    ]
     if not found or len({len(b) for b in found}) > 1:
         return []
     total = np.sum(np.asarray(found, dtype=float), axis=0)

@@ -10,9 +10,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from posterity.evaluate import METRICS, Metric, goal_of
+from posterity.evaluate import FIGURES, METRICS, Metric, goal_of
 from posterity.report.read_runs import Run
 from posterity.report.selected_round import WEIGHT, goal
+
+SIGN = {"higher": 1, "lower": -1}  # of what is better; a value to come close to is not ranked: 0
 
 
 @dataclass(frozen=True)
@@ -47,13 +49,22 @@ def metric_column(facts: Mapping[str, Any]) -> Column:
         key=name,
         title=label,
         source=("metric", name, weight),
-        better={"higher": 1, "lower": -1}.get(str(facts.get("better")), 0),
+        better=SIGN.get(str(facts.get("better")), 0),
         unit=str(facts.get("unit") or ""),
         digits=int(facts.get("digits", 3)),
         noun=str(facts.get("noun") or label),
         row_mean=bool(facts.get("row_mean")),
         wide_only=bool(facts.get("wide_only")),
     )
+
+
+def _fairness(table: str) -> tuple[Column, ...]:
+    """How unequal the clients are."""
+    return tuple(
+        Column(f.name, f.label, ("fairness", f.name), SIGN[f.better], f.format.unit, f.format.digits, f.label,
+               wide_only=f.wide_only)
+        for f in FIGURES if f.table == table
+    )  # fmt: skip
 
 
 def _weighted(key: str, weight: str, said: str) -> Column:
@@ -71,16 +82,11 @@ BEFORE: Mapping[str, tuple[Column, ...]] = {
 }
 BEHIND: Mapping[str, tuple[Column, ...]] = {
     "main": (
-        Column("worst10", "Worst 10 %", ("fairness", "worst10"), 1, "%", 1, wide_only=True),
-        Column("sd", "sd over clients", ("fairness", "sd"), -1, "%", 1, wide_only=True),
+        *_fairness("main"),
         Column("bytes", "Bytes per round", ("bytes",), -1, "B"),
         Column("seconds", "Seconds", ("seconds",), 0, "s", 1, wide_only=True),
     ),
-    "further": (
-        Column("cov", "CoV over clients", ("fairness", "cov"), -1),
-        Column("cov_mean", "CoV, mean form", ("fairness", "cov_mean"), -1),
-        Column("sd_20", "sd, clients with ≥ 20", ("fairness", "sd_20"), -1, "%", 1),
-    ),
+    "further": _fairness("further"),
 }
 """What stands before and behind the metrics in a table: accuracy with other weights, fairness, costs."""
 
@@ -88,12 +94,12 @@ BEHIND: Mapping[str, tuple[Column, ...]] = {
 def table_columns(runs: Sequence[Run], table: str = "main") -> list[Column]:
     """Every column that a table may have: the package's metrics, those of the users, fairness and costs."""
     known = {metric.name: metric.facts() for metric in METRICS}
-    own = {name: facts for name, facts in own_metrics(runs).items() if name not in known}
+    own = {name: facts for name, facts in user_metrics(runs).items() if name not in known}
     metrics = [metric_column(facts) for facts in (known | own).values() if facts.get("table", "main") == table]
     return [*BEFORE[table], *metrics, *BEHIND[table]]
 
 
-def own_metrics(runs: Sequence[Run]) -> dict[str, Mapping[str, Any]]:
+def user_metrics(runs: Sequence[Run]) -> dict[str, Mapping[str, Any]]:
     """What the runs say about metrics that the package does not have, by name; the first run counts."""
     found: dict[str, Mapping[str, Any]] = {}
     for run in runs:

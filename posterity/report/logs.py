@@ -28,7 +28,7 @@ class RunLog:
     lines: Sequence[Mapping[str, Any]]  # metrics.jsonl
 
 
-def write_whole(path: Path, data: bytes) -> None:
+def write_atomic(path: Path, data: bytes) -> None:
     """All of `data` at `path`, or what was there before."""
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")

@@ -19,9 +19,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from posterity.report.logs import ReportError, RunLog, find_runs, read_log, write_whole
+from posterity.report.logs import ReportError, RunLog, find_runs, read_log, write_atomic
 from posterity.report.read_runs import read_run
-from posterity.report.selected_round import RULES, choose, main_epochs
+from posterity.report.selected_round import RULES, main_epochs, select_round
 
 ROUND = ("kind", "round", "cohort", "accepted", "refused", "empty", "loss", "bytes_up", "bytes_down", "seconds")
 DIGITS = 7
@@ -40,13 +40,13 @@ def pack_runs(folder: Path, out: Path) -> Path:
     data = io.BytesIO()
     with gzip.GzipFile(fileobj=data, mode="wb", mtime=0) as file:  # no time of writing: the same runs, the same bytes
         file.write(text.encode())
-    write_whole(out, data.getvalue())
+    write_atomic(out, data.getvalue())
     return out
 
 
 def _packed(log: RunLog) -> dict[str, Any]:
     run = read_run(log)
-    chosen = {choice.round for rule in RULES if (choice := choose(run, rule)) is not None}
+    chosen = {selected.round for rule in RULES if (selected := select_round(run, rule)) is not None}
     own = (run.scored, main_epochs(run, run.scored))
     lines = [kept for line in log.lines if (kept := _kept(line, chosen, own)) is not None]
     return {"folder": log.folder.name, "facts": log.facts, "config": log.config, "lines": _short(lines)}

@@ -14,10 +14,10 @@ from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescap
 
 from posterity.evaluate.metrics import TERMS
 from posterity.report import client_charts, remarks, summary, verdict
-from posterity.report.columns import axis_title, own_metrics
+from posterity.report.columns import axis_title, user_metrics
 from posterity.report.critical import SHOWN, critical_chart
 from posterity.report.line_charts import learning_curves, line_chart, sparks
-from posterity.report.logs import write_whole
+from posterity.report.logs import write_atomic
 from posterity.report.ranking import Comparison, further, headline
 from posterity.report.read_runs import FederationFacts, Run, load_runs
 from posterity.report.selected_round import PART, RULES, goal
@@ -40,7 +40,7 @@ def write_report(folder: Path, out: Path | None = None, show: str = "validated")
     folder = Path(folder)
     beside = folder.with_name(folder.name.partition(".")[0] + ".html") if folder.is_file() else folder / "report.html"
     out = Path(out) if out is not None else beside
-    write_whole(out, render(load_runs(folder), show).encode())
+    write_atomic(out, render(load_runs(folder), show).encode())
     return out
 
 
@@ -99,7 +99,7 @@ def contents(runs: Sequence[Run], show: str) -> dict[str, Any]:
 def _terms(runs: Sequence[Run], rows: Sequence[Row]) -> list[tuple[str, str]]:
     """What the metrics mean: those of the package, and those of the users that say it."""
     own = [
-        (str(m.get("label") or name), str(m["meaning"])) for name, m in own_metrics(runs).items() if m.get("meaning")
+        (str(m.get("label") or name), str(m["meaning"])) for name, m in user_metrics(runs).items() if m.get("meaning")
     ]
     return [*TERMS[goal(rows[0].arm.runs[0]).task or "classification"], *own]
 

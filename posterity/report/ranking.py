@@ -79,17 +79,17 @@ def compare_methods(rows: Sequence[Row], column: Column) -> Comparison:
 def samples(row: Row, column: Column) -> dict[int, Sample]:
     """A method's numbers by seed; of two runs with the same seed the first counts."""
     found: dict[int, Sample] = {}
-    for run, choice in row.picked:
-        value = fetch(run, choice, column)
+    for run, selected in row.picked:
+        value = fetch(run, selected, column)
         if run.seed is not None and value is not None and run.seed not in found:
-            found[run.seed] = Sample(value, _clients(run, choice, column))
+            found[run.seed] = Sample(value, _clients(run, selected, column))
     return found
 
 
-def _clients(run: Run, choice: SelectedRound, column: Column) -> ClientValues | None:
+def _clients(run: Run, selected: SelectedRound, column: Column) -> ClientValues | None:
     if not column.row_mean or column.source[2] != WEIGHT:
         return None
-    sizes, values = choice.score.by_client("n"), choice.score.by_client(column.source[1])
+    sizes, values = selected.score.by_client("n"), selected.score.by_client(column.source[1])
     if not sizes or len(sizes) != len(values):
         return None  # of very many clients a log holds no list
     numbers = np.array([math.nan if v is None else v for v in values])

@@ -64,7 +64,7 @@ def main_epochs(run: Run, point: str) -> int:
     return next((e for e in known if e > 0), 0) if point == "adapted" else next(iter(known), 0)
 
 
-def choose(run: Run, rule: str) -> SelectedRound | None:
+def select_round(run: Run, rule: str) -> SelectedRound | None:
     """The round `rule` picks at the run's own evaluation point; None where the scores it needs were not written."""
     check_rule(rule)
     epochs = main_epochs(run, run.scored)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from posterity.report.columns import Column, text
 from posterity.report.read_runs import POINTS, Run, ScoreLine
-from posterity.report.selected_round import PART, RULES, WEIGHT, choose, epochs_scored, goal, main_epochs, series
+from posterity.report.selected_round import PART, RULES, WEIGHT, epochs_scored, goal, main_epochs, select_round, series
 from posterity.report.tables import Arm, Row, point_name, progress, settings, summarise
 from posterity.report.verdict import goal_column, join
 
@@ -39,18 +39,18 @@ def by_rule(rows: Sequence[Row]) -> SmallTable:
 
 
 def _chosen(run: Run, rule: str) -> float | None:
-    choice = choose(run, rule)
-    return choice.score.value(goal(run).name, WEIGHT) if choice else None
+    selected = select_round(run, rule)
+    return selected.score.value(goal(run).name, WEIGHT) if selected else None
 
 
 def at(run: Run, rule: str, point: str, epochs: int, group: str) -> ScoreLine | None:
     """Scores of another point or group at the round chosen for the headline, or at the nearest earlier one."""
-    choice = choose(run, rule)
-    if choice is None:
+    selected = select_round(run, rule)
+    if selected is None:
         return None
     for part in (PART[rule], "held", "test"):  # newcomers choose nothing, so some logs only have their whole held part
         scores = series(run, part, point, epochs, group)
-        earlier = [r for r in scores if r <= choice.round]
+        earlier = [r for r in scores if r <= selected.round]
         if scores:
             return scores[max(earlier) if earlier else min(scores)]
     return None
@@ -86,10 +86,10 @@ def newcomers(rows: Sequence[Row]) -> SmallTable:
 
 def _newcomer_gap(run: Run, rule: str, column: Column) -> float | None:
     kinds = [(p, e) for p in ("adapted", "received") for e in reversed(epochs_scored(run, p, "newcomers"))]
-    choice = choose(run, rule)
+    selected = select_round(run, rule)
     score = at(run, rule, *kinds[0], "newcomers") if kinds else None
     theirs = score.value(column.key, WEIGHT) if score else None
-    ours = choice.score.value(column.key, WEIGHT) if choice else None
+    ours = selected.score.value(column.key, WEIGHT) if selected else None
     return theirs - ours if theirs is not None and ours is not None else None
 
 
@@ -149,8 +149,8 @@ def every_run(rows: Sequence[Row]) -> list[tuple[Run, Arm, str, tuple[str, ...]]
         for run in (*row.arm.runs, *row.arm.aside):
             column = goal_column(run)
             cells = tuple(text(v, None, column) if (v := _chosen(run, rule)) is not None else "" for rule in RULES)
-            choice = choose(run, row.rule)
-            listed.append((run, row.arm, str(choice.round) if choice else "", cells))
+            selected = select_round(run, row.rule)
+            listed.append((run, row.arm, str(selected.round) if selected else "", cells))
     return listed
 
 

@@ -14,7 +14,7 @@ from typing import Any
 from posterity.report.columns import Column, oriented, table_columns, text
 from posterity.report.logs import ReportError
 from posterity.report.read_runs import Run
-from posterity.report.selected_round import SelectedRound, choose, main_epochs
+from posterity.report.selected_round import SelectedRound, main_epochs, select_round
 
 # What may differ between the seeds of one method without making it another method.
 INCIDENTAL = {
@@ -72,7 +72,7 @@ class Row:
 
     @property
     def rounds(self) -> tuple[int, ...]:
-        return tuple(choice.round for _, choice in self.picked)
+        return tuple(selected.round for _, selected in self.picked)
 
     @property
     def seeds(self) -> int:
@@ -135,8 +135,8 @@ def _suffix(run: Run, rivals: Sequence[Run]) -> str:
 
 
 def make_row(arm: Arm, rule: str, among: Sequence[Column]) -> Row:
-    choices = [(run, choose(run, rule)) for run in arm.runs]
-    picked = [(run, choice) for run, choice in choices if choice is not None]
+    rounds = [(run, select_round(run, rule)) for run in arm.runs]
+    picked = [(run, selected) for run, selected in rounds if selected is not None]
     among = oriented(among, arm.runs[0])
     cells = {c.key: cell for c in among if (cell := summarise([fetch(r, ch, c) for r, ch in picked], c)) is not None}
     last = arm.runs[0]
@@ -164,13 +164,13 @@ def point_name(point: str, epochs: int) -> str:
     return f"adapted, {epochs} epoch{'' if epochs == 1 else 's'}"
 
 
-def fetch(run: Run, choice: SelectedRound, column: Column) -> float | None:
+def fetch(run: Run, selected: SelectedRound, column: Column) -> float | None:
     """One number of one run."""
     kind, *path = column.source
     if kind == "metric":
-        return choice.score.value(path[0], path[1])
+        return selected.score.value(path[0], path[1])
     if kind == "fairness":
-        return choice.score.fairness.get(path[0])
+        return selected.score.fairness.get(path[0])
     if kind == "seconds":
         return run.seconds
     sent = [r.traffic for r in run.rounds if r.traffic is not None]

@@ -178,7 +178,7 @@ def explained(comparison: Comparison, rule: str) -> list[str]:
 
 def worst_note(rows: Sequence[Row]) -> str:
     """How many clients and held-out rows stand behind the figures of the worst tenth; empty where nobody knows."""
-    found = [behind for row in rows for _, choice in row.picked if (behind := worst_rows(choice.score)) is not None]
+    found = [behind for row in rows for _, selected in row.picked if (behind := worst_rows(selected.score)) is not None]
     if not found or not any("worst10" in row.cells for row in rows):
         return ""
     few, of, tested = zip(*found, strict=True)

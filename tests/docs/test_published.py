@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from statistics import fmean, stdev
 
 import pytest
 
-from posterity.report import headline, load_runs, main_comparison, verdict
+from posterity.evaluate.paired import Sample, compare_all
+from posterity.report import Row, headline, load_runs, main_comparison, verdict
+from posterity.report.summary import by_point, newcomers
 
 ROOT = Path(__file__).parents[2]
 RAW = ROOT / "docs" / "results" / "raw"
@@ -18,6 +21,11 @@ def row(page: str, first: str) -> str:
     return next(line for line in lines if line.startswith(f"| {first} |"))
 
 
+def cells(page: str, first: str) -> list[str]:
+    """That line's cells."""
+    return [cell.strip() for cell in row(page, first).strip("|").split("|")]
+
+
 @pytest.mark.parametrize("page", ["README.md", "docs/results/demo.md"])
 def test_the_demo(page):
     for found in headline(load_runs(RAW / "demo.jsonl.gz")):
@@ -27,25 +35,123 @@ def test_the_demo(page):
 
 
 NAMES = {
-    ("pFedVMP", "isotropic"): "pFedVMP, `isotropic`",
-    ("pFedVMP", "count"): "pFedVMP, `count` (no precision: plain averages)",
+    ("pFedVMP", "isotropic"): "`isotropic`",
+    ("pFedVMP", "count"): "`count`",
     ("FedAvg-FT", None): "FedAvg-FT",
     ("FedPer", None): "FedPer",
 }
+FULL = {"`isotropic`": "pFedVMP, `isotropic`", "`count`": "pFedVMP, `count` (no precision: plain averages)"}
+CIFAR10 = "docs/results/cifar10.md"
 
 
-@pytest.mark.parametrize(("rule", "column"), [("plain", 3), ("capped", 4)])
-def test_cifar10(rule, column):
+def name(found: Row) -> str:
+    run = found.arm.runs[0]
+    return NAMES[run.label, run.fields.get("mode")]
+
+
+def told(difference: float, interval: tuple[float, float], digits: int = 1) -> str:
+    """A difference and its interval as the pages write them."""
+    shown = [f"{x:+.{digits}f}".replace("-", "−") for x in (difference, *interval)]
+    return f"{shown[0]} ({shown[1]} to {shown[2]})"
+
+
+@pytest.mark.parametrize(("rule", "place"), [("plain", 0), ("capped", 1)])
+def test_cifar10(rule, place):
     rows = headline(load_runs(RAW / f"cifar10-{rule}.jsonl.gz"))
+    assert len(rows) == 4
     for found in rows:
-        run = found.arm.runs[0]
-        cells = row("docs/results/cifar10.md", NAMES[run.label, run.fields.get("mode")]).split("|")
-        assert cells[column].strip() == found.cells["accuracy"].text
-    page = (ROOT / "docs/results/cifar10.md").read_text(encoding="utf-8")
-    comparison = main_comparison(rows)
-    for line in verdict.lines(comparison, list(comparison.pairs)):
-        if "count" not in line.first.label:  # the page shows one of its three pairs
-            assert f"{line.difference} ({line.interval}) | {line.p}" in page, (line.first.label, line.second.label)
+        assert [run.seed for run in found.arm.runs] == [0, 1, 2, 3, 4]
+        assert cells(CIFAR10, FULL.get(name(found), name(found)))[2 + place] == found.cells["accuracy"].text
+        rest = [found.cells[key].text for key in ("nll", "ece", "worst10")]
+        assert cells(CIFAR10, f"{name(found)}, {rule}")[1:] == [*rest, ", ".join(map(str, found.rounds))]
+    held = main_comparison(rows)
+    for line in verdict.lines(held, list(held.pairs)):
+        pair = held.pairs[held.rows.index(line.first), held.rows.index(line.second)]
+        shown, sign = pair_row(name(line.first), name(line.second))
+        low, high = sorted(100 * sign * x for x in pair.interval)
+        assert shown[1 + 2 * place] == told(100 * sign * pair.difference, (low, high))
+        assert shown[2 + 2 * place] == line.p
+
+
+def pair_row(first: str, second: str) -> tuple[list[str], int]:
+    """A pair's line of the page, and -1 where the page has the pair the other way round."""
+    try:
+        return cells(CIFAR10, f"{first} − {second}"), 1
+    except StopIteration:
+        return cells(CIFAR10, f"{second} − {first}"), -1
+
+
+@pytest.mark.parametrize("key", ["accuracy", "`count`"])
+def test_the_readme_has_the_page_of_cifar10(key):
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    names = {"accuracy": ["pFedVMP, `isotropic`", "FedAvg-FT", "FedPer"]}.get(key, [FULL["`count`"]])
+    assert all(value in readme for each in names for value in cells(CIFAR10, each)[2:4])
+
+
+METAVD = "docs/results/metavd.md"
+HOST = "Reptile (host)"
+
+
+def beta(found: Row) -> str:
+    run = found.arm.runs[0]
+    if "beta" not in run.fields:
+        return HOST
+    value = f"β = {run.fields['beta']:g}"
+    return value + (", no noise" if run.fields["draws"] == 0 else "")
+
+
+def test_beta_at_the_chosen_round():
+    rows = headline(load_runs(RAW / "metavd-beta.jsonl.gz"))
+    assert len(rows) == 6
+    late = dict(zip((arm.label for arm, _ in newcomers(rows).rows), newcomers(rows).rows, strict=True))
+    held = main_comparison(rows)
+    host = next(i for i, found in enumerate(held.rows) if beta(found) == HOST)
+    for i, found in enumerate(held.rows):
+        assert [run.seed for run in found.arm.runs] == [0, 1, 2]
+        shown = cells(METAVD, beta(found) + (" (released)" if beta(found) == "β = 10" else ""))
+        expected = [found.cells[key].text for key in ("accuracy", "ece", "nll")] + list(late[found.label][1][1:3])
+        assert [shown[1], *shown[3:7]] == expected
+        assert shown[7] == ", ".join(map(str, found.rounds))
+        if i != host:
+            pair, sign = held.pairs[min(i, host), max(i, host)], 1 if i < host else -1
+            low, high = sorted(100 * sign * x for x in pair.interval)
+            assert shown[2] == told(100 * sign * pair.difference, (low, high))
+
+
+def test_beta_over_all_scored_rounds():
+    rows = headline(load_runs(RAW / "metavd-beta.jsonl.gz"))
+    rows.sort(key=lambda found: beta(found) != HOST)  # the host first
+    samples = {key: [mean_of_rounds(found, key) for found in rows] for key in ("accuracy", "ece")}
+    pairs = {key: compare_all(each) for key, each in samples.items()}
+    for i, found in enumerate(rows):
+        shown = cells(METAVD, f"{beta(found)}, all rounds")
+        for key, place, scale, digits in (("accuracy", 1, 100, 1), ("ece", 4, 1, 3)):
+            values = [scale * sample.value for sample in samples[key][i].values()]
+            assert shown[place] == f"{fmean(values):.{digits}f} ± {stdev(values):.{digits}f}"
+            if i:
+                pair = pairs[key][0, i]
+                low, high = sorted(-scale * x for x in pair.interval)
+                assert shown[place + 1] == told(-scale * pair.difference, (low, high), digits)
+        if i:
+            assert f"p = {shown[3]}" == verdict.p_value(pairs["accuracy"][0, i].holm)
+
+
+def mean_of_rounds(found: Row, key: str) -> dict[int, Sample]:
+    """By seed, the mean over all scored rounds on the test half, after one step of adaptation."""
+    made = {}
+    for run in found.arm.runs:
+        scores = run.index["test", "adapted", 1, "members"]
+        assert sorted(scores) == list(range(20, 401, 20))
+        made[run.seed] = Sample(fmean(score.value(key) for score in scores.values()))
+    return made
+
+
+def test_beta_with_the_independent_test_split():
+    (found,) = headline(load_runs(RAW / "metavd-independent.jsonl.gz"))
+    page = (ROOT / METAVD).read_text(encoding="utf-8").replace("\n", " ")
+    assert found.arm.runs[0].config["test_partition"] == "independent"
+    points = [*newcomers([found]).rows[0][1][:3], by_point([found]).rows[0][1][0]]
+    assert all(text in page for text in (found.cells["accuracy"].text, *points))
 
 
 def test_digits_with_ten_seeds():

@@ -10,7 +10,22 @@ import torch
 from sklearn.metrics import accuracy_score, balanced_accuracy_score
 from torch import Tensor
 
-from posterity.evaluate import Scores, curve, fairness, gap, joined, per_client, score, summarise, zero
+from posterity.evaluate import (
+    FIGURES,
+    METRICS,
+    Scores,
+    curve,
+    fairness,
+    gap,
+    goal_of,
+    joined,
+    listed_per_client,
+    per_client,
+    rank,
+    score,
+    summarise,
+    zero,
+)
 
 from .samples import close, predictions
 
@@ -194,3 +209,38 @@ def test_gap_is_newcomers_minus_members() -> None:
     found = gap(summarise(members, torch.ones(2)), summarise(newcomers, torch.ones(1)))
     assert found["accuracy"]["mean"] == pytest.approx(0.5 - 0.875)
     assert found["accuracy"]["clients"] == 1
+
+
+FROM_SUMS = ["accuracy", "balanced_accuracy", "nll", "brier", "ece", "mce", "ece_flat", "mce_flat"]
+OF_TWO = ["sensitivity", "specificity", "auroc", "auprc", "calibration_slope", "calibration_intercept"]
+
+
+@pytest.mark.parametrize(
+    ("task", "classes", "metrics", "listed"),
+    [
+        ("classification", 10, FROM_SUMS, ["accuracy", "balanced_accuracy", "nll", "brier", "ece"]),
+        ("classification", 2, FROM_SUMS + OF_TWO, ["accuracy", "balanced_accuracy", "nll", "brier", "ece", "auroc"]),
+        ("regression", 0, ["mse", "nll"], ["nll", "mse"]),
+    ],
+)
+def test_the_order_of_a_line(task: str, classes: int, metrics: list[str], listed: list[str]) -> None:
+    """Readers of metrics.jsonl see the keys in this order since the first version."""
+    if task == "regression":
+        outputs, y, offsets = torch.ones(5, 2), torch.zeros(5), torch.tensor([0, 5])
+    else:
+        outputs, y, offsets = predictions([5], classes)
+    scores = score(outputs, y, offsets, classes, task)  # type: ignore[arg-type]
+    ranks = rank(outputs, y, offsets) if classes == 2 else None
+    assert list(per_client(scores, ranks)) == metrics
+    assert list(summarise(scores, torch.ones(1), ranks=ranks)) == metrics
+    assert [m.name for m in listed_per_client(METRICS) if m.fits(task, classes)] == listed
+
+
+def test_the_lists_are_consistent() -> None:
+    names = [metric.name for metric in METRICS]
+    assert len(set(names)) == len(names)
+    assert [goal_of(task).name for task in ("classification", "regression")] == ["accuracy", "mse"]
+    assert sum(metric.goal for metric in METRICS) == 2
+    assert {metric.name for metric in METRICS if metric.row_mean} == {"accuracy", "mse", "nll", "brier"}
+    assert {figure.name for figure in FIGURES} <= set(fairness(clients((4, 3))))
+    assert not set(names) & set(fairness(clients((4, 3))))

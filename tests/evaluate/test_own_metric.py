@@ -16,7 +16,7 @@ from sklearn.metrics import cohen_kappa_score
 from torch import Tensor
 
 import posterity
-from posterity.evaluate import METRICS, Metric, Statistics, check_task, load_metrics, own_sums, score, summarise
+from posterity.evaluate import METRICS, Metric, Statistics, check_task, load_metrics, score, summarise, user_sums
 from posterity.report import columns, headline, load_runs, write_report
 from posterity.report.columns import table_columns
 
@@ -191,14 +191,14 @@ def test_sums_are_added_over_clients_and_parts_of_the_data(beside: Path) -> None
     (kappa,) = load_metrics("my_metrics:kappa")
     logs, y, offsets = predictions([60, 0, 200], 5)
     scores = score(logs, y, offsets, 5, "classification")
-    sums = own_sums([kappa], logs, y, offsets, "classification")
+    sums = user_sums([kappa], logs, y, offsets, "classification")
     found = summarise(scores, torch.ones(3), own=sums)["kappa"]
     each = [cohen_kappa_score(y[a:b], logs[a:b].argmax(1)) for a, b in ((0, 60), (60, 260))]
     assert found["pooled"] == pytest.approx(cohen_kappa_score(y, logs.argmax(1)), abs=1e-12)
     assert found["mean"] == pytest.approx(sum(each) / 2, abs=1e-12)
     assert found["clients"] == 2
-    first = own_sums([kappa], logs[:60], y[:60], offsets.clamp(max=60), "classification")
-    rest = own_sums([kappa], logs[60:], y[60:], (offsets - 60).clamp(min=0), "classification")
+    first = user_sums([kappa], logs[:60], y[:60], offsets.clamp(max=60), "classification")
+    rest = user_sums([kappa], logs[60:], y[60:], (offsets - 60).clamp(min=0), "classification")
     torch.testing.assert_close(first[kappa] + rest[kappa], sums[kappa], rtol=0, atol=0)
 
 
@@ -211,10 +211,10 @@ def test_a_value_of_another_shape_is_named() -> None:
     scores = score(logs, y, offsets, 4, "classification")
     wide = Metric("wide", "Wide", "higher", _wide)
     with pytest.raises(ValueError, match=r"'wide' must give one value per client, a tensor \(2,\); it gave \(2, 4\)"):
-        summarise(scores, torch.ones(2), own=own_sums([wide], logs, y, offsets, "classification"))
+        summarise(scores, torch.ones(2), own=user_sums([wide], logs, y, offsets, "classification"))
     short = replace(wide, row_sums=lambda outputs, y: outputs[:3])
     with pytest.raises(ValueError, match=r"row_sums of metric 'wide' must give a tensor \(50,\)"):
-        own_sums([short], logs, y, offsets, "classification")
+        user_sums([short], logs, y, offsets, "classification")
     with pytest.raises(ValueError, match="'higher', 'lower' or a number"):
         Metric("up", "Up", "up", _wide)  # type: ignore[arg-type]
 

@@ -9,6 +9,8 @@ machine's kernels, so the hashes are those of one processor and one PyTorch, nam
     python tests/golden/checkpoints.py --only fedavg         some of them
     python tests/golden/checkpoints.py --record              record, at the commit that is to be compared with
     python tests/golden/checkpoints.py --against COMMIT      on a machine without hashes: run that commit, too
+
+A change that is meant to move numbers records them anew, in a commit that says which and why.
 """
 
 from __future__ import annotations
@@ -23,6 +25,8 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +41,7 @@ METHODS = (
     *("pfedvmp", "reptile", "scaffold"),
 )
 WRAPPED = ("fedavg+ft", "fedavg+calibrated", "reptile+metavd", "fedavg+drop", "fedavg+snip", "pfedvmp@paper")
-RECORDER = {"posterity.engine.record": "PATIENCE", "posterity.engine.tracing.trace": "PATIENCE"}
+RECORDERS = ("posterity.engine.tracing.trace", "posterity.engine.record")  # the second until commit 139cb26
 CALLS = 3  # before a recording, so that two short rounds replay something
 
 
@@ -58,17 +62,16 @@ def identity() -> str:
     return f"{platform.machine()}, torch {torch.__version__.partition('+')[0]}, one thread"
 
 
-def impatient() -> None:
+@contextmanager
+def impatient() -> Iterator[None]:
     """Have steps recorded after a few calls."""
-    for module, name in RECORDER.items():
-        try:
-            setattr_all(getattr(importlib.import_module(module), name))
-        except ImportError:
-            continue
-
-
-def setattr_all(table: dict[str, int]) -> None:
-    table.update(dict.fromkeys(table, CALLS))
+    module = next(importlib.import_module(name) for name in RECORDERS if find_spec(name) is not None)
+    before = dict(module.PATIENCE)
+    module.PATIENCE.update(dict.fromkeys(before, CALLS))
+    try:
+        yield
+    finally:
+        module.PATIENCE.update(before)
 
 
 def hash_of(case: str) -> str:
@@ -104,17 +107,27 @@ def contents(path: Path) -> bytes:
     return digest.digest()
 
 
+def remains(folder: Path) -> str:
+    """The hash of what a finished run left in its folder: checkpoint, personal rows on disk, scores."""
+    digest = hashlib.sha256(contents(folder / "checkpoint.safetensors"))
+    rows = folder / "personal" / "rows.bin"
+    digest.update(rows.read_bytes() if rows.exists() else b"")
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    digest.update(json.dumps([timeless(line) for line in lines], sort_keys=True).encode())
+    return digest.hexdigest()
+
+
 def timeless(line: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in line.items() if name != "seconds"}
 
 
 def hashes(names: list[str]) -> dict[str, str]:
     torch.set_num_threads(1)
-    impatient()
     found = {}
-    for name in names:
-        found[name] = hash_of(name)
-        print(f"{found[name][:16]}  {name}", file=sys.stderr, flush=True)
+    with impatient():
+        for name in names:
+            found[name] = hash_of(name)
+            print(f"{found[name][:16]}  {name}", file=sys.stderr, flush=True)
     return found
 
 

@@ -10,7 +10,6 @@ from torch import nn
 from torch.func import functional_call, grad, jvp, vmap
 
 from posterity import models
-from posterity.core.padding import is_unpadded, mark_unpadded
 from posterity.nn.centring import centre, squares
 from posterity.nn.layers import Norm
 
@@ -55,7 +54,7 @@ def step(norm, mask):
     state = {n: p.detach() for n, p in norm.state_dict().items()}
 
     def run(given, x):
-        lent = {**state, **given, "mask": mask}
+        lent = {**state, **given, **({} if mask is None else {"mask": mask})}
         output = functional_call(norm, lent, (x,))
         return (output**3).sum(), {n: lent[n] for n in state if n.startswith("running")}
 
@@ -65,30 +64,21 @@ def step(norm, mask):
 
 @pytest.mark.parametrize("options", [{}, {"affine": False}, {"track": False}])
 @pytest.mark.parametrize("shape", [(6, 3), (6, 3, 2, 2)])
-def test_a_mask_known_to_be_ones_makes_no_difference(shape, options):
+def test_no_mask_is_a_mask_of_ones(shape, options):
     torch.manual_seed(2)
     norm, x = Norm(3, **options).double(), torch.randn(shape, dtype=torch.float64)
     for p in norm.parameters():
         nn.init.normal_(p)
     ones = torch.ones(6, dtype=torch.float64)
-    torch.testing.assert_close(step(norm, mark_unpadded(ones.clone()))(x), step(norm, ones)(x), rtol=1e-11, atol=1e-11)
+    torch.testing.assert_close(step(norm, None)(x), step(norm, ones)(x), rtol=1e-11, atol=1e-11)
 
 
 def test_one_value_goes_by_the_running_statistics_whatever_the_mask_says():
     norm, x = Norm(3), torch.randn(1, 3)
-    lent = [dict(norm.state_dict()) | {"mask": m} for m in (torch.ones(1), mark_unpadded(torch.ones(1)))]
+    lent = [dict(norm.state_dict()) | more for more in ({"mask": torch.ones(1)}, {})]
     outputs = [functional_call(norm, each, (x,)) for each in lent]
     assert torch.equal(*outputs)
     assert torch.equal(lent[1]["running_var"], norm.running_var)
-
-
-def test_what_is_made_of_a_whole_mask_is_an_ordinary_one():
-    mask = mark_unpadded(torch.ones(4))
-    assert is_unpadded(mask)
-    assert not any(is_unpadded(m) for m in (mask * 1, mask[:2], mask.clone(), torch.ones(4), None))
-    seen = []
-    vmap(lambda m: seen.append(is_unpadded(m)) or m)(mask[None])
-    assert seen == [False]
 
 
 @pytest.mark.parametrize("name", ["cnn", "lenet5", "resnet20"])

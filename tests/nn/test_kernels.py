@@ -194,9 +194,13 @@ def test_derivatives(use):
 
 def test_the_first_layers_input_gets_no_gradient(monkeypatch):
     called = []
-    spread, weigh = bilinear.Spread.forward, bilinear.Weigh.forward
-    monkeypatch.setattr(bilinear.Spread, "forward", staticmethod(lambda *a: called.append("spread") or spread(*a)))
-    monkeypatch.setattr(bilinear.Weigh, "forward", staticmethod(lambda *a: called.append("weigh") or weigh(*a)))
+    spread, weigh = bilinear.InputGradient.forward, bilinear.WeightGradient.forward
+    monkeypatch.setattr(
+        bilinear.InputGradient, "forward", staticmethod(lambda *a: called.append("spread") or spread(*a))
+    )
+    monkeypatch.setattr(
+        bilinear.WeightGradient, "forward", staticmethod(lambda *a: called.append("weigh") or weigh(*a))
+    )
     (x, w, b, _), grid = _draw(RAGGED[1])
 
     def two(leaves, x):

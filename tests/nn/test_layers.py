@@ -1,13 +1,16 @@
 """The twins of batch norm and dropout against PyTorch's own, and against what padding and stacking may not change."""
 
+import pickle
+
 import pytest
 import torch
 from torch import nn
 from torch.func import functional_call, grad, vmap
 
 from posterity.core import random
-from posterity.core.padding import mark_unpadded
+from posterity.nn.convolution import Convolution
 from posterity.nn.layers import KeyedDropout, Norm, twin, unstackable
+from posterity.nn.pooling import Pooling
 
 SHAPES = {nn.BatchNorm1d: (7, 4), nn.BatchNorm2d: (5, 4, 3, 2), nn.BatchNorm3d: (3, 4, 2, 2, 2)}
 
@@ -69,9 +72,9 @@ def test_equal_rows_are_centred_exactly(shape, seed):
     value, bias, weight = (torch.randn(12, generator=source) for _ in range(3))
     wide = [12, *[1] * (len(shape) - 1)]
     masks = [[1] * 9, [1] * 3 + [0] * 6, [0, 1, 1, 0, 1, 1, 1, 0, 1]]
-    for mask in (*(torch.tensor(m, dtype=torch.float32) for m in masks), mark_unpadded(torch.ones(9))):
-        norm = Norm(12).train()
-        norm.bias.data, norm.weight.data, norm.mask = bias, weight, mask
+    for given in (*(torch.tensor(m, dtype=torch.float32) for m in masks), None):
+        norm, mask = Norm(12).train(), torch.ones(9) if given is None else given
+        norm.bias.data, norm.weight.data, norm.mask = bias, weight, given
         junk = 1e6 * torch.randn(9, *shape, generator=source)
         x = torch.where(mask.reshape(-1, *[1] * len(shape)) > 0, 10 * value.reshape(wide), junk)
         assert torch.equal(norm(x)[mask > 0], bias.reshape(wide).expand(int(mask.sum()), *shape))
@@ -226,3 +229,40 @@ def test_unstackable_names_the_layer_and_the_reason():
     named = {r.partition(":")[0] for r in reasons}
     assert named == set(net) - {"fine"}
     assert unstackable(twin(net["fine"])) == ()
+
+
+class Aliased(nn.Module):
+    """A network that keeps a layer in a list of its own, too."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.pool = nn.Conv2d(2, 3, 2), nn.MaxPool2d(2)
+        self.steps = [self.conv, self.pool]
+
+    def forward(self, x):
+        for step in self.steps:
+            x = step(x)
+        return x.flatten(1)
+
+
+def test_convolutions_and_pools_are_replaced_by_layers_with_the_same_contents():
+    """The same names, weights and hooks; nothing is drawn; a layer that is known by a second way sees lent weights."""
+    torch.manual_seed(0)
+    plain, seen = Aliased().eval(), []
+    plain.conv.weight.requires_grad_(False)
+    plain.conv.register_forward_hook(lambda layer, *_: seen.append(type(layer)))
+    before = torch.get_rng_state()
+    made = twin(plain)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert [type(made.conv), type(made.pool)] == [Convolution, Pooling]
+    assert [type(plain.conv), type(plain.pool)] == [nn.Conv2d, nn.MaxPool2d]
+    assert list(made.state_dict()) == list(plain.state_dict())
+    assert not made.conv.weight.requires_grad
+    assert not made.conv.training
+    x = torch.randn(2, 2, 5, 5)
+    assert torch.equal(made(x), plain(x))
+    assert len(seen) == 2
+    lent = {n: torch.ones_like(p) for n, p in made.state_dict().items()}
+    assert torch.equal(functional_call(made, lent, (x,)), functional_call(plain, lent, (x,)))
+    again = pickle.loads(pickle.dumps(twin(nn.Sequential(nn.Conv2d(2, 3, 2)))))
+    assert isinstance(again[0], Convolution)

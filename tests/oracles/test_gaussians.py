@@ -8,7 +8,7 @@ import torch
 from torch.distributions import MultivariateNormal, kl_divergence
 from torch.func import grad, vmap
 
-from posterity.core.gaussian import FORMS, Gaussian, dense, kl, log_density
+from posterity.core.gaussian import FORMS, Gaussian, dense, kl
 from posterity.core.messages import Sum, fold_stack
 
 from .sims import DOUBLE
@@ -127,14 +127,6 @@ def test_divergence_against_torch(first, second):
     )
     assert float(kl(p, q)) == pytest.approx(float(expected), abs=1e-10)
     assert float(kl(p, p)) == pytest.approx(0.0, abs=1e-12)
-
-
-@each_form
-def test_density_against_torch(form):
-    q, mean, full = factor(form, 7)
-    point = mean + torch.tensor([0.3, -1.0, 2.0], dtype=DOUBLE)
-    expected = MultivariateNormal(mean, precision_matrix=full).log_prob(point)
-    assert float(log_density(q, point)) == pytest.approx(float(expected), abs=1e-10)
 
 
 @each_pair

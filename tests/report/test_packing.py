@@ -9,7 +9,7 @@ import pytest
 from fake_runs import comparison, write_run
 
 from posterity.report import ReportError, headline, load_runs, pack_runs, write_report
-from posterity.report.selected_round import RULES, choose
+from posterity.report.selected_round import RULES, select_round
 
 
 @pytest.fixture
@@ -33,7 +33,7 @@ def test_the_table_is_the_same(folder, tmp_path, show):
 def test_every_client_of_the_chosen_round_is_kept(folder, tmp_path, show):
     packed = load_runs(pack_runs(folder, tmp_path / "table.jsonl.gz"))
     for one, other in zip(packed, load_runs(folder), strict=True):
-        ours, theirs = choose(one, show), choose(other, show)
+        ours, theirs = select_round(one, show), select_round(other, show)
         assert ours.round == theirs.round
         assert ours.score.by_client("accuracy") == pytest.approx(theirs.score.by_client("accuracy"), rel=1e-6)
         assert ours.score.by_client("n") == theirs.score.by_client("n")

@@ -12,7 +12,7 @@ from fake_runs import comparison, write_run
 
 from posterity.report import ReportError, columns, finding, headline, load_runs
 from posterity.report.columns import human_bytes
-from posterity.report.selected_round import choose
+from posterity.report.selected_round import select_round
 
 
 def lines(folder: Path, **wanted: Any) -> list[dict[str, Any]]:
@@ -85,7 +85,7 @@ def test_regression_prefers_the_lower_error(tmp_path: Path) -> None:
     assert rows[0].label == "FedPer"
     for run in runs:
         seen = lines(run.folder, kind="score", part="validation", point="received", group="members")
-        chosen = choose(run, "validated")
+        chosen = select_round(run, "validated")
         assert chosen is not None
         assert chosen.round == min(seen, key=lambda line: line["metrics"]["mse"]["pooled"])["round"]
     assert "lowest mean squared error" in finding(rows)

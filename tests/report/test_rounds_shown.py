@@ -8,7 +8,7 @@ import pytest
 from handmade import everywhere, run_of, scored, trained
 
 from posterity.report import headline, load_runs
-from posterity.report.selected_round import choose, epochs_scored
+from posterity.report.selected_round import epochs_scored, select_round
 from posterity.report.summary import at, by_point, cautions, every_run, newcomers
 
 VALIDATION = {2: 0.3, 4: 0.9, 6: 0.6}  # round 4 is chosen
@@ -39,7 +39,7 @@ def test_another_point_is_shown_at_the_chosen_round_or_just_before(
     tmp_path: Path, rounds: tuple[int, ...], shown: float
 ) -> None:
     run = made(tmp_path, members() + adapted(rounds))
-    chosen = choose(run, "validated")
+    chosen = select_round(run, "validated")
     assert chosen is not None
     assert chosen.round == 4
     score = at(run, "validated", "adapted", 1, "members")

@@ -50,7 +50,6 @@ def offences(file: str, tree: ast.AST) -> list[str]:
     return found
 
 
-@pytest.mark.xfail(strict=False, reason="the engine and others are being renamed; to be removed when the list is empty")
 def test_no_name_is_a_private_word():
     found = {file: wrong for file, tree in modules().items() if (wrong := offences(file, tree))}
     assert not found, "\n" + "\n".join(f"{file}: {', '.join(wrong)}" for file, wrong in found.items())

@@ -15,7 +15,6 @@ from torch import Tensor
 from torch.func import grad, vmap
 
 from posterity.core.network import Network
-from posterity.core.padding import mark_unpadded
 from posterity.core.protocol import Params
 from posterity.core.tree import tree_leaves, tree_map
 from posterity.engine.process_settings import with_threads
@@ -119,15 +118,13 @@ class Trial:
         """A step of one client, by autograd: where Python does not count, as fast as what a loop replays."""
         leaves = {n: p.detach().clone().requires_grad_(n in model.trainable) for n, p in self.params.items()}
         moving = [p for p in leaves.values() if p.requires_grad]
-        mask = mark_unpadded(self.x.new_ones(len(self.x)))  # as in the loop: nothing is padding
 
         def step() -> list[Tensor]:
-            slopes = torch.autograd.grad(_loss(model, leaves, self.x, mask), moving, allow_unused=True)
+            slopes = torch.autograd.grad(_loss(model, leaves, self.x, None), moving, allow_unused=True)
             return [_moved(p.detach(), g) for p, g in zip(moving, slopes, strict=True) if g is not None]
 
         def pure(leaves: Params, x: Tensor) -> Params:
-            whole = mark_unpadded(x.new_ones(len(x)))
-            moved: Params = tree_map(_moved, leaves, grad(lambda q: _loss(model, q, x, whole))(leaves))
+            moved: Params = tree_map(_moved, leaves, grad(lambda q: _loss(model, q, x, None))(leaves))
             return {n: p for n, p in moved.items() if n in model.trainable}
 
         return self._recorded(step, pure, self.params, self.x)
@@ -150,7 +147,8 @@ def _slopes(model: Network, many: Params, inputs: Tensor) -> Params:
     return vmap(lambda p, x: grad(lambda q: _loss(model, q, x, x.new_ones(len(x))))(p))(many, inputs)
 
 
-def _loss(model: Network, params: Params, x: Tensor, mask: Tensor) -> Tensor:
+def _loss(model: Network, params: Params, x: Tensor, mask: Tensor | None) -> Tensor:
+    """A step's loss; without a mask as in the loop, where nothing is padding."""
     key = torch.zeros(2, dtype=torch.int64, device=x.device)
     loss: Tensor = (model(params, x, mask=mask, train=True, key=key)[0] ** 2).sum()
     return loss

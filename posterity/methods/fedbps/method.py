@@ -163,9 +163,9 @@ class FedBPS(Method):
 
     def report(self, state: State, total: Message) -> dict[str, Tensor]:
         """The share of Σ v_g that is disagreement; what is left is uncertainty within the clients."""
-        whole = torch.stack([leaf.sum() for leaf in tree_leaves(total["moments"].square)]).sum()
-        tiny = torch.finfo(whole.dtype).tiny
-        return {"disagreement_share": (1 - total["within"].value / whole.clamp(min=tiny)).clamp(min=0)}
+        full = torch.stack([leaf.sum() for leaf in tree_leaves(total["moments"].square)]).sum()
+        tiny = torch.finfo(full.dtype).tiny
+        return {"disagreement_share": (1 - total["within"].value / full.clamp(min=tiny)).clamp(min=0)}
 
     def adapt(self, epochs: int) -> tuple[Pass, ...]:
         return tuple(_remixed(p) for p in super().adapt(epochs))  # without the curvature

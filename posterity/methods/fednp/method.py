@@ -63,7 +63,7 @@ class State:
 
 
 def departed(state: State, site: Gaussian) -> State:
-    """The state after a client has left and taken its site along."""
+    """The state after a client has left and taken its site along: for a real network, in a simulation nobody leaves."""
     return State(state.params, state.totals - site)
 
 
@@ -147,7 +147,9 @@ class FedNP(Method):
 
     def loss(self, params: Params, batch: Batch, here: Here) -> tuple[Tensor, Params]:
         first = here.model.heads[0]
-        output, buffers, seen = here.model(params, batch.x, mask=batch.mask, train=True, key=here.key, want=(first,))
+        output, buffers, seen = here.model(
+            params, batch.x, mask=batch.layer_mask, train=True, key=here.key, want=(first,)
+        )
         value = masked_mean(pointwise(output, batch.y, here.model), batch.mask)  # (1)
         each = self.factors(params, seen[first].flatten(1))
         f = (each * batch.mask[:, None]).sum(0) / batch.mask.sum().clamp(min=1)

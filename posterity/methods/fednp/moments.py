@@ -64,12 +64,12 @@ def places(m: Tensor, s: Tensor, f: Tensor, points: int = POINTS) -> tuple[Tenso
     scale = math.pi / steep.clamp(min=1e-3)  # below, σ is a straight line wherever there is density
     begin, length = (low - corner) / scale, (high - low) / scale
     part = torch.linspace(0, 1, points, dtype=m.dtype, device=m.device)
-    whole = _between(begin, length)[..., None]
-    half = torch.exp(0.5 * part * whole)  # exp and no sinh, whose last bit depends on the place in memory
+    full = _between(begin, length)[..., None]
+    half = torch.exp(0.5 * part * full)  # exp and no sinh, whose last bit depends on the place in memory
     mean = torch.exp(torch.asinh(begin))[..., None] * half
     step = 0.5 * (mean + 1 / mean) * (half - 1 / half)  # sinh v − sinh v_low = 2 cosh(v_low + half) sinh(half)
     along = begin[..., None] + step
-    log_gap = 0.5 * torch.log1p(along**2) + torch.log(scale[..., None] * whole / (points - 1))
+    log_gap = 0.5 * torch.log1p(along**2) + torch.log(scale[..., None] * full / (points - 1))
     return sign[..., None] * (low[..., None] + scale[..., None] * step), log_gap
 
 
@@ -90,7 +90,10 @@ def tilted_grid(m: Tensor, s: Tensor, f: Tensor, points: int = POINTS) -> tuple[
 
 
 def quadrature_ratios(m: Tensor, s: Tensor, f: Tensor, points: int = POINTS) -> tuple[Tensor, Tensor, Tensor]:
-    """log E σ, r₂ and r₃ on the grid: under the tilted weights, r₂ is the mean of σ and r₃ that of σ²."""
+    """log E σ, r₂ and r₃ on the grid: under the tilted weights, r₂ is the mean of σ and r₃ that of σ².
+
+    What the closed form is compared with; a client's site comes from `slopes`, which loses fewer digits.
+    """
     _, log_weight, sigma, _ = tilted_grid(m, s, f, points)
     _, other, _, _ = tilted_grid(m, s, -f, points)  # E σ(C) = 1 − E σ(−C): keeps the digits of log E σ near 0
     rest = torch.exp(torch.logsumexp(other, -1)).clamp(max=0.5)

@@ -36,12 +36,12 @@ def joint_mean(matrix: Gaussian, plain: Gaussian) -> Tensor:
     could move the mean, the eigenvalues of `matrix` that do not stand out from it count as 0, and `plain` alone, which
     was added up apart, decides in their directions. A direction about which neither says anything gets 0.
     """
-    whole, size = matrix + plain, matrix.shift.shape[-1]
+    full, size = matrix + plain, matrix.shift.shape[-1]
     noise = 2 * size * torch.finfo(matrix.shift.dtype).eps * matrix.precision.flatten(1).norm(dim=1)
     inverse = torch.linalg.solve_triangular(
-        cholesky(whole.precision), torch.eye(size).to(matrix.shift).expand_as(whole.precision), upper=False
+        cholesky(full.precision), torch.eye(size).to(matrix.shift).expand_as(full.precision), upper=False
     )
-    mean = matvec(inverse.mT, matvec(inverse, whole.shift))
+    mean = matvec(inverse.mT, matvec(inverse, full.shift))
     weak = ~(noise * inverse.flatten(1).square().sum(1) < TRUSTED)  # noise · tr Λ⁻¹; also where there is no root
     for k in torch.nonzero(weak).flatten().tolist():
         mean[k] = _spectral_mean(matrix.precision[k], matrix.shift[k], plain.precision[k], plain.shift[k], noise[k])

@@ -149,7 +149,9 @@ class PFedVMP(Method):
 
     def loss(self, params: Params, batch: Batch, here: Here) -> tuple[Tensor, Params]:
         head = here.model.heads[0]
-        output, buffers, seen = here.model(params, batch.x, mask=batch.mask, train=True, key=here.key, want=(head,))
+        output, buffers, seen = here.model(
+            params, batch.x, mask=batch.layer_mask, train=True, key=here.key, want=(head,)
+        )
         each = pointwise(output, batch.y, here.model)
         if self.xi:
             each = each + self.xi * self.pull(seen[head].flatten(1), batch.y, here.shared)  # (9)

@@ -5,15 +5,15 @@ A metric is a `Metric` (`metric.py`) at the top of a module; those of the packag
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Sequence
 
 from torch import Tensor
 
+from posterity.core.outside import find_outside
+from posterity.evaluate.fairness import fairness
 from posterity.evaluate.metric import Metric
 from posterity.evaluate.metrics import METRICS
 from posterity.evaluate.scores import Task, distribution, prepared, sums_by_client, zero
-from posterity.evaluate.summaries import fairness
 
 SHOWN = ("n", "accuracy_mean", "accuracy_train", "bytes", "seconds")  # what lines and tables have besides
 
@@ -39,7 +39,7 @@ def check_task(metrics: Sequence[Metric], task: str, classes: int) -> None:
             raise ValueError(f"metric {metric.name!r} needs rows in order (source 'rows'), kept for two classes only")
 
 
-def own_sums(
+def user_sums(
     metrics: Sequence[Metric], outputs: Tensor, y: Tensor, offsets: Tensor, task: Task
 ) -> dict[Metric, Tensor]:
     """The sums of each metric (clients, k); the arguments are those of `score`."""
@@ -66,16 +66,7 @@ def _load(path: str) -> Metric:
     module, colon, name = path.partition(":")
     if not colon or not module or not name:
         raise ValueError(f"--metrics takes package.module:name, separated by commas; {path!r} was given")
-    try:
-        home = importlib.import_module(module)
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
-            raise  # the file is there, but something that it imports is not
-        raise ValueError(
-            f"there is no module {module!r} to take the metric {path!r} from; is it on the path? "
-            "(the current folder is searched; set PYTHONPATH for others)"
-        ) from error
-    metric = getattr(home, name, None)
+    metric, home = find_outside(path, "metric")
     if not isinstance(metric, Metric):
         some = [n for n, value in vars(home).items() if isinstance(value, Metric)]
         raise ValueError(f"{path!r} is not a metric (a posterity.evaluate.Metric); metrics in {module}: "
