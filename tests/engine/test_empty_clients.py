@@ -21,7 +21,7 @@ TRAININGS = {"decay": {"weight_decay": 0.5}, "momentum": {"momentum": 0.9, "weig
              "adam": {"optimiser": "adam", "weight_decay": 0.5}}  # fmt: skip
 
 
-CALLED = [(engine, training, 2**60) for engine in ("loop", "stacked", "graph") for training in TRAININGS]
+CALLED = [(engine, training, 2**60) for engine in ("oracle", "loop", "stacked", "graph") for training in TRAININGS]
 RECORDED = [(engine, "decay", 0) for engine in ("loop", "graph")]
 
 
