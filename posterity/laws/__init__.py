@@ -1,7 +1,15 @@
 """Laws that every method keeps, whoever wrote it: `posterity check my_package.foo:Foo` runs them.
 
-Each law is a function of a `Subject` that raises `LawBroken`, and the text says which client, round and leaf, by how
-much, and what usually helps. Everything is deterministic: the federation is made from fixed keys.
+Each law is a function of a `Case` (a method on a small federation, `case.py`) that raises `LawBroken`, and the text
+says which client, round and leaf, by how much, and what usually helps. Everything is deterministic: the federation is
+made from fixed keys. Laws are declared by `law.py`; they compare runs kept by `history.py`, with `assertions.py`:
+
+    invariance   engine, order, blocks, company, padding and numbers of clients change nothing
+    draws        other keys give other draws
+    purity       a function's answer depends on its arguments alone
+    records      what lasts: records, states, refused messages, scoring, resuming
+    seeds        several seeds at once
+    sums         messages add up
 """
 
 from __future__ import annotations
@@ -12,9 +20,9 @@ from dataclasses import dataclass
 
 from posterity.core.hyperparameters import nearest
 from posterity.core.protocol import Method
-from posterity.laws import company, draws, purity, records, seeds, sums
+from posterity.laws import draws, invariance, purity, records, seeds, sums
+from posterity.laws.case import Case, make_case
 from posterity.laws.law import FOUND, Law, LawBroken
-from posterity.laws.subject import Subject, subject
 
 LAWS: tuple[Law, ...] = tuple(FOUND)
 
@@ -37,11 +45,11 @@ def check(method: Method, model_name: str = "mlp", only: Iterable[str] = ()) -> 
     for name in wanted:
         if name not in names:
             raise ValueError(f"there is no law {name!r}: {nearest(name, names)}")
-    looked_at = subject(method, model_name)
+    looked_at = make_case(method, model_name)
     return [_verdict(law, looked_at) for law in LAWS if not wanted or law.name in wanted]
 
 
-def _verdict(law: Law, looked_at: Subject) -> Verdict:
+def _verdict(law: Law, looked_at: Case) -> Verdict:
     began, detail = time.perf_counter(), ""
     try:
         law.function(looked_at)
@@ -50,5 +58,5 @@ def _verdict(law: Law, looked_at: Subject) -> Verdict:
     return Verdict(law.name, law.statement, not detail, detail, time.perf_counter() - began)
 
 
-__all__ = ["LAWS", "Law", "LawBroken", "Subject", "Verdict", "check", "company", "draws", "purity", "records", "seeds",
-           "subject", "sums"]  # fmt: skip
+__all__ = ["LAWS", "Case", "Law", "LawBroken", "Verdict", "check", "draws", "invariance", "make_case", "purity",
+           "records", "seeds", "sums"]  # fmt: skip

@@ -16,17 +16,16 @@ from posterity.core.wrapper import Wrapper
 from posterity.engine.loop import ORACLE
 from posterity.engine.round import first_state, score, train_round
 from posterity.engine.store import Memory
-from posterity.laws.gaps import Broken
+from posterity.laws.assertions import Broken
+from posterity.laws.case import Case, make_case
 from posterity.laws.law import law
-from posterity.laws.subject import Subject
-from posterity.laws.subject import subject as subject_for
 
 Words = tuple[int, ...]
 VISITS = ((0, 1, 3), (1, 5, 8))  # the cohorts that are listened to
 
 
 @dataclass
-class Ear:
+class KeyLog:
     """Which keys the method was given and which it drew with, and where."""
 
     place: str = ""  # the call under way; empty outside the method
@@ -34,7 +33,7 @@ class Ear:
     keys: dict[Words, str] = field(default_factory=dict)
     clash: str = ""
 
-    def hear(self, book: dict[Words, str], key: Tensor, what: str) -> None:
+    def note(self, book: dict[Words, str], key: Tensor, what: str) -> None:
         for words in _words(key):
             other = book.setdefault(words, self.place)
             if other != self.place and not self.clash:
@@ -50,13 +49,13 @@ def _words(key: Tensor) -> list[Words]:
 
 
 @contextmanager
-def listening(ear: Ear) -> Iterator[None]:
-    """Everything drawn through `core.draw` inside the method is written down."""
+def logging_keys(log: KeyLog) -> Iterator[None]:
+    """Everything drawn through `core.random` inside the method is written down."""
     original = random.bits
 
     def bits(key: Tensor, count: int) -> tuple[Tensor, Tensor]:
-        if ear.place:
-            ear.hear(ear.keys, key, "draws with")
+        if log.place:
+            log.note(log.keys, key, "draws with")
         return original(key, count)
 
     random.bits = bits
@@ -67,19 +66,19 @@ def listening(ear: Ear) -> Iterator[None]:
 
 
 @dataclass(frozen=True)
-class Overheard(Wrapper):
-    """The method, telling `ear` which of its functions runs for whom."""
+class KeyLogged(Wrapper):
+    """The method, telling `log` which of its functions runs for whom."""
 
-    ear: Ear = field(default_factory=Ear)
+    log: KeyLog = field(default_factory=KeyLog)
 
     def _at(self, name: str, function: Callable[..., Any], here: Here, *args: Any, step: bool = False) -> Any:
         moment = f", step {int(here.step)}" if step else ""
-        self.ear.place = f"{name} of client {int(here.client)} in round {int(here.round)}{moment}"
-        self.ear.hear(self.ear.given, here.key, "is given")
+        self.log.place = f"{name} of client {int(here.client)} in round {int(here.round)}{moment}"
+        self.log.note(self.log.given, here.key, "is given")
         try:
             return function(*args)
         finally:
-            self.ear.place = ""
+            self.log.place = ""
 
     def join(self, here: Here) -> Any:
         return self._at("join", self.inner.join, here, here)
@@ -109,20 +108,20 @@ class Overheard(Wrapper):
         return tuple(self._pass(p, f"pass {i} of adapt") for i, p in enumerate(self.inner.adapt(epochs)))
 
 
-def heard(subject: Subject, seed: int) -> Ear:
-    """What was heard in two rounds and one scoring, one client after another; made once."""
+def keys_of_run(case: Case, seed: int) -> KeyLog:
+    """The keys of two rounds and one scoring, one client after another; made once."""
 
-    def listen() -> Ear:
-        ear = Ear()
-        sim = subject.sim(seed=seed, method=Overheard(subject.method, ear))
-        with listening(ear):
-            state, store = first_state(sim), Memory(subject.federation.members)
+    def listen() -> KeyLog:
+        log = KeyLog()
+        sim = case.sim(seed=seed, method=KeyLogged(case.method, log))
+        with logging_keys(log):
+            state, store = first_state(sim), Memory(case.federation.members)
             for number, cohort in enumerate(VISITS, 1):
                 state, _ = train_round(sim, ORACLE, state, store, torch.tensor(cohort), number, 2)
-            score(sim, ORACLE, state, store, torch.tensor([1, 3]), 2, [subject.federation.test], "adapted")
-        return ear
+            score(sim, ORACLE, state, store, torch.tensor([1, 3]), 2, [case.federation.test], "adapted")
+        return log
 
-    made: Ear = subject.once(f"heard {seed}", listen)
+    made: KeyLog = case.once(f"heard {seed}", listen)
     return made
 
 
@@ -132,15 +131,13 @@ def heard(subject: Subject, seed: int) -> Ear:
     "a key made inside the method (make_key(0)), kept from an earlier call, or folded from too little. Draw with "
     "here.key, or fold(here.key, i) for the i-th draw of a call, and hand key=here.key to the model.",
 )
-def law_draws(subject: Subject) -> None:
-    subjects = [subject]
-    if subject.model.name == "mlp" and not any("drop" in n for n, _ in subject.model.module.named_modules()):
-        subjects.append(subject_for(subject.method, "mlp_dropout", subject.dtype))  # most methods are noisy only there
-    for each in subjects:
-        first, second = heard(each, subject.seed), heard(each, subject.seed + 1)
+def law_draws(case: Case) -> None:
+    cases = [case]
+    if case.model.name == "mlp" and not any("drop" in n for n, _ in case.model.module.named_modules()):
+        cases.append(make_case(case.method, "mlp_dropout", case.dtype))  # most methods are noisy only there
+    for each in cases:
+        first, second = keys_of_run(each, case.seed), keys_of_run(each, case.seed + 1)
         if first.clash:
             raise Broken(first.clash)
         for words in first.keys.keys() & second.keys.keys():
-            raise Broken(
-                f"{first.keys[words]} draws with the same key under seeds {subject.seed} and {subject.seed + 1}"
-            )
+            raise Broken(f"{first.keys[words]} draws with the same key under seeds {case.seed} and {case.seed + 1}")

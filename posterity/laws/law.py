@@ -6,8 +6,8 @@ import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from posterity.laws.gaps import Broken
-from posterity.laws.subject import Subject
+from posterity.laws.assertions import Broken
+from posterity.laws.case import Case
 
 
 class LawBroken(AssertionError):
@@ -22,20 +22,20 @@ class LawBroken(AssertionError):
 class Law:
     name: str
     statement: str
-    function: Callable[[Subject], None]
+    function: Callable[[Case], None]
 
 
 FOUND: list[Law] = []
 
 
-def law(name: str, statement: str, cause: str) -> Callable[[Callable[[Subject], None]], Callable[[Subject], None]]:
+def law(name: str, statement: str, cause: str) -> Callable[[Callable[[Case], None]], Callable[[Case], None]]:
     """Make a function a law: it joins the list, and whatever it or the method raises becomes a `LawBroken`."""
 
-    def wrap(function: Callable[[Subject], None]) -> Callable[[Subject], None]:
+    def wrap(function: Callable[[Case], None]) -> Callable[[Case], None]:
         @functools.wraps(function)
-        def checked(subject: Subject) -> None:
+        def checked(case: Case) -> None:
             try:
-                function(subject)
+                function(case)
             except Broken as found:
                 raise LawBroken(name, statement, str(found), cause) from None
             except Exception as error:

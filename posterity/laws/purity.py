@@ -17,23 +17,23 @@ from posterity.core.wrapper import Wrapper
 from posterity.engine.loop import ORACLE
 from posterity.engine.round import first_state, score, train_round
 from posterity.engine.store import Memory
-from posterity.laws.gaps import Broken, same_bits, worst
+from posterity.laws.assertions import Broken, assert_same_bits, largest_gap
+from posterity.laws.case import COHORTS, Case
+from posterity.laws.history import history, one_round, run
 from posterity.laws.law import law
-from posterity.laws.subject import COHORTS, Subject
-from posterity.laws.trace import one_round, run, trace
 
 
-def photograph(tree: Tree) -> list[tuple[str, Tensor, int, Tensor]]:
+def snapshot(tree: Tree) -> list[tuple[str, Tensor, int, Tensor]]:
     """Every tensor with its version counter and a copy."""
     return [(n, t, t._version, t.clone()) for n, t in tree_named(tree) if isinstance(t, Tensor)]
 
 
 def unchanged(before: list[tuple[str, Tensor, int, Tensor]], after: Tree, where: str) -> None:
-    """Nothing was written to since the photograph, and no leaf came or went."""
+    """Nothing was written to since the snapshot, and no leaf came or went."""
     if [n for n, *_ in before] != [n for n, t in tree_named(after) if isinstance(t, Tensor)]:
         raise Broken(f"{where} added, removed or reordered leaves of what it was handed")
     for name, tensor, version, copy in before:
-        if tensor._version != version or worst(tensor, copy)[0] > 0:
+        if tensor._version != version or largest_gap(tensor, copy)[0] > 0:
             raise Broken(f"{where} wrote to what it was handed: leaf {name!r} (argument/path)")
 
 
@@ -41,13 +41,13 @@ def twice(name: str, function: Callable[..., Any], *args: Any) -> Any:
     """Call `function` twice, compare the bits of both answers, and see that the arguments are as they were."""
     here = next((a for a in args if hasattr(a, "client") and hasattr(a, "round")), None)
     where = name if here is None else f"{name} (client {int(here.client)}, round {int(here.round)})"
-    before = photograph(args)
+    before = snapshot(args)
     first = function(*args)
-    kept = photograph(first)
+    kept = snapshot(first)
     unchanged(before, args, where)
     second = function(*args)
     unchanged(kept, first, f"the second call of {where}")
-    same_bits(
+    assert_same_bits(
         {n: t for n, t in tree_named(second) if isinstance(t, Tensor)},
         {n: t for n, t in tree_named(first) if isinstance(t, Tensor)},
         f"{where} called twice with the same arguments",
@@ -103,15 +103,15 @@ class Twice(Wrapper):
     "state kept outside State and Personal (a module-level dict, an attribute of the method), or an in-place "
     "operation (add_, +=, dict assignment). Put what must last into State or Personal and return new tensors.",
 )
-def law_purity(subject: Subject) -> None:
-    sim = subject.sim(method=Twice(subject.method))
-    state, store = first_state(sim), Memory(subject.federation.members)
+def law_purity(case: Case) -> None:
+    sim = case.sim(method=Twice(case.method))
+    state, store = first_state(sim), Memory(case.federation.members)
     for number, cohort in enumerate(((1, 2, 3), (1, 4)), 1):
         state, _ = train_round(sim, ORACLE, state, store, torch.tensor(cohort), number, 2)
-    tests = [subject.federation.test]
+    tests = [case.federation.test]
     for point in ("adapted", "trained"):
         score(sim, ORACLE, state, store, torch.tensor([1, 12]), 2, tests, point)
-    newcomer = torch.tensor([subject.federation.members])
+    newcomer = torch.tensor([case.federation.members])
     score(sim, ORACLE, state, store, newcomer, 2, tests, "received", newcomers=True)
 
 
@@ -128,29 +128,29 @@ def global_generators() -> dict[str, Any]:
 @law(
     "seed",
     "The same seed gives the same bits, another seed other ones, and no global generator is touched.",
-    "torch.randn, numpy.random or random in a method. Draw with core.draw and here.key; in combine with now.key.",
+    "torch.randn, numpy.random or random in a method. Draw with core.random and here.key; in combine with now.key.",
 )
-def law_seed(subject: Subject) -> None:
+def law_seed(case: Case) -> None:
     before = global_generators()
     few = [COHORTS[0][1:4]]
-    ones = run(subject.sim(), "oracle", few)
+    ones = run(case.sim(), "oracle", few)
     for name, state in global_generators().items():
         if state != before[name]:
             raise Broken(f"the global generator of {name} moved during round 1")
-    same_bits(_end(ones), _end(run(subject.sim(), "oracle", few)), "the same seed, round 1, loop")
-    made = trace(subject, "stacked")
-    again = run(subject.sim(), "stacked", COHORTS[:2])
-    same_bits(_end(again), (made.at(2).state, made.at(2).rows), "the same seed, rounds 1 and 2, stacked")
-    draws = [p for p in subject.method.passes() if p.shuffle and p.batch is not None and p.learns]
-    if any(p.batch is not None and p.batch < max(len(r) for r in _rows(subject)) for p in draws):
+    assert_same_bits(_end(ones), _end(run(case.sim(), "oracle", few)), "the same seed, round 1, loop")
+    made = history(case, "stacked")
+    again = run(case.sim(), "stacked", COHORTS[:2])
+    assert_same_bits(_end(again), (made.at(2).state, made.at(2).rows), "the same seed, rounds 1 and 2, stacked")
+    draws = [p for p in case.method.passes() if p.shuffle and p.batch is not None and p.learns]
+    if any(p.batch is not None and p.batch < max(len(r) for r in _rows(case)) for p in draws):
         state, store = made.before(1)
-        other = one_round(subject.sim(seed=subject.seed + 1), "stacked", state, store, COHORTS[0], 1)
-        if worst((other.state, other.rows), (made.at(1).state, made.at(1).rows))[0] == 0:
+        other = one_round(case.sim(seed=case.seed + 1), "stacked", state, store, COHORTS[0], 1)
+        if largest_gap((other.state, other.rows), (made.at(1).state, made.at(1).rows))[0] == 0:
             raise Broken("another seed gave the same bits in round 1, although the order of the samples is drawn")
 
 
-def _rows(subject: Subject) -> list[Tensor]:
-    return [subject.federation.train.client(c) for c in COHORTS[0]]
+def _rows(case: Case) -> list[Tensor]:
+    return [case.federation.train.client(c) for c in COHORTS[0]]
 
 
 def _end(made: Any) -> Tree:

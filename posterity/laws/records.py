@@ -16,11 +16,11 @@ from posterity.engine.blocks import meet
 from posterity.engine.loop import ORACLE
 from posterity.engine.round import first_state
 from posterity.engine.store import Memory
-from posterity.laws.gaps import Broken, near, same_bits, shapes
+from posterity.laws.assertions import Broken, assert_close, assert_same_bits, shapes
+from posterity.laws.case import COHORTS, Case
+from posterity.laws.history import POINTS, Change, RoundHistory, copied, history, one_round, outputs, run
 from posterity.laws.law import law
-from posterity.laws.purity import photograph, unchanged
-from posterity.laws.subject import COHORTS, Subject
-from posterity.laws.trace import POINTS, Change, Round, copied, one_round, outputs, run, trace
+from posterity.laws.purity import snapshot, unchanged
 
 # -5000 and -5000.001 are different weights; entries of a sum of matrices hold precisions of all sizes
 EXACT = {"log_weight", "matrix"}
@@ -32,19 +32,19 @@ EXACT = {"log_weight", "matrix"}
     "combine builds a new table and forgets the old rows. Use total[...].into(state.table), which replaces the rows "
     "that arrived and keeps the others.",
 )
-def law_absent(subject: Subject) -> None:
+def law_absent(case: Case) -> None:
     for engine in ("oracle", "stacked"):
-        made = trace(subject, engine)
+        made = history(case, engine)
         for number, done in enumerate(made.rounds, 1):
             state, store = made.before(number)
-            absent = [c for c in range(subject.federation.members) if c not in COHORTS[number - 1]]
+            absent = [c for c in range(case.federation.members) if c not in COHORTS[number - 1]]
             if bool((store.known[absent] != done.known[absent]).any()):
                 raise Broken(f"round {number}, {engine}: a client that was absent has a record now")
             old = [c for c in absent if bool(store.known[c])]
             if old:
                 now, then = tree_rows(done.rows, old), tree_rows(store.rows, old)
-                same_bits(now, then, f"round {number}, {engine}, records of the absent clients {old}")
-            if "remembered" in subject.method.absent:
+                assert_same_bits(now, then, f"round {number}, {engine}, records of the absent clients {old}")
+            if "remembered" in case.method.absent:
                 _tables(done.sent, state, done.state, absent, f"round {number}, {engine}")
 
 
@@ -55,7 +55,9 @@ def _tables(sent: Message, before: Tree, after: Tree, absent: list[int], where: 
     for name, table in old.items():
         if not name.startswith("params") and table.dim() and len(table) > max(absent) and table.shape[1:] in sizes:
             for client in absent:
-                same_bits(new[name][client], table[client], f"{where}, state {name!r}, row of absent client {client}")
+                assert_same_bits(
+                    new[name][client], table[client], f"{where}, state {name!r}, row of absent client {client}"
+                )
 
 
 @law(
@@ -65,15 +67,15 @@ def _tables(sent: Message, before: Tree, after: Tree, absent: list[int], where: 
     "join returns () or {} and message something else, a dict rebuilt in another order, or a State without params. "
     "Build both from the same names in the same order, e.g. {n: new[n] for n in here.initial}.",
 )
-def law_structure(subject: Subject) -> None:
-    sim, made = subject.sim(), trace(subject, "stacked")
+def law_structure(case: Case) -> None:
+    sim, made = case.sim(), history(case, "stacked")
     params = getattr(made.first, "params", None)
-    if not isinstance(params, dict) or not set(subject.model.leaves) <= set(params):
-        raise Broken(f"state.params of the first state does not hold the leaves {list(subject.model.leaves)}")
-    for name in subject.model.leaves:
+    if not isinstance(params, dict) or not set(case.model.leaves) <= set(params):
+        raise Broken(f"state.params of the first state does not hold the leaves {list(case.model.leaves)}")
+    for name in case.model.leaves:
         if params[name].shape != sim.initial[name].shape:
             raise Broken(f"state.params[{name!r}] has shape {tuple(params[name].shape)}, not the network's")
-    here, _ = meet(sim, ORACLE, made.first, Memory(subject.federation.members), torch.tensor(COHORTS[0]), 1)
+    here, _ = meet(sim, ORACLE, made.first, Memory(case.federation.members), torch.tensor(COHORTS[0]), 1)
     fresh = shapes(tree_rows(here.personal, 0))
     for number, done in enumerate(made.rounds, 1):
         _same_shapes(shapes(made.first), shapes(done.state), f"state after round {number}")
@@ -98,8 +100,8 @@ def _same_shapes(left: list[tuple[str, tuple[int, ...], torch.dtype]], right: ob
     "a float64 tensor that meets the parameters (torch.tensor([2.0], dtype=float64) * p, numpy numbers, "
     "torch.where of two Python numbers). Cast to here.n.dtype, or to the leaf's own with .to(p).",
 )
-def law_precision(subject: Subject) -> None:
-    thin = Subject(subject.method, subject.model, subject.federation.to("cpu", torch.float32), dtype=torch.float32)
+def law_precision(case: Case) -> None:
+    thin = Case(case.method, case.model, case.federation.to("cpu", torch.float32), dtype=torch.float32)
     made = run(thin.sim(), "stacked", COHORTS[:2])
     thin.memory["trace stacked"] = made
     looked = {"state": made.state, "records": made.at(2).records, "messages": made.at(2).sent}
@@ -116,17 +118,17 @@ def law_precision(subject: Subject) -> None:
     "Scoring leaves no trace, at every evaluation point.",
     "predict or adapt writes to what it was handed. Return new tensors.",
 )
-def law_scoring(subject: Subject) -> None:
-    made = trace(subject, "stacked")
+def law_scoring(case: Case) -> None:
+    made = history(case, "stacked")
     state, store = made.state, made.store()
-    sim = subject.sim()
-    watched = (state, store.rows, store.known, subject.federation.x, sim.initial)
-    before = photograph(watched)
+    sim = case.sim()
+    watched = (state, store.rows, store.known, case.federation.x, sim.initial)
+    before = snapshot(watched)
     for engine in ("oracle", "stacked"):
         for point in POINTS:
-            first = outputs(subject, engine, point, state=state, store=store)
+            first = outputs(case, engine, point, state=state, store=store)
             unchanged(before, watched, f"scoring ({point}, {engine})")
-            same_bits(outputs(subject, engine, point), first, f"scored twice ({point}, {engine})")
+            assert_same_bits(outputs(case, engine, point), first, f"scored twice ({point}, {engine})")
 
 
 @law(
@@ -135,10 +137,10 @@ def law_scoring(subject: Subject) -> None:
     "offer cannot cope with client None, or looks up a row by a number that the tables do not have. Offer a neutral "
     "row when client is None.",
 )
-def law_newcomers(subject: Subject) -> None:
+def law_newcomers(case: Case) -> None:
     for point in POINTS[:2]:
-        ones, many = (outputs(subject, engine, point, newcomers=True) for engine in ("oracle", "stacked"))
-        near(ones, many, f"predictions for newcomers, {point}, loop and stacked", subject.slack)
+        ones, many = (outputs(case, engine, point, newcomers=True) for engine in ("oracle", "stacked"))
+        assert_close(ones, many, f"predictions for newcomers, {point}, loop and stacked", case.slack)
         if not all(bool(leaf.isfinite().all()) for leaf in many):
             raise Broken(f"predictions for newcomers, {point}, are not finite")
 
@@ -148,20 +150,20 @@ def law_newcomers(subject: Subject) -> None:
     "What predict returns are log-probabilities that sum to 1 (for regression: a mean and a positive variance).",
     "predict returns logits, or an average of logarithms. End with log_softmax; average probabilities, not logarithms.",
 )
-def law_probabilities(subject: Subject) -> None:
+def law_probabilities(case: Case) -> None:
     for newcomers, points in ((False, POINTS), (True, POINTS[:2])):
         for point in points:
-            for client, output in enumerate(outputs(subject, "stacked", point, newcomers=newcomers)):
-                _proper(output, subject, f"{point}, {'newcomer' if newcomers else 'scored client'} no. {client}")
+            for client, output in enumerate(outputs(case, "stacked", point, newcomers=newcomers)):
+                _proper(output, case, f"{point}, {'newcomer' if newcomers else 'scored client'} no. {client}")
 
 
-def _proper(output: Tensor, subject: Subject, where: str) -> None:
-    if subject.federation.task == "regression":
+def _proper(output: Tensor, case: Case, where: str) -> None:
+    if case.federation.task == "regression":
         if not bool(output.isfinite().all()) or not bool((output[:, 1] > 0).all()):
             raise Broken(f"{where}: a variance is not positive, or a number is not finite")
         return
-    if output.dim() != 2 or output.shape[1] != subject.federation.classes:
-        raise Broken(f"{where}: shape {tuple(output.shape)}, not (samples, {subject.federation.classes})")
+    if output.dim() != 2 or output.shape[1] != case.federation.classes:
+        raise Broken(f"{where}: shape {tuple(output.shape)}, not (samples, {case.federation.classes})")
     error = (output.exp().sum(-1) - 1).abs()
     if len(error) and not bool((error < 1e-9).all()):
         raise Broken(f"{where}: probabilities sum to {float(output.exp().sum(-1)[error.argmax()]):.6g}")
@@ -190,43 +192,43 @@ def _poison(victims: tuple[int, ...]) -> Change:
     "combine counts clients by itself (take the weight from the total, or now.cohort), or a function raises on NaN, "
     "which ends the round for everybody (torch.linalg.cholesky: use cholesky_ex and let the NaN through).",
 )
-def law_refusal(subject: Subject) -> None:
-    made, sim = trace(subject, "stacked"), subject.sim()
+def law_refusal(case: Case) -> None:
+    made, sim = history(case, "stacked"), case.sim()
     if not any(leaf.is_floating_point() for leaf in tree_leaves((made.at(1).sent, made.at(1).records))):
         return  # nothing that could be refused
     state, store = made.before(2)
     done = one_round(sim, "stacked", state, store, COHORTS[1], 2, _poison((1,)))
     if [r.client for r in done.log.refused] != [1]:
         raise Broken(f"client 1 sent NaN, but refused were {done.log.refused}")
-    _left_out(subject, done, 1)
+    _left_out(case, done, 1)
     state, store = made.before(2)
-    ill = one_round(replace(sim, federation=_ill(subject, 8)), "stacked", state, store, COHORTS[1], 2)
+    ill = one_round(replace(sim, federation=_ill(case, 8)), "stacked", state, store, COHORTS[1], 2)
     if {r.client for r in ill.log.refused} - {8}:
         raise Broken(f"client 8 has NaN in its data, but refused were {ill.log.refused}")
     if ill.log.refused:
-        _left_out(subject, ill, 8)
+        _left_out(case, ill, 8)
     state, store = made.before(2)
     all_bad = one_round(sim, "stacked", state, store, COHORTS[1], 2, _poison(COHORTS[1]))
     if not all_bad.log.empty:
         raise Broken("every message was NaN, but the round is not reported as empty")
     before = (state, made.at(1).rows, made.at(1).known)
-    same_bits((all_bad.state, all_bad.rows, all_bad.known), before, "a round in which all were refused")
+    assert_same_bits((all_bad.state, all_bad.rows, all_bad.known), before, "a round in which all were refused")
 
 
-def _left_out(subject: Subject, done: Round, victim: int) -> None:
+def _left_out(case: Case, done: RoundHistory, victim: int) -> None:
     """Round 2 ended as if `victim` had not been there."""
-    made, where = trace(subject, "stacked"), f"client {victim} refused"
+    made, where = history(case, "stacked"), f"client {victim} refused"
     state, store = made.before(2)
-    same_bits(tree_rows(done.rows, victim), tree_rows(store.rows, victim), f"{where}, its record")
-    without = one_round(subject.sim(), "stacked", state, store, [c for c in COHORTS[1] if c != victim], 2)
-    near((done.state, done.rows), (without.state, without.rows), f"{where}, the round without it", subject.slack)
+    assert_same_bits(tree_rows(done.rows, victim), tree_rows(store.rows, victim), f"{where}, its record")
+    without = one_round(case.sim(), "stacked", state, store, [c for c in COHORTS[1] if c != victim], 2)
+    assert_close((done.state, done.rows), (without.state, without.rows), f"{where}, the round without it", case.slack)
 
 
-def _ill(subject: Subject, victim: int) -> Federation:
+def _ill(case: Case, victim: int) -> Federation:
     """The federation in which the first sample of `victim` is NaN."""
-    x = subject.federation.x.clone()
-    x[subject.federation.train.client(victim)[0]] = torch.nan
-    return replace(subject.federation, x=x)
+    x = case.federation.x.clone()
+    x[case.federation.train.client(victim)[0]] = torch.nan
+    return replace(case.federation, x=x)
 
 
 @law(
@@ -234,18 +236,18 @@ def _ill(subject: Subject, victim: int) -> Federation:
     "State and records that were saved by name and read again continue bit for bit.",
     "something that lasts is kept in a field marked static, or outside State and Personal.",
 )
-def law_resume(subject: Subject) -> None:
-    made, sim = trace(subject, "stacked"), subject.sim()
+def law_resume(case: Case) -> None:
+    made, sim = history(case, "stacked"), case.sim()
     for number in (2, 3):
         state, store = made.before(number)
         stored = {f"state:{n}": t.clone().contiguous() for n, t in tree_named(state)}
         stored |= {f"rows:{n}": t.clone().contiguous() for n, t in tree_named(store.rows)}
         named = load(save({**stored, "known": store.known}))
-        fresh, again = first_state(sim), Memory(subject.federation.members)
+        fresh, again = first_state(sim), Memory(case.federation.members)
         state = tree_filled(fresh, {n: named[f"state:{n}"] for n, _ in tree_named(fresh)})
         again.rows = tree_filled(copied(store.rows), {n: named[f"rows:{n}"] for n, _ in tree_named(store.rows)})
         again.known = named["known"]
         done = one_round(sim, "stacked", state, again, COHORTS[number - 1], number)
         straight = made.at(number)
         pair = (done.state, done.rows, done.known), (straight.state, straight.rows, straight.known)
-        same_bits(*pair, f"round {number} after a restart")
+        assert_same_bits(*pair, f"round {number} after a restart")

@@ -12,9 +12,9 @@ from posterity.engine.round import Question, answer, first_state, train_round, t
 from posterity.engine.simulation import Simulation
 from posterity.engine.stacked import STACKED
 from posterity.engine.store import Memory
-from posterity.laws.gaps import near
+from posterity.laws.assertions import assert_close
+from posterity.laws.case import COHORTS, SCORED, Case, renumbered, some_order
 from posterity.laws.law import law
-from posterity.laws.subject import COHORTS, SCORED, Subject, renumbered, some_order
 
 SEEDS = (0, 5, 6)
 
@@ -25,8 +25,8 @@ SEEDS = (0, 5, 6)
     "something that is common to all clients but reaches a client function by another way than `here`, such as a field "
     "of the method that holds tensors, or a table in State whose size depends on the cohort. Offer it.",
 )
-def law_seeds(subject: Subject) -> None:
-    sims = [_world(subject, seed) for seed in SEEDS]
+def law_seeds(case: Case) -> None:
+    sims = [_simulation(case, seed) for seed in SEEDS]
     multi, engine = MultiSeed.of(sims), STACKED
     together, apart = ([first_state(sim) for sim in sims] for _ in range(2))
     stores, others = ([Memory(sim.federation.clients) for sim in sims] for _ in range(2))
@@ -37,23 +37,23 @@ def law_seeds(subject: Subject) -> None:
         for i, sim in enumerate(sims):
             apart[i], log = train_round(sim, engine, apart[i], others[i], cohorts[i], number, len(COHORTS))
             where = f"seed {SEEDS[i]}, round {number}"
-            near(_left(together[i], stores[i]), _left(apart[i], others[i]), where, subject.slack)
-            near(torch.tensor(ends[i][1].loss), torch.tensor(log.loss), f"{where}, loss", subject.slack)
+            assert_close(_left(together[i], stores[i]), _left(apart[i], others[i]), where, case.slack)
+            assert_close(torch.tensor(ends[i][1].loss), torch.tensor(log.loss), f"{where}, loss", case.slack)
     parts = [(sim.federation.validation, sim.federation.test) for sim in sims]
     for point, newcomers in (("received", False), ("adapted", False), ("trained", False), ("adapted", True)):
-        clients = range(subject.federation.members, subject.federation.clients) if newcomers else SCORED
+        clients = range(case.federation.members, case.federation.clients) if newcomers else SCORED
         asked = [Question(torch.tensor(list(clients)), some, point, newcomers=newcomers) for some in parts]
         outputs = answer(multi, engine, together, stores, asked, 2)
         for i, sim in enumerate(sims):
             alone = answer(MultiSeed.of([sim]), engine, [apart[i]], [others[i]], [asked[i]], 2)[0]
-            near(outputs[i], alone, f"predictions of seed {SEEDS[i]}, {point}", subject.slack)
+            assert_close(outputs[i], alone, f"predictions of seed {SEEDS[i]}, {point}", case.slack)
 
 
-def _world(subject: Subject, seed: int) -> Simulation:
+def _simulation(case: Case, seed: int) -> Simulation:
     """A world with other draws, another first network and another partition."""
-    federation = renumbered(subject.federation, some_order(subject.federation.members, seed))
-    initial = subject.model.init(seed, subject.dtype)
-    return replace(subject.sim(seed=seed), initial=initial, federation=federation)
+    federation = renumbered(case.federation, some_order(case.federation.members, seed))
+    initial = case.model.init(seed, case.dtype)
+    return replace(case.sim(seed=seed), initial=initial, federation=federation)
 
 
 def _left(state: Tree, store: Memory) -> Tree:

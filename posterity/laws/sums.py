@@ -10,25 +10,25 @@ from typing import Any
 from posterity.core.messages import LogMean, Mean, Message, Moments, Sum, fold_stack, merge, zero_like
 from posterity.core.protocol import Now
 from posterity.core.tree import Tree, tree_map, tree_rows
-from posterity.laws.gaps import Broken, near, same_bits
+from posterity.laws.assertions import Broken, assert_close, assert_same_bits
+from posterity.laws.case import COHORTS, Case
+from posterity.laws.history import RoundHistory, history
 from posterity.laws.law import law
-from posterity.laws.subject import COHORTS, Subject
-from posterity.laws.trace import Round, trace
 
 TREES = 4
 Parts = list[Message]
 
 
-def singles(done: Round) -> Parts:
+def single_totals(done: RoundHistory) -> Parts:
     """Every client's message of a round as a total of its own, in float64."""
     return [fold_stack(tree_rows(done.sent, slice(i, i + 1))) for i in range(len(done.clients))]
 
 
-def grown(parts: Parts, lot: random.Random) -> Message:
+def random_merge(parts: Parts, rng: random.Random) -> Message:
     """The total of `parts` by a random tree of merges."""
     left = list(parts)
     while len(left) > 1:
-        a, b = left.pop(lot.randrange(len(left))), left.pop(lot.randrange(len(left)))
+        a, b = left.pop(rng.randrange(len(left))), left.pop(rng.randrange(len(left)))
         left.append(merge(a, b))
     return left[0]
 
@@ -37,23 +37,30 @@ def grown(parts: Parts, lot: random.Random) -> Message:
     "sums",
     "Messages add up: zero changes nothing, + commutes and associates, and every tree of merges gives one total.",
     "a message kind of your own whose zero is not neutral (the zero of a maximum is minus infinity, not 0), or whose "
-    "`+` loses the weights. Prefer Sum, Mean, LogMean, Moments, Rows and Bag of core.monoid.",
+    "`+` loses the weights. Prefer Sum, Mean, LogMean, Moments, Rows and Bag of core.messages.",
 )
-def law_sums(subject: Subject) -> None:
-    lot = random.Random(0)
-    for number, done in enumerate(trace(subject, "stacked").rounds, 1):
-        parts, total = singles(done), fold_stack(done.sent)
+def law_sums(case: Case) -> None:
+    rng = random.Random(0)
+    for number, done in enumerate(history(case, "stacked").rounds, 1):
+        parts, total = single_totals(done), fold_stack(done.sent)
         where = f"round {number}"
         for client, part in zip(done.clients.tolist(), parts, strict=True):
             zero = zero_like(part)
-            near(merge(zero, part), part, f"{where}, zero + message of client {client}", subject.slack)
-            near(merge(part, zero), part, f"{where}, message of client {client} + zero", subject.slack)
-        near(merge(total, zero_like(total)), total, f"{where}, total + zero", subject.slack)
+            assert_close(merge(zero, part), part, f"{where}, zero + message of client {client}", case.slack)
+            assert_close(merge(part, zero), part, f"{where}, message of client {client} + zero", case.slack)
+        assert_close(merge(total, zero_like(total)), total, f"{where}, total + zero", case.slack)
         for _ in range(TREES):
-            a, b, c = lot.sample(parts, 3)
-            near(merge(a, b), merge(b, a), f"{where}, a + b and b + a", subject.slack)
-            near(merge(merge(a, b), c), merge(a, merge(b, c)), f"{where}, (a + b) + c and a + (b + c)", subject.slack)
-            near(grown(parts, lot), total, f"{where}, a random tree of merges and the whole stack", subject.slack)
+            a, b, c = rng.sample(parts, 3)
+            assert_close(merge(a, b), merge(b, a), f"{where}, a + b and b + a", case.slack)
+            assert_close(
+                merge(merge(a, b), c), merge(a, merge(b, c)), f"{where}, (a + b) + c and a + (b + c)", case.slack
+            )
+            assert_close(
+                random_merge(parts, rng),
+                total,
+                f"{where}, a random tree of merges and the whole stack",
+                case.slack,
+            )
 
 
 def _weighed(part: Any, log_share: float) -> Any:
@@ -82,27 +89,27 @@ def _plain(part: Any) -> Tree:
     "dividing by now.cohort what Mean has divided already, or scaling by the number of messages. Let Mean divide; "
     "where a constant is needed, take it from facts.clients.",
 )
-def law_weights(subject: Subject) -> None:
-    made, sim = trace(subject, "stacked"), subject.sim()
+def law_weights(case: Case) -> None:
+    made, sim = history(case, "stacked"), case.sim()
     for number, done in enumerate(made.rounds, 1):
-        parts, total = singles(done), fold_stack(done.sent)
+        parts, total = single_totals(done), fold_stack(done.sent)
         nothing = {n: _weighed(p, -math.inf) for n, p in parts[0].items()}
         halves = [{n: _weighed(p, -math.log(2)) for n, p in part.items()} for part in parts]
         usable = [n for n, p in halves[0].items() if p is not None]
         doubled = tree_sum([{n: h[n] for n in usable} for h in (*halves, *halves)])
         for name in usable:
             same = {name: _plain(total[name])}
-            near(
-                {name: _plain(doubled[name])}, same, f"round {number}, every client twice at half weight", subject.slack
+            assert_close(
+                {name: _plain(doubled[name])}, same, f"round {number}, every client twice at half weight", case.slack
             )
             more = total[name] + nothing[name]
-            near({name: _plain(more)}, same, f"round {number}, a client of weight zero added", subject.slack)
+            assert_close({name: _plain(more)}, same, f"round {number}, a client of weight zero added", case.slack)
         if usable and len(usable) == len(total):
             state, _ = made.before(number)
             now = Now(number, len(COHORTS), sim.root, len(parts))
-            once = subject.method.combine(state, total, now)
-            twice = subject.method.combine(state, doubled, replace(now, cohort=2 * len(parts)))
-            near(twice, once, f"state after round {number}, every client twice at half weight", subject.slack)
+            once = case.method.combine(state, total, now)
+            twice = case.method.combine(state, doubled, replace(now, cohort=2 * len(parts)))
+            assert_close(twice, once, f"state after round {number}, every client twice at half weight", case.slack)
 
 
 def tree_sum(parts: Parts) -> Message:
@@ -117,14 +124,14 @@ def tree_sum(parts: Parts) -> Message:
     "Combining the total of no clients raises, or leaves the state as it was; it never invents one.",
     "reading total[...].value where total[...].mean() would raise. Use mean(), or mean(missing=...) to keep leaves.",
 )
-def law_empty(subject: Subject) -> None:
-    made, sim = trace(subject, "stacked"), subject.sim()
+def law_empty(case: Case) -> None:
+    made, sim = history(case, "stacked"), case.sim()
     done, (state, _) = made.at(2), made.before(2)
     nothing = zero_like(fold_stack(done.sent))
     try:
-        after = subject.method.combine(state, nothing, Now(2, len(COHORTS), sim.root, 0))
+        after = case.method.combine(state, nothing, Now(2, len(COHORTS), sim.root, 0))
     except ValueError:
         return
     except Exception as error:
         raise Broken(f"combine raised {type(error).__name__} ({error}); an empty total is a ValueError") from None
-    same_bits(tree_map(lambda a, b: a.to(b), after, state), state, "state after nobody's message")
+    assert_same_bits(tree_map(lambda a, b: a.to(b), after, state), state, "state after nobody's message")

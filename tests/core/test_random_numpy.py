@@ -1,4 +1,4 @@
-"""Keys made by numpy are the keys of `core.draw`, word for word."""
+"""Keys made by numpy are the keys of `core.random`, word for word."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from posterity.engine.engines import ENGINES
 from posterity.engine.round import first_state, score
 from posterity.engine.store import Memory
 from posterity.engine.tracing.trace import TraceCache
-from posterity.laws import subject
+from posterity.laws import make_case
 from posterity.methods.fedavg import FedAvg
 
 EMPTY, FULL = 4, 0
@@ -21,14 +21,14 @@ TRAININGS = {"decay": {"weight_decay": 0.5}, "momentum": {"momentum": 0.9, "weig
              "adam": {"optimiser": "adam", "weight_decay": 0.5}}  # fmt: skip
 
 
-CALLED = [(engine, training, 2**60) for engine in ("loop", "stacked", "graph") for training in TRAININGS]
+CALLED = [(engine, training, 2**60) for engine in ("oracle", "loop", "stacked", "graph") for training in TRAININGS]
 RECORDED = [(engine, "decay", 0) for engine in ("loop", "graph")]
 
 
 @pytest.mark.parametrize(("engine", "training", "patience"), CALLED + RECORDED)
 def test_it_stays_where_it_was(engine, training, patience):
     method = FedAvg(Training(lr=0.1, **TRAININGS[training]))
-    sim = subject(method).sim(traces=TraceCache(patience=patience))
+    sim = make_case(method).sim(traces=TraceCache(patience=patience))
     groups = [sim.federation.train.client(k) for k in range(15)]
     groups[EMPTY] = groups[EMPTY][:0]
     sim = replace(sim, federation=replace(sim.federation, train=Part.of(groups)))

@@ -25,7 +25,7 @@ from posterity.engine.stacked import STACKED
 from posterity.engine.store import Memory
 from posterity.engine.tracing.dynamic_shapes import Input, Refused, trace_any
 from posterity.engine.tracing.trace import fill
-from posterity.laws import subject
+from posterity.laws import make_case
 
 GPU, HOST = torch.cuda.is_available(), os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = "cuda" if GPU and not HOST else "cpu"
@@ -38,7 +38,7 @@ WRAPPED = ["fedavg+metavd", "fedavg+drop", "fedavg+snip", "fedavg+calibrated"]
 
 
 def _world(method, model="mlp"):
-    return subject(methods.build(method, {}, {"lr": 0.05, "batch": 5, "epochs": 2}), model).sim()
+    return make_case(methods.build(method, {}, {"lr": 0.05, "batch": 5, "epochs": 2}), model).sim()
 
 
 def _engine(stepping):
@@ -129,7 +129,7 @@ def test_steps_that_cannot_be_written_down_are_replayed(monkeypatch):
 def test_a_number_of_clients_that_the_compiler_fixes_is_noticed(time, monkeypatch):
     """As in a grouped convolution. The second time, the compiler finds its result on disk and fixes nothing."""
     monkeypatch.setattr(cuda_graphs, "capture", lambda traces, body: body)
-    made = subject(methods.build("fedavg", {}, {"lr": 0.05, "batch": 4}), "cnn")
+    made = make_case(methods.build("fedavg", {}, {"lr": 0.05, "batch": 4}), "cnn")
     with pytest.warns(UserWarning, match="cannot be compiled and is replayed as it is: expected size"):
         state = _rounds(made.sim(), _engine(on_gpu), 1, SMALL)
     plain = _rounds(made.sim(), STACKED, 1, SMALL)
@@ -178,7 +178,7 @@ def test_strips_are_products(rows, turned):
 def test_convolutions_by_kernels_inside_compiled_steps(monkeypatch):
     """Inductor lays its tensors out as it likes; what it hands to our operators must lie as they were recorded."""
     monkeypatch.setattr(cuda_graphs, "capture", lambda traces, body: body)
-    made = subject(methods.build("fedprox", {}, {"lr": 0.05, "batch": 4}), "cnn", torch.float32)
+    made = make_case(methods.build("fedprox", {}, {"lr": 0.05, "batch": 4}), "cnn", torch.float32)
     engines = STACKED, _engine(on_gpu)
     sims = [replace(made.sim(), model=made.model.rewired("triton")) for _ in engines]
     states = [_rounds(sim, engine, 1, SMALL) for sim, engine in zip(sims, engines, strict=True)]

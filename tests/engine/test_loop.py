@@ -15,8 +15,8 @@ from posterity.engine.process_settings import with_threads
 from posterity.engine.replay import loop
 from posterity.engine.tracing import in_place
 from posterity.engine.tracing.trace import TraceCache
-from posterity.laws import subject
-from posterity.laws.trace import run
+from posterity.laws import make_case
+from posterity.laws.history import run
 from posterity.methods.fedavg import FedAvg
 
 NEVER = 2**60
@@ -49,7 +49,7 @@ def reused(monkeypatch):
 
 @pytest.mark.parametrize(("method", "network"), CASES)
 def test_replayed_steps_have_the_same_bits(method, network, reused):
-    made = subject(methods.build(method, {}), network, torch.float32)
+    made = make_case(methods.build(method, {}), network, torch.float32)
     (called, none), (replayed, entries) = end(made, NEVER), end(made, 1)
     assert not any(none)
     assert any(entries)
@@ -60,7 +60,7 @@ def test_replayed_steps_have_the_same_bits(method, network, reused):
 @pytest.mark.parametrize("settings", [{"momentum": 0.9}, {"optimiser": "adam"}, {"optimiser": "rmsprop"}, {"clip": 0.1},
                                       {"weight_decay": 0.1}], ids=str)  # fmt: skip
 def test_optimisers_that_write_in_place_have_the_same_bits(settings, reused):
-    made = subject(FedAvg(Training(lr=0.1, epochs=3, **settings)), "mlp", torch.float32)
+    made = make_case(FedAvg(Training(lr=0.1, epochs=3, **settings)), "mlp", torch.float32)
     (called, _), (replayed, _) = end(made, NEVER), end(made, 1)
     assert equal(called, replayed)
     assert any(reused)
@@ -114,7 +114,7 @@ LOOKS = {"int": int, "numpy": lambda number: float(number.numpy())}  # the secon
 
 @pytest.mark.parametrize("look", LOOKS.values(), ids=LOOKS)
 def test_a_step_that_looks_at_numbers_is_never_recorded(look):
-    made = subject(Peeping(look=look))
+    made = make_case(Peeping(look=look))
     (called, _), (again, entries) = end(made, NEVER), end(made, 0)
     assert entries
     assert not any(entries)
@@ -124,7 +124,7 @@ def test_a_step_that_looks_at_numbers_is_never_recorded(look):
 @pytest.mark.parametrize("threads", [1, 2, 3])
 @pytest.mark.parametrize(("method", "network"), [("fedavg", "cnn"), ("pfedvmp", "mlp"), ("fedavg", "mlp_bn")])
 def test_clients_side_by_side_have_the_bits_of_clients_by_themselves(method, network, threads, monkeypatch):
-    made, company = subject(methods.build(method, {}), network, torch.float32), []
+    made, company = make_case(methods.build(method, {}), network, torch.float32), []
     inner = loop.take_side_by_side
 
     def spy(take, clients, side):
@@ -158,7 +158,7 @@ def test_steps_that_cannot_be_recorded_have_all_threads(method, expected):
             return tuple(watched(each) for each in super().passes())
 
     with with_threads(2):
-        end(subject(Watched()), NEVER)
+        end(make_case(Watched()), NEVER)
     assert set(seen[1:]) == {expected}  # the first call is a question
 
 
@@ -167,7 +167,7 @@ def test_brief_steps_are_not_taken_side_by_side(monkeypatch):
     monkeypatch.setattr(loop, "take_side_by_side", lambda *given: company.append(len(given[1])) or inner(*given))
     monkeypatch.setattr(loop, "BRIEF", 3600.0)
     with with_threads(2):
-        end(subject(FedAvg()), 0)
+        end(make_case(FedAvg()), 0)
     assert company
     assert not any(company)
 

@@ -18,8 +18,8 @@ from posterity.engine.multi_seed import MultiSeed, PerSeed
 from posterity.engine.round import Question, answer, first_state, train_round, train_rounds
 from posterity.engine.store import Memory
 from posterity.engine.tracing.trace import TraceCache
-from posterity.laws.gaps import worst
-from posterity.laws.subject import small_federation, subject
+from posterity.laws.assertions import largest_gap
+from posterity.laws.case import make_case, small_federation
 from posterity.methods.fedavg import FedAvg
 from posterity.methods.fedmap import FedMAP
 
@@ -28,7 +28,7 @@ GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="PyTorch sees no 
 
 
 def sims(method=None, **changes):
-    one = subject(method or FedMAP(Training(lr=0.05)))
+    one = make_case(method or FedMAP(Training(lr=0.05)))
     return [replace(one.sim(seed=s), initial=one.model.init(s, one.dtype), **changes) for s in (0, 1)]
 
 
@@ -63,13 +63,13 @@ def both(some, engine):
 def test_every_engine(engine):
     some = sims(traces=TraceCache(patience=0))
     together, alone = both(some, engine)
-    assert worst(together, alone)[0] < 1e-9
+    assert largest_gap(together, alone)[0] < 1e-9
 
 
 def test_seeds_with_samples_of_their_own():
     one, other = sims()
     together, alone = both([one, moved(other)], "stacked")
-    assert worst(together, alone)[0] < 1e-9
+    assert largest_gap(together, alone)[0] < 1e-9
 
 
 def test_the_same_samples_are_held_once():
@@ -95,7 +95,7 @@ def test_a_part_that_is_none_of_the_usual():
     parts = [Part.of([w.federation.test.client(k) for k in range(w.federation.clients)]) for w in some]
     asked = [Question(torch.tensor([2, 0]), (part,), "received") for part in parts]
     for i, outputs in enumerate(answer(multi, engine, states, stores, asked, 1)):
-        assert worst(outputs, _alone(some[i], engine, states[i], stores[i], asked[i]))[0] < 1e-12
+        assert largest_gap(outputs, _alone(some[i], engine, states[i], stores[i], asked[i]))[0] < 1e-12
 
 
 def test_nobody_takes_part():

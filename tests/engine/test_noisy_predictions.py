@@ -14,7 +14,7 @@ from posterity.engine.client import PREDICT_ROWS
 from posterity.engine.engines import ENGINES
 from posterity.engine.round import first_state, score
 from posterity.engine.store import Memory
-from posterity.laws import subject
+from posterity.laws import make_case
 from posterity.methods.fedavg import FedAvg
 
 SIZES = (5, 2 * PREDICT_ROWS + 44, 0, PREDICT_ROWS)
@@ -29,7 +29,7 @@ class Noisy(FedAvg):
 
 
 def outputs(engine):
-    sim = subject(Noisy(Training(lr=0.1))).sim()
+    sim = make_case(Noisy(Training(lr=0.1))).sim()
     rows = [torch.zeros(n, dtype=torch.int64) for n in SIZES] + [torch.zeros(0, dtype=torch.int64)] * 11
     clients = torch.arange(len(SIZES))
     return score(sim, ENGINES[engine], first_state(sim), Memory(15), clients, 1, [Part.of(rows)], "received")[0]

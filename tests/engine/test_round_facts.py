@@ -17,8 +17,8 @@ from posterity.engine.multi_seed import MultiSeed
 from posterity.engine.round import Question, answer, first_state, score, train_round, train_rounds
 from posterity.engine.stacked import STACKED
 from posterity.engine.store import Memory
-from posterity.laws import subject
-from posterity.laws.subject import SIZES
+from posterity.laws import make_case
+from posterity.laws.case import SIZES
 from posterity.methods.fedavg import FedAvg
 from posterity.methods.fedper import FedPer
 
@@ -56,14 +56,14 @@ def spoilt(sim, client=BROKEN):
 
 def test_the_server_knows_the_members_and_their_samples_only():
     method, seen = noting()
-    sim = subject(method).sim()
+    sim = make_case(method).sim()
     first_state(sim)
     assert (seen[0].clients, seen[0].samples, seen[0].classes) == (len(SIZES), sum(SIZES), 4)
 
 
 def test_combine_is_told_how_many_messages_were_accepted():
     method, seen = noting()
-    _, log = trained(spoilt(subject(method).sim()))
+    _, log = trained(spoilt(make_case(method).sim()))
     assert (log.cohort, log.accepted, seen[-1].cohort) == (6, 5, 5)
     assert [refusal.client for refusal in log.refused] == [BROKEN]
 
@@ -71,7 +71,7 @@ def test_combine_is_told_how_many_messages_were_accepted():
 def test_combine_has_a_new_key_each_round():
     method, seen = noting()
     for round in (1, 2):
-        trained(subject(method).sim(), round=round)
+        trained(make_case(method).sim(), round=round)
     one, other = (now for now in seen if hasattr(now, "cohort"))
     assert (one.round, other.round, one.rounds) == (1, 2, 3)
     assert not torch.equal(one.key, other.key)
@@ -88,19 +88,19 @@ def expected_loss(sim, cohort):
 
 @pytest.mark.parametrize("memory", [1, 2**30])
 def test_the_loss_is_the_mean_over_samples_whatever_the_blocks(memory):
-    sim = subject(FedAvg(STILL)).sim(memory=memory)
+    sim = make_case(FedAvg(STILL)).sim(memory=memory)
     assert trained(sim)[1].loss == pytest.approx(expected_loss(sim, COHORT), rel=1e-9)
 
 
 def test_the_loss_is_that_of_the_accepted():
-    sim = subject(FedAvg(STILL)).sim()
+    sim = make_case(FedAvg(STILL)).sim()
     others = [c for c in COHORT if c != BROKEN]
     assert trained(spoilt(sim))[1].loss == pytest.approx(expected_loss(sim, others), rel=1e-9)
 
 
 @pytest.mark.parametrize("memory", [1, 2**30])
 def test_bytes_are_those_of_every_client_whatever_the_blocks(memory):
-    sim = subject(FedAvg(STILL)).sim(memory=memory)
+    sim = make_case(FedAvg(STILL)).sim(memory=memory)
     logs = {count: trained(sim, COHORT[:count])[1] for count in (1, 6)}
     size = tree_bytes(sim.initial)
     assert logs[1].bytes_down == size
@@ -109,7 +109,7 @@ def test_bytes_are_those_of_every_client_whatever_the_blocks(memory):
 
 
 def test_a_client_without_data_is_never_asked():
-    sim = subject(FedAvg(STILL)).sim()
+    sim = make_case(FedAvg(STILL)).sim()
     groups = [sim.federation.train.client(k) for k in range(15)]
     groups[4] = groups[4][:0]
     sim = replace(sim, federation=replace(sim.federation, train=Part.of(groups)))
@@ -136,13 +136,13 @@ def asked(sim, engine, newcomers, clients=(3, 0)):
 
 @pytest.mark.parametrize("engine", [ORACLE, STACKED], ids=["loop", "stacked"])
 def test_a_stranger_is_offered_what_newcomers_are(engine):
-    sim = subject(Named(STILL)).sim()
+    sim = make_case(Named(STILL)).sim()
     assert asked(sim, engine, newcomers=False) == [3, 0]
     assert asked(sim, engine, newcomers=True) == [-1, -1]
 
 
 def test_strangers_of_several_seeds_at_once():
-    sims = [subject(Named(STILL)).sim(seed=seed) for seed in (0, 1)]
+    sims = [make_case(Named(STILL)).sim(seed=seed) for seed in (0, 1)]
     states, stores = [first_state(w) for w in sims], [Memory(15) for _ in sims]
     for newcomers, expected in ((True, [-1, -1]), (False, [3, 0])):
         questions = [Question(torch.tensor([3, 0]), (w.federation.test,), "received", None, newcomers) for w in sims]
@@ -152,7 +152,7 @@ def test_strangers_of_several_seeds_at_once():
 
 @pytest.mark.parametrize("engine", [ORACLE, STACKED], ids=["loop", "stacked"])
 def test_a_stranger_has_no_record_even_where_its_number_has(engine):
-    sim, store = subject(FedPer(Training(lr=0.5))).sim(), Memory(15)
+    sim, store = make_case(FedPer(Training(lr=0.5))).sim(), Memory(15)
     state, _ = train_round(sim, engine, first_state(sim), store, torch.tensor(COHORT), 1, 3)
     one = torch.tensor([0])
     test = [sim.federation.test]
@@ -173,7 +173,7 @@ class Numbered(FedAvg):
 
 
 def test_clients_of_several_seeds_have_the_numbers_that_they_have_alone():
-    sims = [subject(Numbered(STILL)).sim(seed=seed) for seed in (0, 1)]
+    sims = [make_case(Numbered(STILL)).sim(seed=seed) for seed in (0, 1)]
     states, stores = [first_state(w) for w in sims], [Memory(15) for _ in sims]
     train_rounds(MultiSeed.of(sims), STACKED, states, stores, [torch.tensor(COHORT)] * 2, 1, 3)
     for store in stores:

@@ -7,10 +7,10 @@ import pytest
 from posterity.core.tree import tree_bytes
 from posterity.engine.autotune.choice import PAYS, SHARING, EngineChoice, exchange, saving
 from posterity.engine.replay.graph import GRAPH
-from posterity.laws import subject
+from posterity.laws import make_case
 from posterity.methods.fedavg import FedAvg
 
-WORLD = subject(FedAvg()).sim()
+WORLD = make_case(FedAvg()).sim()
 
 
 def saved(alone, apart, steps=1000.0):

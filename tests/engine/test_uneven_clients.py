@@ -13,9 +13,9 @@ from posterity.engine.engines import ENGINES
 from posterity.engine.round import first_state, score
 from posterity.engine.store import Memory
 from posterity.engine.tracing.trace import TraceCache
-from posterity.laws import subject
-from posterity.laws.gaps import worst
-from posterity.laws.trace import run
+from posterity.laws import make_case
+from posterity.laws.assertions import largest_gap
+from posterity.laws.history import run
 from posterity.methods.fedavg import FedAvg
 
 METHODS = {
@@ -29,7 +29,7 @@ COHORTS = {"one by one": [list(range(13))]}
 @functools.cache
 def end(name, engine, patience=2**60):
     """Messages, records and states of some rounds."""
-    sim = subject(METHODS[name]()).sim(traces=TraceCache(patience=patience))
+    sim = make_case(METHODS[name]()).sim(traces=TraceCache(patience=patience))
     cohorts = {"cohorts": COHORTS[name]} if name in COHORTS else {}
     return [(r.sent, r.records, r.state) for r in run(sim, engine, **cohorts).rounds]
 
@@ -37,21 +37,21 @@ def end(name, engine, patience=2**60):
 @pytest.mark.parametrize("engine", ["stacked", "graph"])
 @pytest.mark.parametrize("name", METHODS)
 def test_together_and_one_by_one(name, engine):
-    assert worst(end(name, engine), end(name, "loop"))[0] < 1e-9
+    assert largest_gap(end(name, engine), end(name, "loop"))[0] < 1e-9
 
 
 def test_recorded_and_one_by_one():
-    assert worst(end("one by one", "graph", 0), end("one by one", "loop"))[0] < 1e-9
+    assert largest_gap(end("one by one", "graph", 0), end("one by one", "loop"))[0] < 1e-9
 
 
 @pytest.mark.parametrize("engine", ["stacked", "graph"])
 @pytest.mark.parametrize("point", ["received", "adapted"])
 def test_a_pass_over_another_part_of_the_data(point, engine):
     """Who has many training samples may have few for validation: that pass runs in another order."""
-    sim = subject(methods.build("fedavg+calibrated", {})).sim()
+    sim = make_case(methods.build("fedavg+calibrated", {})).sim()
     clients, test = torch.arange(13), [sim.federation.test]
 
     def outputs(name):
         return score(sim, ENGINES[name], first_state(sim), Memory(15), clients, 1, test, point)[0]
 
-    assert worst(outputs(engine), outputs("loop"))[0] < 1e-9
+    assert largest_gap(outputs(engine), outputs("loop"))[0] < 1e-9

@@ -17,8 +17,8 @@ from posterity.core.random import make_key
 from posterity.core.training import Training
 from posterity.engine.round import first_state, train_round
 from posterity.engine.store import Memory
-from posterity.laws import subject
-from posterity.laws.trace import trace
+from posterity.laws import make_case
+from posterity.laws.history import history
 from posterity.methods.fedavg import FedAvg
 from posterity.methods.fedpa import FedPA
 from posterity.methods.wrappers.metavd import MetaVD
@@ -115,11 +115,11 @@ def test_clients_and_server_are_told_1_in_the_first_round(engine):
 def test_the_laws_try_a_method_in_the_rounds_that_it_will_see():
     """FedPA with one round of FedAvg: what clients send in the laws' first round is FedAvg's, in the second not."""
     local = Training(lr=0.05, batch=4)
-    made = [trace(subject(m), "stacked") for m in (FedPA(local, burn_rounds=1, rho=0.1), FedAvg(local))]
+    made = [history(make_case(m), "stacked") for m in (FedPA(local, burn_rounds=1, rho=0.1), FedAvg(local))]
     sent = [done.sent["delta"].value for done in made[0].rounds[:2]]
     first = {n: p - made[1].first.params[n] for n, p in made[1].rounds[0].sent["params"].value.items()}
     assert max(float((sent[0][n] - first[n]).abs().max()) for n in first) < 1e-12
-    other = trace(subject(FedPA(local, burn_rounds=2, rho=0.1)), "stacked").rounds[1].sent["delta"].value
+    other = history(make_case(FedPA(local, burn_rounds=2, rho=0.1)), "stacked").rounds[1].sent["delta"].value
     assert max(float((sent[1][n] - other[n]).abs().max()) for n in other) > 1e-6
 
 

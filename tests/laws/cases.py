@@ -6,7 +6,7 @@ import functools
 
 import pytest
 
-from posterity.laws import LAWS, subject
+from posterity.laws import LAWS, make_case
 
 from .roster import cases
 
@@ -14,9 +14,9 @@ CASES = {f"{name}-{model}": (name, method, model, long) for name, method, model,
 
 
 @functools.lru_cache(maxsize=1)  # tests are sorted by case: one subject at a time, its runs shared by all laws
-def subject_of(case):
+def case_named(case):
     _, method, model, _ = CASES[case]
-    return subject(method, model)
+    return make_case(method, model)
 
 
 def under_laws(keep):

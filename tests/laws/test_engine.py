@@ -18,10 +18,10 @@ from posterity.engine.replay.graph import GRAPH
 from posterity.engine.round import first_state, personal_model, train_round
 from posterity.engine.stacked import STACKED
 from posterity.engine.store import Memory
-from posterity.laws import subject
-from posterity.laws.draws import heard
-from posterity.laws.subject import COHORTS, NEWCOMERS, ONE_CLASS, SCORED, SIZES
-from posterity.laws.trace import one_round, outputs, run, trace
+from posterity.laws import make_case
+from posterity.laws.case import COHORTS, NEWCOMERS, ONE_CLASS, SCORED, SIZES
+from posterity.laws.draws import keys_of_run
+from posterity.laws.history import history, one_round, outputs, run
 from posterity.methods.fedavg import FedAvg
 from posterity.methods.fedper import FedPer
 
@@ -30,7 +30,7 @@ from .roster import LOCAL
 
 @pytest.fixture(scope="module")
 def fedper():
-    return subject(FedPer(LOCAL))
+    return make_case(FedPer(LOCAL))
 
 
 def test_the_federation_has_every_awkward_client(fedper):
@@ -49,15 +49,15 @@ def test_the_federation_has_every_awkward_client(fedper):
 
 
 def test_all_keys_of_a_run_are_distinct(fedper):
-    ear = heard(fedper, 0)
-    assert not ear.clash
-    assert len(ear.given) > 40
-    assert not ear.keys  # FedPer draws nothing
-    assert not ear.given.keys() & heard(fedper, 1).given.keys()
+    log = keys_of_run(fedper, 0)
+    assert not log.clash
+    assert len(log.given) > 40
+    assert not log.keys  # FedPer draws nothing
+    assert not log.given.keys() & keys_of_run(fedper, 1).given.keys()
 
 
-def test_dropout_is_heard():
-    assert heard(subject(FedPer(LOCAL), "mlp_dropout"), 0).keys
+def test_keys_of_dropout_are_logged():
+    assert keys_of_run(make_case(FedPer(LOCAL), "mlp_dropout"), 0).keys
 
 
 def test_a_cohort_is_cut_by_memory(fedper):
@@ -89,7 +89,7 @@ def test_the_mean_of_nothing_raises():
 
 @pytest.mark.parametrize("engine", [ORACLE, STACKED], ids=["loop", "stacked"])
 def test_a_client_with_broken_data_is_refused_and_rolled_back(engine):
-    whole = subject(FedPer(LOCAL))
+    whole = make_case(FedPer(LOCAL))
     x = whole.federation.x.clone()
     x[whole.federation.train.client(8)[0]] = torch.inf
     sim = replace(whole.sim(), federation=replace(whole.federation, x=x))
@@ -105,7 +105,7 @@ def test_a_client_with_broken_data_is_refused_and_rolled_back(engine):
 
 
 def test_one_client_by_hand_equals_scoring(fedper):
-    end = trace(fedper, "stacked")
+    end = history(fedper, "stacked")
     for point in ("received", "adapted", "trained"):
         scored = outputs(fedper, "loop", point)
         carry, here = personal_model(fedper.sim(), end.state, end.store(), SCORED[0], len(COHORTS), point)
@@ -122,7 +122,7 @@ def test_rounds_of_other_length_agree(fedper):
 
 
 def test_a_round_leaves_the_state_it_began_with_alone(fedper):
-    made = trace(fedper, "stacked")
+    made = history(fedper, "stacked")
     state, store = made.before(2)
     before = [t.clone() for t in tree_leaves(state)]
     one_round(fedper.sim(), "stacked", state, store, COHORTS[1], 2)
@@ -130,7 +130,7 @@ def test_a_round_leaves_the_state_it_began_with_alone(fedper):
 
 
 def test_a_model_that_cannot_be_stacked_goes_through_the_loop():
-    sim = subject(FedAvg(LOCAL)).sim()
+    sim = make_case(FedAvg(LOCAL)).sim()
     model, few = sim.model, (sim.federation.x[:2], sim.initial)
     assert choose_engine("auto", model, *few)[0] is GRAPH
     stubborn = replace(model, unstackable=("fc: a reason",))

@@ -10,12 +10,12 @@ import posterity.methods
 from posterity.laws import check
 from posterity.methods.fedavg import FedAvg
 
-from .cases import CASES, subject_of, under_laws
+from .cases import CASES, case_named, under_laws
 
 
 @pytest.mark.parametrize(("case", "law"), under_laws(lambda name, model: model == "mlp" and "+" not in name))
 def test_law(case, law):
-    law.function(subject_of(case))
+    law.function(case_named(case))
 
 
 def test_every_file_is_under_the_laws():

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from .cases import subject_of, under_laws
+from .cases import case_named, under_laws
 
 
 @pytest.mark.parametrize(("case", "law"), under_laws(lambda name, model: model != "mlp" or "+" in name))
 def test_law(case, law):
-    law.function(subject_of(case))
+    law.function(case_named(case))

@@ -13,8 +13,8 @@ from posterity.engine.blocks import meet
 from posterity.engine.round import first_state, score, train_round
 from posterity.engine.stacked import STACKED, Stacked
 from posterity.engine.store import Mapped, Memory
-from posterity.laws import subject
-from posterity.laws.subject import COHORTS
+from posterity.laws import make_case
+from posterity.laws.case import COHORTS
 from posterity.methods.fedmap import FedMAP
 from posterity.methods.fedper import FedPer
 
@@ -76,7 +76,7 @@ def checkpoint(tmp_path):
 
 @pytest.mark.parametrize("cls", [FedPer, FedMAP])
 def test_a_run_on_file_equals_a_run_in_memory(cls, tmp_path):
-    looked_at = subject(cls(LOCAL))
+    looked_at = make_case(cls(LOCAL))
     sim, members = looked_at.sim(), looked_at.federation.members
     ends = []
     for store in (Memory(members), Mapped(tmp_path, members)):
@@ -108,7 +108,7 @@ def test_clients_never_met_have_what_join_made(tmp_path):
             asked.append(here.client.tolist())
             return tree_map(lambda leaf: leaf + 7, fresh(here.client.tolist()))
 
-    sim = subject(FedPer(LOCAL)).sim()
+    sim = make_case(FedPer(LOCAL)).sim()
     here, _ = meet(sim, Engine(), first_state(sim), store, torch.tensor([3, 4, 5]), 1)
     got = here.personal
     assert asked == [[3, 5]]  # nobody joins twice

@@ -7,7 +7,7 @@ import pkgutil
 
 import pytest
 
-from posterity.laws import LAWS, LawBroken, check, subject
+from posterity.laws import LAWS, LawBroken, check, make_case
 
 from . import wrong
 from .roster import LOCAL
@@ -24,7 +24,7 @@ def load(file):
 def test_caught_by_its_law(file):
     module = load(file)
     with pytest.raises(LawBroken) as caught:
-        NAMED[module.LAW].function(subject(module.Wrong(LOCAL)))
+        NAMED[module.LAW].function(make_case(module.Wrong(LOCAL)))
     assert caught.value.law == module.LAW
     text = str(caught.value)
     assert NAMED[module.LAW].statement in text

@@ -16,7 +16,7 @@ from posterity.core.training import Training
 from posterity.engine.loop import ORACLE
 from posterity.engine.round import personal_model
 from posterity.laws import check
-from posterity.laws.draws import Ear, Overheard, listening
+from posterity.laws.draws import KeyLog, KeyLogged, logging_keys
 from posterity.methods import build
 from posterity.methods.fedavg import FedAvg
 from posterity.methods.fedprox import FedProx
@@ -188,16 +188,16 @@ each_host = pytest.mark.parametrize("host", HOSTS.values(), ids=HOSTS)
 
 def keys_of(host, cohorts, seed=0, client=1):
     """The keys that a client draws its noise with in every call of two rounds and a scoring, by what calls."""
-    federation, ear = points((9, 5, 12, 1)), Ear()
-    method = Overheard(MetaVD(host, test_draws=2, test_noise="personal", **SMALL), ear)
-    with listening(ear):
+    federation, log = points((9, 5, 12, 1)), KeyLog()
+    method = KeyLogged(MetaVD(host, test_draws=2, test_noise="personal", **SMALL), log)
+    with logging_keys(log):
         run = Run(method, federation, mlp(federation), ORACLE, seed=seed)
         for cohort in cohorts:
             run.rounds(1, cohort)
         run.outputs("adapted")
-    assert not ear.clash  # no two calls share a key
+    assert not log.clash  # no two calls share a key
     found: dict[str, set] = {}
-    for words, place in ear.keys.items():
+    for words, place in log.keys.items():
         if f"client {client} " in place:
             found.setdefault(place, set()).add(words)
     return found

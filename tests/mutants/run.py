@@ -103,8 +103,8 @@ def kind(listing: Listing, test: str) -> str:
 
 def examine(job: Job, folder: Path) -> Verdict:
     """What the tests say about a copy of the package with the mutant in it."""
-    for part in ("posterity", "tests"):
-        shutil.copytree(ROOT / part, folder / part)
+    for part in ("posterity", "tests", "docs"):
+        shutil.copytree(ROOT / part, folder / part, ignore=shutil.ignore_patterns("results", "pictures"))
     shutil.copy(ROOT / "pyproject.toml", folder)
     if job.mutant is not None:
         path, text = applied(job.mutant, folder)

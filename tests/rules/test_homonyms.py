@@ -5,8 +5,6 @@ from __future__ import annotations
 import ast
 from collections import defaultdict
 
-import pytest
-
 from .source import modules
 
 RECORDS = {"State", "Shared", "Own", "Personal"}  # every method has its own: they are words of the protocol
@@ -42,9 +40,6 @@ def decorators(trees: dict[str, ast.Module]) -> dict[str, str]:
     return {name: defined[name] for name in sorted(used & set(defined))}
 
 
-@pytest.mark.xfail(
-    strict=False, reason="being renamed in data, engine and report; to be removed when the list is empty"
-)
 def test_no_public_class_has_a_namesake():
     twice = {name: files for name, files in public_classes(modules()).items() if len(files) > 1 and name not in RECORDS}
     assert not twice, "\n" + "\n".join(f"{name}: {', '.join(files)}" for name, files in sorted(twice.items()))

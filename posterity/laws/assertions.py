@@ -21,8 +21,8 @@ def gap(left: Tensor, right: Tensor) -> float:
     same = (left == right) | (left.isnan() & right.isnan())
     difference = torch.where(same, 0.0, (left.double() - right.double()).abs())
     size = torch.where(right.double().isfinite(), right.double().abs(), 0.0).max()
-    worst = float((difference / size.clamp(min=1)).max())
-    return worst if worst == worst else float("inf")
+    largest = float((difference / size.clamp(min=1)).max())
+    return largest if largest == largest else float("inf")
 
 
 def shapes(tree: Tree) -> list[tuple[str, tuple[int, ...], torch.dtype]]:
@@ -30,7 +30,7 @@ def shapes(tree: Tree) -> list[tuple[str, tuple[int, ...], torch.dtype]]:
     return [(name, tuple(leaf.shape), leaf.dtype) for name, leaf in tree_named(tree)]
 
 
-def worst(left: Tree, right: Tree) -> tuple[float, str]:
+def largest_gap(left: Tree, right: Tree) -> tuple[float, str]:
     """The largest gap of two trees and the leaf that has it; leaves are paired by name."""
     ours, theirs = dict(tree_named(left)), dict(tree_named(right))
     if ours.keys() != theirs.keys():
@@ -43,16 +43,16 @@ def worst(left: Tree, right: Tree) -> tuple[float, str]:
     return found
 
 
-def same_bits(left: Tree, right: Tree, where: str) -> None:
+def assert_same_bits(left: Tree, right: Tree, where: str) -> None:
     """Both trees are equal in every bit (a NaN equals a NaN)."""
-    size, leaf = worst(left, right)
+    size, leaf = largest_gap(left, right)
     if size > 0:
         raise Broken(f"{where}: {_leaf(leaf)}differs by {size:.1e} where every bit must be equal")
 
 
-def near(left: Tree, right: Tree, where: str, slack: Callable[[], float], tolerance: float = 1e-9) -> None:
+def assert_close(left: Tree, right: Tree, where: str, slack: Callable[[], float], tolerance: float = 1e-9) -> None:
     """Both trees are equal to `tolerance`, or to `slack()` if that is more; `slack` is only asked when it matters."""
-    size, leaf = worst(left, right)
+    size, leaf = largest_gap(left, right)
     if size > tolerance and size > slack():
         raise Broken(f"{where}: {_leaf(leaf)}differs by {size:.1e}; allowed is {max(tolerance, slack()):.1e}")
 

@@ -16,24 +16,24 @@ from posterity.engine.batches import BuildBatch, build_batch
 from posterity.engine.blocks import blocks
 from posterity.engine.round import first_state
 from posterity.engine.tracing.trace import TraceCache
-from posterity.laws.draws import heard
-from posterity.laws.gaps import near
+from posterity.laws.assertions import assert_close
+from posterity.laws.case import COHORTS, Case, renumbered, some_order
+from posterity.laws.draws import keys_of_run
+from posterity.laws.history import POINTS, RoundHistory, history, one_round, outputs, run
 from posterity.laws.law import law
-from posterity.laws.subject import COHORTS, Subject, renumbered, some_order
-from posterity.laws.trace import POINTS, Round, one_round, outputs, run, trace
 
 HUGE = 1e4
 
 
-def visit(done: Round, index: int) -> Tree:
+def visit(done: RoundHistory, index: int) -> Tree:
     """What one client of a round sent and kept."""
     return tree_rows({"message": done.sent, "record": done.records}, index)
 
 
-def agree(subject: Subject, left: Round, right: Round, where: str) -> None:
+def agree(case: Case, left: RoundHistory, right: RoundHistory, where: str) -> None:
     """Two rounds sent and left behind the same."""
     for what in ("sent", "records", "rows", "state"):
-        near(getattr(left, what), getattr(right, what), f"{where}, {what}", subject.slack)
+        assert_close(getattr(left, what), getattr(right, what), f"{where}, {what}", case.slack)
 
 
 @law(
@@ -42,16 +42,16 @@ def agree(subject: Subject, left: Round, right: Round, where: str) -> None:
     "a mean over a batch that ignores batch.mask, a draw whose first axis is not the batch, `if` on a tensor, or a "
     "statistic over rows in predict. Use core.losses.masked_mean; draw with the batch axis first.",
 )
-def law_engines(subject: Subject) -> None:
-    ones, many = trace(subject, "oracle"), trace(subject, "stacked")
+def law_engines(case: Case) -> None:
+    ones, many = history(case, "oracle"), history(case, "stacked")
     for number, (left, right) in enumerate(zip(ones.rounds, many.rounds, strict=True), 1):
         for i, client in enumerate(left.clients.tolist()):
             one, other = visit(left, i), visit(right, i)
-            near(one, other, f"loop and stacked, round {number}, client {client}", subject.slack)
-        agree(subject, left, right, f"loop and stacked, round {number}")
+            assert_close(one, other, f"loop and stacked, round {number}, client {client}", case.slack)
+        agree(case, left, right, f"loop and stacked, round {number}")
     for point in POINTS:
-        alone, together = (outputs(subject, engine, point) for engine in ("oracle", "stacked"))
-        near(alone, together, f"predictions of loop and stacked, {point}", subject.slack)
+        alone, together = (outputs(case, engine, point) for engine in ("oracle", "stacked"))
+        assert_close(alone, together, f"predictions of loop and stacked, {point}", case.slack)
 
 
 @law(
@@ -60,19 +60,19 @@ def law_engines(subject: Subject) -> None:
     "a message kind whose `+` or `fold` is not symmetric (a running average, 'the last one wins'). Use Mean with a "
     "weight, or Bag, which keeps everything in the order of the clients.",
 )
-def law_order(subject: Subject) -> None:
-    made, sim = trace(subject, "stacked"), subject.sim()
+def law_order(case: Case) -> None:
+    made, sim = history(case, "stacked"), case.sim()
     for number, done in enumerate(made.rounds, 1):
         state, _ = made.before(number)
         now = Now(number, len(COHORTS), sim.root, len(done.clients))
-        straight = subject.method.combine(state, fold_stack(done.sent), now)
+        straight = case.method.combine(state, fold_stack(done.sent), now)
         for turn in range(3):
             order = some_order(len(done.clients), turn) if turn else torch.arange(len(done.clients)).flip(0)
-            mixed = subject.method.combine(state, fold_stack(tree_rows(done.sent, order)), now)
-            near(mixed, straight, f"round {number}, messages added in order {order.tolist()}", subject.slack)
+            mixed = case.method.combine(state, fold_stack(tree_rows(done.sent, order)), now)
+            assert_close(mixed, straight, f"round {number}, messages added in order {order.tolist()}", case.slack)
     state, store = made.before(2)
     again = one_round(sim, "stacked", state, store, COHORTS[1][::-1], 2)
-    agree(subject, again, made.at(2), "round 2, cohort given backwards")
+    agree(case, again, made.at(2), "round 2, cohort given backwards")
 
 
 @law(
@@ -80,9 +80,9 @@ def law_order(subject: Subject) -> None:
     "A cohort that is cut into several stacks ends like one stack.",
     "`+` of the message kind does something else than its `fold`. Both must add the same way.",
 )
-def law_blocks(subject: Subject) -> None:
-    made, sim = trace(subject, "stacked"), subject.sim()
-    cohort, passes = torch.tensor(COHORTS[1]), subject.method.passes()
+def law_blocks(case: Case) -> None:
+    made, sim = history(case, "stacked"), case.sim()
+    cohort, passes = torch.tensor(COHORTS[1]), case.method.passes()
     memory = 16 * tree_bytes(sim.initial)
     while len(list(blocks(replace(sim, memory=memory), cohort, passes))) == 1 and memory > 1:
         memory //= 2
@@ -91,7 +91,7 @@ def law_blocks(subject: Subject) -> None:
     for number in (1, 2):
         state, store = made.before(number)
         cut = one_round(replace(sim, memory=memory), "stacked", state, store, COHORTS[number - 1], number)
-        agree(subject, cut, made.at(number), f"round {number}, cut into blocks")
+        agree(case, cut, made.at(number), f"round {number}, cut into blocks")
 
 
 @law(
@@ -100,8 +100,8 @@ def law_blocks(subject: Subject) -> None:
     "padding that counts (a batch is as wide as its largest client), or a draw whose shape has the batch axis last. "
     "Mask every sum over a batch; draw with the batch axis first.",
 )
-def law_company(subject: Subject) -> None:
-    made, sim = trace(subject, "stacked"), subject.sim()
+def law_company(case: Case) -> None:
+    made, sim = history(case, "stacked"), case.sim()
     for number in (1, 2):
         done = made.at(number)
         for i, client in enumerate(done.clients.tolist()):
@@ -109,8 +109,8 @@ def law_company(subject: Subject) -> None:
                 continue
             state, store = made.before(number)
             alone = one_round(sim, "stacked", state, store, [client], number)
-            near(
-                visit(alone, 0), visit(done, i), f"round {number}, client {client} alone and in company", subject.slack
+            assert_close(
+                visit(alone, 0), visit(done, i), f"round {number}, client {client} alone and in company", case.slack
             )
 
 
@@ -133,8 +133,8 @@ def fill_padding(scale: float) -> BuildBatch:
     "a mean, count or statistic over batch rows without batch.mask. Use core.losses.masked_mean, and hand the mask "
     "to the model: here.model(params, batch.x, mask=batch.mask, train=True, key=here.key).",
 )
-def law_mask(subject: Subject) -> None:
-    made, sim = trace(subject, "stacked"), subject.sim()
+def law_mask(case: Case) -> None:
+    made, sim = history(case, "stacked"), case.sim()
     for words, scale in (("other samples", 1.0), ("huge numbers", HUGE)):
         padded = replace(sim, build=fill_padding(scale))
         for number in (1, 2):
@@ -142,7 +142,7 @@ def law_mask(subject: Subject) -> None:
             done = one_round(padded, "stacked", state, store, COHORTS[number - 1], number)
             for i, client in enumerate(done.clients.tolist()):
                 one, other = visit(done, i), visit(made.at(number), i)
-                near(one, other, f"round {number}, client {client}, padding filled with {words}", subject.slack)
+                assert_close(one, other, f"round {number}, client {client}, padding filled with {words}", case.slack)
 
 
 @dataclass(frozen=True)
@@ -159,14 +159,14 @@ class FullBatch(Wrapper):
     "something that is read outside the tensors, such as float(tensor), a global or a generator: a recording keeps the "
     "value that it had. Compute with tensors, and take what changes from `here`.",
 )
-def law_recording(subject: Subject) -> None:
+def law_recording(case: Case) -> None:
     twice = [COHORTS[0], COHORTS[0]]  # the second round replays what the first recorded, with other numbers
-    sim = replace(subject.sim(), traces=TraceCache(patience=0))
-    called = run(subject.sim(), "stacked", twice)
+    sim = replace(case.sim(), traces=TraceCache(patience=0))
+    called = run(case.sim(), "stacked", twice)
     for number, (one, other) in enumerate(zip(run(sim, "graph", twice).rounds, called.rounds, strict=True), 1):
         for i, client in enumerate(other.clients.tolist()):
-            near(visit(one, i), visit(other, i), f"replayed, round {number}, client {client}", subject.slack)
-        near(one.state, other.state, f"replayed, state after round {number}", subject.slack)
+            assert_close(visit(one, i), visit(other, i), f"replayed, round {number}, client {client}", case.slack)
+        assert_close(one.state, other.state, f"replayed, state after round {number}", case.slack)
 
 
 @law(
@@ -174,21 +174,21 @@ def law_recording(subject: Subject) -> None:
     "Other numbers for the same clients change nothing but the numbers (all data in one batch, no noise).",
     "arithmetic with here.client. It is a name: fold it into a key or look up a row with it, nothing else.",
 )
-def law_renumbering(subject: Subject) -> None:
-    members = subject.federation.members
+def law_renumbering(case: Case) -> None:
+    members = case.federation.members
     order = some_order(members, 7)  # client j is now what order[j] was
-    sim = subject.sim(method=FullBatch(subject.method))
-    if heard(subject, subject.seed).keys or _tables_differ(first_state(sim), members):
+    sim = case.sim(method=FullBatch(case.method))
+    if keys_of_run(case, case.seed).keys or _tables_differ(first_state(sim), members):
         return  # draws depend on the number, and so do rows that started differently
     place = torch.argsort(order)
     cohort = COHORTS[1]
     plain = run(sim, "stacked", [cohort]).rounds[0]
-    moved_world = replace(sim, federation=renumbered(subject.federation, order))
-    moved = run(moved_world, "stacked", [place[list(cohort)].tolist()]).rounds[0]
-    near(tree_rows(moved.rows, place), plain.rows, "records", subject.slack)
+    moved_sim = replace(sim, federation=renumbered(case.federation, order))
+    moved = run(moved_sim, "stacked", [place[list(cohort)].tolist()]).rounds[0]
+    assert_close(tree_rows(moved.rows, place), plain.rows, "records", case.slack)
     for (name, left), (_, right) in zip(_named(moved.state), _named(plain.state), strict=True):
         table = left.dim() > 0 and len(left) == members and not name.startswith("params")
-        near({name: left[place] if table else left}, {name: right}, "state after one round", subject.slack)
+        assert_close({name: left[place] if table else left}, {name: right}, "state after one round", case.slack)
 
 
 def _named(tree: Any) -> list[tuple[str, Tensor]]:

@@ -1,4 +1,7 @@
-"""What the laws look at: a method on a small federation that holds every awkward client."""
+"""A case: what the laws look at, a method on a small federation that holds every awkward client.
+
+`history.py` runs it, the laws compare what its runs did.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ from posterity.engine.loop import ORACLE
 from posterity.engine.round import first_state, train_round
 from posterity.engine.simulation import Simulation
 from posterity.engine.store import Memory
-from posterity.laws.gaps import worst
+from posterity.laws.assertions import largest_gap
 
 SIZES = (37, 1, 21, 8, 5, 2, 30, 13, 11, 17, 3, 26, 4)  # one sample; 37, 21, 11: last batches of one
 NEWCOMERS = (9, 1)  # clients 13 and 14: never in a cohort
@@ -36,7 +39,7 @@ MODELS: dict[str, tuple[str, tuple[int, ...], dict[str, Any]]] = {
 
 
 @dataclass(frozen=True, eq=False)
-class Subject:
+class Case:
     """A method, the network and the federation that it is tried on; runs are made once and kept in `memory`."""
 
     method: Method
@@ -47,7 +50,7 @@ class Subject:
     memory: dict[str, Any] = field(default_factory=dict, repr=False)
 
     def sim(self, seed: int | None = None, method: Any = None, **changes: Any) -> Simulation:
-        """A world of this subject; `seed` moves the draws but not the first parameters."""
+        """A simulation of this case; `seed` moves the draws but not the first parameters."""
         initial = self.once("initial", lambda: self.model.init(self.seed, self.dtype))
         root = make_key(self.seed if seed is None else seed)
         return replace(Simulation(method or self.method, self.model, self.federation, initial, root), **changes)
@@ -63,11 +66,11 @@ class Subject:
         return float(self.once("slack", lambda: min(1e-5, GROWTH * _growth(self))))
 
 
-def subject(method: Method, model_name: str = "mlp", dtype: torch.dtype = torch.float64) -> Subject:
+def make_case(method: Method, model_name: str = "mlp", dtype: torch.dtype = torch.float64) -> Case:
     """`method` on the small federation with the network of that name."""
     name, shape, options = MODELS.get(model_name, (model_name, (1, 8, 8), {}))
     federation = small_federation(shape).to("cpu", dtype)
-    return Subject(method, models.build(name, shape, federation.classes, **options), federation, dtype=dtype)
+    return Case(method, models.build(name, shape, federation.classes, **options), federation, dtype=dtype)
 
 
 def small_federation(shape: tuple[int, ...], classes: int = 4) -> Federation:
@@ -104,24 +107,24 @@ def some_order(count: int, number: int = 0) -> Tensor:
 
 def _labels(parts: list[Part], rows: int, classes: int) -> Tensor:
     """Every client prefers two classes of its own; one client has a single class."""
-    lot, y = uniform(make_key(4), (rows,), torch.float64), torch.zeros(rows, dtype=torch.int64)
+    rng, y = uniform(make_key(4), (rows,), torch.float64), torch.zeros(rows, dtype=torch.int64)
     for part in parts:
         owner = part.owners()
-        rare = (lot[part.rows] * 10 * classes).long() % classes
-        liked = (owner + (lot[part.rows] > 0.4).long()) % classes
-        y[part.rows] = torch.where(owner == ONE_CLASS, 1, torch.where(lot[part.rows] > 0.8, rare, liked))
+        rare = (rng[part.rows] * 10 * classes).long() % classes
+        liked = (owner + (rng[part.rows] > 0.4).long()) % classes
+        y[part.rows] = torch.where(owner == ONE_CLASS, 1, torch.where(rng[part.rows] > 0.8, rare, liked))
     return y
 
 
-def _growth(subject: Subject) -> float:
+def _growth(case: Case) -> float:
     """Gap after the rounds between two loops, one of which started a relative 1e-15 away."""
     key = make_key(5)
-    sim = subject.sim()
+    sim = case.sim()
     moved: Params = {
         n: p * (1 + JITTER * normal(fold(key, i), p.shape, p.dtype)) for i, (n, p) in enumerate(sim.initial.items())
     }
     ends = [_end(replace(sim, initial=initial)) for initial in (sim.initial, moved)]
-    return max(JITTER, worst(*ends)[0])
+    return max(JITTER, largest_gap(*ends)[0])
 
 
 def _end(sim: Simulation) -> Tree:

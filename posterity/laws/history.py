@@ -18,14 +18,14 @@ from posterity.engine.round import first_state, score, train_round
 from posterity.engine.server import RoundLog
 from posterity.engine.simulation import Simulation
 from posterity.engine.store import Memory
-from posterity.laws.subject import COHORTS, SCORED, Subject
+from posterity.laws.case import COHORTS, SCORED, Case
 
 POINTS = ("received", "adapted", "trained")
 Change = Callable[[Tensor, Message, Personal], tuple[Message, Personal]]
 
 
 @dataclass(frozen=True)
-class Round:
+class RoundHistory:
     """One round, as it ended; messages and records in the order of the clients."""
 
     clients: Tensor
@@ -38,15 +38,15 @@ class Round:
 
 
 @dataclass(frozen=True)
-class Trace:
+class History:
     first: Tree
-    rounds: tuple[Round, ...]
+    rounds: tuple[RoundHistory, ...]
 
     @property
     def state(self) -> Tree:
         return self.rounds[-1].state
 
-    def at(self, number: int) -> Round:
+    def at(self, number: int) -> RoundHistory:
         """The round of that number; the first is round 1."""
         return self.rounds[number - 1]
 
@@ -95,7 +95,7 @@ def one_round(
     cohort: Sequence[int],
     number: int,
     change: Change | None = None,
-) -> Round:
+) -> RoundHistory:
     """One round; `store` is written to, as the engine does."""
     seen: list[tuple[Tensor, Message, Personal]] = []
     ids = torch.tensor(cohort, dtype=torch.int64)
@@ -103,40 +103,36 @@ def one_round(
     clients = torch.cat([c for c, _, _ in seen])
     order = torch.argsort(clients)
     sent, records = (tree_rows(tree_cat([v[i] for v in seen]), order) for i in (1, 2))
-    return Round(clients[order], sent, records, state, store.known.clone(), copied(store.rows), log)
+    return RoundHistory(clients[order], sent, records, state, store.known.clone(), copied(store.rows), log)
 
 
-def run(sim: Simulation, engine: str, cohorts: Sequence[Sequence[int]] = COHORTS) -> Trace:
+def run(sim: Simulation, engine: str, cohorts: Sequence[Sequence[int]] = COHORTS) -> History:
     """Rounds from the first state on."""
     state = first = first_state(sim)
     store, rounds = Memory(sim.federation.members), []
     for number, cohort in enumerate(cohorts, 1):
         rounds.append(one_round(sim, engine, state, store, cohort, number))
         state = rounds[-1].state
-    return Trace(first, tuple(rounds))
+    return History(first, tuple(rounds))
 
 
-def trace(subject: Subject, engine: str) -> Trace:
-    """The subject's run with one engine, made once."""
-    made: Trace = subject.once(f"trace {engine}", lambda: run(subject.sim(), engine))
+def history(case: Case, engine: str) -> History:
+    """The case's run with one engine, made once."""
+    made: History = case.once(f"trace {engine}", lambda: run(case.sim(), engine))
     return made
 
 
 def outputs(
-    subject: Subject, engine: str, point: str, newcomers: bool = False, state: Tree = None, store: Memory | None = None
+    case: Case, engine: str, point: str, newcomers: bool = False, state: Tree = None, store: Memory | None = None
 ) -> list[Tensor]:
     """Outputs on everything held out, one tensor per scored client (or newcomer); by default after the last round."""
     if state is None or store is None:
-        name, end = f"outputs {engine} {point} {newcomers}", trace(subject, "stacked")
-        made: list[Tensor] = subject.once(
-            name, lambda: outputs(subject, engine, point, newcomers, end.state, end.store())
-        )
+        name, end = f"outputs {engine} {point} {newcomers}", history(case, "stacked")
+        made: list[Tensor] = case.once(name, lambda: outputs(case, engine, point, newcomers, end.state, end.store()))
         return made
-    federation = subject.federation
+    federation = case.federation
     ids = range(federation.members, federation.clients) if newcomers else SCORED
     parts = [federation.test, federation.validation]
     clients = torch.tensor(list(ids))
-    found = score(
-        subject.sim(), ENGINES[engine], state, store, clients, len(COHORTS), parts, point, newcomers=newcomers
-    )
+    found = score(case.sim(), ENGINES[engine], state, store, clients, len(COHORTS), parts, point, newcomers=newcomers)
     return [torch.cat(pair) for pair in zip(*found, strict=True)]
