@@ -8,12 +8,13 @@ new running statistics, and never changes.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol, overload
+from typing import Any, Literal, Protocol, overload
 
 import torch
 from torch import Tensor, nn
 
 Params = dict[str, Tensor]
+Task = Literal["classification", "regression"]
 Around = Mapping[str, Callable[[Tensor, Tensor], Tensor]]  # layer: its input and output to another output
 
 
@@ -66,9 +67,7 @@ class Network(Protocol):
         ...
 
     @property
-    def task(self) -> str:
-        """Either "classification" or "regression"."""
-        ...
+    def task(self) -> Task: ...
 
     @property
     def classes(self) -> int: ...
@@ -155,4 +154,4 @@ class Network(Protocol):
         ...
 
 
-__all__ = ["Around", "Network", "Params"]
+__all__ = ["Around", "Network", "Params", "Task"]

@@ -11,15 +11,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from posterity.core.network import Task
+
 if TYPE_CHECKING:
     from posterity.data.partition import Partition
 
-Task = Literal["classification", "regression"]
 Options = Mapping[str, str | int | float]
 
 

@@ -11,7 +11,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from posterity.data.federation import Task
+from posterity.core.network import Task
 
 Scaling = Literal["none", "client", "all"]
 """Who fits mean and sd of each feature: nobody, every client on its own training rows, all members together."""

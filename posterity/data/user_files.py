@@ -17,8 +17,9 @@ import torch
 from torch import Tensor
 
 from posterity.core.hyperparameters import nearest
+from posterity.core.network import Task
 from posterity.core.parse import convert
-from posterity.data.federation import Options, Task
+from posterity.data.federation import Options
 from posterity.data.files import Array, pictures
 from posterity.data.image_folder import read_image_folder
 from posterity.data.pool import DataError, Pool, Scaling

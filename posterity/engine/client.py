@@ -15,15 +15,28 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from posterity.core.messages import Message
 from posterity.core.network import Network
 from posterity.core.protocol import Carry, Here, Method, Own, Params, Pass, Personal, Shared, check_round
 from posterity.data.federation import Part
 from posterity.engine import keys
-from posterity.engine.api import Visit
 from posterity.engine.batches import BuildBatch, build_batch, plan_batches
 
 PREDICT_ROWS = 128  # samples of one client that are predicted at once; part of the draws of methods with noise
 FIRST = torch.zeros(1, dtype=torch.int64)  # the one client of a site's own part
+
+
+@dataclass(frozen=True)
+class Visit:
+    """What training left: of one client, or of a stack of clients."""
+
+    message: Message
+    record: Personal
+    loss: Tensor | None  # (..., 2) loss times samples, and samples, seen while training; None if nobody counted
+
+    @staticmethod
+    def of(carry: Carry, said: tuple[Message, Personal]) -> Visit:
+        return Visit(said[0], said[1], carry.kept.get("loss"))
 
 
 class Setting(Protocol):
@@ -169,4 +182,4 @@ def answer(site: Site, here: Here, carry: Carry, x: Tensor) -> Tensor:
     return torch.cat(chunks)
 
 
-__all__ = ["Site", "personal_at", "predict_client", "visit_client"]
+__all__ = ["Site", "Visit", "personal_at", "predict_client", "visit_client"]

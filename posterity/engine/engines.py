@@ -1,7 +1,8 @@
-"""All engines by name."""
+"""All engines by name, and where one of your own is found. What an engine is: `api.py`."""
 
 from __future__ import annotations
 
+from posterity.core.outside import find_outside
 from posterity.engine import loop, stacked
 from posterity.engine.api import Engine
 from posterity.engine.replay import compiled, graph
@@ -15,4 +16,20 @@ ENGINES: dict[str, Engine] = {
     "oracle": loop.ORACLE,
 }
 
-__all__ = ["ENGINES"]
+
+def find_engine(name: str) -> Engine:
+    """The engine of that name; `package.module:attribute` is one of your own, or a class of them."""
+    if ":" not in name:
+        if name not in ENGINES:
+            raise ValueError(f"engine {name!r} is unknown; possible: auto, {', '.join(ENGINES)}")
+        return ENGINES[name]
+    found, _ = find_outside(name, "engine")
+    engine = found() if isinstance(found, type) else found
+    if not isinstance(engine, Engine):
+        raise ValueError(
+            f"{name!r} is not an engine: it must have a name and the functions offer, join, visit, predict"
+        )
+    return engine
+
+
+__all__ = ["ENGINES", "find_engine"]

@@ -15,8 +15,7 @@ from posterity.core.protocol import Carry, Here, Own, Pass, Personal, Shared, St
 from posterity.core.tree import tree_stack
 from posterity.data.federation import Part
 from posterity.engine import client, keys
-from posterity.engine.api import Visit
-from posterity.engine.client import Site
+from posterity.engine.client import Site, Visit
 from posterity.engine.simulation import Simulation, select
 
 Work = Callable[[Simulation, tuple[Pass, ...], list[Carry], Here, int], list[Carry]]

@@ -20,8 +20,9 @@ from posterity.core.protocol import Batch, Carry, Here, Own, Params, Pass, Perso
 from posterity.core.tree import Tree, record, tree_cat, tree_map, tree_rows
 from posterity.core.wrapper import Wrapper
 from posterity.data.federation import Federation, Part
-from posterity.engine.api import Engine, Visit
+from posterity.engine.api import Engine
 from posterity.engine.blocks import meet
+from posterity.engine.client import Visit
 from posterity.engine.simulation import PER_CLIENT, Simulation
 from posterity.engine.store import Store
 from posterity.engine.tracing.trace import TraceCache, send, shape_of

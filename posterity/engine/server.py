@@ -16,7 +16,7 @@ from posterity.core.messages import Message, acceptable, fold_stack, merge, mess
 from posterity.core.protocol import Method, Now, State
 from posterity.core.tree import Tree, tree_finite, tree_like, tree_rows
 from posterity.core.wire import wire_bytes
-from posterity.engine.api import Visit
+from posterity.engine.client import Visit
 
 
 @dataclass(frozen=True)

@@ -20,9 +20,8 @@ from posterity.core.protocol import Carry, Here, Method, Own, Pass, Personal, Sh
 from posterity.core.tree import tree_cat, tree_leaves, tree_map, tree_rows
 from posterity.data.federation import Part
 from posterity.engine import keys
-from posterity.engine.api import Visit
 from posterity.engine.batches import BatchPlan, plan_batches
-from posterity.engine.client import PREDICT_ROWS
+from posterity.engine.client import PREDICT_ROWS, Visit
 from posterity.engine.simulation import Simulation, at, over, select, solid
 from posterity.engine.tracing.trace import send
 

@@ -15,14 +15,13 @@ Nothing here waits for the device: no value is looked at on the host. What needs
 from __future__ import annotations
 
 import math
-from typing import Literal
 
 import torch
 from torch import Tensor
 
+from posterity.core.network import Task
 from posterity.core.tree import record, tree_cat, tree_map
 
-Task = Literal["classification", "regression"]
 BINS = 15  # of the top-label confidence, (b/15, (b+1)/15]
 FLAT = 10  # of all class probabilities, [b/10, (b+1)/10): a probability of one falls in no bin (MetaVD erratum M9)
 QUANTA = (2.0**10, 2.0**-20, 2.0**-50)  # limb sizes: sums of up to 2^24 limbs are exact in float64

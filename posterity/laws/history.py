@@ -12,7 +12,8 @@ from torch import Tensor
 from posterity.core.messages import Message
 from posterity.core.protocol import Here, Pass, Personal
 from posterity.core.tree import Tree, tree_cat, tree_map, tree_rows
-from posterity.engine.api import Engine, Visit
+from posterity.engine.api import Engine
+from posterity.engine.client import Visit
 from posterity.engine.engines import ENGINES
 from posterity.engine.round import first_state, score, train_round
 from posterity.engine.server import RoundLog

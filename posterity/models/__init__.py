@@ -15,12 +15,13 @@ from typing import Any, cast
 
 from torch import nn
 
+from posterity.core.network import Task
 from posterity.core.outside import import_outside
 from posterity.core.parse import declared
 from posterity.nn._call import seeded
 from posterity.nn._names import unknown
 from posterity.nn.assembly import assemble, wrap
-from posterity.nn.functional import Model, Task
+from posterity.nn.functional import Model
 
 __all__ = ["Model", "NetworkInfo", "Task", "assemble", "available", "build", "wrap"]
 

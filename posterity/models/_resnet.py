@@ -8,9 +8,10 @@ from typing import Literal
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from posterity.core.network import Task
 from posterity.nn._names import unknown
 from posterity.nn.assembly import assemble
-from posterity.nn.functional import Model, Task
+from posterity.nn.functional import Model
 
 Stem = Literal["cifar", "halved", "imagenet"]
 Shortcut = Literal["A", "B"]

@@ -8,8 +8,9 @@ from math import prod
 import torch
 from torch import Tensor, nn
 
+from posterity.core.network import Task
 from posterity.nn.assembly import assemble
-from posterity.nn.functional import Model, Task
+from posterity.nn.functional import Model
 
 
 class Powers(nn.Module):

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from torch import nn
 
+from posterity.core.network import Task
 from posterity.models._images import Padding, padded, stack
 from posterity.nn.assembly import assemble
-from posterity.nn.functional import Model, Task
+from posterity.nn.functional import Model
 
 
 def build(

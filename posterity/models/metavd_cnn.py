@@ -6,8 +6,9 @@ from collections import OrderedDict
 
 from torch import nn
 
+from posterity.core.network import Task
 from posterity.nn.assembly import assemble
-from posterity.nn.functional import Model, Task
+from posterity.nn.functional import Model
 
 BIAS = 1e-3  # standard deviation of the first biases
 

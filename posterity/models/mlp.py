@@ -8,8 +8,9 @@ from math import prod
 
 from torch import nn
 
+from posterity.core.network import Task
 from posterity.nn.assembly import assemble
-from posterity.nn.functional import Model, Task
+from posterity.nn.functional import Model
 
 
 def build(

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from posterity.core.network import Task
 from posterity.models import mlp
-from posterity.nn.functional import Model, Task
+from posterity.nn.functional import Model
 
 
 def build(

@@ -6,8 +6,9 @@ from collections import OrderedDict
 
 from torch import nn
 
+from posterity.core.network import Task
 from posterity.nn.assembly import assemble
-from posterity.nn.functional import Model, Task
+from posterity.nn.functional import Model
 
 CONVOLUTIONS = ((1, 11, 2), (3, 5, 2), (6, 3, 1), (4, 3, 1), (4, 3, 1))  # channels in widths, kernel, padding
 POOLED = (1, 2, 5)  # convolutions followed by 3×3 max-pooling of stride 2

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from posterity.core.network import Task
 from posterity.models._resnet import Shortcut, residual
-from posterity.nn.functional import Model, Task
+from posterity.nn.functional import Model
 
 
 def build(

@@ -7,8 +7,9 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
+from posterity.core.network import Task
 from posterity.nn._call import leaves_of, seeded
-from posterity.nn.functional import Model, Task
+from posterity.nn.functional import Model
 from posterity.nn.layers import twin, unstackable
 
 

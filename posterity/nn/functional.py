@@ -10,18 +10,16 @@ import copy
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Literal, overload
+from typing import TYPE_CHECKING, overload
 
 import torch
 from torch import Tensor, nn
 
-from posterity.core.network import Network
+from posterity.core.network import Network, Task
 from posterity.nn._call import Around, BoundModule, Params, leaves_of, seeded
 from posterity.nn._names import unknown
 from posterity.nn.convolution import Way, possible_ways, rewire, way_of
 from posterity.nn.layers import NORMS, Norm, twin
-
-Task = Literal["classification", "regression"]
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,8 +10,7 @@ import torch
 from posterity import methods
 from posterity.core.protocol import Facts, Now
 from posterity.core.tree import tree_map, tree_rows
-from posterity.engine.api import Visit
-from posterity.engine.client import Site, predict_client, visit_client
+from posterity.engine.client import Site, Visit, predict_client, visit_client
 from posterity.engine.loop import ORACLE
 from posterity.engine.round import first_state, score, train_round
 from posterity.engine.server import Accumulator, combine

@@ -20,9 +20,10 @@ from torch.func import grad, vmap
 from posterity.core.network import Network
 from posterity.core.protocol import Params
 from posterity.core.tree import tree_bytes, tree_map
-from posterity.engine.api import Engine, find_engine
+from posterity.engine.api import Engine
 from posterity.engine.autotune.trials import Timer, Trial, hold_race, with_neighbours
 from posterity.engine.distributed import Processes
+from posterity.engine.engines import find_engine
 from posterity.engine.process_settings import with_onednn, with_threads
 from posterity.engine.simulation import Simulation
 from posterity.engine.tracing.trace import Same
