@@ -64,7 +64,8 @@ def test_a_resumed_run_has_the_engine_and_the_threads_that_it_began_with(tmp_pat
     run_folder.write_json(path, {**facts, "engine": "stacked", "threads": 1, "memory": 2**20})
     with with_threads(2):
         again = run.resume_run(tmp_path / "run")
-        assert torch.get_num_threads() == 1
+        assert torch.get_num_threads() == 2  # the process is left as it was found
+    assert again.setup.settings.threads == 1
     assert again.setup.engine.name == "stacked"
     assert again.setup.sim.memory == 2**20
 
