@@ -14,8 +14,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from posterity.core.network import Task
 from posterity.evaluate.ranks import RankedRows, cut, ordering, recalibration
-from posterity.evaluate.scores import Scores, Task
+from posterity.evaluate.scores import Scores
 
 Better = Literal["higher", "lower"] | float
 """Which value is better; a number is the value to come close to (a calibration slope of 1), and is not ranked."""
