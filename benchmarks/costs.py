@@ -205,7 +205,7 @@ def measure(case: Case, federation: Federation, plan: BatchPlan, base: Row | Non
     """A method's row, with kernels if it is too slow (or the unit) and they are wanted; errors end nothing."""
     row = Row(case)
     try:
-        sim = gpu.make_world(federation, case.spec, plan.convolution, plan.device, case.settings)
+        sim = gpu.make_simulation(federation, case.spec, plan.convolution, plan.device, case.settings)
         rounds = rounds_of(sim, plan)
         timing = clock(rounds, plan)
         row = judge(case, timing, base.timing if base and base.timing else timing)

@@ -91,7 +91,7 @@ CONVOLVING = {
 }
 
 
-def make_world(load: Workload) -> Simulation:
+def make_simulation(load: Workload) -> Simulation:
     """The workload's federation, network and first parameters."""
     generator = torch.Generator().manual_seed(0)
     counts = BATCH * torch.randint(2, 5, (load.clients,), generator=generator)
@@ -193,7 +193,7 @@ def _serve(name: str, rank: int, port: int, pipe: Connection) -> None:
     own = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": CORES, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     os.environ.update({n: str(v) for n, v in own.items()})
     processes, _ = find_processes("cpu")
-    sim = make_world(WORKLOADS[name])
+    sim = make_simulation(WORKLOADS[name])
     sim = replace(sim, processes=processes.dealt(sim.federation.train.counts, sim.federation.members))
     way = _way_of(decide(sim))
     go = our_round(sim, way)
@@ -210,7 +210,7 @@ def _way_of(choice: EngineChoice) -> Way:
 def measure(name: str, rounds: int) -> dict[str, Any]:
     """Milliseconds a round (medians) of every way, and what `auto` chose."""
     load = WORKLOADS[name]
-    sim = make_world(load)
+    sim = make_simulation(load)
     ways = {**EVERY, **(CONVOLVING if load.convolves else FLAT)}
     choice = decide(sim, CORES)
     team = Team(name)

@@ -42,7 +42,7 @@ SIZES = (20, 100, 1000)
 GROWTH = (100, 1000, 10_000)
 
 
-def make_world(clients: int) -> Simulation:
+def make_simulation(clients: int) -> Simulation:
     """A federation of `clients` with 5 to 60 samples of shape (1, 8, 8)."""
     generator = torch.Generator().manual_seed(0)
     counts = torch.exp(torch.rand(clients, generator=generator) * math.log(12) + math.log(5)).long()
@@ -92,7 +92,7 @@ def plain_seconds(sim: Simulation, clients: int, repeats: int) -> float:
 def grow(clients: int, pipe: object) -> None:
     """In a process of its own: seconds a round, and anonymous memory beyond what was there before."""
     torch.set_num_threads(2)
-    sim = make_world(clients)
+    sim = make_simulation(clients)
     before = _anonymous()
     highest, stop = [before], threading.Event()
 
@@ -125,7 +125,7 @@ def main() -> None:
     print(f"{'clients':>8} {'':>9}" + "".join(f"{name:>12}" for name in names))
     found: dict[str, object] = {"ratios": {}, "growth": {}}
     for clients in SIZES:
-        sim = make_world(clients)
+        sim = make_simulation(clients)
         few = min(clients, 100)
         took = {"plain": plain_seconds(sim, few, repeats) * _share(sim, few)}
         for name, engine in (("loop", ORACLE), *ENGINES.items()):

@@ -52,7 +52,7 @@ def make_federation(device: str, images: int = IMAGES, clients: int = CLIENTS) -
     return made.to(device, torch.float32)
 
 
-def make_world(
+def make_simulation(
     federation: Federation,
     method: str,
     way: str,
@@ -60,7 +60,7 @@ def make_world(
     settings: dict[str, str] | None = None,
     precision: str = "ieee",
 ) -> Simulation:
-    """The world of a short name of `METHODS` or of any method's spec; `settings` are added."""
+    """The simulation of a short name of `METHODS` or of any method's spec; `settings` are added."""
     name, chosen = METHODS.get(method, (method, {}))
     model = models.build("cnn", (3, 32, 32), CLASSES).rewired(way)
     model = model.lowered(torch.bfloat16) if precision == "bf16" else model
@@ -157,7 +157,7 @@ def main() -> None:
     if options.profile:
         method, engine, way = options.profile.split(":")
         with ProcessSettings(tf32=options.precisions.split(",")[0] == "tf32").applied():
-            print(profile(make_world(federation, method, way, options.device), engine, options.device))
+            print(profile(make_simulation(federation, method, way, options.device), engine, options.device))
         return
     plain = time_plain(federation, min(3, options.rounds), options.device)
     found = {"plain": plain}
@@ -167,7 +167,7 @@ def main() -> None:
             moved = Params()
             for pair in options.ways.split(","):
                 engine, way = pair.split(":")
-                sim = make_world(federation, method, way, options.device, precision=precision)
+                sim = make_simulation(federation, method, way, options.device, precision=precision)
                 with ProcessSettings(tf32=precision == "tf32").applied():
                     took = time_rounds(sim, engine, options.rounds, options.device)
                 label, moved = f"{method} {engine} {way} {precision}", moved or took.moved

@@ -56,7 +56,7 @@ SOME = ((10_000, 1000), (100_000, 1000), (1_000_000, 1000))
 ROW = 4 * (32 * 10 + 10)  # bytes of a head
 
 
-def make_world(clients: int, hidden: int = 32) -> Simulation:
+def make_simulation(clients: int, hidden: int = 32) -> Simulation:
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(clients * SAMPLES, FEATURES, generator=generator)
     y = torch.randint(0, 10, (clients * SAMPLES,), generator=generator)
@@ -84,7 +84,7 @@ def write_rows(folder: str, clients: int, width: int) -> None:
 
 def measure(clients: int, cohort: int, rounds: int, hidden: int, ahead: bool, pipe: Any) -> None:
     """In a process of its own; with a wider network than usual, all rows are there already."""
-    sim, peak, stop = make_world(clients, hidden), [0.0], threading.Event()
+    sim, peak, stop = make_simulation(clients, hidden), [0.0], threading.Event()
     before, times = anonymous(), []
 
     def look() -> None:
@@ -134,7 +134,7 @@ def bytes_read() -> int:
 
 def measure_cold(way: str, clients: int, cohort: int, rounds: int, pipe: Any) -> None:
     """In a process of its own."""
-    sim, times, amounts = make_world(clients), [], []
+    sim, times, amounts = make_simulation(clients), [], []
     with tempfile.TemporaryDirectory() as folder:
         write_rows(folder, clients, ROW)
         state, store, everyone = first_state(sim), Mapped(Path(folder), clients), able(sim)

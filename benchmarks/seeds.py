@@ -53,8 +53,8 @@ SETTINGS = {
 }
 
 
-def make_worlds(setting: Setting, method: str, seeds: int, device: str, memory: int) -> list[Simulation]:
-    """A world for each seed."""
+def make_simulations(setting: Setting, method: str, seeds: int, device: str, memory: int) -> list[Simulation]:
+    """A simulation for each seed."""
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(setting.images, *setting.shape, generator=generator).to(device)
     y = torch.randint(0, CLASSES, (setting.images,), generator=generator)
@@ -123,7 +123,7 @@ def main() -> None:
     found = {}
     for seeds in map(int, options.seeds.split(",")):
         setting = SETTINGS[options.network]
-        sims = make_worlds(setting, options.method, seeds, options.device, options.memory)
+        sims = make_simulations(setting, options.method, seeds, options.device, options.memory)
         with ProcessSettings(tf32=options.precision == "tf32").applied():
             apart, together = time_both(sims, options.engine, options.rounds, options.device)
         found[seeds] = {"apart": apart, "together": together}

@@ -76,9 +76,10 @@ class Site:
 
     def arrive(self, shared: Shared, own: Own, record: Personal | None, round: int) -> Here:
         """`here` at the beginning of a visit; a client without a record joins."""
-        number, key = torch.full_like(self.client, round), keys.fold_key(self.visits, self.client)
-        here = arrive(self, self.client, len(self.rows["train"]), number, keys.fold_key(key, number), shared, own)
         check_round(round)
+        number = torch.full_like(self.client, round)
+        key = keys.client_keys(self.visits, self.client, number, keys.fold_key)
+        here = arrive(self, self.client, len(self.rows["train"]), number, key, shared, own)
         return replace(here, personal=join(self, here) if record is None else record)
 
 

@@ -72,7 +72,7 @@ class Simulation:
 
     @cached_property
     def outside(self) -> Simulation:
-        """This world with one more client behind all others: without data or record, and with draws of its own.
+        """This simulation with one more client behind all others: without data or record, and with draws of its own.
 
         What belongs to no client is asked of it. Every process asks by itself.
         """

@@ -50,7 +50,7 @@ def law_seeds(case: Case) -> None:
 
 
 def _simulation(case: Case, seed: int) -> Simulation:
-    """A world with other draws, another first network and another partition."""
+    """A simulation with other draws, another first network and another partition."""
     federation = renumbered(case.federation, some_order(case.federation.members, seed))
     initial = case.model.init(seed, case.dtype)
     return replace(case.sim(seed=seed), initial=initial, federation=federation)

@@ -18,7 +18,7 @@ def seeds(monkeypatch):
 
 def test_both_ways_are_timed_and_worlds_differ(seeds):
     setting = seeds.Setting("mlp", (1, 4, 4), 60, 3, "native")
-    sims = seeds.make_worlds(setting, "fedavg", 2, "cpu", 2**30)
+    sims = seeds.make_simulations(setting, "fedavg", 2, "cpu", 2**30)
     assert sims[0].federation.train.counts.tolist() != sims[1].federation.train.counts.tolist()
     assert not sims[0].initial["head.weight"].equal(sims[1].initial["head.weight"])
     apart, together = seeds.time_both(sims, "graph", 2, "cpu")

@@ -37,7 +37,7 @@ SMALL = torch.tensor([3, 4, 10])  # clients with 8, 5 and 3 samples
 WRAPPED = ["fedavg+metavd", "fedavg+drop", "fedavg+snip", "fedavg+calibrated"]
 
 
-def _world(method, model="mlp"):
+def _simulation(method, model="mlp"):
     return make_case(methods.build(method, {}, {"lr": 0.05, "batch": 5, "epochs": 2}), model).sim()
 
 
@@ -75,7 +75,7 @@ def _met(sim):
 
 @pytest.mark.parametrize("method", [*sorted(methods.available()), *WRAPPED])
 def test_operators_for_any_number_of_clients(method):
-    sim = _world(method)
+    sim = _simulation(method)
     for each, carry, here, plan in _met(sim):
         (rows,), (real,) = plan.rows(0, 1, len(here.client))
         mine = {name: getattr(here, name) for name in PER_CLIENT if name != "key"}
@@ -105,7 +105,7 @@ def test_compiled_steps_equal_stacked_ones(method, exact, monkeypatch):
     monkeypatch.setattr(inductor, "EXACT", exact)
     compile_step, made = inductor._compile, []
     monkeypatch.setattr(inductor, "_compile", lambda *args: made.append(compile_step(*args)) or made[-1])
-    states = [_rounds(_world(method), engine) for engine in (STACKED, _engine(on_gpu))]
+    states = [_rounds(_simulation(method), engine) for engine in (STACKED, _engine(on_gpu))]
     assert len(made) == 1
     assert made[0] is not None
     for a, b in zip(*map(tree_leaves, states), strict=True):
@@ -120,8 +120,8 @@ def test_steps_that_cannot_be_written_down_are_replayed(monkeypatch):
 
     monkeypatch.setattr(inductor, "trace_any", refuse)
     with pytest.warns(UserWarning, match="cannot be compiled and is replayed as it is: by this test"):
-        state = _rounds(_world("fedavg"), _engine(on_gpu))
-    plain = _rounds(_world("fedavg"), STACKED)
+        state = _rounds(_simulation("fedavg"), _engine(on_gpu))
+    plain = _rounds(_simulation("fedavg"), STACKED)
     assert all(torch.equal(a, b) for a, b in zip(tree_leaves(state), tree_leaves(plain), strict=True))
 
 

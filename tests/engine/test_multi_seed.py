@@ -33,7 +33,7 @@ def sims(method=None, **changes):
 
 
 def moved(sim):
-    """The world on a pool of its own: the same samples in another order."""
+    """The simulation on a pool of its own: the same samples in another order."""
     federation = sim.federation
     order = torch.randperm(len(federation.x), generator=torch.Generator().manual_seed(0))
     place = torch.argsort(order)

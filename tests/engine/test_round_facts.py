@@ -48,7 +48,7 @@ def trained(sim, cohort=COHORT, round=1):
 
 
 def spoilt(sim, client=BROKEN):
-    """The world in which a client's training diverges at once."""
+    """The simulation in which a client's training diverges at once."""
     x = sim.federation.x.clone()
     x[sim.federation.train.client(client)[0]] = torch.inf
     return replace(sim, federation=replace(sim.federation, x=x))

@@ -25,7 +25,7 @@ WEIGHT = "head.weight"
 
 
 class Run:
-    """One experiment: its world, an engine, the server's state and the clients' records."""
+    """One experiment: its simulation, an engine, the server's state and the clients' records."""
 
     def __init__(self, method, federation, model, engine=STACKED, initial=None, dtype=DOUBLE, seed=0):
         initial = model.init(seed, dtype) if initial is None else initial

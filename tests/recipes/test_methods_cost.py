@@ -93,7 +93,9 @@ def test_expected_is_what_a_round_multiplies(bench, plan, name):
     (case,) = (c for c in bench.CASES if c.name == name)
 
     def count(each) -> int:
-        rounds = bench.rounds_of(bench.gpu.make_world(federation, each.spec, "patches", "cpu", each.settings), plan)
+        rounds = bench.rounds_of(
+            bench.gpu.make_simulation(federation, each.spec, "patches", "cpu", each.settings), plan
+        )
         with FlopCounterMode(display=False) as found:
             next(rounds)
         return found.get_total_flops()
@@ -131,7 +133,7 @@ def test_a_failure_shows_its_last_line_and_ends_nothing(bench, plan, monkeypatch
     def fail(*_: object) -> None:
         raise RuntimeError("first words\nlast words")
 
-    monkeypatch.setattr(bench.gpu, "make_world", fail)
+    monkeypatch.setattr(bench.gpu, "make_simulation", fail)
     row = bench.measure(bench.CASES[0], None, plan, None)
     assert row.error == "last words"
     assert bench.show(row).endswith("failed: last words")
@@ -140,7 +142,9 @@ def test_a_failure_shows_its_last_line_and_ends_nothing(bench, plan, monkeypatch
 def test_a_profile_names_what_takes_longer(bench, plan):
     """Operators of a real round by time, and the difference to FedAvg's, largest first."""
     federation = bench.gpu.make_federation("cpu", 20, 2)
-    found = bench.profile(bench.rounds_of(bench.gpu.make_world(federation, "fedavg", "native", "cpu"), plan), "cpu")
+    found = bench.profile(
+        bench.rounds_of(bench.gpu.make_simulation(federation, "fedavg", "native", "cpu"), plan), "cpu"
+    )
     assert any("convolution" in name for name in found)
     assert all(ms > 0 for ms in found.values())
     unit, timing = bench.Timing(100.0, 3, 1.0, 0), bench.Timing(250.0, 3, 1.0, 0)
