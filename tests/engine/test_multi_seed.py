@@ -79,7 +79,7 @@ def test_the_same_samples_are_held_once():
     assert len(MultiSeed.of([one, moved(other)]).joint.federation.x) == 2 * size
 
 
-def test_a_fleet_of_one_is_its_world():
+def test_one_seed_is_its_own_simulation():
     (one, _) = sims()
     assert MultiSeed.of([one]).joint is one
 
