@@ -23,6 +23,8 @@ def typed(folder: Path, command: str) -> int:
     """The exit status of a command as a user types it in `folder`; in this process, since an import takes seconds."""
     words, path, known = shlex.split(command), list(sys.path), set(sys.modules)
     with pytest.MonkeyPatch.context() as patch:
+        for name in [name for name in known if name.startswith("my_")]:
+            patch.delitem(sys.modules, name)  # a file of the same name that another test has written
         patch.chdir(folder)
         patch.setattr(sys, "argv", words)
         try:

@@ -41,7 +41,7 @@ def test_the_loop_that_replays_has_the_bits_of_the_oracle():
 def test_a_run_begun_before_goes_on(name, tmp_path: Path):
     """Two of four rounds were run by commit 139cb26; `disk` keeps its records in a file."""
     folder = tmp_path / name
-    shutil.copytree(FOLDER / "runs" / name, folder)
+    shutil.copytree(FOLDER / "folders" / name, folder)
     result = posterity.load(folder)
     assert result.round == 4
     assert [run.status for run in load_runs(folder)] == ["finished"]
