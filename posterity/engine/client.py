@@ -80,7 +80,7 @@ class Site:
         number = torch.full_like(self.client, round)
         key = keys.client_keys(self.visits, self.client, number, keys.fold_key)
         here = arrive(self, self.client, len(self.rows["train"]), number, key, shared, own)
-        return replace(here, personal=join(self, here) if record is None else record)
+        return replace(here, personal=self.method.join(at(here, keys.JOIN)) if record is None else record)
 
 
 def visit_client(site: Site, shared: Shared, own: Own, record: Personal | None, round: int) -> Visit:
@@ -94,13 +94,13 @@ def predict_client(
 ) -> Tensor:  # fmt: skip
     """Outputs of one client's personal model for samples of its own, at an evaluation point. Leaves no trace."""
     carry, here = personal_at(site, site.arrive(shared, own, record, round), point, epochs)
-    return answer(site, here, carry, x)
+    return answer(site, at(here, keys.PREDICT), carry, x)
 
 
 def personal_at(site: Site, here: Here, point: str, epochs: int | None = None) -> tuple[Carry, Here]:
     """A client's carry and `here` at an evaluation point: what `predict` needs."""
     passes, adapt = passes_at(site.method, point, epochs)
-    carry = work(site, passes, start(site, here), here, keys.TRAIN)
+    carry = work(site, passes, start(site, at(here, keys.START)), here, keys.TRAIN)
     return work(site, adapt, carry, here, keys.SCORE), here
 
 
@@ -135,21 +135,19 @@ def at(here: Here, stage: int) -> Here:
     return replace(here, key=keys.fold_key(here.key, stage))
 
 
-def join(site: Setting, here: Here) -> Personal:
-    return site.method.join(at(here, keys.JOIN))
-
-
-def start(site: Setting, here: Here) -> Carry:
-    return Carry(site.method.start(at(here, keys.START)), {}, ())
+def start(setting: Setting, here: Here) -> Carry:
+    """The leaves that the passes will move; `here` has the key of this stage."""
+    return Carry(setting.method.start(here), {}, ())
 
 
 def train(site: Site, passes: tuple[Pass, ...], here: Here) -> Visit:
-    return send(site, here, work(site, passes, start(site, here), here, keys.TRAIN))
+    carry = work(site, passes, start(site, at(here, keys.START)), here, keys.TRAIN)
+    return send(site, at(here, keys.MESSAGE), carry)
 
 
-def send(site: Setting, here: Here, carry: Carry) -> Visit:
-    """What a client says and keeps after its passes."""
-    return Visit.of(carry, site.method.message(carry, replace(at(here, keys.MESSAGE), kept=carry.kept)))
+def send(setting: Setting, here: Here, carry: Carry) -> Visit:
+    """What a client says and keeps after its passes; `here` has the key of this stage."""
+    return Visit.of(carry, setting.method.message(carry, replace(here, kept=carry.kept)))
 
 
 def work(site: Site, passes: tuple[Pass, ...], carry: Carry, here: Here, stage: int) -> Carry:
@@ -174,13 +172,10 @@ def _take(site: Site, each: Pass, carry: Carry, here: Here) -> Carry:
     return each.close(carry, here)
 
 
-def answer(site: Site, here: Here, carry: Carry, x: Tensor) -> Tensor:
-    """Outputs for samples, in chunks with draws of their own."""
-    here = replace(at(here, keys.PREDICT), kept=carry.kept)
-    chunks = [
-        site.method.predict(carry, some, at(here, number)) for number, some in enumerate(torch.split(x, PREDICT_ROWS))
-    ]
-    return torch.cat(chunks)
+def answer(setting: Setting, here: Here, carry: Carry, x: Tensor) -> Tensor:
+    """Outputs for samples, in chunks with draws of their own; `here` has the key of this stage."""
+    here, pieces = replace(here, kept=carry.kept), enumerate(torch.split(x, PREDICT_ROWS))
+    return torch.cat([setting.method.predict(carry, some, at(here, number)) for number, some in pieces])
 
 
 __all__ = ["Site", "Visit", "personal_at", "predict_client", "visit_client"]

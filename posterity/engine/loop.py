@@ -15,18 +15,17 @@ from posterity.core.protocol import Carry, Here, Own, Pass, Personal, Shared, St
 from posterity.core.tree import tree_stack
 from posterity.data.federation import Part
 from posterity.engine import client, keys
-from posterity.engine.client import Site, Visit
-from posterity.engine.simulation import Simulation, select
+from posterity.engine.client import Visit
+from posterity.engine.simulation import Simulation, at, select
 
 Work = Callable[[Simulation, tuple[Pass, ...], list[Carry], Here, int], list[Carry]]
 
 
 def work(sim: Simulation, passes: tuple[Pass, ...], carries: list[Carry], here: Here, stage: int) -> list[Carry]:
     """Every client of a stacked `here` through all passes."""
-    return [
-        client.work(site, passes, carry, mine, stage)
-        for (site, mine), carry in zip(_each(sim, here), carries, strict=True)
-    ]
+    sites = [sim.site(number) for number in here.client.tolist()]
+    each = zip(sites, carries, _each(here), strict=True)
+    return [client.work(site, passes, carry, mine, stage) for site, carry, mine in each]
 
 
 @dataclass(frozen=True)
@@ -41,14 +40,15 @@ class Loop:
         return pairs[0][0], tree_stack([own for _, own in pairs])
 
     def join(self, sim: Simulation, here: Here) -> Personal:
-        return tree_stack([client.join(site, mine) for site, mine in _each(sim, here)])
+        return tree_stack([sim.method.join(mine) for mine in _each(at(sim, here, keys.JOIN))])
 
     def start(self, sim: Simulation, here: Here) -> list[Carry]:
-        return [client.start(site, mine) for site, mine in _each(sim, here)]
+        return [client.start(sim, mine) for mine in _each(at(sim, here, keys.START))]
 
     def visit(self, sim: Simulation, passes: tuple[Pass, ...], here: Here) -> Visit:
         carries = self.work(sim, passes, self.start(sim, here), here, keys.TRAIN)
-        done = [client.send(*pair, carry) for pair, carry in zip(_each(sim, here), carries, strict=True)]
+        each = zip(_each(at(sim, here, keys.MESSAGE)), carries, strict=True)
+        done = [client.send(sim, mine, carry) for mine, carry in each]
         message, record = tree_stack([v.message for v in done]), tree_stack([v.record for v in done])
         return Visit(message, record, None if done[0].loss is None else tree_stack([v.loss for v in done]))
 
@@ -57,14 +57,17 @@ class Loop:
     ) -> list[list[Tensor]]:
         carries = self.work(sim, passes, self.start(sim, here), here, keys.TRAIN)
         carries = self.work(sim, adapt, carries, here, keys.SCORE)
-        numbers, x = here.client.tolist(), sim.federation.x
-        each = list(zip(_each(sim, here), carries, numbers, strict=True))
-        return [[client.answer(*pair, carry, x[part.client(k)]) for pair, carry, k in each] for part in parts]
+        each, x = list(zip(_each(at(sim, here, keys.PREDICT)), carries, strict=True)), sim.federation.x
+        numbers = here.client.tolist()
+        return [
+            [client.answer(sim, mine, carry, x[part.client(k)]) for k, (mine, carry) in zip(numbers, each, strict=True)]
+            for part in parts
+        ]
 
 
-def _each(sim: Simulation, here: Here) -> list[tuple[Site, Here]]:
+def _each(here: Here) -> list[Here]:
     """Every client of a stacked `here` by itself."""
-    return [(sim.site(k), select(here, i)) for i, k in enumerate(here.client.tolist())]
+    return [select(here, i) for i in range(len(here.client))]
 
 
 ORACLE = Loop()
