@@ -58,8 +58,13 @@ def cases() -> Iterator[str]:
 
 
 def identity() -> str:
-    """What bits depend on."""
-    return f"{platform.machine()}, torch {torch.__version__.partition('+')[0]}, one thread"
+    """What bits depend on: the processor, whose kernels differ, and PyTorch."""
+    known, path = {}, Path("/proc/cpuinfo")
+    for line in path.read_text().splitlines() if path.exists() else ():
+        name, _, value = line.partition(":")
+        known.setdefault(name.strip(), value.strip())
+    model = [known[name] for name in ("model name", "CPU implementer", "CPU variant", "CPU part") if name in known]
+    return f"{platform.machine()} {' '.join(model)}, torch {torch.__version__.partition('+')[0]}, one thread"
 
 
 @contextmanager
