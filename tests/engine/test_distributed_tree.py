@@ -21,25 +21,29 @@ class Exchange:
     """What `torch.distributed` offers, between threads."""
 
     def __init__(self, size):
-        self.size, self.me, self.lines = size, threading.local(), defaultdict(Queue)
+        self.size, self.me, self.lock, self.lines = size, threading.local(), threading.Lock(), defaultdict(Queue)
+
+    def line(self, *ends):
+        with self.lock:  # two threads that ask for a new line at once must get the same one
+            return self.lines[ends]
 
     def send(self, tensor, to):
-        self.lines[self.me.rank, to].put(tensor.clone())
+        self.line(self.me.rank, to).put(tensor.clone())
 
     def recv(self, tensor, source):
-        tensor.copy_(self.lines[source, self.me.rank].get(timeout=PATIENCE))
+        tensor.copy_(self.line(source, self.me.rank).get(timeout=PATIENCE))
 
     def all_gather(self, told, mine):
         for rank in range(self.size):
-            self.lines["all", self.me.rank, rank].put(mine.clone())
+            self.line("all", self.me.rank, rank).put(mine.clone())
         for rank in range(self.size):
-            told[rank].copy_(self.lines["all", rank, self.me.rank].get(timeout=PATIENCE))
+            told[rank].copy_(self.line("all", rank, self.me.rank).get(timeout=PATIENCE))
 
     def broadcast(self, tensor, source):
         if self.me.rank == source:
             for rank in range(self.size):
-                self.lines["one", source, rank].put(tensor.clone())
-        tensor.copy_(self.lines["one", source, self.me.rank].get(timeout=PATIENCE))
+                self.line("one", source, rank).put(tensor.clone())
+        tensor.copy_(self.line("one", source, self.me.rank).get(timeout=PATIENCE))
 
 
 @pytest.fixture
