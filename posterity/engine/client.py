@@ -51,8 +51,7 @@ class Setting(Protocol):
     @property
     def initial(self) -> Params: ...
 
-    @property
-    def build(self) -> BuildBatch: ...
+    def passes(self, epochs: int | None = None) -> tuple[Pass, ...]: ...
 
 
 @dataclass(frozen=True)
@@ -74,6 +73,10 @@ class Site:
         """The rows as a federation of this client alone."""
         return {name: Part.of([rows]) for name, rows in self.rows.items()}
 
+    def passes(self, epochs: int | None = None) -> tuple[Pass, ...]:
+        """The passes of a round, or of `adapt(epochs)`."""
+        return self.method.passes() if epochs is None else self.method.adapt(epochs)
+
     def arrive(self, shared: Shared, own: Own, record: Personal | None, round: int) -> Here:
         """`here` at the beginning of a visit; a client without a record joins."""
         check_round(round)
@@ -85,7 +88,7 @@ class Site:
 
 def visit_client(site: Site, shared: Shared, own: Own, record: Personal | None, round: int) -> Visit:
     """One client's work of a round: its message and its next record."""
-    return train(site, site.method.passes(), site.arrive(shared, own, record, round))
+    return train(site, site.passes(), site.arrive(shared, own, record, round))
 
 
 def predict_client(
@@ -93,21 +96,21 @@ def predict_client(
     epochs: int | None = None,
 ) -> Tensor:  # fmt: skip
     """Outputs of one client's personal model for samples of its own, at an evaluation point. Leaves no trace."""
-    carry, here = personal_at(site, site.arrive(shared, own, record, round), point, epochs)
-    return answer(site, at(here, keys.PREDICT), carry, x)
+    here = site.arrive(shared, own, record, round)
+    return answer(site, at(here, keys.PREDICT), personal_at(site, here, point, epochs), x)
 
 
-def personal_at(site: Site, here: Here, point: str, epochs: int | None = None) -> tuple[Carry, Here]:
-    """A client's carry and `here` at an evaluation point: what `predict` needs."""
-    passes, adapt = passes_at(site.method, point, epochs)
+def personal_at(site: Site, here: Here, point: str, epochs: int | None = None) -> Carry:
+    """A client's carry at an evaluation point: what `predict` needs."""
+    passes, adapt = passes_at(site, point, epochs)
     carry = work(site, passes, start(site, at(here, keys.START)), here, keys.TRAIN)
-    return work(site, adapt, carry, here, keys.SCORE), here
+    return work(site, adapt, carry, here, keys.SCORE)
 
 
-def passes_at(method: Method, point: str, epochs: int | None = None) -> tuple[tuple[Pass, ...], tuple[Pass, ...]]:
+def passes_at(setting: Setting, point: str, epochs: int | None) -> tuple[tuple[Pass, ...], tuple[Pass, ...]]:
     """The round's own passes, if they come before the prediction at `point`, and those that adapt."""
-    epochs = method.adaptation if epochs is None else epochs
-    return method.passes() if point == "trained" else (), method.adapt(epochs if point == "adapted" else 0)
+    epochs = setting.method.adaptation if epochs is None else epochs
+    return setting.passes() if point == "trained" else (), setting.passes(epochs if point == "adapted" else 0)
 
 
 # --- the steps of a visit --------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from posterity.data.federation import Part
 from posterity.engine import keys
 from posterity.engine.api import Engine
 from posterity.engine.blocks import blocks
-from posterity.engine.client import at, personal_at
+from posterity.engine.client import at, passes_at, personal_at
 from posterity.engine.multi_seed import MultiSeed
 from posterity.engine.server import Accumulator, RoundLog, combine
 from posterity.engine.simulation import Simulation
@@ -99,8 +99,7 @@ class Question:
 
     def passes(self, sim: Simulation) -> tuple[tuple[Pass, ...], tuple[Pass, ...]]:
         """The round's own passes, if they come before the prediction, and those that adapt."""
-        epochs = sim.method.adaptation if self.epochs is None else self.epochs
-        return sim.passes() if self.point == "trained" else (), sim.passes(epochs if self.point == "adapted" else 0)
+        return passes_at(sim, self.point, self.epochs)
 
 
 def score(
@@ -152,7 +151,8 @@ def personal_model(
     site, late = sim.site(client), client >= sim.federation.members
     shared, own = sim.method.offer(state, None if late else site.client)
     record = None if late or not bool(store.known[client]) else tree_rows(store.read(site.client[None]), 0)
-    carry, here = personal_at(site, site.arrive(shared, own, record, round), point)
+    here = site.arrive(shared, own, record, round)
+    carry = personal_at(site, here, point)
     return carry, replace(at(here, keys.PREDICT), kept=carry.kept)
 
 
