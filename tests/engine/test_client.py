@@ -101,3 +101,17 @@ def test_a_visit_does_not_touch_what_it_was_given():
     assert largest_gap((shared, own, sim.initial), before)[0] == 0
     again = visit_client(replace(site_of(sim, 3)), shared, own, None, 1)
     assert largest_gap(first.message, again.message)[0] == 0
+
+
+def test_trained_is_the_network_that_the_client_sends():
+    sim = make_case(methods.build("fedavg", {})).sim()
+    state, store = first_state(sim), Memory(sim.federation.clients)
+    part, client = sim.federation.test, torch.tensor([2])
+    shared, own = sim.method.offer(state, client[0])
+    sent = visit_client(site_of(sim, 2), shared, own, None, 1).message["params"].value
+    expected = sim.model(sent, sim.federation.x[part.client(2)])[0].log_softmax(-1)
+    found = {
+        point: score(sim, ORACLE, state, store, client, 1, [part], point)[0][0] for point in ("trained", "received")
+    }
+    assert torch.equal(found["trained"], expected)
+    assert not torch.allclose(found["received"], expected)
