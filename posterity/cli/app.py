@@ -18,6 +18,7 @@ from posterity.cli import launch, listing, new_method
 from posterity.cli.flags import RULES, option, read_config, read_list, read_seeds, with_flags
 from posterity.cli.show import console, print_json, print_table, progress
 from posterity.engine.distributed import started_first
+from posterity.experiment.chosen import keeping
 from posterity.experiment.compare import compare_runs, demo_plan, resume_all
 from posterity.experiment.config import Config
 from posterity.experiment.run import start_run
@@ -63,7 +64,7 @@ def conclude(folder: Path, show: str, as_json: bool) -> None:
 def run(**given: Any) -> None:
     out, show, quiet, as_json = (given.pop(n) for n in COMMON)
     check_rule(show)
-    config = read_config(given)
+    config = keeping(read_config(given), show)
     folder = out or new_folder(f"{Path(config.dataset).stem}-{config.method}-seed{config.seed}")
     setup = _set_up(config)
     with progress(config.method, config.rounds, quiet or as_json or not started_first()) as watch:
@@ -99,7 +100,8 @@ Together = Annotated[bool | None, typer.Option("--together/--apart", help="all s
 def compare(**given: Any) -> None:
     out, show, quiet, as_json, jobs, together = (given.pop(n) for n in (*COMMON, "jobs", "together"))
     methods, seeds = read_list(given.pop("methods"), "methods"), read_seeds(given.pop("seeds"))
-    config = read_config(given)
+    check_rule(show)
+    config = keeping(read_config(given), show)
     if config.engine == "processes":
         raise ValueError("a comparison already has a run for each core (--jobs): give another --engine")
     folder = out or new_folder(f"{Path(config.dataset).stem}-comparison")

@@ -119,6 +119,11 @@ def read_checkpoint(folder: Path) -> tuple[dict[str, torch.Tensor], dict[str, An
     return _read(path) if path.exists() else None
 
 
+def read_leaves(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+    """Leaves by name and facts of any file that `save_checkpoint` wrote."""
+    return _read(path)
+
+
 def _read(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
     with safe_open(path, framework="pt") as file:
         meta = file.metadata() or {}
