@@ -144,3 +144,8 @@ def _worst(row: Row) -> list[int] | None:
 
 def _finite(value: float | None) -> float | None:
     return value if value is not None and value == value and abs(value) != float("inf") else None
+
+
+def say(line: str) -> None:
+    """A line that ends with a path or a command: never broken, never read as markup."""
+    console.print(line, soft_wrap=True, markup=False, highlight=False)

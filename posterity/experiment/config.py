@@ -12,8 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from posterity.core.hyperparameters import check_fields, hyper, knobs, nearest, parse
-from posterity.data.partition import EXAMPLES
 
+# The partitions with an example, written out: `data/partition.py`, which declares them, needs PyTorch, and this file is
+# read for every `--help`. A test holds the two equal.
+PARTITIONS = "dirichlet:0.3, balanced:0.5, capped:0.3, pathological:3:100, major:2:0.2, quantity:1, iid"
 LOCAL = {"local_epochs": "epochs", "local_steps": "steps", "batch_size": "batch", "lr": "lr", "optimiser": "optimiser"}
 
 
@@ -32,7 +34,7 @@ class Config:
     data_dir: str | None = hyper(None, "folder with the data sets' files (default: POSTERITY_DATA)")
     clients: int | None = hyper(None, "number of clients to divide the data among (default: 20, or the data's own)")
     newcomers: str = hyper("0", "clients held out entirely: a number or a share (20%)")
-    partition: str | None = hyper(None, f"{EXAMPLES}, or package.module:function")
+    partition: str | None = hyper(None, f"{PARTITIONS}, or package.module:function")
     subset: str | None = hyper(None, "share of the data to use (25%), drawn before the partition")
     split: str = hyper("80/20", "training / held out, per client")
     test_partition: str = hyper(

@@ -17,6 +17,7 @@ from posterity.core.network import Network
 from posterity.core.parse import guess
 from posterity.core.random import make_key
 from posterity.core.tree import Tree
+from posterity.data.checks import check_federation
 from posterity.data.federation import Federation, FederationSpec
 from posterity.engine.api import Engine
 from posterity.engine.autotune.choice import ROWS, EngineChoice, Wish, choose, footprint
@@ -79,7 +80,7 @@ def set_up(
     processes, device = find_processes(config.device)
     if processes.size > 1 and config.store == "disk":
         raise ValueError("personal records on disk belong to one process: use --store memory with several")
-    federation = load_federation(config) if federation is None else federation
+    federation = load_federation(config) if federation is None else check_federation(federation)
     check_task(metrics, federation.task, federation.classes)
     dtype = DTYPES[config.dtype]
     if model is None:
