@@ -86,10 +86,12 @@ def run(**given: Any) -> None:
     check_out(folder)
     from posterity.cli.show import progress
     from posterity.engine.distributed import started_first
+    from posterity.experiment.chosen import keeping
     from posterity.experiment.run import start_run
     from posterity.report import check_rule
 
     check_rule(show)
+    config = keeping(config, show)
     setup = _set_up(config)
     with progress(config.method, config.rounds, quiet or as_json or not started_first()) as watch:
         start_run(config, folder, watch, setup=setup)
@@ -160,13 +162,14 @@ def _compare(
     check_out(folder, comparison=True)
     from posterity.cli import launch
     from posterity.cli.show import progress
+    from posterity.experiment.chosen import keeping
     from posterity.experiment.compare import compare_runs
     from posterity.report import check_rule
 
     check_rule(show)  # before the work, not after it
     at_once = jobs or (launch.count_cores() if config.device == "cpu" else 1)  # a process gains more than a thread
     watching = lambda title, rounds: progress(title, rounds, quiet)  # noqa: E731
-    compare_runs(config, names, seeds, folder, watching, at_once, together)
+    compare_runs(keeping(config, show), names, seeds, folder, watching, at_once, together)
 
 
 @app.command(help="Go on with a run (or all runs of a comparison) that was stopped or killed.", rich_help_panel=WORKING)

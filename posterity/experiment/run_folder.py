@@ -167,6 +167,11 @@ def read_checkpoint(folder: Path, commit: int | None = None) -> tuple[dict[str, 
     return _read(found[max(found) if commit is None else commit]) if found else None
 
 
+def read_leaves(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+    """Leaves by name and facts of any file that `save_checkpoint` wrote."""
+    return _read(path)
+
+
 def _read(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
     """What `save_checkpoint` was given, verified."""
     facts = _facts(path)
