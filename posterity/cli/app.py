@@ -64,9 +64,11 @@ def run(**given: Any) -> None:
     check_out(folder)
     from posterity.cli.progress import progress
     from posterity.engine.distributed import started_first
+    from posterity.experiment.chosen import keeping
     from posterity.experiment.run import start_run
 
     output = check_output(output)
+    config = keeping(config, output.show)
     setup = _set_up(config)
     with progress(config.method, config.rounds, quiet or output.alone or not started_first()) as watch:
         start_run(config, folder, watch, setup=setup)
@@ -125,12 +127,13 @@ def _compare(
     check_out(folder, comparison=True)
     from posterity.cli import launch
     from posterity.cli.progress import progress
+    from posterity.experiment.chosen import keeping
     from posterity.experiment.compare import compare_runs
 
     output = check_output(output)
     at_once = jobs or (launch.count_cores() if config.device == "cpu" else 1)  # a process gains more than a thread
     watching = lambda title, rounds: progress(title, rounds, quiet or output.alone)  # noqa: E731
-    compare_runs(config, names, seeds, folder, watching, at_once, together)
+    compare_runs(keeping(config, output.show), names, seeds, folder, watching, at_once, together)
     conclude(folder, output)
 
 

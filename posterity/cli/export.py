@@ -12,7 +12,7 @@ import io
 import re
 from collections.abc import Callable, Sequence
 
-from posterity.cli.neutral import harmless
+from posterity.core.text import plain
 from posterity.report import Column, Row
 
 RULE = {"validated": "round chosen on validation, shown on test", "paper": "best round on all held-out data",
@@ -58,7 +58,7 @@ def markdown(rows: Sequence[Row], columns: Sequence[Column]) -> str:
 
 def latex(rows: Sequence[Row], columns: Sequence[Column]) -> str:
     heads = ["Method", "scored at", "seeds", *(c.heading for c in columns)]
-    lines = [f"% {harmless(caption(rows))}", rf"\begin{{tabular}}{{ll{'r' * (len(columns) + 1)}}}", r"\hline"]
+    lines = [f"% {plain(caption(rows))}", rf"\begin{{tabular}}{{ll{'r' * (len(columns) + 1)}}}", r"\hline"]
     lines += [" & ".join(_tex(head) for head in heads) + r" \\", r"\hline"]
     for row in rows:
         cells = [_cell(row, c, _tex, r"\textbf{{{}}}") for c in columns]
@@ -83,7 +83,7 @@ def _raw(value: float | None) -> str:
 
 
 def _sheet(text: str) -> str:
-    text = harmless(text)
+    text = plain(text)
     return f"'{text}" if text[:1] in ("=", "+", "-", "@") else text
 
 
@@ -95,8 +95,8 @@ def _cell(row: Row, column: Column, escaped: Callable[[str], str], bold: str) ->
 
 
 def _md(text: str) -> str:
-    return re.sub(r"([\\`*_\[\]<>|~#!])", r"\\\1", harmless(text))
+    return re.sub(r"([\\`*_\[\]<>|~#!])", r"\\\1", plain(text))
 
 
 def _tex(text: str) -> str:
-    return "".join(LATEX.get(character, character) for character in harmless(text))
+    return "".join(LATEX.get(character, character) for character in plain(text))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from difflib import get_close_matches
 from typing import Any
 
-from posterity.cli.neutral import harmless_lines
+from posterity.cli.neutral import paragraphs
 
 
 def told(error: Any) -> str:
@@ -20,4 +20,4 @@ def told(error: Any) -> str:
 
 def sentence(error: Exception) -> str:
     """What an error says, which may name a column or a client as somebody's file does."""
-    return harmless_lines(str(error))
+    return paragraphs(str(error))

@@ -9,8 +9,9 @@ from typing import Any
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from posterity.cli.neutral import harmless, label
+from posterity.cli.neutral import label
 from posterity.cli.show import console
+from posterity.core.text import plain
 from posterity.evaluate import METRICS
 from posterity.experiment.run import Watch, silent
 from posterity.report.read_runs import POINTS
@@ -62,7 +63,7 @@ def _lines(title: str) -> Watch:
         printed[0] = now
         left = told.seconds / max(1, told.rounds) * (rounds - round)
         rest = f", {left:,.0f} s left" if round < rounds else f", {told.seconds:,.1f} s"
-        print(f"{harmless(title)}: round {round:,} of {rounds:,}, {note}{rest}", flush=True)
+        print(f"{plain(title)}: round {round:,} of {rounds:,}, {note}{rest}", flush=True)
 
     return watch
 

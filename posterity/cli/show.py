@@ -15,8 +15,9 @@ from rich.console import Console
 from rich.table import Table
 
 from posterity.cli.export import RULE, export, name_of
-from posterity.cli.neutral import harmless, label
+from posterity.cli.neutral import label
 from posterity.cli.output import Output
+from posterity.core.text import plain
 from posterity.report import Column, Comparison, Row, columns, complete, headline, load_runs, main_comparison, verdict
 from posterity.report.divergence import told
 from posterity.report.remarks import fitted
@@ -42,7 +43,7 @@ def show_runs(folder: Path, output: Output, page: Path | None) -> None:
 
 def say(line: str) -> None:
     """A line that ends with a path or a command: never broken, never read as markup."""
-    console.print(harmless(line), soft_wrap=True, markup=False, highlight=False)
+    console.print(plain(line), soft_wrap=True, markup=False, highlight=False)
 
 
 def choose_columns(folder: Path, output: Output) -> tuple[list[Row], list[Column], list[str]]:

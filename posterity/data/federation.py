@@ -107,6 +107,7 @@ class Federation:
     public: Tensor | None = None  # rows without labels that the server may use (FedBE)
     partition: Partition | None = None  # the rule that divided the rows; None for clients put together by hand
     notes: tuple[str, ...] = ()  # assumptions and warnings that a report must show
+    absent: bool = False  # names and counts only, as a finished run's folder has them: there are no rows
 
     @property
     def clients(self) -> int:

@@ -17,7 +17,7 @@ from posterity.data.federation import Part
 from posterity.engine import keys
 from posterity.engine.api import Engine
 from posterity.engine.blocks import blocks
-from posterity.engine.client import at, passes_at, personal_at
+from posterity.engine.client import Site, at, passes_at, personal_at
 from posterity.engine.multi_seed import MultiSeed
 from posterity.engine.server import Accumulator, RoundLog, combine
 from posterity.engine.simulation import Simulation
@@ -144,14 +144,19 @@ def _answer(
     return seeds.split(outputs, [each.clients for each in asked])
 
 
+def arrive_client(sim: Simulation, state: State, store: Store, client: int, round: int) -> tuple[Site, Here]:
+    """One client's site, and its `here` right after the broadcast. Newcomers have no record."""
+    site, late = sim.site(client), client >= sim.federation.members
+    shared, own = sim.method.offer(state, None if late else site.client)
+    record = None if late or not bool(store.known[client]) else tree_rows(store.read(site.client[None]), 0)
+    return site, site.arrive(shared, own, record, round)
+
+
 def personal_model(
     sim: Simulation, state: State, store: Store, client: int, round: int, point: str
 ) -> tuple[Carry, Here]:
     """One client's carry and `here` at an evaluation point: what `predict` needs. Newcomers have no record."""
-    site, late = sim.site(client), client >= sim.federation.members
-    shared, own = sim.method.offer(state, None if late else site.client)
-    record = None if late or not bool(store.known[client]) else tree_rows(store.read(site.client[None]), 0)
-    here = site.arrive(shared, own, record, round)
+    site, here = arrive_client(sim, state, store, client, round)
     carry = personal_at(site, here, point)
     return carry, replace(at(here, keys.PREDICT), kept=carry.kept)
 
@@ -164,6 +169,7 @@ def _public(sim: Simulation) -> Tensor | None:
 __all__ = [
     "Question",
     "answer",
+    "arrive_client",
     "finish_round",
     "first_state",
     "personal_model",

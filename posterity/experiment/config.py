@@ -63,6 +63,10 @@ class Config:
     dtype: str = hyper("float32", "precision of the clients", "", ("float32", "float64"))
     evaluate_every: int | None = hyper(None, "rounds between evaluations (default: a twentieth of the rounds)")
     newcomer_epochs: int = hyper(5, "epochs after which newcomers are scored, besides 0 and 1")
+    keep: str = field(  # two runs that differ in it are the same run
+        default="validated", compare=False,
+        metadata=hyper("validated", "selection rules whose round is kept for predictions: validated, paper").metadata,
+    )  # fmt: skip
     metrics: str | None = hyper(None, "further metrics of your own: package.module:name, separated by commas")
     store: str = hyper("memory", "where personal records live", "", ("memory", "disk"))
     memory: int | None = hyper(None, "bytes that stacked clients may take at once (default: 1 GiB, a third of a GPU)")

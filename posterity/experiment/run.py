@@ -189,6 +189,7 @@ class Runner:
         """One round of training of all, with scores if this is a round that is evaluated; the lines of the first."""
         before, run_states = time.perf_counter(), self.run_states
         scores = self._score([run_state.ask_before(round) for run_state in run_states], round)
+        self._choose(round, scores, before=True)
         states, stores = [j.state for j in run_states], [j.store for j in run_states]
         cohorts = [run_state.cohort(round) for run_state in run_states]
         for run_state in run_states:
@@ -197,10 +198,16 @@ class Runner:
         for run_state, (state, _) in zip(run_states, ends, strict=True):
             run_state.state = state
         later = self._score([run_state.ask_after(round) for run_state in run_states], round)
+        self._choose(round, later, before=False)
         seconds = (time.perf_counter() - before) / len(run_states)  # each has its share
         each = zip(run_states, ends, scores, later, strict=True)
         told = [run_state.arrive(log, first + second, seconds) for run_state, (_, log), first, second in each]
         return told[0]
+
+    def _choose(self, round: int, scores: list[list[dict[str, Any]]], before: bool) -> None:
+        """Each run keeps the round, if a selection rule has chosen it."""
+        for run_state, told in zip(self.run_states, scores, strict=True):
+            run_state.choose(round, told, before)
 
     def _score(self, asked: Sequence[Sequence[Asked]], round: int) -> list[list[dict[str, Any]]]:
         """The lines that answer the questions of each run: as many in all, one after the other."""

@@ -16,14 +16,17 @@ from posterity import __version__, data, methods, models
 from posterity.core.network import Network
 from posterity.core.parse import guess
 from posterity.core.random import make_key
+from posterity.core.tree import Tree
+from posterity.data.checks import check_federation
 from posterity.data.federation import Federation, FederationSpec
 from posterity.engine.api import Engine
 from posterity.engine.autotune.choice import ROWS, EngineChoice, Wish, choose, footprint
-from posterity.engine.blocks import able
+from posterity.engine.blocks import able, meet
 from posterity.engine.distributed import Processes, find_processes
 from posterity.engine.participation import Participation
 from posterity.engine.process_settings import ProcessSettings
 from posterity.engine.simulation import Simulation
+from posterity.engine.store import Memory
 from posterity.evaluate import Metric, check_task, load_metrics
 from posterity.experiment.config import Config
 from posterity.experiment.scoring import fits_validation
@@ -77,7 +80,7 @@ def set_up(
     processes, device = find_processes(config.device)
     if processes.size > 1 and config.store == "disk":
         raise ValueError("personal records on disk belong to one process: use --store memory with several")
-    federation = load_federation(config) if federation is None else federation
+    federation = load_federation(config) if federation is None else check_federation(federation)
     check_task(metrics, federation.task, federation.classes)
     dtype = DTYPES[config.dtype]
     if model is None:
@@ -125,6 +128,13 @@ def steps_of_round(config: Config, sim: Simulation) -> float:
         taken = -(-counts // (each.batch or int(counts.max()))) * each.epochs
         steps += int((taken if each.most is None else taken.clamp(max=each.most)).sum())
     return float(steps)
+
+
+def records_like(setup: Setup, state: Tree) -> Tree:
+    """A stack of one record, in the shape that `join` gives them; nothing of it is kept."""
+    sim = setup.sim
+    here, _ = meet(sim, setup.engine, state, Memory(sim.federation.clients), able(sim)[:1], 1)
+    return here.personal
 
 
 def describe(config: Config, setup: Setup, command: str) -> dict[str, Any]:

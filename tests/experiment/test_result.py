@@ -28,7 +28,7 @@ def test_predictions_are_those_that_were_scored(method):
     for client in range(federation.members):
         rows = federation.test.client(client)
         if len(rows):
-            probabilities = result.predict_proba(client, federation.x[rows])
+            probabilities = result.predict_proba(client, federation.x[rows], show="last")
             assert torch.allclose(probabilities.sum(1), torch.ones(len(rows)), atol=1e-5)
             correct += int((probabilities.argmax(1) == federation.y[rows]).sum())
             total += len(rows)
