@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import typer
 
 from posterity import __version__
-from posterity.cli import launch, listing, new_method
+from posterity.cli import interrupt, launch, listing, new_method
 from posterity.cli.flags import RULES, option, read_config, read_list, read_seeds, with_flags
 from posterity.cli.show import console, print_json, print_table, progress
 from posterity.engine.distributed import started_first
@@ -65,6 +65,7 @@ def run(**given: Any) -> None:
     check_rule(show)
     config = read_config(given)
     folder = out or new_folder(f"{Path(config.dataset).stem}-{config.method}-seed{config.seed}")
+    interrupt.writes_to(folder)
     setup = _set_up(config)
     with progress(config.method, config.rounds, quiet or as_json or not started_first()) as watch:
         start_run(config, folder, watch, setup=setup)
@@ -124,11 +125,13 @@ def _compare(
     check_rule(show)  # before the work, not after it
     at_once = jobs or (launch.count_cores() if config.device == "cpu" else 1)  # a process gains more than a thread
     watching = lambda title, rounds: progress(title, rounds, quiet)  # noqa: E731
+    interrupt.writes_to(folder)
     compare_runs(config, names, seeds, folder, watching, at_once, together)
 
 
 @app.command(help="Go on with a run (or all runs of a comparison) that was stopped or killed.")
 def resume(folder: Path, show: Show = "validated", quiet: Quiet = False, json: Json = False, jobs: Jobs = 1) -> None:
+    interrupt.writes_to(folder)
     if (size := launch.processes_before(folder)) > 1:
         raise typer.Exit(launch.start_workers(size))
     launch.check_runs(folder)
@@ -196,6 +199,7 @@ def version() -> None:
     print(__version__)
 
 
+@interrupt.stops
 def main() -> None:
     """Run the command line; what users did wrong is told in a sentence, without a traceback."""
     launch.end_with_parent()
@@ -205,8 +209,7 @@ def main() -> None:
         if isinstance(code, int) and code:
             sys.exit(code)
     except (typer.Abort, KeyboardInterrupt):
-        print("stopped; 'posterity resume FOLDER' goes on", file=sys.stderr)
-        sys.exit(130)
+        sys.exit(interrupt.tell())
     except ValueError as error:
         if os.environ.get("POSTERITY_DEBUG"):
             raise
