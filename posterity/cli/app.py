@@ -15,11 +15,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from posterity import __version__
+from posterity.cli import interrupt
 from posterity.cli.completion import complete_method, complete_model
 from posterity.cli.flags import check_jobs, read_config, read_list, read_seeds, with_flags, with_only
 from posterity.cli.mistakes import sentence, told
 from posterity.cli.options import COMMON, MEASURED, METHODS, PAGE, SEEDS, Folder, Jobs, Runs, Together, Version
 from posterity.cli.output import SHOWN, Output, Quiet, check_output, take_names, take_output
+from posterity.engine.parent import end_with_parent
 from posterity.experiment.config import Config
 from posterity.experiment.place import check_out, new_folder
 
@@ -69,6 +71,7 @@ def run(**given: Any) -> None:
 
     output = check_output(output)
     config = keeping(config, output.show)
+    interrupt.writes_to(folder)
     setup = _set_up(config)
     with progress(config.method, config.rounds, quiet or output.alone or not started_first()) as watch:
         start_run(config, folder, watch, setup=setup)
@@ -133,6 +136,7 @@ def _compare(
     output = check_output(output)
     at_once = jobs or (launch.count_cores() if config.device == "cpu" else 1)  # a process gains more than a thread
     watching = lambda title, rounds: progress(title, rounds, quiet or output.alone)  # noqa: E731
+    interrupt.writes_to(folder)
     compare_runs(keeping(config, output.show), names, seeds, folder, watching, at_once, together)
     conclude(folder, output)
 
@@ -148,6 +152,7 @@ def resume(**given: Any) -> None:
     from posterity.experiment.compare import resume_all
 
     output = check_output(output)
+    interrupt.writes_to(folder)
     if (size := launch.processes_before(folder)) > 1:
         raise typer.Exit(launch.start_workers(size))
     launch.check_runs(folder)
@@ -248,20 +253,17 @@ def version() -> None:
     print(__version__)
 
 
+@interrupt.stops
 def main() -> None:
     """Run the command line; what users did wrong is told in a sentence, without a traceback."""
-    if os.environ.get("POSTERITY_WORKER"):  # one of several processes of a run
-        from posterity.cli import launch
-
-        launch.end_with_parent()
+    end_with_parent()
     sys.path.insert(0, os.getcwd())  # what you wrote yourself may lie in the current folder
     try:
         code = app(prog_name="posterity", standalone_mode=False)  # what `typer.Exit` carried, or None
         if isinstance(code, int) and code:
             sys.exit(code)
     except (typer.Abort, KeyboardInterrupt):
-        print("stopped; 'posterity resume FOLDER' goes on", file=sys.stderr)
-        sys.exit(130)
+        sys.exit(interrupt.tell())
     except ValueError as error:
         if os.environ.get("POSTERITY_DEBUG"):
             raise
