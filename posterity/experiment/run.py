@@ -19,6 +19,7 @@ from posterity.engine.participation import Participation
 from posterity.engine.round import answer, train_rounds
 from posterity.experiment import run_folder
 from posterity.experiment.config import Config, from_table, read_toml, to_toml
+from posterity.experiment.fingerprint import check_unchanged
 from posterity.experiment.result import Result
 from posterity.experiment.run_state import RunState
 from posterity.experiment.scoring import Asked, score_lines
@@ -67,6 +68,7 @@ def resume_run(
             raise ValueError(f"{out} runs at once with the seeds {seeds}: go on with all of them "
                              f"(posterity resume {out.parent.parent})")  # fmt: skip
         setup = set_up(_as_before(config, facts), federation, model, threads=facts["threads"])
+        check_unchanged(facts, config, out)
         _check_same(facts.get("federation", {}), setup, out)
         return _go([config], [setup], [out], watch)[0]
 
@@ -94,6 +96,7 @@ def run_seeds(
             out.mkdir(parents=True, exist_ok=True)
             stack.enter_context(run_folder.locked(out))
             if out in begun:
+                check_unchanged(run_folder.read_json(out / run_folder.RUN), config, out)
                 _check_same(run_folder.read_json(out / run_folder.RUN).get("federation", {}), setup, out)
             else:
                 _begin(config, setup, out, [c.seed for c in configs])

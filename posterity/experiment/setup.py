@@ -29,6 +29,7 @@ from posterity.engine.simulation import Simulation
 from posterity.engine.store import Memory
 from posterity.evaluate import Metric, check_task, load_metrics
 from posterity.experiment.config import Config
+from posterity.experiment.fingerprint import fields_of, sources
 from posterity.experiment.scoring import fits_validation
 
 SHARED = "POSTERITY_SHARED"  # environment: why the clients are shared out among processes
@@ -160,8 +161,9 @@ def describe(config: Config, setup: Setup, command: str) -> dict[str, Any]:
         "status": "running",
         "seconds": 0.0,
         "method": {"name": config.method, "label": methods.title(config.method, method), "scored": method.scored,
-                   "reference": method.reference, "absent": method.absent, "fields": _fields(method),
+                   "reference": method.reference, "absent": method.absent, "fields": fields_of(method),
                    "outside": method.outside(), "fitted": fits_validation([setup.sim.passes(0)])},
+        "sources": sources(config, method),
         "federation": _federation_facts(federation),
         **({"metrics": [metric.facts() for metric in setup.metrics]} if setup.metrics else {}),
     }  # fmt: skip
@@ -200,17 +202,6 @@ def _federation_facts(federation: Federation) -> dict[str, Any]:
         "partition": None if federation.partition is None else federation.partition.facts(),
         "notes": list(federation.notes),
     }
-
-
-def _fields(method: Any) -> dict[str, Any]:
-    """Every hyper-parameter that was in force, wrappers and training included."""
-    found: dict[str, Any] = {}
-    for name, value in vars(method).items():
-        if hasattr(value, "__dataclass_fields__"):
-            found |= {f"{name}.{inner}": v for inner, v in _fields(value).items()}
-        elif isinstance(value, (str, int, float, bool)) or value is None:
-            found[name] = value
-    return found
 
 
 def _check_device(name: str) -> None:

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from posterity.report.aside import is_aside
+
 
 class ReportError(ValueError):
     """A folder that cannot be reported on; the message says which, and what to do."""
@@ -47,7 +49,7 @@ def find_runs(folder: Path) -> list[Path]:
             f"{folder} is neither a folder nor a file of packed runs. Give a run folder, a folder that contains run "
             "folders, or a file that `posterity pack` wrote."
         )
-    found = sorted({p.parent for p in folder.rglob("run.json")})
+    found = sorted({p.parent for p in folder.rglob("run.json") if not is_aside(p.parent, folder)})
     if not found:
         raise ReportError(f"No run folder in {folder}: none of its folders has a run.json. Start one: posterity run …")
     return found
