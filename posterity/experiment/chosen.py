@@ -130,5 +130,7 @@ class Chosen:
 
     def prune(self) -> None:
         """The checkpoint is on disk: remove what it does not want."""
-        for round in kept_round.rounds_in(self.folder) - self.wanted() if self.folder is not None else ():
+        if self.folder is None:
+            return
+        for round in kept_round.rounds_in(self.folder) - self.wanted():
             kept_round.remove(self.folder, round)

@@ -7,7 +7,7 @@ run's folder has those of its members, in `models-ROUND.safetensors`; it holds n
 
 from __future__ import annotations
 
-from collections.abc import Iterator, KeysView
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -69,7 +69,7 @@ class Delivery:
         path = None if self.folder is None else self.folder / models_file(self.round)
         if path is None or not path.exists():
             return None
-        leaves, facts = run_folder.read_leaves(path)
+        leaves, facts = run_folder.read_saved(path)
         return Models(leaves, self.setup.sim.root.device) if facts["point"] == self.point else None
 
     def _check_data(self, point: str) -> None:
@@ -125,7 +125,7 @@ class Looked(dict[str, Tree]):
         self.seen.add(name)
         return super().get(name, default)
 
-    def keys(self) -> KeysView[str]:
+    def keys(self) -> Any:
         self.seen |= set(super().keys())
         return super().keys()
 

@@ -99,7 +99,7 @@ def save_records(folder: Path, round: int, records: Rows) -> int:
     if not size:  # nobody has a record, or there is nothing in it
         return 1
     each = max(1, PIECE // size)
-    for number, some in enumerate(who.split(each)):
+    for number, some in enumerate(torch.split(who, each)):
         facts = {"round": round, "piece": number}
         run_folder.save_checkpoint(folder, {"personal": records.read(some)}, facts, piece_of(round, number))
     return each
@@ -110,7 +110,7 @@ def read_records(folder: Path, round: int, known: Tensor, each: int, like: Tree,
 
     @lru_cache(maxsize=1)
     def piece(number: int) -> Tree:
-        leaves, _ = run_folder.read_leaves(folder / piece_of(round, number))
+        leaves, _ = run_folder.read_saved(folder / piece_of(round, number))
         here = len(next(iter(leaves.values()))) if leaves else each
         table = tree_map(lambda leaf: leaf.cpu().expand(here, *leaf.shape[1:]), like)
         return run_folder.restore(table, leaves, "personal")
@@ -129,7 +129,7 @@ def read_kept(folder: Path, round: int, state: Tree, like: Callable[[], Tree], d
     path = folder / file_of(round)
     if not path.exists():
         return None
-    leaves, facts = run_folder.read_leaves(path)
+    leaves, facts = run_folder.read_saved(path)
     placed: dict[str, Any] = {name: leaf.to(device) for name, leaf in leaves.items()}
     known = leaves["known/clients"]
     before = run_folder.restore(state, placed, "state")

@@ -219,7 +219,7 @@ class Result:
         if len(who) and not self.store.ready:
             self.store.expect_like(records_like(self.setup, self.state))
         each = max(1, PIECE // max(1, self.store.width))
-        for some in who.split(each) if len(who) else ():
+        for some in torch.split(who, each) if len(who) else ():
             copy.write(some, self.store.read(some))
         copy.prepare()
         copy.commit(1)

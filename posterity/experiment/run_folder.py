@@ -167,7 +167,7 @@ def read_checkpoint(folder: Path, commit: int | None = None) -> tuple[dict[str, 
     return _read(found[max(found) if commit is None else commit]) if found else None
 
 
-def read_leaves(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+def read_saved(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
     """Leaves by name and facts of any file that `save_checkpoint` wrote."""
     return _read(path)
 

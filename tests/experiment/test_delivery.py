@@ -68,7 +68,7 @@ def kept_files(out: Path) -> dict[str, dict[str, bytes]]:
     """Kept rounds and models of a folder, leaf by leaf."""
     found = {}
     for path in sorted([*out.glob("kept-*.safetensors"), *out.glob("models-*.safetensors")]):
-        leaves, facts = run_folder.read_leaves(path)
+        leaves, facts = run_folder.read_saved(path)
         found[path.name] = {str(facts): b"", **{name: leaf.numpy().tobytes() for name, leaf in leaves.items()}}
     return found
 
