@@ -17,12 +17,14 @@ from posterity import __version__
 from posterity.cli import launch, listing, new_method
 from posterity.cli.flags import RULES, option, read_config, read_list, read_seeds, with_flags
 from posterity.cli.show import console, print_json, print_table, progress
+from posterity.core.text import plain
 from posterity.engine.distributed import started_first
 from posterity.experiment.compare import compare_runs, demo_plan, resume_all
 from posterity.experiment.config import Config
 from posterity.experiment.run import start_run
 from posterity.experiment.setup import Setup, load_federation, set_up
 from posterity.report import check_rule, pack_runs, write_report
+from posterity.search_path import leave_folder_out
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None,
                   help="Personalised federated learning with honest uncertainty.")  # fmt: skip
@@ -199,7 +201,7 @@ def version() -> None:
 def main() -> None:
     """Run the command line; what users did wrong is told in a sentence, without a traceback."""
     launch.end_with_parent()
-    sys.path.insert(0, os.getcwd())  # what you wrote yourself may lie in the current folder
+    leave_folder_out()  # what you wrote yourself is found there by its name (core/outside.py)
     try:
         code = app(standalone_mode=False)  # what `typer.Exit` carried, or None
         if isinstance(code, int) and code:
@@ -210,7 +212,7 @@ def main() -> None:
     except ValueError as error:
         if os.environ.get("POSTERITY_DEBUG"):
             raise
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {plain(error, keep=chr(10))}", file=sys.stderr)
         sys.exit(2)
     except Exception as error:
         if not hasattr(error, "exit_code"):  # a mistake in the flags; typer brings its own copy of click's classes
