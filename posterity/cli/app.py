@@ -24,6 +24,7 @@ from posterity.cli.output import SHOWN, Output, Quiet, check_output, take_names,
 from posterity.engine.parent import end_with_parent
 from posterity.experiment.config import Config
 from posterity.experiment.place import check_out, new_folder
+from posterity.search_path import leave_folder_out
 
 if TYPE_CHECKING:
     from posterity.experiment.setup import Setup
@@ -257,7 +258,7 @@ def version() -> None:
 def main() -> None:
     """Run the command line; what users did wrong is told in a sentence, without a traceback."""
     end_with_parent()
-    sys.path.insert(0, os.getcwd())  # what you wrote yourself may lie in the current folder
+    leave_folder_out()  # what you wrote yourself is found there by its name (core/outside.py)
     try:
         code = app(prog_name="posterity", standalone_mode=False)  # what `typer.Exit` carried, or None
         if isinstance(code, int) and code:

@@ -1,7 +1,7 @@
 """What you wrote yourself and name on the command line as `package.module:attribute`: a method, a network, a dataset, a
 partition, a metric, an engine.
 
-The command line puts the current folder on Python's path, so that one file there is enough.
+The current folder is searched for them, and for nothing else (`posterity/search_path.py`): one file there is enough.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from types import ModuleType
 from typing import Any
 
 from posterity.core.hyperparameters import nearest
+from posterity.search_path import import_here
 
 
 def import_outside(name: str) -> ModuleType | None:
@@ -18,6 +19,7 @@ def import_outside(name: str) -> ModuleType | None:
     if not name or name.startswith("."):
         return None
     try:
+        import_here(name)
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{name}.".startswith(f"{error.name}."):

@@ -8,12 +8,15 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from posterity.report.aside import is_aside
+
+UNPACKED = 2**29  # bytes that a file of packed runs may expand to: the largest published one has 8 MB
 
 
 class ReportError(ValueError):
@@ -64,12 +67,15 @@ def read_log(folder: Path) -> RunLog:
 def read_packed(path: Path) -> list[RunLog]:
     """The runs of a file that `posterity pack` wrote."""
     try:
-        with gzip.open(path, "rt", encoding="utf-8") as file:
-            raws = [json.loads(line) for line in file]
+        with gzip.open(path) as file:
+            data = file.read(UNPACKED + 1)
+        if len(data) > UNPACKED:
+            raise ValueError(f"it expands to more than {UNPACKED // 2**20} MiB")
+        raws = [json.loads(line) for line in data.split(b"\n") if line]
         if not raws:
             raise ValueError("it is empty")
         return [RunLog(Path(raw["folder"]), raw["facts"], raw["config"], raw["lines"]) for raw in raws]
-    except (OSError, EOFError, ValueError, KeyError, TypeError) as error:
+    except (OSError, EOFError, ValueError, KeyError, TypeError, zlib.error, RecursionError) as error:
         raise ReportError(f"{path} is no file of packed runs ({error}). `posterity pack FOLDER` writes one.") from error
 
 
