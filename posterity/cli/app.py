@@ -15,6 +15,7 @@ import typer
 
 from posterity import __version__
 from posterity.cli import launch, listing, new_method
+from posterity.cli.diverged import end_if_diverged, leave_it_to_the_end
 from posterity.cli.flags import RULES, option, read_config, read_list, read_seeds, with_flags
 from posterity.cli.show import console, print_json, print_table, progress
 from posterity.engine.distributed import started_first
@@ -53,9 +54,10 @@ def conclude(folder: Path, show: str, as_json: bool) -> None:
     page = write_report(folder, show=show)
     if as_json:
         print_json(folder, show, page)
-        return
-    print_table(folder, show)
-    console.print(f"report: {page}", soft_wrap=True)
+    else:
+        print_table(folder, show)
+        console.print(f"report: {page}", soft_wrap=True)
+    end_if_diverged(folder)
 
 
 @app.command(help="Run one method on one federation.")
@@ -199,6 +201,7 @@ def version() -> None:
 def main() -> None:
     """Run the command line; what users did wrong is told in a sentence, without a traceback."""
     launch.end_with_parent()
+    leave_it_to_the_end()
     sys.path.insert(0, os.getcwd())  # what you wrote yourself may lie in the current folder
     try:
         code = app(standalone_mode=False)  # what `typer.Exit` carried, or None

@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from posterity.cli.diverged import notes_of
 from posterity.evaluate import METRICS
 from posterity.experiment.run import Watch, silent
 from posterity.report import Column, Comparison, Row, columns, headline, load_runs, main_comparison, verdict
@@ -48,6 +49,8 @@ def progress(title: str, total: int, quiet: bool) -> Iterator[Watch]:
         def watch(round: int, rounds: int, lines: list[dict[str, Any]]) -> None:
             bar.start()  # not before the first round: a mistake in the settings should stand alone
             visits[0] += lines[0]["cohort"]
+            for note in notes_of(lines):
+                bar.console.print(note, markup=False, highlight=False)
             found = [x for x in lines if x["kind"] == "score" and x["part"] == "validation" and x["group"] == "members"]
             if found:
                 metric = next(m.name for m in METRICS if m.goal and m.name in found[-1]["metrics"])

@@ -18,6 +18,7 @@ from posterity.engine.store import Store
 from posterity.evaluate import bytes_to, goal_of, rounds_to, select
 from posterity.experiment import run_folder
 from posterity.experiment.config import Config, to_toml
+from posterity.experiment.divergence import why_diverged
 from posterity.experiment.setup import Setup, describe
 
 
@@ -38,6 +39,11 @@ class Result:
     @property
     def method(self) -> Any:
         return self.setup.sim.method
+
+    @property
+    def diverged(self) -> str:
+        """Why this is no result (most rounds came to nothing, or it has exploded); empty if it is one."""
+        return why_diverged(self.lines, self.federation, self.method.scored)
 
     def history(self, metric: str = "accuracy", rule: str = "pooled", point: str | None = None,
                 group: str = "members", epochs: int | None = None) -> list[dict[str, Any]]:  # fmt: skip

@@ -147,4 +147,5 @@ def _round_line(log: RoundLog, seconds: float) -> dict[str, Any]:
     refused = [asdict(r) for r in log.refused]
     return {"kind": "round", "round": log.round, "cohort": log.cohort, "accepted": log.accepted, "refused": refused,
             "empty": log.empty, "loss": log.loss, "bytes_up": log.bytes_up, "bytes_down": log.bytes_down,
-            "seconds": seconds, "report": log.report}  # fmt: skip
+            "seconds": seconds, "report": log.report,
+            **({"rolled_back": log.rolled_back} if log.rolled_back else {})}  # fmt: skip
