@@ -16,8 +16,8 @@ from posterity.core.tree import tree_rows
 from posterity.data.federation import Part
 from posterity.engine import keys
 from posterity.engine.api import Engine
-from posterity.engine.blocks import blocks
 from posterity.engine.client import at, passes_at, personal_at
+from posterity.engine.halving import take_blocks
 from posterity.engine.multi_seed import MultiSeed
 from posterity.engine.server import Accumulator, Refusal, RoundLog, combine
 from posterity.engine.simulation import Simulation
@@ -58,11 +58,15 @@ def _visit_all(
     joint, accumulators = seeds.joint, [Accumulator() for _ in seeds.sims]
     mine = [sim.processes.share(cohort) for sim, cohort in zip(seeds.sims, cohorts, strict=True)]
     passes = joint.passes()
-    for clients in blocks(joint, seeds.numbers(mine), passes):
+
+    def visit(clients: Tensor) -> None:
         here, by_seed = seeds.meet(engine, states, stores, clients, round)
-        visit = engine.visit(joint, passes, here)
-        for some in by_seed:
-            accumulators[some.seed].add(some.clients, some.offered, some.of(visit))
+        done = engine.visit(joint, passes, here)
+        parts = [Accumulator.of(some.clients, some.offered, some.of(done)) for some in by_seed]
+        for some, part in zip(by_seed, parts, strict=True):
+            accumulators[some.seed].join(part)
+
+    take_blocks(joint, seeds.numbers(mine), passes, visit)
     return accumulators
 
 
@@ -195,11 +199,15 @@ def _answer(
     place = {client: i for i, client in enumerate(everyone.tolist())}
     outputs: list[list[Tensor]] = [[torch.empty(0)] * len(place) for _ in parts]
     mine = [sim.processes.share(each.clients) for sim, each in zip(seeds.sims, asked, strict=True)]
-    for clients in blocks(joint, seeds.numbers(mine), (*passes, *adapt)):
+
+    def predict(clients: Tensor) -> None:
         here, _ = seeds.meet(engine, states, stores, clients, round, asked[0].newcomers)
+        places = [place[client] for client in clients.tolist()]
         for slot, found in enumerate(engine.predict(joint, passes, adapt, here, parts)):
-            for client, output in zip(clients.tolist(), found, strict=True):
-                outputs[slot][place[client]] = output
+            for where, output in zip(places, found, strict=True):
+                outputs[slot][where] = output
+
+    take_blocks(joint, seeds.numbers(mine), (*passes, *adapt), predict)
     return seeds.split(outputs, [each.clients for each in asked])
 
 

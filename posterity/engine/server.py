@@ -66,22 +66,36 @@ class Accumulator:
 
     def add(self, clients: Tensor, offered: Tree, visit: Visit) -> None:
         """What some clients were offered, and a stack of what they sent and would keep; unusable ones are left out."""
+        self.join(Accumulator.of(clients, offered, visit))
+
+    @staticmethod
+    def of(clients: Tensor, offered: Tree, visit: Visit) -> Accumulator:
+        """The sum of one stack."""
         sent, records, seen = visit.message, visit.record, visit.loss
-        self.bytes_down += wire_bytes(offered[0]) * len(clients) + wire_bytes(offered[1])
-        self.bytes_up += message_bytes(sent)
+        down, up = wire_bytes(offered[0]) * len(clients) + wire_bytes(offered[1]), message_bytes(sent)
         sizes = largest_sent(sent, len(clients)).to(clients.device)
         part, good = fold_stack(sent), _accepted(sent, records, sizes)
+        refused: list[Refusal] = []
         if not bool(good.all()):  # the only place where the host waits for the clients
             left_out = zip(clients[~good].tolist(), sizes[~good].tolist(), strict=True)
-            self.refused += [Refusal(client, _reason(size)) for client, size in left_out]
+            refused = [Refusal(client, _reason(size)) for client, size in left_out]
             if not bool(good.any()):
-                return
+                return Accumulator(refused=refused, bytes_up=up, bytes_down=down)
             sent, records, clients = tree_rows(sent, good), tree_rows(records, good), clients[good]
             part, seen, sizes = fold_stack(sent), None if seen is None else seen[good], sizes[good]
-        self.total = part if self.total is None else merge(self.total, part)
-        self.records.append((clients, records))
-        self.losses += 0 if seen is None else seen.sum(0).double().cpu()
-        self.sizes |= zip(clients.tolist(), sizes.tolist(), strict=True)
+        losses = torch.zeros(2, dtype=torch.float64) if seen is None else seen.sum(0).double().cpu()
+        by_client = dict(zip(clients.tolist(), sizes.tolist(), strict=True))
+        return Accumulator(part, [(clients, records)], refused, losses, up, down, by_client)
+
+    def join(self, other: Accumulator) -> None:
+        """Add what another one holds; it is of other clients."""
+        if other.total is not None:
+            self.total = other.total if self.total is None else merge(self.total, other.total)
+        self.records += other.records
+        self.refused += other.refused
+        self.losses = self.losses + other.losses
+        self.bytes_up, self.bytes_down = self.bytes_up + other.bytes_up, self.bytes_down + other.bytes_down
+        self.sizes |= other.sizes
 
 
 def combine(method: Method, state: State, total: Message, now: Now) -> tuple[State, dict[str, Tensor]]:

@@ -73,6 +73,8 @@ class RunState:
     def arrive(self, log: RoundLog, scores: list[dict[str, Any]], seconds: float) -> list[dict[str, Any]]:
         """A round is over: its lines, which are forced to disk."""
         line = _round_line(log, seconds)
+        if notes := self.sim.limit.told():
+            line["notes"] = notes
         if self.due(log.round):
             line["zeros"] = share_of_zeros(self.state.params)
         lines = [line, *scores]
