@@ -17,6 +17,7 @@ import typer
 from posterity import __version__
 from posterity.cli import interrupt
 from posterity.cli.completion import complete_method, complete_model
+from posterity.cli.diverged import leave_it_to_the_end
 from posterity.cli.flags import check_jobs, read_config, read_list, read_seeds, with_flags, with_only
 from posterity.cli.mistakes import sentence, told
 from posterity.cli.options import COMMON, MEASURED, METHODS, PAGE, SEEDS, Folder, Jobs, Runs, Together, Version
@@ -44,10 +45,12 @@ def begin(version: Version = False) -> None:
 
 def conclude(folder: Path, output: Output) -> None:
     """The table and the report of what was run."""
+    from posterity.cli.diverged import end_if_diverged
     from posterity.engine.distributed import started_first
 
     if started_first():
         _report(folder, None, output)
+        end_if_diverged(folder)
 
 
 def _report(folder: Path, out: Path | None, output: Output) -> None:
@@ -258,6 +261,7 @@ def version() -> None:
 def main() -> None:
     """Run the command line; what users did wrong is told in a sentence, without a traceback."""
     end_with_parent()
+    leave_it_to_the_end()
     leave_folder_out()  # what you wrote yourself is found there by its name (core/outside.py)
     try:
         code = app(prog_name="posterity", standalone_mode=False)  # what `typer.Exit` carried, or None

@@ -9,6 +9,7 @@ from typing import Any
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from posterity.cli.diverged import notes_of
 from posterity.cli.neutral import label
 from posterity.cli.show import console
 from posterity.core.text import plain
@@ -46,6 +47,8 @@ def _live(title: str, total: int) -> Iterator[Watch]:
 
         def watch(round: int, rounds: int, lines: list[dict[str, Any]]) -> None:
             bar.start()  # not before the first round: a mistake in the settings should stand alone
+            for note in notes_of(lines):
+                bar.console.print(plain(note), markup=False, highlight=False)
             bar.update(task, completed=round, note=told.note(lines))
 
         yield watch
@@ -58,6 +61,8 @@ def _lines(title: str) -> Watch:
 
     def watch(round: int, rounds: int, lines: list[dict[str, Any]]) -> None:
         note, now = told.note(lines), time.monotonic()
+        for each in notes_of(lines):
+            print(f"{plain(title)}: {plain(each)}", flush=True)
         if round < rounds and printed[0] and now - printed[0] < EVERY:
             return
         printed[0] = now

@@ -19,6 +19,7 @@ from posterity.engine.participation import Participation
 from posterity.engine.round import answer, train_rounds
 from posterity.experiment import run_folder
 from posterity.experiment.config import Config, from_table, read_toml, to_toml
+from posterity.experiment.divergence import tell
 from posterity.experiment.fingerprint import check_unchanged
 from posterity.experiment.result import Result
 from posterity.experiment.run_state import RunState
@@ -107,7 +108,10 @@ def run_seeds(
 def _go(configs: Sequence[Config], setups: Sequence[Setup], outs: Sequence[Path | None], watch: Watch) -> list[Result]:
     """Runs from where they are to their end, with the settings of the process that they need."""
     with setups[0].settings.applied():
-        return Runner([RunState(*each) for each in zip(configs, setups, outs, strict=True)], watch).go()
+        results = Runner([RunState(*each) for each in zip(configs, setups, outs, strict=True)], watch).go()
+    for result in results:
+        tell(result.diverged, result.folder if setups[0].sim.processes.leads else None)
+    return results
 
 
 def _begin(config: Config, setup: Setup, out: Path, together: Sequence[int] = ()) -> None:
