@@ -145,6 +145,26 @@ def _compare(
     conclude(folder, output)
 
 
+@app.command(help="Predict with the clients' own models of a finished run: rows of a file in, a CSV file out.",
+             rich_help_panel=WORKING)  # fmt: skip
+def predict(
+    folder: Annotated[Path, typer.Argument(help="folder of a finished run")],
+    file: Annotated[Path, typer.Argument(help="raw rows: .csv or .parquet with the training's columns, or .npz")],
+    client: Annotated[str | None, typer.Option(help="whose model, where the file has no column of clients")] = None,
+    show: Show = "validated",
+    out: Annotated[Path | None, typer.Option(help="CSV file to write (default: print it)", metavar="FILE")] = None,
+) -> None:
+    from posterity.cli.predict import predict_file, write_predictions
+
+    text, notes = predict_file(folder, file, client, show)
+    typer.echo("\n".join(notes), err=True)
+    if out is None:
+        typer.echo(text, nl=False)
+        return
+    write_predictions(out, text)
+    typer.echo(f"wrote {out}", err=True)
+
+
 @app.command(help="Go on with a run (or all runs of a comparison) that was stopped or killed.", rich_help_panel=WORKING)
 @with_only({"folder": (Folder, ...), "jobs": (Jobs, None), "quiet": (Quiet, False), **SHOWN})
 def resume(**given: Any) -> None:

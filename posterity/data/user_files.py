@@ -58,7 +58,8 @@ def read_user_files(path: Path, columns: Columns, options: Options) -> Pool:
     x = _features(tables, scale == "none")
     pool = Pool(
         path.stem, x, y, len(names), names, task, owner, tuple(clients), group, _official(tables), scale=scale,
-        may_repeat=True, notes=tables[0].notes + notes,
+        may_repeat=True, notes=tables[0].notes + notes, columns=tables[0].features,
+        pictures=tables[0].x.dtype == np.uint8 and x.dim() == 4,
     )  # fmt: skip
     return pool.noting(*pool_remarks(pool, tables[0].features))
 

@@ -26,7 +26,7 @@ PIECE = 2**28  # bytes of records that are written, or read, at once
 PREFIX = "kept-"
 
 
-class Rows(Protocol):
+class ReadableRecords(Protocol):
     """Where personal records are read; a `Store` is one."""
 
     known: Tensor
@@ -61,7 +61,7 @@ class Kept:
 
     round: int
     state: Tree
-    records: Rows
+    records: ReadableRecords
     late: Tree  # the State that newcomers meet
 
     def save(self, folder: Path) -> None:
@@ -92,7 +92,7 @@ def copied(store: Store, device: torch.device) -> Records:
     return Records(known, lambda places: tree_rows(rows, places), device)
 
 
-def save_records(folder: Path, round: int, records: Rows) -> int:
+def save_records(folder: Path, round: int, records: ReadableRecords) -> int:
     """Write all records piece by piece; how many are in a piece."""
     who = torch.nonzero(records.known)[:, 0]
     size = tree_bytes(records.read(who[:1])) if len(who) else 0

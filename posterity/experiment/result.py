@@ -18,10 +18,12 @@ from torch import Tensor
 from posterity.core.hyperparameters import nearest
 from posterity.core.protocol import Point
 from posterity.core.tree import Tree
+from posterity.data.federation import Federation
+from posterity.data.preprocess import Preprocessing
 from posterity.engine.store import Mapped, Store
 from posterity.evaluate import bytes_to, goal_of, rounds_to, select
 from posterity.evaluate.selection import RULES
-from posterity.experiment import run_folder
+from posterity.experiment import run_folder, without_data
 from posterity.experiment.chosen import rules_of
 from posterity.experiment.config import Config, to_toml
 from posterity.experiment.delivery import Delivery, save_models
@@ -41,9 +43,22 @@ class Result:
     folder: Path | None = None
     kept: Mapping[int, Kept] = field(default_factory=dict, repr=False)  # rounds that selection rules chose
 
-    @property
-    def federation(self) -> Any:
-        return self.setup.sim.federation
+    @cached_property
+    def federation(self) -> Federation:
+        """The clients and their data; of a run that was loaded without them, those of its file if they are there still.
+
+        Names and counts are there in any case.
+        """
+        told, sim = self.setup.sim.federation, self.setup.sim
+        if not told.absent or self.folder is None:
+            return told
+        facts = run_folder.read_json(self.folder / run_folder.RUN)
+        try:
+            found = without_data.find_federation(self.config, self.folder, facts)
+            without_data.check_values(facts["federation"], found, self.folder)
+        except (ValueError, OSError):  # gone, or edited: a finished run does not need them
+            return told
+        return found.to(sim.root.device, sim.dtype)
 
     @property
     def method(self) -> Any:
@@ -95,7 +110,7 @@ class Result:
 
     def chosen_round(self, show: str = "validated", point: str | None = None, epochs: int | None = None) -> int:
         """The round that a selection rule settles on."""
-        goal = goal_of(self.federation.task)
+        goal = goal_of(self.setup.sim.federation.task)
         selected = select(self.history(goal.name, "pooled", point, epochs=epochs), show, goal.higher)
         return self.round if selected.round is None else selected.round
 
@@ -105,7 +120,8 @@ class Result:
         want = self.chosen_round(show, point, epochs), "held" if show == "paper" else "test"
         scores = self._scores(point, "members", epochs)
         line = next(x for x in scores if (x["round"], x["part"]) == want)
-        return {"name": list(self.federation.names[: self.federation.members]), **line["clients"]}
+        told = self.setup.sim.federation
+        return {"name": list(told.names[: told.members]), **line["clients"]}
 
     def cost_to(self, accuracy: float, point: str | None = None, epochs: int | None = None) -> dict[str, int | None]:
         """Rounds, and bytes in both directions, until the accuracy on all held-out data reaches a value."""
@@ -152,12 +168,17 @@ class Result:
         scored = any(x["kind"] == "score" and x["group"] == "members" for x in self.lines)
         return self.chosen_round(show) if scored else self.round
 
-    def predict_proba(self, client: int | str, x: Any, point: str | None = None, show: str = "validated") -> Tensor:
+    def predict_proba(self, client: int | str, x: Any, point: str | None = None, show: str = "validated",
+                      scaled: bool = False) -> Tensor:  # fmt: skip
         """Class probabilities (B, classes) of a client's model; (B, 2) mean and variance for regression.
 
         The model is the one whose scores `metric(show=...)` reports: of the round that the selection rule chose, at the
         point where the method is scored. `delivered(show)` says which round that is. A newcomer gets what the server
         would give it.
+
+        `x` is raw, as in the data's file: what was done to the training rows (each client's own means and deviations,
+        bytes of pictures to [-1, 1]) is done here, too. `scaled=True` says that this has been done already, as it has
+        for rows of `federation.x`.
 
         `point` asks for the model at another evaluation point: `trained` trains once more, from the round's broadcast.
         """
@@ -171,16 +192,14 @@ class Result:
                 raise ValueError(f"this run keeps the models of round {delivery.round} at the point 'trained' only, "
                                  f"where its method is scored; ask for that, or for show='last'")  # fmt: skip
             delivery = replace(delivery, kept=self._end, point="received")
-        inputs = torch.as_tensor(x).to(sim.root.device, sim.dtype)
-        shape = sim.federation.shape
-        if tuple(inputs.shape[1:]) != shape:
-            raise ValueError(f"x has shape {tuple(inputs.shape)}; expected (samples, {', '.join(map(str, shape))})")
+        told, way = sim.federation, Preprocessing() if scaled else sim.federation.preprocessing
+        inputs = way.apply(x, index, told.shape, told.x.dtype).to(sim.root.device)
         with self.setup.settings.applied():
             output = delivery.predict(index, inputs, point)
         return output if sim.federation.task == "regression" else output.exp()
 
     def _client(self, client: int | str) -> int:
-        names = self.federation.names
+        names = self.setup.sim.federation.names
         if isinstance(client, str) and client in names:
             return int(names.index(client))
         if isinstance(client, int) and 0 <= client < len(names):
@@ -203,7 +222,8 @@ class Result:
         (out / run_folder.METRICS).unlink(missing_ok=True)
         length = run_folder.append_lines(out / run_folder.METRICS, self.lines)
         for rule in dict.fromkeys((*rules_of(self.config), "last")):
-            if not (delivery := self.delivered(rule)).note:
+            delivery = self.delivered(rule)
+            if not delivery.note and delivery.kept is not self._end:  # the end is in the checkpoint
                 delivery.kept.save(out)
         trees = {"state": self.state, "known": {"clients": self.store.known}}
         personal = self._save_records(out)
@@ -211,11 +231,21 @@ class Result:
             trees["personal"] = personal
         seconds = sum(line.get("seconds", 0.0) for line in self.lines if line["kind"] == "round")
         run_folder.save_checkpoint(out, trees, {"round": self.round, "length": length, "commit": 1, "seconds": seconds})
-        facts = describe(self.config, self.setup, "posterity.run(...)")
+        facts = self._facts()
+        without_data.save_inputs(out, self.setup.sim.federation)
         done = {"status": "finished", "seconds": seconds, "models": self.save_models(out)}
         run_folder.write_json(out / run_folder.RUN, {**facts, **done})
         run_folder.write_atomic(out / run_folder.CONFIG, to_toml(self.config).encode())
         return out
+
+    def _facts(self) -> dict[str, Any]:
+        """What `run.json` says; a run that was loaded without its data says what it was told."""
+        told = self.setup.sim.federation
+        if told.absent and self.folder is not None:
+            return run_folder.read_json(self.folder / run_folder.RUN)
+        facts = describe(self.config, self.setup, "posterity.run(...)")
+        facts["federation"] |= without_data.data_facts(self.config, told)
+        return facts
 
     def _save_records(self, out: Path) -> Tree:
         """What a checkpoint must hold of the records; those on disk are copied beside it, some at a time."""

@@ -17,7 +17,7 @@ from posterity.engine.distributed import started_first
 from posterity.engine.multi_seed import MultiSeed
 from posterity.engine.participation import Participation
 from posterity.engine.round import answer, train_rounds
-from posterity.experiment import run_folder
+from posterity.experiment import run_folder, without_data
 from posterity.experiment.config import Config, from_table, read_toml, to_toml
 from posterity.experiment.divergence import tell
 from posterity.experiment.fingerprint import check_unchanged
@@ -68,6 +68,10 @@ def resume_run(
             seeds = ", ".join(map(str, facts["together"]))
             raise ValueError(f"{out} runs at once with the seeds {seeds}: go on with all of them "
                              f"(posterity resume {out.parent.parent})")  # fmt: skip
+        if federation is None:
+            alone = without_data.stands_alone(out, facts, config.rounds)
+            federation = without_data.absent_federation(out, facts) if alone else None
+            federation = federation or without_data.find_federation(config, out, facts)
         setup = set_up(_as_before(config, facts), federation, model, threads=facts["threads"])
         check_unchanged(facts, config, out)
         _check_same(facts.get("federation", {}), setup, out)
@@ -117,6 +121,8 @@ def _go(configs: Sequence[Config], setups: Sequence[Setup], outs: Sequence[Path 
 def _begin(config: Config, setup: Setup, out: Path, together: Sequence[int] = ()) -> None:
     """The files of a new run."""
     facts = describe(config, setup, " ".join(sys.argv))
+    facts["federation"] |= without_data.data_facts(config, setup.sim.federation)
+    without_data.save_inputs(out, setup.sim.federation)
     (out / run_folder.METRICS).write_bytes(b"")
     run_folder.write_json(
         out / run_folder.RUN, {**facts, **({"together": list(together)} if len(together) > 1 else {})}
@@ -150,6 +156,7 @@ def _check_same(before: dict[str, Any], setup: Setup, out: Path) -> None:
             "was an object of yours, hand it in again (posterity.load(folder, federation=..., model=...)); if a data "
             "file changed, put the old one back"
         )
+    without_data.check_values(before, now, out)
 
 
 def check_rule(before: dict[str, Any], rule: Partition | None, out: Path) -> None:
