@@ -18,7 +18,7 @@ from posterity import __version__
 from posterity.cli import interrupt
 from posterity.cli.completion import complete_method, complete_model
 from posterity.cli.diverged import leave_it_to_the_end
-from posterity.cli.flags import check_jobs, read_config, read_list, read_seeds, with_flags, with_only
+from posterity.cli.flags import check_jobs, option, read_config, read_list, read_seeds, with_flags, with_only
 from posterity.cli.mistakes import sentence, told
 from posterity.cli.options import COMMON, MEASURED, METHODS, PAGE, SEEDS, Folder, Jobs, Runs, Together, Version
 from posterity.cli.output import SHOWN, Output, Quiet, check_output, take_names, take_output
@@ -147,13 +147,15 @@ def _compare(
 
 @app.command(help="Predict with the clients' own models of a finished run: rows of a file in, a CSV file out.",
              rich_help_panel=WORKING)  # fmt: skip
-def predict(
-    folder: Annotated[Path, typer.Argument(help="folder of a finished run")],
-    file: Annotated[Path, typer.Argument(help="raw rows: .csv or .parquet with the training's columns, or .npz")],
-    client: Annotated[str | None, typer.Option(help="whose model, where the file has no column of clients")] = None,
-    show: Show = "validated",
-    out: Annotated[Path | None, typer.Option(help="CSV file to write (default: print it)", metavar="FILE")] = None,
-) -> None:
+@with_only({
+    "folder": (Annotated[Path, typer.Argument(help="folder of a finished run")], ...),
+    "file": (Annotated[Path, typer.Argument(help="raw rows: .csv or .parquet with the training's columns, or .npz")], ...),
+    "client": option(str | None, None, "whose model, where the file has no column of clients", "--client", metavar="NAME"),
+    "show": SHOWN["show"],
+    "out": option(Path | None, None, "CSV file to write (default: print it)", "--out", metavar="FILE"),
+})  # fmt: skip
+def predict(**given: Any) -> None:
+    folder, file, client, show, out = (given[n] for n in ("folder", "file", "client", "show", "out"))
     from posterity.cli.predict import predict_file, write_predictions
 
     text, notes = predict_file(folder, file, client, show)

@@ -1,8 +1,8 @@
 """What you wrote yourself and name on the command line as `package.module:attribute`: a method, a network, a dataset, a
 partition, a metric, an engine.
 
-The current folder is searched for them, and for nothing else (`posterity/search_path.py`): one file there is enough. When what
-you wrote fails, `place_of` says where: your file and line, and not the library's.
+The current folder is searched for them, and for nothing else (`posterity/search_path.py`): one file there is enough.
+When what you wrote fails, `place_of` says where: your file and line, and not the library's.
 """
 
 from __future__ import annotations
