@@ -149,8 +149,8 @@ def _compare(
              rich_help_panel=WORKING)  # fmt: skip
 @with_only({
     "folder": (Annotated[Path, typer.Argument(help="folder of a finished run")], ...),
-    "file": (Annotated[Path, typer.Argument(help="raw rows: .csv or .parquet with the training's columns, or .npz")], ...),
-    "client": option(str | None, None, "whose model, where the file has no column of clients", "--client", metavar="NAME"),
+    "file": (Annotated[Path, typer.Argument(help="raw rows: .csv, .parquet (the training's columns) or .npz")], ...),
+    "client": option(str | None, None, "whose model, if the file has no column of clients", "--client", metavar="NAME"),
     "show": SHOWN["show"],
     "out": option(Path | None, None, "CSV file to write (default: print it)", "--out", metavar="FILE"),
 })  # fmt: skip
