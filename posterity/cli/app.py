@@ -9,17 +9,23 @@ from __future__ import annotations
 
 import os
 import sys
-from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from posterity import __version__
-from posterity.cli.completion import complete_method, complete_methods, complete_model, starting
-from posterity.cli.flags import RULES, check_jobs, option, read_config, read_list, read_seeds, with_flags
+from posterity.cli import interrupt
+from posterity.cli.completion import complete_method, complete_model
+from posterity.cli.diverged import leave_it_to_the_end
+from posterity.cli.flags import check_jobs, option, read_config, read_list, read_seeds, with_flags, with_only
+from posterity.cli.mistakes import sentence, told
+from posterity.cli.options import COMMON, MEASURED, METHODS, PAGE, SEEDS, Folder, Jobs, Runs, Together, Version
+from posterity.cli.output import SHOWN, Output, Quiet, check_output, take_names, take_output
+from posterity.engine.parent import end_with_parent
 from posterity.experiment.config import Config
 from posterity.experiment.place import check_out, new_folder
+from posterity.search_path import leave_folder_out
 
 if TYPE_CHECKING:
     from posterity.experiment.setup import Setup
@@ -29,27 +35,7 @@ app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, rich_mar
 new = typer.Typer(no_args_is_help=True, rich_markup_mode="rich", help="Write the files of something new.")
 app.add_typer(new, name="new", rich_help_panel="Write your own")
 
-PANEL = "Output"
 WORKING, LOOKING, MAKING = "Run", "Look at", "Write your own"  # panels of commands
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="no progress", rich_help_panel=PANEL)]
-Json = Annotated[bool, typer.Option("--json", help="print one JSON object and nothing else", rich_help_panel=PANEL)]
-Show = Annotated[str, typer.Option("--show", help=RULES, rich_help_panel=PANEL, metavar="RULE",
-                                   autocompletion=starting(("validated", "paper", "last")))]  # fmt: skip
-Folder = Annotated[Path, typer.Argument(help="folder of a run or a comparison")]
-OUT = option(Path | None, None, "folder to write to (default: a new one under runs/)", "--out", panel=PANEL,
-             metavar="FOLDER")  # fmt: skip
-COMMON = {"out": OUT, "show": (Show, "validated"), "quiet": (Quiet, False), "json": (Json, False)}
-
-
-def _print_version(asked: bool) -> None:
-    if asked:
-        print(__version__)
-        raise typer.Exit()
-
-
-Version = Annotated[
-    bool, typer.Option("--version", callback=_print_version, is_eager=True, help="print the version and exit")
-]
 
 
 @app.callback()
@@ -57,45 +43,43 @@ def begin(version: Version = False) -> None:
     """Flags of all commands."""
 
 
-def conclude(folder: Path, show: str, as_json: bool) -> None:
+def conclude(folder: Path, output: Output) -> None:
     """The table and the report of what was run."""
+    from posterity.cli.diverged import end_if_diverged
     from posterity.engine.distributed import started_first
 
     if started_first():
-        _report(folder, None, show, as_json)
+        _report(folder, None, output)
+        end_if_diverged(folder)
 
 
-def _report(folder: Path, out: Path | None, show: str, as_json: bool) -> None:
-    from posterity.cli.show import print_json, print_table, say
+def _report(folder: Path, out: Path | None, output: Output) -> None:
+    from posterity.cli.show import show_runs
     from posterity.report import write_report
 
-    page = write_report(folder, out, show)
-    if as_json:
-        print_json(folder, show, page)
-        return
-    print_table(folder, show)
-    say(f"report: {page}")
+    show_runs(folder, output, write_report(folder, out, output.show))
 
 
 @app.command(help="Run one method on one federation.", rich_help_panel=WORKING)
-@with_flags(COMMON)
+@with_flags({**COMMON, **MEASURED})
 def run(**given: Any) -> None:
-    out, show, quiet, as_json = (given.pop(n) for n in COMMON)
-    config = read_config(given)
+    out, quiet = given.pop("out"), given.pop("quiet")
+    output, theirs = take_output(given)
+    config = read_config({**given, "metrics": theirs})
     folder = out or new_folder(f"{Path(config.dataset).stem}-{config.method}-seed{config.seed}")
     check_out(folder)
-    from posterity.cli.show import progress
+    from posterity.cli.progress import progress
     from posterity.engine.distributed import started_first
     from posterity.experiment.chosen import keeping
     from posterity.experiment.run import start_run
-    from posterity.report import check_rule
 
-    check_rule(show)
-    config = keeping(config, show)
+    output = check_output(output)
+    config = keeping(config, output.show)
+    interrupt.writes_to(folder)
     setup = _set_up(config)
-    with progress(config.method, config.rounds, quiet or as_json or not started_first()) as watch:
+    with progress(config.method, config.rounds, quiet or output.alone or not started_first()) as watch:
         start_run(config, folder, watch, setup=setup)
-    conclude(folder, show, as_json)
+    conclude(folder, output)
 
 
 def _set_up(config: Config) -> Setup:
@@ -114,74 +98,64 @@ def _set_up(config: Config) -> Setup:
     raise typer.Exit(launch.start_workers(size, why))
 
 
-Jobs = Annotated[int | None, typer.Option("--jobs", help="runs at once (default: one per core on the CPU)",
-                                          metavar="INTEGER", rich_help_panel="Running")]  # fmt: skip
-METHODS = option(str, "local,fedavg,fedavg+ft,fedper,fedmap,pfedvmp", "methods, comma separated (default: local, "
-                 "fedavg, fedavg+ft, fedper, fedmap, pfedvmp)", "--methods", panel="Training", metavar="NAME,…",
-                 words=complete_methods)  # fmt: skip
-SEEDS = option(str, "0,1,2", "seeds, comma separated or a range (0-4; default: 0,1,2)", "--seeds", panel="Running",
-               metavar="INTEGER,…")  # fmt: skip
-Together = Annotated[bool | None, typer.Option("--together/--apart", help="all seeds of a method at once, as more "
-                                               "clients (default: on a GPU)", rich_help_panel="Running")]  # fmt: skip
-
-
 @app.command(help="Run several methods with several seeds on the same federations; finished runs are not repeated.",
              rich_help_panel=WORKING)  # fmt: skip
-@with_flags({"methods": METHODS, "seeds": SEEDS, "together": (Together, None), "jobs": (Jobs, None), **COMMON},
-            leave_out=("method", "seed"))  # fmt: skip
+@with_flags({"methods": METHODS, "seeds": SEEDS, "together": (Together, None), "jobs": (Jobs, None), **COMMON,
+             **MEASURED}, leave_out=("method", "seed"))  # fmt: skip
 def compare(**given: Any) -> None:
-    out, show, quiet, as_json, jobs, together = (given.pop(n) for n in (*COMMON, "jobs", "together"))
+    out, quiet, jobs, together = (given.pop(n) for n in ("out", "quiet", "jobs", "together"))
     methods, seeds = read_list(given.pop("methods"), "methods"), read_seeds(given.pop("seeds"))
-    config = read_config(given)
+    output, theirs = take_output(given)
+    config = read_config({**given, "metrics": theirs})
     if config.engine == "processes":
         raise ValueError("a comparison already has a run for each core (--jobs): give another --engine")
     folder = out or new_folder(f"{Path(config.dataset).stem}-comparison")
     together = config.device.startswith("cuda") if together is None else together
-    _compare(config, methods, seeds, folder, show, quiet or as_json, jobs, together)
-    conclude(folder, show, as_json)
+    _compare(config, methods, seeds, folder, output, quiet, jobs, together)
 
 
 @app.command(help="The main job on embedded data: six methods, three seeds, a table and a report.",
              rich_help_panel=WORKING)  # fmt: skip
-def demo(out: Annotated[Path | None, typer.Option(help="folder to write to", metavar="FOLDER",
-                                                  rich_help_panel=PANEL)] = None,
-         show: Show = "validated", quiet: Quiet = False, json: Json = False) -> None:  # fmt: skip
+@with_only(COMMON)
+def demo(**given: Any) -> None:
+    out, quiet = given.pop("out"), given.pop("quiet")
+    output = take_names(given)
     from posterity.experiment.compare import demo_plan
 
     config, methods, seeds = demo_plan()
-    folder = out or new_folder("demo")
-    _compare(config, methods, seeds, folder, show, quiet or json, None)
-    conclude(folder, show, json)
+    _compare(config, methods, seeds, out or new_folder("demo"), output, quiet, None)
 
 
 def _compare(
-    config: Config, names: list[str], seeds: list[int], folder: Path, show: str, quiet: bool, jobs: int | None,
+    config: Config, names: list[str], seeds: list[int], folder: Path, output: Output, quiet: bool, jobs: int | None,
     together: bool = False,
 ) -> None:  # fmt: skip
     check_jobs(jobs)
     check_out(folder, comparison=True)
     from posterity.cli import launch
-    from posterity.cli.show import progress
+    from posterity.cli.progress import progress
     from posterity.experiment.chosen import keeping
     from posterity.experiment.compare import compare_runs
-    from posterity.report import check_rule
 
-    check_rule(show)  # before the work, not after it
-    config = keeping(config, show)
+    output = check_output(output)
     at_once = jobs or (launch.count_cores() if config.device == "cpu" else 1)  # a process gains more than a thread
-    watching = lambda title, rounds: progress(title, rounds, quiet)  # noqa: E731
-    compare_runs(config, names, seeds, folder, watching, at_once, together)
+    watching = lambda title, rounds: progress(title, rounds, quiet or output.alone)  # noqa: E731
+    interrupt.writes_to(folder)
+    compare_runs(keeping(config, output.show), names, seeds, folder, watching, at_once, together)
+    conclude(folder, output)
 
 
 @app.command(help="Predict with the clients' own models of a finished run: rows of a file in, a CSV file out.",
              rich_help_panel=WORKING)  # fmt: skip
-def predict(
-    folder: Annotated[Path, typer.Argument(help="folder of a finished run")],
-    file: Annotated[Path, typer.Argument(help="raw rows: .csv or .parquet with the training's columns, or .npz")],
-    client: Annotated[str | None, typer.Option(help="whose model, where the file has no column of clients")] = None,
-    show: Show = "validated",
-    out: Annotated[Path | None, typer.Option(help="CSV file to write (default: print it)", metavar="FILE")] = None,
-) -> None:
+@with_only({
+    "folder": (Annotated[Path, typer.Argument(help="folder of a finished run")], ...),
+    "file": (Annotated[Path, typer.Argument(help="raw rows: .csv, .parquet (the training's columns) or .npz")], ...),
+    "client": option(str | None, None, "whose model, if the file has no column of clients", "--client", metavar="NAME"),
+    "show": SHOWN["show"],
+    "out": option(Path | None, None, "CSV file to write (default: print it)", "--out", metavar="FILE"),
+})  # fmt: skip
+def predict(**given: Any) -> None:
+    folder, file, client, show, out = (given[n] for n in ("folder", "file", "client", "show", "out"))
     from posterity.cli.predict import predict_file, write_predictions
 
     text, notes = predict_file(folder, file, client, show)
@@ -194,30 +168,33 @@ def predict(
 
 
 @app.command(help="Go on with a run (or all runs of a comparison) that was stopped or killed.", rich_help_panel=WORKING)
-def resume(
-    folder: Folder, show: Show = "validated", quiet: Quiet = False, json: Json = False, jobs: Jobs = None
-) -> None:
+@with_only({"folder": (Folder, ...), "jobs": (Jobs, None), "quiet": (Quiet, False), **SHOWN})
+def resume(**given: Any) -> None:
+    folder, jobs, quiet = (given.pop(n) for n in ("folder", "jobs", "quiet"))
     check_jobs(jobs)
+    output = take_names(given)
     from posterity.cli import launch
-    from posterity.cli.show import progress
+    from posterity.cli.progress import progress
     from posterity.experiment.compare import resume_all
 
+    output = check_output(output)
+    interrupt.writes_to(folder)
     if (size := launch.processes_before(folder)) > 1:
         raise typer.Exit(launch.start_workers(size))
     launch.check_runs(folder)
-    resume_all(folder, lambda title, rounds: progress(title, rounds, quiet or json), jobs or 1)
-    conclude(folder, show, json)
+    resume_all(folder, lambda title, rounds: progress(title, rounds, quiet or output.alone), jobs or 1)
+    conclude(folder, output)
 
 
 @app.command(help="Write the HTML page of a run, a comparison or a file of packed runs, and print its table.",
              rich_help_panel=LOOKING)  # fmt: skip
-def report(
-    folder: Annotated[Path, typer.Argument(help="folder of a run or a comparison, or a file of packed runs")],
-    out: Annotated[Path | None, typer.Option(help="file to write", metavar="FILE", rich_help_panel=PANEL)] = None,
-    show: Show = "validated",
-    json: Json = False,
-) -> None:
-    _report(folder, out, show, json)
+@with_only({"folder": (Runs, ...), "out": PAGE, **SHOWN})
+def report(**given: Any) -> None:
+    folder, out = given.pop("folder"), given.pop("out")
+    output = take_names(given)
+    if out is not None and out.is_dir():
+        raise ValueError(f"--out is the file of the page, and {out} is a folder: give {out / 'report.html'}")
+    _report(folder, out, check_output(output))
 
 
 @app.command(
@@ -289,7 +266,7 @@ def write_new_method(
 def check(
     method: Annotated[str, typer.Argument(help="a method or package.module:Class", autocompletion=complete_method)],
     model: Annotated[str, typer.Option(help="network to check it with", autocompletion=complete_model)] = "mlp",
-    json: Json = False,
+    json: Annotated[bool, typer.Option("--json", help="print one JSON list and nothing else")] = False,
 ) -> None:
     from posterity.cli import listing
 
@@ -302,41 +279,22 @@ def version() -> None:
     print(__version__)
 
 
-def told(error: Any) -> str:
-    """What a mistake in the flags says, with the nearest command: typer names it since 0.20, and we support 0.13."""
-    message = str(getattr(error, "message", error))
-    context = getattr(error, "ctx", None)
-    if "No such command" not in message or "Did you mean" in message or context is None:
-        return message
-    close = get_close_matches(message.split("'")[1], list(getattr(context.command, "commands", {})))
-    return message + (f" Did you mean {' or '.join(map(repr, close))}?" if close else "")
-
-
-def _harmless(error: Exception) -> str:
-    """A sentence may name a column or a client as somebody's file does."""
-    from posterity.cli.neutral import harmless_lines
-
-    return harmless_lines(str(error))
-
-
+@interrupt.stops
 def main() -> None:
     """Run the command line; what users did wrong is told in a sentence, without a traceback."""
-    if os.environ.get("POSTERITY_WORKER"):  # one of several processes of a run
-        from posterity.cli import launch
-
-        launch.end_with_parent()
-    sys.path.insert(0, os.getcwd())  # what you wrote yourself may lie in the current folder
+    end_with_parent()
+    leave_it_to_the_end()
+    leave_folder_out()  # what you wrote yourself is found there by its name (core/outside.py)
     try:
         code = app(prog_name="posterity", standalone_mode=False)  # what `typer.Exit` carried, or None
         if isinstance(code, int) and code:
             sys.exit(code)
     except (typer.Abort, KeyboardInterrupt):
-        print("stopped; 'posterity resume FOLDER' goes on", file=sys.stderr)
-        sys.exit(130)
+        sys.exit(interrupt.tell())
     except ValueError as error:
         if os.environ.get("POSTERITY_DEBUG"):
             raise
-        print(f"error: {_harmless(error)}", file=sys.stderr)
+        print(f"error: {sentence(error)}", file=sys.stderr)
         sys.exit(2)
     except Exception as error:
         if not hasattr(error, "exit_code"):  # a mistake in the flags; typer brings its own copy of click's classes

@@ -84,11 +84,17 @@ def metavar_of(kind: Any) -> str:
 
 def with_flags(flags: dict[str, tuple[Any, Any]], leave_out: tuple[str, ...] = ()) -> Callable[[Any], Any]:
     """Give a command `(**flags)` a flag for each field of `Config`, and those named in `flags`."""
-    every = dict(sorted({**flags, **config_flags(leave_out)}.items(), key=lambda flag: PANELS.index(_panel(flag[1]))))
+    every = {**flags, **{n: flag for n, flag in config_flags(leave_out).items() if n not in flags}}
+    return with_only(dict(sorted(every.items(), key=lambda flag: PANELS.index(_panel(flag[1])))))
+
+
+def with_only(every: dict[str, tuple[Any, Any]]) -> Callable[[Any], Any]:
+    """Give a command `(**flags)` the flags and arguments that are named; one whose default is … must be given."""
 
     def decorate(command: Any) -> Any:
         kind = inspect.Parameter.KEYWORD_ONLY
-        parameters = [inspect.Parameter(n, kind, default=d, annotation=a) for n, (a, d) in every.items()]
+        given = {n: inspect.Parameter.empty if d is ... else d for n, (_, d) in every.items()}
+        parameters = [inspect.Parameter(n, kind, default=given[n], annotation=a) for n, (a, _) in every.items()]
         command.__signature__ = inspect.Signature(parameters)
         command.__annotations__ = {n: a for n, (a, _) in every.items()}
         return command

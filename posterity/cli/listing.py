@@ -16,7 +16,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from posterity import data, methods, models
-from posterity.cli.neutral import harmless_lines, label
+from posterity.cli.neutral import label, paragraphs
 from posterity.cli.show import console
 from posterity.core.hyperparameters import UNSTATED, Knob, knobs, nearest
 from posterity.core.training import Training
@@ -47,7 +47,7 @@ def print_methods(name: str | None) -> None:
 def _print_method(word: str) -> None:
     name, _ = methods.split_preset(word)
     cls = methods.suffixes().get(name) or methods.find(name)
-    console.print(harmless_lines((_module_doc(cls) or "").strip()), highlight=False, markup=False)
+    console.print(paragraphs((_module_doc(cls) or "").strip()), highlight=False, markup=False)
     own = [k for k in knobs(cls) if k.name != "local"]
     _print_knobs("Hyper-parameters (--set NAME=VALUE)", own, "")
     if name not in methods.suffixes():
@@ -117,7 +117,7 @@ def _print_model(name: str) -> None:
     if name not in known:
         raise ValueError(f"there is no network {name!r}: {nearest(name, known)}; your own: --model package.module:make")
     home = import_module(f"{models.__name__}.{name}")
-    console.print(harmless_lines((home.__doc__ or "").strip()), highlight=False, markup=False)
+    console.print(paragraphs((home.__doc__ or "").strip()), highlight=False, markup=False)
     if not known[name].options:
         console.print("It has no options.")
         return

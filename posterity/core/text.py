@@ -1,8 +1,8 @@
 """Text that comes from somebody else's file, made harmless for a terminal: names of files, columns, classes, clients.
 
-A name may hold an escape sequence that clears the screen, recolours it or rewrites the line above, a carriage return, or
-a mark that reverses the reading order. `plain` shows such characters instead of obeying them. It knows nothing of rich's
-markup (`rich.markup.escape` of its result) or of HTML (jinja2 escapes that).
+A name may hold an escape sequence that clears the screen, recolours it or rewrites the line above, a carriage return,
+or a mark that reverses the reading order. `plain` shows such characters instead of obeying them. It knows nothing of
+rich's markup (`rich.markup.escape` of its result) or of HTML (jinja2 escapes that).
 """
 
 from __future__ import annotations

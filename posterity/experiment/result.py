@@ -27,6 +27,7 @@ from posterity.experiment import run_folder, without_data
 from posterity.experiment.chosen import rules_of
 from posterity.experiment.config import Config, to_toml
 from posterity.experiment.delivery import Delivery, save_models
+from posterity.experiment.divergence import why_diverged
 from posterity.experiment.kept_round import PIECE, Kept, read_kept
 from posterity.experiment.setup import Setup, describe, records_like
 
@@ -62,6 +63,11 @@ class Result:
     @property
     def method(self) -> Any:
         return self.setup.sim.method
+
+    @property
+    def diverged(self) -> str:
+        """Why this is no result (most rounds came to nothing, or it has exploded); empty if it is one."""
+        return why_diverged(self.lines, self.federation, self.method.scored)
 
     def history(self, metric: str = "accuracy", rule: str = "pooled", point: str | None = None,
                 group: str = "members", epochs: int | None = None) -> list[dict[str, Any]]:  # fmt: skip

@@ -19,6 +19,8 @@ from posterity.engine.participation import Participation
 from posterity.engine.round import answer, train_rounds
 from posterity.experiment import run_folder, without_data
 from posterity.experiment.config import Config, from_table, read_toml, to_toml
+from posterity.experiment.divergence import tell
+from posterity.experiment.fingerprint import check_unchanged
 from posterity.experiment.result import Result
 from posterity.experiment.run_state import RunState
 from posterity.experiment.scoring import Asked, score_lines
@@ -71,6 +73,7 @@ def resume_run(
             federation = without_data.absent_federation(out, facts) if alone else None
             federation = federation or without_data.find_federation(config, out, facts)
         setup = set_up(_as_before(config, facts), federation, model, threads=facts["threads"])
+        check_unchanged(facts, config, out)
         _check_same(facts.get("federation", {}), setup, out)
         return _go([config], [setup], [out], watch)[0]
 
@@ -98,6 +101,7 @@ def run_seeds(
             out.mkdir(parents=True, exist_ok=True)
             stack.enter_context(run_folder.locked(out))
             if out in begun:
+                check_unchanged(run_folder.read_json(out / run_folder.RUN), config, out)
                 _check_same(run_folder.read_json(out / run_folder.RUN).get("federation", {}), setup, out)
             else:
                 _begin(config, setup, out, [c.seed for c in configs])
@@ -108,7 +112,10 @@ def run_seeds(
 def _go(configs: Sequence[Config], setups: Sequence[Setup], outs: Sequence[Path | None], watch: Watch) -> list[Result]:
     """Runs from where they are to their end, with the settings of the process that they need."""
     with setups[0].settings.applied():
-        return Runner([RunState(*each) for each in zip(configs, setups, outs, strict=True)], watch).go()
+        results = Runner([RunState(*each) for each in zip(configs, setups, outs, strict=True)], watch).go()
+    for result in results:
+        tell(result.diverged, result.folder if setups[0].sim.processes.leads else None)
+    return results
 
 
 def _begin(config: Config, setup: Setup, out: Path, together: Sequence[int] = ()) -> None:

@@ -81,6 +81,8 @@ class RunState:
     def arrive(self, log: RoundLog, scores: list[dict[str, Any]], seconds: float) -> list[dict[str, Any]]:
         """A round is over: its lines, which are forced to disk."""
         line = _round_line(log, seconds)
+        if notes := self.sim.limit.told():
+            line["notes"] = notes
         if self.due(log.round):
             line["zeros"] = share_of_zeros(self.state.params)
         lines = [line, *scores]
@@ -158,4 +160,5 @@ def _round_line(log: RoundLog, seconds: float) -> dict[str, Any]:
     refused = [asdict(r) for r in log.refused]
     return {"kind": "round", "round": log.round, "cohort": log.cohort, "accepted": log.accepted, "refused": refused,
             "empty": log.empty, "loss": log.loss, "bytes_up": log.bytes_up, "bytes_down": log.bytes_down,
-            "seconds": seconds, "report": log.report}  # fmt: skip
+            "seconds": seconds, "report": log.report,
+            **({"rolled_back": log.rolled_back} if log.rolled_back else {})}  # fmt: skip

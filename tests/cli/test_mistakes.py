@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from posterity.cli.app import told
+from posterity.cli.mistakes import told
 from posterity.experiment.place import check_out
 
 SMALL = ["--dataset", "digits", "--clients", "5", "--rounds", "2", "--subset", "20%", "--quiet"]
