@@ -15,7 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-UNPACKED = 1 << 29  # bytes: a packed file of a table is a thousandth of that
+from posterity.report.aside import is_aside
+
+UNPACKED = 2**29  # bytes that a file of packed runs may expand to: the largest published one has 8 MB
 
 
 class ReportError(ValueError):
@@ -53,7 +55,7 @@ def find_runs(folder: Path) -> list[Path]:
             f"{folder} is neither a folder nor a file of packed runs. Give a run folder, a folder that contains run "
             "folders, or a file that `posterity pack` wrote."
         )
-    found = sorted({p.parent for p in folder.rglob("run.json")})  # links to folders are not followed
+    found = sorted({p.parent for p in folder.rglob("run.json") if not is_aside(p.parent, folder)})
     if not found:
         raise ReportError(f"No run folder in {folder}: none of its folders has a run.json. Start one: posterity run …")
     return found
@@ -95,7 +97,7 @@ def _unpacked(path: Path) -> bytes:
     with gzip.open(path) as file:
         data = file.read(UNPACKED + 1)
     if len(data) > UNPACKED:
-        raise ValueError(f"it expands beyond {UNPACKED:,} bytes")
+        raise ValueError(f"it expands to more than {UNPACKED // 2**20} MiB")
     return data
 
 

@@ -15,7 +15,16 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
 
 from posterity.evaluate.metrics import TERMS
-from posterity.report import calibration, client_charts, client_table, partition_chart, remarks, summary, verdict
+from posterity.report import (
+    calibration,
+    client_charts,
+    client_table,
+    divergence,
+    partition_chart,
+    remarks,
+    summary,
+    verdict,
+)
 from posterity.report.columns import axis_title, user_metrics
 from posterity.report.critical import SHOWN, critical_chart
 from posterity.report.line_charts import learning_curves, line_chart, sparks
@@ -94,7 +103,7 @@ def contents(runs: Sequence[Run], show: str) -> dict[str, Any]:
         "title": _title(rows),
         "finding": verdict.tell(comparison, rows),
         "facts": _facts(runs, rows),
-        "cautions": [*summary.cautions(runs, rows), *remarks.fitted(rows)],
+        "cautions": [*divergence.told(rows), *summary.cautions(runs, rows), *remarks.fitted(rows)],
         "rows": rows,
         "columns": columns(rows),
         "goal": goal(rows[0].arm.runs[0]),

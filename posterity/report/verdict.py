@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from posterity.evaluate.paired import MOST, Paired
 from posterity.report.columns import Column, metric_column, text
+from posterity.report.divergence import has_diverged
 from posterity.report.ranking import Comparison, compare_methods
 from posterity.report.read_runs import Run, ScoreLine
 from posterity.report.selected_round import PART, goal
@@ -79,6 +80,8 @@ def tell(comparison: Comparison, rows: Sequence[Row]) -> str:
 
 
 def _unsettled(column: Column, rows: Sequence[Row]) -> str:
+    if all(has_diverged(row.mark) for row in rows):
+        return "Every run diverged, so nothing is compared."
     if any(column.key in row.cells for row in rows):
         return "No run has finished, so nothing is compared yet; what is shown is provisional."
     return f"The scores that the rule “{rows[0].rule}” needs were not written, so nothing can be ranked by it."
