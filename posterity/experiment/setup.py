@@ -14,16 +14,18 @@ import torch
 
 from posterity import __version__, data, methods, models
 from posterity.core.network import Network
-from posterity.core.parse import guess
 from posterity.core.random import make_key
+from posterity.core.tree import Tree
+from posterity.data.checks import check_federation
 from posterity.data.federation import Federation, FederationSpec
 from posterity.engine.api import Engine
 from posterity.engine.autotune.choice import ROWS, EngineChoice, Wish, choose, footprint
-from posterity.engine.blocks import able
+from posterity.engine.blocks import able, meet
 from posterity.engine.distributed import Processes, find_processes
 from posterity.engine.participation import Participation
 from posterity.engine.process_settings import ProcessSettings
 from posterity.engine.simulation import Simulation
+from posterity.engine.store import Memory
 from posterity.evaluate import Metric, check_task, load_metrics
 from posterity.experiment.config import Config
 from posterity.experiment.fingerprint import fields_of, sources
@@ -53,6 +55,12 @@ class Setup:
         """Why this engine, if anything was measured or could not be stacked."""
         return self.choice.remark
 
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a reader of the results must know about this network, and this method with it."""
+        model, method = self.sim.model, self.sim.method
+        return (*getattr(model, "notes", ()), *method.remarks(model))
+
 
 def load_federation(config: Config) -> Federation:
     """The federation of a configuration; the seed moves the partition unless `data_seed` fixes it."""
@@ -78,12 +86,12 @@ def set_up(
     processes, device = find_processes(config.device)
     if processes.size > 1 and config.store == "disk":
         raise ValueError("personal records on disk belong to one process: use --store memory with several")
-    federation = load_federation(config) if federation is None else federation
+    federation = load_federation(config) if federation is None else check_federation(federation)
     check_task(metrics, federation.task, federation.classes)
     dtype = DTYPES[config.dtype]
-    if model is None:
-        options = {name: guess(text) for name, text in config.settings("model").items()}
-        model = models.build(config.model, federation.shape, federation.classes, federation.task, **options)
+    given = config.model if model is None else model
+    options = config.settings("model") if model is None else {}
+    model = models.as_network(given, federation.shape, federation.classes, federation.task, options, federation.x)
     model = model.lowered(torch.bfloat16) if config.precision == "bf16" else model
     initial = {n: p.to(device) for n, p in model.init(config.seed, dtype).items()}
     method = methods.build(config.method, config.settings(), config.training())
@@ -128,6 +136,13 @@ def steps_of_round(config: Config, sim: Simulation) -> float:
     return float(steps)
 
 
+def records_like(setup: Setup, state: Tree) -> Tree:
+    """A stack of one record, in the shape that `join` gives them; nothing of it is kept."""
+    sim = setup.sim
+    here, _ = meet(sim, setup.engine, state, Memory(sim.federation.clients), able(sim)[:1], 1)
+    return here.personal
+
+
 def describe(config: Config, setup: Setup, command: str) -> dict[str, Any]:
     """What `run.json` says about a run: versions, method, federation."""
     method, federation = setup.sim.method, setup.sim.federation
@@ -154,6 +169,7 @@ def describe(config: Config, setup: Setup, command: str) -> dict[str, Any]:
                    "reference": method.reference, "absent": method.absent, "fields": fields_of(method),
                    "outside": method.outside(), "fitted": fits_validation([setup.sim.passes(0)])},
         "sources": sources(config, method),
+        "notes": list(setup.notes),
         "federation": _federation_facts(federation),
         **({"metrics": [metric.facts() for metric in setup.metrics]} if setup.metrics else {}),
     }  # fmt: skip

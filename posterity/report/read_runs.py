@@ -82,6 +82,11 @@ class FederationFacts:
         """The client's own name where it has one, else its number."""
         return self.names[index] if index < len(self.names) else f"client {index}"
 
+    @property
+    def numbered(self) -> bool:
+        """Whether the clients have no names of their own, only the numbers that a partition gave them."""
+        return all(name.removeprefix("client ").isdecimal() for name in self.names)
+
 
 @dataclass(frozen=True, eq=False)
 class Run:
@@ -135,6 +140,17 @@ def load_runs(folder: Path) -> list[Run]:
 
 def read_run(log: RunLog) -> Run:
     """One run from its log."""
+    try:
+        return _run(log)
+    except ReportError:
+        raise
+    except (TypeError, ValueError, KeyError, AttributeError, OverflowError, RecursionError) as error:
+        raise ReportError(
+            f"{log.folder} holds something that no run writes ({type(error).__name__}: {error}). Was it edited by hand?"
+        ) from error
+
+
+def _run(log: RunLog) -> Run:
     folder, facts, text = log.folder, log.facts, log.config
     try:
         config = tomllib.loads(text)

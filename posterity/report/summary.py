@@ -84,10 +84,15 @@ def newcomers(rows: Sequence[Row]) -> SmallTable:
     return SmallTable((*base.heads, "members", "gap"), tuple(found))
 
 
-def _newcomer_gap(run: Run, rule: str, column: Column) -> float | None:
+def longest_adapted(run: Run, rule: str) -> ScoreLine | None:
+    """The newcomers' scores after the longest adaptation, or as received where none was scored."""
     kinds = [(p, e) for p in ("adapted", "received") for e in reversed(epochs_scored(run, p, "newcomers"))]
+    return at(run, rule, *kinds[0], "newcomers") if kinds else None
+
+
+def _newcomer_gap(run: Run, rule: str, column: Column) -> float | None:
     selected = select_round(run, rule)
-    score = at(run, rule, *kinds[0], "newcomers") if kinds else None
+    score = longest_adapted(run, rule)
     theirs = score.value(column.key, WEIGHT) if score else None
     ours = selected.score.value(column.key, WEIGHT) if selected else None
     return theirs - ours if theirs is not None and ours is not None else None
@@ -101,7 +106,7 @@ def troubles(found: Sequence[Arm]) -> list[tuple[Arm, str, str]]:
         reasons = Counter(reason for _, r in every for _, reason in r.refused)
         for reason, count in reasons.most_common():
             where = [(run, r.round, client) for run, r in every for client, why in r.refused if why == reason]
-            told = "; ".join(f"seed {run.seed}, round {n}, client {client}" for run, n, client in where[:4])
+            told = "; ".join(f"seed {run.seed}, round {n}, {_client(run, client)}" for run, n, client in where[:4])
             more = f"; and {len(where) - 4} more" if len(where) > 4 else ""
             listed.append((arm, f"{count} refused: {reason}", told + more))
         empty = [(run, r.round) for run, r in every if r.empty]
@@ -109,6 +114,11 @@ def troubles(found: Sequence[Arm]) -> list[tuple[Arm, str, str]]:
             told = "; ".join(f"seed {run.seed}, round {n}" for run, n in empty[:6])
             listed.append((arm, f"{len(empty)} empty round{'s' if len(empty) > 1 else ''}", told))
     return listed
+
+
+def _client(run: Run, number: str) -> str:
+    """By its name, where the log has only its number."""
+    return run.federation.client(int(number)) if number.isdecimal() else f"client {number}"
 
 
 def cautions(runs: Sequence[Run], rows: Sequence[Row]) -> list[str]:

@@ -11,28 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from posterity.cli.app import main
-
 SMALL = ["--dataset", "digits", "--clients", "5", "--rounds", "2", "--subset", "20%", "--quiet"]
-
-
-@pytest.fixture
-def call(monkeypatch, tmp_path, capsys):
-    """Run the command line in an empty folder: exit code, what it printed, what it complained."""
-
-    def run(*words: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["posterity", *words])
-        monkeypatch.setattr(sys, "path", list(sys.path))
-        try:
-            main()
-            code = 0
-        except SystemExit as stop:
-            code = stop.code
-        printed = capsys.readouterr()
-        return code, printed.out, printed.err
-
-    monkeypatch.chdir(tmp_path)
-    return run
 
 
 def test_run_writes_a_folder_a_table_and_a_report(call):
