@@ -53,11 +53,14 @@ def _split(settings: dict[str, Any], model: Any) -> tuple[dict[str, Any], Any]:
     return ({**settings, "model": model}, None) if isinstance(model, str) else (settings, model)
 
 
-def load(folder: str | Path, *, federation: Any = None, model: Any = None) -> Result:
+def load(folder: str | Path, *, federation: Any = None, model: Any = None, trust: bool = False) -> Result:
     """The result of a run's folder; an unfinished run is taken to its end first.
 
     A federation or model of your own that the run was given must be handed in again: a run's folder holds no data.
+    Code that the folder names (`package.module:attribute`) is imported only with `trust`.
     """
     from posterity.experiment.run import resume_run
+    from posterity.experiment.trust import check_trusted
 
+    check_trusted(Path(folder), trust)
     return resume_run(Path(folder), federation=federation, model=model)

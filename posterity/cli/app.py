@@ -22,6 +22,8 @@ from posterity.experiment.compare import compare_runs, demo_plan, resume_all
 from posterity.experiment.config import Config
 from posterity.experiment.run import start_run
 from posterity.experiment.setup import Setup, load_federation, set_up
+from posterity.experiment.trust import check_trusted
+from posterity.experiment.verify import reported
 from posterity.report import check_rule, pack_runs, write_report
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None,
@@ -50,7 +52,8 @@ def conclude(folder: Path, show: str, as_json: bool) -> None:
     """The table and the report of what was run."""
     if not started_first():
         return
-    page = write_report(folder, show=show)
+    with reported(folder):
+        page = write_report(folder, show=show)
     if as_json:
         print_json(folder, show, page)
         return
@@ -128,7 +131,10 @@ def _compare(
 
 
 @app.command(help="Go on with a run (or all runs of a comparison) that was stopped or killed.")
-def resume(folder: Path, show: Show = "validated", quiet: Quiet = False, json: Json = False, jobs: Jobs = 1) -> None:
+def resume(folder: Path, show: Show = "validated", quiet: Quiet = False, json: Json = False, jobs: Jobs = 1,
+           trust: Annotated[bool, typer.Option("--trust", help="import the modules that the folder names")] = False,
+           ) -> None:  # fmt: skip
+    check_trusted(folder, trust)
     if (size := launch.processes_before(folder)) > 1:
         raise typer.Exit(launch.start_workers(size))
     launch.check_runs(folder)
@@ -139,7 +145,8 @@ def resume(folder: Path, show: Show = "validated", quiet: Quiet = False, json: J
 @app.command(help="Write the HTML page of a run, a comparison or a file of packed runs, and print its table.")
 def report(folder: Path, out: Annotated[Path | None, typer.Option(help="file to write")] = None,
            show: Show = "validated", json: Json = False) -> None:  # fmt: skip
-    page = write_report(folder, out, show)
+    with reported(folder):
+        page = write_report(folder, out, show)
     if json:
         print_json(folder, show, page)
         return

@@ -19,6 +19,7 @@ from posterity.evaluate import bytes_to, goal_of, rounds_to, select
 from posterity.experiment import run_folder
 from posterity.experiment.config import Config, to_toml
 from posterity.experiment.setup import Setup, describe
+from posterity.experiment.verify import Lines, write_run
 
 
 @dataclass(frozen=True)
@@ -142,8 +143,9 @@ class Result:
         if personal is not None:
             trees["personal"] = personal
         seconds = sum(line.get("seconds", 0.0) for line in self.lines if line["kind"] == "round")
-        run_folder.save_checkpoint(out, trees, {"round": self.round, "length": length, "commit": 1, "seconds": seconds})
+        lines = {"length": length, "lines": Lines(out / run_folder.METRICS).checksum(length)}
+        run_folder.save_checkpoint(out, trees, {"round": self.round, "commit": 1, "seconds": seconds, **lines})
         facts = describe(self.config, self.setup, "posterity.run(...)")
-        run_folder.write_json(out / run_folder.RUN, {**facts, "status": "finished", "seconds": seconds})
-        run_folder.write_atomic(out / run_folder.CONFIG, to_toml(self.config).encode())
+        facts |= {"status": "finished", "seconds": seconds, "checksums": {run_folder.METRICS: lines["lines"]}}
+        write_run(out, facts, to_toml(self.config))
         return out

@@ -105,9 +105,9 @@ def test_old_rows_go_to_the_journal_in_pieces(tmp_path, monkeypatch, copy):
     store.write(torch.tensor(after), rows(after, 2))
     store.write(torch.tensor(after), rows(after, 3))  # the journal has them already
     raw = store.journal.read_bytes()
-    entry = 8 + 4 * WIDTH
-    assert len(raw) == 16 + len(after) * entry
-    assert [int(np.frombuffer(raw, np.int64, 1, 16 + i * entry)[0]) for i in range(len(after))] == after
+    entry = 8 + 4 * WIDTH + 8
+    assert len(raw) == 32 + len(after) * entry
+    assert [int(np.frombuffer(raw, np.int64, 1, 32 + i * entry)[0]) for i in range(len(after))] == after
     del store
     again = Mapped(tmp_path, CLIENTS, 1)
     again.known = known
