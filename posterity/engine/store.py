@@ -313,7 +313,7 @@ class Mapped:
             return
         known, wrong = np.flatnonzero(self.known.numpy()), []
         if told is not None:
-            self.sums = np.frombuffer(b64decode(told["sums"]), np.uint8).reshape(len(self.known), SUM).copy()
+            self.sums = self._sums_of(told)
         for some, rows in self._pieces(known):
             found = row_sums(rows)
             if told is None:
@@ -328,6 +328,13 @@ class Mapped:
         self._older()  # what is not needed today should be whole, too
         if (journal := read_journal(self.journal)) is not None:
             _check(journal, len(self.known))
+
+    def _sums_of(self, told: Any) -> Bytes:
+        """The checksums that a checkpoint holds."""
+        try:
+            return np.frombuffer(b64decode(told["sums"]), np.uint8).reshape(len(self.known), SUM).copy()
+        except (LookupError, TypeError, ValueError):
+            raise damaged(self.path) from None
 
     def _older(self) -> Journal | None:
         """The journal of the checkpoint before, if it is there and whole."""

@@ -8,6 +8,7 @@ that say a format which has one are not.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -31,7 +32,12 @@ class DamagedFile(ValueError):
 
 def open_own(path: Path, mode: str) -> IO[bytes]:
     """Open a file that is no symbolic link, so that nothing outside the run's folder is read or written."""
-    return open(path, mode, opener=lambda name, flags: os.open(name, flags | getattr(os, "O_NOFOLLOW", 0), 0o666))
+    try:
+        return open(path, mode, opener=lambda name, flags: os.open(name, flags | getattr(os, "O_NOFOLLOW", 0), 0o666))
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            check_own(path.parent, [path.name])
+        raise
 
 
 def check_own(folder: Path, names: Iterator[str] | list[str]) -> None:

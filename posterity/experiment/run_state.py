@@ -141,7 +141,8 @@ class RunState:
         def restore(table: Tree) -> Tree:
             return run_folder.restore(table, leaves, "personal")
 
-        self.store.recover(self.commit, leaves.get("known/clients"), restore, self._records_like, facts)
+        known = run_folder.restore({"clients": self.store.known}, leaves, "known")["clients"] if checkpoint else None
+        self.store.recover(self.commit, known, restore, self._records_like, facts)
         if self.writes and checkpoint == self.out / run_folder.PREVIOUS:
             (self.out / run_folder.CHECKPOINT).unlink(missing_ok=True)  # damaged; the next must not push out this one
 

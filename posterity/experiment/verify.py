@@ -122,6 +122,7 @@ def check_state(leaves: Mapping[str, torch.Tensor], path: Path, only_read: bool)
 @contextmanager
 def reported(folder: Path) -> Iterator[None]:
     """Verify what finished runs in or under a folder hold, before it is reported; a page may be written elsewhere."""
+    check_files(folder)
     for path in sorted(folder.rglob(RUN)) if folder.is_dir() else ():
         check_files(path.parent)
         facts = run_folder.read_json(path)

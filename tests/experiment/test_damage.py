@@ -15,10 +15,11 @@ import posterity
 from posterity.engine.journal import entries, read_journal
 from posterity.engine.store import Mapped
 from posterity.experiment import run, run_folder, verify
+from posterity.experiment.compare import compare_runs, resume_all
 from posterity.experiment.trust import check_trusted, outside_names
 from posterity.report import write_report
 
-from .damage import SMALL, Outcome, after_flip, make_run, own_files, places, small, take_up
+from .damage import SMALL, Outcome, after_flip, every_round, make_run, own_files, places, small, take_up
 from .kills import remains
 
 STORES = ("memory", "disk")
@@ -96,6 +97,20 @@ def test_without_a_whole_checkpoint_nothing_goes_on(store, made, tmp_path):
     before = {p: p.read_bytes() for p in out.rglob("*") if p.is_file()}
     assert take_up(out).kind == "refused"
     assert {p: p.read_bytes() for p in out.rglob("*") if p.is_file()} == before
+
+
+def test_seeds_that_run_at_once_go_back_together(tmp_path):
+    configs = [small(seed=seed) for seed in (0, 1)]
+    whole, cut = ([tmp_path / how / f"seed-{seed}" for seed in (0, 1)] for how in ("whole", "cut"))
+    with every_round():
+        run.run_seeds(configs, whole)
+    with every_round(stop_in=4):
+        run.run_seeds(configs, cut)
+    path = cut[1] / run_folder.CHECKPOINT
+    os.truncate(path, path.stat().st_size - 1)
+    with pytest.warns(UserWarning, match="the checkpoint before it is used"):
+        run.run_seeds(configs, cut)
+    assert [remains(out) for out in cut] == [remains(out) for out in whole]
 
 
 def test_missing_checkpoints_are_noticed(made, tmp_path):
@@ -304,6 +319,19 @@ def test_a_new_run_is_not_written_through_links(tmp_path):
         with pytest.raises(ValueError, match="symbolic link"):
             run.start_run(small(), out)
     assert mine.read_text() == "precious"
+
+
+def test_a_comparison_is_not_planned_through_a_link(tmp_path):
+    (tmp_path / "mine").write_text("precious")
+    (tmp_path / "out").mkdir()
+    for name in ("comparison.json", "comparison.json.part"):
+        (tmp_path / "out" / name).symlink_to(tmp_path / "mine")
+        with pytest.raises(ValueError, match="symbolic link"):
+            resume_all(tmp_path / "out", None) if name == "comparison.json" else compare_runs(
+                small(), [], [], tmp_path / "out", None
+            )
+        (tmp_path / "out" / name).unlink()
+    assert (tmp_path / "mine").read_text() == "precious"
 
 
 def test_a_pipe_in_the_place_of_a_file_is_refused(made, tmp_path):
