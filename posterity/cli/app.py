@@ -172,7 +172,7 @@ def datasets() -> None:
 @app.command(help="Show how a federation is divided: samples and classes of every client.")
 @with_flags({}, leave_out=("method", "model", "rounds", "local_epochs", "local_steps", "batch_size", "lr", "optimiser",
                            "participation", "engine", "convolution", "onednn", "device", "dtype", "evaluate_every",
-                           "newcomer_epochs", "metrics", "store", "memory"))  # fmt: skip
+                           "evaluate_clients", "newcomer_epochs", "metrics", "store", "memory"))  # fmt: skip
 def partition(**given: Any) -> None:
     listing.print_partition(load_federation(read_config(given)))
 

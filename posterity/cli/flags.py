@@ -19,7 +19,7 @@ SECTIONS = {
     "Training": ("method", "model", "rounds", "local_epochs", "local_steps", "batch_size", "lr", "optimiser",
                  "participation"),
     "Running": ("seed", "data_seed", "engine", "convolution", "onednn", "device", "dtype", "precision",
-                "evaluate_every", "newcomer_epochs", "metrics", "store", "memory"),
+                "evaluate_every", "evaluate_clients", "newcomer_epochs", "metrics", "store", "memory"),
 }  # fmt: skip
 RULES = "validated (round chosen on validation, shown on test), paper (best round on all held out) or last"
 
