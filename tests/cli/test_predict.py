@@ -171,6 +171,7 @@ def test_values_edited_while_a_run_was_stopped(tmp_path, monkeypatch):
     assert posterity.load(tmp_path / "run").federation.absent  # finished: nothing of the data is needed
 
 
+@pytest.mark.everything
 def test_a_folder_of_before_fingerprints_goes_on(tmp_path, monkeypatch):
     write_table(tmp_path / "visits.csv", patients())
     monkeypatch.chdir(tmp_path)
