@@ -120,7 +120,7 @@ def read_records(folder: Path, round: int, known: Tensor, each: int, like: Tree,
             return like
         numbers = places // each
         order = torch.argsort(numbers, stable=True)  # piece by piece
-        present = [int(number) for number in numbers.unique()]
+        present = sorted(set(numbers.tolist()))
         found = tree_cat([tree_rows(piece(number), places[numbers == number] % each) for number in present])
         return tree_rows(found, torch.argsort(order))
 

@@ -74,7 +74,7 @@ def absent_federation(folder: Path, facts: dict[str, Any]) -> Federation:
     dtype = getattr(torch, told["samples"])
     x = torch.full((2, *told["shape"]), torch.nan if dtype.is_floating_point else 0, dtype=dtype)
     y = torch.zeros(2, dtype=torch.int64 if told["task"] == "classification" else torch.float32)
-    parts = {name: _counted(told[name]) for name in ("train", "validation", "test")}
+    parts: dict[str, Any] = {name: _counted(told[name]) for name in ("train", "validation", "test")}
     return Federation(
         told["name"], told["task"], x, y, told["classes"], **parts, members=told["members"], names=tuple(told["names"]),
         class_names=tuple(told["class_names"]), notes=tuple(told["notes"]), preprocessing=read_inputs(folder),
