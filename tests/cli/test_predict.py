@@ -194,6 +194,8 @@ def test_a_quantity_has_a_mean_and_a_deviation(tmp_path):
     result = posterity.load(tmp_path / "run")
     first = {name: float(value) for name, value in read_answers(text)[0].items() if name in ("mean", "sd")}
     mean, variance = result.predict_proba("east", [[rows[0][n] for n in ("age", "creatinine", "weight")]])[0].tolist()
+    path.unlink()
+    assert posterity.load(tmp_path / "run").diverged == result.diverged
     assert first == {"mean": pytest.approx(mean, rel=1e-5), "sd": pytest.approx(variance**0.5, rel=1e-5)}
 
 
