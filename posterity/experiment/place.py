@@ -9,7 +9,11 @@ from pathlib import Path
 
 RUN_FILES = {"config.toml", "run.json", "metrics.jsonl"}
 PLAN = "comparison.json"
-BEGUN = {"lock", *RUN_FILES}  # what a kill before the first round may leave of a run, besides parts of files
+BEGUN = {
+    "lock",
+    "inputs.safetensors",
+    *RUN_FILES,
+}  # what a kill before the first round may leave of a run, besides parts of files
 
 
 def check_out(out: Path, comparison: bool = False) -> None:

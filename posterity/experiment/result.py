@@ -154,6 +154,15 @@ class Result:
 
     def delivered(self, show: str = "validated") -> Delivery:
         """The models that `predict_proba` uses under a selection rule: their round, and a note if it is another one."""
+        if show not in self._deliveries:  # models are read once
+            self._deliveries[show] = self._deliver(show)
+        return self._deliveries[show]
+
+    @cached_property
+    def _deliveries(self) -> dict[str, Delivery]:
+        return {}
+
+    def _deliver(self, show: str) -> Delivery:
         chosen, point = self._settled(show), self.method.scored
         about: dict[str, Any] = {"setup": self.setup, "folder": self.folder}
         if (kept := self._kept(chosen)) is not None:

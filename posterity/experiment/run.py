@@ -74,7 +74,7 @@ def resume_run(
         if not only_read:
             verify.remark_versions(facts, out)
         if federation is None:
-            alone = without_data.stands_alone(out, facts, config.rounds)
+            alone = only_read and without_data.stands_alone(out, facts)
             federation = without_data.absent_federation(out, facts) if alone else None
             federation = federation or without_data.find_federation(config, out, facts)
         setup = set_up(_as_before(config, facts), federation, model, threads=facts["threads"])
@@ -216,6 +216,7 @@ class Runner:
 
     def go(self) -> list[Result]:
         rounds, begun = self.run_states[0].config.rounds, time.perf_counter()
+        without_data.check_end(self.run_states[0].sim.federation, self.round, rounds)
         while self.round < rounds:
             lines = self._step(self.round + 1, rounds)
             self._keep(time.perf_counter() - begun, self.round == rounds)
