@@ -70,6 +70,15 @@ def test_names_of_columns_and_metrics_of_your_own() -> None:
         check_output(Output(metrics=("acuracy",)))
 
 
+def test_a_metric_of_your_own_stands_for_its_column(tmp_path: Path, monkeypatch: Any) -> None:
+    text = "from posterity.evaluate import Metric\nkappa = Metric('cohen', 'Cohen', 'higher', lambda s: s.n)\n"
+    (tmp_path / "kappas_of_mine.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    columns, theirs = split_metrics("ece,kappas_of_mine:kappa")
+    assert theirs == "kappas_of_mine:kappa"
+    assert check_output(Output(metrics=columns)).metrics == ("ece", "cohen")
+
+
 def test_markdown_latex_and_csv_have_the_numbers_of_the_table(two: Path, capsys: Any, monkeypatch: Any) -> None:
     rows = headline(load_runs(two))
     first = rows[0]
