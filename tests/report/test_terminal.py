@@ -169,11 +169,22 @@ def test_an_exploded_run_is_no_result(tmp_path: Path, capsys: Any, monkeypatch: 
 
 def test_one_exploded_seed_and_all_exploded(tmp_path: Path, capsys: Any, monkeypatch: Any) -> None:
     comparison(tmp_path, {"fedavg": 0.9}, seeds=2, rounds=4)
-    exploded(tmp_path / "fedavg" / "seed-1", 2e3)
+    exploded(tmp_path / "fedavg" / "seed-1", 3e3)
     assert headline(load_runs(tmp_path))[0].mark == "1 of 2 seeds diverged"
     assert "Every run diverged" in shown(tmp_path, capsys, monkeypatch)
     exploded(tmp_path / "fedavg" / "seed-1", 5.0)  # overconfident and wrong is a result
     assert headline(load_runs(tmp_path))[0].mark == ""
+
+
+def test_a_run_that_says_so_is_believed(tmp_path: Path, capsys: Any, monkeypatch: Any) -> None:
+    folder = write_run(tmp_path / "a" / "seed-0", "fedavg", 0.8, 0, rounds=4)
+    facts = json.loads((folder / "run.json").read_text())
+    why = "the run came to nothing: 3 of 4 rounds were rolled back; lower the step size (--lr)"
+    (folder / "run.json").write_text(json.dumps({**facts, "diverged": why}))
+    assert headline(load_runs(tmp_path))[0].mark == "diverged"
+    out = re.sub(r"\s+", " ", shown(tmp_path, capsys, monkeypatch))
+    assert f"FedAvg diverged (seed 0: {why}): its numbers are no result and are not ranked." in out
+    assert out.count("--lr") == 1
 
 
 def test_one_method_twice_has_two_labels(tmp_path: Path) -> None:
