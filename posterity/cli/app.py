@@ -70,7 +70,8 @@ def run(**given: Any) -> None:
     output, theirs = take_output(given)
     config = read_config({**given, "metrics": theirs})
     folder = out or new_folder(f"{Path(config.dataset).stem}-{config.method}-seed{config.seed}")
-    check_out(folder)
+    if os.environ.get("RANK", "0") == "0":  # of several processes the others come when the first has begun to write
+        check_out(folder)
     from posterity.cli.progress import progress
     from posterity.engine.distributed import started_first
     from posterity.experiment.chosen import keeping
