@@ -23,13 +23,15 @@ from posterity.data.preprocess import Preprocessing
 from posterity.engine.store import Mapped, Store
 from posterity.evaluate import bytes_to, goal_of, rounds_to, select
 from posterity.evaluate.selection import RULES
-from posterity.experiment import run_folder, without_data
+from posterity.experiment import notebook, run_folder, without_data
 from posterity.experiment.chosen import rules_of
 from posterity.experiment.config import Config, to_toml
 from posterity.experiment.delivery import Delivery, save_models
 from posterity.experiment.divergence import why_diverged
 from posterity.experiment.kept_round import PIECE, Kept, read_kept
+from posterity.experiment.plot import Plot, plot
 from posterity.experiment.setup import Setup, describe, records_like
+from posterity.experiment.verify import Lines, write_run
 
 
 @dataclass(frozen=True)
@@ -76,7 +78,9 @@ class Result:
         `epochs` says after how many epochs on the client's own data, where several numbers were scored (newcomers).
         """
         entries: dict[int, dict[str, Any]] = {}
-        for line in self._scores(point, group, epochs):
+        lines = self._scores(point, group, epochs)
+        notebook.check_names(lines, metric, rule)
+        for line in lines:
             entry = entries.setdefault(line["round"], {"round": line["round"]})
             entry[line["part"]] = line["metrics"].get(metric, {}).get(rule)
         return list(entries.values())
@@ -87,7 +91,8 @@ class Result:
         mine = [x for x in self.lines if x["kind"] == "score" and (x["point"], x["group"]) == (point, group)]
         known = sorted({x["epochs"] for x in mine})
         if not known:
-            raise ValueError(f"no scores of {group!r} at the point {point!r} in this run")
+            raise ValueError(f"no scores of {group!r} at the point {point!r} in this run: "
+                             f"{notebook.scored_at(self.lines, point, group)}")  # fmt: skip
         if epochs is None and len(known) > 1:
             raise ValueError(f"{group!r} were scored at the point {point!r} after several numbers of epochs: "
                              f"{', '.join(map(str, known))}. Say which, e.g. epochs={known[0]}")  # fmt: skip
@@ -95,6 +100,20 @@ class Result:
             raise ValueError(f"no scores of {group!r} at the point {point!r} after {epochs} epochs in this run; "
                              f"scored after: {', '.join(map(str, known))}")  # fmt: skip
         return [x for x in mine if epochs is None or x["epochs"] == epochs]
+
+    def to_dict(self, rule: str = "pooled") -> dict[str, list[Any]]:
+        """Every score, column to list: `pandas.DataFrame(result.to_dict())`."""
+        return notebook.to_columns(self.lines, rule)
+
+    def plot(self, metric: str | None = None, part: str = "test") -> Plot:
+        """A metric by round, drawn; a notebook shows it, `.save("curve.svg")` writes it."""
+        return plot([notebook.as_run(self)], metric, part)
+
+    def __repr__(self) -> str:
+        return notebook.describe_result(self)
+
+    def _repr_html_(self) -> str:
+        return notebook.show_result(self)
 
     def metric(self, name: str = "accuracy", rule: str = "pooled", show: str = "validated",
                point: str | None = None, epochs: int | None = None) -> float:  # fmt: skip
@@ -226,16 +245,17 @@ class Result:
             if not delivery.note and delivery.kept is not self._end:  # the end is in the checkpoint
                 delivery.kept.save(out)
         trees = {"state": self.state, "known": {"clients": self.store.known}}
-        personal = self._save_records(out)
+        personal, records = self._save_records(out)
         if personal is not None:
             trees["personal"] = personal
         seconds = sum(line.get("seconds", 0.0) for line in self.lines if line["kind"] == "round")
-        run_folder.save_checkpoint(out, trees, {"round": self.round, "length": length, "commit": 1, "seconds": seconds})
-        facts = self._facts()
+        lines = {"length": length, "lines": Lines(out / run_folder.METRICS).checksum(length)}
+        told = {"round": self.round, "commit": 1, "seconds": seconds, **lines, **records}
+        run_folder.save_checkpoint(out, trees, told)
         without_data.save_inputs(out, self.setup.sim.federation)
         done = {"status": "finished", "seconds": seconds, "models": self.save_models(out)}
-        run_folder.write_json(out / run_folder.RUN, {**facts, **done})
-        run_folder.write_atomic(out / run_folder.CONFIG, to_toml(self.config).encode())
+        sums = {"checksums": {run_folder.METRICS: lines["lines"]}}
+        write_run(out, {**self._facts(), **done, **sums}, to_toml(self.config))
         return out
 
     def _facts(self) -> dict[str, Any]:
@@ -247,10 +267,10 @@ class Result:
         facts["federation"] |= without_data.data_facts(self.config, told)
         return facts
 
-    def _save_records(self, out: Path) -> Tree:
-        """What a checkpoint must hold of the records; those on disk are copied beside it, some at a time."""
+    def _save_records(self, out: Path) -> tuple[Tree, dict[str, Any]]:
+        """What a checkpoint must hold and say of the records; those on disk are copied beside it, some at a time."""
         if not isinstance(self.store, Mapped):
-            return self.store.prepare()
+            return self.store.prepare(), self.store.facts()
         copy, who = Mapped(out / "personal", len(self.store.known)), torch.nonzero(self.store.known)[:, 0]
         if len(who) and not self.store.ready:
             self.store.expect_like(records_like(self.setup, self.state))
@@ -258,5 +278,6 @@ class Result:
         for some in torch.split(who, each) if len(who) else ():
             copy.write(some, self.store.read(some))
         copy.prepare()
+        facts = copy.facts()
         copy.commit(1)
-        return None
+        return None, facts

@@ -15,7 +15,7 @@ import pytest
 from posterity.cli import launch
 from posterity.experiment import run_folder
 
-from ..experiment.kills import remains
+from .kills import remains
 
 pytestmark = [pytest.mark.everything, pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")]
 LONG = ["--dataset", "digits", "--clients", "5", "--rounds", "400", "--evaluate-every", "200", "--subset", "20%",
