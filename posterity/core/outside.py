@@ -2,16 +2,77 @@
 partition, a metric, an engine.
 
 The current folder is searched for them, and for nothing else (`posterity/search_path.py`): one file there is enough.
+When what you wrote fails, `place_of` says where: your file and line, and not the library's.
 """
 
 from __future__ import annotations
 
 import importlib
+import inspect
+import linecache
+import sysconfig
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from posterity.core.hyperparameters import nearest
 from posterity.search_path import import_here
+
+PACKAGE = Path(__file__).resolve().parents[1]
+AUTHORS = tuple(str(PACKAGE / folder) for folder in ("methods", "models"))  # what authors add to the package itself
+LIBRARIES = tuple({str(Path(sysconfig.get_path(name)).resolve()) for name in ("stdlib", "platstdlib", "purelib",
+                                                                             "platlib")})  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Place:
+    """A line of a file that somebody else wrote."""
+
+    file: str
+    line: int
+    function: str = ""
+
+    @property
+    def text(self) -> str:
+        """The line itself, without its indentation."""
+        return linecache.getline(self.file, self.line).strip()
+
+    def __str__(self) -> str:
+        path = Path(self.file)
+        near = path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+        return f"{near}, line {self.line}" + (f", in {self.function}" if self.function else "")
+
+
+def is_yours(file: str) -> bool:
+    """Whether a file is neither the library's nor Python's; methods and networks of the package have authors, too."""
+    path = str(Path(file).resolve())
+    if file.startswith("<") or path.startswith(str(PACKAGE)):
+        return path.startswith(AUTHORS)
+    return not path.startswith(LIBRARIES)
+
+
+def place_of(error: BaseException) -> Place | None:
+    """The innermost line of yours that an exception passed through."""
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if is_yours(f.filename)]
+    return Place(frames[-1].filename, frames[-1].lineno or 0, frames[-1].name) if frames else None
+
+
+def place_of_function(function: Callable[..., Any]) -> Place | None:
+    """Where a function of yours begins."""
+    plain = inspect.unwrap(getattr(function, "func", function))
+    code = getattr(plain, "__code__", None)
+    return Place(code.co_filename, code.co_firstlineno, code.co_name) if code else None
+
+
+def told(error: BaseException) -> str:
+    """An exception in a sentence: where in your code it happened (if it did), the line, and what Python says."""
+    said = str(error).strip().split("\n")[0][:300]
+    what = f"{type(error).__name__}: {said}" if said else type(error).__name__
+    place = place_of(error)
+    return what if place is None else f"{place}: `{place.text}` raised {what}"
 
 
 def import_outside(name: str) -> ModuleType | None:
@@ -50,4 +111,13 @@ def find_function(path: str, what: str) -> Any:
     return found
 
 
-__all__ = ["find_function", "find_outside", "import_outside"]
+__all__ = [
+    "Place",
+    "find_function",
+    "find_outside",
+    "import_outside",
+    "is_yours",
+    "place_of",
+    "place_of_function",
+    "told",
+]

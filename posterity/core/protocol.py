@@ -157,6 +157,10 @@ class Method(Protocol):
         """In words: what predicts for a test set that belongs to no client (`offer` to somebody without data)."""
         return "the server's model"
 
+    def remarks(self, model: Network) -> tuple[str, ...]:
+        """In sentences: what must be known about this method with this network, such as that it is another one here."""
+        return ()
+
     # --- one client; every one of these is vmapped ---------------------------------------------------------------
     def join(self, here: Here) -> Personal:
         """The client's record at first contact."""

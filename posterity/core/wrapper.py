@@ -58,6 +58,9 @@ class Wrapper:
     def outside(self) -> str:
         return self.inner.outside()
 
+    def remarks(self, model: Network) -> tuple[str, ...]:
+        return self.inner.remarks(model)
+
     def join(self, here: Here) -> Personal:
         return self.inner.join(here)
 

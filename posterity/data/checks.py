@@ -42,6 +42,8 @@ def check_pool(pool: Pool, name: str) -> Pool:
 
 def check_federation(federation: Federation) -> Federation:
     """Refuse a federation in which a row stands in two parts, or a feature has no value at all."""
+    if federation.absent:  # there are no rows to look at
+        return federation
     parts = {"train": federation.train, "validation": federation.validation, "test": federation.test}
     size = len(federation.y)
     where: dict[str, Tensor] = {}

@@ -19,6 +19,7 @@ from posterity.data.federation import Federation, FederationSpec, Part
 from posterity.data.parse import read_amount, read_newcomers, read_share, read_split
 from posterity.data.partition import Partition, natural, parse_partition
 from posterity.data.pool import DataError, Pool
+from posterity.data.preprocess import Preprocessing, fingerprint
 from posterity.data.rng import Purpose, stream
 
 DEFAULT_PARTITION, DEFAULT_CLIENTS = "dirichlet:0.3", 20
@@ -52,6 +53,7 @@ def assemble(pool: Pool, spec: FederationSpec) -> Federation:
     members = len(order) - late
     train, held, validation, test = ([rows[k] for k in order] for rows in (train, held, validation, test))
     x = split.standardise(pool.x, train, held, members, pool.scale, found.common)
+    fitted = split.fit_scaling(pool.x, train, members, pool.scale)
     names = tuple(found.names[k] for k in order)
     y = _spoilt(pool, names, train, seed)
     notes = (*pool.notes, *found.notes, *_remarks(pool, train, held, share, late), *remarks(pool, train, held, members))
@@ -75,6 +77,8 @@ def assemble(pool: Pool, spec: FederationSpec) -> Federation:
         public=public,
         partition=found.partition,
         notes=notes,
+        preprocessing=Preprocessing(pool.columns, pool.pictures, *(fitted or ())),
+        fingerprint=fingerprint((pool.x, y, *train, *validation, *test)) if fitted else "",
     )
 
 

@@ -53,6 +53,8 @@ class Pool:
     outlier: int | None = None  # the owner whose training labels are shuffled, an experiment on robustness
     may_repeat: bool = False  # rows of the user, perhaps twice there: look for training rows among those held out
     notes: tuple[str, ...] = ()
+    columns: tuple[str, ...] = ()  # names of the features, where they have names
+    pictures: bool = False  # x was made of bytes: 0 … 255 became -1 … 1
 
     def __len__(self) -> int:
         return len(self.y)

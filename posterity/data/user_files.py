@@ -56,10 +56,11 @@ def read_user_files(path: Path, columns: Columns, options: Options) -> Pool:
         path, np.concatenate([table.y for table in tables if len(table.y)] or [np.zeros(0)]), task
     )
     scale = cast(Scaling, options.get("scale", "client" if tables[0].features else "none"))
-    x = _features(tables)
+    x = _features(tables, scale == "none")
     pool = Pool(
         path.stem, x, y, len(names), names, task, owner, tuple(clients), group, _official(tables), scale=scale,
-        may_repeat=True, notes=tables[0].notes + notes,
+        may_repeat=True, notes=tables[0].notes + notes, columns=tables[0].features,
+        pictures=tables[0].x.dtype == np.uint8 and x.dim() == 4,
     )  # fmt: skip
     return pool.noting(*pool_remarks(pool, tables[0].features))
 
@@ -110,13 +111,17 @@ def _one_each(files: list[Path], columns: Columns) -> list[Table]:
     return tables
 
 
-def _features(tables: list[Table]) -> Tensor:
-    """All samples as float32; bytes are pictures, with channels last or without channels."""
+def _features(tables: list[Table], keep_integers: bool = False) -> Tensor:
+    """All samples as float32, integers as such; bytes are pictures, with channels last or without channels."""
     x = np.concatenate([table.x for table in tables])
     if x.dtype == np.uint8 and (x.ndim == 3 or (x.ndim == 4 and x.shape[3] in (1, 3))):
         return pictures(x)
     if x.dtype == np.uint8 and x.ndim == 4:
         return pictures(x.transpose(0, 2, 3, 1))
+    if (
+        x.dtype.kind in "iu" and keep_integers
+    ):  # indices of words, counts: networks that want other numbers convert them
+        return torch.from_numpy(x.astype(np.int64))
     return torch.from_numpy(x.astype(np.float32))
 
 

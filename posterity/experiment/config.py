@@ -14,8 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from posterity.core.hyperparameters import check_fields, hyper, knobs, nearest, parse
-from posterity.data.partition import EXAMPLES
 
+# The partitions with an example, written out: `data/partition.py`, which declares them, needs PyTorch, and this file is
+# read for every `--help`. A test holds the two equal.
+PARTITIONS = "dirichlet:0.3, balanced:0.5, capped:0.3, pathological:3:100, major:2:0.2, quantity:1, iid"
 LOCAL = {"local_epochs": "epochs", "local_steps": "steps", "batch_size": "batch", "lr": "lr", "optimiser": "optimiser"}
 
 
@@ -36,7 +38,7 @@ class Config:
     data_dir: str | None = hyper(None, "folder with the data sets' files (default: POSTERITY_DATA)")
     clients: int | None = hyper(None, "number of clients to divide the data among (default: 20, or the data's own)")
     newcomers: str = hyper("0", "clients held out entirely: a number or a share (20%)")
-    partition: str | None = hyper(None, f"{EXAMPLES}, or package.module:function")
+    partition: str | None = hyper(None, f"{PARTITIONS}, or package.module:function")
     subset: str | None = hyper(None, "share of the data to use (25%), drawn before the partition")
     split: str = hyper("80/20", "training / held out, per client")
     test_partition: str = hyper(
@@ -65,6 +67,10 @@ class Config:
     dtype: str = hyper("float32", "precision of the clients", "", ("float32", "float64"))
     evaluate_every: int | None = hyper(None, "rounds between evaluations (default: a twentieth of the rounds)")
     newcomer_epochs: int = hyper(5, "epochs after which newcomers are scored, besides 0 and 1")
+    keep: str = field(  # two runs that differ in it are the same run
+        default="validated", compare=False,
+        metadata=hyper("validated", "selection rules whose round is kept for predictions: validated, paper").metadata,
+    )  # fmt: skip
     metrics: str | None = hyper(None, "further metrics of your own: package.module:name, separated by commas")
     store: str = hyper("memory", "where personal records live", "", ("memory", "disk"))
     memory: int | None = hyper(None, "bytes that stacked clients may take at once (default: 1 GiB, a third of a GPU)")

@@ -17,8 +17,10 @@ from posterity.engine.distributed import started_first
 from posterity.engine.multi_seed import MultiSeed
 from posterity.engine.participation import Participation
 from posterity.engine.round import answer, train_rounds
-from posterity.experiment import run_folder
+from posterity.experiment import run_folder, without_data
 from posterity.experiment.config import Config, from_table, read_toml, to_toml
+from posterity.experiment.divergence import tell
+from posterity.experiment.fingerprint import check_unchanged
 from posterity.experiment.result import Result
 from posterity.experiment.run_state import RunState
 from posterity.experiment.scoring import Asked, score_lines
@@ -66,7 +68,12 @@ def resume_run(
             seeds = ", ".join(map(str, facts["together"]))
             raise ValueError(f"{out} runs at once with the seeds {seeds}: go on with all of them "
                              f"(posterity resume {out.parent.parent})")  # fmt: skip
+        if federation is None:
+            alone = without_data.stands_alone(out, facts, config.rounds)
+            federation = without_data.absent_federation(out, facts) if alone else None
+            federation = federation or without_data.find_federation(config, out, facts)
         setup = set_up(_as_before(config, facts), federation, model, threads=facts["threads"])
+        check_unchanged(facts, config, out)
         _check_same(facts.get("federation", {}), setup, out)
         return _go([config], [setup], [out], watch)[0]
 
@@ -94,6 +101,7 @@ def run_seeds(
             out.mkdir(parents=True, exist_ok=True)
             stack.enter_context(run_folder.locked(out))
             if out in begun:
+                check_unchanged(run_folder.read_json(out / run_folder.RUN), config, out)
                 _check_same(run_folder.read_json(out / run_folder.RUN).get("federation", {}), setup, out)
             else:
                 _begin(config, setup, out, [c.seed for c in configs])
@@ -104,12 +112,17 @@ def run_seeds(
 def _go(configs: Sequence[Config], setups: Sequence[Setup], outs: Sequence[Path | None], watch: Watch) -> list[Result]:
     """Runs from where they are to their end, with the settings of the process that they need."""
     with setups[0].settings.applied():
-        return Runner([RunState(*each) for each in zip(configs, setups, outs, strict=True)], watch).go()
+        results = Runner([RunState(*each) for each in zip(configs, setups, outs, strict=True)], watch).go()
+    for result in results:
+        tell(result.diverged, result.folder if setups[0].sim.processes.leads else None)
+    return results
 
 
 def _begin(config: Config, setup: Setup, out: Path, together: Sequence[int] = ()) -> None:
     """The files of a new run."""
     facts = describe(config, setup, " ".join(sys.argv))
+    facts["federation"] |= without_data.data_facts(config, setup.sim.federation)
+    without_data.save_inputs(out, setup.sim.federation)
     (out / run_folder.METRICS).write_bytes(b"")
     run_folder.write_json(
         out / run_folder.RUN, {**facts, **({"together": list(together)} if len(together) > 1 else {})}
@@ -143,6 +156,7 @@ def _check_same(before: dict[str, Any], setup: Setup, out: Path) -> None:
             "was an object of yours, hand it in again (posterity.load(folder, federation=..., model=...)); if a data "
             "file changed, put the old one back"
         )
+    without_data.check_values(before, now, out)
 
 
 def check_rule(before: dict[str, Any], rule: Partition | None, out: Path) -> None:
@@ -189,6 +203,7 @@ class Runner:
         """One round of training of all, with scores if this is a round that is evaluated; the lines of the first."""
         before, run_states = time.perf_counter(), self.run_states
         scores = self._score([run_state.ask_before(round) for run_state in run_states], round)
+        self._choose(round, scores, before=True)
         states, stores = [j.state for j in run_states], [j.store for j in run_states]
         cohorts = [run_state.cohort(round) for run_state in run_states]
         for run_state in run_states:
@@ -197,10 +212,16 @@ class Runner:
         for run_state, (state, _) in zip(run_states, ends, strict=True):
             run_state.state = state
         later = self._score([run_state.ask_after(round) for run_state in run_states], round)
+        self._choose(round, later, before=False)
         seconds = (time.perf_counter() - before) / len(run_states)  # each has its share
         each = zip(run_states, ends, scores, later, strict=True)
         told = [run_state.arrive(log, first + second, seconds) for run_state, (_, log), first, second in each]
         return told[0]
+
+    def _choose(self, round: int, scores: list[list[dict[str, Any]]], before: bool) -> None:
+        """Each run keeps the round, if a selection rule has chosen it."""
+        for run_state, told in zip(self.run_states, scores, strict=True):
+            run_state.choose(round, told, before)
 
     def _score(self, asked: Sequence[Sequence[Asked]], round: int) -> list[list[dict[str, Any]]]:
         """The lines that answer the questions of each run: as many in all, one after the other."""

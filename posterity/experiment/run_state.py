@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from posterity.core.tree import Tree
-from posterity.engine.blocks import able, meet
+from posterity.engine.blocks import able
 from posterity.engine.participation import Participation
 from posterity.engine.round import first_state
 from posterity.engine.server import RoundLog
@@ -17,10 +17,11 @@ from posterity.engine.simulation import Simulation
 from posterity.engine.store import Mapped, Memory, Store
 from posterity.evaluate import share_of_zeros
 from posterity.experiment import run_folder
+from posterity.experiment.chosen import Chosen
 from posterity.experiment.config import Config
 from posterity.experiment.result import Result
 from posterity.experiment.scoring import Asked, ask_common, ask_members, ask_newcomers
-from posterity.experiment.setup import Setup
+from posterity.experiment.setup import Setup, records_like
 
 
 class RunState:
@@ -40,7 +41,9 @@ class RunState:
             if out is None:
                 raise ValueError("personal records on disk need a folder: give --out")
             self.store = Mapped(out / "personal", clients)
+        self.chosen = Chosen(config, self.sim, out if self.writes else None)
         self._recover()
+        self.chosen.recover(self.lines)
 
     @property
     def sim(self) -> Simulation:
@@ -70,9 +73,16 @@ class RunState:
         sim, late = self.sim, (1, self.sim.method.adaptation, self.config.newcomer_epochs)
         return [*ask_members(sim, ("received", "adapted")), *ask_newcomers(sim, late), *ask_common(sim)]
 
+    def choose(self, round: int, scores: list[dict[str, Any]], before: bool) -> None:
+        """Keep a round that was scored, if a selection rule has chosen it."""
+        if self.due(round):
+            self.chosen.consider(round, scores, self.state, self.store, before, self.gather_records)
+
     def arrive(self, log: RoundLog, scores: list[dict[str, Any]], seconds: float) -> list[dict[str, Any]]:
         """A round is over: its lines, which are forced to disk."""
         line = _round_line(log, seconds)
+        if notes := self.sim.limit.told():
+            line["notes"] = notes
         if self.due(log.round):
             line["zeros"] = share_of_zeros(self.state.params)
         lines = [line, *scores]
@@ -86,6 +96,7 @@ class RunState:
     def pack(self) -> tuple[dict[str, Tree], dict[str, Any]]:
         """The trees and facts of a checkpoint."""
         self.commit += 1
+        self.chosen.write()
         trees: dict[str, Tree] = {"state": self.state, "known": {"clients": self.store.known}}
         personal = self.store.prepare()
         if personal is not None:
@@ -96,6 +107,7 @@ class RunState:
     def packed(self) -> None:
         """The checkpoint is on disk."""
         self.store.commit(self.commit)
+        self.chosen.prune()
 
     def gather_records(self) -> None:
         """The records that other processes hold, for the process that writes them."""
@@ -103,13 +115,17 @@ class RunState:
 
     def finish(self) -> Result:
         """What the run leaves."""
+        state = (self.state, self.store, self.lines, self.round, self.out, self.chosen.kept)
+        result = Result(self.config, self.setup, *state)
         if self.writes:
             assert self.out is not None
             path = self.out / run_folder.RUN
             facts = run_folder.read_json(path)
             if facts.get("status") != "finished":
-                run_folder.write_json(path, {**facts, "status": "finished", "seconds": self.seconds})
-        return Result(self.config, self.setup, self.state, self.store, self.lines, self.round, self.out)
+                models = result.save_models(self.out)
+                done = {"status": "finished", "seconds": self.seconds, "models": models}
+                run_folder.write_json(path, {**facts, **done})
+        return result
 
     def _recover(self) -> None:
         """Take up the last checkpoint, if there is one, and cut off whatever was written after it."""
@@ -137,14 +153,12 @@ class RunState:
         self.store.recover(self.commit, leaves.get("known/clients"), restore, self._records_like)
 
     def _records_like(self) -> Tree:
-        """A stack of one record, in the shape that `join` gives them; nothing of it is kept."""
-        one = self.able[:1]
-        here, _ = meet(self.sim, self.setup.engine, self.state, Memory(self.sim.federation.clients), one, 1)
-        return here.personal
+        return records_like(self.setup, self.state)
 
 
 def _round_line(log: RoundLog, seconds: float) -> dict[str, Any]:
     refused = [asdict(r) for r in log.refused]
     return {"kind": "round", "round": log.round, "cohort": log.cohort, "accepted": log.accepted, "refused": refused,
             "empty": log.empty, "loss": log.loss, "bytes_up": log.bytes_up, "bytes_down": log.bytes_down,
-            "seconds": seconds, "report": log.report}  # fmt: skip
+            "seconds": seconds, "report": log.report,
+            **({"rolled_back": log.rolled_back} if log.rolled_back else {})}  # fmt: skip

@@ -14,19 +14,21 @@ import torch
 
 from posterity import __version__, data, methods, models
 from posterity.core.network import Network
-from posterity.core.parse import guess
 from posterity.core.random import make_key
+from posterity.core.tree import Tree
 from posterity.data.checks import check_federation
 from posterity.data.federation import Federation, FederationSpec
 from posterity.engine.api import Engine
 from posterity.engine.autotune.choice import ROWS, EngineChoice, Wish, choose, footprint
-from posterity.engine.blocks import able
+from posterity.engine.blocks import able, meet
 from posterity.engine.distributed import Processes, find_processes
 from posterity.engine.participation import Participation
 from posterity.engine.process_settings import ProcessSettings
 from posterity.engine.simulation import Simulation
+from posterity.engine.store import Memory
 from posterity.evaluate import Metric, check_task, load_metrics
 from posterity.experiment.config import Config
+from posterity.experiment.fingerprint import fields_of, sources
 from posterity.experiment.scoring import fits_validation
 
 SHARED = "POSTERITY_SHARED"  # environment: why the clients are shared out among processes
@@ -52,6 +54,12 @@ class Setup:
     def remark(self) -> str:
         """Why this engine, if anything was measured or could not be stacked."""
         return self.choice.remark
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a reader of the results must know about this network, and this method with it."""
+        model, method = self.sim.model, self.sim.method
+        return (*getattr(model, "notes", ()), *method.remarks(model))
 
 
 def load_federation(config: Config) -> Federation:
@@ -81,9 +89,9 @@ def set_up(
     federation = load_federation(config) if federation is None else check_federation(federation)
     check_task(metrics, federation.task, federation.classes)
     dtype = DTYPES[config.dtype]
-    if model is None:
-        options = {name: guess(text) for name, text in config.settings("model").items()}
-        model = models.build(config.model, federation.shape, federation.classes, federation.task, **options)
+    given = config.model if model is None else model
+    options = config.settings("model") if model is None else {}
+    model = models.as_network(given, federation.shape, federation.classes, federation.task, options, federation.x)
     model = model.lowered(torch.bfloat16) if config.precision == "bf16" else model
     initial = {n: p.to(device) for n, p in model.init(config.seed, dtype).items()}
     method = methods.build(config.method, config.settings(), config.training())
@@ -128,6 +136,13 @@ def steps_of_round(config: Config, sim: Simulation) -> float:
     return float(steps)
 
 
+def records_like(setup: Setup, state: Tree) -> Tree:
+    """A stack of one record, in the shape that `join` gives them; nothing of it is kept."""
+    sim = setup.sim
+    here, _ = meet(sim, setup.engine, state, Memory(sim.federation.clients), able(sim)[:1], 1)
+    return here.personal
+
+
 def describe(config: Config, setup: Setup, command: str) -> dict[str, Any]:
     """What `run.json` says about a run: versions, method, federation."""
     method, federation = setup.sim.method, setup.sim.federation
@@ -151,8 +166,10 @@ def describe(config: Config, setup: Setup, command: str) -> dict[str, Any]:
         "status": "running",
         "seconds": 0.0,
         "method": {"name": config.method, "label": methods.title(config.method, method), "scored": method.scored,
-                   "reference": method.reference, "absent": method.absent, "fields": _fields(method),
+                   "reference": method.reference, "absent": method.absent, "fields": fields_of(method),
                    "outside": method.outside(), "fitted": fits_validation([setup.sim.passes(0)])},
+        "sources": sources(config, method),
+        "notes": list(setup.notes),
         "federation": _federation_facts(federation),
         **({"metrics": [metric.facts() for metric in setup.metrics]} if setup.metrics else {}),
     }  # fmt: skip
@@ -191,17 +208,6 @@ def _federation_facts(federation: Federation) -> dict[str, Any]:
         "partition": None if federation.partition is None else federation.partition.facts(),
         "notes": list(federation.notes),
     }
-
-
-def _fields(method: Any) -> dict[str, Any]:
-    """Every hyper-parameter that was in force, wrappers and training included."""
-    found: dict[str, Any] = {}
-    for name, value in vars(method).items():
-        if hasattr(value, "__dataclass_fields__"):
-            found |= {f"{name}.{inner}": v for inner, v in _fields(value).items()}
-        elif isinstance(value, (str, int, float, bool)) or value is None:
-            found[name] = value
-    return found
 
 
 def _check_device(name: str) -> None:

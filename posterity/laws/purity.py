@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -21,6 +19,7 @@ from posterity.laws.assertions import Broken, assert_same_bits, largest_gap
 from posterity.laws.case import COHORTS, Case
 from posterity.laws.history import history, one_round, run
 from posterity.laws.law import law
+from posterity.nn._call import global_generators
 
 
 def snapshot(tree: Tree) -> list[tuple[str, Tensor, int, Tensor]]:
@@ -113,16 +112,6 @@ def law_purity(case: Case) -> None:
         score(sim, ORACLE, state, store, torch.tensor([1, 12]), 2, tests, point)
     newcomer = torch.tensor([case.federation.members])
     score(sim, ORACLE, state, store, newcomer, 2, tests, "received", newcomers=True)
-
-
-def global_generators() -> dict[str, Any]:
-    """The states of the generators that a method must not touch."""
-    state: Any = np.random.get_state()
-    return {
-        "torch": torch.get_rng_state().tolist(),
-        "numpy.random": (state[1].tolist(), state[2]),
-        "random": random.getstate(),
-    }
 
 
 @law(

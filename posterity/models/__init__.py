@@ -8,22 +8,22 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from types import ModuleType
-from typing import Any, cast
+from typing import Any
 
-from torch import nn
+from torch import Tensor
 
-from posterity.core.network import Task
+from posterity.core.network import Network, Task
 from posterity.core.outside import import_outside
-from posterity.core.parse import declared
-from posterity.nn._call import seeded
+from posterity.core.parse import Declared, declared
+from posterity.models._given import from_object, read_options
 from posterity.nn._names import unknown
 from posterity.nn.assembly import assemble, wrap
 from posterity.nn.functional import Model
 
-__all__ = ["Model", "NetworkInfo", "Task", "assemble", "available", "build", "wrap"]
+__all__ = ["Model", "NetworkInfo", "Task", "as_network", "assemble", "available", "build", "wrap"]
 
 
 @dataclass(frozen=True)
@@ -35,27 +35,47 @@ class NetworkInfo:
     options: dict[str, Any]  # name -> default
 
 
-def build(name: str, shape: tuple[int, ...], classes: int, task: Task = "classification", **options: Any) -> Model:
-    """The network called `name` for inputs of `shape`; `package.module:attribute` is one of your own.
+def as_network(
+    given: Any,
+    shape: tuple[int, ...],
+    classes: int,
+    task: Task = "classification",
+    options: Mapping[str, Any] | None = None,
+    x: Tensor | None = None,
+) -> Network:
+    """The network that was asked for: by its name, or as an object of yours.
 
-    Your own may be an `nn.Module` class built with `(shape, classes, **options)` or a function of the same arguments
-    that returns a module (or a `Model`); it says where its head begins by an attribute or the option `head`.
+    An object is an `nn.Module` (its weights are kept), a class or function that makes one (weights are drawn from the
+    run's seed), or a `Model`. Functions may take nothing, or `shape` and `classes`; further parameters are options. The
+    head is its last linear layer where nothing happens behind that; else an attribute or the option `head` names it.
+    `x` are samples of the data, on which it is tried.
     """
     shape = tuple(int(s) for s in shape)
-    if ":" in name:
-        return _build_outside(name, shape, classes, task, options)
+    if not isinstance(given, str):
+        return from_object(given, shape, classes, task, options or {}, x)
+    if ":" in given:
+        return from_object(_outside(given), shape, classes, task, options or {}, x, given.partition(":")[2])
     found = _networks()
-    if name not in found:
-        raise ValueError(unknown("model", name, found) + " Your own: 'package.module:attribute'.")
-    maker: Callable[..., Model] = found[name].build
-    defaults = _options(maker)
-    _check(name, options, defaults)
-    return maker(shape, classes, task, **{k: _like(defaults.get(k), v) for k, v in options.items()})
+    if given not in found:
+        raise ValueError(unknown("model", given, found) + " Your own: 'package.module:attribute'.")
+    maker: Callable[..., Model] = found[given].build
+    made = maker(shape, classes, task, **read_options(given, options or {}, _options(maker)))
+    return made if x is None or x.is_floating_point() else replace(made, integers=False)
+
+
+def build(name: str, shape: tuple[int, ...], classes: int, task: Task = "classification", **options: Any) -> Model:
+    """The network called `name` for inputs of `shape`; `package.module:attribute` is one of your own."""
+    made = as_network(name, shape, classes, task, options)
+    assert isinstance(made, Model)
+    return made
 
 
 def available() -> tuple[NetworkInfo, ...]:
     """Every network of this folder: name, first line of its file, options with defaults."""
-    return tuple(NetworkInfo(n, _summary(m), _options(m.build)) for n, m in sorted(_networks().items()))
+    return tuple(
+        NetworkInfo(n, _summary(m), {o: d.default for o, d in _options(m.build).items()})
+        for n, m in sorted(_networks().items())
+    )
 
 
 def _networks() -> dict[str, ModuleType]:
@@ -64,50 +84,22 @@ def _networks() -> dict[str, ModuleType]:
     return {name: module for name, module in modules.items() if callable(getattr(module, "build", None))}
 
 
-def _build_outside(path: str, shape: tuple[int, ...], classes: int, task: Task, options: dict[str, Any]) -> Model:
+def _outside(path: str) -> Any:
+    """What `package.module:attribute` names: a class, a function, or a module that is made already."""
     source, _, attribute = path.partition(":")
     module = import_outside(source)
     if module is None:
         raise ValueError(f"There is no module {source!r} to take the model {path!r} from; is it on the path?")
-    make = getattr(module, attribute, None)
-    if not callable(make):
+    found = getattr(module, attribute, None)
+    if not callable(found):
         raise ValueError(
             unknown(f"callable of {source}", attribute, [n for n in vars(module) if not n.startswith("_")])
         )
-    head = options.pop("head", None)
-    _check(path, options, _options(make))
-    with seeded(0):
-        made = make(shape, classes, **options)
-    if isinstance(made, Model):
-        return made
-    if not isinstance(made, nn.Module):
-        raise ValueError(f"{path!r} returned {type(made).__name__}; it must return an nn.Module.")
-    head = head or getattr(make, "head", None) or getattr(made, "head", None)
-    if isinstance(head, nn.Module):
-        head = "head"  # a sub-module called head names itself
-    if head is None:
-        names = ", ".join(n for n, _ in made.named_children())
-        raise ValueError(f"{path!r} does not say where its head begins: pass head=…, one of {names}.")
-    head = tuple(head) if isinstance(head, list) else cast("str | tuple[str, ...]", head)
-    return assemble(lambda: make(shape, classes, **options), head, shape, classes, task, attribute)
+    return found
 
 
-def _like(default: Any, value: Any) -> Any:
-    """`value` as a tuple where the option takes several numbers: `hidden=32` is `hidden=(32,)`."""
-    if isinstance(value, list):
-        return tuple(value)
-    return (value,) if isinstance(default, tuple) and not isinstance(value, tuple) else value
-
-
-def _options(make: Callable[..., Any]) -> dict[str, Any]:
-    found = declared(make, ("shape", "classes", "task"))
-    return {name: known.default for name, known in found.items() if not known.required}
-
-
-def _check(name: str, options: dict[str, Any], possible: dict[str, Any]) -> None:
-    for option in options:
-        if option not in possible:
-            raise ValueError(unknown(f"option of {name}", option, possible))
+def _options(make: Callable[..., Any]) -> dict[str, Declared]:
+    return declared(make, ("shape", "classes", "task"))
 
 
 def _summary(module: ModuleType) -> str:

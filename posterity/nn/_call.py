@@ -6,15 +6,18 @@ flag, mask, key, hooks) and gives all of that back too, whatever happens inside.
 
 from __future__ import annotations
 
+import random
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from posterity.nn._names import unknown
 from posterity.nn.layers import KeyedDropout, Norm
@@ -48,6 +51,7 @@ class BoundModule:
     masks: tuple[str, ...]
     keys: tuple[str, ...]
     layers: dict[str, nn.Module]
+    attends: bool = False  # its attention is computed by plain products, which can be stacked
 
     @staticmethod
     def of(module: nn.Module, full: nn.Module) -> BoundModule:
@@ -58,7 +62,8 @@ class BoundModule:
         named = dict(module.named_modules())
         masks = tuple(_inside(n, "mask") for n, m in named.items() if isinstance(m, Norm))
         keys = tuple(_inside(n, "key") for n, m in named.items() if isinstance(m, KeyedDropout))
-        return BoundModule(module, wires, constants, masks, keys, named)
+        attends = any(isinstance(m, nn.MultiheadAttention) for m in named.values())
+        return BoundModule(module, wires, constants, masks, keys, named, attends)
 
     def __call__(
         self,
@@ -73,7 +78,8 @@ class BoundModule:
         """Output, the tensors after the call by leaf name, inputs seen by the layers in `want`."""
         lent = self._lent(params, x, mask, key)
         seen: Params = {}
-        with _LOCK, _turn(self.layers, train) as token, ExitStack() as hooks:
+        plain = _plain_attention() if self.attends else nullcontext()
+        with _LOCK, _turn(self.layers, train) as token, ExitStack() as hooks, plain:
             for name in want:
                 handle = self._layer(name).register_forward_pre_hook(_note(token, seen, name))
                 hooks.callback(handle.remove)
@@ -123,6 +129,18 @@ def _turn(layers: Mapping[str, nn.Module], train: bool) -> Iterator[object]:
                 setattr(m, name, value)
 
 
+@contextmanager
+def _plain_attention() -> Iterator[None]:
+    """Attention by products of matrices inside: PyTorch's fused operators have no rule for many clients at once."""
+    fast = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        with sdpa_kernel(SDPBackend.MATH):
+            yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast)
+
+
 def _note(token: object, seen: Params, name: str) -> Callable[[nn.Module, tuple[Any, ...]], None]:
     def hook(_: nn.Module, inputs: tuple[Any, ...]) -> None:
         if _CALLS[-1] is token:  # a call inside this one has its own hooks
@@ -144,9 +162,26 @@ def _inside(layer: str, name: str) -> str:
     return f"{layer}.{name}" if layer else name
 
 
+def global_generators() -> dict[str, Any]:
+    """The states of the generators that anybody may draw from, by the name of their library."""
+    state: Any = np.random.get_state()
+    return {
+        "torch": torch.get_rng_state().tolist(),
+        "numpy.random": (state[1].tolist(), state[2]),
+        "random": random.getstate(),
+    }
+
+
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """PyTorch's CPU generator at `seed` inside, and as it was before afterwards."""
+    """The global generators (PyTorch's of the CPU) at `seed` inside, and as they were before afterwards."""
+    others = np.random.get_state(), random.getstate()
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)  # torch.manual_seed would also reseed the accelerators
-        yield
+        np.random.seed(seed % 2**32)
+        random.seed(seed)
+        try:
+            yield
+        finally:
+            np.random.set_state(others[0])
+            random.setstate(others[1])

@@ -9,6 +9,7 @@ from torch import nn
 
 from posterity.core.network import Task
 from posterity.nn._call import leaves_of, seeded
+from posterity.nn.first_run import same_outputs
 from posterity.nn.functional import Model
 from posterity.nn.layers import twin, unstackable
 
@@ -53,9 +54,9 @@ def checked(model: Model) -> Model:
     if model._tail_part is not None:
         own = {n: t.detach() for n, t in leaves_of(model.module).items()}
         x = torch.linspace(-1, 1, 2 * torch.Size(model.shape).numel()).reshape(2, *model.shape)
-        x = x.to(next((t.dtype for t in own.values()), torch.float32))
+        x = torch.zeros_like(x) if model.integers else x.to(next((t.dtype for t in own.values()), torch.float32))
         full, split = model.logits(own, x), model.classify(own, model.features(own, x)[0])
-        if full.shape != split.shape or not torch.allclose(full, split, rtol=1e-4, atol=1e-5, equal_nan=True):
+        if full.shape != split.shape or not same_outputs(full, split, model.task):
             raise ValueError(
                 f"Running {model.name!r} up to {model.heads[0]!r} and from there on does not give its output: "
                 "its forward does something else after the head. Name the sub-module after which nothing happens."

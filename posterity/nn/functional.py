@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from posterity.core.network import Network, Task
+from posterity.core.outside import told
 from posterity.nn._call import Around, BoundModule, Params, leaves_of, seeded
 from posterity.nn._names import unknown
 from posterity.nn.convolution import Way, possible_ways, rewire, way_of
@@ -36,6 +37,8 @@ class Model:
     make: Callable[[], nn.Module] | None = field(default=None, repr=False)  # builds the network anew for `init`
     fresh: bool = True  # False: `init` returns the weights the module came with
     compute: torch.dtype | None = None  # what layers compute in, if not in the parameters' own type
+    integers: bool | None = None  # whether inputs are integers, to look something up with; None: as they come
+    notes: tuple[str, ...] = ()  # what a reader of its results must know
 
     def __post_init__(self) -> None:
         if self.task not in ("classification", "regression"):
@@ -119,6 +122,15 @@ class Model:
                 source = _reset(self.module) if self.make is None else twin(self.make())
         found = leaves_of(source)
         return {n: found[n].detach().clone().to(dtype) for n in self.leaves}
+
+    @cached_property
+    def unseeded(self) -> tuple[str, ...]:
+        """Parameters that no seed moves although they are no constants: all of a network that came with its weights."""
+        one, other = self.init(0), self.init(1)
+        trained = [n for n in self.leaves if n not in self.buffers]
+        return tuple(
+            n for n in trained if torch.equal(one[n], other[n]) and bool((one[n] != one[n].flatten()[:1]).any())
+        )
 
     @cached_property
     def way(self) -> str:
@@ -216,13 +228,16 @@ class Model:
         around: Around | None = None, want: tuple[str, ...] = (),
     ) -> tuple[Tensor, Params, Params]:  # fmt: skip
         """`part`, in the smaller type if there is one; statistics of batch norm are never rounded."""
+        if part is self._full:  # what reaches the head is computed, and never an index
+            x = _as_input(x, self.integers, params)
         if self.compute is None:
             return part(params, x, mask, train, key, around, want)
-        small, kind = self.compute, x.dtype
+        small, floats = self.compute, x.is_floating_point()
+        kind = x.dtype if floats else _kind_of(params)
         full = {_join(n, leaf) for n, m in self.module.named_modules() if isinstance(m, Norm) for leaf in leaves_of(m)}
         low = {n: p if n in full or not p.is_floating_point() else p.to(small) for n, p in params.items()}
         changes = {name: _between(change, kind) for name, change in (around or {}).items()}
-        output, after, seen = part(low, x.to(small), mask, train, key, changes, want)
+        output, after, seen = part(low, x.to(small) if floats else x, mask, train, key, changes, want)
         return output.to(kind), after, {name: s.to(kind) for name, s in seen.items()}
 
     def _finish(self, output: Tensor) -> Tensor:
@@ -267,10 +282,9 @@ class Model:
         kind = next((t.dtype for t in own.values()), torch.float32)
         try:
             output, _, seen = self(own, torch.zeros(2, *self.shape, dtype=kind), want=(self.heads[0],))
-        except (RuntimeError, ValueError) as error:
-            raise ValueError(
-                f"The network {self.name!r} does not run on inputs of shape {self.shape}: {error}"
-            ) from error
+        except Exception as error:
+            text = f"The network {self.name!r} does not run on inputs of shape {self.shape}: {told(error)}"
+            raise ValueError(text) from error
         return tuple(seen[self.heads[0]].shape[1:]), tuple(output.shape[1:])
 
 
@@ -280,11 +294,25 @@ if TYPE_CHECKING:
         return model
 
 
+def _kind_of(params: Params) -> torch.dtype:
+    """The type of the parameters."""
+    return next((p.dtype for p in params.values() if p.is_floating_point()), torch.float32)
+
+
+def _as_input(x: Tensor, integers: bool | None, params: Params) -> Tensor:
+    """Inputs in the kind of numbers that the network takes, where that is known."""
+    if integers:
+        return x.long()
+    return x if integers is None or x.is_floating_point() else x.to(_kind_of(params))
+
+
 def _reset(module: nn.Module) -> nn.Module:
     new = copy.deepcopy(module)
     for layer in new.modules():
-        reset = getattr(layer, "reset_parameters", None)
-        if callable(reset):
+        if callable(reset := getattr(layer, "reset_parameters", None)):
+            reset()
+    for layer in new.modules():  # attention draws what its parts do not, as it does when it is made
+        if not hasattr(layer, "reset_parameters") and callable(reset := getattr(layer, "_reset_parameters", None)):
             reset()
     return new
 

@@ -53,6 +53,8 @@ class RoundLine:
     bytes_down: float | None
     seconds: float | None
     report: Mapping[str, float | None]
+    rolled_back: str = ""  # why nothing of it was kept
+    notes: tuple[str, ...] = ()
 
     @property
     def traffic(self) -> float | None:
@@ -81,6 +83,11 @@ class FederationFacts:
     def client(self, index: int) -> str:
         """The client's own name where it has one, else its number."""
         return self.names[index] if index < len(self.names) else f"client {index}"
+
+    @property
+    def numbered(self) -> bool:
+        """Whether the clients have no names of their own, only the numbers that a partition gave them."""
+        return all(name.removeprefix("client ").isdecimal() for name in self.names)
 
 
 @dataclass(frozen=True, eq=False)
@@ -135,6 +142,17 @@ def load_runs(folder: Path) -> list[Run]:
 
 def read_run(log: RunLog) -> Run:
     """One run from its log."""
+    try:
+        return _run(log)
+    except ReportError:
+        raise
+    except (TypeError, ValueError, KeyError, AttributeError, OverflowError, RecursionError) as error:
+        raise ReportError(
+            f"{log.folder} holds something that no run writes ({type(error).__name__}: {error}). Was it edited by hand?"
+        ) from error
+
+
+def _run(log: RunLog) -> Run:
     folder, facts, text = log.folder, log.facts, log.config
     try:
         config = tomllib.loads(text)
@@ -207,6 +225,8 @@ def _round(raw: Mapping[str, Any]) -> RoundLine:
         bytes_down=_number(raw.get("bytes_down")),
         seconds=_number(raw.get("seconds")),
         report={str(k): _number(v) for k, v in (raw.get("report") or {}).items()},
+        rolled_back=str(raw.get("rolled_back") or ""),
+        notes=tuple(str(note) for note in raw.get("notes") or ()),
     )
 
 

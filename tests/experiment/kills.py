@@ -48,7 +48,7 @@ def arm(moment: str, count: int, end=die) -> None:
         whole = run_folder.write_atomic
 
         def half_a_file(path, data):
-            if path.name == run_folder.CHECKPOINT and due():
+            if path.name == run_folder.NEXT and due():
                 cut = len(data) // 2 if moment == "checkpoint" else len(data)
                 path.with_name(path.name + ".part").write_bytes(data[:cut])
                 end()

@@ -137,7 +137,7 @@ def test_a_finished_run_is_only_read(tmp_path):
 def as_before_versions(path: Path) -> None:
     """A folder as it was written when partitions had no versions."""
     facts = run_folder.read_json(path / run_folder.RUN)
-    del facts["federation"]["partition"]
+    del facts["federation"]["partition"], facts["federation"]["shape"]
     run_folder.write_json(path / run_folder.RUN, facts)
 
 
