@@ -14,10 +14,10 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from posterity.cli.export import RULE, export, name_of
 from posterity.cli.neutral import label
 from posterity.cli.output import Output
 from posterity.core.text import plain
+from posterity.experiment.export import RULE, export, name_of
 from posterity.report import Column, Comparison, Row, columns, complete, headline, load_runs, main_comparison, verdict
 from posterity.report.divergence import told
 from posterity.report.remarks import fitted

@@ -9,6 +9,7 @@ pictures       folder/client/class/*.png
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 from typing import cast
 
@@ -43,7 +44,7 @@ def read_user_files(path: Path, columns: Columns, options: Options) -> Pool:
     if path.is_dir():
         files = [p for p in list_folder(path) if p.suffix.lower() in SUFFIXES]
         tables = _one_each(files, columns) if files else read_image_folder(path, convert(options.get("size", 0), int))
-        clients = _names(path, [table.path.stem if files else table.path.name for table in tables])
+        clients = [table.path.stem if files else table.path.name for table in tables]
         sizes = [len(table.y) for table in tables]
         owner: Tensor | None = torch.repeat_interleave(torch.arange(len(tables)), torch.tensor(sizes))
         group = _group_per_file(tables)
@@ -62,12 +63,6 @@ def read_user_files(path: Path, columns: Columns, options: Options) -> Pool:
         pictures=tables[0].x.dtype == np.uint8 and x.dim() == 4,
     )  # fmt: skip
     return pool.noting(*pool_remarks(pool, tables[0].features))
-
-
-def _names(path: Path, clients: list[str]) -> list[str]:
-    if twice := [name for name in clients if clients.count(name) > 1]:
-        raise DataError(f"{path}: two files for the client {twice[0]!r}; expected one for each; rename or remove one")
-    return clients
 
 
 def _official(tables: list[Table]) -> Tensor | None:
@@ -95,6 +90,9 @@ def _one_each(files: list[Path], columns: Columns) -> list[Table]:
             f"{files[0].parent}: client_column={columns.client!r} and a folder; expected one or the other, since each "
             "file of a folder is one client; leave client_column out"
         )
+    for one, other in pairwise(sorted(file.stem for file in files)):
+        if one == other:
+            raise DataError(f"{files[0].parent}: two files for the client {one!r}; expected one for each; remove one")
     tables = [read_table(file, columns, file.parent) for file in files]
     first = tables[0]
     for table in tables:

@@ -116,6 +116,11 @@ def _plan(config: Config, names: list[str], seeds: list[int], out: Path) -> list
     return planned
 
 
+def planned(config: Config, names: list[str], seeds: list[int], out: Path) -> list[Run]:
+    """The runs of a comparison one after the other: places under `out`, and configurations."""
+    return [run for _, runs in _plan(config, names, seeds, out) for run in runs]
+
+
 def _refuse(changed: Mapping[str, Mapping[Path, tuple[str, ...]]], out: Path) -> None:
     """To resume is to end where an uninterrupted comparison would have ended: not with another method."""
     for name, some in changed.items():

@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 import tomllib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
@@ -19,6 +21,8 @@ PARTITIONS = "dirichlet:0.3, balanced:0.5, capped:0.3, pathological:3:100, major
 LOCAL = {"local_epochs": "epochs", "local_steps": "steps", "batch_size": "batch", "lr": "lr", "optimiser": "optimiser"}
 
 
+LEAST = {"rounds": 1, "evaluate_every": 1, "newcomer_epochs": 1, "memory": 1, "seed": 0, "data_seed": 0}
+MOST = 2**63  # of whole numbers: what a tensor can hold
 ENGINES = ("auto", "loop", "stacked", "graph", "compiled", "processes", "oracle", "package.module:engine")
 
 
@@ -74,10 +78,13 @@ class Config:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        for name, low in (("rounds", 1), ("evaluate_every", 1), ("newcomer_epochs", 1), ("seed", 0), ("data_seed", 0)):
+        for name, low in LEAST.items():
             value = getattr(self, name)
-            if value is not None and value < low:
-                raise ValueError(f"{name} must be at least {low}; {value} was given")
+            if value is not None and not low <= value < MOST:
+                raise ValueError(f"{name} must be at least {low} and below 2**63; {value} was given")
+        if self.lr is not None and not math.isfinite(self.lr):
+            raise ValueError(f"lr must be a finite number; {self.lr} was given")
+        _check_texts(self)
         if self.local_epochs is not None and self.local_steps is not None:
             raise ValueError("give --local-epochs or --local-steps, not both")
 
@@ -104,6 +111,8 @@ def from_table(table: Mapping[str, Any], base: Config | None = None) -> Config:
     for name, value in table.items():
         field_name = name.replace("-", "_")
         if field_name == "set":
+            if not isinstance(value, Mapping):
+                raise ValueError(f"set takes a table of settings ([set] in TOML); {value!r} was given")
             values["set"] = {**values.get("set", {}), **_flat(value)}
         elif field_name in known:
             values[field_name] = parse(value, known[field_name])
@@ -115,10 +124,16 @@ def from_table(table: Mapping[str, Any], base: Config | None = None) -> Config:
 def read_toml(path: Path) -> dict[str, Any]:
     """The table of a TOML file."""
     try:
-        return tomllib.loads(path.read_text())
+        if path.exists() and not path.is_file():  # a pipe would wait for ever
+            raise ValueError(f"{path} is no file; expected a configuration in TOML")
+        return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ValueError(f"there is no configuration file {path}") from None
-    except tomllib.TOMLDecodeError as error:
+    except OSError as error:
+        raise ValueError(f"the configuration file {path} cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise ValueError(f"{path} is not a text file in UTF-8; expected a configuration in TOML") from None
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise ValueError(f"{path} is not TOML: {error}") from None
 
 
@@ -131,6 +146,18 @@ def to_toml(config: Config) -> str:
     return "\n".join(lines) + "\n"
 
 
+def _check_texts(config: Config) -> None:
+    """Refuse texts that no file can hold: halves of characters, as in a path that is not UTF-8."""
+    texts = {f.name: getattr(config, f.name) for f in fields(config)} | dict(config.set)
+    for name, value in texts.items():
+        try:
+            str(value).encode()
+        except UnicodeEncodeError:
+            raise ValueError(
+                f"{name} is {value!r}, which is not UTF-8; expected text that a run's folder can hold; rename it"
+            ) from None
+
+
 def _flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """`[set.model] hidden = …` is `model.hidden`."""
     flat: dict[str, Any] = {}
@@ -140,8 +167,8 @@ def _flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _quoted(text: str) -> str:
-    escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n").replace("\t", "\\t")
-    return f'"{escaped}"'
+    """A basic string of TOML, which writes control characters as JSON does, and DEL as well."""
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def _literal(value: Any) -> str:

@@ -23,12 +23,13 @@ from posterity.data.preprocess import Preprocessing
 from posterity.engine.store import Mapped, Store
 from posterity.evaluate import bytes_to, goal_of, rounds_to, select
 from posterity.evaluate.selection import RULES
-from posterity.experiment import run_folder, without_data
+from posterity.experiment import notebook, run_folder, without_data
 from posterity.experiment.chosen import rules_of
 from posterity.experiment.config import Config, to_toml
 from posterity.experiment.delivery import Delivery, save_models
 from posterity.experiment.divergence import why_diverged
 from posterity.experiment.kept_round import PIECE, Kept, read_kept
+from posterity.experiment.plot import Plot, plot
 from posterity.experiment.setup import Setup, describe, records_like
 
 
@@ -76,7 +77,9 @@ class Result:
         `epochs` says after how many epochs on the client's own data, where several numbers were scored (newcomers).
         """
         entries: dict[int, dict[str, Any]] = {}
-        for line in self._scores(point, group, epochs):
+        lines = self._scores(point, group, epochs)
+        notebook.check_names(lines, metric, rule)
+        for line in lines:
             entry = entries.setdefault(line["round"], {"round": line["round"]})
             entry[line["part"]] = line["metrics"].get(metric, {}).get(rule)
         return list(entries.values())
@@ -87,7 +90,8 @@ class Result:
         mine = [x for x in self.lines if x["kind"] == "score" and (x["point"], x["group"]) == (point, group)]
         known = sorted({x["epochs"] for x in mine})
         if not known:
-            raise ValueError(f"no scores of {group!r} at the point {point!r} in this run")
+            raise ValueError(f"no scores of {group!r} at the point {point!r} in this run: "
+                             f"{notebook.scored_at(self.lines, point, group)}")  # fmt: skip
         if epochs is None and len(known) > 1:
             raise ValueError(f"{group!r} were scored at the point {point!r} after several numbers of epochs: "
                              f"{', '.join(map(str, known))}. Say which, e.g. epochs={known[0]}")  # fmt: skip
@@ -95,6 +99,20 @@ class Result:
             raise ValueError(f"no scores of {group!r} at the point {point!r} after {epochs} epochs in this run; "
                              f"scored after: {', '.join(map(str, known))}")  # fmt: skip
         return [x for x in mine if epochs is None or x["epochs"] == epochs]
+
+    def to_dict(self, rule: str = "pooled") -> dict[str, list[Any]]:
+        """Every score, column to list: `pandas.DataFrame(result.to_dict())`."""
+        return notebook.to_columns(self.lines, rule)
+
+    def plot(self, metric: str | None = None, part: str = "test") -> Plot:
+        """A metric by round, drawn; a notebook shows it, `.save("curve.svg")` writes it."""
+        return plot([notebook.as_run(self)], metric, part)
+
+    def __repr__(self) -> str:
+        return notebook.describe_result(self)
+
+    def _repr_html_(self) -> str:
+        return notebook.show_result(self)
 
     def metric(self, name: str = "accuracy", rule: str = "pooled", show: str = "validated",
                point: str | None = None, epochs: int | None = None) -> float:  # fmt: skip

@@ -24,7 +24,6 @@ from posterity.experiment.config import Config
 from posterity.experiment.setup import load_federation
 
 INPUTS = "inputs.safetensors"
-PARTS = ("train", "validation", "test")
 
 
 def data_facts(config: Config, federation: Federation) -> dict[str, Any]:
@@ -75,10 +74,11 @@ def absent_federation(folder: Path, facts: dict[str, Any]) -> Federation:
     dtype = getattr(torch, told["samples"])
     x = torch.full((2, *told["shape"]), torch.nan if dtype.is_floating_point else 0, dtype=dtype)
     y = torch.zeros(2, dtype=torch.int64 if told["task"] == "classification" else torch.float32)
+    parts = {name: _counted(told[name]) for name in ("train", "validation", "test")}
     return Federation(
-        told["name"], told["task"], x, y, told["classes"], *(_counted(told[n]) for n in PARTS), told["members"],
-        tuple(told["names"]), tuple(told["class_names"]), notes=tuple(told["notes"]), absent=True,
-        preprocessing=read_inputs(folder), fingerprint=told["fingerprint"],
+        told["name"], told["task"], x, y, told["classes"], **parts, members=told["members"], names=tuple(told["names"]),
+        class_names=tuple(told["class_names"]), notes=tuple(told["notes"]), preprocessing=read_inputs(folder),
+        fingerprint=told["fingerprint"], absent=True,
     )  # fmt: skip
 
 

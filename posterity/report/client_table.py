@@ -41,7 +41,8 @@ class ClientTable:
     arms: tuple[Arm, ...]
     seeds: tuple[int, ...]
     lines: tuple[ClientLine, ...]
-    clients: int  # in all; `lines` may be fewer
+    clients: int  # that were scored; `lines` may be fewer
+    unscored: int
     smallest: int  # held-out rows of the smallest client; 0: unknown
 
     @property
@@ -80,14 +81,16 @@ def _table(rows: Sequence[Row], found: dict[int, list[tuple[Run, ScoreLine]]], f
     federation = heard[0][0].federation
     lines = [
         ClientLine(federation.client(first + k), _range(sizes[k]), tuple((c[k], tint(c[k])) for c in by_arm))
-        for k in _kept(_ranked(by_arm[0], column), most)
+        for k in _kept(_ranked(by_arm, column), most)
     ]
+    scored = sum(any(cells[k] for cells in by_arm) for k in range(len(sizes)))
     return ClientTable(
         arms=tuple(row.arm for row in shown),
         seeds=tuple(sorted({run.seed for run, _ in heard if run.seed is not None})),
         lines=tuple(lines),
-        clients=len(sizes),
-        smallest=int(min((min(known) for known in sizes if known), default=0)),
+        clients=scored,
+        unscored=len(sizes) - scored,
+        smallest=int(min((n for known in sizes for n in known if n), default=0)),
     )
 
 
@@ -103,10 +106,11 @@ def _transposed(lists: Sequence[Sequence[float | None]]) -> list[list[float]]:
     return [[v for each in lists if k < len(each) and (v := each[k]) is not None] for k in range(longest)]
 
 
-def _ranked(cells: Sequence[Cell | None], column: Column) -> list[int]:
-    """The clients from the worst to the best served; whoever was not scored is last."""
+def _ranked(by_arm: Sequence[Sequence[Cell | None]], column: Column) -> list[int]:
+    """The clients that were scored, from the worst to the best served by the first method."""
     sign = -1 if column.better < 0 else 1
-    return sorted(range(len(cells)), key=lambda k: sign * cell.mean if (cell := cells[k]) else math.inf)
+    known = [k for k in range(len(by_arm[0])) if any(cells[k] for cells in by_arm)]
+    return sorted(known, key=lambda k: sign * cell.mean if (cell := by_arm[0][k]) else math.inf)
 
 
 def _kept(order: Sequence[int], most: int) -> list[int]:
@@ -146,6 +150,8 @@ def told(tables: Sequence[ClientTable], column: Column) -> list[str]:
         half = len(one.lines) // 2
         said.append(f"Of {one.clients:,} clients the {len(one.lines) - half} worst and the {half} best served by "
                     f"{one.arms[0].label}; metrics.jsonl has all.")  # fmt: skip
+    if absent := max((table.unscored for table in tables), default=0):
+        said.append(f"Not scored, and not listed: {absent:,} clients without held-out rows or outside of the sample.")
     smallest = min((table.smallest for table in tables if table.smallest), default=0)
     if smallest and column.row_mean and column.unit == "%":
         rows = "1 row" if smallest == 1 else f"{smallest} rows"

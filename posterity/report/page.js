@@ -54,5 +54,6 @@
     };
     box.addEventListener("scroll", look, {passive: true});
     new ResizeObserver(look).observe(box);
+    look();
   }
 })();

@@ -113,7 +113,7 @@ def contents(runs: Sequence[Run], show: str) -> dict[str, Any]:
         "part": PART[show],
         "part_words": "held-out part" if PART[show] == "held" else f"{PART[show]} half",
         "described": remarks.described(rows),
-        "told_by_runs": remarks.told_by_runs(rows),
+        "run_notes": remarks.run_notes(rows),
         "client_tables_of": _client_tables(rows),
         "several": max(row.seeds for row in rows) > 1,
         "by_rule": summary.by_rule(rows),

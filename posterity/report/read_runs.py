@@ -53,6 +53,8 @@ class RoundLine:
     bytes_down: float | None
     seconds: float | None
     report: Mapping[str, float | None]
+    rolled_back: str = ""  # why nothing of it was kept
+    notes: tuple[str, ...] = ()
 
     @property
     def traffic(self) -> float | None:
@@ -223,6 +225,8 @@ def _round(raw: Mapping[str, Any]) -> RoundLine:
         bytes_down=_number(raw.get("bytes_down")),
         seconds=_number(raw.get("seconds")),
         report={str(k): _number(v) for k, v in (raw.get("report") or {}).items()},
+        rolled_back=str(raw.get("rolled_back") or ""),
+        notes=tuple(str(note) for note in raw.get("notes") or ()),
     )
 
 

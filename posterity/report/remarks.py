@@ -47,16 +47,16 @@ def _span(counts: Sequence[int]) -> str:
     return f"{low:,}" if low == high else f"{low:,} to {high:,}"
 
 
-def told_by_runs(rows: Sequence[Row]) -> list[tuple[str, str]]:
-    """What the runs say about themselves (`remarks` in run.json): each sentence once, with who says it."""
+def run_notes(rows: Sequence[Row]) -> list[tuple[str, str]]:
+    """What networks and methods had to say about themselves (`notes` in run.json): each once, with who says it."""
     who: dict[str, list[str]] = {}
     for row in rows:
         for run in (*row.arm.runs, *row.arm.aside):
-            for remark in _sentences(run.facts.get("remarks")):
-                labels = who.setdefault(remark, [])
+            for note in _sentences(run.facts.get("notes")):
+                labels = who.setdefault(note, [])
                 if row.label not in labels:
                     labels.append(row.label)
-    return [("" if len(labels) == len(rows) > 1 else ", ".join(labels), remark) for remark, labels in who.items()]
+    return [("" if len(labels) == len(rows) > 1 else ", ".join(labels), note) for note, labels in who.items()]
 
 
 def _sentences(given: object) -> list[str]:

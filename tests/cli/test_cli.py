@@ -263,3 +263,20 @@ def test_a_real_process(tmp_path):
                           capture_output=True, text=True, check=False)  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert "report: runs" in done.stdout
+
+
+def test_names_in_a_table_are_not_acted_on(call):
+    """Columns, clients and classes may be called anything."""
+    rows = ["site,age,[bold]out[/bold]"]
+    for site in ("[red]north", "so\x1b[2Juth"):
+        rows += [f"{site},{k % 7}.5,{'[link=file:///etc]yes' if k % 2 else 'no'}" for k in range(40)]
+    Path("visits.csv").write_text("\n".join(rows) + "\n")
+    words = ["--dataset", "visits.csv", "--target", "[bold]out[/bold]", "--client-column", "site"]
+    code, out, complaint = call("partition", *words)
+    assert code == 0, complaint
+    assert "\x1b" not in out
+    assert "[red]north" in out
+    assert "[link=file" in out.replace("\n", "")
+    code, _, complaint = call("partition", *words[:-1], "si\x1b[2Jte")
+    assert code == 2
+    assert "\x1b" not in complaint

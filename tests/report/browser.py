@@ -2,6 +2,8 @@
 
 https://chromedevtools.github.io/devtools-protocol/: messages are JSON objects, each closed by a zero byte; the browser
 reads them from file 3 and answers on file 4 (`--remote-debugging-pipe`).
+
+    python tests/report/browser.py PAGE.html PICTURE.png [WIDTH [HEIGHT]] [dark]     a picture of a page
 """
 
 from __future__ import annotations
@@ -12,6 +14,8 @@ import os
 import select
 import shutil
 import signal
+import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -83,10 +87,10 @@ class Browser:
         for kind in ("mousePressed", "mouseReleased"):
             self.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
 
-    def picture(self, out: Path) -> None:
-        """The whole page, however long."""
+    def picture(self, out: Path, height: int | None = None) -> None:
+        """The whole page, however long, or so much of its top."""
         size = self.call("Page.getLayoutMetrics")["cssContentSize"]
-        clip = {"x": 0, "y": 0, "width": size["width"], "height": size["height"], "scale": 1}
+        clip = {"x": 0, "y": 0, "width": size["width"], "height": height or size["height"], "scale": 1}
         out.write_bytes(
             base64.b64decode(self.call("Page.captureScreenshot", clip=clip, captureBeyondViewport=True)["data"])
         )
@@ -131,3 +135,18 @@ class Browser:
             self.asked.append(params["request"]["url"])
         elif method in ("Runtime.consoleAPICalled", "Runtime.exceptionThrown", "Log.entryAdded"):
             self.console.append(json.dumps(params))
+
+
+def main(page: str, out: str, *more: str) -> None:
+    sizes = [int(text) for text in more if text.isdecimal()]
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        browser = Browser(Path(folder) / "profile")
+        try:
+            browser.open(Path(page).resolve(), sizes[0] if sizes else 1280, dark="dark" in more)
+            browser.picture(Path(out), sizes[1] if len(sizes) > 1 else None)
+        finally:
+            browser.close()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

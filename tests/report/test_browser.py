@@ -12,6 +12,7 @@ import pytest
 from browser import CHROMIUM, Browser
 from fake_runs import comparison
 from handmade import edited
+from test_strangers import EVIL, poisoned
 
 from posterity.evaluate import METRICS
 from posterity.report import headline, load_runs, write_report
@@ -21,6 +22,7 @@ pytestmark = [
     pytest.mark.skipif(CHROMIUM is None, reason="no chromium here (Debian: apt install chromium)"),
 ]
 WIDTHS = (1280, 390)
+A4 = 703  # pixels between margins of 12 mm
 CUT = """[...document.querySelectorAll("table, svg, pre, p, ul, dl")].filter(e => {
   const box = e.closest(".scroll, pre"), edge = e.getBoundingClientRect();
   return !box && edge.width && (edge.right > innerWidth + 1 || edge.left < -1);
@@ -156,6 +158,29 @@ def test_the_hint_goes_when_the_end_is_reached(browser: Browser, page: Path) -> 
         "document.querySelector('table.headline').parentNode.scrollLeft = 1e6, new Promise(r => setTimeout(r, 200))"
     )
     assert browser.ask(hidden) is True
+
+
+@pytest.mark.parametrize("name", ["page", "two"])
+def test_paper_is_wide_enough(browser: Browser, request: pytest.FixtureRequest, name: str) -> None:
+    browser.open(request.getfixturevalue(name), A4)
+    browser.call("Emulation.setEmulatedMedia", media="print")
+    try:
+        assert browser.ask("document.documentElement.scrollWidth") <= A4
+        assert browser.ask("[...document.querySelectorAll('nav, .more')].filter(e => e.offsetHeight).length") == 0
+    finally:
+        browser.call("Emulation.setEmulatedMedia", media="")
+
+
+@pytest.mark.parametrize("text", EVIL)
+def test_labels_stay_words(browser: Browser, tmp_path: Path, text: str) -> None:
+    """No script of a label runs, nothing is asked for, and no policy has to step in."""
+    page = write_report(poisoned(tmp_path / "run", text), tmp_path / "page.html")
+    browser.console.clear()
+    browser.asked.clear()
+    browser.open(page)
+    assert browser.console == []
+    assert browser.asked == [page.as_uri()]
+    assert browser.ask("document.scripts.length + document.styleSheets.length + document.images.length") == 2
 
 
 def test_it_is_whole_without_its_script(browser: Browser, page: Path) -> None:

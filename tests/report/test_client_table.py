@@ -55,10 +55,23 @@ def test_tints_run_from_the_lowest_to_the_highest_value(tmp_path: Path) -> None:
     assert {tint for line in tables(tmp_path)[0].lines for _, tint in line.cells} == {3}
 
 
-def test_who_was_not_scored_is_last_and_has_no_number(tmp_path: Path) -> None:
+def test_who_was_not_scored_has_no_number(tmp_path: Path) -> None:
     named(tmp_path, "fedavg", 0, [0.9, None, 0.5], [10, 0, 30])
+    (table,) = tables(tmp_path)
+    assert [line.name for line in table.lines] == ["hospital 2", "hospital 0"]
+    assert (table.clients, table.unscored, table.cut) == (2, 1, False)
+    assert "Not scored, and not listed: 1 clients" in sentences(tmp_path)
+    named(tmp_path, "fedper", 0, [0.9, 0.2, 0.5], [10, 5, 30])
     last = tables(tmp_path)[0].lines[-1]
-    assert (last.name, last.cells[0][0]) == ("hospital 1", None)
+    assert (last.name, [cell and cell.text for cell, _ in last.cells]) == ("hospital 0", ["90.0", "90.0"])
+
+
+def test_of_a_sample_of_clients_those_are_shown_that_were_scored(tmp_path: Path) -> None:
+    values = [0.5 + k / 1000 if k % 3 == 0 else None for k in range(300)]
+    named(tmp_path, "fedavg", 0, values, [10 if v else 0 for v in values])
+    (table,) = tables(tmp_path)
+    assert (len(table.lines), table.clients, table.unscored) == (LINES, 100, 200)
+    assert all(line.cells[0][0] is not None for line in table.lines)
 
 
 def test_of_an_error_the_highest_is_the_worst(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from fake_runs import comparison, write_run
+from handmade import everywhere, run_of, trained
 
 from posterity.report import finding, headline, load_runs, write_report
 from posterity.report.svg import spread, ticks
@@ -108,15 +109,25 @@ def test_every_client_stands_on_the_page_by_name(trio: Path, tmp_path: Path) -> 
     assert "seed 0, round 3, hospital 4" in words(page)  # whose message was refused
 
 
-def test_what_runs_remark_is_said_once_and_by_whom(tmp_path: Path) -> None:
+def test_what_runs_note_is_said_once_and_by_whom(tmp_path: Path) -> None:
     comparison(tmp_path, {"fedavg": 0.7, "fedper": 0.8}, 2)
-    for folder, remark in (("fedavg", "mine alone"), ("fedavg", "said by both"), ("fedper", "said by both")):
+    for folder, note in (("fedavg", "mine alone"), ("fedavg", "said by both"), ("fedper", "said by both")):
         for path in (tmp_path / folder).glob("*/run.json"):
             facts = json.loads(path.read_text())
-            path.write_text(json.dumps(facts | {"remarks": [*facts.get("remarks", ()), remark]}))
+            path.write_text(json.dumps(facts | {"notes": [*facts.get("notes", ()), note]}))
     said = words(write_report(tmp_path))
     assert "FedAvg: mine alone" in said
     assert said.count("said by both") == 1
+
+
+def test_rounds_that_were_rolled_back_and_what_rounds_note_have_their_place(tmp_path: Path) -> None:
+    lines = [trained(1), trained(2, empty=True, rolled_back="the state after it cannot be used"),
+             trained(3, empty=True), trained(4, notes=["the block was halved"]), *everywhere(4, 0.5)]  # fmt: skip
+    run_of(tmp_path, lines)
+    said = words(write_report(tmp_path))
+    assert "1 round rolled back: the state after it cannot be usedseed 0, round 2" in said
+    assert "1 empty roundseed 0, round 3" in said
+    assert "the block was halvedseed 0, round 4" in said
 
 
 def test_a_run_that_diverged_has_its_place(tmp_path: Path) -> None:

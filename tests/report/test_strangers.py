@@ -35,7 +35,7 @@ def poisoned(folder: Path, text: str) -> Path:
     facts["method"] |= {"label": text, "reference": text, "outside": text, "fields": {text: text}}
     fed = facts["federation"]
     fed |= {"name": text, "names": [text] * 20, "class_names": [text] * 10, "notes": [text]}
-    facts |= {"command": text, "engine_remark": text, "remarks": [text], "status": text, "device": text}
+    facts |= {"command": text, "engine_remark": text, "notes": [text], "status": text, "device": text}
     facts["metrics"] = [{"name": "accuracy_of_mine", "label": text, "meaning": text, "better": text, "unit": text}]
     (folder / "run.json").write_text(json.dumps(facts))
     edited(
@@ -126,7 +126,7 @@ def test_nothing_is_written_through_a_link(tmp_path: Path) -> None:
 def test_a_packed_file_that_expands_without_end_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(logs_of, "UNPACKED", 1 << 20)
     (tmp_path / "bomb.gz").write_bytes(gzip.compress(b" " * (1 << 21)))
-    with pytest.raises(ReportError, match="expands beyond 1,048,576 bytes"):
+    with pytest.raises(ReportError, match="expands to more than 1 MiB"):
         load_runs(tmp_path / "bomb.gz")
 
 

@@ -26,7 +26,7 @@ LATEX = {
 
 def export(form: str, rows: Sequence[Row], columns: Sequence[Column]) -> str:
     """The table in one of the forms."""
-    return {"markdown": markdown, "latex": latex, "csv": comma_separated}[form](rows, columns)
+    return FORMS[form](rows, columns)
 
 
 def caption(rows: Sequence[Row]) -> str:
@@ -100,3 +100,10 @@ def _md(text: str) -> str:
 
 def _tex(text: str) -> str:
     return "".join(LATEX.get(character, character) for character in plain(text))
+
+
+FORMS: dict[str, Callable[[Sequence[Row], Sequence[Column]], str]] = {
+    "markdown": markdown,
+    "latex": latex,
+    "csv": comma_separated,
+}
