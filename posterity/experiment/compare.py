@@ -22,6 +22,7 @@ from posterity.experiment.begin_again import (
     check_settings,
     find_changed,
     remark_on_old,
+    remark_on_others,
     runs_below,
     tell_user,
 )
@@ -84,6 +85,8 @@ def compare_runs(
     if stale or any(not _finished(path) for _, runs in planned for path, _ in runs):
         _check_clients(config, begun)
     remark_on_old(begun, tell)
+    named = {out / variant.folder for variant, _ in planned}
+    remark_on_others([path for path in begun if path.parent not in named], tell)
     for name, some in changed.items():
         if some and again:
             begin_again(name, some, tell)

@@ -13,7 +13,7 @@ import hashlib
 import os
 import sys
 import sysconfig
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -65,9 +65,13 @@ def fields_of(method: Any) -> dict[str, Any]:
     for name, value in vars(method).items():
         if hasattr(value, "__dataclass_fields__"):
             found |= {f"{name}.{inner}": v for inner, v in fields_of(value).items()}
-        elif isinstance(value, (str, int, float, bool, tuple)) or value is None:
+        elif all(isinstance(each, (str, int, float, bool, type(None))) for each in _items(value)):
             found[name] = value
     return found
+
+
+def _items(value: Any) -> Sequence[Any]:
+    return value if isinstance(value, tuple) else (value,)
 
 
 def _values_changed(before: Mapping[str, Any], now: Mapping[str, Any], complete: bool) -> list[str]:
