@@ -71,7 +71,7 @@ class Worker:
                 "or the machine is short of memory; it is waited for (Ctrl-C stops all)")  # fmt: skip
 
 
-class Crew:
+class Workers:
     """Workers, from their start to their end."""
 
     def __init__(self, size: int, threads: int, command: Sequence[str] | None = None) -> None:
@@ -81,7 +81,7 @@ class Crew:
         self.command = [sys.executable, "-P", "-c", SERVE, *told] if command is None else list(command)
         self.size = size
 
-    def __enter__(self) -> Crew:
+    def __enter__(self) -> Workers:
         try:
             for _ in range(self.size):
                 self._start()
@@ -238,4 +238,4 @@ def _sentence(error: Exception) -> str:
     return str(error) if isinstance(error, ValueError) else told(error)
 
 
-__all__ = ["Crew", "WorkerLost", "serve"]
+__all__ = ["WorkerLost", "Workers", "serve"]
