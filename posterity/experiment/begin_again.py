@@ -94,6 +94,21 @@ def begin_again(name: str, changed: dict[Path, tuple[str, ...]], tell: Tell) -> 
         )
 
 
+def remark_on_others(paths: Sequence[Path], tell: Tell) -> None:
+    """Say of methods that are in the folder but not asked for whether they were edited since."""
+    for folder in dict.fromkeys(path.parent for path in paths):
+        try:
+            changed = find_changed(folder)
+        except ValueError:  # a method that is not there any more
+            continue
+        if changed:
+            changes = next(iter(changed.values()))
+            tell(
+                f"remark: {folder} was not asked for and stays in the table, but {'; '.join(changes)} since; name it "
+                "in --methods to have it done again"
+            )
+
+
 def remark_on_old(paths: Sequence[Path], tell: Tell) -> None:
     """Say of how many runs nobody knows which source they had."""
     old = [path for path in paths if "sources" not in run_folder.read_json(path / run_folder.RUN)]
@@ -106,5 +121,6 @@ def remark_on_old(paths: Sequence[Path], tell: Tell) -> None:
 
 
 __all__ = [
-    "Tell", "begin_again", "check_settings", "find_changed", "move_aside", "remark_on_old", "runs_below", "tell_user"
+    "Tell", "begin_again", "check_settings", "find_changed", "move_aside", "remark_on_old", "remark_on_others",
+    "runs_below", "tell_user"
 ]  # fmt: skip

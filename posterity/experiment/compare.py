@@ -22,6 +22,7 @@ from posterity.experiment.begin_again import (
     check_settings,
     find_changed,
     remark_on_old,
+    remark_on_others,
     runs_below,
     tell_user,
 )
@@ -30,7 +31,7 @@ from posterity.experiment.run import Watch, check_rule
 from posterity.experiment.setup import load_federation
 from posterity.experiment.tasks import Run, Task
 from posterity.experiment.variants import Variant, parse_variants
-from posterity.experiment.workers import Crew, WorkerLost
+from posterity.experiment.workers import WorkerLost, Workers
 
 PLAN = "comparison.json"  # what a comparison is to run, so that `resume` knows what has not begun
 Watching = Callable[[str, int], AbstractContextManager[Watch]]
@@ -84,6 +85,8 @@ def compare_runs(
     if stale or any(not _finished(path) for _, runs in planned for path, _ in runs):
         _check_clients(config, begun)
     remark_on_old(begun, tell)
+    named = {out / variant.folder for variant, _ in planned}
+    remark_on_others([path for path in begun if path.parent not in named], tell)
     for name, some in changed.items():
         if some and again:
             begin_again(name, some, tell)
@@ -185,8 +188,8 @@ def execute(tasks: list[Task], watching: Watching, jobs: int) -> None:
         return
     total, done = sum(task.config.rounds for task in tasks), count(1)
     threads, title = max(1, torch.get_num_threads() // jobs), f"{len(tasks)} runs, {jobs} at once"
-    with Crew(min(jobs, len(tasks)), threads) as crew, watching(title, total) as watch:
-        crew.work(tasks, lambda lines: watch(next(done), total, lines), tell_user)
+    with Workers(min(jobs, len(tasks)), threads) as workers, watching(title, total) as watch:
+        workers.work(tasks, lambda lines: watch(next(done), total, lines), tell_user)
 
 
 def _fitting(name: str, config: Config, shared: dict[str, object], names: list[str]) -> dict[str, object]:

@@ -15,6 +15,7 @@ from typing import Any
 from posterity.data.federation import Federation
 from posterity.evaluate import goal_of, select
 from posterity.experiment import run_folder
+from posterity.report.aside import is_aside
 
 ABSURD = 1e3  # times the NLL of guessing: no network that learnt anything is so sure and so wrong
 FAR_OFF = 1e6  # times the variance of the targets: squared errors of one that has exploded
@@ -84,6 +85,7 @@ def tell(why: str, out: Path | None) -> None:
 def diverged_runs(folder: Path) -> list[str]:
     """What is to be said about the runs in or under a folder that are no results."""
     found = sorted(folder.rglob(run_folder.RUN)) if folder.is_dir() else []
+    found = [path for path in found if not is_aside(path.parent, folder)]
     told = [(path.parent, run_folder.read_json(path).get("diverged")) for path in found]
     return [f"{path}: {why}" for path, why in told if why]
 

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import ast
 import hashlib
+import os
 import sys
 import sysconfig
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -65,9 +65,13 @@ def fields_of(method: Any) -> dict[str, Any]:
     for name, value in vars(method).items():
         if hasattr(value, "__dataclass_fields__"):
             found |= {f"{name}.{inner}": v for inner, v in fields_of(value).items()}
-        elif isinstance(value, (str, int, float, bool, tuple)) or value is None:
+        elif all(isinstance(each, (str, int, float, bool, type(None))) for each in _items(value)):
             found[name] = value
     return found
+
+
+def _items(value: Any) -> Sequence[Any]:
+    return value if isinstance(value, tuple) else (value,)
 
 
 def _values_changed(before: Mapping[str, Any], now: Mapping[str, Any], complete: bool) -> list[str]:
@@ -136,7 +140,12 @@ def _beside(name: str, other: str, base: Path) -> Path | None:
         base = Path(methods.__file__).parents[2]
     elif tops[0] != tops[1] and base in _libraries():  # where all packages live
         return None
-    place = base.joinpath(*other.split("."))
+    return _at(base, other)
+
+
+def _at(base: Path, name: str) -> Path | None:
+    """The file of a module whose outermost package lies in `base`."""
+    place = base.joinpath(*name.split("."))
     return next((path for path in (place.with_name(f"{place.name}.py"), place / "__init__.py") if path.is_file()), None)
 
 
@@ -146,15 +155,14 @@ def _libraries() -> frozenset[Path]:
 
 
 def _file(name: str) -> Path | None:
-    """The file of a module, which need not be imported for that."""
+    """The file of a module, found as `core/outside.py` finds it; but nothing is imported."""
     path = getattr(sys.modules.get(name), "__file__", None)
-    if path is None:
-        try:
-            spec = find_spec(name)
-        except (ImportError, ValueError):
-            return None
-        path = spec.origin if spec else None
-    return Path(path).resolve() if path and path.endswith(".py") and Path(path).exists() else None
+    if path is not None:
+        return Path(path).resolve() if path.endswith(".py") and Path(path).exists() else None
+    top = name.partition(".")[0]
+    above = getattr(sys.modules.get(top), "__path__", None)
+    places = [os.getcwd(), *sys.path] if above is None else [Path(place).parent for place in above]
+    return next((path for place in places if (path := _at(Path(place or ".").resolve(), name)) is not None), None)
 
 
 @cache

@@ -16,6 +16,7 @@ import sys
 import threading
 import time
 import traceback
+import warnings
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -70,7 +71,7 @@ class Worker:
                 "or the machine is short of memory; it is waited for (Ctrl-C stops all)")  # fmt: skip
 
 
-class Crew:
+class Workers:
     """Workers, from their start to their end."""
 
     def __init__(self, size: int, threads: int, command: Sequence[str] | None = None) -> None:
@@ -80,7 +81,7 @@ class Crew:
         self.command = [sys.executable, "-P", "-c", SERVE, *told] if command is None else list(command)
         self.size = size
 
-    def __enter__(self) -> Crew:
+    def __enter__(self) -> Workers:
         try:
             for _ in range(self.size):
                 self._start()
@@ -213,8 +214,10 @@ def _beat(say: Callable[[str], None]) -> None:
 def _do_all(tasks: queue.SimpleQueue[News], say: Callable[..., None], threads: int) -> None:
     import torch  # after the first sign of life: it takes seconds
 
+    from posterity.experiment.divergence import NoResult
     from posterity.experiment.tasks import Task
 
+    warnings.simplefilter("ignore", NoResult)  # it stands in the run's folder, and the parent says it at the end
     torch.set_num_threads(threads)
     while True:
         task = Task.from_plain(tasks.get())
@@ -227,13 +230,12 @@ def _do_all(tasks: queue.SimpleQueue[News], say: Callable[..., None], threads: i
 
 
 def _sentence(error: Exception) -> str:
-    """What went wrong; of what is not said in a sentence also the kind and the place."""
+    """What went wrong; of what was not said in a sentence also the place."""
+    from posterity.core.outside import told
+
     if os.environ.get("POSTERITY_DEBUG"):
         traceback.print_exception(error)
-    if isinstance(error, ValueError):
-        return str(error)
-    last = traceback.extract_tb(error.__traceback__)[-1]
-    return f"{type(error).__name__}: {error} ({last.filename}:{last.lineno}; POSTERITY_DEBUG=1 shows more)"
+    return str(error) if isinstance(error, ValueError) else told(error)
 
 
-__all__ = ["Crew", "WorkerLost", "serve"]
+__all__ = ["WorkerLost", "Workers", "serve"]

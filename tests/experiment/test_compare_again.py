@@ -78,6 +78,11 @@ def test_an_edited_default_is_run_again_and_this_is_said(edit, tmp_path):
         ("Local", 0, "seed-0"),
     ]
     assert len(load_runs(place.with_name("seed-0.before-1"))) == 1  # named itself, it can be read
+    edit("hyper(1.0", "hyper(3.0")
+    compare_runs(BASE, ["local"], [0], out, quiet, tell=told.append)
+    assert len(told) == 2
+    assert "was not asked for and stays in the table, but factor was 2.0 and is 3.0 now" in told[1]
+    edit("hyper(1.0", "hyper(2.0")
     resume_all(out, quiet)  # and nobody goes on with what was moved aside
 
 

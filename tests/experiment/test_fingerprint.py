@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from posterity.core.outside import import_outside
 from posterity.experiment import fingerprint
 from posterity.experiment.config import Config
 from posterity.experiment.fingerprint import sources, tell_changes
@@ -65,6 +66,19 @@ def test_a_method_is_its_file_and_what_it_imports_from_its_folder(room):
     assert set(sources(Config(method="fedavg+ft"))) == {
         "posterity.core", "posterity.methods.fedavg", "posterity.methods.wrappers.ft"
     }  # fmt: skip
+
+
+def test_what_lies_in_the_current_folder_is_found_before_and_after_it_is_imported(room, tmp_path, monkeypatch):
+    """A comparison imports no network of yours; its runs do."""
+    config = Config(method="fedavg", model="net_of_mine:make", metrics="package.alone:A")
+    monkeypatch.setattr(sys, "path", [place for place in sys.path if place != str(tmp_path)])
+    monkeypatch.chdir(tmp_path)
+    before = room(config=config)
+    assert "net_of_mine" not in sys.modules
+    assert {"net_of_mine", "package.alone"} <= set(before)
+    for name in ("net_of_mine", "package.alone"):
+        import_outside(name)
+    assert sources(config) == before
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ import pytest
 from posterity.experiment import workers
 from posterity.experiment.config import Config
 from posterity.experiment.tasks import Task
-from posterity.experiment.workers import Crew, WorkerLost
+from posterity.experiment.workers import WorkerLost, Workers
 
 # A worker that needs no PyTorch: it does what the task's title says.
 STUB = """
@@ -48,12 +48,12 @@ class Order:
 def work(titles: list[str], size: int = 2, tell=None, arrived=None):
     """What arrived and what was told, and the processes, all of which must be gone."""
     lines, told = [], []
-    crew = Crew(size, 1, [sys.executable, "-S", "-c", STUB])
+    pool = Workers(size, 1, [sys.executable, "-S", "-c", STUB])
     processes = []
     try:
-        with crew:
-            processes += [worker.process for worker in crew.workers]
-            crew.work([Order(title) for title in titles], arrived or lines.extend, tell or told.append)
+        with pool:
+            processes += [worker.process for worker in pool.workers]
+            pool.work([Order(title) for title in titles], arrived or lines.extend, tell or told.append)
     finally:
         assert len(processes) == size
         assert all(process.returncode is not None for process in processes)
@@ -125,13 +125,13 @@ def test_whatever_interrupts_leaves_no_process():
 
 ORPHANS = """
 import sys, time
-from posterity.experiment.workers import Crew
+from posterity.experiment.workers import Workers
 stub = "import time; from posterity.engine.parent import become_worker as become; become(); print('{}', flush=True)"
 stub += "; time.sleep(600)"
-with Crew(2, 1, [sys.executable, "-c", stub]) as crew:
-    for worker in crew.workers:
-        crew.news.get()
-    print(*[worker.process.pid for worker in crew.workers], flush=True)
+with Workers(2, 1, [sys.executable, "-c", stub]) as pool:
+    for worker in pool.workers:
+        pool.news.get()
+    print(*[worker.process.pid for worker in pool.workers], flush=True)
     time.sleep(600)
 """
 
