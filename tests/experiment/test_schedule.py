@@ -131,7 +131,7 @@ def test_numbers_of_every_client_are_in_a_file_beyond_two_thousand_and_in_memory
 def test_a_line_may_name_no_file_outside_of_its_folder(tmp_path: Path):
     line = {"kind": "score", "round": 1, "group": "members", "point": "received", "epochs": 0, "part": "test",
             "clients": {}, "clients_file": "../clients/round-1.safetensors"}  # fmt: skip
-    assert client_scores.stored(line, tmp_path) is line
+    assert client_scores.stored(line, tmp_path) == line
 
 
 def test_lines_of_a_hundred_clients_are_read_from_the_folder(tmp_path: Path):
