@@ -80,7 +80,7 @@ def test_a_run_says_how_often_it_is_evaluated_and_a_resumed_one_keeps_to_it(tmp_
         "engine": "stacked",
         "rounds": 20,
     }
-    monkeypatch.setattr(schedule, "START", 1.0)
+    monkeypatch.setattr(schedule, "START", 2.0)
     result = posterity.run(tmp_path / "run", **settings)
     facts = json.loads((tmp_path / "run" / "run.json").read_text())
     every, first = facts["evaluate_every"], result.lines[0]
