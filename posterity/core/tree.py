@@ -16,6 +16,9 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from posterity.core._later import import_dynamo_later
+
+import_dynamo_later()
 Tree = Any
 """A nested structure of tensors: the type checker cannot say more than this."""
 

@@ -43,6 +43,11 @@ class Participation:
             "or the probability that a client is available ('p:0.3')"
         )
 
+    def size(self, able: int) -> float:
+        """How many of so many clients take part in a round, on average."""
+        share = self.share if self.share is not None else self.probability
+        return min(able, self.count) if self.count is not None else able * (1.0 if share is None else share)
+
     def draw(self, able: Tensor, root: Tensor, round: int) -> Tensor:
         """The cohort of a round, in ascending order, out of the clients `able` (clients with training data)."""
         if self.probability is not None:

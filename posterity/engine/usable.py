@@ -21,7 +21,8 @@ from posterity.core.tree import Tree, tree_leaves
 
 USABLE = 2.0**64
 FAR = 1e3  # times larger: a message than most of its round, a state or a loss than the one before
-UNSOLVABLE = (torch._C._LinAlgError, np.linalg.LinAlgError, ArithmeticError)  # how `combine` says that it cannot
+# how `combine` says that it cannot
+UNSOLVABLE = (torch.linalg.LinAlgError, np.linalg.LinAlgError, ArithmeticError)  # type: ignore[attr-defined]
 
 
 def largest_sent(stack: Tree, count: int) -> Tensor:

@@ -126,14 +126,14 @@ def write_columns(folder: Path, lines: Sequence[Line]) -> list[Line]:
             for line in lines]  # fmt: skip
 
 
-def stored(line: Line, folder: Path) -> Line:
+def stored(line: Mapping[str, Any], folder: Path) -> Line:
     """A line of a run whose folder holds every client's numbers: they are read from there when they are asked for."""
     clients, place = line.get("clients"), line.get("clients_file")
     if place and NAME.fullmatch(str(place)):  # nothing outside of the folder
         return {**line, "clients": StoredColumns(folder / place, key_of(line))}
     if isinstance(clients, dict) and len(clients.get("n") or ()) > HELD:
         return {**line, "clients": StoredLine(folder / "metrics.jsonl", line["round"], key_of(line))}
-    return line
+    return dict(line)
 
 
 __all__ = ["LISTED", "Columns", "StoredColumns", "StoredLine", "key_of", "stored", "write_columns"]

@@ -109,9 +109,7 @@ def _affordable(config: Config, sim: Simulation, scored: int, at_end: int) -> in
 def cost_of_round(config: Config, sim: Simulation) -> float:
     """Seconds, about, of a round of training."""
     able = int((sim.federation.train.sizes[: sim.federation.members] > 0).sum())
-    who = Participation.parse(config.participation)
-    share = who.share if who.share is not None else who.probability if who.probability is not None else 1.0
-    return _passes(sim, sim.passes(), min(able, who.count) if who.count is not None else share * able) + STEP
+    return _passes(sim, sim.passes(), Participation.parse(config.participation).size(able)) + STEP
 
 
 def cost_of_evaluation(config: Config, sim: Simulation, members: int) -> float:

@@ -19,7 +19,7 @@ from posterity.core.tree import Tree
 from posterity.data.checks import check_federation
 from posterity.data.federation import Federation, FederationSpec
 from posterity.engine.api import Engine
-from posterity.engine.autotune.choice import ROWS, EngineChoice, Wish, choose, footprint
+from posterity.engine.autotune.choice import ROWS, EngineChoice, Wish, at_work, choose, footprint
 from posterity.engine.blocks import able, meet
 from posterity.engine.distributed import Processes, find_processes
 from posterity.engine.participation import Participation
@@ -103,12 +103,20 @@ def set_up(
     batch = next((p.batch for p in method.passes() if p.learns and p.batch), ROWS[0])
     settings = ProcessSettings(tf32=config.precision == "tf32", threads=threads)
     with settings.applied():
-        choice = choose(wish, model, few, initial, processes, batch, federation.members, cores)
+        choice = choose(
+            wish, model, few, initial, processes, batch, federation.members, cores, _busy(config, federation, batch)
+        )
     settings = replace(settings, onednn=choice.onednn, keeps_memory=not few.is_cuda)
     root, processes = make_key(config.seed, device), processes.dealt(federation.train.counts, federation.members)
     sample, memory = footprint(choice.model, few, initial), config.memory or _room(device)
     sim = Simulation(method, choice.model, federation, initial, root, memory, sample, processes)
     return Setup(sim, choice, settings, metrics, Schedule.of(config, sim))
+
+
+def _busy(config: Config, federation: Federation, batch: int) -> float:
+    """Clients of a round that would be at work at once, on average."""
+    counts = federation.train.sizes[: federation.members]
+    return at_work(counts, batch, Participation.parse(config.participation).size(int((counts > 0).sum())))
 
 
 def _room(device: str) -> int:

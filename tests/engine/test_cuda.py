@@ -69,3 +69,51 @@ def test_compiled_steps_with_our_kernels(precision):
     nll = [run.metric("nll", show="last", point="trained") for run in runs]
     assert nll[0] == pytest.approx(nll[1], rel=1e-4 if precision == "ieee" else 1e-2)
     assert all(torch.equal(runs[1].state.params[n], p) for n, p in runs[2].state.params.items())
+
+
+def peak_of(**settings) -> int:
+    """Bytes that a run made PyTorch reserve, at most."""
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_reserved()
+    result = posterity.run(device="cuda", **settings)
+    assert not any(line.get("notes") for line in result.lines if line["kind"] == "round" and line["round"] > 1)
+    return torch.cuda.max_memory_reserved() - before
+
+
+WIDE = {"method": "fedavg", "dataset": "digits", "clients": 60, "rounds": 4, "evaluate_every": 2, "engine": "graph",
+        "model": "cnn", "batch_size": 5, "partition": "dirichlet:0.3"}  # fmt: skip
+
+
+@pytest.mark.parametrize("allowed", [2**30, 3 * 2**30])
+def test_memory_is_a_promise_that_captures_keep(allowed):
+    """Clients of many sizes: a graph for every number of them. A quarter more is left for what libraries keep."""
+    assert peak_of(memory=allowed, **WIDE) < 1.25 * allowed + 2**28
+
+
+def test_memory_of_recordings_is_given_back_when_it_is_too_much():
+    """Half of almost nothing: every recording is forgotten again and again, and the numbers stay what they are."""
+    runs = [posterity.run(device="cuda", dtype="float64", memory=memory, **{**WIDE, "clients": 12, "model": "mlp"})
+            for memory in (2**22, 2**32)]  # fmt: skip
+    values = [run.metric("nll", show="last") for run in runs]
+    assert values[0] == pytest.approx(values[1], rel=1e-9)
+
+
+def test_running_out_of_memory_halves_the_block_and_goes_on():
+    """PyTorch is given less than a block needs, as if other programs had the rest."""
+    settings = {**WIDE, "clients": 40, "dtype": "float64", "engine": "stacked", "batch_size": 64, "local_steps": 2}
+    roomy = posterity.run(device="cuda", **settings)
+    total = torch.cuda.get_device_properties(0).total_memory
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    posterity.run(device="cuda", **{**settings, "rounds": 1})
+    needed = torch.cuda.max_memory_reserved()
+    torch.cuda.empty_cache()
+    torch.cuda.set_per_process_memory_fraction(0.6 * needed / total)
+    try:
+        tight = posterity.run(device="cuda", **settings)
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+    notes = [note for line in tight.lines for note in line.get("notes", ())]
+    assert any("out of memory with" in note for note in notes)
+    assert tight.metric("nll", show="last") == pytest.approx(roomy.metric("nll", show="last"), rel=1e-7)

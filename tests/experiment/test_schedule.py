@@ -80,7 +80,7 @@ def test_a_run_says_how_often_it_is_evaluated_and_a_resumed_one_keeps_to_it(tmp_
         "engine": "stacked",
         "rounds": 20,
     }
-    monkeypatch.setattr(schedule, "START", 1.0)
+    monkeypatch.setattr(schedule, "START", 2.0)
     result = posterity.run(tmp_path / "run", **settings)
     facts = json.loads((tmp_path / "run" / "run.json").read_text())
     every, first = facts["evaluate_every"], result.lines[0]
@@ -131,7 +131,7 @@ def test_numbers_of_every_client_are_in_a_file_beyond_two_thousand_and_in_memory
 def test_a_line_may_name_no_file_outside_of_its_folder(tmp_path: Path):
     line = {"kind": "score", "round": 1, "group": "members", "point": "received", "epochs": 0, "part": "test",
             "clients": {}, "clients_file": "../clients/round-1.safetensors"}  # fmt: skip
-    assert client_scores.stored(line, tmp_path) is line
+    assert client_scores.stored(line, tmp_path) == line
 
 
 def test_lines_of_a_hundred_clients_are_read_from_the_folder(tmp_path: Path):

@@ -109,7 +109,7 @@ def test_every_round_has_a_cohort_of_its_own():
 
 
 def test_the_round_of_a_regression_is_that_of_the_lowest_error():
-    found = posterity.run(method="fedavg", dataset="polynomial", model="cubic", rounds=6, evaluate_every=1, lr=1e-3,
+    found = posterity.run(method="fedavg", dataset="polynomial", model="cubic", rounds=6, evaluate_every=1, lr=1e-5,
                           split="60/40")  # fmt: skip
     entries = found.history("mse")
     errors = {e["round"]: e["validation"] for e in entries}

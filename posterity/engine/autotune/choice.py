@@ -9,6 +9,7 @@ together.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -32,6 +33,7 @@ ONE_BY_ONE = ("loop", "oracle")  # engines that need not stack clients
 TOGETHER = 8  # clients of a trial
 ROWS = 10, 64  # samples of each: the usual number, and the most
 SHARING = 0.005, 1e-8  # seconds of an exchange, and of each byte of parameters, as measured on two cores
+ALONE = 1.8  # clients at work at once, on average, below which a stack of them does not pay
 PAYS = 1.1  # times faster that several processes must promise to be
 
 
@@ -87,9 +89,11 @@ class EngineChoice:
 
 def choose(
     wish: Wish, model: Network, x: Tensor, params: Params, processes: Processes = Processes(), rows: int = ROWS[0],
-    clients: int = TOGETHER, cores: int = 1,
+    clients: int = TOGETHER, cores: int = 1, busy: float = math.inf,
 ) -> EngineChoice:  # fmt: skip
     """The way to run `model` on samples like `x`; trials take `rows` samples of `clients` clients.
+
+    `busy` is how many clients would be at work at once, on average, if they were stacked (`at_work`).
 
     With several `cores`, also what a step would cost if each had a process of its own.
     """
@@ -97,6 +101,8 @@ def choose(
     trial = Trial.of(x, params, min(rows, ROWS[1]), max(1, min(clients // processes.size, TOGETHER)))
     ways = list(_ways(wish, "loop" if reason else wish.engine, model, trial))
     if len(ways) == 1:
+        if wish.engine == "auto" and not reason and x.device.type == "cpu" and busy < ALONE:
+            engine, reason = find_engine("loop"), f"{busy:.1f} clients at work at once: one by one is faster"
         return EngineChoice(engine, ways[0].model, ways[0].onednn, reason)
     trial = replace(trial.fitted(model), records=not reason)
     timers = _timers(ways, trial)
@@ -109,6 +115,12 @@ def choose(
     name = ways[best].engine
     return EngineChoice(find_engine("graph" if name == "auto" else name), ways[best].model, ways[best].onednn, remark,
                   race.medians[best] / trial.clients, apart)  # fmt: skip
+
+
+def at_work(counts: Tensor, batch: int, cohort: float) -> float:
+    """Clients at work at once, on average, while the one with most samples is: of a cohort of such clients."""
+    steps = -(-counts[counts > 0] // batch)
+    return float(steps.double().mean() * cohort / steps.max()) if len(steps) else 0.0
 
 
 def _timers(ways: Sequence[Way], trial: Trial) -> list[Timer]:
@@ -220,4 +232,4 @@ def footprint(model: Network, x: Tensor, params: Params) -> int:
     return sum(kept.values()) // len(x)
 
 
-__all__ = ["EngineChoice", "Wish", "choose", "choose_engine", "exchange", "footprint", "probe", "saving"]
+__all__ = ["EngineChoice", "Wish", "at_work", "choose", "choose_engine", "exchange", "footprint", "probe", "saving"]

@@ -8,6 +8,7 @@ recorded when it has been called often enough with the same shapes (`PATIENCE`).
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
@@ -22,6 +23,7 @@ from posterity.engine.tracing.simplify import simplify
 
 MOST = 512  # recordings kept; the oldest goes first
 PATIENCE = {"cpu": 200, "cuda": 2}  # calls before a recording: a trace costs about 50 calls, a capture about 3
+COMPILER = 1200  # calls before the first recording of a process: PyTorch's tracer takes two seconds to import
 WARM = 2  # calls before a capture: libraries allocate their workspaces in the first
 Play = Callable[..., Tree]
 Flat = Callable[..., list[Tensor]]
@@ -76,6 +78,7 @@ class TraceCache:
     patience: int | None = None
     found: dict[Hashable, TraceEntry] = field(default_factory=dict)
     captures: Captures = field(default_factory=Captures)
+    met: TraceEntry = field(default_factory=TraceEntry)  # all calls, of whatever function
     refused: set[str] = field(default_factory=set)  # names of functions that could not be captured, each told once
 
     def entry(self, owner: Any, *key: Hashable) -> TraceEntry:
@@ -97,9 +100,12 @@ class TraceCache:
     def pays(self, entry: TraceEntry, device: torch.device, calls: int = 1, usual: int | None = None) -> bool:
         """Whether a function about to be called `calls` times should be recorded first."""
         entry.calls += calls
-        usual = PATIENCE.get(device.type, PATIENCE["cpu"]) if usual is None else usual
-        patience = usual if self.patience is None else self.patience
-        return entry.calls > patience
+        self.met.calls += calls
+        if self.patience is not None:
+            return entry.calls > self.patience
+        if device.type == "cpu" and "torch._dynamo" not in sys.modules and self.met.calls <= COMPILER:
+            return False
+        return entry.calls > (PATIENCE.get(device.type, PATIENCE["cpu"]) if usual is None else usual)
 
     def pool(self) -> Any:
         """The memory that all captures share: no two of them run at once."""

@@ -1,0 +1,68 @@
+"""A short run starts at once: nothing is imported or recorded that would not pay."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import torch
+from oracles.sims import mlp, points
+
+from posterity.core import _later
+from posterity.engine.autotune.choice import ALONE, Wish, at_work, choose
+from posterity.engine.tracing import trace
+from posterity.engine.tracing.trace import COMPILER, TraceCache
+
+CPU = torch.device("cpu")
+
+
+def test_a_short_run_does_not_import_the_compiler():
+    code = ("import posterity, sys; posterity.run(method='fedavg', dataset='digits', clients=3, subset='5%', rounds=1);"
+            "assert 'torch._dynamo' not in sys.modules; import torch;"
+            "assert torch._dynamo.config is sys.modules['torch._dynamo'].config;"  # who asks for it gets it
+            "assert torch.func.grad(lambda p: p**2)(torch.ones(())) == 2")  # fmt: skip
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=300)
+
+
+def test_the_switch_is_the_real_one_once_the_compiler_is_there(monkeypatch):
+    asked = []
+
+    class Real:
+        @staticmethod
+        def _disable():
+            asked.append(True)
+            return _later.nullcontext()
+
+    monkeypatch.setitem(sys.modules, "torch._dynamo", Real)
+    monkeypatch.setitem(sys.modules, "torch._dynamo.compiled_autograd", Real)
+    with _later._disable():
+        pass
+    assert asked
+
+
+@pytest.mark.parametrize("there", [False, True])
+def test_the_first_recording_waits_until_it_pays_for_the_import(monkeypatch, there):
+    modules = {n: m for n, m in sys.modules.items() if there or not n.startswith("torch._dynamo")}
+    monkeypatch.setattr(trace.sys, "modules", {**modules, **({"torch._dynamo": trace} if there else {})})
+    traces = TraceCache()
+    one, other = traces.entry(traces, "one"), traces.entry(traces, "other")
+    assert traces.pays(one, CPU, 300) == there
+    assert traces.pays(other, CPU, COMPILER) is True  # all calls together
+
+
+def test_clients_at_work_by_hand():
+    """50, 10 and 5 steps of which the longest sets the pace; of two thirds of them in a round."""
+    counts = torch.tensor([500, 100, 50, 0])
+    assert at_work(counts, 10, 3) == pytest.approx(65 / 50)
+    assert at_work(counts, 10, 2) == pytest.approx(65 / 50 * 2 / 3)
+
+
+@pytest.mark.parametrize(("busy", "engine"), [(ALONE - 0.1, "loop"), (ALONE + 0.1, "graph")])
+def test_few_clients_at_work_run_one_by_one(busy, engine):
+    federation = points()
+    model = mlp(federation)
+    found = choose(Wish(), model, federation.x[:2], model.init(0, torch.float64), busy=busy)
+    assert found.engine.name == engine
+    assert ("at work at once" in found.remark) == (engine == "loop")
+    assert choose(Wish("graph"), model, federation.x[:2], model.init(0, torch.float64), busy=1.0).engine.name == "graph"
