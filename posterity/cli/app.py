@@ -16,7 +16,9 @@ import typer
 from posterity import __version__
 from posterity.cli import launch, listing, new_method
 from posterity.cli.flags import RULES, option, read_config, read_list, read_seeds, with_flags
+from posterity.cli.remarks import print_notes, print_setup
 from posterity.cli.show import console, print_json, print_table, progress
+from posterity.core.outside import place_of, told
 from posterity.engine.distributed import started_first
 from posterity.experiment.compare import compare_runs, demo_plan, resume_all
 from posterity.experiment.config import Config
@@ -66,6 +68,8 @@ def run(**given: Any) -> None:
     config = read_config(given)
     folder = out or new_folder(f"{Path(config.dataset).stem}-{config.method}-seed{config.seed}")
     setup = _set_up(config)
+    if started_first() and not as_json:
+        print_setup(setup)
     with progress(config.method, config.rounds, quiet or as_json or not started_first()) as watch:
         start_run(config, folder, watch, setup=setup)
     conclude(folder, show, as_json)
@@ -106,6 +110,8 @@ def compare(**given: Any) -> None:
     together = config.device.startswith("cuda") if together is None else together
     _compare(config, methods, seeds, folder, show, quiet or as_json, jobs, together)
     conclude(folder, show, as_json)
+    if not as_json:
+        print_notes(folder)
 
 
 @app.command(help="The main job on embedded data: six methods, three seeds, a table and a report.")
@@ -187,7 +193,9 @@ def check(
     model: Annotated[str, typer.Option(help="network to check it with")] = "mlp",
     json: Json = False,
 ) -> None:
-    if not listing.print_verdicts(method, model, json):
+    from posterity.cli.check import print_verdicts
+
+    if not print_verdicts(method, model, json):
         raise typer.Exit(1)
 
 
@@ -214,6 +222,9 @@ def main() -> None:
         sys.exit(2)
     except Exception as error:
         if not hasattr(error, "exit_code"):  # a mistake in the flags; typer brings its own copy of click's classes
-            raise
+            if place_of(error) is None or os.environ.get("POSTERITY_DEBUG"):
+                raise
+            print(f"error: {told(error)} (POSTERITY_DEBUG=1 shows the traceback)", file=sys.stderr)
+            sys.exit(2)
         error.show()  # type: ignore[attr-defined]
         sys.exit(error.exit_code)

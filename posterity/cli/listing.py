@@ -1,11 +1,10 @@
-"""Tables of what there is: methods with their hyper-parameters, datasets, a federation's clients, the laws' verdicts.
+"""Tables of what there is: methods with their hyper-parameters, datasets, a federation's clients.
 
 Tables of results are in `cli/show.py`.
 """
 
 from __future__ import annotations
 
-import json as as_json
 from dataclasses import replace
 from importlib import import_module
 from typing import Any
@@ -111,20 +110,3 @@ def print_partition(federation: Federation) -> None:
     console.print(table)
     for note in federation.notes:
         console.print(f"note: {escape(note)}")
-
-
-def print_verdicts(method: str, model: str, json: bool) -> bool:
-    """Run the laws on a method; whether all hold."""
-    from posterity.laws import check
-
-    verdicts = check(methods.build(method), model)
-    if json:
-        print(as_json.dumps([{"law": v.law, "held": v.held, "detail": v.detail} for v in verdicts]))
-        return all(v.held for v in verdicts)
-    table = Table("Law", "verdict", "", title=f"{method} with {model}", title_justify="left")
-    for v in verdicts:
-        table.add_row(v.law, "[green]holds[/green]" if v.held else "[red]broken[/red]", escape(v.detail))
-    console.print(table)
-    broken = sum(not v.held for v in verdicts)
-    console.print(f"{len(verdicts) - broken} of {len(verdicts)} laws hold" + (f", {broken} broken" if broken else ""))
-    return not broken

@@ -29,5 +29,10 @@ def fitted(rows: Sequence[Row]) -> list[str]:
     return [f"{', '.join(labels)}: fitted on the validation half, so under “paper” only the test half is scored."]
 
 
+def run_notes(runs: Sequence[Run]) -> list[str]:
+    """What networks and methods had to say about themselves, each once."""
+    return sorted({str(note) for run in runs for note in run.facts.get("notes") or ()})
+
+
 def _method(run: Run) -> dict[str, object]:
     return dict(run.facts.get("method") or {})
