@@ -32,10 +32,11 @@ format: $(STAMP)
 setup: $(STAMP)
 
 # torch first and pinned: a plain range would fetch a CUDA build of several gigabytes on a machine without a GPU.
-$(STAMP): pyproject.toml
+# The rest at the tested versions (constraints.txt), or at any that pyproject.toml allows where those cannot be had.
+$(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -c "import torch" 2>/dev/null || $(BIN)/pip install --quiet "torch==2.13.0" || $(BIN)/pip install --quiet "torch>=2.6,<2.14"
-	$(BIN)/pip install --quiet -e ".[test,check]"
+	$(BIN)/pip install --quiet -c constraints.txt -e ".[test,check]" || $(BIN)/pip install --quiet -e ".[test,check]"
 	touch $(STAMP)
 
 clean:

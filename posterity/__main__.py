@@ -1,5 +1,9 @@
 """`python -m posterity` is `posterity`."""
 
-from posterity.cli import main
+from posterity.search_path import leave_folder_out
+
+leave_folder_out()  # before anything is imported that a file of the current folder could stand in for
+
+from posterity.cli import main  # noqa: E402
 
 main()

@@ -29,7 +29,8 @@ from common import beside, table, versions, write
 from torch import Tensor
 
 from posterity.data import DataError, parse_partition
-from posterity.data.files import VARIABLE, locate, read_npz
+from posterity.data.archive import read_npz
+from posterity.data.files import VARIABLE, locate
 
 CLIENTS, ROWS = 130, 50_000
 ALPHAS = (5.0, 0.5, 0.1)

@@ -1,7 +1,8 @@
-"""`posterity demo | run | compare | methods | datasets | partition | report | pack | resume | new method | check`.
+"""`posterity demo | run | compare | resume | report | pack | methods | datasets | models | partition | new | check`.
 
 Each command is a function here. Flags come from `cli/flags.py`, tables from `cli/listing.py` and `cli/show.py`,
-processes from `cli/launch.py`; the work is done by `experiment/`.
+processes from `cli/launch.py`; the work is done by `experiment/`. PyTorch takes seconds to import and `--help` should
+not: whatever needs it is imported inside the command that does.
 """
 
 from __future__ import annotations
@@ -9,74 +10,89 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from posterity import __version__
-from posterity.cli import launch, listing, new_method
-from posterity.cli.flags import RULES, option, read_config, read_list, read_seeds, with_flags
-from posterity.cli.remarks import print_notes, print_setup
-from posterity.cli.show import console, print_json, print_table, progress
-from posterity.core.outside import place_of, told
-from posterity.engine.distributed import started_first
-from posterity.experiment.compare import compare_runs, demo_plan, resume_all
+from posterity.cli import interrupt
+from posterity.cli.completion import complete_method, complete_model
+from posterity.cli.diverged import leave_it_to_the_end
+from posterity.cli.flags import check_jobs, option, read_config, read_list, read_seeds, with_flags, with_only
+from posterity.cli.mistakes import sentence, tell_of_yours, told
+from posterity.cli.options import COMMON, MEASURED, METHODS, PAGE, SEEDS, TRUST, Folder, Jobs, Runs, Together, Version
+from posterity.cli.output import SHOWN, Output, Quiet, check_output, take_names, take_output
+from posterity.engine.parent import end_with_parent
 from posterity.experiment.config import Config
-from posterity.experiment.run import start_run
-from posterity.experiment.setup import Setup, load_federation, set_up
-from posterity.report import check_rule, pack_runs, write_report
+from posterity.experiment.place import check_out, new_folder
+from posterity.search_path import leave_folder_out
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None,
+if TYPE_CHECKING:
+    from posterity.experiment.setup import Setup
+
+app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode="rich",
                   help="Personalised federated learning with honest uncertainty.")  # fmt: skip
-new = typer.Typer(no_args_is_help=True, help="Write the files of something new.")
-app.add_typer(new, name="new")
+new = typer.Typer(no_args_is_help=True, rich_markup_mode="rich", help="Write the files of something new.")
+app.add_typer(new, name="new", rich_help_panel="Write your own")
 
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="no live progress")]
-Json = Annotated[bool, typer.Option("--json", help="print one JSON object and nothing else")]
-Show = Annotated[str, typer.Option("--show", help=RULES)]
-OUT = option(Path | None, None, "folder to write to (default: a new one under runs/)", "--out", panel="Running")
-COMMON = {"out": OUT, "show": (Show, "validated"), "quiet": (Quiet, False), "json": (Json, False)}
+WORKING, LOOKING, MAKING = "Run", "Look at", "Write your own"  # panels of commands
 
 
-def new_folder(name: str) -> Path:
-    """`runs/name`, or `runs/name-2` and so on if that exists."""
-    safe = "".join(c if c.isalnum() or c in "+-_." else "-" for c in name)
-    for number in range(1, 10_000):
-        path = Path("runs") / (safe if number == 1 else f"{safe}-{number}")
-        if not path.exists():
-            return path
-    raise ValueError("there are 9,999 folders of this name under runs/; give --out")
+@app.callback()
+def begin(version: Version = False) -> None:
+    """Flags of all commands."""
 
 
-def conclude(folder: Path, show: str, as_json: bool) -> None:
+def conclude(folder: Path, output: Output) -> None:
     """The table and the report of what was run."""
-    if not started_first():
-        return
-    page = write_report(folder, show=show)
-    if as_json:
-        print_json(folder, show, page)
-        return
-    print_table(folder, show)
-    console.print(f"report: {page}", soft_wrap=True)
+    from posterity.cli.diverged import end_if_diverged
+    from posterity.engine.distributed import started_first
+
+    if started_first():
+        _report(folder, None, output)
+        end_if_diverged(folder)
 
 
-@app.command(help="Run one method on one federation.")
-@with_flags(COMMON)
+def _report(folder: Path, out: Path | None, output: Output) -> None:
+    from posterity.cli.show import show_runs
+    from posterity.experiment.verify import reported
+    from posterity.report import write_report
+
+    with reported(folder):
+        page = write_report(folder, out, output.show)
+    show_runs(folder, output, page)
+
+
+@app.command(help="Run one method on one federation.", rich_help_panel=WORKING)
+@with_flags({**COMMON, **MEASURED})
 def run(**given: Any) -> None:
-    out, show, quiet, as_json = (given.pop(n) for n in COMMON)
-    check_rule(show)
-    config = read_config(given)
+    out, quiet = given.pop("out"), given.pop("quiet")
+    output, theirs = take_output(given)
+    config = read_config({**given, "metrics": theirs})
     folder = out or new_folder(f"{Path(config.dataset).stem}-{config.method}-seed{config.seed}")
+    check_out(folder)
+    from posterity.cli.progress import progress
+    from posterity.cli.remarks import print_setup
+    from posterity.engine.distributed import started_first
+    from posterity.experiment.chosen import keeping
+    from posterity.experiment.run import start_run
+
+    output = check_output(output)
+    config = keeping(config, output.show)
+    interrupt.writes_to(folder)
     setup = _set_up(config)
-    if started_first() and not as_json:
+    if started_first() and not output.alone:
         print_setup(setup)
-    with progress(config.method, config.rounds, quiet or as_json or not started_first()) as watch:
+    with progress(config.method, config.rounds, quiet or output.alone or not started_first()) as watch:
         start_run(config, folder, watch, setup=setup)
-    conclude(folder, show, as_json)
+    conclude(folder, output)
 
 
 def _set_up(config: Config) -> Setup:
     """What a run needs; or the same command in several processes, where that was asked for or is clearly faster."""
+    from posterity.cli import launch
+    from posterity.experiment.setup import set_up
+
     size, why = launch.processes_asked(config), ""
     if size == 1:
         setup = set_up(config, cores=launch.count_cores() if launch.may_share(config) else 1)
@@ -88,110 +104,182 @@ def _set_up(config: Config) -> Setup:
     raise typer.Exit(launch.start_workers(size, why))
 
 
-Jobs = Annotated[int | None, typer.Option("--jobs", help="runs at once (default: one per core on the CPU)")]
-METHODS = option(str, "local,fedavg,fedavg+ft,fedper,fedmap,pfedvmp", "methods, comma separated", "--methods")
-SEEDS = option(str, "0,1,2", "seeds, comma separated or a range (0-4)", "--seeds")
-
-
-Together = Annotated[bool | None, typer.Option("--together/--apart", help="all seeds of a method at once, as more "
-                                               "clients (default: on a GPU)")]  # fmt: skip
-
-
-@app.command(help="Run several methods with several seeds on the same federations; finished runs are not repeated.")
-@with_flags({"methods": METHODS, "seeds": SEEDS, "together": (Together, None), "jobs": (Jobs, None), **COMMON},
-            leave_out=("method", "seed"))  # fmt: skip
+@app.command(help="Run several methods with several seeds on the same federations; finished runs are not repeated.",
+             rich_help_panel=WORKING)  # fmt: skip
+@with_flags({"methods": METHODS, "seeds": SEEDS, "together": (Together, None), "jobs": (Jobs, None), **COMMON,
+             **MEASURED}, leave_out=("method", "seed"))  # fmt: skip
 def compare(**given: Any) -> None:
-    out, show, quiet, as_json, jobs, together = (given.pop(n) for n in (*COMMON, "jobs", "together"))
+    out, quiet, jobs, together = (given.pop(n) for n in ("out", "quiet", "jobs", "together"))
     methods, seeds = read_list(given.pop("methods"), "methods"), read_seeds(given.pop("seeds"))
-    config = read_config(given)
+    output, theirs = take_output(given)
+    config = read_config({**given, "metrics": theirs})
     if config.engine == "processes":
         raise ValueError("a comparison already has a run for each core (--jobs): give another --engine")
     folder = out or new_folder(f"{Path(config.dataset).stem}-comparison")
     together = config.device.startswith("cuda") if together is None else together
-    _compare(config, methods, seeds, folder, show, quiet or as_json, jobs, together)
-    conclude(folder, show, as_json)
-    if not as_json:
+    _compare(config, methods, seeds, folder, output, quiet, jobs, together)
+    if not output.alone:
+        from posterity.cli.remarks import print_notes
+
         print_notes(folder)
 
 
-@app.command(help="The main job on embedded data: six methods, three seeds, a table and a report.")
-def demo(out: Annotated[Path | None, typer.Option(help="folder to write to")] = None, show: Show = "validated",
-         quiet: Quiet = False, json: Json = False) -> None:  # fmt: skip
+@app.command(help="The main job on embedded data: six methods, three seeds, a table and a report.",
+             rich_help_panel=WORKING)  # fmt: skip
+@with_only(COMMON)
+def demo(**given: Any) -> None:
+    out, quiet = given.pop("out"), given.pop("quiet")
+    output = take_names(given)
+    from posterity.experiment.compare import demo_plan
+
     config, methods, seeds = demo_plan()
-    folder = out or new_folder("demo")
-    _compare(config, methods, seeds, folder, show, quiet or json, None)
-    conclude(folder, show, json)
+    _compare(config, methods, seeds, out or new_folder("demo"), output, quiet, None)
 
 
 def _compare(
-    config: Config, names: list[str], seeds: list[int], folder: Path, show: str, quiet: bool, jobs: int | None,
+    config: Config, names: list[str], seeds: list[int], folder: Path, output: Output, quiet: bool, jobs: int | None,
     together: bool = False,
 ) -> None:  # fmt: skip
-    check_rule(show)  # before the work, not after it
+    check_jobs(jobs)
+    check_out(folder, comparison=True)
+    from posterity.cli import launch
+    from posterity.cli.progress import progress
+    from posterity.experiment.chosen import keeping
+    from posterity.experiment.compare import compare_runs
+
+    output = check_output(output)
     at_once = jobs or (launch.count_cores() if config.device == "cpu" else 1)  # a process gains more than a thread
-    watching = lambda title, rounds: progress(title, rounds, quiet)  # noqa: E731
-    compare_runs(config, names, seeds, folder, watching, at_once, together)
+    watching = lambda title, rounds: progress(title, rounds, quiet or output.alone)  # noqa: E731
+    interrupt.writes_to(folder)
+    compare_runs(keeping(config, output.show), names, seeds, folder, watching, at_once, together)
+    conclude(folder, output)
 
 
-@app.command(help="Go on with a run (or all runs of a comparison) that was stopped or killed.")
-def resume(folder: Path, show: Show = "validated", quiet: Quiet = False, json: Json = False, jobs: Jobs = 1) -> None:
+@app.command(help="Predict with the clients' own models of a finished run: rows of a file in, a CSV file out.",
+             rich_help_panel=WORKING)  # fmt: skip
+@with_only({
+    "folder": (Annotated[Path, typer.Argument(help="folder of a finished run")], ...),
+    "file": (Annotated[Path, typer.Argument(help="raw rows: .csv, .parquet (the training's columns) or .npz")], ...),
+    "client": option(str | None, None, "whose model, if the file has no column of clients", "--client", metavar="NAME"),
+    "show": SHOWN["show"],
+    "trust": TRUST,
+    "out": option(Path | None, None, "CSV file to write (default: print it)", "--out", metavar="FILE"),
+})  # fmt: skip
+def predict(**given: Any) -> None:
+    folder, file, client, show, trust, out = (given[n] for n in ("folder", "file", "client", "show", "trust", "out"))
+    from posterity.cli.predict import predict_file, write_predictions
+
+    text, notes = predict_file(folder, file, client, show, trust)
+    typer.echo("\n".join(notes), err=True)
+    if out is None:
+        typer.echo(text, nl=False)
+        return
+    write_predictions(out, text)
+    typer.echo(f"wrote {out}", err=True)
+
+
+@app.command(help="Go on with a run (or all runs of a comparison) that was stopped or killed.", rich_help_panel=WORKING)
+@with_only({"folder": (Folder, ...), "jobs": (Jobs, None), "trust": TRUST, "quiet": (Quiet, False), **SHOWN})
+def resume(**given: Any) -> None:
+    folder, jobs, trust, quiet = (given.pop(n) for n in ("folder", "jobs", "trust", "quiet"))
+    check_jobs(jobs)
+    output = take_names(given)
+    from posterity.cli import launch
+    from posterity.cli.progress import progress
+    from posterity.experiment.compare import resume_all
+    from posterity.experiment.trust import check_trusted
+
+    output = check_output(output)
+    check_trusted(folder, trust)
+    interrupt.writes_to(folder)
     if (size := launch.processes_before(folder)) > 1:
         raise typer.Exit(launch.start_workers(size))
     launch.check_runs(folder)
-    resume_all(folder, lambda title, rounds: progress(title, rounds, quiet or json), jobs or 1)
-    conclude(folder, show, json)
+    resume_all(folder, lambda title, rounds: progress(title, rounds, quiet or output.alone), jobs or 1)
+    conclude(folder, output)
 
 
-@app.command(help="Write the HTML page of a run, a comparison or a file of packed runs, and print its table.")
-def report(folder: Path, out: Annotated[Path | None, typer.Option(help="file to write")] = None,
-           show: Show = "validated", json: Json = False) -> None:  # fmt: skip
-    page = write_report(folder, out, show)
-    if json:
-        print_json(folder, show, page)
-        return
-    print_table(folder, show)
-    console.print(f"report: {page}", soft_wrap=True)
+@app.command(help="Write the HTML page of a run, a comparison or a file of packed runs, and print its table.",
+             rich_help_panel=LOOKING)  # fmt: skip
+@with_only({"folder": (Runs, ...), "out": PAGE, **SHOWN})
+def report(**given: Any) -> None:
+    folder, out = given.pop("folder"), given.pop("out")
+    output = take_names(given)
+    if out is not None and out.is_dir():
+        raise ValueError(f"--out is the file of the page, and {out} is a folder: give {out / 'report.html'}")
+    _report(folder, out, check_output(output))
 
 
 @app.command(
-    help="Put finished runs into one small file: the raw metrics of a published table, for `posterity report`."
+    help="Put finished runs into one small file: the raw metrics of a published table, for `posterity report`.",
+    rich_help_panel=LOOKING,
 )
-def pack(folder: Path, out: Annotated[Path, typer.Option(help="file to write (NAME.jsonl.gz)")]) -> None:
-    path = pack_runs(folder, out)
-    console.print(f"{path}: {path.stat().st_size:,} bytes; posterity report {path} shows it", soft_wrap=True)
-
-
-@app.command(help="The methods, or one method with its hyper-parameters and where their defaults come from.")
-def methods(
-    name: Annotated[str | None, typer.Argument(help="a method, wrapper or package.module:Class")] = None,
+def pack(
+    folder: Folder,
+    out: Annotated[Path, typer.Option(help="file to write (NAME.jsonl.gz)", metavar="FILE")],
 ) -> None:
+    from posterity.cli.show import say
+    from posterity.report import pack_runs
+
+    path = pack_runs(folder, out)
+    say(f"{path}: {path.stat().st_size:,} bytes; posterity report {path} shows it")
+
+
+@app.command(help="The methods, or one method with its hyper-parameters and where their defaults come from.",
+             rich_help_panel=LOOKING)  # fmt: skip
+def methods(
+    name: Annotated[str | None, typer.Argument(help="a method, wrapper or package.module:Class",
+                                               autocompletion=complete_method)] = None,
+) -> None:  # fmt: skip
+    from posterity.cli import listing
+
     listing.print_methods(name)
 
 
-@app.command(help="The datasets, their clients and what they need.")
+@app.command(help="The datasets, their clients and what they need.", rich_help_panel=LOOKING)
 def datasets() -> None:
+    from posterity.cli import listing
+
     listing.print_datasets()
 
 
-@app.command(help="Show how a federation is divided: samples and classes of every client.")
+@app.command(help="The networks, or one network with its options (--set model.NAME=VALUE).", rich_help_panel=LOOKING)
+def models(
+    name: Annotated[str | None, typer.Argument(help="a network", autocompletion=complete_model)] = None,
+) -> None:
+    from posterity.cli import listing
+
+    listing.print_models(name)
+
+
+@app.command(help="Show how a federation is divided: samples and classes of every client.", rich_help_panel=LOOKING)
 @with_flags({}, leave_out=("method", "model", "rounds", "local_epochs", "local_steps", "batch_size", "lr", "optimiser",
                            "participation", "engine", "convolution", "onednn", "device", "dtype", "evaluate_every",
-                           "newcomer_epochs", "metrics", "store", "memory"))  # fmt: skip
+                           "evaluate_clients", "newcomer_epochs", "metrics", "store", "memory"))  # fmt: skip
 def partition(**given: Any) -> None:
-    listing.print_partition(load_federation(read_config(given)))
+    config = read_config(given)
+    from posterity.cli import listing
+    from posterity.experiment.setup import load_federation
+
+    listing.print_partition(load_federation(config))
 
 
 @new.command("method", help="Write a method's file and its test, ready to be run, checked and changed.")
-def write_new_method(name: str, folder: Annotated[Path, typer.Option(help="where to write")] = Path()) -> None:
+def write_new_method(
+    name: Annotated[str, typer.Argument(help="its name, as Python writes names")],
+    folder: Annotated[Path, typer.Option(help="where to write")] = Path(),
+) -> None:
+    from posterity.cli import new_method
+
     made, test, path = new_method.write_method(name, folder)
-    console.print(f"wrote {made} and {test}\nrun it:   posterity run --method {path}\ncheck it: posterity check {path}")
+    print(f"wrote {made} and {test}\nrun it:   posterity run --method {path}\ncheck it: posterity check {path}")
 
 
-@app.command(help="Run the laws that every method must keep on a method of yours.")
+@app.command(help="Run the laws that every method must keep on a method of yours.", rich_help_panel=MAKING)
 def check(
-    method: str,
-    model: Annotated[str, typer.Option(help="network to check it with")] = "mlp",
-    json: Json = False,
+    method: Annotated[str, typer.Argument(help="a method or package.module:Class", autocompletion=complete_method)],
+    model: Annotated[str, typer.Option(help="network to check it with", autocompletion=complete_model)] = "mlp",
+    json: Annotated[bool, typer.Option("--json", help="print one JSON list and nothing else")] = False,
 ) -> None:
     from posterity.cli.check import print_verdicts
 
@@ -199,32 +287,32 @@ def check(
         raise typer.Exit(1)
 
 
-@app.command(help="The version.")
+@app.command(help="The version.", rich_help_panel=LOOKING)
 def version() -> None:
     print(__version__)
 
 
+@interrupt.stops
 def main() -> None:
     """Run the command line; what users did wrong is told in a sentence, without a traceback."""
-    launch.end_with_parent()
-    sys.path.insert(0, os.getcwd())  # what you wrote yourself may lie in the current folder
+    end_with_parent()
+    leave_it_to_the_end()
+    leave_folder_out()  # what you wrote yourself is found there by its name (core/outside.py)
     try:
-        code = app(standalone_mode=False)  # what `typer.Exit` carried, or None
+        code = app(prog_name="posterity", standalone_mode=False)  # what `typer.Exit` carried, or None
         if isinstance(code, int) and code:
             sys.exit(code)
     except (typer.Abort, KeyboardInterrupt):
-        print("stopped; 'posterity resume FOLDER' goes on", file=sys.stderr)
-        sys.exit(130)
+        sys.exit(interrupt.tell())
     except ValueError as error:
         if os.environ.get("POSTERITY_DEBUG"):
             raise
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {sentence(error)}", file=sys.stderr)
         sys.exit(2)
     except Exception as error:
         if not hasattr(error, "exit_code"):  # a mistake in the flags; typer brings its own copy of click's classes
-            if place_of(error) is None or os.environ.get("POSTERITY_DEBUG"):
-                raise
-            print(f"error: {told(error)} (POSTERITY_DEBUG=1 shows the traceback)", file=sys.stderr)
-            sys.exit(2)
+            tell_of_yours(error)
+            raise
+        error.message = told(error)  # type: ignore[attr-defined]
         error.show()  # type: ignore[attr-defined]
         sys.exit(error.exit_code)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json as as_json
 
-from rich.markup import escape
-
 from posterity import methods
+from posterity.cli.neutral import label
 from posterity.cli.show import console
 from posterity.laws import LAWS, ROOTS, Verdict, check
 
@@ -19,9 +18,7 @@ def print_verdicts(method: str, model: str, json: bool) -> bool:
         print(as_json.dumps([{"law": v.law, "held": v.held, "detail": v.detail, "follows": v.follows}
                              for v in verdicts]))  # fmt: skip
         return all(v.held for v in verdicts)
-    console.print(
-        f"{escape(method)} with {escape(model)}: {len(LAWS)} laws, from cause to consequence", highlight=False
-    )
+    console.print(f"{label(method)} with {label(model)}: {len(LAWS)} laws, from cause to consequence", highlight=False)
     verdicts = check(made, model, watch=_print_line)
     _print_end(verdicts)
     return all(v.held for v in verdicts)
@@ -37,7 +34,7 @@ def _print_line(verdict: Verdict) -> None:
     console.print(f"  {verdict.law:<14} {word} {verdict.seconds:5.1f} s", highlight=False)
     if not verdict.held:
         for line in verdict.detail.splitlines():
-            console.print(f"    {escape(line.strip())}", highlight=False, soft_wrap=True)
+            console.print(f"    {label(line.strip())}", highlight=False, soft_wrap=True)
 
 
 def _print_end(verdicts: list[Verdict]) -> None:

@@ -8,11 +8,9 @@ when that is killed: their standard input closes.
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -21,15 +19,19 @@ from typing import IO, Any
 
 import torch
 
+from posterity.cli.interrupt import how_to_go_on
 from posterity.engine.autotune.choice import saving
+from posterity.engine.distributed import LOST, MEETING
+from posterity.engine.parent import WORKER, end_with_parent, interrupts_held, is_stopped, tell_end
 from posterity.experiment import run_folder
+from posterity.experiment.begin_again import runs_below
 from posterity.experiment.config import Config, from_table, read_toml
 from posterity.experiment.setup import SHARED, Setup, steps_of_round
 
 GRACE = 5.0  # seconds that the others have to end by themselves when one has failed
 TOLD = 2  # exit code of a command that has said in a sentence what is wrong
 WORTH = 2.0  # times the start of this process that others must save before they are started unasked: they repeat it
-WORKER = "POSTERITY_WORKER"
+SILENCE = 30.0  # seconds after which a process that is stopped is named
 
 
 def count_cores() -> int:
@@ -84,7 +86,7 @@ def processes_before(folder: Path) -> int:
 
 def check_runs(folder: Path) -> None:
     """Refuse to go on with several runs at once if one of them needs processes of its own."""
-    for path in sorted(p.parent for p in folder.rglob(run_folder.CONFIG)):
+    for path in runs_below(folder):
         if path != folder and not launched() and (size := _processes_of(path)) > 1:
             raise ValueError(
                 f"{path} was shared out among {size} processes: go on with it first (posterity resume {path})"
@@ -101,56 +103,73 @@ def _processes_of(folder: Path) -> int:
 def start_workers(size: int, why: str = "") -> int:
     """This command line again in `size` processes; its exit code."""
     torch.set_num_threads(1)  # nothing is computed here any more
-    common = {**os.environ, "WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port()),
-              "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", WORKER: "1", SHARED: why}  # fmt: skip
     command = [sys.executable, "-m", "posterity", *sys.argv[1:]]
     with ExitStack() as stack:
+        meeting = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "meeting"  # readable by this user alone
+        common = {**os.environ, "WORLD_SIZE": str(size), MEETING: str(meeting), "GLOO_SOCKET_IFNAME": _loopback(),
+                  "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", WORKER: "1", SHARED: why}  # fmt: skip
         complaints = [stack.enter_context(tempfile.TemporaryFile()) for _ in range(size)]
         workers: list[subprocess.Popen[bytes]] = []
         stack.callback(_end, workers)
         for rank in range(size):
             own = {**common, "RANK": str(rank), "LOCAL_RANK": str(rank)}
             silent: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": complaints[rank]} if rank else {}
-            workers.append(subprocess.Popen(command, env=own, stdin=subprocess.PIPE, **silent))
+            with interrupts_held():
+                workers.append(subprocess.Popen(command, env=own, stdin=subprocess.PIPE, **silent))
         return _await(workers, complaints)
 
 
-def end_with_parent() -> None:
-    """In a worker: stop at once when the process that started it is gone."""
-    if os.environ.get(WORKER):
-        threading.Thread(target=_await_parent, daemon=True).start()
-
-
-def _await_parent() -> None:
-    while os.read(0, 1):  # not through `sys.stdin`, whose lock the interpreter wants at its end
-        pass
-    os._exit(1)
+def _loopback() -> str:
+    """The network interface that nothing outside this machine can reach."""
+    return "lo" if sys.platform == "linux" else "lo0"
 
 
 def _await(workers: list[subprocess.Popen[bytes]], complaints: Sequence[IO[bytes]]) -> int:
     """Wait until all have ended well, or one has not: then the others have some time to say what is wrong."""
-    while any(worker.poll() is None for worker in workers) and not any(worker.poll() for worker in workers):
-        time.sleep(0.05)
+    _await_end(workers)
     end = time.monotonic() + GRACE
     while any(worker.poll() is None for worker in workers) and workers[0].poll() != TOLD and time.monotonic() < end:
         time.sleep(0.05)
-    code = workers[0].poll() or 0
-    failed = next((rank for rank, worker in enumerate(workers) if rank and worker.poll()), 0)
-    if failed and code != TOLD:  # what the first has seen of it is at most a broken connection
+    codes = [worker.poll() or 0 for worker in workers]
+    if codes[0] == TOLD:
+        return TOLD
+    killed = next((rank for rank, code in enumerate(codes) if code < 0), None)
+    if killed is not None:
+        print(f"error: process {killed} of the {len(workers)} that shared the clients {tell_end(codes[killed])}, and "
+              f"the others were stopped; {how_to_go_on()}", file=sys.stderr)  # fmt: skip
+        return 1
+    failed = next((rank for rank, code in enumerate(codes) if rank and code not in (0, LOST)), 0)
+    if failed:  # what the first has seen of it is at most a broken connection
         complaints[failed].seek(0)
         print(complaints[failed].read().decode(errors="replace"), file=sys.stderr, end="")
-        code = workers[failed].returncode
-    return code
+    return codes[failed] or max(codes)
+
+
+def _await_end(workers: list[subprocess.Popen[bytes]]) -> None:
+    """Wait until all have ended well or one has ended badly; name those that are stopped, and wait for them."""
+    since: dict[int, float] = {}
+    named: set[int] = set()
+    while any(worker.poll() is None for worker in workers) and not any(worker.poll() for worker in workers):
+        time.sleep(0.05)
+        now = time.monotonic()
+        for rank, worker in enumerate(workers):
+            if not is_stopped(worker.pid):
+                since[rank] = now
+                named.discard(rank)
+            elif now - since.get(rank, now) > SILENCE and rank not in named:
+                named.add(rank)
+                print(f"process {rank} of the {len(workers)} that share the clients is stopped, and the others wait "
+                      f"for it; 'kill -CONT {worker.pid}' lets it go on (or Ctrl-C)", file=sys.stderr)  # fmt: skip
 
 
 def _end(workers: list[subprocess.Popen[bytes]]) -> None:
     for worker in workers:
         worker.kill()
+    for worker in workers:
         worker.communicate()  # waits, and closes its input
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+__all__ = [
+    "check_runs", "count_cores", "end_with_parent", "launched", "may_share", "processes_asked", "processes_before",
+    "processes_worth", "start_workers"
+]  # fmt: skip

@@ -1,10 +1,12 @@
-"""Tables of what there is: methods with their hyper-parameters, datasets, a federation's clients.
+"""Tables of what there is: methods with their hyper-parameters, datasets, networks, a federation's clients.
 
 Tables of results are in `cli/show.py`.
 """
 
 from __future__ import annotations
 
+import inspect
+import re
 from dataclasses import replace
 from importlib import import_module
 from typing import Any
@@ -12,9 +14,10 @@ from typing import Any
 from rich.markup import escape
 from rich.table import Table
 
-from posterity import data, methods
+from posterity import data, methods, models
+from posterity.cli.neutral import label, paragraphs
 from posterity.cli.show import console
-from posterity.core.hyperparameters import UNSTATED, Knob, knobs
+from posterity.core.hyperparameters import UNSTATED, Knob, knobs, nearest
 from posterity.core.training import Training
 from posterity.data.federation import Federation
 
@@ -29,12 +32,13 @@ def print_methods(name: str | None) -> None:
     )
     for key, cls in methods.available().items():
         names = ", ".join(f"{k.name}={k.default}" for k in knobs(cls) if k.name != "local")
-        table.add_row(key, cls.label, cls.scored, cls.reference, names)  # type: ignore[attr-defined]
+        row = (key, cls.label, cls.scored, cls.reference, names)  # type: ignore[attr-defined]
+        table.add_row(*(label(cell) for cell in row))
     console.print(table)
     table = Table("Suffix", "what it does", "hyper-parameters", title="Wrappers", title_justify="left")
     for key, cls in methods.suffixes().items():
         names = ", ".join(f"{k.name}={k.default}" for k in knobs(cls))
-        table.add_row(f"+{key}", _first_line(cls), names)
+        table.add_row(f"+{key}", label(_first_line(cls)), label(names))
     console.print(table)
     console.print("one in detail: posterity methods NAME; its training: --set local.NAME=VALUE; its paper: NAME@paper")
 
@@ -42,7 +46,7 @@ def print_methods(name: str | None) -> None:
 def _print_method(word: str) -> None:
     name, _ = methods.split_preset(word)
     cls = methods.suffixes().get(name) or methods.find(name)
-    console.print(escape((_module_doc(cls) or "").strip()), highlight=False)
+    console.print(paragraphs((_module_doc(cls) or "").strip()), highlight=False, markup=False)
     own = [k for k in knobs(cls) if k.name != "local"]
     _print_knobs("Hyper-parameters (--set NAME=VALUE)", own, "")
     if name not in methods.suffixes():
@@ -69,7 +73,8 @@ def _print_knobs(title: str, found: list[Knob], prefix: str) -> None:
     for knob in found:
         meaning = knob.doc + (f" ({', '.join(knob.choices)})" if knob.choices else "")
         paper = [str(knob.paper) if knob.differs else ""] if papers else []
-        table.add_row(prefix + knob.name, str(knob.default), *paper, escape(meaning), escape(knob.source or "ours"))
+        row = (prefix + knob.name, str(knob.default), *paper, meaning, knob.source or "ours")
+        table.add_row(*(label(cell) for cell in row))
     console.print(table)
 
 
@@ -87,18 +92,54 @@ def _first_line(cls: type) -> str:
 def print_datasets() -> None:
     table = Table("Dataset", "what it is", "own clients", "files", title="Datasets", title_justify="left")
     for d in data.available():
-        table.add_row(d.name, escape(d.description), "yes" if d.natural else "", "in the package" if d.embedded else
+        table.add_row(d.name, label(d.description), "yes" if d.natural else "", "in the package" if d.embedded else
                       "POSTERITY_DATA or --data-dir")  # fmt: skip
     console.print(table)
     console.print("mixes: a+b; your own: the path of an .npz, .csv, .parquet, or a folder of clients")
+
+
+def print_models(name: str | None) -> None:
+    """All networks with their options, or the options of one with their meaning."""
+    if name is not None:
+        _print_model(name)
+        return
+    table = Table("Network", "what it is", "options (--set model.NAME=VALUE)", title="Networks", title_justify="left")
+    for each in models.available():
+        options = ", ".join(f"{option}={default}" for option, default in each.options.items())
+        table.add_row(*(label(cell) for cell in (each.name, each.summary, options)))
+    console.print(table)
+    console.print("one in detail: posterity models NAME; your own: --model package.module:make")
+
+
+def _print_model(name: str) -> None:
+    known = {each.name: each for each in models.available()}
+    if name not in known:
+        raise ValueError(f"there is no network {name!r}: {nearest(name, known)}; your own: --model package.module:make")
+    home = import_module(f"{models.__name__}.{name}")
+    console.print(paragraphs((home.__doc__ or "").strip()), highlight=False, markup=False)
+    if not known[name].options:
+        console.print("It has no options.")
+        return
+    table = Table("name", "default", "meaning", title="Options (--set model.NAME=VALUE)", title_justify="left")
+    meanings = comments(home.build)
+    for option, default in known[name].options.items():
+        table.add_row(*(label(cell) for cell in (f"model.{option}", str(default), meanings.get(option, ""))))
+    console.print(table)
+
+
+def comments(function: Any) -> dict[str, str]:
+    """What stands behind each parameter of a function in its source: networks say there what an option means."""
+    lines = re.findall(r"^ +(\w+): [^#\n]*,  # (.*)$", inspect.getsource(function), re.MULTILINE)
+    return {name: comment.partition("  # ")[0] for name, comment in lines}
 
 
 def print_partition(federation: Federation) -> None:
     """Samples of every client, and of every class where there are few."""
     wide = 0 < federation.classes <= 20
     names = federation.class_names or tuple(str(c) for c in range(federation.classes))
-    table = Table("Client", "train", "validation", "test", *(names if wide else ("classes",)),
-                  title=f"{federation.name}: {federation.clients} clients", title_justify="left")  # fmt: skip
+    heads = [label(name) for name in names] if wide else ["classes"]
+    table = Table("Client", "train", "validation", "test", *heads,
+                  title=f"{label(federation.name)}: {federation.clients} clients", title_justify="left")  # fmt: skip
     histogram = federation.histogram(federation.train) if federation.classes else None
     for k in range(federation.clients):
         counts = [int(p.counts[k]) for p in (federation.train, federation.validation, federation.test)]
@@ -106,7 +147,7 @@ def print_partition(federation: Federation) -> None:
         if histogram is not None:
             cells = [int(c) or "" for c in histogram[k]] if wide else [int((histogram[k] > 0).sum())]
         late = " (newcomer)" if k >= federation.members else ""
-        table.add_row(escape(federation.names[k]) + late, *(str(v) for v in (*counts, *cells)))
+        table.add_row(label(federation.names[k]) + late, *(str(v) for v in (*counts, *cells)))
     console.print(table)
     for note in federation.notes:
-        console.print(f"note: {escape(note)}")
+        console.print(f"note: {label(note)}")

@@ -1,100 +1,122 @@
-"""What the terminal shows: progress while it runs, the report's own table at the end (`report/tables.py`).
+"""What the terminal shows of results: the report's own table (`report/tables.py`), or the same numbers in another form.
 
-`app.py` calls it; `listing.py` prints what is no result.
+`app.py` calls it; `progress.py` shows runs that go, `listing.py` what is no result, `export.py` tables for elsewhere.
 """
 
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from posterity.evaluate import METRICS
-from posterity.experiment.run import Watch, silent
-from posterity.report import Column, Comparison, Row, columns, headline, load_runs, main_comparison, verdict
+from posterity.cli.neutral import label
+from posterity.cli.output import Output
+from posterity.core.text import plain
+from posterity.experiment.export import RULE, export, name_of
+from posterity.report import Column, Comparison, Row, columns, complete, headline, load_runs, main_comparison, verdict
+from posterity.report.divergence import told
 from posterity.report.remarks import fitted
+from posterity.report.tables import by_seed
 
 console = Console()
 UNBOUND = 10_000  # columns, to measure what a table would take
-NAMES = {"validated": "round chosen on validation, shown on test", "paper": "best round on all held-out data",
-         "last": "last round, shown on test"}  # fmt: skip
+LABEL = 28  # characters of a label; longer ones go on in the next line
 
 
-@contextmanager
-def progress(title: str, total: int, quiet: bool) -> Iterator[Watch]:
-    """A live line: rounds, time left, accuracy, clients per second."""
-    if quiet:
-        yield silent
-        return
-    bar = Progress(
-        TextColumn("{task.description:<24}"),
-        BarColumn(bar_width=24),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(compact=True),
-        TextColumn("{task.fields[note]}"),
-        console=console,
-    )
-    task, begun, visits, shown = bar.add_task(title, total=total, note=""), time.perf_counter(), [0], [""]
-    try:
-
-        def watch(round: int, rounds: int, lines: list[dict[str, Any]]) -> None:
-            bar.start()  # not before the first round: a mistake in the settings should stand alone
-            visits[0] += lines[0]["cohort"]
-            found = [x for x in lines if x["kind"] == "score" and x["part"] == "validation" and x["group"] == "members"]
-            if found:
-                metric = next(m.name for m in METRICS if m.goal and m.name in found[-1]["metrics"])
-                best = {x["point"]: x["metrics"][metric]["pooled"] for x in found}
-                shown[0] = " ".join(f"{point} {value:.3f}" for point, value in best.items())
-            speed = visits[0] / max(1e-9, time.perf_counter() - begun)
-            bar.update(task, completed=round, note=f"{shown[0]}  {speed:,.0f} clients/s")
-
-        yield watch
-    finally:
-        bar.stop()
-
-
-def print_table(folder: Path, show: str) -> None:
-    """The headline table of a run or comparison, exactly as the report prints it."""
-    rows = headline(load_runs(folder), show)
-    every = columns(rows)
-    table = _table(rows, every, show, True)
-    if wide := console.measure(table, options=console.options.update(width=UNBOUND)).maximum <= console.width:
-        console.print(table)
+def show_runs(folder: Path, output: Output, page: Path | None) -> None:
+    """The results of a folder in the form that was asked for."""
+    if output.form == "json":
+        print_json(folder, output.show, page)
+    elif output.alone:
+        rows, shown, _ = choose_columns(folder, output)
+        print(export(output.form, rows, shown), end="")
     else:
-        console.print(_table(rows, [c for c in every if not c.wide_only], show, False))
-    if wide and (note := verdict.worst_note(rows)):
-        console.print(note)
+        print_table(folder, output.show, output)
+        if page is not None:
+            say(f"report: {page}")
+
+
+def say(line: str) -> None:
+    """A line that ends with a path or a command: never broken, never read as markup."""
+    console.print(plain(line), soft_wrap=True, markup=False, highlight=False)
+
+
+def choose_columns(folder: Path, output: Output) -> tuple[list[Row], list[Column], list[str]]:
+    """Rows and columns of a table: those asked for by name, or all of the main one; and names that nothing fills."""
+    rows = headline(load_runs(folder), output.show)
+    if not output.metrics:
+        return rows, columns(rows), []
+    rows = complete(rows)
+    every = {c.key: c for table in ("main", "further") for c in columns(rows, table)}
+    missing = [name for name in output.metrics if name not in every]
+    return rows, [every[name] for name in output.metrics if name in every], missing
+
+
+def print_table(folder: Path, show: str, output: Output | None = None) -> None:
+    """The headline table of a run or comparison, its numbers exactly as the report prints them."""
+    output = output or Output(show)
+    rows, every, missing = choose_columns(folder, output)
+    shown = every if output.wide or output.metrics else fitting(rows, every)
+    table = make_table(rows, shown, len(shown) == len(every))
+    place = console if (width := _width(table)) <= console.width else Console(width=width)  # a terminal breaks lines
+    place.print(table)
+    _print_notes(rows, shown, every, missing)
     comparison = main_comparison(rows)
     if comparison.tested:
         _print_pairs(comparison)
-    console.print(verdict.tell(comparison, rows))
-    for remark in fitted(rows) if show == "paper" else ():
-        console.print(remark)
+    say_sentence(verdict.tell(comparison, rows))
+    for remark in [*told(rows), *(fitted(rows) if show == "paper" else ())]:
+        say_sentence(remark)
 
 
-def _table(rows: list[Row], shown: list[Column], show: str, wide: bool) -> Table:
-    table = Table(title=f"{show}: {NAMES[show]}", title_justify="left", header_style="bold", box=SIMPLE_HEAD,
+def fitting(rows: Sequence[Row], every: Sequence[Column]) -> list[Column]:
+    """All columns where there is room for them; else the few that answer the question, as far as they fit."""
+    few = [c for c in every if not c.wide_only]
+    for shown in (list(every), *(few[:count] for count in range(len(few), 1, -1))):
+        if _width(make_table(rows, shown, len(shown) == len(every))) <= console.width:
+            return shown
+    return few[:1]
+
+
+def _width(table: Table) -> int:
+    """The characters that a table takes across if nobody cuts it."""
+    return console.measure(table, options=console.options.update(width=UNBOUND)).maximum
+
+
+def _print_notes(rows: Sequence[Row], shown: Sequence[Column], every: Sequence[Column], missing: list[str]) -> None:
+    keys = {c.key for c in shown}
+    left = [c.key for c in every if c.key not in keys]
+    if left:
+        say_sentence(f"also measured (--wide, or by name with --metrics): {', '.join(left)}")
+    if missing:
+        say_sentence(f"not measured here: {', '.join(missing)}")
+    if "worst10" in keys and (note := verdict.worst_note(rows)):
+        say_sentence(note)
+
+
+def say_sentence(text: str) -> None:
+    """Prose, broken at blanks."""
+    console.print(label(text))
+
+
+def make_table(rows: Sequence[Row], shown: Sequence[Column], wide: bool) -> Table:
+    """The table for a terminal; where it is narrow, evaluation points lose their epochs."""
+    show = rows[0].rule
+    table = Table(title=f"{show}: {RULE[show]}", title_justify="left", header_style="bold", box=SIMPLE_HEAD,
                   pad_edge=False, padding=(0, 1), collapse_padding=True)  # fmt: skip
-    table.add_column("Method", no_wrap=True)
+    table.add_column("Method", max_width=None if wide else LABEL, overflow="fold", no_wrap=wide)
     table.add_column("scored at", no_wrap=True)
     for column in shown:
-        table.add_column(column.heading.replace(" per ", "/"), justify="right", no_wrap=True)
+        table.add_column(label(column.heading.replace(" per ", "/")), justify="right", no_wrap=True)
     for row in rows:
         cells = [row.cells.get(c.key) for c in shown]
         texts = ["" if c is None else f"[bold]{c.text}[/bold]" if c.best else c.text for c in cells]
-        table.add_row(
-            row.label + (f" ({row.mark})" if row.mark else ""),
-            row.point if wide else row.point.partition(",")[0],
-            *texts,
-        )
+        table.add_row(label(name_of(row)), row.point if wide else row.point.partition(",")[0], *texts)
     return table
 
 
@@ -104,26 +126,34 @@ def _print_pairs(comparison: Comparison) -> None:
     title = f"neighbours, paired over {verdict.paired_over(comparison)}{unit}"
     table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, header_style="bold", pad_edge=False,
                   padding=(0, 1), collapse_padding=True)  # fmt: skip
-    table.add_column("Pair")
+    table.add_column("Pair", overflow="fold")
     for head in ("Difference", "95 % interval", f"p (Holm, {comparison.tested})", "seeds needed"):
         table.add_column(head, justify="right", no_wrap=True)
     for line in verdict.lines(comparison, verdict.neighbours(comparison)):
         p = f"[bold]{line.p}[/bold]" if line.separated else line.p
-        table.add_row(f"{line.first.label} − {line.second.label}", line.difference, line.interval, p, line.needed)
+        pair = label(f"{line.first.label} − {line.second.label}")
+        table.add_row(pair, line.difference, line.interval, p, line.needed)
     console.print(table)
 
 
 def print_json(folder: Path, show: str, report: Path | None) -> None:
-    """The same numbers for another program."""
-    rows = headline(load_runs(folder), show)
-    table = [{"method": r.label, "point": r.point, "rounds": list(r.rounds), "seeds": r.seeds,
-              "values": {k: {"mean": _finite(c.mean), "sd": _finite(c.sd)} for k, c in r.cells.items()},
-              "worst10_rows": _worst(r)}
+    """The same numbers for another program, with those of every seed and of both tables."""
+    rows = complete(headline(load_runs(folder), show))
+    every = [*columns(rows), *columns(rows, "further")]
+    table = [{"method": r.label, "point": r.point, "mark": r.mark, "rounds": list(r.rounds), "seeds": r.seeds,
+              "values": {c.key: _value(r, c) for c in every if c.key in r.cells}, "worst10_rows": _worst(r)}
              for r in rows]  # fmt: skip
     comparison = main_comparison(rows)
     facts = {"folder": str(folder), "show": show, "report": str(report) if report else None, "rows": table,
-             "finding": verdict.tell(comparison, rows), "pairs": _pairs(comparison)}  # fmt: skip
+             "finding": verdict.tell(comparison, rows), "diverged": told(rows),
+             "pairs": _pairs(comparison)}  # fmt: skip
     print(json.dumps(facts))
+
+
+def _value(row: Row, column: Column) -> dict[str, Any]:
+    cell = row.cells[column.key]
+    seeds = {seed: _finite(value) for seed, value in by_seed(row, column).items()}
+    return {"mean": _finite(cell.mean), "sd": _finite(cell.sd), "seeds": seeds}
 
 
 def _pairs(comparison: Comparison) -> list[dict[str, Any]]:

@@ -1,8 +1,8 @@
 """What you wrote yourself and name on the command line as `package.module:attribute`: a method, a network, a dataset, a
 partition, a metric, an engine.
 
-The command line puts the current folder on Python's path, so that one file there is enough. When what you wrote fails,
-`place_of` says where: your file and line, and not the library's.
+The current folder is searched for them, and for nothing else (`posterity/search_path.py`): one file there is enough.
+When what you wrote fails, `place_of` says where: your file and line, and not the library's.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from types import ModuleType
 from typing import Any
 
 from posterity.core.hyperparameters import nearest
+from posterity.search_path import import_here
 
 PACKAGE = Path(__file__).resolve().parents[1]
 AUTHORS = tuple(str(PACKAGE / folder) for folder in ("methods", "models"))  # what authors add to the package itself
@@ -87,6 +88,7 @@ def import_outside(name: str) -> ModuleType | None:
     if not name or name.startswith("."):
         return None
     try:
+        import_here(name)
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{name}.".startswith(f"{error.name}."):

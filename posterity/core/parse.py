@@ -92,8 +92,15 @@ def parse_split(text: str) -> tuple[float, float]:
 
 
 def split_list(text: str) -> list[str]:
-    """The pieces between commas, without those that are empty."""
-    return [piece.strip() for piece in text.split(",") if piece.strip()]
+    """The pieces between commas, without those that are empty; a comma in brackets does not part: `a[x=1,y=2],b`."""
+    pieces, depth = [""], 0
+    for letter in text:
+        depth += (letter == "[") - (letter == "]")
+        if letter == "," and depth <= 0:
+            pieces.append("")
+        else:
+            pieces[-1] += letter
+    return [piece.strip() for piece in pieces if piece.strip()]
 
 
 def parse_ranges(text: str) -> list[int]:

@@ -14,10 +14,12 @@ from torch import Tensor
 
 from posterity.core.hyperparameters import nearest
 from posterity.data import split
+from posterity.data.checks import remarks
 from posterity.data.federation import Federation, FederationSpec, Part
-from posterity.data.parse import read_amount, read_share, read_split
+from posterity.data.parse import read_amount, read_newcomers, read_share, read_split
 from posterity.data.partition import Partition, natural, parse_partition
 from posterity.data.pool import DataError, Pool
+from posterity.data.preprocess import Preprocessing, fingerprint
 from posterity.data.rng import Purpose, stream
 
 DEFAULT_PARTITION, DEFAULT_CLIENTS = "dirichlet:0.3", 20
@@ -46,14 +48,15 @@ def assemble(pool: Pool, spec: FederationSpec) -> Federation:
     if held is None:
         train, held = split.hold_out(train, share, seed, pool.group)
     validation, test = split.halve(held, seed, pool.group)
-    late = read_amount(spec.newcomers, len(train) - 1, "newcomers") if spec.newcomers else 0
+    late = read_newcomers(spec.newcomers, len(train))
     order = split.choose_newcomers(len(train), late, seed)
     members = len(order) - late
     train, held, validation, test = ([rows[k] for k in order] for rows in (train, held, validation, test))
     x = split.standardise(pool.x, train, held, members, pool.scale, found.common)
+    fitted = split.fit_scaling(pool.x, train, members, pool.scale)
     names = tuple(found.names[k] for k in order)
     y = _spoilt(pool, names, train, seed)
-    notes = (*pool.notes, *found.notes, *_remarks(pool, train, held, share, late))
+    notes = (*pool.notes, *found.notes, *_remarks(pool, train, held, share, late), *remarks(pool, train, held, members))
     public = None
     if given:
         train, public = split.give_public(train, members, given, seed)
@@ -74,6 +77,8 @@ def assemble(pool: Pool, spec: FederationSpec) -> Federation:
         public=public,
         partition=found.partition,
         notes=notes,
+        preprocessing=Preprocessing(pool.columns, pool.pictures, *(fitted or ())),
+        fingerprint=fingerprint((pool.x, y, *train, *validation, *test)) if fitted else "",
     )
 
 

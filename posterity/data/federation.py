@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from posterity.core.network import Task
+from posterity.data.preprocess import Preprocessing
 
 if TYPE_CHECKING:
     from posterity.data.partition import Partition
@@ -107,6 +108,9 @@ class Federation:
     public: Tensor | None = None  # rows without labels that the server may use (FedBE)
     partition: Partition | None = None  # the rule that divided the rows; None for clients put together by hand
     notes: tuple[str, ...] = ()  # assumptions and warnings that a report must show
+    preprocessing: Preprocessing = field(default=Preprocessing(), repr=False)  # how raw samples became those of x
+    fingerprint: str = ""  # of the values before they were scaled
+    absent: bool = False  # names and counts only, as a finished run's folder has them: there are no rows
 
     @property
     def clients(self) -> int:

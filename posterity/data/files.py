@@ -1,21 +1,26 @@
-"""Finding and reading stored arrays and pictures, without pickles: what the files of `data/datasets` are made of."""
+"""Finding files, pictures and labels: what the files of `data/datasets` are made of (arrays: `data/archive.py`)."""
 
 from __future__ import annotations
 
 import io
+import struct
+import warnings
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
+from posterity.data.archive import Array
 from posterity.data.pool import DataError
 
 VARIABLE = "POSTERITY_DATA"
-Array = NDArray[Any]
+PARTS = ("x_train", "y_train", "x_test", "y_test")  # arrays, as Keras names them
+FORMATS = ("PNG", "JPEG", "WEBP", "BMP")  # what Pillow may try: others start programs (EPS) or are seldom looked after
+PIXELS = 2**30 // 12  # of one picture, a quarter of a GiB in colour; beyond, a few bytes may stand for a great many
+BEGINNINGS = {b"GIF8": "GIF", b"%!PS": "PostScript", b"\xc5\xd0\xd3\xc6": "PostScript", b"%PDF": "PDF",
+              b"<": "SVG or HTML", b"II*\0": "TIFF", b"MM\0*": "TIFF"}  # fmt: skip
 
 
 def locate(data_dir: Path | None, name: str, dataset: str) -> Path:
@@ -26,40 +31,53 @@ def locate(data_dir: Path | None, name: str, dataset: str) -> Path:
             f"set the environment variable {VARIABLE} or pass data_dir"
         )
     if not (data_dir / name).is_file():
+        folder = "" if data_dir.is_dir() else ", nor does the data folder itself"
         raise DataError(
-            f"dataset {dataset}: {data_dir / name} does not exist; expected the file {name} in the data folder; "
-            f"point {VARIABLE} or data_dir to the folder that holds it"
+            f"dataset {dataset}: {data_dir / name} does not exist{folder}; expected the file {name} in the data "
+            f"folder; point {VARIABLE} or data_dir to the folder that holds it"
         )
     return data_dir / name
 
 
-def read_npz(path: Path) -> dict[str, Array]:
-    """All arrays of an .npz file."""
-    try:
-        with np.load(path, allow_pickle=False) as stored:
-            return {name: stored[name] for name in stored.files}
-    except (ValueError, OSError, EOFError, AttributeError) as error:
-        raise DataError(
-            f"{path}: cannot be read ({error}); expected an .npz of plain arrays (no objects, no pickles); "
-            "write it with numpy.savez"
-        ) from None
-
-
 def decode(data: bytes, size: int = 0) -> Array:
-    """A picture (height, width, 3) uint8 from its stored bytes, resized to size×size unless size is 0."""
+    """A picture (height, width, 3) uint8 from its stored bytes, resized to size×size unless size is 0.
+
+    What cannot be read, or is too large to be read, is an OSError that says why.
+    """
     try:
-        from PIL import Image
+        from PIL import Image, UnidentifiedImageError
     except ImportError:
         raise DataError('pictures need Pillow, which is not installed; pip install "posterity[images]"') from None
-    with Image.open(io.BytesIO(data)) as picture:
-        colour = picture.convert("RGB")
-        return np.asarray(colour.resize((size, size)) if size else colour)
+    if not data:
+        raise OSError("the file is empty")
+    try:
+        opened = warnings.catch_warnings(action="ignore", category=Image.DecompressionBombWarning)
+        with opened, Image.open(io.BytesIO(data), formats=FORMATS) as picture:
+            if picture.width * picture.height > PIXELS:
+                raise OSError(f"{picture.width}×{picture.height} pixels; at most {PIXELS:,} are opened")
+            colour = picture.convert("RGB")
+            return np.asarray(colour.resize((size, size)) if size else colour)
+    except Image.DecompressionBombError:
+        raise OSError(f"more than {PIXELS:,} pixels") from None
+    except UnidentifiedImageError:
+        kind = next((word for sign, word in BEGINNINGS.items() if data.lstrip().startswith(sign)), "")
+        raise OSError(f"it is {kind}" if kind else "it is no picture that is known here") from None
+    except (ValueError, SyntaxError, MemoryError, struct.error) as error:  # of a damaged file
+        raise OSError(str(error) or type(error).__name__) from None
 
 
 def decode_all(stored: Array, offsets: Array) -> list[Array]:
     """The pictures stored one after the other in one array of bytes."""
-    data = stored.tobytes()
-    return [decode(data[a:b]) for a, b in pairwise(offsets)]
+    data, found = stored.tobytes(), []
+    for a, b in pairwise(offsets):
+        try:
+            found.append(decode(data[a:b]))
+        except OSError as error:
+            raise DataError(
+                f"picture {len(found)} of {len(offsets) - 1} in an array cannot be read ({error}); expected "
+                f"{', '.join(FORMATS)}; fetch the file again"
+            ) from None
+    return found
 
 
 def unsheet(stored: Array, offsets: Array, side: int, count: int) -> Array:
@@ -69,6 +87,29 @@ def unsheet(stored: Array, offsets: Array, side: int, count: int) -> Array:
         for sheet in decode_all(stored, offsets)
     ]
     return np.concatenate(tiles)[:count]
+
+
+def join_parts(path: Path, stored: dict[str, Array]) -> tuple[Array, Array, Array]:
+    """Samples, labels and which are for testing, from x_train, y_train, x_test and y_test (the form of Keras)."""
+    if missing := [name for name in PARTS if name not in stored]:
+        raise DataError(
+            f"{path}: arrays {', '.join(stored) or 'none'}; expected also {', '.join(missing)}; rename or add arrays"
+        )
+    x_train, y_train, x_test, y_test = (stored[name] for name in PARTS)
+    y_train, y_test = (y[:, 0] if y.ndim == 2 and y.shape[1] == 1 else y for y in (y_train, y_test))
+    for name, x, y in (("train", x_train, y_train), ("test", x_test, y_test)):
+        if x.ndim < 1 or y.shape != x.shape[:1]:
+            raise DataError(
+                f"{path}: x_{name} has the shape {x.shape} and y_{name} {y.shape}; expected as many labels as samples; "
+                "mend the arrays"
+            )
+    if x_train.shape[1:] != x_test.shape[1:] or x_train.dtype != x_test.dtype:
+        raise DataError(
+            f"{path}: samples are {x_train.dtype} {x_train.shape[1:]} in x_train and {x_test.dtype} "
+            f"{x_test.shape[1:]} in x_test; expected the same; convert them"
+        )
+    test = np.arange(len(y_train) + len(y_test)) >= len(y_train)
+    return np.concatenate([x_train, x_test]), np.concatenate([y_train, y_test]), test
 
 
 def pictures(x: Array) -> Tensor:

@@ -6,15 +6,19 @@ from pathlib import Path
 
 import numpy as np
 
-from posterity.data.files import Array, decode
+from posterity.data.archive import Array, check_file, list_folder
+from posterity.data.files import decode
 from posterity.data.pool import DataError
 from posterity.data.tables import Table
 
 KINDS = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
+LARGEST = 4096  # pixels, when pictures are resized
 
 
 def read_image_folder(path: Path, size: int) -> list[Table]:
     """A table per client folder; pictures are resized to size×size unless size is 0; grey ones stay grey."""
+    if size > LARGEST:
+        raise DataError(f"{path}: option size is {size}; expected at most {LARGEST} pixels; lower it")
     clients = _folders(path)
     files = {client: [(f, kind.name) for kind in _folders(client) for f in _pictures(kind)] for client in clients}
     if not any(files.values()):
@@ -27,7 +31,7 @@ def read_image_folder(path: Path, size: int) -> list[Table]:
     for client, listed in files.items():
         shots = []
         for file, _ in listed:
-            shot = _picture(file, size)
+            shot = _picture(file, size, path)
             shape = shape or shot.shape
             if shot.shape != shape:
                 raise DataError(
@@ -37,15 +41,27 @@ def read_image_folder(path: Path, size: int) -> list[Table]:
             shots.append(shot)
         tables[client] = shots
     grey = all((shot == shot[..., :1]).all() for shots in tables.values() for shot in shots)
-    return [_table(client, shots, [kind for _, kind in files[client]], shape, grey) for client, shots in tables.items()]
+    notes = _left_out(clients)
+    return [
+        _table(client, shots, [kind for _, kind in files[client]], shape, grey, notes)
+        for client, shots in tables.items()
+    ]
 
 
-def _table(client: Path, shots: list[Array], kinds: list[str], shape: tuple[int, ...] | None, grey: bool) -> Table:
+def _table(
+    client: Path,
+    shots: list[Array],
+    kinds: list[str],
+    shape: tuple[int, ...] | None,
+    grey: bool,
+    notes: tuple[str, ...],
+) -> Table:
     x = np.stack(shots) if shots else np.zeros((0, *(shape or ())), dtype=np.uint8)
-    return Table(client, x[..., :1] if grey else x, np.array(kinds, dtype=np.str_))
+    return Table(client, x[..., :1] if grey else x, np.array(kinds, dtype=np.str_), notes=notes)
 
 
-def _picture(file: Path, size: int) -> Array:
+def _picture(file: Path, size: int, root: Path) -> Array:
+    check_file(file, "a picture", root)
     try:
         return decode(file.read_bytes(), size)
     except OSError as error:
@@ -55,8 +71,24 @@ def _picture(file: Path, size: int) -> Array:
 
 
 def _folders(path: Path) -> list[Path]:
-    return sorted(p for p in path.iterdir() if p.is_dir() and not p.name.startswith("."))
+    found = [p for p in list_folder(path) if p.is_dir()]
+    for folder in found:
+        if not folder.name.isprintable() and any("\ud800" <= c <= "\udfff" for c in folder.name):
+            raise DataError(f"{folder}: a name that is not UTF-8; expected one that can be written; rename the folder")
+    return found
 
 
 def _pictures(path: Path) -> list[Path]:
-    return sorted(p for p in path.iterdir() if p.suffix.lower() in KINDS and not p.name.startswith("."))
+    return [p for p in list_folder(path) if p.suffix.lower() in KINDS]
+
+
+def _left_out(clients: list[Path]) -> tuple[str, ...]:
+    """A remark on files that stand where pictures are expected, and are none."""
+    kinds = [kind for client in clients for kind in _folders(client)]
+    others = [p for kind in kinds for p in list_folder(kind) if p.suffix.lower() not in KINDS and not p.is_dir()]
+    if not others:
+        return ()
+    shown = ", ".join(str(p.relative_to(p.parents[2])) for p in others[:3]) + (", …" if len(others) > 3 else "")
+    return (
+        f"{len(others)} files in the class folders are left out, since they are none of {', '.join(KINDS)}: {shown}",
+    )

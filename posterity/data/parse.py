@@ -27,12 +27,27 @@ def read_amount(value: str | float, total: int, what: str) -> int:
         ) from None
 
 
+def read_newcomers(value: str | float, clients: int) -> int:
+    """How many of the clients come late; somebody must be left to train."""
+    late = read_amount(value, clients, "newcomers")
+    if late >= clients > 0:
+        raise DataError(
+            f"newcomers is {value!r}; expected up to {clients - 1} of {clients} clients, so that somebody is left to "
+            "train; lower it"
+        )
+    if not late and parse_share(value) > 0:
+        raise DataError(f"newcomers is {value!r}, which is nobody of {clients} clients; expected 0 or more; raise it")
+    return late
+
+
 def read_split(text: str) -> float:
     """The share held out, from "80/20"."""
     try:
         train, held = parse_split(text)
     except ValueError:
         train, held = 0.0, 0.0
-    if train <= 0 or held < 0 or abs(train + held - 100) > 1e-6:
-        raise DataError(f'split is {text!r}; expected two percentages that add up to 100, such as "80/20"')
+    if train <= 0 or held < 0 or not abs(train + held - 100) <= 1e-6:  # also refuses nan
+        raise DataError(
+            f'split is {text!r}; expected two percentages that add up to 100, the first above 0, such as "80/20"'
+        )
     return held / 100

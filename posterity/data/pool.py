@@ -12,13 +12,20 @@ import torch
 from torch import Tensor
 
 from posterity.core.network import Task
+from posterity.core.text import plain
 
 Scaling = Literal["none", "client", "all"]
 """Who fits mean and sd of each feature: nobody, every client on its own training rows, all members together."""
 
 
 class DataError(ValueError):
-    """Data, or a request about data, that cannot be used: says what was given, what was expected and what to do."""
+    """Data, or a request about data, that cannot be used: says what was given, what was expected and what to do.
+
+    Names of files, columns and clients stand in such sentences; none of them commands the terminal.
+    """
+
+    def __init__(self, sentence: str) -> None:
+        super().__init__(plain(sentence, keep="\n"))
 
 
 @dataclass(frozen=True)
@@ -44,7 +51,10 @@ class Pool:
     common: Tensor | None = None  # rows of a test set that belongs to no client
     scale: Scaling = "none"
     outlier: int | None = None  # the owner whose training labels are shuffled, an experiment on robustness
+    may_repeat: bool = False  # rows of the user, perhaps twice there: look for training rows among those held out
     notes: tuple[str, ...] = ()
+    columns: tuple[str, ...] = ()  # names of the features, where they have names
+    pictures: bool = False  # x was made of bytes: 0 … 255 became -1 … 1
 
     def __len__(self) -> int:
         return len(self.y)

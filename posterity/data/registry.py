@@ -18,6 +18,7 @@ from posterity.core.hyperparameters import nearest
 from posterity.core.outside import find_function
 from posterity.core.parse import MISTAKES, Declared, declared
 from posterity.data import datasets
+from posterity.data.checks import check_federation, check_pool
 from posterity.data.federation import Federation, FederationSpec, Options
 from posterity.data.files import VARIABLE
 from posterity.data.mix import mix
@@ -111,7 +112,8 @@ def _read(name: str, spec: FederationSpec, options: Options) -> Pool | Federatio
         )
     if isinstance(pool, Federation):
         _check_divided(name, spec, () if "clients" in known else ("clients",))
-    return pool
+        return check_federation(pool)
+    return check_pool(pool, name) if ":" in name else pool
 
 
 def _check_divided(name: str, spec: FederationSpec, more: tuple[str, ...]) -> None:

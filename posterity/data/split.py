@@ -67,24 +67,33 @@ def give_public(train: list[Tensor], members: int, share: float, seed: int) -> t
     return kept, torch.cat(given)
 
 
+def fit_scaling(x: Tensor, train: list[Tensor], members: int, scale: Scaling) -> tuple[Tensor, Tensor] | None:
+    """Mean and sd of each feature on training rows, (clients, *shape), or (1, *shape) for all members together.
+
+    Only training rows are looked at. A feature that is constant there is only centred; who has none leaves x as it is.
+    """
+    if scale == "none":
+        return None
+    groups = [torch.cat(train[:members])] if scale == "all" else train
+    shape = x.shape[1:]
+    found = [_moments(x[mine]) if len(mine) else (torch.zeros(shape).double(), torch.ones(shape).double())
+             for mine in groups]  # fmt: skip
+    return torch.stack([mean for mean, _ in found]), torch.stack([sd for _, sd in found])
+
+
 def standardise(
     x: Tensor, train: list[Tensor], held: list[Tensor], members: int, scale: Scaling, common: Tensor | None = None
 ) -> Tensor:
-    """Features with mean 0 and sd 1 on training rows: each client's own, or all members' together.
-
-    Only training rows are looked at. A feature that is constant there is only centred.
-    """
-    if scale == "none":
+    """Features with mean 0 and sd 1 on training rows: each client's own, or all members' together."""
+    fitted = fit_scaling(x, train, members, scale)
+    if fitted is None:
         return x
-    x = x.clone()
-    everybody = _moments(x[torch.cat(train[:members])]) if scale == "all" else None
-    for mine, rest in zip(train, held, strict=True):
-        if everybody or len(mine):
-            mean, sd = everybody or _moments(x[mine])
-            rows = torch.cat([mine, rest])
-            x[rows] = ((x[rows].double() - mean) / sd).to(x.dtype)
-    if everybody and common is not None:
-        x[common] = ((x[common].double() - everybody[0]) / everybody[1]).to(x.dtype)
+    x, (mean, sd) = x.clone(), fitted
+    for k, (mine, rest) in enumerate(zip(train, held, strict=True)):
+        rows, which = torch.cat([mine, rest]), k if scale == "client" else 0
+        x[rows] = ((x[rows].double() - mean[which]) / sd[which]).to(x.dtype)
+    if scale == "all" and common is not None:
+        x[common] = ((x[common].double() - mean[0]) / sd[0]).to(x.dtype)
     return x
 
 

@@ -9,6 +9,7 @@ pictures       folder/client/class/*.png
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 from typing import cast
 
@@ -19,12 +20,16 @@ from torch import Tensor
 from posterity.core.hyperparameters import nearest
 from posterity.core.network import Task
 from posterity.core.parse import convert
+from posterity.data.archive import Array, list_folder
+from posterity.data.checks import pool_remarks
 from posterity.data.federation import Options
-from posterity.data.files import Array, pictures
+from posterity.data.files import pictures
 from posterity.data.image_folder import read_image_folder
 from posterity.data.pool import DataError, Pool, Scaling
+from posterity.data.sheet import LARGEST
 from posterity.data.tables import SUFFIXES, Columns, Table, read_table
 
+EXACT = 2**53  # whole numbers up to here are one float each
 CHOICES = {"scale": ("none", "client", "all"), "task": ("classification", "regression"), "size": ()}
 
 
@@ -37,7 +42,7 @@ def read_user_files(path: Path, columns: Columns, options: Options) -> Pool:
     _check_options(path, options)
     task = cast(Task, options.get("task", "classification"))
     if path.is_dir():
-        files = sorted(p for p in path.iterdir() if p.suffix.lower() in SUFFIXES and not p.name.startswith("."))
+        files = [p for p in list_folder(path) if p.suffix.lower() in SUFFIXES]
         tables = _one_each(files, columns) if files else read_image_folder(path, convert(options.get("size", 0), int))
         clients = [table.path.stem if files else table.path.name for table in tables]
         sizes = [len(table.y) for table in tables]
@@ -51,20 +56,19 @@ def read_user_files(path: Path, columns: Columns, options: Options) -> Pool:
         path, np.concatenate([table.y for table in tables if len(table.y)] or [np.zeros(0)]), task
     )
     scale = cast(Scaling, options.get("scale", "client" if tables[0].features else "none"))
+    x = _features(tables, scale == "none")
     pool = Pool(
-        path.stem,
-        _features(tables, scale == "none"),
-        y,
-        len(names),
-        names,
-        task,
-        owner,
-        tuple(clients),
-        group,
-        scale=scale,
-        notes=notes,
-    )
-    return pool.noting(*_lonely(pool))
+        path.stem, x, y, len(names), names, task, owner, tuple(clients), group, _official(tables), scale=scale,
+        may_repeat=True, notes=tables[0].notes + notes, columns=tables[0].features,
+        pictures=tables[0].x.dtype == np.uint8 and x.dim() == 4,
+    )  # fmt: skip
+    return pool.noting(*pool_remarks(pool, tables[0].features))
+
+
+def _official(tables: list[Table]) -> Tensor | None:
+    """Which rows the files themselves keep for testing, if all say so."""
+    told = [table.official_test for table in tables if table.official_test is not None]
+    return torch.from_numpy(np.concatenate(told)) if len(told) == len(tables) else None
 
 
 def _check_options(path: Path, options: Options) -> None:
@@ -86,7 +90,10 @@ def _one_each(files: list[Path], columns: Columns) -> list[Table]:
             f"{files[0].parent}: client_column={columns.client!r} and a folder; expected one or the other, since each "
             "file of a folder is one client; leave client_column out"
         )
-    tables = [read_table(file, columns) for file in files]
+    for one, other in pairwise(sorted(file.stem for file in files)):
+        if one == other:
+            raise DataError(f"{files[0].parent}: two files for the client {one!r}; expected one for each; remove one")
+    tables = [read_table(file, columns, file.parent) for file in files]
     first = tables[0]
     for table in tables:
         if table.features != first.features:
@@ -111,9 +118,7 @@ def _features(tables: list[Table], keep_integers: bool = False) -> Tensor:
         return pictures(x)
     if x.dtype == np.uint8 and x.ndim == 4:
         return pictures(x.transpose(0, 2, 3, 1))
-    if (
-        x.dtype.kind in "iu" and keep_integers
-    ):  # indices of words, counts: networks that want other numbers convert them
+    if x.dtype.kind in "iu" and keep_integers:  # indices of words: a network that wants other numbers converts them
         return torch.from_numpy(x.astype(np.int64))
     return torch.from_numpy(x.astype(np.float32))
 
@@ -168,30 +173,25 @@ def _labels(path: Path, y: Array, task: Task) -> tuple[Tensor, tuple[str, ...], 
         raise DataError(f"{path}: target {y[row]} in row {row}; expected a label; fill it in or drop the row")
     if task == "regression":
         if numbers is None:
-            raise DataError(f"{path}: targets such as {y[0]!r}; expected numbers for regression; use classification")
+            raise DataError(
+                f"{path}: targets such as {str(y[0])!r}; expected numbers for regression; use classification"
+            )
+        if np.abs(numbers).max() > LARGEST or (numbers == numbers[0]).all():
+            worst = numbers[np.abs(numbers).argmax()]
+            raise DataError(
+                f"{path}: targets such as {worst:g}{' in every row' * bool((numbers == worst).all())}; "
+                f"expected different numbers up to {LARGEST:.1e}; check the target column"
+            )
         return torch.from_numpy(numbers.astype(np.float32)), (), ()
     if numbers is not None and (broken := numbers != np.round(numbers)).any():
         raise DataError(
             f"{path}: target {numbers[broken][0]:g} is not a whole number; expected class labels; for regression give "
             'options={"task": "regression"}'
         )
-    number, names = _numbered(y if numbers is None else numbers.astype(np.int64))
+    number, names = _numbered(y if numbers is None or np.abs(numbers).max() > EXACT else numbers.astype(np.int64))
     assert number is not None
     if len(names) < 2:
         raise DataError(f"{path}: all targets are {names[0]!r}; expected at least two classes; check the target column")
     many = numbers is not None and len(names) > max(20, len(y) / 4)
     note = f"{len(names)} classes for {len(y)} rows: if the target is a quantity, use the task regression"
     return number, tuple(names), (note,) * many
-
-
-def _lonely(pool: Pool) -> list[str]:
-    """A remark on clients whose rows are all of one class."""
-    if pool.owner is None or pool.task == "regression":
-        return []
-    cells = np.unique(torch.stack([pool.owner, pool.y], 1).numpy(), axis=0)  # (cells, 2)
-    kinds = np.bincount(cells[:, 0], minlength=len(pool.owner_names))
-    lonely = [name for name, kind in zip(pool.owner_names, kinds.tolist(), strict=True) if kind == 1]
-    if not lonely:
-        return []
-    shown = ", ".join(lonely[:5]) + (", …" if len(lonely) > 5 else "")
-    return [f"{len(lonely)} clients have one class only ({shown}): AUROC means nothing there, accuracy little"]

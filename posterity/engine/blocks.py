@@ -32,7 +32,9 @@ def blocks(sim: Simulation, clients: Tensor, passes: Iterable[Pass] = ()) -> Ite
     sample = sim.federation.x[0].numel() * sim.federation.x.element_size()
     held, row = tree_bytes(sim.initial), 2 * sim.sample or ACTIVATIONS * sample
     each = max([p.copies * held + row * (p.batch or int(counts.max())) for p in passes] or [8 * held + row])
-    yield from torch.split(clients, max(1, min(len(clients), sim.memory // each)))
+    room = sim.memory // 2 if sim.root.is_cuda else sim.memory  # recordings of a GPU have memory of their own
+    most = len(clients) if sim.limit.most is None else sim.limit.most
+    yield from torch.split(clients, max(1, min(most, room // each)))
 
 
 def meet(

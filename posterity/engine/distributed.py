@@ -10,6 +10,9 @@ from __future__ import annotations
 
 import atexit
 import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from heapq import heapreplace
 
@@ -20,6 +23,32 @@ from torch import Tensor
 
 from posterity.core.messages import Message, merge
 from posterity.core.tree import Tree, tree_filled, tree_named
+from posterity.engine.parent import is_worker
+
+MEETING = "POSTERITY_MEETING"  # environment: the file by which processes of one machine find each other
+LOST = 75  # exit code of a process that could not go on without another
+
+
+class PeerLost(RuntimeError):
+    """Another process ended or cannot be reached. The command line shows it as it shows a mistake in the flags."""
+
+    exit_code = LOST
+
+    def show(self) -> None:
+        if not is_worker():  # else the process that started this one knows which has ended, and says so
+            print(f"error: {self}", file=sys.stderr)
+
+
+@contextmanager
+def _exchanging() -> Iterator[None]:
+    """Say in a sentence that an exchange failed; PyTorch says on which line of its own."""
+    try:
+        yield
+    except RuntimeError as error:
+        said = (str(error).strip().splitlines() or [""])[0]
+        raise PeerLost("another of the processes that share the clients has ended or cannot be reached, so this one "
+                       f"cannot go on; start all of them again with 'posterity resume' (PyTorch says: {said})"
+                       ) from error  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -85,7 +114,8 @@ class Processes:
             return [number]
         mine = torch.tensor([number], dtype=torch.float64, device=self.device)
         told = [torch.zeros_like(mine) for _ in range(self.size)]
-        dist.all_gather(told, mine)
+        with _exchanging():
+            dist.all_gather(told, mine)
         return [float(t) for t in told]
 
     def summed(self, numbers: list[float]) -> list[float]:
@@ -94,7 +124,8 @@ class Processes:
             return numbers
         mine = torch.tensor(numbers, dtype=torch.float64, device=self.device)
         told = [torch.zeros_like(mine) for _ in range(self.size)]
-        dist.all_gather(told, mine)
+        with _exchanging():
+            dist.all_gather(told, mine)
         return [sum(column) for column in zip(*(t.tolist() for t in told), strict=True)]
 
     def collect(self, named: dict[str, Tensor]) -> list[dict[str, Tensor]]:
@@ -117,22 +148,25 @@ class Processes:
 
     def _send(self, tree: Tree, to: int) -> None:
         data = _packed(dict(tree_named(tree)), self.device)
-        dist.send(torch.tensor([len(data)], device=self.device), to)
-        dist.send(data, to)
+        with _exchanging():
+            dist.send(torch.tensor([len(data)], device=self.device), to)
+            dist.send(data, to)
 
     def _receive(self, source: int) -> dict[str, Tensor]:
         size = torch.zeros(1, dtype=torch.int64, device=self.device)
-        dist.recv(size, source)
-        data = torch.zeros(int(size), dtype=torch.uint8, device=self.device)
-        dist.recv(data, source)
+        with _exchanging():
+            dist.recv(size, source)
+            data = torch.zeros(int(size), dtype=torch.uint8, device=self.device)
+            dist.recv(data, source)
         return self._unpacked(data)
 
     def _broadcast(self, named: dict[str, Tensor] | None, source: int) -> dict[str, Tensor]:
         data = None if named is None else _packed(named, self.device)
         size = torch.tensor([0 if data is None else len(data)], device=self.device)
-        dist.broadcast(size, source)
-        data = torch.zeros(int(size), dtype=torch.uint8, device=self.device) if data is None else data
-        dist.broadcast(data, source)
+        with _exchanging():
+            dist.broadcast(size, source)
+            data = torch.zeros(int(size), dtype=torch.uint8, device=self.device) if data is None else data
+            dist.broadcast(data, source)
         return self._unpacked(data)
 
     def _unpacked(self, data: Tensor) -> dict[str, Tensor]:
@@ -169,9 +203,19 @@ def find_processes(device: str) -> tuple[Processes, str]:
         device = f"cuda:{os.environ['LOCAL_RANK']}"
         torch.cuda.set_device(device)
     if not dist.is_initialized():
-        dist.init_process_group("nccl" if device.startswith("cuda") else "gloo")
+        with _exchanging():
+            _meet(device, size)
         atexit.register(dist.destroy_process_group)
     return Processes(int(os.environ["RANK"]), size, device), device
 
 
-__all__ = ["Processes", "deal", "find_processes", "started_first"]
+def _meet(device: str, size: int) -> None:
+    """Join the others: by a file where the command line started them, so that nothing listens to other machines."""
+    backend, meeting = "nccl" if device.startswith("cuda") else "gloo", os.environ.get(MEETING)
+    if meeting is None:
+        dist.init_process_group(backend)
+    else:
+        dist.init_process_group(backend, init_method=f"file://{meeting}", rank=int(os.environ["RANK"]), world_size=size)
+
+
+__all__ = ["LOST", "MEETING", "PeerLost", "Processes", "deal", "find_processes", "started_first"]

@@ -5,7 +5,7 @@ Everything is written for several seeds at once (`multi_seed.py`); one simulatio
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -16,12 +16,13 @@ from posterity.core.tree import tree_rows
 from posterity.data.federation import Part
 from posterity.engine import keys
 from posterity.engine.api import Engine
-from posterity.engine.blocks import blocks
-from posterity.engine.client import at, passes_at, personal_at
+from posterity.engine.client import Site, at, passes_at, personal_at
+from posterity.engine.halving import take_blocks
 from posterity.engine.multi_seed import MultiSeed
-from posterity.engine.server import Accumulator, RoundLog, combine
+from posterity.engine.server import Accumulator, Refusal, RoundLog, combine
 from posterity.engine.simulation import Simulation
 from posterity.engine.store import Store
+from posterity.engine.usable import FAR, UNSOLVABLE, has_grown, outstanding, why_unusable
 
 
 def first_state(sim: Simulation) -> State:
@@ -44,34 +45,96 @@ def train_rounds(
     round: int, rounds: int,
 ) -> list[tuple[State, RoundLog]]:  # fmt: skip
     """One round of every seed. Records and messages are committed together, after every block has been collected."""
+    accumulators = _visit_all(seeds, engine, states, stores, cohorts, round)
+    ends = zip(seeds.sims, accumulators, states, stores, cohorts, strict=True)
+    return [_settle(sim, engine, *end, round, rounds) for sim, end in ((each[0], each[1:]) for each in ends)]
+
+
+def _visit_all(
+    seeds: MultiSeed, engine: Engine, states: Sequence[State], stores: Sequence[Store], cohorts: Sequence[Tensor],
+    round: int,
+) -> list[Accumulator]:  # fmt: skip
+    """What the cohorts of all seeds send; nothing is written."""
     joint, accumulators = seeds.joint, [Accumulator() for _ in seeds.sims]
     mine = [sim.processes.share(cohort) for sim, cohort in zip(seeds.sims, cohorts, strict=True)]
     passes = joint.passes()
-    for clients in blocks(joint, seeds.numbers(mine), passes):
+
+    def visit(clients: Tensor) -> None:
         here, by_seed = seeds.meet(engine, states, stores, clients, round)
-        visit = engine.visit(joint, passes, here)
-        for some in by_seed:
-            accumulators[some.seed].add(some.clients, some.offered, some.of(visit))
-    ends = zip(seeds.sims, accumulators, states, stores, map(len, cohorts), strict=True)
-    return [finish_round(*end, round, rounds) for end in ends]
+        done = engine.visit(joint, passes, here)
+        parts = [Accumulator.of(some.clients, some.offered, some.of(done)) for some in by_seed]
+        for some, part in zip(by_seed, parts, strict=True):
+            accumulators[some.seed].join(part)
+
+    take_blocks(joint, seeds.numbers(mine), passes, visit)
+    return accumulators
+
+
+def _settle(
+    sim: Simulation, engine: Engine, accumulator: Accumulator, state: State, store: Store, cohort: Tensor, round: int,
+    rounds: int,
+) -> tuple[State, RoundLog]:  # fmt: skip
+    """The end of a round; if its result cannot be used, of the same round without the clients that stand out."""
+
+    def lasts(after: State) -> bool:
+        """Whether somebody could go on from a state. Visits leave no trace, so that it can be tried."""
+        if not has_grown(after, state):
+            return True
+        (tried,) = _visit_all(MultiSeed.of([sim]), engine, [after], [store], [cohort], round + 1)
+        now, then = (_log(sim, each, round, len(cohort)) for each in (accumulator, tried))
+        return then.accepted > 0 and not then.loss > FAR * max(1.0, now.loss)  # nan: nobody counted
+
+    after, log = finish_round(sim, accumulator, state, store, len(cohort), round, rounds, lasts)
+    suspects = outstanding(_sizes(sim, accumulator, cohort)) if log.rolled_back else []
+    if not suspects:
+        return after, log
+    rest = cohort[~torch.isin(cohort, torch.tensor(suspects, device=cohort.device))]
+    (others,) = _visit_all(MultiSeed.of([sim]), engine, [state], [store], [rest], round)
+    named = {client: accumulator.sizes[client] for client in suspects if client in accumulator.sizes}
+    reason = "the round cannot be used with it: it holds a number of magnitude {:.3g}, far beyond the others'"
+    others.refused += [Refusal(client, reason.format(size)) for client, size in named.items()]
+    after, again = finish_round(sim, others, state, store, len(cohort), round, rounds, lasts)
+    if again.rolled_back:
+        return state, log
+    return after, replace(again, bytes_up=log.bytes_up, bytes_down=log.bytes_down)
+
+
+def _sizes(sim: Simulation, accumulator: Accumulator, cohort: Tensor) -> dict[int, float]:
+    """The largest number that each accepted client sent, over all processes."""
+    clients = cohort.tolist()
+    told = sim.processes.summed([accumulator.sizes.get(client, 0.0) for client in clients])
+    return {client: size for client, size in zip(clients, told, strict=True) if size}
 
 
 def finish_round(
-    sim: Simulation, accumulator: Accumulator, state: State, store: Store, cohort: int, round: int, rounds: int
-) -> tuple[State, RoundLog]:
-    """The state after a round, from what its visits sent, and what there is to say about it."""
+    sim: Simulation, accumulator: Accumulator, state: State, store: Store, cohort: int, round: int, rounds: int,
+    lasts: Callable[[State], bool] = lambda state: True,
+) -> tuple[State, RoundLog]:  # fmt: skip
+    """The state after a round, from what its visits sent, and what there is to say about it.
+
+    If the state could not be used, or not `lasts`, it and the records stay what they were: the round is rolled back.
+    """
     log = _log(sim, accumulator, round, cohort)
     if not log.accepted:
         return state, log
     total, root = sim.processes.total(accumulator.total)
     report: dict[str, Tensor] = {}
+    after, why = state, ""
     if total is not None:
         now = Now(round, rounds, sim.fold(sim.server, round), log.accepted, _public(sim))
-        state, report = combine(sim.method, state, total, now)
-    state = sim.processes.share_out(state, root)
+        try:
+            after, report = combine(sim.method, state, total, now)
+            why = why_unusable(after, state)
+        except UNSOLVABLE as error:
+            why = f"it cannot be computed ({str(error).splitlines()[0]})"
+    if any(sim.processes.tell(float(bool(why)))):
+        return state, replace(log, accepted=0, rolled_back=f"the state after it cannot be used: {why or 'see above'}")
+    after = sim.processes.share_out(after, root)
+    if not lasts(after):
+        return state, replace(log, accepted=0, rolled_back="no client could go on from the state after it")
     for clients, records in accumulator.records:  # only now: if `combine` fails, the records stay as they were too
         store.write(clients, records)
-    return state, replace(log, report={name: float(value) for name, value in report.items()})
+    return after, replace(log, report={name: float(value) for name, value in report.items()})
 
 
 def _log(sim: Simulation, accumulator: Accumulator, round: int, cohort: int) -> RoundLog:
@@ -136,22 +199,31 @@ def _answer(
     place = {client: i for i, client in enumerate(everyone.tolist())}
     outputs: list[list[Tensor]] = [[torch.empty(0)] * len(place) for _ in parts]
     mine = [sim.processes.share(each.clients) for sim, each in zip(seeds.sims, asked, strict=True)]
-    for clients in blocks(joint, seeds.numbers(mine), (*passes, *adapt)):
+
+    def predict(clients: Tensor) -> None:
         here, _ = seeds.meet(engine, states, stores, clients, round, asked[0].newcomers)
+        places = [place[client] for client in clients.tolist()]
         for slot, found in enumerate(engine.predict(joint, passes, adapt, here, parts)):
-            for client, output in zip(clients.tolist(), found, strict=True):
-                outputs[slot][place[client]] = output
+            for where, output in zip(places, found, strict=True):
+                outputs[slot][where] = output
+
+    take_blocks(joint, seeds.numbers(mine), (*passes, *adapt), predict)
     return seeds.split(outputs, [each.clients for each in asked])
+
+
+def arrive_client(sim: Simulation, state: State, store: Store, client: int, round: int) -> tuple[Site, Here]:
+    """One client's site, and its `here` right after the broadcast. Newcomers have no record."""
+    site, late = sim.site(client), client >= sim.federation.members
+    shared, own = sim.method.offer(state, None if late else site.client)
+    record = None if late or not bool(store.known[client]) else tree_rows(store.read(site.client[None]), 0)
+    return site, site.arrive(shared, own, record, round)
 
 
 def personal_model(
     sim: Simulation, state: State, store: Store, client: int, round: int, point: str
 ) -> tuple[Carry, Here]:
     """One client's carry and `here` at an evaluation point: what `predict` needs. Newcomers have no record."""
-    site, late = sim.site(client), client >= sim.federation.members
-    shared, own = sim.method.offer(state, None if late else site.client)
-    record = None if late or not bool(store.known[client]) else tree_rows(store.read(site.client[None]), 0)
-    here = site.arrive(shared, own, record, round)
+    site, here = arrive_client(sim, state, store, client, round)
     carry = personal_at(site, here, point)
     return carry, replace(at(here, keys.PREDICT), kept=carry.kept)
 
@@ -164,6 +236,7 @@ def _public(sim: Simulation) -> Tensor | None:
 __all__ = [
     "Question",
     "answer",
+    "arrive_client",
     "finish_round",
     "first_state",
     "personal_model",

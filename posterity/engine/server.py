@@ -1,12 +1,13 @@
 """The server's side of a round: the first state, what is accepted, the sum, the next state. It needs no data.
 
 Messages reach an `Accumulator` one stack of clients after the other; only their sum is held. Records and messages are
-committed together or not at all: a message that is not finite, or breaks the range that it declared, is left out, and
-its client keeps the record that it had.
+committed together or not at all: a message that is not finite, is too large to be used (`usable.py`) or breaks the
+range that it declared is left out, and its client keeps the record that it had.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 import torch
@@ -17,6 +18,7 @@ from posterity.core.protocol import Method, Now, State
 from posterity.core.tree import Tree, tree_finite, tree_like, tree_rows
 from posterity.core.wire import wire_bytes
 from posterity.engine.client import Visit
+from posterity.engine.usable import USABLE, largest_sent
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,7 @@ class RoundLog:
     bytes_up: int = 0
     bytes_down: int = 0
     report: dict[str, float] = field(default_factory=dict)
+    rolled_back: str = ""  # why nothing of it was kept, if its result could not be used; then nothing was accepted
 
     @property
     def empty(self) -> bool:
@@ -55,6 +58,7 @@ class Accumulator:
     losses: Tensor = field(default_factory=lambda: torch.zeros(2, dtype=torch.float64))  # loss x samples, samples
     bytes_up: int = 0
     bytes_down: int = 0
+    sizes: dict[int, float] = field(default_factory=dict)  # the largest number that each accepted client sent
 
     @property
     def accepted(self) -> int:
@@ -62,19 +66,36 @@ class Accumulator:
 
     def add(self, clients: Tensor, offered: Tree, visit: Visit) -> None:
         """What some clients were offered, and a stack of what they sent and would keep; unusable ones are left out."""
+        self.join(Accumulator.of(clients, offered, visit))
+
+    @staticmethod
+    def of(clients: Tensor, offered: Tree, visit: Visit) -> Accumulator:
+        """The sum of one stack."""
         sent, records, seen = visit.message, visit.record, visit.loss
-        self.bytes_down += wire_bytes(offered[0]) * len(clients) + wire_bytes(offered[1])
-        self.bytes_up += message_bytes(sent)
-        part, good = fold_stack(sent), _accepted(sent, records, len(clients))
+        down, up = wire_bytes(offered[0]) * len(clients) + wire_bytes(offered[1]), message_bytes(sent)
+        sizes = largest_sent(sent, len(clients)).to(clients.device)
+        part, good = fold_stack(sent), _accepted(sent, records, sizes)
+        refused: list[Refusal] = []
         if not bool(good.all()):  # the only place where the host waits for the clients
-            self.refused += [Refusal(int(c), "not finite or outside its declared range") for c in clients[~good]]
+            left_out = zip(clients[~good].tolist(), sizes[~good].tolist(), strict=True)
+            refused = [Refusal(client, _reason(size)) for client, size in left_out]
             if not bool(good.any()):
-                return
+                return Accumulator(refused=refused, bytes_up=up, bytes_down=down)
             sent, records, clients = tree_rows(sent, good), tree_rows(records, good), clients[good]
-            part, seen = fold_stack(sent), None if seen is None else seen[good]
-        self.total = part if self.total is None else merge(self.total, part)
-        self.records.append((clients, records))
-        self.losses += 0 if seen is None else seen.sum(0).double().cpu()
+            part, seen, sizes = fold_stack(sent), None if seen is None else seen[good], sizes[good]
+        losses = torch.zeros(2, dtype=torch.float64) if seen is None else seen.sum(0).double().cpu()
+        by_client = dict(zip(clients.tolist(), sizes.tolist(), strict=True))
+        return Accumulator(part, [(clients, records)], refused, losses, up, down, by_client)
+
+    def join(self, other: Accumulator) -> None:
+        """Add what another one holds; it is of other clients."""
+        if other.total is not None:
+            self.total = other.total if self.total is None else merge(self.total, other.total)
+        self.records += other.records
+        self.refused += other.refused
+        self.losses = self.losses + other.losses
+        self.bytes_up, self.bytes_down = self.bytes_up + other.bytes_up, self.bytes_down + other.bytes_down
+        self.sizes |= other.sizes
 
 
 def combine(method: Method, state: State, total: Message, now: Now) -> tuple[State, dict[str, Tensor]]:
@@ -83,10 +104,17 @@ def combine(method: Method, state: State, total: Message, now: Now) -> tuple[Sta
     return state, method.report(state, total)
 
 
-def _accepted(sent: Message, records: Tree, count: int) -> Tensor:
+def _accepted(sent: Message, records: Tree, sizes: Tensor) -> Tensor:
     """Which clients of a stack sent a usable message and hold a finite record."""
     verdicts = [v for v in (acceptable(sent), tree_finite(records)) if len(v)]
-    return torch.stack(verdicts).all(0) if verdicts else torch.ones(count, dtype=torch.bool)
+    return torch.stack([sizes <= USABLE, *verdicts]).all(0)
+
+
+def _reason(size: float) -> str:
+    """Why a message was left out whose largest number is `size`."""
+    if math.isfinite(size) and size > USABLE:
+        return f"it holds a number of magnitude {size:.3g}; what can be used ends at {USABLE:.2g}"
+    return "not finite or outside its declared range"
 
 
 __all__ = ["Accumulator", "Refusal", "RoundLog", "combine"]

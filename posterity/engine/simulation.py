@@ -27,6 +27,24 @@ from posterity.engine.keys import CLIENT, SERVER, client_keys, fold_key
 from posterity.engine.tracing.trace import TraceCache, play
 
 
+@dataclass
+class BlockLimit:
+    """How many clients may be stacked at once, once memory has run out; and what is to be said about it."""
+
+    most: int | None = None
+    notes: list[str] = field(default_factory=list)
+
+    def lower(self, most: int, tried: int) -> None:
+        self.most = most if self.most is None else min(self.most, most)
+        self.notes.append(f"out of memory with {tried} clients at once: it goes on with {self.most} (their sums may be "
+                          "rounded in another order); --memory allows less from the start")  # fmt: skip
+
+    def told(self) -> list[str]:
+        """The notes since the last call."""
+        notes, self.notes = self.notes, []
+        return notes
+
+
 @dataclass(frozen=True)
 class Simulation:
     """One experiment's fixed things: everything but State and the personal records."""
@@ -41,6 +59,10 @@ class Simulation:
     processes: Processes = Processes()  # the processes that share the work
     traces: TraceCache = field(default_factory=TraceCache, repr=False, compare=False)
     build: BuildBatch = build_batch  # makes every batch; a law puts other samples into the padding
+    limit: BlockLimit = field(default_factory=BlockLimit, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        self.traces.captures.allowed = self.memory // 2  # the other half is for the clients that are stacked
 
     @property
     def dtype(self) -> torch.dtype:

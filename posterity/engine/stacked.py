@@ -144,16 +144,18 @@ class Stacked:
         order = torch.argsort(part.sizes[ids], descending=True, stable=True)
         carry, here = (tree_rows(carry, send(order, here.key.device)), select(here, send(order, here.key.device)))
         plan = plan_batches(look, part, ids[order], here.key)
-        chunks: list[list[Tensor]] = [[] for _ in here.client]
-        counts = plan.counts.tolist()
+        flat, begin = None, plan.count.cumsum(0) - plan.count  # all clients' outputs, and where each one's begin
         for step, active in enumerate(plan.active()):
-            (rows,), _ = plan.rows(step, step + 1, active)
+            (rows,), (real,) = plan.rows(step, step + 1, active)
             some = replace(select(here, slice(active)), key=sim.fold(here.key[:active], step))
             outputs = self.apply(sim, sim.method.predict, some, tree_rows(carry, slice(active)), sim.federation.x[rows])
-            for i in range(active):
-                chunks[i].append(outputs[i, : max(0, min(PREDICT_ROWS, counts[i] - step * PREDICT_ROWS))])
-        inverse = torch.argsort(order).tolist()
-        return [torch.cat(chunks[i]) for i in inverse]
+            if flat is None:
+                flat = outputs.new_zeros(int(plan.counts.sum()), *outputs.shape[2:])
+            place = begin[:active, None] + step * PREDICT_ROWS + torch.arange(rows.shape[1], device=begin.device)
+            flat[place[real]] = outputs[real]
+        assert flat is not None  # every plan has a first step
+        each = torch.split(flat, plan.counts.tolist())
+        return [each[i] for i in torch.argsort(order).tolist()]
 
 
 STACKED = Stacked()

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import sys
+import shlex
 import tomllib
-from collections.abc import Callable, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from itertools import count
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -18,12 +16,23 @@ from posterity import methods
 from posterity.data import Partition, parse_partition
 from posterity.evaluate import load_metrics
 from posterity.experiment import run_folder
+from posterity.experiment.begin_again import (
+    Tell,
+    begin_again,
+    check_settings,
+    find_changed,
+    remark_on_old,
+    runs_below,
+    tell_user,
+)
 from posterity.experiment.config import Config, from_table, read_toml, to_toml
-from posterity.experiment.run import Watch, check_rule, resume_run, run_seeds, start_run
+from posterity.experiment.run import Watch, check_rule
 from posterity.experiment.setup import load_federation
+from posterity.experiment.tasks import Run, Task
+from posterity.experiment.variants import Variant, parse_variants
+from posterity.experiment.workers import Crew, WorkerLost
 
 PLAN = "comparison.json"  # what a comparison is to run, so that `resume` knows what has not begun
-Run = tuple[Path, Config]
 Watching = Callable[[str, int], AbstractContextManager[Watch]]
 
 
@@ -48,36 +57,6 @@ def demo_plan() -> tuple[Config, list[str], list[int]]:
     return config, names, [0, 1, 2]
 
 
-@dataclass(frozen=True)
-class Task:
-    """One run of a comparison, and the other seeds that run at once with it."""
-
-    title: str
-    path: Path
-    config: Config
-    others: tuple[Run, ...] = ()
-
-    @staticmethod
-    def of(runs: Sequence[Run]) -> Task:
-        """The task of one run, or of several seeds at once."""
-        seeds = ", ".join(str(config.seed) for _, config in runs)
-        title = f"{runs[0][1].method} seed{'s' * (len(runs) > 1)} {seeds}"
-        return Task(title, *runs[0], tuple(runs[1:]))
-
-    @property
-    def runs(self) -> tuple[Run, ...]:
-        return ((self.path, self.config), *self.others)
-
-    def do(self, watch: Watch) -> None:
-        """Start it, or go on with it."""
-        if self.others:
-            run_seeds([config for _, config in self.runs], [path for path, _ in self.runs], watch)
-        elif (self.path / run_folder.CONFIG).exists():
-            resume_run(self.path, watch)
-        else:
-            start_run(self.config, self.path, watch)
-
-
 def compare_runs(
     config: Config,
     names: list[str],
@@ -86,36 +65,82 @@ def compare_runs(
     watching: Watching,
     jobs: int = 1,
     together: bool = False,
+    tell: Tell = tell_user,
+    again: bool = True,
 ) -> None:
     """Run every method with every seed under `out`; what is finished stays, what was interrupted goes on.
 
-    With `together`, the seeds of a method run at once where none of them has begun alone.
+    A method may have settings of its own (`fedprox[mu=0.1]`, see `variants.py`). With `together`, the seeds of a method
+    run at once where none of them has begun alone. Runs whose method was edited since are moved aside and done again,
+    or, without `again`, are refused.
     """
-    own = {k: v for k, v in config.set.items() if not k.startswith(("model.", "data.", "local."))}
     load_metrics(config.metrics)  # for its mistakes
-    tasks: list[Task] = []
-    for name in names:
-        each = replace(config, method=name, set=_fitting(name, config, own, names))
-        methods.build(name, each.settings(), each.training())  # every mistake is told before the first run
-        tasks += _tasks([(out / _safe(name) / f"seed-{seed}", replace(each, seed=seed)) for seed in seeds], together)
-    if tasks:
-        _check_clients(config, [path.parent for path in sorted(out.glob(f"*/seed-*/{run_folder.RUN}"))])
+    planned = _plan(config, names, seeds, out)
+    changed = {variant.name: find_changed(out / variant.folder) for variant, _ in planned}
+    if any(not _finished(path) for _, runs in planned for path, _ in runs) and not again:
+        _refuse(changed, out)
+    stale = {path for some in changed.values() for path in some}
+    begun = [path for path in runs_below(out, "*/seed-*") if path not in stale]
+    if stale or any(not _finished(path) for _, runs in planned for path, _ in runs):
+        _check_clients(config, begun)
+    remark_on_old(begun, tell)
+    for name, some in changed.items():
+        if some and again:
+            begin_again(name, some, tell)
+    tasks = [task for variant, runs in planned for task in _tasks(runs, together, variant.name)]
     tasks.sort(key=lambda task: seeds.index(task.config.seed))  # the first seed of all methods, then the second
     out.mkdir(parents=True, exist_ok=True)
     plan = {"methods": names, "seeds": seeds, "config": to_toml(config), "together": together}
     run_folder.write_json(out / PLAN, plan)
-    execute(tasks, watching, jobs)
+    try:
+        execute(tasks, watching, jobs)
+    except WorkerLost as lost:
+        raise WorkerLost(f"{lost}; go on with: posterity resume {shlex.quote(str(out))}") from lost
 
 
-def resume_all(folder: Path, watching: Watching, jobs: int = 1) -> None:
+def _plan(config: Config, names: list[str], seeds: list[int], out: Path) -> list[tuple[Variant, list[Run]]]:
+    """The runs of each method; every mistake is told before the first run."""
+    own = {k: v for k, v in config.set.items() if not k.startswith(("model.", "data.", "local."))}
+    variants = parse_variants(names)
+    specs = list(dict.fromkeys(variant.method for variant in variants))
+    planned = []
+    for variant in variants:
+        settings = {**_fitting(variant.method, config, own, specs), **variant.settings}
+        each = replace(config, method=variant.method, set=settings)
+        methods.build(variant.method, each.settings(), each.training())
+        runs = [(out / variant.folder / f"seed-{seed}", replace(each, seed=seed)) for seed in seeds]
+        for path, wanted in runs:
+            if (path / run_folder.CONFIG).exists():
+                check_settings(path, wanted)
+        planned.append((variant, runs))
+    return planned
+
+
+def planned(config: Config, names: list[str], seeds: list[int], out: Path) -> list[Run]:
+    """The runs of a comparison one after the other: places under `out`, and configurations."""
+    return [run for _, runs in _plan(config, names, seeds, out) for run in runs]
+
+
+def _refuse(changed: Mapping[str, Mapping[Path, tuple[str, ...]]], out: Path) -> None:
+    """To resume is to end where an uninterrupted comparison would have ended: not with another method."""
+    for name, some in changed.items():
+        for path, changes in some.items():
+            raise ValueError(
+                f"{path} was begun with something else ({name}: {'; '.join(changes)}), so this comparison "
+                f"cannot go on as it began. Put back what was there; or give its 'posterity compare … --out {out}' "
+                "again, which moves such runs aside and does them again"
+            )
+
+
+def resume_all(folder: Path, watching: Watching, jobs: int = 1, tell: Tell = tell_user) -> None:
     """Go on with every unfinished run in or under `folder`; of a comparison, also with those not yet begun."""
     if (folder / PLAN).exists():
         plan = run_folder.read_json(folder / PLAN)
         config = from_table(tomllib.loads(plan["config"]))
         together = plan.get("together", False)
-        compare_runs(config, plan["methods"], plan["seeds"], folder, watching, jobs, together)
+        compare_runs(config, plan["methods"], plan["seeds"], folder, watching, jobs, together, tell, again=False)
         return
-    found = sorted(p.parent for p in folder.rglob(run_folder.CONFIG)) if folder.is_dir() else []
+    found = runs_below(folder) if folder.is_dir() else []
     if not found:
         raise ValueError(f"{folder} holds no run (there is no {run_folder.CONFIG} in or under it)")
     execute(_tasks([(path, from_table(read_toml(path / run_folder.CONFIG))) for path in found], False), watching, jobs)
@@ -134,7 +159,7 @@ def _check_clients(config: Config, begun: list[Path]) -> None:
         check_rule(before, rule, path)
 
 
-def _tasks(runs: list[Run], together: bool) -> list[Task]:
+def _tasks(runs: list[Run], together: bool, name: str = "") -> list[Task]:
     """What is left to do: seeds that began at once go on at once, and with `together` all that have not begun do."""
     tasks: list[Task] = []
     fresh: list[Run] = []
@@ -142,15 +167,13 @@ def _tasks(runs: list[Run], together: bool) -> list[Task]:
         if not (path / run_folder.CONFIG).exists():
             fresh.append((path, config))
             continue
-        if from_table(read_toml(path / run_folder.CONFIG)) != config:
-            raise ValueError(f"{path} holds a run with other settings; give another --out")
         seeds = run_folder.read_json(path / run_folder.RUN).get("together", [])
         at_once = [(path.parent / f"seed-{seed}", replace(config, seed=seed)) for seed in seeds] or [(path, config)]
         if not _finished(path) and not any(path == other for task in tasks for other, _ in task.runs):
-            tasks.append(Task.of(at_once))
+            tasks.append(Task.of(at_once, name))
     begun = {path for task in tasks for path, _ in task.runs}  # a kill may have come before all of them had begun
     left = [run for run in fresh if run[0] not in begun]
-    return tasks + ([Task.of(left)] if together and left else [Task.of([run]) for run in left])
+    return tasks + ([Task.of(left, name)] if together and left else [Task.of([run], name) for run in left])
 
 
 def execute(tasks: list[Task], watching: Watching, jobs: int) -> None:
@@ -160,41 +183,10 @@ def execute(tasks: list[Task], watching: Watching, jobs: int) -> None:
             with watching(task.title, task.config.rounds) as watch:
                 task.do(watch)
         return
-    context = multiprocessing.get_context("spawn")
-    threads = max(1, torch.get_num_threads() // jobs)
-    with context.Manager() as manager:
-        news = manager.Queue()
-        with ProcessPoolExecutor(min(jobs, len(tasks)), context, _prepare, (threads, sys.path)) as pool:
-            pending = {pool.submit(_work, task, news): task for task in tasks}
-            with watching(f"{len(tasks)} runs, {jobs} at once", sum(t.config.rounds for t in tasks)) as watch:
-                _follow(pending, news, watch)
-
-
-def _prepare(threads: int, path: list[str]) -> None:
-    """A worker's start: its share of the cores, and the same places to look for methods and networks."""
-    torch.set_num_threads(threads)
-    sys.path[:] = path
-
-
-def _work(task: Task, news: Any) -> None:
-    task.do(lambda round, rounds, lines: news.put(lines[:1]))
-
-
-def _follow(pending: dict[Future[None], Task], news: Any, watch: Watch) -> None:
-    """Pass on what the workers report; the first failure ends the comparison, finished runs stay."""
-    total, done = sum(t.config.rounds for t in pending.values()), 0
-    while pending:
-        finished, _ = wait(pending, timeout=0.2, return_when=FIRST_COMPLETED)
-        while not news.empty():
-            lines = news.get()
-            done += 1
-            watch(done, total, lines)
-        for future in finished:
-            task = pending.pop(future)
-            if (error := future.exception()) is not None:
-                for other in pending:
-                    other.cancel()
-                raise ValueError(f"{task.title}: {error}") from error
+    total, done = sum(task.config.rounds for task in tasks), count(1)
+    threads, title = max(1, torch.get_num_threads() // jobs), f"{len(tasks)} runs, {jobs} at once"
+    with Crew(min(jobs, len(tasks)), threads) as crew, watching(title, total) as watch:
+        crew.work(tasks, lambda lines: watch(next(done), total, lines), tell_user)
 
 
 def _fitting(name: str, config: Config, shared: dict[str, object], names: list[str]) -> dict[str, object]:
@@ -216,7 +208,3 @@ def _fitting(name: str, config: Config, shared: dict[str, object], names: list[s
 
 def _finished(path: Path) -> bool:
     return (path / run_folder.RUN).exists() and run_folder.read_json(path / run_folder.RUN).get("status") == "finished"
-
-
-def _safe(name: str) -> str:
-    return name.replace(":", "-").replace("/", "-").replace("@", "-")

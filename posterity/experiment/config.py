@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 import tomllib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
@@ -12,11 +14,15 @@ from pathlib import Path
 from typing import Any
 
 from posterity.core.hyperparameters import check_fields, hyper, knobs, nearest, parse
-from posterity.data.partition import EXAMPLES
 
+# The partitions with an example, written out: `data/partition.py`, which declares them, needs PyTorch, and this file is
+# read for every `--help`. A test holds the two equal.
+PARTITIONS = "dirichlet:0.3, balanced:0.5, capped:0.3, pathological:3:100, major:2:0.2, quantity:1, iid"
 LOCAL = {"local_epochs": "epochs", "local_steps": "steps", "batch_size": "batch", "lr": "lr", "optimiser": "optimiser"}
 
 
+LEAST = {"rounds": 1, "evaluate_every": 1, "newcomer_epochs": 1, "memory": 1, "seed": 0, "data_seed": 0}
+MOST = 2**63  # of whole numbers: what a tensor can hold
 ENGINES = ("auto", "loop", "stacked", "graph", "compiled", "processes", "oracle", "package.module:engine")
 
 
@@ -32,7 +38,7 @@ class Config:
     data_dir: str | None = hyper(None, "folder with the data sets' files (default: POSTERITY_DATA)")
     clients: int | None = hyper(None, "number of clients to divide the data among (default: 20, or the data's own)")
     newcomers: str = hyper("0", "clients held out entirely: a number or a share (20%)")
-    partition: str | None = hyper(None, f"{EXAMPLES}, or package.module:function")
+    partition: str | None = hyper(None, f"{PARTITIONS}, or package.module:function")
     subset: str | None = hyper(None, "share of the data to use (25%), drawn before the partition")
     split: str = hyper("80/20", "training / held out, per client")
     test_partition: str = hyper(
@@ -59,8 +65,17 @@ class Config:
         "ieee", "of layers: exact, tf32 (GPU, faster) or bf16 (fastest)", "", ("ieee", "tf32", "bf16")
     )
     dtype: str = hyper("float32", "precision of the clients", "", ("float32", "float64"))
-    evaluate_every: int | None = hyper(None, "rounds between evaluations (default: a twentieth of the rounds)")
+    evaluate_every: int | None = hyper(
+        None, "rounds between evaluations (default: such that they cost at most a fifth of the run, 20 at most)"
+    )
+    evaluate_clients: str | None = hyper(
+        None, "members that are evaluated: all, or a number (default: up to 2,000 drawn by the seed, at the end all)"
+    )
     newcomer_epochs: int = hyper(5, "epochs after which newcomers are scored, besides 0 and 1")
+    keep: str = field(  # two runs that differ in it are the same run
+        default="validated", compare=False,
+        metadata=hyper("validated", "selection rules whose round is kept for predictions: validated, paper").metadata,
+    )  # fmt: skip
     metrics: str | None = hyper(None, "further metrics of your own: package.module:name, separated by commas")
     store: str = hyper("memory", "where personal records live", "", ("memory", "disk"))
     memory: int | None = hyper(None, "bytes that stacked clients may take at once (default: 1 GiB, a third of a GPU)")
@@ -68,16 +83,22 @@ class Config:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        for name, low in (("rounds", 1), ("evaluate_every", 1), ("newcomer_epochs", 1), ("seed", 0), ("data_seed", 0)):
+        for name, low in LEAST.items():
             value = getattr(self, name)
-            if value is not None and value < low:
-                raise ValueError(f"{name} must be at least {low}; {value} was given")
+            if value is not None and not low <= value < MOST:
+                raise ValueError(f"{name} must be at least {low} and below 2**63; {value} was given")
+        if self.lr is not None and not math.isfinite(self.lr):
+            raise ValueError(f"lr must be a finite number; {self.lr} was given")
+        _check_texts(self)
+        few = self.evaluate_clients
+        if few is not None and few != "all" and not (few.isdecimal() and int(few)):
+            raise ValueError(f"evaluate_clients must be 'all' or a number of clients; {few!r} was given")
         if self.local_epochs is not None and self.local_steps is not None:
             raise ValueError("give --local-epochs or --local-steps, not both")
 
     @property
     def every(self) -> int:
-        """Rounds between evaluations."""
+        """Rounds between evaluations, if they cost little (`schedule.py`)."""
         return self.evaluate_every or max(1, self.rounds // 20)
 
     def training(self) -> dict[str, Any]:
@@ -98,6 +119,8 @@ def from_table(table: Mapping[str, Any], base: Config | None = None) -> Config:
     for name, value in table.items():
         field_name = name.replace("-", "_")
         if field_name == "set":
+            if not isinstance(value, Mapping):
+                raise ValueError(f"set takes a table of settings ([set] in TOML); {value!r} was given")
             values["set"] = {**values.get("set", {}), **_flat(value)}
         elif field_name in known:
             values[field_name] = parse(value, known[field_name])
@@ -109,10 +132,16 @@ def from_table(table: Mapping[str, Any], base: Config | None = None) -> Config:
 def read_toml(path: Path) -> dict[str, Any]:
     """The table of a TOML file."""
     try:
-        return tomllib.loads(path.read_text())
+        if path.exists() and not path.is_file():  # a pipe would wait for ever
+            raise ValueError(f"{path} is no file; expected a configuration in TOML")
+        return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ValueError(f"there is no configuration file {path}") from None
-    except tomllib.TOMLDecodeError as error:
+    except OSError as error:
+        raise ValueError(f"the configuration file {path} cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise ValueError(f"{path} is not a text file in UTF-8; expected a configuration in TOML") from None
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise ValueError(f"{path} is not TOML: {error}") from None
 
 
@@ -125,6 +154,18 @@ def to_toml(config: Config) -> str:
     return "\n".join(lines) + "\n"
 
 
+def _check_texts(config: Config) -> None:
+    """Refuse texts that no file can hold: halves of characters, as in a path that is not UTF-8."""
+    texts = {f.name: getattr(config, f.name) for f in fields(config)} | dict(config.set)
+    for name, value in texts.items():
+        try:
+            str(value).encode()
+        except UnicodeEncodeError:
+            raise ValueError(
+                f"{name} is {value!r}, which is not UTF-8; expected text that a run's folder can hold; rename it"
+            ) from None
+
+
 def _flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """`[set.model] hidden = …` is `model.hidden`."""
     flat: dict[str, Any] = {}
@@ -134,8 +175,8 @@ def _flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _quoted(text: str) -> str:
-    escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n").replace("\t", "\\t")
-    return f'"{escaped}"'
+    """A basic string of TOML, which writes control characters as JSON does, and DEL as well."""
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def _literal(value: Any) -> str:

@@ -5,20 +5,33 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import Tensor
 
+from posterity.core.hyperparameters import nearest
+from posterity.core.protocol import Point
 from posterity.core.tree import Tree
-from posterity.engine.round import personal_model
-from posterity.engine.store import Store
+from posterity.data.federation import Federation
+from posterity.data.preprocess import Preprocessing
+from posterity.engine.store import Mapped, Store
 from posterity.evaluate import bytes_to, goal_of, rounds_to, select
-from posterity.experiment import run_folder
+from posterity.evaluate.selection import RULES
+from posterity.experiment import notebook, run_folder, without_data
+from posterity.experiment.chosen import rules_of
 from posterity.experiment.config import Config, to_toml
-from posterity.experiment.setup import Setup, describe
+from posterity.experiment.delivery import Delivery, save_models
+from posterity.experiment.divergence import why_diverged
+from posterity.experiment.kept_round import PIECE, Kept, read_kept
+from posterity.experiment.plot import Plot, plot
+from posterity.experiment.setup import Setup, describe, records_like
+from posterity.experiment.verify import Lines, write_run
 
 
 @dataclass(frozen=True)
@@ -30,14 +43,33 @@ class Result:
     lines: list[dict[str, Any]] = field(repr=False)  # as in metrics.jsonl
     round: int
     folder: Path | None = None
+    kept: Mapping[int, Kept] = field(default_factory=dict, repr=False)  # rounds that selection rules chose
 
-    @property
-    def federation(self) -> Any:
-        return self.setup.sim.federation
+    @cached_property
+    def federation(self) -> Federation:
+        """The clients and their data; of a run that was loaded without them, those of its file if they are there still.
+
+        Names and counts are there in any case.
+        """
+        told, sim = self.setup.sim.federation, self.setup.sim
+        if not told.absent or self.folder is None:
+            return told
+        facts = run_folder.read_json(self.folder / run_folder.RUN)
+        try:
+            found = without_data.find_federation(self.config, self.folder, facts)
+            without_data.check_values(facts["federation"], found, self.folder)
+        except (ValueError, OSError):  # gone, or edited: a finished run does not need them
+            return told
+        return found.to(sim.root.device, sim.dtype)
 
     @property
     def method(self) -> Any:
         return self.setup.sim.method
+
+    @property
+    def diverged(self) -> str:
+        """Why this is no result (most rounds came to nothing, or it has exploded); empty if it is one."""
+        return why_diverged(self.lines, self.federation, self.method.scored)
 
     def history(self, metric: str = "accuracy", rule: str = "pooled", point: str | None = None,
                 group: str = "members", epochs: int | None = None) -> list[dict[str, Any]]:  # fmt: skip
@@ -46,7 +78,9 @@ class Result:
         `epochs` says after how many epochs on the client's own data, where several numbers were scored (newcomers).
         """
         entries: dict[int, dict[str, Any]] = {}
-        for line in self._scores(point, group, epochs):
+        lines = self._scores(point, group, epochs)
+        notebook.check_names(lines, metric, rule)
+        for line in lines:
             entry = entries.setdefault(line["round"], {"round": line["round"]})
             entry[line["part"]] = line["metrics"].get(metric, {}).get(rule)
         return list(entries.values())
@@ -57,7 +91,8 @@ class Result:
         mine = [x for x in self.lines if x["kind"] == "score" and (x["point"], x["group"]) == (point, group)]
         known = sorted({x["epochs"] for x in mine})
         if not known:
-            raise ValueError(f"no scores of {group!r} at the point {point!r} in this run")
+            raise ValueError(f"no scores of {group!r} at the point {point!r} in this run: "
+                             f"{notebook.scored_at(self.lines, point, group)}")  # fmt: skip
         if epochs is None and len(known) > 1:
             raise ValueError(f"{group!r} were scored at the point {point!r} after several numbers of epochs: "
                              f"{', '.join(map(str, known))}. Say which, e.g. epochs={known[0]}")  # fmt: skip
@@ -65,6 +100,20 @@ class Result:
             raise ValueError(f"no scores of {group!r} at the point {point!r} after {epochs} epochs in this run; "
                              f"scored after: {', '.join(map(str, known))}")  # fmt: skip
         return [x for x in mine if epochs is None or x["epochs"] == epochs]
+
+    def to_dict(self, rule: str = "pooled") -> dict[str, list[Any]]:
+        """Every score, column to list: `pandas.DataFrame(result.to_dict())`."""
+        return notebook.to_columns(self.lines, rule)
+
+    def plot(self, metric: str | None = None, part: str = "test") -> Plot:
+        """A metric by round, drawn; a notebook shows it, `.save("curve.svg")` writes it."""
+        return plot([notebook.as_run(self)], metric, part)
+
+    def __repr__(self) -> str:
+        return notebook.describe_result(self)
+
+    def _repr_html_(self) -> str:
+        return notebook.show_result(self)
 
     def metric(self, name: str = "accuracy", rule: str = "pooled", show: str = "validated",
                point: str | None = None, epochs: int | None = None) -> float:  # fmt: skip
@@ -80,7 +129,7 @@ class Result:
 
     def chosen_round(self, show: str = "validated", point: str | None = None, epochs: int | None = None) -> int:
         """The round that a selection rule settles on."""
-        goal = goal_of(self.federation.task)
+        goal = goal_of(self.setup.sim.federation.task)
         selected = select(self.history(goal.name, "pooled", point, epochs=epochs), show, goal.higher)
         return self.round if selected.round is None else selected.round
 
@@ -90,7 +139,8 @@ class Result:
         want = self.chosen_round(show, point, epochs), "held" if show == "paper" else "test"
         scores = self._scores(point, "members", epochs)
         line = next(x for x in scores if (x["round"], x["part"]) == want)
-        return {"name": list(self.federation.names[: self.federation.members]), **line["clients"]}
+        told = self.setup.sim.federation
+        return {"name": list(told.names[: told.members]), **line["clients"]}
 
     def cost_to(self, accuracy: float, point: str | None = None, epochs: int | None = None) -> dict[str, int | None]:
         """Rounds, and bytes in both directions, until the accuracy on all held-out data reaches a value."""
@@ -102,26 +152,73 @@ class Result:
                    for e in self.history("accuracy", "pooled", point, epochs=epochs)]  # fmt: skip
         return {"rounds": rounds_to(entries, accuracy), "bytes": bytes_to(entries, accuracy)}
 
-    def predict_proba(self, client: int | str, x: Any, point: str | None = None) -> Tensor:
-        """Class probabilities (B, classes) of a client's model after the last round; (B, 2) mean and variance for
-        regression. A newcomer's client number works too: it gets what the server would give it.
+    def delivered(self, show: str = "validated") -> Delivery:
+        """The models that `predict_proba` uses under a selection rule: their round, and a note if it is another one."""
+        chosen, point = self._settled(show), self.method.scored
+        about: dict[str, Any] = {"setup": self.setup, "folder": self.folder}
+        if (kept := self._kept(chosen)) is not None:
+            return Delivery(show, chosen, point, kept=kept, **about)
+        note = (f"round {chosen}, which {show!r} chooses, is not kept in this run: these are the models after its last "
+                f"round, {self.round}")  # fmt: skip
+        if (kept := self._kept(self.round)) is not None:
+            return Delivery(show, self.round, point, note, kept=kept, **about)
+        return Delivery(show, max(self.round, 1), "received", note, kept=self._end, **about)
 
-        Without `point`, a method scored right after training (Local, FedMAP) predicts with the model that the client
-        holds since then; `point="trained"` would train it once more, from the last broadcast."""
-        sim = self.setup.sim
-        index = self._client(client)
-        inputs = torch.as_tensor(x).to(sim.root.device, sim.dtype)
-        shape = sim.federation.shape
-        if tuple(inputs.shape[1:]) != shape:
-            raise ValueError(f"x has shape {tuple(inputs.shape)}; expected (samples, {', '.join(map(str, shape))})")
-        held = "adapted" if self.method.scored == "adapted" else "received"
+    def _kept(self, round: int) -> Kept | None:
+        """A round as it was scored, if it is kept."""
+        if round in self.kept:
+            return self.kept[round]
+        like, device = partial(records_like, self.setup, self.state), self.setup.sim.root.device
+        if self.folder is not None and (found := read_kept(self.folder, round, self.state, like, device)):
+            return found
+        return self._end if round == self.round and self.method.scored != "trained" else None
+
+    @cached_property
+    def _end(self) -> Kept:
+        """The run's end, which every run has."""
+        if not self.store.ready and bool(self.store.known.any()):
+            self.store.expect_like(records_like(self.setup, self.state))
+        return Kept(max(self.round, 1), self.state, self.store, self.state)
+
+    def _settled(self, show: str) -> int:
+        """The round that a rule chooses, or the last one where nothing was scored in this process."""
+        if show not in RULES:
+            raise ValueError(f"there is no selection rule {show!r}: {nearest(show, RULES)}")
+        scored = any(x["kind"] == "score" and x["group"] == "members" for x in self.lines)
+        return self.chosen_round(show) if scored else self.round
+
+    def predict_proba(self, client: int | str, x: Any, point: str | None = None, show: str = "validated",
+                      scaled: bool = False) -> Tensor:  # fmt: skip
+        """Class probabilities (B, classes) of a client's model; (B, 2) mean and variance for regression.
+
+        The model is the one whose scores `metric(show=...)` reports: of the round that the selection rule chose, at the
+        point where the method is scored. `delivered(show)` says which round that is. A newcomer gets what the server
+        would give it.
+
+        `x` is raw, as in the data's file: what was done to the training rows (each client's own means and deviations,
+        bytes of pictures to [-1, 1]) is done here, too. `scaled=True` says that this has been done already, as it has
+        for rows of `federation.x`.
+
+        `point` asks for the model at another evaluation point: `trained` trains once more, from the round's broadcast.
+        """
+        sim, index, delivery = self.setup.sim, self._client(client), self.delivered(show)
+        if delivery.note:
+            warnings.warn(delivery.note, stacklevel=2)
+        if point not in (None, "received", "adapted", "trained"):
+            raise ValueError(f"there is no evaluation point {point!r}: {nearest(point, get_args(Point))}")
+        if delivery.point == "trained" and point in ("received", "adapted") and index < sim.federation.members:
+            if delivery.round != self.round:
+                raise ValueError(f"this run keeps the models of round {delivery.round} at the point 'trained' only, "
+                                 f"where its method is scored; ask for that, or for show='last'")  # fmt: skip
+            delivery = replace(delivery, kept=self._end, point="received")
+        told, way = sim.federation, Preprocessing() if scaled else sim.federation.preprocessing
+        inputs = way.apply(x, index, told.shape, told.x.dtype).to(sim.root.device)
         with self.setup.settings.applied():
-            carry, here = personal_model(sim, self.state, self.store, index, max(self.round, 1), point or held)
-            output = sim.method.predict(carry, inputs, here)
+            output = delivery.predict(index, inputs, point)
         return output if sim.federation.task == "regression" else output.exp()
 
     def _client(self, client: int | str) -> int:
-        names = self.federation.names
+        names = self.setup.sim.federation.names
         if isinstance(client, str) and client in names:
             return int(names.index(client))
         if isinstance(client, int) and 0 <= client < len(names):
@@ -129,21 +226,58 @@ class Result:
         raise ValueError(f"there is no client {client!r}: give a number from 0 to {len(names) - 1}, or a name "
                          f"such as {names[0]!r}")  # fmt: skip
 
+    def save_models(self, folder: Path) -> str:
+        """Write the models that are delivered and cannot be made again without data; what `run.json` says of them."""
+        rules = dict.fromkeys((*rules_of(self.config), "last"))
+        with self.setup.settings.applied():
+            return save_models(folder, self.setup, [self.delivered(rule) for rule in rules])
+
     def save(self, folder: str | Path) -> Path:
-        """Write the run as a folder that `posterity report`, `resume` and `load` understand."""
+        """Write the run as a folder that `posterity report`, `resume`, `predict` and `load` understand."""
         out = Path(folder)
         if (out / run_folder.CONFIG).exists():
             raise ValueError(f"{out} already holds a run; give another folder")
         out.mkdir(parents=True, exist_ok=True)
         (out / run_folder.METRICS).unlink(missing_ok=True)
         length = run_folder.append_lines(out / run_folder.METRICS, self.lines)
+        for rule in dict.fromkeys((*rules_of(self.config), "last")):
+            delivery = self.delivered(rule)
+            if not delivery.note and delivery.kept is not self._end:  # the end is in the checkpoint
+                delivery.kept.save(out)
         trees = {"state": self.state, "known": {"clients": self.store.known}}
-        personal = self.store.prepare()
+        personal, records = self._save_records(out)
         if personal is not None:
             trees["personal"] = personal
         seconds = sum(line.get("seconds", 0.0) for line in self.lines if line["kind"] == "round")
-        run_folder.save_checkpoint(out, trees, {"round": self.round, "length": length, "commit": 1, "seconds": seconds})
-        facts = describe(self.config, self.setup, "posterity.run(...)")
-        run_folder.write_json(out / run_folder.RUN, {**facts, "status": "finished", "seconds": seconds})
-        run_folder.write_atomic(out / run_folder.CONFIG, to_toml(self.config).encode())
+        lines = {"length": length, "lines": Lines(out / run_folder.METRICS).checksum(length)}
+        told = {"round": self.round, "commit": 1, "seconds": seconds, **lines, **records}
+        run_folder.save_checkpoint(out, trees, told)
+        without_data.save_inputs(out, self.setup.sim.federation)
+        done = {"status": "finished", "seconds": seconds, "models": self.save_models(out)}
+        sums = {"checksums": {run_folder.METRICS: lines["lines"]}}
+        write_run(out, {**self._facts(), **done, **sums}, to_toml(self.config))
         return out
+
+    def _facts(self) -> dict[str, Any]:
+        """What `run.json` says; a run that was loaded without its data says what it was told."""
+        told = self.setup.sim.federation
+        if told.absent and self.folder is not None:
+            return run_folder.read_json(self.folder / run_folder.RUN)
+        facts = describe(self.config, self.setup, "posterity.run(...)")
+        facts["federation"] |= without_data.data_facts(self.config, told)
+        return facts
+
+    def _save_records(self, out: Path) -> tuple[Tree, dict[str, Any]]:
+        """What a checkpoint must hold and say of the records; those on disk are copied beside it, some at a time."""
+        if not isinstance(self.store, Mapped):
+            return self.store.prepare(), self.store.facts()
+        copy, who = Mapped(out / "personal", len(self.store.known)), torch.nonzero(self.store.known)[:, 0]
+        if len(who) and not self.store.ready:
+            self.store.expect_like(records_like(self.setup, self.state))
+        each = max(1, PIECE // max(1, self.store.width))
+        for some in torch.split(who, each) if len(who) else ():
+            copy.write(some, self.store.read(some))
+        copy.prepare()
+        facts = copy.facts()
+        copy.commit(1)
+        return None, facts

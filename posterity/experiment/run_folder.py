@@ -4,11 +4,13 @@
     run.json                 versions, federation, status
     metrics.jsonl            one line per round and per score
     checkpoint.safetensors   State, personal records, and how far metrics.jsonl belonged to them
-    personal/                memory-mapped personal records (`store = "disk"`)
+    checkpoint.previous.…    the one before, should the last be torn or damaged
+    personal/                personal records in a file (`store = "disk"`)
 
 Whole files are written beside their place and moved over it. Lines are appended and forced to disk before the
 checkpoint that counts them; what lies behind that count is cut off when the run is resumed. Runs that go together
 write their checkpoints together: each beside its place, then a pledge in the folder above, then all are moved over.
+Every file is verified when it is read (`integrity.py`).
 """
 
 from __future__ import annotations
@@ -16,39 +18,59 @@ from __future__ import annotations
 import json
 import math
 import os
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
 from posterity.core.tree import Tree, tree_filled, tree_named
+from posterity.experiment import integrity
+from posterity.experiment.integrity import DamagedFile
 
 CHECKPOINT, METRICS, CONFIG, RUN = "checkpoint.safetensors", "metrics.jsonl", "config.toml", "run.json"
-NEXT, PLEDGE = "checkpoint.next.safetensors", "together.json"
-FORMAT = "1"
+PREVIOUS, NEXT, PLEDGE = "checkpoint.previous.safetensors", "checkpoint.next.safetensors", "together.json"
+LOCK = "lock"
+COUNTS = ("round", "length", "commit")  # facts that are whole numbers
 
 
 def write_atomic(path: Path, data: bytes) -> None:
     """All of `data` at `path`, or what was there before."""
     part = path.with_name(path.name + ".part")
-    with part.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(part, path)
+    try:
+        with integrity.open_own(part, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(part, path)
+    except OSError:
+        with suppress(OSError):
+            part.unlink(missing_ok=True)  # a disk that is full has better uses
+        raise
+    sync_folder(path.parent)
 
 
-def write_json(path: Path, value: Any) -> None:
-    write_atomic(path, (json.dumps(clean(value), indent=1, ensure_ascii=False) + "\n").encode())
+def sync_folder(folder: Path) -> None:
+    """Force names to disk: a file that was moved is at its new place even after a power cut."""
+    with suppress(OSError):  # not every system opens folders
+        number = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(number)
+        finally:
+            os.close(number)
+
+
+def write_json(path: Path, value: Mapping[str, Any]) -> None:
+    write_atomic(path, integrity.seal_json(clean(value)))
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    value: dict[str, Any] = json.loads(path.read_text())
-    return value
+    """What `write_json` was given."""
+    return integrity.open_json(path)
 
 
 def clean(value: Any) -> Any:
@@ -64,35 +86,46 @@ def clean(value: Any) -> Any:
 
 def append_lines(path: Path, lines: list[dict[str, Any]]) -> int:
     """Append JSON lines, force them to disk, and return the file's length."""
-    with path.open("ab") as file:
+    with integrity.open_own(path, "ab") as file:
         file.write("".join(json.dumps(clean(line)) + "\n" for line in lines).encode())
         file.flush()
         os.fsync(file.fileno())
         return file.tell()
 
 
-def read_lines(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text().splitlines() if line.strip()]
+def read_lines(path: Path, length: int | None = None) -> list[dict[str, Any]]:
+    """The lines of a file, or of its first bytes."""
+    data = integrity.read_own(path) if path.exists() or length is None else b""
+    try:
+        return [json.loads(line) for line in data[:length].decode().splitlines() if line.strip()]
+    except (ValueError, RecursionError) as error:
+        raise DamagedFile(f"{path} holds a line that is no JSON ({error}); {integrity.ADVICE}") from None
 
 
 def save_checkpoint(folder: Path, trees: Mapping[str, Tree], facts: Mapping[str, Any], name: str = CHECKPOINT) -> None:
-    """Named trees and facts in one file."""
+    """Named trees and facts in one file, with its checksum."""
     leaves = {f"{top}/{name}": leaf for top, tree in trees.items() for name, leaf in tree_named(tree)}
     flat = {n: leaf.detach().cpu().contiguous() for n, leaf in leaves.items()}
-    meta = {"format": FORMAT, "facts": json.dumps(facts)}
-    write_atomic(folder / name, save(flat, meta))
+    meta = {"format": integrity.FORMAT, "facts": json.dumps(facts), "checksum": integrity.BLANK}
+    write_atomic(folder / name, integrity.sealed(save(flat, meta)))
 
 
 def save_checkpoints(folders: Sequence[Path], packs: Sequence[tuple[Mapping[str, Tree], Mapping[str, Any]]]) -> None:
     """The checkpoints of runs that go together: after a kill at any instant, all are the new ones or none is."""
-    if len(folders) == 1:
-        save_checkpoint(folders[0], *packs[0])
-        return
     for folder, pack in zip(folders, packs, strict=True):
         save_checkpoint(folder, *pack, NEXT)
-    write_json(_pledge(folders), {"commit": packs[0][1]["commit"], "runs": [folder.name for folder in folders]})
+    if len(folders) > 1:
+        write_json(_pledge(folders), {"commit": packs[0][1]["commit"], "runs": [folder.name for folder in folders]})
     for folder in folders:
-        os.replace(folder / NEXT, folder / CHECKPOINT)
+        _promote(folder)
+
+
+def _promote(folder: Path) -> None:
+    """The next checkpoint becomes the last, and the last the previous; between two moves the previous stands alone."""
+    with suppress(FileNotFoundError):
+        os.replace(folder / CHECKPOINT, folder / PREVIOUS)
+    os.replace(folder / NEXT, folder / CHECKPOINT)
+    sync_folder(folder)
 
 
 def keep_pledge(folders: Sequence[Path]) -> None:
@@ -101,9 +134,12 @@ def keep_pledge(folders: Sequence[Path]) -> None:
     pledged = read_json(path) if path.exists() else {}
     commit = pledged["commit"] if pledged.get("runs") == [folder.name for folder in folders] else 0
     for folder in folders:
-        found = _read(folder / NEXT) if (folder / NEXT).exists() else None
-        if found is not None and found[1]["commit"] == commit:
-            os.replace(folder / NEXT, folder / CHECKPOINT)
+        try:
+            found = _facts(folder / NEXT) if (folder / NEXT).exists() else None
+        except DamagedFile:  # then the checkpoint before counts, for all of them
+            found = None
+        if found is not None and found["commit"] == commit:
+            _promote(folder)
         else:
             (folder / NEXT).unlink(missing_ok=True)
 
@@ -113,18 +149,71 @@ def _pledge(folders: Sequence[Path]) -> Path:
     return folders[0].parent / PLEDGE
 
 
+def whole_checkpoints(folder: Path) -> dict[int, Path]:
+    """The checkpoints of a run by their number, the newest first; of those that are damaged only the damage is told."""
+    found, damages = {}, []
+    for path in (folder / CHECKPOINT, folder / PREVIOUS):
+        try:
+            found[int(_facts(path)["commit"])] = path
+        except FileNotFoundError:
+            continue
+        except DamagedFile as error:
+            damages.append(error)
+    if damages and not found:
+        raise damages[0]
+    for damage in damages:
+        used = (
+            "the checkpoint before it" if folder / CHECKPOINT not in found.values() else "the last one, which is whole,"
+        )
+        warnings.warn(f"{str(damage).partition(';')[0]}; {used} is used", stacklevel=2)
+    return found
+
+
+def last_common(folders: Sequence[Path]) -> list[Path | None]:
+    """The checkpoint of each of the runs that go together: the last that is whole in all; None: none yet."""
+    found = [whole_checkpoints(folder) for folder in folders]
+    if not any(found):
+        return [None] * len(found)
+    common = set.intersection(*(set(each) for each in found))
+    if not common:
+        told = ", ".join(f"{folder.name}: {max(each, default=0)}" for folder, each in zip(folders, found, strict=True))
+        raise DamagedFile(f"the runs in {folders[0].parent} have no checkpoint in common ({told}): they are files of "
+                          f"several copies; {integrity.ADVICE}")  # fmt: skip
+    return [each[max(common)] for each in found]
+
+
 def read_checkpoint(folder: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]] | None:
-    """Leaves by name and facts of the last checkpoint; None if there is none yet."""
-    path = folder / CHECKPOINT
-    return _read(path) if path.exists() else None
+    """Leaves by name and facts of the last checkpoint that is whole; None if there is none yet."""
+    path = last_common([folder])[0]
+    return None if path is None else read_saved(path)
 
 
-def _read(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-    with safe_open(path, framework="pt") as file:
-        meta = file.metadata() or {}
-        if meta.get("format") != FORMAT:
-            raise ValueError(f"{path} has format {meta.get('format')!r}; this version of posterity reads {FORMAT!r}")
-        return {name: file.get_tensor(name) for name in file.keys()}, json.loads(meta["facts"])  # noqa: SIM118
+def read_saved(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+    """What `save_checkpoint` was given, verified."""
+    facts = _facts(path)
+    try:
+        with safe_open(path, framework="pt") as file:
+            return {name: file.get_tensor(name) for name in file.keys()}, facts  # noqa: SIM118
+    except (SafetensorError, RuntimeError) as error:
+        raise DamagedFile(f"{path} cannot be read ({error}); {integrity.ADVICE}") from None
+
+
+def _facts(path: Path) -> dict[str, Any]:
+    """The facts of a file of tensors that is as it was written."""
+    try:
+        facts: dict[str, Any] = json.loads(integrity.check_tensors(path)["facts"])
+        wrong = [name for name in COUNTS if name in facts and not _is_count(facts[name])]
+    except (KeyError, TypeError, json.JSONDecodeError, RecursionError) as error:
+        raise DamagedFile(f"{path} holds no facts of a checkpoint ({error}); {integrity.ADVICE}") from None
+    if wrong:
+        raise DamagedFile(
+            f"{path}: {wrong[0]} is {facts[wrong[0]]!r}, which is no number of anything; {integrity.ADVICE}"
+        )
+    return facts
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**62
 
 
 def restore(template: Tree, leaves: Mapping[str, torch.Tensor], top: str) -> Tree:
@@ -147,7 +236,7 @@ def locked(folder: Path) -> Iterator[None]:
     except ImportError:  # no such lock on this system
         yield
         return
-    with (folder / "lock").open("w") as file:
+    with integrity.open_own(folder / LOCK, "ab") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:

@@ -15,16 +15,21 @@ import torch
 from posterity import __version__, data, methods, models
 from posterity.core.network import Network
 from posterity.core.random import make_key
+from posterity.core.tree import Tree
+from posterity.data.checks import check_federation
 from posterity.data.federation import Federation, FederationSpec
 from posterity.engine.api import Engine
 from posterity.engine.autotune.choice import ROWS, EngineChoice, Wish, choose, footprint
-from posterity.engine.blocks import able
+from posterity.engine.blocks import able, meet
 from posterity.engine.distributed import Processes, find_processes
 from posterity.engine.participation import Participation
 from posterity.engine.process_settings import ProcessSettings
 from posterity.engine.simulation import Simulation
+from posterity.engine.store import Memory
 from posterity.evaluate import Metric, check_task, load_metrics
 from posterity.experiment.config import Config
+from posterity.experiment.fingerprint import fields_of, sources
+from posterity.experiment.schedule import Schedule
 from posterity.experiment.scoring import fits_validation
 
 SHARED = "POSTERITY_SHARED"  # environment: why the clients are shared out among processes
@@ -41,6 +46,7 @@ class Setup:
     choice: EngineChoice
     settings: ProcessSettings = ProcessSettings()
     metrics: tuple[Metric, ...] = ()  # of your own
+    schedule: Schedule | None = None  # when whom to evaluate
 
     @property
     def engine(self) -> Engine:
@@ -82,7 +88,7 @@ def set_up(
     processes, device = find_processes(config.device)
     if processes.size > 1 and config.store == "disk":
         raise ValueError("personal records on disk belong to one process: use --store memory with several")
-    federation = load_federation(config) if federation is None else federation
+    federation = load_federation(config) if federation is None else check_federation(federation)
     check_task(metrics, federation.task, federation.classes)
     dtype = DTYPES[config.dtype]
     given = config.model if model is None else model
@@ -102,7 +108,7 @@ def set_up(
     root, processes = make_key(config.seed, device), processes.dealt(federation.train.counts, federation.members)
     sample, memory = footprint(choice.model, few, initial), config.memory or _room(device)
     sim = Simulation(method, choice.model, federation, initial, root, memory, sample, processes)
-    return Setup(sim, choice, settings, metrics)
+    return Setup(sim, choice, settings, metrics, Schedule.of(config, sim))
 
 
 def _room(device: str) -> int:
@@ -132,6 +138,13 @@ def steps_of_round(config: Config, sim: Simulation) -> float:
     return float(steps)
 
 
+def records_like(setup: Setup, state: Tree) -> Tree:
+    """A stack of one record, in the shape that `join` gives them; nothing of it is kept."""
+    sim = setup.sim
+    here, _ = meet(sim, setup.engine, state, Memory(sim.federation.clients), able(sim)[:1], 1)
+    return here.personal
+
+
 def describe(config: Config, setup: Setup, command: str) -> dict[str, Any]:
     """What `run.json` says about a run: versions, method, federation."""
     method, federation = setup.sim.method, setup.sim.federation
@@ -150,13 +163,16 @@ def describe(config: Config, setup: Setup, command: str) -> dict[str, Any]:
         "onednn": "on" if setup.choice.onednn else "off",
         "precision": config.precision,
         "memory": setup.sim.memory,
+        **({"evaluate_every": schedule.every, "evaluate_clients": schedule.clients, "evaluate_remark": schedule.remark}
+           if (schedule := setup.schedule) else {}),
         "command": command,
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
         "status": "running",
         "seconds": 0.0,
         "method": {"name": config.method, "label": methods.title(config.method, method), "scored": method.scored,
-                   "reference": method.reference, "absent": method.absent, "fields": _fields(method),
+                   "reference": method.reference, "absent": method.absent, "fields": fields_of(method),
                    "outside": method.outside(), "fitted": fits_validation([setup.sim.passes(0)])},
+        "sources": sources(config, method),
         "notes": list(setup.notes),
         "federation": _federation_facts(federation),
         **({"metrics": [metric.facts() for metric in setup.metrics]} if setup.metrics else {}),
@@ -196,17 +212,6 @@ def _federation_facts(federation: Federation) -> dict[str, Any]:
         "partition": None if federation.partition is None else federation.partition.facts(),
         "notes": list(federation.notes),
     }
-
-
-def _fields(method: Any) -> dict[str, Any]:
-    """Every hyper-parameter that was in force, wrappers and training included."""
-    found: dict[str, Any] = {}
-    for name, value in vars(method).items():
-        if hasattr(value, "__dataclass_fields__"):
-            found |= {f"{name}.{inner}": v for inner, v in _fields(value).items()}
-        elif isinstance(value, (str, int, float, bool)) or value is None:
-            found[name] = value
-    return found
 
 
 def _check_device(name: str) -> None:

@@ -1,8 +1,9 @@
 """One self-contained HTML page for a run or a comparison of runs, and the same table for the terminal.
 
 Files (`logs`, `packing`) become runs (`read_runs`), a rule selects a round of each (`selected_round`), methods become
-rows (`columns`, `tables`), are compared (`ranking`, `verdict`, `summary`, `remarks`), drawn (`line_charts`,
-`client_charts`, `critical`, by `svg`) and placed (`page`). Nothing here computes a metric: that is `evaluate`.
+rows (`columns`, `tables`; `divergence` says which are no result), are compared (`ranking`, `verdict`, `summary`,
+`remarks`), drawn (`line_charts`, `client_charts`, `critical`, by `svg`) and placed (`page`). Nothing here computes a
+metric: that is `evaluate`.
 """
 
 from posterity.report import verdict
@@ -10,7 +11,7 @@ from posterity.report.columns import Column
 from posterity.report.logs import ReportError
 from posterity.report.packing import pack_runs
 from posterity.report.page import write_report
-from posterity.report.ranking import Comparison, headline
+from posterity.report.ranking import Comparison, complete, headline
 from posterity.report.read_runs import Run, load_runs
 from posterity.report.selected_round import RULES, check_rule
 from posterity.report.tables import Cell, Row, columns
@@ -26,6 +27,7 @@ __all__ = [
     "Run",
     "check_rule",
     "columns",
+    "complete",
     "finding",
     "headline",
     "load_runs",

@@ -1,27 +1,23 @@
-"""Charts of clients: how well each is served, how far confidence can be trusted, and who holds which data.
+"""How well each client is served: a row of dots per method, the worst and the best by name.
 
-`svg.py` draws, `page.py` places; charts over rounds are in `line_charts.py`.
+`svg.py` draws, `page.py` places; who holds which data is in `partition_chart.py`.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from posterity.report.columns import axis_title
-from posterity.report.read_runs import FederationFacts
 from posterity.report.selected_round import goal, select_round
 from posterity.report.svg import CHARACTER, AxisScale, Canvas, colour, number, percent, plain, shorten, ticks, widen
 from posterity.report.tables import Arm
 
 DOTS = 1600  # in the chart: beyond that the picture no longer changes, only the page's size
 MOST = 200  # per method
-TOLD = 900  # bubbles with a tooltip
-CLIENTS = 60
-CLASSES = 100
+SMALL = 6.2  # mean width of a character at 11 px
 
 
 @dataclass(frozen=True)
@@ -30,6 +26,7 @@ class Dot:
 
     value: float
     told: str
+    name: str = ""
 
 
 def client_dots(arm: Arm, rule: str) -> list[Dot]:
@@ -46,7 +43,9 @@ def client_dots(arm: Arm, rule: str) -> list[Dot]:
             shown = f"{100 * value:.1f} %" if goal(run).share else plain(value)
             n = sizes[k] if k < len(sizes) else None
             size = f", {n:.0f} samples" if n is not None else ""
-            dots.append(Dot(value, f"{run.federation.client(k)}, seed {run.seed}: {shown}{size}"))
+            name = run.federation.client(k)
+            label = f"{name}, seed {run.seed}" if len(arm.runs) > 1 else name
+            dots.append(Dot(value, f"{name}, seed {run.seed}: {shown}{size}", label))
     return sorted(dots, key=lambda d: d.value)
 
 
@@ -60,7 +59,7 @@ def strip_chart(dots_by_arm: Sequence[tuple[Arm, Sequence[Dot]]], width: float, 
     metric = goal(dots_by_arm[0][0].runs[0])
     is_share = metric.share
     narrow = width < 500
-    pitch = 62 if narrow else 46  # a narrow page has no room for names beside the rows, so they go above
+    pitch = 76 if narrow else 60  # a narrow page has no room for methods beside the rows, so they go above
     longest = max(len(arm.label) for arm, _ in dots_by_arm)
     left = 12 if narrow else min(CHARACTER * longest + 26, 220)
     canvas = Canvas(width, pitch * len(dots_by_arm) + 46, title)
@@ -78,6 +77,7 @@ def strip_chart(dots_by_arm: Sequence[tuple[Arm, Sequence[Dot]]], width: float, 
         canvas.text(at, level, name, f"end {colour(arm.index)}", anchor)
         _dots(canvas, x, centre, arm, thinned(dots, dots_shown(len(dots_by_arm))), tooltips=not narrow)
         _box(canvas, x, centre, dots)
+        _name_extremes(canvas, x, centre + 29, dots)
     return canvas.svg()
 
 
@@ -99,6 +99,25 @@ def _dots(canvas: Canvas, x: AxisScale, centre: float, arm: Arm, dots: Sequence[
         canvas.add("circle", "", dot.told, group, cx=a, cy=b, r=3)
 
 
+def _name_extremes(canvas: Canvas, x: AxisScale, level: float, dots: Sequence[Dot]) -> None:
+    """The names of the clients with the lowest and the highest value, below their dots and clear of each other."""
+    if not dots or not dots[0].name:
+        return
+    ends = [dots[0], dots[-1]] if len(dots) > 1 else [dots[0]]
+    names = [shorten(dot.name, (x.end - x.start) / 2 - 12) for dot in ends]
+    widths = [SMALL * len(name) for name in names]
+    wanted = [min(max(x(dot.value), x.start + w / 2), x.end - w / 2) for dot, w in zip(ends, widths, strict=True)]
+    if len(ends) > 1:
+        apart = (widths[0] + widths[1]) / 2 + 14
+        short = max(apart - (wanted[1] - wanted[0]), 0.0)
+        left = max(wanted[0] - short / 2, x.start + widths[0] / 2)
+        right = min(max(wanted[1], left + apart), x.end - widths[1] / 2)
+        wanted = [min(left, right - apart), right]
+    for dot, name, at in zip(ends, names, wanted, strict=True):
+        canvas.path([(x(dot.value), level - 15), (at, level - 9)], "lead")
+        canvas.text(at, level, name, "extreme", "middle")
+
+
 def _box(canvas: Canvas, x: AxisScale, centre: float, dots: Sequence[Dot]) -> None:
     if len(dots) < 4:
         return  # quartiles of three clients say less than the three dots
@@ -107,100 +126,3 @@ def _box(canvas: Canvas, x: AxisScale, centre: float, dots: Sequence[Dot]) -> No
     canvas.line(q3, centre, p90, centre, "box")
     canvas.add("rect", "box", x=q1, y=centre - 9, width=max(q3 - q1, 0.5), height=18)
     canvas.line(median, centre - 9, median, centre + 9, "median")
-
-
-def pooled_bins(arm: Arm, rule: str) -> list[tuple[float, float, float]]:
-    """Count, sum of confidence and sum of correct of each bin, added over seeds."""
-    found = [
-        selected.score.bins
-        for run in arm.runs
-        if (selected := select_round(run, rule)) is not None and selected.score.bins
-    ]
-    if not found or len({len(b) for b in found}) > 1:
-        return []
-    total = np.sum(np.asarray(found, dtype=float), axis=0)
-    return [(float(a), float(b), float(c)) for a, b, c in total] if total[:, 0].sum() > 0 else []
-
-
-def reliability(arm: Arm, bins: Sequence[tuple[float, float, float]]) -> str:
-    """Accuracy against confidence by bin; below it the share of predictions in each bin, which says what to ignore."""
-    canvas = Canvas(220, 268, f"Reliability of {arm.label}")
-    x, y = AxisScale(0, 1, 34, 212), AxisScale(0, 1, 190, 22)
-    for tick in (0.0, 0.5, 1.0):
-        canvas.line(x.start, y(tick), x.end, y(tick), "grid")
-        canvas.text(x.start - 5, y(tick) + 4, percent(tick), "tick", "end")
-        canvas.text(x(tick), 252, percent(tick), "tick", "middle" if tick < 1 else "end")
-    canvas.line(x(0), y(0), x(1), y(1), "ideal")
-    total, most = sum(n for n, _, _ in bins), max(n for n, _, _ in bins)
-    step = 1 / len(bins)
-    curve = []
-    for k, (n, confidence, correct) in enumerate(bins):
-        if n <= 0:
-            continue
-        at = (x(confidence / n), y(correct / n))
-        curve.append(at)
-        bar = 38 * n / (most or 1)
-        told = f"{n:.0f} of {total:.0f} predictions; confidence {confidence / n:.3f}, accuracy {correct / n:.3f}"
-        canvas.add("rect", f"count {colour(arm.index)}", told, x=x(k * step) + 0.5, y=238 - bar, height=max(bar, 0.5),
-                   width=x(step) - x(0) - 1)  # fmt: skip
-        canvas.line(at[0], at[1], at[0], y(confidence / n), "miss")
-    canvas.path(curve, f"line {colour(arm.index)}")
-    for cx, cy in curve:
-        canvas.add("circle", f"dot {colour(arm.index)}", cx=cx, cy=cy, r=2.5)
-    canvas.line(x.start, 238, x.end, 238, "axis")
-    canvas.text(x.end, 265, "confidence, %", "tick", "end")
-    canvas.text(x.start - 26, y.end - 12, "accuracy, %", "tick")
-    return canvas.svg()
-
-
-def partition(federation: FederationFacts, width: float) -> str:
-    """Clients across, classes up, area = samples; below, the size of each client's parts."""
-    shown = min(federation.clients, CLIENTS)
-    counts = [row[:CLASSES] for row in federation.histogram[:shown]]
-    classes = max((len(row) for row in counts), default=0)
-    pitch = 18 if classes <= 20 else 12 if classes <= 50 else 7
-    names = [federation.class_names[c] if c < len(federation.class_names) else str(c) for c in range(classes)]
-    left = min(max((CHARACTER * len(n) for n in names), default=0) + 16, 0.28 * width) if classes else 0
-    left = max(left, 52)
-    step = min((width - left - 8) / max(shown, 1), 36)
-    canvas = Canvas(width, pitch * classes + 130, f"Partition of {federation.name}")
-    radius = min(step, pitch * 1.15) / 2
-    most = max((n for row in counts for n in row), default=1) or 1
-    for c, name in enumerate(names):
-        y = pitch * c + 14
-        if pitch > 10 or c % 10 == 0:  # a hundred lines and names would be noise
-            canvas.line(left, y, left + step * shown, y, "grid")
-            canvas.text(left - 8, y + 4, shorten(name, left - 12), "tick", "end")
-    group = canvas.add("g", "bubble")
-    spoken = width > 500 and sum(n > 0 for row in counts for n in row) <= TOLD
-    for k, row in enumerate(counts):
-        for c, n in enumerate(row):
-            if n > 0:
-                told = f"{federation.client(k)}, class {names[c]}: {n} samples" if spoken else ""
-                r = max(radius * math.sqrt(n / most), 0.6)
-                canvas.add("circle", "", told, group, cx=left + step * (k + 0.5), cy=pitch * c + 14, r=r)
-    _sizes(canvas, federation, left, step, pitch * classes + 22, shown)
-    return canvas.svg()
-
-
-def _sizes(canvas: Canvas, federation: FederationFacts, left: float, step: float, top: float, shown: int) -> None:
-    """Stacked bars: training, validation and test samples of each client."""
-    parts = [(name, getattr(federation, name)) for name in ("train", "validation", "test")]
-    sizes = [[v[k] if k < len(v) else 0 for _, v in parts] for k in range(shown)]
-    most = max((sum(s) for s in sizes), default=1) or 1
-    y = AxisScale(0, most, top + 68, top + 8)
-    for tick in ticks(0, most, 2):
-        canvas.line(left, y(tick), left + step * shown, y(tick), "grid")
-        canvas.text(left - 8, y(tick) + 4, plain(tick), "tick", "end")
-    for k, size in enumerate(sizes):
-        told = f"{federation.client(k)}: " + ", ".join(f"{n} {name}" for (name, _), n in zip(parts, size, strict=True))
-        below = 0
-        for (name, _), n in zip(parts, size, strict=True):
-            if n:
-                canvas.add("rect", f"part {name}", told, x=left + step * (k + 0.12), width=step * 0.76, y=y(below + n),
-                           height=y(below) - y(below + n))  # fmt: skip
-            below += n
-    every = next(e for e in (1, 2, 5, 10, 20, 50) if e * step > 26)
-    for k in range(0, shown, every):
-        canvas.text(left + step * (k + 0.5), top + 83, str(k), "tick", "middle")
-    canvas.text(left + step * shown, top + 100, "client", "name", "end")

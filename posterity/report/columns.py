@@ -14,6 +14,7 @@ from posterity.evaluate import FIGURES, METRICS, Metric, goal_of
 from posterity.report.read_runs import Run
 from posterity.report.selected_round import WEIGHT, goal
 
+LARGE = 1e6  # from here on digits behind the point say nothing
 SIGN = {"higher": 1, "lower": -1}  # of what is better; a value to come close to is not ranked: 0
 
 
@@ -99,6 +100,11 @@ def table_columns(runs: Sequence[Run], table: str = "main") -> list[Column]:
     return [*BEFORE[table], *metrics, *BEHIND[table]]
 
 
+def known_columns() -> list[str]:
+    """The keys of all columns that do not come from metrics of the users."""
+    return [column.key for table in ("main", "further") for column in table_columns((), table)]
+
+
 def user_metrics(runs: Sequence[Run]) -> dict[str, Mapping[str, Any]]:
     """What the runs say about metrics that the package does not have, by name; the first run counts."""
     found: dict[str, Mapping[str, Any]] = {}
@@ -127,8 +133,13 @@ def text(mean: float, sd: float | None, column: Column) -> str:
     if column.unit == "B":
         return human_bytes(mean)
     scale = 100.0 if column.unit == "%" else 1.0
-    shown = f"{scale * mean:.{column.digits}f}"
-    return shown if sd is None or column.unit == "s" else f"{shown} ± {scale * sd:.{column.digits}f}"
+    shown = _figures(scale * mean, column.digits)
+    return shown if sd is None or column.unit == "s" else f"{shown} ± {_figures(scale * sd, column.digits)}"
+
+
+def _figures(value: float, digits: int) -> str:
+    """With digits behind the point; what has exploded by its power of ten."""
+    return f"{value:.{digits}f}" if abs(value) < LARGE else f"{value:.1e}"
 
 
 def human_bytes(count: float) -> str:

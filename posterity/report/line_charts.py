@@ -79,16 +79,20 @@ def thin(items: Sequence[int], most: int = MOST) -> list[int]:
     return [items[round(k * (len(items) - 1) / (most - 1))] for k in range(most)]
 
 
-def line_chart(lines: Sequence[LearningCurve], width: float, title: str, x_title: str, against: str = "round") -> str:
-    """Mean lines with bands of ± one sd, named at their ends."""
+def line_chart(
+    lines: Sequence[LearningCurve], width: float, title: str, x_title: str, against: str = "round",
+    y_axis: tuple[str, bool] | None = None,
+) -> str:  # fmt: skip
+    """Mean lines with bands of ± one sd, named at their ends; the y axis is the headline metric's, or has a title and
+    says whether its values are shares."""
     metric = goal(lines[0].arm.runs[0])
-    is_share = metric.share
+    y_title, is_share = y_axis or (axis_title(metric), metric.share)
     canvas, x, y = _frame(lines, width, title, against, is_share)
     x_text: Callable[[float], str] = _round_bytes if against == "bytes" else plain
     about = int((x.end - x.start) / 60)
     across = log_ticks(x.low, x.high) if x.log else ticks(x.low, x.high, about)
     axes(canvas, x, y, _apart(across, x, x_text), ticks(y.low, y.high, 8), x_text, percent if is_share else plain)
-    canvas.text(x.start - 6, y.end - 14, axis_title(metric), "name", "start")
+    canvas.text(x.start - 6, y.end - 14, y_title, "name", "start")
     canvas.text(x.end, y.start + 34, x_title, "name", "end")
     for line in lines:
         if line.band:

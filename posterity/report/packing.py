@@ -23,7 +23,8 @@ from posterity.report.logs import ReportError, RunLog, find_runs, read_log, writ
 from posterity.report.read_runs import read_run
 from posterity.report.selected_round import RULES, main_epochs, select_round
 
-ROUND = ("kind", "round", "cohort", "accepted", "refused", "empty", "loss", "bytes_up", "bytes_down", "seconds")
+ROUND = ("kind", "round", "cohort", "accepted", "refused", "empty", "loss", "bytes_up", "bytes_down", "seconds",
+         "rolled_back", "notes")  # fmt: skip
 DIGITS = 7
 
 

@@ -5,6 +5,8 @@ Tables come from `tables.py` and `summary.py`, sentences from `verdict.py` and `
 
 from __future__ import annotations
 
+import base64
+import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,11 +15,20 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
 
 from posterity.evaluate.metrics import TERMS
-from posterity.report import client_charts, remarks, summary, verdict
+from posterity.report import (
+    calibration,
+    client_charts,
+    client_table,
+    divergence,
+    partition_chart,
+    remarks,
+    summary,
+    verdict,
+)
 from posterity.report.columns import axis_title, user_metrics
 from posterity.report.critical import SHOWN, critical_chart
 from posterity.report.line_charts import learning_curves, line_chart, sparks
-from posterity.report.logs import write_atomic
+from posterity.report.logs import ReportError, write_atomic
 from posterity.report.ranking import Comparison, further, headline
 from posterity.report.read_runs import FederationFacts, Run, load_runs
 from posterity.report.selected_round import PART, RULES, goal
@@ -25,6 +36,8 @@ from posterity.report.svg import colour
 from posterity.report.tables import Row, columns
 
 WIDE, NARROW = 1000.0, 350.0
+UNSEEN = dict.fromkeys((*range(9), *range(11, 32), 127, *range(0x202A, 0x202F), *range(0x2066, 0x206A)), "\ufffd")
+"""Characters that a reader does not see and that reorder or end what stands around them: a label may hold any."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +53,14 @@ def write_report(folder: Path, out: Path | None = None, show: str = "validated")
     folder = Path(folder)
     beside = folder.with_name(folder.name.partition(".")[0] + ".html") if folder.is_file() else folder / "report.html"
     out = Path(out) if out is not None else beside
-    write_atomic(out, render(load_runs(folder), show).encode())
+    text = render(load_runs(folder), show)
+    try:
+        write_atomic(out, text.encode(errors="replace"))
+    except OSError as error:
+        raise ReportError(
+            f"The page cannot be written to {out} ({error.strerror or error}). The runs were only read; name a place "
+            f"that can be written: posterity report {folder} --out page.html"
+        ) from error
     return out
 
 
@@ -53,9 +73,25 @@ def render(runs: Sequence[Run], show: str = "validated") -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    css = environment.get_template("page.css").render()
-    return environment.get_template("page.html").render(
-        css=css, colour=colour, axis_title=axis_title, **contents(runs, show)
+    css, script = (environment.get_template(name).render() for name in ("page.css", "page.js"))
+    text = environment.get_template("page.html").render(
+        css=css,
+        script=script,
+        policy=_policy(css, script),
+        colour=colour,
+        axis_title=axis_title,
+        **contents(runs, show),
+    )
+    return text.translate(UNSEEN)
+
+
+def _policy(css: str, script: str) -> str:
+    """Nothing is fetched, and no script or style but the page's own is obeyed, whatever a label may hold."""
+    digests = [base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in (script, css)]
+    return (
+        "default-src 'none'; script-src 'sha256-{}'; style-src 'sha256-{}'; base-uri 'none'; form-action 'none'".format(
+            *digests
+        )
     )
 
 
@@ -67,7 +103,7 @@ def contents(runs: Sequence[Run], show: str) -> dict[str, Any]:
         "title": _title(rows),
         "finding": verdict.tell(comparison, rows),
         "facts": _facts(runs, rows),
-        "cautions": [*summary.cautions(runs, rows), *remarks.fitted(rows)],
+        "cautions": [*divergence.told(rows), *summary.cautions(runs, rows), *remarks.fitted(rows)],
         "rows": rows,
         "columns": columns(rows),
         "goal": goal(rows[0].arm.runs[0]),
@@ -75,6 +111,10 @@ def contents(runs: Sequence[Run], show: str) -> dict[str, Any]:
         "rule": show,
         "rules": RULES,
         "part": PART[show],
+        "part_words": "held-out part" if PART[show] == "held" else f"{PART[show]} half",
+        "described": remarks.described(rows),
+        "run_notes": remarks.run_notes(rows),
+        "client_tables_of": _client_tables(rows),
         "several": max(row.seeds for row in rows) > 1,
         "by_rule": summary.by_rule(rows),
         "by_point": summary.by_point(rows),
@@ -89,7 +129,7 @@ def contents(runs: Sequence[Run], show: str) -> dict[str, Any]:
         "runs": runs,
         "references": {run.label: run.reference for run in runs if run.reference},
         "federation": runs[0].federation,
-        "notes": [*remarks.run_notes(runs), *sorted({note for run in runs for note in run.federation.notes})],
+        "notes": sorted({note for run in runs for note in run.federation.notes}),
         "worst_note": verdict.worst_note(rows),
         **_figures(rows, runs[0].federation, show),
         **_pairs(comparison, show),
@@ -108,18 +148,34 @@ def _figures(rows: Sequence[Row], federation: FederationFacts, show: str) -> dic
     found = sorted((row.arm for row in rows), key=lambda a: a.index)
     lines, paid = learning_curves(found, PART[show]), learning_curves(found, PART[show], "bytes")
     dots_by_arm = [(row.arm, dots) for row in rows if (dots := client_charts.client_dots(row.arm, show))]
-    pooled = [(row.arm, client_charts.pooled_bins(row.arm, show)) for row in rows]
+    pooled = [(row, calibration.pooled_bins(row.arm, show)) for row in rows]
     return {
         "curves": _twice(lines, lambda w: line_chart(lines, w, "Headline metric by round", "round")),
         "traffic": _twice(paid, lambda w: line_chart(paid, w, "Headline metric by bytes sent", "sent so far", "bytes")),
         "strip": _twice(dots_by_arm, lambda w: client_charts.strip_chart(dots_by_arm, w, "Clients by method")),
         "dots_cut": any(len(dots) > client_charts.dots_shown(len(dots_by_arm)) for _, dots in dots_by_arm),
         "dots_most": client_charts.dots_shown(len(dots_by_arm)),
-        "reliability": [(arm, client_charts.reliability(arm, bins)) for arm, bins in pooled if bins],
-        "partition": _twice(federation.train, lambda w: client_charts.partition(federation, w)),
+        "reliability": [(row.arm, calibration.reliability(row.arm, bins, row.seeds)) for row, bins in pooled if bins],
+        "partition": _twice(federation.train, lambda w: partition_chart.partition(federation, w)),
         "counted": _counted(federation),
-        "clients_shown": client_charts.CLIENTS,
-        "classes_shown": client_charts.CLASSES,
+        "clients_shown": partition_chart.CLIENTS,
+        "classes_shown": partition_chart.CLASSES,
+    }
+
+
+def _client_tables(rows: Sequence[Row]) -> dict[str, Any]:
+    """Every client under every method, and every newcomer where there are some; what must be said about each."""
+    first = rows[0].arm.runs[0]
+    column = verdict.goal_column(first)
+    members = client_table.client_tables(rows, lambda run, selected: selected.score)
+    newcomers = client_table.client_tables(
+        rows, lambda run, _: summary.longest_adapted(run, rows[0].rule), first.federation.members
+    )
+    return {
+        "members": members[: client_table.TABLES],
+        "members_said": client_table.told(members, column),
+        "newcomers": newcomers[: client_table.TABLES],
+        "newcomers_said": client_table.told(newcomers, column),
     }
 
 

@@ -14,6 +14,7 @@ import numpy as np
 
 from posterity.evaluate.paired import ClientValues, Paired, Sample, compare_all, detectable, runs_together
 from posterity.report.columns import Column, oriented, table_columns
+from posterity.report.divergence import has_diverged
 from posterity.report.read_runs import Run
 from posterity.report.selected_round import WEIGHT, SelectedRound, check_rule, goal
 from posterity.report.tables import Row, arms, check_scores, fetch, make_row
@@ -114,8 +115,13 @@ def headline(runs: Sequence[Run], show: str = "validated") -> list[Row]:
     among = table_columns(runs)
     rows = [make_row(arm, show, among) for arm in arms(runs)]
     key, sign = goal(runs[0]).name, -1 if goal(runs[0]).higher else 1
-    rows.sort(key=lambda r: sign * r.cells[key].mean if key in r.cells else math.inf)
+    rows.sort(key=lambda r: (has_diverged(r.mark), sign * r.cells[key].mean if key in r.cells else math.inf))
     return mark_best(rows, oriented(among, runs[0]))
+
+
+def complete(rows: Sequence[Row]) -> list[Row]:
+    """The rows with the metrics of both tables."""
+    return [replace(row, cells={**row.cells, **more.cells}) for row, more in zip(rows, further(rows), strict=True)]
 
 
 def further(rows: Sequence[Row]) -> list[Row]:

@@ -14,6 +14,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from posterity.evaluate.client_scores import stored
 from posterity.report.logs import ReportError, RunLog, find_runs, read_log, read_packed
 
 POINTS = ("received", "adapted", "trained")
@@ -53,6 +54,8 @@ class RoundLine:
     bytes_down: float | None
     seconds: float | None
     report: Mapping[str, float | None]
+    rolled_back: str = ""  # why nothing of it was kept
+    notes: tuple[str, ...] = ()
 
     @property
     def traffic(self) -> float | None:
@@ -81,6 +84,11 @@ class FederationFacts:
     def client(self, index: int) -> str:
         """The client's own name where it has one, else its number."""
         return self.names[index] if index < len(self.names) else f"client {index}"
+
+    @property
+    def numbered(self) -> bool:
+        """Whether the clients have no names of their own, only the numbers that a partition gave them."""
+        return all(name.removeprefix("client ").isdecimal() for name in self.names)
 
 
 @dataclass(frozen=True, eq=False)
@@ -135,6 +143,17 @@ def load_runs(folder: Path) -> list[Run]:
 
 def read_run(log: RunLog) -> Run:
     """One run from its log."""
+    try:
+        return _run(log)
+    except ReportError:
+        raise
+    except (TypeError, ValueError, KeyError, AttributeError, OverflowError, RecursionError) as error:
+        raise ReportError(
+            f"{log.folder} holds something that no run writes ({type(error).__name__}: {error}). Was it edited by hand?"
+        ) from error
+
+
+def _run(log: RunLog) -> Run:
     folder, facts, text = log.folder, log.facts, log.config
     try:
         config = tomllib.loads(text)
@@ -142,7 +161,7 @@ def read_run(log: RunLog) -> Run:
         raise ReportError(f"{folder / 'config.toml'} is not valid TOML: {error}") from error
     method = facts.get("method") or {}
     name = str(method.get("name") or config.get("method") or folder.name)
-    rounds, scores = _metrics(log.lines)
+    rounds, scores = _metrics([stored(line, folder) if line.get("clients_file") else line for line in log.lines])
     return Run(
         folder=folder,
         name=name,
@@ -153,7 +172,7 @@ def read_run(log: RunLog) -> Run:
         status=str(facts.get("status") or "running"),
         seconds=_number(facts.get("seconds")) or sum(r.seconds or 0.0 for r in rounds) or None,  # 0 until it ends
         planned=config.get("rounds"),
-        federation=_federation(facts.get("federation") or {}),
+        federation=_federation(facts.get("federation") or {}, str(facts.get("evaluate_remark") or "")),
         rounds=rounds,
         scores=scores,
         config=config,
@@ -162,7 +181,7 @@ def read_run(log: RunLog) -> Run:
     )
 
 
-def _federation(raw: Mapping[str, Any]) -> FederationFacts:
+def _federation(raw: Mapping[str, Any], remark: str = "") -> FederationFacts:
     train = tuple(int(n) for n in raw.get("train") or ())
     clients = int(raw.get("clients") or len(train))
     return FederationFacts(
@@ -178,7 +197,7 @@ def _federation(raw: Mapping[str, Any]) -> FederationFacts:
         validation=tuple(int(n) for n in raw.get("validation") or ()),
         test=tuple(int(n) for n in raw.get("test") or ()),
         histogram=tuple(tuple(int(n) for n in row) for row in raw.get("histogram") or ()),
-        notes=tuple(str(n) for n in raw.get("notes") or ()),
+        notes=(*(str(n) for n in raw.get("notes") or ()), *([remark] if remark else [])),
     )
 
 
@@ -207,6 +226,8 @@ def _round(raw: Mapping[str, Any]) -> RoundLine:
         bytes_down=_number(raw.get("bytes_down")),
         seconds=_number(raw.get("seconds")),
         report={str(k): _number(v) for k, v in (raw.get("report") or {}).items()},
+        rolled_back=str(raw.get("rolled_back") or ""),
+        notes=tuple(str(note) for note in raw.get("notes") or ()),
     )
 
 

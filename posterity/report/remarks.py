@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from posterity.report.read_runs import Run
+from posterity.report.selected_round import PART
 from posterity.report.tables import Row
 
 
@@ -29,9 +30,39 @@ def fitted(rows: Sequence[Row]) -> list[str]:
     return [f"{', '.join(labels)}: fitted on the validation half, so under “paper” only the test half is scored."]
 
 
-def run_notes(runs: Sequence[Run]) -> list[str]:
-    """What networks and methods had to say about themselves, each once."""
-    return sorted({str(note) for run in runs for note in run.facts.get("notes") or ()})
+def described(rows: Sequence[Row]) -> str:
+    """What the numbers of the headline are numbers of: so many rows, of so many clients."""
+    scores = [selected.score for row in rows for _, selected in row.picked]
+    counts = [[n or 0 for n in each] for score in scores if (each := score.by_client("n"))]
+    if not counts:
+        return ""
+    tested = [int(sum(each)) for each in counts]
+    clients = [sum(n > 0 for n in each) for each in counts]
+    part = "held-out" if PART[rows[0].rule] == "held" else PART[rows[0].rule]
+    return f"A run's numbers are over {_span(tested)} {part} rows of {_span(clients)} clients."
+
+
+def _span(counts: Sequence[int]) -> str:
+    low, high = min(counts), max(counts)
+    return f"{low:,}" if low == high else f"{low:,} to {high:,}"
+
+
+def run_notes(rows: Sequence[Row]) -> list[tuple[str, str]]:
+    """What networks and methods had to say about themselves (`notes` in run.json): each once, with who says it."""
+    who: dict[str, list[str]] = {}
+    for row in rows:
+        for run in (*row.arm.runs, *row.arm.aside):
+            for note in _sentences(run.facts.get("notes")):
+                labels = who.setdefault(note, [])
+                if row.label not in labels:
+                    labels.append(row.label)
+    return [("" if len(labels) == len(rows) > 1 else ", ".join(labels), note) for note, labels in who.items()]
+
+
+def _sentences(given: object) -> list[str]:
+    if isinstance(given, str):
+        return [given] if given else []
+    return [str(each) for each in given] if isinstance(given, (list, tuple)) else []
 
 
 def _method(run: Run) -> dict[str, object]:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from posterity.report.columns import Column, text
-from posterity.report.read_runs import POINTS, Run, ScoreLine
+from posterity.report.read_runs import POINTS, RoundLine, Run, ScoreLine
 from posterity.report.selected_round import PART, RULES, WEIGHT, epochs_scored, goal, main_epochs, select_round, series
 from posterity.report.tables import Arm, Row, point_name, progress, settings, summarise
 from posterity.report.verdict import goal_column, join
@@ -84,31 +84,55 @@ def newcomers(rows: Sequence[Row]) -> SmallTable:
     return SmallTable((*base.heads, "members", "gap"), tuple(found))
 
 
-def _newcomer_gap(run: Run, rule: str, column: Column) -> float | None:
+def longest_adapted(run: Run, rule: str) -> ScoreLine | None:
+    """The newcomers' scores after the longest adaptation, or as received where none was scored."""
     kinds = [(p, e) for p in ("adapted", "received") for e in reversed(epochs_scored(run, p, "newcomers"))]
+    return at(run, rule, *kinds[0], "newcomers") if kinds else None
+
+
+def _newcomer_gap(run: Run, rule: str, column: Column) -> float | None:
     selected = select_round(run, rule)
-    score = at(run, rule, *kinds[0], "newcomers") if kinds else None
+    score = longest_adapted(run, rule)
     theirs = score.value(column.key, WEIGHT) if score else None
     ours = selected.score.value(column.key, WEIGHT) if selected else None
     return theirs - ours if theirs is not None and ours is not None else None
 
 
 def troubles(found: Sequence[Arm]) -> list[tuple[Arm, str, str]]:
-    """Refused messages by reason, and rounds in which nothing was accepted."""
+    """Refused messages by reason, rounds that came to nothing, and what rounds note."""
     listed: list[tuple[Arm, str, str]] = []
     for arm in found:
         every = [(run, r) for run in (*arm.runs, *arm.aside) for r in run.rounds]
-        reasons = Counter(reason for _, r in every for _, reason in r.refused)
-        for reason, count in reasons.most_common():
-            where = [(run, r.round, client) for run, r in every for client, why in r.refused if why == reason]
-            told = "; ".join(f"seed {run.seed}, round {n}, client {client}" for run, n, client in where[:4])
-            more = f"; and {len(where) - 4} more" if len(where) > 4 else ""
-            listed.append((arm, f"{count} refused: {reason}", told + more))
-        empty = [(run, r.round) for run, r in every if r.empty]
-        if empty:
-            told = "; ".join(f"seed {run.seed}, round {n}" for run, n in empty[:6])
-            listed.append((arm, f"{len(empty)} empty round{'s' if len(empty) > 1 else ''}", told))
+        refused = [(why, f"{_when(run, r)}, {_client(run, who)}") for run, r in every for who, why in r.refused]
+        back = [(r.rolled_back, _when(run, r)) for run, r in every if r.rolled_back]
+        empty = [("", _when(run, r)) for run, r in every if r.empty and not r.rolled_back]
+        notes = [(note, _when(run, r)) for run, r in every for note in r.notes]
+        told = (
+            *_by_reason(refused, lambda count, why: f"{count} refused: {why}"),
+            *_by_reason(back, lambda count, why: f"{count} round{'s' if count > 1 else ''} rolled back: {why}"),
+            *_by_reason(empty, lambda count, _: f"{count} empty round{'s' if count > 1 else ''}"),
+            *_by_reason(notes, lambda _, note: note),
+        )
+        listed += [(arm, what, where) for what, where in told]
     return listed
+
+
+def _when(run: Run, line: RoundLine) -> str:
+    return f"seed {run.seed}, round {line.round}"
+
+
+def _by_reason(events: Sequence[tuple[str, str]], say: Callable[[int, str], str]) -> list[tuple[str, str]]:
+    """What happened how often, most often first, and where: the first four places."""
+    told = []
+    for reason, count in Counter(reason for reason, _ in events).most_common():
+        where = [place for why, place in events if why == reason]
+        told.append((say(count, reason), "; ".join(where[:4]) + (f"; and {count - 4} more" if count > 4 else "")))
+    return told
+
+
+def _client(run: Run, number: str) -> str:
+    """By its name, where the log has only its number."""
+    return run.federation.client(int(number)) if number.isdecimal() else f"client {number}"
 
 
 def cautions(runs: Sequence[Run], rows: Sequence[Row]) -> list[str]:

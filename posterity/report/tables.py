@@ -5,6 +5,7 @@ Its columns are in `columns.py`; `ranking.py` sorts its rows and marks the best.
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from posterity.report.columns import Column, oriented, table_columns, text
+from posterity.report.divergence import mark
 from posterity.report.logs import ReportError
 from posterity.report.read_runs import Run
 from posterity.report.selected_round import SelectedRound, main_epochs, select_round
@@ -67,7 +69,7 @@ class Row:
     point: str
     rule: str
     picked: tuple[tuple[Run, SelectedRound], ...]  # the runs that count, and the round that the rule chose in each
-    mark: str  # empty, or why the row is provisional
+    mark: str  # empty, or why the row takes no part in the ranking: provisional, diverged
     cells: Mapping[str, Cell]
 
     @property
@@ -107,8 +109,16 @@ def arms(runs: Sequence[Run]) -> list[Arm]:
         rivals = [g[0] for (other, s), g in groups.items() if other == label and s != setting]
         done = [r for r in members if r.finished]
         aside = [r for r in members if not r.finished] if done else []
-        made.append(Arm(label + _suffix(members[0], rivals), len(made), tuple(done or members), tuple(aside)))
+        named = _distinct(label, members[0], rivals, [arm.label for arm in made])
+        made.append(Arm(named, len(made), tuple(done or members), tuple(aside)))
     return made
+
+
+def _distinct(label: str, run: Run, rivals: Sequence[Run], taken: Sequence[str]) -> str:
+    """The label with some settings that rivals have otherwise, or all of them, or a number: no two are equal."""
+    tries = [label + _suffix(run, rivals), label + _suffix(run, rivals, len(settings(run)))]
+    numbered = (f"{label} (setting {number})" for number in itertools.count(2))
+    return next(one for one in itertools.chain(tries, numbered) if one not in taken)
 
 
 def settings(run: Run) -> dict[str, Any]:
@@ -126,12 +136,12 @@ def settings(run: Run) -> dict[str, Any]:
     return flat
 
 
-def _suffix(run: Run, rivals: Sequence[Run]) -> str:
+def _suffix(run: Run, rivals: Sequence[Run], most: int = 3) -> str:
     """What tells this setting from others of the same method, in as few words as possible."""
     mine, others = settings(run), [settings(r) for r in rivals]
     keys = [k for k in sorted(mine) if any(o.get(k) != mine[k] for o in others)]
-    told = ", ".join(f"{k.rsplit('.', 1)[-1]} {mine[k]}" for k in keys[:3])
-    return f" ({told}{', …' if len(keys) > 3 else ''})" if keys else ""
+    told = ", ".join(f"{k.rsplit('.', 1)[-1]} {mine[k]}" for k in keys[:most])
+    return f" ({told}{', …' if len(keys) > most else ''})" if keys else ""
 
 
 def make_row(arm: Arm, rule: str, among: Sequence[Column]) -> Row:
@@ -146,7 +156,7 @@ def make_row(arm: Arm, rule: str, among: Sequence[Column]) -> Row:
         point=point_name(last.scored, main_epochs(last, last.scored)),
         rule=rule,
         picked=tuple(picked),
-        mark="" if arm.finished else progress(max(arm.runs, key=lambda r: r.reached)),
+        mark=mark(picked) if arm.finished else progress(max(arm.runs, key=lambda r: r.reached)),
         cells=cells,
     )
 
@@ -175,6 +185,16 @@ def fetch(run: Run, selected: SelectedRound, column: Column) -> float | None:
         return run.seconds
     sent = [r.traffic for r in run.rounds if r.traffic is not None]
     return sum(sent) / len(sent) if sent else None
+
+
+def by_seed(row: Row, column: Column) -> dict[str, float]:
+    """The number of every seed, behind the mean; of two runs with the same seed the first counts."""
+    found: dict[str, float] = {}
+    for run, selected in row.picked:
+        value = fetch(run, selected, column)
+        if value is not None:
+            found.setdefault(str(run.seed), value)
+    return found
 
 
 def summarise(values: Iterable[float | None], column: Column) -> Cell | None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from posterity.evaluate.paired import MOST, Paired
 from posterity.report.columns import Column, metric_column, text
+from posterity.report.divergence import has_diverged
 from posterity.report.ranking import Comparison, compare_methods
 from posterity.report.read_runs import Run, ScoreLine
 from posterity.report.selected_round import PART, goal
@@ -79,6 +80,8 @@ def tell(comparison: Comparison, rows: Sequence[Row]) -> str:
 
 
 def _unsettled(column: Column, rows: Sequence[Row]) -> str:
+    if all(has_diverged(row.mark) for row in rows):
+        return "Every run diverged, so nothing is compared."
     if any(column.key in row.cells for row in rows):
         return "No run has finished, so nothing is compared yet; what is shown is provisional."
     return f"The scores that the rule “{rows[0].rule}” needs were not written, so nothing can be ranked by it."
@@ -124,8 +127,13 @@ def reach(comparison: Comparison) -> str:
         return ""
     seeds = sorted({pair.seeds for pair in comparison.pairs.values() if pair.p is not None})
     told = f"{seeds[0]}" if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}"
-    said = f"With {told} seeds and {_pairs(comparison)} only a gap of about {amount(gap, comparison.column)} would have"
+    most = "no gap at all" if comparison.column.unit == "%" and gap >= 1 else _about(gap, comparison.column)
+    said = f"With {told} seeds and {_pairs(comparison)} {most} would have"
     return f"{said} shown (power 80 %, at the spread seen here)."
+
+
+def _about(gap: float, column: Column) -> str:
+    return f"only a gap of about {amount(gap, column)}"
 
 
 def lines(comparison: Comparison, keys: Sequence[tuple[int, int]]) -> list[PairText]:
@@ -183,7 +191,7 @@ def worst_note(rows: Sequence[Row]) -> str:
         return ""
     few, of, tested = zip(*found, strict=True)
     part = "held-out" if PART[rows[0].rule] == "held" else PART[rows[0].rule]
-    client = "client" if max(few) == 1 else "clients"
+    client = "client" if max(of) == 1 else "clients"
     return (
         f"Worst 10 %: the mean accuracy of the {_range(few)} worst of {_range(of)} {client}; {_range(tested)} {part} "
         "rows in all stand behind the figure of a run."

@@ -11,28 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from posterity.cli.app import main
-
 SMALL = ["--dataset", "digits", "--clients", "5", "--rounds", "2", "--subset", "20%", "--quiet"]
-
-
-@pytest.fixture
-def call(monkeypatch, tmp_path, capsys):
-    """Run the command line in an empty folder: exit code, what it printed, what it complained."""
-
-    def run(*words: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["posterity", *words])
-        monkeypatch.setattr(sys, "path", list(sys.path))
-        try:
-            main()
-            code = 0
-        except SystemExit as stop:
-            code = stop.code
-        printed = capsys.readouterr()
-        return code, printed.out, printed.err
-
-    monkeypatch.chdir(tmp_path)
-    return run
 
 
 def test_run_writes_a_folder_a_table_and_a_report(call):
@@ -284,3 +263,20 @@ def test_a_real_process(tmp_path):
                           capture_output=True, text=True, check=False)  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert "report: runs" in done.stdout
+
+
+def test_names_in_a_table_are_not_acted_on(call):
+    """Columns, clients and classes may be called anything."""
+    rows = ["site,age,[bold]out[/bold]"]
+    for site in ("[red]north", "so\x1b[2Juth"):
+        rows += [f"{site},{k % 7}.5,{'[link=file:///etc]yes' if k % 2 else 'no'}" for k in range(40)]
+    Path("visits.csv").write_text("\n".join(rows) + "\n")
+    words = ["--dataset", "visits.csv", "--target", "[bold]out[/bold]", "--client-column", "site"]
+    code, out, complaint = call("partition", *words)
+    assert code == 0, complaint
+    assert "\x1b" not in out
+    assert "[red]north" in out
+    assert "[link=file" in out.replace("\n", "")
+    code, _, complaint = call("partition", *words[:-1], "si\x1b[2Jte")
+    assert code == 2
+    assert "\x1b" not in complaint

@@ -88,6 +88,36 @@ def test_the_readme_has_the_page_of_cifar10(key):
     assert all(value in readme for each in names for value in cells(CIFAR10, each)[2:4])
 
 
+TABLE1 = "docs/results/pfedvmp_table1.md"
+
+
+@pytest.mark.parametrize(("file", "suffix", "place"), [("cifar10-skewed", "", 1), ("cifar100", ", CIFAR-100", 4)])
+def test_more_of_table_1(file, suffix, place):
+    rows = headline(load_runs(RAW / f"{file}.jsonl.gz"))
+    assert len(rows) == (4 if place == 1 else 3)
+    for found in rows:
+        assert [run.seed for run in found.arm.runs] == [0, 1, 2]
+        full = "pFedVMP, `isotropic`" if name(found) == "`isotropic`" else FULL.get(name(found), name(found))
+        shown = cells(TABLE1, full + suffix)
+        assert shown[2] == found.cells["accuracy"].text
+        rest = [found.cells[key].text for key in ("nll", "ece", "worst10")]
+        assert shown[4:] == [*rest, ", ".join(map(str, found.rounds))]
+    held = main_comparison(rows)
+    for line in verdict.lines(held, list(held.pairs)):
+        names, pair = (
+            (name(line.first), name(line.second)),
+            held.pairs[held.rows.index(line.first), held.rows.index(line.second)],
+        )
+        if names in LEFT_OUT:
+            continue
+        shown, (low, high) = cells(TABLE1, " − ".join(names)), pair.interval
+        assert shown[place] == told(100 * pair.difference, (100 * low, 100 * high))
+        assert shown[place + 1] == line.p
+
+
+LEFT_OUT = {("`count`", "FedAvg-FT"), ("`count`", "FedPer")}  # the page has `isotropic`'s, which differ by 0.1
+
+
 METAVD = "docs/results/metavd.md"
 HOST = "Reptile (host)"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from pathlib import Path
 
@@ -23,6 +24,14 @@ def test_toml_gives_the_same_record_back(tmp_path):
     assert to_toml(from_table(read_toml(path))) == to_toml(config)
 
 
+def test_any_name_of_a_file_can_be_written_and_read_back(tmp_path):
+    names = "".join(map(chr, range(1, 160))) + "\u2028\u202e\\u0041 病院"
+    config = Config(dataset=names, set={names: names})
+    (tmp_path / "c.toml").write_text(to_toml(config), encoding="utf-8", newline="")
+    again = from_table(read_toml(tmp_path / "c.toml"))
+    assert (again.dataset, dict(again.set)) == (names, {names: names})
+
+
 def test_flags_override_the_file(tmp_path):
     path = tmp_path / "c.toml"
     path.write_text('rounds = 7\nlr = 0.5\n[set]\nxi = 3\nmodel.hidden = "4"\n')
@@ -39,6 +48,16 @@ def test_flags_override_the_file(tmp_path):
         ({"engine": "turbo"}, "engine = 'turbo' is unknown"),
         ({"local_epochs": 1, "local_steps": 2}, "not both"),
         ({"seed": -1}, "seed must be at least 0"),
+        ({"seed": 2**70}, r"seed must be at least 0 and below 2\*\*63; 1180591620717411303424 was given"),
+        ({"data_seed": 2**64}, r"data_seed must be .* below 2\*\*63"),
+        ({"rounds": 10**30}, r"rounds must be .* below 2\*\*63"),
+        ({"memory": 0}, "memory must be at least 1"),
+        ({"memory": -5}, "memory must be at least 1"),
+        ({"lr": "inf"}, "lr must be a finite number; inf was given"),
+        ({"lr": "nan"}, "lr must be a finite number; nan was given"),
+        ({"set": 3}, "set takes a table of settings"),
+        ({"dataset": "a\udcff.csv"}, "dataset is 'a.udcff.csv', which is not UTF-8"),
+        ({"set": {"model.kind": "\udcff"}}, "model.kind is .* not UTF-8"),
     ],
 )
 def test_mistakes_in_settings(table, message):
@@ -52,6 +71,14 @@ def test_mistakes_in_files_and_flags(tmp_path):
     (tmp_path / "bad.toml").write_text("rounds = = 3")
     with pytest.raises(ValueError, match="is not TOML"):
         read_toml(tmp_path / "bad.toml")
+    (tmp_path / "latin.toml").write_bytes(b'dataset = "\xe9"')
+    with pytest.raises(ValueError, match=r"latin.toml is not a text file in UTF-8"):
+        read_toml(tmp_path / "latin.toml")
+    with pytest.raises(ValueError, match=r"is no file; expected a configuration in TOML"):
+        read_toml(tmp_path)
+    os.mkfifo(tmp_path / "pipe.toml")
+    with pytest.raises(ValueError, match=r"pipe.toml is no file"):
+        read_toml(tmp_path / "pipe.toml")
     with pytest.raises(ValueError, match="--set takes name=value"):
         read_config({"set": ["xi"]})
     with pytest.raises(ValueError, match="whole numbers"):

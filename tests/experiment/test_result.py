@@ -28,7 +28,7 @@ def test_predictions_are_those_that_were_scored(method):
     for client in range(federation.members):
         rows = federation.test.client(client)
         if len(rows):
-            probabilities = result.predict_proba(client, federation.x[rows])
+            probabilities = result.predict_proba(client, federation.x[rows], show="last")
             assert torch.allclose(probabilities.sum(1), torch.ones(len(rows)), atol=1e-5)
             correct += int((probabilities.argmax(1) == federation.y[rows]).sum())
             total += len(rows)
@@ -117,13 +117,15 @@ def test_save_and_load(result, tmp_path):
         result.save(tmp_path / "kept")
 
 
-def test_a_federation_of_your_own_must_be_handed_in_again(tmp_path):
+def test_a_federation_of_your_own_must_be_handed_in_again_to_go_on(tmp_path):
     own = data.load("digits", clients=4, subset="20%", seed=9)
     first = posterity.run(method="fedper", federation=own, rounds=2, evaluate_every=2, out=tmp_path / "mine")
+    for again in (posterity.load(tmp_path / "mine"), posterity.load(tmp_path / "mine", federation=own)):
+        assert torch.equal(again.predict_proba(1, own.x[:3]), first.predict_proba(1, own.x[:3]))
+    path = tmp_path / "mine" / run_folder.RUN
+    run_folder.write_json(path, {**run_folder.read_json(path), "status": "running"})
     with pytest.raises(ValueError, match="hand it in again"):
         posterity.load(tmp_path / "mine")
-    again = posterity.load(tmp_path / "mine", federation=own)
-    assert torch.equal(again.predict_proba(1, own.x[:3]), first.predict_proba(1, own.x[:3]))
 
 
 def test_bad_questions(result):

@@ -90,7 +90,7 @@ def test_a_model_predicts_as_it_was_scored_last(method):
     for client in range(federation.members):
         rows = federation.test.client(client)
         if len(rows):
-            outputs = found.predict_proba(client, federation.x[rows])
+            outputs = found.predict_proba(client, federation.x[rows], show="last")
             losses += (-outputs.log()[range(len(rows)), federation.y[rows]]).tolist()
     assert found.metric("nll", show="last") == pytest.approx(statistics.fmean(losses), rel=1e-5)
 

@@ -125,7 +125,7 @@ def test_several_seeds_at_once_score_the_common_rows_as_each_does_alone():
 def test_the_page_says_how_the_common_test_was_scored(tmp_path):
     given = SMALL | {"test_partition": "common", "rounds": 1, "set": {"model.norm": "true"}}
     for name in ("fedavg", "fedavg+calibrated", "fedbn"):
-        posterity.run(tmp_path / name, method=name, **given)
+        posterity.run(name, out=tmp_path / name, **given)
     said = write_report(tmp_path).read_text()
     assert "No client&#39;s data were used: scored with the server&#39;s model" in said
     assert "the server&#39;s model (FedAvg)" in said
@@ -136,7 +136,7 @@ def test_the_page_says_how_the_common_test_was_scored(tmp_path):
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory):
     out = tmp_path_factory.mktemp("pair")
-    return out, *(posterity.run(out / n, method=n, newcomers="1", **SMALL) for n in ("fedavg", "fedavg+calibrated"))
+    return out, *(posterity.run(n, out=out / n, newcomers="1", **SMALL) for n in ("fedavg", "fedavg+calibrated"))
 
 
 def lines(result, part):

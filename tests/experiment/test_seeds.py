@@ -82,8 +82,8 @@ def test_blocks_that_mix_the_clients_of_seeds():
 
 
 def test_from_python(tmp_path):
-    found = posterity.run_seeds([0, 3], tmp_path, method="fedavg", **SMALL)
-    again = posterity.run_seeds([0, 3], tmp_path, method="fedavg", **SMALL)  # finished: only read
+    found = posterity.run_seeds([0, 3], "fedavg", out=tmp_path, **SMALL)
+    again = posterity.run_seeds([0, 3], "fedavg", out=tmp_path, **SMALL)  # finished: only read
     assert [r.config.seed for r in found] == [0, 3]
     assert [r.metric() for r in found] == [r.metric() for r in again]
     assert posterity.load(tmp_path / "seed-3").metric() == found[1].metric()

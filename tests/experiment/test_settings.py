@@ -106,5 +106,5 @@ def test_what_is_finished_is_left_and_what_is_not_goes_on(planned, tmp_path):
     planned.clear()
     resume_all(tmp_path, quiet)  # the plan was written down
     assert [task.title for task in planned] == ["fedavg seed 0", "fedavg seed 1"]
-    with pytest.raises(ValueError, match="other settings; give another --out"):
+    with pytest.raises(ValueError, match=r"other settings \(lr: there not set, now 0.5\): give another --out"):
         compare_runs(replace(BASE, lr=0.5), ["fedavg"], [0], tmp_path, quiet)

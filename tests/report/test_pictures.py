@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -10,8 +11,10 @@ import pytest
 from handmade import everywhere, run_of, scored, trained
 
 from posterity.report import load_runs
-from posterity.report.client_charts import Dot, client_dots, partition, pooled_bins, reliability, strip_chart, thinned
+from posterity.report.calibration import pooled_bins, reliability
+from posterity.report.client_charts import Dot, client_dots, strip_chart, thinned
 from posterity.report.line_charts import learning_curves, line_chart, sparks, thin
+from posterity.report.partition_chart import partition
 from posterity.report.read_runs import FederationFacts
 from posterity.report.tables import arms
 
@@ -106,6 +109,61 @@ def test_reliability_by_hand(tmp_path: Path) -> None:
     assert (float(bars[1]["x"]) - float(bars[0]["x"])) / (x1 - x0) == pytest.approx(2 / 3, abs=0.01)
 
 
+def whiskers(svg: str) -> list[tuple[float, float]]:
+    """The accuracies between which each whisker runs, lower first."""
+    (ideal,) = drawn(svg, "line", "ideal")
+    low, high = float(ideal["y1"]), float(ideal["y2"])
+    found = []
+    for whisker in drawn(svg, "path", "whisker"):
+        levels = [float(n) for n in whisker["d"][1:].replace("L", " ").split()][1::2]
+        found.append(tuple(sorted((y - low) / (high - low) for y in {min(levels), max(levels)})))
+    return found
+
+
+def test_a_whisker_is_the_interval_of_its_bins_accuracy(tmp_path: Path) -> None:
+    arm = served(tmp_path)
+    svg = reliability(arm, [(10.0, 2.0, 5.0), (0.0, 0.0, 0.0), (40.0, 32.0, 12.0)])
+    few, many = whiskers(svg)
+    assert few == pytest.approx((0.2366, 0.7634), abs=0.001)  # Wilson, 5 of 10
+    assert many == pytest.approx((0.1807, 0.4543), abs=0.001)  # 12 of 40
+    assert "10 of 50 predictions; confidence 0.200, accuracy 0.500, 95 % interval 0.237 to 0.763" in svg
+
+
+def test_seeds_that_predict_the_same_rows_are_not_more_evidence(tmp_path: Path) -> None:
+    (alone,) = whiskers(reliability(served(tmp_path), [(10.0, 2.0, 5.0)]))
+    (together,) = whiskers(reliability(served(tmp_path), [(40.0, 8.0, 20.0)], seeds=4))
+    assert together == pytest.approx(alone, abs=1e-3)
+
+
+def told(svg: str, css: str) -> list[str]:
+    return [e.text or "" for e in ElementTree.fromstring(svg).iter("text") if e.get("class", "").split()[0] == css]
+
+
+@pytest.mark.parametrize("width", [1000, 350])
+def test_the_worst_and_the_best_client_have_names(tmp_path: Path, width: float) -> None:
+    arm = served(tmp_path)
+    svg = strip_chart([(arm, client_dots(arm, "validated"))], width, "Clients")
+    assert told(svg, "extreme") == ["hospital 1, seed 0", "hospital 0, seed 0"]
+    places = [e for e in ElementTree.fromstring(svg).iter("text") if e.get("class") == "extreme"]
+    left, right = (float(e.get("x", "")) for e in places)
+    half = [6.2 * len(e.text or "") / 2 for e in places]
+    assert left - half[0] >= 0
+    assert right + half[1] <= width
+    assert right - left >= sum(half)
+
+
+def test_names_of_clients_that_are_close_do_not_collide(tmp_path: Path) -> None:
+    arm, long = served(tmp_path), "a hospital with a long name, seed 0"
+    for low, high in ((0.0, 0.001), (0.5, 0.5), (0.999, 1.0), (0.0, 1.0)):
+        svg = strip_chart([(arm, [Dot(low, "", long), Dot(high, "", long)])], 350, "Clients")
+        places = [e for e in ElementTree.fromstring(svg).iter("text") if e.get("class") == "extreme"]
+        left, right = (float(e.get("x", "")) for e in places)
+        wide = 6.2 * len(places[0].text or "")
+        assert right - left >= wide
+        assert left - wide / 2 >= 0
+        assert right + wide / 2 <= 350
+
+
 def test_a_box_has_quartiles_and_whiskers_at_ten_and_ninety_percent(tmp_path: Path) -> None:
     dots = [Dot(i / 20, "") for i in range(21)]
     svg = strip_chart([(served(tmp_path), dots)], 800, "Clients")
@@ -129,6 +187,12 @@ def test_the_area_of_a_bubble_is_its_samples() -> None:
     assert bubbles["one, class 0: 4 samples"] == pytest.approx(most / 2, abs=0.06)
     assert bubbles["one, class 1: 1 samples"] == pytest.approx(most / 4, abs=0.06)
     assert len(bubbles) == 3
+
+
+def test_clients_are_named_below_their_bars() -> None:
+    assert told(partition(FEDERATION, 800), "tick")[-2:] == ["one", "two"]
+    numbered = replace(FEDERATION, names=("client 4", "client 0"))  # newcomers are put last: place is not number
+    assert told(partition(numbered, 800), "tick")[-2:] == ["4", "0"]
 
 
 def test_bars_are_stacked_in_the_order_of_their_parts() -> None:

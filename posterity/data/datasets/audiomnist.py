@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from posterity.data.files import integers, locate, pictures, read_npz
+from posterity.data.archive import read_npz
+from posterity.data.files import integers, locate, pictures
 from posterity.data.pool import Pool
 
 FILES = ("spoken_digits/audiomnist_logmel.npz",)
@@ -15,7 +16,7 @@ NATURAL = True
 
 
 def load(data_dir: Path | None, seed: int) -> Pool:
-    stored = read_npz(locate(data_dir, FILES[0], "audiomnist"))
+    stored = read_npz(locate(data_dir, FILES[0], "audiomnist"), "speaker", "x", "y")
     speaker = integers(stored["speaker"]) - 1  # stored from 1
     people = tuple(f"speaker {k + 1}" for k in range(int(speaker.max()) + 1))
     x, y = pictures(stored["x"]), integers(stored["y"])

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from posterity.data.files import integers, locate, names, pictures, read_npz
+from posterity.data.archive import read_npz
+from posterity.data.files import integers, locate, names, pictures
 from posterity.data.pool import Pool
 
 FILES = ("chars74k_writers/chars74k_hnd_28.npz",)
@@ -16,7 +17,7 @@ NATURAL = True
 
 
 def load(data_dir: Path | None, seed: int) -> Pool:
-    stored = read_npz(locate(data_dir, FILES[0], "chars74k"))
+    stored = read_npz(locate(data_dir, FILES[0], "chars74k"), "class_names", "writer", "x", "y")
     kinds, writer = names(stored["class_names"]), integers(stored["writer"])
     people = tuple(f"writer {k}" for k in range(int(writer.max()) + 1))
     x, y = pictures(stored["x"]), integers(stored["y"])

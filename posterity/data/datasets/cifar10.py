@@ -11,7 +11,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from posterity.data.files import integers, locate, pictures, read_npz, unsheet
+from posterity.data.archive import read_npz
+from posterity.data.files import integers, locate, pictures, unsheet
 from posterity.data.pool import Pool
 
 FILES = ("cifar10/cifar10_half_a.npz",)
@@ -23,7 +24,7 @@ CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "hors
 def load(data_dir: Path | None, seed: int) -> Pool:
     first = locate(data_dir, FILES[0], "cifar10")
     second = first.with_name(Path(SECOND).name)
-    halves = [read_npz(path) for path in (first, second) if path.is_file()]
+    halves = [read_npz(path, "index", "labels", "offsets", "webp") for path in (first, second) if path.is_file()]
     x = np.concatenate([unsheet(h["webp"], h["offsets"], 32, len(h["labels"])) for h in halves])
     y = np.concatenate([h["labels"] for h in halves])
     place = np.concatenate([h["index"] for h in halves]).astype(np.int64)  # in the official order, test from 50,000

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import torch
 
-from posterity.data.files import integers, locate, names, pictures, read_npz, unsheet
+from posterity.data.archive import read_npz
+from posterity.data.files import integers, locate, names, pictures, unsheet
 from posterity.data.pool import DataError, Pool
 
 FILES = ("cifar100/cifar100_half.npz",)
@@ -20,7 +21,9 @@ NATURAL = False
 def load(data_dir: Path | None, seed: int, *, labels: str = "fine") -> Pool:
     if labels not in ("fine", "coarse"):
         raise DataError(f'cifar100: labels={labels!r}; expected "fine" (100 classes) or "coarse" (20); pick one')
-    stored = read_npz(locate(data_dir, FILES[0], "cifar100"))
+    stored = read_npz(
+        locate(data_dir, FILES[0], "cifar100"), "fine", labels, f"{labels}_names", "is_test", "offsets", "webp"
+    )
     x = unsheet(stored["webp"], stored["offsets"], 32, len(stored["fine"]))
     kinds = names(stored[f"{labels}_names"])
     official = torch.from_numpy(stored["is_test"].astype(bool))

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import torch
 
-from posterity.data.files import integers, read_npz
+from posterity.data.archive import read_npz
+from posterity.data.files import integers
 from posterity.data.pool import Pool
 
 FILES: tuple[str, ...] = ()

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from posterity.data.files import integers, locate, names, pictures, read_npz
+from posterity.data.archive import read_npz
+from posterity.data.files import integers, locate, names, pictures
 from posterity.data.pool import Pool
 
 FILES = ("emnist47/emnist47.npz",)
@@ -16,7 +17,7 @@ NATURAL = False
 
 
 def load(data_dir: Path | None, seed: int) -> Pool:
-    stored = read_npz(locate(data_dir, FILES[0], "emnist47"))
+    stored = read_npz(locate(data_dir, FILES[0], "emnist47"), "class_names", "x", "y")
     note = "emnist47: 27,613 pictures of EMNIST ByMerge/Balanced, not the whole of EMNIST-Balanced"
     kinds = names(stored["class_names"])
     return Pool("emnist47", pictures(stored["x"]), integers(stored["y"]), len(kinds), kinds, notes=(note,))

@@ -6,13 +6,14 @@ Debian has as the package dataset-fashion-mnist.
 
 from __future__ import annotations
 
-import gzip
+import math
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from posterity.data.files import Array, integers, pictures
+from posterity.data.archive import Array, read_gzip
+from posterity.data.files import integers, pictures
 from posterity.data.pool import DataError, Pool
 
 FILES = tuple(
@@ -45,9 +46,9 @@ def _folder(data_dir: Path | None) -> Path:
 
 def _idx(path: Path) -> Array:
     """An array of bytes in the idx format: a header with one big-endian number per axis, then the values."""
-    data = gzip.decompress(path.read_bytes())
-    axes = data[3]
-    shape = np.frombuffer(data, ">u4", axes, 4).astype(int)
-    if data[2] != 8 or len(data) != 4 + 4 * axes + int(shape.prod()):
+    data = read_gzip(path)
+    axes = data[3] if len(data) > 3 else 0
+    shape = tuple(np.frombuffer(data[: 4 + 4 * axes], ">u4", offset=4).tolist()) if len(data) >= 4 + 4 * axes else ()
+    if len(shape) != axes or not axes or data[2] != 8 or len(data) != 4 + 4 * axes + math.prod(shape):
         raise DataError(f"{path}: not an idx file of bytes; expected the original Fashion-MNIST file; fetch it again")
     return np.frombuffer(bytearray(data[4 + 4 * axes :]), np.uint8).reshape(shape)

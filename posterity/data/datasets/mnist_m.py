@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from posterity.data.files import integers, locate, pictures, read_npz, unsheet
+from posterity.data.archive import read_npz
+from posterity.data.files import integers, locate, pictures, unsheet
 from posterity.data.pool import Pool
 
 FILES = ("mnist_m/mnist_m_2k.npz",)
@@ -15,7 +16,7 @@ NATURAL = False
 
 
 def load(data_dir: Path | None, seed: int) -> Pool:
-    stored = read_npz(locate(data_dir, FILES[0], "mnist_m"))
+    stored = read_npz(locate(data_dir, FILES[0], "mnist_m"), "labels", "offsets", "webp")
     y = integers(stored["labels"])
     x = pictures(unsheet(stored["webp"], stored["offsets"], 32, len(y)))
     return Pool("mnist_m", x, y, 10, tuple("0123456789"))

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from posterity.data.files import integers, locate, names, pictures, read_npz, unsheet
+from posterity.data.archive import read_npz
+from posterity.data.files import integers, locate, names, pictures, unsheet
 from posterity.data.pool import Pool
 
 FILES = ("office_caltech10/office_caltech10_64.npz",)
@@ -15,7 +16,15 @@ NATURAL = True
 
 
 def load(data_dir: Path | None, seed: int) -> Pool:
-    stored = read_npz(locate(data_dir, FILES[0], "office_caltech10"))
+    stored = read_npz(
+        locate(data_dir, FILES[0], "office_caltech10"),
+        "class_names",
+        "domain",
+        "domain_names",
+        "labels",
+        "offsets",
+        "webp",
+    )
     y = integers(stored["labels"])
     return Pool(
         "office_caltech10",

@@ -11,7 +11,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from posterity.data.files import decode_all, integers, locate, names, pictures, read_npz
+from posterity.data.archive import read_npz
+from posterity.data.files import decode_all, integers, locate, names, pictures
 from posterity.data.pool import Pool
 
 FILES = ("tinyimagenet_subset/tinyimagenet_subset.npz",)
@@ -19,7 +20,7 @@ NATURAL = False
 
 
 def load(data_dir: Path | None, seed: int) -> Pool:
-    stored = read_npz(locate(data_dir, FILES[0], "tinyimagenet"))
+    stored = read_npz(locate(data_dir, FILES[0], "tinyimagenet"), "class_names", "is_val", "jpeg", "labels", "offsets")
     x = pictures(np.stack(decode_all(stored["jpeg"], stored["offsets"])))
     kinds = names(stored["class_names"])
     official = torch.from_numpy(stored["is_val"].astype(bool))

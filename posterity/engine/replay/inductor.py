@@ -74,6 +74,8 @@ def _compile(function: Callable[..., Carry], held: bool, trees: Tree, most: int)
             warnings.simplefilter("ignore")  # hints for those who write compilers
             run: Run = _inductor.compile(operators, list[Any](symbols(inputs, most)), options=known)
         run(*tree_leaves(trees))  # nothing is in its place yet; fails if it would for this number of clients
+    except torch.OutOfMemoryError:
+        raise
     except (Refused, RuntimeError, AssertionError) as error:
         reason = str(error).partition("\n")[0]
         warnings.warn(f"this step cannot be compiled and is replayed as it is: {reason}", stacklevel=2)

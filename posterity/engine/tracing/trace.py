@@ -55,13 +55,27 @@ class TraceEntry:
     calls: int = 0
 
 
+@dataclass
+class Captures:
+    """The memory that CUDA graphs hold besides what they work on, and the stream on which they are warmed up.
+
+    PyTorch keeps what was freed on a stream for that stream: one of its own for every capture would hold its memory
+    for ever.
+    """
+
+    bytes: int = 0
+    allowed: int | None = None  # bytes, until all of them are forgotten
+    pool: Any = None
+    stream: Any = None
+
+
 @dataclass(frozen=True)
 class TraceCache:
     """What has been met and recorded; `patience` overrides how many calls go before a recording."""
 
     patience: int | None = None
     found: dict[Hashable, TraceEntry] = field(default_factory=dict)
-    pools: list[Any] = field(default_factory=list)
+    captures: Captures = field(default_factory=Captures)
     refused: set[str] = field(default_factory=set)  # names of functions that could not be captured, each told once
 
     def entry(self, owner: Any, *key: Hashable) -> TraceEntry:
@@ -89,9 +103,14 @@ class TraceCache:
 
     def pool(self) -> Any:
         """The memory that all captures share: no two of them run at once."""
-        if not self.pools:
-            self.pools.append(torch.cuda.graph_pool_handle())
-        return self.pools[0]
+        if self.captures.pool is None:
+            self.captures.pool = torch.cuda.graph_pool_handle()
+        return self.captures.pool
+
+    def forget(self) -> None:
+        """Drop every recording, and with it the memory that it holds. They are made again where they are needed."""
+        self.found.clear()
+        self.captures.bytes, self.captures.pool = 0, None
 
 
 def play(traces: TraceCache, owner: Any, key: Hashable, function: Play, *trees: Tree) -> Tree:
@@ -111,6 +130,8 @@ def _recorded(traces: TraceCache, function: Play, name: str, *trees: Tree) -> Pl
         return trace(function, *trees)
     try:
         return capture_call(traces, function, *trees)
+    except torch.OutOfMemoryError:
+        raise
     except RuntimeError as error:  # some solvers wait for the device and cannot be captured
         if name not in traces.refused:
             traces.refused.add(name)
@@ -170,7 +191,13 @@ def trace_flat(
 
 def capture(traces: TraceCache, body: Callable[[], Any]) -> Callable[[], None]:
     """`body`, which works on tensors that stay where they are, as a CUDA graph. It is also run to warm up."""
-    side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    held = traces.captures
+    if held.allowed is not None and held.bytes > held.allowed:
+        traces.forget()
+        torch.cuda.empty_cache()
+    before = torch.cuda.memory_reserved()
+    held.stream = held.stream or torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    side = held.stream
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
         for _ in range(WARM):
@@ -181,6 +208,7 @@ def capture(traces: TraceCache, body: Callable[[], Any]) -> Callable[[], None]:
         warnings.filterwarnings("ignore", message="The CUDA Graph is empty")  # what only hands on computes nothing
         with torch.cuda.graph(graph, pool=traces.pool()):
             body()
+    held.bytes += max(0, torch.cuda.memory_reserved() - before)
     return graph.replay
 
 

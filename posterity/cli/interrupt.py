@@ -1,0 +1,110 @@
+"""Ctrl-C and SIGTERM: the command stops within two seconds, nothing of it is left, and it says how to go on.
+
+`Stopped` is no KeyboardInterrupt, which typer would turn into a silent exit. Runs may be killed at any instant
+(`experiment/run_folder.py`), so a command that does not come to an end by itself is ended: one long operator of
+PyTorch cannot be interrupted from within.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+
+from posterity.engine.parent import is_worker
+
+GRACE = 1.0  # seconds that a command has to end by itself
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+MARKS = ("config.toml", "comparison.json")  # a folder with one of these can be gone on with
+_written: list[Path] = []  # the folder of the command
+
+
+class Stopped(BaseException):
+    """A signal asked the command to stop."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
+
+
+def writes_to(folder: Path) -> None:
+    """From now on the command writes to `folder`."""
+    _written[:] = [folder]
+
+
+def how_to_go_on() -> str:
+    """What to do after the command was stopped."""
+    if not _written:
+        return ""
+    folder = _written[0]
+    if any((folder / mark).exists() for mark in MARKS):
+        return f"go on with: posterity resume {shlex.quote(str(folder))}"
+    return "nothing was written yet: give the same command again"
+
+
+@contextmanager
+def stoppable() -> Iterator[None]:
+    """While it lasts, the first Ctrl-C or SIGTERM raises `Stopped`; the exit code and the sentence are in `tell`."""
+    _written.clear()
+    if is_worker() or threading.current_thread() is not threading.main_thread():
+        yield  # the parent's business
+        return
+    hold = [(number, signal.getsignal(number)) for number in SIGNALS]
+    caught = [(number, before) for number, before in hold if before is not signal.SIG_IGN]  # `nohup`, `&` in a script
+    listening, speaking = os.pipe()
+    os.set_blocking(speaking, False)
+    woken = signal.set_wakeup_fd(speaking, warn_on_full_buffer=False)
+    over = threading.Event()
+    threading.Thread(target=_end_at_last, args=(listening, over), daemon=True).start()
+    try:
+        for number, _ in caught:
+            signal.signal(number, _stop)
+        yield
+    finally:
+        for number, before in caught:
+            signal.signal(number, before)
+        signal.set_wakeup_fd(woken)
+        over.set()
+        os.close(speaking)  # ends the thread
+
+
+def _stop(number: int, frame: FrameType | None) -> None:
+    for each in SIGNALS:  # once is enough, and tidying up is not to be interrupted
+        signal.signal(each, signal.SIG_IGN)
+    raise Stopped(number)
+
+
+def _end_at_last(listening: int, over: threading.Event) -> None:
+    """End the process if it was asked to stop and is still at work: Python may be waiting for an operator."""
+    while told := os.read(listening, 1):
+        if told[0] in SIGNALS and not over.wait(GRACE):
+            os._exit(tell(told[0]))
+    os.close(listening)
+
+
+def stops(command: Callable[[], None]) -> Callable[[], None]:
+    """A command that can be stopped."""
+
+    def stopping() -> None:
+        try:
+            with stoppable():
+                command()
+        except Stopped as stop:
+            sys.exit(tell(stop.number))
+
+    return stopping
+
+
+def tell(number: int = signal.SIGINT) -> int:
+    """Say that the command was stopped and how to go on; the exit code that shells expect."""
+    print("; ".join(text for text in ("stopped", how_to_go_on()) if text), file=sys.stderr, flush=True)
+    return 128 + number
+
+
+__all__ = ["Stopped", "how_to_go_on", "stoppable", "stops", "tell", "writes_to"]

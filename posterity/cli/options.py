@@ -1,0 +1,44 @@
+"""Flags and arguments of the commands of `app.py` that are no settings of a run (`flags.py`)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from posterity import __version__
+from posterity.cli.completion import complete_methods
+from posterity.cli.flags import option
+from posterity.cli.output import MORE, PANEL, SHOWN, Quiet
+
+Folder = Annotated[Path, typer.Argument(help="folder of a run or a comparison", metavar="FOLDER")]
+Jobs = Annotated[int | None, typer.Option("--jobs", help="runs at once (default: one per core on the CPU)",
+                                          metavar="INTEGER", rich_help_panel="Running")]  # fmt: skip
+OUT = option(Path | None, None, "folder to write to (default: a new one under runs/)", "--out", panel=PANEL,
+             metavar="FOLDER")  # fmt: skip
+COMMON = {"out": OUT, "quiet": (Quiet, False), **SHOWN}
+MEASURED = {"metrics": option(str | None, None, MORE, "--metrics", panel=PANEL, metavar="NAME,…")}
+Runs = Annotated[Path, typer.Argument(help="folder of a run or a comparison, or a file of packed runs",
+                                      metavar="FOLDER")]  # fmt: skip
+PAGE = option(Path | None, None, "file to write (default: report.html in the folder)", "--out", panel=PANEL,
+              metavar="FILE")  # fmt: skip
+TRUST = option(bool, False, "import the modules of its author's own that the folder names", "--trust")
+METHODS = option(str, "local,fedavg,fedavg+ft,fedper,fedmap,pfedvmp", "methods, comma separated (default: local, "
+                 "fedavg, fedavg+ft, fedper, fedmap, pfedvmp)", "--methods", panel="Training", metavar="NAME,…",
+                 words=complete_methods)  # fmt: skip
+SEEDS = option(str, "0,1,2", "seeds, comma separated or a range (0-4; default: 0,1,2)", "--seeds", panel="Running",
+               metavar="INTEGER,…")  # fmt: skip
+Together = Annotated[bool | None, typer.Option("--together/--apart", help="all seeds of a method at once, as more "
+                                               "clients (default: on a GPU)", rich_help_panel="Running")]  # fmt: skip
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        print(__version__)
+        raise typer.Exit()
+
+
+Version = Annotated[
+    bool, typer.Option("--version", callback=_print_version, is_eager=True, help="print the version and exit")
+]

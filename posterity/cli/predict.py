@@ -1,0 +1,159 @@
+"""`posterity predict RUN FILE`: rows of a file in, what each client's own model says about them out.
+
+Columns are found by their names, so their order does not matter and others may stand between them. The answer is a CSV
+file, written whole or not at all.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+import posterity
+from posterity.core.hyperparameters import nearest
+from posterity.core.text import plain
+from posterity.data.archive import Array, check_file, read_npz
+from posterity.data.federation import Federation
+from posterity.data.pool import DataError
+from posterity.data.sheet import read_csv, read_parquet
+from posterity.data.tables import CLIENT, SUFFIXES, listed
+from posterity.experiment import run_folder
+from posterity.experiment.result import Result
+
+
+@dataclass(frozen=True)
+class FileRows:
+    """Rows of a file: their samples, and whose they are if it says so."""
+
+    x: Array
+    client: Sequence[str] | None
+    notes: tuple[str, ...] = ()
+
+
+def predict_file(
+    folder: Path, file: Path, client: str | None = None, show: str = "validated", trust: bool = False
+) -> tuple[str, list[str]]:  # fmt: skip
+    """The predictions for a file as the text of a CSV file, and what to say beside it."""
+    result = _finished(folder, trust)
+    asked, told = read_rows(file, result), result.setup.sim.federation
+    owners, notes = _owners(file, asked, client, told)
+    delivery = result.delivered(show)
+    notes += [delivery.note] if delivery.note else []
+    notes.append(f"models of round {delivery.round} ({show}), as {delivery.point}")
+    outputs: list[list[float]] = [[] for _ in owners]
+    for who in sorted(set(owners)):
+        rows = [i for i, owner in enumerate(owners) if owner == who]
+        for i, output in zip(rows, _answers(result, who, asked.x[rows], show), strict=True):
+            outputs[i] = output
+    return _as_csv(told, owners, outputs), [*asked.notes, *notes]
+
+
+def _finished(folder: Path, trust: bool) -> Result:
+    if not (folder / run_folder.CONFIG).exists():
+        inside = sorted(str(path.parent) for path in folder.glob(f"**/{run_folder.CONFIG}")) if folder.is_dir() else []
+        hint = f"; it holds several, give one of them: {listed(inside)}" if inside else ""
+        raise ValueError(f"{folder} holds no run (there is no {run_folder.CONFIG} in it){hint}")
+    status = run_folder.read_json(folder / run_folder.RUN).get("status")
+    if status != "finished":
+        raise ValueError(f"the run in {folder} is not finished ({status}): 'posterity resume {folder}' takes it to its "
+                         "end, then it can predict")  # fmt: skip
+    return posterity.load(folder, trust=trust)
+
+
+def read_rows(path: Path, result: Result) -> FileRows:
+    """The samples of a .csv, .parquet or .npz file, in the order of columns that the run was trained on."""
+    check_file(path, "a .csv, .npz or .parquet file")
+    kind, config = path.suffix.lower(), result.config
+    if kind == ".npz":
+        return _from_arrays(path, read_npz(path), config.client_column or CLIENT)
+    if kind not in (".csv", ".parquet"):
+        raise DataError(f"{path}: unknown kind of file; expected {', '.join(SUFFIXES)}; convert it")
+    columns = result.setup.sim.federation.preprocessing.columns
+    if not columns:
+        raise DataError(f"{path}: a table, but this run was not trained on columns with names; expected an .npz with "
+                        "an array x; convert it")  # fmt: skip
+    sheet = read_csv(path) if kind == ".csv" else read_parquet(path)
+    _check_columns(path, sheet.columns, columns)
+    who = config.client_column or CLIENT
+    extra = [name for name in sheet.columns if name not in columns and name != who]
+    notes = (f"{path}: columns that are no features are not looked at: {listed(map(plain, extra))}",) * bool(extra)
+    x = np.stack([sheet.numbers(name) for name in columns], axis=1)
+    return FileRows(x, [str(name) for name in sheet.words(who)] if who in sheet.columns else None, notes)
+
+
+def _check_columns(path: Path, found: Mapping[str, Any], columns: Sequence[str]) -> None:
+    missing = [name for name in columns if name not in found]
+    if missing:
+        near = f" ({nearest(missing[0], list(found))})" if len(missing) == 1 else ""
+        raise DataError(f"{path}: no column {listed(map(repr, missing))}{near}; expected all {len(columns)} features "
+                        "that the run was trained on, by their names; add or rename columns")  # fmt: skip
+
+
+def _from_arrays(path: Path, stored: dict[str, Array], who: str) -> FileRows:
+    if "x" not in stored:
+        raise DataError(f"{path}: arrays {listed(stored) or 'none'}; expected x and perhaps {who}; rename them")
+    x = stored["x"]
+    if x.dtype.kind not in "biuf" or (x.dtype.kind == "f" and not np.isfinite(x).all()):
+        raise DataError(f"{path}: x holds {x.dtype}, or values that are missing or infinite; expected numbers; mend it")
+    if who in stored and stored[who].shape != (len(x),):
+        raise DataError(f"{path}: x has {len(x)} rows and {who} the shape {stored[who].shape}; expected ({len(x)},)")
+    extra = [name for name in stored if name not in ("x", who)]
+    notes = (f"{path}: arrays that are not looked at: {listed(map(plain, extra))}",) * bool(extra)
+    return FileRows(x, [str(name) for name in stored[who]] if who in stored else None, notes)
+
+
+def _owners(path: Path, asked: FileRows, client: str | None, told: Federation) -> tuple[list[int], list[str]]:
+    """Whose model predicts each row, and remarks."""
+    if not len(asked.x):
+        raise DataError(f"{path}: no rows; expected samples to predict for; fill in the file")
+    names = {name: number for number, name in enumerate(told.names)}
+    if client is None and asked.client is None:
+        if told.clients == 1:
+            return [0] * len(asked.x), []
+        raise DataError(f"{path}: whose rows are these? Expected a column that names a client of each row, or --client "
+                        f"NAME with one of {listed(told.names)}")  # fmt: skip
+    given = [client] * len(asked.x) if client is not None else list(asked.client or ())
+    for row, name in enumerate(given):
+        if name not in names:
+            where = "--client" if client is not None else f"{path}, row {row}"
+            raise DataError(f"{where}: there is no client {name!r} in this run; {nearest(name, told.names)}")
+    aside = ["--client was given, so the file's own clients are not looked at"] if client and asked.client else []
+    return [names[name] for name in given], aside
+
+
+def _answers(result: Result, client: int, x: Array, show: str) -> list[list[float]]:
+    """Probabilities of each class, or mean and standard deviation, of one client's rows."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the note is printed once, for all clients
+        found: Tensor = result.predict_proba(client, x, show=show).double().cpu()
+    if result.setup.sim.federation.task == "regression":
+        found = torch.stack((found[:, 0], found[:, 1].sqrt()), 1)
+    answers: list[list[float]] = found.tolist()
+    return answers
+
+
+def _as_csv(told: Federation, owners: list[int], outputs: list[list[float]]) -> str:
+    text = io.StringIO()
+    writer, classes = csv.writer(text, lineterminator="\n"), told.class_names or tuple(map(str, range(told.classes)))
+    regression = told.task == "regression"
+    writer.writerow(["row", "client", *(("mean", "sd") if regression else ("predicted", *(f"p_{c}" for c in classes)))])
+    for row, (owner, values) in enumerate(zip(owners, outputs, strict=True)):
+        best = [] if regression else [classes[int(np.argmax(values))]]
+        writer.writerow([row, told.names[owner], *best, *(f"{value:.6g}" for value in values)])
+    return text.getvalue()
+
+
+def write_predictions(path: Path, text: str) -> None:
+    """The whole file, or what was there before."""
+    if path.is_dir() or not path.parent.is_dir():
+        raise ValueError(f"{path}: expected a file in a folder that exists; give another --out")
+    run_folder.write_atomic(path, text.encode())

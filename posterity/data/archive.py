@@ -1,0 +1,165 @@
+"""Files that expand when they are read: an .npz is a ZIP of arrays, others are packed by gzip or xz.
+
+A few kilobytes can claim to be terabytes. Nothing is allocated before it is known what a file says it holds, whether
+its own length agrees, and whether that is within `most_bytes`: `EXPANDS` times the file, and always `ROOM`. Arrays that
+are stored as they are (`numpy.savez`) never expand, so they may be as large as the disk.
+"""
+
+from __future__ import annotations
+
+import gzip
+import lzma
+import math
+import os
+import stat
+import zipfile
+import zlib
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+from numpy.lib import format as npy
+from numpy.typing import NDArray
+
+from posterity.data.pool import DataError
+
+Array = NDArray[Any]
+ROOM, EXPANDS = 4 * 2**30, 20
+BROKEN = (  # what reading a damaged or hostile archive raises
+    ValueError, TypeError, OSError, EOFError, RuntimeError, MemoryError, KeyError, zipfile.BadZipFile, zlib.error,
+    lzma.LZMAError,
+)  # fmt: skip
+KINDS = {stat.S_ISFIFO: "a pipe", stat.S_ISDIR: "a folder", stat.S_ISSOCK: "a socket", stat.S_ISCHR: "a device",
+         stat.S_ISBLK: "a device"}  # fmt: skip
+
+
+def check_file(path: Path, expected: str, inside: Path | None = None) -> None:
+    """Refuse what is no ordinary file, before it is opened: a pipe would wait for ever, a device never ends.
+
+    With `inside`, also a link that leads out of that folder.
+    """
+    try:
+        mode = path.stat().st_mode
+    except OSError as error:
+        why = "there is no such file" if isinstance(error, FileNotFoundError) else error.strerror or str(error)
+        raise DataError(f"{path}: {why}; expected {expected}; check the path") from None
+    if not stat.S_ISREG(mode):
+        kind = next((word for test, word in KINDS.items() if test(mode)), "no ordinary file")
+        raise DataError(f"{path}: is {kind}; expected {expected}; remove it or name another")
+    if inside is not None and not _within(path, inside):
+        raise DataError(
+            f"{path}: is a link to {os.path.realpath(path)}, outside of {inside}; expected {expected} inside; copy it"
+        )
+
+
+def list_folder(path: Path) -> list[Path]:
+    """What a folder holds, by name, without what is hidden."""
+    try:
+        return sorted(p for p in path.iterdir() if not p.name.startswith("."))
+    except OSError as error:
+        raise DataError(f"{path}: {error.strerror}; expected a folder that can be read; mend its rights") from None
+
+
+def most_bytes(path: Path) -> int:
+    """How much a file may expand to."""
+    return max(ROOM, EXPANDS * path.stat().st_size)
+
+
+def read_npz(path: Path, *needed: str) -> dict[str, Array]:
+    """All arrays of an .npz file, among them those `needed`."""
+    found = _read_members(path)
+    if missing := [name for name in needed if name not in found]:
+        raise DataError(
+            f"{path}: arrays {', '.join(found) or 'none'}; expected also {', '.join(missing)}; is it another file of "
+            "this name? fetch the right one"
+        )
+    return found
+
+
+def _read_members(path: Path) -> dict[str, Array]:
+    check_file(path, "an .npz file")
+    try:
+        with zipfile.ZipFile(path) as stored:
+            members = [m for m in stored.infolist() if not m.is_dir()]
+            _check_size(path, sum(m.file_size for m in members))
+            return {m.filename.removesuffix(".npy"): _read_member(stored, m) for m in members}
+    except DataError:
+        raise
+    except BROKEN as error:
+        raise DataError(
+            f"{path}: cannot be read ({_told(error)}); expected an .npz of plain arrays (no objects, no pickles), "
+            "whole; copy it again, or write it with numpy.savez"
+        ) from None
+
+
+def read_gzip(path: Path) -> bytes:
+    """What a file packed by gzip holds."""
+    most = most_bytes(path)
+    try:
+        with gzip.open(path) as stored:
+            data = stored.read(most + 1)
+    except BROKEN as error:
+        raise DataError(f"{path}: cannot be read ({_told(error)}); expected a whole .gz file; copy it again") from None
+    _check_size(path, len(data))
+    return data
+
+
+def unpack_xz(data: bytes, size: int) -> bytes:
+    """Exactly `size` bytes out of xz, or a ValueError."""
+    found = lzma.LZMADecompressor().decompress(data, size + 1)
+    if len(found) != size:
+        raise ValueError(f"{len(found)} bytes or more instead of {size}")
+    return found
+
+
+def _read_member(stored: zipfile.ZipFile, member: zipfile.ZipInfo) -> Array:
+    """One array, once its header is seen to agree with what the archive says."""
+    with stored.open(member) as file:
+        if not member.filename.endswith(".npy"):
+            raise ValueError(f"it holds {member.filename!r}, which is no array")
+        shape, kind = _read_header(file)
+        header = file.tell()
+    claimed, present = math.prod(shape) * kind.itemsize, member.file_size - header
+    if kind.hasobject:
+        raise ValueError(f"{member.filename!r} holds objects")
+    if min(shape, default=0) < 0 or claimed != present:
+        raise ValueError(
+            f"{member.filename!r} claims {_amount(claimed)} in the shape {shape} and has {_amount(present)}"
+        )
+    with stored.open(member) as file:
+        found: Array = npy.read_array(file, allow_pickle=False)
+        file.read(1)  # the end: here the checksum is compared
+    return found
+
+
+def _read_header(file: IO[bytes]) -> tuple[tuple[int, ...], np.dtype[Any]]:
+    version = npy.read_magic(file)
+    if version not in ((1, 0), (2, 0)):
+        raise ValueError(f"an array in the format {version}")
+    read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
+    shape, _, kind = read(file)
+    return shape, kind
+
+
+def _check_size(path: Path, size: int) -> None:
+    if size > (most := most_bytes(path)):
+        raise DataError(
+            f"{path}: {_amount(path.stat().st_size)} that expand to {_amount(size)} or more; expected at most "
+            f"{_amount(most)}; if that is right, store the arrays as they are (numpy.savez)"
+        )
+
+
+def _within(path: Path, folder: Path) -> bool:
+    home = os.path.realpath(folder)
+    return os.path.commonpath([home, os.path.realpath(path)]) == home
+
+
+def _amount(size: int) -> str:
+    for unit, step in (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if size >= step:
+            return f"{size / step:.1f} {unit}"
+    return f"{size} bytes"
+
+
+def _told(error: BaseException) -> str:
+    return str(error) or type(error).__name__

@@ -1,0 +1,158 @@
+"""What is looked at once rows are divided, or handed in by somebody else: values, owners, rows in two parts.
+
+`data/clients.py` asks for `remarks`; `data/registry.py` checks what a function of the user returned, and
+`experiment/setup.py` a federation that was put together by hand.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from posterity.core.text import plain
+from posterity.data.federation import Federation
+from posterity.data.pool import DataError, Pool
+
+
+def check_pool(pool: Pool, name: str) -> Pool:
+    """Refuse a pool whose tensors do not fit together or whose values cannot be used."""
+    n = len(pool.y)
+    for what in ("x", "owner", "group", "official_test", "domain"):
+        column: Tensor | None = getattr(pool, what)
+        if column is not None and (column.dim() < 1 or len(column) != n):
+            raise DataError(f"dataset {name!r}: {what} has the shape {tuple(column.shape)} and y {n} rows; expected as "
+                            "many of both; mend what is returned")  # fmt: skip
+    if pool.y.dim() != 1:
+        raise DataError(f"dataset {name!r}: y has the shape {tuple(pool.y.shape)}; expected ({n},); flatten it")
+    if pool.task == "classification" and n:
+        low, high = int(pool.y.min()), int(pool.y.max())
+        if low < 0 or high >= pool.classes:
+            raise DataError(f"dataset {name!r}: labels from {low} to {high} and classes={pool.classes}; expected "
+                            f"labels from 0 to {pool.classes - 1}; mend labels or classes")  # fmt: skip
+    if (
+        pool.owner is not None
+        and n
+        and not -1 <= int(pool.owner.min()) <= int(pool.owner.max()) < len(pool.owner_names)
+    ):
+        raise DataError(f"dataset {name!r}: owner names clients up to {int(pool.owner.max())} and owner_names has "
+                        f"{len(pool.owner_names)}; expected a name for each; add names")  # fmt: skip
+    _check_features(pool.x, f"dataset {name!r}", strict=True)
+    return pool
+
+
+def check_federation(federation: Federation) -> Federation:
+    """Refuse a federation in which a row stands in two parts, or a feature has no value at all."""
+    if federation.absent:  # there are no rows to look at
+        return federation
+    parts = {"train": federation.train, "validation": federation.validation, "test": federation.test}
+    size = len(federation.y)
+    where: dict[str, Tensor] = {}
+    for name, part in parts.items():
+        rows = part.rows.cpu()
+        if len(rows) and not 0 <= int(rows.min()) <= int(rows.max()) < size:
+            raise DataError(f"federation {federation.name!r}: {name} names rows up to {int(rows.max())} and there are "
+                            f"{size}; expected rows of x and y; mend the part")  # fmt: skip
+        here = torch.zeros(size, dtype=torch.bool)
+        here[rows] = True
+        for other, there in where.items():
+            if len(both := torch.nonzero(here & there)[:, 0]):
+                raise DataError(
+                    f"federation {federation.name!r}: {len(both)} rows are in {other} and in {name} (the first is row "
+                    f"{int(both[0])}); expected every row in one part, or scores are of rows that were trained on; "
+                    "divide them"
+                )
+        where[name] = here
+    _check_features(federation.x, f"federation {federation.name!r}", strict=False)
+    return federation
+
+
+def pool_remarks(pool: Pool, features: tuple[str, ...]) -> list[str]:
+    """What a user may not know about the own rows: features that never vary, names that are nearly the same."""
+    return [*_constant(pool, features), *_alike(pool.class_names, "classes"), *_alike(pool.owner_names, "clients"),
+            *_lonely(pool)]  # fmt: skip
+
+
+def remarks(pool: Pool, train: list[Tensor], held: list[Tensor], members: int) -> list[str]:
+    """What a reader of the scores should know about the rows: held-out ones that were trained on, unlearnt classes."""
+    trained = torch.cat(train[:members]) if members else torch.zeros(0, dtype=torch.int64)
+    kept = torch.cat(held) if held else trained[:0]
+    return [*_repeated(pool, trained, kept), *_unlearnt(pool, trained, kept)]
+
+
+def _constant(pool: Pool, features: tuple[str, ...]) -> list[str]:
+    if pool.x.dim() != 2 or len(pool) < 2:  # a picture's margin may be black
+        return []
+    same = torch.nonzero((pool.x == pool.x[:1]).all(0))[:, 0].tolist()
+    if not same:
+        return []
+    has = "features have" if len(same) > 1 else "feature has"
+    shown = ", ".join(plain(features[i]) if features else str(i) for i in same[:5]) + (", …" if len(same) > 5 else "")
+    return [f"{len(same)} {has} the same value in every row and can teach nothing: {shown}"]
+
+
+def _alike(names: tuple[str, ...], what: str) -> list[str]:
+    """Names that differ in capitals or spaces only."""
+    groups: dict[str, list[str]] = {}
+    for name in names:
+        groups.setdefault("".join(name.split()).casefold(), []).append(name)
+    nearly = [" and ".join(map(repr, same)) for same in groups.values() if len(same) > 1]
+    return [f"the {what} {same} differ in capitals or spaces only: write them alike if they are one" for same in nearly]
+
+
+def _lonely(pool: Pool) -> list[str]:
+    """A remark on clients whose rows are all of one class."""
+    if pool.owner is None or pool.task == "regression":
+        return []
+    cells = torch.unique(torch.stack([pool.owner, pool.y], 1), dim=0)  # (cells, 2)
+    kinds = torch.bincount(cells[:, 0], minlength=len(pool.owner_names))
+    lonely = [name for name, kind in zip(pool.owner_names, kinds.tolist(), strict=True) if kind == 1]
+    if not lonely:
+        return []
+    shown = ", ".join(map(plain, lonely[:5])) + (", …" if len(lonely) > 5 else "")
+    return [f"{len(lonely)} clients have one class only ({shown}): AUROC means nothing there, accuracy little"]
+
+
+def _repeated(pool: Pool, trained: Tensor, kept: Tensor) -> list[str]:
+    if not pool.may_repeat or not len(kept):
+        return []
+    x, y = pool.x.numpy(), pool.y.numpy()
+    seen = {hash((x[row].tobytes(), y[row].item())) for row in trained.tolist()}
+    copies = sum(hash((x[row].tobytes(), y[row].item())) in seen for row in kept.tolist())
+    if not copies:
+        return []
+    return [f"{copies} of {len(kept)} held-out rows equal a training row in all features and the target: their scores "
+            "say little about new rows; drop copies, or keep what belongs together in one part (--group)"]  # fmt: skip
+
+
+def _unlearnt(pool: Pool, trained: Tensor, kept: Tensor) -> list[str]:
+    if pool.task != "classification" or not len(kept):
+        return []
+    there, asked = (torch.bincount(pool.y[rows], minlength=pool.classes) for rows in (trained, kept))
+    found = torch.nonzero((there == 0) & (asked > 0))[:, 0].tolist()
+    if not found:
+        return []
+    names = ", ".join(repr(pool.class_names[c]) if pool.class_names else str(c) for c in found[:5])
+    more = f" and {len(found) - 5} others" if len(found) > 5 else ""
+    rows = int(asked[found].sum())
+    return [f"no member trains on the class {names}{more}, which {rows} held-out rows have: nobody can learn it"]
+
+
+def _check_features(x: Tensor, whose: str, strict: bool) -> None:
+    """Refuse features without any value; if `strict`, also a single one that is missing or infinite."""
+    if not x.is_floating_point() or not x.numel():
+        return
+    flat = x.reshape(len(x), -1)
+    if not strict and bool(flat[0].isfinite().all()):
+        return  # every feature has a value
+    none = torch.nonzero(~flat.isfinite().any(0))[:, 0]
+    if len(none):
+        more = f", as are {len(none) - 1} others" if len(none) > 1 else ""
+        raise DataError(
+            f"{whose}: feature {int(none[0])} is missing or infinite in all {len(x)} rows{more}; expected numbers; "
+            "remove it"
+        )
+    if strict and not bool((fine := flat.isfinite()).all()):
+        row, feature = torch.nonzero(~fine)[0].tolist()
+        raise DataError(
+            f"{whose}: feature {feature} of row {row} is {float(flat[row, feature])}; expected numbers; fill or drop it"
+        )

@@ -1,0 +1,80 @@
+"""What was done to samples on their way into a federation, so that new ones can go the same way: raw rows go in.
+
+`data/clients.py` writes it down, a run's folder keeps it (`experiment/without_data.py`), and `Result.predict_proba`
+applies it. It holds means and deviations of features, and no row.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from posterity.data.files import pictures as as_pictures
+from posterity.data.pool import DataError
+
+
+@dataclass(frozen=True)
+class Preprocessing:
+    """The way of a sample: bytes of a picture to [-1, 1], or features less a shift, divided by a scale.
+
+    `shift` and `scale` are (clients, *shape), or (1, *shape) where all clients have the same, in double precision; None
+    where features go in as they are. A newcomer has its own, of its own training rows.
+    """
+
+    columns: tuple[str, ...] = ()  # names of the features, where they have names
+    pictures: bool = False  # bytes became numbers from -1 to 1
+    shift: Tensor | None = None
+    scale: Tensor | None = None
+
+    def apply(self, x: Any, client: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """Raw samples as the client's model expects them: of `shape`, in the type of the federation's samples."""
+        raw = torch.as_tensor(np.asarray(x)) if not isinstance(x, Tensor) else x.detach().cpu()
+        if raw.dtype == torch.uint8 and len(shape) == 3 and dtype.is_floating_point:
+            raw = self._picture(raw, shape)
+        check_shape(raw, shape)
+        if not dtype.is_floating_point:
+            return whole(raw, dtype)
+        if self.shift is None or self.scale is None:
+            return raw.to(dtype)
+        row = client if len(self.shift) > 1 else 0
+        single = raw.float().double()  # as the training rows were read
+        return ((single - self.shift[row]) / self.scale[row]).float().to(dtype)
+
+    def _picture(self, raw: Tensor, shape: tuple[int, ...]) -> Tensor:
+        """Bytes as they are in an .npz: channels last, first, or none."""
+        if not self.pictures:
+            raise DataError("x holds bytes (uint8), but this run's pictures were no bytes; expected numbers as in the "
+                            "federation's x; convert them as its dataset does (most: x / 127.5 - 1)")  # fmt: skip
+        channels_first = tuple(raw.shape[1:]) == shape and shape[0] in (1, 3) and raw.shape[-1] not in (1, 3)
+        return as_pictures((raw.permute(0, 2, 3, 1) if channels_first else raw).numpy())
+
+
+def check_shape(x: Tensor, shape: tuple[int, ...]) -> None:
+    if tuple(x.shape[1:]) != shape:
+        raise ValueError(f"x has shape {tuple(x.shape)}; expected (samples, {', '.join(map(str, shape))})")
+
+
+def whole(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """Samples that are whole numbers (indices of an embedding)."""
+    if x.is_floating_point() and bool((x != x.round()).any()):
+        raise DataError(f"x holds {float(x[x != x.round()][0]):g}; expected whole numbers, as the run was trained on")
+    return x.to(dtype)
+
+
+def fingerprint(tensors: Iterable[Tensor]) -> str:
+    """A hash of all values and shapes: data in which one number was edited have another."""
+    found = hashlib.sha256()
+    for tensor in tensors:
+        array = tensor.detach().cpu().contiguous()
+        found.update(f"{array.dtype} {tuple(array.shape)} ".encode())
+        found.update(array.reshape(-1).view(torch.uint8).numpy())  # type: ignore[arg-type]
+    return found.hexdigest()
+
+
+__all__ = ["Preprocessing", "check_shape", "fingerprint"]

@@ -1,0 +1,61 @@
+"""Blocks that turn out too large: whoever runs out of memory goes on with half as many clients at once.
+
+How much a block takes is estimated (`blocks.py`), and others may use the same device. A block has no effect before it
+is done, so it is simply taken again in halves, and later blocks are no larger; splitting changes nothing but the order
+in which sums are rounded. The round's line says so (`notes`).
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterable
+
+import torch
+from torch import Tensor
+
+from posterity.core.protocol import Pass
+from posterity.engine.blocks import blocks
+from posterity.engine.simulation import Simulation
+
+SIGNS = ("can't allocate memory", "not enough memory")  # what PyTorch says where the host has no more
+
+
+def take_blocks(sim: Simulation, clients: Tensor, passes: Iterable[Pass], work: Callable[[Tensor], None]) -> None:
+    """`work` on all clients, a block at a time. It may change nothing before its last step that needs memory."""
+    for block in blocks(sim, clients, passes):
+        _take(sim, block, work)
+
+
+def _take(sim: Simulation, block: Tensor, work: Callable[[Tensor], None]) -> None:
+    try:
+        work(block)
+    except RuntimeError as error:
+        if not out_of_memory(error):
+            raise
+        if len(block) == 1:
+            raise ValueError(
+                f"one client alone does not fit into the memory of {sim.root.device}: use a smaller --batch-size or "
+                f"network, end other programs there, or use another --device ({str(error).splitlines()[0]})"
+            ) from None
+    else:
+        return
+    half = (len(block) + 1) // 2  # here, where the frames that hold tensors of the failed block are gone
+    sim.limit.lower(half, len(block))
+    _free(sim)
+    for piece in torch.split(block, half):
+        _take(sim, piece, work)
+
+
+def out_of_memory(error: RuntimeError) -> bool:
+    return isinstance(error, torch.OutOfMemoryError) or any(sign in str(error) for sign in SIGNS)
+
+
+def _free(sim: Simulation) -> None:
+    """Give back what is only kept to be fast."""
+    sim.traces.forget()
+    gc.collect()
+    if sim.root.is_cuda:
+        torch.cuda.empty_cache()
+
+
+__all__ = ["out_of_memory", "take_blocks"]

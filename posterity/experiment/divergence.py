@@ -1,0 +1,89 @@
+"""Runs that are no result: most rounds came to nothing, or the round that would be reported has exploded.
+
+Such a run keeps all its files and is told in a sentence: by the command line with exit code 3, in Python by a warning
+and by `result.diverged`.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from posterity.data.federation import Federation
+from posterity.evaluate import goal_of, select
+from posterity.experiment import run_folder
+
+ABSURD = 1e3  # times the NLL of guessing: no network that learnt anything is so sure and so wrong
+FAR_OFF = 1e6  # times the variance of the targets: squared errors of one that has exploded
+ADVICE = "lower the step size (--lr), or look at the clients that metrics.jsonl names as refused"
+
+
+class NoResult(UserWarning):
+    """A run that came to nothing, or exploded."""
+
+
+def why_diverged(lines: Sequence[Mapping[str, Any]], federation: Federation, scored: str) -> str:
+    """Why a run's lines are no result, in a sentence; empty if they are one."""
+    rounds = [x for x in lines if x["kind"] == "round" and x["cohort"]]  # who asks for empty rounds may have them
+    lost = [x for x in rounds if x["empty"]]
+    if 2 * len(lost) > len(rounds):
+        first = lost[0]
+        reason = first.get("rolled_back") or f"{len(first['refused'])} of {first['cohort']} messages were refused"
+        return (f"the run came to nothing: {len(lost)} of {len(rounds)} rounds were rolled back or had no usable "
+                f"message (round {first['round']}: {reason}); {ADVICE}")  # fmt: skip
+    mine = [x for x in lines if x["kind"] == "score" and (x["group"], x["point"]) == ("members", scored)]
+    return _why_exploded(mine, federation) if mine else ""
+
+
+def _why_exploded(scores: Sequence[Mapping[str, Any]], federation: Federation) -> str:
+    """Why the round that would be reported has exploded."""
+    goal, entries = goal_of(federation.task), dict[int, dict[str, Any]]()
+    for x in scores:
+        entry = entries.setdefault(x["round"], {"round": x["round"], **dict.fromkeys(("validation", "test", "held"))})
+        entry[x["part"]] = x["metrics"].get(goal.name, {}).get("pooled")
+    chosen = select(list(entries.values()), "validated", goal.higher).round
+    shown = [x["metrics"] for x in scores if x["part"] == "test" and chosen in (None, x["round"])]
+    metrics = shown[-1] if shown else {}
+    if federation.task == "regression":
+        error, spread = _pooled(metrics, "mse"), float(federation.y.double().var())
+        return "" if error <= FAR_OFF * max(spread, 1e-30) or math.isnan(error) else _told(chosen, "MSE", error)
+    nll, limit = _pooled(metrics, "nll"), ABSURD * math.log(federation.classes)
+    blind = _pooled(metrics, "accuracy") <= 1 / federation.classes  # one row of probability 0 is an infinite NLL, too
+    return _told(chosen, "NLL", nll) if limit < nll < math.inf or (nll == math.inf and blind) else ""
+
+
+def _told(round: int | None, what: str, value: float) -> str:
+    when = f"round {round}, which would be reported," if round is not None else "the last round"
+    return f"the run has exploded: {when} has {what} {value:.3g} on the test data; {ADVICE}"
+
+
+def _pooled(metrics: Mapping[str, Any], name: str) -> float:
+    """A pooled metric; one that a file could not hold was infinite."""
+    by_rule = metrics.get(name)
+    if not by_rule or "pooled" not in by_rule:
+        return math.nan
+    return math.inf if by_rule["pooled"] is None else float(by_rule["pooled"])
+
+
+def tell(why: str, out: Path | None) -> None:
+    """Note in a run's folder that it is no result, and warn."""
+    if not why:
+        return
+    if out is not None:
+        facts = run_folder.read_json(out / run_folder.RUN)
+        if facts.get("diverged") != why:
+            run_folder.write_json(out / run_folder.RUN, {**facts, "diverged": why})
+    warnings.warn(f"{out}: {why}" if out else why, NoResult, stacklevel=5)
+
+
+def diverged_runs(folder: Path) -> list[str]:
+    """What is to be said about the runs in or under a folder that are no results."""
+    found = sorted(folder.rglob(run_folder.RUN)) if folder.is_dir() else []
+    told = [(path.parent, run_folder.read_json(path).get("diverged")) for path in found]
+    return [f"{path}: {why}" for path, why in told if why]
+
+
+__all__ = ["NoResult", "diverged_runs", "tell", "why_diverged"]

@@ -1,0 +1,191 @@
+"""Whether what a run was made with is still the same: hyper-parameters, and the source of what made the numbers.
+
+A source is a module; its fingerprint is that of its code without comments, docstrings and layout. Those that count are
+the method's (its classes and what they are built upon), those of a network, dataset, partition, metric or engine of
+your own, and whatever these import from beside them: of a package its modules, of a single file the files of its
+folder. What methods have in common, `posterity.core`, counts as one.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import sys
+import sysconfig
+from collections.abc import Iterator, Mapping
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from posterity import core, methods
+from posterity.core.parse import split_list
+from posterity.experiment.config import Config
+from posterity.experiment.run_folder import CONFIG, clean
+
+OURS = "posterity"
+CORE = core.__name__
+DIGITS = 16  # of SHA-256, in hexadecimal
+
+
+def sources(config: Config, method: Any = None) -> dict[str, str]:
+    """The fingerprints of the modules that a run's numbers depend on, by their names."""
+    method = methods.build(config.method, config.settings(), config.training()) if method is None else method
+    found: dict[str, str] = {CORE: _core()}
+    for module in [*_classes(method), *_outside(config)]:
+        _gather(module, _file(module), found)
+    return dict(sorted(found.items()))
+
+
+def tell_changes(facts: Mapping[str, Any], config: Config) -> list[str]:
+    """What has changed since a run with these facts (run.json) began, in words.
+
+    A folder from before sources were written down tells the values of those hyper-parameters that it names.
+    """
+    method = methods.build(config.method, config.settings(), config.training())
+    before, now = facts.get("sources"), sources(config, method)
+    values = _values_changed(facts.get("method", {}).get("fields", {}), clean(fields_of(method)), before is not None)
+    names = [] if before is None else [n for n in sorted({*before, *now}) if before.get(n) != now.get(n)]
+    return values + ([f"the source of {_list(names)} was edited"] if names else [])
+
+
+def check_unchanged(facts: Mapping[str, Any], config: Config, out: Path) -> None:
+    """Refuse to go on with an unfinished run whose method, or whatever else made its numbers, is another one now."""
+    if facts.get("status") != "finished" and (changes := tell_changes(facts, config)):
+        raise ValueError(
+            f"{out} cannot go on, because it was begun with something else: {'; '.join(changes)}. Put back what was "
+            f"there, or begin again: 'posterity run --config {out / CONFIG} --out ANOTHER' (a comparison: give its "
+            "'posterity compare …' again, which moves what changed aside)"
+        )
+
+
+def fields_of(method: Any) -> dict[str, Any]:
+    """Every hyper-parameter that is in force, wrappers and training included."""
+    found: dict[str, Any] = {}
+    for name, value in vars(method).items():
+        if hasattr(value, "__dataclass_fields__"):
+            found |= {f"{name}.{inner}": v for inner, v in fields_of(value).items()}
+        elif isinstance(value, (str, int, float, bool, tuple)) or value is None:
+            found[name] = value
+    return found
+
+
+def _values_changed(before: Mapping[str, Any], now: Mapping[str, Any], complete: bool) -> list[str]:
+    """Hyper-parameters with another value than they had; where `complete`, also those that came or went."""
+    both = [name for name in before if name in now and before[name] != now[name]]
+    told = [f"{name} was {before[name]} and is {now[name]} now" for name in both]
+    if complete:
+        told += [f"{name} is new ({now[name]})" for name in now if name not in before]
+        told += [f"{name} is gone" for name in before if name not in now]
+    return told
+
+
+def _list(names: list[str]) -> str:
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more modules" if len(names) > 3 else "")
+
+
+def _classes(method: Any) -> Iterator[str]:
+    """The modules of a method's class and of what it wraps."""
+    yield type(method).__module__
+    for value in vars(method).values():
+        if hasattr(value, "__dataclass_fields__"):
+            yield from _classes(value)
+
+
+def _outside(config: Config) -> Iterator[str]:
+    """The modules of your own that a configuration names."""
+    parts = [
+        config.model,
+        config.engine,
+        config.partition,
+        *config.dataset.split("+"),
+        *split_list(config.metrics or ""),
+    ]
+    for text in parts:
+        name, _, attribute = (text or "").partition(":")
+        if attribute.partition(":")[0].isidentifier() and all(word.isidentifier() for word in name.split(".")):
+            yield name
+
+
+def _gather(name: str, path: Path | None, found: dict[str, str]) -> None:
+    """A module and what it imports from its own room, into `found`."""
+    if path is None or name in found or _shared(name):
+        return
+    found[name], imports = _parsed(path, path.stat().st_mtime_ns, path.stat().st_size)
+    package = name if path.name == "__init__.py" else name.rpartition(".")[0]
+    base = path.parents[name.count(".") + (path.name == "__init__.py")]  # where its outermost package lies
+    for level, wanted in sorted(imports):
+        above = package.rsplit(".", level - 1)[0] if level else ""
+        other = f"{above}.{wanted}" if above and wanted else above or wanted
+        for each in (other, other.rpartition(".")[0]):  # `from a.b import c`: a module c, or something in a.b
+            _gather(each, _beside(name, each, base), found)
+
+
+def _shared(name: str) -> bool:
+    """Whether a module is no method's own: part of the core or of other rooms of ours, or of Python."""
+    top = name.partition(".")[0]
+    return (top == OURS and not name.startswith(f"{methods.__name__}.")) or top in sys.stdlib_module_names
+
+
+def _beside(name: str, other: str, base: Path) -> Path | None:
+    """The file of a module that another imports, if it is of the same room: the same package, or the same folder."""
+    if not other:
+        return None
+    tops = [each.partition(".")[0] for each in (name, other)]
+    if tops[1] == OURS:
+        base = Path(methods.__file__).parents[2]
+    elif tops[0] != tops[1] and base in _libraries():  # where all packages live
+        return None
+    place = base.joinpath(*other.split("."))
+    return next((path for path in (place.with_name(f"{place.name}.py"), place / "__init__.py") if path.is_file()), None)
+
+
+@cache
+def _libraries() -> frozenset[Path]:
+    return frozenset(Path(path).resolve() for path in sysconfig.get_paths().values())
+
+
+def _file(name: str) -> Path | None:
+    """The file of a module, which need not be imported for that."""
+    path = getattr(sys.modules.get(name), "__file__", None)
+    if path is None:
+        try:
+            spec = find_spec(name)
+        except (ImportError, ValueError):
+            return None
+        path = spec.origin if spec else None
+    return Path(path).resolve() if path and path.endswith(".py") and Path(path).exists() else None
+
+
+@cache
+def _core() -> str:
+    """One fingerprint of all that methods have in common."""
+    files = sorted(Path(core.__file__).parent.glob("*.py"))
+    return _digest("\n".join(f"{path.name} {_parsed(path, 0, 0)[0]}" for path in files))
+
+
+@cache
+def _parsed(path: Path, changed: int, size: int) -> tuple[str, frozenset[tuple[int, str]]]:
+    """The fingerprint of a file, and what it imports: (dots in front, name)."""
+    tree, imports = ast.parse(path.read_bytes()), set[tuple[int, str]]()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            imports |= {(0, alias.name) for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            start = f"{node.module}." if node.module else ""
+            imports |= {(node.level, start + alias.name) for alias in node.names}
+        elif isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
+            _drop_docstring(node)
+    return _digest(ast.unparse(tree)), frozenset(imports)
+
+
+def _drop_docstring(node: ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) -> None:
+    if ast.get_docstring(node, clean=False) is not None:
+        node.body[0] = ast.Pass()
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:DIGITS]
+
+
+__all__ = ["check_unchanged", "fields_of", "sources", "tell_changes"]

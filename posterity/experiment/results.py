@@ -1,0 +1,137 @@
+"""What `posterity.compare` returns: the runs of several methods as a table, a report, a curve, columns of numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from posterity.core.hyperparameters import nearest
+from posterity.core.network import Network
+from posterity.core.parse import split_list
+from posterity.data.federation import Federation
+from posterity.experiment import compare as comparing
+from posterity.experiment import run_folder
+from posterity.experiment.chosen import keeping
+from posterity.experiment.config import Config
+from posterity.experiment.export import FORMS, export
+from posterity.experiment.notebook import as_run, html_table
+from posterity.experiment.place import check_out
+from posterity.experiment.plot import Plot, plot
+from posterity.experiment.run import Watch, resume_run, silent, start_run
+from posterity.report import Row, Run, check_rule, columns, complete, finding, headline, load_runs
+from posterity.report.logs import write_atomic
+from posterity.report.page import render
+from posterity.report.tables import fetch
+
+
+@dataclass(frozen=True)
+class Results:
+    """Runs of several methods and seeds, seen under one selection rule; a notebook shows their table."""
+
+    runs: tuple[Run, ...] = field(repr=False)
+    show: str = "validated"
+    folder: Path | None = None
+
+    @cached_property
+    def rows(self) -> list[Row]:
+        """One row a method, best first; `row.label`, `row.cells["accuracy"].mean`, `.sd`, `.text`, `.best`."""
+        return headline(self.runs, self.show)
+
+    @property
+    def finding(self) -> str:
+        """Who leads, by how much, and whether that is more than chance."""
+        return finding(self.rows)
+
+    def table(self, form: str = "markdown", metrics: Sequence[str] = ()) -> str:
+        """The table as text: markdown, latex or csv; with the columns named in `metrics`, or all."""
+        if form not in FORMS:
+            raise ValueError(f"there is no form {form!r} of a table: {nearest(form, FORMS)}")
+        rows = complete(self.rows)
+        every = {c.key: c for table in ("main", "further") for c in columns(rows, table)}
+        for name in metrics:
+            if name not in every:
+                raise ValueError(f"there is no metric {name!r} in these runs: {nearest(name, every)}")
+        return export(form, rows, [every[name] for name in metrics] or columns(self.rows))
+
+    def report(self, out: str | Path | None = None) -> Path:
+        """Write the HTML page; by default beside the runs."""
+        if out is None and self.folder is None:
+            raise ValueError("these runs have no folder: say where to write the page, report('page.html')")
+        path = Path(out) if out is not None else Path(self.folder or "") / "report.html"
+        write_atomic(path, render(self.runs, self.show).encode())
+        return path
+
+    def to_dict(self) -> dict[str, list[Any]]:
+        """Column to list, one entry a run at its chosen round: `pandas.DataFrame(results.to_dict())`."""
+        rows = complete(self.rows)
+        every = [*columns(rows), *columns(rows, "further")]
+        made: dict[str, list[Any]] = {n: [] for n in ("method", "seed", "point", "round", *(c.key for c in every))}
+        for row in rows:
+            for run, selected in row.picked:
+                values = {c.key: fetch(run, selected, c) for c in every}
+                for name, value in {"method": row.label, "seed": run.seed, "point": row.point,
+                                    "round": selected.round, **values}.items():  # fmt: skip
+                    made[name].append(value)
+        return made
+
+    def plot(self, metric: str | None = None, part: str = "test") -> Plot:
+        """A metric by round, a line a method with a band of ± one sd over seeds; by default the one that ranks."""
+        return plot(self.runs, metric, part)
+
+    def __repr__(self) -> str:
+        return f"{self.table('markdown')}\n{self.finding}"
+
+    def _repr_html_(self) -> str:
+        return html_table(self.rows, columns(self.rows), self.finding)
+
+
+def compare_all(
+    config: Config,
+    methods: str | Sequence[str],
+    seeds: Sequence[int],
+    out: Path | None,
+    federation: Federation | None = None,
+    model: Network | None = None,
+    show: str = "validated",
+    jobs: int = 1,
+    together: bool = False,
+) -> Results:
+    """Every method with every seed, in a folder or in memory."""
+    names, each = split_list(methods) if isinstance(methods, str) else list(methods), list(seeds)
+    check_rule(show)
+    _check(names, each, jobs)
+    config = keeping(config, show)
+    if out is not None:
+        check_out(out, comparison=True)
+    if out is not None and federation is None and model is None:
+        comparing.compare_runs(config, names, each, out, _unwatched, jobs, together)
+        return Results(tuple(load_runs(out)), show, out)
+    if jobs > 1:
+        raise ValueError("jobs=… starts processes, which need a folder (out=…) and names of data and network; objects "
+                         "of your own and runs in memory go one after the other")  # fmt: skip
+    runs = []
+    for path, settled in comparing.planned(config, names, each, out or Path()):
+        begun = out is not None and (path / run_folder.CONFIG).exists()
+        result = (resume_run(path, federation=federation, model=model) if begun else
+                  start_run(settled, path if out else None, federation=federation, model=model))  # fmt: skip
+        runs.append(as_run(result))
+    return Results(tuple(runs), show, out)
+
+
+def _check(names: list[str], seeds: list[int], jobs: int) -> None:
+    if not names or not seeds:
+        raise ValueError(f"methods and seeds must be given, at least one of each; {names} and {seeds} were")
+    if jobs < 1:
+        raise ValueError(f"jobs is the number of runs at once, 1 or more; {jobs} was given")
+
+
+@contextmanager
+def _unwatched(title: str, rounds: int) -> Iterator[Watch]:
+    yield silent
+
+
+__all__ = ["Results", "compare_all"]

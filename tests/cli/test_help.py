@@ -1,0 +1,104 @@
+"""`--help`, `--version` and completion: at once (PyTorch is not imported), at 80 columns, typed and in panels."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+import typer
+
+from posterity import __version__
+from posterity.cli import completion
+from posterity.cli.app import app
+from posterity.cli.flags import config_flags
+from posterity.data.partition import EXAMPLES
+from posterity.experiment.config import PARTITIONS
+
+EVERY_HELP = """
+import sys
+import typer
+from posterity.cli.app import app, main
+from posterity.cli.completion import complete_dataset, complete_methods, complete_model
+
+def walk(command, words):
+    yield words
+    for name, inner in getattr(command, "commands", {}).items():
+        yield from walk(inner, [*words, name])
+
+for words in [[], *walk(typer.main.get_command(app), [])]:
+    for last in (["--help"], ["--version"]) if not words else (["--help"],):
+        sys.argv = ["posterity", *words, *last]
+        try:
+            main()
+        except SystemExit as stop:
+            assert not stop.code, (words, stop.code)
+assert complete_methods("fedavg,fedp") and complete_dataset("dig") and complete_model("ml")
+print("imported:", [name for name in ("torch", "numpy", "jinja2") if name in sys.modules])
+"""
+
+
+def test_no_help_imports_pytorch():
+    asked = subprocess.run([sys.executable, "-c", EVERY_HELP], capture_output=True, text=True, check=False,
+                           env={**os.environ, "COLUMNS": "80"})  # fmt: skip
+    assert asked.returncode == 0, asked.stderr
+    assert asked.stdout.endswith("imported: []\n")
+    assert f"\n{__version__}\n" in asked.stdout
+    assert max(len(line) for line in asked.stdout.splitlines()) <= 80
+    assert "…" not in asked.stdout.replace("NAME,…", "").replace("INTEGER,…", "")  # nothing is cut
+
+
+def help_of(*words: str) -> str:
+    from typer.testing import CliRunner
+
+    return CliRunner().invoke(app, [*words, "--help"], env={"COLUMNS": "80"}).output
+
+
+def test_flags_are_typed_and_in_panels():
+    text = help_of("compare")
+    places = [text.index(f"─ {panel} ─") for panel in ("Data", "Training", "Running", "Machine", "Output")]
+    assert places == sorted(places)
+    lines = {line.split()[1]: line for line in text.splitlines() if line.startswith("│ --")}
+    for flag, kind in {
+        "--rounds": "INTEGER",
+        "--lr": "FLOAT",
+        "--store": "[memory|disk]",
+        "--set": "NAME=VALUE",
+    }.items():
+        assert kind in lines[flag]
+    assert "default: 100" in text
+
+
+def test_every_setting_has_a_flag_and_its_panel():
+    panels = {annotation.__metadata__[0].rich_help_panel for annotation, _ in config_flags().values()}
+    assert panels == {"Data", "Training", "Running", "Machine", "Output"}
+
+
+def test_the_help_names_every_partition():
+    assert PARTITIONS == EXAMPLES
+
+
+@pytest.mark.parametrize(
+    ("complete", "typed", "offered"),
+    [
+        (completion.complete_method, "fedp", ["fedpa", "fedper", "fedprox"]),
+        (completion.complete_method, "fedavg+f", ["fedavg+ft"]),
+        (completion.complete_method, "wrap", []),
+        (completion.complete_methods, "local,fedavg+ft,fedm", ["local,fedavg+ft,fedmap"]),
+        (completion.complete_dataset, "mnist+dig", ["mnist+digits"]),
+        (completion.complete_model, "lenet", ["lenet5", "lenet_wide"]),
+        (completion.complete_model, "_", []),
+        (completion.starting(("auto", "loop", "package.module:engine")), "", ["auto", "loop"]),
+    ],
+)
+def test_a_shell_completes(complete, typed, offered):
+    assert complete(typed) == offered
+
+
+def test_completion_reaches_the_flags():
+    """As the shell asks: which words may follow `posterity run --method fedp`."""
+    command = typer.main.get_command(app).commands["run"]
+    flag = next(parameter for parameter in command.params if parameter.name == "method")
+    context = command.make_context("run", [], resilient_parsing=True)
+    assert [item.value for item in flag.shell_complete(context, "fedp")] == ["fedpa", "fedper", "fedprox"]

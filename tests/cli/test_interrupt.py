@@ -1,0 +1,85 @@
+"""Ctrl-C and SIGTERM: everything stops, nothing is left, and the last sentence says how to go on."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from posterity.cli import interrupt
+from posterity.engine.parent import WORKER
+
+SIGNALS = [(signal.SIGINT, 130), (signal.SIGTERM, 143)]
+
+
+def stopped_by(number: int, folder: Path | None = None) -> int:
+    """The exit code of a command that writes to `folder` and gets a signal."""
+
+    @interrupt.stops
+    def command() -> None:
+        if folder is not None:
+            interrupt.writes_to(folder)
+        os.kill(os.getpid(), number)
+        pytest.fail("the signal was ignored")
+
+    before = [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)]
+    with pytest.raises(SystemExit) as stop:
+        command()
+    assert [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)] == before
+    return stop.value.code
+
+
+@pytest.mark.parametrize(("number", "code"), SIGNALS)
+@pytest.mark.parametrize("mark", ["config.toml", "comparison.json"])
+def test_the_sentence_names_the_folder(number, code, mark, tmp_path, capsys):
+    folder = tmp_path / "my runs"
+    folder.mkdir()
+    (folder / mark).touch()
+    assert stopped_by(number, folder) == code
+    assert capsys.readouterr().err == f"stopped; go on with: posterity resume '{folder}'\n"
+
+
+def test_what_has_not_begun_cannot_go_on(tmp_path, capsys):
+    assert stopped_by(signal.SIGINT, tmp_path) == 130
+    assert capsys.readouterr().err == "stopped; nothing was written yet: give the same command again\n"
+    assert stopped_by(signal.SIGINT) == 130  # of a command that writes nothing
+    assert capsys.readouterr().err == "stopped\n"
+
+
+def test_a_worker_leaves_signals_to_its_parent(monkeypatch):
+    monkeypatch.setenv(WORKER, "1")
+    before = signal.getsignal(signal.SIGTERM)
+    with interrupt.stoppable():
+        assert signal.getsignal(signal.SIGTERM) == before
+
+
+def test_what_is_ignored_stays_ignored():
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # as `nohup` does
+    try:
+        with interrupt.stoppable():
+            os.kill(os.getpid(), signal.SIGINT)
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+BUSY = """
+import hashlib
+from posterity.cli import interrupt
+@interrupt.stops
+def command():
+    print("busy", flush=True)
+    hashlib.pbkdf2_hmac("sha256", b"a", b"b", 2**31 - 1)  # Python cannot interrupt it
+command()
+"""
+
+
+def test_an_operator_that_cannot_be_interrupted_is_ended():
+    process = subprocess.Popen([sys.executable, "-c", BUSY], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout.readline() == "busy\n"
+    process.send_signal(signal.SIGINT)
+    assert process.communicate(timeout=120)[1] == "stopped\n"
+    assert process.returncode == 130

@@ -1,0 +1,100 @@
+"""What is refused before anything is written, and mistyped words that get the nearest one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from posterity.cli.mistakes import told
+from posterity.experiment.place import check_out
+
+SMALL = ["--dataset", "digits", "--clients", "5", "--rounds", "2", "--subset", "20%", "--quiet"]
+
+
+@pytest.mark.parametrize("words", [["compare"], ["resume", "x"]])
+@pytest.mark.parametrize("jobs", ["0", "-2"])
+def test_no_runs_at_once_is_refused(call, words, jobs):
+    code, _, complaint = call(*words, "--jobs", jobs)
+    assert code == 2
+    assert f"--jobs is the number of runs at once, 1 or more; {jobs} was given" in complaint
+    assert not Path("runs").exists()
+
+
+@pytest.mark.parametrize("command", ["run", "compare", "demo"])
+@pytest.mark.parametrize(
+    ("out", "message"),
+    [
+        ("thesis", "thesis holds other files (chapter.tex, figures) and no"),
+        ("notes.txt", "notes.txt is a file, and a folder is needed"),
+        ("notes.txt/run", "is a file"),
+    ],
+)
+def test_a_folder_with_other_files_is_left_alone(call, command, out, message):
+    Path("thesis/figures").mkdir(parents=True)
+    Path("thesis/chapter.tex").write_text("\\begin{document}")
+    Path("notes.txt").write_text("mine")
+    before = sorted(Path().rglob("*"))
+    code, _, complaint = call(command, "--out", out)
+    assert code == 2
+    assert message in complaint
+    assert "Traceback" not in complaint
+    assert sorted(Path().rglob("*")) == before
+    assert Path("notes.txt").read_text() == "mine"
+
+
+def test_an_empty_folder_and_what_a_kill_left_are_taken(tmp_path):
+    check_out(tmp_path)
+    check_out(tmp_path, comparison=True)
+    (tmp_path / ".gitkeep").write_text("")
+    for name in ("lock", "run.json", "metrics.jsonl", "config.toml.part"):  # killed before there was a config.toml
+        (tmp_path / name).write_text("")
+        check_out(tmp_path)
+    (tmp_path / "paper.pdf").write_text("")
+    with pytest.raises(ValueError, match=r"holds other files \(paper.pdf\)"):
+        check_out(tmp_path)
+    (tmp_path / "paper.pdf").unlink()
+    (tmp_path / "comparison.json").write_text("{}")
+    (tmp_path / "fedavg").mkdir()
+    check_out(tmp_path, comparison=True)  # a comparison goes on
+    with pytest.raises(ValueError, match="no run"):
+        check_out(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["comapre"], "did you mean 'compare'"),
+        (["new", "metod", "foo"], "did you mean 'method'"),
+        (["run", "--method", "fedavg", "--roundz", "3"], "--rounds"),
+        (["models", "mlpp"], "did you mean 'mlp'"),
+    ],
+)
+def test_a_mistyped_word_gets_the_nearest(call, words, message):
+    code, _, complaint = call(*words)
+    assert code == 2
+    assert message.lower() in complaint.lower()
+    assert "Traceback" not in complaint
+
+
+def test_older_versions_of_typer_name_no_command():
+    """Before 0.20 typer only says that there is none."""
+
+    class Context:
+        command = type("Group", (), {"commands": {"compare": 1, "run": 2}})()
+
+    class UsageError(Exception):
+        ctx, message = Context(), "No such command 'comapre'."
+
+    assert told(UsageError()) == "No such command 'comapre'. Did you mean 'compare'?"
+    UsageError.message = "No such command 'xyz'."
+    assert told(UsageError()) == "No such command 'xyz'."
+
+
+def test_networks_and_their_options(call):
+    everything = call("models")[1]
+    assert all(name in everything for name in ("mlp", "resnet18", "hidden"))
+    code, detail, _ = call("models", "mlp")
+    assert code == 0
+    assert "model.hidden" in detail
+    assert "widths of the hidden" in detail  # what the source says beside it

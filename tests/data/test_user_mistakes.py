@@ -1,0 +1,275 @@
+"""What users' tables get wrong: refused with what helps, or named in a note; and requests that leave nothing to do."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import posterity
+from posterity.data import DataError, Federation, Part, Pool, load
+from posterity.data.checks import check_federation, check_pool
+
+ROWS = [(k, i % 2, 10 * k + i, i * i) for k in range(3) for i in range(10)]  # client, label, age, dose
+
+
+def table(path: Path, rows: list[tuple[object, ...]], header: str = "client,target,age,dose") -> str:
+    path.write_text("\n".join([header, *(",".join(map(str, row)) for row in rows)]) + "\n", encoding="utf-8")
+    return str(path)
+
+
+def doses(path: Path, *values: object) -> str:
+    """The table with these values in its last column, over and over."""
+    return table(path, [(*row[:3], values[i % len(values)]) for i, row in enumerate(ROWS)])
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ("nan", r"a.csv, column dose: no value at all in 30 rows; .*remove the column"),
+        ("", r"a.csv, column dose: no value at all"),
+        ('"1,234"', r"'1,234'.*without separators of thousands \(1234\)"),
+        ('"1,5"', r"'1,5'.*decimal numbers with a point"),
+        ("1.234.567", r"without separators of thousands"),
+        ("1_5", r"'1_5'; expected a number"),
+        ("5%", r"'5%'.*without the sign"),
+        ("2020-01-02", r"a date is no quantity: give days since"),
+        ("03/04/2020 10:11", r"a date is no quantity"),
+        ("True", r"write 1 and 0"),
+        ("male", r"of a category, make one column of 0 and 1 for each value"),
+        ("1e39", r"'1e39'.*nothing beyond 3.4e\+38"),
+        ("-inf", r"'-inf'; expected a number"),
+        ("1" * 200_000, r"line 2: field larger than field limit"),
+    ],
+)
+def test_values_that_are_no_numbers_say_what_helps(tmp_path: Path, value: str, message: str) -> None:
+    with pytest.raises(DataError, match=message) as told:
+        load(doses(tmp_path / "a.csv", value))
+    assert len(str(told.value)) < 500
+
+
+def test_a_few_blanks_are_counted(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"line 4, column dose: ''.*\(10 of 30 rows lack a value\)"):
+        load(doses(tmp_path / "a.csv", 1, 2, ""))
+
+
+def test_lines_are_those_of_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text('client,target,age\n"ward\none",1,3\n\n"ward\ntwo",0,old\n')
+    with pytest.raises(DataError, match="line 6, column age: 'old'"):
+        load(str(path))
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ("client,target,age\n0,1,3\n".encode("utf-16"), "text in UTF-16; expected a CSV file in UTF-8"),
+        ("client,target,age\n0,é,3\n".encode("latin-1"), r"line 2 has the byte 0xe9: Latin-1\?"),
+        (b"client,target,age\n0,a\0b,3\n", "line 2: a NUL byte"),
+        (b'client,target,age\n0,"1,3\n0,1,4\n', "quotation marks are closed"),
+        (b"client,target,age,age,dose,dose\n", r"has 'age', 'dose' more than once"),
+        (b",client,target\n0,1,2\n", "column 1 of the header has no name.*an index that a program wrote"),
+        (b"client,target,age\n0,1,1,5\n", r"line 2: 4 values; expected 3.*decimal commas\? write a point"),
+    ],
+)
+def test_files_that_are_no_tables(tmp_path: Path, data: bytes, message: str) -> None:
+    (tmp_path / "a.csv").write_bytes(data)
+    with pytest.raises(DataError, match=message):
+        load(str(tmp_path / "a.csv"))
+
+
+@pytest.mark.parametrize("end", ["\r\n", "\r"])
+def test_line_ends_of_other_systems(tmp_path: Path, end: str) -> None:
+    table(tmp_path / "a.csv", ROWS)
+    (tmp_path / "b.csv").write_bytes((tmp_path / "a.csv").read_bytes().replace(b"\n", end.encode()))
+    assert torch.equal(load(str(tmp_path / "a.csv")).x, load(str(tmp_path / "b.csv")).x)
+
+
+def test_a_table_with_very_many_columns_is_read_and_not_recited(tmp_path: Path) -> None:
+    names = [f"f{i}" for i in range(5_000)]
+    path = table(
+        tmp_path / "a.csv", [(*row[:2], *range(5_000)) for row in ROWS], ",".join(["client", "target", *names])
+    )
+    f = load(path)
+    assert f.shape == (5_000,)
+    assert max(map(len, f.notes)) < 300
+    with pytest.raises(DataError, match="no column 'f77x' for target; did you mean 'f77") as told:
+        load(path, target="f77x")
+    assert len(str(told.value)) < 500
+    with pytest.raises(DataError, match=r"\(5001 in all\)") as told:
+        load(table(tmp_path / "b.csv", [(0, *range(5_000))], ",".join(["client", *names])))
+    assert len(str(told.value)) < 500
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        ({"target": "client"}, "target and client_column are both 'client'"),
+        ({"target": "age", "client_column": "age"}, "target and client_column are both 'age'"),
+        ({"group": "target"}, "target and group are both 'target'"),
+        ({"group": "client"}, "client_column and group are both 'client'"),
+    ],
+)
+def test_one_column_for_two_purposes(tmp_path: Path, columns: dict[str, str], message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        load(table(tmp_path / "a.csv", ROWS), **columns)  # type: ignore[arg-type]
+    np.savez(tmp_path / "a.npz", x=np.zeros((30, 2)), **{n: np.arange(30) % 3 for n in ("client", "target", "age")})
+    with pytest.raises(DataError, match=message):
+        load(str(tmp_path / "a.npz"), **columns)  # type: ignore[arg-type]
+
+
+def noted(path: str, **how: object) -> str:
+    return "\n".join(load(path, **how).notes)  # type: ignore[arg-type]
+
+
+def test_features_that_never_vary_are_named(tmp_path: Path) -> None:
+    assert "1 feature has the same value in every row and can teach nothing: dose" in noted(
+        doses(tmp_path / "a.csv", 7)
+    )
+    assert "same value" not in noted(doses(tmp_path / "b.csv", 7, 8))
+    for name, dose in (("north", 1), ("south", 2)):  # another one in each file is no constant
+        table(tmp_path / f"{name}.csv", [(*row[1:3], dose) for row in ROWS], "target,age,dose")
+    (tmp_path / "study").mkdir()
+    for name in ("north", "south"):
+        (tmp_path / f"{name}.csv").rename(tmp_path / "study" / f"{name}.csv")
+    assert "same value" not in noted(str(tmp_path / "study"))
+
+
+def test_names_that_are_nearly_the_same_are_named(tmp_path: Path) -> None:
+    rows = [(("A", "a")[i % 2], ("yes", "no", "Yes ", "no")[i % 4], *row[2:]) for i, row in enumerate(ROWS)]
+    told = noted(table(tmp_path / "a.csv", rows))
+    assert "the classes 'Yes' and 'yes' differ in capitals or spaces only" in told
+    assert "the clients 'A' and 'a' differ" in told
+
+
+def test_held_out_rows_that_were_trained_on_are_counted(tmp_path: Path) -> None:
+    copies = [(k, i % 2, i % 2, i % 2) for k in range(3) for i in range(10)]
+    assert "6 of 6 held-out rows equal a training row in all features and the target" in noted(
+        table(tmp_path / "a.csv", copies)
+    )
+    assert "held-out rows equal" not in noted(table(tmp_path / "b.csv", ROWS))
+    other = [(k, (i + k) % 2, i % 10, i % 10) for k in range(2) for i in range(10)]  # equal features, another label
+    assert "held-out rows equal" not in noted(table(tmp_path / "c.csv", other), options={"scale": "none"})
+
+
+def test_a_class_that_nobody_trains_on_is_named(tmp_path: Path) -> None:
+    rows = [(k, 2 if k == 2 else i % 2, a, d) for k, i, a, d in ROWS]
+    path = table(tmp_path / "a.csv", rows)
+    seed = next(s for s in range(20) if load(path, newcomers=1, seed=s).names[-1] == "2")
+    assert "no member trains on the class '2', which 2 held-out rows have" in noted(path, newcomers=1, seed=seed)
+    assert "no member trains" not in noted(path)
+
+
+def test_targets_that_teach_nothing(tmp_path: Path) -> None:
+    path = table(tmp_path / "a.csv", [(k, 4, a, d) for k, _, a, d in ROWS])
+    with pytest.raises(DataError, match="all targets are '4'"):
+        load(path)
+    with pytest.raises(DataError, match="targets such as 4 in every row; expected different numbers"):
+        load(path, options={"task": "regression"})
+    path = table(tmp_path / "b.csv", [(k, a * 1e38, a, d) for k, _, a, d in ROWS])
+    with pytest.raises(DataError, match=r"targets such as 2.9e\+39; expected different numbers up to 3.4e\+38"):
+        load(path, options={"task": "regression"})
+
+
+def test_arrays_with_values_that_cannot_be_used(tmp_path: Path) -> None:
+    x, y, who = np.random.default_rng(0).normal(size=(12, 2)), np.arange(12) % 2, np.arange(12) // 4
+    for arrays, message in (
+        ({"x": x * [1, np.nan]}, "feature 1 of x is missing in all 12 rows"),
+        ({"x": x * 1e39}, r"x has the value .*e\+3., beyond 3.4e\+38, in row 1"),
+        ({"client": np.where(who == 1, np.nan, who)}, "client has no value in row 4"),
+        ({"client": np.array(["a", "", "b"] * 4)}, "client has no value in row 1"),
+        ({"client": np.array([b"a", b"\xff"] * 6)}, "client holds bytes that are not UTF-8"),
+        ({"y": y + 1j}, "y holds complex128; expected numbers or texts"),
+        ({"x": np.float64(3)}, "x is a single value"),
+    ):
+        np.savez(tmp_path / "a.npz", **{"x": x, "y": y, "client": who, **arrays})  # type: ignore[arg-type]
+        with pytest.raises(DataError, match=message):
+            load(str(tmp_path / "a.npz"))
+    np.savez(tmp_path / "a.npz", x=x, y=np.array([10**300, 2 * 10**300] * 6, dtype=np.float64), client=who)
+    assert load(str(tmp_path / "a.npz")).classes == 2
+
+
+def test_two_files_of_one_client(tmp_path: Path) -> None:
+    table(tmp_path / "north.csv", [row[1:] for row in ROWS], "target,age,dose")
+    np.savez(tmp_path / "north.npz", x=np.zeros((4, 2)), y=np.arange(4) % 2)
+    with pytest.raises(DataError, match="two files for the client 'north'"):
+        load(str(tmp_path))
+
+
+@pytest.mark.parametrize("amount", ["100%", "99%", 3, "3", 7])
+def test_somebody_must_be_left_to_train(tmp_path: Path, amount: str | int) -> None:
+    with pytest.raises(DataError, match=r"newcomers is .*; expected .*up to [23]"):
+        load(table(tmp_path / "a.csv", ROWS), newcomers=amount)
+
+
+def test_newcomers_are_a_share_of_all_clients(tmp_path: Path) -> None:
+    path = table(tmp_path / "a.csv", ROWS)
+    assert [load(path, newcomers=share).members for share in (0, "0%", "34%", "67%")] == [3, 3, 2, 1]
+    with pytest.raises(DataError, match="newcomers is '10%', which is nobody of 3 clients"):
+        load(path, newcomers="10%")
+
+
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        ({"split": "0/100"}, "split is '0/100'; expected two percentages that add up to 100, the first above 0"),
+        ({"split": "nan/nan"}, "split is 'nan/nan'"),
+        ({"split": "80"}, "split is '80'"),
+        ({"clients": 0}, "0 clients"),
+        ({"clients": -3}, "-3 clients"),
+        ({"clients": 10**9}, "1000000000 clients"),
+        ({"subset": "0%"}, "leaves no row"),
+        ({"subset": "1e400"}, "subset is '1e400'"),
+        ({"public": "100%"}, "public is '100%'"),
+    ],
+)
+def test_requests_that_leave_nothing_to_do(how: dict[str, object], message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        load("digits", **how)  # type: ignore[arg-type]
+
+
+def by_hand(test: slice, x: torch.Tensor | None = None) -> Federation:
+    x = torch.randn(60, 5, generator=torch.Generator().manual_seed(0)) if x is None else x
+    rows = torch.arange(60).reshape(3, 20)
+    parts = [Part.of([r[some] for r in rows]) for some in (slice(14), slice(14, 17), test)]
+    return Federation("mine", "classification", x, torch.arange(60) % 2, 2, *parts, 3, ("a", "b", "c"))
+
+
+def test_a_federation_whose_test_rows_are_trained_on_is_refused() -> None:
+    with pytest.raises(DataError, match=r"'mine': 12 rows are in train and in test \(the first is row 10\)"):
+        posterity.run(method="fedavg", federation=by_hand(slice(10, 20)), rounds=1)
+    with pytest.raises(DataError, match="3 rows are in validation and in test"):
+        check_federation(by_hand(slice(16, 20)))
+    with pytest.raises(DataError, match="test names rows up to 60 and there are 60"):
+        check_federation(replace(by_hand(slice(17, 20)), test=Part.of([torch.tensor([60])] * 3)))
+    fine = by_hand(slice(17, 20))
+    assert check_federation(fine) is fine
+
+
+def test_a_feature_without_any_value_is_refused_wherever_it_comes_from() -> None:
+    x = torch.randn(60, 5)
+    x[:, 3] = torch.nan
+    with pytest.raises(DataError, match="federation 'mine': feature 3 is missing or infinite in all 60 rows"):
+        check_federation(by_hand(slice(17, 20), x))
+    with pytest.raises(DataError, match="dataset 'm:f': feature 3 is missing or infinite in all 60 rows"):
+        check_pool(Pool("p", x, torch.arange(60) % 2, 2), "m:f")
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"x": torch.zeros(59, 5)}, r"x has the shape \(59, 5\) and y 60 rows"),
+        ({"y": torch.arange(60) % 2 + 1}, "labels from 1 to 2 and classes=2; expected labels from 0 to 1"),
+        ({"y": torch.zeros(60, 1)}, r"y has the shape \(60, 1\)"),
+        ({"owner": torch.arange(60) // 20, "owner_names": ("a", "b")}, "clients up to 2 and owner_names has 2"),
+        ({"x": torch.zeros(60, 5).index_fill(0, torch.tensor(7), torch.inf)}, "feature 0 of row 7 is inf"),
+    ],
+)
+def test_a_pool_of_yours_that_does_not_fit(changed: dict[str, object], message: str) -> None:
+    pool = Pool("p", torch.zeros(60, 5), torch.arange(60) % 2, 2)
+    assert check_pool(pool, "m:f") is pool
+    with pytest.raises(DataError, match=message):
+        check_pool(replace(pool, **changed), "m:f")  # type: ignore[arg-type]

@@ -1,0 +1,86 @@
+"""Out of memory: the block is halved and the run goes on, with the same numbers and a sentence."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import pytest
+import torch
+from oracles.sims import Run, mlp, points, worst
+
+from posterity.core.training import Training
+from posterity.engine.api import Engine
+from posterity.engine.halving import out_of_memory
+from posterity.engine.stacked import STACKED
+from posterity.methods.fedper import FedPer
+
+SIZES = (5, 4, 6, 3, 5, 4, 5)
+
+
+@dataclass(frozen=True)
+class Small:
+    """A device on which so many clients fit, and not one more."""
+
+    most: int
+    error: type[Exception] = torch.OutOfMemoryError
+    text: str = "CUDA out of memory. Tried to allocate 20.00 GiB"
+    inner: Engine = STACKED
+    name: str = "small"
+    seen: list[int] = field(default_factory=list)
+
+    def offer(self, sim, state, clients, count):
+        return self.inner.offer(sim, state, clients, count)
+
+    def join(self, sim, here):
+        return self.inner.join(sim, here)
+
+    def visit(self, sim, passes, here):
+        self.fit(here)
+        return self.inner.visit(sim, passes, here)
+
+    def predict(self, sim, passes, adapt, here, parts):
+        self.fit(here)
+        return self.inner.predict(sim, passes, adapt, here, parts)
+
+    def fit(self, here):
+        self.seen.append(len(here.client))
+        if len(here.client) > self.most:
+            raise self.error(self.text)
+
+
+def run_of(engine) -> Run:
+    federation = points(SIZES)
+    return Run(FedPer(Training(lr=0.1, batch=4)), federation, mlp(federation), engine)
+
+
+@pytest.mark.parametrize("how", [{}, {"error": RuntimeError, "text": "DefaultCPUAllocator: can't allocate memory"}])
+def test_a_block_that_does_not_fit_is_halved_and_the_run_goes_on(how):
+    engine, roomy = Small(2, **how), run_of(STACKED).rounds(2)
+    run = run_of(engine).rounds(2)
+    assert engine.seen == [7, 4, 2, 2, 3, 2, 1, 2, 2, 2, 1]  # later blocks are small from the start
+    assert worst(run.state, roomy.state) < 1e-12
+    assert worst(run.store.rows, roomy.store.rows) < 1e-12
+    assert [log.accepted for log in run.logs] == [len(SIZES)] * 2
+    notes = run.sim.limit.told()
+    assert "with 7 clients at once" in notes[0]
+    assert "it goes on with 2" in notes[-1]
+    assert run.sim.limit.told() == []
+
+
+def test_what_is_asked_is_answered_in_halves_too():
+    roomy, run = run_of(STACKED).rounds(1), run_of(STACKED).rounds(1)
+    run.engine = Small(3)
+    for point in ("received", "trained"):
+        for mine, theirs in zip(run.outputs(point), roomy.outputs(point), strict=True):
+            assert torch.allclose(mine, theirs, rtol=0, atol=1e-12)
+
+
+def test_one_client_that_does_not_fit_is_a_sentence():
+    with pytest.raises(ValueError, match=r"one client alone does not fit.*--batch-size"):
+        run_of(Small(0)).rounds(1)
+
+
+def test_other_errors_are_not_taken_for_it():
+    assert not out_of_memory(RuntimeError("shapes do not fit"))
+    with pytest.raises(RuntimeError, match="shapes"):
+        run_of(Small(2, error=RuntimeError, text="shapes do not fit")).rounds(1)

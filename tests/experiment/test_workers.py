@@ -1,0 +1,176 @@
+"""Runs at once in processes of their own: which of them fails, dies or stops is told, and nothing is left behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from posterity.experiment import workers
+from posterity.experiment.config import Config
+from posterity.experiment.tasks import Task
+from posterity.experiment.workers import Crew, WorkerLost
+
+# A worker that needs no PyTorch: it does what the task's title says.
+STUB = """
+import json, os, signal, sys
+def say(kind, **more): print(json.dumps({"kind": kind, **more}), flush=True)
+say("beat")
+for line in sys.stdin:
+    title = json.loads(line)["title"]
+    if title == "die": os.kill(os.getpid(), signal.SIGKILL)
+    if title == "leave": os._exit(3)
+    if title == "stop": os.kill(os.getpid(), signal.SIGSTOP)
+    if title == "fail": say("failed", sentence="it went wrong")
+    elif title == "sleep": signal.pause()
+    else:
+        say("round", lines=[title])
+        say("done")
+"""
+
+
+@dataclass
+class Order:
+    """A task without a run."""
+
+    title: str
+
+    def plain(self):
+        return {"title": self.title}
+
+
+def work(titles: list[str], size: int = 2, tell=None, arrived=None):
+    """What arrived and what was told, and the processes, all of which must be gone."""
+    lines, told = [], []
+    crew = Crew(size, 1, [sys.executable, "-S", "-c", STUB])
+    processes = []
+    try:
+        with crew:
+            processes += [worker.process for worker in crew.workers]
+            crew.work([Order(title) for title in titles], arrived or lines.extend, tell or told.append)
+    finally:
+        assert len(processes) == size
+        assert all(process.returncode is not None for process in processes)
+    return lines, told
+
+
+def test_all_tasks_are_done_by_however_many():
+    assert sorted(work(list("abcde"), 2)[0]) == list("abcde")
+    assert work(["a"], 3)[0] == ["a"]
+
+
+def test_a_run_that_fails_is_named_and_ends_the_others():
+    with pytest.raises(ValueError, match=r"^fail: it went wrong$"):
+        work(["sleep", "fail", "a"])
+
+
+@pytest.mark.parametrize(("title", "how"), [("die", "killed by SIGKILL"), ("leave", "ended with exit code 3")])
+def test_a_worker_that_dies_is_named_with_its_run_and_the_others_go_on(title, how):
+    lines, told = [], []
+    with pytest.raises(WorkerLost, match=f"^{title}: its process .*{how}[^;]*$"):
+        work(["a", title, "b", "c"], 2, told.append, lines.extend)
+    assert lines == ["a", "b", "c"]
+    assert len(told) == 1
+    assert how in told[0]
+    assert "the other runs go on" in told[0]
+
+
+def test_when_all_have_died_what_was_not_begun_is_counted():
+    with pytest.raises(WorkerLost, match=r"die: .*; 2 more were not begun$"):
+        work(["die", "a", "b"], 1)
+
+
+def test_a_worker_that_is_stopped_is_named_and_may_go_on(monkeypatch):
+    monkeypatch.setattr(workers, "SILENCE", 0.5)
+    told = []
+
+    def tell(sentence):
+        told.append(sentence)
+        if "is stopped" in sentence:
+            os.kill(int(sentence.partition("kill -CONT ")[2].partition("'")[0]), signal.SIGCONT)
+
+    assert work(["stop", "a"], 2, tell)[0] != []
+    assert [text.partition(":")[0] for text in told] == ["stop", "stop"]
+    assert "is stopped" in told[0]
+    assert "is heard of again" in told[1]
+
+
+def test_silence_is_named_once_and_nobody_is_killed(monkeypatch):
+    monkeypatch.setattr(workers, "SILENCE", 0.5)
+
+    class Enough(Exception):
+        pass
+
+    def tell(sentence):
+        assert "sleep: nothing was heard of its process" in sentence
+        raise Enough
+
+    with pytest.raises(Enough):
+        work(["sleep"], 1, tell)
+
+
+def test_whatever_interrupts_leaves_no_process():
+    def stop(lines):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        work(["sleep", "a"], 2, arrived=stop)
+
+
+ORPHANS = """
+import sys, time
+from posterity.experiment.workers import Crew
+stub = "import time; from posterity.engine.parent import become_worker as become; become(); print('{}', flush=True)"
+stub += "; time.sleep(600)"
+with Crew(2, 1, [sys.executable, "-c", stub]) as crew:
+    for worker in crew.workers:
+        crew.news.get()
+    print(*[worker.process.pid for worker in crew.workers], flush=True)
+    time.sleep(600)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a worker that reads nothing does not notice it at once")
+def test_workers_die_with_a_parent_that_is_killed():
+    parent = subprocess.Popen([sys.executable, "-c", ORPHANS], stdout=subprocess.PIPE, text=True)
+    pids = [int(pid) for pid in parent.stdout.readline().split()]
+    assert len(pids) == 2
+    os.kill(pids[0], signal.SIGSTOP)  # not even this keeps it
+    parent.kill()
+    parent.wait()
+    parent.stdout.close()
+    wait_until(lambda: not any(alive(pid) for pid in pids))
+
+
+def alive(pid: int) -> bool:
+    """Whether a process is there and not merely waiting to be buried."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def wait_until(condition) -> None:
+    end = time.monotonic() + 120
+    while not condition():
+        assert time.monotonic() < end, "nothing happened for two minutes"
+        time.sleep(0.02)
+
+
+def test_a_worker_starts_without_pytorch():
+    """Its first sign of life does not wait for it."""
+    code = "import sys, posterity.experiment.workers; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_task_travels_as_text():
+    config = Config(method="fedavg+ft", seed=3, lr=0.1, set={"model.hidden": "8", "xi": 2.0})
+    task = Task.of([(Path("a/seed-3"), config), (Path("a/seed-4"), Config(seed=4))], "mine")
+    assert Task.from_plain(task.plain()) == task
+    assert task.title == "mine seeds 3, 4"
