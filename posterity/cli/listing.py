@@ -11,7 +11,6 @@ from dataclasses import replace
 from importlib import import_module
 from typing import Any
 
-from rich.markup import escape
 from rich.table import Table
 
 from posterity import data, methods, models
