@@ -56,7 +56,7 @@ def run(
     method: by name, with suffixes (`fedavg+ft`, `pfedvmp@paper`), or `package.module:Class`
     out: folder to write to as it happens; None keeps everything in memory (`result.save(folder)` writes it later)
     federation: clients of your own (`posterity.Federation`) instead of `dataset`
-    model: a network by name, `package.module:make`, or a network of your own (`posterity.wrap(module, …)`)
+    model: a network by name, `package.module:Net`, or your own: an nn.Module, its class, a function that makes one
     """
     from posterity.experiment.config import from_table
     from posterity.experiment.place import check_out

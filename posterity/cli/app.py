@@ -19,7 +19,7 @@ from posterity.cli import interrupt
 from posterity.cli.completion import complete_method, complete_model
 from posterity.cli.diverged import leave_it_to_the_end
 from posterity.cli.flags import check_jobs, option, read_config, read_list, read_seeds, with_flags, with_only
-from posterity.cli.mistakes import sentence, told
+from posterity.cli.mistakes import sentence, tell_of_yours, told
 from posterity.cli.options import COMMON, MEASURED, METHODS, PAGE, SEEDS, TRUST, Folder, Jobs, Runs, Together, Version
 from posterity.cli.output import SHOWN, Output, Quiet, check_output, take_names, take_output
 from posterity.engine.parent import end_with_parent
@@ -73,6 +73,7 @@ def run(**given: Any) -> None:
     if os.environ.get("RANK", "0") == "0":  # of several processes the others come when the first has begun to write
         check_out(folder)
     from posterity.cli.progress import progress
+    from posterity.cli.remarks import print_setup
     from posterity.engine.distributed import started_first
     from posterity.experiment.chosen import keeping
     from posterity.experiment.run import start_run
@@ -81,6 +82,8 @@ def run(**given: Any) -> None:
     config = keeping(config, output.show)
     interrupt.writes_to(folder)
     setup = _set_up(config)
+    if started_first() and not output.alone:
+        print_setup(setup)
     with progress(config.method, config.rounds, quiet or output.alone or not started_first()) as watch:
         start_run(config, folder, watch, setup=setup)
     conclude(folder, output)
@@ -116,6 +119,10 @@ def compare(**given: Any) -> None:
     folder = out or new_folder(f"{Path(config.dataset).stem}-comparison")
     together = config.device.startswith("cuda") if together is None else together
     _compare(config, methods, seeds, folder, output, quiet, jobs, together)
+    if not output.alone:
+        from posterity.cli.remarks import print_notes
+
+        print_notes(folder)
 
 
 @app.command(help="The main job on embedded data: six methods, three seeds, a table and a report.",
@@ -275,9 +282,9 @@ def check(
     model: Annotated[str, typer.Option(help="network to check it with", autocompletion=complete_model)] = "mlp",
     json: Annotated[bool, typer.Option("--json", help="print one JSON list and nothing else")] = False,
 ) -> None:
-    from posterity.cli import listing
+    from posterity.cli.check import print_verdicts
 
-    if not listing.print_verdicts(method, model, json):
+    if not print_verdicts(method, model, json):
         raise typer.Exit(1)
 
 
@@ -305,6 +312,7 @@ def main() -> None:
         sys.exit(2)
     except Exception as error:
         if not hasattr(error, "exit_code"):  # a mistake in the flags; typer brings its own copy of click's classes
+            tell_of_yours(error)
             raise
         error.message = told(error)  # type: ignore[attr-defined]
         error.show()  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""Tables of what there is: methods with their hyper-parameters, datasets, networks, a federation's clients, verdicts.
+"""Tables of what there is: methods with their hyper-parameters, datasets, networks, a federation's clients.
 
 Tables of results are in `cli/show.py`.
 """
@@ -6,13 +6,11 @@ Tables of results are in `cli/show.py`.
 from __future__ import annotations
 
 import inspect
-import json as as_json
 import re
 from dataclasses import replace
 from importlib import import_module
 from typing import Any
 
-from rich.markup import escape
 from rich.table import Table
 
 from posterity import data, methods, models
@@ -152,20 +150,3 @@ def print_partition(federation: Federation) -> None:
     console.print(table)
     for note in federation.notes:
         console.print(f"note: {label(note)}")
-
-
-def print_verdicts(method: str, model: str, json: bool) -> bool:
-    """Run the laws on a method; whether all hold."""
-    from posterity.laws import check
-
-    verdicts = check(methods.build(method), model)
-    if json:
-        print(as_json.dumps([{"law": v.law, "held": v.held, "detail": v.detail} for v in verdicts]))
-        return all(v.held for v in verdicts)
-    table = Table("Law", "verdict", "", title=f"{method} with {model}", title_justify="left")
-    for v in verdicts:
-        table.add_row(v.law, "[green]holds[/green]" if v.held else "[red]broken[/red]", escape(v.detail))
-    console.print(table)
-    broken = sum(not v.held for v in verdicts)
-    console.print(f"{len(verdicts) - broken} of {len(verdicts)} laws hold" + (f", {broken} broken" if broken else ""))
-    return not broken

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from difflib import get_close_matches
 from typing import Any
 
@@ -21,3 +23,12 @@ def told(error: Any) -> str:
 def sentence(error: Exception) -> str:
     """What an error says, which may name a column or a client as somebody's file does."""
     return paragraphs(str(error))
+
+
+def tell_of_yours(error: Exception) -> None:
+    """End with a sentence if the error comes from a file that the user wrote: with its line, without a traceback."""
+    from posterity.core.outside import place_of, told
+
+    if place_of(error) is not None and not os.environ.get("POSTERITY_DEBUG"):
+        print(f"error: {paragraphs(told(error))} (POSTERITY_DEBUG=1 shows the traceback)", file=sys.stderr)
+        sys.exit(2)

@@ -60,6 +60,14 @@ def place_of(error: BaseException) -> Place | None:
     return Place(frames[-1].filename, frames[-1].lineno or 0, frames[-1].name) if frames else None
 
 
+def place_of_class(cls: type) -> Place | None:
+    """Where a class of yours begins."""
+    try:
+        return Place(inspect.getfile(cls), inspect.getsourcelines(cls)[1], cls.__name__)
+    except (OSError, TypeError):  # typed into a prompt
+        return None
+
+
 def place_of_function(function: Callable[..., Any]) -> Place | None:
     """Where a function of yours begins."""
     plain = inspect.unwrap(getattr(function, "func", function))
@@ -111,13 +119,5 @@ def find_function(path: str, what: str) -> Any:
     return found
 
 
-__all__ = [
-    "Place",
-    "find_function",
-    "find_outside",
-    "import_outside",
-    "is_yours",
-    "place_of",
-    "place_of_function",
-    "told",
-]
+__all__ = ["Place", "find_function", "find_outside", "import_outside", "is_yours", "place_of", "place_of_class",
+           "place_of_function", "told"]  # fmt: skip

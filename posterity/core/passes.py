@@ -20,6 +20,7 @@ from torch.func import grad_and_value
 
 from posterity.core.network import Network
 from posterity.core.optim import SGD, Optimiser
+from posterity.core.outside import place_of_function
 from posterity.core.protocol import Batch, Carry, Here, Params, Pass
 from posterity.core.random import fold
 from posterity.core.tree import Tree, tree_map
@@ -136,7 +137,7 @@ def meta(
 
         def ahead(moving: Params) -> tuple[Tensor, Params]:
             points, buffers = walk(moving, still, support, here)
-            return loss({**still, **buffers, **points[-1]}, query, here)
+            return _lost(loss, {**still, **buffers, **points[-1]}, query, here)
 
         if order == "exact":
             slope, (value, buffers) = grad_and_value(ahead, has_aux=True)(moving)
@@ -220,8 +221,25 @@ def deal(batch: Batch, *shares: int) -> list[Batch]:
 
 
 def _slope(loss: Loss, moving: Params, still: Params, batch: Batch, here: Here) -> Update:
-    slope, (value, buffers) = grad_and_value(lambda m: loss({**still, **m}, batch, here), has_aux=True)(moving)
+    slope, (value, buffers) = grad_and_value(lambda m: _lost(loss, {**still, **m}, batch, here), has_aux=True)(moving)
     return slope, value, buffers
+
+
+def _lost(loss: Loss, params: Params, batch: Batch, here: Here) -> tuple[Tensor, Params]:
+    """What a loss returns, if it is what a loss returns; PyTorch's own complaint would not name it."""
+    told = loss(params, batch, here)
+    pair = isinstance(told, tuple) and len(told) == 2 and isinstance(told[1], dict)
+    if pair and isinstance(told[0], Tensor) and told[0].dim() == 0:
+        return told
+    if pair:
+        given = f"a value of shape {tuple(told[0].shape)}" if isinstance(told[0], Tensor) else repr(told[0])
+    else:
+        given = f"a {type(told).__name__}"
+    place = place_of_function(loss)
+    raise TypeError(
+        f"{place}: the loss returned {given}; expected (value, buffers): a scalar tensor, and the network's new "
+        "buffers as here.model(…, train=True) returns them ({} if none)"
+    )
 
 
 def _learning(

@@ -34,29 +34,50 @@ Point = Literal["received", "adapted", "trained"]
 
 @record
 class Here:
-    """Everything a client's function may know, besides its carry and the batch."""
+    """Everything a client's function may know, besides its carry and the batch.
 
-    shared: Shared  # the broadcast
-    own: Own  # what the server sent to this client alone
-    personal: Personal  # the client's record; () before `join`
-    kept: dict[str, Tree]  # what earlier passes of this visit gathered
-    client: Tensor  # () int64
-    n: Tensor  # () training samples, in the parameters' dtype
-    steps: Tensor  # () int64: steps of this client in this pass
-    step: Tensor  # () int64: the current one, from 0
-    round: Tensor  # () int64: the current one, from 1
-    key: Tensor  # (2,) int64: of this client, round, pass and step
-    initial: Params  # the network's common first leaves: every site makes them from the seed, so they are never sent
+    Attributes:
+        shared: the broadcast
+        own: what the server sent to this client alone
+        personal: the client's record; () before `join`
+        kept: what earlier passes of this visit left under names of theirs (`gather`, or a pass of yours)
+        client: its number, () int64: a name, not a quantity
+        n: its training samples, () in the parameters' dtype
+        steps: of this client in this pass, () int64
+        step: the current one, () int64, from 0
+        round: the current one, () int64, from 1
+        key: of this client, round, pass and step, (2,) int64: for `uniform`, `normal` and the model's `key=`
+        initial: the network's common first leaves: every site makes them from the seed, so they are never sent
+        model: the network, called as `model(params, x, …)`
+    """
+
+    shared: Shared
+    own: Own
+    personal: Personal
+    kept: dict[str, Tree]
+    client: Tensor
+    n: Tensor
+    steps: Tensor
+    step: Tensor
+    round: Tensor
+    key: Tensor
+    initial: Params
     model: Network = field(metadata={STATIC: True})
 
 
 @record
 class Carry:
-    """What moves during a visit."""
+    """What moves during a visit.
+
+    Attributes:
+        params: the leaves that `start` returned, moved by the passes; predictions are made with them
+        kept: what passes leave for later passes (as `here.kept`), for `message` and for `predict`
+        opt: of one pass alone: made by its `open`, gone after its `close`; an optimiser's state
+    """
 
     params: Params
     kept: dict[str, Tree]
-    opt: Tree  # lives between `open` and `close` of one pass
+    opt: Tree
 
 
 @record
@@ -64,12 +85,18 @@ class Batch:
     """Samples of one step. A row with mask 0 is padding: a real row's values, which must have no influence.
 
     Sums and means over rows use `mask`; a network is given `layer_mask`.
+
+    Attributes:
+        x: inputs (B, ...)
+        y: labels or targets (B,)
+        mask: 1 for real rows, 0 for padding (B,), in the parameters' dtype
+        padded: False if there is known to be no padding, so that mask is 1
     """
 
-    x: Tensor  # (B, ...)
-    y: Tensor  # (B,)
-    mask: Tensor  # (B,) in the parameters' dtype
-    padded: bool = field(default=True, metadata={STATIC: True})  # False: known to have no padding, so mask is 1
+    x: Tensor
+    y: Tensor
+    mask: Tensor
+    padded: bool = field(default=True, metadata={STATIC: True})
 
     @property
     def layer_mask(self) -> Tensor | None:
@@ -83,28 +110,48 @@ def keep(carry: Carry, here: Here) -> Carry:
 
 @dataclass(frozen=True)
 class Pass:
-    """One walk over a client's own data."""
+    """One walk over a client's own data.
+
+    Attributes:
+        step: from one batch to the next carry
+        open: before the first step; makes what the steps need in `carry.opt` or `carry.kept`
+        close: after the last step; finishes what is in `carry.kept`, and leaves `carry.opt` empty
+        epochs: over the client's data
+        batch: samples of a step; None: all data in one batch
+        most: at most so many steps
+        shuffle: whether each epoch has an order of its own, drawn by key
+        learns: whether fine-tuning repeats it (`gather` does not learn)
+        on: which of the client's data
+        copies: of the parameters that a step holds at once: value, gradient, optimiser, temporaries
+    """
 
     step: Callable[[Carry, Batch, Here], Carry]
     open: Callable[[Carry, Here], Carry] = keep
     close: Callable[[Carry, Here], Carry] = keep
     epochs: int = 1
-    batch: int | None = 10  # None: all data in one batch
-    most: int | None = None  # at most so many steps
+    batch: int | None = 10
+    most: int | None = None
     shuffle: bool = True
-    learns: bool = True  # whether fine-tuning repeats it (`gather` does not learn)
+    learns: bool = True
     on: Literal["train", "validation"] = "train"
-    copies: int = 8  # of the parameters that a step holds at once: value, gradient, optimiser, temporaries
+    copies: int = 8
 
 
 @dataclass(frozen=True)
 class Facts:
-    """What the server knows about the federation before the first round."""
+    """What the server knows about the federation before the first round.
+
+    Attributes:
+        clients: that may take part in training
+        samples: for training, of all of them
+        classes: 0 for regression
+        key: of the run's seed: for what a server draws at first
+    """
 
     clients: int
     samples: int
     classes: int
-    key: Tensor = field(default_factory=lambda: make_key(0))  # of the run's seed: for what a server draws at first
+    key: Tensor = field(default_factory=lambda: make_key(0))
 
 
 def check_round(number: int) -> None:
@@ -115,26 +162,42 @@ def check_round(number: int) -> None:
 
 @dataclass(frozen=True)
 class Now:
-    """When `combine` happens."""
+    """When `combine` happens.
 
-    round: int  # the one whose messages are combined; the first is round 1
-    rounds: int  # of the whole run
+    Attributes:
+        round: the one whose messages are combined; the first is round 1
+        rounds: of the whole run
+        key: of this round, for what the server draws
+        cohort: clients whose message was accepted
+        public: rows that belong to nobody, for baselines that distil on them (`--public`)
+    """
+
+    round: int
+    rounds: int
     key: Tensor
-    cohort: int  # clients whose message was accepted
-    public: Tensor | None = None  # rows that belong to nobody, for baselines that distil on them (`--public`)
+    cohort: int
+    public: Tensor | None = None
 
     def __post_init__(self) -> None:
         check_round(self.round)
 
 
 class Method(Protocol):
-    """A plain method writes `init`, `start`, `passes`, `message` and `combine`; the rest have the defaults below."""
+    """A plain method writes `init`, `start`, `passes`, `message` and `combine`; the rest have the defaults below.
 
-    label: ClassVar[str]  # as papers write it
+    Attributes:
+        label: as papers write it
+        reference: the paper
+        absent: what an absent client means: "cohort only", "remembered factor", "delta messages"
+        scored: the evaluation point that its paper means
+        adaptation: epochs of `adapt` at the point "adapted"
+    """
+
+    label: ClassVar[str]
     reference: ClassVar[str]
-    absent: ClassVar[str]  # what an absent client means: "cohort only", "remembered factor", "delta messages"
-    scored: ClassVar[Point]  # the evaluation point that its paper means
-    adaptation: ClassVar[int] = 1  # epochs of `adapt` at the point "adapted"
+    absent: ClassVar[str]
+    scored: ClassVar[Point]
+    adaptation: ClassVar[int] = 1
 
     # --- server -------------------------------------------------------------------------------------------------
     def init(self, model: Network, params: Params, facts: Facts) -> State:

@@ -49,6 +49,11 @@ def record(cls: type[T]) -> type[T]:
     return made
 
 
+def is_registered(cls: type) -> bool:
+    """Whether `vmap` and `grad` look into objects of a class: those of a `record`, dicts, tuples and lists."""
+    return cls in pytree.SUPPORTED_NODES
+
+
 def tree_map(function: Callable[..., Any], tree: Tree, *others: Tree) -> Tree:
     """Apply `function` to the leaves of `tree` and the leaves at the same names of `others`.
 

@@ -118,9 +118,7 @@ def _features(tables: list[Table], keep_integers: bool = False) -> Tensor:
         return pictures(x)
     if x.dtype == np.uint8 and x.ndim == 4:
         return pictures(x.transpose(0, 2, 3, 1))
-    if (
-        x.dtype.kind in "iu" and keep_integers
-    ):  # indices of words, counts: networks that want other numbers convert them
+    if x.dtype.kind in "iu" and keep_integers:  # indices of words: a network that wants other numbers converts them
         return torch.from_numpy(x.astype(np.int64))
     return torch.from_numpy(x.astype(np.float32))
 

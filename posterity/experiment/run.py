@@ -21,6 +21,7 @@ from posterity.experiment import run_folder, verify, without_data
 from posterity.experiment.config import Config, from_table, read_toml, to_toml
 from posterity.experiment.divergence import tell
 from posterity.experiment.fingerprint import check_unchanged
+from posterity.experiment.network_facts import check_network
 from posterity.experiment.result import Result
 from posterity.experiment.run_state import RunState
 from posterity.experiment.scoring import Asked, score_lines
@@ -80,6 +81,7 @@ def resume_run(
         setup = set_up(_as_before(config, facts), federation, model, threads=facts["threads"])
         check_unchanged(facts, config, out)
         _check_same(facts.get("federation", {}), setup, out)
+        check_network(facts.get("network", {}), setup, out)
         return _go([config], [setup], [out], watch, only_read)[0]
 
 

@@ -29,6 +29,7 @@ from posterity.engine.store import Memory
 from posterity.evaluate import Metric, check_task, load_metrics
 from posterity.experiment.config import Config
 from posterity.experiment.fingerprint import fields_of, sources
+from posterity.experiment.network_facts import network_facts
 from posterity.experiment.schedule import Schedule
 from posterity.experiment.scoring import fits_validation
 
@@ -182,6 +183,7 @@ def describe(config: Config, setup: Setup, command: str) -> dict[str, Any]:
                    "outside": method.outside(), "fitted": fits_validation([setup.sim.passes(0)])},
         "sources": sources(config, method),
         "notes": list(setup.notes),
+        "network": network_facts(setup),
         "federation": _federation_facts(federation),
         **({"metrics": [metric.facts() for metric in setup.metrics]} if setup.metrics else {}),
     }  # fmt: skip

@@ -8,13 +8,14 @@ from dataclasses import dataclass
 
 from posterity.laws.assertions import Broken
 from posterity.laws.case import Case
+from posterity.laws.locate import explained
 
 
 class LawBroken(AssertionError):
     """A method breaks a law; the text says which, where, by how much, and what usually helps."""
 
     def __init__(self, law: str, statement: str, found: str, cause: str) -> None:
-        super().__init__(f"law '{law}' is broken: {statement}\n  found: {found}\n  usual cause and remedy: {cause}")
+        super().__init__(f"{found}\n  law '{law}': {statement}\n  usual cause and remedy: {cause}")
         self.law, self.statement, self.found, self.cause = law, statement, found, cause
 
 
@@ -39,8 +40,7 @@ def law(name: str, statement: str, cause: str) -> Callable[[Callable[[Case], Non
             except Broken as found:
                 raise LawBroken(name, statement, str(found), cause) from None
             except Exception as error:
-                text = f"{type(error).__name__}: {str(error).strip() or '(no text)'}"
-                raise LawBroken(name, statement, f"the run failed with {text}", cause) from error
+                raise LawBroken(name, statement, explained(error), cause) from error
 
         FOUND.append(Law(name, statement, checked))
         return checked

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from posterity.core.outside import is_yours, place_of_function
 from posterity.core.protocol import Pass
 from posterity.core.tree import Tree, tree_named
 from posterity.core.wrapper import Wrapper
@@ -17,8 +18,9 @@ from posterity.engine.round import first_state, score, train_round
 from posterity.engine.store import Memory
 from posterity.laws.assertions import Broken, assert_same_bits, largest_gap
 from posterity.laws.case import COHORTS, Case
-from posterity.laws.history import history, one_round, run
+from posterity.laws.history import history, run
 from posterity.laws.law import law
+from posterity.laws.locate import line_of_change
 from posterity.nn._call import global_generators
 
 
@@ -29,11 +31,23 @@ def snapshot(tree: Tree) -> list[tuple[str, Tensor, int, Tensor]]:
 
 def unchanged(before: list[tuple[str, Tensor, int, Tensor]], after: Tree, where: str) -> None:
     """Nothing was written to since the snapshot, and no leaf came or went."""
+    if words := written(before, after):
+        raise Broken(f"{where} {words}")
+
+
+def written(before: list[tuple[str, Tensor, int, Tensor]], after: Tree) -> str:
+    """What happened to a tree since its snapshot; empty if nothing did."""
     if [n for n, *_ in before] != [n for n, t in tree_named(after) if isinstance(t, Tensor)]:
-        raise Broken(f"{where} added, removed or reordered leaves of what it was handed")
+        return "added, removed or reordered leaves of what it was handed"
     for name, tensor, version, copy in before:
         if tensor._version != version or largest_gap(tensor, copy)[0] > 0:
-            raise Broken(f"{where} wrote to what it was handed: leaf {name!r} (argument/path)")
+            return f"wrote to what it was handed: leaf {name!r} (argument/path)"
+    return ""
+
+
+def _versions(tree: Tree) -> list[tuple[str, int]]:
+    """What changes when a tree is written to."""
+    return [(n, t._version) for n, t in tree_named(tree) if isinstance(t, Tensor)]
 
 
 def twice(name: str, function: Callable[..., Any], *args: Any) -> Any:
@@ -43,15 +57,26 @@ def twice(name: str, function: Callable[..., Any], *args: Any) -> Any:
     before = snapshot(args)
     first = function(*args)
     kept = snapshot(first)
-    unchanged(before, args, where)
+    if words := written(before, args):
+        place = line_of_change(lambda: _versions(args), lambda: function(*args))
+        raise Broken(f"{place}: `{place.text}`: {where} {words}" if place else f"{where} {words}")
     second = function(*args)
     unchanged(kept, first, f"the second call of {where}")
-    assert_same_bits(
-        {n: t for n, t in tree_named(second) if isinstance(t, Tensor)},
-        {n: t for n, t in tree_named(first) if isinstance(t, Tensor)},
-        f"{where} called twice with the same arguments",
-    )
+    one, other = ({n: t for n, t in tree_named(answer) if isinstance(t, Tensor)} for answer in (first, second))
+    if largest_gap(other, one)[0] > 0:
+        for library in global_generators():
+            if words := _moved(library, lambda: function(*args)):
+                raise Broken(f"{words} ({where})")
+        place = place_of_function(function)
+        where = f"{place}: {where}" if place is not None and is_yours(place.file) else where
+    assert_same_bits(other, one, f"{where} called twice with the same arguments")
     return first
+
+
+def _moved(library: str, run: Callable[[], Any]) -> str:
+    """Which line moves the global generator of a library, in a sentence; empty if none of yours does."""
+    place = line_of_change(lambda: global_generators()[library], run)
+    return f"{place}: `{place.text}` draws from the global generator of {library}" if place else ""
 
 
 def _checked(each: Pass, number: int, of: str) -> Pass:
@@ -99,8 +124,9 @@ class Twice(Wrapper):
 @law(
     "purity",
     "The same call gives the same bits, and nothing that a function is handed is written to.",
-    "state kept outside State and Personal (a module-level dict, an attribute of the method), or an in-place "
-    "operation (add_, +=, dict assignment). Put what must last into State or Personal and return new tensors.",
+    "state kept outside State and Personal (a module-level dict, an attribute of the method), torch.randn or another "
+    "global generator (draw with posterity.core's normal and here.key), or an in-place operation (add_, +=, dict "
+    "assignment). Put what must last into State or Personal and return new tensors.",
 )
 def law_purity(case: Case) -> None:
     sim = case.sim(method=Twice(case.method))
@@ -125,21 +151,26 @@ def law_seed(case: Case) -> None:
     ones = run(case.sim(), "oracle", few)
     for name, state in global_generators().items():
         if state != before[name]:
-            raise Broken(f"the global generator of {name} moved during round 1")
+            line = _moved(name, lambda: run(case.sim(), "oracle", few))
+            raise Broken(line or f"the global generator of {name} moved during round 1")
     assert_same_bits(_end(ones), _end(run(case.sim(), "oracle", few)), "the same seed, round 1, loop")
-    made = history(case, "stacked")
-    again = run(case.sim(), "stacked", COHORTS[:2])
-    assert_same_bits(_end(again), (made.at(2).state, made.at(2).rows), "the same seed, rounds 1 and 2, stacked")
     draws = [p for p in case.method.passes() if p.shuffle and p.batch is not None and p.learns]
-    if any(p.batch is not None and p.batch < max(len(r) for r in _rows(case)) for p in draws):
-        state, store = made.before(1)
-        other = one_round(case.sim(seed=case.seed + 1), "stacked", state, store, COHORTS[0], 1)
-        if largest_gap((other.state, other.rows), (made.at(1).state, made.at(1).rows))[0] == 0:
+    largest = max(len(case.federation.train.client(c)) for c in few[0])
+    if any(p.batch is not None and p.batch < largest for p in draws):
+        other = run(case.sim(seed=case.seed + 1, method=case.method), "oracle", few)
+        if largest_gap(_end(other), _end(ones))[0] == 0:
             raise Broken("another seed gave the same bits in round 1, although the order of the samples is drawn")
 
 
-def _rows(case: Case) -> list[Tensor]:
-    return [case.federation.train.client(c) for c in COHORTS[0]]
+@law(
+    "stacking",
+    "Many clients run as one tensor program, and twice so with the same bits.",
+    "`if` on a tensor, .item(), x[x > 0], or an operator that vmap cannot batch. Use masks and torch.where.",
+)
+def law_stacking(case: Case) -> None:
+    made = history(case, "stacked")
+    again = run(case.sim(), "stacked", COHORTS[:2])
+    assert_same_bits(_end(again), (made.at(2).state, made.at(2).rows), "the same seed, rounds 1 and 2, stacked")
 
 
 def _end(made: Any) -> Tree:

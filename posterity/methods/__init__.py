@@ -143,6 +143,8 @@ def _outside(path: str) -> type:
     cls, home = find_outside(path, "method")
     if not isinstance(cls, type) or not _is_method(cls):
         classes = [n for n, c in vars(home).items() if isinstance(c, type) and _is_method(c)]
-        raise ValueError(f"{path!r} is not a method (a frozen dataclass with {', '.join(PROTOCOL)}); "
+        lacks = [n for n in PROTOCOL if not callable(getattr(cls, n, None))] if isinstance(cls, type) else []
+        why = f": it has no {', '.join(lacks)}" if lacks else ": put @dataclass(frozen=True) above it" if cls else ""
+        raise ValueError(f"{path!r} is not a method (a frozen dataclass with {', '.join(PROTOCOL)}){why}; "
                          f"methods in {home.__name__}: {', '.join(classes) or 'none'}")  # fmt: skip
     return cls

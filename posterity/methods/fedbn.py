@@ -131,6 +131,12 @@ class FedBN(Method):
         kept = "normalisation layers" if self.keeps == "layers" else "running statistics"
         return f"the server's model with the initial {kept}: the clients' stay at home (newcomers=mean sends them)"
 
+    def remarks(self, model: Network) -> tuple[str, ...]:
+        if self.home(model):
+            return ()
+        what = "normalisation layers" if self.keeps == "layers" else "running statistics of normalisation layers"
+        return (f"FedBN is FedAvg here, bit for bit: the network {model.name!r} has no {what} that could stay at home",)
+
     def join(self, here: Here) -> Record:
         first = {**here.initial, **here.shared.params}
         return Record({n: first[n] for n in here.initial if n in self.home(here.model)}, torch.zeros_like(here.n))

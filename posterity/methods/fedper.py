@@ -76,6 +76,11 @@ class FedPer(Method):
     def outside(self) -> str:
         return "the server's base with the initial head"
 
+    def remarks(self, model: Network) -> tuple[str, ...]:
+        if model.base_names:
+            return ()
+        return (f"FedPer shares nothing here: all of the network {model.name!r} is head, so every client trains alone",)
+
     def join(self, here: Here) -> Personal:
         return split(here.initial, here.model.head_names)[1]
 

@@ -192,7 +192,7 @@ def _notes(model: Model) -> tuple[str, ...]:
 
 def _foreign(given: Any) -> Network:
     if all(hasattr(given, name) for name in ("leaves", "init", "trainable")):
-        return given  # type: ignore[no-any-return]
+        return given
     raise ValueError(
         f"model is a {type(given).__name__}; expected a name, an nn.Module, or a class or function that makes one"
     )

@@ -81,7 +81,8 @@ def sample_rows(x: Tensor | None, shape: tuple[int, ...]) -> Tensor:
         return torch.zeros(ROWS, *shape)
     flat = x.reshape(len(x), -1)
     ends = [int(flat.amin(1).argmin()), int(flat.amax(1).argmax())] if flat.shape[1] else []
-    return x[[0, min(1, len(x) - 1), *ends]].cpu()
+    rows = x[[0, min(1, len(x) - 1), *ends]].cpu()
+    return torch.where(rows.isfinite(), rows, 0)  # data that are missing
 
 
 def _drawing(layer_name: str, layer: nn.Module) -> str:

@@ -1,0 +1,102 @@
+"""A method of yours at the command line: what is wrong with it is told in a sentence, and progress is shown."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from posterity.cli import main
+
+SMALL = ["--dataset", "digits", "--clients", "3", "--rounds", "1", "--subset", "90", "--quiet"]
+
+
+@pytest.fixture
+def call(tmp_path, monkeypatch, capsys):
+    """The command line in an empty folder: exit status, output, complaint."""
+    monkeypatch.chdir(tmp_path)
+
+    def called(*words):
+        known, path = set(sys.modules), list(sys.path)
+        monkeypatch.setattr(sys, "argv", ["posterity", *words])
+        try:
+            main()
+            code = 0
+        except SystemExit as stop:
+            code = int(stop.code or 0)
+        finally:
+            sys.path[:] = path
+            for name in set(sys.modules) - known:
+                if name.startswith(("fed", "my_")):
+                    del sys.modules[name]
+        told = capsys.readouterr()
+        return code, told.out, told.err
+
+    return called
+
+
+def spoil(old, new):
+    text = Path("fedfoo.py").read_text()
+    assert old in text
+    Path("fedfoo.py").write_text(text.replace(old, new, 1))
+
+
+def test_check_stops_at_a_typo_and_says_where(call):
+    call("new", "method", "fedfoo")
+    spoil("weighted(carry", "wieghted(carry")
+    code, out, _ = call("check", "fedfoo:Fedfoo")
+    assert code == 1
+    assert "fedfoo.py, line 74, in message: `return wieghted(carry.params, here), ()` raised NameError" in out
+    assert "23 not tried: mend 'runs' first" in out
+    assert len(out.splitlines()) < 10
+    code, out, _ = call("check", "fedfoo:Fedfoo", "--json")
+    assert (code, json.loads(out)[0]["law"], json.loads(out)[1]["follows"]) == (1, "runs", "runs")
+
+
+@pytest.mark.parametrize("engine", ["auto", "oracle"])
+def test_run_says_where_too_without_a_traceback(call, engine):
+    call("new", "method", "fedfoo")
+    spoil("weighted(carry", "wieghted(carry")
+    code, _, complaint = call("run", "--method", "fedfoo:Fedfoo", "--engine", engine, *SMALL)
+    assert code == 2
+    assert complaint.startswith(
+        "error: fedfoo.py, line 74, in message: `return wieghted(carry.params, here), ()` raised"
+    )
+    assert len(complaint.splitlines()) == 1
+
+
+def test_a_class_that_is_no_method_is_told_what_it_lacks(call):
+    Path("fedbare.py").write_text("class Bare:\n    def init(self): ...\n")
+    code, _, complaint = call("check", "fedbare:Bare")
+    assert code == 2
+    assert "it has no start, passes, message, combine" in complaint
+
+
+def test_a_network_of_a_package_by_its_name(call):
+    Path("my_nets").mkdir()
+    Path("my_nets/__init__.py").write_text("from my_nets.small import Net\n")
+    Path("my_nets/small.py").write_text(
+        "from torch import nn\n\n\ndef Net():\n    return nn.Sequential(nn.Flatten(), nn.Linear(64, 10))\n\n\n"
+        "def wrong():\n    return nn.Sequential(nn.Flatten(), nn.Linear(65, 10))\n\n\nready = Net()\n"
+        "\n\nclass Seq(nn.Module):\n    def __init__(self):\n        super().__init__()\n"
+        "        self.rnn, self.fc = nn.GRU(8, 4, batch_first=True), nn.Linear(4, 10)\n\n"
+        "    def forward(self, x):\n        return self.fc(self.rnn(x[:, 0])[0][:, -1])\n"
+    )
+    code, out, complaint = call("run", "--method", "fedbn", "--model", "my_nets:Net", *SMALL, "--out", "one")
+    assert code == 0, complaint
+    assert "FedBN is FedAvg here" in out.replace("\n", " ")
+    facts = json.loads(Path("one/run.json").read_text())
+    assert any("FedBN is FedAvg here" in note for note in facts["notes"])
+    assert "FedBN is FedAvg here" in next(Path("one").glob("*.html")).read_text()
+    code, out, complaint = call("run", "--method", "fedavg", "--model", "my_nets.small:Seq", *SMALL, "--out", "two")
+    assert code == 0, complaint
+    assert "one client after another (loop): rnn: GRU" in out.replace("\n", " ")
+    code, _, complaint = call("run", "--model", "my_nets.small:ready", *SMALL, "--out", "three")
+    assert code == 0, complaint
+    assert "the seed does not move them" in json.loads(Path("three/run.json").read_text())["notes"][0]
+    code, _, complaint = call("run", "--model", "my_nets.small:wrong", *SMALL)
+    assert code == 2
+    assert complaint.startswith("error: the network 'wrong' does not run on inputs of shape (1, 8, 8)")
+    assert len(complaint.splitlines()) == 1
