@@ -30,7 +30,7 @@ Line = dict[str, Any]
 
 
 @dataclass(frozen=True, eq=False)
-class Columns(Mapping[str, list[Any]]):
+class ClientColumns(Mapping[str, list[Any]]):
     """Numbers of some clients of a group of `size`."""
 
     size: int
@@ -51,16 +51,16 @@ class Columns(Mapping[str, list[Any]]):
 
 @dataclass(frozen=True, eq=False)
 class StoredColumns(Mapping[str, list[Any]]):
-    """`Columns` in a file, under a name."""
+    """`ClientColumns` in a file, under a name."""
 
     path: Path
     key: str
 
-    def _columns(self) -> Columns:
+    def _columns(self) -> ClientColumns:
         with safe_open(self.path, framework="pt") as file:
             mine = [n for n in file.keys() if n.startswith(f"{self.key}/")]  # noqa: SIM118
             found = {n.removeprefix(f"{self.key}/"): file.get_tensor(n) for n in mine}
-        return Columns(int(found.pop("size")), found.pop("clients"), found)
+        return ClientColumns(int(found.pop("size")), found.pop("clients"), found)
 
     def __getitem__(self, name: str) -> list[Any]:
         return self._columns()[name]
@@ -105,13 +105,13 @@ def key_of(line: Mapping[str, Any]) -> str:
 
 def write_columns(folder: Path, lines: Sequence[Line]) -> list[Line]:
     """The lines as they are written to `metrics.jsonl`; columns go to a file of their own, whole or not at all."""
-    many = [line for line in lines if isinstance(line.get("clients"), Columns)]
+    many = [line for line in lines if isinstance(line.get("clients"), ClientColumns)]
     if not many:
         return list(lines)
     place = f"{FOLDER}/round-{many[0]['round']:06d}.safetensors"
     named: dict[str, Tensor] = {}
     for line in many:
-        each: Columns = line["clients"]
+        each: ClientColumns = line["clients"]
         columns = {**each.columns, "clients": each.clients, "size": torch.tensor(each.size)}
         named |= {f"{key_of(line)}/{n}": t.detach().cpu().contiguous().clone() for n, t in columns.items()}
     path = folder / place
@@ -122,7 +122,7 @@ def write_columns(folder: Path, lines: Sequence[Line]) -> list[Line]:
         file.flush()
         os.fsync(file.fileno())
     os.replace(part, path)
-    return [{**line, "clients": {}, "clients_file": place} if isinstance(line.get("clients"), Columns) else line
+    return [{**line, "clients": {}, "clients_file": place} if isinstance(line.get("clients"), ClientColumns) else line
             for line in lines]  # fmt: skip
 
 
@@ -136,4 +136,4 @@ def stored(line: Mapping[str, Any], folder: Path) -> Line:
     return dict(line)
 
 
-__all__ = ["LISTED", "Columns", "StoredColumns", "StoredLine", "key_of", "stored", "write_columns"]
+__all__ = ["LISTED", "ClientColumns", "StoredColumns", "StoredLine", "key_of", "stored", "write_columns"]
