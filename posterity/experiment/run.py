@@ -155,14 +155,16 @@ def _as_before(config: Config, facts: dict[str, Any]) -> Config:
     """The configuration with what was measured when the run began; sums in other pieces would round otherwise."""
     engine = config.engine if ":" in config.engine else facts["engine"]  # yours is found by its place
     return replace(config, engine=engine, convolution=facts.get("convolution") or "auto",
-                   onednn=facts.get("onednn", "on"), memory=facts.get("memory", config.memory))  # fmt: skip
+                   onednn=facts.get("onednn", "on"), memory=facts.get("memory", config.memory),
+                   evaluate_every=facts.get("evaluate_every", config.every))  # fmt: skip
 
 
 def _like(config: Config, setup: Setup) -> Config:
     """The configuration with what was chosen for another seed."""
     choice = setup.choice
     way, onednn = choice.model.way or "auto", "on" if choice.onednn else "off"
-    return replace(config, engine=choice.engine.name, convolution=way, onednn=onednn)
+    every = setup.schedule.every if setup.schedule else config.every
+    return replace(config, engine=choice.engine.name, convolution=way, onednn=onednn, evaluate_every=every)
 
 
 def _check_same(before: dict[str, Any], setup: Setup, out: Path) -> None:

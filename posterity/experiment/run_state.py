@@ -16,10 +16,12 @@ from posterity.engine.server import RoundLog
 from posterity.engine.simulation import Simulation
 from posterity.engine.store import Mapped, Memory, Store
 from posterity.evaluate import share_of_zeros
+from posterity.evaluate.client_scores import stored, write_columns
 from posterity.experiment import run_folder
 from posterity.experiment.chosen import Chosen
 from posterity.experiment.config import Config
 from posterity.experiment.result import Result
+from posterity.experiment.schedule import Schedule
 from posterity.experiment.scoring import Asked, ask_common, ask_members, ask_newcomers
 from posterity.experiment.setup import Setup, records_like
 from posterity.experiment.verify import Lines, check_state
@@ -34,6 +36,7 @@ class RunState:
         self, config: Config, setup: Setup, out: Path | None, checkpoint: Path | None = None, only_read: bool = False
     ) -> None:
         self.config, self.setup, self.out = config, setup, out
+        self.schedule = setup.schedule or Schedule.of(config, setup.sim)
         self.state: Tree = first_state(self.sim)
         self.able = able(self.sim)
         self.participation = Participation.parse(config.participation)
@@ -67,18 +70,19 @@ class RunState:
 
     def due(self, round: int) -> bool:
         """Whether a round is evaluated."""
-        return round % self.config.every == 0 or round == self.config.rounds
+        return self.schedule.due(round)
 
     def ask_before(self, round: int) -> list[Asked]:
         """What to score before the round is combined: each client right after its local training."""
-        return list(ask_members(self.sim, ("trained",))) if self.due(round) else []
+        return list(ask_members(self.sim, ("trained",), self.schedule.who(round))) if self.due(round) else []
 
     def ask_after(self, round: int) -> list[Asked]:
         """What to score with the new state."""
         if not self.due(round):
             return []
         sim, late = self.sim, (1, self.sim.method.adaptation, self.config.newcomer_epochs)
-        return [*ask_members(sim, ("received", "adapted")), *ask_newcomers(sim, late), *ask_common(sim)]
+        members = ask_members(sim, ("received", "adapted"), self.schedule.who(round))
+        return [*members, *ask_newcomers(sim, late), *ask_common(sim)]
 
     def choose(self, round: int, scores: list[dict[str, Any]], before: bool) -> None:
         """Keep a round that was scored, if a selection rule has chosen it."""
@@ -88,16 +92,19 @@ class RunState:
     def arrive(self, log: RoundLog, scores: list[dict[str, Any]], seconds: float) -> list[dict[str, Any]]:
         """A round is over: its lines, which are forced to disk."""
         line = _round_line(log, seconds)
-        if notes := self.sim.limit.told():
+        notes = [self.schedule.remark] if log.round == 1 and self.schedule.remark else []
+        if notes := notes + self.sim.limit.told():
             line["notes"] = notes
         if self.due(log.round):
             line["zeros"] = share_of_zeros(self.state.params)
         lines = [line, *scores]
-        self.lines += lines
         self.round, self.seconds = log.round, self.seconds + seconds
         if self.writes:
             assert self.out is not None
+            lines = write_columns(self.out, lines)
             self.length = run_folder.append_lines(self.out / run_folder.METRICS, lines)
+            lines = [stored(each, self.out) for each in lines]
+        self.lines += lines
         return lines
 
     def pack(self) -> tuple[dict[str, Tree], dict[str, Any]]:
@@ -144,7 +151,8 @@ class RunState:
             return
         leaves, facts = run_folder.read_saved(checkpoint) if checkpoint else ({}, FRESH)
         if self.sim.processes.leads:
-            self.lines = self.log.recover(facts, checkpoint is not None, cut=self.writes)
+            lines = self.log.recover(facts, checkpoint is not None, cut=self.writes)
+            self.lines = [stored(line, self.out) for line in lines]
         self.round, self.length = facts["round"], facts["length"]
         self.commit, self.seconds = facts["commit"], facts["seconds"]
         if checkpoint is not None:
