@@ -129,13 +129,16 @@ def _named(model: Any) -> tuple[dict[str, str], Any]:
     return ({"model": model}, None) if isinstance(model, str) else ({}, model)
 
 
-def load(folder: str | Path, *, federation: Federation | None = None, model: Any = None) -> Result:
+def load(folder: str | Path, *, federation: Federation | None = None, model: Any = None, trust: bool = False) -> Result:
     """The result of a run's folder; an unfinished run is taken to its end first.
 
     A federation or model of your own that the run was given must be handed in again: a run's folder holds no data.
+    Code that the folder names (`package.module:attribute`) is imported only with `trust`.
     """
     from posterity.experiment.run import resume_run
+    from posterity.experiment.trust import check_trusted
 
+    check_trusted(Path(folder), trust)
     return resume_run(Path(folder), federation=federation, model=model)
 
 

@@ -24,6 +24,7 @@ from posterity.experiment.compare import Task
 from posterity.experiment.config import Config, from_table, read_toml, to_toml
 from posterity.experiment.run import silent
 from posterity.experiment.setup import source_commit
+from posterity.experiment.verify import write_run
 
 # --- runs -------------------------------------------------------------------------------------------------------------
 
@@ -60,8 +61,8 @@ def _results(tasks: Sequence[Task], jobs: int) -> Iterator[tuple[Task, str, floa
 def lengthen(path: Path, rounds: int) -> None:
     """Let a run go on to `rounds`. Only for methods that do not look at the number of rounds to come."""
     config = from_table(read_toml(path / run_folder.CONFIG))
-    run_folder.write_json(path / run_folder.RUN, {**run_folder.read_json(path / run_folder.RUN), "status": "running"})
-    run_folder.write_atomic(path / run_folder.CONFIG, to_toml(replace(config, rounds=rounds)).encode())
+    facts = {**run_folder.read_json(path / run_folder.RUN), "status": "running"}
+    write_run(path, facts, to_toml(replace(config, rounds=rounds)))
 
 
 def _left(task: Task) -> Task | None:

@@ -20,7 +20,7 @@ from posterity.cli.completion import complete_method, complete_model
 from posterity.cli.diverged import leave_it_to_the_end
 from posterity.cli.flags import check_jobs, option, read_config, read_list, read_seeds, with_flags, with_only
 from posterity.cli.mistakes import sentence, told
-from posterity.cli.options import COMMON, MEASURED, METHODS, PAGE, SEEDS, Folder, Jobs, Runs, Together, Version
+from posterity.cli.options import COMMON, MEASURED, METHODS, PAGE, SEEDS, TRUST, Folder, Jobs, Runs, Together, Version
 from posterity.cli.output import SHOWN, Output, Quiet, check_output, take_names, take_output
 from posterity.engine.parent import end_with_parent
 from posterity.experiment.config import Config
@@ -55,9 +55,12 @@ def conclude(folder: Path, output: Output) -> None:
 
 def _report(folder: Path, out: Path | None, output: Output) -> None:
     from posterity.cli.show import show_runs
+    from posterity.experiment.verify import reported
     from posterity.report import write_report
 
-    show_runs(folder, output, write_report(folder, out, output.show))
+    with reported(folder):
+        page = write_report(folder, out, output.show)
+    show_runs(folder, output, page)
 
 
 @app.command(help="Run one method on one federation.", rich_help_panel=WORKING)
@@ -67,7 +70,8 @@ def run(**given: Any) -> None:
     output, theirs = take_output(given)
     config = read_config({**given, "metrics": theirs})
     folder = out or new_folder(f"{Path(config.dataset).stem}-{config.method}-seed{config.seed}")
-    check_out(folder)
+    if os.environ.get("RANK", "0") == "0":  # of several processes the others come when the first has begun to write
+        check_out(folder)
     from posterity.cli.progress import progress
     from posterity.engine.distributed import started_first
     from posterity.experiment.chosen import keeping
@@ -152,13 +156,14 @@ def _compare(
     "file": (Annotated[Path, typer.Argument(help="raw rows: .csv, .parquet (the training's columns) or .npz")], ...),
     "client": option(str | None, None, "whose model, if the file has no column of clients", "--client", metavar="NAME"),
     "show": SHOWN["show"],
+    "trust": TRUST,
     "out": option(Path | None, None, "CSV file to write (default: print it)", "--out", metavar="FILE"),
 })  # fmt: skip
 def predict(**given: Any) -> None:
-    folder, file, client, show, out = (given[n] for n in ("folder", "file", "client", "show", "out"))
+    folder, file, client, show, trust, out = (given[n] for n in ("folder", "file", "client", "show", "trust", "out"))
     from posterity.cli.predict import predict_file, write_predictions
 
-    text, notes = predict_file(folder, file, client, show)
+    text, notes = predict_file(folder, file, client, show, trust)
     typer.echo("\n".join(notes), err=True)
     if out is None:
         typer.echo(text, nl=False)
@@ -168,16 +173,18 @@ def predict(**given: Any) -> None:
 
 
 @app.command(help="Go on with a run (or all runs of a comparison) that was stopped or killed.", rich_help_panel=WORKING)
-@with_only({"folder": (Folder, ...), "jobs": (Jobs, None), "quiet": (Quiet, False), **SHOWN})
+@with_only({"folder": (Folder, ...), "jobs": (Jobs, None), "trust": TRUST, "quiet": (Quiet, False), **SHOWN})
 def resume(**given: Any) -> None:
-    folder, jobs, quiet = (given.pop(n) for n in ("folder", "jobs", "quiet"))
+    folder, jobs, trust, quiet = (given.pop(n) for n in ("folder", "jobs", "trust", "quiet"))
     check_jobs(jobs)
     output = take_names(given)
     from posterity.cli import launch
     from posterity.cli.progress import progress
     from posterity.experiment.compare import resume_all
+    from posterity.experiment.trust import check_trusted
 
     output = check_output(output)
+    check_trusted(folder, trust)
     interrupt.writes_to(folder)
     if (size := launch.processes_before(folder)) > 1:
         raise typer.Exit(launch.start_workers(size))
@@ -242,7 +249,7 @@ def models(
 @app.command(help="Show how a federation is divided: samples and classes of every client.", rich_help_panel=LOOKING)
 @with_flags({}, leave_out=("method", "model", "rounds", "local_epochs", "local_steps", "batch_size", "lr", "optimiser",
                            "participation", "engine", "convolution", "onednn", "device", "dtype", "evaluate_every",
-                           "newcomer_epochs", "metrics", "store", "memory"))  # fmt: skip
+                           "evaluate_clients", "newcomer_epochs", "keep", "metrics", "store", "memory"))  # fmt: skip
 def partition(**given: Any) -> None:
     config = read_config(given)
     from posterity.cli import listing

@@ -23,6 +23,7 @@ Runs = Annotated[Path, typer.Argument(help="folder of a run or a comparison, or 
                                       metavar="FOLDER")]  # fmt: skip
 PAGE = option(Path | None, None, "file to write (default: report.html in the folder)", "--out", panel=PANEL,
               metavar="FILE")  # fmt: skip
+TRUST = option(bool, False, "import the modules of its author's own that the folder names", "--trust")
 METHODS = option(str, "local,fedavg,fedavg+ft,fedper,fedmap,pfedvmp", "methods, comma separated; one may appear twice, "
                  r"with other settings: 'fedprox\[mu=0.1],fedprox\[mu=1,local.lr=0.1]' (default: local, fedavg, "
                  "fedavg+ft, fedper, fedmap, pfedvmp)", "--methods", panel="Training", metavar="NAME,…",

@@ -40,10 +40,10 @@ class FileRows:
 
 
 def predict_file(
-    folder: Path, file: Path, client: str | None = None, show: str = "validated"
+    folder: Path, file: Path, client: str | None = None, show: str = "validated", trust: bool = False
 ) -> tuple[str, list[str]]:  # fmt: skip
     """The predictions for a file as the text of a CSV file, and what to say beside it."""
-    result = _finished(folder)
+    result = _finished(folder, trust)
     asked, told = read_rows(file, result), result.setup.sim.federation
     owners, notes = _owners(file, asked, client, told)
     delivery = result.delivered(show)
@@ -57,7 +57,7 @@ def predict_file(
     return _as_csv(told, owners, outputs), [*asked.notes, *notes]
 
 
-def _finished(folder: Path) -> Result:
+def _finished(folder: Path, trust: bool) -> Result:
     if not (folder / run_folder.CONFIG).exists():
         inside = sorted(str(path.parent) for path in folder.glob(f"**/{run_folder.CONFIG}")) if folder.is_dir() else []
         hint = f"; it holds several, give one of them: {listed(inside)}" if inside else ""
@@ -66,7 +66,7 @@ def _finished(folder: Path) -> Result:
     if status != "finished":
         raise ValueError(f"the run in {folder} is not finished ({status}): 'posterity resume {folder}' takes it to its "
                          "end, then it can predict")  # fmt: skip
-    return posterity.load(folder)
+    return posterity.load(folder, trust=trust)
 
 
 def read_rows(path: Path, result: Result) -> FileRows:

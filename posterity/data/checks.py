@@ -117,7 +117,8 @@ def _repeated(pool: Pool, trained: Tensor, kept: Tensor) -> list[str]:
         return []
     x, y = pool.x.numpy(), pool.y.numpy()
     seen = {hash((x[row].tobytes(), y[row].item())) for row in trained.tolist()}
-    copies = sum(hash((x[row].tobytes(), y[row].item())) in seen for row in kept.tolist())
+    again = [hash((x[row].tobytes(), y[row].item())) for row in kept.tolist()]
+    copies = sum(row in seen for row in again)
     if not copies:
         return []
     return [f"{copies} of {len(kept)} held-out rows equal a training row in all features and the target: their scores "

@@ -46,8 +46,9 @@ class Sheet:
     lines: Sequence[int] | None = None  # None for a file without lines
 
     def place(self, row: int, name: str) -> str:
-        where = f"row {row}" if self.lines is None else f"line {self.lines[row]}"
-        return f"{self.path}, {where}, column {name}"
+        """Where a value stands, in words."""
+        unit, number = ("row", row) if self.lines is None else ("line", self.lines[row])
+        return f"{self.path}, {unit} {number}, column {name}"
 
     def numbers(self, name: str) -> Array:
         """A column as numbers within the range of float32; the first value that is none is named."""

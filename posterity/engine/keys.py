@@ -9,7 +9,7 @@ from torch import Tensor
 from posterity.core import _random_numpy
 from posterity.core.random import fold
 
-CLIENT, COHORT, SERVER = 1, 2, 3  # purposes under the root key
+CLIENT, COHORT, SERVER, EVALUATED = 1, 2, 3, 4  # purposes under the root key
 TRAIN, SCORE, JOIN, START, MESSAGE, PREDICT = 1, 2, 3, 4, 5, 6  # stages of one client's visit
 ORDER = 2**40  # the order of the samples; far above any step number
 

@@ -2,7 +2,11 @@
 
 Rows of clients that were never met do not exist (the file is sparse). The file changes through an undo journal: before
 a row is overwritten for the first time since the last commit, its old bytes are appended to the journal and forced to
-disk. After a kill, `Mapped` puts the old rows back, so what it holds is exactly what the last checkpoint knew.
+disk. After a kill, `Mapped` puts the old rows back, so what it holds is exactly what the last checkpoint knew. The
+journal of the checkpoint before is kept, too: should the last be damaged, two journals lead back to the one before.
+The checkpoint holds a checksum of every row; all are compared when a run is taken up.
+
+Rows are read through a map and written through the file: a disk that is full is an error then, not a signal.
 
 A cohort's rows lie anywhere in the file. The system is told so, or it would read megabytes around each of them, and it
 is told which rows come next, so that it fetches them all at once. Such advice changes times, never bytes.
@@ -12,7 +16,10 @@ from __future__ import annotations
 
 import mmap
 import os
-from collections.abc import Callable
+import warnings
+import weakref
+from base64 import b64decode, b64encode
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
@@ -23,11 +30,22 @@ from torch import Tensor
 
 from posterity.core.tree import Tree, tree_filled, tree_like, tree_map, tree_named, tree_rows
 from posterity.engine.distributed import Processes
+from posterity.engine.journal import (
+    SUM,
+    Bytes,
+    Index,
+    Journal,
+    append_rows,
+    damaged,
+    entries,
+    read_journal,
+    row_sums,
+    start_journal,
+)  # fmt: skip
 
-Index = np.ndarray[tuple[int], np.dtype[np.int64]]
-Bytes = np.ndarray[tuple[int, int], np.dtype[np.uint8]]
 Like = Callable[[], Tree]  # gives a stack of records of the right shape
-COPY = 2**22  # bytes of old rows that are copied to the journal at once
+NOTHING: Mapping[str, Any] = {}
+COPY = 2**22  # bytes of rows that are copied or compared at once
 
 
 class Store(Protocol):
@@ -59,11 +77,18 @@ class Store(Protocol):
         """Make sure that nothing is lost, and return what the checkpoint must hold itself; None if nothing."""
         ...
 
+    def facts(self) -> dict[str, Any]:
+        """What the checkpoint must say about records that lie elsewhere."""
+        ...
+
     def commit(self, number: int) -> None:
         """The checkpoint of that number is on disk."""
         ...
 
-    def recover(self, number: int, known: Tensor | None, restore: Callable[[Tree], Tree], like: Like) -> None:
+    def recover(
+        self, number: int, known: Tensor | None, restore: Callable[[Tree], Tree], like: Like,
+        facts: Mapping[str, Any] = NOTHING,
+    ) -> None:  # fmt: skip
         """Go back to the checkpoint of that number: what it says is known, and `restore` fills a table from it."""
         ...
 
@@ -101,10 +126,16 @@ class Memory:
     def prepare(self) -> Tree:
         return self.rows
 
+    def facts(self) -> dict[str, Any]:
+        return {}
+
     def commit(self, number: int) -> None:
         """The checkpoint holds everything."""
 
-    def recover(self, number: int, known: Tensor | None, restore: Callable[[Tree], Tree], like: Like) -> None:
+    def recover(
+        self, number: int, known: Tensor | None, restore: Callable[[Tree], Tree], like: Like,
+        facts: Mapping[str, Any] = NOTHING,
+    ) -> None:  # fmt: skip
         if known is None:
             return
         self.known = known.cpu()
@@ -128,17 +159,20 @@ class Memory:
 
 
 class Mapped:
-    """Rows of fixed width in `rows.bin`, journal in `undo.bin`; see the module's text for the rule."""
+    """Rows of fixed width in `rows.bin`, journals in `undo.bin` and, of the checkpoint before, `undo.previous.bin`."""
 
-    def __init__(self, folder: Path, clients: int, number: int = 0) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        self.path, self.journal = folder / "rows.bin", folder / "undo.bin"
+    def __init__(self, folder: Path, clients: int, number: int = 0, only_read: bool = False) -> None:
+        if not only_read:
+            folder.mkdir(parents=True, exist_ok=True)
+        self.path, self.journal, self.older = (folder / n for n in ("rows.bin", "undo.bin", "undo.previous.bin"))
         self.known = torch.zeros(clients, dtype=torch.bool)
         self.template: Tree = None
         self.width = 0
         self.saved = np.zeros(clients, bool)  # whose old row is in the journal
+        self.sums = np.zeros((clients, SUM), np.uint8)  # checksums of the rows, as of `prepare`
         self.map: np.memmap[tuple[int, int], np.dtype[np.uint8]] | None = None
-        self.number = number  # of the checkpoint that the journal belongs to
+        self.file: int | None = None  # descriptor of the rows' file
+        self.number, self.only_read = number, only_read  # number of the checkpoint that the journal belongs to
 
     @property
     def ready(self) -> bool:
@@ -156,12 +190,11 @@ class Mapped:
 
     def write(self, clients: Tensor, rows: Tree) -> None:
         self._open(rows)
+        if self.map is not None:
+            index = clients.cpu().numpy()
+            self._remember(index)
+            self._put(index, _packed(tree_like(rows, self.template)))  # in the order of names that the file has
         self.known[clients.cpu()] = True
-        if self.map is None:
-            return
-        index = clients.cpu().numpy()
-        self._remember(index)
-        self.map[index] = _packed(tree_like(rows, self.template))  # in the order of names that the file has
 
     def prefetch(self, clients: Tensor) -> None:
         """Ask the system for the rows of `clients`, which will be read; it fetches them while others work."""
@@ -172,43 +205,78 @@ class Mapped:
 
     def prepare(self) -> Tree:
         """Force all rows to disk, before the checkpoint that will own them is written."""
-        if self.map is not None:
-            self.map.flush()
+        if self.file is not None and not self.only_read:
+            os.fsync(self.file)
+            for some, rows in self._pieces(np.flatnonzero(self.saved)):
+                self.sums[some] = row_sums(rows)
         return None
 
-    def commit(self, number: int) -> None:
-        """Start a new journal for the checkpoint of that number, which is on disk now."""
-        self.number, self.saved = number, np.zeros(len(self.known), bool)
-        fresh = self.journal.with_suffix(".tmp")
-        fresh.write_bytes(np.array([number, self.width], np.int64).tobytes())
-        os.replace(fresh, self.journal)
+    def facts(self) -> dict[str, Any]:
+        return {"rows": {"width": self.width, "sums": b64encode(self.sums.tobytes()).decode()}}
 
-    def recover(self, number: int, known: Tensor | None, restore: Callable[[Tree], Tree], like: Like) -> None:
+    def commit(self, number: int) -> None:
+        """Start a new journal for the checkpoint of that number, which is on disk now; the old one is kept."""
+        self.number, self.saved = number, np.zeros(len(self.known), bool)
+        with suppress(FileNotFoundError):
+            os.replace(self.journal, self.older)
+        start_journal(self.journal, number, self.width)
+
+    def recover(
+        self, number: int, known: Tensor | None, restore: Callable[[Tree], Tree], like: Like,
+        facts: Mapping[str, Any] = NOTHING,
+    ) -> None:  # fmt: skip
         self.number = number
-        self.undo()
-        if known is not None:
-            self.known = known.cpu()
+        told = facts.get("rows")
+        if not self.only_read:
+            self.undo(verified=told is not None)
+        if known is None:
+            return
+        self.known = known.cpu()
+        if not bool(known.any()):
+            return
+        record = like()
+        if sum(leaf[0].numel() for _, leaf in tree_named(record)) and not self.path.exists():
+            raise ValueError(f"{self.path} is missing, but the checkpoint knows the records of {int(known.sum())} "
+                             "clients that it held: put the folder 'personal' of the same run back, or begin again in "
+                             "another folder")  # fmt: skip
+        self._open(record)
+        self._verify(told)
 
     def gather(self, processes: Processes, like: Like) -> None:
         """Records on disk belong to one process."""
 
-    def undo(self) -> int:
-        """Undo what was written after the last checkpoint; returns how many rows were put back."""
-        if not self.journal.exists() or not self.path.exists():
-            return 0
-        raw = self.journal.read_bytes()
-        number, width = np.frombuffer(raw[:16], np.int64)
-        if number != self.number or not width:
+    def undo(self, verified: bool = True) -> int:
+        """Undo what was written after the checkpoint `number`; returns how many rows were put back.
+
+        A journal newer than the checkpoint leads back to it only if that of the checkpoint itself is there, and only if
+        the rows are `verified` afterwards.
+        """
+        found = {j.number: j for j in (self._older(), read_journal(self.journal)) if j is not None and j.width}
+        back = sorted((n for n in found if n >= self.number), reverse=True)
+        if back and (back != [*range(back[0], self.number - 1, -1)] or (len(back) > 1 and not verified)):
+            raise ValueError(f"{self.journal.parent} is newer than the checkpoint beside it (checkpoint {back[0]} "
+                             f"against {self.number}): the folder was copied while the run wrote, or files of two "
+                             "copies were mixed. Put all files of one copy back, or begin again in another folder"
+                             )  # fmt: skip
+        if not back or not self.path.exists():
             return 0  # the journal of an older checkpoint: the newer one already owns these rows
-        entry = 8 + int(width)
-        complete = (len(raw) - 16) // entry  # a half-written last entry belongs to a row that was not touched yet
-        rows = np.memmap(self.path, np.uint8, "r+", shape=(len(self.known), int(width)))
-        for i in range(complete):
-            piece = raw[16 + i * entry : 16 + (i + 1) * entry]
-            rows[int(np.frombuffer(piece[:8], np.int64)[0])] = np.frombuffer(piece[8:], np.uint8)
-        rows.flush()
-        os.truncate(self.journal, 16)  # the rows are back: what follows starts a clean list
-        return complete
+        count = sum(self._put_back(found[number]) for number in back)
+        start_journal(self.journal, self.number, found[back[0]].width)  # what follows starts a clean list
+        if len(back) > 1:
+            self.older.unlink()
+        return count
+
+    def _put_back(self, journal: Journal) -> int:
+        """The rows of a journal, back in the file; how many."""
+        if self.path.stat().st_size != len(self.known) * journal.width:
+            raise damaged(self.path)
+        count = 0
+        with self.path.open("r+b", buffering=0) as file:
+            for client, row in entries(journal, len(self.known)):
+                _write(file.fileno(), client * journal.width, row)
+                count += 1
+            os.fsync(file.fileno())
+        return count
 
     def _open(self, like: Tree) -> None:
         """Map the file as soon as a row has been seen and its width is known."""
@@ -227,23 +295,92 @@ class Mapped:
                 f"{self.path} holds {self.path.stat().st_size} bytes, but {len(self.known)} clients x {self.width} "
                 "bytes are expected: it belongs to another method, model or federation; use another --out folder"
             )
-        self.map = np.memmap(self.path, np.uint8, "r+", shape=(len(self.known), self.width))
+        self.file = os.open(self.path, (os.O_RDONLY if self.only_read else os.O_RDWR) | getattr(os, "O_BINARY", 0))
+        weakref.finalize(self, os.close, self.file)
+        self.map = np.memmap(self.path, np.uint8, "r", shape=(len(self.known), self.width))
         _advise(self.map, "MADV_RANDOM", [(0, size)])
-        if not self.journal.exists() or np.fromfile(self.journal, np.int64, 2).tolist() != [self.number, self.width]:
+        if self.only_read:
+            return
+        found = read_journal(self.journal)
+        if found is None or found.number < self.number:
             self.commit(self.number)
+        elif (found.number, found.width, found.sums) != (self.number, self.width, SUM):
+            start_journal(self.journal, self.number, self.width)
+
+    def _verify(self, told: Mapping[str, Any] | None) -> None:
+        """Compare every row with its checksum; of a folder from before checksums they are computed."""
+        if self.map is None:
+            return
+        known, wrong = np.flatnonzero(self.known.numpy()), []
+        if told is not None:
+            self.sums = self._sums_of(told)
+        for some, rows in self._pieces(known):
+            found = row_sums(rows)
+            if told is None:
+                self.sums[some] = found
+            wrong += some[(self.sums[some] != found).any(1)].tolist()
+        for some, rows in self._pieces(np.setdiff1d(self._written(), known)):
+            wrong += some[rows.any(1)].tolist()  # nobody has met them
+        if wrong:
+            raise ValueError(f"{self.path}: the records of {len(wrong)} clients (the first: client {wrong[0]}) are not "
+                             "those that the checkpoint knows (a damaged disk, a torn copy, or files of two copies): "
+                             "put a whole copy of the run's folder back, or begin again in another folder")  # fmt: skip
+        self._older()  # what is not needed today should be whole, too
+        if (journal := read_journal(self.journal)) is not None:
+            _check(journal, len(self.known))
+
+    def _sums_of(self, told: Any) -> Bytes:
+        """The checksums that a checkpoint holds."""
+        try:
+            return np.frombuffer(b64decode(told["sums"]), np.uint8).reshape(len(self.known), SUM).copy()
+        except (LookupError, TypeError, ValueError):
+            raise damaged(self.path) from None
+
+    def _older(self) -> Journal | None:
+        """The journal of the checkpoint before, if it is there and whole."""
+        try:
+            journal = read_journal(self.older)
+            if journal is not None:
+                _check(journal, len(self.known))
+        except ValueError:
+            warnings.warn(f"{self.older} is damaged; it is needed only if the last checkpoint is, too", stacklevel=2)
+            return None
+        return journal
+
+    def _written(self) -> Index:
+        """Clients whose rows take space on the disk."""
+        assert self.file is not None
+        size, place, found = len(self.known) * self.width, 0, [np.zeros(0, np.int64)]
+        while place < size and hasattr(os, "SEEK_DATA"):
+            try:
+                place = os.lseek(self.file, place, os.SEEK_DATA)
+                end = min(size, os.lseek(self.file, place, os.SEEK_HOLE))
+            except OSError:  # nothing but a hole follows
+                break
+            found.append(np.arange(place // self.width, -(-end // self.width)))
+            place = end
+        return np.unique(np.concatenate(found))
+
+    def _pieces(self, index: Index) -> Iterator[tuple[Index, Bytes]]:
+        """Rows of some clients, a few megabytes at a time."""
+        assert self.map is not None
+        most = max(1, COPY // self.width)
+        for some in (index[i : i + most] for i in range(0, len(index), most)):
+            yield some, np.asarray(self.map[some])
 
     def _remember(self, index: Index) -> None:
-        assert self.map is not None
-        new, most = index[~self.saved[index]], max(1, COPY // self.width)
-        if not len(new):
-            return
-        with self.journal.open("ab") as file:
-            for some in (new[i : i + most] for i in range(0, len(new), most)):
-                names = some.reshape(-1, 1).view(np.uint8)  # (some, 8)
-                file.write(np.concatenate((names, self.map[some]), 1).tobytes())
-            file.flush()
-            os.fsync(file.fileno())
-        self.saved[new] = True
+        new = index[~self.saved[index]]
+        if len(new):
+            append_rows(self.journal, new, (rows for _, rows in self._pieces(new)))
+            self.saved[new] = True
+
+    def _put(self, index: Index, rows: Bytes) -> None:
+        """Write rows to their places, those of neighbours at once."""
+        assert self.file is not None
+        order = np.argsort(index, kind="stable")
+        begins = np.flatnonzero(np.append(True, np.diff(index[order]) != 1))
+        for some in np.split(order, begins[1:]):
+            _write(self.file, int(index[some[0]]) * self.width, rows[some])
 
     def _unpacked(self, rows: Bytes) -> Tree:
         named, place = {}, 0
@@ -253,6 +390,20 @@ class Mapped:
             named[name] = flat.view(leaf.dtype).reshape(len(rows), *leaf.shape[1:]).to(leaf.device)
             place += size
         return tree_filled(self.template, named)
+
+
+def _check(journal: Journal, clients: int) -> None:
+    """Read all entries of a journal, for their mistakes."""
+    for _ in entries(journal, clients):
+        pass
+
+
+def _write(file: int, place: int, rows: Bytes) -> None:
+    """All bytes of `rows` at a place of a file, or an error."""
+    left = memoryview(rows.tobytes())
+    os.lseek(file, place, os.SEEK_SET)
+    while left:
+        left = left[os.write(file, left) :]
 
 
 def spans(rows: Index, width: int) -> list[tuple[int, int]]:

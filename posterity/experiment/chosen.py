@@ -13,6 +13,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from posterity.core.hyperparameters import nearest
 from posterity.core.parse import split_list
 from posterity.core.tree import Tree
@@ -109,7 +111,7 @@ class Chosen:
         device = self.sim.root.device
         if isinstance(store, Mapped) and self.folder is not None:  # they may be larger than memory
             self.pieces[round] = each = kept_round.save_records(self.folder, round, store)
-            like = store.read(self.sim.root.new_zeros(1)) if bool(store.known.any()) else ()
+            like = store.read(torch.nonzero(store.known)[:1, 0]) if bool(store.known.any()) else ()
             records = kept_round.read_records(self.folder, round, store.known.clone(), each, like, device)
         else:
             records = kept_round.copied(store, device)

@@ -65,7 +65,12 @@ class Config:
         "ieee", "of layers: exact, tf32 (GPU, faster) or bf16 (fastest)", "", ("ieee", "tf32", "bf16")
     )
     dtype: str = hyper("float32", "precision of the clients", "", ("float32", "float64"))
-    evaluate_every: int | None = hyper(None, "rounds between evaluations (default: a twentieth of the rounds)")
+    evaluate_every: int | None = hyper(
+        None, "rounds between evaluations (default: such that they cost at most a fifth of the run, 20 at most)"
+    )
+    evaluate_clients: str | None = hyper(
+        None, "members that are evaluated: all, or a number (default: up to 2,000 drawn by the seed, at the end all)"
+    )
     newcomer_epochs: int = hyper(5, "epochs after which newcomers are scored, besides 0 and 1")
     keep: str = field(  # two runs that differ in it are the same run
         default="validated", compare=False,
@@ -85,12 +90,15 @@ class Config:
         if self.lr is not None and not math.isfinite(self.lr):
             raise ValueError(f"lr must be a finite number; {self.lr} was given")
         _check_texts(self)
+        few = self.evaluate_clients
+        if few is not None and few != "all" and not (few.isdecimal() and int(few)):
+            raise ValueError(f"evaluate_clients must be 'all' or a number of clients; {few!r} was given")
         if self.local_epochs is not None and self.local_steps is not None:
             raise ValueError("give --local-epochs or --local-steps, not both")
 
     @property
     def every(self) -> int:
-        """Rounds between evaluations."""
+        """Rounds between evaluations, if they cost little (`schedule.py`)."""
         return self.evaluate_every or max(1, self.rounds // 20)
 
     def training(self) -> dict[str, Any]:

@@ -49,6 +49,8 @@ def _why_exploded(scores: Sequence[Mapping[str, Any]], federation: Federation) -
     shown = [x["metrics"] for x in scores if x["part"] == "test" and chosen in (None, x["round"])]
     metrics = shown[-1] if shown else {}
     if federation.task == "regression":
+        if federation.absent:  # how far targets spread is not known
+            return ""
         error, spread = _pooled(metrics, "mse"), float(federation.y.double().var())
         return "" if error <= FAR_OFF * max(spread, 1e-30) or math.isnan(error) else _told(chosen, "MSE", error)
     nll, limit = _pooled(metrics, "nll"), ABSURD * math.log(federation.classes)

@@ -8,6 +8,7 @@ that say a format which has one are not.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -31,7 +32,12 @@ class DamagedFile(ValueError):
 
 def open_own(path: Path, mode: str) -> IO[bytes]:
     """Open a file that is no symbolic link, so that nothing outside the run's folder is read or written."""
-    return open(path, mode, opener=lambda name, flags: os.open(name, flags | getattr(os, "O_NOFOLLOW", 0), 0o666))
+    try:
+        return open(path, mode, opener=lambda name, flags: os.open(name, flags | getattr(os, "O_NOFOLLOW", 0), 0o666))
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            check_own(path.parent, [path.name])
+        raise
 
 
 def check_own(folder: Path, names: Iterator[str] | list[str]) -> None:
@@ -93,7 +99,7 @@ def open_json(path: Path) -> dict[str, Any]:
     data = read_own(path)
     found = [*SEAL.finditer(data)]
     if found and not _agrees(data, found[-1]):
-        raise _damaged(path)
+        raise damaged(path)
     try:
         value = json.loads(data)
     except (ValueError, RecursionError) as error:
@@ -109,7 +115,7 @@ def check_format(path: Path, value: dict[str, Any], has_checksum: bool, told: An
         raise ValueError(f"{path} has format {told!r}; this version of posterity reads {' and '.join(READABLE)}: read "
                          "it with the posterity that wrote it (run.json says which)")  # fmt: skip
     if has_checksum != (told == FORMAT):
-        raise _damaged(path)
+        raise damaged(path)
     return {name: each for name, each in value.items() if name not in ("format", "checksum")}
 
 
@@ -126,12 +132,12 @@ def check_tensors(path: Path) -> dict[str, str]:
         head += file.read(length)
         found = SEAL.search(head)
         if found and _sum(file, before=_blanked(head, found)) != found[1].decode():
-            raise _damaged(path)
+            raise damaged(path)
     try:
         meta = json.loads(head[8:])["__metadata__"]
         return {str(name): str(each) for name, each in check_format(path, meta, bool(found), meta["format"]).items()}
     except (LookupError, TypeError, AttributeError, RecursionError, json.JSONDecodeError, UnicodeDecodeError):
-        raise _damaged(path) from None
+        raise damaged(path) from None
 
 
 def _agrees(data: bytes, found: re.Match[bytes]) -> bool:
@@ -145,10 +151,21 @@ def _blanked(data: bytes, found: re.Match[bytes]) -> bytes:
 ADVICE = "put a whole copy of it back, or begin again in another folder"
 
 
-def _damaged(path: Path) -> DamagedFile:
+def damaged(path: Path) -> DamagedFile:
     return DamagedFile(f"{path} is not as it was written: its checksum does not agree (a damaged disk, a torn copy, or "
                        f"an edit); {ADVICE}")  # fmt: skip
 
 
-__all__ = ["DamagedFile", "check_own", "check_tensors", "checksum", "checksum_of", "open_json", "open_own", "read_own",
-           "seal_json", "sealed"]  # fmt: skip
+__all__ = [
+    "DamagedFile",
+    "check_own",
+    "check_tensors",
+    "checksum",
+    "checksum_of",
+    "damaged",
+    "open_json",
+    "open_own",
+    "read_own",
+    "seal_json",
+    "sealed",
+]  # fmt: skip

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from posterity.core.tree import Tree, tree_bytes, tree_map, tree_rows
+from posterity.core.tree import Tree, tree_bytes, tree_cat, tree_map, tree_rows
 from posterity.engine.store import Store
 from posterity.experiment import run_folder
 
@@ -118,8 +118,11 @@ def read_records(folder: Path, round: int, known: Tensor, each: int, like: Tree,
     def fetch(places: Tensor) -> Tree:
         if not tree_bytes(like):
             return like
-        found = [tree_rows(piece(int(place) // each), int(place) % each) for place in places]
-        return tree_map(lambda *leaves: torch.stack(leaves), found[0], *found[1:])
+        numbers = places // each
+        order = torch.argsort(numbers, stable=True)  # piece by piece
+        present = sorted(set(numbers.tolist()))
+        found = tree_cat([tree_rows(piece(number), places[numbers == number] % each) for number in present])
+        return tree_rows(found, torch.argsort(order))
 
     return Records(known, fetch, device)
 

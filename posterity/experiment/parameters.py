@@ -49,6 +49,7 @@ class SharedSettings(TypedDict, total=False):
     precision: str
     dtype: str
     evaluate_every: int | None
+    evaluate_clients: str | None
     newcomer_epochs: int
     keep: str
     metrics: str | None

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-RUN_FILES = {"config.toml", "run.json", "metrics.jsonl"}
-PLAN = "comparison.json"
-BEGUN = {"lock", *RUN_FILES}  # what a kill before the first round may leave of a run, besides parts of files
+RUN_MARKS = ("config.toml", "lock")  # a run; and what it takes first, should a kill come before the configuration
+COMPARISON_MARKS = ("comparison.json", "comparison.json.part")
 
 
 def check_out(out: Path, comparison: bool = False) -> None:
@@ -21,11 +20,10 @@ def check_out(out: Path, comparison: bool = False) -> None:
         return
     if not out.is_dir():
         raise ValueError(f"{out} is a file, and a folder is needed to write to: give another one")
-    found = sorted(path.name for path in out.iterdir() if not path.name.startswith("."))
-    if (out / PLAN).exists() if comparison else (out / "config.toml").exists():
+    if any((out / mark).exists() for mark in (COMPARISON_MARKS if comparison else RUN_MARKS)):
         return  # whoever begins or goes on there says what is wrong with it, if anything
-    others = [name for name in found if name not in BEGUN and not name.endswith(".part")]
-    if comparison and others and any(out.glob("*/seed-*/config.toml")):
+    others = sorted(path.name for path in out.iterdir() if not path.name.startswith("."))
+    if comparison and any(out.glob("*/seed-*/config.toml")):
         return  # runs of a comparison whose plan is gone: each is looked at by itself
     if others:
         more = f" and {len(others) - 3} more" if len(others) > 3 else ""

@@ -31,6 +31,7 @@ from posterity.experiment.divergence import why_diverged
 from posterity.experiment.kept_round import PIECE, Kept, read_kept
 from posterity.experiment.plot import Plot, plot
 from posterity.experiment.setup import Setup, describe, records_like
+from posterity.experiment.verify import Lines, write_run
 
 
 @dataclass(frozen=True)
@@ -153,6 +154,15 @@ class Result:
 
     def delivered(self, show: str = "validated") -> Delivery:
         """The models that `predict_proba` uses under a selection rule: their round, and a note if it is another one."""
+        if show not in self._deliveries:  # models are read once
+            self._deliveries[show] = self._deliver(show)
+        return self._deliveries[show]
+
+    @cached_property
+    def _deliveries(self) -> dict[str, Delivery]:
+        return {}
+
+    def _deliver(self, show: str) -> Delivery:
         chosen, point = self._settled(show), self.method.scored
         about: dict[str, Any] = {"setup": self.setup, "folder": self.folder}
         if (kept := self._kept(chosen)) is not None:
@@ -244,16 +254,17 @@ class Result:
             if not delivery.note and delivery.kept is not self._end:  # the end is in the checkpoint
                 delivery.kept.save(out)
         trees = {"state": self.state, "known": {"clients": self.store.known}}
-        personal = self._save_records(out)
+        personal, records = self._save_records(out)
         if personal is not None:
             trees["personal"] = personal
         seconds = sum(line.get("seconds", 0.0) for line in self.lines if line["kind"] == "round")
-        run_folder.save_checkpoint(out, trees, {"round": self.round, "length": length, "commit": 1, "seconds": seconds})
-        facts = self._facts()
+        lines = {"length": length, "lines": Lines(out / run_folder.METRICS).checksum(length)}
+        told = {"round": self.round, "commit": 1, "seconds": seconds, **lines, **records}
+        run_folder.save_checkpoint(out, trees, told)
         without_data.save_inputs(out, self.setup.sim.federation)
         done = {"status": "finished", "seconds": seconds, "models": self.save_models(out)}
-        run_folder.write_json(out / run_folder.RUN, {**facts, **done})
-        run_folder.write_atomic(out / run_folder.CONFIG, to_toml(self.config).encode())
+        sums = {"checksums": {run_folder.METRICS: lines["lines"]}}
+        write_run(out, {**self._facts(), **done, **sums}, to_toml(self.config))
         return out
 
     def _facts(self) -> dict[str, Any]:
@@ -265,10 +276,10 @@ class Result:
         facts["federation"] |= without_data.data_facts(self.config, told)
         return facts
 
-    def _save_records(self, out: Path) -> Tree:
-        """What a checkpoint must hold of the records; those on disk are copied beside it, some at a time."""
+    def _save_records(self, out: Path) -> tuple[Tree, dict[str, Any]]:
+        """What a checkpoint must hold and say of the records; those on disk are copied beside it, some at a time."""
         if not isinstance(self.store, Mapped):
-            return self.store.prepare()
+            return self.store.prepare(), self.store.facts()
         copy, who = Mapped(out / "personal", len(self.store.known)), torch.nonzero(self.store.known)[:, 0]
         if len(who) and not self.store.ready:
             self.store.expect_like(records_like(self.setup, self.state))
@@ -276,5 +287,6 @@ class Result:
         for some in torch.split(who, each) if len(who) else ():
             copy.write(some, self.store.read(some))
         copy.prepare()
+        facts = copy.facts()
         copy.commit(1)
-        return None
+        return None, facts

@@ -83,7 +83,8 @@ class Results:
         return plot(self.runs, metric, part)
 
     def __repr__(self) -> str:
-        return f"{self.table('markdown')}\n{self.finding}"
+        few = [c.key for c in columns(self.rows) if not c.wide_only]
+        return f"{self.table('markdown', few)}\n{self.finding}"
 
     def _repr_html_(self) -> str:
         return html_table(self.rows, columns(self.rows), self.finding)

@@ -17,7 +17,7 @@ from posterity.engine.distributed import started_first
 from posterity.engine.multi_seed import MultiSeed
 from posterity.engine.participation import Participation
 from posterity.engine.round import answer, train_rounds
-from posterity.experiment import run_folder, without_data
+from posterity.experiment import run_folder, verify, without_data
 from posterity.experiment.config import Config, from_table, read_toml, to_toml
 from posterity.experiment.divergence import tell
 from posterity.experiment.fingerprint import check_unchanged
@@ -49,10 +49,12 @@ def start_run(
         return _go([config], [setup], [None], watch)[0]
     if (out / run_folder.CONFIG).exists():
         raise ValueError(f"{out} already holds a run: go on with 'posterity resume {out}', or give another --out")
-    out.mkdir(parents=True, exist_ok=True)
-    with run_folder.locked(out):
-        _begin(config, setup, out)
-        return _go([config], [setup], [out], watch)[0]
+    with verify.disk_told(out):
+        out.mkdir(parents=True, exist_ok=True)
+        verify.check_files(out)
+        with run_folder.locked(out):
+            _begin(config, setup, out)
+            return _go([config], [setup], [out], watch)[0]
 
 
 def resume_run(
@@ -61,21 +63,30 @@ def resume_run(
     """Go on with a run where its last checkpoint was written; a finished run is only read."""
     if not (out / run_folder.CONFIG).exists():
         raise ValueError(f"{out} holds no run (there is no {run_folder.CONFIG} in it)")
-    config = from_table(read_toml(out / run_folder.CONFIG))
-    with run_folder.locked(out) if started_first() else nullcontext():
-        facts = run_folder.read_json(out / run_folder.RUN)
-        if facts.get("together") and facts.get("status") != "finished":
+    only_read = _ended(out)
+    with verify.disk_told(out), run_folder.locked(out) if started_first() and not only_read else nullcontext():
+        facts = verify.read_facts(out)
+        config = from_table(read_toml(out / run_folder.CONFIG))
+        if facts.get("together") and not only_read:
             seeds = ", ".join(map(str, facts["together"]))
             raise ValueError(f"{out} runs at once with the seeds {seeds}: go on with all of them "
                              f"(posterity resume {out.parent.parent})")  # fmt: skip
+        if not only_read:
+            verify.remark_versions(facts, out)
         if federation is None:
-            alone = without_data.stands_alone(out, facts, config.rounds)
+            alone = only_read and without_data.stands_alone(out, facts)
             federation = without_data.absent_federation(out, facts) if alone else None
             federation = federation or without_data.find_federation(config, out, facts)
         setup = set_up(_as_before(config, facts), federation, model, threads=facts["threads"])
         check_unchanged(facts, config, out)
         _check_same(facts.get("federation", {}), setup, out)
-        return _go([config], [setup], [out], watch)[0]
+        return _go([config], [setup], [out], watch, only_read)[0]
+
+
+def _ended(out: Path) -> bool:
+    """Whether a run is finished and its last checkpoint whole: then nothing is written to its folder."""
+    finished = verify.read_facts(out).get("status") == "finished"
+    return finished and run_folder.last_common([out]) == [out / run_folder.CHECKPOINT]
 
 
 def run_seeds(
@@ -89,7 +100,9 @@ def run_seeds(
     if len({out.parent for out in outs or ()}) > 1:
         raise ValueError("the folders of seeds that run at once must stand side by side in one folder")
     begun = [out for out in outs or () if (out / run_folder.CONFIG).exists()]
-    facts = run_folder.read_json(begun[0] / run_folder.RUN) if begun else None
+    for out in outs or ():
+        verify.check_files(out)
+    facts = verify.read_facts(begun[0]) if begun else None
     setups: list[Setup] = []
     for config in configs:  # trials choose for the first, and so for all
         fixed = _as_before(config, facts) if facts else _like(config, setups[0]) if setups else config
@@ -97,23 +110,33 @@ def run_seeds(
     if outs is None:
         return _go(configs, setups, [None] * len(configs), watch)
     with ExitStack() as stack:
+        stack.enter_context(verify.disk_told(outs[0].parent))
         for out, config, setup in zip(outs, configs, setups, strict=True):
             out.mkdir(parents=True, exist_ok=True)
             stack.enter_context(run_folder.locked(out))
             if out in begun:
-                check_unchanged(run_folder.read_json(out / run_folder.RUN), config, out)
-                _check_same(run_folder.read_json(out / run_folder.RUN).get("federation", {}), setup, out)
+                check_unchanged(told := verify.read_facts(out), config, out)
+                _check_same(told.get("federation", {}), setup, out)
             else:
                 _begin(config, setup, out, [c.seed for c in configs])
         run_folder.keep_pledge(outs)
         return _go(configs, setups, outs, watch)
 
 
-def _go(configs: Sequence[Config], setups: Sequence[Setup], outs: Sequence[Path | None], watch: Watch) -> list[Result]:
+def _go(
+    configs: Sequence[Config],
+    setups: Sequence[Setup],
+    outs: Sequence[Path | None],
+    watch: Watch,
+    only_read: bool = False,
+) -> list[Result]:
     """Runs from where they are to their end, with the settings of the process that they need."""
+    folders = [out for out in outs if out is not None]
+    last = run_folder.last_common(folders) if folders else [None] * len(outs)
     with setups[0].settings.applied():
-        results = Runner([RunState(*each) for each in zip(configs, setups, outs, strict=True)], watch).go()
-    for result in results:
+        each = zip(configs, setups, outs, last, strict=True)
+        results = Runner([RunState(*one, only_read) for one in each], watch).go()
+    for result in results if not only_read else ():
         tell(result.diverged, result.folder if setups[0].sim.processes.leads else None)
     return results
 
@@ -124,24 +147,24 @@ def _begin(config: Config, setup: Setup, out: Path, together: Sequence[int] = ()
     facts["federation"] |= without_data.data_facts(config, setup.sim.federation)
     without_data.save_inputs(out, setup.sim.federation)
     (out / run_folder.METRICS).write_bytes(b"")
-    run_folder.write_json(
-        out / run_folder.RUN, {**facts, **({"together": list(together)} if len(together) > 1 else {})}
-    )
-    run_folder.write_atomic(out / run_folder.CONFIG, to_toml(config).encode())  # last: now the folder is a run
+    facts |= {"together": list(together)} if len(together) > 1 else {}
+    verify.write_run(out, facts, to_toml(config))
 
 
 def _as_before(config: Config, facts: dict[str, Any]) -> Config:
     """The configuration with what was measured when the run began; sums in other pieces would round otherwise."""
     engine = config.engine if ":" in config.engine else facts["engine"]  # yours is found by its place
     return replace(config, engine=engine, convolution=facts.get("convolution") or "auto",
-                   onednn=facts.get("onednn", "on"), memory=facts.get("memory", config.memory))  # fmt: skip
+                   onednn=facts.get("onednn", "on"), memory=facts.get("memory", config.memory),
+                   evaluate_every=facts.get("evaluate_every", config.every))  # fmt: skip
 
 
 def _like(config: Config, setup: Setup) -> Config:
     """The configuration with what was chosen for another seed."""
     choice = setup.choice
     way, onednn = choice.model.way or "auto", "on" if choice.onednn else "off"
-    return replace(config, engine=choice.engine.name, convolution=way, onednn=onednn)
+    every = setup.schedule.every if setup.schedule else config.every
+    return replace(config, engine=choice.engine.name, convolution=way, onednn=onednn, evaluate_every=every)
 
 
 def _check_same(before: dict[str, Any], setup: Setup, out: Path) -> None:
@@ -193,6 +216,7 @@ class Runner:
 
     def go(self) -> list[Result]:
         rounds, begun = self.run_states[0].config.rounds, time.perf_counter()
+        without_data.check_end(self.run_states[0].sim.federation, self.round, rounds)
         while self.round < rounds:
             lines = self._step(self.round + 1, rounds)
             self._keep(time.perf_counter() - begun, self.round == rounds)

@@ -93,8 +93,13 @@ def append_lines(path: Path, lines: list[dict[str, Any]]) -> int:
         return file.tell()
 
 
-def read_lines(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text().splitlines() if line.strip()]
+def read_lines(path: Path, length: int | None = None) -> list[dict[str, Any]]:
+    """The lines of a file, or of its first bytes."""
+    data = integrity.read_own(path) if path.exists() or length is None else b""
+    try:
+        return [json.loads(line) for line in data[:length].decode().splitlines() if line.strip()]
+    except (ValueError, RecursionError) as error:
+        raise DamagedFile(f"{path} holds a line that is no JSON ({error}); {integrity.ADVICE}") from None
 
 
 def save_checkpoint(folder: Path, trees: Mapping[str, Tree], facts: Mapping[str, Any], name: str = CHECKPOINT) -> None:
@@ -129,8 +134,11 @@ def keep_pledge(folders: Sequence[Path]) -> None:
     pledged = read_json(path) if path.exists() else {}
     commit = pledged["commit"] if pledged.get("runs") == [folder.name for folder in folders] else 0
     for folder in folders:
-        found = _read(folder / NEXT) if (folder / NEXT).exists() else None
-        if found is not None and found[1]["commit"] == commit:
+        try:
+            found = _facts(folder / NEXT) if (folder / NEXT).exists() else None
+        except DamagedFile:  # then the checkpoint before counts, for all of them
+            found = None
+        if found is not None and found["commit"] == commit:
             _promote(folder)
         else:
             (folder / NEXT).unlink(missing_ok=True)
@@ -149,8 +157,8 @@ def whole_checkpoints(folder: Path) -> dict[int, Path]:
             found[int(_facts(path)["commit"])] = path
         except FileNotFoundError:
             continue
-        except DamagedFile as damage:
-            damages.append(damage)
+        except DamagedFile as error:
+            damages.append(error)
     if damages and not found:
         raise damages[0]
     for damage in damages:
@@ -161,18 +169,26 @@ def whole_checkpoints(folder: Path) -> dict[int, Path]:
     return found
 
 
-def read_checkpoint(folder: Path, commit: int | None = None) -> tuple[dict[str, torch.Tensor], dict[str, Any]] | None:
-    """Leaves by name and facts of the last checkpoint that is whole, or of that number; None if there is none yet."""
-    found = whole_checkpoints(folder)
-    return _read(found[max(found) if commit is None else commit]) if found else None
+def last_common(folders: Sequence[Path]) -> list[Path | None]:
+    """The checkpoint of each of the runs that go together: the last that is whole in all; None: none yet."""
+    found = [whole_checkpoints(folder) for folder in folders]
+    if not any(found):
+        return [None] * len(found)
+    common = set.intersection(*(set(each) for each in found))
+    if not common:
+        told = ", ".join(f"{folder.name}: {max(each, default=0)}" for folder, each in zip(folders, found, strict=True))
+        raise DamagedFile(f"the runs in {folders[0].parent} have no checkpoint in common ({told}): they are files of "
+                          f"several copies; {integrity.ADVICE}")  # fmt: skip
+    return [each[max(common)] for each in found]
+
+
+def read_checkpoint(folder: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]] | None:
+    """Leaves by name and facts of the last checkpoint that is whole; None if there is none yet."""
+    path = last_common([folder])[0]
+    return None if path is None else read_saved(path)
 
 
 def read_saved(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-    """Leaves by name and facts of any file that `save_checkpoint` wrote."""
-    return _read(path)
-
-
-def _read(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
     """What `save_checkpoint` was given, verified."""
     facts = _facts(path)
     try:

@@ -16,33 +16,43 @@ from posterity.engine.server import RoundLog
 from posterity.engine.simulation import Simulation
 from posterity.engine.store import Mapped, Memory, Store
 from posterity.evaluate import share_of_zeros
+from posterity.evaluate.client_scores import stored, write_columns
 from posterity.experiment import run_folder
 from posterity.experiment.chosen import Chosen
 from posterity.experiment.config import Config
 from posterity.experiment.result import Result
+from posterity.experiment.schedule import Schedule
 from posterity.experiment.scoring import Asked, ask_common, ask_members, ask_newcomers
 from posterity.experiment.setup import Setup, records_like
+from posterity.experiment.verify import Lines, check_state
+
+FRESH: dict[str, Any] = {"round": 0, "length": 0, "commit": 0, "seconds": 0.0}
 
 
 class RunState:
     """The one place where a run's state changes; it begins where its last checkpoint was written."""
 
-    def __init__(self, config: Config, setup: Setup, out: Path | None) -> None:
+    def __init__(
+        self, config: Config, setup: Setup, out: Path | None, checkpoint: Path | None = None, only_read: bool = False
+    ) -> None:
         self.config, self.setup, self.out = config, setup, out
+        self.schedule = setup.schedule or Schedule.of(config, setup.sim)
         self.state: Tree = first_state(self.sim)
         self.able = able(self.sim)
         self.participation = Participation.parse(config.participation)
         self.round, self.commit, self.length, self.seconds = 0, 0, 0, 0.0
         self.lines: list[dict[str, Any]] = []
-        self.writes = out is not None and self.sim.processes.leads
+        self.only_read = only_read
+        self.writes = out is not None and self.sim.processes.leads and not only_read
+        self.log = None if out is None else Lines(out / run_folder.METRICS)
         clients = self.sim.federation.clients
         self.store: Store = Memory(clients, self.sim.root.device)
         if config.store == "disk":
             if out is None:
                 raise ValueError("personal records on disk need a folder: give --out")
-            self.store = Mapped(out / "personal", clients)
+            self.store = Mapped(out / "personal", clients, only_read=only_read)
         self.chosen = Chosen(config, self.sim, out if self.writes else None)
-        self._recover()
+        self._recover(checkpoint)
         self.chosen.recover(self.lines)
 
     @property
@@ -60,18 +70,19 @@ class RunState:
 
     def due(self, round: int) -> bool:
         """Whether a round is evaluated."""
-        return round % self.config.every == 0 or round == self.config.rounds
+        return self.schedule.due(round)
 
     def ask_before(self, round: int) -> list[Asked]:
         """What to score before the round is combined: each client right after its local training."""
-        return list(ask_members(self.sim, ("trained",))) if self.due(round) else []
+        return list(ask_members(self.sim, ("trained",), self.schedule.who(round))) if self.due(round) else []
 
     def ask_after(self, round: int) -> list[Asked]:
         """What to score with the new state."""
         if not self.due(round):
             return []
         sim, late = self.sim, (1, self.sim.method.adaptation, self.config.newcomer_epochs)
-        return [*ask_members(sim, ("received", "adapted")), *ask_newcomers(sim, late), *ask_common(sim)]
+        members = ask_members(sim, ("received", "adapted"), self.schedule.who(round))
+        return [*members, *ask_newcomers(sim, late), *ask_common(sim)]
 
     def choose(self, round: int, scores: list[dict[str, Any]], before: bool) -> None:
         """Keep a round that was scored, if a selection rule has chosen it."""
@@ -81,16 +92,19 @@ class RunState:
     def arrive(self, log: RoundLog, scores: list[dict[str, Any]], seconds: float) -> list[dict[str, Any]]:
         """A round is over: its lines, which are forced to disk."""
         line = _round_line(log, seconds)
-        if notes := self.sim.limit.told():
+        notes = [self.schedule.remark] if log.round == 1 and self.schedule.remark else []
+        if notes := notes + self.sim.limit.told():
             line["notes"] = notes
         if self.due(log.round):
             line["zeros"] = share_of_zeros(self.state.params)
         lines = [line, *scores]
-        self.lines += lines
         self.round, self.seconds = log.round, self.seconds + seconds
         if self.writes:
             assert self.out is not None
+            lines = write_columns(self.out, lines)
             self.length = run_folder.append_lines(self.out / run_folder.METRICS, lines)
+            lines = [stored(each, self.out) for each in lines]
+        self.lines += lines
         return lines
 
     def pack(self) -> tuple[dict[str, Tree], dict[str, Any]]:
@@ -101,8 +115,12 @@ class RunState:
         personal = self.store.prepare()
         if personal is not None:
             trees["personal"] = personal
-        facts = {"round": self.round, "length": self.length, "commit": self.commit, "seconds": self.seconds}
-        return trees, facts
+        facts = {"round": self.round, "commit": self.commit, "seconds": self.seconds, **self.store.facts()}
+        return trees, facts | self._lines_facts()
+
+    def _lines_facts(self) -> dict[str, Any]:
+        """How much of metrics.jsonl belongs to this round, and its checksum."""
+        return {"length": self.length, **({} if self.log is None else {"lines": self.log.checksum(self.length)})}
 
     def packed(self) -> None:
         """The checkpoint is on disk."""
@@ -122,35 +140,33 @@ class RunState:
             path = self.out / run_folder.RUN
             facts = run_folder.read_json(path)
             if facts.get("status") != "finished":
-                models = result.save_models(self.out)
-                done = {"status": "finished", "seconds": self.seconds, "models": models}
-                run_folder.write_json(path, {**facts, **done})
+                sums = {**facts.get("checksums", {}), run_folder.METRICS: self._lines_facts()["lines"]}
+                ended = {"status": "finished", "seconds": self.seconds, "checksums": sums}
+                run_folder.write_json(path, {**facts, **ended, "models": result.save_models(self.out)})
         return result
 
-    def _recover(self) -> None:
-        """Take up the last checkpoint, if there is one, and cut off whatever was written after it."""
-        if self.out is None:
+    def _recover(self, checkpoint: Path | None) -> None:
+        """Take up a checkpoint, if there is one, and cut off whatever was written after it."""
+        if self.out is None or self.log is None:
             return
-        found = run_folder.read_checkpoint(self.out)
-        facts: dict[str, Any] = found[1] if found else {"round": 0, "length": 0, "commit": 0, "seconds": 0.0}
-        metrics = self.out / run_folder.METRICS
-        if self.writes:
-            metrics.touch()
-            with metrics.open("r+b") as file:
-                file.truncate(facts["length"])
-            self.lines = run_folder.read_lines(metrics)
+        leaves, facts = run_folder.read_saved(checkpoint) if checkpoint else ({}, FRESH)
+        if self.sim.processes.leads:
+            lines = self.log.recover(facts, checkpoint is not None, cut=self.writes)
+            self.lines = [stored(line, self.out) for line in lines]
         self.round, self.length = facts["round"], facts["length"]
         self.commit, self.seconds = facts["commit"], facts["seconds"]
-        leaves: dict[str, Tensor] = {}
-        if found is not None:
-            device = self.sim.root.device
-            leaves = {name: leaf.to(device) for name, leaf in found[0].items()}
+        if checkpoint is not None:
+            check_state(leaves, checkpoint, self.only_read)
+            leaves = {name: leaf.to(self.sim.root.device) for name, leaf in leaves.items()}
             self.state = run_folder.restore(self.state, leaves, "state")
 
         def restore(table: Tree) -> Tree:
             return run_folder.restore(table, leaves, "personal")
 
-        self.store.recover(self.commit, leaves.get("known/clients"), restore, self._records_like)
+        known = run_folder.restore({"clients": self.store.known}, leaves, "known")["clients"] if checkpoint else None
+        self.store.recover(self.commit, known, restore, self._records_like, facts)
+        if self.writes and checkpoint == self.out / run_folder.PREVIOUS:
+            (self.out / run_folder.CHECKPOINT).unlink(missing_ok=True)  # damaged; the next must not push out this one
 
     def _records_like(self) -> Tree:
         return records_like(self.setup, self.state)

@@ -29,8 +29,7 @@ from posterity.evaluate import (
     summarise,
     user_sums,
 )
-
-LISTED = 2000  # clients up to which a line carries every client's numbers
+from posterity.evaluate.client_scores import LISTED, Columns
 
 
 @dataclass(frozen=True)
@@ -54,12 +53,12 @@ class Asked:
     question: Question
 
 
-def ask_members(sim: Simulation, points: tuple[str, ...]) -> Iterator[Asked]:
-    """All members at some points, on validation and test."""
-    everyone = torch.arange(sim.federation.members, device=sim.root.device)
+def ask_members(sim: Simulation, points: tuple[str, ...], sample: Tensor | None = None) -> Iterator[Asked]:
+    """All members, or a sample of them, at some points, on validation and test."""
+    who = torch.arange(sim.federation.members, device=sim.root.device) if sample is None else sample
     for point in points:
         epochs = sim.method.adaptation if point == "adapted" else 0
-        yield Asked("members", Question(everyone, _held(sim), point, epochs))
+        yield Asked("members", Question(who, _held(sim), point, epochs))
 
 
 def ask_newcomers(sim: Simulation, epochs: tuple[int, ...]) -> Iterator[Asked]:
@@ -95,21 +94,28 @@ def score_lines(
     federation, question = sim.federation, asked.question
     clients, scored = question.clients, []
     for part, output in zip(question.parts, outputs, strict=True):
-        rows = part.rows[int(part.offsets[clients[0]]) : int(part.offsets[clients[-1] + 1])]
-        scored.append(_scored(sim, output, federation.y[rows], own))
+        scored.append(_scored(sim, output, federation.y[_rows(part, clients)], own))
     if asked.group == "common":
         yield _line(round, asked, federation.task, "test", scored[0])
         return
-    weights = federation.train.counts[clients]
+    weights, size = federation.train.counts[clients], federation.clients - federation.members
+    size = federation.members if asked.group == "members" else size
     validation, test = scored
     held = test if fits_validation(question.passes(sim)) else validation + test
     for name, each in (("validation", validation), ("test", test), ("held", held)):
-        yield _line(round, asked, federation.task, name, each, weights)
+        yield _line(round, asked, federation.task, name, each, weights, size)
 
 
 def fits_validation(passes: Iterable[Iterable[Pass]]) -> bool:
     """Whether any pass reads the validation part, whose rows then say nothing about what was fitted on them."""
     return any(each.on == "validation" for some in passes for each in some)
+
+
+def _rows(part: Part, clients: Tensor) -> Tensor:
+    """The rows of some clients, one after the other."""
+    counts = part.counts[clients]
+    begin = part.offsets[clients] - (counts.cumsum(0) - counts)
+    return part.rows[torch.repeat_interleave(begin, counts) + torch.arange(int(counts.sum()), device=counts.device)]
 
 
 def _held(sim: Simulation) -> tuple[Part, Part]:
@@ -119,7 +125,7 @@ def _held(sim: Simulation) -> tuple[Part, Part]:
 def _scored(sim: Simulation, outputs: list[Tensor], y: Tensor, own: Sequence[Metric]) -> Scored:
     federation = sim.federation
     flat = torch.cat(outputs)
-    offsets = torch.tensor([0, *(len(o) for o in outputs)], device=flat.device).cumsum(0)
+    offsets = torch.tensor([0, *(o.shape[0] for o in outputs)], device=flat.device).cumsum(0)
     scores = score(flat, y, offsets, federation.classes, federation.task)
     two = federation.task == "classification" and federation.classes == 2
     ranks = rank(flat, y, offsets) if two else None
@@ -127,8 +133,8 @@ def _scored(sim: Simulation, outputs: list[Tensor], y: Tensor, own: Sequence[Met
 
 
 def _line(
-    round: int, asked: Asked, task: str, part: str, scored: Scored, weights: Tensor | None = None
-) -> dict[str, Any]:
+    round: int, asked: Asked, task: str, part: str, scored: Scored, weights: Tensor | None = None, size: int = 1
+) -> dict[str, Any]:  # fmt: skip
     scores, ranks, own = scored.scores, scored.ranks, scored.own
     if weights is None:
         weights = torch.ones(scores.clients)
@@ -139,8 +145,14 @@ def _line(
     if task == "classification":
         line["fairness"] = fairness(scores)
         line["bins"] = scores.pooled().bins[0].tolist()
-    if scores.clients <= LISTED:
-        named = listed_per_client((*METRICS, *own))
+    named = [m.name for m in listed_per_client((*METRICS, *own)) if m.name in each]
+    if scores.clients < size:
+        line["sample"] = {"clients": scores.clients, "of": size}
+    if size <= LISTED and scores.clients == size:
         line["clients"] = {"n": [int(n) for n in scores.n]}
-        line["clients"] |= {m.name: [float(v) for v in each[m.name]] for m in named if m.name in each}
+        line["clients"] |= {name: [float(v) for v in each[name]] for name in named}
+        return line
+    clients, whole = asked.question.clients.cpu(), {"n": scores.n, **{name: each[name] for name in named}}
+    first = 0 if asked.group == "members" else int(clients[0])
+    line["clients"] = Columns(size, (clients - first).int(), {n: v.float().cpu() for n, v in whole.items()})
     return line

@@ -29,6 +29,7 @@ from posterity.engine.store import Memory
 from posterity.evaluate import Metric, check_task, load_metrics
 from posterity.experiment.config import Config
 from posterity.experiment.fingerprint import fields_of, sources
+from posterity.experiment.schedule import Schedule
 from posterity.experiment.scoring import fits_validation
 
 SHARED = "POSTERITY_SHARED"  # environment: why the clients are shared out among processes
@@ -45,6 +46,7 @@ class Setup:
     choice: EngineChoice
     settings: ProcessSettings = ProcessSettings()
     metrics: tuple[Metric, ...] = ()  # of your own
+    schedule: Schedule | None = None  # when whom to evaluate
 
     @property
     def engine(self) -> Engine:
@@ -106,7 +108,7 @@ def set_up(
     root, processes = make_key(config.seed, device), processes.dealt(federation.train.counts, federation.members)
     sample, memory = footprint(choice.model, few, initial), config.memory or _room(device)
     sim = Simulation(method, choice.model, federation, initial, root, memory, sample, processes)
-    return Setup(sim, choice, settings, metrics)
+    return Setup(sim, choice, settings, metrics, Schedule.of(config, sim))
 
 
 def _room(device: str) -> int:
@@ -161,6 +163,8 @@ def describe(config: Config, setup: Setup, command: str) -> dict[str, Any]:
         "onednn": "on" if setup.choice.onednn else "off",
         "precision": config.precision,
         "memory": setup.sim.memory,
+        **({"evaluate_every": schedule.every, "evaluate_clients": schedule.clients, "evaluate_remark": schedule.remark}
+           if (schedule := setup.schedule) else {}),
         "command": command,
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
         "status": "running",

@@ -59,13 +59,16 @@ def read_inputs(folder: Path) -> Preprocessing:
     return Preprocessing(columns, bool(facts["pictures"]), leaves.get("shift/x"), leaves.get("scale/x"))
 
 
-def stands_alone(folder: Path, facts: dict[str, Any], rounds: int) -> bool:
-    """Whether a run is at its end and its folder has all that is needed; folders of before have not."""
-    told = facts.get("federation", {})
-    if facts.get("status") != "finished" or "shape" not in told or not (folder / INPUTS).exists():
-        return False
-    found = run_folder.read_checkpoint(folder)  # the last may be damaged, and the one before is not the end
-    return found is not None and bool(found[1]["round"] >= rounds)
+def stands_alone(folder: Path, facts: dict[str, Any]) -> bool:
+    """Whether the folder of a finished run has all that is needed; those of before have not."""
+    return "shape" in facts.get("federation", {}) and (folder / INPUTS).exists()
+
+
+def check_end(federation: Federation, round: int, rounds: int) -> None:
+    """Refuse to train on data that are not here."""
+    if federation.absent and round < rounds:
+        raise ValueError(f"this run says that it is finished, but its checkpoint is of round {round} of {rounds}: hand "
+                         "its data in to go on (posterity.load(folder, federation=...))")  # fmt: skip
 
 
 def absent_federation(folder: Path, facts: dict[str, Any]) -> Federation:
@@ -74,7 +77,7 @@ def absent_federation(folder: Path, facts: dict[str, Any]) -> Federation:
     dtype = getattr(torch, told["samples"])
     x = torch.full((2, *told["shape"]), torch.nan if dtype.is_floating_point else 0, dtype=dtype)
     y = torch.zeros(2, dtype=torch.int64 if told["task"] == "classification" else torch.float32)
-    parts = {name: _counted(told[name]) for name in ("train", "validation", "test")}
+    parts: dict[str, Any] = {name: _counted(told[name]) for name in ("train", "validation", "test")}
     return Federation(
         told["name"], told["task"], x, y, told["classes"], **parts, members=told["members"], names=tuple(told["names"]),
         class_names=tuple(told["class_names"]), notes=tuple(told["notes"]), preprocessing=read_inputs(folder),

@@ -33,7 +33,7 @@ def pooled_bins(arm: Arm, rule: str) -> list[tuple[float, float, float]]:
 def reliability(arm: Arm, bins: Sequence[tuple[float, float, float]], seeds: int = 1) -> str:
     """Accuracy against confidence by bin; below it the share of predictions in each bin, which says what to ignore.
 
-    Whiskers are Wilson's intervals for the count of one seed on average: the seeds predict largely the same rows, so
+    Whiskers are Wilson's intervals for the count of one seed on average: seeds may predict the same rows, and then
     more of them are not more evidence.
     """
     canvas = Canvas(220, 268, f"Reliability of {arm.label}")

@@ -104,7 +104,7 @@ def _name_extremes(canvas: Canvas, x: AxisScale, level: float, dots: Sequence[Do
     if not dots or not dots[0].name:
         return
     ends = [dots[0], dots[-1]] if len(dots) > 1 else [dots[0]]
-    names = [shorten(dot.name, (x.end - x.start) / 2 - 12) for dot in ends]
+    names = [_name(dot, dots, (x.end - x.start) / 2 - 12) for dot in ends]
     widths = [SMALL * len(name) for name in names]
     wanted = [min(max(x(dot.value), x.start + w / 2), x.end - w / 2) for dot, w in zip(ends, widths, strict=True)]
     if len(ends) > 1:
@@ -116,6 +116,13 @@ def _name_extremes(canvas: Canvas, x: AxisScale, level: float, dots: Sequence[Do
     for dot, name, at in zip(ends, names, wanted, strict=True):
         canvas.path([(x(dot.value), level - 15), (at, level - 9)], "lead")
         canvas.text(at, level, name, "extreme", "middle")
+
+
+def _name(dot: Dot, dots: Sequence[Dot], room: float) -> str:
+    """One client by name, and how many others have the same value."""
+    others = sum(other.value == dot.value for other in dots) - 1
+    more = f" and {others} more" if others else ""
+    return shorten(dot.name, room - CHARACTER * len(more)) + more
 
 
 def _box(canvas: Canvas, x: AxisScale, centre: float, dots: Sequence[Dot]) -> None:

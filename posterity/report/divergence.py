@@ -1,9 +1,9 @@
 """Runs that exploded: their numbers are no result, and a table must say so.
 
-A run that says of itself that it diverged (`run.json`, "diverged") is believed. Otherwise the scores tell it: a mean
-NLL of a thousand nats gives the truth a probability of e⁻¹⁰⁰⁰, which no network reaches that still has weights of a
-usual size (an infinite one needs a single row whose truth was thought impossible, and stays a result); and a squared
-error of a million times that of the first scored round has gone the wrong way for good.
+A run that says of itself that it diverged (`run.json`, "diverged") is believed; others, and older ones, are judged by
+their scores: no network with weights of a usual size has a mean NLL of a thousand times that of guessing (an
+infinite one needs a single row whose truth was thought impossible, and stays a result), and a squared error of a
+million times that of the first scored round has gone the wrong way for good.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from posterity.report.tables import Row
 
 DIVERGED = "diverged"
-NATS = 1e3  # mean NLL of a classification
+ABSURD = 1e3  # times the NLL of guessing
 GROWTH = 1e6  # of the squared error of a regression, since the first scored round
 
 
@@ -29,8 +29,8 @@ def diverged(run: Run, selected: SelectedRound) -> str:
         return str(told)
     score = selected.score
     if run.federation.task != "regression":
-        nll = score.value("nll")
-        return f"NLL {nll:.1e} at round {score.round}" if nll is not None and NATS <= nll < math.inf else ""
+        nll, limit = score.value("nll"), ABSURD * math.log(max(run.federation.classes, 2))
+        return f"NLL {nll:.1e} at round {score.round}" if nll is not None and limit <= nll < math.inf else ""
     mse, first = score.value("mse"), _first_error(run, score.part)
     if mse is None or not first or mse < GROWTH * first:
         return ""
@@ -63,8 +63,6 @@ def told(rows: Sequence[Row]) -> list[str]:
         if each:
             seeds = "; ".join(f"seed {seed}: {how}" for seed, how in each[:4])
             more = f"; and {len(each) - 4} more" if len(each) > 4 else ""
-            said.append(
-                f"{row.label} diverged ({seeds}{more}): its numbers are no result and are not ranked. Try a smaller "
-                "step size (--lr)."
-            )
+            advice = "" if "--lr" in seeds else " Try a smaller step size (--lr)."
+            said.append(f"{row.label} diverged ({seeds}{more}): its numbers are no result and are not ranked.{advice}")
     return said

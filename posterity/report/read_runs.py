@@ -14,6 +14,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from posterity.evaluate.client_scores import stored
 from posterity.report.logs import ReportError, RunLog, find_runs, read_log, read_packed
 
 POINTS = ("received", "adapted", "trained")
@@ -160,7 +161,7 @@ def _run(log: RunLog) -> Run:
         raise ReportError(f"{folder / 'config.toml'} is not valid TOML: {error}") from error
     method = facts.get("method") or {}
     name = str(method.get("name") or config.get("method") or folder.name)
-    rounds, scores = _metrics(log.lines)
+    rounds, scores = _metrics([stored(line, folder) if line.get("clients_file") else line for line in log.lines])
     return Run(
         folder=folder,
         name=name,
@@ -171,7 +172,7 @@ def _run(log: RunLog) -> Run:
         status=str(facts.get("status") or "running"),
         seconds=_number(facts.get("seconds")) or sum(r.seconds or 0.0 for r in rounds) or None,  # 0 until it ends
         planned=config.get("rounds"),
-        federation=_federation(facts.get("federation") or {}),
+        federation=_federation(facts.get("federation") or {}, str(facts.get("evaluate_remark") or "")),
         rounds=rounds,
         scores=scores,
         config=config,
@@ -180,7 +181,7 @@ def _run(log: RunLog) -> Run:
     )
 
 
-def _federation(raw: Mapping[str, Any]) -> FederationFacts:
+def _federation(raw: Mapping[str, Any], remark: str = "") -> FederationFacts:
     train = tuple(int(n) for n in raw.get("train") or ())
     clients = int(raw.get("clients") or len(train))
     return FederationFacts(
@@ -196,7 +197,7 @@ def _federation(raw: Mapping[str, Any]) -> FederationFacts:
         validation=tuple(int(n) for n in raw.get("validation") or ()),
         test=tuple(int(n) for n in raw.get("test") or ()),
         histogram=tuple(tuple(int(n) for n in row) for row in raw.get("histogram") or ()),
-        notes=tuple(str(n) for n in raw.get("notes") or ()),
+        notes=(*(str(n) for n in raw.get("notes") or ()), *([remark] if remark else [])),
     )
 
 

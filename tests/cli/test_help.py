@@ -102,3 +102,10 @@ def test_completion_reaches_the_flags():
     flag = next(parameter for parameter in command.params if parameter.name == "method")
     context = command.make_context("run", [], resilient_parsing=True)
     assert [item.value for item in flag.shell_complete(context, "fedp")] == ["fedpa", "fedper", "fedprox"]
+
+
+def test_completion_as_bash_asks_for_it():
+    asked = {"_POSTERITY_COMPLETE": "complete_bash", "COMP_WORDS": "posterity run --method fedp", "COMP_CWORD": "3"}
+    done = subprocess.run([sys.executable, "-m", "posterity"], capture_output=True, text=True, check=False,
+                          env={**os.environ, **asked})  # fmt: skip
+    assert done.stdout.split() == ["fedpa", "fedper", "fedprox"], done.stderr

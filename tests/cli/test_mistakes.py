@@ -8,6 +8,7 @@ import pytest
 
 from posterity.cli.mistakes import told
 from posterity.experiment.place import check_out
+from posterity.experiment.run_folder import locked
 
 SMALL = ["--dataset", "digits", "--clients", "5", "--rounds", "2", "--subset", "20%", "--quiet"]
 
@@ -44,21 +45,26 @@ def test_a_folder_with_other_files_is_left_alone(call, command, out, message):
 
 
 def test_an_empty_folder_and_what_a_kill_left_are_taken(tmp_path):
+    (tmp_path / ".gitkeep").write_text("")
     check_out(tmp_path)
     check_out(tmp_path, comparison=True)
-    (tmp_path / ".gitkeep").write_text("")
-    for name in ("lock", "run.json", "metrics.jsonl", "config.toml.part"):  # killed before there was a config.toml
-        (tmp_path / name).write_text("")
-        check_out(tmp_path)
     (tmp_path / "paper.pdf").write_text("")
-    with pytest.raises(ValueError, match=r"holds other files \(paper.pdf\)"):
-        check_out(tmp_path)
-    (tmp_path / "paper.pdf").unlink()
+    for comparison in (False, True):
+        with pytest.raises(ValueError, match=r"holds other files \(paper.pdf\)"):
+            check_out(tmp_path, comparison)
     (tmp_path / "comparison.json").write_text("{}")
-    (tmp_path / "fedavg").mkdir()
     check_out(tmp_path, comparison=True)  # a comparison goes on
     with pytest.raises(ValueError, match="no run"):
         check_out(tmp_path)
+    (tmp_path / "lock").write_text("")
+    check_out(tmp_path)  # a run that was killed before it had a configuration
+
+
+def test_a_run_is_marked_before_anything_else_is_written(tmp_path):
+    """What `check_out` looks for is what `locked` leaves."""
+    with locked(tmp_path):
+        (tmp_path / "inputs.safetensors").write_text("")  # and here comes the kill
+    check_out(tmp_path)
 
 
 @pytest.mark.parametrize(

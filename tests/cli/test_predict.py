@@ -171,6 +171,7 @@ def test_values_edited_while_a_run_was_stopped(tmp_path, monkeypatch):
     assert posterity.load(tmp_path / "run").federation.absent  # finished: nothing of the data is needed
 
 
+@pytest.mark.everything
 def test_a_folder_of_before_fingerprints_goes_on(tmp_path, monkeypatch):
     write_table(tmp_path / "visits.csv", patients())
     monkeypatch.chdir(tmp_path)
@@ -193,6 +194,8 @@ def test_a_quantity_has_a_mean_and_a_deviation(tmp_path):
     result = posterity.load(tmp_path / "run")
     first = {name: float(value) for name, value in read_answers(text)[0].items() if name in ("mean", "sd")}
     mean, variance = result.predict_proba("east", [[rows[0][n] for n in ("age", "creatinine", "weight")]])[0].tolist()
+    path.unlink()
+    assert posterity.load(tmp_path / "run").diverged == result.diverged
     assert first == {"mean": pytest.approx(mean, rel=1e-5), "sd": pytest.approx(variance**0.5, rel=1e-5)}
 
 

@@ -139,10 +139,10 @@ def test_features_that_never_vary_are_named(tmp_path: Path) -> None:
 
 
 def test_names_that_are_nearly_the_same_are_named(tmp_path: Path) -> None:
-    rows = [(("A", "a")[i % 2], ("yes", "no", "Yes ", "no")[i % 4], *row[2:]) for i, row in enumerate(ROWS)]
+    rows = [(("A 1", "a1")[i % 2], ("yes", "no", "Yes ", "no")[i % 4], *row[2:]) for i, row in enumerate(ROWS)]
     told = noted(table(tmp_path / "a.csv", rows))
     assert "the classes 'Yes' and 'yes' differ in capitals or spaces only" in told
-    assert "the clients 'A' and 'a' differ" in told
+    assert "the clients 'A 1' and 'a1' differ" in told
 
 
 def test_held_out_rows_that_were_trained_on_are_counted(tmp_path: Path) -> None:

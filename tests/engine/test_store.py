@@ -105,12 +105,65 @@ def test_old_rows_go_to_the_journal_in_pieces(tmp_path, monkeypatch, copy):
     store.write(torch.tensor(after), rows(after, 2))
     store.write(torch.tensor(after), rows(after, 3))  # the journal has them already
     raw = store.journal.read_bytes()
-    entry = 8 + 4 * WIDTH
-    assert len(raw) == 16 + len(after) * entry
-    assert [int(np.frombuffer(raw, np.int64, 1, 16 + i * entry)[0]) for i in range(len(after))] == after
+    entry = 8 + 4 * WIDTH + 8
+    assert len(raw) == 32 + len(after) * entry
+    assert [int(np.frombuffer(raw, np.int64, 1, 32 + i * entry)[0]) for i in range(len(after))] == after
     del store
     again = Mapped(tmp_path, CLIENTS, 1)
     again.known = known
     assert again.undo() == len(after)
     assert torch.equal(read(again, before), rows(before, 1)["a"])
     assert not read(again, [1, 3, 39]).any()
+
+
+@pytest.fixture
+def journalled(tmp_path):
+    """A store with checkpoint 1, and three old rows in its journal."""
+    store = Mapped(tmp_path, CLIENTS)
+    store.write(torch.tensor([1, 2, 3]), rows([1, 2, 3], 1))
+    store.prepare()
+    store.commit(1)
+    store.write(torch.tensor([1, 2, 3]), rows([1, 2, 3], 2))
+    return store
+
+
+@pytest.mark.parametrize("place", [0, 9, 17, 25, 32, 50])
+def test_a_damaged_journal_is_refused(journalled, tmp_path, place):
+    data = bytearray(journalled.journal.read_bytes())
+    data[place] ^= 0x10
+    journalled.journal.write_bytes(data)
+    with pytest.raises(ValueError, match=r"undo\.bin is not as it was written"):
+        Mapped(tmp_path, CLIENTS, 1).undo()
+
+
+def test_a_damaged_last_entry_is_remarked(journalled, tmp_path):
+    data = bytearray(journalled.journal.read_bytes())
+    data[-1] ^= 0x10
+    journalled.journal.write_bytes(data)
+    with pytest.warns(UserWarning, match="the last entry of .*undo.bin is damaged"):
+        assert Mapped(tmp_path, CLIENTS, 1).undo() == 2
+
+
+def test_two_journals_lead_back_to_the_checkpoint_before(tmp_path):
+    store = Mapped(tmp_path, CLIENTS)
+    for number in (1, 2):
+        store.write(torch.tensor([number, 3]), rows([number, 3], number))
+        store.prepare()
+        store.commit(number)
+    store.write(torch.tensor([3, 5]), rows([3, 5], 7))
+    again = Mapped(tmp_path, CLIENTS, 1)
+    assert again.undo() == 4
+    assert torch.equal(read(again, [1, 3]), rows([1, 3], 1)["a"])
+    assert not read(again, [2, 5]).any()
+    with pytest.raises(ValueError, match=r"newer than the checkpoint beside it \(checkpoint 1 against 0\)"):
+        Mapped(tmp_path, CLIENTS, 0).undo()
+
+
+def test_without_checksums_one_journal_must_do(tmp_path):
+    store = Mapped(tmp_path, CLIENTS)
+    for number in (1, 2):
+        store.write(torch.tensor([3]), rows([3], number))
+        store.prepare()
+        store.commit(number)
+    with pytest.raises(ValueError, match="newer than the checkpoint"):
+        Mapped(tmp_path, CLIENTS, 1).undo(verified=False)

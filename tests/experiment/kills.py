@@ -19,6 +19,7 @@ from posterity.experiment.config import Config
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(["posterity.experiment.run", "posterity.report"])
 MOMENTS = ("line", "checkpoint", "move", "journal", "row")  # what is being written when the kill comes
+GAP = "gap"  # between the two moves that make the next checkpoint the last, and the last the previous
 
 
 def die() -> None:
@@ -55,6 +56,15 @@ def arm(moment: str, count: int, end=die) -> None:
             whole(path, data)
 
         run_folder.write_atomic = half_a_file
+    elif moment == "gap":
+        move = os.replace
+
+        def one_of_two_moves(source, target):
+            move(source, target)
+            if Path(target).name == run_folder.PREVIOUS and due():
+                end()
+
+        os.replace = one_of_two_moves
     elif moment == "journal":
         remember = Mapped._remember
 
@@ -72,8 +82,8 @@ def arm(moment: str, count: int, end=die) -> None:
         def half_a_row(self, index):
             remember(self, index)
             if due():
-                self.map[index[0], : self.width // 2] = 255
-                self.map.flush()
+                os.lseek(self.file, int(index[0]) * self.width, os.SEEK_SET)
+                os.write(self.file, b"\xff" * (self.width // 2))
                 end()
 
         Mapped._remember = half_a_row

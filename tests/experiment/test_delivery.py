@@ -16,7 +16,7 @@ from posterity.experiment.config import Config
 SMALL = {"dataset": "digits", "clients": 4, "newcomers": "1", "subset": "12%", "participation": "2", "rounds": 4,
          "evaluate_every": 1, "lr": 0.3, "dtype": "float64", "engine": "stacked",
          "set": {"model.hidden": "6"}}  # fmt: skip
-KINDS = ["fedper", "fedmap", "fedavg+ft", "fedper+calibrated"]  # received, trained, adapted, fitted on validation
+KINDS = ["fedmap", "fedper+calibrated"]  # trained, and fitted on validation; all others in test-all
 EVERY = [*sorted(methods.available()), *(f"fedavg+{name}" for name in sorted(methods.suffixes())), "reptile+metavd",
          "fedmap+calibrated"]  # fmt: skip
 ROSTER = [pytest.param(m, marks=() if m in KINDS else pytest.mark.everything) for m in sorted({*EVERY, *KINDS})]
@@ -77,10 +77,13 @@ class Interrupted(Exception):
     pass
 
 
-@pytest.mark.parametrize(("method", "store"), [("fedmap", "disk"), ("fedper", "memory")])
+@pytest.mark.parametrize(
+    ("method", "store"), [("fedmap", "disk"), pytest.param("fedper", "memory", marks=pytest.mark.everything)]
+)
 def test_a_kill_at_any_write_keeps_the_same_round(method, store, tmp_path, second_is_best, monkeypatch):
     """Before a kept file, between it and its checkpoint, before the models: the folder ends with the same bits."""
     monkeypatch.setattr(run, "WRITING", math.inf)  # a checkpoint after every round
+    monkeypatch.setattr(kept_round, "PIECE", 4000)  # a record or two in each piece
     config = Config(method=method, store=store, **{**SMALL, "dtype": "float32"})
     run.start_run(config, tmp_path / "whole")
     write, out = run_folder.write_atomic, tmp_path / "cut"
@@ -128,14 +131,16 @@ def test_a_folder_without_the_chosen_round_says_so(tmp_path, second_is_best):
     assert result.delivered().round == 4
 
 
+@pytest.mark.everything
 def test_several_seeds_at_once_keep_their_rounds(tmp_path, second_is_best):
     for result in posterity.run_seeds([0, 1], out=tmp_path, method="fedmap", **SMALL):
         assert result.delivered().round == 2
         assert_as_scored(result, "validated", result.federation)
 
 
-@pytest.mark.parametrize("method", ["fedper", "fedmap"])
-def test_records_on_disk_are_saved_too(method, tmp_path, second_is_best):
+@pytest.mark.parametrize("method", ["fedper", pytest.param("fedmap", marks=pytest.mark.everything)])
+def test_records_on_disk_are_saved_too(method, tmp_path, second_is_best, monkeypatch):
+    monkeypatch.setattr(kept_round, "PIECE", 4000)
     config = Config(method=method, store="disk", **SMALL)
     first = run.start_run(config, tmp_path / "run")
     again = posterity.load(first.save(tmp_path / "saved"))

@@ -94,3 +94,55 @@ def test_checkpoints_of_runs_that_go_together(runs):
     packs = [({"state": {"w": torch.zeros(1)}}, {"commit": 3})] * 2
     run_folder.save_checkpoints(runs, packs)
     assert commits(runs) == [3, 3]
+
+
+def saved(folder, commit=1, name=run_folder.CHECKPOINT):
+    run_folder.save_checkpoint(folder, {"state": {"w": torch.arange(3.0)}}, {"commit": commit}, name)
+    return folder / name
+
+
+def test_a_changed_byte_is_noticed_wherever_it_stands(tmp_path):
+    path = saved(tmp_path)
+    whole = path.read_bytes()
+    for place in range(len(whole)):
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 0x10]) + whole[place + 1 :])
+        with pytest.raises(ValueError, match=str(path)):
+            run_folder.read_saved(path)
+
+
+@pytest.mark.parametrize("old", [b'"checksum"', b'"format": "2"'])
+def test_a_text_whose_checksum_was_lost_is_noticed(old, tmp_path):
+    path = tmp_path / "a.json"
+    run_folder.write_json(path, {"a": 1})
+    path.write_bytes(path.read_bytes().replace(old, b'"farewell": "1"' if b"format" in old else b'"chucksum"'))
+    with pytest.raises(ValueError, match="is not as it was written"):
+        run_folder.read_json(path)
+
+
+def test_files_from_before_checksums_are_read(tmp_path):
+    (tmp_path / "a.json").write_text('{"a": 1}')
+    assert run_folder.read_json(tmp_path / "a.json") == {"a": 1}
+    path = tmp_path / run_folder.CHECKPOINT
+    path.write_bytes(save({"state/w": torch.zeros(2)}, {"format": "1", "facts": '{"commit": 3}'}))
+    assert run_folder.read_saved(path)[1] == {"commit": 3}
+
+
+def test_the_checkpoint_before_is_kept_and_used(tmp_path):
+    for commit in (1, 2, 3):
+        run_folder.save_checkpoints([tmp_path], [({"state": {"w": torch.zeros(1)}}, {"commit": commit})])
+    assert list(run_folder.whole_checkpoints(tmp_path)) == [3, 2]
+    (tmp_path / run_folder.CHECKPOINT).write_bytes(b"torn")
+    with pytest.warns(UserWarning, match="cut off or damaged; the checkpoint before it is used"):
+        assert run_folder.read_checkpoint(tmp_path)[1] == {"commit": 2}
+    (tmp_path / run_folder.PREVIOUS).unlink()
+    with pytest.raises(ValueError, match=r"cut off or damaged; put a whole copy"):
+        run_folder.read_checkpoint(tmp_path)
+
+
+def test_names_are_forced_to_disk_after_a_move(tmp_path, monkeypatch):
+    told = []
+    move, force = run_folder.os.replace, run_folder.sync_folder
+    monkeypatch.setattr(run_folder.os, "replace", lambda *a: (told.append("move"), move(*a)))
+    monkeypatch.setattr(run_folder, "sync_folder", lambda folder: (told.append(folder), force(folder)))
+    run_folder.write_json(tmp_path / "a.json", {"a": 1})
+    assert told == ["move", tmp_path]

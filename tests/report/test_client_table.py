@@ -81,14 +81,14 @@ def test_of_an_error_the_highest_is_the_worst(tmp_path: Path) -> None:
 
 
 def test_clients_that_a_partition_drew_anew_are_not_averaged(tmp_path: Path) -> None:
-    comparison(tmp_path, {"fedavg": 0.7, "fedper": 0.8}, 3, named=False)
+    comparison(tmp_path, {"fedavg": 0.7, "fedper": 0.8}, 3, named=False, rounds=6)
     assert [table.seeds for table in tables(tmp_path)] == [(0,), (1,), (2,)]
     assert "not those of another" in sentences(tmp_path)
 
 
 @pytest.mark.parametrize("options", [{"named": True}, {"named": False, "data_seed": 5}])
 def test_the_same_clients_with_every_seed_are(tmp_path: Path, options: dict[str, object]) -> None:
-    comparison(tmp_path, {"fedavg": 0.7, "fedper": 0.8}, 3, **options)
+    comparison(tmp_path, {"fedavg": 0.7, "fedper": 0.8}, 3, rounds=6, **options)
     (table,) = tables(tmp_path)
     assert table.seeds == (0, 1, 2)
     assert all(cell is not None and cell.n == 3 for line in table.lines for cell, _ in line.cells)

@@ -152,6 +152,14 @@ def test_the_worst_and_the_best_client_have_names(tmp_path: Path, width: float) 
     assert right - left >= sum(half)
 
 
+def test_a_client_that_is_not_alone_at_the_top_is_not_named_alone(tmp_path: Path) -> None:
+    dots = [Dot(0.1, "", "last"), *(Dot(1.0, "", f"hospital {k}") for k in range(3))]
+    assert told(strip_chart([(served(tmp_path), dots)], 1000, "Clients"), "extreme") == [
+        "last",
+        "hospital 2 and 2 more",
+    ]
+
+
 def test_names_of_clients_that_are_close_do_not_collide(tmp_path: Path) -> None:
     arm, long = served(tmp_path), "a hospital with a long name, seed 0"
     for low, high in ((0.0, 0.001), (0.5, 0.5), (0.999, 1.0), (0.0, 1.0)):

@@ -30,7 +30,7 @@ REPO = Path(__file__).parents[2]
 
 def poisoned(folder: Path, text: str) -> Path:
     """A run folder with `text` wherever a run writes a name."""
-    write_run(folder, "fedavg", 0.7, 0, trouble=True, newcomers=4, common=True)
+    write_run(folder, "fedavg", 0.7, 0, rounds=10, trouble=True, newcomers=4, common=True)
     facts = json.loads((folder / "run.json").read_text())
     facts["method"] |= {"label": text, "reference": text, "outside": text, "fields": {text: text}}
     fed = facts["federation"]
@@ -50,7 +50,7 @@ def poisoned(folder: Path, text: str) -> Path:
 @pytest.mark.parametrize("text", EVIL)
 def test_nothing_active_comes_out_of_a_label(tmp_path: Path, text: str) -> None:
     clean = outline(
-        write_report(write_run(tmp_path / "clean", "fedavg", 0.7, 0, trouble=True, newcomers=4, common=True))
+        write_report(write_run(tmp_path / "clean", "fedavg", 0.7, 0, rounds=10, trouble=True, newcomers=4, common=True))
     )
     seen: Outline = outline(write_report(poisoned(tmp_path / "evil", text)))
     assert {(tag, name) for tag, name, _ in seen.attributes} <= {(t, n) for t, n, _ in clean.attributes} | {
@@ -74,7 +74,7 @@ def test_no_module_is_imported_and_no_code_is_run(tmp_path: Path, monkeypatch: p
     for place in (tmp_path, tmp_path / "run"):
         place.mkdir(exist_ok=True)
         (place / "evil_module.py").write_text("raise SystemExit('this must not be imported')")
-    folder = write_run(tmp_path / "run", "fedavg", 0.7, 0)
+    folder = write_run(tmp_path / "run", "fedavg", 0.7, 0, rounds=4)
     edited(folder, "config.toml", 'method = "fedavg"', 'method = "evil_module:Method"\nmetrics = "evil_module:metric"')
     edited(folder, "config.toml", 'dataset = "digits"', 'dataset = "evil_module:load"')
     facts = json.loads((folder / "run.json").read_text())
@@ -90,7 +90,7 @@ def test_no_module_is_imported_and_no_code_is_run(tmp_path: Path, monkeypatch: p
 
 @pytest.mark.parametrize("name", ["run.json", "metrics.jsonl", "config.toml"])
 def test_a_link_in_a_run_folder_is_not_followed(tmp_path: Path, name: str) -> None:
-    folder = write_run(tmp_path / "run", "fedavg", 0.7, 0)
+    folder = write_run(tmp_path / "run", "fedavg", 0.7, 0, rounds=4)
     (tmp_path / "secret").write_text((folder / name).read_text())
     (folder / name).unlink()
     (folder / name).symlink_to(tmp_path / "secret")
@@ -99,7 +99,7 @@ def test_a_link_in_a_run_folder_is_not_followed(tmp_path: Path, name: str) -> No
 
 
 def test_a_pipe_in_a_run_folder_is_not_waited_for(tmp_path: Path) -> None:
-    folder = write_run(tmp_path / "run", "fedavg", 0.7, 0)
+    folder = write_run(tmp_path / "run", "fedavg", 0.7, 0, rounds=4)
     (folder / "config.toml").unlink()
     os.mkfifo(folder / "config.toml")
     with pytest.raises(ReportError, match="no regular file"):
@@ -114,7 +114,7 @@ def test_folders_behind_a_link_are_not_looked_into(tmp_path: Path) -> None:
 
 
 def test_nothing_is_written_through_a_link(tmp_path: Path) -> None:
-    folder = write_run(tmp_path / "run", "fedavg", 0.7, 0)
+    folder = write_run(tmp_path / "run", "fedavg", 0.7, 0, rounds=4)
     (tmp_path / "mine").write_text("precious")
     for name in ("report.html", f".report.html.{os.getpid()}.tmp"):
         (folder / name).symlink_to(tmp_path / "mine")
@@ -142,7 +142,7 @@ def test_a_packed_file_that_expands_without_end_is_refused(tmp_path: Path, monke
     ],
 )
 def test_what_no_run_writes_is_a_sentence(tmp_path: Path, name: str, content: str) -> None:
-    folder = write_run(tmp_path / "run", "fedavg", 0.7, 0)
+    folder = write_run(tmp_path / "run", "fedavg", 0.7, 0, rounds=4)
     (folder / name).write_text(content)
     with pytest.raises(ReportError, match="edited by hand"):
         write_report(folder)
@@ -168,7 +168,7 @@ def test_a_folder_that_cannot_be_written_is_told_and_can_be_reported_elsewhere(
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
 def test_a_folder_without_permission_to_write(tmp_path: Path) -> None:
-    folder = write_run(tmp_path / "run", "fedavg", 0.7, 0)
+    folder = write_run(tmp_path / "run", "fedavg", 0.7, 0, rounds=4)
     folder.chmod(0o500)
     try:
         with pytest.raises(ReportError, match="--out"):

@@ -70,6 +70,15 @@ def test_names_of_columns_and_metrics_of_your_own() -> None:
         check_output(Output(metrics=("acuracy",)))
 
 
+def test_a_metric_of_your_own_stands_for_its_column(tmp_path: Path, monkeypatch: Any) -> None:
+    text = "from posterity.evaluate import Metric\nkappa = Metric('cohen', 'Cohen', 'higher', lambda s: s.n)\n"
+    (tmp_path / "kappas_of_mine.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    columns, theirs = split_metrics("ece,kappas_of_mine:kappa")
+    assert theirs == "kappas_of_mine:kappa"
+    assert check_output(Output(metrics=columns)).metrics == ("ece", "cohen")
+
+
 def test_markdown_latex_and_csv_have_the_numbers_of_the_table(two: Path, capsys: Any, monkeypatch: Any) -> None:
     rows = headline(load_runs(two))
     first = rows[0]
@@ -160,11 +169,22 @@ def test_an_exploded_run_is_no_result(tmp_path: Path, capsys: Any, monkeypatch: 
 
 def test_one_exploded_seed_and_all_exploded(tmp_path: Path, capsys: Any, monkeypatch: Any) -> None:
     comparison(tmp_path, {"fedavg": 0.9}, seeds=2, rounds=4)
-    exploded(tmp_path / "fedavg" / "seed-1", 2e3)
+    exploded(tmp_path / "fedavg" / "seed-1", 3e3)
     assert headline(load_runs(tmp_path))[0].mark == "1 of 2 seeds diverged"
     assert "Every run diverged" in shown(tmp_path, capsys, monkeypatch)
     exploded(tmp_path / "fedavg" / "seed-1", 5.0)  # overconfident and wrong is a result
     assert headline(load_runs(tmp_path))[0].mark == ""
+
+
+def test_a_run_that_says_so_is_believed(tmp_path: Path, capsys: Any, monkeypatch: Any) -> None:
+    folder = write_run(tmp_path / "a" / "seed-0", "fedavg", 0.8, 0, rounds=4)
+    facts = json.loads((folder / "run.json").read_text())
+    why = "the run came to nothing: 3 of 4 rounds were rolled back; lower the step size (--lr)"
+    (folder / "run.json").write_text(json.dumps({**facts, "diverged": why}))
+    assert headline(load_runs(tmp_path))[0].mark == "diverged"
+    out = re.sub(r"\s+", " ", shown(tmp_path, capsys, monkeypatch))
+    assert f"FedAvg diverged (seed 0: {why}): its numbers are no result and are not ranked." in out
+    assert out.count("--lr") == 1
 
 
 def test_one_method_twice_has_two_labels(tmp_path: Path) -> None:

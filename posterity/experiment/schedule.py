@@ -1,0 +1,159 @@
+"""When a run is evaluated, and whose clients: so that evaluation costs at most a fifth of it.
+
+What an evaluation costs is not measured but computed, from what is known before the first round: steps, rows and lines
+of a round's cohort and of an evaluation at all points, in seconds of one slow core. So the same configuration is
+evaluated in the same rounds on every machine; a ratio of two such sums is what counts. Of more than `SAMPLE` members
+a sample is evaluated, drawn once by the seed, and everybody in the last round.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from posterity.core.protocol import Pass
+from posterity.core.random import fold
+from posterity.core.tree import tree_leaves
+from posterity.engine.keys import EVALUATED
+from posterity.engine.participation import Participation, draw_distinct
+from posterity.engine.simulation import Simulation
+from posterity.experiment.config import Config
+
+SHARE = 0.2  # of a run that evaluation may cost
+SAMPLE = 2000  # members up to which all are evaluated
+START = 3.0  # seconds of a run before its first round
+STEP, LINE, CLIENT = 1.5e-3, 0.015, 2e-5  # seconds of a step of a stack, of a line of scores, of a client in it
+FLOPS = 5e9  # a second
+SKEW = 2.0  # the largest client has so many times the steps of a mean one
+NICE = (1, 2, 3, 5, 10, 20, 25, 50)  # rounds between evaluations: seeds differ in their data, but hardly in this
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Evaluated are every so many rounds and the last one: `sample` of the members, in the last one all of them."""
+
+    every: int
+    rounds: int
+    members: int
+    sample: Tensor | None = None  # (clients,) ascending; None: everybody
+    whole_end: bool = True  # whether everybody is evaluated in the last round
+    remark: str = ""
+
+    def due(self, round: int) -> bool:
+        """Whether a round is evaluated."""
+        return round % self.every == 0 or round == self.rounds
+
+    def who(self, round: int) -> Tensor | None:
+        """The members that are evaluated in a round; None: everybody."""
+        return None if round == self.rounds and self.whole_end else self.sample
+
+    @property
+    def clients(self) -> str:
+        """As `--evaluate-clients` has it."""
+        return "all" if self.sample is None else str(len(self.sample))
+
+    @staticmethod
+    def of(config: Config, sim: Simulation) -> Schedule:
+        """As asked for, or as the costs allow."""
+        members = sim.federation.members
+        sample, whole_end = _sample(config, sim)
+        scored = members if sample is None else len(sample)
+        every = config.evaluate_every
+        if every is None:
+            every = _affordable(config, sim, scored, members if whole_end else scored)
+        remarks = [_said_rounds(every, config)] if config.evaluate_every is None and every > config.every else []
+        if sample is not None:
+            end = ", in the last round all" if whole_end else ""
+            remarks.append(f"{scored:,} of {members:,} clients are evaluated, drawn by the seed{end}; "
+                           "--evaluate-clients changes it")  # fmt: skip
+        return Schedule(every, config.rounds, members, sample, whole_end, "; ".join(remarks))
+
+
+def _said_rounds(every: int, config: Config) -> str:
+    often = f"every {every} rounds" if every < config.rounds else "in the last round only"
+    return f"evaluated {often}, so that it costs at most a fifth of the run; --evaluate-every changes it"
+
+
+def _sample(config: Config, sim: Simulation) -> tuple[Tensor | None, bool]:
+    """Which members are evaluated during the run, and whether everybody is at its end."""
+    members, asked = sim.federation.members, config.evaluate_clients
+    count = SAMPLE if asked is None else members if asked == "all" else min(int(asked), members)
+    if count >= members:
+        return None, True
+    key = fold(fold(sim.root, EVALUATED), 0)
+    if 2 * count <= members:
+        return draw_distinct(key, count, members), asked is None
+    stays = torch.ones(members, dtype=torch.bool, device=sim.root.device)  # more than half: draw who is left out
+    stays[draw_distinct(key, members - count, members)] = False
+    return torch.nonzero(stays)[:, 0], asked is None
+
+
+def _affordable(config: Config, sim: Simulation, scored: int, at_end: int) -> int:
+    """Rounds between evaluations, such that all of them cost at most their share of the run."""
+    round = cost_of_round(config, sim)
+    budget = SHARE / (1 - SHARE) * (START + config.rounds * round)
+    each = cost_of_evaluation(config, sim, scored)
+    more = max(0, math.floor((budget - cost_of_evaluation(config, sim, at_end)) / each))  # besides the last round
+    needed = -(-config.rounds // (more + 1))
+    if needed <= config.every:
+        return config.every
+    tens = 10 ** max(0, len(str(needed)) - 2)
+    nice = next((n * tens for n in (*NICE, 100) if n * tens >= needed), needed)
+    return min(nice, config.rounds)
+
+
+def cost_of_round(config: Config, sim: Simulation) -> float:
+    """Seconds, about, of a round of training."""
+    able = int((sim.federation.train.sizes[: sim.federation.members] > 0).sum())
+    who = Participation.parse(config.participation)
+    share = who.share if who.share is not None else who.probability if who.probability is not None else 1.0
+    return _passes(sim, sim.passes(), min(able, who.count) if who.count is not None else share * able) + STEP
+
+
+def cost_of_evaluation(config: Config, sim: Simulation, members: int) -> float:
+    """Seconds, about, of an evaluation of so many members and of all newcomers, at all points."""
+    late = sim.federation.clients - sim.federation.members
+    adaptation = sim.method.adaptation
+    work = _passes(sim, sim.passes(), members) + _passes(sim, sim.passes(adaptation), members)
+    points, lines = 3, 9 * (LINE + CLIENT * members)
+    predicted = points * members
+    for epochs in sorted({0, 1, adaptation, config.newcomer_epochs}) if late else ():
+        work += _passes(sim, sim.passes(epochs), late)
+        lines += 3 * (LINE + CLIENT * late)
+        predicted += late
+    if sim.federation.common is not None:
+        lines += LINE + len(sim.federation.common) * _row(sim)
+    held = _mean(sim, "validation") + _mean(sim, "test")
+    return work + lines + predicted * held * _row(sim) + points * 2 * STEP
+
+
+def _passes(sim: Simulation, passes: Iterable[Pass], clients: float) -> float:
+    """Seconds, about, of passes of so many clients like the mean one."""
+    seconds = 0.0
+    for each in passes:
+        rows = _mean(sim, each.on)
+        batch = min(each.batch or rows, rows) or 1.0
+        steps = math.ceil(rows / batch) * each.epochs
+        steps = steps if each.most is None else min(steps, each.most)
+        seconds += SKEW * steps * STEP + (3 if each.learns else 1) * steps * batch * clients * _row(sim)
+    return seconds
+
+
+def _mean(sim: Simulation, part: str) -> float:
+    """Rows of a mean member."""
+    federation = sim.federation
+    sizes = {"train": federation.train, "validation": federation.validation, "test": federation.test}[part].sizes
+    return float(sizes[: federation.members].sum()) / max(1, federation.members)
+
+
+def _row(sim: Simulation) -> float:
+    """Seconds, about, of a forward pass of one row."""
+    numbers = sum(leaf.numel() for leaf in tree_leaves(sim.initial))
+    return (2.0 * numbers + 8.0 * sim.sample) / FLOPS
+
+
+__all__ = ["Schedule", "cost_of_evaluation", "cost_of_round"]
