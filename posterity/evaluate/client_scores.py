@@ -8,6 +8,7 @@ scored.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import os
@@ -18,8 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
-from safetensors.torch import save
+from safetensors.torch import load, save
 from torch import Tensor
 
 LISTED = 2000  # clients up to which a line carries every client's numbers
@@ -55,11 +55,16 @@ class StoredColumns(Mapping[str, list[Any]]):
 
     path: Path
     key: str
+    checksum: str | None  # as the line says it; None: from before lines did
 
     def _columns(self) -> ClientColumns:
-        with safe_open(self.path, framework="pt") as file:
-            mine = [n for n in file.keys() if n.startswith(f"{self.key}/")]  # noqa: SIM118
-            found = {n.removeprefix(f"{self.key}/"): file.get_tensor(n) for n in mine}
+        if self.path.is_symlink() or not self.path.is_file():
+            raise ValueError(f"{self.path} is missing or no ordinary file: put the run's own file back")
+        data = self.path.read_bytes()
+        if self.checksum not in (None, hashlib.sha256(data).hexdigest()):
+            raise ValueError(f"{self.path} is not as it was written: put back a copy that is whole")
+        prefix = f"{self.key}/"
+        found = {n.removeprefix(prefix): leaf for n, leaf in load(data).items() if n.startswith(prefix)}
         return ClientColumns(int(found.pop("size")), found.pop("clients"), found)
 
     def __getitem__(self, name: str) -> list[Any]:
@@ -117,20 +122,21 @@ def write_columns(folder: Path, lines: Sequence[Line]) -> list[Line]:
     path = folder / place
     path.parent.mkdir(exist_ok=True)
     part = path.with_name(path.name + ".part")
+    data = save(named)
     with part.open("wb") as file:
-        file.write(save(named))
+        file.write(data)
         file.flush()
         os.fsync(file.fileno())
     os.replace(part, path)
-    return [{**line, "clients": {}, "clients_file": place} if isinstance(line.get("clients"), ClientColumns) else line
-            for line in lines]  # fmt: skip
+    told = {"clients": {}, "clients_file": place, "clients_checksum": hashlib.sha256(data).hexdigest()}
+    return [{**line, **told} if isinstance(line.get("clients"), ClientColumns) else line for line in lines]
 
 
 def stored(line: Mapping[str, Any], folder: Path) -> Line:
     """A line of a run whose folder holds every client's numbers: they are read from there when they are asked for."""
     clients, place = line.get("clients"), line.get("clients_file")
     if place and NAME.fullmatch(str(place)):  # nothing outside of the folder
-        return {**line, "clients": StoredColumns(folder / place, key_of(line))}
+        return {**line, "clients": StoredColumns(folder / place, key_of(line), line.get("clients_checksum"))}
     if isinstance(clients, dict) and len(clients.get("n") or ()) > HELD:
         return {**line, "clients": StoredLine(folder / "metrics.jsonl", line["round"], key_of(line))}
     return dict(line)
