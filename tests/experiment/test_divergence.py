@@ -13,8 +13,8 @@ from oracles.sims import federate, points
 
 import posterity
 from posterity.cli.app import conclude
-from posterity.cli.output import Output
 from posterity.cli.diverged import EXIT, notes_of
+from posterity.cli.output import Output
 from posterity.experiment.divergence import why_diverged
 
 TINY = {"dataset": "digits", "clients": 3, "subset": "5%", "rounds": 2, "evaluate_every": 2, "engine": "stacked"}
