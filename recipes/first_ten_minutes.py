@@ -165,6 +165,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="page to write")
     parser.add_argument("--environment", type=Path, help="a virtual environment that has the wheel already")
     given = parser.parse_args()
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # what a shell starts in the background would ignore it
     with tempfile.TemporaryDirectory() as made:
         place = Path(made)
         own, installed = active(given.environment or install(place))
