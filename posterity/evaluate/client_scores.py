@@ -2,12 +2,13 @@
 
 Up to `LISTED` clients a line of `metrics.jsonl` carries the numbers. Beyond, and where only a sample is scored, they
 are columns of float32: in memory for a run without a folder, else in `clients/round-N.safetensors`, and read when
-somebody asks. To a reader all forms are the same: metric → one value per client of the group, nan for who was not
+somebody asks, if its checksum is the one that the line holds. To a reader all forms are the same: metric → one value per client of the group, nan for who was not
 scored.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import os
@@ -55,8 +56,12 @@ class StoredColumns(Mapping[str, list[Any]]):
 
     path: Path
     key: str
+    checksum: str | None = None  # SHA-256 of the file; None: a run from before it was written down
 
     def _columns(self) -> Columns:
+        if self.checksum and hashlib.sha256(self.path.read_bytes()).hexdigest() != self.checksum:
+            raise ValueError(f"{self.path} is not as it was written: its checksum does not agree (a damaged disk, a torn "
+                             "copy, or an edit); put a whole copy of it back")  # fmt: skip
         with safe_open(self.path, framework="pt") as file:
             mine = [n for n in file.keys() if n.startswith(f"{self.key}/")]  # noqa: SIM118
             found = {n.removeprefix(f"{self.key}/"): file.get_tensor(n) for n in mine}
@@ -116,21 +121,21 @@ def write_columns(folder: Path, lines: Sequence[Line]) -> list[Line]:
         named |= {f"{key_of(line)}/{n}": t.detach().cpu().contiguous().clone() for n, t in columns.items()}
     path = folder / place
     path.parent.mkdir(exist_ok=True)
-    part = path.with_name(path.name + ".part")
+    part, data = path.with_name(path.name + ".part"), save(named)
+    told = {"clients": {}, "clients_file": place, "clients_checksum": hashlib.sha256(data).hexdigest()}
     with part.open("wb") as file:
-        file.write(save(named))
+        file.write(data)
         file.flush()
         os.fsync(file.fileno())
     os.replace(part, path)
-    return [{**line, "clients": {}, "clients_file": place} if isinstance(line.get("clients"), Columns) else line
-            for line in lines]  # fmt: skip
+    return [{**line, **told} if isinstance(line.get("clients"), Columns) else line for line in lines]
 
 
 def stored(line: Mapping[str, Any], folder: Path) -> Line:
     """A line of a run whose folder holds every client's numbers: they are read from there when they are asked for."""
     clients, place = line.get("clients"), line.get("clients_file")
     if place and NAME.fullmatch(str(place)):  # nothing outside of the folder
-        return {**line, "clients": StoredColumns(folder / place, key_of(line))}
+        return {**line, "clients": StoredColumns(folder / place, key_of(line), line.get("clients_checksum"))}
     if isinstance(clients, dict) and len(clients.get("n") or ()) > HELD:
         return {**line, "clients": StoredLine(folder / "metrics.jsonl", line["round"], key_of(line))}
     return dict(line)

@@ -17,7 +17,7 @@ from posterity.engine.simulation import Simulation
 from posterity.engine.store import Mapped, Memory, Store
 from posterity.evaluate import share_of_zeros
 from posterity.evaluate.client_scores import stored, write_columns
-from posterity.experiment import run_folder
+from posterity.experiment import kept_round, run_folder
 from posterity.experiment.chosen import Chosen
 from posterity.experiment.config import Config
 from posterity.experiment.result import Result
@@ -54,6 +54,8 @@ class RunState:
         self.chosen = Chosen(config, self.sim, out if self.writes else None)
         self._recover(checkpoint)
         self.chosen.recover(self.lines)
+        if out is not None and self.sim.processes.leads:
+            kept_round.check_whole(out, self.chosen.wanted())
 
     @property
     def sim(self) -> Simulation:
@@ -137,6 +139,7 @@ class RunState:
         result = Result(self.config, self.setup, *state)
         if self.writes:
             assert self.out is not None
+            self.chosen.prune()  # a kill may have come between the last checkpoint and this
             path = self.out / run_folder.RUN
             facts = run_folder.read_json(path)
             if facts.get("status") != "finished":
