@@ -2,8 +2,8 @@
 
 Up to `LISTED` clients a line of `metrics.jsonl` carries the numbers. Beyond, and where only a sample is scored, they
 are columns of float32: in memory for a run without a folder, else in `clients/round-N.safetensors`, and read when
-somebody asks, if its checksum is the one that the line holds. To a reader all forms are the same: metric → one value per client of the group, nan for who was not
-scored.
+somebody asks, if its checksum is the one that the line holds. To a reader all forms are the same: metric → one value
+per client of the group, nan for who was not scored.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ class StoredColumns(Mapping[str, list[Any]]):
 
     def _columns(self) -> Columns:
         if self.checksum and hashlib.sha256(self.path.read_bytes()).hexdigest() != self.checksum:
-            raise ValueError(f"{self.path} is not as it was written: its checksum does not agree (a damaged disk, a torn "
-                             "copy, or an edit); put a whole copy of it back")  # fmt: skip
+            raise ValueError(f"{self.path} is not as it was written: its checksum does not agree (a damaged disk, a "
+                             "torn copy, or an edit); put a whole copy of it back")  # fmt: skip
         with safe_open(self.path, framework="pt") as file:
             mine = [n for n in file.keys() if n.startswith(f"{self.key}/")]  # noqa: SIM118
             found = {n.removeprefix(f"{self.key}/"): file.get_tensor(n) for n in mine}

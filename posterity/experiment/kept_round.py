@@ -9,7 +9,7 @@ which rounds are kept, `delivery.py` what is made of them.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -21,6 +21,7 @@ from torch import Tensor
 from posterity.core.tree import Tree, tree_bytes, tree_cat, tree_map, tree_rows
 from posterity.engine.store import Store
 from posterity.experiment import integrity, run_folder
+from posterity.experiment.integrity import DamagedFile
 
 PIECE = 2**28  # bytes of records that are written, or read, at once
 PREFIX = "kept-"
@@ -142,15 +143,23 @@ def read_kept(folder: Path, round: int, state: Tree, like: Callable[[], Tree], d
     return Kept(round, before, records, late)
 
 
-def check_whole(folder: Path, rounds: set[int]) -> None:
-    """Refuse a run's folder in which a file that will be delivered from is not as it was written.
+def names_in(folder: Path, rounds: set[int]) -> list[str]:
+    """The files of a folder that models of these rounds are delivered from."""
+    names = ["inputs", *(f"{kind}-{round:06d}{piece}" for round in rounds for kind, piece in PARTS)]
+    return sorted(path.name for name in names for path in folder.glob(f"{name}.safetensors"))
+
+
+def check_whole(folder: Path, rounds: set[int], known: Iterable[str]) -> None:
+    """Refuse a run's folder in which a file that will be delivered from is missing or not as it was written.
 
     They are read when a model is asked for, which may be long after a run that could still be begun again has gone on.
     Of other rounds there may be files that a kill left; they are never read.
     """
-    names = ["inputs", *(f"{kind}-{round:06d}{piece}" for round in rounds for kind, piece in PARTS)]
-    for path in sorted(path for name in names for path in folder.glob(f"{name}.safetensors")):
-        integrity.check_tensors(path)
+    for name in known:
+        if not (folder / name).exists():
+            raise DamagedFile(f"{folder / name} is missing, and the run has written it; {integrity.ADVICE}")
+    for name in names_in(folder, rounds):
+        integrity.check_tensors(folder / name)
 
 
 def rounds_in(folder: Path) -> set[int]:

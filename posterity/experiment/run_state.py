@@ -42,6 +42,7 @@ class RunState:
         self.participation = Participation.parse(config.participation)
         self.round, self.commit, self.length, self.seconds = 0, 0, 0, 0.0
         self.lines: list[dict[str, Any]] = []
+        self.kept: list[str] = []  # files of kept rounds that the checkpoint knows
         self.only_read = only_read
         self.writes = out is not None and self.sim.processes.leads and not only_read
         self.log = None if out is None else Lines(out / run_folder.METRICS)
@@ -55,7 +56,7 @@ class RunState:
         self._recover(checkpoint)
         self.chosen.recover(self.lines)
         if out is not None and self.sim.processes.leads:
-            kept_round.check_whole(out, self.chosen.wanted())
+            self._check_kept(out, checkpoint)
 
     @property
     def sim(self) -> Simulation:
@@ -118,6 +119,8 @@ class RunState:
         if personal is not None:
             trees["personal"] = personal
         facts = {"round": self.round, "commit": self.commit, "seconds": self.seconds, **self.store.facts()}
+        if self.out is not None:
+            facts["kept"] = kept_round.names_in(self.out, self.chosen.wanted())
         return trees, facts | self._lines_facts()
 
     def _lines_facts(self) -> dict[str, Any]:
@@ -145,7 +148,9 @@ class RunState:
             if facts.get("status") != "finished":
                 sums = {**facts.get("checksums", {}), run_folder.METRICS: self._lines_facts()["lines"]}
                 ended = {"status": "finished", "seconds": self.seconds, "checksums": sums}
-                run_folder.write_json(path, {**facts, **ended, "models": result.save_models(self.out)})
+                ended["models"] = result.save_models(self.out)
+                ended["kept"] = kept_round.names_in(self.out, self.chosen.wanted())
+                run_folder.write_json(path, {**facts, **ended})
         return result
 
     def _recover(self, checkpoint: Path | None) -> None:
@@ -156,7 +161,7 @@ class RunState:
         if self.sim.processes.leads:
             lines = self.log.recover(facts, checkpoint is not None, cut=self.writes)
             self.lines = [stored(line, self.out) for line in lines]
-        self.round, self.length = facts["round"], facts["length"]
+        self.round, self.length, self.kept = facts["round"], facts["length"], facts.get("kept", [])
         self.commit, self.seconds = facts["commit"], facts["seconds"]
         if checkpoint is not None:
             check_state(leaves, checkpoint, self.only_read)
@@ -170,6 +175,12 @@ class RunState:
         self.store.recover(self.commit, known, restore, self._records_like, facts)
         if self.writes and checkpoint == self.out / run_folder.PREVIOUS:
             (self.out / run_folder.CHECKPOINT).unlink(missing_ok=True)  # damaged; the next must not push out this one
+
+    def _check_kept(self, out: Path, checkpoint: Path | None) -> None:
+        """Refuse a folder that has lost what it would deliver."""
+        last = checkpoint == out / run_folder.CHECKPOINT  # of what the previous knew, the last may have removed some
+        ended = run_folder.read_json(out / run_folder.RUN).get("kept", [])
+        kept_round.check_whole(out, self.chosen.wanted(), {*ended, *(self.kept if last else ())})
 
     def _records_like(self) -> Tree:
         return records_like(self.setup, self.state)

@@ -13,7 +13,7 @@ import torch
 
 import posterity
 from posterity.engine.store import Mapped
-from posterity.experiment import run, run_folder, verify
+from posterity.experiment import kept_round, run, run_folder, verify
 from posterity.experiment.chosen import Chosen
 from posterity.experiment.compare import compare_runs, resume_all
 from posterity.experiment.trust import check_trusted, outside_names
@@ -137,6 +137,21 @@ def test_missing_checkpoints_are_noticed(made, tmp_path):
     assert "lines of several rounds and no checkpoint" in take_up(out).text
 
 
+@pytest.mark.parametrize("state", ["finished", "cut"])
+@pytest.mark.parametrize("name", ["kept-*[0-9].safetensors", "kept-*-0000.safetensors", "models-*", "inputs*"])
+def test_missing_files_of_what_is_delivered_are_noticed(name, state, made, tmp_path):
+    out = copy_of(made, f"memory {state}", tmp_path)
+    known = kept_round.names_in(out, {2, 4})
+    gone = [path for path in out.glob(name) if path.name in known]
+    if name == "models-*" and state == "cut":
+        assert not gone  # they are written at the end
+        return
+    gone[0].unlink()
+    outcome = take_up(out)
+    assert outcome.kind == "refused"
+    assert f"{gone[0].name} is missing" in outcome.text
+
+
 def test_a_kill_before_tidying_up_leaves_no_rounds_that_nobody_wants(tmp_path, monkeypatch):
     """Between the last checkpoint and the removal of rounds that it does not want."""
 
@@ -148,12 +163,14 @@ def test_a_kill_before_tidying_up_leaves_no_rounds_that_nobody_wants(tmp_path, m
             raise Killed
         prune(self)
 
-    prune = Chosen.prune
-    with monkeypatch.context() as patch, pytest.raises(Killed):
+    prune, given = Chosen.prune, {"model": "linear", "set": {}, "clients": 3, "subset": "8%", "participation": "70%"}
+    with monkeypatch.context() as patch:
         patch.setattr(Chosen, "prune", die_at_the_end)
-        make_run(tmp_path / "cut")
+        with pytest.raises(Killed):
+            make_run(tmp_path / "cut", **given)
+    assert "kept-000002.safetensors" in own_files(tmp_path / "cut")
     assert take_up(tmp_path / "cut") == Outcome("silent", "")
-    assert own_files(tmp_path / "cut") == own_files(make_run(tmp_path / "whole"))
+    assert own_files(tmp_path / "cut") == own_files(make_run(tmp_path / "whole", **given))
 
 
 @pytest.mark.parametrize("state", ["finished", "cut"])
