@@ -2,8 +2,8 @@
 
 Up to `LISTED` clients a line of `metrics.jsonl` carries the numbers. Beyond, and where only a sample is scored, they
 are columns of float32: in memory for a run without a folder, else in `clients/round-N.safetensors`, and read when
-somebody asks. To a reader all forms are the same: metric → one value per client of the group, nan for who was not
-scored.
+somebody asks, if its checksum is the one that the line holds. To a reader all forms are the same: metric → one value
+per client of the group, nan for who was not scored.
 """
 
 from __future__ import annotations

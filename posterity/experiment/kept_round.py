@@ -9,7 +9,7 @@ which rounds are kept, `delivery.py` what is made of them.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -20,10 +20,12 @@ from torch import Tensor
 
 from posterity.core.tree import Tree, tree_bytes, tree_cat, tree_map, tree_rows
 from posterity.engine.store import Store
-from posterity.experiment import run_folder
+from posterity.experiment import integrity, run_folder
+from posterity.experiment.integrity import DamagedFile
 
 PIECE = 2**28  # bytes of records that are written, or read, at once
 PREFIX = "kept-"
+PARTS = (("kept", ""), ("kept", "-*"), ("models", ""))  # what a folder may hold of one round
 
 
 class ReadableRecords(Protocol):
@@ -139,6 +141,25 @@ def read_kept(folder: Path, round: int, state: Tree, like: Callable[[], Tree], d
     late = run_folder.restore(state, placed, "late") if any(n.startswith("late/") for n in leaves) else before
     records = read_records(folder, round, known, facts["each"], like() if bool(known.any()) else (), device)
     return Kept(round, before, records, late)
+
+
+def names_in(folder: Path, rounds: set[int]) -> list[str]:
+    """The files of a folder that models of these rounds are delivered from."""
+    names = ["inputs", *(f"{kind}-{round:06d}{piece}" for round in rounds for kind, piece in PARTS)]
+    return sorted(path.name for name in names for path in folder.glob(f"{name}.safetensors"))
+
+
+def check_whole(folder: Path, rounds: set[int], known: Iterable[str]) -> None:
+    """Refuse a run's folder in which a file that will be delivered from is missing or not as it was written.
+
+    They are read when a model is asked for, which may be long after a run that could still be begun again has gone on.
+    Of other rounds there may be files that a kill left; they are never read.
+    """
+    for name in known:
+        if not (folder / name).exists():
+            raise DamagedFile(f"{folder / name} is missing, and the run has written it; {integrity.ADVICE}")
+    for name in names_in(folder, rounds):
+        integrity.check_tensors(folder / name)
 
 
 def rounds_in(folder: Path) -> set[int]:

@@ -17,7 +17,7 @@ from posterity.engine.simulation import Simulation
 from posterity.engine.store import Mapped, Memory, Store
 from posterity.evaluate import share_of_zeros
 from posterity.evaluate.client_scores import stored, write_columns
-from posterity.experiment import run_folder
+from posterity.experiment import kept_round, run_folder
 from posterity.experiment.chosen import Chosen
 from posterity.experiment.config import Config
 from posterity.experiment.result import Result
@@ -42,6 +42,7 @@ class RunState:
         self.participation = Participation.parse(config.participation)
         self.round, self.commit, self.length, self.seconds = 0, 0, 0, 0.0
         self.lines: list[dict[str, Any]] = []
+        self.kept: list[str] = []  # files of kept rounds that the checkpoint knows
         self.only_read = only_read
         self.writes = out is not None and self.sim.processes.leads and not only_read
         self.log = None if out is None else Lines(out / run_folder.METRICS)
@@ -54,6 +55,8 @@ class RunState:
         self.chosen = Chosen(config, self.sim, out if self.writes else None)
         self._recover(checkpoint)
         self.chosen.recover(self.lines)
+        if out is not None and self.sim.processes.leads:
+            self._check_kept(out, checkpoint)
 
     @property
     def sim(self) -> Simulation:
@@ -116,6 +119,8 @@ class RunState:
         if personal is not None:
             trees["personal"] = personal
         facts = {"round": self.round, "commit": self.commit, "seconds": self.seconds, **self.store.facts()}
+        if self.out is not None:
+            facts["kept"] = kept_round.names_in(self.out, self.chosen.wanted())
         return trees, facts | self._lines_facts()
 
     def _lines_facts(self) -> dict[str, Any]:
@@ -137,12 +142,15 @@ class RunState:
         result = Result(self.config, self.setup, *state)
         if self.writes:
             assert self.out is not None
+            self.chosen.prune()  # a kill may have come between the last checkpoint and this
             path = self.out / run_folder.RUN
             facts = run_folder.read_json(path)
             if facts.get("status") != "finished":
                 sums = {**facts.get("checksums", {}), run_folder.METRICS: self._lines_facts()["lines"]}
                 ended = {"status": "finished", "seconds": self.seconds, "checksums": sums}
-                run_folder.write_json(path, {**facts, **ended, "models": result.save_models(self.out)})
+                ended["models"] = result.save_models(self.out)
+                ended["kept"] = kept_round.names_in(self.out, self.chosen.wanted())
+                run_folder.write_json(path, {**facts, **ended})
         return result
 
     def _recover(self, checkpoint: Path | None) -> None:
@@ -153,7 +161,7 @@ class RunState:
         if self.sim.processes.leads:
             lines = self.log.recover(facts, checkpoint is not None, cut=self.writes)
             self.lines = [stored(line, self.out) for line in lines]
-        self.round, self.length = facts["round"], facts["length"]
+        self.round, self.length, self.kept = facts["round"], facts["length"], facts.get("kept", [])
         self.commit, self.seconds = facts["commit"], facts["seconds"]
         if checkpoint is not None:
             check_state(leaves, checkpoint, self.only_read)
@@ -167,6 +175,12 @@ class RunState:
         self.store.recover(self.commit, known, restore, self._records_like, facts)
         if self.writes and checkpoint == self.out / run_folder.PREVIOUS:
             (self.out / run_folder.CHECKPOINT).unlink(missing_ok=True)  # damaged; the next must not push out this one
+
+    def _check_kept(self, out: Path, checkpoint: Path | None) -> None:
+        """Refuse a folder that has lost what it would deliver."""
+        last = checkpoint == out / run_folder.CHECKPOINT  # of what the previous knew, the last may have removed some
+        ended = run_folder.read_json(out / run_folder.RUN).get("kept", [])
+        kept_round.check_whole(out, self.chosen.wanted(), {*ended, *(self.kept if last else ())})
 
     def _records_like(self) -> Tree:
         return records_like(self.setup, self.state)

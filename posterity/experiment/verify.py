@@ -20,7 +20,7 @@ from posterity.experiment.integrity import ADVICE, DamagedFile
 from posterity.experiment.run_folder import CONFIG, LOCK, METRICS, RUN
 
 FILES = re.compile(
-    rf"{re.escape(CONFIG)}|{re.escape(RUN)}|{re.escape(METRICS)}|{LOCK}|personal|.*\.(safetensors|part|tmp)"
+    rf"{re.escape(CONFIG)}|{re.escape(RUN)}|{re.escape(METRICS)}|{LOCK}|personal|clients|.*\.(safetensors|part|tmp)"
 )
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 CLOSED = (errno.EROFS, errno.EACCES, errno.EPERM)
@@ -31,8 +31,9 @@ def check_files(folder: Path) -> None:
     """Refuse a run's folder whose files are links to somewhere else, or no files."""
     if folder.is_dir():
         integrity.refuse_links(folder, [name for name in os.listdir(folder) if FILES.fullmatch(name)])
-    if (folder / "personal").is_dir():
-        integrity.refuse_links(folder / "personal", os.listdir(folder / "personal"))
+    for below in (folder / "personal", folder / "clients"):
+        if below.is_dir():
+            integrity.refuse_links(below, os.listdir(below))
 
 
 def write_run(folder: Path, facts: Mapping[str, Any], config: str) -> None:

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import math
 import shutil
+import subprocess
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
+
+from posterity.engine.journal import entries, read_journal
 from posterity.experiment import run, run_folder
 from posterity.experiment.config import Config
 
@@ -95,6 +99,17 @@ def take_up(folder: Path) -> Outcome:
     return Outcome("remarked" if mine else "silent", "; ".join(mine))
 
 
+def put_back(whole: Path, name: str, place: int) -> bool:
+    """Whether a byte is written anew, whatever stood there: of a row that the journal holds, or of a round to come."""
+    if name.startswith("kept-"):
+        return int(name[len("kept-") :][:6]) > run_folder.read_checkpoint(whole)[1]["round"]
+    if name != "personal/rows.bin":
+        return False
+    journal = read_journal(whole / "personal/undo.bin")
+    clients = run_folder.read_json(whole / run_folder.RUN)["federation"]["clients"]
+    return place // journal.width in {client for client, _ in entries(journal, clients)}
+
+
 def after_flip(whole: Path, copy: Path, name: str, place: int, end: dict[str, object]) -> Outcome:
     """Take up a copy of a run with one byte changed; where it goes on, it must end as it would have."""
     shutil.rmtree(copy, ignore_errors=True)
@@ -104,3 +119,18 @@ def after_flip(whole: Path, copy: Path, name: str, place: int, end: dict[str, ob
     if outcome.kind != "refused":
         assert remains(copy) == end, (name, place, outcome)
     return outcome
+
+
+@contextmanager
+def mounted(place: Path, size: str = "1m") -> Iterator[Path]:
+    """A small disk, where disks may be mounted."""
+    place.mkdir()
+    done = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", place], capture_output=True, check=False
+    )
+    if done.returncode:
+        pytest.skip(f"no disk can be mounted here: {done.stderr.decode().strip()}")
+    try:
+        yield place
+    finally:
+        subprocess.run(["umount", "-l", place], check=True)

@@ -12,17 +12,31 @@ import pytest
 import torch
 
 import posterity
-from posterity.engine.journal import entries, read_journal
 from posterity.engine.store import Mapped
-from posterity.experiment import run, run_folder, verify
+from posterity.experiment import kept_round, run, run_folder, verify
+from posterity.experiment.chosen import Chosen
 from posterity.experiment.compare import compare_runs, resume_all
 from posterity.experiment.trust import check_trusted, outside_names
 from posterity.report import write_report
 
-from .damage import SMALL, Outcome, after_flip, every_round, make_run, own_files, places, small, take_up
+from .damage import (
+    Outcome,
+    after_flip,
+    every_round,
+    flip,
+    make_run,
+    mounted,
+    own_files,
+    places,
+    put_back,
+    small,
+    take_up,
+)
 from .kills import remains
 
 STORES = ("memory", "disk")
+FILES = {"run.json", "config.toml", "metrics.jsonl", "checkpoint.safetensors", "checkpoint.previous.safetensors",
+         "inputs.safetensors"}  # fmt: skip
 HEADS = {"checkpoint.safetensors": (8, 40), "checkpoint.previous.safetensors": (8, 40)}  # in the table of contents
 
 
@@ -51,19 +65,22 @@ def copy_of(made, kind: str, tmp_path: Path) -> Path:
 def test_a_flipped_bit_is_noticed_in_every_file(kind, count, made, ends, tmp_path):
     whole, store = made[kind], kind.split()[0]
     names = own_files(whole)
-    assert len(names) == 5 + 3 * (store == "disk"), names
+    assert {*names} >= FILES | ({"personal/rows.bin", "personal/undo.bin"} if store == "disk" else set()), names
     for name in names:
         for place in sorted({*places(whole / name, count), *(HEADS.get(name, ()) if count > 2 else ())}):
             outcome = after_flip(whole, tmp_path / "copy", name, place, ends[store])
             assert outcome.noticed or put_back(whole, name, place), (name, place)
 
 
-def put_back(whole: Path, name: str, place: int) -> bool:
-    """Whether a byte is of a row that the journal holds: it is written anew, whatever stood there."""
-    if name != "personal/rows.bin":
-        return False
-    journal = read_journal(whole / "personal/undo.bin")
-    return place // journal.width in {client for client, _ in entries(journal, SMALL["clients"])}
+def test_flipped_numbers_of_many_clients_are_noticed_when_they_are_read(tmp_path, monkeypatch):
+    monkeypatch.setattr("posterity.experiment.scoring.LISTED", 3)
+    out = make_run(tmp_path / "run")
+    (name,) = [name for name in own_files(out) if name.startswith("clients/") and "2" in name]
+    assert posterity.load(out).lines[-1]["clients"]["nll"]
+    flip(out / name, (out / name).stat().st_size - 1)
+    told = [line["clients"] for line in posterity.load(out).lines if line.get("clients_file") == name]
+    with pytest.raises(ValueError, match=r"round-000002.safetensors is not as it was written"):
+        told[0]["nll"]
 
 
 @pytest.mark.parametrize("name", ["run.json", "config.toml", "metrics.jsonl"])
@@ -118,6 +135,42 @@ def test_missing_checkpoints_are_noticed(made, tmp_path):
     for name in (run_folder.CHECKPOINT, run_folder.PREVIOUS):
         (out / name).unlink()
     assert "lines of several rounds and no checkpoint" in take_up(out).text
+
+
+@pytest.mark.parametrize("state", ["finished", "cut"])
+@pytest.mark.parametrize("name", ["kept-*[0-9].safetensors", "kept-*-0000.safetensors", "models-*", "inputs*"])
+def test_missing_files_of_what_is_delivered_are_noticed(name, state, made, tmp_path):
+    out = copy_of(made, f"memory {state}", tmp_path)
+    known = kept_round.names_in(out, {2, 4})
+    gone = [path for path in out.glob(name) if path.name in known]
+    if name == "models-*" and state == "cut":
+        assert not gone  # they are written at the end
+        return
+    gone[0].unlink()
+    outcome = take_up(out)
+    assert outcome.kind == "refused"
+    assert f"{gone[0].name} is missing" in outcome.text
+
+
+def test_a_kill_before_tidying_up_leaves_no_rounds_that_nobody_wants(tmp_path, monkeypatch):
+    """Between the last checkpoint and the removal of rounds that it does not want."""
+
+    class Killed(Exception):
+        pass
+
+    def die_at_the_end(self):
+        if self.entries and self.entries[-1]["round"] == self.config.rounds:
+            raise Killed
+        prune(self)
+
+    prune, given = Chosen.prune, {"model": "linear", "set": {}, "clients": 3, "subset": "8%", "participation": "70%"}
+    with monkeypatch.context() as patch:
+        patch.setattr(Chosen, "prune", die_at_the_end)
+        with pytest.raises(Killed):
+            make_run(tmp_path / "cut", **given)
+    assert "kept-000002.safetensors" in own_files(tmp_path / "cut")
+    assert take_up(tmp_path / "cut") == Outcome("silent", "")
+    assert own_files(tmp_path / "cut") == own_files(make_run(tmp_path / "whole", **given))
 
 
 @pytest.mark.parametrize("state", ["finished", "cut"])
@@ -235,14 +288,8 @@ def test_a_finished_run_is_only_read(store, made, tmp_path, monkeypatch):
 
 @pytest.fixture
 def small_disk(tmp_path):
-    """A disk of one megabyte; a function that makes it read-only."""
-    place = tmp_path / "disk"
-    place.mkdir()
-    done = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", place], capture_output=True, check=False)
-    if done.returncode:
-        pytest.skip(f"no disk can be mounted here: {done.stderr.decode().strip()}")
-    yield place
-    subprocess.run(["umount", "-l", place], check=True)
+    with mounted(tmp_path / "disk") as place:
+        yield place
 
 
 @pytest.mark.parametrize("store", STORES)
@@ -252,7 +299,7 @@ def test_a_run_on_a_disk_that_may_only_be_read(store, made, small_disk, tmp_path
     subprocess.run(["mount", "-o", "remount,ro", small_disk], check=True)
     assert posterity.load(small_disk / "run").round == 4
     write_report(small_disk / "run", tmp_path / "page.html")
-    told = pytest.raises(ValueError, match=r"give another place \(posterity report .* --out")
+    told = pytest.raises(ValueError, match=r"posterity report .* --out")
     with told, verify.reported(small_disk / "run"):
         write_report(small_disk / "run")
     with pytest.raises(ValueError, match=r"cannot be written .*not at its end"):
