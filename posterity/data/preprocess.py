@@ -39,7 +39,7 @@ class Preprocessing:
             raw = self._picture(raw, shape)
         check_shape(raw, shape)
         if not dtype.is_floating_point:
-            return whole(raw, dtype)
+            return as_indices(raw, dtype)
         if self.shift is None or self.scale is None:
             return raw.to(dtype)
         row = client if len(self.shift) > 1 else 0
@@ -60,7 +60,7 @@ def check_shape(x: Tensor, shape: tuple[int, ...]) -> None:
         raise ValueError(f"x has shape {tuple(x.shape)}; expected (samples, {', '.join(map(str, shape))})")
 
 
-def whole(x: Tensor, dtype: torch.dtype) -> Tensor:
+def as_indices(x: Tensor, dtype: torch.dtype) -> Tensor:
     """Samples that are whole numbers (indices of an embedding)."""
     if x.is_floating_point() and bool((x != x.round()).any()):
         raise DataError(f"x holds {float(x[x != x.round()][0]):g}; expected whole numbers, as the run was trained on")

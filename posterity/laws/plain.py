@@ -15,6 +15,7 @@ from torch import Tensor
 from posterity.core.outside import is_yours, place_of, place_of_class, place_of_function, told
 from posterity.core.protocol import Carry, Method, Pass, Point
 from posterity.core.tree import is_registered, tree_named
+from posterity.core.wire import Sparse
 from posterity.core.wrapper import Wrapper
 from posterity.engine.loop import ORACLE
 from posterity.engine.round import first_state, score, train_round
@@ -151,7 +152,8 @@ class Watched(Wrapper):
             raise wrong(self.inner.message, "message", f"sends {_kind(sent)}; expected a dict of {KINDS}, such as "
                         "weighted(carry.params, here)")  # fmt: skip
         for name, part in sent.items():
-            if not all(hasattr(part, each) for each in ("fold", "zero", "__add__")) or isinstance(part, Tensor):
+            kind = part.part if isinstance(part, Sparse) else part
+            if not all(hasattr(kind, each) for each in ("fold", "zero", "__add__")) or isinstance(kind, Tensor):
                 raise wrong(self.inner.message, "message", f"sends {_kind(part)} as {name!r}, which does not add up; "
                             f"expected {KINDS}: Mean(here.n, value) is averaged by samples, "
                             "Sum(value) is added")  # fmt: skip
@@ -188,7 +190,7 @@ def _watched(each: Pass, name: str) -> Pass:
 
 def unwritten(method: Any) -> list[str]:
     """Functions that a method has to write and did not."""
-    made = [m for m in (method, getattr(method, "inner", None)) if m is not None]
+    made = [m for m in (method, getattr(method, "inner", None)) if hasattr(m, "label")]  # a wrapper has a method within
     return [n for n in WRITTEN for m in made if getattr(type(m), n, None) in (None, getattr(Method, n))]
 
 
