@@ -15,7 +15,6 @@ from torch import Tensor
 from posterity.core.outside import is_yours, place_of, place_of_class, place_of_function, told
 from posterity.core.protocol import Carry, Method, Pass, Point
 from posterity.core.tree import is_registered, tree_named
-from posterity.core.wire import Sparse
 from posterity.core.wrapper import Wrapper
 from posterity.engine.loop import ORACLE
 from posterity.engine.round import first_state, score, train_round
@@ -152,8 +151,7 @@ class Watched(Wrapper):
             raise wrong(self.inner.message, "message", f"sends {_kind(sent)}; expected a dict of {KINDS}, such as "
                         "weighted(carry.params, here)")  # fmt: skip
         for name, part in sent.items():
-            kind = part.part if isinstance(part, Sparse) else part
-            if not all(hasattr(kind, each) for each in ("fold", "zero", "__add__")) or isinstance(kind, Tensor):
+            if not hasattr(part, "fold") or isinstance(part, Tensor):  # what it folds to adds up: the law of sums
                 raise wrong(self.inner.message, "message", f"sends {_kind(part)} as {name!r}, which does not add up; "
                             f"expected {KINDS}: Mean(here.n, value) is averaged by samples, "
                             "Sum(value) is added")  # fmt: skip
