@@ -53,7 +53,7 @@ class Step:
 
 
 STEPS = (
-    Step("What is there?", "posterity --version", shows=("posterity",)),
+    Step("What is there?", "posterity --version", shows=("0.",)),
     Step("The main job on data that come with the package.", "posterity demo --quiet --out demo",
          shows=("pFedVMP", "report:")),
     Step("A table of your own: rows of patients, a column that says whose they are.",
@@ -139,34 +139,36 @@ def page(done: list[tuple[Step, str]], installed: str) -> str:
     return "\n".join(text).rstrip() + "\n"
 
 
-def install(place: Path) -> tuple[dict[str, str], str]:
-    """A virtual environment with the wheel; the variables of a shell in which it is active, and what is in it."""
-    wheels = place / "wheels"
+def install(place: Path) -> Path:
+    """A virtual environment with the wheel."""
+    wheels, made = place / "wheels", place / "venv"
     subprocess.run([sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "-w", wheels, ROOT], check=True)
-    subprocess.run([sys.executable, "-m", "venv", place / "venv"], check=True)
-    pip = [place / "venv" / "bin" / "pip", "install", "--quiet", "-c", ROOT / "constraints.txt"]
+    subprocess.run([sys.executable, "-m", "venv", made], check=True)
+    pip = [made / "bin" / "pip", "install", "--quiet", "-c", ROOT / "constraints.txt"]
     subprocess.run([*pip, "torch==2.13.0"], check=True)
     subprocess.run([*pip, *wheels.glob("posterity-*.whl")], check=True)
+    return made
+
+
+def active(made: Path) -> tuple[dict[str, str], str]:
+    """The variables of a shell in which an environment is active, and what is in it."""
     own = {name: value for name, value in os.environ.items() if not name.startswith(("POSTERITY", "PYTHON", "VIRTUAL"))}
-    own |= {"PATH": f"{place / 'venv' / 'bin'}{os.pathsep}{own['PATH']}", "COLUMNS": "80"}
-    shown = subprocess.run(
-        [place / "venv" / "bin" / "pip", "list", "--format", "freeze"], capture_output=True, text=True
-    )
-    found = [
-        line.replace("==", " ")
-        for line in shown.stdout.splitlines()
-        if line.startswith(("torch", "numpy", "posterity"))
-    ]
+    own |= {"PATH": f"{(made / 'bin').absolute()}{os.pathsep}{own['PATH']}", "COLUMNS": "80"}
+    shown = subprocess.run([made / "bin" / "pip", "list", "--format", "freeze"], capture_output=True, text=True)
+    names = ("torch", "numpy", "posterity")
+    found = [line.replace("==", " ") for line in shown.stdout.splitlines() if line.startswith(names)]
     return own, ", ".join([f"Python {sys.version.split()[0]}", *found])
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="page to write")
+    parser.add_argument("--environment", type=Path, help="a virtual environment that has the wheel already")
     given = parser.parse_args()
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # what a shell starts in the background would ignore it
     with tempfile.TemporaryDirectory() as made:
         place = Path(made)
-        own, installed = install(place)
+        own, installed = active(given.environment or install(place))
         write_patients(place / "hospitals.csv", 735, True, seed=0)
         write_patients(place / "new.csv", 10, False, seed=1)
         (place / "net.py").write_text(NET)

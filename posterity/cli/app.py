@@ -19,7 +19,7 @@ from posterity.cli import interrupt
 from posterity.cli.completion import complete_method, complete_model
 from posterity.cli.diverged import leave_it_to_the_end
 from posterity.cli.flags import check_jobs, option, read_config, read_list, read_seeds, with_flags, with_only
-from posterity.cli.mistakes import sentence, tell_of_yours, told
+from posterity.cli.mistakes import say_remarks, sentence, tell_of_yours, told
 from posterity.cli.options import COMMON, MEASURED, METHODS, PAGE, SEEDS, TRUST, Folder, Jobs, Runs, Together, Version
 from posterity.cli.output import SHOWN, Output, Quiet, check_output, take_names, take_output
 from posterity.engine.parent import end_with_parent
@@ -298,6 +298,7 @@ def main() -> None:
     """Run the command line; what users did wrong is told in a sentence, without a traceback."""
     end_with_parent()
     leave_it_to_the_end()
+    say_remarks()
     leave_folder_out()  # what you wrote yourself is found there by its name (core/outside.py)
     try:
         code = app(prog_name="posterity", standalone_mode=False)  # what `typer.Exit` carried, or None

@@ -23,6 +23,7 @@ GRACE = 1.0  # seconds that a command has to end by itself
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 MARKS = ("config.toml", "comparison.json")  # a folder with one of these can be gone on with
 _written: list[Path] = []  # the folder of the command
+_told: list[int] = []  # the signal of which it was said that it stopped the command
 
 
 class Stopped(BaseException):
@@ -52,6 +53,7 @@ def how_to_go_on() -> str:
 def stoppable() -> Iterator[None]:
     """While it lasts, the first Ctrl-C or SIGTERM raises `Stopped`; the exit code and the sentence are in `tell`."""
     _written.clear()
+    _told.clear()
     if is_worker() or threading.current_thread() is not threading.main_thread():
         yield  # the parent's business
         return
@@ -60,18 +62,22 @@ def stoppable() -> Iterator[None]:
     listening, speaking = os.pipe()
     os.set_blocking(speaking, False)
     woken = signal.set_wakeup_fd(speaking, warn_on_full_buffer=False)
-    over = threading.Event()
+    over, stopped = threading.Event(), False
     threading.Thread(target=_end_at_last, args=(listening, over), daemon=True).start()
     try:
         for number, _ in caught:
             signal.signal(number, _stop)
         yield
+    except Stopped:
+        stopped = True
+        raise
     finally:
         for number, before in caught:
             signal.signal(number, before)
         signal.set_wakeup_fd(woken)
-        over.set()
-        os.close(speaking)  # ends the thread
+        if not stopped:  # else the thread waits for the end of the interpreter too: with PyTorch it may take seconds
+            over.set()
+            os.close(speaking)  # ends the thread
 
 
 def _stop(number: int, frame: FrameType | None) -> None:
@@ -103,7 +109,9 @@ def stops(command: Callable[[], None]) -> Callable[[], None]:
 
 def tell(number: int = signal.SIGINT) -> int:
     """Say that the command was stopped and how to go on; the exit code that shells expect."""
-    print("; ".join(text for text in ("stopped", how_to_go_on()) if text), file=sys.stderr, flush=True)
+    if not _told:
+        _told.append(number)
+        print("; ".join(text for text in ("stopped", how_to_go_on()) if text), file=sys.stderr, flush=True)
     return 128 + number
 
 

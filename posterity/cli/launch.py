@@ -156,7 +156,7 @@ def _await_end(workers: list[subprocess.Popen[bytes]]) -> None:
             if not is_stopped(worker.pid):
                 since[rank] = now
                 named.discard(rank)
-            elif now - since.get(rank, now) > SILENCE and rank not in named:
+            elif now - since.setdefault(rank, now) > SILENCE and rank not in named:
                 named.add(rank)
                 print(f"process {rank} of the {len(workers)} that share the clients is stopped, and the others wait "
                       f"for it; 'kill -CONT {worker.pid}' lets it go on (or Ctrl-C)", file=sys.stderr)  # fmt: skip

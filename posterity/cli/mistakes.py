@@ -1,13 +1,17 @@
-"""What was typed wrong, in a sentence."""
+"""What was typed wrong, and what is worth a remark, in a sentence."""
 
 from __future__ import annotations
 
 import os
 import sys
+import warnings
 from difflib import get_close_matches
-from typing import Any
+from pathlib import Path
+from typing import Any, TextIO
 
 from posterity.cli.neutral import paragraphs
+
+PACKAGE = str(Path(__file__).resolve().parents[1])
 
 
 def told(error: Any) -> str:
@@ -32,3 +36,17 @@ def tell_of_yours(error: Exception) -> None:
     if place_of(error) is not None and not os.environ.get("POSTERITY_DEBUG"):
         print(f"error: {paragraphs(told(error))} (POSTERITY_DEBUG=1 shows the traceback)", file=sys.stderr)
         sys.exit(2)
+
+
+def say_remarks() -> None:
+    """Print what the package warns of as one line: Python's own form adds a line of our code, which helps nobody."""
+    usual = warnings.showwarning
+
+    def show(message: Warning | str, category: type[Warning], filename: str, lineno: int, file: TextIO | None = None,
+             line: str | None = None) -> None:  # fmt: skip
+        if filename.startswith(PACKAGE) and issubclass(category, UserWarning):
+            print(f"note: {paragraphs(str(message))}", file=sys.stderr)
+        else:
+            usual(message, category, filename, lineno, file, line)
+
+    warnings.showwarning = show

@@ -47,7 +47,7 @@ def _live(title: str, total: int) -> Iterator[Watch]:
 
         def watch(round: int, rounds: int, lines: list[dict[str, Any]]) -> None:
             bar.start()  # not before the first round: a mistake in the settings should stand alone
-            for note in notes_of(lines):
+            for note in told.news(lines):
                 bar.console.print(plain(note), markup=False, highlight=False)
             bar.update(task, completed=round, note=told.note(lines))
 
@@ -61,7 +61,7 @@ def _lines(title: str) -> Watch:
 
     def watch(round: int, rounds: int, lines: list[dict[str, Any]]) -> None:
         note, now = told.note(lines), time.monotonic()
-        for each in notes_of(lines):
+        for each in told.news(lines):
             print(f"{plain(title)}: {plain(each)}", flush=True)
         if round < rounds and printed[0] and now - printed[0] < EVERY:
             return
@@ -78,10 +78,17 @@ class _Told:
 
     def __init__(self) -> None:
         self.begun, self.visits, self.rounds, self.scored = time.perf_counter(), 0, 0, ""
+        self.said: set[str] = set()
 
     @property
     def seconds(self) -> float:
         return time.perf_counter() - self.begun
+
+    def news(self, lines: list[dict[str, Any]]) -> list[str]:
+        """What a round notes that no round before it has: the runs of a comparison often say the same."""
+        found = [note for note in notes_of(lines) if note not in self.said]
+        self.said.update(found)
+        return found
 
     def note(self, lines: Sequence[Mapping[str, Any]]) -> str:
         """The last scores of all members on validation, named, and the speed."""

@@ -19,8 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
-from safetensors.torch import save
+from safetensors.torch import load, save
 from torch import Tensor
 
 LISTED = 2000  # clients up to which a line carries every client's numbers
@@ -31,7 +30,7 @@ Line = dict[str, Any]
 
 
 @dataclass(frozen=True, eq=False)
-class Columns(Mapping[str, list[Any]]):
+class ClientColumns(Mapping[str, list[Any]]):
     """Numbers of some clients of a group of `size`."""
 
     size: int
@@ -52,20 +51,21 @@ class Columns(Mapping[str, list[Any]]):
 
 @dataclass(frozen=True, eq=False)
 class StoredColumns(Mapping[str, list[Any]]):
-    """`Columns` in a file, under a name."""
+    """`ClientColumns` in a file, under a name."""
 
     path: Path
     key: str
-    checksum: str | None = None  # SHA-256 of the file; None: a run from before it was written down
+    checksum: str | None  # as the line says it; None: from before lines did
 
-    def _columns(self) -> Columns:
-        if self.checksum and hashlib.sha256(self.path.read_bytes()).hexdigest() != self.checksum:
-            raise ValueError(f"{self.path} is not as it was written: its checksum does not agree (a damaged disk, a "
-                             "torn copy, or an edit); put a whole copy of it back")  # fmt: skip
-        with safe_open(self.path, framework="pt") as file:
-            mine = [n for n in file.keys() if n.startswith(f"{self.key}/")]  # noqa: SIM118
-            found = {n.removeprefix(f"{self.key}/"): file.get_tensor(n) for n in mine}
-        return Columns(int(found.pop("size")), found.pop("clients"), found)
+    def _columns(self) -> ClientColumns:
+        if self.path.is_symlink() or not self.path.is_file():
+            raise ValueError(f"{self.path} is missing or no ordinary file: put the run's own file back")
+        data = self.path.read_bytes()
+        if self.checksum not in (None, hashlib.sha256(data).hexdigest()):
+            raise ValueError(f"{self.path} is not as it was written: put back a copy that is whole")
+        prefix = f"{self.key}/"
+        found = {n.removeprefix(prefix): leaf for n, leaf in load(data).items() if n.startswith(prefix)}
+        return ClientColumns(int(found.pop("size")), found.pop("clients"), found)
 
     def __getitem__(self, name: str) -> list[Any]:
         return self._columns()[name]
@@ -110,25 +110,26 @@ def key_of(line: Mapping[str, Any]) -> str:
 
 def write_columns(folder: Path, lines: Sequence[Line]) -> list[Line]:
     """The lines as they are written to `metrics.jsonl`; columns go to a file of their own, whole or not at all."""
-    many = [line for line in lines if isinstance(line.get("clients"), Columns)]
+    many = [line for line in lines if isinstance(line.get("clients"), ClientColumns)]
     if not many:
         return list(lines)
     place = f"{FOLDER}/round-{many[0]['round']:06d}.safetensors"
     named: dict[str, Tensor] = {}
     for line in many:
-        each: Columns = line["clients"]
+        each: ClientColumns = line["clients"]
         columns = {**each.columns, "clients": each.clients, "size": torch.tensor(each.size)}
         named |= {f"{key_of(line)}/{n}": t.detach().cpu().contiguous().clone() for n, t in columns.items()}
     path = folder / place
     path.parent.mkdir(exist_ok=True)
-    part, data = path.with_name(path.name + ".part"), save(named)
-    told = {"clients": {}, "clients_file": place, "clients_checksum": hashlib.sha256(data).hexdigest()}
+    part = path.with_name(path.name + ".part")
+    data = save(named)
     with part.open("wb") as file:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())
     os.replace(part, path)
-    return [{**line, **told} if isinstance(line.get("clients"), Columns) else line for line in lines]
+    told = {"clients": {}, "clients_file": place, "clients_checksum": hashlib.sha256(data).hexdigest()}
+    return [{**line, **told} if isinstance(line.get("clients"), ClientColumns) else line for line in lines]
 
 
 def stored(line: Mapping[str, Any], folder: Path) -> Line:
@@ -141,4 +142,4 @@ def stored(line: Mapping[str, Any], folder: Path) -> Line:
     return dict(line)
 
 
-__all__ = ["LISTED", "Columns", "StoredColumns", "StoredLine", "key_of", "stored", "write_columns"]
+__all__ = ["LISTED", "ClientColumns", "StoredColumns", "StoredLine", "key_of", "stored", "write_columns"]

@@ -30,17 +30,17 @@ class DamagedFile(ValueError):
     """A file that does not hold what was written; the message says which, and what to do."""
 
 
-def open_own(path: Path, mode: str) -> IO[bytes]:
+def open_regular(path: Path, mode: str) -> IO[bytes]:
     """Open a file that is no symbolic link, so that nothing outside the run's folder is read or written."""
     try:
         return open(path, mode, opener=lambda name, flags: os.open(name, flags | getattr(os, "O_NOFOLLOW", 0), 0o666))
     except OSError as error:
         if error.errno == errno.ELOOP:
-            check_own(path.parent, [path.name])
+            refuse_links(path.parent, [path.name])
         raise
 
 
-def check_own(folder: Path, names: Iterator[str] | list[str]) -> None:
+def refuse_links(folder: Path, names: Iterator[str] | list[str]) -> None:
     """Refuse symbolic links, pipes and devices in the place of a run's files."""
     for name in names:
         path = folder / name
@@ -54,9 +54,9 @@ def check_own(folder: Path, names: Iterator[str] | list[str]) -> None:
                              "yours, copy the folder with its links resolved (cp -rL) and give the copy")  # fmt: skip
 
 
-def read_own(path: Path) -> bytes:
+def read_regular(path: Path) -> bytes:
     """All bytes of a text of a run."""
-    with open_own(path, "rb") as file:
+    with open_regular(path, "rb") as file:
         size = os.fstat(file.fileno()).st_size
         if size > MOST:
             raise DamagedFile(f"{path} has {size:,} bytes, more than any run writes: it is not of this program")
@@ -75,7 +75,7 @@ def checksum(data: bytes) -> str:
 
 def checksum_of(path: Path, length: int | None = None) -> str:
     """The checksum of a file, or of its first bytes."""
-    with open_own(path, "rb") as file:
+    with open_regular(path, "rb") as file:
         return _sum(file, length)
 
 
@@ -90,13 +90,13 @@ def _sum(file: IO[bytes], length: int | None = None, before: bytes = b"") -> str
 # --- texts -------------------------------------------------------------------------------------------------------
 def seal_json(value: dict[str, Any]) -> bytes:
     """A JSON object that holds its format first and its checksum last."""
-    whole = {"format": FORMAT, **value, "checksum": BLANK}
-    return sealed((json.dumps(whole, indent=1, ensure_ascii=False) + "\n").encode())
+    value = {"format": FORMAT, **value, "checksum": BLANK}
+    return sealed((json.dumps(value, indent=1, ensure_ascii=False) + "\n").encode())
 
 
 def open_json(path: Path) -> dict[str, Any]:
     """What `seal_json` was given; a file from before checksums is taken as it is."""
-    data = read_own(path)
+    data = read_regular(path)
     found = [*SEAL.finditer(data)]
     if found and not _agrees(data, found[-1]):
         raise damaged(path)
@@ -122,7 +122,7 @@ def check_format(path: Path, value: dict[str, Any], has_checksum: bool, told: An
 # --- tensors -----------------------------------------------------------------------------------------------------
 def check_tensors(path: Path) -> dict[str, str]:
     """The metadata of a safetensors file whose bytes are those that were written."""
-    with open_own(path, "rb") as file:
+    with open_regular(path, "rb") as file:
         size = os.fstat(file.fileno()).st_size
         head = file.read(8)
         length = int.from_bytes(head, "little")
@@ -158,14 +158,14 @@ def damaged(path: Path) -> DamagedFile:
 
 __all__ = [
     "DamagedFile",
-    "check_own",
     "check_tensors",
     "checksum",
     "checksum_of",
     "damaged",
     "open_json",
-    "open_own",
-    "read_own",
+    "open_regular",
+    "read_regular",
+    "refuse_links",
     "seal_json",
     "sealed",
 ]  # fmt: skip

@@ -42,7 +42,7 @@ def write_atomic(path: Path, data: bytes) -> None:
     """All of `data` at `path`, or what was there before."""
     part = path.with_name(path.name + ".part")
     try:
-        with integrity.open_own(part, "wb") as file:
+        with integrity.open_regular(part, "wb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
@@ -86,7 +86,7 @@ def clean(value: Any) -> Any:
 
 def append_lines(path: Path, lines: list[dict[str, Any]]) -> int:
     """Append JSON lines, force them to disk, and return the file's length."""
-    with integrity.open_own(path, "ab") as file:
+    with integrity.open_regular(path, "ab") as file:
         file.write("".join(json.dumps(clean(line)) + "\n" for line in lines).encode())
         file.flush()
         os.fsync(file.fileno())
@@ -95,7 +95,7 @@ def append_lines(path: Path, lines: list[dict[str, Any]]) -> int:
 
 def read_lines(path: Path, length: int | None = None) -> list[dict[str, Any]]:
     """The lines of a file, or of its first bytes."""
-    data = integrity.read_own(path) if path.exists() or length is None else b""
+    data = integrity.read_regular(path) if path.exists() or length is None else b""
     try:
         return [json.loads(line) for line in data[:length].decode().splitlines() if line.strip()]
     except (ValueError, RecursionError) as error:
@@ -149,7 +149,7 @@ def _pledge(folders: Sequence[Path]) -> Path:
     return folders[0].parent / PLEDGE
 
 
-def whole_checkpoints(folder: Path) -> dict[int, Path]:
+def valid_checkpoints(folder: Path) -> dict[int, Path]:
     """The checkpoints of a run by their number, the newest first; of those that are damaged only the damage is told."""
     found, damages = {}, []
     for path in (folder / CHECKPOINT, folder / PREVIOUS):
@@ -171,7 +171,7 @@ def whole_checkpoints(folder: Path) -> dict[int, Path]:
 
 def last_common(folders: Sequence[Path]) -> list[Path | None]:
     """The checkpoint of each of the runs that go together: the last that is whole in all; None: none yet."""
-    found = [whole_checkpoints(folder) for folder in folders]
+    found = [valid_checkpoints(folder) for folder in folders]
     if not any(found):
         return [None] * len(found)
     common = set.intersection(*(set(each) for each in found))
@@ -236,7 +236,7 @@ def locked(folder: Path) -> Iterator[None]:
     except ImportError:  # no such lock on this system
         yield
         return
-    with integrity.open_own(folder / LOCK, "ab") as file:
+    with integrity.open_regular(folder / LOCK, "ab") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:

@@ -40,7 +40,7 @@ class Schedule:
     rounds: int
     members: int
     sample: Tensor | None = None  # (clients,) ascending; None: everybody
-    whole_end: bool = True  # whether everybody is evaluated in the last round
+    ends_with_all: bool = True  # whether everybody is evaluated in the last round
     remark: str = ""
 
     def due(self, round: int) -> bool:
@@ -49,7 +49,7 @@ class Schedule:
 
     def who(self, round: int) -> Tensor | None:
         """The members that are evaluated in a round; None: everybody."""
-        return None if round == self.rounds and self.whole_end else self.sample
+        return None if round == self.rounds and self.ends_with_all else self.sample
 
     @property
     def clients(self) -> str:
@@ -60,17 +60,17 @@ class Schedule:
     def of(config: Config, sim: Simulation) -> Schedule:
         """As asked for, or as the costs allow."""
         members = sim.federation.members
-        sample, whole_end = _sample(config, sim)
+        sample, ends_with_all = _sample(config, sim)
         scored = members if sample is None else len(sample)
         every = config.evaluate_every
         if every is None:
-            every = _affordable(config, sim, scored, members if whole_end else scored)
+            every = _affordable(config, sim, scored, members if ends_with_all else scored)
         remarks = [_said_rounds(every, config)] if config.evaluate_every is None and every > config.every else []
         if sample is not None:
-            end = ", in the last round all" if whole_end else ""
+            end = ", in the last round all" if ends_with_all else ""
             remarks.append(f"{scored:,} of {members:,} clients are evaluated, drawn by the seed{end}; "
                            "--evaluate-clients changes it")  # fmt: skip
-        return Schedule(every, config.rounds, members, sample, whole_end, "; ".join(remarks))
+        return Schedule(every, config.rounds, members, sample, ends_with_all, "; ".join(remarks))
 
 
 def _said_rounds(every: int, config: Config) -> str:

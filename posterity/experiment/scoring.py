@@ -29,7 +29,7 @@ from posterity.evaluate import (
     summarise,
     user_sums,
 )
-from posterity.evaluate.client_scores import LISTED, Columns
+from posterity.evaluate.client_scores import LISTED, ClientColumns
 
 
 @dataclass(frozen=True)
@@ -152,7 +152,7 @@ def _line(
         line["clients"] = {"n": [int(n) for n in scores.n]}
         line["clients"] |= {name: [float(v) for v in each[name]] for name in named}
         return line
-    clients, whole = asked.question.clients.cpu(), {"n": scores.n, **{name: each[name] for name in named}}
+    clients, columns = asked.question.clients.cpu(), {"n": scores.n, **{name: each[name] for name in named}}
     first = 0 if asked.group == "members" else int(clients[0])
-    line["clients"] = Columns(size, (clients - first).int(), {n: v.float().cpu() for n, v in whole.items()})
+    line["clients"] = ClientColumns(size, (clients - first).int(), {n: v.float().cpu() for n, v in columns.items()})
     return line

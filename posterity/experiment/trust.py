@@ -23,7 +23,7 @@ def outside_names(config: Config) -> dict[str, str]:
     found = {
         "method": next((word for word in config.method.split("+") if ":" in word), ""),
         "dataset": config.dataset if ":" in config.dataset and not looks_like_path(config.dataset) else "",
-        "partition": _own_rule(config.partition or ""),
+        "partition": _user_rule(config.partition or ""),
         "model": config.model if ":" in config.model else "",
         "engine": config.engine if ":" in config.engine else "",
         "metrics": config.metrics or "",
@@ -31,7 +31,7 @@ def outside_names(config: Config) -> dict[str, str]:
     return {setting: name for setting, name in found.items() if name}
 
 
-def _own_rule(partition: str) -> str:
+def _user_rule(partition: str) -> str:
     """The partition if it is none of ours: these have numbers behind a colon, others a name."""
     return partition if ":" in partition and split_name(partition)[0] not in RULES else ""
 

@@ -19,7 +19,7 @@ from posterity.experiment import integrity, run_folder
 from posterity.experiment.integrity import ADVICE, DamagedFile
 from posterity.experiment.run_folder import CONFIG, LOCK, METRICS, RUN
 
-OWN = re.compile(
+FILES = re.compile(
     rf"{re.escape(CONFIG)}|{re.escape(RUN)}|{re.escape(METRICS)}|{LOCK}|personal|clients|.*\.(safetensors|part|tmp)"
 )
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -30,10 +30,10 @@ THREADS = 4096  # more than any machine is asked for
 def check_files(folder: Path) -> None:
     """Refuse a run's folder whose files are links to somewhere else, or no files."""
     if folder.is_dir():
-        integrity.check_own(folder, [name for name in os.listdir(folder) if OWN.fullmatch(name)])
+        integrity.refuse_links(folder, [name for name in os.listdir(folder) if FILES.fullmatch(name)])
     for below in (folder / "personal", folder / "clients"):
         if below.is_dir():
-            integrity.check_own(below, os.listdir(below))
+            integrity.refuse_links(below, os.listdir(below))
 
 
 def write_run(folder: Path, facts: Mapping[str, Any], config: str) -> None:
@@ -80,7 +80,7 @@ class Lines:
     def checksum(self, length: int) -> str:
         """The checksum of the first bytes; what was read for the last is not read again."""
         if length > self.length:
-            with integrity.open_own(self.path, "rb") as file:
+            with integrity.open_regular(self.path, "rb") as file:
                 file.seek(self.length)
                 while self.length < length and (piece := file.read(min(integrity.PIECE, length - self.length))):
                     self.sum.update(piece)
@@ -98,11 +98,11 @@ class Lines:
         if self.checksum(length) != facts.get("lines", self.sum.hexdigest()):
             raise DamagedFile(f"{self.path} is not as it was written: the checksum in the checkpoint does not agree; "
                               f"{ADVICE}")  # fmt: skip
-        if not begun and self.path.exists() and integrity.read_own(self.path).count(b'"kind": "round"') > 1:
+        if not begun and self.path.exists() and integrity.read_regular(self.path).count(b'"kind": "round"') > 1:
             raise DamagedFile(f"{self.path.parent} has lines of several rounds and no checkpoint: one is written after "
                               f"the first round; {ADVICE}")  # fmt: skip
         if cut:
-            with integrity.open_own(self.path, "ab") as file:
+            with integrity.open_regular(self.path, "ab") as file:
                 file.truncate(length)
         return run_folder.read_lines(self.path, length)
 

@@ -2,8 +2,8 @@
 
 Files (`logs`, `packing`) become runs (`read_runs`), a rule selects a round of each (`selected_round`), methods become
 rows (`columns`, `tables`; `divergence` says which are no result), are compared (`ranking`, `verdict`, `summary`,
-`remarks`), drawn (`line_charts`, `client_charts`, `critical`, by `svg`) and placed (`page`). Nothing here computes a
-metric: that is `evaluate`.
+`remarks`), listed client by client (`client_table`), drawn (`line_charts`, `client_charts`, `calibration`,
+`partition_chart`, `critical`, by `svg`) and placed (`page`). Nothing here computes a metric: that is `evaluate`.
 """
 
 from posterity.report import verdict

@@ -16,6 +16,12 @@ from posterity.engine.parent import WORKER
 SIGNALS = [(signal.SIGINT, 130), (signal.SIGTERM, 143)]
 
 
+@pytest.fixture(autouse=True)
+def patient(monkeypatch):
+    """What is stopped here is a test's command, and not the process."""
+    monkeypatch.setattr(interrupt, "GRACE", 1e6)
+
+
 def stopped_by(number: int, folder: Path | None = None) -> int:
     """The exit code of a command that writes to `folder` and gets a signal."""
 
@@ -67,7 +73,7 @@ def test_what_is_ignored_stays_ignored():
 
 
 BUSY = """
-import hashlib
+import atexit, hashlib, time
 from posterity.cli import interrupt
 @interrupt.stops
 def command():
@@ -77,8 +83,12 @@ command()
 """
 
 
-def test_an_operator_that_cannot_be_interrupted_is_ended():
-    process = subprocess.Popen([sys.executable, "-c", BUSY], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+SLOW_END = BUSY.replace("    hashlib", "    atexit.register(time.sleep, 600)\n    time.sleep(600)  #")
+
+
+@pytest.mark.parametrize("code", [BUSY, SLOW_END])
+def test_an_operator_that_cannot_be_interrupted_is_ended(code):
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stdout.readline() == "busy\n"
     process.send_signal(signal.SIGINT)
     assert process.communicate(timeout=120)[1] == "stopped\n"

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 
 import pytest
 
-from posterity.cli.mistakes import told
+from posterity.cli.mistakes import PACKAGE, say_remarks, told
 from posterity.experiment.place import check_out
 from posterity.experiment.run_folder import locked
 
@@ -104,3 +105,13 @@ def test_networks_and_their_options(call):
     assert code == 0
     assert "model.hidden" in detail
     assert "widths of the hidden" in detail  # what the source says beside it
+
+
+def test_what_the_package_remarks_is_one_line_and_other_warnings_stay(capsys):
+    with warnings.catch_warnings(record=True) as usual:
+        warnings.simplefilter("always")
+        say_remarks()
+        warnings.warn_explicit("the one before is \x1b[2Jused", UserWarning, f"{PACKAGE}/experiment/run.py", 7)
+        warnings.warn_explicit("something else", UserWarning, "elsewhere.py", 7)
+    assert capsys.readouterr().err == "note: the one before is \\x1b[2Jused\n"
+    assert [str(each.message) for each in usual] == ["something else"]

@@ -14,6 +14,7 @@ from oracles.sims import federate, points
 import posterity
 from posterity.cli.app import conclude
 from posterity.cli.diverged import EXIT, notes_of
+from posterity.cli.output import Output
 from posterity.experiment.divergence import why_diverged
 
 TINY = {"dataset": "digits", "clients": 3, "subset": "5%", "rounds": 2, "evaluate_every": 2, "engine": "stacked"}
@@ -33,11 +34,11 @@ def played(*empty: bool, cohort: int = 5) -> list[dict]:
 def test_a_run_with_an_absurd_step_size_is_no_result_and_its_files_stay(tmp_path: Path, capsys):
     folder = tmp_path / "run"
     with pytest.warns(UserWarning, match="came to nothing|exploded"):
-        result = posterity.run(folder, method="fedavg", lr=1e6, **TINY)
+        result = posterity.run(out=folder, method="fedavg", lr=1e6, **TINY)
     assert "--lr" in result.diverged
     assert json.loads((folder / "run.json").read_text())["diverged"] == result.diverged
     with pytest.raises(typer.Exit) as ended:
-        conclude(folder, "validated", False)
+        conclude(folder, Output())
     assert ended.value.exit_code == EXIT == 3
     assert str(folder) in capsys.readouterr().err
     assert (folder / "report.html").exists()
@@ -47,9 +48,9 @@ def test_a_run_with_an_absurd_step_size_is_no_result_and_its_files_stay(tmp_path
 def test_an_ordinary_run_is_a_result(tmp_path: Path):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        result = posterity.run(tmp_path / "run", method="fedavg", **TINY)
+        result = posterity.run(out=tmp_path / "run", method="fedavg", **TINY)
     assert result.diverged == ""
-    conclude(tmp_path / "run", "validated", False)
+    conclude(tmp_path / "run", Output())
 
 
 @pytest.mark.parametrize(

@@ -130,7 +130,7 @@ def test_files_from_before_checksums_are_read(tmp_path):
 def test_the_checkpoint_before_is_kept_and_used(tmp_path):
     for commit in (1, 2, 3):
         run_folder.save_checkpoints([tmp_path], [({"state": {"w": torch.zeros(1)}}, {"commit": commit})])
-    assert list(run_folder.whole_checkpoints(tmp_path)) == [3, 2]
+    assert list(run_folder.valid_checkpoints(tmp_path)) == [3, 2]
     (tmp_path / run_folder.CHECKPOINT).write_bytes(b"torn")
     with pytest.warns(UserWarning, match="cut off or damaged; the checkpoint before it is used"):
         assert run_folder.read_checkpoint(tmp_path)[1] == {"commit": 2}

@@ -81,7 +81,7 @@ def test_a_run_says_how_often_it_is_evaluated_and_a_resumed_one_keeps_to_it(tmp_
         "rounds": 20,
     }
     monkeypatch.setattr(schedule, "START", 2.0)
-    result = posterity.run(tmp_path / "run", **settings)
+    result = posterity.run(out=tmp_path / "run", **settings)
     facts = json.loads((tmp_path / "run" / "run.json").read_text())
     every, first = facts["evaluate_every"], result.lines[0]
     assert 1 < every < 20
@@ -97,7 +97,7 @@ def test_of_many_clients_a_sample_is_evaluated_and_everybody_at_the_end(tmp_path
     monkeypatch.setattr(schedule, "SAMPLE", 40)
     monkeypatch.setattr(client_scores, "LISTED", 100)
     monkeypatch.setattr("posterity.experiment.scoring.LISTED", 100)
-    result = posterity.run(tmp_path / "run", federation=many(120), **QUICK)
+    result = posterity.run(out=tmp_path / "run", federation=many(120), **QUICK)
     lines = [x for x in result.lines if x["kind"] == "score" and x["part"] == "test"]
     assert [x.get("sample") for x in lines if x["point"] == "received"] == [{"clients": 40, "of": 120}] * 2 + [None]
     assert "40 of 120 clients" in result.lines[0]["notes"][0]
@@ -113,7 +113,7 @@ def test_of_many_clients_a_sample_is_evaluated_and_everybody_at_the_end(tmp_path
 def test_numbers_of_every_client_are_in_a_file_beyond_two_thousand_and_in_memory_no_more(tmp_path: Path, monkeypatch):
     monkeypatch.setattr("posterity.experiment.scoring.LISTED", 50)
     kept = posterity.run(federation=many(60), **QUICK).clients("last")
-    written = posterity.run(tmp_path / "run", federation=many(60), **QUICK)
+    written = posterity.run(out=tmp_path / "run", federation=many(60), **QUICK)
     files = sorted(p.name for p in (tmp_path / "run" / "clients").iterdir())
     assert files == [f"round-00000{r}.safetensors" for r in (1, 2, 3)]
     assert max(map(len, (tmp_path / "run" / "metrics.jsonl").read_text().splitlines())) < 4000
@@ -126,6 +126,12 @@ def test_numbers_of_every_client_are_in_a_file_beyond_two_thousand_and_in_memory
     (run,) = load_runs(tmp_path / "run")
     assert run.scores[-1].by_client("accuracy") is not None
     assert len(run.scores[-1].by_client("accuracy")) == 60
+    file = tmp_path / "run" / "clients" / files[-1]
+    data = bytearray(file.read_bytes())
+    data[-1] ^= 1
+    file.write_bytes(data)
+    with pytest.raises(ValueError, match="is not as it was written"):
+        loaded.clients("last")
 
 
 def test_a_line_may_name_no_file_outside_of_its_folder(tmp_path: Path):
@@ -136,7 +142,7 @@ def test_a_line_may_name_no_file_outside_of_its_folder(tmp_path: Path):
 
 def test_lines_of_a_hundred_clients_are_read_from_the_folder(tmp_path: Path):
     held = posterity.run(federation=many(101), **{**QUICK, "rounds": 1})
-    result = posterity.run(tmp_path / "run", federation=many(101), **{**QUICK, "rounds": 1})
+    result = posterity.run(out=tmp_path / "run", federation=many(101), **{**QUICK, "rounds": 1})
     mine = [x["clients"] for x in result.lines if x["kind"] == "score"]
     assert all(isinstance(each, client_scores.StoredLine) for each in mine)
     assert result.clients()["nll"] == pytest.approx(held.clients()["nll"], nan_ok=True)

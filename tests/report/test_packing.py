@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import json
 
 import pytest
 from fake_runs import comparison, write_run
@@ -59,7 +58,10 @@ def test_an_unfinished_run_is_refused_and_nothing_is_written(folder, tmp_path):
     assert not (tmp_path / "table.jsonl.gz").exists()
 
 
-@pytest.mark.parametrize("content", [b"", b"text", gzip.compress(b"{}\n"), gzip.compress(json.dumps([1]).encode())])
+OTHERS = {"nothing": b"", "text": b"text", "object": gzip.compress(b"{}\n"), "list": gzip.compress(b"[1]")}
+
+
+@pytest.mark.parametrize("content", OTHERS.values(), ids=OTHERS)
 def test_another_file_is_told(tmp_path, content):
     path = tmp_path / "other.gz"
     path.write_bytes(content)

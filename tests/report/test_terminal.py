@@ -227,6 +227,16 @@ def test_progress_into_a_file_is_plain_labelled_lines(capsys: Any, monkeypatch: 
     assert "clients/s" in lines[0]
 
 
+def test_what_several_runs_note_alike_is_said_once(capsys: Any) -> None:
+    noted = [{**SCORES[0], "round": 1, "notes": ["evaluated every 5 rounds"]}]
+    with progress.progress("2 runs", 4, quiet=False) as watch:
+        for number in range(1, 5):
+            watch(number, 4, noted if number < 3 else [{**noted[0], "round": number, "rolled_back": "nan"}])
+    out = capsys.readouterr().out
+    assert out.count("round 1: evaluated every 5 rounds") == 1
+    assert out.count("rolled back, nan") == 2
+
+
 def test_quiet_is_quiet(capsys: Any) -> None:
     with progress.progress("fedavg", 6, quiet=True) as watch:
         watch(1, 6, SCORES)
