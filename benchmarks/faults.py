@@ -62,13 +62,13 @@ def table(done: Sequence[tuple[Fault, Outcome]]) -> str:
     return "\n".join([*rows, *(["", "Not kept:", "", *broken] if broken else [])])
 
 
-def page(done: Sequence[tuple[Fault, Outcome]], bench: Bench, seconds: float) -> str:
+def page(done: Sequence[tuple[Fault, Outcome]], bench: Bench, commit: str, seconds: float) -> str:
     """The page of results."""
     killed, broken = sum(o.kills for _, o in done), sum(bool(o.broken) for _, o in done)
     verdict = f"{broken} of {len(done)} promises were not kept" if broken else "every promise was kept"
     asked = " ".join(arg for arg in sys.argv[1:] if not arg.startswith(str(ROOT)))
     about = (f"`python benchmarks/faults.py{' ' + asked if asked else ''}`, seed {bench.seed}, {_today()}, commit "
-             f"`{_commit()}`, {_machine()}, {seconds / 60:.0f} minutes.")  # fmt: skip
+             f"`{commit}`, {_machine()}, {seconds / 60:.0f} minutes.")  # fmt: skip
     return f"""# Faults and what became of them
 
 {about}
@@ -108,11 +108,11 @@ def main(given: Sequence[str] | None = None) -> int:
     if wrong := {*names} - {fault.name for fault in FAULTS}:
         parser.error(f"there is no fault {sorted(wrong)[0]!r}; possible: {', '.join(fault.name for fault in FAULTS)}")
     torch.set_num_threads(1)
-    begun = time.perf_counter()
+    begun, commit = time.perf_counter(), _commit()  # the code that is run, whatever is committed meanwhile
     with tempfile.TemporaryDirectory(dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None) as place:
         bench = Bench(Path(place), asked.seed, asked.kills)
         done = inject([fault for fault in FAULTS if not names or fault.name in names], bench)
-    text = page(done, bench, time.perf_counter() - begun)
+    text = page(done, bench, commit, time.perf_counter() - begun)
     if asked.out:
         asked.out.write_text(text)
     print(text)

@@ -17,7 +17,7 @@ from pathlib import Path
 from experiment import test_stopping as tested
 
 from injected.bench import Bench, Fault, Outcome, difference, end_of, play
-from injected.kills import SAME
+from injected.kills import ALL, SAME
 from posterity.cli.launch import count_cores
 
 LONG = ["--dataset", "digits", "--clients", "4", "--rounds", "150", "--evaluate-every", "75", "--subset", "5%",
@@ -152,7 +152,7 @@ STOPPED = "nothing is left running, a sentence names what was lost and how to go
 FAULTS = (
     Fault("kills-workers", "`compare --jobs 2`: SIGKILL of the command, Ctrl-C, SIGKILL of a worker, resumed after "
           "each",
-          f"{STOPPED}; all {SAME.replace('goes', 'go').replace('ends', 'end')}",
+          f"{STOPPED}; {ALL}",
           partial(stop_again_and_again, WORKERS)),
     Fault("kills-processes", "`run --engine processes`: SIGKILL of the command, Ctrl-C, SIGKILL of one of the "
           "processes, resumed after each", f"{STOPPED}; {SAME}", partial(stop_again_and_again, PROCESSES)),

@@ -54,7 +54,7 @@ def go_together(out: Path) -> None:
 
 
 def go_compare(out: Path) -> None:
-    """A comparison of two methods with two seeds, those of a method at once, as `compare` and `resume` do it."""
+    """A comparison of two methods with two seeds, one run after the other, as `compare` and `resume` do it."""
     unwatched = lambda title, rounds: nullcontext(run.silent)  # noqa: E731
     if (out / PLAN).exists():
         resume_all(out, unwatched)
@@ -146,11 +146,12 @@ def kill(name: str) -> Callable[[Bench], Outcome]:
 
 
 SAME = "goes on and ends with the same files, bit for bit"
+ALL = "all go on and end with the same files, bit for bit"
 HOW = "SIGKILL by the clock, before the n-th operation on files, or in the middle of a write; twice in most runs"
 FAULTS = (
     Fault("kills-memory", f"a run with records in memory: {HOW}", SAME, kill("memory")),
     Fault("kills-disk", f"a run with records on disk: {HOW}", SAME, kill("disk")),
-    Fault("kills-seeds", f"two seeds that run at once: {HOW}", f"all {SAME}", kill("seeds")),
-    Fault("kills-compare", f"a comparison, two methods with two seeds: {HOW}", f"all {SAME}", kill("compare")),
+    Fault("kills-seeds", f"two seeds that run at once: {HOW}", ALL, kill("seeds")),
+    Fault("kills-compare", f"a comparison, two methods with two seeds: {HOW}", ALL, kill("compare")),
 )
-__all__ = ["CASES", "FAULTS", "SAME", "Case", "finish", "kill_runs", "tiny"]
+__all__ = ["ALL", "CASES", "FAULTS", "SAME", "Case", "finish", "kill_runs", "tiny"]

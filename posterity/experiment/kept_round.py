@@ -149,7 +149,7 @@ def names_in(folder: Path, rounds: set[int]) -> list[str]:
     return sorted(path.name for name in names for path in folder.glob(f"{name}.safetensors"))
 
 
-def check_kept(folder: Path, rounds: set[int], known: Iterable[str]) -> None:
+def check_delivered(folder: Path, rounds: set[int], known: Iterable[str]) -> None:
     """Refuse a run's folder in which a file that will be delivered from is missing or not as it was written.
 
     They are read when a model is asked for, which may be long after a run that could still be begun again has gone on.

@@ -180,7 +180,7 @@ class RunState:
         """Refuse a folder that has lost what it would deliver."""
         last = checkpoint == out / run_folder.CHECKPOINT  # of what the previous knew, the last may have removed some
         ended = run_folder.read_json(out / run_folder.RUN).get("kept", [])
-        kept_round.check_kept(out, self.chosen.wanted(), {*ended, *(self.kept if last else ())})
+        kept_round.check_delivered(out, self.chosen.wanted(), {*ended, *(self.kept if last else ())})
 
     def _records_like(self) -> Tree:
         return records_like(self.setup, self.state)

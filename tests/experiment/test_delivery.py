@@ -121,9 +121,21 @@ def test_a_rule_that_was_asked_for_is_kept(tmp_path):
         run.start_run(Config(method="fedper", keep="papre", **SMALL))
 
 
+def as_before_kept_rounds(folder: Path, round: int) -> None:
+    """A folder as it was written when rounds were not kept, and no file said which are."""
+    kept_round.remove(folder, round)
+    facts = run_folder.read_json(folder / run_folder.RUN)
+    run_folder.write_json(folder / run_folder.RUN, {name: each for name, each in facts.items() if name != "kept"})
+    leaves, facts = run_folder.read_checkpoint(folder)
+    trees = {top: {n.partition("/")[2]: leaf for n, leaf in leaves.items() if n.startswith(f"{top}/")}
+             for top in {name.partition("/")[0] for name in leaves}}  # fmt: skip
+    del facts["kept"]
+    run_folder.save_checkpoint(folder, trees, facts)
+
+
 def test_a_folder_without_the_chosen_round_says_so(tmp_path, second_is_best):
     posterity.run(out=tmp_path / "run", method="fedper", **SMALL)
-    kept_round.remove(tmp_path / "run", 2)  # as folders were before rounds were kept
+    as_before_kept_rounds(tmp_path / "run", 2)
     result = posterity.load(tmp_path / "run")
     with pytest.warns(UserWarning, match=r"round 2, which 'validated' chooses, is not kept .* last round, 4"):
         found = result.predict_proba(0, torch.zeros(1, 1, 8, 8))
