@@ -1,9 +1,13 @@
 """One thread: the tensors of the tests are small, and two threads only wait for each other."""
 
+import signal
+
 import pytest
 import torch
 
 torch.set_num_threads(1)
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # the suite was started in the background: commands inherit it
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)
