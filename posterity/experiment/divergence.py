@@ -14,10 +14,10 @@ from typing import Any
 
 from posterity.data.federation import Federation
 from posterity.evaluate import goal_of, select
+from posterity.evaluate.absurd import absurd_nll
 from posterity.experiment import run_folder
 from posterity.report.aside import is_aside
 
-ABSURD = 1e3  # times the NLL of guessing: no network that learnt anything is so sure and so wrong
 FAR_OFF = 1e6  # times the variance of the targets: squared errors of one that has exploded
 ADVICE = "lower the step size (--lr), or look at the clients that metrics.jsonl names as refused"
 
@@ -53,7 +53,7 @@ def _why_exploded(scores: Sequence[Mapping[str, Any]], federation: Federation) -
             return ""
         error, spread = _pooled(metrics, "mse"), float(federation.y.double().var())
         return "" if error <= FAR_OFF * max(spread, 1e-30) or math.isnan(error) else _told(chosen, "MSE", error)
-    nll, limit = _pooled(metrics, "nll"), ABSURD * math.log(federation.classes)
+    nll, limit = _pooled(metrics, "nll"), absurd_nll(federation.classes)
     blind = _pooled(metrics, "accuracy") <= 1 / federation.classes  # one row of probability 0 is an infinite NLL, too
     return _told(chosen, "NLL", nll) if limit < nll < math.inf or (nll == math.inf and blind) else ""
 

@@ -12,6 +12,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from posterity.evaluate.absurd import absurd_nll
 from posterity.report.read_runs import Run
 from posterity.report.selected_round import SelectedRound, main_epochs, series
 
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
     from posterity.report.tables import Row
 
 DIVERGED = "diverged"
-ABSURD = 1e3  # times the NLL of guessing
 GROWTH = 1e6  # of the squared error of a regression, since the first scored round
 
 
@@ -29,7 +29,7 @@ def diverged(run: Run, selected: SelectedRound) -> str:
         return str(told)
     score = selected.score
     if run.federation.task != "regression":
-        nll, limit = score.value("nll"), ABSURD * math.log(max(run.federation.classes, 2))
+        nll, limit = score.value("nll"), absurd_nll(run.federation.classes)
         return f"NLL {nll:.1e} at round {score.round}" if nll is not None and limit <= nll < math.inf else ""
     mse, first = score.value("mse"), _first_error(run, score.part)
     if mse is None or not first or mse < GROWTH * first:
