@@ -105,8 +105,8 @@ def take(step: Step, place: Path, own: dict[str, str]) -> str:
         if old not in text:
             raise SystemExit(f"{name} no longer holds {old!r}: mend the recipe")
         (place / name).write_text(text.replace(old, new))
-    started = subprocess.Popen(step.command, shell=True, cwd=place, env=own, text=True, stdout=subprocess.PIPE,
-                               stderr=subprocess.STDOUT, start_new_session=True)  # fmt: skip
+    started = subprocess.Popen(f"exec {step.command}", shell=True, cwd=place, env=own, text=True,
+                               stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True)  # fmt: skip
     if step.interrupt:
         wait_for_runs(place / "several", started)
         os.killpg(started.pid, signal.SIGINT)
