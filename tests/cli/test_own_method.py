@@ -3,38 +3,11 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
 
-from posterity.cli import main
-
 SMALL = ["--dataset", "digits", "--clients", "3", "--rounds", "1", "--subset", "90", "--quiet"]
-
-
-@pytest.fixture
-def call(tmp_path, monkeypatch, capsys):
-    """The command line in an empty folder: exit status, output, complaint."""
-    monkeypatch.chdir(tmp_path)
-
-    def called(*words):
-        known, path = set(sys.modules), list(sys.path)
-        monkeypatch.setattr(sys, "argv", ["posterity", *words])
-        try:
-            main()
-            code = 0
-        except SystemExit as stop:
-            code = int(stop.code or 0)
-        finally:
-            sys.path[:] = path
-            for name in set(sys.modules) - known:
-                if name.startswith(("fed", "my_")):
-                    del sys.modules[name]
-        told = capsys.readouterr()
-        return code, told.out, told.err
-
-    return called
 
 
 def spoil(old, new):

@@ -15,7 +15,6 @@ import pytest
 import torch
 
 from posterity.cli import launch
-from posterity.cli.app import main
 from posterity.engine.autotune.choice import EngineChoice, exchange
 from posterity.experiment import run, run_folder
 from posterity.experiment.config import Config
@@ -127,24 +126,12 @@ def test_what_only_another_process_complains_about_is_shown(tmp_path):
 
 
 @pytest.fixture
-def call(monkeypatch, tmp_path, capsys):
-    """The command line in an empty folder: exit code and complaint; workers are noted, not started."""
-    monkeypatch.chdir(tmp_path)
+def started(monkeypatch):
+    """Workers are noted, not started."""
+    noted: list[tuple[int, str]] = []
     monkeypatch.delenv("WORLD_SIZE", raising=False)
-    started = []
-    monkeypatch.setattr(launch, "start_workers", lambda size, why="": started.append((size, why)) or 0)
-
-    def go(*words: str) -> tuple[int, str, list]:
-        monkeypatch.setattr(sys, "argv", ["posterity", *words])
-        monkeypatch.setattr(sys, "path", list(sys.path))
-        try:
-            main()
-            code = 0
-        except SystemExit as stop:
-            code = stop.code
-        return code, capsys.readouterr().err, started
-
-    return go
+    monkeypatch.setattr(launch, "start_workers", lambda size, why="": noted.append((size, why)) or 0)
+    return noted
 
 
 @pytest.mark.parametrize(
@@ -156,9 +143,9 @@ def call(monkeypatch, tmp_path, capsys):
         (["compare"], 4, "a run for each core"),
     ],
 )
-def test_where_processes_cannot_work_the_reason_is_told(call, monkeypatch, words, cores, message):
+def test_where_processes_cannot_work_the_reason_is_told(call, started, monkeypatch, words, cores, message):
     monkeypatch.setattr(launch, "count_cores", lambda: cores)
-    code, complaint, started = call(*words, "--engine", "processes", "--rounds", "1", "--quiet")
+    code, _, complaint = call(*words, "--engine", "processes", "--rounds", "1", "--quiet")
     assert (code, started) == (2, [])
     assert message in complaint
 
@@ -185,10 +172,10 @@ def test_auto_starts_processes_only_where_they_pay(monkeypatch):
     assert worth(1.0, 0.5, 10**6, None) == 4  # the start of this process, whatever it was, took less than a month
 
 
-def test_auto_says_why_it_starts_processes(call, monkeypatch):
+def test_auto_says_why_it_starts_processes(call, started, monkeypatch):
     monkeypatch.setattr(launch, "count_cores", lambda: 2)
     monkeypatch.setattr(launch, "processes_worth", lambda config, setup: 2)
-    code, _, started = call("run", *FLAGS, "--rounds", "1")
+    code, _, _ = call("run", *FLAGS, "--rounds", "1")
     assert code == 0
     assert [size for size, _ in started] == [2]
     assert "2 processes of one thread" in started[0][1]
@@ -220,16 +207,16 @@ def made(path: Path, engine: str, status: str, processes: int) -> Path:
     return path
 
 
-def test_resume_says_what_to_do_where_it_cannot(call, monkeypatch, tmp_path):
+def test_resume_says_what_to_do_where_it_cannot(call, started, monkeypatch, tmp_path):
     monkeypatch.setattr(launch, "count_cores", lambda: 2)
     made(tmp_path / "large", "processes", "running", 16)
-    code, complaint, started = call("resume", "large")
+    code, _, complaint = call("resume", "large")
     assert (code, started) == (2, [])
     assert "torchrun --nproc-per-node 16" in complaint
     made(tmp_path / "all", "auto", "running", 1)
     (tmp_path / "all" / "one").mkdir()
     made(tmp_path / "all" / "one" / "deep", "processes", "running", 2)
-    code, complaint, _ = call("resume", str(tmp_path / "all"))
+    code, _, complaint = call("resume", str(tmp_path / "all"))
     assert code == 2
     assert "go on with it first" in complaint
 
