@@ -6,6 +6,8 @@
     passes, losses    ready-made walks over a client's data, and what they minimise
     training, optim   how a client trains
     averaging         the server's usual step
+    classes           sums over a client's samples, class by class
+    second            two networks in one visit
     gaussian          Gaussian factors
     random            draws that are functions of a key
     tree              records that `torch.func` sees as trees
@@ -22,9 +24,19 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from posterity.core.averaging import averaged, weighted
+    from posterity.core.classes import count_labels, sum_classes, sum_features
     from posterity.core.gaussian import Gaussian, cholesky, kl, matvec
     from posterity.core.hyperparameters import check_fields, hyper, within
-    from posterity.core.losses import NOISE, fit, log_likelihood, log_predictive, masked_mean, one_hot, pointwise
+    from posterity.core.losses import (
+        NOISE,
+        fit,
+        fit_head,
+        log_likelihood,
+        log_predictive,
+        masked_mean,
+        one_hot,
+        pointwise,
+    )
     from posterity.core.messages import Bag, LogMean, Mean, Message, Moments, Rows, Sum
     from posterity.core.network import Network, Params
     from posterity.core.optim import SGD, Adam, Optimiser, RMSprop, clipped, norm
@@ -42,7 +54,9 @@ if TYPE_CHECKING:
         meta,
         opened,
         sample,
+        squared_distance,
         trainable,
+        watched,
     )
     from posterity.core.protocol import (
         Batch,
@@ -60,6 +74,7 @@ if TYPE_CHECKING:
         tuned,
     )
     from posterity.core.random import categorical, fold, make_key, normal, permutation, uniform
+    from posterity.core.second import as_second, first_network, first_of, on_second, second_network, second_of
     from posterity.core.training import Training
     from posterity.core.tree import (
         STATIC,
@@ -75,8 +90,8 @@ if TYPE_CHECKING:
     from posterity.core.wire import Sparse, packed, unpacked
     from posterity.core.wrapper import Wrapper
 
-MODULES = ("averaging", "gaussian", "hyperparameters", "losses", "messages", "network", "optim", "passes", "protocol",
-           "random", "training", "tree", "wire", "wrapper")  # fmt: skip
+MODULES = ("averaging", "classes", "gaussian", "hyperparameters", "losses", "messages", "network", "optim", "passes",
+           "protocol", "random", "second", "training", "tree", "wire", "wrapper")  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:
@@ -92,9 +107,11 @@ __all__ = [
     "NOISE", "SGD", "STATIC", "Adam", "Bag", "Batch", "Carry", "Facts", "Gaussian", "Here", "LogMean", "Loss", "Mean",
     "Message", "Method", "Moments", "Network", "Now", "Optimiser", "Own", "Params", "Partition", "Pass", "Personal",
     "Point", "RMSprop", "Rows", "Shared", "Sparse", "State", "Sum", "Summary", "Training", "Tree", "Wrapper",
-    "averaged", "base", "categorical", "check_fields", "cholesky", "clipped", "constrained", "deal", "descend",
-    "everything", "fit", "fold", "gather", "head", "hyper", "kl", "log_likelihood", "log_predictive", "make_key",
-    "masked_mean", "matvec", "meta", "norm", "normal", "one_hot", "opened", "packed", "permutation",
-    "pointwise", "record", "sample", "trainable", "tree_cast", "tree_leaves", "tree_map", "tree_named", "tree_rows",
-    "tree_stack", "tuned", "uniform", "unpacked", "weighted", "within",
+    "as_second", "averaged", "base", "categorical", "check_fields", "cholesky", "clipped", "constrained",
+    "count_labels", "deal", "descend", "everything", "first_network", "first_of", "fit", "fit_head", "fold", "gather",
+    "head", "hyper", "kl", "log_likelihood", "log_predictive", "make_key", "masked_mean", "matvec", "meta", "norm",
+    "normal", "on_second", "one_hot", "opened", "packed", "permutation", "pointwise", "record", "sample",
+    "second_network", "second_of", "squared_distance", "sum_classes", "sum_features", "trainable", "tree_cast",
+    "tree_leaves", "tree_map", "tree_named", "tree_rows", "tree_stack", "tuned", "uniform", "unpacked", "watched",
+    "weighted", "within",
 ]  # fmt: skip

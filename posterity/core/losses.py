@@ -35,6 +35,13 @@ def fit(params: Params, batch: Batch, here: Here) -> tuple[Tensor, Params]:
     return masked_mean(pointwise(output, batch.y, here.model), batch.mask), buffers
 
 
+def fit_head(params: Params, batch: Batch, here: Here) -> tuple[Tensor, Params]:
+    """As `fit`, with the base in evaluation mode: nothing before the head moves, running statistics included."""
+    z, _ = here.model.features(params, batch.x)
+    output = here.model.classify(params, z, mask=batch.layer_mask, train=True, key=here.key)
+    return masked_mean(pointwise(output, batch.y, here.model), batch.mask), {}
+
+
 def log_likelihood(params: Params, batch: Batch, here: Here) -> Tensor:
     """Sum of the log-likelihood over the real rows, in evaluation mode; densities with their constants.
 

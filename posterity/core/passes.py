@@ -1,6 +1,7 @@
 """Ready-made passes, so that a method normally writes a loss and perhaps a summary.
 
     descend   minimise a loss over some of the leaves
+    watched   the same, adding up something about its gradients
     gather    add up a summary of the data, for later passes and the message
     sample    descend, and keep averages of the iterates in blocks (posterior samples)
     meta      descend on the loss after a simulated adaptation (MAML and relatives)
@@ -29,6 +30,7 @@ Loss = Callable[[Params, Batch, Here], tuple[Tensor, Params]]
 Summary = Callable[[Params, Batch, Here], Tree]
 Partition = Callable[[Iterable[str], Network], list[str]]
 Update = tuple[Tree, Tensor, Params]  # gradient, value, buffers
+Watch = Callable[[Params, Params, Batch, Here], Tree]  # gradient, leaves before the step
 ORDERS = ("exact", "first", "hessian_free")
 INNER = 2**20  # from here on, numbers that inner steps fold into the key: draws of their own
 
@@ -52,6 +54,11 @@ def base(names: Iterable[str], model: Network) -> list[str]:
     return [n for n in trainable(names, model) if n in model.base_names]
 
 
+def squared_distance(params: Params, centre: Params, model: Network) -> Tensor:
+    """‖θ − w‖² over the trainable leaves of the network."""
+    return sum(((params[n] - centre[n]) ** 2).sum() for n in trainable(params, model))  # type: ignore[return-value]
+
+
 # --- passes ---------------------------------------------------------------------------------------------------------
 def descend(loss: Loss, optimiser: Optimiser, trains: Partition = everything, **how: Any) -> Pass:
     """Minimise `loss` over the leaves that `trains` names."""
@@ -60,16 +67,38 @@ def descend(loss: Loss, optimiser: Optimiser, trains: Partition = everything, **
     )
 
 
-def gather(name: str, summarise: Summary, **how: Any) -> Pass:
-    """Add up `summarise` over the data into `here.kept[name]`; a summary is 0 for an all-zero mask."""
+def watched(
+    name: str, watch: Watch, loss: Loss, optimiser: Optimiser, trains: Partition = everything, **how: Any
+) -> Pass:
+    """`descend` that adds up `watch(gradient, leaves, batch, here)` of its steps into `here.kept[name]`.
+
+    The gradient is that of `loss`, before the optimiser changes it, and the leaves are those that it was taken at. What
+    is watched must be 0 for an all-zero mask, as a summary is.
+    """
+    return _learning(
+        lambda moving, still, batch, here: _slope(loss, moving, still, batch, here), optimiser, trains, how,
+        lambda slope, carry, batch, here: _added(carry.kept, name, watch(slope, carry.params, batch, here)),
+    )  # fmt: skip
+
+
+def gather(name: str, summarise: Summary, *, anew: bool = False, **how: Any) -> Pass:
+    """Add up `summarise` over the data into `here.kept[name]`; a summary is 0 for an all-zero mask.
+
+    `anew` forgets what an earlier pass of the visit gathered under this name, instead of adding to it.
+    """
+
+    def begin(carry: Carry, here: Here) -> Carry:
+        return replace(carry, kept={n: kept for n, kept in carry.kept.items() if n != name or not anew})
 
     def step(carry: Carry, batch: Batch, here: Here) -> Carry:
-        new = summarise(carry.params, batch, here)
-        if name in carry.kept:
-            new = tree_map(torch.add, carry.kept[name], new)
-        return replace(carry, kept={**carry.kept, name: new})
+        return replace(carry, kept=_added(carry.kept, name, summarise(carry.params, batch, here)))
 
-    return Pass(step, learns=False, **{"shuffle": False, **how})
+    return Pass(step, open=begin, learns=False, **{"shuffle": False, **how})
+
+
+def _added(kept: dict[str, Tree], name: str, new: Tree) -> dict[str, Tree]:
+    """`kept` with `new` added to what stands under `name`."""
+    return {**kept, name: tree_map(torch.add, kept[name], new) if name in kept else new}
 
 
 def sample(
@@ -247,6 +276,7 @@ def _learning(
     optimiser: Optimiser,
     trains: Partition,
     how: dict[str, Any],
+    watch: Callable[[Params, Carry, Batch, Here], dict[str, Tree]] = lambda slope, carry, batch, here: carry.kept,
 ) -> Pass:
     """A pass that moves `trains` by `optimiser` along the gradient that `update` returns."""
 
@@ -265,11 +295,10 @@ def _learning(
         count = batch.mask.sum()
         loss = carry.kept["loss"] + torch.stack((value.detach() * count, count))
         params = {n: new[n] for n in carry.params}  # the order of the names is part of the tree
-        return Carry(params, {**carry.kept, "loss": loss}, opt)
+        return Carry(params, {**watch(slope, carry, batch, here), "loss": loss}, opt)
 
     return Pass(step, open=begin, close=lambda carry, here: replace(carry, opt=()), **how)
 
 
 __all__ = ["Loss", "Partition", "Summary", "base", "constrained", "deal", "descend", "everything", "gather", "head",
-           "meta", "opened", "sample",
-           "trainable"]  # fmt: skip
+           "meta", "opened", "sample", "squared_distance", "trainable", "watched"]  # fmt: skip

@@ -60,8 +60,8 @@ from posterity.core import (
     hyper,
     log_likelihood,
     record,
+    squared_distance,
 )
-from posterity.methods.fedprox import squared_distance
 
 WEIGHTINGS = ("per_sample", "posterior", "likelihood", "num_examples", "uniform")
 REPRESENTABLE = ("num_examples", "uniform")  # weights that need no logarithm: a plain, secure-sum compatible mean

@@ -38,7 +38,7 @@ from posterity.core import (
     fit,
     hyper,
     record,
-    trainable,
+    squared_distance,
     weighted,
     within,
 )
@@ -47,11 +47,6 @@ from posterity.core import (
 @record
 class State:
     params: Params  # w
-
-
-def squared_distance(params: Params, centre: Params, model: Network) -> Tensor:
-    """‖θ − w‖² over the trainable leaves of the network."""
-    return sum(((params[n] - centre[n]) ** 2).sum() for n in trainable(params, model))  # type: ignore[return-value]
 
 
 @dataclass(frozen=True)

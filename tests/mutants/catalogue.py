@@ -20,13 +20,16 @@ from .locate import Found, everywhere, find, nearest, pair, replaced
 
 FOLDER = Path(__file__).parent
 ROOT = FOLDER.parents[1]
-HOMES = {  # of the papers: the folder, or the file, that holds all of a paper
-    "fedbps": "posterity/methods/fedbps",
-    "fedmap": "posterity/methods/fedmap.py",
-    "fednp": "posterity/methods/fednp",
-    "metavd": "posterity/methods/wrappers/metavd",
-    "pfedvmp": "posterity/methods/pfedvmp",
-}
+PAPERS = ("fedbps", "fedmap", "fednp", "metavd", "pfedvmp")
+
+
+def _home(name: str) -> str | None:
+    """The folder, or the file, that holds all of a method's paper; None for an area of the package."""
+    places = [f"posterity/methods/{where}{name}{end}" for where in ("", "wrappers/") for end in ("", ".py")]
+    return next((place for place in places if (ROOT / place).exists()), None)
+
+
+HOMES = {path.stem: home for path in sorted(FOLDER.glob("*.toml")) if (home := _home(path.stem))}
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ import torch
 from torch.func import grad
 
 from posterity import models
+from posterity.core.classes import sum_classes
 from posterity.core.gaussian import Gaussian
 from posterity.core.messages import Mean, fold_stack, merge
 from posterity.core.protocol import Batch, Carry, Facts, Here
@@ -22,7 +23,6 @@ from posterity.methods.pfedvmp.class_statistics import (
     common_variance,
     describe_classes,
     read_sums,
-    sum_classes,
     variance_message,
 )
 from posterity.methods.pfedvmp.factors import FORMS, on_the_wire, pack, unpack

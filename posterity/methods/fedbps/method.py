@@ -135,8 +135,8 @@ class FedBPS(Method):
 
     def passes(self) -> tuple[Pass, ...]:
         held = 24 if self.curvature == "hutchinson" else 4 * CURVATURE_BATCH  # a gradient for every row at once
-        how = {"batch": CURVATURE_BATCH, "copies": held}
-        return self.local.descend(self.loss), gather("curvature", self.summed_curvature, **how)
+        look = gather("curvature", self.summed_curvature, batch=CURVATURE_BATCH, copies=held)
+        return self.local.descend(self.loss), look
 
     def variance(self, h: Tensor, n: Tensor) -> Tensor:
         """v_i from the curvature of the mean loss; an indefinite estimate counts as no curvature."""

@@ -41,13 +41,13 @@ from posterity.core import (
     masked_mean,
     pointwise,
     record,
+    squared_distance,
     trainable,
     uniform,
     within,
 )
 from posterity.methods.fednp.moments import KINDS, POINTS, match
 from posterity.methods.fednp.npn import kl_each, npn_linear, npn_sigmoid
-from posterity.methods.fedprox import squared_distance
 
 F_WEIGHT, F_BIAS = F_NAMES = ("fednp.f.weight", "fednp.f.bias")
 NPN = ("fednp.npn.weight1", "fednp.npn.bias1", "fednp.npn.weight2", "fednp.npn.bias2")

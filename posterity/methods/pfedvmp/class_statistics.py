@@ -47,14 +47,8 @@ class Classes:
 Found = Classes | Spread
 
 
-def sum_classes(z: Tensor, y: Tensor, mask: Tensor, classes: int) -> dict[str, Tensor]:
-    """Sums over a batch of features z (B, d), from which `read_sums` makes a `Spread`."""
-    z, hot = z.double(), one_hot(y, classes, mask.double())  # (B, d), (B, K)
-    return {"count": hot.sum(0), "sum": hot.T @ z, "square": hot.T @ (z**2).sum(1)}
-
-
 def read_sums(sums: dict[str, Tensor]) -> Spread:
-    """The spread of all samples whose sums were added."""
+    """The spread of all samples whose sums (`sum_classes`) were added."""
     count, each = sums["count"], sums["count"].clamp(min=1)
     mean = sums["sum"] / each[:, None]
     trace = (sums["square"] - count * (mean**2).sum(1)).clamp(min=0)  # float64 bears the difference of large numbers
@@ -104,6 +98,5 @@ __all__ = [
     "common_variance",
     "describe_classes",
     "read_sums",
-    "sum_classes",
     "variance_message",
 ]

@@ -39,6 +39,7 @@ from posterity.core import (
     masked_mean,
     pointwise,
     record,
+    sum_classes,
     tree_cast,
     weighted,
     within,
@@ -51,7 +52,6 @@ from posterity.methods.pfedvmp.class_statistics import (
     common_variance,
     describe_classes,
     read_sums,
-    sum_classes,
     variance_message,
 )
 from posterity.methods.pfedvmp.factors import FORMS, LowRank, on_the_wire, pack

@@ -1,0 +1,60 @@
+"""An `nn.Module` beside the network: its parameters are leaves of a method's own, named `prefix/name`.
+
+For methods that add layers of their own (GPFL's valve, FedCP's policy, MOON's projection). A function with
+`functools.cache` makes one `Extra` for a size, so that server and clients mean the same; weights are handed in by name.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from posterity.nn._call import Params, leaves_of, seeded
+
+
+@dataclass(frozen=True, eq=False)
+class Extra:
+    """Layers without their weights. Batch norm and dropout are refused: they need a mask and a key."""
+
+    prefix: str
+    module: nn.Module = field(repr=False)
+
+    def __post_init__(self) -> None:
+        bad = [
+            type(m).__name__
+            for m in self.module.modules()
+            if isinstance(m, nn.modules.batchnorm._BatchNorm | nn.Dropout)
+        ]
+        if bad:
+            raise ValueError(
+                f"the extra module {self.prefix!r} holds {bad[0]}; only layers without state and draws can be added"
+            )
+
+    @property
+    def leaves(self) -> tuple[str, ...]:
+        """Names of its leaves among those of the visit."""
+        return tuple(f"{self.prefix}/{n}" for n in leaves_of(self.module))
+
+    def init(self, key: Tensor, like: Tensor) -> Params:
+        """First values, drawn as PyTorch draws them, from the key alone; in the type and on the device of `like`."""
+        with seeded(int(key[0])), torch.no_grad():
+            for layer in self.module.modules():
+                if callable(reset := getattr(layer, "reset_parameters", None)):
+                    reset()
+            return {f"{self.prefix}/{n}": p.detach().clone().to(like) for n, p in leaves_of(self.module).items()}
+
+    def of(self, params: Params) -> Params:
+        """Its leaves among those of the visit."""
+        return {n: params[n] for n in self.leaves}
+
+    def __call__(self, params: Params, *inputs: Tensor) -> Tensor:
+        """The module's output with its leaves taken from `params`."""
+        own = {n.removeprefix(f"{self.prefix}/"): p for n, p in self.of(params).items()}
+        output: Tensor = functional_call(self.module, own, inputs)
+        return output
+
+
+__all__ = ["Extra"]
