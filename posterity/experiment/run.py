@@ -119,6 +119,7 @@ def run_seeds(
             if out in begun:
                 check_unchanged(told := verify.read_facts(out), config, out)
                 _check_same(told.get("federation", {}), setup, out)
+                check_network(told.get("network", {}), setup, out)
             else:
                 _begin(config, setup, out, [c.seed for c in configs])
         run_folder.keep_pledge(outs)

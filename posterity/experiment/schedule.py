@@ -3,7 +3,7 @@
 What an evaluation costs is not measured but computed, from what is known before the first round: steps, rows and lines
 of a round's cohort and of an evaluation at all points, in seconds of one slow core. So the same configuration is
 evaluated in the same rounds on every machine; a ratio of two such sums is what counts. Of more than `SAMPLE` members
-a sample is evaluated, drawn once by the seed, and everybody in the last round.
+a sample is evaluated, drawn once by the seed, and everybody in the last round; rounds are chosen by the sample.
 """
 
 from __future__ import annotations
@@ -50,6 +50,10 @@ class Schedule:
     def who(self, round: int) -> Tensor | None:
         """The members that are evaluated in a round; None: everybody."""
         return None if round == self.rounds and self.ends_with_all else self.sample
+
+    def judges(self, round: int) -> Tensor | None:
+        """The members by whose scores rounds are chosen, where more are evaluated: as in every other round."""
+        return self.sample if self.who(round) is None else None
 
     @property
     def clients(self) -> str:
