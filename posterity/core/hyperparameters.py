@@ -15,6 +15,7 @@ from typing import Any
 
 from posterity.core.parse import MISTAKES, convert
 
+MANY = 24  # words: a list of more is no help to somebody who has mistyped one
 UNSTATED: Any = object()  # the paper says nothing else than the default; None is a value
 
 
@@ -62,11 +63,13 @@ def paper_values(cls: type) -> dict[str, Any]:
 
 
 def nearest(word: str, possible: typing.Iterable[str]) -> str:
-    """A sentence that names what is possible, closest first."""
+    """A sentence that names what is possible, closest first; of many words those that are close, if any is."""
     words = sorted(possible)
     close = difflib.get_close_matches(word, words, n=3, cutoff=0.5)
-    hint = f"did you mean {' or '.join(repr(c) for c in close)}? " if close else ""
-    return f"{hint}possible: {', '.join(words)}"
+    hint = f"did you mean {' or '.join(repr(c) for c in close)}?" if close else ""
+    if close and len(words) > MANY:
+        return f"{hint} ({len(words)} are possible)"
+    return f"{hint} possible: {', '.join(words)}".strip()
 
 
 def parse(text: Any, knob: Knob) -> Any:
