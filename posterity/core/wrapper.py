@@ -76,5 +76,8 @@ class Wrapper:
     def adapt(self, epochs: int) -> tuple[Pass, ...]:
         return self.inner.adapt(epochs)
 
+    def prepare(self) -> tuple[Pass, ...]:
+        return self.inner.prepare()
+
     def predict(self, carry: Carry, x: Tensor, here: Here) -> Tensor:
         return self.inner.predict(carry, x, here)

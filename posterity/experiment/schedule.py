@@ -122,9 +122,10 @@ def cost_of_evaluation(config: Config, sim: Simulation, members: int) -> float:
     adaptation = sim.method.adaptation
     work = _passes(sim, sim.passes(), members) + _passes(sim, sim.passes(adaptation), members)
     points, lines = 3, 9 * (LINE + CLIENT * members)
+    work += points * _passes(sim, sim.prepare(), members)
     predicted = points * members
     for epochs in sorted({0, 1, adaptation, config.newcomer_epochs}) if late else ():
-        work += _passes(sim, sim.passes(epochs), late)
+        work += _passes(sim, (*sim.passes(epochs), *sim.prepare()), late)
         lines += 3 * (LINE + CLIENT * late)
         predicted += late
     if sim.federation.common is not None:

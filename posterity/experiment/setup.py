@@ -180,7 +180,7 @@ def describe(config: Config, setup: Setup, command: str) -> dict[str, Any]:
         "seconds": 0.0,
         "method": {"name": config.method, "label": methods.title(config.method, method), "scored": method.scored,
                    "reference": method.reference, "absent": method.absent, "fields": fields_of(method),
-                   "outside": method.outside(), "fitted": fits_validation([setup.sim.passes(0)])},
+                   "outside": method.outside(), "fitted": fits_validation([setup.sim.prepare()])},
         "sources": sources(config, method),
         "notes": list(setup.notes),
         "network": network_facts(setup),
