@@ -68,6 +68,7 @@ if TYPE_CHECKING:
         Own,
         Pass,
         Personal,
+        Plan,
         Point,
         Shared,
         State,
@@ -106,7 +107,7 @@ def __getattr__(name: str) -> Any:
 __all__ = [
     "NOISE", "SGD", "STATIC", "Adam", "Bag", "Batch", "Carry", "Facts", "Gaussian", "Here", "LogMean", "Loss", "Mean",
     "Message", "Method", "Moments", "Network", "Now", "Optimiser", "Own", "Params", "Partition", "Pass", "Personal",
-    "Point", "RMSprop", "Rows", "Shared", "Sparse", "State", "Sum", "Summary", "Training", "Tree", "Wrapper",
+    "Plan", "Point", "RMSprop", "Rows", "Shared", "Sparse", "State", "Sum", "Summary", "Training", "Tree", "Wrapper",
     "as_second", "averaged", "base", "categorical", "check_fields", "cholesky", "clipped", "constrained",
     "count_labels", "deal", "descend", "everything", "first_network", "first_of", "fit", "fit_head", "fold", "gather",
     "head", "hyper", "kl", "log_likelihood", "log_predictive", "make_key", "masked_mean", "matvec", "meta", "norm",

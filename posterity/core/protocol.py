@@ -194,6 +194,23 @@ class Now:
         check_round(self.round)
 
 
+@dataclass(frozen=True)
+class Plan:
+    """What a run is going to be.
+
+    Attributes:
+        clients: that may take part in training
+        rounds: of the whole run
+        cohort: clients of a round, on average
+        chance: with which each client takes part in a round, independently of the others; None: not drawn so
+    """
+
+    clients: int
+    rounds: int
+    cohort: float
+    chance: float | None = None
+
+
 class Method(Protocol):
     """A plain method writes `init`, `start`, `passes`, `message` and `combine`; the rest have the defaults below.
 
@@ -203,6 +220,7 @@ class Method(Protocol):
         absent: what an absent client means: "cohort only", "remembered factor", "delta messages"
         scored: the evaluation point that its paper means
         adaptation: epochs of `adapt` at the point "adapted"
+        differences: names of its means that hold how far leaves moved, and not where they are
     """
 
     label: ClassVar[str]
@@ -210,6 +228,7 @@ class Method(Protocol):
     absent: ClassVar[str]
     scored: ClassVar[Point]
     adaptation: ClassVar[int] = 1
+    differences: ClassVar[tuple[str, ...]] = ()
 
     # --- server -------------------------------------------------------------------------------------------------
     def init(self, model: Network, params: Params, facts: Facts) -> State:
@@ -234,6 +253,10 @@ class Method(Protocol):
 
     def remarks(self, model: Network) -> tuple[str, ...]:
         """In sentences: what must be known about this method with this network, such as that it is another one here."""
+        return ()
+
+    def announce(self, plan: Plan) -> tuple[str, ...]:
+        """In sentences: what must be known of a run of this size before it begins; a ValueError refuses the run."""
         return ()
 
     # --- one client; every one of these is vmapped ---------------------------------------------------------------
