@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     )
     from posterity.core.messages import Bag, LogMean, Mean, Message, Moments, Rows, Sum
     from posterity.core.network import Network, Params
-    from posterity.core.optim import SGD, Adam, Optimiser, RMSprop, clipped, norm
+    from posterity.core.optim import SGD, Adam, Groups, Optimiser, RMSprop, clipped, norm
     from posterity.core.passes import (
         Loss,
         Partition,
@@ -105,14 +105,14 @@ def __getattr__(name: str) -> Any:
 
 
 __all__ = [
-    "NOISE", "SGD", "STATIC", "Adam", "Bag", "Batch", "Carry", "Facts", "Gaussian", "Here", "LogMean", "Loss", "Mean",
-    "Message", "Method", "Moments", "Network", "Now", "Optimiser", "Own", "Params", "Partition", "Pass", "Personal",
-    "Plan", "Point", "RMSprop", "Rows", "Shared", "Sparse", "State", "Sum", "Summary", "Training", "Tree", "Wrapper",
-    "as_second", "averaged", "base", "categorical", "check_fields", "cholesky", "clipped", "constrained",
-    "count_labels", "deal", "descend", "everything", "first_network", "first_of", "fit", "fit_head", "fold", "gather",
-    "head", "hyper", "kl", "log_likelihood", "log_predictive", "make_key", "masked_mean", "matvec", "meta", "norm",
-    "normal", "on_second", "one_hot", "opened", "packed", "permutation", "pointwise", "record", "sample",
-    "second_network", "second_of", "squared_distance", "sum_classes", "sum_features", "trainable", "tree_cast",
-    "tree_leaves", "tree_map", "tree_named", "tree_rows", "tree_stack", "tuned", "uniform", "unpacked", "watched",
-    "weighted", "within",
+    "NOISE", "SGD", "STATIC", "Adam", "Bag", "Batch", "Carry", "Facts", "Gaussian", "Groups", "Here", "LogMean",
+    "Loss", "Mean", "Message", "Method", "Moments", "Network", "Now", "Optimiser", "Own", "Params", "Partition",
+    "Pass", "Personal", "Plan", "Point", "RMSprop", "Rows", "Shared", "Sparse", "State", "Sum", "Summary", "Training",
+    "Tree", "Wrapper", "as_second", "averaged", "base", "categorical", "check_fields", "cholesky", "clipped",
+    "constrained", "count_labels", "deal", "descend", "everything", "first_network", "first_of", "fit", "fit_head",
+    "fold", "gather", "head", "hyper", "kl", "log_likelihood", "log_predictive", "make_key", "masked_mean", "matvec",
+    "meta", "norm", "normal", "on_second", "one_hot", "opened", "packed", "permutation", "pointwise", "record",
+    "sample", "second_network", "second_of", "squared_distance", "sum_classes", "sum_features", "trainable",
+    "tree_cast", "tree_leaves", "tree_map", "tree_named", "tree_rows", "tree_stack", "tuned", "uniform", "unpacked",
+    "watched", "weighted", "within",
 ]  # fmt: skip

@@ -5,6 +5,7 @@ They follow `torch.optim` to rounding (tested), but hold no tensors and write to
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -97,3 +98,24 @@ class RMSprop:
         square = tree_map(lambda s, g: self.alpha * s + (1 - self.alpha) * g * g, state, gradient)
         moved = tree_map(lambda p, g, s: p - self.lr * g / (torch.sqrt(s) + self.eps), params, gradient, square)
         return moved, square
+
+
+@dataclass(frozen=True)
+class Groups:
+    """An optimiser for each group of leaves, as PyTorch's parameter groups; a clip sees the gradient of its group."""
+
+    group: Callable[[str], int]  # from a leaf's name to the place of its optimiser
+    optimisers: tuple[Optimiser, ...]
+
+    def _parted(self, tree: Tree) -> dict[int, Tree]:
+        places = sorted({self.group(n) for n in tree})
+        return {i: {n: leaf for n, leaf in tree.items() if self.group(n) == i} for i in places}
+
+    def open(self, params: Tree) -> Tree:
+        return {str(i): self.optimisers[i].open(some) for i, some in self._parted(params).items()}
+
+    def update(self, gradient: Tree, state: Tree, params: Tree) -> tuple[Tree, Tree]:
+        parts, slopes = self._parted(params), self._parted(gradient)
+        done = {i: self.optimisers[i].update(slopes[i], state[str(i)], some) for i, some in parts.items()}
+        moved = {n: leaf for some, _ in done.values() for n, leaf in some.items()}
+        return {n: moved[n] for n in params}, {str(i): after for i, (_, after) in done.items()}

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.func import grad, vmap
 
-from posterity.core.optim import SGD, Adam, RMSprop, clipped, norm
+from posterity.core.optim import SGD, Adam, Groups, RMSprop, clipped, norm
 
 PAIRS = [
     (SGD(0.1), torch.optim.SGD, {"lr": 0.1}),
@@ -84,3 +84,21 @@ def test_a_zero_gradient_can_be_clipped_and_differentiated():
     zero = {"a": torch.zeros(2, dtype=torch.float64)}
     assert not clipped(zero, 1.0)["a"].any()
     assert not grad(lambda t: norm(t))(zero)["a"].isnan().any()
+
+
+@pytest.mark.parametrize("make", [lambda: SGD(0.1, 0.9, 0.01, 0.5), lambda: Adam(0.1, clip=0.5)], ids=["sgd", "adam"])
+def test_groups_are_as_many_optimisers(make):
+    """Each group moves as if it were alone, its clip included; an optimiser without leaves is not asked."""
+    draw = torch.Generator().manual_seed(3)
+    params = {n: torch.randn(4, generator=draw, dtype=torch.float64) for n in ("b/x", "a/x", "b/y")}
+    grouped = Groups(lambda name: "ab".index(name[0]), (make(), make(), make()))
+    alone = {letter: {n: p for n, p in params.items() if n[0] == letter} for letter in "ab"}
+    opts, state = {letter: make().open(some) for letter, some in alone.items()}, grouped.open(params)
+    for _ in range(3):
+        gradient = {n: torch.randn(4, generator=draw, dtype=torch.float64) for n in params}
+        params, state = grouped.update(gradient, state, params)
+        for letter, some in alone.items():
+            own = {n: gradient[n] for n in some}
+            alone[letter], opts[letter] = make().update(own, opts[letter], some)
+    assert list(params) == ["b/x", "a/x", "b/y"]
+    assert all(torch.equal(params[n], p) for some in alone.values() for n, p in some.items())

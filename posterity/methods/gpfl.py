@@ -1,0 +1,211 @@
+"""GPFL: one set of features, seen once as everybody's and once as the client's own.
+
+The base b is shared, the head h_k stays at home; shared as well are a table of class embeddings e_c (C × d) and a
+conditional valve, which bends features z = b(x) according to a vector u; its γ and β are each a linear layer, ReLU and
+layer norm. It is used twice, with two conditions u:
+
+    V(z, u) = ReLU(z ⊙ (γ(u) + 1) + β(u))                                                                     # (a)
+    u_G = mean of the e_c,   u_k = Σ_c π_kc e_c,   π_k the client's class frequencies; 0 in the first round    # (b)
+
+A client descends on the sum of three terms, with ē the table as it was received and the norm over all of the batch,
+
+    CE(h_k(V(z, u_k)), y)                                       its own view                                  # (c)
+    CE(cos(V(z, u_G), e_·), y)                                  everybody's view, by cosines with the table    # (d)
+    λ ‖V(z, u_G) − ē_y‖                                         not squared, not averaged                     # (e)
+
+and µ is a weight decay of table and valve alone. The server averages base, table and valve by samples;
+h_k(V(z, u_k)) predicts. A newcomer has the first head and its own class frequencies, and should train its head; who has
+no data gets u_G for u_k.
+
+Reference: Zhang, Hua, Cao, Wang, Song, Xue, Ma and Guan, "GPFL: Simultaneously learning global and personalized feature
+information for personalized federated learning", ICCV 2023.
+
+The letters are ours: the specification restates the paper without its numbers.
+
+Differs from the paper: u_G and u_k are made of the table that this round brought; released code makes them before it
+takes the new table over, so that they lag a round behind, and it does not shuffle. They are constants in both: no
+gradient reaches the table through (b). Since (e) grows with the root of the batch size, λ is worth something else with
+another batch. A clip of the gradient is of network and added layers apart.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from functools import cache
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from posterity.core import (
+    STATIC,
+    Batch,
+    Carry,
+    Facts,
+    Groups,
+    Here,
+    Message,
+    Method,
+    Network,
+    Now,
+    Own,
+    Params,
+    Pass,
+    Personal,
+    Point,
+    Training,
+    averaged,
+    check_fields,
+    count_labels,
+    descend,
+    everything,
+    fold,
+    gather,
+    hyper,
+    masked_mean,
+    norm,
+    normal,
+    pointwise,
+    record,
+    tuned,
+    weighted,
+    within,
+)
+from posterity.methods.fedper import split
+from posterity.nn.extra import Extra
+
+ADDED = "gpfl/"  # how the names of table and valve begin
+TABLE = ADDED + "table"
+COUNTING_BATCH = 256  # samples at once when labels are counted; has no influence on the result
+
+
+@record
+class State:
+    params: Params  # base, table and valve, and the common first head
+    begun: Tensor  # () 0 before the first aggregation, then 1
+    head: frozenset[str] = field(metadata={STATIC: True})  # names of the leaves that stay at home
+
+
+@record
+class Shared:
+    base: Params  # with table and valve
+    begun: Tensor
+
+
+@cache
+def layers(name: str, size: int) -> Extra:
+    """γ or β."""
+    return Extra(ADDED + name, nn.Sequential(nn.Linear(size, size), nn.ReLU(), nn.LayerNorm(size)))
+
+
+def first_layers(classes: int, size: int, key: Tensor, like: Tensor) -> Params:
+    """First values of the table (standard normal, as of PyTorch's embeddings) and of the valve."""
+    table = normal(fold(key, 0), (classes, size), torch.float64).to(like)
+    valves = [layers(name, size).init(fold(key, i), like) for i, name in enumerate(("gamma", "beta"), 1)]
+    return {TABLE: table, **valves[0], **valves[1]}
+
+
+def valve(params: Params, z: Tensor, u: Tensor) -> Tensor:
+    """Features z (B, d) as the condition u (d,) lets them through."""
+    gamma, beta = (layers(name, u.shape[-1])(params, u) for name in ("gamma", "beta"))
+    return torch.relu(z * (gamma + 1) + beta)  # (a)
+
+
+def conditions(counts: Tensor, shared: Shared) -> tuple[Tensor, Tensor]:
+    """u_G and u_k (d,) for a client with these class counts (C,)."""
+    table, total = shared.base[TABLE], counts.sum()
+    share = torch.where(total > 0, counts / total.clamp(min=1), 1 / len(table))
+    return shared.begun * table.mean(0), shared.begun * (share @ table)  # (b)
+
+
+def unit(rows: Tensor) -> Tensor:
+    """Rows of length 1; a row of zeros stays one, and has no gradient."""
+    square = (rows**2).sum(-1, keepdim=True)
+    some = square > 0
+    return rows * torch.where(some, torch.rsqrt(torch.where(some, square, 1)), 0)
+
+
+@dataclass(frozen=True)
+class GPFL(Method):
+    label: ClassVar[str] = "GPFL"
+    reference: ClassVar[str] = "Zhang et al., ICCV 2023"
+    absent: ClassVar[str] = "cohort only: an absent client keeps its head"
+    scored: ClassVar[Point] = "received"
+
+    local: Training = hyper(Training(), "how the clients train", paper=Training(lr=0.005))
+    lam: float = hyper(0.01, "λ: pull to the received embedding of the class", "authors' scripts, CNN and MLP")
+    mu: float = hyper(0.1, "µ: weight decay of table and valve", "authors' scripts, CNN and MLP")
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        within(self, lam=(0, None), mu=(0, None))
+
+    def init(self, model: Network, params: Params, facts: Facts) -> State:
+        if model.task != "classification":
+            raise ValueError("GPFL has an embedding of each class; this task is regression. Use fedper there")
+        if model.head_names & model.buffers:
+            raise ValueError(
+                f"the head of the network {model.name!r} has running statistics, and GPFL gives it features that the "
+                "network's own forward never sees. Name a head that begins behind the last batch norm"
+            )
+        like = next(iter(params.values()))
+        added = first_layers(facts.classes, model.feature_dim, facts.key, like)
+        return State({**params, **added}, like.new_zeros(()), model.head_names)
+
+    def offer(self, state: State, client: Tensor | None) -> tuple[Shared, Own]:
+        return Shared(split(state.params, state.head)[0], state.begun), ()
+
+    def outside(self) -> str:
+        return "the server's base and valve, with the initial head and the mean of the class embeddings"
+
+    def remarks(self, model: Network) -> tuple[str, ...]:
+        if model.base_names:
+            return ()
+        return (f"GPFL shares its table and valve only: all of the network {model.name!r} is head",)
+
+    def join(self, here: Here) -> Personal:
+        return split(here.initial, here.model.head_names)[1]
+
+    def start(self, here: Here) -> Params:
+        return {**here.shared.base, **here.personal}
+
+    def general(self, params: Params, seen: Tensor, batch: Batch, here: Here) -> Tensor:
+        """What everybody's view costs, for features V(z, u_G)."""
+        cosine = unit(seen) @ unit(params[TABLE]).T  # (B, C)
+        value = masked_mean(pointwise(cosine, batch.y, here.model), batch.mask)  # (d)
+        away = (seen - here.shared.base[TABLE][batch.y]) * batch.mask[:, None]
+        return value + self.lam * norm(away)  # (e)
+
+    def loss(self, params: Params, batch: Batch, here: Here) -> tuple[Tensor, Params]:
+        z, buffers = here.model.features(params, batch.x, mask=batch.layer_mask, train=True, key=here.key)
+        common, personal = conditions(here.kept["labels"], here.shared)
+        bent = valve(params, z, personal)
+        output = here.model.classify(params, bent, mask=batch.layer_mask, train=True, key=here.key)
+        value = masked_mean(pointwise(output, batch.y, here.model), batch.mask)  # (c)
+        return value + self.general(params, valve(params, z, common), batch, here), buffers
+
+    def passes(self) -> tuple[Pass, ...]:
+        decayed = replace(self.local, weight_decay=self.local.weight_decay + self.mu)
+        optimisers = self.local.make_optimiser(), decayed.make_optimiser()
+        apart = Groups(lambda name: int(name.startswith(ADDED)), optimisers)
+        return *self.prepare(), descend(self.loss, apart, everything, **self.local.schedule())
+
+    def prepare(self) -> tuple[Pass, ...]:
+        """The client's class frequencies, without which there is no u_k."""
+        return (gather("labels", count_labels, anew=True, batch=COUNTING_BATCH),)
+
+    def adapt(self, epochs: int) -> tuple[Pass, ...]:
+        return (*tuned(self.passes(), epochs), *self.prepare())
+
+    def message(self, carry: Carry, here: Here) -> tuple[Message, Personal]:
+        common, head = split(carry.params, here.model.head_names)
+        return weighted(common, here), head
+
+    def combine(self, state: State, total: Message, now: Now) -> State:
+        return State(averaged(state.params, total), torch.ones_like(state.begun), state.head)
+
+    def predict(self, carry: Carry, x: Tensor, here: Here) -> Tensor:
+        z, _ = here.model.features(carry.params, x)
+        _, personal = conditions(here.kept["labels"], here.shared)
+        return F.log_softmax(here.model.classify(carry.params, valve(carry.params, z, personal)), -1)
