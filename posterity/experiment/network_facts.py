@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 def network_facts(setup: Setup) -> dict[str, Any]:
     """Its name, its size, and a fingerprint of weights that no seed could make again, or that no checkpoint holds."""
     sim, still = setup.sim, held(setup.sim.model)
-    kept, whole = not getattr(sim.model, "fresh", True), {**sim.initial, **still}
+    kept, leaves = not getattr(sim.model, "fresh", True), {**sim.initial, **still}
     facts = {
         "name": sim.model.name,
-        "numbers": sum(leaf.numel() for leaf in whole.values()),
-        "weights": fingerprint(tuple(whole.values())) if kept else None,
+        "numbers": sum(leaf.numel() for leaf in leaves.values()),
+        "weights": fingerprint(tuple(leaves.values())) if kept else None,
     }
     frozen = {"numbers": sum(leaf.numel() for leaf in still.values()), "weights": fingerprint(tuple(still.values()))}
     return {**facts, "frozen": frozen} if still else facts
