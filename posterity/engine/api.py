@@ -43,7 +43,7 @@ class Engine(Protocol):
     def predict(
         self, sim: Simulation, passes: tuple[Pass, ...], adapt: tuple[Pass, ...], here: Here, parts: Sequence[Part]
     ) -> list[list[Tensor]]:
-        """Outputs for each client's rows of each part, after the passes of training, of `adapt` and of `prepare`."""
+        """Outputs for each client's rows of each part, after `passes` that train, and those that adapt and prepare."""
         ...
 
 

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from posterity.core.frozen import held, rebound
 from posterity.core.messages import Message
 from posterity.core.protocol import Batch, Carry, Here, Own, Params, Pass, Personal, Shared, State, keep
 from posterity.core.tree import Tree, record, tree_cat, tree_map, tree_rows
@@ -38,12 +39,14 @@ class SeedOffer:
     own: Own
     initial: Params
     client: Tensor  # () its number within its seed
+    still: Params  # what the network holds itself, where seeds differ in it
 
 
 def of_seed(here: Here) -> Here:
     """`here` as it is in the simulation of the client's own seed."""
     offer: SeedOffer = here.own
-    return replace(here, shared=offer.shared, own=offer.own, initial=offer.initial, client=offer.client)
+    model = rebound(here.model, offer.still) if offer.still else here.model
+    return replace(here, shared=offer.shared, own=offer.own, initial=offer.initial, client=offer.client, model=model)
 
 
 @dataclass(frozen=True)
@@ -108,6 +111,7 @@ class MultiSeed:
     joint: Simulation
     base: Tensor  # (seeds + 1,) on the host: where each seed's clients begin in the joint simulation
     shifts: tuple[int, ...]  # where its samples begin there
+    apart: bool = False  # whether their networks hold different frozen leaves
 
     @staticmethod
     def of(sims: Sequence[Simulation]) -> MultiSeed:
@@ -122,7 +126,7 @@ class MultiSeed:
         per_seed: Any = PerSeed(first.method)  # a method in all but its class variables
         joint = replace(first, method=per_seed, federation=_join(federations, shifts),
                         traces=TraceCache(first.traces.patience))  # fmt: skip
-        return MultiSeed(tuple(sims), joint, base, shifts)
+        return MultiSeed(tuple(sims), joint, base, shifts, _differ([held(sim.model) for sim in sims]))
 
     def numbers(self, clients: Sequence[Tensor]) -> Tensor:
         """The numbers in the joint simulation of some clients of each seed."""
@@ -165,7 +169,11 @@ class MultiSeed:
             tree_map(lambda *leaves: torch.stack(leaves)[which], *[getattr(h, name) for h in heres])
             for name in ("shared", "initial")
         )
-        mine |= {"own": SeedOffer(shared, mine["own"], initial, mine["client"]), "client": clients}
+        still = {}
+        if self.apart:
+            frozen = [held(self.sims[each.seed].model) for each in by_seed]
+            still = tree_map(lambda *leaves: torch.stack(leaves)[which], *frozen)
+        mine |= {"own": SeedOffer(shared, mine["own"], initial, mine["client"], still), "client": clients}
         return replace(heres[0], **mine, shared=(), initial={}, model=self.joint.model)
 
     def split(self, outputs: list[list[Tensor]], clients: Sequence[Tensor]) -> list[list[list[Tensor]]]:
@@ -174,6 +182,10 @@ class MultiSeed:
         spans = [slice(begin, end) for begin, end in zip([0, *ends], ends, strict=False)]
         each = zip(self.sims, spans, clients, strict=True)
         return [[sim.processes.joined(part[span], some) for part in outputs] for sim, span, some in each]
+
+
+def _differ(frozen: Sequence[Params]) -> bool:
+    return any(not torch.equal(leaf, other[name]) for other in frozen[1:] for name, leaf in frozen[0].items())
 
 
 def _join(federations: Sequence[Federation], shifts: Sequence[int]) -> Federation:
@@ -209,7 +221,7 @@ def _check(sims: Sequence[Simulation]) -> None:
     for sim in sims[1:]:
         pairs = {
             "methods": (first.method, sim.method),
-            "shapes of the network's parameters": (shape_of(first.initial), shape_of(sim.initial)),
+            "shapes of the network's parameters": tuple(shape_of((s.initial, held(s.model))) for s in (first, sim)),
             "numbers of clients": (first.federation.clients, sim.federation.clients),
             "shapes of a sample": (first.federation.shape, sim.federation.shape),
             "numbers of classes": (first.federation.classes, sim.federation.classes),

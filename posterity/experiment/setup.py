@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from posterity import __version__, data, methods, models
+from posterity.core.frozen import bind
 from posterity.core.network import Network
 from posterity.core.protocol import Plan
 from posterity.core.random import make_key
@@ -103,7 +104,7 @@ def set_up(
     options = config.settings("model") if model is None else {}
     model = models.as_network(given, federation.shape, federation.classes, federation.task, options, federation.x)
     model = model.lowered(torch.bfloat16) if config.precision == "bf16" else model
-    initial = {n: p.to(device) for n, p in model.init(config.seed, dtype).items()}
+    model, initial = bind(model, {n: p.to(device) for n, p in model.init(config.seed, dtype).items()})
     method = methods.build(config.method, config.settings(), config.training())
     federation = federation.to(device, dtype)
     few = federation.x[:2]
@@ -235,6 +236,7 @@ def _federation_facts(federation: Federation) -> dict[str, Any]:
         "test": federation.test.counts.tolist(),
         "histogram": federation.histogram(federation.train).tolist() if two_way else [],
         "partition": None if federation.partition is None else federation.partition.facts(),
+        "public": 0 if federation.public is None else len(federation.public),
         "notes": list(federation.notes),
     }
 

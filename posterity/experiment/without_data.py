@@ -82,6 +82,7 @@ def absent_federation(folder: Path, facts: dict[str, Any]) -> Federation:
         told["name"], told["task"], x, y, told["classes"], **parts, members=told["members"], names=tuple(told["names"]),
         class_names=tuple(told["class_names"]), notes=tuple(told["notes"]), preprocessing=read_inputs(folder),
         fingerprint=told["fingerprint"], absent=True,
+        public=torch.zeros(told["public"], dtype=torch.int64) if told.get("public") else None,
     )  # fmt: skip
 
 

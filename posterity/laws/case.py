@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from posterity import models
+from posterity.core.frozen import bind
 from posterity.core.protocol import Method, Params
 from posterity.core.random import fold, make_key, normal, permutation, uniform
 from posterity.core.tree import Tree, tree_map
@@ -52,9 +53,9 @@ class Case:
 
     def sim(self, seed: int | None = None, method: Any = None, **changes: Any) -> Simulation:
         """A simulation of this case; `seed` moves the draws but not the first parameters."""
-        initial = self.once("initial", lambda: self.model.init(self.seed, self.dtype))
+        model, initial = self.once("initial", lambda: bind(self.model, self.model.init(self.seed, self.dtype)))
         root = make_key(self.seed if seed is None else seed)
-        return replace(Simulation(method or self.method, self.model, self.federation, initial, root), **changes)
+        return replace(Simulation(method or self.method, model, self.federation, initial, root), **changes)
 
     def once(self, name: str, make: Any) -> Any:
         """`make()` the first time, and what it made from then on."""

@@ -70,9 +70,9 @@ def _tables(sent: Message, before: Tree, after: Tree, absent: list[int], where: 
 def law_structure(case: Case) -> None:
     sim, made = case.sim(), history(case, "stacked")
     params = getattr(made.first, "params", None)
-    if not isinstance(params, dict) or not set(case.model.leaves) <= set(params):
-        raise Broken(f"state.params of the first state does not hold the leaves {list(case.model.leaves)}")
-    for name in case.model.leaves:
+    if not isinstance(params, dict) or not set(sim.model.leaves) <= set(params):
+        raise Broken(f"state.params of the first state does not hold the leaves {list(sim.model.leaves)}")
+    for name in sim.model.leaves:
         if params[name].shape != sim.initial[name].shape:
             raise Broken(f"state.params[{name!r}] has shape {tuple(params[name].shape)}, not the network's")
     here, _ = meet(sim, ORACLE, made.first, Memory(case.federation.members), torch.tensor(COHORTS[0]), 1)

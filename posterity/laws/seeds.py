@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import torch
 
+from posterity.core.frozen import bind
 from posterity.core.tree import Tree
 from posterity.engine.multi_seed import MultiSeed
 from posterity.engine.round import Question, answer, first_state, train_round, train_rounds
@@ -52,8 +53,8 @@ def law_seeds(case: Case) -> None:
 def _simulation(case: Case, seed: int) -> Simulation:
     """A simulation with other draws, another first network and another partition."""
     federation = renumbered(case.federation, some_order(case.federation.members, seed))
-    initial = case.model.init(seed, case.dtype)
-    return replace(case.sim(seed=seed), initial=initial, federation=federation)
+    model, initial = bind(case.model, case.model.init(seed, case.dtype))
+    return replace(case.sim(seed=seed), model=model, initial=initial, federation=federation)
 
 
 def _left(state: Tree, store: Memory) -> Tree:

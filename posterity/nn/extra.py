@@ -26,7 +26,7 @@ class Extra:
         bad = [
             type(m).__name__
             for m in self.module.modules()
-            if isinstance(m, nn.modules.batchnorm._BatchNorm | nn.Dropout)
+            if isinstance(m, nn.modules.batchnorm._BatchNorm | nn.modules.dropout._DropoutNd)
         ]
         if bad:
             raise ValueError(

@@ -10,7 +10,8 @@ from posterity.nn._names import unknown
 
 def linear_layer(model: Network, name: str = "") -> str:
     """The linear layer of that name; without one, the last before the head."""
-    linear = [n for n, m in model.module.named_modules() if isinstance(m, nn.Linear)]
+    layers = model.module.named_modules()
+    linear = [n for n, m in layers if isinstance(m, nn.Linear) and f"{n}.weight" in model.leaves]  # none that is frozen
     if name:
         if name not in linear:
             raise ValueError(unknown("linear layer", name, linear))

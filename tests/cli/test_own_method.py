@@ -40,6 +40,24 @@ def test_run_says_where_too_without_a_traceback(call, engine):
     assert len(complaint.splitlines()) == 1
 
 
+def test_a_method_that_needs_public_rows_says_how_to_give_them(call):
+    Path("distil.py").write_text(
+        "from posterity.methods.fedavg import FedAvg\n\n\nclass Distil(FedAvg):\n"
+        "    def init(self, model, params, facts):\n"
+        "        if not facts.public:\n"
+        "            raise ValueError('Distil trains on public rows, and the server has none: use --public 4%')\n"
+        "        return super().init(model, params, facts)\n\n"
+        "    def combine(self, state, total, now):\n"
+        "        now.model(state.params, now.public)\n"
+        "        return super().combine(state, total, now)\n"
+    )
+    code, _, complaint = call("run", "--method", "distil:Distil", *SMALL)
+    assert code == 2
+    assert complaint.splitlines() == ["error: Distil trains on public rows, and the server has none: use --public 4%"]
+    assert call("run", "--method", "distil:Distil", "--public", "10%", "--out", "run", *SMALL)[0] == 0
+    assert call("resume", "run", "--trust")[0] == 0  # it is finished, and loaded without its data
+
+
 def test_a_class_that_is_no_method_is_told_what_it_lacks(call):
     Path("fedbare.py").write_text("class Bare:\n    def init(self): ...\n")
     code, _, complaint = call("check", "fedbare:Bare")

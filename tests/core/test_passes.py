@@ -21,9 +21,10 @@ from oracles.sims import (
 )
 from torch.func import vmap
 
-from posterity.core.losses import fit
+from posterity import models
+from posterity.core.losses import fit, fit_head
 from posterity.core.optim import SGD
-from posterity.core.passes import base, deal, descend, everything, gather, head, meta, sample, trainable
+from posterity.core.passes import base, deal, descend, everything, gather, head, meta, sample, trainable, watched
 from posterity.core.protocol import Batch, Carry, Here, tuned
 from posterity.core.random import make_key
 from posterity.core.training import Training
@@ -337,3 +338,46 @@ def test_the_hessian_free_step_shifts_only_what_adapted(inner):
     for name in ("w", "own"):
         assert float(moved["hessian_free"][name]) == pytest.approx(float(moved["exact"][name]), abs=1e-8)
         assert abs(float(moved["first"][name] - moved["exact"][name])) > 1e-3
+
+
+# --- watched, gather anew, fit_head ----------------------------------------------------------------------------------
+@each_engine
+def test_what_is_watched_adds_up_over_the_steps(engine):
+    """Gradients add up to (θ₀ − θ₂)/lr, leaves to θ₀ + θ₁: what is seen is before the step. A = 4, m = 3, lr = 0.1."""
+    how = {"batch": None, "epochs": 2}
+    seen = watched("seen", lambda slope, params, batch, here: {"g": slope, "at": params}, fit, SGD(0.1), **how)
+    plain = kept(q2(), engine, descend(fit, SGD(0.1), **how), initial=at(1.0))
+    for (left, params), (_, expected) in zip(kept(q2(), engine, seen, initial=at(1.0)), plain, strict=True):
+        assert torch.equal(params[WEIGHT], expected[WEIGHT])
+        assert float(left["seen"]["g"][WEIGHT]) == pytest.approx((1 - float(params[WEIGHT])) / 0.1, abs=1e-12)
+    first = 1 - 0.1 * 4 * (1 - 3)
+    assert float(left["seen"]["at"][WEIGHT]) == pytest.approx(1 + first, abs=1e-12)
+
+
+@each_engine
+@pytest.mark.parametrize(("anew", "expected"), [(False, 2), (True, 1)])
+def test_a_gather_may_start_anew(engine, anew, expected):
+    def rows(params, batch, here):
+        return batch.mask.sum()
+
+    passes = gather("rows", rows), gather("other", rows), gather("rows", rows, anew=anew)
+    federation = points((9, 5, 1))
+    found = kept(federation, engine, *passes, model=mlp(federation))
+    for (left, _), size in zip(found, (9, 5, 1), strict=True):
+        assert float(left["rows"]) == expected * size
+        assert float(left["other"]) == size
+
+
+@each_engine
+def test_fit_head_moves_nothing_before_the_head(engine):
+    federation = points((9, 5))
+    model = models.build("mlp_bn", federation.shape, 3, hidden=(4,))
+    first = model.init(0, DOUBLE)
+    for _, params in kept(federation, engine, descend(fit_head, SGD(0.1), head, batch=4), model=model):
+        for name, leaf in params.items():
+            assert torch.equal(leaf, first[name]) == (name not in model.head_names)
+    batch = Batch(federation.x.double()[:4], federation.y[:4], torch.tensor([1.0, 1, 1, 0], dtype=DOUBLE))
+    value, buffers = fit_head(first, batch, SimpleNamespace(model=model, key=make_key(0)))
+    loss = torch.nn.functional.cross_entropy(model(first, batch.x)[0][:3], batch.y[:3])
+    assert buffers == {}
+    assert float(value) == pytest.approx(float(loss), abs=1e-12)

@@ -17,6 +17,8 @@ from posterity.engine.server import Accumulator, combine
 from posterity.engine.store import Memory
 from posterity.laws import make_case
 from posterity.laws.assertions import largest_gap
+from posterity.laws.case import PUBLIC, SIZES
+from posterity.methods.fedavg import FedAvg
 
 WRAPPED = ["fedavg+ft", "fedavg+calibrated", "reptile+metavd", "fedavg+drop", "fedavg+snip", "pfedvmp@paper"]
 COHORTS = ([0, 2, 5], [1, 2, 7, 9])
@@ -37,8 +39,9 @@ def site_of(sim, k):
 def apart(sim):
     """Two rounds of a server and of sites that exchange offers and messages only: the state, and records by client."""
     federation, method = sim.federation, sim.method
-    samples = int(federation.train.counts[: federation.members].sum())
-    state = method.init(sim.model, sim.initial, Facts(federation.members, samples, federation.classes, sim.server))
+    counts = [len(site_of(sim, k).rows["train"]) for k in range(federation.members)]  # what sites register
+    public = federation.x[federation.public]
+    state = method.init(sim.model, sim.initial, Facts.of(counts, federation.classes, sim.server, len(public)))
     records = {}
     for number, cohort in enumerate(COHORTS, 1):
         accumulator, kept = Accumulator(), {}
@@ -48,7 +51,7 @@ def apart(sim):
             kept[k] = done.record
             stack = Visit(*(tree_map(lambda leaf: leaf[None], tree) for tree in (done.message, done.record)), None)
             accumulator.add(torch.tensor([k]), (shared, own), stack)
-        now = Now(number, len(COHORTS), sim.fold(sim.server, number), len(cohort))
+        now = Now(number, len(COHORTS), sim.fold(sim.server, number), len(cohort), public, sim.model)
         state, _ = combine(method, state, accumulator.total, now)
         records |= kept
     return state, records
@@ -84,6 +87,39 @@ def test_a_site_predicts_what_the_simulation_scores(spec, point):
         part = [federation.test]
         expected = score(sim, ORACLE, state, store, torch.tensor([k]), 2, part, point, newcomers=late)[0][0]
         assert torch.equal(found, expected)
+
+
+def test_a_server_of_sites_knows_what_the_simulations_server_knows():
+    told = []
+
+    class Told(FedAvg):
+        def init(self, model, params, facts):
+            told.append(facts)
+            return super().init(model, params, facts)
+
+    sim = make_case(Told()).sim()
+    first_state(sim)
+    apart(sim)
+    for facts in told:
+        found = (facts.clients, facts.samples, facts.classes, facts.public, facts.key.tolist())
+        assert found == (len(SIZES), sum(SIZES), 4, PUBLIC, sim.server.tolist())
+    assert len(told) == 2
+
+
+def test_the_server_is_told_the_network_and_the_public_rows():
+    seen = []
+
+    class Seen(FedAvg):
+        def combine(self, state, total, now):
+            seen.append(now)
+            return super().combine(state, total, now)
+
+    sim = make_case(Seen()).sim()
+    simulated(sim)
+    assert [now.round for now in seen] == [1, 2]
+    for now in seen:
+        assert now.model is sim.model
+        assert torch.equal(now.public, sim.federation.x[-PUBLIC:])
 
 
 def test_rounds_count_from_one():

@@ -25,18 +25,19 @@ CLIENTS = torch.tensor([0, 1, 3])
 
 @dataclass(frozen=True)
 class Prepared(FedAvg):
-    """Predicts the number of its training samples and the sum of its leaves, both as its preparation found them."""
+    """Predicts how many training samples, which leaves and which number of its own its preparation found."""
 
     def prepare(self):
         def seen(params, batch, here):
-            return torch.stack([batch.mask.sum(), batch.mask.sum() * sum(p.sum() for p in params.values())])
+            rows = batch.mask.sum()
+            return torch.stack([rows, rows * sum(p.sum() for p in params.values()), rows * here.client])
 
         return (gather("seen", seen, batch=7),)
 
     def predict(self, carry, x, here):
         leaves = sum(p.sum() for p in carry.params.values())
-        count, total = carry.kept["seen"]
-        return torch.stack([count, total / here.n - leaves, leaves, leaves]).expand(len(x), 4)
+        count, total, number = carry.kept["seen"]
+        return torch.stack([count, total / here.n - leaves, leaves, number / here.n]).expand(len(x), 4)
 
 
 def scored(sim, engine, point):
@@ -56,6 +57,7 @@ def test_it_sees_the_model_that_predicts_at_every_point(engine):
         found = scored(sim, engine, point)
         assert found[:, 0].tolist() == [37, 1, 8]
         assert found[:, 1].abs().max() < 1e-9
+        assert found[:, 3].tolist() == CLIENTS.tolist()
         leaves[point] = found[:, 2]
     assert (leaves["received"] == leaves["received"][0]).all()
     assert (leaves["adapted"] != leaves["received"]).all()
