@@ -1,4 +1,4 @@
-"""`posterity demo | run | compare | resume | report | pack | methods | datasets | models | partition | new | check`.
+"""`posterity demo | run | compare | tune | resume | report | pack | methods | datasets | models | partition | new | …`.
 
 Each command is a function here. Flags come from `cli/flags.py`, tables from `cli/listing.py` and `cli/show.py`,
 processes from `cli/launch.py`; the work is done by `experiment/`. PyTorch takes seconds to import and `--help` should
@@ -20,7 +20,23 @@ from posterity.cli.completion import complete_method, complete_model
 from posterity.cli.diverged import leave_it_to_the_end
 from posterity.cli.flags import check_jobs, option, read_config, read_list, read_seeds, with_flags, with_only
 from posterity.cli.mistakes import say_remarks, sentence, tell_of_yours, told
-from posterity.cli.options import COMMON, MEASURED, METHODS, PAGE, SEEDS, TRUST, Folder, Jobs, Runs, Together, Version
+from posterity.cli.options import (
+    COMMON,
+    MEASURED,
+    METHODS,
+    ONE_SEED,
+    PAGE,
+    SEARCH_SEED,
+    SEEDS,
+    TRIALS,
+    TRUST,
+    TUNED,
+    Folder,
+    Jobs,
+    Runs,
+    Together,
+    Version,
+)
 from posterity.cli.output import SHOWN, Output, Quiet, check_output, take_names, take_output
 from posterity.engine.parent import end_with_parent
 from posterity.experiment.config import Config
@@ -107,13 +123,17 @@ def _set_up(config: Config) -> Setup:
 
 @app.command(help="Run several methods with several seeds on the same federations; finished runs are not repeated.",
              rich_help_panel=WORKING)  # fmt: skip
-@with_flags({"methods": METHODS, "seeds": SEEDS, "together": (Together, None), "jobs": (Jobs, None), **COMMON,
-             **MEASURED}, leave_out=("method", "seed"))  # fmt: skip
+@with_flags({"methods": METHODS, "seeds": SEEDS, "tuned": TUNED, "together": (Together, None), "jobs": (Jobs, None),
+             **COMMON, **MEASURED}, leave_out=("method", "seed"))  # fmt: skip
 def compare(**given: Any) -> None:
-    out, quiet, jobs, together = (given.pop(n) for n in ("out", "quiet", "jobs", "together"))
+    out, quiet, jobs, together, tuned = (given.pop(n) for n in ("out", "quiet", "jobs", "together", "tuned"))
     methods, seeds = read_list(given.pop("methods"), "methods"), read_seeds(given.pop("seeds"))
     output, theirs = take_output(given)
     config = read_config({**given, "metrics": theirs})
+    if tuned is not None:
+        from posterity.cli.tune import take_tuned
+
+        methods = take_tuned(methods, config, tuned)
     if config.engine == "processes":
         raise ValueError("a comparison already has a run for each core (--jobs): give another --engine")
     folder = out or new_folder(f"{Path(config.dataset).stem}-comparison")
@@ -123,6 +143,21 @@ def compare(**given: Any) -> None:
         from posterity.cli.remarks import print_notes
 
         print_notes(folder)
+
+
+@app.command(help="Tune methods on validation data alone, each with the same budget; finished trials are not repeated.",
+             rich_help_panel=WORKING)  # fmt: skip
+@with_flags({"methods": METHODS, "trials": TRIALS, "seeds": ONE_SEED, "search_seed": SEARCH_SEED, "out": COMMON["out"],
+             "quiet": COMMON["quiet"]}, leave_out=("method", "seed", "metrics", "keep"))  # fmt: skip
+def tune(**given: Any) -> None:
+    names, seeds = read_list(given.pop("methods"), "methods"), read_seeds(given.pop("seeds"))
+    trials, search_seed, out, quiet = (given.pop(n) for n in ("trials", "search_seed", "out", "quiet"))
+    config = read_config(given)
+    folder = out or new_folder(f"{Path(config.dataset).stem}-tuning")
+    from posterity.cli.tune import tune_all
+
+    interrupt.writes_to(folder)
+    tune_all(config, names, seeds, trials, search_seed, folder, quiet)
 
 
 @app.command(help="The main job on embedded data: six methods, three seeds, a table and a report.",

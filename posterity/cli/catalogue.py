@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
 from dataclasses import asdict, fields
 from typing import Any
 
@@ -21,6 +22,7 @@ from posterity.engine.store import Memory
 from posterity.laws.case import make_case
 from posterity.laws.history import one_round
 from posterity.methods.fedavg import FedAvg
+from posterity.spec_names import Named
 
 PLAYERS = (3, 4)  # clients of 8 and 5 samples
 SAID = ("label", "reference", "scored", "absent")
@@ -28,39 +30,42 @@ SAID = ("label", "reference", "scored", "absent")
 
 def print_json(name: str | None) -> None:
     """One JSON object: all of them, or those of one name."""
-    found = everything()
-    if name is not None:
-        word = name.lstrip("+")
-        known = {each for group in found.values() for each in group}
-        if word not in known:
-            raise ValueError(f"there is no method, wrapper or name {word!r}: {nearest(word, known)}")
-        found = {kind: {n: each for n, each in group.items() if n == word} for kind, group in found.items()}
-    print(json.dumps(found, ensure_ascii=False, indent=1, allow_nan=False))
+    print(json.dumps(everything(name and name.lstrip("+")), ensure_ascii=False, indent=1, allow_nan=False))
 
 
-def everything() -> dict[str, dict[str, Any]]:
-    """Methods, wrappers (around FedAvg) and names for specs, each by its name."""
-    return {
-        "methods": {name: _method(cls) for name, cls in methods.available().items()},
-        "wrappers": {name: _wrapper(cls) for name, cls in methods.suffixes().items()},
-        "names": {name: {**asdict(named), "told": named.told(name)} for name, named in methods.names().items()},
-    }
+def everything(only: str | None = None) -> dict[str, dict[str, Any]]:
+    """Methods, wrappers (around FedAvg) and names for specs, each by its name; or what has one name."""
+    known: dict[str, dict[str, Any]] = {
+        "methods": methods.available(), "wrappers": methods.suffixes(), "names": methods.names()
+    }  # fmt: skip
+    every = {each for group in known.values() for each in group}
+    if only is not None and only not in every:
+        raise ValueError(f"there is no method, wrapper or name {only!r}: {nearest(only, every)}")
+    return {kind: {name: DESCRIBED[kind](name, each) for name, each in group.items() if only in (None, name)}
+            for kind, group in known.items()}  # fmt: skip
 
 
-def _method(cls: Any) -> dict[str, Any]:
+def _method(name: str, cls: Any) -> dict[str, Any]:
     trains = any(f.name == "local" for f in fields(cls))
     return {
         "summary": first_line(cls),
-        **{name: getattr(cls, name) for name in SAID},
+        **{said: getattr(cls, said) for said in SAID},
         **message_facts(cls(local=Training()) if trains else cls()),
         "hyperparameters": [_knob(k) for k in knobs(cls) if k.name != "local"],
         "training": [_knob(k) for k in training_knobs(cls)],
     }
 
 
-def _wrapper(cls: Any) -> dict[str, Any]:
+def _wrapper(name: str, cls: Any) -> dict[str, Any]:
     facts = message_facts(cls(FedAvg()))
     return {"summary": first_line(cls), "around": "fedavg", **facts, "hyperparameters": [_knob(k) for k in knobs(cls)]}
+
+
+def _name(name: str, named: Named) -> dict[str, Any]:
+    return {**asdict(named), "told": named.told(name)}
+
+
+DESCRIBED: dict[str, Callable[[str, Any], dict[str, Any]]] = {"methods": _method, "wrappers": _wrapper, "names": _name}
 
 
 def message_facts(method: Method) -> dict[str, Any]:

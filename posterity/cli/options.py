@@ -30,6 +30,14 @@ METHODS = option(str, "local,fedavg,fedavg+ft,fedper,fedmap,pfedvmp", "methods, 
                  words=complete_methods)  # fmt: skip
 SEEDS = option(str, "0,1,2", "seeds, comma separated or a range (0-4; default: 0,1,2)", "--seeds", panel="Running",
                metavar="INTEGER,…")  # fmt: skip
+ONE_SEED = option(str, "0", "seeds of every trial, comma separated or a range (default: 0)", "--seeds", panel="Running",
+                  metavar="INTEGER,…")  # fmt: skip
+TRIALS = option(int, 20, "trials of every method; the first has its defaults (default: 20)", "--trials",
+                panel="Running", metavar="INTEGER")  # fmt: skip
+SEARCH_SEED = option(int, 0, "seed of the search itself (default: 0)", "--search-seed", panel="Running",
+                     metavar="INTEGER")  # fmt: skip
+TUNED = option(Path | None, None, "file of 'posterity tune' with the values of all these methods (they win over --set)",
+               "--tuned", panel="Training", metavar="FILE")  # fmt: skip
 Together = Annotated[bool | None, typer.Option("--together/--apart", help="all seeds of a method at once, as more "
                                                "clients (default: on a GPU)", rich_help_panel="Running")]  # fmt: skip
 

@@ -18,7 +18,7 @@ PFEDVMP = "pFedVMP §5.1"
 
 @dataclass(frozen=True)
 class Training:
-    lr: float = hyper(0.01, "η: step size of the clients", PFEDVMP)
+    lr: float = hyper(0.01, "η: step size of the clients", PFEDVMP, search=(1e-3, 0.5, "log"))
     epochs: int = hyper(1, "E: epochs over the client's data in a round", PFEDVMP)
     steps: int | None = hyper(None, "exactly so many steps in a round, instead of epochs", "ours")
     batch: int = hyper(10, "B: batch size; the last, smaller batch is kept", PFEDVMP)

@@ -148,9 +148,9 @@ def read_toml(path: Path) -> dict[str, Any]:
 def to_toml(config: Config) -> str:
     """The configuration as TOML: reading it back gives an equal record."""
     table = {n: v for n, v in asdict(config).items() if v is not None and n != "set"}
-    lines = [f"{name} = {_literal(value)}" for name, value in table.items()]
+    lines = [f"{name} = {literal(value)}" for name, value in table.items()]
     if config.set:
-        lines += ["", "[set]", *(f"{_quoted(k)} = {_literal(v)}" for k, v in config.set.items())]
+        lines += ["", "[set]", *(f"{quoted(k)} = {literal(v)}" for k, v in config.set.items())]
     return "\n".join(lines) + "\n"
 
 
@@ -174,14 +174,15 @@ def _flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def _quoted(text: str) -> str:
+def quoted(text: str) -> str:
     """A basic string of TOML, which writes control characters as JSON does, and DEL as well."""
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
-def _literal(value: Any) -> str:
+def literal(value: Any) -> str:
+    """A value as TOML writes it."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, (list, tuple)):
-        return "[" + ", ".join(_literal(v) for v in value) + "]"
-    return _quoted(value) if isinstance(value, str) else repr(value)
+        return "[" + ", ".join(literal(v) for v in value) + "]"
+    return quoted(value) if isinstance(value, str) else repr(value)

@@ -88,6 +88,12 @@ def split_preset(word: str) -> tuple[str, bool]:
     return name, bool(at)
 
 
+def words_of(spec: str) -> list[str]:
+    """The method and the wrappers of a spec by their names, from the inside out."""
+    expanded, _ = expand(spec, _files(__name__))
+    return [split_preset(word)[0].rpartition(":")[2] for word in expanded.split("+")]
+
+
 def title(spec: str, method: Any) -> str:
     """The label of the method that `build` made of `spec`, and whose values are those of a paper."""
     words = [split_preset(word) for word in expand(spec, _files(__name__))[0].split("+")]

@@ -120,7 +120,8 @@ class FedPA(Method):
     differences: ClassVar[tuple[str, ...]] = ("delta",)
 
     local: Training = hyper(Training(), "how the clients train", paper=AUTHORS_TRAINING)
-    rho: float = hyper(0.01, "ρ: trust in the sample covariance; 0 = none", AUTHORS + "; 0.1 by their flags")
+    rho: float = hyper(0.01, "ρ: trust in the sample covariance; 0 = none", AUTHORS + "; 0.1 by their flags",
+                       search=(1e-3, 1.0, "log"))  # fmt: skip
     samples: int = hyper(4, "ℓ: posterior samples of a round", AUTHORS + ": 5 epochs, 1 for mixing")
     burn: int = hyper(1, "stretches for mixing before the first sample", AUTHORS)
     burn_rounds: int = hyper(100, "rounds at the start that send FedAvg's deltas", "authors' flags", paper=400)

@@ -57,7 +57,8 @@ class FedProx(Method):
     scored: ClassVar[Point] = "received"
 
     local: Training = hyper(Training(), "how the clients train")
-    mu: float = hyper(0.01, "µ: pull towards the broadcast model", "FedNP's tuned value; the paper tries 0.001 … 1")
+    mu: float = hyper(0.01, "µ: pull towards the broadcast model", "FedNP's tuned value; the paper tries 0.001 … 1",
+                      search=(1e-3, 1.0, "log"))  # fmt: skip
     loss: Loss = fit  # a wrapper may replace it
 
     def __post_init__(self) -> None:

@@ -53,7 +53,7 @@ class MAML(Method):
 
     local: Training = hyper(Training(), "how the clients train; lr is γ, the step size of the meta-steps",
                             paper=Training(lr=0.1, epochs=5, batch=64, clip=5.0))  # fmt: skip
-    fast: float = hyper(0.02, "α: step size of the adaptation", CODE)
+    fast: float = hyper(0.02, "α: step size of the adaptation", CODE, search=(1e-3, 0.2, "log"))
     order: str = hyper("exact", "with second derivatives, or without (FO-MAML)", "Finn et al.", ("exact", "first"))
     inner: int = hyper(1, "I: steps of the simulated adaptation", CODE)
     queries: int = hyper(2, "batches of a query, each as large as the support", CODE)

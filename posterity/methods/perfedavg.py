@@ -58,7 +58,7 @@ class PerFedAvg(Method):
     scored: ClassVar[Point] = "adapted"
 
     local: Training = hyper(Training(), "how the clients train; lr is β of the meta-steps", paper=Training(steps=10))
-    fast: float = hyper(0.02, "α: step size of the adaptation", CODE)
+    fast: float = hyper(0.02, "α: step size of the adaptation", CODE, search=(1e-3, 0.2, "log"))
     hvp: str = hyper("difference", "Hessian-vector product of the meta-gradient", "Fallah et al. 2020", tuple(ORDERS))
     delta: float = hyper(1e-3, "δ: width of the difference", f"FL-bench; {CODE} uses 1e-4, too little for float32")
     inner: int = hyper(1, "steps of the simulated adaptation", "Fallah et al. 2020")

@@ -45,7 +45,8 @@ class Reptile(Method):
     scored: ClassVar[Point] = "adapted"
 
     local: Training = hyper(Training(), "how the clients train", paper=Training(lr=0.02, epochs=5, batch=64, clip=5.0))
-    server_lr: float = hyper(0.9, "η_s: step size of the server", f"{CODE}; the paper searches 0.6 … 1")
+    server_lr: float = hyper(0.9, "η_s: step size of the server", f"{CODE}; the paper searches 0.6 … 1",
+                             search=(0.6, 1.0, "linear"))  # fmt: skip
     server_momentum: float = hyper(0.9, "μ: momentum of the server", CODE)
     server_clip: float | None = hyper(None, "longest mean update", "ours: off", paper=100.0)
     adapt_steps: int | None = hyper(1, "steps of adaptation per epoch of `adapt`; none: whole epochs", "MetaVD §4")

@@ -23,7 +23,8 @@ TRAINING = Training(lr=0.1, batch=4)
 EQUAL = (9, 9, 9)
 each_engine = pytest.mark.parametrize("engine", ENGINES, ids=lambda e: e.name)
 PLAN = Plan(clients=30, rounds=10, cohort=30)
-SMALL = {"dataset": "digits", "method": "fedavg+dp", "rounds": 1, "subset": "30%", "evaluate_every": 1}
+SMALL = {"dataset": "digits", "method": "fedavg+dp", "rounds": 1, "subset": "30%", "evaluate_every": 1,
+         "engine": "stacked"}  # fmt: skip
 
 
 @each_engine

@@ -99,7 +99,8 @@ class FedBPS(Method):
     scored: ClassVar[Point] = "received"
 
     local: Training = hyper(Training(), "how the clients train", paper=AUTHORS)
-    p: float = hyper(0.7, "share of the parameters that is personal", "§4.1; 0.3, 0.5, 0.7 and 0.9 in Table 2")
+    p: float = hyper(0.7, "share of the parameters that is personal", "§4.1; 0.3, 0.5, 0.7 and 0.9 in Table 2",
+                     search=(0.3, 0.9, "linear"))  # fmt: skip
     curvature: str = hyper("ggn", "estimator of the diagonal curvature", "unspecified: ours", ESTIMATORS)
     probes: int = hyper(8, "sign vectors per batch of `hutchinson`", "unspecified: ours")
     prior: float = hyper(5e-4, "τ: precision of the prior per sample", "the paper's weight decay; erratum B1")

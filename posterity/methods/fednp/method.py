@@ -81,7 +81,8 @@ class FedNP(Method):
     scored: ClassVar[Point] = "received"
 
     local: Training = hyper(Training(), "how the clients train", "ours", paper=Training(lr=0.01, epochs=10, batch=128))
-    lam: float = hyper(0.01, "λ: weight of both divergences", "D.3: best of 0.001, 0.01, 0.1, 1")
+    lam: float = hyper(0.01, "λ: weight of both divergences", "D.3: best of 0.001, 0.01, 0.1, 1",
+                       search=(1e-3, 1.0, "log"))  # fmt: skip
     moments: str = hyper("quadrature", "moments of the tilted density", "ours", KINDS, paper="closed")
     points: int = hyper(POINTS, "points of the quadrature", "ours: error below 1e-6; Table 6 tries 100 to 10000")
     latent: int = hyper(10, "D_z: dimension of z, and width of the layer of f", "D.3")

@@ -105,7 +105,8 @@ class PFedVMP(Method):
     scored: ClassVar[Point] = "received"
 
     local: Training = hyper(Training(), "how the clients train")
-    xi: float = hyper(50.0, "ξ₁: pull of features to the centroid of their class", "Table 7, CIFAR-10 Dir(0.3)")
+    xi: float = hyper(50.0, "ξ₁: pull of features to the centroid of their class", "Table 7, CIFAR-10 Dir(0.3)",
+                      search=(0.5, 100.0, "log"))  # fmt: skip
     mode: str = hyper("shrinkage", "precision message", "errata E2 and E3", MODES, paper="printed")
     alpha: float = hyper(1.0, "α: ridge of the printed precision", "§5.1")
     nu0: float = hyper(10.0, "ν₀: prior samples behind the shrunken covariance", "unspecified: ours")

@@ -1,0 +1,301 @@
+"""Equal tuning: the space comes from the fields, the choice from validation alone, and a kill changes nothing."""
+
+from __future__ import annotations
+
+import json
+import math
+import tomllib
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+
+from posterity import methods
+from posterity.core.hyperparameters import knobs
+from posterity.experiment.compare import planned
+from posterity.experiment.config import Config
+from posterity.experiment.search_space import Dimension, first_values, layers, search_space
+from posterity.experiment.tune import (
+    PLAN,
+    TUNED,
+    Budget,
+    Trial,
+    best,
+    read_trials,
+    run_score,
+    tune,
+    tune_method,
+    validation_score,
+    with_tuned,
+)
+
+EVERY = [*sorted(methods.available()), *(f"fedavg+{name}" for name in sorted(methods.suffixes())), "vd@paper+ft"]
+BASE = Config(dataset="digits", clients=4, rounds=2)
+
+
+def names(space):
+    return [each.name for each in space]
+
+
+@pytest.mark.parametrize("spec", EVERY)
+def test_every_value_of_the_space_is_a_setting_of_the_method(spec):
+    """Both ends and the middle can be built, and each name reaches its field."""
+    space = search_space(spec)
+    for share in (0.0, 0.5, 1.0):
+        values = {each.name: each.at(share) for each in space}
+        method = methods.build(spec, {k: str(v) for k, v in values.items()})
+        for prefix, layer in layers(spec, method):
+            for knob in (k for k in knobs(type(layer)) if k.search is not None):
+                assert getattr(layer, knob.name) == values[f"{prefix}{knob.name}"]
+
+
+def test_the_spaces_of_the_papers():
+    assert names(search_space("fedavg")) == ["local.lr"]
+    assert names(search_space("fedprox")) == ["local.lr", "mu"]
+    assert names(search_space("reptile+metavd+ft")) == ["local.lr", "server_lr", "metavd.beta"]
+    assert names(search_space("metavd")) == ["local.lr", "server_lr", "metavd.beta"]
+
+
+def test_what_was_given_is_not_tuned():
+    assert names(search_space("fedprox", ["mu"])) == ["local.lr"]
+    assert names(search_space("fedprox", ["local.lr"])) == ["mu"]
+    assert names(search_space("reptile+metavd", ["beta"])) == ["local.lr", "server_lr"]
+    assert names(search_space("reptile+metavd", ["metavd.beta", "lr"])) == ["local.lr", "server_lr"]
+
+
+def test_a_dimension():
+    log = Dimension("a", 0.1, 1e-3, 10.0, "log")
+    assert [log.at(share) for share in (0.0, 0.25, 0.5, 1.0)] == [1e-3, 0.01, 0.1, 10.0]
+    assert log.rounded(0.123456) == 0.123
+    assert log.rounded(10.0049) == 10.0  # within
+    assert Dimension("b", 1, 0.0, 1.0).at(0.5) == 0.5
+    assert Dimension("c", 3, 1, 9, whole=True).at(0.5) == 5
+    words = Dimension("d", "x", choices=("x", "y"))
+    assert [words.at(share) for share in (0.0, 0.49, 0.5, 1.0)] == ["x", "x", "y", "y"]
+    assert first_values([log, words]) == {"a": 0.1, "d": "x"}
+    assert first_values([replace(log, default=99.0)]) is None
+
+
+def fake_score(seen):
+    """The nearer µ is to 0.3 and the step size to 0.1, the better; every call is noted."""
+
+    def score(config):
+        seen.append((config.method, config.seed, dict(config.set)))
+        lr, mu = float(config.set.get("local.lr", 0.01)), float(config.set.get("mu", 0.3))
+        return -abs(math.log(lr / 0.1)) - abs(math.log(mu / 0.3)) - 0.01 * config.seed, True
+
+    return score
+
+
+def along(space, before, number):
+    """A walk through the space; it depends on what was found before."""
+    return {each.name: each.at((number * 0.37 + 0.01 * len(before)) % 1) for each in space}
+
+
+def test_every_method_has_the_same_budget_and_the_defaults_come_first(tmp_path):
+    seen = []
+    tune(BASE, ["fedavg", "fedprox"], Budget(4, (0, 1)), tmp_path, along, fake_score(seen))
+    for method in ("fedavg", "fedprox"):
+        calls = [settings for name, _, settings in seen if name == method]
+        assert len(calls) == 4 * 2
+        assert calls[0] == {**({"mu": 0.01} if method == "fedprox" else {}), "local.lr": 0.01}
+    assert {seed for _, seed, _ in seen} == {0, 1}
+
+
+def test_the_best_on_validation_is_chosen_and_the_file_says_how(tmp_path):
+    path = tune(BASE, ["fedprox"], Budget(6, (0,)), tmp_path, along, fake_score([]))
+    assert path == tmp_path / TUNED
+    table = tomllib.loads(path.read_text())
+    trials = read_trials(tmp_path / "fedprox.jsonl")
+    chosen = table["methods"]["fedprox"]
+    top = max(trials, key=lambda trial: trial.value((0,)))
+    assert chosen["set"] == top.values
+    assert (chosen["value"], chosen["trial"], chosen["trials"]) == (top.value((0,)), top.number + 1, 6)
+    assert chosen["default"] == trials[0].value((0,)) < chosen["value"]
+    about = table["about"]
+    assert (about["dataset"], about["clients"], about["rounds"]) == ("digits", 4, 2)
+    assert (about["trials"], about["seeds"], about["search_seed"]) == (6, [0], 0)
+
+
+def test_a_search_that_was_killed_ends_like_one_that_was_not(tmp_path):
+    """Killed in the middle of a trial of two seeds, and in the middle of a line."""
+    budget, whole = Budget(5, (0, 1)), tmp_path / "whole"
+    expected = tune(BASE, ["fedprox"], budget, whole, along, fake_score([])).read_text()
+    seen = []
+    score = fake_score(seen)
+
+    def killed(config):
+        if len(seen) == 5:
+            raise KeyboardInterrupt
+        return score(config)
+
+    out = tmp_path / "killed"
+    with pytest.raises(KeyboardInterrupt):
+        tune(BASE, ["fedprox"], budget, out, along, killed)
+    with (out / "fedprox.jsonl").open("a") as file:
+        file.write('{"trial": 2, "val')
+    again = []
+    assert tune(BASE, ["fedprox"], budget, out, along, fake_score(again)).read_text() == expected
+    assert len(seen) + len(again) == 10  # nothing twice
+    assert (out / "fedprox.jsonl").read_text() == (whole / "fedprox.jsonl").read_text()
+
+
+def test_more_trials_go_on_and_other_data_are_refused(tmp_path):
+    tune(BASE, ["fedavg"], Budget(2), tmp_path, along, fake_score([]))
+    seen = []
+    tune(BASE, ["fedavg"], Budget(5), tmp_path, along, fake_score(seen))
+    assert len(seen) == 3
+    with pytest.raises(ValueError, match="begun with rounds = 2, and now it is 3"):
+        tune(replace(BASE, rounds=3), ["fedavg"], Budget(5), tmp_path, along, fake_score([]))
+    with pytest.raises(ValueError, match=r"begun with seeds = \[0\], and now it is \[4\]"):
+        tune(BASE, ["fedavg"], Budget(5, (4,)), tmp_path, along, fake_score([]))
+    assert json.loads((tmp_path / PLAN).read_text())["seeds"] == [0]
+
+
+def test_what_came_to_nothing_is_never_the_best():
+    lost, low, high = Trial(0, {}, {0: math.nan}), Trial(1, {}, {0: 0.2, 1: 0.4}), Trial(2, {}, {0: 0.5, 1: 0.4})
+    assert best([lost, low, high], (0, 1)) is high
+    assert best([lost], (0,)) is None
+    errors = [Trial(1, {}, {0: 0.2}, higher=False), Trial(2, {}, {0: 0.5}, higher=False)]
+    assert best(errors, (0,)) is errors[0]
+    ties = [Trial(1, {}, {0: 0.2}), Trial(2, {}, {0: 0.2})]
+    assert best(ties, (0,)) is ties[0]
+
+
+def test_all_trials_lost_is_a_sentence(tmp_path):
+    with pytest.raises(ValueError, match="every trial of fedavg came to nothing"):
+        tune(BASE, ["fedavg"], Budget(2), tmp_path, along, lambda config: (math.nan, True))
+
+
+def test_settings_in_brackets_are_kept_and_not_tuned(tmp_path):
+    seen = []
+    tune_method(BASE, "fedprox[mu=0.5]", Budget(3), tmp_path, along, fake_score(seen))
+    assert {settings["mu"] for _, _, settings in seen} == {"0.5"}
+    assert len({settings["local.lr"] for _, _, settings in seen}) == 3
+
+
+def test_flags_are_not_tuned(tmp_path):
+    seen = []
+    tune_method(replace(BASE, lr=0.2), "fedprox", Budget(3), tmp_path, along, fake_score(seen))
+    assert all("local.lr" not in settings for _, _, settings in seen)
+    seen.clear()
+    tune_method(replace(BASE, lr=0.2), "fedavg", Budget(3), tmp_path, along, fake_score(seen))
+    assert len(seen) == 1  # nothing is left to tune: the defaults, once
+
+
+class Told:
+    """A result whose test scores may not be looked at."""
+
+    def __init__(self, values, diverged=""):
+        self.values, self.diverged = values, diverged
+        self.setup = SimpleNamespace(sim=SimpleNamespace(federation=SimpleNamespace(task="classification")))
+
+    def history(self, metric, rule):
+        assert (metric, rule) == ("accuracy", "pooled")
+
+        class Blind(dict):
+            def __getitem__(self, key):
+                assert key in ("round", "validation")
+                return super().__getitem__(key)
+
+            def get(self, key, default=None):
+                assert key in ("round", "validation")
+                return super().get(key, default)
+
+        return [Blind(round=i, validation=v, test=1 - (v or 0), held=0.5) for i, v in enumerate(self.values, 1)]
+
+
+def test_the_score_is_the_best_round_on_validation():
+    assert validation_score(Told([0.2, 0.7, 0.4, None, math.nan])) == (0.7, True)
+    assert math.isnan(validation_score(Told([None]))[0])
+    assert math.isnan(validation_score(Told([0.9], "it has exploded"))[0])
+
+
+def test_a_real_run_scores_what_its_history_says():
+    import posterity
+
+    settings = {
+        "dataset": "digits",
+        "clients": 4,
+        "rounds": 2,
+        "subset": "15%",
+        "engine": "stacked",
+        "evaluate_every": 1,
+    }
+    result = posterity.run("fedavg", lr=0.2, **settings)
+    expected = max(entry["validation"] for entry in result.history("accuracy"))
+    config = Config(method="fedavg", set={"local.lr": 0.2}, **settings)
+    assert run_score(config) == (expected, True)
+
+
+def test_a_comparison_takes_the_file(tmp_path):
+    path = tune(BASE, ["fedavg", "fedprox"], Budget(3), tmp_path, along, fake_score([]))
+    tuned = tomllib.loads(path.read_text())["methods"]
+    found, remarks = with_tuned(["fedavg", "fedprox[mu=0.7]"], BASE, path)
+    assert remarks == []
+    runs = planned(BASE, found, [0], tmp_path / "out")
+    built = [methods.build(config.method, config.settings(), config.training()) for _, config in runs]
+    assert [method.local.lr for method in built] == [tuned[n]["set"]["local.lr"] for n in ("fedavg", "fedprox")]
+    assert built[1].mu == 0.7  # what is said of one method wins
+    _, remarks = with_tuned(["fedavg"], replace(BASE, clients=9), path)
+    assert remarks == [f"{path} was tuned with clients 4 (here 9)"]
+    with pytest.raises(ValueError, match="has no values for 'fedper': tune it as well"):
+        with_tuned(["fedavg", "fedper"], BASE, path)
+    other = tmp_path / "other.toml"
+    other.write_text("rounds = 3\n")
+    with pytest.raises(ValueError, match="holds no tuned values"):
+        with_tuned(["fedavg"], BASE, other)
+
+
+def test_bad_budgets():
+    with pytest.raises(ValueError, match="at least one trial"):
+        Budget(0)
+    with pytest.raises(ValueError, match="at least one trial"):
+        Budget(3, ())
+
+
+def test_without_optuna_it_says_what_to_install(monkeypatch):
+    import sys
+
+    from posterity.experiment.suggest import parzen
+
+    monkeypatch.setitem(sys.modules, "optuna", None)
+    with pytest.raises(ValueError, match=r"pip install 'posterity\[tune\]'"):
+        parzen((0,), 0)
+
+
+class TestOptuna:
+    """With the library itself."""
+
+    @pytest.fixture(autouse=True)
+    def _needs_it(self):
+        pytest.importorskip("optuna", reason="the search needs the extra tune (pip install 'posterity[tune]')")
+
+    def test_it_finds_a_better_place_and_the_same_again(self, tmp_path):
+        from posterity.experiment.suggest import parzen
+
+        budget = Budget(15)
+        texts = [tune(BASE, ["fedprox"], budget, tmp_path / str(i), parzen((0,), 0), fake_score([])).read_text()
+                 for i in range(2)]  # fmt: skip
+        assert texts[0] == texts[1]
+        chosen = tomllib.loads(texts[0])["methods"]["fedprox"]
+        assert chosen["value"] > chosen["default"] + 1
+        other = tune(BASE, ["fedprox"], Budget(15, search_seed=1), tmp_path / "other", parzen((0,), 1), fake_score([]))
+        assert other.read_text() != texts[0]
+
+    def test_a_kill_changes_nothing(self, tmp_path):
+        from posterity.experiment.suggest import parzen
+
+        for trials in (4, 14):
+            tune(BASE, ["fedprox"], Budget(trials), tmp_path / "parts", parzen((0,), 0), fake_score([]))
+        tune(BASE, ["fedprox"], Budget(14), tmp_path / "whole", parzen((0,), 0), fake_score([]))
+        parts, whole = ((tmp_path / name / "fedprox.jsonl").read_text() for name in ("parts", "whole"))
+        assert parts == whole
+
+    def test_words_and_whole_numbers(self):
+        from posterity.experiment.suggest import parzen
+
+        space = [Dimension("word", "x", choices=("x", "y")), Dimension("count", 3, 1, 9, whole=True)]
+        found = [parzen((0,), 0)(space, [], number) for number in range(12)]
+        assert {each["word"] for each in found} == {"x", "y"}
+        assert all(isinstance(each["count"], int) and 1 <= each["count"] <= 9 for each in found)
