@@ -73,7 +73,8 @@ STEPS = (
          + OWN,
          130, ("posterity resume several",), interrupt=True),
     Step("It goes on.", "posterity resume several --quiet", shows=("FedProx", "report:")),
-    Step("Predictions for patients who were never seen.", "posterity predict mine new.csv", shows=("hospital",)),
+    Step("Predictions for patients who were never seen.", "posterity predict mine new.csv",
+         shows=("row,client,predicted,p_alive,p_dead", "Cork")),
 )  # fmt: skip
 
 

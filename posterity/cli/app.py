@@ -231,7 +231,14 @@ def pack(
 def methods(
     name: Annotated[str | None, typer.Argument(help="a method, wrapper or package.module:Class",
                                                autocompletion=complete_method)] = None,
+    json: Annotated[bool, typer.Option("--json", help="print one JSON object of all methods, wrappers and names, "
+                                       "and nothing else")] = False,
 ) -> None:  # fmt: skip
+    if json:
+        from posterity.cli.catalogue import print_json
+
+        print_json(name)
+        return
     from posterity.cli import listing
 
     listing.print_methods(name)

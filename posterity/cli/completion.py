@@ -6,6 +6,8 @@ import pkgutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from posterity.spec_names import NAMES
+
 PACKAGE = Path(__file__).parents[1]
 
 
@@ -20,10 +22,15 @@ def starting(words: Sequence[str]) -> Callable[[str], list[str]]:
 
 
 def complete_method(incomplete: str) -> list[str]:
-    """A method, or a wrapper behind it: `fedavg+f` may go on as `fedavg+ft`."""
+    """A method, a name for a spec, or a wrapper behind it: `fedavg+f` may go on as `fedavg+ft`."""
     before, plus, last = incomplete.rpartition("+")
-    known = files("methods/wrappers") if plus else [name for name in files("methods") if name != "wrappers"]
+    known = files("methods/wrappers") if plus else _methods()
     return [f"{before}{plus}{name}" for name in known if name.startswith(last)]
+
+
+def _methods() -> list[str]:
+    found = [name for name in files("methods") if name != "wrappers"]
+    return sorted([*found, *(name for name, named in NAMES.items() if named.needs in found)])
 
 
 def complete_methods(incomplete: str) -> list[str]:

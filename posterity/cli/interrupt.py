@@ -45,7 +45,9 @@ def how_to_go_on() -> str:
         return ""
     folder = _written[0]
     if any((folder / mark).exists() for mark in MARKS):
-        return f"go on with: posterity resume {shlex.quote(str(folder))}"
+        from posterity.experiment.trust import needs_trust  # imports PyTorch; a command that writes has it by now
+
+        return f"go on with: posterity resume {shlex.quote(str(folder))}{' --trust' * needs_trust(folder)}"
     return "nothing was written yet: give the same command again"
 
 

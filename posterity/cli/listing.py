@@ -15,7 +15,7 @@ from rich.table import Table
 
 from posterity import data, methods, models
 from posterity.cli.neutral import label, paragraphs
-from posterity.cli.show import console
+from posterity.cli.show import console, say_sentence
 from posterity.core.hyperparameters import UNSTATED, Knob, knobs, nearest
 from posterity.core.training import Training
 from posterity.data.federation import Federation
@@ -37,23 +37,31 @@ def print_methods(name: str | None) -> None:
     table = Table("Suffix", "what it does", "hyper-parameters", title="Wrappers", title_justify="left")
     for key, cls in methods.suffixes().items():
         names = ", ".join(f"{k.name}={k.default}" for k in knobs(cls))
-        table.add_row(f"+{key}", label(_first_line(cls)), label(names))
+        table.add_row(f"+{key}", label(first_line(cls)), label(names))
+    console.print(table)
+    table = Table("Name", "stands for", "reference", title="Names for specs", title_justify="left")
+    for key, named in methods.names().items():
+        table.add_row(*(label(cell) for cell in (key, named.told(key), named.reference)))
     console.print(table)
     console.print("one in detail: posterity methods NAME; its training: --set local.NAME=VALUE; its paper: NAME@paper")
 
 
 def _print_method(word: str) -> None:
     name, _ = methods.split_preset(word)
+    if name in methods.names() and name not in methods.suffixes():
+        named = methods.names()[name]
+        say_sentence(f"{named.told(name)} ({named.label}; {named.reference})")
+        name = named.needs
     cls = methods.suffixes().get(name) or methods.find(name)
     console.print(paragraphs((_module_doc(cls) or "").strip()), highlight=False, markup=False)
     own = [k for k in knobs(cls) if k.name != "local"]
     _print_knobs("Hyper-parameters (--set NAME=VALUE)", own, "")
     if name not in methods.suffixes():
         title = "Training of the clients (--set local.NAME=VALUE, or the flags)"
-        _print_knobs(title, _training_knobs(cls), "local.")
+        _print_knobs(title, training_knobs(cls), "local.")
 
 
-def _training_knobs(cls: type) -> list[Knob]:
+def training_knobs(cls: type) -> list[Knob]:
     """The fields of Training with the default and the paper's value that this method has for them."""
     local = next((k for k in knobs(cls) if k.name == "local"), None)
     if local is None:
@@ -84,7 +92,8 @@ def _module_doc(cls: type) -> str | None:
     return import_module(folder if full else file).__doc__
 
 
-def _first_line(cls: type) -> str:
+def first_line(cls: type) -> str:
+    """What a method is, in a sentence."""
     return (_module_doc(cls) or "").strip().split("\n")[0]
 
 

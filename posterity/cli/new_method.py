@@ -67,7 +67,7 @@ class {title}(Method):
         return State(params)
 
     def start(self, here: Here) -> Params:
-        return here.shared.params  # type: ignore[no-any-return]
+        return here.shared.params
 
     def loss(self, params: Params, batch: Batch, here: Here) -> tuple[Tensor, Params]:
         value, buffers = fit(params, batch, here)

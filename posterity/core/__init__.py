@@ -8,6 +8,7 @@
     averaging         the server's usual step
     classes           sums over a client's samples, class by class
     second            two networks in one visit
+    prox              a personal model around a centre
     gaussian          Gaussian factors
     random            draws that are functions of a key
     tree              records that `torch.func` sees as trees
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
         constrained,
         deal,
         descend,
+        directed,
         everything,
         gather,
         head,
@@ -68,11 +70,13 @@ if TYPE_CHECKING:
         Own,
         Pass,
         Personal,
+        Plan,
         Point,
         Shared,
         State,
         tuned,
     )
+    from posterity.core.prox import proximal
     from posterity.core.random import categorical, fold, make_key, normal, permutation, uniform
     from posterity.core.second import as_second, first_network, first_of, on_second, second_network, second_of
     from posterity.core.training import Training
@@ -91,7 +95,7 @@ if TYPE_CHECKING:
     from posterity.core.wrapper import Wrapper
 
 MODULES = ("averaging", "classes", "gaussian", "hyperparameters", "losses", "messages", "network", "optim", "passes",
-           "protocol", "random", "second", "training", "tree", "wire", "wrapper")  # fmt: skip
+           "protocol", "prox", "random", "second", "training", "tree", "wire", "wrapper")  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:
@@ -104,14 +108,14 @@ def __getattr__(name: str) -> Any:
 
 
 __all__ = [
-    "NOISE", "SGD", "STATIC", "Adam", "Bag", "Batch", "Carry", "Facts", "Gaussian", "Groups", "Here", "LogMean", "Loss",
-    "Mean", "Message", "Method", "Moments", "Network", "Now", "Optimiser", "Own", "Params", "Partition", "Pass",
-    "Personal", "Point", "RMSprop", "Rows", "Shared", "Sparse", "State", "Sum", "Summary", "Training", "Tree",
-    "Wrapper", "as_second", "averaged", "base", "categorical", "check_fields", "cholesky", "clipped", "constrained",
-    "count_labels", "deal", "descend", "everything", "first_network", "first_of", "fit", "fit_head", "fold", "gather",
-    "head", "hyper", "kl", "log_likelihood", "log_predictive", "make_key", "masked_mean", "matvec", "meta", "norm",
-    "normal", "on_second", "one_hot", "opened", "packed", "permutation", "pointwise", "record", "sample",
-    "second_network", "second_of", "squared_distance", "sum_classes", "sum_features", "trainable", "tree_cast",
-    "tree_leaves", "tree_map", "tree_named", "tree_rows", "tree_stack", "tuned", "uniform", "unpacked", "watched",
-    "weighted", "within",
+    "NOISE", "SGD", "STATIC", "Adam", "Bag", "Batch", "Carry", "Facts", "Gaussian", "Groups", "Here", "LogMean",
+    "Loss", "Mean", "Message", "Method", "Moments", "Network", "Now", "Optimiser", "Own", "Params", "Partition",
+    "Pass", "Personal", "Plan", "Point", "RMSprop", "Rows", "Shared", "Sparse", "State", "Sum", "Summary", "Training",
+    "Tree", "Wrapper", "as_second", "averaged", "base", "categorical", "check_fields", "cholesky", "clipped",
+    "constrained", "count_labels", "deal", "descend", "directed", "everything", "first_network", "first_of", "fit",
+    "fit_head", "fold", "gather", "head", "hyper", "kl", "log_likelihood", "log_predictive", "make_key",
+    "masked_mean", "matvec", "meta", "norm", "normal", "on_second", "one_hot", "opened", "packed", "permutation",
+    "pointwise", "proximal", "record", "sample", "second_network", "second_of", "squared_distance", "sum_classes",
+    "sum_features", "trainable", "tree_cast", "tree_leaves", "tree_map", "tree_named", "tree_rows", "tree_stack",
+    "tuned", "uniform", "unpacked", "watched", "weighted", "within",
 ]  # fmt: skip

@@ -15,15 +15,22 @@ from typing import Any
 
 from posterity.core.parse import MISTAKES, convert
 
+Search = tuple[Any, ...]
+MANY = 24  # words: a list of more is no help to somebody who has mistyped one
 UNSTATED: Any = object()  # the paper says nothing else than the default; None is a value
 
 
-def hyper(default: Any, doc: str, source: str = "", choices: tuple[str, ...] = (), paper: Any = UNSTATED) -> Any:
+def hyper(
+    default: Any, doc: str, source: str = "", choices: tuple[str, ...] = (), paper: Any = UNSTATED,
+    search: Search | None = None,
+) -> Any:  # fmt: skip
     """A field of a method: its default, its meaning, where the default comes from, its allowed values, the paper's.
 
-    A last choice such as `package.module:engine` allows anything of that form.
+    A last choice such as `package.module:engine` allows anything of that form. `search` is where tuning looks for it:
+    (lowest, highest, "log") or (lowest, highest, "linear"), or some values.
     """
-    return field(default=default, metadata={"doc": doc, "source": source, "choices": choices, "paper": paper})
+    said = {"doc": doc, "source": source, "choices": choices, "paper": paper, "search": search}
+    return field(default=default, metadata=said)
 
 
 @dataclass(frozen=True)
@@ -37,6 +44,7 @@ class Knob:
     source: str
     choices: tuple[str, ...]
     paper: Any = UNSTATED
+    search: Search | None = None
 
     @property
     def differs(self) -> bool:
@@ -53,7 +61,7 @@ def knobs(cls: type) -> list[Knob]:
 def _knob(f: Field[Any], kind: Any) -> Knob:
     default = None if f.default is MISSING else f.default
     said = f.metadata
-    return Knob(f.name, kind, default, said["doc"], said["source"], said["choices"], said["paper"])
+    return Knob(f.name, kind, default, said["doc"], said["source"], said["choices"], said["paper"], said["search"])
 
 
 def paper_values(cls: type) -> dict[str, Any]:
@@ -62,11 +70,13 @@ def paper_values(cls: type) -> dict[str, Any]:
 
 
 def nearest(word: str, possible: typing.Iterable[str]) -> str:
-    """A sentence that names what is possible, closest first."""
+    """A sentence that names what is possible, closest first; of many words those that are close, if any is."""
     words = sorted(possible)
     close = difflib.get_close_matches(word, words, n=3, cutoff=0.5)
-    hint = f"did you mean {' or '.join(repr(c) for c in close)}? " if close else ""
-    return f"{hint}possible: {', '.join(words)}"
+    hint = f"did you mean {' or '.join(repr(c) for c in close)}?" if close else ""
+    if close and len(words) > MANY:
+        return f"{hint} ({len(words)} are possible)"
+    return f"{hint} possible: {', '.join(words)}".strip()
 
 
 def parse(text: Any, knob: Knob) -> Any:

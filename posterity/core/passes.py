@@ -2,6 +2,7 @@
 
     descend   minimise a loss over some of the leaves
     watched   the same, adding up something about its gradients
+    directed  the same, along a direction that a method makes in place of the gradient
     gather    add up a summary of the data, for later passes and the message
     sample    descend, and keep averages of the iterates in blocks (posterior samples)
     meta      descend on the loss after a simulated adaptation (MAML and relatives)
@@ -30,6 +31,7 @@ Loss = Callable[[Params, Batch, Here], tuple[Tensor, Params]]
 Summary = Callable[[Params, Batch, Here], Tree]
 Partition = Callable[[Iterable[str], Network], list[str]]
 Update = tuple[Tree, Tensor, Params]  # gradient, value, buffers
+Direction = Callable[[Params, Params, Batch, Here], Update]  # of the leaves that move and of those that do not
 Watch = Callable[[Params, Params, Batch, Here], Tree]  # gradient, leaves before the step
 ORDERS = ("exact", "first", "hessian_free")
 INNER = 2**20  # from here on, numbers that inner steps fold into the key: draws of their own
@@ -79,6 +81,14 @@ def watched(
         lambda moving, still, batch, here: _slope(loss, moving, still, batch, here), optimiser, trains, how,
         lambda slope, carry, batch, here: _added(carry.kept, name, watch(slope, carry.params, batch, here)),
     )  # fmt: skip
+
+
+def directed(direction: Direction, optimiser: Optimiser, trains: Partition = everything, **how: Any) -> Pass:
+    """Move the leaves that `trains` names by `optimiser` along `direction(moving, still, batch, here)`.
+
+    It returns the direction, the loss to report, and new values of leaves that do not move by the optimiser.
+    """
+    return _learning(direction, optimiser, trains, how)
 
 
 def gather(name: str, summarise: Summary, *, anew: bool = False, **how: Any) -> Pass:
@@ -300,5 +310,6 @@ def _learning(
     return Pass(step, open=begin, close=lambda carry, here: replace(carry, opt=()), **how)
 
 
-__all__ = ["Loss", "Partition", "Summary", "base", "constrained", "deal", "descend", "everything", "gather", "head",
-           "meta", "opened", "sample", "squared_distance", "trainable", "watched"]  # fmt: skip
+__all__ = ["Direction", "Loss", "Partition", "Summary", "base", "constrained", "deal", "descend", "directed",
+           "everything", "gather", "head", "meta", "opened", "sample", "squared_distance", "trainable",
+           "watched"]  # fmt: skip

@@ -12,9 +12,9 @@ method, could not use them: that a method's functions fit each other is for the 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Literal, Protocol
+from typing import Any, ClassVar, Literal, Protocol, cast
 
 from torch import Tensor
 
@@ -123,6 +123,8 @@ class Pass:
         learns: whether fine-tuning repeats it (`gather` does not learn)
         on: which of the client's data
         copies: of the parameters that a step holds at once: value, gradient, optimiser, temporaries
+        scratch: numbers (not bytes) that a step, or a prediction after it, holds besides these and the activations, of
+            a batch of so many rows and the network: kernels, a gradient for every row; `--memory` counts them
     """
 
     step: Callable[[Carry, Batch, Here], Carry]
@@ -135,6 +137,7 @@ class Pass:
     learns: bool = True
     on: Literal["train", "validation"] = "train"
     copies: int = 8
+    scratch: Callable[[int, Network], int] | None = None
 
 
 @dataclass(frozen=True)
@@ -146,12 +149,19 @@ class Facts:
         samples: for training, of all of them
         classes: 0 for regression
         key: of the run's seed: for what a server draws at first
+        public: rows that the server has (`--public`); 0 = none
     """
 
     clients: int
     samples: int
     classes: int
     key: Tensor = field(default_factory=lambda: make_key(0))
+    public: int = 0
+
+    @staticmethod
+    def of(counts: Sequence[int], classes: int, key: Tensor, public: int = 0) -> Facts:
+        """From what clients register: each one that may take part says how many training samples it has."""
+        return Facts(len(counts), sum(counts), classes, key, public)
 
 
 def check_round(number: int) -> None:
@@ -170,6 +180,7 @@ class Now:
         key: of this round, for what the server draws
         cohort: clients whose message was accepted
         public: rows that belong to nobody, for baselines that distil on them (`--public`)
+        model: the network, so that a server can train; engines always say it
     """
 
     round: int
@@ -177,9 +188,27 @@ class Now:
     key: Tensor
     cohort: int
     public: Tensor | None = None
+    model: Network = cast(Network, None)
 
     def __post_init__(self) -> None:
         check_round(self.round)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a run is going to be.
+
+    Attributes:
+        clients: that may take part in training
+        rounds: of the whole run
+        cohort: clients of a round, on average
+        chance: with which each client takes part in a round, independently of the others; None: not drawn so
+    """
+
+    clients: int
+    rounds: int
+    cohort: float
+    chance: float | None = None
 
 
 class Method(Protocol):
@@ -191,6 +220,7 @@ class Method(Protocol):
         absent: what an absent client means: "cohort only", "remembered factor", "delta messages"
         scored: the evaluation point that its paper means
         adaptation: epochs of `adapt` at the point "adapted"
+        differences: names of its means that hold how far leaves moved, and not where they are
     """
 
     label: ClassVar[str]
@@ -198,6 +228,7 @@ class Method(Protocol):
     absent: ClassVar[str]
     scored: ClassVar[Point]
     adaptation: ClassVar[int] = 1
+    differences: ClassVar[tuple[str, ...]] = ()
 
     # --- server -------------------------------------------------------------------------------------------------
     def init(self, model: Network, params: Params, facts: Facts) -> State:
@@ -224,6 +255,10 @@ class Method(Protocol):
         """In sentences: what must be known about this method with this network, such as that it is another one here."""
         return ()
 
+    def announce(self, plan: Plan) -> tuple[str, ...]:
+        """In sentences: what must be known of a run of this size before it begins; a ValueError refuses the run."""
+        return ()
+
     # --- one client; every one of these is vmapped ---------------------------------------------------------------
     def join(self, here: Here) -> Personal:
         """The client's record at first contact."""
@@ -242,8 +277,12 @@ class Method(Protocol):
         ...
 
     def adapt(self, epochs: int) -> tuple[Pass, ...]:
-        """The work before scoring: by default the round's passes with `epochs` epochs, none for 0."""
+        """Fine-tuning: by default the round's passes with `epochs` epochs. For 0 nothing happens, whoever writes it."""
         return tuned(self.passes(), epochs)
+
+    def prepare(self) -> tuple[Pass, ...]:
+        """The work before any prediction, whatever was trained or adapted: a temperature, a classifier of the data."""
+        return ()
 
     def predict(self, carry: Carry, x: Tensor, here: Here) -> Tensor:
         """Log-probabilities (B, classes), or mean and variance (B, 2) for regression."""

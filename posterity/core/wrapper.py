@@ -11,7 +11,21 @@ from typing import Any
 from torch import Tensor
 
 from posterity.core.network import Network
-from posterity.core.protocol import Carry, Facts, Here, Message, Method, Now, Own, Params, Pass, Personal, Shared, State
+from posterity.core.protocol import (
+    Carry,
+    Facts,
+    Here,
+    Message,
+    Method,
+    Now,
+    Own,
+    Params,
+    Pass,
+    Personal,
+    Plan,
+    Shared,
+    State,
+)
 
 
 @dataclass(frozen=True)
@@ -43,6 +57,10 @@ class Wrapper:
     def adaptation(self) -> int:
         return self.inner.adaptation
 
+    @property
+    def differences(self) -> tuple[str, ...]:
+        return self.inner.differences
+
     def init(self, model: Network, params: Params, facts: Facts) -> State:
         return self.inner.init(model, params, facts)
 
@@ -61,6 +79,9 @@ class Wrapper:
     def remarks(self, model: Network) -> tuple[str, ...]:
         return self.inner.remarks(model)
 
+    def announce(self, plan: Plan) -> tuple[str, ...]:
+        return self.inner.announce(plan)
+
     def join(self, here: Here) -> Personal:
         return self.inner.join(here)
 
@@ -75,6 +96,9 @@ class Wrapper:
 
     def adapt(self, epochs: int) -> tuple[Pass, ...]:
         return self.inner.adapt(epochs)
+
+    def prepare(self) -> tuple[Pass, ...]:
+        return self.inner.prepare()
 
     def predict(self, carry: Carry, x: Tensor, here: Here) -> Tensor:
         return self.inner.predict(carry, x, here)

@@ -43,7 +43,7 @@ class Engine(Protocol):
     def predict(
         self, sim: Simulation, passes: tuple[Pass, ...], adapt: tuple[Pass, ...], here: Here, parts: Sequence[Part]
     ) -> list[list[Tensor]]:
-        """Outputs for each client's rows of each part, after `passes` of training and then `adapt`."""
+        """Outputs for each client's rows of each part, after `passes` of training, then those of `adapt` and `prepare`."""
         ...
 
 

@@ -27,14 +27,24 @@ def blocks(sim: Simulation, clients: Tensor, passes: Iterable[Pass] = ()) -> Ite
     """`clients` from the largest to the smallest, in blocks whose stacked copies fit into the memory allowed."""
     if not len(clients):
         return
-    counts = sim.federation.train.sizes[clients.cpu()]
+    ids = clients.cpu()
+    counts = sim.federation.train.sizes[ids]
     clients = clients[send(torch.argsort(counts, descending=True, stable=True), clients.device)]
     sample = sim.federation.x[0].numel() * sim.federation.x.element_size()
     held, row = tree_bytes(sim.initial), 2 * sim.sample or ACTIVATIONS * sample
-    each = max([p.copies * held + row * (p.batch or int(counts.max())) for p in passes] or [8 * held + row])
+    each = max([p.copies * held + row * (p.batch or int(counts.max())) + _scratch(sim, p, ids) for p in passes]
+               or [8 * held + row])  # fmt: skip
     room = sim.memory // 2 if sim.root.is_cuda else sim.memory  # recordings of a GPU have memory of their own
     most = len(clients) if sim.limit.most is None else sim.limit.most
     yield from torch.split(clients, max(1, min(most, room // each)))
+
+
+def _scratch(sim: Simulation, each: Pass, ids: Tensor) -> int:
+    """Bytes that a pass declares for one client, as if all were as large as the largest."""
+    if each.scratch is None:
+        return 0
+    rows = int(sim.part(each.on).sizes[ids].max())
+    return each.scratch(rows if each.batch is None else min(rows, each.batch), sim.model) * sim.dtype.itemsize
 
 
 def meet(

@@ -53,6 +53,8 @@ class Setting(Protocol):
 
     def passes(self, epochs: int | None = None) -> tuple[Pass, ...]: ...
 
+    def prepare(self) -> tuple[Pass, ...]: ...
+
 
 @dataclass(frozen=True)
 class Site:
@@ -76,6 +78,10 @@ class Site:
     def passes(self, epochs: int | None = None) -> tuple[Pass, ...]:
         """The passes of a round, or of `adapt(epochs)`."""
         return self.method.passes() if epochs is None else self.method.adapt(epochs)
+
+    def prepare(self) -> tuple[Pass, ...]:
+        """The work before any prediction."""
+        return self.method.prepare()
 
     def arrive(self, shared: Shared, own: Own, record: Personal | None, round: int) -> Here:
         """`here` at the beginning of a visit; a client without a record joins."""
@@ -108,9 +114,10 @@ def personal_at(site: Site, here: Here, point: str, epochs: int | None = None) -
 
 
 def passes_at(setting: Setting, point: str, epochs: int | None) -> tuple[tuple[Pass, ...], tuple[Pass, ...]]:
-    """The round's own passes, if they come before the prediction at `point`, and those that adapt."""
+    """The round's own passes, if they come before the prediction at `point`, and those that adapt and prepare."""
     epochs = setting.method.adaptation if epochs is None else epochs
-    return setting.passes() if point == "trained" else (), setting.passes(epochs if point == "adapted" else 0)
+    adapt = setting.passes(epochs if point == "adapted" else 0)
+    return setting.passes() if point == "trained" else (), (*adapt, *setting.prepare())
 
 
 # --- the steps of a visit --------------------------------------------------------------------------------------------

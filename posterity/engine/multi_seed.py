@@ -59,6 +59,9 @@ class PerSeed(Wrapper):
     def adapt(self, epochs: int) -> tuple[Pass, ...]:
         return tuple(map(_per_seed, self.inner.adapt(epochs)))
 
+    def prepare(self) -> tuple[Pass, ...]:
+        return tuple(map(_per_seed, self.inner.prepare()))
+
     def message(self, carry: Carry, here: Here) -> tuple[Message, Personal]:
         return self.inner.message(carry, of_seed(here))
 

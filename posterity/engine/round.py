@@ -27,10 +27,21 @@ from posterity.engine.usable import FAR, UNSOLVABLE, has_grown, outstanding, why
 
 def first_state(sim: Simulation) -> State:
     """The server's state before the first round: a function of what it knows about the federation, not of its data."""
-    federation = sim.federation
-    samples = int(federation.train.counts[: federation.members].sum())
-    facts = Facts(federation.members, samples, federation.classes, sim.server.cpu())
-    return sim.method.init(sim.model, sim.initial, facts)
+    return sim.method.init(sim.model, sim.initial, registered(sim))
+
+
+def registered(sim: Simulation) -> Facts:
+    """What the server is told before the first round: by the members, how many training samples they have."""
+    federation, public = sim.federation, sim.federation.public
+    counts = federation.train.sizes[: federation.members].tolist()
+    return Facts.of(counts, federation.classes, sim.server.cpu(), 0 if public is None else len(public))
+
+
+def moment(sim: Simulation, round: int, rounds: int, cohort: int) -> Now:
+    """When so many messages of a round are combined."""
+    rows = sim.federation.public
+    public = None if rows is None else sim.federation.x[rows]
+    return Now(round, rounds, sim.fold(sim.server, round), cohort, public, sim.model)
 
 
 def train_round(
@@ -121,9 +132,8 @@ def finish_round(
     report: dict[str, Tensor] = {}
     after, why = state, ""
     if total is not None:
-        now = Now(round, rounds, sim.fold(sim.server, round), log.accepted, _public(sim))
         try:
-            after, report = combine(sim.method, state, total, now)
+            after, report = combine(sim.method, state, total, moment(sim, round, rounds, log.accepted))
             why = why_unusable(after, state)
         except UNSOLVABLE as error:
             why = f"it cannot be computed ({str(error).splitlines()[0]})"
@@ -161,7 +171,7 @@ class Question:
     outside: bool = False  # asked of the client of `sim.outside`, who has no data
 
     def passes(self, sim: Simulation) -> tuple[tuple[Pass, ...], tuple[Pass, ...]]:
-        """The round's own passes, if they come before the prediction, and those that adapt."""
+        """The round's own passes, if they come before the prediction, and those that adapt and prepare."""
         return passes_at(sim, self.point, self.epochs)
 
 
@@ -228,18 +238,15 @@ def personal_model(
     return carry, replace(at(here, keys.PREDICT), kept=carry.kept)
 
 
-def _public(sim: Simulation) -> Tensor | None:
-    rows = sim.federation.public
-    return None if rows is None else sim.federation.x[rows]
-
-
 __all__ = [
     "Question",
     "answer",
     "arrive_client",
     "finish_round",
     "first_state",
+    "moment",
     "personal_model",
+    "registered",
     "score",
     "train_round",
     "train_rounds",

@@ -74,6 +74,11 @@ class Simulation:
         made: tuple[Pass, ...] = self.traces.once(self.method, ("passes", epochs), make)
         return made
 
+    def prepare(self) -> tuple[Pass, ...]:
+        """The work before any prediction, made once too."""
+        made: tuple[Pass, ...] = self.traces.once(self.method, ("passes", "prepare"), self.method.prepare)
+        return made
+
     def fold(self, key: Tensor, data: int | Tensor) -> Tensor:
         """`fold`, by numpy or recorded: a key is a hundred small operators."""
         if key.device.type == "cpu":

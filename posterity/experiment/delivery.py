@@ -75,8 +75,7 @@ class Delivery:
     def _check_data(self, point: str) -> None:
         """Refuse to train without data: a folder has the models at its method's own point only."""
         absent = self.setup.sim.federation.absent
-        moved = any(self.setup.sim.passes(self.setup.sim.method.adaptation if point == "adapted" else 0))
-        if absent and (point == "trained" or moved):
+        if absent and (point == "trained" or any(one_client.passes_at(self.setup.sim, point, None))):
             raise ValueError(
                 f"models at the point {point!r} are trained on the client's own data, and this run was loaded without "
                 "them; hand them in (posterity.load(folder, federation=...)), or ask for the point 'received'"
@@ -190,7 +189,7 @@ def save_models(folder: Path, setup: Setup, deliveries: list[Delivery]) -> str:
             if delivery.folder is not None and (path := delivery.folder / models_file(delivery.round)).exists():
                 run_folder.write_atomic(folder / path.name, path.read_bytes())
         return "stored as they were found"
-    always = bool(sim.passes(0))  # also what is received was fitted on the client's data (a temperature)
+    always = bool(sim.prepare())  # also what is received was fitted on the client's data (a temperature)
     if sim.method.scored == "received" and not always:
         return "made of the kept round when they are asked for"
     size = sim.federation.clients * tree_bytes(sim.initial)

@@ -119,6 +119,7 @@ def run_seeds(
             if out in begun:
                 check_unchanged(told := verify.read_facts(out), config, out)
                 _check_same(told.get("federation", {}), setup, out)
+                check_network(told.get("network", {}), setup, out)
             else:
                 _begin(config, setup, out, [c.seed for c in configs])
         run_folder.keep_pledge(outs)
@@ -133,6 +134,8 @@ def _go(
     only_read: bool = False,
 ) -> list[Result]:
     """Runs from where they are to their end, with the settings of the process that they need."""
+    if not only_read:
+        _ = setups[0].notes  # a method may refuse a run of this size
     folders = [out for out in outs if out is not None]
     last = run_folder.last_common(folders) if folders else [None] * len(outs)
     with setups[0].settings.applied():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -77,15 +78,18 @@ class RunState:
 
     def ask_before(self, round: int) -> list[Asked]:
         """What to score before the round is combined: each client right after its local training."""
-        return list(ask_members(self.sim, ("trained",), self.schedule.who(round))) if self.due(round) else []
+        return list(self._ask_members(("trained",), round)) if self.due(round) else []
 
     def ask_after(self, round: int) -> list[Asked]:
         """What to score with the new state."""
         if not self.due(round):
             return []
         sim, late = self.sim, (1, self.sim.method.adaptation, self.config.newcomer_epochs)
-        members = ask_members(sim, ("received", "adapted"), self.schedule.who(round))
+        members = self._ask_members(("received", "adapted"), round)
         return [*members, *ask_newcomers(sim, late), *ask_common(sim)]
+
+    def _ask_members(self, points: tuple[str, ...], round: int) -> Iterator[Asked]:
+        return ask_members(self.sim, points, self.schedule.who(round), self.schedule.judges(round))
 
     def choose(self, round: int, scores: list[dict[str, Any]], before: bool) -> None:
         """Keep a round that was scored, if a selection rule has chosen it."""

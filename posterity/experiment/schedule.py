@@ -3,7 +3,7 @@
 What an evaluation costs is not measured but computed, from what is known before the first round: steps, rows and lines
 of a round's cohort and of an evaluation at all points, in seconds of one slow core. So the same configuration is
 evaluated in the same rounds on every machine; a ratio of two such sums is what counts. Of more than `SAMPLE` members
-a sample is evaluated, drawn once by the seed, and everybody in the last round.
+a sample is evaluated, drawn once by the seed, and everybody in the last round; rounds are chosen by the sample.
 """
 
 from __future__ import annotations
@@ -50,6 +50,10 @@ class Schedule:
     def who(self, round: int) -> Tensor | None:
         """The members that are evaluated in a round; None: everybody."""
         return None if round == self.rounds and self.ends_with_all else self.sample
+
+    def judges(self, round: int) -> Tensor | None:
+        """The members by whose scores rounds are chosen, where more are evaluated: as in every other round."""
+        return self.sample if self.who(round) is None else None
 
     @property
     def clients(self) -> str:
@@ -118,9 +122,10 @@ def cost_of_evaluation(config: Config, sim: Simulation, members: int) -> float:
     adaptation = sim.method.adaptation
     work = _passes(sim, sim.passes(), members) + _passes(sim, sim.passes(adaptation), members)
     points, lines = 3, 9 * (LINE + CLIENT * members)
+    work += points * _passes(sim, sim.prepare(), members)
     predicted = points * members
     for epochs in sorted({0, 1, adaptation, config.newcomer_epochs}) if late else ():
-        work += _passes(sim, sim.passes(epochs), late)
+        work += _passes(sim, (*sim.passes(epochs), *sim.prepare()), late)
         lines += 3 * (LINE + CLIENT * late)
         predicted += late
     if sim.federation.common is not None:

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -47,18 +47,24 @@ class Scored:
 
 @dataclass(frozen=True)
 class Asked:
-    """A question about a group of clients: members, newcomers, or nobody in particular, who has the common test set."""
+    """A question about a group of clients: members, newcomers, or nobody in particular, who has the common test set.
+
+    Rounds are chosen by the scores of `judges`, if that is not everybody who is asked: those of the other rounds.
+    """
 
     group: str
     question: Question
+    judges: Tensor | None = None  # (clients,) places among those who are asked
 
 
-def ask_members(sim: Simulation, points: tuple[str, ...], sample: Tensor | None = None) -> Iterator[Asked]:
+def ask_members(
+    sim: Simulation, points: tuple[str, ...], sample: Tensor | None = None, judges: Tensor | None = None
+) -> Iterator[Asked]:
     """All members, or a sample of them, at some points, on validation and test."""
     who = torch.arange(sim.federation.members, device=sim.root.device) if sample is None else sample
     for point in points:
         epochs = sim.method.adaptation if point == "adapted" else 0
-        yield Asked("members", Question(who, _held(sim), point, epochs))
+        yield Asked("members", Question(who, _held(sim), point, epochs), judges)
 
 
 def ask_newcomers(sim: Simulation, epochs: tuple[int, ...]) -> Iterator[Asked]:
@@ -88,22 +94,35 @@ def score_lines(
 ) -> Iterator[dict[str, Any]]:
     """The lines of an answer: for a group of clients on validation, test and what is held out of all fitting.
 
-    That is both, unless something was fitted on the validation part: then it is the test part alone. `own` are
-    metrics of your own.
+    That is both, unless something was fitted on the validation part: then it is the test part alone. What rounds are
+    chosen by, validation and held out, is of the judges alone where there are some. `own` are metrics of your own.
     """
     federation, question = sim.federation, asked.question
-    clients, scored = question.clients, []
-    for part, output in zip(question.parts, outputs, strict=True):
-        scored.append(_scored(sim, output, federation.y[_rows(part, clients)], own))
+    scored = _scored_parts(sim, question, outputs, own)
     if asked.group == "common":
         yield _line(round, asked, federation.task, "test", scored[0])
         return
-    weights, size = federation.train.counts[clients], federation.clients - federation.members
-    size = federation.members if asked.group == "members" else size
-    validation, test = scored
+    size = federation.members if asked.group == "members" else federation.clients - federation.members
+    test_line = _line(round, asked, federation.task, "test", scored[1], federation.train.counts[question.clients], size)
+    if asked.judges is not None:
+        places, question = asked.judges.tolist(), replace(question, clients=question.clients[asked.judges])
+        asked = replace(asked, question=question)
+        scored = _scored_parts(sim, question, [[output[k] for k in places] for output in outputs], own)
+    weights, (validation, test) = federation.train.counts[question.clients], scored
     held = test if fits_validation(question.passes(sim)) else validation + test
-    for name, each in (("validation", validation), ("test", test), ("held", held)):
-        yield _line(round, asked, federation.task, name, each, weights, size)
+    yield _line(round, asked, federation.task, "validation", validation, weights, size)
+    yield test_line
+    yield _line(round, asked, federation.task, "held", held, weights, size)
+
+
+def _scored_parts(
+    sim: Simulation, question: Question, outputs: list[list[Tensor]], own: Sequence[Metric]
+) -> list[Scored]:
+    """What is kept of the answers on each part that was asked about."""
+    y, clients = sim.federation.y, question.clients
+    return [
+        _scored(sim, output, y[_rows(part, clients)], own) for part, output in zip(question.parts, outputs, strict=True)
+    ]
 
 
 def fits_validation(passes: Iterable[Iterable[Pass]]) -> bool:

@@ -14,6 +14,7 @@ import torch
 
 from posterity import __version__, data, methods, models
 from posterity.core.network import Network
+from posterity.core.protocol import Plan
 from posterity.core.random import make_key
 from posterity.core.tree import Tree
 from posterity.data.checks import check_federation
@@ -48,6 +49,8 @@ class Setup:
     settings: ProcessSettings = ProcessSettings()
     metrics: tuple[Metric, ...] = ()  # of your own
     schedule: Schedule | None = None  # when whom to evaluate
+    said: tuple[str, ...] = ()  # what the name of the method stands for
+    plan: Plan | None = None
 
     @property
     def engine(self) -> Engine:
@@ -60,9 +63,13 @@ class Setup:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What a reader of the results must know about this network, and this method with it."""
+        """What a reader of the results must know about this network, and this method with it.
+
+        A method that refuses a run of this size does so here.
+        """
         model, method = self.sim.model, self.sim.method
-        return (*getattr(model, "notes", ()), *method.remarks(model))
+        planned = method.announce(self.plan) if self.plan else ()
+        return (*getattr(model, "notes", ()), *self.said, *method.remarks(model), *planned)
 
 
 def load_federation(config: Config) -> Federation:
@@ -111,7 +118,15 @@ def set_up(
     root, processes = make_key(config.seed, device), processes.dealt(federation.train.counts, federation.members)
     sample, memory = footprint(choice.model, few, initial), config.memory or _room(device)
     sim = Simulation(method, choice.model, federation, initial, root, memory, sample, processes)
-    return Setup(sim, choice, settings, metrics, Schedule.of(config, sim))
+    said = methods.tell_name(config.method)
+    return Setup(sim, choice, settings, metrics, Schedule.of(config, sim), said, _plan(config, federation))
+
+
+def _plan(config: Config, federation: Federation) -> Plan:
+    """How large a run is going to be."""
+    participation, members = Participation.parse(config.participation), federation.members
+    able = int((federation.train.sizes[:members] > 0).sum())
+    return Plan(members, config.rounds, participation.size(able), participation.probability)
 
 
 def _busy(config: Config, federation: Federation, batch: int) -> float:
@@ -180,7 +195,7 @@ def describe(config: Config, setup: Setup, command: str) -> dict[str, Any]:
         "seconds": 0.0,
         "method": {"name": config.method, "label": methods.title(config.method, method), "scored": method.scored,
                    "reference": method.reference, "absent": method.absent, "fields": fields_of(method),
-                   "outside": method.outside(), "fitted": fits_validation([setup.sim.passes(0)])},
+                   "outside": method.outside(), "fitted": fits_validation([setup.sim.prepare()])},
         "sources": sources(config, method),
         "notes": list(setup.notes),
         "network": network_facts(setup),

@@ -38,12 +38,26 @@ def _user_rule(partition: str) -> str:
 
 def check_trusted(folder: Path, trust: bool) -> None:
     """Refuse to import what the configurations in or under a folder name, unless the user trusts them."""
-    for path, config in () if trust else _configs(folder):
+    for path, setting, name in () if trust else _code(folder):
+        raise ValueError(
+            f"{path} names code of its own (the {setting} {name!r}), which would be imported and run: if you know "
+            "who wrote the folder and the module, say so with --trust (in Python: trust=True)"
+        )
+
+
+def needs_trust(folder: Path) -> bool:
+    """Whether `resume` will ask for `--trust`; not of a folder that cannot be read."""
+    try:
+        return next(_code(folder), None) is not None
+    except (ValueError, OSError):
+        return False
+
+
+def _code(folder: Path) -> Iterator[tuple[Path, str, str]]:
+    """What the configurations in or under a folder name as code: where, for which setting, what."""
+    for path, config in _configs(folder):
         for setting, name in outside_names(config).items():
-            raise ValueError(
-                f"{path} names code of its own (the {setting} {name!r}), which would be imported and run: if you know "
-                "who wrote the folder and the module, say so with --trust (in Python: trust=True)"
-            )
+            yield path, setting, name
 
 
 def _configs(folder: Path) -> Iterator[tuple[Path, Config]]:
@@ -57,4 +71,4 @@ def _configs(folder: Path) -> Iterator[tuple[Path, Config]]:
         yield path, from_table(read_toml(path))
 
 
-__all__ = ["check_trusted", "outside_names"]
+__all__ = ["check_trusted", "needs_trust", "outside_names"]

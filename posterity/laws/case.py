@@ -25,6 +25,7 @@ from posterity.laws.assertions import largest_gap
 SIZES = (37, 1, 21, 8, 5, 2, 30, 13, 11, 17, 3, 26, 4)  # one sample; 37, 21, 11: last batches of one
 NEWCOMERS = (9, 1)  # clients 13 and 14: never in a cohort
 ONE_CLASS = 3  # the client that has seen one class only
+PUBLIC = 6  # rows that belong to nobody
 HELD_OUT = 5  # the client with nothing held out
 COHORTS = ((0, 1, 2, 3, 8, 10), (1, 4, 5, 6, 7, 8, 9), (0, 1, 2, 3, 6, 11))  # client 12 is never met
 SCORED = (0, 1, 3, 5, 12)  # clients that the scoring laws look at
@@ -74,7 +75,7 @@ def make_case(method: Method, model_name: str = "mlp", dtype: torch.dtype = torc
 
 
 def small_federation(shape: tuple[int, ...], classes: int = 4) -> Federation:
-    """13 members of 1 to 37 samples and 2 newcomers; labels are uneven, features depend on the label."""
+    """13 members of 1 to 37 samples, 2 newcomers and public rows; labels are uneven, features depend on the label."""
     sizes = (*SIZES, *NEWCOMERS)
     held = [0 if k == HELD_OUT else 1 + k % 4 for k in range(len(sizes))]
     blocks, place = [], 0
@@ -86,8 +87,11 @@ def small_federation(shape: tuple[int, ...], classes: int = 4) -> Federation:
     centre = normal(make_key(1), (classes, *shape), torch.float64)
     x = centre[y] + normal(make_key(2), (place, *shape), torch.float64)
     names = tuple(f"client {k}" for k in range(len(sizes)))
+    free = torch.arange(PUBLIC) % classes  # the classes of rows that belong to nobody; a server sees none of them
+    x = torch.cat((x, centre[free] + normal(make_key(6), (PUBLIC, *shape), torch.float64)))
     train, validation, test = parts
-    return Federation("laws", "classification", x, y, classes, train, validation, test, len(SIZES), names)
+    return Federation("laws", "classification", x, torch.cat((y, free)), classes, train, validation, test, len(SIZES),
+                      names, public=torch.arange(place, place + PUBLIC))  # fmt: skip
 
 
 def renumbered(federation: Federation, order: Tensor) -> Federation:

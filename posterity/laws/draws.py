@@ -107,6 +107,9 @@ class KeyLogged(Wrapper):
     def adapt(self, epochs: int) -> tuple[Pass, ...]:
         return tuple(self._pass(p, f"pass {i} of adapt") for i, p in enumerate(self.inner.adapt(epochs)))
 
+    def prepare(self) -> tuple[Pass, ...]:
+        return tuple(self._pass(p, f"pass {i} of prepare") for i, p in enumerate(self.inner.prepare()))
+
 
 def keys_of_run(case: Case, seed: int) -> KeyLog:
     """The keys of two rounds and one scoring, one client after another; made once."""

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from posterity.core.messages import fold_stack
-from posterity.core.protocol import Batch, Now
+from posterity.core.protocol import Batch
 from posterity.core.tree import Tree, tree_bytes, tree_named, tree_rows
 from posterity.core.wrapper import Wrapper
 from posterity.engine.batches import BuildBatch, build_batch
 from posterity.engine.blocks import blocks
-from posterity.engine.round import first_state
+from posterity.engine.round import first_state, moment
 from posterity.engine.tracing.trace import TraceCache
 from posterity.laws.assertions import assert_close
 from posterity.laws.case import COHORTS, Case, renumbered, some_order
@@ -64,7 +64,7 @@ def law_order(case: Case) -> None:
     made, sim = history(case, "stacked"), case.sim()
     for number, done in enumerate(made.rounds, 1):
         state, _ = made.before(number)
-        now = Now(number, len(COHORTS), sim.root, len(done.clients))
+        now = moment(sim, number, len(COHORTS), len(done.clients))
         straight = case.method.combine(state, fold_stack(done.sent), now)
         for turn in range(3):
             order = some_order(len(done.clients), turn) if turn else torch.arange(len(done.clients)).flip(0)

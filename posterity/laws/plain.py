@@ -136,7 +136,14 @@ class Watched(Wrapper):
         return self._passes("passes", self.inner.passes, called("passes", self.inner.passes))
 
     def adapt(self, epochs: int) -> Any:
-        return self._passes("adapt", self.inner.adapt, called("adapt", self.inner.adapt, epochs))
+        given = self._passes("adapt", self.inner.adapt, called("adapt", self.inner.adapt, epochs))
+        if given and epochs == 0:
+            raise wrong(self.inner.adapt, "adapt", f"returned {len(given)} passes for 0 epochs; expected none: then "
+                        "nothing happens, and what must come before any prediction is `prepare`")  # fmt: skip
+        return given
+
+    def prepare(self) -> Any:
+        return self._passes("prepare", self.inner.prepare, called("prepare", self.inner.prepare))
 
     def _passes(self, name: str, function: Callable[..., Any], given: Any) -> tuple[Pass, ...]:
         if not isinstance(given, tuple) or not all(isinstance(each, Pass) for each in given):

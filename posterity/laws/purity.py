@@ -120,6 +120,9 @@ class Twice(Wrapper):
     def adapt(self, epochs: int) -> tuple[Pass, ...]:
         return tuple(_checked(p, i, "adapt") for i, p in enumerate(self.inner.adapt(epochs)))
 
+    def prepare(self) -> tuple[Pass, ...]:
+        return tuple(_checked(p, i, "prepare") for i, p in enumerate(self.inner.prepare()))
+
 
 @law(
     "purity",

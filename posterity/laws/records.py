@@ -116,7 +116,7 @@ def law_precision(case: Case) -> None:
 @law(
     "scoring",
     "Scoring leaves no trace, at every evaluation point.",
-    "predict or adapt writes to what it was handed. Return new tensors.",
+    "predict, adapt or prepare writes to what it was handed. Return new tensors.",
 )
 def law_scoring(case: Case) -> None:
     made = history(case, "stacked")

@@ -8,8 +8,8 @@ from dataclasses import replace
 from typing import Any
 
 from posterity.core.messages import LogMean, Mean, Message, Moments, Sum, fold_stack, merge, zero_like
-from posterity.core.protocol import Now
 from posterity.core.tree import Tree, tree_map, tree_rows
+from posterity.engine.round import moment
 from posterity.laws.assertions import Broken, assert_close, assert_same_bits
 from posterity.laws.case import COHORTS, Case
 from posterity.laws.history import RoundHistory, history
@@ -106,7 +106,7 @@ def law_weights(case: Case) -> None:
             assert_close({name: _plain(more)}, same, f"round {number}, a client of weight zero added", case.slack)
         if usable and len(usable) == len(total):
             state, _ = made.before(number)
-            now = Now(number, len(COHORTS), sim.root, len(parts))
+            now = moment(sim, number, len(COHORTS), len(parts))
             once = case.method.combine(state, total, now)
             twice = case.method.combine(state, doubled, replace(now, cohort=2 * len(parts)))
             assert_close(twice, once, f"state after round {number}, every client twice at half weight", case.slack)
@@ -129,7 +129,7 @@ def law_empty(case: Case) -> None:
     done, (state, _) = made.at(2), made.before(2)
     nothing = zero_like(fold_stack(done.sent))
     try:
-        after = case.method.combine(state, nothing, Now(2, len(COHORTS), sim.root, 0))
+        after = case.method.combine(state, nothing, moment(sim, 2, len(COHORTS), 0))
     except ValueError:
         return
     except Exception as error:

@@ -2,6 +2,7 @@
 
 Adding a file is all it takes to add a method; `package.module:Class` names one that lives elsewhere. `@paper` behind a
 method or a wrapper (`pfedvmp@paper`, `fedavg+metavd@paper`) takes the values of its paper instead of our defaults.
+Some specs have a name (`metavd` is `reptile+metavd`, see `posterity/spec_names.py`); a spec may begin with one.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from posterity.core.hyperparameters import Knob, knobs, nearest, paper_values, p
 from posterity.core.outside import find_outside
 from posterity.core.training import Training
 from posterity.core.wrapper import Wrapper
+from posterity.spec_names import NAMES, Named, expand
 
 PROTOCOL = ("init", "start", "passes", "message", "combine")
 PRESET = "paper"
@@ -32,13 +34,25 @@ def suffixes() -> dict[str, type]:
     return {name: _class_of(f"{package}.{name}", Wrapper) for name in _files(package)}
 
 
+def names() -> dict[str, Named]:
+    """Every name for a spec, and what it stands for; those whose method there is."""
+    return {name: named for name, named in NAMES.items() if named.needs in _files(__name__)}
+
+
+def tell_name(spec: str) -> tuple[str, ...]:
+    """In a sentence: what the name at the beginning of a spec stands for; none if it begins with a method."""
+    name, _ = split_preset(spec.partition("+")[0])
+    return (names()[name].told(name),) if name in names() else ()
+
+
 def find(name: str) -> type:
     """The class of a method's name or dotted path."""
     if ":" in name:
         return _outside(name)
     found = available()
     if name not in found:
-        raise ValueError(f"there is no method {name!r}: {nearest(name, found)}; your own: 'package.module:Class'")
+        possible = [*found, *names()]
+        raise ValueError(f"there is no method {name!r}: {nearest(name, possible)}; your own: 'package.module:Class'")
     return found[name]
 
 
@@ -48,16 +62,17 @@ def build(spec: str, settings: Mapping[str, Any] | None = None, training: Mappin
     A setting is `name` (a field of the method or of a wrapper), `wrapper.name`, or `local.name` (a field of Training).
     Both settings and `training` win over the values of the paper, where the spec asks for those (`@paper`).
     """
+    spec, implied = expand(spec, _files(__name__))
     words = [split_preset(word) for word in spec.split("+")]
-    names = [name.rpartition(":")[2] for name, _ in words]
+    short = [name.rpartition(":")[2] for name, _ in words]
     layers = [find(words[0][0]), *(_wrapper(name) for name, _ in words[1:])]
     chosen = [paper_values(layer) if paper else {} for layer, (_, paper) in zip(layers, words, strict=True)]
     local = dict(training or {})
-    for key, value in (settings or {}).items():
+    for key, value in (*implied.items(), *(settings or {}).items()):
         if key.startswith("local."):
             local[key.removeprefix("local.")] = value
         else:
-            place, knob = _place(key, layers, names, spec)
+            place, knob = _place(key, layers, short, spec)
             chosen[place][knob.name] = parse(value, knob)
     method = _with_training(layers[0](**chosen[0]), local)
     for layer, values in zip(layers[1:], chosen[1:], strict=True):
@@ -75,7 +90,7 @@ def split_preset(word: str) -> tuple[str, bool]:
 
 def title(spec: str, method: Any) -> str:
     """The label of the method that `build` made of `spec`, and whose values are those of a paper."""
-    words = [split_preset(word) for word in spec.split("+")]
+    words = [split_preset(word) for word in expand(spec, _files(__name__))[0].split("+")]
     papers = [name.rpartition(":")[2] for name, paper in words if paper]
     if not papers:
         return str(method.label)

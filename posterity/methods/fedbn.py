@@ -49,6 +49,7 @@ from posterity.core import (
     fit,
     gather,
     hyper,
+    opened,
     record,
     tuned,
     weighted,
@@ -56,6 +57,7 @@ from posterity.core import (
 
 KEEPS = ("layers", "statistics")
 NEWCOMERS = ("data", "initial", "mean")
+TUNED = "tuned"  # in `kept`: fine-tuning has begun
 SETTLING_BATCH = 256  # samples at once when a newcomer's statistics are set
 
 
@@ -87,8 +89,15 @@ def statistics(params: Params, batch: Batch, here: Here) -> Params:
     return found
 
 
+def tuning(carry: Carry, here: Here) -> Carry:
+    """Says that what follows is fine-tuning: it begins with the running statistics that were received."""
+    return replace(carry, kept={**carry.kept, TUNED: ()})
+
+
 def settled(carry: Carry, here: Here) -> Carry:
     """The mean of what `statistics` found in place of a newcomer's running statistics."""
+    if "loss" in carry.kept and TUNED not in carry.kept:
+        return carry  # trained by the round's own passes: what they left is scored
     stays = (here.personal.met > 0) | (here.n < 1)
     sums = carry.kept["statistics"]
     new = {n: torch.where(stays, carry.params[n], s / here.n.clamp(min=1)) for n, s in sums.items()}
@@ -157,9 +166,8 @@ class FedBN(Method):
         return State(averaged(state.params, total), state.home)  # (2)
 
     def adapt(self, epochs: int) -> tuple[Pass, ...]:
-        def close(carry: Carry, here: Here) -> Carry:
-            trained = epochs == 0 and "loss" in carry.kept  # by the round's own passes: what they left is scored
-            return carry if trained else settled(carry, here)
+        return opened(tuned(self.passes(), epochs), tuning) if epochs else ()
 
-        settle = replace(gather("statistics", statistics, batch=SETTLING_BATCH), close=close)
-        return (*tuned(self.passes(), epochs), *([settle] if self.newcomers == "data" else []))
+    def prepare(self) -> tuple[Pass, ...]:
+        settle = replace(gather("statistics", statistics, batch=SETTLING_BATCH), close=settled)
+        return (settle,) if self.newcomers == "data" else ()

@@ -117,6 +117,7 @@ class FedPA(Method):
     reference: ClassVar[str] = "Al-Shedivat et al., ICLR 2021"
     absent: ClassVar[str] = "cohort only"
     scored: ClassVar[Point] = "received"
+    differences: ClassVar[tuple[str, ...]] = ("delta",)
 
     local: Training = hyper(Training(), "how the clients train", paper=AUTHORS_TRAINING)
     rho: float = hyper(0.01, "ρ: trust in the sample covariance; 0 = none", AUTHORS + "; 0.1 by their flags")

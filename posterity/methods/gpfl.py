@@ -68,7 +68,6 @@ from posterity.core import (
     normal,
     pointwise,
     record,
-    tuned,
     weighted,
     within,
 )
@@ -194,9 +193,6 @@ class GPFL(Method):
     def prepare(self) -> tuple[Pass, ...]:
         """The client's class frequencies, without which there is no u_k."""
         return (gather("labels", count_labels, anew=True, batch=COUNTING_BATCH),)
-
-    def adapt(self, epochs: int) -> tuple[Pass, ...]:
-        return (*tuned(self.passes(), epochs), *self.prepare())
 
     def message(self, carry: Carry, here: Here) -> tuple[Message, Personal]:
         common, head = split(carry.params, here.model.head_names)

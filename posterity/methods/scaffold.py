@@ -83,6 +83,7 @@ class SCAFFOLD(Method):
     reference: ClassVar[str] = "Karimireddy et al., ICML 2020"
     absent: ClassVar[str] = "delta messages: an absent client's variate stays part of c"
     scored: ClassVar[Point] = "received"
+    differences: ClassVar[tuple[str, ...]] = ("params",)
 
     local: Training = hyper(Training(), "how the clients train")
     server_lr: float = hyper(1.0, "η_g: step size of the server", "Karimireddy et al. 2020, §7")

@@ -49,6 +49,12 @@ def test_the_sentence_names_the_folder(number, code, mark, tmp_path, capsys):
     assert capsys.readouterr().err == f"stopped; go on with: posterity resume '{folder}'\n"
 
 
+def test_code_of_your_own_must_be_trusted_again(tmp_path, capsys):
+    (tmp_path / "config.toml").write_text('method = "my_method:Mine+ft"\n')
+    assert stopped_by(signal.SIGINT, tmp_path) == 130
+    assert capsys.readouterr().err == f"stopped; go on with: posterity resume {tmp_path} --trust\n"
+
+
 def test_what_has_not_begun_cannot_go_on(tmp_path, capsys):
     assert stopped_by(signal.SIGINT, tmp_path) == 130
     assert capsys.readouterr().err == "stopped; nothing was written yet: give the same command again\n"

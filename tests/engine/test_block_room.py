@@ -1,13 +1,20 @@
-"""How many clients fit into a block, by hand: copies of the leaves, and what the samples of a batch leave behind."""
+"""How many clients fit into a block, by hand: copies of the leaves, what the samples of a batch leave
+behind, and what a pass declares."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import pytest
 import torch
 
+from posterity.core.passes import gather
 from posterity.core.training import Training
 from posterity.core.tree import tree_bytes
 from posterity.engine.blocks import ACTIVATIONS, blocks
+from posterity.engine.round import first_state, score
+from posterity.engine.stacked import Stacked
+from posterity.engine.store import Memory
 from posterity.laws import make_case
 from posterity.methods.fedavg import FedAvg
 
@@ -28,3 +35,43 @@ def test_an_unmeasured_sample_is_guessed_from_its_inputs():
     one = 8 * tree_bytes(sim.initial) + 10 * ACTIVATIONS * 6 * 8  # six float64 numbers
     tight = make_case(FedAvg(Training(batch=10))).sim(memory=5 * one)
     assert len(next(blocks(tight, torch.arange(13), tight.passes()))) == 5
+
+
+@pytest.mark.parametrize("fitting", [1, 4, 13])
+def test_what_a_pass_declares_is_counted(fitting):
+    """Kernels of all rows with all rows: the largest client has 37, the pass no batches; float64."""
+    kernels = replace(FedAvg().passes()[0], batch=None, scratch=lambda rows, model: model.classes * rows**2)
+    case = make_case(FedAvg())
+    one = 8 * tree_bytes(case.sim().initial) + 37 * 2 * SAMPLE + 4 * 37**2 * 8
+    for memory, expected in ((fitting * one, fitting), (fitting * one - 1, max(1, fitting - 1))):
+        sim = case.sim(sample=SAMPLE, memory=memory)
+        assert len(next(blocks(sim, torch.arange(13), [kernels]))) == expected
+
+
+@pytest.mark.parametrize(("batch", "on", "rows"), [(10, "train", 10), (100, "train", 37), (None, "validation", 4)])
+def test_a_pass_declares_for_the_rows_that_it_sees(batch, on, rows):
+    asked = []
+    each = replace(FedAvg().passes()[0], batch=batch, on=on, scratch=lambda count, model: asked.append(count) or 0)
+    next(blocks(make_case(FedAvg()).sim(), torch.arange(13), [each]))
+    assert asked == [rows]
+
+
+def test_what_a_prediction_holds_is_declared_by_its_preparation():
+    asked = []
+
+    class Kernels(FedAvg):
+        def prepare(self):
+            return (gather("all", lambda params, batch, here: batch.mask.sum(), batch=None,
+                           scratch=lambda rows, model: asked.append(rows) or 10**12),)  # fmt: skip
+
+    sim, seen = make_case(Kernels()).sim(), []
+
+    class Seen(Stacked):
+        def predict(self, sim, passes, adapt, here, parts):
+            seen.append(len(here.client))
+            return super().predict(sim, passes, adapt, here, parts)
+
+    state, store = first_state(sim), Memory(sim.federation.clients)
+    score(sim, Seen(), state, store, torch.arange(5), 1, [sim.federation.test], "received")
+    assert seen == [1] * 5
+    assert asked == [37]

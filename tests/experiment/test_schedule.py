@@ -108,6 +108,10 @@ def test_of_many_clients_a_sample_is_evaluated_and_everybody_at_the_end(tmp_path
     assert not any(math.isnan(v) for v in last["clients"]["accuracy"])
     again = next(x for x in lines if x["round"] == 2 and x["point"] == "received")
     assert [n > 0 for n in again["clients"]["n"]] == [n > 0 for n in early["clients"]["n"]]  # the same sample
+    # rounds are chosen by the same clients, the last round too
+    judged = [x for x in result.lines if x["kind"] == "score" and x["part"] != "test" and x["point"] == "received"]
+    assert [x["metrics"]["accuracy"]["clients"] for x in judged] == [40] * 6
+    assert all([n > 0 for n in x["clients"]["n"]] == [n > 0 for n in early["clients"]["n"]] for x in judged)
 
 
 def test_numbers_of_every_client_are_in_a_file_beyond_two_thousand_and_in_memory_no_more(tmp_path: Path, monkeypatch):

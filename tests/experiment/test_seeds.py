@@ -199,3 +199,16 @@ def test_seeds_that_do_not_fit_are_refused():
         run.run_seeds([one, other])
     with pytest.raises(ValueError, match="side by side"):
         run.run_seeds([one, one], [Path("a/seed-0"), Path("b/seed-1")])
+
+
+def test_another_network_is_refused_when_they_go_on(tmp_path):
+    """The model of a run that several seeds share is checked as that of a single run."""
+    short = {**SMALL, "rounds": 1, "evaluate_every": 1, "set": {}, "out": tmp_path}
+    net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10))
+    model = posterity.models.wrap(net, "1", 10, shape=(1, 8, 8), fresh=False)
+    posterity.run_seeds([0, 3], "fedavg", model=model, **short)
+    with torch.no_grad():
+        net[1].bias += 1
+    other = posterity.models.wrap(net, "1", 10, shape=(1, 8, 8), fresh=False)
+    with pytest.raises(ValueError, match="was begun with other weights of the network"):
+        posterity.run_seeds([0, 3], "fedavg", model=other, **short)

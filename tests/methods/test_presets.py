@@ -28,7 +28,7 @@ STATED = {  # the hyper-parameter tables and errata of the specifications, where
     "maml": {"server_clip": 100.0, "local": Training(lr=0.1, epochs=5, batch=64, clip=5.0)},
     "perfedavg": {"local": Training(steps=10)},
 }
-SAME = ("local", "fedavg", "fedprox", "fedper", "scaffold", "ft", "calibrated", "drop", "snip")
+SAME = ("local", "fedavg", "fedprox", "fedper", "scaffold", "ft", "calibrated", "drop", "snip", "clip", "dp")
 
 
 def spec_of(name, suffix="@paper"):

@@ -72,7 +72,8 @@ def listings() -> dict[str, Listing]:
 def _read(path: Path) -> Listing:
     table, name = tomllib.loads(path.read_text(encoding="utf-8")), path.stem
     laws = table.get("laws", "")
-    usual = [f"tests/{place}/test_{name}.py" for place in ("oracles", "methods")] if laws else table["tests"]
+    papers = [f"tests/{place}/test_{name}.py" for place in ("oracles", "methods")]
+    usual = [test for test in papers if (ROOT / test).exists()] if laws else table["tests"]  # oracles are not for all
     entries = [{**entry, "tests": tuple(entry.get("tests", usual))} for entry in table["mutant"]]
     return Listing(name, tuple(Mutant(name, **entry) for entry in entries), laws)
 

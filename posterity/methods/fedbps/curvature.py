@@ -59,6 +59,11 @@ def diagonal(estimator: str, params: Params, batch: Batch, here: Here, probes: i
     return squares(moving, still, batch, here.model, keys, lambda o, key: [(1, drawn_root(o, key, here.model))])
 
 
+def row_gradients(rows: int, model: Network) -> int:
+    """Numbers that are held while every row has a gradient of its own, its square, and what made it."""
+    return 4 * rows * sum(p.numel() for n, p in model.module.named_parameters() if n in model.trainable)
+
+
 # --- squared gradients of single rows -------------------------------------------------------------------------------
 def squares(moving: Params, still: Params, batch: Batch, model: Network, marks: Tensor, roots: Roots) -> Params:
     """Σ_rows Σ_r weight_r (Jᵀ root_r)²; `marks` (B, ...) has what `roots` wants to know of a row."""

@@ -6,7 +6,7 @@ The paper is summed up in the folder's `__init__.py`. Estimators of the curvatur
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -42,7 +42,7 @@ from posterity.core import (
     unpacked,
     within,
 )
-from posterity.methods.fedbps.curvature import ESTIMATORS, diagonal
+from posterity.methods.fedbps.curvature import ESTIMATORS, diagonal, row_gradients
 
 CURVATURE_BATCH = 16  # rows whose gradients are held at once
 AUTHORS = Training(lr=0.01, epochs=5, batch=128, momentum=0.9, weight_decay=5e-4)  # §4.1
@@ -134,8 +134,8 @@ class FedBPS(Method):
         return diagonal(self.curvature, params, batch, here, self.probes)
 
     def passes(self) -> tuple[Pass, ...]:
-        held = 24 if self.curvature == "hutchinson" else 4 * CURVATURE_BATCH  # a gradient for every row at once
-        look = gather("curvature", self.summed_curvature, batch=CURVATURE_BATCH, copies=held)
+        held: dict[str, Any] = {"copies": 24} if self.curvature == "hutchinson" else {"scratch": row_gradients}
+        look = gather("curvature", self.summed_curvature, batch=CURVATURE_BATCH, **held)
         return self.local.descend(self.loss), look
 
     def variance(self, h: Tensor, n: Tensor) -> Tensor:

@@ -62,9 +62,9 @@ class Calibrated(Wrapper):
     def outside(self) -> str:
         return f"{self.inner.outside()}, without a temperature (β = 1)"
 
-    def adapt(self, epochs: int) -> tuple[Pass, ...]:
+    def prepare(self) -> tuple[Pass, ...]:
         fit = Pass(self.fit, batch=None, shuffle=False, learns=False, on="validation")
-        return (*self.inner.adapt(epochs), fit)
+        return (*self.inner.prepare(), fit)
 
     def fit(self, carry: Carry, batch: Batch, here: Here) -> Carry:
         if here.model.task == "regression":

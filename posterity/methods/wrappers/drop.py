@@ -143,6 +143,9 @@ class Drop(Wrapper):
     def adapt(self, epochs: int) -> tuple[Pass, ...]:
         return constrained(self.inner.adapt(epochs), view, self.fix)
 
+    def prepare(self) -> tuple[Pass, ...]:
+        return constrained(self.inner.prepare(), view, self.fix)
+
     def message(self, carry: Carry, here: Here) -> tuple[Message, Personal]:
         """What the server does not receive it fills in with what it has."""
         leaf, had = self.method.leaf(here), self.inner.start(view(here))

@@ -146,6 +146,9 @@ class Snip(Wrapper):
     def adapt(self, epochs: int) -> tuple[Pass, ...]:
         return constrained(self.inner.adapt(epochs), view, fix)
 
+    def prepare(self) -> tuple[Pass, ...]:
+        return constrained(self.inner.prepare(), view, fix)
+
     def message(self, carry: Carry, here: Here) -> tuple[Message, Personal]:
         sent, personal = self.inner.message(carry, view(here))
         if "params" not in sent:  # a method whose layer goes another way, or nowhere

@@ -31,6 +31,7 @@ HIGHEST = {"log_variance": 0.0, "alpha": MOST}  # ρ that a hyper-network predic
 TINY = 1e-20  # least squared weight; its inverse is a float32
 MOLCHANOV = (0.63576, 1.87320, 1.48695)
 STEEP = 12.0  # the ramp runs over the sigmoid from -6 to 6
+QUIET = "quiet"  # in `kept`: ρ is at its least
 LAYER = "gaussian layer"  # its part of a message
 
 
@@ -130,8 +131,15 @@ def together(total: Message, leaf: str, form: str = "log_variance") -> Message:
 
 
 def quiet(leaf: str) -> Callable[[Carry, Here], Carry]:
-    """Sets the ρ that is called `leaf` to the least noise everywhere."""
-    return lambda carry, here: replace(carry, params={**carry.params, leaf: torch.full_like(carry.params[leaf], LEAST)})
+    """Sets the ρ that is called `leaf` to the least noise everywhere, once a visit: fine-tuning begins with it."""
+
+    def change(carry: Carry, here: Here) -> Carry:
+        if QUIET in carry.kept:
+            return carry
+        least = torch.full_like(carry.params[leaf], LEAST)
+        return replace(carry, params={**carry.params, leaf: least}, kept={**carry.kept, QUIET: ()})
+
+    return change
 
 
 def ramp(step: int, length: float) -> float:

@@ -160,6 +160,10 @@ class MetaVD(Wrapper):
         passes = self.inner.adapt(epochs)
         if self.test_noise == "fit_embedding" and epochs:
             return fitting(self.predictor, self.elbo, RHO, self.fit_steps, self.fit_lr), *passes
+        return opened(passes, dropout.quiet(RHO)) if self.test_noise == "floor" and epochs else passes
+
+    def prepare(self) -> tuple[Pass, ...]:
+        passes = self.inner.prepare()
         return opened(passes, dropout.quiet(RHO)) if self.test_noise == "floor" else passes
 
     def predict(self, carry: Carry, x: Tensor, here: Here) -> Tensor:

@@ -1,0 +1,119 @@
+"""Ditto: FedAvg, and beside it a model of every client's own that is held near the broadcast one.
+
+    client   θ_k ← E epochs of SGD on f_k from w                                        (sent)
+             v_k ← E_p epochs of SGD on f_k(v) + (λ/2) ‖v − w‖² from v_k                (kept, predicts)      # (a)
+    server   w ← Σ_k p_k θ_k
+
+w is what was received, so the common model is FedAvg's whatever λ is. λ = 0 is local training; λ → ∞ holds every client
+at FedAvg's model.
+
+Reference: Li, Hu, Beirami and Smith, "Ditto: Fair and robust federated learning through personalization", ICML 2021,
+Algorithm 1. The letter is ours.
+
+Differs from the paper: epochs instead of steps, and E_p of them for the personal model (`personal_epochs`), with the
+client's own optimiser started anew for each of the two; weights p_k by samples, as FedAvg. A client's v_k begins at the
+first broadcast that it receives, so a newcomer has w until it adapts, and `adapt` moves its v_k alone, by (a). The pull
+covers trainable leaves only; each model has running statistics of batch norm of its own. FL-bench moves both models by
+one optimiser, whose momentum then leaks from one to the other; PFLlib's pull is 0 unless it is set.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from torch import Tensor
+
+from posterity.core import (
+    Batch,
+    Carry,
+    Facts,
+    Here,
+    Loss,
+    Message,
+    Method,
+    Network,
+    Now,
+    Params,
+    Pass,
+    Personal,
+    Point,
+    Training,
+    as_second,
+    averaged,
+    check_fields,
+    first_network,
+    first_of,
+    fit,
+    hyper,
+    log_predictive,
+    on_second,
+    record,
+    second_network,
+    second_of,
+    squared_distance,
+    tuned,
+    weighted,
+    within,
+)
+
+TWO = 10  # copies of the leaves that a step holds: two networks, and what moves one of them
+
+
+@record
+class State:
+    params: Params  # w
+
+
+@dataclass(frozen=True)
+class Ditto(Method):
+    label: ClassVar[str] = "Ditto"
+    reference: ClassVar[str] = "Li et al., ICML 2021"
+    absent: ClassVar[str] = "cohort only: an absent client keeps its model"
+    scored: ClassVar[Point] = "received"
+
+    local: Training = hyper(Training(), "how the clients train, both models")
+    lam: float = hyper(1.0, "λ: pull of the personal model to the broadcast", "FL-bench; the paper tries 0.1, 1 and 2")
+    personal_epochs: int = hyper(1, "E_p: epochs of the personal model in a round", "FL-bench and PFLlib")
+    loss: Loss = fit  # a wrapper may replace it
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        within(self, lam=(0, None), personal_epochs=(1, None))
+
+    def init(self, model: Network, params: Params, facts: Facts) -> State:
+        return State(params)
+
+    def remarks(self, model: Network) -> tuple[str, ...]:
+        if self.lam:
+            return ()
+        return ("Ditto with lam = 0 predicts as local training does: no personal model ever sees the others",)
+
+    def join(self, here: Here) -> Personal:
+        return dict(here.shared.params)
+
+    def start(self, here: Here) -> Params:
+        return {**here.shared.params, **as_second(here.personal)}
+
+    def pulled(self, params: Params, batch: Batch, here: Here) -> tuple[Tensor, Params]:
+        value, buffers = self.loss(params, batch, here)
+        return value + 0.5 * self.lam * squared_distance(params, here.shared.params, here.model), buffers  # (a)
+
+    def personal_pass(self) -> Pass:
+        train = self.local.descend(on_second(self.pulled if self.lam else self.loss), second_network)
+        return replace(train, epochs=self.personal_epochs, most=None, copies=TWO)
+
+    def passes(self) -> tuple[Pass, ...]:
+        return replace(self.local.descend(self.loss, first_network), copies=TWO), self.personal_pass()
+
+    def adapt(self, epochs: int) -> tuple[Pass, ...]:
+        return tuned((self.personal_pass(),), epochs)
+
+    def message(self, carry: Carry, here: Here) -> tuple[Message, Personal]:
+        return weighted(first_of(carry.params), here), second_of(carry.params)
+
+    def combine(self, state: State, total: Message, now: Now) -> State:
+        return State(averaged(state.params, total))
+
+    def predict(self, carry: Carry, x: Tensor, here: Here) -> Tensor:
+        return log_predictive(second_of(carry.params), x, here)

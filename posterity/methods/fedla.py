@@ -1,0 +1,134 @@
+"""FedLA: the server's model is the mean of the clients' Laplace approximations, each number weighted by its precision.
+
+The server keeps a mean w and a diagonal precision Ω, 0 at first; the product of the clients' Gaussians N(θ_k, Ω_k⁻¹) is
+sharp where somebody's data says much about a number, and clients are held near w there. In round r, with the gradient
+g_b of a batch's mean loss,
+
+    client   θ_k ← E epochs on f_k(θ) + (λ/2r) Σ Ω ⊙ (θ − w)² from w                                     # (a)
+             Ω_k = Ω + Σ_b (|b| / n_k) g_b², over all batches of all epochs                              # (b)
+    server   Ω ← Σ_k p_k Ω_k,    w ← Σ_k p_k (Ω_k + ε) ⊙ θ_k / (Ω + ε)                                   # (c)
+
+Ω grows by a round's curvature every round; 1/r in (a) makes a mean of it. A newcomer gets w.
+
+Reference: Liu, Jiang, Zheng, Chen, Qi, Huang and Shao, "A Bayesian federated learning framework with online Laplace
+approximation", 2021, arXiv:2102.01936.
+
+The letters (a) to (c) are ours: the specification restates the paper without its numbers.
+
+Differs from the paper: its server divides Σ_k p_k Ω_k ⊙ θ_k by Ω + ε, which moves numbers without curvature (dead
+units) to 0. Ours adds ε to the precision of every client, so that they have FedAvg's mean; `fallback=false` is the
+printed rule. The released code computes the penalty of (a) from detached tensors, so that it has no gradient: that is
+λ = 0 here. It also needs a second backward pass for (b), which here takes the gradient that the step has anyway, less
+the penalty's part of it. Precisions cover trainable leaves; running statistics of batch norm are averaged by samples.
+Fine-tuning (`adapt`) is without the penalty: it looks for the client's own minimum.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from posterity.core import (
+    Batch,
+    Carry,
+    Facts,
+    Here,
+    Loss,
+    Mean,
+    Message,
+    Method,
+    Network,
+    Now,
+    Params,
+    Pass,
+    Personal,
+    Point,
+    Training,
+    check_fields,
+    everything,
+    fit,
+    hyper,
+    record,
+    trainable,
+    tuned,
+    watched,
+    within,
+)
+
+RELEASED = "released code"
+RELEASED_TRAINING = Training(lr=0.01, epochs=40, batch=32, clip=10.0)
+
+
+@record
+class State:
+    params: Params  # w
+    precision: Params  # Ω, for every trainable leaf
+
+
+@dataclass(frozen=True)
+class FedLA(Method):
+    label: ClassVar[str] = "FedLA"
+    reference: ClassVar[str] = "Liu et al. 2021, arXiv:2102.01936"
+    absent: ClassVar[str] = "cohort only"
+    scored: ClassVar[Point] = "received"
+
+    local: Training = hyper(Training(), "how the clients train", paper=RELEASED_TRAINING)
+    importance: float = hyper(1.0, "λ: strength of the pull to the server's mean", "of 0, 1, 100 in the " + RELEASED)
+    eps: float = hyper(1e-5, "ε: precision that every number has at least", RELEASED)
+    fallback: bool = hyper(True, "numbers without curvature are averaged, not moved to 0", "ours", paper=False)
+    loss: Loss = fit  # a wrapper may replace it
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        within(self, importance=(0, None))
+        if not self.eps > 0:
+            raise ValueError(
+                f"eps must be above 0; {self.eps} was given: in the first round no number need have curvature"
+            )
+
+    def init(self, model: Network, params: Params, facts: Facts) -> State:
+        return State(params, {n: torch.zeros_like(params[n]) for n in trainable(params, model)})
+
+    def start(self, here: Here) -> Params:
+        return here.shared.params
+
+    def pull(self, here: Here) -> Params:
+        """λΩ/r: how steeply the penalty rises."""
+        return {n: self.importance / here.round.to(here.n) * omega for n, omega in here.shared.precision.items()}
+
+    def penalised(self, params: Params, batch: Batch, here: Here) -> tuple[Tensor, Params]:
+        value, buffers = self.loss(params, batch, here)
+        pull, w = self.pull(here), here.shared.params
+        return value + 0.5 * torch.stack(
+            [(pull[n] * (params[n] - w[n]) ** 2).sum() for n in pull]
+        ).sum(), buffers  # (a)
+
+    def curvature(self, slope: Params, params: Params, batch: Batch, here: Here) -> Params:
+        """The share of a batch in (b); `slope` is that of (a)."""
+        pull, w, share = self.pull(here), here.shared.params, batch.mask.sum() / here.n.clamp(min=1)
+        own = {n: slope[n] - pull[n] * (params[n] - w[n]) if self.importance else slope[n] for n in pull}
+        return {n: share * g**2 for n, g in own.items()}  # (b)
+
+    def passes(self) -> tuple[Pass, ...]:
+        loss = self.penalised if self.importance else self.loss
+        how = self.local.schedule()
+        return (watched("curvature", self.curvature, loss, self.local.make_optimiser(), everything, **how),)
+
+    def adapt(self, epochs: int) -> tuple[Pass, ...]:
+        return tuned((self.local.descend(self.loss),), epochs)
+
+    def message(self, carry: Carry, here: Here) -> tuple[Message, Personal]:
+        precision = {n: omega + carry.kept["curvature"][n] for n, omega in here.shared.precision.items()}  # (b)
+        least = self.eps if self.fallback else 0.0
+        shift = {n: (omega + least) * carry.params[n] for n, omega in precision.items()}
+        rest = {n: p for n, p in carry.params.items() if n not in precision}
+        return {"laplace": Mean(here.n, {"precision": precision, "shift": shift, "rest": rest})}, ()
+
+    def combine(self, state: State, total: Message, now: Now) -> State:
+        found = total["laplace"].mean()
+        mean = {n: found["shift"][n] / (omega + self.eps) for n, omega in found["precision"].items()}  # (c)
+        new = mean | found["rest"]
+        return State({n: new[n] for n in state.params}, found["precision"])

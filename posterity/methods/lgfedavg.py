@@ -1,0 +1,134 @@
+"""LG-FedAvg: a shared head on personal bases, the mirror of FedPer.
+
+    client   (b_k, h_k) ← E epochs of SGD on f_k from (b_k, h), both parts together                          # (1)
+    server   h ← Σ_k p_k h_k,   p_k = n_k / Σ_j n_j over the cohort;  the bases stay at home                 # (2)
+
+Batch norm in a base stays at home with it, running statistics included. The head reads features that every client
+makes in its own way: only a common beginning lets it mean the same for all. All bases begin as the common first one;
+with `warm_rounds` = R the rounds 1 … R are FedAvg's, and every base begins as the mean of round R.
+
+A client that has never trained has that common beginning for a base, so newcomers must adapt: they train a base of
+their own, together with a copy of the head. With a warm start the base is broadcast in every round, since the server
+does not know who has one of its own; after round R nobody sends it.
+
+Reference: Liang, Liu, Liu, Allen, Auerbach, Brent, Salakhutdinov and Morency, "Think locally, act globally: federated
+learning with local and global representations", 2020, Algorithm 1.
+
+Differs from the paper: the head is the model's own (the last linear layer unless the model says otherwise). The paper
+starts from a model that FedAvg has trained; other studies do not, and so by default neither do we. For a test set that
+belongs to no client the paper lets all local models vote; here nobody sends a base, so the common beginning predicts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from posterity.core import (
+    STATIC,
+    Carry,
+    Facts,
+    Here,
+    Loss,
+    Mean,
+    Message,
+    Method,
+    Network,
+    Now,
+    Own,
+    Params,
+    Pass,
+    Point,
+    Sparse,
+    Training,
+    averaged,
+    check_fields,
+    fit,
+    hyper,
+    record,
+    weighted,
+    within,
+)
+from posterity.core.tree import tree_bytes
+
+
+@record
+class State:
+    params: Params  # the shared head, and the common beginning of all bases
+    head: frozenset[str] = field(metadata={STATIC: True})  # names of the leaves that travel
+
+
+@record
+class Shared:
+    params: Params  # the head; with a warm start the base too
+
+
+@record
+class Personal:
+    base: Params  # b_k
+    begun: Tensor  # () 1 once the client has trained a base of its own
+
+
+@dataclass(frozen=True)
+class LGFedAvg(Method):
+    label: ClassVar[str] = "LG-FedAvg"
+    reference: ClassVar[str] = "Liang et al., 2020"
+    absent: ClassVar[str] = "cohort only: an absent client keeps its base"
+    scored: ClassVar[Point] = "received"
+
+    local: Training = hyper(Training(), "how the clients train")
+    warm_rounds: int = hyper(0, "R: rounds at the start that are FedAvg's", "FedBPS, PFLlib; the paper starts warm")
+    loss: Loss = fit  # a wrapper may replace it
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        within(self, warm_rounds=(0, None))
+
+    def init(self, model: Network, params: Params, facts: Facts) -> State:
+        return State(params, model.head_names)
+
+    def offer(self, state: State, client: Tensor | None) -> tuple[Shared, Own]:
+        return Shared({n: p for n, p in state.params.items() if n in state.head or self.warm_rounds}), ()
+
+    def outside(self) -> str:
+        return f"the server's head on the {'base of the warm start' if self.warm_rounds else 'initial base'}"
+
+    def remarks(self, model: Network) -> tuple[str, ...]:
+        if not model.base_names:
+            return (
+                f"LG-FedAvg is FedAvg here, bit for bit: all of the network {model.name!r} is head, which is shared",
+            )
+        if not model.head_names:
+            return (f"LG-FedAvg shares nothing here: the network {model.name!r} has no weights in its head",)
+        return ()
+
+    def join(self, here: Here) -> Personal:
+        first = {**here.initial, **here.shared.params}
+        base = {n: p for n, p in first.items() if n not in here.model.head_names}
+        return Personal(base, torch.zeros_like(here.n))
+
+    def start(self, here: Here) -> Params:
+        known, mine = {**here.initial, **here.shared.params}, here.personal
+        base = {n: torch.where(mine.begun > 0, p, known[n]) for n, p in mine.base.items()}
+        return {n: base.get(n, known[n]) for n in here.initial}
+
+    def passes(self) -> tuple[Pass, ...]:
+        return (self.local.descend(self.loss),)  # (1)
+
+    def message(self, carry: Carry, here: Here) -> tuple[Message, Personal]:
+        names = here.model.head_names
+        base = {n: p for n, p in carry.params.items() if n not in names}
+        begun = (here.round > self.warm_rounds).to(here.n)
+        sent: dict[str, Any] = weighted({n: p for n, p in carry.params.items() if n in names}, here)
+        if self.warm_rounds:
+            unsent = (here.round > self.warm_rounds) * tree_bytes(base)
+            sent["base"] = Sparse(Mean(here.n * (1 - begun), base), unsent)
+        return sent, Personal(base, begun)
+
+    def combine(self, state: State, total: Message, now: Now) -> State:
+        params = averaged(state.params, total)  # (2)
+        old = {n: p for n, p in state.params.items() if n not in state.head}
+        return State({**params, **(total["base"].mean(old) if "base" in total else {})}, state.head)

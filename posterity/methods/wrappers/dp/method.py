@@ -1,0 +1,164 @@
+"""Private, the wrapper: what a client sends (1), what the server makes of the sum (2, 3), and what a run promises (4).
+
+The paper is summed up in the folder's `__init__.py`; ε is computed in `accountant.py`.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from posterity.core import (
+    STATIC,
+    Carry,
+    Facts,
+    Here,
+    Mean,
+    Message,
+    Network,
+    Now,
+    Own,
+    Params,
+    Personal,
+    Plan,
+    Shared,
+    Sum,
+    Tree,
+    Wrapper,
+    check_fields,
+    fold,
+    hyper,
+    normal,
+    record,
+    tree_leaves,
+    tree_map,
+    within,
+)
+from posterity.methods.wrappers.clip import broadcast, check_kind, length, origin
+from posterity.methods.wrappers.dp.accountant import epsilon
+
+FEWEST = 20  # clients of a run
+NOISE = 0x6470  # of the server's key: apart from what the inner method draws
+
+
+@record
+class State:
+    host: Tree
+    clients: int = field(metadata={STATIC: True})
+
+    @property
+    def params(self) -> Params:
+        return self.host.params
+
+
+def noisy(tree: Tree, spread: float, key: Tensor) -> Tree:
+    """`tree` with Gaussian noise of standard deviation `spread` on every number."""
+    keys = iter([fold(key, i) for i in range(len(tree_leaves(tree)))])
+    return tree_map(lambda leaf: leaf + spread * normal(next(keys), leaf.shape, torch.float64).to(leaf), tree)
+
+
+@dataclass(frozen=True)
+class Private(Wrapper):
+    bound: float = hyper(1.0, "S: longest contribution of a client to a mean", "ours: about the length of an update")
+    sum_bound: float | None = hyper(None, "longest contribution to a sum; none: as `bound`", "ours")
+    noise: float = hyper(1.0, "z: standard deviation of the sum's noise, in units of S", "ours")
+    delta: float | None = hyper(None, "δ; none: clients^-1.1", "McMahan et al. 2018, Table 1")
+    cohort: float | None = hyper(
+        None, "m: clients of a round, on average; none: all", "McMahan et al. 2018, Algorithm 1"
+    )
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        within(self, bound=(0, None), sum_bound=(0, None), noise=(0, None), delta=(0, 1), cohort=(1, None))
+        if self.delta is not None and not 0 < self.delta < 1:
+            raise ValueError(f"delta must be between 0 and 1, both excluded; {self.delta} was given")
+        endless = [name for name in ("bound", "sum_bound") if getattr(self, name) == math.inf]
+        if self.noise and (endless or not math.isfinite(self.noise)):
+            raise ValueError(f"noise {self.noise} with {endless[0] if endless else 'bound'} {self.bound} has no end: "
+                             "give finite numbers, or noise 0 (which is not private)")  # fmt: skip
+
+    @property
+    def label(self) -> str:
+        return f"{self.inner.label} (private)"
+
+    def bound_of(self, part: Mean | Sum) -> float:
+        return self.sum_bound if isinstance(part, Sum) and self.sum_bound is not None else self.bound
+
+    def known(self, name: str, shared: Shared) -> Params:
+        return {} if name in self.inner.differences else broadcast(shared)
+
+    # --- one client ----------------------------------------------------------------------------------------------
+    def message(self, carry: Carry, here: Here) -> tuple[Message, Personal]:
+        sent, personal = self.inner.message(carry, here)
+        parts = {name: check_kind(name, part, "+dp") for name, part in sent.items()}
+        starts = {name: origin(part, self.known(name, here.shared)) for name, part in parts.items()}
+        moved = {name: tree_map(torch.sub, part.value, starts[name]) for name, part in parts.items()}
+        if not tree_leaves(moved):
+            return parts, personal
+        far = length({n: tree_map(lambda d, s=self.bound_of(parts[n]): d / s, tree) for n, tree in moved.items()})
+        short = tree_map(lambda d: torch.where(far > 1, d / far, d), moved)  # (1)
+        one = torch.ones_like(here.n)
+        each = {n: Mean(one, short[n]) if isinstance(p, Mean) else replace(p, value=short[n]) for n, p in parts.items()}
+        return each, personal
+
+    # --- the server ----------------------------------------------------------------------------------------------
+    def init(self, model: Network, params: Params, facts: Facts) -> State:
+        return State(self.inner.init(model, params, facts), facts.clients)
+
+    def offer(self, state: State, client: Tensor | None) -> tuple[Shared, Own]:
+        return self.inner.offer(state.host, client)
+
+    def combine(self, state: State, total: Message, now: Now) -> State:
+        if not now.cohort:
+            raise ValueError("the sum of nothing: no client sent a message")
+        shared, _ = self.inner.offer(state.host, None)
+        made = {name: self.private(name, total[name], state, shared, fold(fold(now.key, NOISE), i))
+                for i, name in enumerate(total)}  # fmt: skip
+        return State(self.inner.combine(state.host, made, now), state.clients)
+
+    def private(self, name: str, part: Mean | Sum, state: State, shared: Shared, key: Tensor) -> Mean | Sum:
+        """A total with its noise, as the inner method knows it."""
+        spread = self.noise * self.bound_of(part) if self.noise else 0.0
+        if isinstance(part, Sum):
+            return replace(part, value=noisy(part.value, spread, key))  # (3)
+        count = state.clients if self.cohort is None else self.cohort
+        summed = noisy(tree_map(lambda v: part.weight * v, part.value), spread, key)
+        start = origin(part, self.known(name, shared))
+        return Mean(torch.full_like(part.weight, count), tree_map(lambda o, d: o + d / count, start, summed))  # (2)
+
+    def report(self, state: State, total: Message) -> dict[str, Tensor]:
+        return {}  # `total` has no noise
+
+    # --- in words ------------------------------------------------------------------------------------------------
+    def announce(self, plan: Plan) -> tuple[str, ...]:
+        if plan.clients < FEWEST:
+            raise ValueError(
+                f"+dp needs at least {FEWEST} clients; this run has {plan.clients}. With so few, either the noise "
+                "drowns what they send or ε promises nothing: leave +dp out, or divide the data among more clients"
+            )
+        if not math.isclose(self.cohort or plan.clients, plan.cohort, rel_tol=0.01):
+            raise ValueError(
+                f"+dp divides by a fixed number of clients, {self.cohort or plan.clients}, but {plan.cohort:g} take "
+                f"part in a round (--participation): give --set dp.cohort={plan.cohort:g}"
+            )
+        return (*self.inner.announce(plan), self.promise(plan))
+
+    def promise(self, plan: Plan) -> str:
+        """ε, δ, and what they are about."""
+        delta = plan.clients**-1.1 if self.delta is None else self.delta
+        spent = epsilon(self.noise, delta, plan.rounds, plan.chance)
+        if math.isinf(spent):
+            return "+dp without noise: contributions are shortened, and nothing is private (ε = ∞)"
+        if plan.chance is not None:
+            how = f"each in a round with probability {plan.chance:g}, drawn in secret"
+        elif plan.cohort < plan.clients:
+            how = f"{plan.cohort:g} a round, counted as if all took part in all rounds (a fixed number)"
+        else:
+            how = "all in every round"
+        return (f"+dp: ε = {spent:.3g}, δ = {delta:.2g} for each client as a whole, after {plan.rounds} rounds with "
+                f"{plan.clients} clients, {how} (noise {self.noise:g}, bound {self.bound:g}); this is about the "
+                "server's model, not about losses and scores that a simulation writes; personal records never "
+                "leave their client")  # fmt: skip

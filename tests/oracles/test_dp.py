@@ -1,0 +1,125 @@
+"""+dp by another way: every client by numpy, the noise by its statistics, ε by the closed form of the Gaussian."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from scipy.optimize import brentq
+from scipy.stats import norm
+
+from posterity.core import Training
+from posterity.methods.fedavg import FedAvg
+from posterity.methods.scaffold import SCAFFOLD
+from posterity.methods.wrappers.dp import Private
+from posterity.methods.wrappers.dp.accountant import epsilon
+
+from .sims import ENGINES, Run, mlp, points
+
+TRAINING = Training(lr=0.1, batch=4)
+SIZES = (9, 5, 3, 12, 7)
+each_engine = pytest.mark.parametrize("engine", ENGINES, ids=lambda e: e.name)
+
+
+def flat(params):
+    return np.concatenate([leaf.flatten().numpy() for leaf in params.values()])
+
+
+def played(method, engine=ENGINES[1], cohort=None, seed=0, federation=None):
+    federation = points(SIZES) if federation is None else federation
+    return Run(method, federation, mlp(federation), engine, seed=seed).rounds(1, cohort)
+
+
+@each_engine
+@pytest.mark.parametrize(("cohort", "count"), [(None, None), ([0, 2, 4], 3.0), ([0, 2, 4], 2.5)])
+def test_clients_count_alike_by_a_fixed_number(engine, cohort, count):
+    """w + Σ_k d_k min(1, S/‖d_k‖) / m, by numpy from clients that were alone."""
+    bound = 0.4
+    run = played(Private(FedAvg(TRAINING), bound, noise=0.0, cohort=count), engine, cohort)
+    first = flat(run.sim.initial)
+    moved = [flat(played(FedAvg(TRAINING), engine, [k]).state.params) - first for k in cohort or range(len(SIZES))]
+    lengths = [np.linalg.norm(d) for d in moved]
+    assert min(lengths) < bound < max(lengths)
+    total = sum(d * min(1.0, bound / far) for d, far in zip(moved, lengths, strict=True))
+    assert np.abs(flat(run.state.params) - first - total / (count or len(SIZES))).max() < 1e-12
+
+
+def test_parts_are_shortened_together():
+    """SCAFFOLD sends two: in units of their bounds they are of length 1 together, so z is the noise multiplier."""
+    bound, sum_bound = 0.2, 0.7
+    run = played(Private(SCAFFOLD(TRAINING), bound, sum_bound, noise=0.0, cohort=1.0), cohort=[3])
+    plain = played(SCAFFOLD(TRAINING), cohort=[3])
+    first = flat(run.sim.initial)
+    clients = len(SIZES)  # by which the server divides the sum of the variates
+    states = (run.state.host, plain.state)
+    short, free = ((flat(s.params) - first, flat(s.control) * clients) for s in states)
+    far = math.sqrt(np.sum((free[0] / bound) ** 2) + np.sum((free[1] / sum_bound) ** 2))
+    assert far > 1
+    for a, b in zip(short, free, strict=True):
+        assert np.abs(a - b / far).max() < 1e-12
+
+
+def test_the_noise_has_its_size_and_is_new_every_round_and_seed():
+    """Nobody may move (S = 1e-9), so what moves is the noise: z S / m on every number."""
+    z, bound = 3.0, 1e-9
+    method = Private(FedAvg(TRAINING), bound, noise=z)
+    runs = [played(method, seed=seed) for seed in (0, 1)]
+    drawn = [(flat(run.state.params) - flat(run.sim.initial)) / (z * bound / len(SIZES)) for run in runs]
+    second = (flat(runs[0].rounds(1).state.params) - flat(runs[0].sim.initial)) / (z * bound / len(SIZES)) - drawn[0]
+    for some in (*drawn, second):
+        count = len(some)
+        assert abs(some.mean()) < 4 / math.sqrt(count) + 0.4  # the contributions themselves: at most 1/3 in length
+        assert 0.6 < some.std() < 1.4
+    assert all(abs(np.corrcoef(a, b)[0, 1]) < 0.45 for a, b in ((drawn[0], drawn[1]), (drawn[0], second)))
+
+
+def test_the_noise_of_a_sum_is_not_divided():
+    z, bound = 3.0, 1e-9
+    run = played(Private(SCAFFOLD(TRAINING), 1e-12, bound, noise=z))
+    drawn = flat(run.state.host.control) * len(SIZES) / (z * bound)  # SCAFFOLD divides the sum by its clients
+    assert 0.6 < drawn.std() < 1.4
+
+
+def test_leaves_have_draws_of_their_own():
+    run = played(Private(FedAvg(TRAINING), 1e-9, noise=1e3))
+    moved = [(p - run.sim.initial[n]).flatten().tolist() for n, p in run.state.params.items()]
+    numbers = [round(value, 15) for leaf in moved for value in leaf]
+    assert len(set(numbers)) == len(numbers)
+
+
+def gaussian_delta(eps, mu):
+    """Balle and Wang 2018, Theorem 8."""
+    return norm.cdf(mu / 2 - eps / mu) - math.exp(eps) * norm.cdf(-mu / 2 - eps / mu)
+
+
+def renyi_bound(z, rounds, delta, chance):
+    """ε of Poisson sampling from Mironov, Talwar and Zhang 2019: whole orders, the plain conversion."""
+    best = math.inf
+    for order in range(2, 200):
+        terms = [math.lgamma(order + 1) - math.lgamma(j + 1) - math.lgamma(order - j + 1) + j * math.log(chance)
+                 + (order - j) * math.log1p(-chance) + j * (j - 1) / (2 * z * z) for j in range(order + 1)]  # fmt: skip
+        top = max(terms)
+        spent = rounds * (top + math.log(sum(math.exp(t - top) for t in terms))) / (order - 1)
+        best = min(best, spent + math.log(1 / delta) / (order - 1))
+    return best
+
+
+@pytest.mark.parametrize(
+    ("z", "rounds", "delta"), [(1.0, 1, 1e-2), (1.0, 100, 0.037), (5.0, 100, 1e-5), (20.0, 50, 1e-3)]
+)
+def test_epsilon_of_full_participation_is_the_closed_form(z, rounds, delta):
+    pytest.importorskip("dp_accounting", reason="ε needs the extra dp (pip install 'posterity[dp]')")
+    mu = math.sqrt(rounds) / z
+    exact = brentq(lambda eps: gaussian_delta(eps, mu) - delta, 0, 500)
+    assert epsilon(z, delta, rounds) == pytest.approx(exact, rel=1e-6)
+    assert epsilon(z, delta, rounds, 1.0) == epsilon(z, delta, rounds)
+
+
+@pytest.mark.parametrize(("z", "rounds", "delta", "chance"), [(1.0, 100, 1e-2, 0.1), (2.0, 300, 1e-5, 0.3)])
+def test_epsilon_of_poisson_sampling(z, rounds, delta, chance):
+    """Below the plain conversion of the same moments, and not far below; sampling gains over everybody."""
+    pytest.importorskip("dp_accounting", reason="ε needs the extra dp (pip install 'posterity[dp]')")
+    found, plain = epsilon(z, delta, rounds, chance), renyi_bound(z, rounds, delta, chance)
+    assert 0.6 * plain < found <= plain * (1 + 1e-9)
+    assert found < epsilon(z, delta, rounds)
