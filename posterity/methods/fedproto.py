@@ -125,8 +125,7 @@ class FedProto(Method):
         return here.initial
 
     def start(self, here: Here) -> Params:
-        params: Params = here.personal
-        return params
+        return here.personal
 
     def pull(self, z: Tensor, y: Tensor, shared: Shared) -> Tensor:
         """‖z − P_y‖² / d of each sample (B,); 0 for classes without prototype."""

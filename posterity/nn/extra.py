@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from posterity.nn._call import Params, leaves_of, seeded
+from posterity.nn._call import _LOCK, Params, leaves_of, seeded
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,7 +53,8 @@ class Extra:
     def __call__(self, params: Params, *inputs: Tensor) -> Tensor:
         """The module's output with its leaves taken from `params`."""
         own = {n.removeprefix(f"{self.prefix}/"): p for n, p in self.of(params).items()}
-        output: Tensor = functional_call(self.module, own, inputs)
+        with _LOCK:  # the module is lent to one call at a time, as a network is
+            output: Tensor = functional_call(self.module, own, inputs)
         return output
 
 

@@ -5,6 +5,7 @@ import torch
 from oracles.sims import DOUBLE, ENGINES, Run, federate, mlp, points, q2, same_bits, scalar_model, worst
 
 from posterity import models
+from posterity.core.hyperparameters import paper_values
 from posterity.core.training import Training
 from posterity.core.tree import tree_map, tree_rows
 from posterity.methods.fedproto import FedProto, Shared, closeness
@@ -137,3 +138,7 @@ def test_bad_hyper_parameters_and_tasks():
     model = mlp(points((3,)))
     assert FedProto().remarks(model) == ()
     assert "alone" in FedProto(lam=0.0).remarks(model)[0]
+
+
+def test_the_values_of_the_paper():
+    assert paper_values(FedProto) == {"local": Training(momentum=0.5), "weighting": "counts"}

@@ -6,6 +6,7 @@ import pytest
 import torch
 from oracles.sims import DOUBLE, ENGINES, Run, federate, full_batch, mlp, points, q2, same_bits, scalar_model, worst
 
+from posterity.core.hyperparameters import paper_values
 from posterity.core.training import Training
 from posterity.core.tree import tree_map, tree_rows
 from posterity.methods.fedavg import FedAvg
@@ -126,3 +127,7 @@ def test_bad_hyper_parameters_and_tasks():
     assert FedROD().remarks(model) == ()
     assert "is FedAvg's" in FedROD(gamma=0.0).remarks(model)[0]
     assert BIAS in HEAD
+
+
+def test_the_values_of_the_paper():
+    assert paper_values(FedROD) == {"local": Training(epochs=5, momentum=0.9)}

@@ -8,6 +8,7 @@ import torch
 from oracles.sims import DOUBLE, ENGINES, Run, full_batch, mlp, points, q2, same_bits, scalar_model, worst
 
 from posterity import models
+from posterity.core.hyperparameters import paper_values
 from posterity.core.losses import pointwise
 from posterity.core.random import make_key
 from posterity.core.training import Training
@@ -177,3 +178,7 @@ def test_bad_hyper_parameters_tasks_and_heads():
         Run(GPFL(), federation, models.wrap(net, "end", 3, shape=(6,)))
     assert GPFL().remarks(mlp(federation)) == ()
     assert "is head" in GPFL().remarks(models.build("linear", (6,), 3))[0]
+
+
+def test_the_values_of_the_paper():
+    assert paper_values(GPFL) == {"local": Training(lr=0.005)}
