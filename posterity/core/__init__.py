@@ -8,6 +8,7 @@
     averaging         the server's usual step
     classes           sums over a client's samples, class by class
     second            two networks in one visit
+    slope             the mean gradient of a visit
     gaussian          Gaussian factors
     random            draws that are functions of a key
     tree              records that `torch.func` sees as trees
@@ -75,6 +76,7 @@ if TYPE_CHECKING:
     )
     from posterity.core.random import categorical, fold, make_key, normal, permutation, uniform
     from posterity.core.second import as_second, first_network, first_of, on_second, second_network, second_of
+    from posterity.core.slope import mean_slope, require_plain_sgd
     from posterity.core.training import Training
     from posterity.core.tree import (
         STATIC,
@@ -91,7 +93,7 @@ if TYPE_CHECKING:
     from posterity.core.wrapper import Wrapper
 
 MODULES = ("averaging", "classes", "gaussian", "hyperparameters", "losses", "messages", "network", "optim", "passes",
-           "protocol", "random", "second", "training", "tree", "wire", "wrapper")  # fmt: skip
+           "protocol", "random", "second", "slope", "training", "tree", "wire", "wrapper")  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:
@@ -109,8 +111,9 @@ __all__ = [
     "Point", "RMSprop", "Rows", "Shared", "Sparse", "State", "Sum", "Summary", "Training", "Tree", "Wrapper",
     "as_second", "averaged", "base", "categorical", "check_fields", "cholesky", "clipped", "constrained",
     "count_labels", "deal", "descend", "everything", "first_network", "first_of", "fit", "fit_head", "fold", "gather",
-    "head", "hyper", "kl", "log_likelihood", "log_predictive", "make_key", "masked_mean", "matvec", "meta", "norm",
-    "normal", "on_second", "one_hot", "opened", "packed", "permutation", "pointwise", "record", "sample",
+    "head", "hyper", "kl", "log_likelihood", "log_predictive", "make_key", "masked_mean", "matvec", "mean_slope",
+    "meta", "norm", "normal", "on_second", "one_hot", "opened", "packed", "permutation", "pointwise", "record",
+    "require_plain_sgd", "sample",
     "second_network", "second_of", "squared_distance", "sum_classes", "sum_features", "trainable", "tree_cast",
     "tree_leaves", "tree_map", "tree_named", "tree_rows", "tree_stack", "tuned", "uniform", "unpacked", "watched",
     "weighted", "within",
