@@ -79,6 +79,7 @@ if TYPE_CHECKING:
     from posterity.core.prox import proximal
     from posterity.core.random import categorical, fold, make_key, normal, permutation, uniform
     from posterity.core.second import as_second, first_network, first_of, on_second, second_network, second_of
+    from posterity.core.slope import mean_slope, require_plain_sgd
     from posterity.core.training import Training
     from posterity.core.tree import (
         STATIC,
@@ -95,7 +96,7 @@ if TYPE_CHECKING:
     from posterity.core.wrapper import Wrapper
 
 MODULES = ("averaging", "classes", "gaussian", "hyperparameters", "losses", "messages", "network", "optim", "passes",
-           "protocol", "prox", "random", "second", "training", "tree", "wire", "wrapper")  # fmt: skip
+           "protocol", "prox", "random", "second", "slope", "training", "tree", "wire", "wrapper")  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:
@@ -114,8 +115,8 @@ __all__ = [
     "Tree", "Wrapper", "as_second", "averaged", "base", "categorical", "check_fields", "cholesky", "clipped",
     "constrained", "count_labels", "deal", "descend", "directed", "everything", "first_network", "first_of", "fit",
     "fit_head", "fold", "gather", "head", "hyper", "kl", "log_likelihood", "log_predictive", "make_key",
-    "masked_mean", "matvec", "meta", "norm", "normal", "on_second", "one_hot", "opened", "packed", "permutation",
-    "pointwise", "proximal", "record", "sample", "second_network", "second_of", "squared_distance", "sum_classes",
-    "sum_features", "trainable", "tree_cast", "tree_leaves", "tree_map", "tree_named", "tree_rows", "tree_stack",
-    "tuned", "uniform", "unpacked", "watched", "weighted", "within",
+    "masked_mean", "matvec", "mean_slope", "meta", "norm", "normal", "on_second", "one_hot", "opened", "packed",
+    "permutation", "pointwise", "proximal", "record", "require_plain_sgd", "sample", "second_network", "second_of",
+    "squared_distance", "sum_classes", "sum_features", "trainable", "tree_cast", "tree_leaves", "tree_map",
+    "tree_named", "tree_rows", "tree_stack", "tuned", "uniform", "unpacked", "watched", "weighted", "within",
 ]  # fmt: skip

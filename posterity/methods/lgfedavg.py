@@ -106,8 +106,7 @@ class LGFedAvg(Method):
         return ()
 
     def join(self, here: Here) -> Personal:
-        first = {**here.initial, **here.shared.params}
-        base = {n: p for n, p in first.items() if n not in here.model.head_names}
+        base = {n: p for n, p in here.initial.items() if n not in here.model.head_names}
         return Personal(base, torch.zeros_like(here.n))
 
     def start(self, here: Here) -> Params:

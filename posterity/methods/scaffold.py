@@ -25,7 +25,6 @@ the mean gradient of one more, uncorrected epoch from θ_k.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
@@ -55,7 +54,9 @@ from posterity.core import (
     fit,
     gather,
     hyper,
+    mean_slope,
     record,
+    require_plain_sgd,
     trainable,
     tree_map,
     tuned,
@@ -70,11 +71,6 @@ class State:
     params: Params  # w
     control: Params  # c, for every trainable leaf
     clients: int = field(metadata={STATIC: True})  # K
-
-
-def mean_slope(start: Mapping[str, Tensor], end: Params, names: list[str], lr: float, here: Here) -> Params:
-    """(start − end) / (τη) in this pass: the mean gradient of plain SGD."""
-    return {n: (start[n] - end[n]) / (here.steps.clamp(min=1).to(here.n) * lr) for n in names}
 
 
 @dataclass(frozen=True)
@@ -93,14 +89,8 @@ class SCAFFOLD(Method):
     def __post_init__(self) -> None:
         check_fields(self)
         within(self, server_lr=(0, None))
-        how = self.local
-        plain = how.optimiser == "sgd" and not how.momentum and how.clip is None and how.lr > 0
-        if self.variate != "I" and not plain:
-            raise ValueError(
-                f"variate {self.variate!r} reads the mean gradient off the distance that plain SGD moved; local has "
-                f"optimiser {how.optimiser!r}, momentum {how.momentum}, clip {how.clip}, lr {how.lr}. "
-                "Use sgd with a step size above 0, without momentum and clip, or variate 'I'"
-            )
+        if self.variate != "I":
+            require_plain_sgd(self.local, f"variate {self.variate!r}", ", or variate 'I'")
 
     def init(self, model: Network, params: Params, facts: Facts) -> State:
         return State(params, {n: torch.zeros_like(params[n]) for n in trainable(params, model)}, facts.clients)

@@ -77,9 +77,9 @@ def test_phases_count_their_own_epochs(head_epochs, base_epochs, momentum):
 
 
 def test_steps_are_of_the_base_phase():
-    """Two steps of the base, and one whole epoch of the head."""
-    run = Run(FedRep(Training(lr=0.1, steps=2)), pair(), bilinear(), initial=BILINEAR).rounds(1)
-    b, heads = reference(1, 2, 1)
+    """One step of the base, and three whole epochs of the head."""
+    run = Run(FedRep(Training(lr=0.1, steps=1), head_epochs=3), pair(), bilinear(), initial=BILINEAR).rounds(1)
+    b, heads = reference(3, 1, 1)
     assert float(run.state.params["base.weight"]) == pytest.approx(b, abs=1e-14)
     assert run.store.rows["head.weight"].flatten().tolist() == pytest.approx(heads, abs=1e-14)
 

@@ -1,0 +1,190 @@
+"""FedDC: FedDyn's drifts together with SCAFFOLD's correction of the gradient.
+
+Each client remembers its drift h_k, the sum of the ways that it went from the broadcast, and g_k, the mean gradient of
+its last visit. The server has their means over all K clients, h̄ and g; all begin at 0.
+
+    client   θ_k ← SGD on f_k(θ) + (α_k/2) ‖θ − (w − h_k)‖² + ⟨θ, g/s_k − g_k⟩ from w, τ steps of size η     # (1)
+             h_k ← h_k + (θ_k − w),    g_k⁺ = g_k − g/s_k − (θ_k − w) / (τ η)                                # (2)
+    server   θ̄ ← (1/|S|) Σ_{k∈S} θ_k,    h̄ ← h̄ + (1/K) Σ_{k∈S} (θ_k − w),    w ← θ̄ + h̄                      # (3)
+             g ← g + (1/K) Σ_{k∈S} s_k (g_k⁺ − g_k)                                                          # (4)
+
+s_k is 1 and α_k is α (`balance = "clients"`), or s_k = K n_k/N and α_k = α/s_k for N samples in all (`"samples"`): then
+the mean over all samples is minimised instead of the mean over clients.
+
+Two models live on the server. w is broadcast and trained from; θ̄, the mean of the clients that trained last, is
+`state.params`: it is scored, fine-tuned, exported, and what a newcomer or a test set without a client gets
+(`predicts = "cloud"`: they get w). It is needed for scoring alone, so the bytes of training do not count it.
+
+Reference: Gao, Fu, Li, Chen, Xu and Xu, "FedDC: Federated learning with non-IID data via local drift decoupling and
+correction", CVPR 2022, Algorithm 1. The numbers of the equations are ours.
+
+Differs from the paper: no step-size decay over rounds. (2) reads a mean gradient off the distance moved, which holds
+for plain SGD alone, with the steps τ that the client has taken: momentum, other optimisers and a gradient-norm clip
+(the authors' scripts have one of 10) are refused. Weight decay is a part of the loss, and so of g_k; so is the pull of
+(1), as in the paper. Drifts and gradients cover trainable leaves, never the buffers of batch norm, whose plain mean is
+taken. Fine-tuning (`adapt`) is without both terms: it looks for the client's own minimum.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from posterity.core import (
+    STATIC,
+    Batch,
+    Carry,
+    Facts,
+    Here,
+    Loss,
+    Mean,
+    Message,
+    Method,
+    Network,
+    Now,
+    Own,
+    Params,
+    Pass,
+    Point,
+    Sparse,
+    Sum,
+    Training,
+    Tree,
+    check_fields,
+    fit,
+    hyper,
+    mean_slope,
+    opened,
+    record,
+    require_plain_sgd,
+    squared_distance,
+    trainable,
+    tree_map,
+    tuned,
+)
+from posterity.core.tree import tree_bytes
+
+AUTHORS_TRAINING = Training(lr=0.1, epochs=5, batch=50, weight_decay=1e-3)
+BALANCES = ("clients", "samples")
+MODELS = ("average", "cloud")
+
+
+@record
+class State:
+    params: Params  # θ̄
+    drift: Params  # h̄, for every trainable leaf
+    slope: Params  # g
+    size: Tree  # N / K, where s_k needs it
+    clients: int = field(metadata={STATIC: True})  # K
+
+
+@record
+class Shared:
+    params: Params  # w
+    slope: Params  # g
+    average: Params  # θ̄, for scoring alone
+    size: Tree
+
+
+@record
+class Personal:
+    drift: Params  # h_k
+    slope: Params  # g_k
+
+
+def cloud(state: State) -> Params:
+    """w: what the clients train from."""
+    return {n: p + state.drift[n] if n in state.drift else p for n, p in state.params.items()}  # (3)
+
+
+def from_cloud(carry: Carry, here: Here) -> Carry:
+    """Training begins at w, whatever is scored."""
+    return replace(carry, params=here.shared.part.params)
+
+
+@dataclass(frozen=True)
+class FedDC(Method):
+    label: ClassVar[str] = "FedDC"
+    reference: ClassVar[str] = "Gao et al., CVPR 2022"
+    absent: ClassVar[str] = "delta messages: an absent client's drift and gradient stay part of the means"
+    scored: ClassVar[Point] = "received"
+
+    local: Training = hyper(Training(), "how the clients train", paper=AUTHORS_TRAINING)
+    alpha: float = hyper(0.1, "α: strength of the pull towards w − h_k", "authors' MNIST script", paper=0.01)
+    balance: str = hyper("clients", "whose mean loss is minimised: clients' or samples'", "uniform means", BALANCES,
+                         paper="samples")  # fmt: skip
+    predicts: str = hyper("average", "scored model: mean of the last clients, or w", "authors' tables", MODELS)
+    loss: Loss = fit  # a wrapper may replace it
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if not self.alpha > 0:
+            raise ValueError(f"alpha must be above 0; {self.alpha} was given. Without a pull take scaffold")
+        require_plain_sgd(self.local, "FedDC")
+
+    def init(self, model: Network, params: Params, facts: Facts) -> State:
+        none = {n: torch.zeros_like(params[n]) for n in trainable(params, model)}
+        like = next(iter(params.values()))
+        size = like.new_full((), facts.samples / facts.clients) if self.balance == "samples" else ()
+        return State(params, none, tree_map(torch.clone, none), size, facts.clients)
+
+    def offer(self, state: State, client: Tensor | None) -> tuple[Sparse, Own]:
+        w = cloud(state)
+        average = state.params if self.predicts == "average" else {}
+        unsent = torch.zeros_like(next(iter(w.values())), dtype=torch.int64).sum() + tree_bytes(average)
+        return Sparse(Shared(w, state.slope, average, state.size), unsent), ()
+
+    def outside(self) -> str:
+        return "the mean of the clients that trained last" if self.predicts == "average" else "the server's cloud model"
+
+    def join(self, here: Here) -> Personal:
+        none = tree_map(torch.zeros_like, here.shared.part.slope)
+        return Personal(none, tree_map(torch.clone, none))
+
+    def start(self, here: Here) -> Params:
+        return here.shared.part.average or here.shared.part.params
+
+    def share(self, here: Here) -> Tensor | float:
+        """s_k: the client's samples, in those of a mean client."""
+        return here.n.clamp(min=1) / here.shared.part.size if self.balance == "samples" else 1.0
+
+    def corrected(self, params: Params, batch: Batch, here: Here) -> tuple[Tensor, Params]:
+        """The loss with its penalty; the linear term adds to the gradient and nothing to the value."""
+        value, buffers = self.loss(params, batch, here)
+        known, mine, share = here.shared.part, here.personal, self.share(here)
+        centre = {n: known.params[n] - h for n, h in mine.drift.items()}
+        tilt = {n: g / share - mine.slope[n] for n, g in known.slope.items()}
+        linear = torch.stack([(t * params[n]).sum() for n, t in tilt.items()]).sum()
+        pull = 0.5 * self.alpha / share * squared_distance(params, centre, here.model)
+        return value + pull + (linear - linear.detach()), buffers  # (1)
+
+    def passes(self) -> tuple[Pass, ...]:
+        train = self.local.descend(self.corrected)
+
+        def close(carry: Carry, here: Here) -> Carry:
+            end, known, mine = train.close(carry, here), here.shared.part, here.personal.slope
+            seen, share = mean_slope(known.params, end.params, mine, self.local.lr, here), self.share(here)
+            new = {n: g - known.slope[n] / share + seen[n] for n, g in mine.items()}  # (2)
+            return replace(end, kept={**end.kept, "slope": new})
+
+        return opened((replace(train, close=close),), from_cloud)
+
+    def adapt(self, epochs: int) -> tuple[Pass, ...]:
+        return tuned((self.local.descend(self.loss),), epochs)
+
+    def message(self, carry: Carry, here: Here) -> tuple[Message, Personal]:
+        w, mine, share = here.shared.part.params, here.personal, self.share(here)
+        moved, slope = {n: p - w[n] for n, p in carry.params.items()}, carry.kept["slope"]
+        drift = {n: h + moved[n] for n, h in mine.drift.items()}  # (2)
+        change = tree_map(lambda new, old: share * (new - old), slope, mine.slope)
+        return {"params": Mean(torch.ones_like(here.n), moved), "slope": Sum(change)}, Personal(drift, slope)
+
+    def combine(self, state: State, total: Message, now: Now) -> State:
+        moved, count, w = total["params"].mean(), total["params"].weight, cloud(state)
+        params = {n: p + moved[n] for n, p in w.items()}  # (3)
+        drift = {n: h + count / state.clients * moved[n] for n, h in state.drift.items()}  # (3)
+        slope = tree_map(lambda g, d: g + d / state.clients, state.slope, total["slope"].value)  # (4)
+        return State(params, drift, slope, state.size, state.clients)

@@ -1,0 +1,161 @@
+"""FedDyn: every client's loss is tilted until all of them have their minimum at the same point.
+
+Each client remembers its drift h_k, the sum of the ways that it went from the broadcast; −α h_k is the gradient of its
+own loss at the point where it stopped. h̄ is the mean of the drifts of all K clients, and begins at 0 as they do.
+
+    client   θ_k ← SGD on f_k(θ) + (α_k/2) ‖θ − (w − h_k)‖² from w                                           # (1)
+             h_k ← h_k + (θ_k − w)                                                                           # (2)
+    server   θ̄ ← (1/|S|) Σ_{k∈S} θ_k,    h̄ ← h̄ + (1/K) Σ_{k∈S} (θ_k − w),    w ← θ̄ + h̄                      # (3)
+
+Where this stands still all θ_k are w, the drifts add up to 0, and w minimises Σ_k f_k/α_k: the mean of the clients'
+losses for α_k = α (`balance = "clients"`), the mean over all samples for α_k = α N/(K n_k) (`"samples"`, N samples in
+all).
+
+Two models live on the server. w is broadcast and trained from; it overshoots, and the published accuracies are not
+its. θ̄, the mean of the clients that trained last, is `state.params`: it is scored, fine-tuned, exported, and what a
+newcomer or a test set without a client gets (`predicts = "cloud"`: they get w, the cloud model). θ̄ is needed for
+scoring alone, so the bytes of training do not count it.
+
+Reference: Acar, Zhao, Matas Navarro, Mattina, Whatmough and Saligrama, "Federated learning based on dynamic
+regularization", ICLR 2021, Algorithm 1. The numbers of the equations are ours; the paper's state is −α h_k.
+
+Differs from the paper: no step-size decay over rounds; the gradient-norm clip, where one is set, covers the penalty
+too. The penalty is squared and quadratic (one public code takes the root of it, another leaves the quadratic part to
+weight decay). Drifts cover trainable leaves, never the buffers of batch norm, whose plain mean is taken. Fine-tuning
+(`adapt`) is without penalty: it looks for the client's own minimum.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from posterity.core import (
+    STATIC,
+    Batch,
+    Carry,
+    Facts,
+    Here,
+    Loss,
+    Mean,
+    Message,
+    Method,
+    Network,
+    Now,
+    Own,
+    Params,
+    Pass,
+    Personal,
+    Point,
+    Sparse,
+    Training,
+    Tree,
+    check_fields,
+    fit,
+    hyper,
+    opened,
+    record,
+    squared_distance,
+    trainable,
+    tuned,
+)
+from posterity.core.tree import tree_bytes
+
+AUTHORS_TRAINING = Training(lr=0.1, epochs=5, batch=50, weight_decay=1e-3, clip=10.0)
+BALANCES = ("clients", "samples")
+MODELS = ("average", "cloud")
+
+
+@record
+class State:
+    params: Params  # θ̄
+    drift: Params  # h̄, for every trainable leaf
+    size: Tree  # N / K, where α_k needs it
+    clients: int = field(metadata={STATIC: True})  # K
+
+
+@record
+class Shared:
+    params: Params  # w
+    average: Params  # θ̄, for scoring alone
+    size: Tree
+
+
+def cloud(state: State) -> Params:
+    """w: what the clients train from."""
+    return {n: p + state.drift[n] if n in state.drift else p for n, p in state.params.items()}  # (3)
+
+
+@dataclass(frozen=True)
+class FedDyn(Method):
+    label: ClassVar[str] = "FedDyn"
+    reference: ClassVar[str] = "Acar et al., ICLR 2021"
+    absent: ClassVar[str] = "delta messages: an absent client's drift stays part of the mean drift"
+    scored: ClassVar[Point] = "received"
+
+    local: Training = hyper(Training(), "how the clients train", paper=AUTHORS_TRAINING)
+    alpha: float = hyper(0.1, "α: strength of the pull towards w − h_k", "FL-bench; paper: 0.1 … 0.001", paper=0.01)
+    balance: str = hyper("clients", "whose mean loss is minimised: clients' or samples'", "uniform means", BALANCES,
+                         paper="samples")  # fmt: skip
+    predicts: str = hyper("average", "scored model: mean of the last clients, or w", "authors' tables", MODELS)
+    loss: Loss = fit  # a wrapper may replace it
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if not self.alpha > 0:
+            raise ValueError(f"alpha must be above 0; {self.alpha} was given. Without a pull take fedavg")
+
+    def init(self, model: Network, params: Params, facts: Facts) -> State:
+        drift = {n: torch.zeros_like(params[n]) for n in trainable(params, model)}
+        like = next(iter(params.values()))
+        size = like.new_full((), facts.samples / facts.clients) if self.balance == "samples" else ()
+        return State(params, drift, size, facts.clients)
+
+    def offer(self, state: State, client: Tensor | None) -> tuple[Sparse, Own]:
+        w = cloud(state)
+        average = state.params if self.predicts == "average" else {}
+        unsent = torch.zeros_like(next(iter(w.values())), dtype=torch.int64).sum() + tree_bytes(average)
+        return Sparse(Shared(w, average, state.size), unsent), ()
+
+    def outside(self) -> str:
+        return "the mean of the clients that trained last" if self.predicts == "average" else "the server's cloud model"
+
+    def join(self, here: Here) -> Personal:
+        w = here.shared.part.params
+        return {n: torch.zeros_like(w[n]) for n in trainable(w, here.model)}
+
+    def start(self, here: Here) -> Params:
+        return here.shared.part.average or here.shared.part.params
+
+    def penalised(self, params: Params, batch: Batch, here: Here) -> tuple[Tensor, Params]:
+        value, buffers = self.loss(params, batch, here)
+        known, drift = here.shared.part, here.personal
+        alpha = self.alpha * known.size / here.n.clamp(min=1) if self.balance == "samples" else self.alpha
+        centre = {n: known.params[n] - h for n, h in drift.items()}
+        return value + 0.5 * alpha * squared_distance(params, centre, here.model), buffers  # (1)
+
+    def passes(self) -> tuple[Pass, ...]:
+        return opened((self.local.descend(self.penalised),), from_cloud)
+
+    def adapt(self, epochs: int) -> tuple[Pass, ...]:
+        return tuned((self.local.descend(self.loss),), epochs)
+
+    def message(self, carry: Carry, here: Here) -> tuple[Message, Personal]:
+        w = here.shared.part.params
+        moved = {n: p - w[n] for n, p in carry.params.items()}
+        drift = {n: h + moved[n] for n, h in here.personal.items()}  # (2)
+        return {"params": Mean(torch.ones_like(here.n), moved)}, drift
+
+    def combine(self, state: State, total: Message, now: Now) -> State:
+        moved, count, w = total["params"].mean(), total["params"].weight, cloud(state)
+        params = {n: p + moved[n] for n, p in w.items()}  # (3)
+        drift = {n: h + count / state.clients * moved[n] for n, h in state.drift.items()}  # (3)
+        return State(params, drift, state.size, state.clients)
+
+
+def from_cloud(carry: Carry, here: Here) -> Carry:
+    """Training begins at w, whatever is scored."""
+    return replace(carry, params=here.shared.part.params)
