@@ -25,6 +25,7 @@ from posterity.core.classes import count_labels
 from posterity.core.passes import gather
 from posterity.core.training import Training
 from posterity.core.tree import tree_map, tree_rows
+from posterity.methods import build
 from posterity.methods.fedala import FedALA, last_layers
 from posterity.methods.fedavg import FedAvg
 from posterity.methods.fedper import FedPer
@@ -234,6 +235,11 @@ def test_bytes_are_fedavgs():
 def test_remarks():
     assert FedALA().remarks(scalar_model()) == ()
     assert "this is FedAvg" in FedALA(layers=0).remarks(scalar_model())[0]
+
+
+def test_the_papers_values():
+    local = Training(lr=0.005, epochs=1, batch=10)
+    assert build("fedala@paper") == FedALA(local, layers=1, weight_lr=1.0, share=0.8, first_epochs=11)
 
 
 @pytest.mark.parametrize(

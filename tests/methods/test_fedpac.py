@@ -12,6 +12,7 @@ from posterity.core.losses import fit, fit_head
 from posterity.core.passes import base, descend, gather, head
 from posterity.core.training import Training
 from posterity.core.tree import tree_map, tree_rows
+from posterity.methods import build
 from posterity.methods.fedpac import FedPAC
 from posterity.methods.fedper import FedPer, split
 
@@ -243,6 +244,11 @@ def test_refusals_and_remarks():
         Run(FedPAC(), federation, models.build("linear", federation.shape, 3))
     assert FedPAC().remarks(mlp(federation)) == ()
     assert "is FedRep with 1" in FedPAC(lam=0.0, collaboration=False).remarks(mlp(federation))[0]
+
+
+def test_the_papers_values():
+    local = Training(lr=0.01, epochs=5, batch=50, momentum=0.5, weight_decay=5e-4)
+    assert build("fedpac@paper") == FedPAC(local, lam=1.0, head_lr=0.1, head_epochs=1)
 
 
 @pytest.mark.parametrize(
