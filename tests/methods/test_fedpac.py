@@ -12,6 +12,7 @@ from posterity.core.losses import fit, fit_head
 from posterity.core.passes import base, descend, gather, head
 from posterity.core.training import Training
 from posterity.core.tree import tree_map, tree_rows
+from posterity.methods import build
 from posterity.methods.fedpac import FedPAC
 from posterity.methods.fedper import FedPer, split
 
@@ -34,14 +35,14 @@ def two_layers(slope: float = 0.5):
 
 
 def pair():
-    """Client 1: x = 1 of class 0; client 2: x = 2 of class 0 and −1 of class 1."""
-    data = [(numbers([1.0]), torch.tensor([0])), (numbers([2.0], [-1.0]), torch.tensor([0, 1]))]
+    """Client 1: x = 1 of class 0; client 2: x = 2 and 4 of class 0 and −1 of class 1."""
+    data = [(numbers([1.0]), torch.tensor([0])), (numbers([2.0], [4.0], [-1.0]), torch.tensor([0, 0, 1]))]
     return federate(data, 2, test=[(numbers([1.0]), torch.tensor([0]))] * 2)
 
 
 def by_hand(rounds: int, lam: float, lr: float, head_lr: float):
     """Two clients in plain numbers, one full-batch step for the head and one for the base; α by a fine grid."""
-    data = [([1.0], [0]), ([2.0, -1.0], [0, 1])]
+    data = [([1.0], [0]), ([2.0, 4.0, -1.0], [0, 0, 1])]
     b, heads, prototypes = 1.0, [[0.5, 0.0], [0.5, 0.0]], {}
     for number in range(1, rounds + 1):
         sent, said, means = [], [], {}
@@ -121,8 +122,8 @@ def test_a_class_without_prototype_pulls_to_the_clients_mean():
         p = 1 / (1 + float(torch.exp(numbers(-h * b * x))))
         return (p - (y == 0)) * h * x
 
-    pulled = 2.0 * 2 * (2 * b - prototype) * 2.0  # the sample of class 1 is its class's mean: no pull
-    expected = b - 0.1 * (slope(2.0, 0) + slope(-1.0, 1) + pulled) / 2
+    pulled = sum(2.0 * 2 * (x * b - prototype) * x for x in (2.0, 4.0))  # the sample of class 1 is its mean: no pull
+    expected = b - 0.1 * (slope(2.0, 0) + slope(4.0, 0) + slope(-1.0, 1) + pulled) / 3
     assert float(run.state.params["base.weight"]) == pytest.approx(expected, abs=1e-12)
     assert run.state.known.tolist() == [1, 1]
 
@@ -243,6 +244,11 @@ def test_refusals_and_remarks():
         Run(FedPAC(), federation, models.build("linear", federation.shape, 3))
     assert FedPAC().remarks(mlp(federation)) == ()
     assert "is FedRep with 1" in FedPAC(lam=0.0, collaboration=False).remarks(mlp(federation))[0]
+
+
+def test_the_papers_values():
+    local = Training(lr=0.01, epochs=5, batch=50, momentum=0.5, weight_decay=5e-4)
+    assert build("fedpac@paper") == FedPAC(local, lam=1.0, head_lr=0.1, head_epochs=1)
 
 
 @pytest.mark.parametrize(

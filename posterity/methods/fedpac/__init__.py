@@ -32,7 +32,7 @@ part again. A newcomer, and a client that has not taken part yet, gets the mean 
 adaptation trains the head alone. Classification only.
 
 Cost: a round has two more passes over the data without gradients and an epoch for the head; the server takes O(m³) for
-each of m participants, about 0.1 s in all for m = 100 on one core.
+each of m participants, in all about 0.15 s for m = 100 and 4 s for m = 300 on one core.
 """
 
 from __future__ import annotations
