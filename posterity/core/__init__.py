@@ -60,7 +60,6 @@ if TYPE_CHECKING:
         trainable,
         watched,
     )
-    from posterity.core.prox import proximal
     from posterity.core.protocol import (
         Batch,
         Carry,
@@ -76,6 +75,7 @@ if TYPE_CHECKING:
         State,
         tuned,
     )
+    from posterity.core.prox import proximal
     from posterity.core.random import categorical, fold, make_key, normal, permutation, uniform
     from posterity.core.second import as_second, first_network, first_of, on_second, second_network, second_of
     from posterity.core.training import Training

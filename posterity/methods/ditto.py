@@ -57,7 +57,6 @@ from posterity.core import (
     within,
 )
 
-
 TWO = 10  # copies of the leaves that a step holds: two networks, and what moves one of them
 
 
