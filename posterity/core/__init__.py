@@ -34,6 +34,7 @@ if TYPE_CHECKING:
         log_likelihood,
         log_predictive,
         masked_mean,
+        mixture,
         one_hot,
         pointwise,
     )
@@ -109,8 +110,8 @@ __all__ = [
     "Point", "RMSprop", "Rows", "Shared", "Sparse", "State", "Sum", "Summary", "Training", "Tree", "Wrapper",
     "as_second", "averaged", "base", "categorical", "check_fields", "cholesky", "clipped", "constrained",
     "count_labels", "deal", "descend", "everything", "first_network", "first_of", "fit", "fit_head", "fold", "gather",
-    "head", "hyper", "kl", "log_likelihood", "log_predictive", "make_key", "masked_mean", "matvec", "meta", "norm",
-    "normal", "on_second", "one_hot", "opened", "packed", "permutation", "pointwise", "record", "sample",
+    "head", "hyper", "kl", "log_likelihood", "log_predictive", "make_key", "masked_mean", "matvec", "meta", "mixture",
+    "norm", "normal", "on_second", "one_hot", "opened", "packed", "permutation", "pointwise", "record", "sample",
     "second_network", "second_of", "squared_distance", "sum_classes", "sum_features", "trainable", "tree_cast",
     "tree_leaves", "tree_map", "tree_named", "tree_rows", "tree_stack", "tuned", "uniform", "unpacked", "watched",
     "weighted", "within",
