@@ -35,6 +35,7 @@ if TYPE_CHECKING:
         log_likelihood,
         log_predictive,
         masked_mean,
+        mixture,
         one_hot,
         pointwise,
     )
@@ -115,8 +116,9 @@ __all__ = [
     "Tree", "Wrapper", "as_second", "averaged", "base", "categorical", "check_fields", "cholesky", "clipped",
     "constrained", "count_labels", "deal", "descend", "directed", "everything", "first_network", "first_of", "fit",
     "fit_head", "fold", "gather", "head", "hyper", "kl", "log_likelihood", "log_predictive", "make_key",
-    "masked_mean", "matvec", "mean_slope", "meta", "norm", "normal", "on_second", "one_hot", "opened", "packed",
-    "permutation", "pointwise", "proximal", "record", "require_plain_sgd", "sample", "second_network", "second_of",
-    "squared_distance", "sum_classes", "sum_features", "trainable", "tree_cast", "tree_leaves", "tree_map",
-    "tree_named", "tree_rows", "tree_stack", "tuned", "uniform", "unpacked", "watched", "weighted", "within",
+    "masked_mean", "matvec", "mean_slope", "meta", "mixture", "norm", "normal", "on_second", "one_hot", "opened",
+    "packed", "permutation", "pointwise", "proximal", "record", "require_plain_sgd", "sample", "second_network",
+    "second_of", "squared_distance", "sum_classes", "sum_features", "trainable", "tree_cast", "tree_leaves",
+    "tree_map", "tree_named", "tree_rows", "tree_stack", "tuned", "uniform", "unpacked", "watched", "weighted",
+    "within",
 ]  # fmt: skip

@@ -60,6 +60,14 @@ def log_predictive(params: Params, x: Tensor, here: Here) -> Tensor:
     return F.log_softmax(output, -1)
 
 
+def mixture(each: Tensor, task: str) -> Tensor:
+    """The average of several predictions (draws, B, ...): probabilities, or the moments of a mixture of Gaussians."""
+    if task == "regression":
+        mean = each[..., 0].mean(0)
+        return torch.stack((mean, (each[..., 1] + (each[..., 0] - mean) ** 2).mean(0)), -1)
+    return torch.log_softmax(torch.logsumexp(each, 0), -1)
+
+
 def one_hot(y: Tensor, classes: int, mask: Tensor) -> Tensor:
     """Indicators (B, classes) of the real rows. (`F.one_hot` fails under `grad` inside `vmap`.)"""
     return (y[:, None] == torch.arange(classes, device=y.device)).to(mask.dtype) * mask[:, None]

@@ -145,11 +145,3 @@ def quiet(leaf: str) -> Callable[[Carry, Here], Carry]:
 def ramp(step: int, length: float) -> float:
     """From sigmoid(-6) at 0 to sigmoid(6) at `length`, and 1 after it; no ramp if `length` is 0."""
     return 1 / (1 + math.exp(STEEP * (0.5 - step / length))) if 0 <= step <= length and length > 0 else 1.0
-
-
-def mixture(each: Tensor, task: str) -> Tensor:
-    """The average of several predictions (draws, B, ...): probabilities, or the moments of a mixture of Gaussians."""
-    if task == "regression":
-        mean = each[..., 0].mean(0)
-        return torch.stack((mean, (each[..., 1] + (each[..., 0] - mean) ** 2).mean(0)), -1)
-    return torch.log_softmax(torch.logsumexp(each, 0), -1)

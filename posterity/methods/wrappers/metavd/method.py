@@ -31,6 +31,7 @@ from posterity.core import (
     check_fields,
     fold,
     hyper,
+    mixture,
     opened,
     record,
     within,
@@ -171,7 +172,7 @@ class MetaVD(Wrapper):
         if self.test_draws == 0:
             return self.inner.predict(carry, x, here)
         models = [self.noisy(carry.params, here, TEST + i, 1) for i in range(self.test_draws)]
-        return dropout.mixture(torch.stack([self.inner.predict(carry, x, noisy) for noisy in models]), here.model.task)
+        return mixture(torch.stack([self.inner.predict(carry, x, noisy) for noisy in models]), here.model.task)
 
     # --- the server ----------------------------------------------------------------------------------------------
     def init(self, model: Network, params: Params, facts: Facts) -> State:

@@ -1,0 +1,207 @@
+"""QLSD: all clients together take one Langevin step a round, and send their gradients quantised.
+
+The target is the posterior p(θ) ∝ exp(−Σ_k U_k(θ) − ½τ‖θ‖²), where U_k is the *summed* negative log-likelihood of the
+n_k samples of client k. A client sends a stochastic gradient at θ; the server scales what m of K sent, and moves:
+
+    client   H_k = n_k ∇(mean loss of one batch), sent as Q(H_k)                                         # (a)
+    server   g = (K/m) Σ_{k∈S} Q(H_k) + τθ                                                               # (b)
+             θ ← θ − γ g + √(2γT) ξ,   ξ ~ N(0, I) drawn once, by the server                             # (c)
+
+Each tensor v is quantised by itself to s levels of its norm (QSGD), without bias, with a keyed Bernoulli draw:
+
+    Q(v)_i = ‖v‖ sign(v_i) (l + Bernoulli(r − l)) / s,   r = s |v_i| / ‖v‖,   l = ⌊r⌋                    # (d)
+
+γ = η/N unless it is given, with η the clients' step size and N all samples: the drift is then that of SGD with η on the
+mean loss. T = 1 samples from the posterior, T = 0 only descends. There are no local steps: a round costs a client one
+batch. Predictions are those of the last sample, or with `average` = M > 1 the mean of the predictions of the last M
+kept samples (every `thin` rounds after `burn`), which are then broadcast too. A newcomer gets the same; fine-tuning
+starts at the last sample.
+
+Reference: Vono, Plassier, Durmus, Dieuleveut and Moulines, "QLSD: Quantised Langevin stochastic dynamics for Bayesian
+federated learning", AISTATS 2022. The quantiser: Alistarh, Grubic, Li, Tomioka and Vojnovic, "QSGD", NeurIPS 2017.
+
+The letters (a) to (d) are ours: the specification restates the paper without its numbers.
+
+Differs from the paper: this is QLSD# (minibatches); reference points (QLSD*), variance reduction and memory terms
+(QLSD++) are not here. The prior's gradient is added by the server, exactly: shares of it would be quantised with the
+rest, and have the same mean. Bytes are counted with levels in Elias' gamma code (2⌊log₂(l + 1)⌋ + 1 bits, and one for
+the sign where l > 0) and one norm a tensor. The released code quantises twice, mixes up two weight decays and starts
+memories at the parameters; none of that is here. Running statistics of batch norm are averaged by samples, and are not
+part of the target.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from posterity.core import (
+    SGD,
+    STATIC,
+    Batch,
+    Carry,
+    Facts,
+    Here,
+    Loss,
+    Mean,
+    Message,
+    Method,
+    Network,
+    Now,
+    Own,
+    Params,
+    Pass,
+    Personal,
+    Point,
+    Sparse,
+    Training,
+    check_fields,
+    fit,
+    fold,
+    hyper,
+    log_predictive,
+    mixture,
+    norm,
+    normal,
+    record,
+    trainable,
+    tree_map,
+    tree_rows,
+    tuned,
+    uniform,
+    watched,
+    within,
+)
+
+RELEASED = "released code"
+
+
+@record
+class State:
+    params: Params  # θ, the last sample
+    past: Params  # trainable leaves (M, ...) of kept samples; {} if predictions are the last one's
+    samples: Tensor  # N, ()
+    clients: int = field(metadata={STATIC: True})  # K
+
+
+@record
+class Shared:
+    params: Params
+    past: Params
+
+
+def quantised(v: Tensor, levels: int, key: Tensor) -> tuple[Tensor, Tensor]:
+    """Q(v) and the levels 0 … s that its entries have; a tensor of zeros stays one."""
+    length = norm(v)
+    r = (levels * (v.abs() / torch.where(length > 0, length, 1))).clamp(max=levels)
+    low = r.floor()
+    level = low + (uniform(key, v.shape, v.dtype) < r - low).to(v.dtype)  # (d)
+    return length * torch.sign(v) * level / levels, level  # (d)
+
+
+def code_bytes(level: Tensor, levels: int) -> Tensor:
+    """Bytes of levels and signs in Elias' gamma code, () int64."""
+    some = (level > 0).sum()
+    twos = [(level + 1 >= 2**power).sum() for power in range(1, math.floor(math.log2(levels + 1)) + 1)]
+    bits = level.numel() + some + 2 * torch.stack(twos).sum()
+    return (bits + 7) // 8
+
+
+@dataclass(frozen=True)
+class QLSD(Method):
+    label: ClassVar[str] = "QLSD"
+    reference: ClassVar[str] = "Vono et al., AISTATS 2022"
+    absent: ClassVar[str] = "cohort only"
+    scored: ClassVar[Point] = "received"
+
+    local: Training = hyper(
+        Training(), "lr and batch are those of a round; fine-tuning uses all of it", paper=Training(batch=64)
+    )
+    step: float | None = hyper(None, "γ: step size on the summed loss; none: local.lr / N", "ours", paper=1e-5)
+    full: bool = hyper(False, "gradients of all data instead of one batch", "QLSD#")
+    levels: int = hyper(256, "s: levels of the quantiser; 0: gradients are sent as they are", RELEASED)
+    prior: float = hyper(1.0, "τ: precision of the Gaussian prior", "ours: unit weights", paper=200.0)
+    temperature: float = hyper(1.0, "T: 1 samples from the posterior, 0 descends without noise", "the paper")
+    average: int = hyper(1, "M: predictions are averaged over so many kept samples; 1: the last alone", "ours")
+    burn: int = hyper(0, "rounds before the first sample is kept (average > 1)", "ours")
+    thin: int = hyper(1, "rounds from one kept sample to the next (average > 1)", "ours")
+    loss: Loss = fit  # a wrapper may replace it
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        within(self, step=(0, None), levels=(0, 2**20), prior=(0, None), temperature=(0, None))
+        within(self, average=(1, None), burn=(0, None), thin=(1, None))
+
+    # --- server -------------------------------------------------------------------------------------------------------
+    def init(self, model: Network, params: Params, facts: Facts) -> State:
+        names = trainable(params, model) if self.average > 1 else []
+        past = {n: params[n].expand(self.average, *params[n].shape).clone() for n in names}
+        return State(params, past, next(iter(params.values())).new_full((), facts.samples), facts.clients)
+
+    def offer(self, state: State, client: Tensor | None) -> tuple[Shared, Own]:
+        return Shared(state.params, state.past), ()
+
+    def rate(self, state: State) -> Tensor:
+        """γ, ()."""
+        wide = state.samples.double()
+        return self.local.lr / wide.clamp(min=1) if self.step is None else torch.full_like(wide, self.step)
+
+    def combine(self, state: State, total: Message, now: Now) -> State:
+        slope, gamma = total["slope"].mean(), self.rate(state)
+        new = total["rest"].mean() if "rest" in total else {}
+        for number, (name, mean) in enumerate(slope.items()):
+            theta = state.params[name].to(mean)
+            drift = state.clients * mean + self.prior * theta  # (b)
+            noise = normal(fold(now.key, number), mean.shape, mean.dtype).to(mean)
+            new[name] = theta - gamma * drift + torch.sqrt(2 * gamma * self.temperature) * noise  # (c)
+        past = {n: self.remembered(slots, new[n].to(slots), now.round) for n, slots in state.past.items()}
+        return State({n: new[n] for n in state.params}, past, state.samples, state.clients)
+
+    def remembered(self, slots: Tensor, new: Tensor, round: int) -> Tensor:
+        """The kept samples (M, ...) after a round; the newest stands in for those that are still to come."""
+        taken, rest = divmod(max(round - self.burn, 0), self.thin)
+        place = (taken - 1) % self.average if rest == 0 else -1
+        return torch.stack([new if i >= taken or i == place else slots[i] for i in range(self.average)])
+
+    # --- one client ---------------------------------------------------------------------------------------------------
+    def start(self, here: Here) -> Params:
+        return here.shared.params
+
+    def seen(self, slope: Params, params: Params, batch: Batch, here: Here) -> tuple[Params, Tensor]:
+        """The gradient summed over a batch, and how many samples it has."""
+        count = batch.mask.sum()
+        return tree_map(lambda g: g * count, slope), count
+
+    def passes(self) -> tuple[Pass, ...]:
+        """One batch, or all, with steps of length 0: gradients and running statistics, θ stays."""
+        most = None if self.full else 1
+        return (watched("slope", self.seen, self.loss, SGD(0.0), trainable, batch=self.local.batch, most=most),)
+
+    def adapt(self, epochs: int) -> tuple[Pass, ...]:
+        return tuned((self.local.descend(self.loss),), epochs)
+
+    def message(self, carry: Carry, here: Here) -> tuple[Message, Personal]:
+        summed, count = carry.kept["slope"]
+        slope = tree_map(lambda g: here.n * g / count.clamp(min=1), summed)  # (a)
+        rest = {n: p for n, p in carry.params.items() if n not in slope}
+        sent: Message = {"slope": self.compressed(slope, here)}
+        return sent | ({"rest": Mean(here.n, rest)} if rest else {}), ()
+
+    def compressed(self, slope: Params, here: Here) -> Mean | Sparse:
+        """The gradient as it travels: every client counts as one, for it is a sum over the client's samples."""
+        one = torch.ones_like(here.n)
+        if not self.levels:
+            return Mean(one, slope)
+        found = {n: quantised(g, self.levels, fold(here.key, i)) for i, (n, g) in enumerate(slope.items())}
+        unsent = [(q.numel() - 1) * q.element_size() - code_bytes(level, self.levels) for q, level in found.values()]
+        return Sparse(Mean(one, {n: q for n, (q, _) in found.items()}), torch.stack(unsent).sum())
+
+    def predict(self, carry: Carry, x: Tensor, here: Here) -> Tensor:
+        if not here.shared.past or "loss" in carry.kept:  # a model that was trained here is one
+            return log_predictive(carry.params, x, here)
+        kept = [{**carry.params, **tree_rows(here.shared.past, i)} for i in range(self.average)]
+        return mixture(torch.stack([log_predictive(params, x, here) for params in kept]), here.model.task)
