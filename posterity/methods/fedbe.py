@@ -1,0 +1,227 @@
+"""FedBE: the server samples models around those of the clients, and distils what all of them say into one.
+
+Clients train as in FedAvg and send their models θ_k, p_k = n_k / Σ_j n_j. With public rows U that have no labels,
+
+    server   w̄ = Σ_k p_k θ_k,   s² = Σ_k p_k (θ_k − w̄)², entry by entry                                     # (a)
+             teachers: w̄, the θ_k, and M models w̄ + c s ε with ε ~ N(0, I)                                   # (b)
+                       or Σ_k γ_k θ_k with γ ~ Dirichlet(α p)                                                # (c)
+             p̄(y | x) = mean over the teachers of their probabilities, to the power 1/T and normalised       # (d)
+             student: SGD from w̄ on the mean of KL(p̄ ‖ p_student) over batches of U                          # (e)
+             w ← mean of the student at every few of its last steps (SWA)                                    # (f)
+
+Without server steps this is FedAvg.
+
+Reference: Chen and Chao, "FedBE: making Bayesian model ensemble applicable to federated learning", ICLR 2021. The
+letters (a) to (f) are ours: the specification restates the paper without its numbers.
+
+Differs from the paper: mean and variance are those of the weights, as in MetaVD's release, where the authors fit
+normalised updates; s² is at least `floor`. Only trained weights are sampled: a drawn model has the mean's running
+statistics of batch norm, those of draws mean nothing; a client's model keeps its own. Teachers and student predict in
+evaluation mode, so that the student's statistics are the mean's. The divergence is averaged over rows; the authors'
+code divides by the classes too. The authors sharpen with T = ½, our default is plain (T = 1). Labels of U are never
+used; that the server has such rows at all is an assumption that other methods do not make. Regression is refused. A
+newcomer gets w.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.func import grad
+
+from posterity.core import (
+    SGD,
+    Bag,
+    Carry,
+    Facts,
+    Here,
+    Loss,
+    Mean,
+    Message,
+    Method,
+    Network,
+    Now,
+    Params,
+    Pass,
+    Personal,
+    Point,
+    Training,
+    check_fields,
+    fit,
+    fold,
+    hyper,
+    normal,
+    permutation,
+    record,
+    trainable,
+    tree_map,
+    uniform,
+    within,
+)
+
+PAPER, METAVD = "authors' code", "MetaVD's released code"
+AUTHORS_TRAINING = Training(lr=0.01, epochs=20, momentum=0.9, weight_decay=1e-3)  # of their CNN
+TRIES = 12  # candidates of a Gamma draw, each accepted with probability 0.95 or more
+ROWS = 512  # public rows that a teacher predicts at once
+SAMPLE, ORDER = 1, 2  # folded into the key of the round
+
+
+@record
+class State:
+    params: Params  # w
+
+
+def gaussian_fit(each: Params, share: Tensor) -> tuple[Params, Params]:
+    """Mean and variance of models (m, ...) with shares (m,)."""
+    mean = Mean.fold(Mean(share, each)).value
+    return mean, tree_map(lambda t, w: torch.tensordot(share / share.sum(), (t - w) ** 2, 1), each, mean)  # (a)
+
+
+def log_gamma(key: Tensor, shape: Tensor) -> Tensor:
+    """Logarithms of Gamma(shape) draws, like `shape`: the first accepted candidate of Marsaglia and Tsang (2000)."""
+    d = shape + 1 - 1 / 3  # of Gamma(shape + 1), which U^(1/shape) then shrinks: right for small shapes too
+    x = normal(fold(key, 0), (TRIES, *shape.shape), shape.dtype)
+    v = (1 + x / torch.sqrt(9 * d)) ** 3
+    u = 1 - uniform(fold(key, 1), x.shape, shape.dtype)
+    safe = torch.where(v > 0, v, 1)
+    accepted = (v > 0) & (torch.log(u) < 0.5 * x**2 + d - d * safe + d * torch.log(safe))
+    chosen = torch.argmax(accepted.to(torch.int64), 0)
+    small = 1 - uniform(fold(key, 2), shape.shape, shape.dtype)
+    return torch.log(d) + torch.log(safe).gather(0, chosen[None])[0] + torch.log(small) / shape
+
+
+def dirichlet(key: Tensor, alpha: Tensor, count: int) -> Tensor:
+    """Draws (count, m) of Dirichlet(α), α (m,)."""
+    return torch.softmax(log_gamma(key, alpha.expand(count, -1)), -1)
+
+
+@dataclass(frozen=True)
+class FedBE(Method):
+    label: ClassVar[str] = "FedBE"
+    reference: ClassVar[str] = "Chen and Chao, ICLR 2021"
+    absent: ClassVar[str] = "cohort only"
+    scored: ClassVar[Point] = "received"
+
+    local: Training = hyper(Training(), "how the clients train", paper=AUTHORS_TRAINING)
+    samples: int = hyper(10, "M: models that are drawn", PAPER)
+    sampling: str = hyper("gaussian", "where models are drawn from", PAPER, ("gaussian", "dirichlet"))
+    scale: float = hyper(0.1, "c: share of the standard deviation (gaussian)", PAPER)
+    floor: float = hyper(1e-6, "least variance of an entry (gaussian)", METAVD)
+    concentration: float = hyper(1.0, "α: the larger, the nearer to the mean (dirichlet)", PAPER)
+    clients_teach: bool = hyper(True, "whether the clients' models are teachers", PAPER)
+    temperature: float = hyper(1.0, "T: below 1 sharpens the teachers' mean", "ours: none", paper=0.5)
+    server_steps: int = hyper(72, "steps of distillation; 0 = FedAvg", METAVD, paper=1580)
+    server_batch: int = hyper(64, "public rows of a step", METAVD, paper=128)
+    server_lr: float = hyper(1e-3, "step size of distillation", PAPER)
+    server_momentum: float = hyper(0.9, "momentum of distillation", PAPER)
+    server_weight_decay: float = hyper(1e-5, "weight decay of distillation", PAPER)
+    swa_start: float = hyper(0.75, "share of the steps before the first that is averaged", METAVD, paper=0.3165)
+    swa_every: int = hyper(3, "steps from one that is averaged to the next", METAVD, paper=25)
+    loss: Loss = fit  # a wrapper may replace it
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        within(self, samples=(0, None), scale=(0, None), floor=(0, None), server_steps=(0, None), swa_start=(0, 1))
+        within(self, server_batch=(1, None), server_lr=(0, None), server_weight_decay=(0, None), swa_every=(1, None))
+        for name in ("temperature", "concentration"):
+            if not 0 < getattr(self, name) < float("inf"):
+                raise ValueError(f"{name} must be above 0 and finite; {getattr(self, name)} was given")
+        if not 0 <= self.server_momentum < 1:
+            raise ValueError(f"server_momentum must be at least 0 and below 1; {self.server_momentum} was given")
+
+    def init(self, model: Network, params: Params, facts: Facts) -> State:
+        if not facts.classes:
+            raise ValueError("FedBE averages the teachers' class probabilities; a regression was given: take fedavg")
+        if not facts.public:
+            raise ValueError("FedBE distils on rows of the server, and there are none: give it some with --public 4%")
+        return State(params)
+
+    def remarks(self, model: Network) -> tuple[str, ...]:
+        if not self.server_steps:
+            return ("FedBE without server steps is FedAvg: teachers are not asked",)
+        return ("FedBE trains on public rows at the server, without labels: other methods do not assume such rows",)
+
+    def start(self, here: Here) -> Params:
+        return here.shared.params
+
+    def passes(self) -> tuple[Pass, ...]:
+        return (self.local.descend(self.loss),)
+
+    def message(self, carry: Carry, here: Here) -> tuple[Message, Personal]:
+        return {"models": Bag(here.client, {"n": here.n, "params": carry.params})}, ()
+
+    def combine(self, state: State, total: Message, now: Now) -> State:
+        sent = total["models"].value
+        mean, variance = gaussian_fit(sent["params"], sent["n"])
+        if not self.server_steps or now.public is None:
+            return State(mean)
+        like = next(iter(state.params.values()))  # the run's own precision; sums come in float64
+        mean, variance, each = (tree_map(lambda leaf: leaf.to(like), tree) for tree in (mean, variance, sent["params"]))
+        public = now.public.to(like)
+        drawn = self.draws(mean, variance, each, sent["n"].to(like), trainable(mean, now.model), fold(now.key, SAMPLE))
+        target = self.target(self.teachers(mean, each, drawn), public, now.model)
+        return State(self.distilled(mean, target, public, now.model, fold(now.key, ORDER)))
+
+    # --- the ensemble -------------------------------------------------------------------------------------------------
+    def draws(
+        self, mean: Params, variance: Params, each: Params, size: Tensor, names: list[str], key: Tensor
+    ) -> list[Params]:
+        """M models; leaves that are not `names` are the mean's."""
+        if self.sampling == "dirichlet":
+            gamma = dirichlet(key, self.concentration * size / size.sum(), self.samples)
+            return [{n: torch.tensordot(g, each[n], 1) if n in names else mean[n] for n in mean} for g in gamma]  # (c)
+        drawn = []
+        for number in range(self.samples):
+            model = dict(mean)
+            for place, n in enumerate(names):
+                noise = normal(fold(fold(key, number), place), mean[n].shape, mean[n].dtype)
+                model[n] = mean[n] + self.scale * variance[n].clamp(min=self.floor).sqrt() * noise  # (b)
+            drawn.append(model)
+        return drawn
+
+    def teachers(self, mean: Params, each: Params, drawn: list[Params]) -> list[Params]:
+        count = len(next(iter(each.values()))) if self.clients_teach else 0
+        return [mean, *({n: leaf[k] for n, leaf in each.items()} for k in range(count)), *drawn]
+
+    def target(self, teachers: list[Params], public: Tensor, model: Network) -> Tensor:
+        """p̄ (rows, classes)."""
+
+        def told(params: Params) -> Tensor:
+            return torch.cat([torch.softmax(model(params, some)[0], -1) for some in torch.split(public, ROWS)])
+
+        mean = torch.stack([told(params) for params in teachers]).mean(0)
+        return torch.softmax(mean.clamp(min=torch.finfo(mean.dtype).tiny).log() / self.temperature, -1)  # (d)
+
+    # --- the student --------------------------------------------------------------------------------------------------
+    def distilled(self, mean: Params, target: Tensor, public: Tensor, model: Network, key: Tensor) -> Params:
+        def divergence(student: Params, rows: Tensor) -> Tensor:
+            told = torch.log_softmax(model({**mean, **student}, public[rows])[0], -1)
+            return F.kl_div(told, target[rows], reduction="sum") / len(rows)  # (e)
+
+        tool = SGD(self.server_lr, self.server_momentum, self.server_weight_decay)
+        student = {n: mean[n] for n in trainable(mean, model)}
+        state, kept = tool.open(student), list[Params]()
+        for step in range(self.server_steps):
+            rows = self.batch(step, len(public), key)
+            student, state = tool.update(grad(divergence)(student, rows), state, student)
+            if self.averages(step):
+                kept.append(student)
+        kept = kept or [student]
+        average = {n: torch.stack([some[n] for some in kept]).mean(0) for n in student}  # (f)
+        return {**mean, **average}
+
+    def batch(self, step: int, rows: int, key: Tensor) -> Tensor:
+        """Which public rows a step sees: every epoch has an order of its own, its last batch may be smaller."""
+        per = -(-rows // self.server_batch)
+        order = permutation(fold(key, step // per), rows)
+        first = step % per * self.server_batch
+        return order[first : first + self.server_batch]
+
+    def averages(self, step: int) -> bool:
+        """Whether the student after this step (from 0) is one of those averaged."""
+        first = int(self.swa_start * self.server_steps)
+        return step >= first and (step - first) % self.swa_every == 0

@@ -1,0 +1,104 @@
+"""pFedGP's Gaussian-process classifier at one node of the tree: kernel (a), posterior (b), (c), prediction (d), (e).
+
+Every function speaks about one chain of one node and is mapped over both. Rows that are not at the node have weight
+√ω = 0: the posterior does not see them, and neither do draws, for the axis of the samples comes first in each.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from posterity.core import fold, normal
+from posterity.methods.pfedgp.polya_gamma import TERMS, exponential, from_exponentials, mean_of
+
+LADDER = (1.0, 10.0, 100.0)  # multiples of the jitter that are tried
+LEAST = 1e-8  # smallest variance of a prediction
+GRID, SHARE = np.polynomial.hermite_e.hermegauss(32)  # E g(x) of a standard normal is Σ share · g(grid)
+
+
+def unit(z: Tensor) -> Tensor:
+    """Rows of length 1; a row of zeros stays."""
+    return z / (z**2).sum(-1, keepdim=True).clamp(min=torch.finfo(z.dtype).tiny).sqrt()
+
+
+def kernel(u: Tensor, v: Tensor, scale: float, length: float) -> Tensor:
+    """k(u, v) (n, m) of the rows of u and v."""
+    square = (u**2).sum(-1)[:, None] + (v**2).sum(-1) - 2 * u @ v.T
+    return scale * torch.exp(-square.clamp(min=0) / (2 * length**2))  # (a)
+
+
+def alone(k: Tensor, mask: Tensor) -> Tensor:
+    """K in which rows with mask 0 are independent of all others."""
+    return k * mask[:, None] * mask + torch.diag(1 - mask)
+
+
+def steadied(k: Tensor, jitter: float) -> tuple[Tensor, Tensor]:
+    """δ and the lower factor of K + δI, for the first δ that has one; NaN if none has."""
+    eye = torch.eye(len(k), dtype=k.dtype, device=k.device)
+    delta = torch.full((), LADDER[-1] * jitter, dtype=k.dtype, device=k.device)
+    root = torch.full_like(k, torch.nan)
+    for step in reversed(LADDER):
+        found = torch.linalg.cholesky_ex(k + step * jitter * eye)
+        delta = torch.where(found.info == 0, step * jitter, delta)
+        root = torch.where(found.info == 0, found.L, root)
+    return delta, root
+
+
+def factor(k: Tensor, weight: Tensor) -> Tensor:
+    """The lower factor of S = I + √Ω K √Ω, whose eigenvalues are at least 1."""
+    eye = torch.eye(len(k), dtype=k.dtype, device=k.device)
+    return torch.linalg.cholesky_ex(weight[:, None] * k * weight + eye).L
+
+
+def solve(low: Tensor, right: Tensor) -> Tensor:
+    return torch.cholesky_solve(right[:, None], low)[:, 0]
+
+
+def gibbs(k: Tensor, root: Tensor, kappa: Tensor, key: Tensor, steps: int) -> Tensor:
+    """The last ω (n,) of a chain of `steps` steps; κ (n,) is 0 for rows that are not at the node."""
+    inside, start = (kappa != 0).to(k), k @ kappa
+    noise = normal(fold(key, 0), (len(k), steps, 2), k.dtype)
+    lots = exponential(fold(key, 1), (len(k), steps + 1, TERMS), k.dtype)
+    omega = from_exponentials(lots[:, 0], torch.zeros_like(kappa))
+    for step in range(steps):
+        weight = inside * omega.sqrt()
+        prior = root @ noise[:, step, 0]
+        pull = solve(factor(k, weight), weight * (start + prior) + noise[:, step, 1])
+        f = prior + k @ (kappa - weight * pull)  # (b) by Matheron's rule: a draw of the prior, corrected
+        omega = from_exponentials(lots[:, step + 1], f)  # (c)
+    return omega
+
+
+def mean_field(k: Tensor, kappa: Tensor, steps: int) -> Tensor:
+    """ω (n,) after `steps` rounds of q(f) = N(Σ̃κ, Σ̃) and ω = E PG(1, √E f²)."""
+    inside, omega = (kappa != 0).to(k), torch.full_like(kappa, 0.25)
+    for _ in range(steps):
+        mean, variance = predictive(k, k, k.diagonal(), kappa, inside * omega)
+        omega = mean_of(torch.sqrt(mean**2 + variance))  # (c)
+    return omega
+
+
+def predictive(k: Tensor, cross: Tensor, prior: Tensor, kappa: Tensor, omega: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and variance (m,) of f* from K (n, n), k* (n, m), k** () or (m,), κ and ω (n,), which is 0 off the node."""
+    weight = omega.sqrt()
+    low = factor(k, weight)
+    mean = cross.T @ (kappa - weight * solve(low, weight * (k @ kappa)))  # (d)
+    half = torch.linalg.solve_triangular(low, weight[:, None] * cross, upper=False)
+    return mean, (prior - (half**2).sum(0)).clamp(min=LEAST)  # (d)
+
+
+def branch_log_probabilities(mean: Tensor, variance: Tensor, branch: str) -> Tensor:
+    """log p(left) and log p(right) (2, m) of means and variances (chains, m)."""
+    grid, share = (torch.as_tensor(a, dtype=mean.dtype, device=mean.device) for a in (GRID, SHARE / SHARE.sum()))
+    f = mean[..., None] + variance.sqrt()[..., None] * grid  # (chains, m, grid)
+    chains = np.log(len(mean))
+    if branch == "mean":
+        both = torch.nn.functional.logsigmoid(torch.stack((f, -f))) + torch.log(share)
+        return torch.logsumexp(torch.logsumexp(both, -1), 1) - chains  # (e)
+    left = torch.logsumexp(torch.nn.functional.logsigmoid(f) @ share, 0) - chains  # as released: biased
+    return torch.stack((left, torch.log(-torch.expm1(left.clamp(max=-LEAST)))))
+
+
+__all__ = ["alone", "branch_log_probabilities", "gibbs", "kernel", "mean_field", "predictive", "steadied", "unit"]
