@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from kinds import of_each_kind
 
 from posterity import methods
 from posterity.core.protocol import Facts, Now
@@ -65,7 +66,7 @@ def simulated(sim):
     return state, store
 
 
-@pytest.mark.parametrize("spec", [*sorted(methods.available()), *WRAPPED])
+@pytest.mark.parametrize("spec", of_each_kind([*sorted(methods.available()), *WRAPPED]))
 def test_sites_and_a_server_end_where_the_simulation_ends(spec):
     sim = make_case(methods.build(spec, {})).sim()
     (state, records), (expected, store) = apart(sim), simulated(sim)

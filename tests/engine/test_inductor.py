@@ -11,6 +11,7 @@ from importlib.util import find_spec
 
 import pytest
 import torch
+from kinds import of_each_kind
 
 from posterity import methods
 from posterity.core.random import fold
@@ -73,7 +74,7 @@ def _met(sim):
     return found
 
 
-@pytest.mark.parametrize("method", [*sorted(methods.available()), *WRAPPED])
+@pytest.mark.parametrize("method", of_each_kind([*sorted(methods.available()), *WRAPPED]))
 def test_operators_for_any_number_of_clients(method):
     sim = _simulation(method)
     for each, carry, here, plan in _met(sim):

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from kinds import needs
 
 import posterity
 from posterity import methods
@@ -125,7 +126,7 @@ def test_other_shapes_are_refused():
 @pytest.mark.parametrize("engine", ["graph", "compiled"])
 @pytest.mark.parametrize("method", [*sorted(methods.available()), "fedavg+metavd"])
 def test_on_a_gpu(method, engine):
-    settings = {"method": method, "engine": engine, "device": "cuda", "dtype": "float64", "lr": 0.01,
+    settings = {**needs(method), "method": method, "engine": engine, "device": "cuda", "dtype": "float64", "lr": 0.01,
                 "set": {"model.hidden": 8}, **SMALL}  # fmt: skip
     for seed, result in zip((0, 1), posterity.run_seeds([0, 1], **settings), strict=True):
         alone = posterity.run(seed=seed, **settings)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from kinds import needs
 
 import posterity
 from posterity import methods
@@ -53,7 +54,7 @@ def second_is_best(monkeypatch):
 
 @pytest.mark.parametrize("method", ROSTER)
 def test_what_is_reported_is_delivered(method, tmp_path, second_is_best):
-    first = posterity.run(out=tmp_path / "run", method=method, **SMALL)
+    first = posterity.run(out=tmp_path / "run", method=method, **SMALL, **needs(method))
     federation = first.federation
     assert (first.delivered().round, first.delivered().rule, first.delivered().note) == (2, "validated", "")
     assert first.delivered("last").round == 4

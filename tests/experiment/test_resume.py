@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from kinds import needs
 
 import posterity
 from posterity import methods
@@ -27,7 +28,7 @@ EVERY = [*sorted(methods.available()), *(f"fedavg+{name}" for name in SUFFIXES)]
 
 
 def config(method: str, store: str = "memory") -> Config:
-    return Config(method=method, store=store, set={"model.hidden": "8"}, **SMALL)
+    return Config(method=method, store=store, set={"model.hidden": "8"}, **SMALL, **needs(method))
 
 
 @functools.cache

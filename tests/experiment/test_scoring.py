@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from kinds import of_each_kind
 from oracles.sims import ENGINES, Run, mlp, points, same_bits, worst
 
 import posterity
@@ -30,7 +31,7 @@ def with_common():
     federation, stray = points((14, 9, 11), held=8), points((40,), held=0, seed=3)
     rows = torch.arange(len(federation.x), len(federation.x) + 40)
     pool = {n: torch.cat((getattr(federation, n), getattr(stray, n))) for n in ("x", "y")}
-    return replace(federation, common=rows, **pool)
+    return replace(federation, common=rows, public=rows[:10], **pool)
 
 
 def spoilt(federation):
@@ -55,7 +56,7 @@ def trained(name, engine, **settings):
     return Run(method, federation, mlp(federation, norm=True), engine).rounds(2)
 
 
-@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize("name", of_each_kind(EVERY))
 def test_the_common_score_is_the_servers_alone(name):
     """Clients with other data, the same state: the same score to the last bit, and one that is a distribution."""
     run = trained(name, ENGINES[1])

@@ -1,0 +1,38 @@
+"""One method of each kind: what `make test` runs where a test is about engines and folders and not about methods.
+
+Every method is under the laws, has tests of its own and is interrupted in `make test`; what is repeated for all of them
+besides is for `make test-all`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+
+KINDS = (
+    "fedavg",  # a mean
+    "fedper",  # a record
+    "scaffold",  # sums beside means, a record of another shape
+    "fednp",  # remembered factors
+    "fedmap",  # log-weights, scored as trained
+    "pfedvmp",  # matrices
+    "fedpac",  # rows: something for each client
+    "fedbe",  # a bag, public rows, a server that trains
+    "pfedgp",  # work before any prediction
+    "ditto",  # two networks
+    "qlsd",  # a server that draws
+    "fedavg+metavd",
+    "fedavg+calibrated",
+)
+
+
+def of_each_kind(specs: Iterable[str]) -> list[Any]:
+    """Parameters of a test: those that are not of `KINDS` are for `make test-all`."""
+    return [pytest.param(spec, marks=() if spec in KINDS else pytest.mark.everything) for spec in specs]
+
+
+def needs(spec: str) -> dict[str, str]:
+    """Settings that a method cannot do without."""
+    return {"public": "10%"} if spec.startswith("fedbe") else {}
