@@ -224,6 +224,7 @@ def test_a_class_that_no_member_of_the_cohort_has_keeps_its_prototype():
     before = run.state.prototypes.clone()
     run.rounds(1, [0])  # has class 0 only
     assert torch.equal(run.state.prototypes[1], before[1])
+    assert run.state.known.tolist() == [1, 1]
     assert not torch.equal(run.state.prototypes[0], before[0])
 
 
