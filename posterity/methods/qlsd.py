@@ -152,7 +152,7 @@ class QLSD(Method):
 
     def combine(self, state: State, total: Message, now: Now) -> State:
         slope, gamma = total["slope"].mean(), self.rate(state)
-        new = total["rest"].mean() if "rest" in total else {}
+        new = dict(total["rest"].mean()) if "rest" in total else {}
         for number, (name, mean) in enumerate(slope.items()):
             theta = state.params[name].to(mean)
             drift = state.clients * mean + self.prior * theta  # (b)

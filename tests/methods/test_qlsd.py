@@ -8,6 +8,7 @@ from posterity import methods
 from posterity.core.hyperparameters import paper_values
 from posterity.core.random import make_key
 from posterity.core.training import Training
+from posterity.laws import check
 from posterity.methods.qlsd import QLSD, code_bytes, quantised
 
 TRAINING = Training(lr=0.1, batch=4)
@@ -41,6 +42,18 @@ def test_bytes():
     assert 0.5 * d < code / 3 < 1.5 * d
     one = Run(QLSD(TRAINING, levels=1), federation, model, dtype=torch.float32).rounds(1).logs[0]
     assert one.bytes_up < log.bytes_up
+
+
+def test_bytes_of_one_number():
+    """s = 1: the only number has level 1, four bits with its sign, so a byte; and the norm and the weight."""
+    log = Run(QLSD(full_batch(1), levels=1), q2(), scalar_model(), initial=at(1.0, torch.float32), dtype=torch.float32)
+    assert log.rounds(1).logs[0].bytes_up == 2 * (1 + 4 + 4)
+
+
+def test_buffers_do_not_disturb_the_total():
+    """`combine` reads what it is handed, and writes nothing to it."""
+    broken = [v for v in check(QLSD(TRAINING), "mlp_bn", ("runs", "purity")) if not v.held]
+    assert not broken, broken[0].detail
 
 
 def test_a_long_vector_costs_less_than_a_byte_a_number():
