@@ -3,7 +3,7 @@
 The common model minimises the mean of the envelopes F_k(w) = min_θ f_k(θ) + (λ/2) ‖θ − w‖², whose gradient at w is
 λ (w − θ_k(w)), where θ_k(w) is the minimiser: the client's personal model. For every batch, from w_k = w:
 
-    θ_k ≈ argmin_θ f_batch(θ) + (λ/2) ‖θ − w_k‖²       K steps of size η_p from w_k                           # (7)
+    θ_k ≈ argmin_θ f_batch(θ) + (λ/2) ‖θ − w_k‖²       K steps of size η_p from w_k                           # (a)
     w_k ← w_k − η λ (w_k − θ_k)                                                                               # (b)
     server   w ← (1 − β) w + β Σ_k p_k w_k                                                                    # (c)
 
@@ -113,7 +113,7 @@ class PFedMe(Method):
         begin = {n: second_of(still)[n] for n in moving} if self.warm else moving
         theta, value, buffers = proximal(
             self.loss, begin, moving, first_of(still), batch, here, self.lam, self.prox_lr, self.prox_steps
-        )  # (7)
+        )  # (a)
         slope = {n: self.lam * (w - theta[n]) for n, w in moving.items()}  # (b)
         return slope, value, {**buffers, **as_second({**theta, **buffers})}
 

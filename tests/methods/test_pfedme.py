@@ -169,3 +169,13 @@ def test_what_must_be_known():
     for field, value in (("lam", -1.0), ("prox_steps", 0), ("prox_lr", -0.1), ("beta", -1.0)):
         with pytest.raises(ValueError, match=rf"{field} must be at least \d; {value}"):
             PFedMe(**{field: value})
+
+
+def test_every_inner_step_renews_running_statistics():
+    """Without any movement three inner steps on all data are three epochs of FedAvg on all data."""
+    federation = points((9, 5))
+    model = mlp(federation, norm=True)
+    runs = [Run(m, federation, model).rounds(1) for m in
+            (PFedMe(full_batch(1, lr=0.0), prox_steps=3, prox_lr=0.0), FedAvg(full_batch(3, lr=0.0)))]  # fmt: skip
+    assert worst(runs[0].state.params, runs[1].state.params) < 1e-12
+    assert worst(runs[0].state.params, runs[0].sim.initial) > 1e-2

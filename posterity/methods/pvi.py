@@ -1,0 +1,214 @@
+"""PVI: one Gaussian over the weights that is a product of a prior and a factor (site) from every client.
+
+q(θ) ∝ p(θ) Π_k t_k(θ). All are Gaussians with a diagonal precision Λ, held as Λ and the shift η = Λ·mean: where
+densities are multiplied, these add up. All sites are flat at first (Λ_k = η_k = 0), so that q is the prior.
+
+    cavity   q_−k = q / t_k                                                                                   # (a)
+    client   q_k = argmin_q E_q[n_k f_k(θ)] + KL(q ‖ q_−k)                                                    # (b)
+             Δ_k = ρ (q_k − q) in natural parameters,   t_k ← t_k + Δ_k                                       # (c)
+    server   q ← q + Σ_k Δ_k                                                                                  # (d)
+
+A client that is absent is remembered: its site stays a factor of q. Fixed points do not depend on ρ; where all
+factors are Gaussian, one round with ρ = 1 reaches the posterior. Predictions are averaged over draws from q.
+
+Reference: Bui, Nguyen, Swaroop and Turner, "Partitioned variational inference: a unified framework encompassing
+federated and continual learning", 2018; Ashman et al., "Partitioned variational inference: a framework for
+probabilistic federated learning", 2022. The letters are ours.
+
+Differs from the paper: (b) is approached by the client's passes, from q. The expectation is a mean over pairs of
+opposite draws m ± σε, whose ε are scaled so that each weight's have a variance of exactly one: a quadratic loss
+without interactions then has its exact expectation. The means move by the client's optimiser on the loss of a sample,
+f + KL / n, and log σ along its natural gradient, at most `scale_lr` a step. The prior is centred on the common first
+weights and not on 0, where a network has no gradient. A site whose precision would become negative in a weight is not
+renewed in that weight (elementwise, Λ and η): cavities and q then are as narrow as the prior at least, but noise can
+only raise a precision that is 0. ρ is 1/K by default: clients that have not converged move the common mean together,
+and not K times as far. Running statistics of batch norm have no posterior; those of the first draw are averaged by
+samples. A newcomer has q, and adapts by (b).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from torch.func import grad_and_value
+
+from posterity.core import (
+    STATIC,
+    Batch,
+    Carry,
+    Facts,
+    Gaussian,
+    Here,
+    Loss,
+    Mean,
+    Message,
+    Method,
+    Network,
+    Now,
+    Own,
+    Params,
+    Pass,
+    Personal,
+    Point,
+    Sum,
+    Training,
+    check_fields,
+    directed,
+    fit,
+    fold,
+    hyper,
+    kl,
+    log_predictive,
+    normal,
+    record,
+    trainable,
+    tree_map,
+    within,
+)
+
+SCALE = "log_scale/"  # before a leaf's name: the logarithm of its standard deviation
+DRAWS = 2**21  # from here on, numbers that draws fold into the key
+PAPER = Training(lr=1e-3, optimiser="adam")
+Factors = dict[str, Gaussian]  # of every trainable leaf, flattened
+
+
+@record
+class State:
+    params: Params  # the mean of q, and running statistics
+    precision: Params  # of q, for every trainable leaf
+    clients: int = field(metadata={STATIC: True})  # K
+
+
+def factors(mean: Params, precision: Params) -> Factors:
+    """Natural parameters of the leaves that have a precision."""
+    return {n: Gaussian.of(mean[n].flatten(), p.flatten()) for n, p in precision.items()}
+
+
+def precisions(params: Params) -> Params:
+    """1 / σ² of the leaves that have a scale."""
+    return {n.removeprefix(SCALE): torch.exp(-2 * p) for n, p in params.items() if n.startswith(SCALE)}
+
+
+def opposite_draws(key: Tensor, like: Tensor, pairs: int) -> Tensor:
+    """2 · `pairs` standard draws for each number of `like` (2 · pairs, ...): ε and −ε, with a variance of exactly 1."""
+    half = normal(key, (pairs, *like.shape), like.dtype)
+    half = half / torch.sqrt((half**2).mean(0).clamp(min=torch.finfo(like.dtype).tiny))
+    return torch.cat((half, -half))
+
+
+def drawn(params: Params, key: Tensor, pairs: int) -> list[Params]:
+    """Networks m ± σε."""
+    names = [n.removeprefix(SCALE) for n in params if n.startswith(SCALE)]
+    noise = {n: opposite_draws(fold(key, DRAWS + i), params[n], pairs) for i, n in enumerate(names)}
+    network = {n: p for n, p in params.items() if not n.startswith(SCALE)}
+    return [
+        {**network, **{n: params[n] + torch.exp(params[SCALE + n]) * noise[n][i] for n in names}}
+        for i in range(2 * pairs)
+    ]
+
+
+@dataclass(frozen=True)
+class PVI(Method):
+    label: ClassVar[str] = "PVI"
+    reference: ClassVar[str] = "Bui et al., 2018; Ashman et al., 2022"
+    absent: ClassVar[str] = "remembered factor: an absent client's site stays in q"
+    scored: ClassVar[Point] = "received"
+
+    local: Training = hyper(Training(), "how the clients train the means", paper=PAPER)
+    prior_scale: float = hyper(0.1, "standard deviation of the prior around the first weights", "ours")
+    damping: float | None = hyper(None, "ρ: share of its update that a client makes; none: 1/K", "Ashman et al. 2022")
+    scale_lr: float = hyper(0.1, "longest step of a log σ", "ours")
+    draws: int = hyper(1, "pairs of draws for a step", "ours")
+    samples: int = hyper(4, "pairs of draws for a prediction; 0: the mean predicts", "ours")
+    loss: Loss = fit  # a wrapper may replace it
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        within(self, damping=(0, 1), scale_lr=(0, None), draws=(1, None), samples=(0, None))
+        if not 0 < self.prior_scale < math.inf:
+            raise ValueError(f"prior_scale is a standard deviation and must be positive; {self.prior_scale} was given")
+
+    def init(self, model: Network, params: Params, facts: Facts) -> State:
+        prior = {n: torch.full_like(params[n], self.prior_scale**-2) for n in trainable(params, model)}
+        return State(params, prior, facts.clients)
+
+    def offer(self, state: State, client: Any) -> tuple[State, Own]:
+        return state, ()
+
+    def outside(self) -> str:
+        return "the server's Gaussian over the weights"
+
+    def join(self, here: Here) -> Personal:
+        return tree_map(torch.zeros_like, factors(here.shared.params, here.shared.precision))
+
+    def start(self, here: Here) -> Params:
+        return {**here.shared.params, **{SCALE + n: -0.5 * torch.log(p) for n, p in here.shared.precision.items()}}
+
+    def cavity(self, here: Here) -> Factors:
+        """q without the client's own site; rounding leaves it as narrow as the prior."""
+        q = factors(here.shared.params, here.shared.precision)
+        without = {n: q[n] - here.personal[n] for n in q}  # (a)
+        return {n: Gaussian(g.precision.clamp(min=self.prior_scale**-2), g.shift) for n, g in without.items()}
+
+    def free_energy(self, params: Params, batch: Batch, here: Here) -> tuple[Tensor, Params]:
+        """(b), divided by the client's samples."""
+        found = [self.loss(each, batch, here) for each in drawn(params, here.key, self.draws)]
+        mine, cavity = factors(params, precisions(params)), self.cavity(here)
+        divergence = torch.stack([kl(mine[n], cavity[n]) for n in cavity]).sum()
+        value = torch.stack([value for value, _ in found]).mean()
+        return value + divergence / here.n.clamp(min=1), found[0][1]  # (b)
+
+    def direction(self, moving: Params, still: Params, batch: Batch, here: Here) -> tuple[Params, Tensor, Params]:
+        """The gradient of the means; the scales make their step here."""
+        scales = {n: p for n, p in still.items() if n.startswith(SCALE)}
+        slope, (value, buffers) = grad_and_value(
+            lambda some: self.free_energy({**still, **some}, batch, here), has_aux=True
+        )({**moving, **scales})
+        natural = {n: (0.5 * here.n * slope[n]).clamp(-1, 1) for n in scales}  # log σ has a Fisher information of 2
+        moved = {n: p - self.scale_lr * natural[n] for n, p in scales.items()}
+        return {n: slope[n] for n in moving}, value, {**buffers, **moved}
+
+    def passes(self) -> tuple[Pass, ...]:
+        copies = 16 + 2 * self.draws
+        how = self.local.schedule()
+        return (directed(self.direction, self.local.make_optimiser(), trainable, copies=copies, **how),)
+
+    def message(self, carry: Carry, here: Here) -> tuple[Message, Personal]:
+        before = factors(here.shared.params, here.shared.precision)
+        after = factors(carry.params, precisions(carry.params))
+        rate = 1 / here.shared.clients if self.damping is None else self.damping
+        asked = {n: (after[n] - before[n]) * rate for n in before}  # (c)
+        change = {n: self.allowed(here.personal[n], d) for n, d in asked.items()}
+        site = {n: here.personal[n] + d for n, d in change.items()}  # (c)
+        rest = {n: p for n, p in carry.params.items() if n in here.shared.params and n not in change}
+        return {"change": Sum(change)} | ({"rest": Mean(here.n, rest)} if rest else {}), site
+
+    def allowed(self, site: Gaussian, change: Gaussian) -> Gaussian:
+        """`change`, and nothing where the site's precision would become negative."""
+        proper = site.precision + change.precision >= 0
+        return tree_map(lambda leaf: torch.where(proper, leaf, 0), change)
+
+    def combine(self, state: State, total: Message, now: Now) -> State:
+        change, params, precision = total["change"].value, dict(state.params), dict(state.precision)
+        for n, q in factors(state.params, state.precision).items():
+            after = q + change[n]  # (d)
+            narrow = Gaussian(after.precision.clamp(min=self.prior_scale**-2), after.shift)
+            params[n] = narrow.mean().reshape(params[n].shape)
+            precision[n] = narrow.precision.reshape(params[n].shape)
+        return State({**params, **(total["rest"].mean() if "rest" in total else {})}, precision, state.clients)
+
+    def report(self, state: State, total: Message) -> dict[str, Tensor]:
+        return {"scale": torch.cat([p.flatten() for p in state.precision.values()]).rsqrt().mean()}
+
+    def predict(self, carry: Carry, x: Tensor, here: Here) -> Tensor:
+        if not self.samples:
+            return log_predictive(carry.params, x, here)
+        found = torch.stack([log_predictive(each, x, here) for each in drawn(carry.params, here.key, self.samples)])
+        if here.model.task == "regression":  # mean and variance of the mixture
+            mean, variance = found.unbind(-1)
+            return torch.stack((mean.mean(0), variance.mean(0) + mean.var(0, unbiased=False)), -1)
+        return torch.logsumexp(found, 0) - math.log(len(found))
