@@ -10,7 +10,8 @@ v_k, the policy's two outputs for each feature make a gate r, the first of two G
     loss   = CE + λ MMD(z, b_g(x)),   kernel Σ_a exp(−‖·‖²/2a), a = 10, 15, 20, 50, mean over pairs           # (d)
 
 The server averages b, the policy and ½ h_k + ½ h_g by samples, (e). A newcomer, and a test set of nobody's, takes h_g
-for its own head, and its context from it.
+for its own head, and its context from it. Softmax gradients add up to 0 over classes, so plain SGD never changes the
+direction of v_k: contexts tell clients apart only under optimisers that rescale numbers one by one (Adam, RMSprop).
 
 Reference: Zhang, Hua, Wang, Song, Xue, Ma and Guan, "FedCP: Separating feature information for personalized federated
 learning via conditional policy", KDD 2023.

@@ -68,6 +68,25 @@ def test_the_context_has_length_one():
     assert context(rows([1.0, 4.0], [-1.0, -4.0])).tolist() == [0, 0]
 
 
+@each_engine
+def test_the_context_is_that_of_the_clients_own_head(engine):
+    """Plain SGD keeps the column sums of a head, whose gradients add up to 0 over classes; so a head is put in."""
+    federation = points((9, 5))
+    run = Run(FedCP(TRAINING), federation, mlp(federation), engine).rounds(1)
+    trained, first = run.store.rows["head.weight"][0], run.sim.initial["head.weight"]
+    assert worst({"": trained.sum(0)}, {"": first.sum(0)}) < 1e-13
+    assert worst({"": trained}, {"": first}) > 1e-3
+    run.store.rows = {
+        n: v + torch.arange(v.numel(), dtype=DOUBLE).reshape(v.shape).cos() for n, v in run.store.rows.items()
+    }
+    mine, w = tree_rows(run.store.rows, 1), run.state.params
+    z = run.sim.model.features(w, federation.x[federation.test.client(1)])[0]
+    total = mine["head.weight"].sum(0)
+    r = gate(w, z, total / total.pow(2).sum().sqrt())
+    logits = (r * z) @ mine["head.weight"].T + ((1 - r) * z) @ w["head.weight"].T + mine["head.bias"] + w["head.bias"]
+    assert worst({"": run.outputs("received")[1]}, {"": torch.log_softmax(logits, 1)}) < 1e-13
+
+
 def test_the_gate_is_the_first_share_of_a_softmax():
     """Linear, layer norm, ReLU, in this order, of the features times the context; noise moves the difference."""
     params = policy(3).init(make_key(1), rows(0.0))
