@@ -28,14 +28,14 @@ class Named:
 
     def told(self, name: str) -> str:
         """In a sentence."""
-        settings = "".join(f" --set {key}={value}" for key, value in self.settings.items())
+        settings = "".join(f" --set {key}={str(value).lower()}" for key, value in self.settings.items())
         return f"{name} is {self.spec}{f' with{settings}' if settings else ''}"
 
 
 METAVD = "Jeon et al., NeurIPS 2023"
 NAMES: dict[str, Named] = {
     "ensemblevd": Named("reptile+metavd", "EnsembleVD", METAVD, {"metavd.family": "ensemble"}),
-    "fedsep": Named("fedep", "FedSEP", "Guo et al., ICLR 2023", {"stateless": True}),
+    "fedsep": Named("fedep", "FedSEP", "Guo et al., ICLR 2023", {"sites": False}),
     "metavd": Named("reptile+metavd", "MetaVD", METAVD),
     "vd": Named("reptile+metavd", "VD", METAVD, {"metavd.family": "naive"}),
 }

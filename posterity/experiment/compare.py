@@ -103,12 +103,11 @@ def compare_runs(
 
 def _plan(config: Config, names: list[str], seeds: list[int], out: Path) -> list[tuple[Variant, list[Run]]]:
     """The runs of each method; every mistake is told before the first run."""
-    own = {k: v for k, v in config.set.items() if not k.startswith(("model.", "data.", "local."))}
     variants = parse_variants(names)
     specs = list(dict.fromkeys(variant.method for variant in variants))
     planned = []
     for variant in variants:
-        settings = {**_fitting(variant.method, config, own, specs), **variant.settings}
+        settings = {**fitting(variant.method, config, specs), **variant.settings}
         each = replace(config, method=variant.method, set=settings)
         methods.build(variant.method, each.settings(), each.training())
         runs = [(out / variant.folder / f"seed-{seed}", replace(each, seed=seed)) for seed in seeds]
@@ -192,8 +191,9 @@ def execute(tasks: list[Task], watching: Watching, jobs: int) -> None:
         workers.work(tasks, lambda lines: watch(next(done), total, lines), tell_user)
 
 
-def _fitting(name: str, config: Config, shared: dict[str, object], names: list[str]) -> dict[str, object]:
+def fitting(name: str, config: Config, names: list[str]) -> dict[str, object]:
     """Settings of one method in a comparison: what only others have is theirs; what none has is a mistake."""
+    shared = {k: v for k, v in config.set.items() if not k.startswith(("model.", "data.", "local."))}
     kept = {k: v for k, v in config.set.items() if k not in shared}
     for key, value in shared.items():
         errors = {}

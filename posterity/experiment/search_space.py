@@ -30,7 +30,7 @@ class Dimension:
     high: float = math.nan
     scale: str = "linear"
     choices: tuple[Any, ...] = ()
-    whole: bool = False  # numbers without a fraction
+    integer: bool = False  # numbers without a fraction
 
     def at(self, share: float) -> Any:
         """The value so far along the dimension, from 0 to 1."""
@@ -44,7 +44,7 @@ class Dimension:
 
     def rounded(self, value: float) -> Any:
         """A number with few digits that is still within the range."""
-        if self.whole:
+        if self.integer:
             return round(value)
         return min(max(float(f"{value:.{DIGITS}g}"), self.low), self.high)
 
@@ -86,7 +86,7 @@ def _dimension(name: str, knob: Knob, default: Any) -> Dimension:
         low, high, scale = search
         if not low < high or (scale == "log" and not low > 0):
             raise ValueError(f"{name} is searched in {search}, which is no range: expected (lowest, highest, scale)")
-        return Dimension(name, default, low, high, scale, whole=knob.kind is int)
+        return Dimension(name, default, low, high, scale, integer=knob.kind is int)
     return Dimension(name, default, choices=tuple(search))
 
 

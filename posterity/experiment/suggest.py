@@ -6,15 +6,14 @@ that was killed and goes on tries what it would have tried.
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import math
 from collections.abc import Sequence
 from typing import Any
 
 from posterity.experiment.search_space import Dimension, Values
-from posterity.experiment.tune import Suggest, Trial
-
-STRIDE = 1_000_003  # between seeds, so that trials of neighbouring seeds share no draw
+from posterity.experiment.tune import Suggest, Tried
 
 
 def library() -> Any:
@@ -32,10 +31,10 @@ def parzen(seeds: Sequence[int], search_seed: int) -> Suggest:
     """The estimator as a function of the space, of what was found and of the number of the trial."""
     optuna = library()
 
-    def suggest(space: list[Dimension], before: Sequence[Trial], number: int) -> Values:
+    def suggest(space: list[Dimension], before: Sequence[Tried], number: int) -> Values:
         kinds = {each.name: _kind(optuna, each) for each in space}
         higher = all(trial.higher for trial in before)
-        sampler = optuna.samplers.TPESampler(seed=(search_seed * STRIDE + number) % 2**32, multivariate=True)
+        sampler = optuna.samplers.TPESampler(seed=_seed(search_seed, number), multivariate=True)
         study = optuna.create_study(sampler=sampler, direction="maximize" if higher else "minimize")
         for trial in before:
             if not math.isnan(value := trial.value(seeds)) and _inside(space, trial.values):
@@ -47,6 +46,11 @@ def parzen(seeds: Sequence[int], search_seed: int) -> Suggest:
     return suggest
 
 
+def _seed(search_seed: int, number: int) -> int:
+    """The estimator's seed for one trial: neighbours have nothing in common."""
+    return int.from_bytes(hashlib.sha256(f"{search_seed}/{number}".encode()).digest()[:4], "big")
+
+
 def _inside(space: list[Dimension], values: Values) -> bool:
     return all(each.holds(values.get(each.name)) for each in space)
 
@@ -56,6 +60,6 @@ def _kind(optuna: Any, each: Dimension) -> Any:
     if each.choices:
         return optuna.distributions.CategoricalDistribution(each.choices)
     log = each.scale == "log"
-    if each.whole:
+    if each.integer:
         return optuna.distributions.IntDistribution(int(each.low), int(each.high), log=log)
     return optuna.distributions.FloatDistribution(each.low, each.high, log=log)

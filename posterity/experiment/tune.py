@@ -18,15 +18,16 @@ from typing import Any
 
 from posterity import __version__
 from posterity.evaluate import goal_of
+from posterity.experiment.compare import fitting
 from posterity.experiment.config import Config, literal, quoted, read_toml
 from posterity.experiment.result import Result
 from posterity.experiment.run import start_run
 from posterity.experiment.search_space import Dimension, Values, first_values, search_space
-from posterity.experiment.variants import parse_variant
+from posterity.experiment.variants import parse_variant, parse_variants
 
 TUNED = "tuned.toml"
 PLAN = "tuning.json"
-Suggest = Callable[[list[Dimension], Sequence["Trial"], int], Values]
+Suggest = Callable[[list[Dimension], Sequence["Tried"], int], Values]
 Score = Callable[[Config], tuple[float, bool]]
 SAME = ("dataset", "partition", "clients", "model", "split", "subset", "test_partition", "newcomers", "rounds")
 
@@ -45,7 +46,7 @@ class Budget:
 
 
 @dataclass(frozen=True)
-class Trial:
+class Tried:
     """Values that were tried, and the validation score of each seed; nan where a run came to nothing."""
 
     number: int
@@ -73,25 +74,25 @@ def run_score(config: Config) -> tuple[float, bool]:
     return validation_score(start_run(config))
 
 
-def read_trials(path: Path) -> list[Trial]:
+def read_trials(path: Path) -> list[Tried]:
     """The trials of a file; a line that a kill cut short is left out."""
-    found: dict[int, Trial] = {}
+    found: dict[int, Tried] = {}
     for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
         try:
             told = json.loads(line)
         except ValueError:
             continue
         score = math.nan if told["score"] is None else float(told["score"])
-        before = found.get(told["trial"], Trial(told["trial"], told["values"], {}, told["higher"]))
+        before = found.get(told["trial"], Tried(told["trial"], told["values"], {}, told["higher"]))
         found[told["trial"]] = replace(before, scores={**before.scores, told["seed"]: score})
     return [found[number] for number in sorted(found)]
 
 
 def _write(path: Path, trial: int, values: Values, seed: int, score: float, higher: bool) -> None:
     told = {"trial": trial, "values": values, "seed": seed, "score": None if math.isnan(score) else score}
-    whole = path.read_bytes() if path.exists() else b""
-    cut = whole[: whole.rfind(b"\n") + 1]  # without a line that a kill cut short
-    if len(cut) < len(whole):
+    held = path.read_bytes() if path.exists() else b""
+    cut = held[: held.rfind(b"\n") + 1]  # without a line that a kill cut short
+    if len(cut) < len(held):
         path.write_bytes(cut)
     with path.open("a", encoding="utf-8") as file:
         file.write(json.dumps({**told, "higher": higher}) + "\n")
@@ -100,7 +101,7 @@ def _write(path: Path, trial: int, values: Values, seed: int, score: float, high
 def tune_method(
     config: Config, name: str, budget: Budget, out: Path, suggest: Suggest, score: Score = run_score,
     tell: Callable[[str], None] = lambda line: None,
-) -> list[Trial]:  # fmt: skip
+) -> list[Tried]:  # fmt: skip
     """All trials of one method (its settings in brackets are not tuned); those in its file are not repeated."""
     variant = parse_variant(name)
     config = replace(config, method=variant.method, set={**config.set, **variant.settings})
@@ -120,7 +121,7 @@ def tune_method(
     return read_trials(path)
 
 
-def best(trials: Sequence[Trial], seeds: Sequence[int]) -> Trial | None:
+def best(trials: Sequence[Tried], seeds: Sequence[int]) -> Tried | None:
     """The trial with the best value on validation, the earliest of equals; None if all came to nothing."""
     known = [trial for trial in trials if not math.isnan(trial.value(seeds))]
     sign = 1 if all(trial.higher for trial in trials) else -1
@@ -134,10 +135,14 @@ def tune(
     """Tune every method and write `tuned.toml`; a folder in which this has begun goes on."""
     out.mkdir(parents=True, exist_ok=True)
     _check_plan(config, budget, out)
+    variants = parse_variants(names)
+    specs = [variant.method for variant in variants]
+    if twice := next((spec for i, spec in enumerate(specs) if spec in specs[:i]), None):
+        raise ValueError(f"{twice} is to be tuned twice: tune each method once, or in another --out")
     found: dict[str, dict[str, Any]] = {}
-    for name in names:
-        variant = parse_variant(name)
-        trials = tune_method(config, name, budget, out, suggest, score, tell)
+    for name, variant in zip(names, variants, strict=True):
+        each = replace(config, set=fitting(variant.method, config, specs))
+        trials = tune_method(each, name, budget, out, suggest, score, tell)
         chosen = best(trials, budget.seeds)
         if chosen is None:
             raise ValueError(f"every trial of {name} came to nothing, so nothing can be chosen for it: look at "
@@ -202,5 +207,5 @@ def with_tuned(names: Sequence[str], config: Config, path: Path) -> tuple[list[s
     return found, [f"{path} was tuned with {', '.join(other)}"] if other else []
 
 
-__all__ = ["PLAN", "TUNED", "Budget", "Trial", "best", "read_trials", "run_score", "to_text", "tune", "tune_method",
+__all__ = ["PLAN", "TUNED", "Budget", "Tried", "best", "read_trials", "run_score", "to_text", "tune", "tune_method",
            "validation_score", "with_tuned"]  # fmt: skip

@@ -68,4 +68,4 @@ def parse_variants(names: Sequence[str]) -> list[Variant]:
     return list(found.values())
 
 
-__all__ = ["FORM", "Variant", "parse_variants"]
+__all__ = ["FORM", "Variant", "parse_variant", "parse_variants"]

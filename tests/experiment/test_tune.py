@@ -19,7 +19,7 @@ from posterity.experiment.tune import (
     PLAN,
     TUNED,
     Budget,
-    Trial,
+    Tried,
     best,
     read_trials,
     run_score,
@@ -69,7 +69,7 @@ def test_a_dimension():
     assert log.rounded(0.123456) == 0.123
     assert log.rounded(10.0049) == 10.0  # within
     assert Dimension("b", 1, 0.0, 1.0).at(0.5) == 0.5
-    assert Dimension("c", 3, 1, 9, whole=True).at(0.5) == 5
+    assert Dimension("c", 3, 1, 9, integer=True).at(0.5) == 5
     words = Dimension("d", "x", choices=("x", "y"))
     assert [words.at(share) for share in (0.0, 0.49, 0.5, 1.0)] == ["x", "x", "y", "y"]
     assert first_values([log, words]) == {"a": 0.1, "d": "x"}
@@ -153,12 +153,12 @@ def test_more_trials_go_on_and_other_data_are_refused(tmp_path):
 
 
 def test_what_came_to_nothing_is_never_the_best():
-    lost, low, high = Trial(0, {}, {0: math.nan}), Trial(1, {}, {0: 0.2, 1: 0.4}), Trial(2, {}, {0: 0.5, 1: 0.4})
+    lost, low, high = Tried(0, {}, {0: math.nan}), Tried(1, {}, {0: 0.2, 1: 0.4}), Tried(2, {}, {0: 0.5, 1: 0.4})
     assert best([lost, low, high], (0, 1)) is high
     assert best([lost], (0,)) is None
-    errors = [Trial(1, {}, {0: 0.2}, higher=False), Trial(2, {}, {0: 0.5}, higher=False)]
+    errors = [Tried(1, {}, {0: 0.2}, higher=False), Tried(2, {}, {0: 0.5}, higher=False)]
     assert best(errors, (0,)) is errors[0]
-    ties = [Trial(1, {}, {0: 0.2}), Trial(2, {}, {0: 0.2})]
+    ties = [Tried(1, {}, {0: 0.2}), Tried(2, {}, {0: 0.2})]
     assert best(ties, (0,)) is ties[0]
 
 
@@ -172,6 +172,15 @@ def test_settings_in_brackets_are_kept_and_not_tuned(tmp_path):
     tune_method(BASE, "fedprox[mu=0.5]", Budget(3), tmp_path, along, fake_score(seen))
     assert {settings["mu"] for _, _, settings in seen} == {"0.5"}
     assert len({settings["local.lr"] for _, _, settings in seen}) == 3
+
+
+def test_settings_of_one_method_are_not_those_of_another(tmp_path):
+    seen = []
+    fixed = replace(BASE, set={"mu": 0.5})
+    tune(fixed, ["fedavg", "fedprox"], Budget(2), tmp_path, along, fake_score(seen))
+    assert all(settings.get("mu") == (0.5 if name == "fedprox" else None) for name, _, settings in seen)
+    with pytest.raises(ValueError, match="fedprox is to be tuned twice"):
+        tune(BASE, ["fedprox", "fedprox[mu=1]"], Budget(2), tmp_path / "twice", along, fake_score([]))
 
 
 def test_flags_are_not_tuned(tmp_path):
@@ -295,7 +304,7 @@ class TestOptuna:
     def test_words_and_whole_numbers(self):
         from posterity.experiment.suggest import parzen
 
-        space = [Dimension("word", "x", choices=("x", "y")), Dimension("count", 3, 1, 9, whole=True)]
+        space = [Dimension("word", "x", choices=("x", "y")), Dimension("count", 3, 1, 9, integer=True)]
         found = [parzen((0,), 0)(space, [], number) for number in range(12)]
         assert {each["word"] for each in found} == {"x", "y"}
         assert all(isinstance(each["count"], int) and 1 <= each["count"] <= 9 for each in found)

@@ -2,6 +2,7 @@
 
 import math
 import sys
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -48,13 +49,29 @@ def test_samples_do_not_count():
     assert worst(both, middle) < 1e-12
 
 
-def test_personal_records_have_no_noise_and_reports_are_left_out():
+def test_personal_records_have_no_noise():
     federation = points(EQUAL)
     host = FedPer(TRAINING)
     plain, run = (Run(m, federation, mlp(federation)).rounds(1) for m in (host, Private(host, 0.1)))
     assert worst(plain.store.rows, run.store.rows) < 1e-12
     assert run.logs[0].bytes_up == plain.logs[0].bytes_up
-    assert run.sim.method.report(run.state, {"moved": None}) == {}
+
+
+@dataclass(frozen=True)
+class Telling(FedAvg):
+    """A test's method, which reports the sum of the round."""
+
+    def report(self, state, total):
+        return {"sum": total["params"].weight}
+
+
+def test_what_has_no_noise_is_not_reported():
+    federation = points(EQUAL)
+    plain, run = (
+        Run(m, federation, mlp(federation)).rounds(1) for m in (Telling(TRAINING), Private(Telling(TRAINING)))
+    )
+    assert set(plain.logs[0].report) == {"sum"}
+    assert run.logs[0].report == {}
 
 
 def test_a_method_that_sends_nothing():

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 from scipy.optimize import brentq
 from scipy.stats import norm
 
-from posterity.core import Training
+from posterity.core import Now, Sum, Training, make_key
 from posterity.methods.fedavg import FedAvg
 from posterity.methods.scaffold import SCAFFOLD
 from posterity.methods.wrappers.dp import Private
 from posterity.methods.wrappers.dp.accountant import epsilon
+from posterity.methods.wrappers.dp.method import State, noisy
 
-from .sims import ENGINES, Run, mlp, points
+from .sims import DOUBLE, ENGINES, Run, mlp, points
 
 TRAINING = Training(lr=0.1, batch=4)
 SIZES = (9, 5, 3, 12, 7)
@@ -81,11 +84,21 @@ def test_the_noise_of_a_sum_is_not_divided():
     assert 0.6 < drawn.std() < 1.4
 
 
-def test_leaves_have_draws_of_their_own():
-    run = played(Private(FedAvg(TRAINING), 1e-9, noise=1e3))
-    moved = [(p - run.sim.initial[n]).flatten().tolist() for n, p in run.state.params.items()]
-    numbers = [round(value, 15) for leaf in moved for value in leaf]
-    assert len(set(numbers)) == len(numbers)
+def test_leaves_and_parts_have_draws_of_their_own():
+    drawn = noisy({"a": torch.zeros(40, dtype=DOUBLE), "b": torch.zeros(40, dtype=DOUBLE)}, 2.0, make_key(0))
+    assert not torch.isclose(drawn["a"], drawn["b"]).any()
+    assert all(1.3 < float(leaf.std()) < 2.7 for leaf in drawn.values())
+    method, zero = Private(FedAvg(), noise=1.0), {"w": torch.zeros(40, dtype=DOUBLE)}
+    seen = {}
+
+    def combine(state, total, now):
+        seen.update(total)
+        return state
+
+    inner = SimpleNamespace(offer=lambda state, client: ((), ()), combine=combine, differences=())
+    object.__setattr__(method, "method", inner)
+    method.combine(State((), 3), {"one": Sum(zero), "two": Sum(zero)}, Now(1, 1, make_key(0), 3))
+    assert not torch.isclose(seen["one"].value["w"], seen["two"].value["w"]).any()
 
 
 def gaussian_delta(eps, mu):
