@@ -111,6 +111,7 @@ class FedDC(Method):
     reference: ClassVar[str] = "Gao et al., CVPR 2022"
     absent: ClassVar[str] = "delta messages: an absent client's drift and gradient stay part of the means"
     scored: ClassVar[Point] = "received"
+    differences: ClassVar[tuple[str, ...]] = ("params",)
 
     local: Training = hyper(Training(), "how the clients train", paper=AUTHORS_TRAINING)
     alpha: float = hyper(0.1, "α: strength of the pull towards w − h_k", "authors' MNIST script", paper=0.01)

@@ -95,6 +95,7 @@ class FedDyn(Method):
     reference: ClassVar[str] = "Acar et al., ICLR 2021"
     absent: ClassVar[str] = "delta messages: an absent client's drift stays part of the mean drift"
     scored: ClassVar[Point] = "received"
+    differences: ClassVar[tuple[str, ...]] = ("params",)
 
     local: Training = hyper(Training(), "how the clients train", paper=AUTHORS_TRAINING)
     alpha: float = hyper(0.1, "α: strength of the pull towards w − h_k", "FL-bench; paper: 0.1 … 0.001", paper=0.01)

@@ -117,6 +117,7 @@ class QLSD(Method):
     reference: ClassVar[str] = "Vono et al., AISTATS 2022"
     absent: ClassVar[str] = "cohort only"
     scored: ClassVar[Point] = "received"
+    differences: ClassVar[tuple[str, ...]] = ("slope",)
 
     local: Training = hyper(
         Training(), "lr and batch are those of a round; fine-tuning uses all of it", paper=Training(batch=64)

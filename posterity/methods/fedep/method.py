@@ -95,6 +95,7 @@ class FedEP(Method):
     reference: ClassVar[str] = "Guo et al., ICLR 2023"
     absent: ClassVar[str] = "delta messages: an absent client's site stays part of q"
     scored: ClassVar[Point] = "received"
+    differences: ClassVar[tuple[str, ...]] = ("change",)
 
     local: Training = hyper(Training(), "how the clients train", paper=AUTHORS_TRAINING)
     sites: bool = hyper(True, "clients keep factors of their own; false: FedSEP, which keeps nothing", "the paper")
