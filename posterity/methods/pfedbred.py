@@ -93,7 +93,8 @@ def second_batch(batch: Batch) -> Batch:
     """B′, the second of the two batches that `meta` deals; the first where the second is empty."""
     first, second = deal(batch, 1, 1)
     some, size = second.mask.sum() > 0, len(second.mask)
-    return Batch(*(torch.where(some, getattr(second, n), getattr(first, n)[:size]) for n in ("x", "y", "mask")))
+    x, y, mask = (torch.where(some, getattr(second, n), getattr(first, n)[:size]) for n in ("x", "y", "mask"))
+    return Batch(x, y, mask)
 
 
 @dataclass(frozen=True)
