@@ -161,7 +161,7 @@ def test_bytes_are_fedavgs():
     assert 0 <= logs[0].bytes_up - 3 * 4 * (d + 1) <= 3 * 8  # and who sent it
 
 
-def test_refusals():
+def test_bad_hyper_parameters():
     with pytest.raises(ValueError, match=r"there are none: give it some with --public 4%"):
         Run(FedBE(), points(), mlp(points()))
     with pytest.raises(ValueError, match=r"a regression was given: take fedavg"):

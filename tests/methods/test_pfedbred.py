@@ -182,7 +182,7 @@ def test_bytes_are_fedavgs():
     assert logs[0].bytes_down == logs[1].bytes_down
 
 
-def test_values_and_remarks():
+def test_bad_hyper_parameters():
     paper = methods.build("pfedbred@paper")
     assert paper == PFedBreD(Training(lr=0.01, steps=20, batch=20), "mh", 15.0, 0.05, 0.01, 5, 0.01, 1.0)
     model = scalar_model()

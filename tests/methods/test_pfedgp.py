@@ -234,7 +234,7 @@ def test_what_it_says_of_itself():
     assert PFedGP().local == Training(lr=0.05, epochs=3, momentum=0.9, weight_decay=1e-3, clip=50.0)
 
 
-def test_bad_values():
+def test_bad_hyper_parameters():
     with pytest.raises(ValueError, match=r"needs two or more; a regression was given: take fedavg"):
         Run(PFedGP(), q2(), scalar_model())
     for name in ("chains", "test_chains", "gibbs_steps"):

@@ -160,7 +160,7 @@ def test_the_papers_values():
     assert paper == PFedMe(Training(lr=0.005, steps=20, batch=20), 15.0, 5, 0.01, beta=1.0)
 
 
-def test_what_must_be_known():
+def test_bad_hyper_parameters():
     model = scalar_model()
     assert PFedMe().remarks(model) == ()
     assert "never moves" in PFedMe(lam=0.0).remarks(model)[0]

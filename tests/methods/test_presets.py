@@ -2,9 +2,10 @@
 
 import tomllib
 from contextlib import nullcontext
-from dataclasses import is_dataclass
+from dataclasses import is_dataclass, replace
 
 import pytest
+from kinds import needs, of_each_kind
 
 import posterity
 from posterity import methods
@@ -16,6 +17,7 @@ from posterity.report import load_runs
 
 EVERY = {**methods.available(), **methods.suffixes()}
 ADAM = Training(lr=1e-3, epochs=50, batch=64, optimiser="adam")
+DRIFT = Training(lr=0.1, epochs=5, batch=50, weight_decay=1e-3)
 STATED = {  # the hyper-parameter tables and errata of the specifications, where they are not our defaults
     "pfedvmp": {"mode": "printed", "upload": "dense"},
     "fednp": {"moments": "closed", "local": Training(lr=0.01, epochs=10, batch=128)},
@@ -27,12 +29,36 @@ STATED = {  # the hyper-parameter tables and errata of the specifications, where
     "reptile": {"server_clip": 100.0, "local": Training(lr=0.02, epochs=5, batch=64, clip=5.0)},
     "maml": {"server_clip": 100.0, "local": Training(lr=0.1, epochs=5, batch=64, clip=5.0)},
     "perfedavg": {"local": Training(steps=10)},
-}
-SAME = ("local", "fedavg", "fedprox", "fedper", "scaffold", "ft", "calibrated", "drop", "snip", "clip", "dp")
+    "fedrep": {"head_epochs": 10, "local": Training(lr=0.01, epochs=1, batch=10, momentum=0.5, weight_decay=1e-4)},
+    "feddyn": {"alpha": 0.01, "balance": "samples", "local": replace(DRIFT, clip=10.0)},
+    "feddc": {"alpha": 0.01, "balance": "samples", "local": DRIFT},
+    "moon": {"mu": 5.0, "projection": True,
+             "local": Training(lr=0.01, epochs=10, batch=64, momentum=0.9, weight_decay=1e-5)},
+    "fedrod": {"local": Training(epochs=5, momentum=0.9)},
+    "fedproto": {"weighting": "counts", "local": Training(momentum=0.5)},
+    "gpfl": {"local": Training(lr=0.005)},
+    "fedcp": {"local": Training(lr=0.005)},
+    "fedpac": {"local": Training(lr=0.01, epochs=5, batch=50, momentum=0.5, weight_decay=5e-4)},
+    "fedala": {"first_epochs": 11, "local": Training(lr=0.005)},
+    "pfedme": {"prox_lr": 0.01, "local": Training(lr=0.005, steps=20, batch=20)},
+    "pfedbred": {"prox_lr": 0.01, "local": Training(lr=0.01, steps=20, batch=20)},
+    "pvi": {"local": Training(lr=1e-3, optimiser="adam")},
+    "fedla": {"fallback": False, "local": Training(lr=0.01, epochs=40, batch=32, clip=10.0)},
+    "qlsd": {"step": 1e-5, "prior": 200.0, "local": Training(lr=0.01, batch=64)},
+    "fedep": {"clip": 100.0, "burn_rounds": 400, "local": Training(lr=0.01, epochs=10, batch=20, momentum=0.9)},
+    "fedbe": {"temperature": 0.5, "server_steps": 1580, "server_batch": 128, "swa_start": 0.3165, "swa_every": 25,
+              "local": Training(lr=0.01, epochs=20, momentum=0.9, weight_decay=1e-3)},
+}  # fmt: skip
+SAME = ("local", "fedavg", "fedprox", "fedper", "scaffold", "ft", "calibrated", "drop", "snip", "clip", "dp",
+        "lgfedavg", "ditto", "apfl", "pfedgp")  # fmt: skip
 
 
 def spec_of(name, suffix="@paper"):
     return f"{name}{suffix}" if name in methods.available() else f"fedavg+{name}{suffix}"
+
+
+def test_nobody_is_forgotten():
+    assert {*STATED, *SAME} == set(EVERY)
 
 
 @pytest.mark.parametrize("name", STATED)
@@ -117,10 +143,11 @@ def test_a_spec_survives_toml(spec):
     assert from_table(tomllib.loads(to_toml(config))) == config
 
 
-@pytest.mark.parametrize("name", STATED)
+@pytest.mark.parametrize("name", of_each_kind(STATED))
 def test_two_rounds(name):
     """On a tenth of the digits; with the paper's own training."""
-    result = posterity.run(method=spec_of(name), dataset="digits", subset="10%", clients=3, partition="iid", rounds=2)
+    result = posterity.run(method=spec_of(name), dataset="digits", subset="10%", clients=3, partition="iid", rounds=2,
+                           **needs(name))  # fmt: skip
     rounds = [line for line in result.lines if line["kind"] == "round"]
     assert [line["accepted"] for line in rounds] == [3, 3]
     assert 0.0 <= result.metric("accuracy") <= 1.0

@@ -183,7 +183,7 @@ def test_the_scale_is_reported():
     assert float(run.sim.method.report(run.state, {})["scale"]) == pytest.approx(math.sqrt(1 / 6), abs=1e-9)
 
 
-def test_values():
+def test_bad_hyper_parameters():
     assert methods.build("pvi@paper").local == Training(lr=1e-3, optimiser="adam")
     for field, value in (("damping", -0.1), ("damping", 1.5), ("scale_lr", -1.0), ("draws", 0), ("samples", -1)):
         with pytest.raises(ValueError, match=rf"{field} must be .*; {value}"):
