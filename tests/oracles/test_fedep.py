@@ -10,7 +10,7 @@ from posterity.core.random import fold, make_key
 from posterity.core.training import Training
 from posterity.engine.round import arrive_client
 from posterity.methods.fedep import FedEP
-from posterity.methods.fedep.method import Site, change, taken_out
+from posterity.methods.fedep.method import ClientFactor, change, taken_out
 from posterity.methods.fedep.precision import fisher
 from posterity.methods.fedprox import FedProx
 
@@ -55,7 +55,7 @@ def test_o02_with_a_prior():
     one = torch.ones(1, 1, dtype=DOUBLE)
     run.state = type(run.state)({WEIGHT: 0 * one}, {WEIGHT: one}, (), run.state.samples, 2)
     nothing = Gaussian(torch.zeros(2, 1, 1, dtype=DOUBLE), torch.zeros(2, 1, 1, dtype=DOUBLE))
-    run.store.write(torch.arange(2), Site({WEIGHT: nothing}, (), torch.ones(2, dtype=DOUBLE)))
+    run.store.write(torch.arange(2), ClientFactor({WEIGHT: nothing}, (), torch.ones(2, dtype=DOUBLE)))
     assert run.rounds(1).scalar() == pytest.approx(2.0, abs=1e-6)
     assert float(run.state.precision[WEIGHT]) == pytest.approx(6.0, abs=1e-12)
 

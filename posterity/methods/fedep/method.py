@@ -68,7 +68,7 @@ class Shared:
 
 
 @record
-class Site:
+class ClientFactor:
     factors: Factors
     velocity: Tree  # like the server's
     met: Tensor  # () 1 after the first visit that is not burn-in
@@ -171,7 +171,7 @@ class FedEP(Method):
         if not self.sites:
             return ()
         empty = tree_map(torch.zeros_like, common(here.shared))
-        return Site(empty, self.server().open(empty), torch.zeros_like(here.n))
+        return ClientFactor(empty, self.server().open(empty), torch.zeros_like(here.n))
 
     def start(self, here: Here) -> Params:
         return here.shared.params
@@ -196,9 +196,9 @@ class FedEP(Method):
         return value + late * energy / here.n.clamp(min=1), buffers
 
     def passes(self) -> tuple[Pass, ...]:
-        how = {"epochs": self.fisher_epochs, "batch": self.local.batch}
-        more = (gather("fisher", fisher, **how),) if self.precision == "laplace" else ()
-        return (self.averaging(), *more)
+        if self.precision != "laplace":
+            return (self.averaging(),)
+        return self.averaging(), gather("fisher", fisher, epochs=self.fisher_epochs, batch=self.local.batch)
 
     def averaging(self) -> Pass:
         """The descent, which ends at the mean of the epochs' last iterates (at the last one of all in burn-in)."""
@@ -262,7 +262,7 @@ class FedEP(Method):
             return ()
         damping = 1 / here.shared.clients if self.damping is None else self.damping
         step = tree_map(lambda d: damping * d, sent)
-        new = Site(*self.moved(site, here.personal.velocity, step), torch.ones_like(here.n))  # (e)
+        new = ClientFactor(*self.moved(site, here.personal.velocity, step), torch.ones_like(here.n))  # (e)
         early = here.round <= self.burn_rounds
         return tree_map(lambda old, now: torch.where(early, old, now), here.personal, new)
 
