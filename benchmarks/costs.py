@@ -49,6 +49,7 @@ LAYER, NETWORK = 1600 * 512, 7_826_000  # multiplications for a sample: in the n
 NOISE = LAYER / NETWORK  # the noisy layer has a second product, for the variance
 HYPER = 4 * 200 * LAYER * gpu.CLIENTS / (3 * NETWORK * gpu.IMAGES)  # hyper-network: two forward, one backward pass
 CLASSES, PROBES = gpu.CLASSES, 8
+POLICY = 2 * 512 * 512 / NETWORK  # FedCP's linear layer D → 2D
 FEATURES = "one epoch + a forward pass for the features"
 SHOWN = 12  # kernels of a profile
 
@@ -78,6 +79,29 @@ CASES = (
     Case("scaffold", GRADIENT, "one epoch; the correction is elementwise", "1"),
     Case("scaffold:I", 2 * GRADIENT, "one epoch + a gradient over all data", "+1 gradient pass", {"variate": "I"}),
     Case("scaffold:fednp", 2 * GRADIENT, "one epoch + an uncorrected one", "1/E more", {"variate": "fednp"}),
+    Case("feddyn", GRADIENT, "one epoch; drifts are elementwise", "1"),
+    Case("feddc", GRADIENT, "one epoch; drifts and the correction are elementwise", "1"),
+    Case("moon", GRADIENT + 2 * FORWARD, "one epoch + features of two more networks", "about 1.67"),
+    Case("lgfedavg", GRADIENT, "one epoch", "1"),
+    Case("fedrep", GRADIENT + FORWARD, "one epoch of the base + one of the head, whose base is a forward pass",
+         "0.5 + 1"),
+    Case("fedrod", GRADIENT, "one epoch; the second head is small", "about 1 + head"),
+    Case("fedproto", GRADIENT + FORWARD, FEATURES, "1"),
+    Case("fedcp", GRADIENT + FORWARD + POLICY, "one epoch + features of the received base + the policy", "about 1.4"),
+    Case("gpfl", GRADIENT, "one epoch; the valve has one product a client", "about 1.2"),
+    Case("fedpac", GRADIENT + 3 * FORWARD, "as fedrep + features before and after", "1 head epoch + E + 2 forward"),
+    Case("fedep", GRADIENT, "one epoch; factors are elementwise", "1 to 1.5"),
+    Case("qlsd", GRADIENT * gpu.CLIENTS * 10 / gpu.IMAGES, "one batch", "1/τ"),
+    Case("fedla", GRADIENT, "one epoch; squares of its gradients are elementwise", "1.1 to 2"),
+    Case("fedbe", GRADIENT, "one epoch; the server's distillation counts nothing here", "1 + the server"),
+    Case("pfedgp", GRADIENT + FORWARD, "an epoch of the base + a forward pass for the tree; kernels count nothing",
+         "2 to 20"),
+    Case("ditto", 2 * GRADIENT, "an epoch of two models", "2"),
+    Case("pfedme", 5 * GRADIENT, "K = 5 gradients a batch", "K"),
+    Case("pfedbred", 3.5 * GRADIENT, "mh: K + 2 gradients of half of a double batch", "6 to 8 a batch"),
+    Case("apfl", 2 * GRADIENT, "an epoch of two models", "2"),
+    Case("fedala", GRADIENT + FORWARD, "one epoch + one for the weights of the last layer", "1 + one epoch"),
+    Case("pvi", 2 * GRADIENT, "a gradient of mean and variance: two draws", "1 to 2"),
     Case("fedmap", GRADIENT + FORWARD, "one epoch + a forward pass for L", "as FedAvg + one squared distance"),
     Case("fednp", GRADIENT + FORWARD, "one epoch + a forward pass for f", "epochs dominate; paper 19 s for 15 s"),
     Case("pfedvmp:isotropic", GRADIENT + FORWARD, FEATURES, "one epoch + one forward pass", {"mode": "isotropic"}),

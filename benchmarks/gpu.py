@@ -36,6 +36,7 @@ from posterity.engine.simulation import Simulation
 from posterity.engine.store import Memory
 
 IMAGES, CLIENTS, CLASSES = 12_000, 50, 10
+PUBLIC = 512  # rows that a server may distil on: for time it does not matter whose they are
 METHODS = {"fedavg": ("fedavg", {}), "isotropic": ("pfedvmp", {"mode": "isotropic"}),
            "shrinkage": ("pfedvmp", {}), "printed": ("pfedvmp", {"mode": "printed"})}  # fmt: skip
 
@@ -48,7 +49,8 @@ def make_federation(device: str, images: int = IMAGES, clients: int = CLIENTS) -
     part = Part.of(dirichlet(y, clients, 0.3, numpy.random.default_rng(0)))
     nothing = Part(torch.zeros(0, dtype=torch.long), part.offsets * 0)
     names = tuple(str(k) for k in range(clients))
-    made = Federation("synthetic", "classification", x, y, CLASSES, part, nothing, nothing, clients, names)
+    made = Federation("synthetic", "classification", x, y, CLASSES, part, nothing, nothing, clients, names,
+                      public=torch.arange(min(images, PUBLIC)))  # fmt: skip
     return made.to(device, torch.float32)
 
 
