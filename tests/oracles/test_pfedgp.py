@@ -239,6 +239,15 @@ def test_jitter_grows_until_there_is_a_factor():
     assert torch.isnan(steadied(torch.diag(torch.tensor([1.0, -1.0])), JITTER)[1]).all()
 
 
+def test_padding_cannot_ask_for_more_jitter():
+    """A padded row that would spoil the factor, here by an absurd value, is a row of its own."""
+    k = torch.tensor([[8.0, 1.0, 9e9], [1.0, 8.0, 0.0], [9e9, 0.0, 8.0]], dtype=DOUBLE)
+    found = alone(k, torch.tensor([1.0, 1.0, 0.0], dtype=DOUBLE))
+    assert found.tolist() == [[8, 1, 0], [1, 8, 0], [0, 0, 1]]
+    assert float(steadied(found, JITTER)[0]) == JITTER
+    assert torch.isnan(steadied(k, JITTER)[1]).all()
+
+
 def test_unit_rows():
     u = unit(torch.tensor([[3.0, 4.0], [0.0, 0.0]]))
     assert u.tolist() == [pytest.approx([0.6, 0.8]), [0.0, 0.0]]
