@@ -82,7 +82,7 @@ def test_the_help_names_every_partition():
 @pytest.mark.parametrize(
     ("complete", "typed", "offered"),
     [
-        (completion.complete_method, "fedp", ["fedpa", "fedper", "fedprox"]),
+        (completion.complete_method, "fedpr", ["fedproto", "fedprox"]),
         (completion.complete_method, "fedavg+f", ["fedavg+ft"]),
         (completion.complete_method, "wrap", []),
         (completion.complete_methods, "local,fedavg+ft,fedm", ["local,fedavg+ft,fedmap"]),
@@ -97,15 +97,15 @@ def test_a_shell_completes(complete, typed, offered):
 
 
 def test_completion_reaches_the_flags():
-    """As the shell asks: which words may follow `posterity run --method fedp`."""
+    """As the shell asks: which words may follow `posterity run --method fedpr`."""
     command = typer.main.get_command(app).commands["run"]
     flag = next(parameter for parameter in command.params if parameter.name == "method")
     context = command.make_context("run", [], resilient_parsing=True)
-    assert [item.value for item in flag.shell_complete(context, "fedp")] == ["fedpa", "fedper", "fedprox"]
+    assert [item.value for item in flag.shell_complete(context, "fedpr")] == ["fedproto", "fedprox"]
 
 
 def test_completion_as_bash_asks_for_it():
-    asked = {"_POSTERITY_COMPLETE": "complete_bash", "COMP_WORDS": "posterity run --method fedp", "COMP_CWORD": "3"}
+    asked = {"_POSTERITY_COMPLETE": "complete_bash", "COMP_WORDS": "posterity run --method fedpr", "COMP_CWORD": "3"}
     done = subprocess.run([sys.executable, "-m", "posterity"], capture_output=True, text=True, check=False,
                           env={**os.environ, **asked})  # fmt: skip
-    assert done.stdout.split() == ["fedpa", "fedper", "fedprox"], done.stderr
+    assert done.stdout.split() == ["fedproto", "fedprox"], done.stderr
