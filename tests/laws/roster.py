@@ -13,16 +13,21 @@ KINDS = ("fedavg", "pfedvmp", "fedmap")  # one of each kind also runs with cnn a
 LOCAL = Training(lr=0.05, batch=4)
 WIDER = Training(lr=0.01, batch=10)  # convolutions are slow in float64: fewer, larger batches
 LONGER = Training(lr=0.05, batch=5, epochs=2, momentum=0.5, clip=5.0)
+FEWER: dict[str, dict[str, Any]] = {  # draws and steps: what the laws say does not depend on how many
+    "pfedgp": {"chains": 2, "test_chains": 3, "gibbs_steps": 2},
+    "fedbe": {"samples": 3, "server_steps": 6, "server_batch": 4},
+}
 
 
-def made(cls: type, training: Training) -> Any:
-    """An instance that takes several steps on every client; other hyper-parameters as they come."""
-    return cls(local=training) if "local" in [f.name for f in fields(cls)] else cls()
+def made(name: str, cls: type, training: Training) -> Any:
+    """An instance that takes several steps on every client; other hyper-parameters as they come, or fewer of them."""
+    settings = FEWER.get(name, {})
+    return cls(local=training, **settings) if "local" in [f.name for f in fields(cls)] else cls(**settings)
 
 
 def roster(training: Training) -> dict[str, Any]:
     """Names and methods, the wrappers around FedAvg last."""
-    methods = {name: made(cls, training) for name, cls in available().items()}
+    methods = {name: made(name, cls, training) for name, cls in available().items()}
     return {**methods, **{f"fedavg+{name}": cls(FedAvg(training)) for name, cls in suffixes().items()}}
 
 
