@@ -1,20 +1,58 @@
-"""pFedBayes: what is kept and sent, the server's mixing, predictions. The conjugate check is in tests/oracles."""
+"""pFedBayes: rounds by hand, what is kept and sent, the server's mixing, predictions; conjugate clients are an oracle."""
+
+import math
 
 import pytest
 import torch
-from oracles.sims import WEIGHT, Run, at, mlp, points, q2, same_bits, scalar_model, worst
+from oracles.sims import WEIGHT, Run, at, mlp, points, q2, quadratics, same_bits, scalar_model, worst
 
 from posterity.core.hyperparameters import paper_values
 from posterity.core.training import Training
 from posterity.core.tree import tree_map, tree_rows
-from posterity.methods.pfedbayes import RHO, PFedBayes
+from posterity.methods.pfedbayes import PFedBayes
+from posterity.methods.pfedbayes.gaussians import RHO
 
-TRAINING = Training(lr=0.01, batch=4, optimiser="adam")
+TRAINING = Training(lr=0.01, batch=4)
+CURVATURES, CENTRES, SIZES = (1.0, 4.0), (0.0, 3.0), (1, 4)
+ADAM = Training(lr=0.1, batch=10_000, optimiser="adam")
+
+
+def by_hand(k, q, copy, lr, zeta, inner, copy_lr):
+    """A visit of client k without noise: personal and copied (mean, ρ)."""
+    soft, slope = (lambda r: math.log1p(math.exp(r))), (lambda r: 1 / (1 + math.exp(-r)) / math.log1p(math.exp(r)))
+
+    def length(rho, ratio, a):
+        return a * slope(rho) * (ratio - 1) / (1 + 2 * a * slope(rho) ** 2 * max(ratio, 1))
+
+    (m, r), (mp, rp), a = q, copy, lr * zeta / SIZES[k]
+    for _ in range(inner):
+        m -= lr * CURVATURES[k] * (m - CENTRES[k])
+        pull = a / soft(rp) ** 2
+        m, r = (m + pull * mp) / (1 + pull), r - length(r, soft(r) ** 2 / soft(rp) ** 2, a)
+    pull, ratio = copy_lr / soft(rp) ** 2, (soft(r) ** 2 + (m - mp) ** 2) / soft(rp) ** 2
+    return (m, r), ((mp + pull * m) / (1 + pull), rp + length(rp, ratio, copy_lr))
+
+
+def test_three_rounds_by_hand():
+    """Two clients, ζ = 3, two inner steps; the second is absent from round 2 and goes on from what it kept."""
+    how = {"zeta": 3.0, "inner": 2, "copy_lr": 0.002}
+    method = PFedBayes(Training(lr=0.1, batch=10_000), spread=0.0, **how)
+    run = Run(method, quadratics(CURVATURES, CENTRES, SIZES), scalar_model(), initial=at(1.0))
+    server, kept = (1.0, -3.0), {}
+    for cohort in ([0, 1], [0], [0, 1]):
+        run.rounds(1, cohort=cohort)
+        done = {k: by_hand(k, kept.get(k, server), server, 0.1, **how) for k in cohort}
+        kept |= {k: q for k, (q, _) in done.items()}
+        server = tuple(sum(copy[i] for _, copy in done.values()) / len(done) for i in (0, 1))
+        assert (run.scalar(), float(run.state.rho[WEIGHT])) == pytest.approx(server, abs=1e-12)
+        for n, i in ((WEIGHT, 0), (RHO + WEIGHT, 1)):
+            expected = [kept[k][i] for k in sorted(kept)]
+            assert run.store.rows[n].flatten().tolist()[: len(kept)] == pytest.approx(expected, abs=1e-12)
 
 
 def test_the_copy_moves_towards_the_personal_gaussian():
     """Adam's first step is as long as its rate: the copies go 0.001 to where q_k went; the server has their mean."""
-    method = PFedBayes(Training(lr=0.1, batch=10_000, optimiser="adam"), copy_lr=0.001, inner=1, spread=0.0)
+    method = PFedBayes(ADAM, solver="gradient", copy_lr=0.001, inner=1, spread=0.0)
     run = Run(method, q2(), scalar_model(), initial=at(1.0)).rounds(1)
     assert run.store.rows[WEIGHT].flatten().tolist() == pytest.approx([0.9, 1.1], abs=1e-6)
     assert run.scalar() == pytest.approx(1.0, abs=1e-9)  # one copy goes down, one up
@@ -24,7 +62,7 @@ def test_the_copy_moves_towards_the_personal_gaussian():
 
 @pytest.mark.parametrize("beta", [0.0, 0.25, 1.0])
 def test_the_server_mixes(beta):
-    method = PFedBayes(Training(lr=0.1, batch=10_000, optimiser="adam"), copy_lr=0.001, inner=1, spread=0.0, beta=beta)
+    method = PFedBayes(ADAM, solver="gradient", copy_lr=0.001, inner=1, spread=0.0, beta=beta)
     run = Run(method, q2(), scalar_model(), initial=at(1.0)).rounds(1, cohort=[1])
     assert run.scalar() == pytest.approx(1 + beta * 0.001, abs=1e-8)
     assert float(run.state.rho[WEIGHT]) == pytest.approx(-3 + beta * 0.001, abs=1e-8)
@@ -71,7 +109,26 @@ def test_noise_is_drawn_by_key():
 
 
 def test_the_values_of_the_paper():
-    assert paper_values(PFedBayes) == {"local": Training(lr=1e-3, optimiser="adam", batch=100, steps=20)}
+    local = Training(lr=1e-3, optimiser="adam", batch=100, steps=20)
+    assert paper_values(PFedBayes) == {"local": local, "zeta": 10.0, "solver": "gradient"}
+
+
+def test_remarks():
+    model = scalar_model()
+    assert PFedBayes().remarks(model) == PFedBayes(ADAM, solver="gradient").remarks(model) == ()
+    assert "trains alone" in PFedBayes(zeta=0.0).remarks(model)[0]
+    assert "may run away" in PFedBayes(solver="gradient").remarks(model)[0]
+
+
+def test_gradient_steps_weigh_the_divergence_by_zeta_over_n():
+    """SGD, two steps from a common start: the second sees ζ/n · gap/σ² (n = 1 and 4); the copy stays."""
+    method = PFedBayes(Training(lr=1e-3, batch=10_000), zeta=2.0, solver="gradient", copy_lr=0.0, inner=2, spread=0.0)
+    run = Run(method, quadratics(CURVATURES, CENTRES, SIZES), scalar_model(), initial=at(1.0)).rounds(1)
+    variance, ends = math.log1p(math.exp(-3.0)) ** 2, []
+    for curvature, centre, n in zip(CURVATURES, CENTRES, SIZES, strict=True):
+        once = 1.0 - 1e-3 * curvature * (1.0 - centre)
+        ends.append(once - 1e-3 * (curvature * (once - centre) + 2.0 / n * (once - 1.0) / variance))
+    assert run.store.rows[WEIGHT].flatten().tolist() == pytest.approx(ends, abs=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -83,6 +140,7 @@ def test_the_values_of_the_paper():
         ({"spread": float("nan")}, "spread must be at least 0"),
         ({"copy_lr": -1.0}, "copy_lr must be at least 0"),
         ({"rho": 50.0}, "rho must be at least -20 and at most 20"),
+        ({"solver": "newton"}, "solver"),
         ({"draws": 1.5}, "draws takes a whole number"),
     ],
 )
