@@ -1,4 +1,4 @@
-"""pFedBayes: rounds by hand, what is kept and sent, the server's mixing, predictions; conjugate clients are an oracle."""
+"""pFedBayes: rounds by hand, what is kept and sent, the server's mixing, predictions. Oracles have the rest."""
 
 import math
 
@@ -106,6 +106,17 @@ def test_noise_is_drawn_by_key():
     assert worst(ends[0], ends[2]) > 1e-5
     assert worst(ends[0], ends[3]) > 1e-5
     assert any(n.startswith(RHO) for n in ends[0])
+
+
+def test_every_inner_step_has_a_draw_of_its_own():
+    """Of a loss that is the weight itself ρ goes along ε: two short steps along one draw would be twice as long."""
+    moved = []
+    for inner in (1, 2):
+        slope = lambda params, batch, here: (params[WEIGHT].sum(), {})  # noqa: E731
+        method = PFedBayes(Training(lr=1e-4, batch=10_000), zeta=0.0, inner=inner, loss=slope)
+        rows = Run(method, q2(), scalar_model(), initial=at(1.0)).rounds(1).store.rows
+        moved.append(float(rows[RHO + WEIGHT].flatten()[0]) + 3)
+    assert abs(moved[1] / moved[0] - 2) > 0.1
 
 
 def test_the_values_of_the_paper():

@@ -9,7 +9,7 @@ from torch import Tensor
 from posterity.core import Params, fold, normal
 
 RHO = "rho/"
-DRAW = 2**21  # from here on, numbers that draws of weights fold into the key
+DRAW = 2**21  # folded into the key for draws of weights
 
 
 def joined(params: Params, rho: Params) -> Params:
@@ -59,10 +59,11 @@ def copy_step(copy: Params, q: Params, rate: float) -> Params:
 
 
 def drawn(q: Params, key: Tensor, spread: float) -> Params:
-    """Weights of the network from a Gaussian; running statistics as they are."""
-    names = [n for n in q if not n.startswith(RHO)]
-    found = {n: q[n] for n in names}
-    for number, n in enumerate(n for n in names if RHO + n in q):
-        noise = normal(fold(key, DRAW + number), q[n].shape, q[n].dtype)
-        found[n] = q[n] + F.softplus(q[RHO + n]) * spread * noise  # (a)
+    """Weights of the network from a Gaussian, by one draw for all leaves; running statistics as they are."""
+    found = {n: p for n, p in q.items() if not n.startswith(RHO)}
+    moving = [n for n in found if RHO + n in q]
+    sizes = [q[n].numel() for n in moving]
+    noise = normal(fold(key, DRAW), (sum(sizes),), q[moving[0]].dtype).split(sizes)
+    for n, part in zip(moving, noise, strict=True):
+        found[n] = q[n] + F.softplus(q[RHO + n]) * spread * part.reshape(q[n].shape)  # (a)
     return found
