@@ -55,6 +55,12 @@ def test_q2_is_exact_after_one_round(engine):
     assert [o[0].tolist() for o in outputs] == [pytest.approx([2, 1 + 1 / 6], abs=1e-9)] * 2
 
 
+def test_every_sample_counts():
+    """Three samples each: precisions 1 + 3 + 12 and shift 36, N(2.25, 1/16)."""
+    run = Run(conjugate(damping=1.0), q2(3), scalar_model(), initial=at(0.0)).rounds(1)
+    assert moments(run) == pytest.approx((2.25, 1 / 16), abs=1e-8)
+
+
 @pytest.mark.parametrize("damping", [0.5, None, 0.25])
 def test_q2_with_damping(damping):
     """After r rounds a site has the share 1 − (1 − ρ)^r of its likelihood; none is 1/K = ½ here."""
