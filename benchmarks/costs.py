@@ -101,6 +101,7 @@ CASES = (
     Case("pfedbred", 3.5 * GRADIENT, "mh: K + 2 gradients of half of a double batch", "6 to 8 a batch"),
     Case("apfl", 2 * GRADIENT, "an epoch of two models", "2"),
     Case("fedala", GRADIENT + FORWARD, "one epoch + one for the weights of the last layer", "1 + one epoch"),
+    Case("pfedbayes", 5 * GRADIENT, "5 gradients a batch; divergences are elementwise", "5 inner steps"),
     Case("pvi", 2 * GRADIENT, "a gradient of mean and variance: two draws", "1 to 2"),
     Case("fedmap", GRADIENT + FORWARD, "one epoch + a forward pass for L", "as FedAvg + one squared distance"),
     Case("fednp", GRADIENT + FORWARD, "one epoch + a forward pass for f", "epochs dominate; paper 19 s for 15 s"),

@@ -43,6 +43,8 @@ STATED = {  # the hyper-parameter tables and errata of the specifications, where
     "pfedme": {"prox_lr": 0.01, "local": Training(lr=0.005, steps=20, batch=20)},
     "pfedbred": {"prox_lr": 0.01, "local": Training(lr=0.01, steps=20, batch=20)},
     "pvi": {"local": Training(lr=1e-3, optimiser="adam")},
+    "pfedbayes": {"zeta": 10.0, "solver": "gradient",
+                  "local": Training(lr=1e-3, steps=20, batch=100, optimiser="adam")},
     "fedla": {"fallback": False, "local": Training(lr=0.01, epochs=40, batch=32, clip=10.0)},
     "qlsd": {"step": 1e-5, "prior": 200.0, "local": Training(lr=0.01, batch=64)},
     "fedep": {"clip": 100.0, "burn_rounds": 400, "local": Training(lr=0.01, epochs=10, batch=20, momentum=0.9)},
