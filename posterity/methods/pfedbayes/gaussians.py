@@ -63,7 +63,7 @@ def drawn(q: Params, key: Tensor, spread: float) -> Params:
     found = {n: p for n, p in q.items() if not n.startswith(RHO)}
     moving = [n for n in found if RHO + n in q]
     sizes = [q[n].numel() for n in moving]
-    noise = normal(fold(key, DRAW), (sum(sizes),), q[moving[0]].dtype).split(sizes)
+    noise = torch.split(normal(fold(key, DRAW), (sum(sizes),), q[moving[0]].dtype), sizes)
     for n, part in zip(moving, noise, strict=True):
         found[n] = q[n] + F.softplus(q[RHO + n]) * spread * part.reshape(q[n].shape)  # (a)
     return found
