@@ -67,7 +67,7 @@ STEPS = (
          shows=("fedmine.py",)),
     Step("The laws that every method must keep.", "posterity check fedmine:Fedmine", shows=("hold",)),
     Step("A mistake in it (`here.shared.parms`).", "posterity check fedmine:Fedmine", 1, ("fedmine.py", "parms"),
-         change=("fedmine.py", "return here.shared.params ", "return here.shared.parms ")),
+         change=("fedmine.py", "return here.shared.params\n", "return here.shared.parms\n")),
     Step("A comparison, interrupted by Ctrl-C.",
          "posterity compare --methods local,fedavg,fedavg+ft,fedprox[mu=0.1],fedprox[mu=1] --seeds 0-2 --out several "
          + OWN,

@@ -78,7 +78,7 @@ if TYPE_CHECKING:
         tuned,
     )
     from posterity.core.prox import proximal
-    from posterity.core.random import categorical, fold, make_key, normal, permutation, uniform
+    from posterity.core.random import bits, categorical, fold, make_key, normal, permutation, uniform
     from posterity.core.second import as_second, first_network, first_of, on_second, second_network, second_of
     from posterity.core.slope import mean_slope, require_plain_sgd
     from posterity.core.training import Training
@@ -86,6 +86,7 @@ if TYPE_CHECKING:
         STATIC,
         Tree,
         record,
+        tree_bytes,
         tree_cast,
         tree_leaves,
         tree_map,
@@ -113,12 +114,12 @@ __all__ = [
     "NOISE", "SGD", "STATIC", "Adam", "Bag", "Batch", "Carry", "Facts", "Gaussian", "Groups", "Here", "LogMean",
     "Loss", "Mean", "Message", "Method", "Moments", "Network", "Now", "Optimiser", "Own", "Params", "Partition",
     "Pass", "Personal", "Plan", "Point", "RMSprop", "Rows", "Shared", "Sparse", "State", "Sum", "Summary", "Training",
-    "Tree", "Wrapper", "as_second", "averaged", "base", "categorical", "check_fields", "cholesky", "clipped",
+    "Tree", "Wrapper", "as_second", "averaged", "base", "bits", "categorical", "check_fields", "cholesky", "clipped",
     "constrained", "count_labels", "deal", "descend", "directed", "everything", "first_network", "first_of", "fit",
-    "fit_head", "fold", "gather", "head", "hyper", "kl", "log_likelihood", "log_predictive", "make_key",
-    "masked_mean", "matvec", "mean_slope", "meta", "mixture", "norm", "normal", "on_second", "one_hot", "opened",
-    "packed", "permutation", "pointwise", "proximal", "record", "require_plain_sgd", "sample", "second_network",
-    "second_of", "squared_distance", "sum_classes", "sum_features", "trainable", "tree_cast", "tree_leaves",
+    "fit_head", "fold", "gather", "head", "hyper", "kl", "log_likelihood", "log_predictive", "make_key", "masked_mean",
+    "matvec", "mean_slope", "meta", "mixture", "norm", "normal", "on_second", "one_hot", "opened", "packed",
+    "permutation", "pointwise", "proximal", "record", "require_plain_sgd", "sample", "second_network", "second_of",
+    "squared_distance", "sum_classes", "sum_features", "trainable", "tree_bytes", "tree_cast", "tree_leaves",
     "tree_map", "tree_named", "tree_rows", "tree_stack", "tuned", "uniform", "unpacked", "watched", "weighted",
     "within",
 ]  # fmt: skip

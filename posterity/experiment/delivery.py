@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from posterity.core.protocol import Carry, Here
-from posterity.core.tree import Tree, tree_bytes, tree_cat, tree_filled, tree_map, tree_named
+from posterity.core.tree import Tree, tree_bytes, tree_filled, tree_map, tree_named
 from posterity.core.wrapper import Wrapper
 from posterity.data.federation import Part
 from posterity.engine import client as one_client
@@ -138,13 +138,13 @@ class ModelsOf(Wrapper):
     """A method that answers every sample with its model, all numbers in a row: an engine makes it as it scores."""
 
     reads: tuple[str, ...] = ()  # what `predict` looks at of that which passes gathered
-    shapes: list[Tree] = field(default_factory=list, compare=False)  # of one client's model, seen when it first answers
+    shapes: dict[int, Tree] = field(default_factory=dict, compare=False)  # of a client's model, by its numbers; as seen
 
     def predict(self, carry: Carry, x: Tensor, here: Here) -> Tensor:
         model = {"params": carry.params, "kept": {name: carry.kept[name] for name in self.reads}}
-        if not self.shapes:
-            self.shapes.append(tree_map(lambda leaf: torch.empty(leaf.shape, dtype=leaf.dtype, device="meta"), model))
         flat = torch.cat([leaf.reshape(-1).to(torch.float64) for _, leaf in tree_named(model)])  # exact for float32
+        like = tree_map(lambda leaf: torch.empty(leaf.shape, dtype=leaf.dtype, device="meta"), model)
+        self.shapes.setdefault(flat.shape[0], like)
         return flat.expand(len(x), flat.shape[0])
 
 
@@ -157,8 +157,8 @@ def _reads(delivery: Delivery) -> tuple[str, ...]:
     return tuple(sorted(kept.seen & set(carry.kept)))
 
 
-def personal_models(delivery: Delivery, late: bool = False) -> dict[str, Tree]:
-    """The members' models at the point where their method is scored, stacked; or the newcomers', as received."""
+def personal_models(delivery: Delivery, late: bool = False) -> list[Tree]:
+    """The members' models at the point where their method is scored; or the newcomers', as received."""
     setup, kept, method = (
         delivery.setup,
         delivery.kept,
@@ -173,12 +173,30 @@ def personal_models(delivery: Delivery, late: bool = False) -> dict[str, Tree]:
     question = Question(torch.arange(*span, device=device), (part,), point, epochs, newcomers=late)
     state, store = kept.late if late else kept.state, cast(Store, kept.records)
     (told,) = answer(MultiSeed.of([sim]), setup.engine, [state], [store], [question], kept.round)
-    flat, named, place = torch.cat(told[0]), {}, 0  # (clients, numbers)
-    for name, leaf in tree_named(method.shapes[0]):
-        named[name] = flat[:, place : place + leaf.numel()].to(leaf.dtype).reshape(len(flat), *leaf.shape)
+    return [_parted(numbers[0], method.shapes[numbers.shape[1]]) for numbers in told[0]]
+
+
+def _parted(flat: Tensor, like: Tree) -> Tree:
+    """A model whose numbers stand in a row."""
+    named, place = dict[str, Tensor](), 0
+    for name, leaf in tree_named(like):
+        named[name] = flat[place : place + leaf.numel()].to(leaf.dtype).reshape(leaf.shape)
         place += leaf.numel()
-    made: dict[str, Tree] = tree_filled(method.shapes[0], named)
-    return made
+    return tree_filled(like, named)
+
+
+def stacked_models(models: list[Tree]) -> Tree:
+    """Clients' models one upon the other. What has a row for every sample of a client is padded with zeros, as in any
+    stack: `predict` must not look at rows whose mask is 0."""
+    return tree_map(_padded, *models)
+
+
+def _padded(*leaves: Tensor) -> Tensor:
+    sizes = [max(sizes) for sizes in zip(*(leaf.shape for leaf in leaves), strict=True)]
+    full = leaves[0].new_zeros((len(leaves), *sizes))
+    for row, leaf in zip(full, leaves, strict=True):
+        row[tuple(slice(size) for size in leaf.shape)] = leaf
+    return full
 
 
 def save_models(folder: Path, setup: Setup, deliveries: list[Delivery]) -> str:
@@ -199,7 +217,7 @@ def save_models(folder: Path, setup: Setup, deliveries: list[Delivery]) -> str:
     for delivery in {each.round: each for each in deliveries if not each.note}.values():
         models = personal_models(delivery)
         if always and members < sim.federation.clients:
-            models = tree_cat([models, personal_models(delivery, late=True)])
+            models += personal_models(delivery, late=True)
         facts = {"round": delivery.round, "point": delivery.point}
-        run_folder.save_checkpoint(folder, models, facts, models_file(delivery.round))
+        run_folder.save_checkpoint(folder, stacked_models(models), facts, models_file(delivery.round))
     return "stored"

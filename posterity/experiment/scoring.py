@@ -103,16 +103,21 @@ def score_lines(
         yield _line(round, asked, federation.task, "test", scored[0])
         return
     size = federation.members if asked.group == "members" else federation.clients - federation.members
-    test_line = _line(round, asked, federation.task, "test", scored[1], federation.train.counts[question.clients], size)
+    test_line = _line(round, asked, federation.task, "test", scored[1], _weights(sim, question), size)
     if asked.judges is not None:
         places, question = asked.judges.tolist(), replace(question, clients=question.clients[asked.judges])
         asked = replace(asked, question=question)
         scored = _scored_parts(sim, question, [[output[k] for k in places] for output in outputs], own)
-    weights, (validation, test) = federation.train.counts[question.clients], scored
+    weights, (validation, test) = _weights(sim, question), scored
     held = test if fits_validation(question.passes(sim)) else validation + test
     yield _line(round, asked, federation.task, "validation", validation, weights, size)
     yield test_line
     yield _line(round, asked, federation.task, "held", held, weights, size)
+
+
+def _weights(sim: Simulation, question: Question) -> Tensor:
+    """Training samples of the clients that are asked."""
+    return sim.federation.train.counts[question.clients]
 
 
 def _scored_parts(

@@ -156,6 +156,8 @@ class FedBE(Method):
 
     def combine(self, state: State, total: Message, now: Now) -> State:
         sent = total["models"].value
+        if not len(sent["n"]):
+            raise ValueError("the mean of nothing: no client sent a model")
         mean, variance = gaussian_fit(sent["params"], sent["n"])
         if not self.server_steps or now.public is None:
             return State(mean)

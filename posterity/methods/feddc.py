@@ -62,10 +62,10 @@ from posterity.core import (
     require_plain_sgd,
     squared_distance,
     trainable,
+    tree_bytes,
     tree_map,
     tuned,
 )
-from posterity.core.tree import tree_bytes
 
 AUTHORS_TRAINING = Training(lr=0.1, epochs=5, batch=50, weight_decay=1e-3)
 BALANCES = ("clients", "samples")

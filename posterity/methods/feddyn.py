@@ -60,9 +60,9 @@ from posterity.core import (
     record,
     squared_distance,
     trainable,
+    tree_bytes,
     tuned,
 )
-from posterity.core.tree import tree_bytes
 
 AUTHORS_TRAINING = Training(lr=0.1, epochs=5, batch=50, weight_decay=1e-3, clip=10.0)
 BALANCES = ("clients", "samples")

@@ -49,10 +49,10 @@ from posterity.core import (
     fit,
     hyper,
     record,
+    tree_bytes,
     weighted,
     within,
 )
-from posterity.core.tree import tree_bytes
 
 
 @record

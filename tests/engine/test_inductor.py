@@ -99,7 +99,7 @@ def test_operators_for_any_number_of_clients(method):
 
 
 @pytest.mark.parametrize("exact", [64, 1], ids=["every size", "few sizes"])
-@pytest.mark.parametrize("method", ["fedavg", "fedpa"])
+@pytest.mark.parametrize("method", ["fedavg", pytest.param("fedpa", marks=pytest.mark.everything)])
 def test_compiled_steps_equal_stacked_ones(method, exact, monkeypatch):
     monkeypatch.setattr(cuda_graphs, "capture", lambda traces, body: body)
     monkeypatch.setattr(cuda_graphs, "EXACT", exact)
@@ -126,6 +126,7 @@ def test_steps_that_cannot_be_written_down_are_replayed(monkeypatch):
     assert all(torch.equal(a, b) for a, b in zip(tree_leaves(state), tree_leaves(plain), strict=True))
 
 
+@pytest.mark.everything
 @pytest.mark.parametrize("time", ["first", "second"])
 def test_a_number_of_clients_that_the_compiler_fixes_is_noticed(time, monkeypatch):
     """As in a grouped convolution. The second time, the compiler finds its result on disk and fixes nothing."""

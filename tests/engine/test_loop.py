@@ -21,7 +21,8 @@ from posterity.methods.fedavg import FedAvg
 
 NEVER = 2**60
 CASES = [("fedavg", "mlp"), ("fedavg", "mlp_bn"), ("fedavg", "mlp_dropout"), ("fedavg", "cnn"), ("pfedvmp", "mlp"),
-         ("perfedavg", "mlp_bn"), ("fedavg+metavd", "mlp")]  # fmt: skip
+         pytest.param("perfedavg", "mlp_bn", marks=pytest.mark.everything),
+         pytest.param("fedavg+metavd", "mlp", marks=pytest.mark.everything)]  # fmt: skip
 
 
 def end(made, patience):

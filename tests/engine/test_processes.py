@@ -66,6 +66,7 @@ def test_processes_end_where_one_process_ends(tmp_path):
     assert 'engine = "processes"' in (tmp_path / "many" / run_folder.CONFIG).read_text()
 
 
+@pytest.mark.everything
 @several
 def test_a_killed_run_goes_on_in_as_many_processes(tmp_path):
     whole, cut = tmp_path / "whole", tmp_path / "cut"

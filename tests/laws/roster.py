@@ -16,6 +16,9 @@ LONGER = Training(lr=0.05, batch=5, epochs=2, momentum=0.5, clip=5.0)
 FEWER: dict[str, dict[str, Any]] = {  # draws and steps: what the laws say does not depend on how many
     "pfedgp": {"chains": 2, "test_chains": 3, "gibbs_steps": 2},
     "pfedbayes": {"inner": 2},
+    "pfedme": {"prox_steps": 2},
+    "pvi": {"samples": 1},
+    "pfedbred": {"prox_steps": 2},
     "fedbe": {"samples": 3, "server_steps": 6, "server_batch": 4},
 }
 

@@ -90,8 +90,8 @@ MISTAKES = {
         "passes returned a Pass; expected a tuple of passes",
     ),
     "start": (
-        "        return here.shared.params  #",
-        "        return here.shared  #",
+        "        return here.shared.params\n",
+        "        return here.shared\n",
         "start returned a State; expected a dict",
     ),
     "scored": ('= "received"', '= "recieved"', "scored is 'recieved'; expected received, adapted, trained"),

@@ -180,6 +180,7 @@ def test_an_absent_client_keeps_its_layers():
     assert same_bits(before, tree_rows(run.store.rows, 1))
 
 
+@pytest.mark.everything
 def test_laws():
     broken = [v for v in check(FedBN(Training(lr=0.05, batch=4)), "mlp_bn") if not v.held]
     assert not broken, "\n".join(f"{v.law}: {v.detail}" for v in broken)

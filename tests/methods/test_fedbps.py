@@ -132,6 +132,7 @@ def test_equal_logits_of_a_binary_head_do_not_depend_on_rounding():
     assert near > 0
 
 
+@pytest.mark.everything
 @pytest.mark.parametrize("curvature", ["mc_fisher", "hutchinson"])
 def test_laws_hold_for_the_drawn_estimators(curvature):
     method = FedBPS(Training(lr=0.05, batch=4), curvature=curvature)

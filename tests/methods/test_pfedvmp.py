@@ -211,6 +211,7 @@ def test_as_the_paper_has_it_with_float32_clients(engine):
     assert float(run.state.centroids.abs().max()) < 20  # features are of size 1
 
 
+@pytest.mark.everything
 @pytest.mark.parametrize(
     ("mode", "upload"), [("printed", form) for form in FORMS] + [("isotropic", "dense"), ("count", "dense")]
 )

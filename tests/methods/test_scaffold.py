@@ -201,6 +201,7 @@ def test_fine_tuning_looks_for_the_clients_own_minimum():
     assert tuned == pytest.approx([0.0, 3.0], abs=1e-9)
 
 
+@pytest.mark.everything
 def test_laws():
     """With option I; the default stands under the laws by its file alone."""
     broken = [v for v in check(SCAFFOLD(Training(lr=0.05, batch=4), variate="I"), "mlp_bn") if not v.held]

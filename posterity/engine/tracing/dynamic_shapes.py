@@ -139,7 +139,7 @@ class _Lines:
             return slice(*(self.merged(getattr(a, n), getattr(b, n)) for n in ("start", "stop", "step")))
         if type(a) is int and type(b) is int and a != b:
             return self._line(a, b)
-        if type(a) is not type(b) or a != b:
+        if type(a) is not type(b) or (a != b and not (a != a and b != b)):  # NaN is the same NaN
             raise Refused(f"{a!r} becomes {b!r} for another number of clients")
         return a
 

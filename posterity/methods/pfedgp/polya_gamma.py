@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from posterity.core.random import bits
+from posterity.core import bits
 
 TERMS = 4  # exponentials of a draw: three of the sum, and one for all that follow
 SMALL = 0.3  # below it, the first terms of the series at 0: the closed forms cancel
