@@ -101,7 +101,8 @@ class Models:
         """One client's model: its parameters, and what `predict` reads of that which passes gathered."""
         tops: dict[str, Any] = {"params": {}, "kept": {}}
         for name, leaf in self.leaves.items():
-            *path, last = name.split("/")
+            top, _, rest = name.partition("/")
+            *path, last = [top, rest] if top == "params" else name.split("/")  # a method's own leaves have a prefix
             tree = tops
             for part in path:
                 tree = tree.setdefault(part, {})

@@ -17,7 +17,7 @@ from posterity.experiment.config import Config
 SMALL = {"dataset": "digits", "clients": 4, "newcomers": "1", "subset": "12%", "participation": "2", "rounds": 4,
          "evaluate_every": 1, "lr": 0.3, "dtype": "float64", "engine": "stacked",
          "set": {"model.hidden": "6"}}  # fmt: skip
-KINDS = ["fedmap", "fedper+calibrated"]  # trained, and fitted on validation; all others in test-all
+KINDS = ["fedmap", "fedper+calibrated", "gpfl"]  # trained; fitted on validation; with layers of its own
 SUFFIXES = sorted(methods.suffixes().keys() - {"dp"})  # which refuses so few clients
 EVERY = [*sorted(methods.available()), *(f"fedavg+{name}" for name in SUFFIXES), "reptile+metavd",
          "fedmap+calibrated"]  # fmt: skip
