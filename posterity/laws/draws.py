@@ -45,7 +45,8 @@ def _words(key: Tensor) -> list[Words]:
     inside = torch._C._functorch
     while inside.is_functorch_wrapped_tensor(key):
         key = inside.get_unwrapped(key)
-    return [tuple(words) for words in key.reshape(-1, 2).tolist()]
+    with torch._C._DisableFuncTorch():  # PyTorch 2.6 would wrap what `reshape` returns
+        return [tuple(words) for words in key.reshape(-1, 2).tolist()]
 
 
 @contextmanager
