@@ -108,8 +108,8 @@ def compare(
 ) -> Results:
     """Run several methods with several seeds on the same federations: a table, a report, a finding.
 
-    methods: names as in `run`, in a list or comma separated; one may appear twice with settings of its own
-        (`["fedprox[mu=0.1]", "fedprox[mu=1]"]`)
+    methods: names as in `run`, in a list or comma separated; "all" stands for those not named; one may appear twice
+        with settings of its own (`["fedprox[mu=0.1]", "fedprox[mu=1]"]`)
     out: folder to write to; finished runs there are not repeated. None keeps everything in memory
     show: the selection rule of the table: validated, paper or last
     jobs: runs at once, in processes of their own (with `out`, and without objects of your own)

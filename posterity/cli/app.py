@@ -18,7 +18,7 @@ from posterity import __version__
 from posterity.cli import interrupt
 from posterity.cli.completion import complete_method, complete_model
 from posterity.cli.diverged import leave_it_to_the_end
-from posterity.cli.flags import check_jobs, option, read_config, read_list, read_seeds, with_flags, with_only
+from posterity.cli.flags import check_jobs, option, read_config, read_methods, read_seeds, with_flags, with_only
 from posterity.cli.mistakes import say_remarks, sentence, tell_of_yours, told
 from posterity.cli.options import (
     COMMON,
@@ -127,7 +127,7 @@ def _set_up(config: Config) -> Setup:
              **COMMON, **MEASURED}, leave_out=("method", "seed"))  # fmt: skip
 def compare(**given: Any) -> None:
     out, quiet, jobs, together, tuned = (given.pop(n) for n in ("out", "quiet", "jobs", "together", "tuned"))
-    methods, seeds = read_list(given.pop("methods"), "methods"), read_seeds(given.pop("seeds"))
+    methods, seeds = read_methods(given.pop("methods")), read_seeds(given.pop("seeds"))
     output, theirs = take_output(given)
     config = read_config({**given, "metrics": theirs})
     if tuned is not None:
@@ -150,7 +150,7 @@ def compare(**given: Any) -> None:
 @with_flags({"methods": METHODS, "trials": TRIALS, "seeds": ONE_SEED, "search_seed": SEARCH_SEED, "out": COMMON["out"],
              "quiet": COMMON["quiet"]}, leave_out=("method", "seed", "metrics", "keep"))  # fmt: skip
 def tune(**given: Any) -> None:
-    names, seeds = read_list(given.pop("methods"), "methods"), read_seeds(given.pop("seeds"))
+    names, seeds = read_methods(given.pop("methods")), read_seeds(given.pop("seeds"))
     trials, search_seed, out, quiet = (given.pop(n) for n in ("trials", "search_seed", "out", "quiet"))
     config = read_config(given)
     folder = out or new_folder(f"{Path(config.dataset).stem}-tuning")

@@ -124,12 +124,14 @@ def _pair(text: str) -> tuple[str, str]:
     return name.strip(), value.strip()
 
 
-def read_list(text: str, what: str) -> list[str]:
-    """A comma-separated list that must not be empty."""
+def read_methods(text: str) -> list[str]:
+    """The methods of a comma-separated list, which must not be empty."""
+    from posterity.experiment.variants import name_all  # imports torch, which --help does not
+
     found = split_list(text)
     if not found:
-        raise ValueError(f"--{what} takes a comma-separated list; {text!r} was given")
-    return found
+        raise ValueError(f"--methods takes a comma-separated list; {text!r} was given")
+    return name_all(found)
 
 
 def read_seeds(text: str) -> list[int]:

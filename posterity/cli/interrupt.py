@@ -68,7 +68,7 @@ def stoppable() -> Iterator[None]:
     os.set_blocking(speaking, False)
     woken = signal.set_wakeup_fd(speaking, warn_on_full_buffer=False)
     over, stopped = threading.Event(), False
-    threading.Thread(target=_end_at_last, args=(listening, over), daemon=True).start()
+    threading.Thread(target=_end_at_last, args=(listening, over, GRACE), daemon=True).start()
     try:
         for number, _ in caught:
             signal.signal(number, _stop)
@@ -91,10 +91,10 @@ def _stop(number: int, frame: FrameType | None) -> None:
     raise Stopped(number)
 
 
-def _end_at_last(listening: int, over: threading.Event) -> None:
+def _end_at_last(listening: int, over: threading.Event, grace: float) -> None:
     """End the process if it was asked to stop and is still at work: Python may be waiting for an operator."""
     while told := os.read(listening, 1):
-        if told[0] in SIGNALS and not over.wait(GRACE):
+        if told[0] in SIGNALS and not over.wait(grace):
             os._exit(tell(told[0]))
     os.close(listening)
 

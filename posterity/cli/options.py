@@ -24,9 +24,9 @@ Runs = Annotated[Path, typer.Argument(help="folder of a run or a comparison, or 
 PAGE = option(Path | None, None, "file to write (default: report.html in the folder)", "--out", panel=PANEL,
               metavar="FILE")  # fmt: skip
 TRUST = option(bool, False, "import the modules of its author's own that the folder names", "--trust")
-METHODS = option(str, "local,fedavg,fedavg+ft,fedper,fedmap,pfedvmp", "methods, comma separated; one may appear twice, "
-                 r"with other settings: 'fedprox\[mu=0.1], fedprox\[mu=1]' (default: local, fedavg, "
-                 "fedavg+ft, fedper, fedmap, pfedvmp)", "--methods", panel="Training", metavar="NAME,…",
+METHODS = option(str, "local,fedavg,fedavg+ft,fedper,fedmap,pfedvmp", "methods, comma separated; 'all' means those "
+                 r"not named; one may appear twice, with other settings: 'fedprox\[mu=0.1], fedprox\[mu=1]' (default: "
+                 "local, fedavg, fedavg+ft, fedper, fedmap, pfedvmp)", "--methods", panel="Training", metavar="NAME,…",
                  words=complete_methods)  # fmt: skip
 SEEDS = option(str, "0,1,2", "seeds, comma separated or a range (0-4; default: 0,1,2)", "--seeds", panel="Running",
                metavar="INTEGER,…")  # fmt: skip

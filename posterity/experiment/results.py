@@ -22,6 +22,7 @@ from posterity.experiment.notebook import as_run, html_table
 from posterity.experiment.place import check_out
 from posterity.experiment.plot import Plot, plot
 from posterity.experiment.run import Watch, resume_run, silent, start_run
+from posterity.experiment.variants import name_all
 from posterity.report import Row, Run, check_rule, columns, complete, finding, headline, load_runs
 from posterity.report.logs import write_atomic
 from posterity.report.page import render
@@ -102,7 +103,8 @@ def compare_all(
     together: bool = False,
 ) -> Results:
     """Every method with every seed, in a folder or in memory."""
-    names, each = split_list(methods) if isinstance(methods, str) else list(methods), list(seeds)
+    names = name_all(split_list(methods) if isinstance(methods, str) else list(methods))
+    each = list(seeds)
     check_rule(show)
     _check(names, each, jobs)
     config = keeping(config, show)

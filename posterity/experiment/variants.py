@@ -4,7 +4,8 @@
 
 The brackets stand at the end, behind all suffixes. What may stand in them is what `--set` takes, and it wins over
 `--set`; only `data.` may not, because all methods are to have the same clients. The configuration of the run has the
-plain method and the settings, as if they had been given by `--set`.
+plain method and the settings, as if they had been given by `--set`. "all" stands for every method that is not named
+beside it, by itself or with settings.
 """
 
 from __future__ import annotations
@@ -13,7 +14,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from posterity.core.parse import split_list
+from posterity.methods import available
 
+ALL = "all"
 PLAIN = set("+-_.=")  # besides letters and digits: what a folder's name may have
 FORM = "fedprox[mu=0.1] or pfedvmp+ft[xi=5,ft.epochs=2], the brackets behind all suffixes"
 
@@ -56,6 +59,13 @@ def parse_variant(text: str) -> Variant:
     return Variant(text, method, settings)
 
 
+def name_all(names: Sequence[str]) -> list[str]:
+    """`names`, with every method that they do not name in the place of "all"."""
+    given = {parse_variant(name).method for name in names}
+    rest = [name for name in sorted(available()) if name not in given]
+    return [each for name in names for each in (rest if name == ALL else [name])]
+
+
 def parse_variants(names: Sequence[str]) -> list[Variant]:
     """The methods of a comparison, each with a folder of its own."""
     found: dict[str, Variant] = {}
@@ -68,4 +78,4 @@ def parse_variants(names: Sequence[str]) -> list[Variant]:
     return list(found.values())
 
 
-__all__ = ["FORM", "Variant", "parse_variant", "parse_variants"]
+__all__ = ["FORM", "Variant", "name_all", "parse_variant", "parse_variants"]

@@ -160,6 +160,27 @@ def test_products_that_are_taken_from_the_library():
     assert inductor.multiply(torch.ones(3, 5, 40), torch.ones(3, 40, 4)) is NotImplemented  # many terms, on the host
 
 
+@pytest.mark.parametrize(
+    ("shape", "dims", "axes"),
+    [
+        ((3, 64, 200), [1, 2], [[2], [1]]),
+        ((3, 64, 32, 5, 5), [1, -2, 2, 4], [[2, 3, 4], [1]]),
+        ((3, 9000), [1], [[2], [1]]),
+        ((3, 9000, 2), [-2], [[2], [1]]),
+        ((3, 64, 100), [1, 2], [[1, 2]]),  # few terms
+        ((3, 16001), [1], [[1]]),  # a prime
+        ((3, 9000, 2), [1, 2], [[1, 2]]),
+    ],
+)
+@pytest.mark.parametrize("keepdim", [False, True])
+def test_sums_of_many_terms_are_made_of_partial_ones(shape, dims, axes, keepdim):
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    made = trace_any(lambda x: [x.sum(dims, keepdim, dtype=torch.float64)], [Input(x, 1)], inductor.INSTEAD)
+    torch.testing.assert_close(made(x)[0], x.sum(dims, keepdim, dtype=torch.float64))
+    adding = [node for node in made.graph.nodes if node.target is torch.ops.aten.sum.dim_IntList]
+    assert [node.args[1] for node in adding] == axes
+
+
 @kernels
 @pytest.mark.parametrize("rows", [1, 10, 20])
 @pytest.mark.parametrize("turned", [False, True], ids=["rows", "columns"])

@@ -10,7 +10,8 @@ from posterity.core.parse import split_list
 from posterity.experiment import compare, run, run_folder
 from posterity.experiment.compare import compare_runs, resume_all
 from posterity.experiment.config import Config
-from posterity.experiment.variants import parse_variants
+from posterity.experiment.variants import name_all, parse_variants
+from posterity.methods import available
 from posterity.report import headline, load_runs
 
 BASE = Config(dataset="digits", clients=4, rounds=1, subset="15%", set={"model.hidden": "4"})
@@ -61,6 +62,14 @@ def test_a_mistake_in_brackets_is_told_before_the_first_run(tmp_path):
     with pytest.raises(ValueError, match="fedprox has no setting 'nu'"):
         compare_runs(BASE, ["fedavg", "fedprox[nu=1]"], [0], tmp_path / "out", quiet)
     assert not (tmp_path / "out").exists()
+
+
+def test_all_stands_for_those_that_are_not_named():
+    assert name_all(["all"]) == sorted(available())
+    named = ["pvi", "fedep[burn_rounds=5]", "all", "fedavg+ft"]
+    rest = [name for name in sorted(available()) if name not in ("pvi", "fedep")]
+    assert name_all(named) == [*named[:2], *rest, "fedavg+ft"]
+    assert name_all(["fedper", "fedavg"]) == ["fedper", "fedavg"]
 
 
 def test_each_has_its_own_folder_settings_and_label(tmp_path, monkeypatch):

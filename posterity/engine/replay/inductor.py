@@ -4,11 +4,14 @@ A step's operators are written down for any number of clients (`symbolic.py`), w
 masks and keys are next, who has finished, the new values put in the place of the old. Inductor fuses elementwise
 operators into few kernels that write in place. Two kinds of matrix products are taken from the library first: sums of
 few terms, such as a fully connected layer's gradient over a batch, become elementwise, so that a gradient is formed
-where it is used and never written; few rows times a matrix are a kernel of our own (`_products.py`).
+where it is used and never written; few rows times a matrix are a kernel of our own (`_products.py`). A sum over all
+parameters of a client, such as a distance, becomes two: inductor fuses it with the update of the same parameters, and
+a single sum would leave that to one block of threads a client.
 """
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable
 from importlib.util import find_spec
@@ -26,6 +29,7 @@ from posterity.engine.tracing.dynamic_shapes import Input, Refused, symbols, tra
 from posterity.engine.tracing.trace import Same, shape_of
 
 FEW = 16  # terms of a sum that is formed where it is used
+MANY, PART = 1 << 13, 64  # terms of a sum that is made of partial ones, and of those at least
 ROWS, KINDS = 32, (torch.float32, torch.bfloat16, torch.float16)  # of products by a kernel of our own, at most
 aten: Any = torch.ops.aten
 OPTIONS = {
@@ -69,7 +73,7 @@ def _compile(function: Callable[..., Carry], held: bool, trees: Tree, most: int)
 
     known = {name: value for name, value in OPTIONS.items() if hasattr(_inductor.config, name)}  # older ones know fewer
     try:
-        operators = trace_any(flat, inputs, {aten.bmm.default: multiply})
+        operators = trace_any(flat, inputs, INSTEAD)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # hints for those who write compilers
             run: Run = _inductor.compile(operators, list[Any](symbols(inputs, most)), options=known)
@@ -117,6 +121,35 @@ def multiply(a: Tensor, b: Tensor) -> Any:
 
         return _products.strips(_held(a), _held(b))
     return NotImplemented
+
+
+def add_up(x: Tensor, dims: list[int] | None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Any:
+    """`x.sum(dims)` of many terms: sums over the last of these axes, and their sum."""
+    outer, inner = sorted(axis % x.dim() for axis in dims or ()), list[int]()
+    if math.prod(x.shape[axis] for axis in outer) < MANY:
+        return NotImplemented
+    if len(outer) == 1:
+        return _unflattened(x, outer[0], keepdim, dtype)
+    while outer and math.prod(x.shape[axis] for axis in inner) < PART:
+        inner.insert(0, outer.pop())
+    if not outer:
+        return NotImplemented  # one of them is nearly all of it
+    sums = x.sum(inner, keepdim=True, dtype=dtype).sum(outer, keepdim=True, dtype=dtype)
+    return sums if keepdim else sums.squeeze([*outer, *inner])
+
+
+def _unflattened(x: Tensor, axis: int, keepdim: bool, dtype: torch.dtype | None) -> Any:
+    """The sum over one long axis as one over two."""
+    length = x.shape[axis]
+    rows = max(n for n in range(1, math.isqrt(length) + 1) if length % n == 0)
+    if rows < PART:
+        return NotImplemented  # a prime, or nearly one
+    parts = x.reshape(*x.shape[:axis], rows, length // rows, *x.shape[axis + 1 :])
+    total = parts.sum([axis, axis + 1], dtype=dtype)
+    return total.unsqueeze(axis) if keepdim else total
+
+
+INSTEAD: dict[Any, Callable[..., Any]] = {aten.bmm.default: multiply, aten.sum.dim_IntList: add_up}
 
 
 def _held(tensor: Tensor) -> Tensor:
