@@ -173,11 +173,13 @@ def test_products_that_are_taken_from_the_library():
     ],
 )
 @pytest.mark.parametrize("keepdim", [False, True])
-def test_sums_of_many_terms_are_made_of_partial_ones(shape, dims, axes, keepdim):
+@pytest.mark.parametrize("way", ["sum", "mean"])
+def test_sums_of_many_terms_are_made_of_partial_ones(shape, dims, axes, way, keepdim):
     x = torch.randn(shape, generator=torch.Generator().manual_seed(0))
-    made = trace_any(lambda x: [x.sum(dims, keepdim, dtype=torch.float64)], [Input(x, 1)], inductor.INSTEAD)
-    torch.testing.assert_close(made(x)[0], x.sum(dims, keepdim, dtype=torch.float64))
-    adding = [node for node in made.graph.nodes if node.target is torch.ops.aten.sum.dim_IntList]
+    reduce = getattr(torch, way)
+    made = trace_any(lambda x: [reduce(x, dims, keepdim, dtype=torch.float64)], [Input(x, 1)], inductor.INSTEAD)
+    torch.testing.assert_close(made(x)[0], reduce(x, dims, keepdim, dtype=torch.float64))
+    adding = [n for n in made.graph.nodes if n.target in (torch.ops.aten.sum.dim_IntList, torch.ops.aten.mean.dim)]
     assert [node.args[1] for node in adding] == axes
 
 

@@ -149,7 +149,17 @@ def _unflattened(x: Tensor, axis: int, keepdim: bool, dtype: torch.dtype | None)
     return total.unsqueeze(axis) if keepdim else total
 
 
-INSTEAD: dict[Any, Callable[..., Any]] = {aten.bmm.default: multiply, aten.sum.dim_IntList: add_up}
+def average(x: Tensor, dims: list[int] | None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Any:
+    """`x.mean(dims)` of many terms."""
+    total = add_up(x, dims, keepdim, dtype=dtype)
+    return total if total is NotImplemented else total / math.prod(x.shape[axis] for axis in dims or ())
+
+
+INSTEAD: dict[Any, Callable[..., Any]] = {
+    aten.bmm.default: multiply,
+    aten.sum.dim_IntList: add_up,
+    aten.mean.dim: average,
+}
 
 
 def _held(tensor: Tensor) -> Tensor:

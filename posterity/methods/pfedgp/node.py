@@ -53,7 +53,8 @@ def factor(k: Tensor, weight: Tensor) -> Tensor:
 
 
 def solve(low: Tensor, right: Tensor) -> Tensor:
-    return torch.cholesky_solve(right[:, None], low)[:, 0]
+    half = torch.linalg.solve_triangular(low, right[:, None], upper=False)
+    return torch.linalg.solve_triangular(low.mT, half, upper=True)[:, 0]  # cholesky_solve cannot be captured on a GPU
 
 
 def gibbs(k: Tensor, root: Tensor, kappa: Tensor, key: Tensor, steps: int) -> Tensor:
@@ -89,15 +90,21 @@ def predictive(k: Tensor, cross: Tensor, prior: Tensor, kappa: Tensor, omega: Te
     return mean, (prior - (half**2).sum(0)).clamp(min=LEAST)  # (d)
 
 
+def log_sigmoid(f: Tensor) -> Tensor:
+    """PyTorch's own fails inside two `vmap`s on a GPU (2.11); beyond the threshold softplus is the identity."""
+    return -torch.nn.functional.softplus(-f, threshold=50)
+
+
 def branch_log_probabilities(mean: Tensor, variance: Tensor, branch: str) -> Tensor:
     """log p(left) and log p(right) (2, m) of means and variances (chains, m)."""
-    grid, share = (torch.as_tensor(a, dtype=mean.dtype, device=mean.device) for a in (GRID, SHARE / SHARE.sum()))
+    # filled on the device: what is copied to it cannot be captured
+    grid, share = (torch.stack([mean.new_full((), a) for a in some.tolist()]) for some in (GRID, SHARE / SHARE.sum()))
     f = mean[..., None] + variance.sqrt()[..., None] * grid  # (chains, m, grid)
     chains = np.log(len(mean))
     if branch == "mean":
-        both = torch.nn.functional.logsigmoid(torch.stack((f, -f))) + torch.log(share)
+        both = torch.log(share) + log_sigmoid(torch.stack((f, -f)))
         return torch.logsumexp(torch.logsumexp(both, -1), 1) - chains  # (e)
-    left = torch.logsumexp(torch.nn.functional.logsigmoid(f) @ share, 0) - chains  # as released: biased
+    left = torch.logsumexp(log_sigmoid(f) @ share, 0) - chains  # as released: biased
     return torch.stack((left, torch.log(-torch.expm1(left.clamp(max=-LEAST)))))
 
 
