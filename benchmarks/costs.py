@@ -2,6 +2,7 @@
 
     python benchmarks/costs.py [--device cuda] [--rounds 5] [--engine graph] [--convolution triton]
                                  [--only fedmap,pfedvmp] [--limit 60] [--profile] [--json FILE] [--quick]
+    python benchmarks/costs.py --table FILE [FILE …]      Markdown from such JSON; a later file's row takes the place
 
 The federation, network and training of `gpu.py`: 50 clients by Dirichlet(0.3), 12,000 images, batch 10, one epoch. A
 method is allowed what it must compute: in units of FedAvg's round a forward pass over everybody's data counts 1/3, a
@@ -266,6 +267,25 @@ def choose(only: str) -> list[Case]:
     return [FEDAVG, *chosen, AGAIN]
 
 
+def tabulate(files: list[Path]) -> str:
+    """The rows of several runs as one table: each method's last one."""
+    rows = {row["case"]["name"]: row for file in files for row in json.loads(file.read_text())["rows"]}
+    lines = ["| method | ms | ÷ FedAvg | expected | measured ÷ expected | kernels with the most extra time |",
+             "|---|--:|--:|--:|--:|---|"]  # fmt: skip
+    unit = rows["fedavg"]["kernels"]
+    for name, row in rows.items():
+        if row["timing"] is None:
+            lines.append(f"| {name} | | | {row['case']['expected']:.2f} | | failed |")
+            continue
+        extra = {n: ms - unit.get(n, 0.0) for n, ms in row["kernels"].items()}
+        most = sorted(extra, key=lambda n: -extra[n])[:2] if row["good"] is False else []
+        named = "; ".join(f"`{n[:60]}` {extra[n]:+.0f} ms" for n in most)
+        judged = f"{row['against']:.2f}" if row["good"] else f"**{row['against']:.2f}**"
+        cells = [name, f"{row['timing']['ms']:.1f}", f"{row['ratio']:.2f}", f"{row['case']['expected']:.2f}", judged]
+        lines.append(f"| {' | '.join([*cells, named])} |")
+    return "\n".join(lines)
+
+
 def parse(words: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--device", default="cuda")
@@ -276,12 +296,16 @@ def parse(words: list[str]) -> argparse.Namespace:
     parser.add_argument("--limit", type=float, default=60, help="seconds after which a method is given up")
     parser.add_argument("--profile", action="store_true", help=f"kernels of methods above {BOUND}")
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--table", type=Path, nargs="+", help="files of earlier runs, as a table in Markdown")
     parser.add_argument("--quick", action="store_true", help="a tiny federation, one round of warm-up, one that counts")
     return parser.parse_args(words)
 
 
 def main(words: list[str]) -> None:
     options = parse(words)
+    if options.table:
+        print(tabulate(options.table))
+        return
     cases = choose(options.only)
     if options.device.startswith("cuda") and not torch.cuda.is_available():
         raise SystemExit("No CUDA device here; --quick --device cpu --convolution native shows that everything runs.")

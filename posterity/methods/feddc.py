@@ -62,14 +62,12 @@ from posterity.core import (
     require_plain_sgd,
     squared_distance,
     trainable,
-    tree_bytes,
     tree_map,
     tuned,
 )
+from posterity.methods._drift import BALANCES, MODELS, SCORED, cloud, from_cloud, mean_size, scored_beside
 
 AUTHORS_TRAINING = Training(lr=0.1, epochs=5, batch=50, weight_decay=1e-3)
-BALANCES = ("clients", "samples")
-MODELS = ("average", "cloud")
 
 
 @record
@@ -95,16 +93,6 @@ class Personal:
     slope: Params  # g_k
 
 
-def cloud(state: State) -> Params:
-    """w: what the clients train from."""
-    return {n: p + state.drift[n] if n in state.drift else p for n, p in state.params.items()}  # (3)
-
-
-def from_cloud(carry: Carry, here: Here) -> Carry:
-    """Training begins at w, whatever is scored."""
-    return replace(carry, params=here.shared.part.params)
-
-
 @dataclass(frozen=True)
 class FedDC(Method):
     label: ClassVar[str] = "FedDC"
@@ -128,18 +116,16 @@ class FedDC(Method):
 
     def init(self, model: Network, params: Params, facts: Facts) -> State:
         none = {n: torch.zeros_like(params[n]) for n in trainable(params, model)}
-        like = next(iter(params.values()))
-        size = like.new_full((), facts.samples / facts.clients) if self.balance == "samples" else ()
+        size = mean_size(params, facts, self.balance)
         return State(params, none, tree_map(torch.clone, none), size, facts.clients)
 
     def offer(self, state: State, client: Tensor | None) -> tuple[Sparse, Own]:
-        w = cloud(state)
-        average = state.params if self.predicts == "average" else {}
-        unsent = torch.zeros_like(next(iter(w.values())), dtype=torch.int64).sum() + tree_bytes(average)
+        w = cloud(state.params, state.drift)
+        average, unsent = scored_beside(state.params, self.predicts)
         return Sparse(Shared(w, state.slope, average, state.size), unsent), ()
 
     def outside(self) -> str:
-        return "the mean of the clients that trained last" if self.predicts == "average" else "the server's cloud model"
+        return SCORED[self.predicts]
 
     def join(self, here: Here) -> Personal:
         none = tree_map(torch.zeros_like, here.shared.part.slope)
@@ -184,7 +170,7 @@ class FedDC(Method):
         return {"params": Mean(torch.ones_like(here.n), moved), "slope": Sum(change)}, Personal(drift, slope)
 
     def combine(self, state: State, total: Message, now: Now) -> State:
-        moved, count, w = total["params"].mean(), total["params"].weight, cloud(state)
+        moved, count, w = total["params"].mean(), total["params"].weight, cloud(state.params, state.drift)
         params = {n: p + moved[n] for n, p in w.items()}  # (3)
         drift = {n: h + count / state.clients * moved[n] for n, h in state.drift.items()}  # (3)
         slope = tree_map(lambda g, d: g + d / state.clients, state.slope, total["slope"].value)  # (4)

@@ -27,7 +27,7 @@ weight decay). Drifts cover trainable leaves, never the buffers of batch norm, w
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 import torch
@@ -60,13 +60,11 @@ from posterity.core import (
     record,
     squared_distance,
     trainable,
-    tree_bytes,
     tuned,
 )
+from posterity.methods._drift import BALANCES, MODELS, SCORED, cloud, from_cloud, mean_size, scored_beside
 
 AUTHORS_TRAINING = Training(lr=0.1, epochs=5, batch=50, weight_decay=1e-3, clip=10.0)
-BALANCES = ("clients", "samples")
-MODELS = ("average", "cloud")
 
 
 @record
@@ -82,11 +80,6 @@ class Shared:
     params: Params  # w
     average: Params  # θ̄, for scoring alone
     size: Tree
-
-
-def cloud(state: State) -> Params:
-    """w: what the clients train from."""
-    return {n: p + state.drift[n] if n in state.drift else p for n, p in state.params.items()}  # (3)
 
 
 @dataclass(frozen=True)
@@ -111,18 +104,16 @@ class FedDyn(Method):
 
     def init(self, model: Network, params: Params, facts: Facts) -> State:
         drift = {n: torch.zeros_like(params[n]) for n in trainable(params, model)}
-        like = next(iter(params.values()))
-        size = like.new_full((), facts.samples / facts.clients) if self.balance == "samples" else ()
+        size = mean_size(params, facts, self.balance)
         return State(params, drift, size, facts.clients)
 
     def offer(self, state: State, client: Tensor | None) -> tuple[Sparse, Own]:
-        w = cloud(state)
-        average = state.params if self.predicts == "average" else {}
-        unsent = torch.zeros_like(next(iter(w.values())), dtype=torch.int64).sum() + tree_bytes(average)
+        w = cloud(state.params, state.drift)
+        average, unsent = scored_beside(state.params, self.predicts)
         return Sparse(Shared(w, average, state.size), unsent), ()
 
     def outside(self) -> str:
-        return "the mean of the clients that trained last" if self.predicts == "average" else "the server's cloud model"
+        return SCORED[self.predicts]
 
     def join(self, here: Here) -> Personal:
         w = here.shared.part.params
@@ -151,12 +142,7 @@ class FedDyn(Method):
         return {"params": Mean(torch.ones_like(here.n), moved)}, drift
 
     def combine(self, state: State, total: Message, now: Now) -> State:
-        moved, count, w = total["params"].mean(), total["params"].weight, cloud(state)
+        moved, count, w = total["params"].mean(), total["params"].weight, cloud(state.params, state.drift)
         params = {n: p + moved[n] for n, p in w.items()}  # (3)
         drift = {n: h + count / state.clients * moved[n] for n, h in state.drift.items()}  # (3)
         return State(params, drift, state.size, state.clients)
-
-
-def from_cloud(carry: Carry, here: Here) -> Carry:
-    """Training begins at w, whatever is scored."""
-    return replace(carry, params=here.shared.part.params)

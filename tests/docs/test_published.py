@@ -8,7 +8,7 @@ from statistics import fmean, stdev
 import pytest
 
 from posterity.evaluate.paired import Sample, compare_all
-from posterity.report import Row, headline, load_runs, main_comparison, verdict
+from posterity.report import Row, complete, headline, load_runs, main_comparison, verdict
 from posterity.report.summary import by_point, newcomers
 
 ROOT = Path(__file__).parents[2]
@@ -201,3 +201,16 @@ def test_digits_with_ten_seeds():
 @pytest.mark.parametrize("path", sorted(RAW.glob("*.jsonl.gz")), ids=lambda p: p.name)
 def test_raw_metrics_name_their_commit(path):
     assert all(run.facts["commit"] for run in load_runs(path))
+
+
+@pytest.mark.everything
+@pytest.mark.parametrize("alpha", ["0.1", "0.3"])
+def test_baselines(alpha):
+    page = (ROOT / "docs/results/baselines.md").read_text(encoding="utf-8")
+    shown = page.partition(f"<!-- digits {alpha} -->")[2].partition("<!-- end of")[0].splitlines()
+    found = complete(headline(load_runs(RAW / f"baselines-{alpha}.jsonl.gz")))
+    assert len(found) == 36
+    for each in found:
+        cells = next(line for line in shown if line.startswith(f"| {each.label} |"))
+        for key in ("accuracy", "worst10", "cov", "ece", "bytes"):
+            assert f" {each.cells[key].text} |" in cells, (each.label, key)

@@ -24,7 +24,8 @@ from oracles.sims import (
 from posterity import methods
 from posterity.core.training import Training
 from posterity.core.tree import tree_map, tree_rows
-from posterity.methods.feddc import FedDC, Personal, cloud
+from posterity.methods._drift import cloud
+from posterity.methods.feddc import FedDC, Personal
 from posterity.methods.feddyn import FedDyn
 from posterity.methods.scaffold import SCAFFOLD
 
@@ -74,7 +75,13 @@ def told(run):
     """The same of the engine."""
     rows = run.store.rows
     drift, slope = (part[WEIGHT].flatten().tolist() for part in (rows.drift, rows.slope))
-    return float(cloud(run.state)[WEIGHT]), run.scalar(), float(run.state.slope[WEIGHT]), drift, slope
+    return (
+        float(cloud(run.state.params, run.state.drift)[WEIGHT]),
+        run.scalar(),
+        float(run.state.slope[WEIGHT]),
+        drift,
+        slope,
+    )
 
 
 def test_q2_with_exact_local_solves():

@@ -24,7 +24,8 @@ from oracles.sims import (
 from posterity import methods
 from posterity.core.training import Training
 from posterity.core.tree import tree_map, tree_rows
-from posterity.methods.feddyn import FedDyn, cloud
+from posterity.methods._drift import cloud
+from posterity.methods.feddyn import FedDyn
 from posterity.methods.fedprox import FedProx
 
 each_engine = pytest.mark.parametrize("engine", ENGINES, ids=lambda e: e.name)
@@ -57,7 +58,7 @@ def played(method, cohorts, federation=None, engine=ENGINES[1], start=0.0):
     run, seen = Run(method, federation or q2(), scalar_model(), engine, at(start)), []
     for cohort in cohorts:
         run.rounds(1, cohort)
-        seen.append((float(cloud(run.state)[WEIGHT]), run.scalar(), run.personal()))
+        seen.append((float(cloud(run.state.params, run.state.drift)[WEIGHT]), run.scalar(), run.personal()))
     return seen
 
 
@@ -79,7 +80,7 @@ def test_q2_limit():
     run.store.write(torch.arange(2), {WEIGHT: torch.tensor([-4.8, 4.8], dtype=DOUBLE).reshape(2, 1, 1)})
     run.state = replace(run.state, params=at(2.4), drift=at(0.0))
     run.rounds(1)
-    assert float(cloud(run.state)[WEIGHT]) == pytest.approx(2.4, abs=1e-12)
+    assert float(cloud(run.state.params, run.state.drift)[WEIGHT]) == pytest.approx(2.4, abs=1e-12)
     assert run.personal() == pytest.approx([-4.8, 4.8], abs=1e-12)
 
 
@@ -129,7 +130,7 @@ def test_what_is_scored(engine):
     for predicts in ("average", "cloud"):
         method = FedDyn(full_batch(5), alpha=0.5, predicts=predicts)
         run = Run(method, q2(), scalar_model(), engine, at(0.0)).rounds(2)
-        w, point = float(cloud(run.state)[WEIGHT]), run.scalar()
+        w, point = float(cloud(run.state.params, run.state.drift)[WEIGHT]), run.scalar()
         point = point if predicts == "average" else w
         for newcomers in (False, True):
             assert [float(o[0, 0]) for o in run.outputs("received", newcomers=newcomers)] == pytest.approx([point] * 2)
@@ -175,7 +176,7 @@ def test_buffers_are_plain_means():
     for name in run.sim.model.buffers:
         mean = (single[0].state.params[name] + single[1].state.params[name]) / 2
         assert torch.allclose(run.state.params[name], mean, atol=1e-14)
-        assert torch.equal(cloud(run.state)[name], run.state.params[name])
+        assert torch.equal(cloud(run.state.params, run.state.drift)[name], run.state.params[name])
 
 
 def test_a_strong_pull_keeps_everybody_at_the_broadcast():
