@@ -58,6 +58,7 @@ from posterity.methods.pfedvmp.factors import FORMS, LowRank, on_the_wire, pack
 from posterity.methods.pfedvmp.precision import MATRICES, MODES, SCALED, precisions
 
 SCORING_BATCH = 64  # samples at once for the others; has no influence on the result
+STEEP = 0.1  # 2 ξ₁ lr / d: a step draws features by this times the squared length of the layer's input
 UPLOAD = "how matrices Λ are sent: whole or half, both float64; directions ('printed' alone), rounded as clients do"
 
 
@@ -182,6 +183,16 @@ class PFedVMP(Method):
         centroids = read_centroids(total["classes"], unit, state.centroids, self.prior)  # (13), (4)
         known = torch.maximum(state.known, (total["classes"].value["count"] > 0).to(state.known))
         return State(params, centroids, known, spread, state.head)
+
+    def remarks(self, model: Network) -> tuple[str, ...]:
+        length = model.feature_dim if self.reduction == "mean" else 1
+        step = 2 * self.local.lr * self.xi / length  # of features to their centroid, for inputs of length 1
+        if self.local.optimiser != "sgd" or step <= STEEP:
+            return ()
+        return (
+            f"pFedVMP's pull may throw features beyond their centroids: 2 · lr · xi / {length} = {step:.2g} should be "
+            f"at most {STEEP:g}; xi = {STEEP * length / (2 * self.local.lr):.2g} would be",
+        )
 
     def report(self, state: State, total: Message) -> dict[str, Tensor]:
         return {"known_classes": state.known.sum()}
