@@ -3,6 +3,7 @@
 `torch.func.grad` names `torch._dynamo.compiled_autograd._disable()`, and naming it imports the compiler: 1.6 seconds at
 the start of every run, for a switch that can only be on if the compiler has been imported. Until it is, a stand-in
 answers: the switch is off, and whatever else is asked of it imports the real module, which then takes its place.
+PyTorch up to 2.7 imports the compiler in `torch.func.vmap` by itself: with it a run starts that much later.
 """
 
 from __future__ import annotations

@@ -165,8 +165,10 @@ def _inside(layer: str, name: str) -> str:
 def global_generators() -> dict[str, Any]:
     """The states of the generators that anybody may draw from, by the name of their library."""
     state: Any = np.random.get_state()
+    with torch._C._DisableFuncTorch():  # inside of `grad`, PyTorch 2.6 could not read the state
+        torch_state = torch.get_rng_state().tolist()
     return {
-        "torch": torch.get_rng_state().tolist(),
+        "torch": torch_state,
         "numpy.random": (state[1].tolist(), state[2]),
         "random": random.getstate(),
     }

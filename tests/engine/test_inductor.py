@@ -25,7 +25,7 @@ from posterity.engine.simulation import PER_CLIENT, solid
 from posterity.engine.stacked import STACKED
 from posterity.engine.store import Memory
 from posterity.engine.tracing.dynamic_shapes import Input, Refused, trace_any
-from posterity.engine.tracing.trace import fill
+from posterity.engine.tracing.trace import compile_flat, fill
 from posterity.laws import make_case
 
 GPU, HOST = torch.cuda.is_available(), os.environ.get("TRITON_INTERPRET") == "1"
@@ -113,6 +113,23 @@ def test_compiled_steps_equal_stacked_ones(method, exact, monkeypatch):
         torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12)
 
 
+@pytest.mark.everything
+def test_a_compiled_step_of_a_host_equals_a_stacked_one():
+    """The gradient of a cross-entropy adds into places that the labels choose."""
+    sim = _simulation("fedavg")
+    each, carry, here, plan = _met(sim)[0]
+    (rows,), (real,) = plan.rows(0, 1, len(here.client))
+    mine = {name: getattr(here, name) for name in PER_CLIENT if name != "key"}
+    fixed = (here.shared, here.initial, here.round, sim.federation.x, sim.federation.y)
+    inputs = solid((fixed, mine, rows, real, fold(here.key, 1), torch.zeros_like(here.step), carry))
+    step = graph.make_step(sim, each, here)
+    with torch.no_grad():
+        run, _ = compile_flat(step, *inputs)
+        pairs = zip(run(*tree_leaves(inputs)), tree_leaves(step(*inputs)), strict=True)
+    for a, b in pairs:
+        torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12)
+
+
 def test_steps_that_cannot_be_written_down_are_replayed(monkeypatch):
     monkeypatch.setattr(cuda_graphs, "capture", lambda traces, body: body)
 
@@ -124,6 +141,17 @@ def test_steps_that_cannot_be_written_down_are_replayed(monkeypatch):
         state = _rounds(_simulation("fedavg"), _engine(on_gpu))
     plain = _rounds(_simulation("fedavg"), STACKED)
     assert all(torch.equal(a, b) for a, b in zip(tree_leaves(state), tree_leaves(plain), strict=True))
+
+
+def test_a_refusal_without_words_is_named(monkeypatch):
+    monkeypatch.setattr(cuda_graphs, "capture", lambda traces, body: body)
+
+    def refuse(*args):
+        raise AssertionError
+
+    monkeypatch.setattr(inductor, "compile_operators", refuse)
+    with pytest.warns(UserWarning, match="is replayed as it is: AssertionError in PyTorch's compiler"):
+        _rounds(_simulation("fedavg"), _engine(on_gpu), 1)
 
 
 @pytest.mark.everything

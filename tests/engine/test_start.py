@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import subprocess
 import sys
 
@@ -17,6 +18,9 @@ from posterity.engine.tracing.trace import COMPILER, TraceCache
 CPU = torch.device("cpu")
 
 
+@pytest.mark.skipif(
+    "from torch._dynamo" in inspect.getsource(torch.func.vmap), reason="torch.func.vmap imports the compiler by itself"
+)
 def test_a_short_run_does_not_import_the_compiler():
     code = ("import posterity, sys; posterity.run(method='fedavg', dataset='digits', clients=3, subset='5%', rounds=1);"
             "assert 'torch._dynamo' not in sys.modules; import torch;"

@@ -45,8 +45,8 @@ def left_by_hand(k, cross, kappa, steps):
 def branches_by_hand(u, y, targets, sides, steps=5):
     """E σ(f*) (nodes, targets), for nodes that are used, from the samples of the classes at each."""
     found = {}
-    for node, side in enumerate(sides.tolist()):
-        rows = [i for i, label in enumerate(y.tolist()) if side[label]]
+    for node, side in enumerate([float(one) for one in row] for row in sides):  # inside of `grad` there is no tolist
+        rows = [i for i, label in enumerate(y) if side[int(label)]]
         if rows:
             here = u[rows]
             k = 8 * torch.exp(-((here[:, None] - here) ** 2).sum(-1) / 2) + 1e-3 * torch.eye(len(rows), dtype=DOUBLE)

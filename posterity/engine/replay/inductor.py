@@ -26,6 +26,7 @@ from posterity.engine.replay import cuda_graphs
 from posterity.engine.replay.cuda_graphs import EXACT, MakeStep, StaticBuffers
 from posterity.engine.simulation import Simulation
 from posterity.engine.tracing.dynamic_shapes import Input, Refused, symbols, trace_any
+from posterity.engine.tracing.machine_code import Run, compile_operators
 from posterity.engine.tracing.trace import Same, shape_of
 
 FEW = 16  # terms of a sum that is formed where it is used
@@ -39,7 +40,6 @@ OPTIONS = {
     "size_asserts": True,  # a compiler that needs to know the number of clients takes the hint for it
     "shape_padding": False,
 }
-Run = Callable[..., Any]
 
 
 def body(
@@ -69,19 +69,16 @@ def _compile(function: Callable[..., Carry], held: bool, trees: Tree, most: int)
         _advance(function, held, *tree_rebuilt(trees, leaves))
         return []
 
-    from torch import _inductor  # takes a second to import, so only where it is used
-
-    known = {name: value for name, value in OPTIONS.items() if hasattr(_inductor.config, name)}  # older ones know fewer
     try:
         operators = trace_any(flat, inputs, INSTEAD)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # hints for those who write compilers
-            run: Run = _inductor.compile(operators, list[Any](symbols(inputs, most)), options=known)
+            run = compile_operators(operators, list[Any](symbols(inputs, most)), OPTIONS)
         run(*tree_leaves(trees))  # nothing is in its place yet; fails if it would for this number of clients
     except torch.OutOfMemoryError:
         raise
     except (Refused, RuntimeError, AssertionError) as error:
-        reason = str(error).partition("\n")[0]
+        reason = str(error).partition("\n")[0] or f"{type(error).__name__} in PyTorch's compiler"
         warnings.warn(f"this step cannot be compiled and is replayed as it is: {reason}", stacklevel=2)
         return None
     finally:

@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from posterity.core.tree import Tree, tree_leaves, tree_map, tree_named, tree_rebuilt
+from posterity.engine.tracing.machine_code import compile_operators
 from posterity.engine.tracing.simplify import simplify
 
 MOST = 512  # recordings kept; the oldest goes first
@@ -164,9 +165,7 @@ def _interpreted(operators: Any, inputs: list[Tensor]) -> Flat:
 
 
 def _compiled(operators: Any, inputs: list[Tensor]) -> Flat:
-    from torch import _inductor  # takes a second to import, so only where it is used
-
-    run: Flat = _inductor.compile(operators, list[Any](inputs))
+    run: Flat = compile_operators(operators, list[Any](inputs))
     return run
 
 

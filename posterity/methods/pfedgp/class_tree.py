@@ -21,7 +21,8 @@ def grow_tree(means: Tensor, count: Tensor) -> Tensor:
     for node in range(len(count) - 1):
         members = (group[:, None] == number) & present[:, None]  # (C classes, C groups)
         several = members.sum(0) > 1
-        inside = (members & several)[:, torch.argmax(several.to(torch.int64))]  # of the first group of several classes
+        first = number == torch.argmax(several.to(torch.int64))
+        inside = (members & several & first).any(1)  # of the first group of several classes
         left = two_means(means, inside, apart)
         sides.append(torch.where(left, 1, -1).to(means) * inside.to(means))
         group = torch.where(inside & ~left, node + 1, group)
