@@ -27,6 +27,15 @@ KINDS = (
     "fedavg+calibrated",
 )
 
+FEWER: dict[str, dict[str, Any]] = {  # draws and steps: what laws and engines promise does not depend on how many
+    "pfedgp": {"chains": 2, "test_chains": 3, "gibbs_steps": 2},
+    "pfedbayes": {"inner": 2},
+    "pfedme": {"prox_steps": 2},
+    "pvi": {"samples": 1},
+    "pfedbred": {"prox_steps": 2},
+    "fedbe": {"samples": 3, "server_steps": 6, "server_batch": 4},
+}
+
 
 def of_each_kind(specs: Iterable[str]) -> list[Any]:
     """Parameters of a test: those that are not of `KINDS` are for `make test-all`."""
@@ -36,3 +45,8 @@ def of_each_kind(specs: Iterable[str]) -> list[Any]:
 def needs(spec: str) -> dict[str, str]:
     """Settings that a method cannot do without."""
     return {"public": "10%"} if spec.startswith("fedbe") else {}
+
+
+def fewer(spec: str) -> dict[str, str]:
+    """`FEWER` as settings of a run."""
+    return {name: str(value) for name, value in FEWER.get(spec, {}).items()}

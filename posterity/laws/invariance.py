@@ -23,6 +23,7 @@ from posterity.laws.history import POINTS, RoundHistory, history, one_round, out
 from posterity.laws.law import law
 
 HUGE = 1e4
+FEW = (0, 1)  # of 37 samples and of one: every number of clients at work is recorded by itself
 
 
 def visit(done: RoundHistory, index: int) -> Tree:
@@ -160,7 +161,7 @@ class FullBatch(Wrapper):
     "value that it had. Compute with tensors, and take what changes from `here`.",
 )
 def law_recording(case: Case) -> None:
-    twice = [COHORTS[0], COHORTS[0]]  # the second round replays what the first recorded, with other numbers
+    twice = [FEW, FEW]  # the second round replays what the first recorded, with other numbers
     sim = replace(case.sim(), traces=TraceCache(patience=0))
     called = run(case.sim(), "stacked", twice)
     for number, (one, other) in enumerate(zip(run(sim, "graph", twice).rounds, called.rounds, strict=True), 1):

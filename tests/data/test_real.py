@@ -1,5 +1,6 @@
 """The stored real datasets; these tests are skipped where their files are not."""
 
+import functools
 import gzip
 import hashlib
 import os
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from posterity.data import DataError, load
+from posterity.data import DataError, Federation, load
 from posterity.data.datasets import fmnist
 from posterity.data.registry import available
 
@@ -44,11 +45,16 @@ def need(*names: str) -> None:
             pytest.skip(f"POSTERITY_DATA has no {FILES[name][0]}")
 
 
-@pytest.mark.parametrize("name", sorted(KNOWN))
+@functools.lru_cache(maxsize=1)  # tests of one dataset stand one after another
+def as_it_comes(name: str) -> Federation:
+    return load(name)
+
+
+@pytest.mark.parametrize("name", [*sorted(KNOWN.keys() - {"cifar100"}), "cifar100"])
 def test_counts_shapes_and_range(name: str) -> None:
     need(name)
     rows, shape, classes, clients = KNOWN[name]
-    f = load(name)
+    f = as_it_comes(name)
     assert len(f.y) == rows or (name == "cifar10" and len(f.y) == 60_000)
     assert (f.shape, f.classes, len(f.class_names), f.clients) == (shape, classes, classes, clients)
     assert f.x.dtype == torch.float32
@@ -59,7 +65,7 @@ def test_counts_shapes_and_range(name: str) -> None:
 
 def test_cifar100_decodes_to_the_published_bytes() -> None:
     need("cifar100")
-    f = load("cifar100")
+    f = as_it_comes("cifar100")
     pixels = ((f.x + 1) * 127.5).round().to(torch.uint8).permute(0, 2, 3, 1).contiguous().numpy()
     assert (
         hashlib.sha256(pixels.tobytes()).hexdigest()

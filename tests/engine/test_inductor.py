@@ -11,7 +11,7 @@ from importlib.util import find_spec
 
 import pytest
 import torch
-from kinds import of_each_kind
+from kinds import fewer, of_each_kind
 
 from posterity import methods
 from posterity.core.random import fold
@@ -39,7 +39,7 @@ WRAPPED = ["fedavg+metavd", "fedavg+drop", "fedavg+snip", "fedavg+calibrated"]
 
 
 def _simulation(method, model="mlp"):
-    return make_case(methods.build(method, {}, {"lr": 0.05, "batch": 5, "epochs": 2}), model).sim()
+    return make_case(methods.build(method, fewer(method), {"lr": 0.05, "batch": 5, "epochs": 2}), model).sim()
 
 
 def _engine(stepping):

@@ -7,8 +7,10 @@ import math
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -82,6 +84,21 @@ def command(home: Path, *words: str, code: int = 0) -> str:
     return done.stdout + done.stderr
 
 
+@pytest.fixture
+def here(folder: Path, call: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
+    """`command` in this process, which does not know the file yet."""
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("COLUMNS", "220")
+    monkeypatch.delitem(sys.modules, "my_metrics", raising=False)
+
+    def run(*words: str, code: int = 0) -> str:
+        found, out, err = call(*words)
+        assert found == code, err
+        return str(out + err)
+
+    return run
+
+
 def test_the_lines_have_it(folder: Path) -> None:
     text = (folder / "both" / "fedavg" / "seed-0" / "metrics.jsonl").read_text()
     lines = [line for line in map(json.loads, text.splitlines()) if line["kind"] == "score"]
@@ -97,14 +114,17 @@ def test_the_lines_have_it(folder: Path) -> None:
         assert line["metrics"]["kappa"]["mean"] == pytest.approx(sum(line["clients"]["kappa"]) / 4)
 
 
-def test_the_module_may_be_absent_where_the_run_is_reported(folder: Path, tmp_path: Path) -> None:
+def test_the_module_may_be_absent_where_the_run_is_reported(
+    folder: Path, here: Callable[..., str], tmp_path: Path
+) -> None:
     os.rename(folder / "my_metrics.py", tmp_path / "elsewhere.py")
     try:
-        told = command(folder, "report", "both")
+        told = here("report", "both")
         page = (folder / "both" / "report.html").read_text()
-        values = json.loads(command(folder, "report", "both", "--json"))["rows"][0]["values"]
+        values = json.loads(here("report", "both", "--json"))["rows"][0]["values"]
     finally:
         os.rename(tmp_path / "elsewhere.py", folder / "my_metrics.py")
+    assert "my_metrics" not in sys.modules
     assert "Kappa" in told
     assert "Worst recall" in told
     assert "Whole NLL" not in told  # for the table of further metrics
@@ -117,9 +137,9 @@ def test_the_module_may_be_absent_where_the_run_is_reported(folder: Path, tmp_pa
     assert best.cells["kappa"].best
 
 
-def test_a_run_resumes_with_it_and_gives_its_value(beside: Path) -> None:
-    command(beside, "run", "--method", "fedavg", "--rounds", "3", "--evaluate-every", "1", *FLAGS, "--metrics",
-            "my_metrics:kappa", "--out", "one")  # fmt: skip
+def test_a_run_resumes_with_it_and_gives_its_value(beside: Path, here: Callable[..., str]) -> None:
+    here("run", "--method", "fedavg", "--rounds", "3", "--evaluate-every", "1", *FLAGS, "--metrics",
+         "my_metrics:kappa", "--out", "one")  # fmt: skip
     whole = posterity.load(beside / "one", trust=True)
     assert 'metrics = "my_metrics:kappa"' in (beside / "one" / "config.toml").read_text()
     path = beside / "one"
@@ -157,8 +177,8 @@ def test_mistakes_are_told(beside: Path, given: str, told: str) -> None:
         load_metrics(given)
 
 
-def test_the_command_line_tells_a_mistake_in_a_sentence(folder: Path) -> None:
-    told = command(folder, "run", *FLAGS, "--metrics", "my_metrics:only_two", "--out", "none", code=2)
+def test_the_command_line_tells_a_mistake_in_a_sentence(folder: Path, here: Callable[..., str]) -> None:
+    told = here("run", *FLAGS, "--metrics", "my_metrics:only_two", "--out", "none", code=2)
     assert (
         told
         == "error: metric 'only_two' is for classification with 2 classes; this is a classification with 10 classes\n"

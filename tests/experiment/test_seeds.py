@@ -22,7 +22,7 @@ from posterity.experiment.setup import set_up
 from .kills import CONTEXT, MOMENTS, arm, remains
 
 SMALL = {"dataset": "digits", "clients": 6, "rounds": 4, "evaluate_every": 2, "participation": "50%", "subset": "15%",
-         "newcomers": "1", "dtype": "float64", "set": {"model.hidden": "8"}}  # fmt: skip
+         "newcomers": "1", "dtype": "float64", "engine": "stacked", "set": {"model.hidden": "8"}}  # fmt: skip
 SEEDS = (0, 3, 5)
 NONE = lambda title, rounds: nullcontext(run.silent)  # noqa: E731
 

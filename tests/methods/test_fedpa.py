@@ -69,7 +69,7 @@ def test_bytes_are_fedavgs(dtype):
     assert (logs[0].bytes_up, logs[0].bytes_down) == (logs[1].bytes_up, logs[1].bytes_down)
 
 
-@pytest.mark.parametrize("model", ["mlp", "mlp_bn"])
+@pytest.mark.parametrize("model", ["mlp", pytest.param("mlp_bn", marks=pytest.mark.everything)])
 def test_laws_hold_after_the_burn_in(model):
     """The roster's FedPA burns in throughout; this one samples from the second round."""
     broken = [v.detail for v in check(FedPA(Training(lr=0.05, batch=4), burn_rounds=1, rho=0.1), model) if not v.held]

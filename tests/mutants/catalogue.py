@@ -14,6 +14,7 @@ from __future__ import annotations
 import ast
 import tomllib
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 
 from .locate import Found, everywhere, find, nearest, pair, replaced
@@ -171,6 +172,7 @@ def _exists(test: str, root: Path) -> bool:
     return not rest or f"def {rest.partition('[')[0]}(" in (root / file).read_text(encoding="utf-8")
 
 
+@lru_cache(maxsize=16)  # of the file as it is, which many entries change one after another
 def meaning(text: str) -> str:
     """Code without comments and docstrings, in one spelling."""
     tree = ast.parse(text)

@@ -41,6 +41,19 @@ def call(path: str, out: Path, *flags: str) -> str:
     return done.stdout
 
 
+@pytest.fixture
+def call_here(monkeypatch, capsys):
+    """A script in this process: what it prints."""
+
+    def run(path: str, *flags: str) -> str:
+        script = load(path, monkeypatch)
+        monkeypatch.setattr(sys, "argv", [str(ROOT / path), *flags])
+        script.main()
+        return capsys.readouterr().out
+
+    return run
+
+
 def test_table_4_in_its_quick_form(tmp_path, monkeypatch):
     """Every row in both settings, the paper's number beside ours, the same values in both files."""
     printed = call("recipes/fednp_table4.py", tmp_path)
@@ -58,17 +71,15 @@ def test_table_4_in_its_quick_form(tmp_path, monkeypatch):
     assert len({round(v, 3) for v in first.values()}) >= 6  # methods differ already after a round
 
 
-def test_findings_alone_and_the_page_from_the_file(tmp_path):
+def test_findings_alone_and_the_page_from_the_file(tmp_path, call_here):
     """One finding, no table; `--from` writes the same page again."""
-    printed = call("recipes/fednp_table4.py", tmp_path, "--no-table", "--findings", "printed: nothing")
+    flags = ["--quick", "--no-table", "--findings", "printed: nothing"]
+    printed = call_here("recipes/fednp_table4.py", "--out", str(tmp_path), *flags)
     found = lines(tmp_path / "table4.jsonl")
     assert [r["method"] for r in found] == ["FedAvg", "Quad-FedNP, λ = 0.01", "Quad-FedNP, λ = 10"]
     page = (tmp_path / "table4.md").read_text()
     assert f"| printed | nothing | FedAvg | 1 | {found[0]['pooled'][0]:.1f} |" in page
-    command = [sys.executable, str(ROOT / "recipes/fednp_table4.py"), "--from", str(tmp_path / "table4.jsonl")]
-    again = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
-    assert again.returncode == 0, again.stderr
-    assert page in again.stdout
+    assert page in call_here("recipes/fednp_table4.py", "--from", str(tmp_path / "table4.jsonl"))
     assert page in printed
 
 

@@ -16,6 +16,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._guards import TracingContext, tracing
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from posterity.core.tree import Tree, tree_leaves, tree_map, tree_named, tree_rebuilt
@@ -186,7 +188,8 @@ def trace_flat(
 
     # `detach` makes an object of its own for every leaf: the tracer takes one tensor at two places for one input
     inputs = [leaf.detach().contiguous() for leaf in tree_leaves(trees)]
-    operators = make_fx(flat)(*inputs)
+    with tracing(TracingContext(FakeTensorMode())):  # notes shapes; without ours there is one for every operator
+        operators = make_fx(flat)(*inputs)
     operators.graph.eliminate_dead_code()
     simplify(operators, inputs)
     operators.recompile()
