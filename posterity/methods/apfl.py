@@ -132,7 +132,7 @@ class APFL(Method):
     scored: ClassVar[Point] = "received"
 
     local: Training = hyper(Training(), "how the clients train both models")
-    alpha: float = hyper(0.5, "α: share of the client's own model, at first", SOURCE)
+    alpha: float = hyper(0.5, "α: share of the client's own model, at first", SOURCE, search=(0.1, 0.9, "linear"))
     adaptive: bool = hyper(True, "whether clients learn α; false: it stays", "Deng et al. 2020")
     loss: Loss = fit  # a wrapper may replace it
 

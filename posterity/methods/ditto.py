@@ -73,7 +73,12 @@ class Ditto(Method):
     scored: ClassVar[Point] = "received"
 
     local: Training = hyper(Training(), "how the clients train, both models")
-    lam: float = hyper(1.0, "λ: pull of the personal model to the broadcast", "FL-bench; the paper tries 0.1, 1 and 2")
+    lam: float = hyper(
+        1.0,
+        "λ: pull of the personal model to the broadcast",
+        "FL-bench; the paper tries 0.1, 1 and 2",
+        search=(0.01, 10.0, "log"),
+    )
     personal_epochs: int = hyper(1, "E_p: epochs of the personal model in a round", "FL-bench and PFLlib")
     loss: Loss = fit  # a wrapper may replace it
 

@@ -94,7 +94,7 @@ class FedALA(Method):
 
     local: Training = hyper(Training(), "how the clients train", paper=Training(lr=0.005))
     layers: int = hyper(1, "p: how many of the network's last layers, counted by modules with weights", AUTHORS)
-    weight_lr: float = hyper(1.0, "η_W: step size of the weights W", AUTHORS)
+    weight_lr: float = hyper(1.0, "η_W: step size of the weights W", AUTHORS, search=(0.1, 10.0, "log"))
     share: float = hyper(0.8, "s: share of a client's samples that W learns from", AUTHORS)
     first_epochs: int = hyper(1, "epochs for W the first time; one later", "ours: see the docstring", paper=11)
     loss: Loss = fit  # a wrapper may replace it

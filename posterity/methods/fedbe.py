@@ -116,7 +116,7 @@ class FedBE(Method):
     temperature: float = hyper(1.0, "T: below 1 sharpens the teachers' mean", "ours: none", paper=0.5)
     server_steps: int = hyper(72, "steps of distillation; 0 = FedAvg", METAVD, paper=1580)
     server_batch: int = hyper(64, "public rows of a step", METAVD, paper=128)
-    server_lr: float = hyper(1e-3, "step size of distillation", PAPER)
+    server_lr: float = hyper(1e-3, "step size of distillation", PAPER, search=(0.0001, 0.01, "log"))
     server_momentum: float = hyper(0.9, "momentum of distillation", PAPER)
     server_weight_decay: float = hyper(1e-5, "weight decay of distillation", PAPER)
     swa_start: float = hyper(0.75, "share of the steps before the first that is averaged", METAVD, paper=0.3165)

@@ -127,7 +127,9 @@ class FedCP(Method):
     scored: ClassVar[Point] = "received"
 
     local: Training = hyper(Training(), "how the clients train", paper=Training(lr=0.005))
-    lam: float = hyper(5.0, "λ: pull of the features to those of the received base", "authors' CNN script")
+    lam: float = hyper(
+        5.0, "λ: pull of the features to those of the received base", "authors' CNN script", search=(0.1, 10.0, "log")
+    )
     noisy: bool = hyper(False, "draw the gates' noise in predictions too", "ours; released code does")
 
     def __post_init__(self) -> None:

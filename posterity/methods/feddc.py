@@ -102,7 +102,9 @@ class FedDC(Method):
     differences: ClassVar[tuple[str, ...]] = ("params",)
 
     local: Training = hyper(Training(), "how the clients train", paper=AUTHORS_TRAINING)
-    alpha: float = hyper(0.1, "α: strength of the pull towards w − h_k", "authors' MNIST script", paper=0.01)
+    alpha: float = hyper(
+        0.1, "α: strength of the pull towards w − h_k", "authors' MNIST script", paper=0.01, search=(0.001, 1.0, "log")
+    )
     balance: str = hyper("clients", "whose mean loss is minimised: clients' or samples'", "uniform means", BALANCES,
                          paper="samples")  # fmt: skip
     predicts: str = hyper("average", "scored model: mean of the last clients, or w", "authors' tables", MODELS)

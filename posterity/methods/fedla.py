@@ -76,7 +76,12 @@ class FedLA(Method):
     scored: ClassVar[Point] = "received"
 
     local: Training = hyper(Training(), "how the clients train", paper=RELEASED_TRAINING)
-    importance: float = hyper(1.0, "λ: strength of the pull to the server's mean", "of 0, 1, 100 in the " + RELEASED)
+    importance: float = hyper(
+        1.0,
+        "λ: strength of the pull to the server's mean",
+        "of 0, 1, 100 in the " + RELEASED,
+        search=(0.1, 10.0, "log"),
+    )
     eps: float = hyper(1e-5, "ε: precision that every number has at least", RELEASED)
     fallback: bool = hyper(True, "numbers without curvature are averaged, not moved to 0", "ours", paper=False)
     loss: Loss = fit  # a wrapper may replace it

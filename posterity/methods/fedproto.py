@@ -93,7 +93,9 @@ class FedProto(Method):
     scored: ClassVar[Point] = "received"
 
     local: Training = hyper(Training(), "how the clients train", paper=Training(momentum=0.5))
-    lam: float = hyper(1.0, "λ: pull of features to the prototype of their class", "authors' code")
+    lam: float = hyper(
+        1.0, "λ: pull of features to the prototype of their class", "authors' code", search=(0.1, 10.0, "log")
+    )
     weighting: str = hyper(
         "uniform", "weight of a client's class mean", "all released code", WEIGHTINGS, paper="counts"
     )

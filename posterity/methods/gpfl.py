@@ -133,7 +133,12 @@ class GPFL(Method):
     scored: ClassVar[Point] = "received"
 
     local: Training = hyper(Training(), "how the clients train", paper=Training(lr=0.005))
-    lam: float = hyper(0.01, "λ: pull to the received embedding of the class", "authors' scripts, CNN and MLP")
+    lam: float = hyper(
+        0.01,
+        "λ: pull to the received embedding of the class",
+        "authors' scripts, CNN and MLP",
+        search=(0.0001, 0.1, "log"),
+    )
     mu: float = hyper(0.1, "µ: weight decay of table and valve", "authors' scripts, CNN and MLP")
 
     def __post_init__(self) -> None:

@@ -98,7 +98,13 @@ class MOON(Method):
     scored: ClassVar[Point] = "received"
 
     local: Training = hyper(Training(), "how the clients train", paper=AUTHORS_TRAINING)
-    mu: float = hyper(1.0, "µ: weight of the contrast", "FedNP's tuned value; the paper's for CIFAR-100", paper=5.0)
+    mu: float = hyper(
+        1.0,
+        "µ: weight of the contrast",
+        "FedNP's tuned value; the paper's for CIFAR-100",
+        paper=5.0,
+        search=(0.1, 10.0, "log"),
+    )
     temperature: float = hyper(0.5, "τ: temperature of the contrast", "Li et al. 2021, §4.1")
     projection: bool = hyper(False, "two more layers between base and head", "FedNP and PFLlib have none", paper=True)
 

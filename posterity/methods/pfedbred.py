@@ -106,7 +106,9 @@ class PFedBreD(Method):
 
     local: Training = hyper(Training(), "how the clients train; lr is η", paper=AUTHORS_TRAINING)
     prior: str = hyper("mh", "how the prior mean is read off the common model", "the paper's main method", PRIORS)
-    lam: float = hyper(15.0, "λ: pull of the personal model to its prior mean", AUTHORS + "; 30 for its DNN")
+    lam: float = hyper(
+        15.0, "λ: pull of the personal model to its prior mean", AUTHORS + "; 30 for its DNN", search=(1.0, 50.0, "log")
+    )
     eta_p: float = hyper(0.05, "η_p: step from the common model to the prior mean", AUTHORS)
     alpha: float = hyper(0.01, "α: both steps of mh", AUTHORS)
     prox_steps: int = hyper(5, "K: steps of the personal model for a batch", AUTHORS)

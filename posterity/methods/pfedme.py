@@ -83,7 +83,7 @@ class PFedMe(Method):
     scored: ClassVar[Point] = "received"
 
     local: Training = hyper(Training(), "how the clients train; lr is η", paper=Training(lr=0.005, steps=20, batch=20))
-    lam: float = hyper(15.0, "λ: pull of the personal model to the local one", AUTHORS)
+    lam: float = hyper(15.0, "λ: pull of the personal model to the local one", AUTHORS, search=(1.0, 50.0, "log"))
     prox_steps: int = hyper(5, "K: steps of the personal model for a batch", AUTHORS)
     prox_lr: float = hyper(
         0.05, "η_p: step size of the personal model", "ours: K steps come near the minimiser", paper=0.01

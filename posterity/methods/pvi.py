@@ -119,7 +119,9 @@ class PVI(Method):
     scored: ClassVar[Point] = "received"
 
     local: Training = hyper(Training(), "how the clients train the means", paper=PAPER)
-    prior_scale: float = hyper(0.1, "standard deviation of the prior around the first weights", "ours")
+    prior_scale: float = hyper(
+        0.1, "standard deviation of the prior around the first weights", "ours", search=(0.01, 1.0, "log")
+    )
     damping: float | None = hyper(None, "ρ: share of its update that a client makes; none: 1/K", "Ashman et al. 2022")
     scale_lr: float = hyper(0.1, "longest step of a log σ", "ours")
     draws: int = hyper(1, "pairs of draws for a step", "ours")

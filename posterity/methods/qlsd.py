@@ -125,7 +125,9 @@ class QLSD(Method):
     step: float | None = hyper(None, "γ: step size on the summed loss; none: local.lr / N", "ours", paper=1e-5)
     full: bool = hyper(False, "gradients of all data instead of one batch", "QLSD#")
     levels: int = hyper(256, "s: levels of the quantiser; 0: gradients are sent as they are", RELEASED)
-    prior: float = hyper(1.0, "τ: precision of the Gaussian prior", "ours: unit weights", paper=200.0)
+    prior: float = hyper(
+        1.0, "τ: precision of the Gaussian prior", "ours: unit weights", paper=200.0, search=(0.1, 10.0, "log")
+    )
     temperature: float = hyper(1.0, "T: 1 samples from the posterior, 0 descends without noise", "the paper")
     average: int = hyper(1, "M: predictions are averaged over so many kept samples; 1: the last alone", "ours")
     burn: int = hyper(0, "rounds before the first sample is kept (average > 1)", "ours")

@@ -82,7 +82,9 @@ class SCAFFOLD(Method):
     differences: ClassVar[tuple[str, ...]] = ("params",)
 
     local: Training = hyper(Training(), "how the clients train")
-    server_lr: float = hyper(1.0, "η_g: step size of the server", "Karimireddy et al. 2020, §7")
+    server_lr: float = hyper(
+        1.0, "η_g: step size of the server", "Karimireddy et al. 2020, §7", search=(0.5, 1.5, "linear")
+    )
     variate: str = hyper("II", "how c_k is renewed: option I or II, or as FedNP's code", "the common choice", VARIATES)
     loss: Loss = fit  # a wrapper may replace it
 

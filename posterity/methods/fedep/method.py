@@ -100,7 +100,9 @@ class FedEP(Method):
     local: Training = hyper(Training(), "how the clients train", paper=AUTHORS_TRAINING)
     sites: bool = hyper(True, "clients keep factors of their own; false: FedSEP, which keeps nothing", "the paper")
     precision: str = hyper("identity", "how the tilted precision is found", "its simplest and cheapest", PRECISIONS)
-    identity: float = hyper(0.05, "λ̄: first precision, and that of 'identity', of each sample", AUTHORS)
+    identity: float = hyper(
+        0.05, "λ̄: first precision, and that of 'identity', of each sample", AUTHORS, search=(0.005, 0.5, "log")
+    )
     scale: float = hyper(1.0, "c: what the Fisher information of 'laplace' is multiplied by", "1: the posterior's own")
     fisher_epochs: int = hyper(5, "passes over the data for the Fisher information ('laplace')", "5 to 10 in the paper")
     damping: float | None = hyper(None, "δ; none: 1/K with sites, 1/m without", "the paper's 1/m, see there")

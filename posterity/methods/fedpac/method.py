@@ -81,7 +81,7 @@ class FedPAC(Method):
     scored: ClassVar[Point] = "received"
 
     local: Training = hyper(Training(), "how the clients train; lr and epochs are those of the base", paper=PAPER)
-    lam: float = hyper(1.0, "λ: pull of features to the prototype of their class", AUTHORS)
+    lam: float = hyper(1.0, "λ: pull of features to the prototype of their class", AUTHORS, search=(0.1, 10.0, "log"))
     head_lr: float = hyper(0.1, "step size of the head", AUTHORS)
     head_epochs: int = hyper(1, "epochs of the head, before those of the base", AUTHORS)
     collaboration: bool = hyper(True, "combine heads; false: every client keeps its own", "Xu et al. 2023, ablation")

@@ -72,7 +72,13 @@ class PFedBayes(Method):
         paper=Training(lr=1e-3, optimiser="adam", batch=100, steps=20),
     )  # fmt: skip
     copy_lr: float = hyper(1e-3, "step size of the copy", RELEASED)
-    zeta: float = hyper(1.0, "ζ: weight of the divergence from the copy", "ours: (a) bounds the evidence", paper=10.0)
+    zeta: float = hyper(
+        1.0,
+        "ζ: weight of the divergence from the copy",
+        "ours: (a) bounds the evidence",
+        paper=10.0,
+        search=(0.1, 10.0, "log"),
+    )
     inner: int = hyper(5, "steps of the personal Gaussian on each batch", RELEASED)
     solver: str = hyper("proximal", "steps on the divergences", "ours: stable", SOLVERS, paper="gradient")
     rho: float = hyper(-3.0, "ρ₀: first deviations are log(1 + e^ρ₀)", RELEASED)

@@ -112,7 +112,7 @@ class PFedGP(Method):
     test_chains: int = hyper(30, "chains of a node for a prediction (gibbs)", AUTHORS)
     gibbs_steps: int = hyper(5, "steps of a chain, or of the mean field", AUTHORS)
     scale: float = hyper(8.0, "s: variance of the kernel", AUTHORS)
-    length: float = hyper(1.0, "ℓ: length of the kernel", AUTHORS)
+    length: float = hyper(1.0, "ℓ: length of the kernel", AUTHORS, search=(0.1, 10.0, "log"))
     jitter: float = hyper(1e-3, "added to the kernel's diagonal; up to a hundred times as much if need be", AUTHORS)
     branch: str = hyper("mean", "E σ(f) of a branch, or exp(E log σ(f)) as released", "paper", ("mean", "log_mean"))
 
