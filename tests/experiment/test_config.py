@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from posterity import methods
-from posterity.cli.flags import read_config, read_list, read_seeds
+from posterity.cli.flags import read_config, read_methods, read_seeds
 from posterity.experiment.config import Config, from_table, read_toml, to_toml
 from posterity.experiment.setup import source_commit
 
@@ -84,7 +84,7 @@ def test_mistakes_in_files_and_flags(tmp_path):
     with pytest.raises(ValueError, match="whole numbers"):
         read_seeds("0,x")
     with pytest.raises(ValueError, match="comma-separated"):
-        read_list(" , ", "methods")
+        read_methods(" , ")
     assert read_seeds("0-2,5") == [0, 1, 2, 5]
 
 
