@@ -64,7 +64,7 @@ def reproduce_table(
     show_table(recipe, [folder])
     if scale < 1 or "rounds" in more:
         say_sentence(f"note: this is the table at another size ({_told(size)}); the paper's numbers are of the whole")
-    write_atomic(folder / PAGE, markdown(recipe, [folder]))
+    write_atomic(folder / PAGE, markdown(recipe, [folder]).encode())
     say(f"table: {folder / PAGE}; runs: {folder}")
 
 

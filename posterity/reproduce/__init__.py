@@ -1,4 +1,4 @@
-"""Tables of the papers at one command each: `posterity reproduce V-T1a` runs one and prints the paper's numbers beside ours."""
+"""Tables of the papers at one command each: `posterity reproduce V-T1a` prints the paper's numbers beside ours."""
 
 from __future__ import annotations
 

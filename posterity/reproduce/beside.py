@@ -1,4 +1,4 @@
-"""A table as the paper prints it and as our runs give it, side by side; and whether both put the rows in the same order."""
+"""A table as the paper prints it and as our runs give it, side by side, and whether both have the same order."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from posterity.evaluate.paired import Paired, compare_pair
 from posterity.experiment.variants import parse_variant
 from posterity.report import Row, Run, complete, headline, load_runs
-from posterity.report.columns import known_columns
+from posterity.report.columns import table_columns
 from posterity.report.ranking import samples
 from posterity.reproduce.recipe import Cell, Line, Recipe
 
@@ -33,7 +33,7 @@ class Entry:
 def entries(recipe: Recipe, cell: Cell, runs: Sequence[Run]) -> list[Entry]:
     """What there is of a column; the last row is the paper's own method, which the others are compared with."""
     rows = {rule: _rows(recipe.lines_of(cell), runs, rule) for rule in RULES}
-    column = known_columns()[recipe.metric]
+    column = next(c for table in ("main", "further") for c in table_columns((), table) if c.key == recipe.metric)
     own = rows[RULES[0]].get(recipe.lines_of(cell)[-1].name)
     found = []
     for line in recipe.lines_of(cell):

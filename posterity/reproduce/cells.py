@@ -1,7 +1,7 @@
 """The runs of a table: each column a comparison of its own, in any order, finished ones skipped, killed ones resumed.
 
-Runs lie under FOLDER/COLUMN/METHOD/seed-N, as `posterity compare` writes them, so that folders of several machines merge
-by being copied into one another.
+Runs lie under FOLDER/COLUMN/METHOD/seed-N, as `posterity compare` writes them, so that folders of several machines
+merge by being copied into one another.
 """
 
 from __future__ import annotations

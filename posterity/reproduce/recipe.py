@@ -128,8 +128,8 @@ def _made(table: dict[str, Any]) -> Recipe:
     known = {f.name for f in fields(Recipe)}
     if unknown := sorted(set(table) - known):
         raise ValueError(f"unknown key {unknown[0]!r}: {nearest(unknown[0], sorted(known))}")
-    lists = {name: tuple(table.pop(name)) for name in ("seeds", "open") if name in table}
-    recipe = Recipe(cells=cells, lines=lines, **table, **lists)
+    values: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in table.items()}
+    recipe = Recipe(cells=cells, lines=lines, **values)
     if recipe.group not in GROUPS:
         raise ValueError(f"group = {recipe.group!r}: expected one of {', '.join(GROUPS)}")
     for cell in cells:
