@@ -75,7 +75,9 @@ class Recipe:
 
     def config(self, cell: Cell, more: Mapping[str, Any]) -> Config:
         """The setting of a cell's runs; `more` is about the machine, or smaller."""
-        return from_table({**self.settings, **cell.settings, **more})
+        every = (self.settings, cell.settings, more)
+        chosen = {name: value for some in every for name, value in (some.get("set") or {}).items()}
+        return from_table({**self.settings, **cell.settings, **more, "set": chosen})
 
     def lines_of(self, cell: Cell) -> list[Line]:
         return [line for line in self.lines if not line.cells or cell.name in line.cells]
