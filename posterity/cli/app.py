@@ -28,6 +28,7 @@ from posterity.cli.options import (
     PAGE,
     SEARCH_SEED,
     SEEDS,
+    TABLE,
     TRIALS,
     TRUST,
     TUNED,
@@ -189,6 +190,36 @@ def _compare(
     interrupt.writes_to(folder)
     compare_runs(keeping(config, output.show), names, seeds, folder, watching, at_once, together)
     conclude(folder, output)
+
+
+@app.command(help="Run a table of one of the papers and print its numbers beside ours; without a table, list them.",
+             rich_help_panel=WORKING)  # fmt: skip
+@with_only(TABLE)
+def reproduce(**given: Any) -> None:
+    table, listed, out, quiet = (given.pop(n) for n in ("table", "list_them", "out", "quiet"))
+    from posterity.cli.reproduce import default_folder, print_recipes, reproduce_table
+
+    if table is None or listed:
+        print_recipes(out or Path("runs") / "tables")
+        return
+    jobs, together, scale = (given.pop(n) for n in ("jobs", "together", "scale"))
+    cells, rows, asked = (given.pop(n) for n in ("cells", "methods", "seeds"))
+    check_jobs(jobs)
+    from posterity.cli import launch
+    from posterity.cli.progress import progress
+    from posterity.core.parse import split_list
+
+    more = {name: value for name, value in given.items() if value is not None}
+    device = str(more.get("device", "cpu"))
+    folder = out or default_folder(table)
+    check_out(folder, comparison=True)
+    interrupt.writes_to(folder)
+    reproduce_table(
+        table, folder, read_seeds(asked) if asked else None, split_list(cells or ""), split_list(rows or ""), scale,
+        more, lambda title, rounds: progress(title, rounds, quiet),
+        jobs or (launch.count_cores() if device == "cpu" else 1),
+        device.startswith("cuda") if together is None else together,
+    )  # fmt: skip
 
 
 @app.command(help="Predict with the clients' own models of a finished run: rows of a file in, a CSV file out.",

@@ -9,7 +9,7 @@ import typer
 
 from posterity import __version__
 from posterity.cli.completion import complete_methods
-from posterity.cli.flags import option
+from posterity.cli.flags import config_flags, option
 from posterity.cli.output import MORE, PANEL, SHOWN, Quiet
 
 Folder = Annotated[Path, typer.Argument(help="folder of a run or a comparison", metavar="FOLDER")]
@@ -40,6 +40,39 @@ TUNED = option(Path | None, None, "file of 'posterity tune' with the values of a
                "--tuned", panel="Training", metavar="FILE")  # fmt: skip
 Together = Annotated[bool | None, typer.Option("--together/--apart", help="all seeds of a method at once, as more "
                                                "clients (default: on a GPU)", rich_help_panel="Running")]  # fmt: skip
+
+
+MACHINE = (
+    "data_dir",
+    "evaluate_every",
+    "engine",
+    "convolution",
+    "onednn",
+    "device",
+    "precision",
+    "dtype",
+    "store",
+    "memory",
+)
+TABLE = {  # what may be said about a table besides what it says itself
+    "table": (Annotated[str | None, typer.Argument(help="its id: V-T1a (default: list all)")], None),
+    "list_them": option(bool, False, "all tables: data, GPU minutes, how much is done", "--list", panel="Running"),
+    "seeds": option(str | None, None, "seeds, comma separated or a range (default: the table's own)", "--seeds",
+                    panel="Running", metavar="INTEGER,…"),
+    "cells": option(str | None, None, "columns, comma separated (default: all)", "--cells", panel="Running",
+                    metavar="NAME,…"),
+    "methods": option(str | None, None, "rows, by their names or methods (default: all)", "--methods", panel="Running",
+                      metavar="NAME,…"),
+    "scale": option(float, 1.0, "share of its rounds and data: 0.01 shows that it runs", "--scale", panel="Running",
+                    metavar="FLOAT"),
+    "rounds": option(int | None, None, "rounds, instead of the table's own", "--rounds", panel="Running",
+                     metavar="INTEGER"),
+    "together": (Together, None),
+    "jobs": (Jobs, None),
+    **{name: flag for name, flag in config_flags().items() if name in MACHINE},
+    "out": COMMON["out"],
+    "quiet": COMMON["quiet"],
+}  # fmt: skip
 
 
 def _print_version(asked: bool) -> None:

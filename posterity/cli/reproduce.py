@@ -1,0 +1,108 @@
+"""`posterity reproduce`: a table of a paper, run and printed beside what the paper prints."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from posterity.cli.neutral import label
+from posterity.cli.show import console, say, say_sentence
+from posterity.experiment.compare import Watching
+from posterity.report.logs import write_atomic
+from posterity.reproduce.beside import RULES, Entry, entries, gap, markdown, order, read_cell
+from posterity.reproduce.cells import run_cells, smaller
+from posterity.reproduce.recipe import Cell, Recipe, find, recipes
+
+PAGE = "table.md"
+
+
+def print_recipes(folder: Path) -> None:
+    """Every table: what it needs, how long it takes, how much of it lies under `folder`."""
+    table = Table("Table", "what it is", "data", "GPU minutes a seed", "done", title="Tables", title_justify="left")
+    for recipe in recipes().values():
+        minutes = "not timed" if recipe.minutes is None else f"{recipe.minutes:g}"
+        needs = "; ".join(sorted({_data(recipe, cell) for cell in recipe.cells}))
+        cells = [recipe.id, f"{recipe.paper}, {recipe.title}", needs, minutes, _done(recipe, folder / recipe.id)]
+        table.add_row(*map(label, cells))
+    console.print(table)
+    say("run one: posterity reproduce V-T1a (--seeds, --rounds, --scale, --methods, --cells make it smaller)")
+
+
+def _data(recipe: Recipe, cell: Cell) -> str:
+    return str({**recipe.settings, **cell.settings}.get("dataset", "digits"))
+
+
+def _done(recipe: Recipe, folder: Path) -> str:
+    """Finished runs of those that the table has."""
+    wanted = sum(len(recipe.lines_of(cell)) for cell in recipe.cells) * len(recipe.seeds)
+    found = 0
+    for cell in recipe.cells:
+        found += sum(run.finished for run in read_cell(recipe, cell, [folder]))
+    return f"{found} of {wanted} runs" if found else "not yet run"
+
+
+def reproduce_table(
+    name: str,
+    folder: Path,
+    seeds: Sequence[int] | None,
+    cells: Sequence[str],
+    methods: Sequence[str],
+    scale: float,
+    more: dict[str, Any],
+    watching: Watching,
+    jobs: int,
+    together: bool,
+) -> None:
+    """Run what is missing, print the table, write it into the folder."""
+    recipe = find(name).chosen(cells, methods)
+    size = {**smaller(recipe, scale), **more}
+    run_cells(recipe, folder, seeds or recipe.seeds, size, watching, jobs, together)
+    show_table(recipe, [folder])
+    if scale < 1 or "rounds" in more:
+        say_sentence(f"note: this is the table at another size ({_told(size)}); the paper's numbers are of the whole")
+    write_atomic(folder / PAGE, markdown(recipe, [folder]).encode())
+    say(f"table: {folder / PAGE}; runs: {folder}")
+
+
+def _told(size: dict[str, Any]) -> str:
+    return ", ".join(f"{n} {size[n]}" for n in ("rounds", "clients") if n in size)
+
+
+def show_table(recipe: Recipe, places: Sequence[Path]) -> None:
+    """What there is of a table, in the terminal."""
+    say(f"{recipe.id}: {recipe.paper}, {recipe.title}")
+    for cell in recipe.cells:
+        found = entries(recipe, cell, read_cell(recipe, cell, places))
+        console.print(_terminal(cell, found))
+        if told := order(found):
+            say(told)
+    for each in recipe.open:
+        say_sentence(f"left open by the paper: {each}")
+
+
+def _terminal(cell: Cell, found: Sequence[Entry]) -> Table:
+    heads = ("Method", "paper", *("best round" if rule == "paper" else rule for rule in RULES), "seeds",
+             f"{found[-1].line.name} less it")  # fmt: skip
+    table = Table(*heads, title=cell.name, title_justify="left")
+    for each in found:
+        cells = (
+            each.line.name,
+            each.paper,
+            *(each.ours[rule] for rule in RULES),
+            str(each.seeds or ""),
+            gap(each.pair),
+        )
+        table.add_row(*map(label, cells))
+    return table
+
+
+def default_folder(name: str) -> Path:
+    """Where a table's runs lie unless --out says otherwise: a second call finds what the first has done."""
+    return Path(os.curdir) / "runs" / "tables" / find(name).id
+
+
+__all__ = ["default_folder", "print_recipes", "reproduce_table", "show_table"]

@@ -1,0 +1,150 @@
+"""A table of a paper as a TOML file: its setting, its columns and rows, the numbers it prints, what it leaves open.
+
+id = "V-T1a"                        # the table's number, as the matrix of results has it
+paper = "pFedVMP"
+title = "Table 1, CIFAR-10, 25 % of the images"
+metric = "accuracy"                 # which of a run's metrics the table shows
+group = "members"                   # or "newcomers", the paper's OOD clients
+seeds = [0, 1, 2]
+minutes = 10                        # of one H200 for one seed of all cells and rows; left out where never timed
+open = ["best or last round: all three selection rules are shown"]
+
+[settings]                          # what all runs have in common, by the names of `posterity run`
+dataset = "cifar10"
+
+[[cell]]                            # a column: what distinguishes its runs
+name = "Dirichlet(0.3)"
+partition = "dirichlet:0.3"
+
+[[line]]                            # a row: a method as `posterity compare` names it, and the paper's numbers
+name = "FedAvg-FT"
+method = "fedavg+ft"
+paper = { "Dirichlet(0.3)" = "77.70" }
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+from posterity.core.hyperparameters import nearest
+from posterity.experiment.config import Config, from_table
+
+GROUPS = ("members", "newcomers")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A column of the table."""
+
+    name: str
+    settings: Mapping[str, Any] = field(default_factory=dict)  # that it alone has
+
+    @property
+    def folder(self) -> str:
+        return "".join(c if c.isalnum() or c in "-_.=" else "-" for c in self.name).strip("-")
+
+
+@dataclass(frozen=True)
+class Line:
+    """A row of the table."""
+
+    name: str  # as the paper has it
+    method: str  # as a comparison names it
+    paper: Mapping[str, str] = field(default_factory=dict)  # name of a cell -> the number as printed
+    cells: tuple[str, ...] = ()  # where it is run; empty: everywhere
+
+
+@dataclass(frozen=True)
+class Recipe:
+    id: str
+    paper: str
+    title: str
+    settings: Mapping[str, Any]
+    cells: tuple[Cell, ...]
+    lines: tuple[Line, ...]
+    metric: str = "accuracy"
+    group: str = "members"
+    seeds: tuple[int, ...] = (0, 1, 2)
+    minutes: float | None = None  # of a GPU, for one seed of everything
+    open: tuple[str, ...] = ()  # choices that the paper leaves open, and what was chosen
+
+    def config(self, cell: Cell, more: Mapping[str, Any]) -> Config:
+        """The setting of a cell's runs; `more` is about the machine, or smaller."""
+        every = (self.settings, cell.settings, more)
+        chosen = {name: value for some in every for name, value in (some.get("set") or {}).items()}
+        return from_table({**self.settings, **cell.settings, **more, "set": chosen})
+
+    def lines_of(self, cell: Cell) -> list[Line]:
+        return [line for line in self.lines if not line.cells or cell.name in line.cells]
+
+    def chosen(self, cells: Sequence[str], methods: Sequence[str]) -> Recipe:
+        """The recipe with these columns and rows only; all where nothing is named."""
+        some = tuple(_named(name, self.cells, "cell", self.id) for name in cells) or self.cells
+        rows = tuple(_named(name, self.lines, "method", self.id) for name in methods) or self.lines
+        return replace(self, cells=some, lines=rows)
+
+
+def _named(name: str, among: Sequence[Any], what: str, where: str) -> Any:
+    for each in among:
+        if name in (each.name, getattr(each, "method", each.name)):
+            return each
+    known = [each.name for each in among]
+    raise ValueError(f"{where} has no {what} {name!r}: {nearest(name, known)}")
+
+
+@cache
+def recipes() -> dict[str, Recipe]:
+    """Every table, by its id, in the order of their files."""
+    found = sorted(files("posterity.reproduce").joinpath("tables").iterdir(), key=lambda file: file.name)
+    made = [read(file.read_text(encoding="utf-8"), file.name) for file in found if file.name.endswith(".toml")]
+    return {each.id: each for each in made}
+
+
+def find(name: str) -> Recipe:
+    """The table with this id."""
+    known = {each.casefold(): recipe for each, recipe in recipes().items()}
+    if name.casefold() not in known:
+        told = nearest(name, list(recipes()))
+        raise ValueError(f"there is no table {name!r}: {told}; 'posterity reproduce --list' shows all")
+    return known[name.casefold()]
+
+
+def read(text: str, place: str) -> Recipe:
+    """A recipe from its file, every mistake with its place."""
+    try:
+        table = tomllib.loads(text)
+        made = _made(dict(table))
+    except (tomllib.TOMLDecodeError, TypeError, KeyError, ValueError) as error:
+        raise ValueError(f"{place} is no table of a paper: {error}") from error
+    return made
+
+
+def _made(table: dict[str, Any]) -> Recipe:
+    cells = tuple(Cell(each.pop("name"), each) for each in table.pop("cell"))
+    lines = tuple(_line(each, cells) for each in table.pop("line"))
+    known = {f.name for f in fields(Recipe)}
+    if unknown := sorted(set(table) - known):
+        raise ValueError(f"unknown key {unknown[0]!r}: {nearest(unknown[0], sorted(known))}")
+    values: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in table.items()}
+    recipe = Recipe(cells=cells, lines=lines, **values)
+    if recipe.group not in GROUPS:
+        raise ValueError(f"group = {recipe.group!r}: expected one of {', '.join(GROUPS)}")
+    for cell in cells:
+        recipe.config(cell, {})  # for its mistakes
+    return recipe
+
+
+def _line(each: dict[str, Any], cells: Sequence[Cell]) -> Line:
+    line = Line(**{**each, "cells": tuple(each.get("cells", ()))})
+    names = [cell.name for cell in cells]
+    if unknown := sorted({*line.paper, *line.cells} - set(names)):
+        raise ValueError(f"line {line.name!r} speaks of a cell {unknown[0]!r}: {nearest(unknown[0], names)}")
+    return line
+
+
+__all__ = ["Cell", "Line", "Recipe", "find", "read", "recipes"]

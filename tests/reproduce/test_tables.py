@@ -1,0 +1,87 @@
+"""A table from its first run to its page, as a user would make it."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+
+import pytest
+
+from posterity.experiment import run
+from posterity.reproduce.beside import entries, markdown, order, read_cell
+from posterity.reproduce.cells import run_cells, shrunk, smaller
+from posterity.reproduce.recipe import read
+
+from .test_recipes import SMALL
+
+TINY = {"rounds": 2, "engine": "stacked", "evaluate_every": 1}
+
+
+def quiet(title, rounds):
+    return nullcontext(run.silent)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """The small table with two seeds."""
+    recipe, out = read(SMALL, "x.toml"), tmp_path_factory.mktemp("table")
+    run_cells(recipe, out, recipe.seeds, {**smaller(recipe, 0.01), **TINY}, quiet)
+    return recipe, out
+
+
+def test_every_cell_has_its_runs_and_nothing_is_run_twice(made):
+    recipe, out = made
+    found = sorted(str(path.parent.relative_to(out)) for path in out.rglob("metrics.jsonl"))
+    assert len(found) == 8
+    assert found[0] == "Dirichlet-0.3/fedavg+ft/seed-0"
+    before = {path: path.stat().st_mtime_ns for path in out.rglob("metrics.jsonl")}
+    run_cells(recipe, out, recipe.seeds, {**smaller(recipe, 0.01), **TINY}, quiet)
+    assert before == {path: path.stat().st_mtime_ns for path in out.rglob("metrics.jsonl")}
+
+
+def test_the_papers_numbers_stand_beside_ours(made):
+    recipe, out = made
+    theirs, ours = entries(recipe, recipe.cells[0], read_cell(recipe, recipe.cells[0], [out]))
+    assert (theirs.paper, ours.paper) == ("90.1", "91.0")
+    assert theirs.point == "adapted, 1 epoch"
+    assert theirs.seeds == ours.seeds == 2
+    assert all("±" in each.ours[rule] for each in (theirs, ours) for rule in ("validated", "paper", "last"))
+    assert ours.pair is None
+    assert theirs.pair.seeds == 2
+    assert theirs.pair.interval is not None
+
+
+def test_what_was_not_run_is_empty(made, tmp_path):
+    recipe, _ = made
+    found = entries(recipe, recipe.cells[0], read_cell(recipe, recipe.cells[0], [tmp_path]))
+    assert [each.ours["validated"] for each in found] == ["", ""]
+    assert order(found) == ""
+
+
+def test_results_of_two_machines_are_one_table(made, tmp_path):
+    recipe, out = made
+    other = tmp_path / "other"
+    run_cells(recipe.chosen([], ["Ours"]), other, [2], {**smaller(recipe, 0.01), **TINY}, quiet)
+    _, ours = entries(recipe, recipe.cells[1], read_cell(recipe, recipe.cells[1], [out, other]))
+    assert ours.seeds == 3
+
+
+def test_the_page(made):
+    recipe, out = made
+    page = markdown(recipe, [out])
+    assert page.startswith("## X-T1: Somebody, Table 1\n")
+    assert "- everything\n" in page
+    assert "### iid, half" in page
+    line = next(line for line in page.splitlines() if line.startswith("| Theirs | 80.2 ± 0.3 |"))
+    assert line.count("|") == 9
+    assert "of 1 pairs of methods are in the paper's order." in page
+
+
+def test_another_size_is_another_run(made):
+    recipe, out = made
+    with pytest.raises(ValueError, match="rounds"):
+        run_cells(recipe, out, [0], {**smaller(recipe, 0.01), **TINY, "rounds": 3}, quiet)
+
+
+def test_shrunk_leaves_other_settings(made):
+    recipe, _ = made
+    assert shrunk(recipe, recipe.cells[0], {"device": "cuda"}) == {"device": "cuda"}
