@@ -15,7 +15,7 @@ from posterity.experiment.compare import Watching
 from posterity.report.logs import write_atomic
 from posterity.reproduce.beside import RULES, Entry, entries, gap, markdown, order, read_cell
 from posterity.reproduce.cells import run_cells, smaller
-from posterity.reproduce.recipe import Cell, Recipe, find, recipes
+from posterity.reproduce.recipe import Recipe, RecipeCell, find, recipes
 
 PAGE = "table.md"
 
@@ -32,7 +32,7 @@ def print_recipes(folder: Path) -> None:
     say("run one: posterity reproduce V-T1a (--seeds, --rounds, --scale, --methods, --cells make it smaller)")
 
 
-def _data(recipe: Recipe, cell: Cell) -> str:
+def _data(recipe: Recipe, cell: RecipeCell) -> str:
     return str({**recipe.settings, **cell.settings}.get("dataset", "digits"))
 
 
@@ -84,7 +84,7 @@ def show_table(recipe: Recipe, places: Sequence[Path]) -> None:
         say_sentence(f"left open by the paper: {each}")
 
 
-def _terminal(cell: Cell, found: Sequence[Entry]) -> Table:
+def _terminal(cell: RecipeCell, found: Sequence[Entry]) -> Table:
     heads = ("Method", "paper", *("best round" if rule == "paper" else rule for rule in RULES), "seeds",
              f"{found[-1].line.name} less it")  # fmt: skip
     table = Table(*heads, title=cell.name, title_justify="left")

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from posterity.reproduce.recipe import Cell, Line, Recipe, recipes
+from posterity.reproduce.recipe import Line, Recipe, RecipeCell, recipes
 
-__all__ = ["Cell", "Line", "Recipe", "recipes"]
+__all__ = ["Line", "Recipe", "RecipeCell", "recipes"]

@@ -12,7 +12,7 @@ from posterity.experiment.variants import parse_variant
 from posterity.report import Row, Run, complete, headline, load_runs
 from posterity.report.columns import table_columns
 from posterity.report.ranking import samples
-from posterity.reproduce.recipe import Cell, Line, Recipe
+from posterity.reproduce.recipe import Line, Recipe, RecipeCell
 
 RULES = ("validated", "paper", "last")
 NUMBER = re.compile(r"[-+−]?[0-9]+(\.[0-9]+)?")
@@ -30,7 +30,7 @@ class Entry:
     pair: Paired | None  # the table's own method less this one, under the first rule
 
 
-def entries(recipe: Recipe, cell: Cell, runs: Sequence[Run]) -> list[Entry]:
+def entries(recipe: Recipe, cell: RecipeCell, runs: Sequence[Run]) -> list[Entry]:
     """What there is of a column; the last row is the paper's own method, which the others are compared with."""
     rows = {rule: _rows(recipe.lines_of(cell), runs, rule) for rule in RULES}
     column = next(c for table in ("main", "further") for c in table_columns((), table) if c.key == recipe.metric)
@@ -65,7 +65,7 @@ def _text(row: Row | None, metric: str) -> str:
     return row.cells[metric].text if row is not None and metric in row.cells else ""
 
 
-def read_cell(recipe: Recipe, cell: Cell, places: Sequence[Path]) -> list[Run]:
+def read_cell(recipe: Recipe, cell: RecipeCell, places: Sequence[Path]) -> list[Run]:
     """A column's runs out of several folders, or files of packed runs."""
     found = []
     for place in places:

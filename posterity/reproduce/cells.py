@@ -13,7 +13,7 @@ from typing import Any
 
 from posterity.experiment.compare import Watching, compare_runs
 from posterity.experiment.config import Config
-from posterity.reproduce.recipe import Cell, Recipe
+from posterity.reproduce.recipe import Recipe, RecipeCell
 
 LEAST_ROUNDS, LEAST_CLIENTS = 2, 5  # of a table that is made smaller
 
@@ -56,7 +56,7 @@ def smaller(recipe: Recipe, scale: float) -> dict[str, Any]:
     return made
 
 
-def shrunk(recipe: Recipe, cell: Cell, size: Mapping[str, Any]) -> dict[str, Any]:
+def shrunk(recipe: Recipe, cell: RecipeCell, size: Mapping[str, Any]) -> dict[str, Any]:
     """`size`, and the share of the data that leaves a cell's clients as many samples as they have in the table."""
     every = {**recipe.settings, **cell.settings}
     if "clients" not in size or "clients" not in every:

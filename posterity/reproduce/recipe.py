@@ -38,7 +38,7 @@ GROUPS = ("members", "newcomers")
 
 
 @dataclass(frozen=True)
-class Cell:
+class RecipeCell:
     """A column of the table."""
 
     name: str
@@ -65,7 +65,7 @@ class Recipe:
     paper: str
     title: str
     settings: Mapping[str, Any]
-    cells: tuple[Cell, ...]
+    cells: tuple[RecipeCell, ...]
     lines: tuple[Line, ...]
     metric: str = "accuracy"
     group: str = "members"
@@ -73,13 +73,13 @@ class Recipe:
     minutes: float | None = None  # of a GPU, for one seed of everything
     open: tuple[str, ...] = ()  # choices that the paper leaves open, and what was chosen
 
-    def config(self, cell: Cell, more: Mapping[str, Any]) -> Config:
+    def config(self, cell: RecipeCell, more: Mapping[str, Any]) -> Config:
         """The setting of a cell's runs; `more` is about the machine, or smaller."""
         every = (self.settings, cell.settings, more)
         chosen = {name: value for some in every for name, value in (some.get("set") or {}).items()}
         return from_table({**self.settings, **cell.settings, **more, "set": chosen})
 
-    def lines_of(self, cell: Cell) -> list[Line]:
+    def lines_of(self, cell: RecipeCell) -> list[Line]:
         return [line for line in self.lines if not line.cells or cell.name in line.cells]
 
     def chosen(self, cells: Sequence[str], methods: Sequence[str]) -> Recipe:
@@ -125,7 +125,7 @@ def read(text: str, place: str) -> Recipe:
 
 
 def _made(table: dict[str, Any]) -> Recipe:
-    cells = tuple(Cell(each.pop("name"), each) for each in table.pop("cell"))
+    cells = tuple(RecipeCell(each.pop("name"), each) for each in table.pop("cell"))
     lines = tuple(_line(each, cells) for each in table.pop("line"))
     known = {f.name for f in fields(Recipe)}
     if unknown := sorted(set(table) - known):
@@ -139,7 +139,7 @@ def _made(table: dict[str, Any]) -> Recipe:
     return recipe
 
 
-def _line(each: dict[str, Any], cells: Sequence[Cell]) -> Line:
+def _line(each: dict[str, Any], cells: Sequence[RecipeCell]) -> Line:
     line = Line(**{**each, "cells": tuple(each.get("cells", ()))})
     names = [cell.name for cell in cells]
     if unknown := sorted({*line.paper, *line.cells} - set(names)):
@@ -147,4 +147,4 @@ def _line(each: dict[str, Any], cells: Sequence[Cell]) -> Line:
     return line
 
 
-__all__ = ["Cell", "Line", "Recipe", "find", "read", "recipes"]
+__all__ = ["Line", "Recipe", "RecipeCell", "find", "read", "recipes"]
