@@ -33,8 +33,8 @@ def _print_source(dataset: Dataset, source: Source, folder: Path | None) -> None
         for file in form.files:
             facts = [file.name, f"{file.size:,} bytes" * bool(file.size), file.checksum, _found(source, file, folder)]
             say("    " + ", ".join(fact for fact in facts if fact))
-    places = source.places(folder) if folder else [Path(f"${VARIABLE}") / name for name in source.folders]
-    say_sentence(f"Put them into one of: {', '.join(str(place) for place in places)}")
+    home = folder or Path(f"${VARIABLE}")
+    say_sentence(f"Put them into one of: {', '.join(str(home / name) for name in source.folders)}")
     if folder is None:
         say_sentence(f"No data folder is given: set the environment variable {VARIABLE}, or pass --data-dir")
     elif not folder.is_dir():

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gzip
+import hashlib
+import os
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ import torch
 
 from posterity.data import DataError, Pool, load
 from posterity.data.cifar import Batch, Layout
+from posterity.data.clients import shrink
 from posterity.data.datasets import (
     celeba,
     cifar10,
@@ -27,7 +30,9 @@ from posterity.data.datasets import (
     office_caltech10,
     tinyimagenet,
 )
+from posterity.data.federation import FederationSpec
 from posterity.data.idx import PARTS
+from posterity.data.source import find_form
 
 from .official_files import (
     Array,
@@ -428,3 +433,18 @@ def test_a_part_of_the_files_is_named(tmp_path: Path) -> None:
     write(tmp_path / "mnist/train-images-idx3-ubyte.gz", gzip.compress(b"x"))
     with pytest.raises(DataError, match=r"has 1 files, and not train-labels-idx1-ubyte.gz, t10k-images"):
         mnist.load(tmp_path, 0)
+
+
+@pytest.mark.everything
+def test_the_complete_cifar10_in_its_official_order() -> None:
+    folder = os.environ.get("POSTERITY_DATA")
+    if folder is None:
+        pytest.skip("POSTERITY_DATA is not set: no folder with real data")
+    found = find_form(cifar10.SOURCE, Path(folder))
+    if found is None or found.form.title == "one half of ours":
+        pytest.skip("POSTERITY_DATA has no complete CIFAR-10")
+    pool = cifar10.load(Path(folder), 0)
+    digest = hashlib.sha256(np.ascontiguousarray(pixels(pool)).tobytes()).hexdigest()
+    assert digest == "0ac3ab5c78edb36ac68f69e287fd8f957b2d4f820b80e5fa9bd05c810fc0d95d"
+    assert test_rows(pool) == [False] * 50_000 + [True] * 10_000
+    assert len(shrink(pool, FederationSpec("cifar10", subset="25%"))[0]) == 15_000

@@ -17,7 +17,7 @@ NATURAL = True
 SOURCE = Source(
     "https://github.com/soerenab/AudioMNIST",
     ("spoken_digits", ""),
-    (Form("compact", "compact file: log-mel pictures of takes 0 to 14", (File("audiomnist_logmel.npz"),)),),
+    (Form("compact", "compact file of ours: log-mel pictures of takes 0 to 14", (File("audiomnist_logmel.npz"),)),),
 )
 
 

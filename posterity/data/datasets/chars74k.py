@@ -18,7 +18,7 @@ NATURAL = True
 SOURCE = Source(
     "http://www.ee.surrey.ac.uk/CVSSP/demos/chars74k/",
     ("chars74k_writers", ""),
-    (Form("compact", "compact file: pen strokes of EnglishHnd as pictures", (File("chars74k_hnd_28.npz"),)),),
+    (Form("compact", "compact file of ours: pen strokes of EnglishHnd as pictures", (File("chars74k_hnd_28.npz"),)),),
 )
 
 

@@ -31,14 +31,14 @@ SOURCE = Source(
     "https://www.cs.toronto.edu/~kriz/cifar.html",
     ("cifar10", ""),
     (
-        Form("halves", "compact files", (HALF_A, HALF_B)),
+        Form("halves", "compact files of ours, both halves", (HALF_A, HALF_B)),
         Form("binary", "binary archive",
              (File("cifar-10-binary.tar.gz", 170_052_171, "md5 c32a1d4ab5d03f1284b67883e8d87530"),)),
         Form("python", "Python archive",
              (File("cifar-10-python.tar.gz", 170_498_071, "md5 c58f30108f718f92721af3b95e74349a"),)),
         Form("binary", "binary archive, unpacked", (File("cifar-10-batches-bin"),)),
         Form("python", "Python archive, unpacked", (File("cifar-10-batches-py"),)),
-        Form("halves", "one half of the compact files", (HALF_A,)),
+        Form("halves", "one half of ours", (HALF_A,)),
     ),
 )  # fmt: skip
 

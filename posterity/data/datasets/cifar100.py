@@ -33,7 +33,7 @@ SOURCE = Source(
              (File("cifar-100-python.tar.gz", 169_001_437, "md5 eb9058c3a382ffc7106e4002c42a8d85"),)),
         Form("binary", "binary archive, unpacked", (File("cifar-100-binary"),)),
         Form("python", "Python archive, unpacked", (File("cifar-100-python"),)),
-        Form("half", "compact file, a stratified half", (File("cifar100_half.npz"),)),
+        Form("half", "compact file of ours, a stratified half", (File("cifar100_half.npz"),)),
     ),
 )  # fmt: skip
 

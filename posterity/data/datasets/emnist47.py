@@ -20,7 +20,7 @@ NATURAL = False
 SOURCE = Source(
     emnist.SOURCE.url,
     ("emnist47", *emnist.FOLDERS),
-    (*emnist.forms("balanced"), Form("compact", "compact file, a part", (File("emnist47.npz"),))),
+    (*emnist.forms("balanced"), Form("compact", "compact file of ours, a part", (File("emnist47.npz"),))),
 )
 
 

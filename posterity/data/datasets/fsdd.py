@@ -17,7 +17,7 @@ NATURAL = True
 SOURCE = Source(
     "https://github.com/Jakobovski/free-spoken-digit-dataset",
     ("spoken_digits", ""),
-    (Form("compact", "compact file: log-mel pictures", (File("fsdd_logmel.npz"),)),),
+    (Form("compact", "compact file of ours: log-mel pictures", (File("fsdd_logmel.npz"),)),),
 )
 
 

@@ -26,13 +26,12 @@ PUBLISHED = (
     (1_648_877, "md5 9fb629c4189551a2d022fa330f9573f3"),
     (4_542, "md5 ec29112dd5afa0611ce80d1b7f02629c"),
 )
-KERAS = "sha256 731c5ac602752760c8e48fbffcf8c3b850d9dc2a2aedcf2cc48468fc17b673d1"
+KERAS = "11,490,434 bytes, sha256 731c5ac602752760c8e48fbffcf8c3b850d9dc2a2aedcf2cc48468fc17b673d1"
 SOURCE = Source(
     "http://yann.lecun.com/exdb/mnist/ (a mirror: https://ossci-datasets.s3.amazonaws.com/mnist/)",
     ("mnist", "MNIST/raw", "MNIST"),
     (
-        Form("npz", "compact file", (File("mnist.npz"),)),
-        Form("npz", "Keras' file", (File("mnist.npz", 11_490_434, KERAS),)),
+        Form("npz", f"Keras' file ({KERAS}), or a compact one of ours", (File("mnist.npz"),)),
         *idx_forms(PARTS, PUBLISHED),
     ),
 )

@@ -34,7 +34,7 @@ SOURCE = Source(
             "archive, unpacked",
             tuple(File(name) for part in PARTS for name in (part, f"{part}_labels.txt")),
         ),
-        Form("compact", "compact file, a part", (File("mnist_m_2k.npz"),)),
+        Form("compact", "compact file of ours, a part", (File("mnist_m_2k.npz"),)),
     ),
 )
 

@@ -22,7 +22,7 @@ SOURCE = Source(
     "https://github.com/jindongwang/transferlearning/tree/master/data (Office-Caltech10)",
     ("office_caltech10", "office_caltech_10", "OfficeCaltech10", "Office-Caltech-10"),
     (
-        Form("compact", "compact file", (File("office_caltech10_64.npz"),)),
+        Form("compact", "compact file of ours", (File("office_caltech10_64.npz"),)),
         Form("folders", "class folders of four domains", FOLDERS),
         Form("folders", "the same, other name of Caltech", (FOLDERS[0], File("caltech"), *FOLDERS[2:])),
     ),

@@ -29,7 +29,7 @@ SOURCE = Source(
         Form("official", "archive",
              (File("tiny-imagenet-200.zip", 248_100_043, "md5 90528d7ca1a48142e341f4ef8d21d0de"),)),
         Form("official", "archive, unpacked", (File("tiny-imagenet-200"),)),
-        Form("compact", "compact file, a part", (File("tinyimagenet_subset.npz"),)),
+        Form("compact", "compact file of ours, a part", (File("tinyimagenet_subset.npz"),)),
     ),
 )  # fmt: skip
 
