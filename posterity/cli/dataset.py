@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from posterity.cli.neutral import paragraphs
 from posterity.cli.show import console, say, say_sentence
 from posterity.data.registry import Dataset, data_folder, find_dataset, options
-from posterity.data.source import VARIABLE, File, Source, find_form
+from posterity.data.source import VARIABLE, DataSource, File, find_form
 
 
 def print_dataset(name: str, given: str | None) -> None:
@@ -25,7 +26,7 @@ def print_dataset(name: str, given: str | None) -> None:
     _print_source(dataset, dataset.source, folder)
 
 
-def _print_source(dataset: Dataset, source: Source, folder: Path | None) -> None:
+def _print_source(dataset: Dataset, source: DataSource, folder: Path | None) -> None:
     say_sentence(f"Official source: {source.url}")
     say("Forms in which it is read, in the order in which they are looked for; one is enough:")
     for form in source.forms:
@@ -37,7 +38,7 @@ def _print_source(dataset: Dataset, source: Source, folder: Path | None) -> None
     say_sentence(f"Put them into one of: {', '.join(str(home / name) for name in source.folders)}")
     if folder is None:
         say_sentence(f"No data folder is given: set the environment variable {VARIABLE}, or pass --data-dir")
-    elif not folder.is_dir():
+    elif not os.path.isdir(folder):
         say_sentence(f"The data folder {folder} does not exist: create it, or point {VARIABLE} or --data-dir elsewhere")
     if source.advice:
         say_sentence(f"Also: {source.advice}")
@@ -46,13 +47,13 @@ def _print_source(dataset: Dataset, source: Source, folder: Path | None) -> None
     say_sentence(f"Read by --dataset {dataset.name}: {read}")
 
 
-def _found(source: Source, file: File, folder: Path | None) -> str:
+def _found(source: DataSource, file: File, folder: Path | None) -> str:
     """Where a file is, and whether it has the size that is published."""
     for place in source.places(folder):
         path = place / file.name
-        if path.is_dir():
+        if os.path.isdir(path):
             return f"found in {place}"
-        if path.exists():
+        if os.path.exists(path):
             size = path.stat().st_size
             differs = f" with {size:,} bytes, not as published" if file.size and size != file.size else ""
             return f"found in {place}{differs}"

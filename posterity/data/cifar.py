@@ -21,7 +21,7 @@ PIXELS = 3 * 32 * 32
 
 
 @dataclass(frozen=True)
-class Batch:
+class BatchFile:
     """One file of pictures: how many it holds, and whether they are for testing."""
 
     name: str
@@ -40,10 +40,10 @@ class Labels:
 
 
 @dataclass(frozen=True)
-class Layout:
+class CifarLayout:
     """What the archives of one of the two datasets hold."""
 
-    batches: tuple[Batch, ...]
+    batches: tuple[BatchFile, ...]
     labels: tuple[Labels, ...]  # in the order of the binary archive
 
 
@@ -57,7 +57,7 @@ class Pictures:
     class_names: tuple[str, ...]
 
 
-def read_cifar(path: Path, form: str, layout: Layout, labels: Labels) -> Pictures:
+def read_cifar(path: Path, form: str, layout: CifarLayout, labels: Labels) -> Pictures:
     """Pictures from an archive or its unpacked folder; `form` is "python" or "binary"."""
     binary = form == "binary"
     batches = [f"{batch.name}.bin" if binary else batch.name for batch in layout.batches]
@@ -87,7 +87,7 @@ def _read_named(path: Path, names: list[str]) -> dict[str, bytes]:
     return stored
 
 
-def _binary(where: str, data: bytes, rows: int, layout: Layout, labels: Labels) -> tuple[Array, Array]:
+def _binary(where: str, data: bytes, rows: int, layout: CifarLayout, labels: Labels) -> tuple[Array, Array]:
     """Rows of one byte for each kind of labels and 3,072 for the pixels."""
     kinds = len(layout.labels)
     if len(data) != rows * (kinds + PIXELS):
@@ -99,7 +99,7 @@ def _binary(where: str, data: bytes, rows: int, layout: Layout, labels: Labels) 
     return table[:, kinds:], table[:, layout.labels.index(labels)]
 
 
-def _python(where: str, data: bytes, rows: int, layout: Layout, labels: Labels) -> tuple[Array, Array]:
+def _python(where: str, data: bytes, rows: int, layout: CifarLayout, labels: Labels) -> tuple[Array, Array]:
     """A dict with an array of pixels and lists of labels."""
     found = _unpickled(where, data)
     x, y = found.get("data"), found.get(labels.key)

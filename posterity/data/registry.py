@@ -22,7 +22,7 @@ from posterity.data.checks import check_federation, check_pool
 from posterity.data.federation import Federation, FederationSpec, Options
 from posterity.data.mix import mix
 from posterity.data.pool import DataError, Pool
-from posterity.data.source import VARIABLE, Source
+from posterity.data.source import VARIABLE, DataSource
 from posterity.data.tables import Columns
 from posterity.data.user_files import looks_like_path, read_user_files
 
@@ -38,7 +38,7 @@ class Dataset:
     description: str
     natural: bool  # has clients of its own
     files: tuple[str, ...]  # needed in the data folder, in one of the forms of the source
-    source: Source | None = None  # None if embedded
+    source: DataSource | None = None  # None if embedded
     text: str = ""  # all that its file says about it
 
     @property

@@ -1,11 +1,12 @@
 """Where a dataset comes from, in which forms its files are read, and which of them are there.
 
-A file of `data/datasets` declares a `Source`. Its forms stand in the order in which they are looked for: a form that
+A file of `data/datasets` declares a `DataSource`. Its forms stand in the order in which they are looked for: one that
 holds the complete dataset comes before one that holds a part of it, and of two complete ones the smaller comes first.
 """
 
 from __future__ import annotations
 
+import os  # its `exists` is False, and no error, in a folder that may not be looked into
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,7 +34,7 @@ class Form:
 
 
 @dataclass(frozen=True)
-class Source:
+class DataSource:
     """The official place of a dataset, and the forms that are read."""
 
     url: str
@@ -56,19 +57,19 @@ class Found:
     paths: tuple[Path, ...]
 
 
-def find_form(source: Source, data_dir: Path | None, among: tuple[str, ...] = ()) -> Found | None:
+def find_form(source: DataSource, data_dir: Path | None, among: tuple[str, ...] = ()) -> Found | None:
     """The first form of which every file is there; with `among`, of these forms only."""
     for form in source.forms:
         if among and form.key not in among:
             continue
         for place in source.places(data_dir):
             paths = tuple(place / file.name for file in form.files)
-            if all(path.exists() for path in paths):
+            if all(os.path.exists(path) for path in paths):
                 return Found(form, paths)
     return None
 
 
-def locate_form(name: str, source: Source, data_dir: Path | None, among: tuple[str, ...] = ()) -> Found:
+def locate_form(name: str, source: DataSource, data_dir: Path | None, among: tuple[str, ...] = ()) -> Found:
     """The first form of which every file is there, or a sentence about what is missing."""
     if found := find_form(source, data_dir, among):
         return found
@@ -80,7 +81,7 @@ def locate_form(name: str, source: Source, data_dir: Path | None, among: tuple[s
             f"{VARIABLE} or pass data_dir (--data-dir); `posterity datasets {name}` says where the files come from"
         )
     looked = ", ".join(str(place) for place in source.places(data_dir))
-    gone = data_dir is not None and not data_dir.is_dir()
+    gone = data_dir is not None and not os.path.isdir(data_dir)
     given = f"the data folder {data_dir} does not exist" if gone else _incomplete(source, forms, data_dir)
     raise DataError(
         f"dataset {name}: {given or 'none of its files is there'} (looked in {looked}); expected {expected}; put the "
@@ -89,11 +90,11 @@ def locate_form(name: str, source: Source, data_dir: Path | None, among: tuple[s
     )
 
 
-def _incomplete(source: Source, forms: list[Form], data_dir: Path | None) -> str:
+def _incomplete(source: DataSource, forms: list[Form], data_dir: Path | None) -> str:
     """What is missing of a form that is there in part."""
     for form in forms:
         for place in source.places(data_dir):
-            missing = [file.name for file in form.files if not (place / file.name).exists()]
+            missing = [file.name for file in form.files if not os.path.exists(place / file.name)]
             if 0 < len(missing) < len(form.files):
                 return f"{place} has {len(form.files) - len(missing)} files, and not {', '.join(missing)}"
     return ""

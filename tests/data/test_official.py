@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from posterity.data import DataError, Pool, load
-from posterity.data.cifar import Batch, Layout
+from posterity.data.cifar import BatchFile, CifarLayout
 from posterity.data.clients import shrink
 from posterity.data.datasets import (
     celeba,
@@ -70,10 +70,10 @@ test_rows.__test__ = False  # type: ignore[attr-defined]
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> tuple[Array, Array]:
     """Both CIFAR datasets with four pictures a batch: pictures (24, 3, 32, 32) and labels."""
-    ten = tuple(Batch(batch.name, ROWS, batch.test) for batch in cifar10.LAYOUT.batches)
-    hundred = (Batch("train", 5 * ROWS), Batch("test", ROWS, True))
-    monkeypatch.setattr(cifar10, "LAYOUT", Layout(ten, cifar10.LAYOUT.labels))
-    monkeypatch.setattr(cifar100, "LAYOUT", Layout(hundred, cifar100.LAYOUT.labels))
+    ten = tuple(BatchFile(batch.name, ROWS, batch.test) for batch in cifar10.LAYOUT.batches)
+    hundred = (BatchFile("train", 5 * ROWS), BatchFile("test", ROWS, True))
+    monkeypatch.setattr(cifar10, "LAYOUT", CifarLayout(ten, cifar10.LAYOUT.labels))
+    monkeypatch.setattr(cifar100, "LAYOUT", CifarLayout(hundred, cifar100.LAYOUT.labels))
     return bytes_of(6 * ROWS, 3, 32, 32), np.arange(6 * ROWS) % 10
 
 

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from posterity.data import DataError, archive
-from posterity.data.cifar import Batch, Layout
+from posterity.data.cifar import BatchFile, CifarLayout
 from posterity.data.datasets import (
     celeba,
     cifar10,
@@ -58,9 +58,11 @@ ROWS = {batch.name: batch.test for batch in cifar10.LAYOUT.batches}
 @pytest.fixture
 def two(monkeypatch: pytest.MonkeyPatch) -> None:
     """CIFAR-10 with two pictures a batch, CIFAR-100 with two in all."""
-    batches = tuple(Batch(name, 2, test) for name, test in ROWS.items())
-    monkeypatch.setattr(cifar10, "LAYOUT", Layout(batches, cifar10.LAYOUT.labels))
-    monkeypatch.setattr(cifar100, "LAYOUT", Layout((Batch("train", 2), Batch("test", 2, True)), cifar100.LAYOUT.labels))
+    batches = tuple(BatchFile(name, 2, test) for name, test in ROWS.items())
+    monkeypatch.setattr(cifar10, "LAYOUT", CifarLayout(batches, cifar10.LAYOUT.labels))
+    monkeypatch.setattr(
+        cifar100, "LAYOUT", CifarLayout((BatchFile("train", 2), BatchFile("test", 2, True)), cifar100.LAYOUT.labels)
+    )
 
 
 def binary(label: int = 3) -> dict[str, bytes]:

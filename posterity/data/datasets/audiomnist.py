@@ -10,11 +10,11 @@ from pathlib import Path
 from posterity.data.archive import read_npz
 from posterity.data.files import integers, pictures
 from posterity.data.pool import Pool
-from posterity.data.source import File, Form, Source, locate_form
+from posterity.data.source import DataSource, File, Form, locate_form
 
 FILES = ("spoken_digits/audiomnist_logmel.npz",)
 NATURAL = True
-SOURCE = Source(
+SOURCE = DataSource(
     "https://github.com/soerenab/AudioMNIST",
     ("spoken_digits", ""),
     (Form("compact", "compact file of ours: log-mel pictures of takes 0 to 14", (File("audiomnist_logmel.npz"),)),),

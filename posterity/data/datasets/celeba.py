@@ -16,14 +16,14 @@ import numpy as np
 from posterity.data.archive import Array
 from posterity.data.files import pictures
 from posterity.data.image_folder import LARGEST, read_picture
-from posterity.data.leaf import leaf_forms, leaf_pool
+from posterity.data.leaf_json import leaf_forms, leaf_pool
 from posterity.data.pool import DataError, Pool
-from posterity.data.source import Source, locate_form
+from posterity.data.source import DataSource, locate_form
 
 FILES = ("celeba/data/train", "celeba/data/test", "celeba/data/raw/img_align_celeba")
 NATURAL = True
 CLASSES = ("not smiling", "smiling")
-SOURCE = Source(
+SOURCE = DataSource(
     "https://mmlab.ie.cuhk.edu.hk/projects/CelebA.html and https://github.com/TalwalkarLab/leaf",
     ("celeba/data", "celeba", "leaf/data/celeba/data"),
     (*leaf_forms("raw/img_align_celeba"), *leaf_forms("img_align_celeba")),

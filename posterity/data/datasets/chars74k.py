@@ -11,11 +11,11 @@ from pathlib import Path
 from posterity.data.archive import read_npz
 from posterity.data.files import integers, names, pictures
 from posterity.data.pool import Pool
-from posterity.data.source import File, Form, Source, locate_form
+from posterity.data.source import DataSource, File, Form, locate_form
 
 FILES = ("chars74k_writers/chars74k_hnd_28.npz",)
 NATURAL = True
-SOURCE = Source(
+SOURCE = DataSource(
     "http://www.ee.surrey.ac.uk/CVSSP/demos/chars74k/",
     ("chars74k_writers", ""),
     (Form("compact", "compact file of ours: pen strokes of EnglishHnd as pictures", (File("chars74k_hnd_28.npz"),)),),

@@ -13,21 +13,21 @@ import numpy as np
 import torch
 
 from posterity.data.archive import Array, read_npz
-from posterity.data.cifar import Batch, Labels, Layout, read_cifar
+from posterity.data.cifar import BatchFile, CifarLayout, Labels, read_cifar
 from posterity.data.files import integers, pictures, unsheet
 from posterity.data.pool import Pool
-from posterity.data.source import File, Form, Source, locate_form
+from posterity.data.source import DataSource, File, Form, locate_form
 
 FILES = ("cifar10/cifar10_half_a.npz",)
 NATURAL = False
 ROWS = 60_000
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 LABELS = Labels("labels", 10)
-LAYOUT = Layout(
-    (*(Batch(f"data_batch_{k}", 10_000) for k in range(1, 6)), Batch("test_batch", 10_000, True)), (LABELS,)
+LAYOUT = CifarLayout(
+    (*(BatchFile(f"data_batch_{k}", 10_000) for k in range(1, 6)), BatchFile("test_batch", 10_000, True)), (LABELS,)
 )
 HALF_A, HALF_B = File("cifar10_half_a.npz"), File("cifar10_half_b.npz")
-SOURCE = Source(
+SOURCE = DataSource(
     "https://www.cs.toronto.edu/~kriz/cifar.html",
     ("cifar10", ""),
     (

@@ -12,18 +12,18 @@ from pathlib import Path
 import torch
 
 from posterity.data.archive import read_npz
-from posterity.data.cifar import Batch, Labels, Layout, read_cifar
+from posterity.data.cifar import BatchFile, CifarLayout, Labels, read_cifar
 from posterity.data.files import integers, names, pictures, unsheet
 from posterity.data.pool import DataError, Pool
-from posterity.data.source import File, Form, Source, locate_form
+from posterity.data.source import DataSource, File, Form, locate_form
 
 FILES = ("cifar100/cifar100_half.npz",)
 NATURAL = False
 ROWS = 60_000
 COARSE = Labels("coarse_labels", 20, "coarse_label_names", "coarse_label_names.txt")
 FINE = Labels("fine_labels", 100, "fine_label_names", "fine_label_names.txt")
-LAYOUT = Layout((Batch("train", 50_000), Batch("test", 10_000, True)), (COARSE, FINE))
-SOURCE = Source(
+LAYOUT = CifarLayout((BatchFile("train", 50_000), BatchFile("test", 10_000, True)), (COARSE, FINE))
+SOURCE = DataSource(
     "https://www.cs.toronto.edu/~kriz/cifar.html",
     ("cifar100", ""),
     (

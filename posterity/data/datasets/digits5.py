@@ -21,7 +21,7 @@ from posterity.data.files import integers, join_parts, pictures
 from posterity.data.idx import check_labels
 from posterity.data.matfile import Cells, read_mat
 from posterity.data.pool import DataError, Pool
-from posterity.data.source import File, Form, Source, locate_form
+from posterity.data.source import DataSource, File, Form, locate_form
 
 FILES = tuple(
     f"digits5/{name}"
@@ -31,7 +31,7 @@ FILES = tuple(
 NATURAL = True
 DOMAINS = ("mnist", "mnistm", "svhn", "syn", "usps")
 SIDE = 32
-SOURCE = Source(
+SOURCE = DataSource(
     "https://github.com/VisionLearningGroup/VisionLearningGroup.github.io/tree/master/M3SDA",
     ("digits5", "Digit-Five", "DigitFive", "Digits-Five"),
     (

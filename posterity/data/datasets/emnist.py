@@ -14,7 +14,7 @@ from posterity.data.archive import Array
 from posterity.data.idx import idx_forms, idx_pool, read_idx, unpack_idx
 from posterity.data.members import read_members
 from posterity.data.pool import DataError, Pool
-from posterity.data.source import File, Form, Found, Source, locate_form
+from posterity.data.source import DataSource, File, Form, Found, locate_form
 
 FILES = ("emnist/gzip.zip",)
 NATURAL = False
@@ -43,13 +43,13 @@ def forms(split: str) -> tuple[Form, ...]:
     return (*idx_forms(names(split)), Form("zip", "all splits in one archive", (archive,)))
 
 
-SOURCE = Source("https://www.nist.gov/itl/products-and-services/emnist-dataset", FOLDERS, forms("balanced"))
+SOURCE = DataSource("https://www.nist.gov/itl/products-and-services/emnist-dataset", FOLDERS, forms("balanced"))
 
 
 def load(data_dir: Path | None, seed: int, *, split: str = "balanced") -> Pool:
     if split not in SPLITS:
         raise DataError(f"emnist: split={split!r}; {nearest(split, SPLITS)}")
-    source = Source(SOURCE.url, FOLDERS, forms(split))
+    source = DataSource(SOURCE.url, FOLDERS, forms(split))
     return read(locate_form("emnist", source, data_dir), "emnist", split)
 
 

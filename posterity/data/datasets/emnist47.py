@@ -13,11 +13,11 @@ from posterity.data.archive import read_npz
 from posterity.data.datasets import emnist
 from posterity.data.files import integers, names, pictures
 from posterity.data.pool import Pool
-from posterity.data.source import File, Form, Source, locate_form
+from posterity.data.source import DataSource, File, Form, locate_form
 
 FILES = ("emnist47/emnist47.npz",)
 NATURAL = False
-SOURCE = Source(
+SOURCE = DataSource(
     emnist.SOURCE.url,
     ("emnist47", *emnist.FOLDERS),
     (*emnist.forms("balanced"), Form("compact", "compact file of ours, a part", (File("emnist47.npz"),))),

@@ -14,14 +14,14 @@ import torch
 from torch import Tensor
 
 from posterity.data.archive import Array
-from posterity.data.leaf import WRONG, leaf_forms, leaf_pool
+from posterity.data.leaf_json import WRONG, leaf_forms, leaf_pool
 from posterity.data.pool import DataError, Pool
-from posterity.data.source import Source, locate_form
+from posterity.data.source import DataSource, locate_form
 
 FILES = ("femnist/data/train", "femnist/data/test")
 NATURAL = True
 CLASSES = tuple("0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz")
-SOURCE = Source(
+SOURCE = DataSource(
     "https://github.com/TalwalkarLab/leaf", ("femnist/data", "femnist", "leaf/data/femnist/data"), leaf_forms()
 )
 

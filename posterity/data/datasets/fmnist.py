@@ -12,7 +12,7 @@ from pathlib import Path
 from posterity.data.idx import PARTS, idx_forms, idx_pool, read_idx
 from posterity.data.keras import keras_pool
 from posterity.data.pool import Pool
-from posterity.data.source import File, Form, Source, locate_form
+from posterity.data.source import DataSource, File, Form, locate_form
 
 FILES = tuple(f"fashion_mnist/{name}.gz" for name in PARTS)
 NATURAL = False
@@ -24,7 +24,7 @@ PUBLISHED = (
     (4_422_102, "md5 bef4ecab320f06d8554ea6380940ec79"),
     (5_148, "md5 bb300cfdad3c16e7a12a480ee83cd310"),
 )
-SOURCE = Source(
+SOURCE = DataSource(
     "https://github.com/zalandoresearch/fashion-mnist",
     ("fashion_mnist", "fashion-mnist", "fmnist", "FashionMNIST/raw"),
     (*idx_forms(PARTS, PUBLISHED), Form("keras", "one file in the form of Keras", (File("fashion_mnist.npz"),))),

@@ -10,11 +10,11 @@ from pathlib import Path
 from posterity.data.archive import read_npz
 from posterity.data.files import integers, names, pictures
 from posterity.data.pool import Pool
-from posterity.data.source import File, Form, Source, locate_form
+from posterity.data.source import DataSource, File, Form, locate_form
 
 FILES = ("spoken_digits/fsdd_logmel.npz",)
 NATURAL = True
-SOURCE = Source(
+SOURCE = DataSource(
     "https://github.com/Jakobovski/free-spoken-digit-dataset",
     ("spoken_digits", ""),
     (Form("compact", "compact file of ours: log-mel pictures", (File("fsdd_logmel.npz"),)),),

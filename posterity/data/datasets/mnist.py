@@ -15,7 +15,7 @@ from posterity.data.archive import Array, read_npz, unpack_xz
 from posterity.data.idx import PARTS, idx_forms, idx_pool, read_idx
 from posterity.data.keras import keras_arrays
 from posterity.data.pool import DataError, Pool
-from posterity.data.source import File, Form, Source, locate_form
+from posterity.data.source import DataSource, File, Form, locate_form
 
 FILES = ("mnist/mnist.npz",)
 NATURAL = False
@@ -27,7 +27,7 @@ PUBLISHED = (
     (4_542, "md5 ec29112dd5afa0611ce80d1b7f02629c"),
 )
 KERAS = "11,490,434 bytes, sha256 731c5ac602752760c8e48fbffcf8c3b850d9dc2a2aedcf2cc48468fc17b673d1"
-SOURCE = Source(
+SOURCE = DataSource(
     "http://yann.lecun.com/exdb/mnist/ (a mirror: https://ossci-datasets.s3.amazonaws.com/mnist/)",
     ("mnist", "MNIST/raw", "MNIST"),
     (

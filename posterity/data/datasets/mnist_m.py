@@ -17,14 +17,14 @@ from posterity.data.files import decode_member, integers, pictures, unsheet
 from posterity.data.idx import check_labels
 from posterity.data.members import read_members
 from posterity.data.pool import DataError, Pool
-from posterity.data.source import File, Form, Source, locate_form
+from posterity.data.source import DataSource, File, Form, locate_form
 
 FILES = ("mnist_m/mnist_m_2k.npz",)
 NATURAL = False
 CLASSES = tuple("0123456789")
 PARTS = ("mnist_m_train", "mnist_m_test")
 ROWS, SIDE = 68_002, 32
-SOURCE = Source(
+SOURCE = DataSource(
     "http://yaroslav.ganin.net/",
     ("mnist_m", ""),
     (

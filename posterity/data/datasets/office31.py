@@ -11,12 +11,12 @@ from pathlib import Path
 
 from posterity.data.domains import read_domains
 from posterity.data.pool import Pool
-from posterity.data.source import File, Form, Source, locate_form
+from posterity.data.source import DataSource, File, Form, locate_form
 
 FILES = ("office31/amazon", "office31/dslr", "office31/webcam")
 NATURAL = True
 DOMAINS = ("amazon", "dslr", "webcam")
-SOURCE = Source(
+SOURCE = DataSource(
     "https://faculty.cc.gatech.edu/~judy/domainadapt/",
     ("office31", "office31/domain_adaptation_images", "Office31", "office-31", "Office-31", "domain_adaptation_images"),
     (Form("folders", "class folders of three domains", tuple(File(domain) for domain in DOMAINS)),),

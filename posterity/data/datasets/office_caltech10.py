@@ -12,13 +12,13 @@ from posterity.data.archive import read_npz
 from posterity.data.domains import read_domains
 from posterity.data.files import integers, names, pictures, unsheet
 from posterity.data.pool import Pool
-from posterity.data.source import File, Form, Source, locate_form
+from posterity.data.source import DataSource, File, Form, locate_form
 
 FILES = ("office_caltech10/office_caltech10_64.npz",)
 NATURAL = True
 DOMAINS = ("amazon", "caltech10", "dslr", "webcam")
 FOLDERS = tuple(File(domain) for domain in DOMAINS)
-SOURCE = Source(
+SOURCE = DataSource(
     "https://github.com/jindongwang/transferlearning/tree/master/data (Office-Caltech10)",
     ("office_caltech10", "office_caltech_10", "OfficeCaltech10", "Office-Caltech-10"),
     (

@@ -16,13 +16,13 @@ from posterity.data.archive import Array, read_npz
 from posterity.data.files import decode_all, decode_member, integers, names, pictures
 from posterity.data.members import read_members
 from posterity.data.pool import DataError, Pool
-from posterity.data.source import File, Form, Source, locate_form
+from posterity.data.source import DataSource, File, Form, locate_form
 
 FILES = ("tinyimagenet_subset/tinyimagenet_subset.npz",)
 NATURAL = False
 ROWS, SIDE = 110_000, 64
 TOP, NOTED = "tiny-imagenet-200/", "val/val_annotations.txt"
-SOURCE = Source(
+SOURCE = DataSource(
     "http://cs231n.stanford.edu/tiny-imagenet-200.zip",
     ("tinyimagenet", "tiny-imagenet", "", "tinyimagenet_subset"),
     (
