@@ -16,7 +16,7 @@ import typer
 
 from posterity import __version__
 from posterity.cli import interrupt
-from posterity.cli.completion import complete_method, complete_model
+from posterity.cli.completion import complete_dataset, complete_method, complete_model
 from posterity.cli.diverged import leave_it_to_the_end
 from posterity.cli.flags import check_jobs, option, read_config, read_methods, read_seeds, with_flags, with_only
 from posterity.cli.mistakes import say_remarks, sentence, tell_of_yours, told
@@ -310,8 +310,18 @@ def methods(
     listing.print_methods(name)
 
 
-@app.command(help="The datasets, their clients and what they need.", rich_help_panel=LOOKING)
-def datasets() -> None:
+@app.command(help="The datasets, or one dataset: where its files come from, where they belong, which are there.",
+             rich_help_panel=LOOKING)  # fmt: skip
+def datasets(
+    name: Annotated[str | None, typer.Argument(help="a dataset", autocompletion=complete_dataset)] = None,
+    data_dir: Annotated[str | None, typer.Option(help="folder of the files (else POSTERITY_DATA)",
+                                                 metavar="FOLDER")] = None,
+) -> None:  # fmt: skip
+    if name is not None:
+        from posterity.cli.dataset import print_dataset
+
+        print_dataset(name, data_dir)
+        return
     from posterity.cli import listing
 
     listing.print_datasets()

@@ -103,6 +103,7 @@ def print_datasets() -> None:
         table.add_row(d.name, label(d.description), "yes" if d.natural else "", "in the package" if d.embedded else
                       "POSTERITY_DATA or --data-dir")  # fmt: skip
     console.print(table)
+    console.print("one in detail, with its files: posterity datasets NAME")
     console.print("mixes: a+b; your own: the path of an .npz, .csv, .parquet, or a folder of clients")
 
 

@@ -8,6 +8,7 @@ are stored as they are (`numpy.savez`) never expand, so they may be as large as 
 from __future__ import annotations
 
 import gzip
+import io
 import lzma
 import math
 import os
@@ -81,27 +82,40 @@ def _read_members(path: Path) -> dict[str, Array]:
     try:
         with zipfile.ZipFile(path) as stored:
             members = [m for m in stored.infolist() if not m.is_dir()]
-            _check_size(path, sum(m.file_size for m in members))
+            check_size(path, sum(m.file_size for m in members))
             return {m.filename.removesuffix(".npy"): _read_member(stored, m) for m in members}
     except DataError:
         raise
     except BROKEN as error:
         raise DataError(
-            f"{path}: cannot be read ({_told(error)}); expected an .npz of plain arrays (no objects, no pickles), "
+            f"{path}: cannot be read ({told(error)}); expected an .npz of plain arrays (no objects, no pickles), "
             "whole; copy it again, or write it with numpy.savez"
         ) from None
 
 
 def read_gzip(path: Path) -> bytes:
     """What a file packed by gzip holds."""
+    check_file(path, "a .gz file")
     most = most_bytes(path)
     try:
         with gzip.open(path) as stored:
             data = stored.read(most + 1)
     except BROKEN as error:
-        raise DataError(f"{path}: cannot be read ({_told(error)}); expected a whole .gz file; copy it again") from None
-    _check_size(path, len(data))
+        raise DataError(f"{path}: cannot be read ({told(error)}); expected a whole .gz file; copy it again") from None
+    check_size(path, len(data))
     return data
+
+
+def unpack_gzip(data: bytes, name: str) -> bytes:
+    """What bytes packed by gzip hold, where they were a member of an archive; at most `ROOM`."""
+    try:
+        with gzip.GzipFile(fileobj=io.BytesIO(data)) as stored:
+            found = stored.read(ROOM + 1)
+    except BROKEN as error:
+        raise DataError(f"{name}: cannot be read ({told(error)}); expected gzip; fetch the archive again") from None
+    if len(found) > ROOM:
+        raise DataError(f"{name}: expands beyond {_amount(ROOM)}; expected less; fetch the archive again")
+    return found
 
 
 def unpack_xz(data: bytes, size: int) -> bytes:
@@ -141,7 +155,8 @@ def _read_header(file: IO[bytes]) -> tuple[tuple[int, ...], np.dtype[Any]]:
     return shape, kind
 
 
-def _check_size(path: Path, size: int) -> None:
+def check_size(path: Path, size: int) -> None:
+    """Refuse what would expand, or has expanded, beyond the limit of its file."""
     if size > (most := most_bytes(path)):
         raise DataError(
             f"{path}: {_amount(path.stat().st_size)} that expand to {_amount(size)} or more; expected at most "
@@ -161,5 +176,6 @@ def _amount(size: int) -> str:
     return f"{size} bytes"
 
 
-def _told(error: BaseException) -> str:
+def told(error: BaseException) -> str:
+    """What an error says, or what it is."""
     return str(error) or type(error).__name__

@@ -134,8 +134,18 @@ def shrink(pool: Pool, spec: FederationSpec) -> tuple[Pool, set[int]]:
             f"subset is {spec.subset!r}, which leaves no row of {len(pool)}; expected at least one; raise it"
         )
     rows = torch.from_numpy(stream(spec.seed, "subset").permutation(len(pool))[:amount]).sort().values
-    note = f"subset: {amount} of {len(pool)} rows, drawn uniformly before the partition"
+    note = f"subset: {amount} of {len(pool)} rows, drawn uniformly before the partition{_of_stored(pool, amount)}"
     return pool.take(rows).noting(note), before
+
+
+def _of_stored(pool: Pool, amount: int) -> str:
+    """A share is one of the rows that are stored: say so where the dataset has more."""
+    if pool.published <= len(pool):
+        return ""
+    return (
+        f"; {len(pool):,} of the {pool.published:,} rows of {pool.name} are stored, so this is "
+        f"{100 * amount / len(pool):.3g} % of the stored part and {100 * amount / pool.published:.3g} % of the dataset"
+    )
 
 
 def divide(pool: Pool, spec: FederationSpec, share: float, empty: set[int]) -> ClientRows:

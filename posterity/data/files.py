@@ -1,4 +1,5 @@
-"""Finding files, pictures and labels: what the files of `data/datasets` are made of (arrays: `data/archive.py`)."""
+"""Finding files, pictures and labels: what the files of `data/datasets` are made of (arrays: `data/archive.py`,
+forms of a distribution: `data/source.py`)."""
 
 from __future__ import annotations
 
@@ -14,8 +15,8 @@ from torch import Tensor
 
 from posterity.data.archive import Array
 from posterity.data.pool import DataError
+from posterity.data.source import VARIABLE
 
-VARIABLE = "POSTERITY_DATA"
 PARTS = ("x_train", "y_train", "x_test", "y_test")  # arrays, as Keras names them
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP")  # what Pillow may try: others start programs (EPS) or are seldom looked after
 PIXELS = 2**30 // 12  # of one picture, a quarter of a GiB in colour; beyond, a few bytes may stand for a great many
@@ -24,7 +25,7 @@ BEGINNINGS = {b"GIF8": "GIF", b"%!PS": "PostScript", b"\xc5\xd0\xd3\xc6": "PostS
 
 
 def locate(data_dir: Path | None, name: str, dataset: str) -> Path:
-    """The file `name` under the data folder."""
+    """The one file `name` under the data folder (several forms: `locate_form`)."""
     if data_dir is None:
         raise DataError(
             f"dataset {dataset}: no data folder given; expected one that holds {name}; "
@@ -64,6 +65,17 @@ def decode(data: bytes, size: int = 0) -> Array:
         raise OSError(f"it is {kind}" if kind else "it is no picture that is known here") from None
     except (ValueError, SyntaxError, MemoryError, struct.error) as error:  # of a damaged file
         raise OSError(str(error) or type(error).__name__) from None
+
+
+def decode_member(where: str, data: bytes | None, size: int = 0) -> Array:
+    """A picture of an archive, as `decode` has it, or a sentence about it; None stands for one that is missing."""
+    try:
+        return decode(data or b"", size)
+    except OSError as error:
+        why = "it is missing" if data is None else error
+        raise DataError(
+            f"{where} cannot be read as a picture ({why}); expected {', '.join(FORMATS)}; fetch the archive again"
+        ) from None
 
 
 def decode_all(stored: Array, offsets: Array) -> list[Array]:

@@ -19,8 +19,10 @@ def read_image_folder(path: Path, size: int) -> list[Table]:
     """A table per client folder; pictures are resized to size×size unless size is 0; grey ones stay grey."""
     if size > LARGEST:
         raise DataError(f"{path}: option size is {size}; expected at most {LARGEST} pixels; lower it")
-    clients = _folders(path)
-    files = {client: [(f, kind.name) for kind in _folders(client) for f in _pictures(kind)] for client in clients}
+    clients = list_folders(path)
+    files = {
+        client: [(f, kind.name) for kind in list_folders(client) for f in list_pictures(kind)] for client in clients
+    }
     if not any(files.values()):
         raise DataError(
             f"{path}: neither .csv, .npz or .parquet files nor pictures in client/class/ folders; expected one of "
@@ -31,7 +33,7 @@ def read_image_folder(path: Path, size: int) -> list[Table]:
     for client, listed in files.items():
         shots = []
         for file, _ in listed:
-            shot = _picture(file, size, path)
+            shot = read_picture(file, size, path)
             shape = shape or shot.shape
             if shot.shape != shape:
                 raise DataError(
@@ -60,7 +62,8 @@ def _table(
     return Table(client, x[..., :1] if grey else x, np.array(kinds, dtype=np.str_), notes=notes)
 
 
-def _picture(file: Path, size: int, root: Path) -> Array:
+def read_picture(file: Path, size: int, root: Path) -> Array:
+    """A picture (height, width, 3), which must lie inside of `root`."""
     check_file(file, "a picture", root)
     try:
         return decode(file.read_bytes(), size)
@@ -70,7 +73,8 @@ def _picture(file: Path, size: int, root: Path) -> Array:
         ) from None
 
 
-def _folders(path: Path) -> list[Path]:
+def list_folders(path: Path) -> list[Path]:
+    """The folders in a folder, by name."""
     found = [p for p in list_folder(path) if p.is_dir()]
     for folder in found:
         if not folder.name.isprintable() and any("\ud800" <= c <= "\udfff" for c in folder.name):
@@ -78,13 +82,14 @@ def _folders(path: Path) -> list[Path]:
     return found
 
 
-def _pictures(path: Path) -> list[Path]:
+def list_pictures(path: Path) -> list[Path]:
+    """The files in a folder that are pictures by their suffix."""
     return [p for p in list_folder(path) if p.suffix.lower() in KINDS]
 
 
 def _left_out(clients: list[Path]) -> tuple[str, ...]:
     """A remark on files that stand where pictures are expected, and are none."""
-    kinds = [kind for client in clients for kind in _folders(client)]
+    kinds = [kind for client in clients for kind in list_folders(client)]
     others = [p for kind in kinds for p in list_folder(kind) if p.suffix.lower() not in KINDS and not p.is_dir()]
     if not others:
         return ()

@@ -54,6 +54,7 @@ class Pool:
     may_repeat: bool = False  # rows of the user, perhaps twice there: look for training rows among those held out
     notes: tuple[str, ...] = ()
     columns: tuple[str, ...] = ()  # names of the features, where they have names
+    published: int = 0  # rows of the complete dataset, where a part of it may be all that is stored
     pictures: bool = False  # x was made of bytes: 0 … 255 became -1 … 1
 
     def __len__(self) -> int:

@@ -20,9 +20,9 @@ from posterity.core.parse import MISTAKES, Declared, declared
 from posterity.data import datasets
 from posterity.data.checks import check_federation, check_pool
 from posterity.data.federation import Federation, FederationSpec, Options
-from posterity.data.files import VARIABLE
 from posterity.data.mix import mix
 from posterity.data.pool import DataError, Pool
+from posterity.data.source import VARIABLE, DataSource
 from posterity.data.tables import Columns
 from posterity.data.user_files import looks_like_path, read_user_files
 
@@ -37,7 +37,9 @@ class Dataset:
     name: str
     description: str
     natural: bool  # has clients of its own
-    files: tuple[str, ...]  # needed in the data folder
+    files: tuple[str, ...]  # needed in the data folder, in one of the forms of the source
+    source: DataSource | None = None  # None if embedded
+    text: str = ""  # all that its file says about it
 
     @property
     def embedded(self) -> bool:
@@ -49,8 +51,29 @@ def available() -> list[Dataset]:
     found = []
     for name in _names():
         module = _module(name)
-        found.append(Dataset(name, (module.__doc__ or "").split("\n")[0], module.NATURAL, module.FILES))
+        text = (module.__doc__ or "").strip()
+        source = getattr(module, "SOURCE", None)
+        found.append(Dataset(name, text.split("\n")[0], module.NATURAL, module.FILES, source, text))
     return found
+
+
+def find_dataset(name: str) -> Dataset:
+    """What is known about one dataset."""
+    known = {each.name: each for each in available()}
+    if name not in known:
+        raise DataError(f"dataset {name!r} is not known; {nearest(name, known)}")
+    return known[name]
+
+
+def options(name: str) -> dict[str, Any]:
+    """Options of a dataset with their defaults."""
+    return {key: known.default for key, known in _declared(name).items()}
+
+
+def data_folder(given: str | Path | None) -> Path | None:
+    """The folder that was named, or that of the environment variable."""
+    folder = given or os.environ.get(VARIABLE)
+    return Path(folder) if folder else None
 
 
 def read_dataset(spec: FederationSpec) -> Pool | Federation:
@@ -103,8 +126,7 @@ def _read(name: str, spec: FederationSpec, options: Options) -> Pool | Federatio
     values = {key: _coerced(name, key, value, known[key]) for key, value in options.items()}
     if spec.clients is not None and "clients" in known:
         values.setdefault("clients", spec.clients)  # a generator makes as many clients as were asked for
-    folder = spec.data_dir or os.environ.get(VARIABLE)
-    pool: Any = load(Path(folder) if folder else None, spec.seed, **values)
+    pool: Any = load(data_folder(spec.data_dir), spec.seed, **values)
     if not isinstance(pool, Pool | Federation):
         raise DataError(
             f"dataset {name!r} returned a {type(pool).__name__}; expected a Pool or a Federation of posterity.data; "

@@ -86,7 +86,7 @@ def test_the_help_names_every_partition():
         (completion.complete_method, "fedavg+f", ["fedavg+ft"]),
         (completion.complete_method, "wrap", []),
         (completion.complete_methods, "local,fedavg+ft,fedm", ["local,fedavg+ft,fedmap"]),
-        (completion.complete_dataset, "mnist+dig", ["mnist+digits"]),
+        (completion.complete_dataset, "mnist+digi", ["mnist+digits", "mnist+digits5"]),
         (completion.complete_model, "lenet", ["lenet5", "lenet_wide"]),
         (completion.complete_model, "_", []),
         (completion.starting(("auto", "loop", "package.module:engine")), "", ["auto", "loop"]),

@@ -146,7 +146,7 @@ def test_a_common_test_set_belongs_to_nobody() -> None:
         ({"dataset": "synthetic", "options": {"samples": "many"}}, "samples is 'many'; expected a value like 2000"),
         ({"dataset": "polynomial", "clients": 4}, "4 clients asked for; expected 1 to 3"),
         ({"dataset": "polynomial", "partition": "dirichlet:1"}, "iid or natural for regression"),
-        ({"dataset": "cifar10", "data_dir": "nowhere"}, "cifar10_half_a.npz does not exist.*POSTERITY_DATA"),
+        ({"dataset": "cifar10", "data_dir": "nowhere"}, "the data folder nowhere does not exist.*POSTERITY_DATA"),
     ],
 )
 def test_a_wrong_request_says_what_to_do(arguments: dict[str, str], message: str) -> None:
@@ -166,7 +166,8 @@ def test_files_are_looked_for_where_the_environment_says(monkeypatch: pytest.Mon
 def test_every_dataset_describes_itself() -> None:
     found = {d.name: d for d in available()}
     assert {d for d in found if found[d].embedded} == {"digits", "polynomial", "synthetic"}
-    assert len(found) == 14
+    assert len(found) == 19
+    assert all((d.source is None) == d.embedded for d in found.values())
     assert all(d.description.endswith(".") and len(d.description) < 120 for d in found.values())
     assert found["chars74k"].natural
     assert not found["mnist"].natural

@@ -1,7 +1,8 @@
-"""EMNIST, 47 merged classes: 27,613 handwritten digits and letters, 28×28 (stand-in for EMNIST-Balanced).
+"""EMNIST, 47 merged classes of handwritten digits and letters, 28×28: EMNIST-Balanced, or 27,613 pictures of its kind.
 
-G. Cohen, S. Afshar, J. Tapson, A. van Schaik, "EMNIST", 2017, from NIST Special Database 19. Parts of the official
-splits are pooled (568 to 606 pictures of each class), so there is no official test split.
+G. Cohen, S. Afshar, J. Tapson, A. van Schaik, "EMNIST", 2017, from NIST Special Database 19. The official files of the
+balanced split are read where they are there (as `emnist` does); otherwise a compact file, in which parts of the
+official splits are pooled (568 to 606 pictures of each class), so that there is no official test split.
 """
 
 from __future__ import annotations
@@ -9,15 +10,26 @@ from __future__ import annotations
 from pathlib import Path
 
 from posterity.data.archive import read_npz
-from posterity.data.files import integers, locate, names, pictures
+from posterity.data.datasets import emnist
+from posterity.data.files import integers, names, pictures
 from posterity.data.pool import Pool
+from posterity.data.source import DataSource, File, Form, locate_form
 
 FILES = ("emnist47/emnist47.npz",)
 NATURAL = False
+SOURCE = DataSource(
+    emnist.SOURCE.url,
+    ("emnist47", *emnist.FOLDERS),
+    (*emnist.forms("balanced"), Form("compact", "compact file of ours, a part", (File("emnist47.npz"),))),
+)
 
 
 def load(data_dir: Path | None, seed: int) -> Pool:
-    stored = read_npz(locate(data_dir, FILES[0], "emnist47"), "class_names", "x", "y")
+    found = locate_form("emnist47", SOURCE, data_dir)
+    if found.form.key != "compact":
+        return emnist.read(found, "emnist47", "balanced")
+    stored = read_npz(found.paths[0], "class_names", "x", "y")
     note = "emnist47: 27,613 pictures of EMNIST ByMerge/Balanced, not the whole of EMNIST-Balanced"
     kinds = names(stored["class_names"])
-    return Pool("emnist47", pictures(stored["x"]), integers(stored["y"]), len(kinds), kinds, notes=(note,))
+    x, y = pictures(stored["x"]), integers(stored["y"])
+    return Pool("emnist47", x, y, len(kinds), kinds, notes=(note,), published=131_600)

@@ -1,22 +1,81 @@
-"""MNIST-M: 2,000 digits blended over colour photographs, 32×32.
+"""MNIST-M: digits blended over colour photographs, 32×32; all 68,002 of them, or 2,000.
 
-Y. Ganin et al., "Domain-Adversarial Training of Neural Networks", 2016; 200 of each digit from its test set.
+Y. Ganin et al., "Domain-Adversarial Training of Neural Networks", 2016. Read from the official `mnist_m.tar.gz` or its
+unpacked folder (pictures, and text files with their labels), or, where there is neither, from a compact file with 200
+of each digit from the test set.
 """
 
 from __future__ import annotations
 
-from pathlib import Path
+from pathlib import Path, PurePosixPath
+
+import numpy as np
+import torch
 
 from posterity.data.archive import read_npz
-from posterity.data.files import integers, locate, pictures, unsheet
-from posterity.data.pool import Pool
+from posterity.data.files import decode_member, integers, pictures, unsheet
+from posterity.data.idx import check_labels
+from posterity.data.members import read_members
+from posterity.data.pool import DataError, Pool
+from posterity.data.source import DataSource, File, Form, locate_form
 
 FILES = ("mnist_m/mnist_m_2k.npz",)
 NATURAL = False
+CLASSES = tuple("0123456789")
+PARTS = ("mnist_m_train", "mnist_m_test")
+ROWS, SIDE = 68_002, 32
+SOURCE = DataSource(
+    "http://yaroslav.ganin.net/",
+    ("mnist_m", ""),
+    (
+        Form("official", "archive", (File("mnist_m.tar.gz"),)),
+        Form(
+            "official",
+            "archive, unpacked",
+            tuple(File(name) for part in PARTS for name in (part, f"{part}_labels.txt")),
+        ),
+        Form("compact", "compact file of ours, a part", (File("mnist_m_2k.npz"),)),
+    ),
+)
 
 
 def load(data_dir: Path | None, seed: int) -> Pool:
-    stored = read_npz(locate(data_dir, FILES[0], "mnist_m"), "labels", "offsets", "webp")
+    found = locate_form("mnist_m", SOURCE, data_dir)
+    path = found.paths[0]
+    if found.form.key == "official":
+        return _official(path if path.is_file() else path.parent)
+    stored = read_npz(path, "labels", "offsets", "webp")
     y = integers(stored["labels"])
-    x = pictures(unsheet(stored["webp"], stored["offsets"], 32, len(y)))
-    return Pool("mnist_m", x, y, 10, tuple("0123456789"))
+    x = pictures(unsheet(stored["webp"], stored["offsets"], SIDE, len(y)))
+    return Pool("mnist_m", x, y, 10, CLASSES, notes=(f"mnist_m: {len(y):,} of {ROWS:,} pictures",), published=ROWS)
+
+
+def _official(path: Path) -> Pool:
+    """Training pictures, then those for testing, in the order of the files with the labels."""
+    stored = {_short(name): data for name, data in read_members(path, lambda name: bool(_short(name))).items()}
+    rows = [(name, label) for part in PARTS for name, label in _labelled(path, part, stored.get(f"{part}_labels.txt"))]
+    x = np.stack([decode_member(f"{path}: {name}", stored.get(name), SIDE) for name, _ in rows])
+    y = np.array([label for _, label in rows])
+    check_labels(str(path), y, 0, 10)
+    test = torch.tensor([name.startswith(PARTS[1]) for name, _ in rows])
+    notes = (f"mnist_m: {len(y):,} of {ROWS:,} pictures",) * (len(y) != ROWS)
+    return Pool("mnist_m", pictures(x), integers(y), 10, CLASSES, official_test=test, notes=notes, published=ROWS)
+
+
+def _short(member: str) -> str:
+    """`mnist_m_train/0.png` or `mnist_m_train_labels.txt`, whatever folder they are in; nothing for other members."""
+    place = PurePosixPath(member)
+    if place.name in {f"{part}_labels.txt" for part in PARTS}:
+        return place.name
+    return f"{place.parent.name}/{place.name}" if place.parent.name in PARTS and place.suffix == ".png" else ""
+
+
+def _labelled(path: Path, part: str, data: bytes | None) -> list[tuple[str, int]]:
+    lines = [] if data is None else [line.split() for line in data.decode("latin-1").splitlines() if line.strip()]
+    wrong = [line for line in lines if len(line) != 2 or not line[1].isdecimal() or len(line[1]) > 2]
+    if wrong or not lines:
+        given = " ".join(wrong[0])[:40] if wrong else "nothing"
+        raise DataError(
+            f"{path}: {part}_labels.txt has {given!r}; expected lines of a picture and its digit; fetch it again"
+        )
+    return [(f"{part}/{name}", int(label)) for name, label in lines]

@@ -1,0 +1,133 @@
+"""Digits-Five: digits of five domains, 32×32 in colour; a client is a domain.
+
+X. Peng et al., "Moment Matching for Multi-Source Domain Adaptation", ICCV 2019: MNIST, MNIST-M (Y. Ganin et al. 2016),
+SVHN (Y. Netzer et al. 2011), synthetic digits (Y. Ganin and V. Lempitsky 2015) and USPS (J. Hull 1994). Read from the
+.mat files of that paper (version 5 to 7), or from mnist.npz, mnistm.npz, svhn.npz, syn.npz and usps.npz in the form of
+Keras (x_train, y_train, x_test, y_test). Pictures of 28×28 are enlarged, grey ones repeated over the three channels.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from posterity.data.archive import Array, read_npz
+from posterity.data.files import integers, join_parts, pictures
+from posterity.data.idx import check_labels
+from posterity.data.matfile import Cells, read_mat
+from posterity.data.pool import DataError, Pool
+from posterity.data.source import DataSource, File, Form, locate_form
+
+FILES = tuple(
+    f"digits5/{name}"
+    for name in ("mnist_data.mat", "mnistm_with_label.mat", "svhn_train_32x32.mat", "svhn_test_32x32.mat",
+                 "syn_number.mat", "usps_28x28.mat")
+)  # fmt: skip
+NATURAL = True
+DOMAINS = ("mnist", "mnistm", "svhn", "syn", "usps")
+SIDE = 32
+SOURCE = DataSource(
+    "https://github.com/VisionLearningGroup/VisionLearningGroup.github.io/tree/master/M3SDA",
+    ("digits5", "Digit-Five", "DigitFive", "Digits-Five"),
+    (
+        Form("mat", "the paper's .mat files", tuple(File(Path(name).name) for name in FILES)),
+        Form("npz", "five files in the form of Keras", tuple(File(f"{domain}.npz") for domain in DOMAINS)),
+    ),
+)
+Part = tuple[Array, Array, Array]  # pictures (n, height, width, channels) or (n, height, width), labels, test or not
+
+
+def load(data_dir: Path | None, seed: int) -> Pool:
+    found = locate_form("digits5", SOURCE, data_dir)
+    if found.form.key == "mat":
+        parts = _from_mat(*found.paths)
+    else:
+        parts = [join_parts(path, read_npz(path)) for path in found.paths]
+    x = torch.cat([_shaped(domain, part[0]) for domain, part in zip(DOMAINS, parts, strict=True)])
+    for domain, (_, labels, _) in zip(DOMAINS, parts, strict=True):
+        check_labels(f"{found.paths[0].parent} ({domain})", labels, 0, 10)
+    y, test = (np.concatenate([part[i] for part in parts]) for i in (1, 2))
+    owner = np.repeat(np.arange(len(parts)), [len(part[1]) for part in parts])
+    return Pool(
+        "digits5", x, integers(y), 10, tuple("0123456789"), owner=integers(owner), owner_names=DOMAINS,
+        official_test=torch.from_numpy(test), notes=("digits5: pictures of 28×28 are enlarged to 32×32",),
+    )  # fmt: skip
+
+
+def _from_mat(mnist: Path, mnistm: Path, svhn: Path, svhn_test: Path, syn: Path, usps: Path) -> list[Part]:
+    digits = _numbers(mnist, "train_32", "test_32", "label_train", "label_test")
+    blended = _numbers(mnistm, "train", "test", "label_train", "label_test")
+    street = [*_numbers(svhn, "X", "y"), *_numbers(svhn_test, "X", "y")]
+    made = _numbers(syn, "train_data", "test_data", "train_label", "test_label")
+    return [
+        _part(mnist, *digits),
+        _part(mnistm, *blended),
+        _part(svhn, np.moveaxis(street[0], -1, 0), np.moveaxis(street[2], -1, 0), street[1], street[3]),
+        _part(syn, *made),
+        _part(usps, *_cells(usps)),
+    ]
+
+
+def _numbers(path: Path, *names: str) -> list[Array]:
+    found = read_mat(path, *names)
+    values = [found[name] for name in names]
+    if tables := [name for name, value in zip(names, values, strict=True) if isinstance(value, Cells)]:
+        raise DataError(f"{path}: {tables[0]} is a table of cells; expected numbers; fetch the original file")
+    return [value for value in values if not isinstance(value, Cells)]
+
+
+def _cells(path: Path) -> list[Array]:
+    """USPS: a table with training pictures and labels in the first row, those for testing in the second."""
+    found = read_mat(path, "dataset")["dataset"]
+    if not isinstance(found, Cells) or found.shape != (2, 2):
+        raise DataError(f"{path}: dataset is no table of 2×2 cells; expected one; fetch the original file")
+    return [_channels_last(found.at(0, 0)), _channels_last(found.at(1, 0)), found.at(0, 1), found.at(1, 1)]
+
+
+def _channels_last(x: Array) -> Array:
+    return np.moveaxis(x, 1, -1) if x.ndim == 4 and x.shape[1] == 1 else x
+
+
+def _part(path: Path, train: Array, test: Array, train_y: Array, test_y: Array) -> Part:
+    """One domain; labels may be one-hot, and 10 stands for 0."""
+    y = [np.argmax(each, 1) if each.ndim == 2 and each.shape[1] > 1 else each.reshape(-1) for each in (train_y, test_y)]
+    shots = [_bytes(path, each) for each in (train, test)]
+    for x, labels in zip(shots, y, strict=True):
+        if len(x) != len(labels) or x.shape[1:] != shots[0].shape[1:]:
+            raise DataError(
+                f"{path}: pictures {x.shape} and {len(labels)} labels; expected as many of one size; fetch it again"
+            )
+    both = np.concatenate(y).astype(np.int64)
+    both[both == 10] = 0
+    return np.concatenate(shots), both, np.arange(len(both)) >= len(y[0])
+
+
+def _bytes(path: Path, x: Array) -> Array:
+    """Pictures as bytes, whether they are stored from 0 to 255 or from 0 to 1, as squares or as rows of pixels."""
+    side = math.isqrt(x.shape[1]) if x.ndim == 2 else 0
+    if side and side * side == x.shape[1]:
+        x = x.reshape(len(x), side, side)
+    if x.dtype == np.uint8:
+        return x
+    scale = 255 if x.size and x.dtype.kind == "f" and x.max() <= 1 else 1
+    if not x.size or not (x.min() >= 0 and x.max() * scale <= 255):
+        raise DataError(f"{path}: pictures with values beyond 0 to 255; expected bytes; fetch the original file")
+    return np.rint(x * scale).astype(np.uint8)
+
+
+def _shaped(domain: str, x: Array) -> Tensor:
+    """Pictures (n, 3, 32, 32) in [-1, 1]."""
+    if x.dtype != np.uint8 or x.ndim not in (3, 4) or (x.ndim == 4 and x.shape[3] not in (1, 3)):
+        raise DataError(
+            f"digits5: {domain} has pictures {x.dtype} {x.shape[1:]}; expected bytes (height, width) or "
+            "(height, width, channels); convert them"
+        )
+    shots = pictures(x)
+    if shots.shape[2:] != (SIDE, SIDE):
+        shots = F.interpolate(shots, size=[SIDE, SIDE], mode="bilinear", antialias=True)
+    return shots.expand(-1, 3, -1, -1)

@@ -1,0 +1,489 @@
+"""Official files that are torn, of another kind or hostile: refused in a sentence (given, expected, what to do)."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import tarfile
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from posterity.data import DataError, archive
+from posterity.data.cifar import BatchFile, CifarLayout
+from posterity.data.datasets import (
+    celeba,
+    cifar10,
+    cifar100,
+    digits5,
+    emnist,
+    femnist,
+    mnist,
+    mnist_m,
+    office31,
+    tinyimagenet,
+)
+from posterity.data.idx import PARTS
+from posterity.data.matfile import Cells, read_mat
+from posterity.data.members import read_members
+from posterity.data.plain_pickle import PlainPickleError, read_plain
+
+from .official_files import (
+    Array,
+    array,
+    bytes_of,
+    cells,
+    idx,
+    leaf,
+    listed,
+    mat,
+    matrix,
+    pickled,
+    shot,
+    tar,
+    text,
+    write,
+    write_idx,
+    zipped,
+)  # fmt: skip
+
+SHOTS = bytes_of(2, 3072)
+ROWS = {batch.name: batch.test for batch in cifar10.LAYOUT.batches}
+
+
+@pytest.fixture
+def two(monkeypatch: pytest.MonkeyPatch) -> None:
+    """CIFAR-10 with two pictures a batch, CIFAR-100 with two in all."""
+    batches = tuple(BatchFile(name, 2, test) for name, test in ROWS.items())
+    monkeypatch.setattr(cifar10, "LAYOUT", CifarLayout(batches, cifar10.LAYOUT.labels))
+    monkeypatch.setattr(
+        cifar100, "LAYOUT", CifarLayout((BatchFile("train", 2), BatchFile("test", 2, True)), cifar100.LAYOUT.labels)
+    )
+
+
+def binary(label: int = 3) -> dict[str, bytes]:
+    row = bytes([label]) + SHOTS[0].tobytes()
+    return {f"cifar-10-batches-bin/{name}.bin": 2 * row for name in ROWS}
+
+
+def python(**changed: bytes) -> dict[str, bytes]:
+    batch = pickled(**{"data": array(SHOTS), "labels": listed([1, 2]), **changed})
+    return {f"cifar-10-batches-py/{name}": batch for name in ROWS}
+
+
+def test_an_archive_with_other_members_or_lengths(tmp_path: Path, two: None) -> None:
+    path = tmp_path / "cifar-10-binary.tar.gz"
+    members = binary()
+    assert len(cifar10.load(tar(path, members).parent, 0)) == 12
+    del members["cifar-10-batches-bin/data_batch_4.bin"]
+    with pytest.raises(
+        DataError, match=r"has no data_batch_4.bin; expected data_batch_1.bin, .*fetch the archive again"
+    ):
+        cifar10.load(tar(path, members).parent, 0)
+    members["cifar-10-batches-bin/data_batch_4.bin"] = bytes(3073)
+    with pytest.raises(DataError, match=r"data_batch_4.bin: 3,073 bytes; expected 6,146 \(2 pictures\)"):
+        cifar10.load(tar(path, members).parent, 0)
+    with pytest.raises(DataError, match=r"labels from 11 to 11; expected 0 to 9; .*fetch it again"):
+        cifar10.load(tar(path, binary(11)).parent, 0)
+
+
+@pytest.mark.parametrize("cut", [0, 20, 1000, -30])
+def test_a_torn_archive(tmp_path: Path, two: None, cut: int) -> None:
+    path = tar(tmp_path / "cifar-10-binary.tar.gz", binary())
+    path.write_bytes(path.read_bytes()[:cut])
+    with pytest.raises(DataError, match=r"cifar-10-binary.tar.gz: (cannot be read .*complete; fetch it|has no )"):
+        cifar10.load(tmp_path, 0)
+
+
+def link(name: str, target: str) -> tarfile.TarInfo:
+    info = tarfile.TarInfo(name)
+    info.type, info.linkname = tarfile.SYMTYPE, target
+    return info
+
+
+def pipe(name: str) -> tarfile.TarInfo:
+    info = tarfile.TarInfo(name)
+    info.type = tarfile.FIFOTYPE
+    return info
+
+
+@pytest.mark.parametrize("member", [link("x/test_batch.bin", "/etc/passwd"), pipe("x/test_batch.bin")])
+def test_links_and_pipes_in_an_archive(tmp_path: Path, two: None, member: tarfile.TarInfo) -> None:
+    tar(tmp_path / "cifar-10-binary.tar.gz", binary(), member)
+    with pytest.raises(
+        DataError, match=r"'x/test_batch.bin' is a link, a device or a file with holes; expected an ordi"
+    ):
+        cifar10.load(tmp_path, 0)
+
+
+@pytest.mark.parametrize("name", ["../../test_batch.bin", "/test_batch.bin", "a\\..\\..\\test_batch.bin"])
+def test_names_that_lead_out_of_an_archive(tmp_path: Path, two: None, name: str) -> None:
+    tar(tmp_path / "cifar-10-binary.tar.gz", {name: b"x"})
+    with pytest.raises(DataError, match="a name that leads out of it; expected the archive as it is published"):
+        cifar10.load(tmp_path, 0)
+    zipped(tmp_path / "a.zip", {name: b"x"})
+    with pytest.raises(DataError, match="a name that leads out of it"):
+        read_members(tmp_path / "a.zip", lambda _: True)
+
+
+def test_a_link_in_a_zip_file(tmp_path: Path) -> None:
+    info = zipfile.ZipInfo("train/a/images/a.JPEG")
+    info.external_attr = 0o120777 << 16
+    with zipfile.ZipFile(tmp_path / "tiny-imagenet-200.zip", "w") as stored:
+        stored.writestr(info, "/etc/passwd")
+    with pytest.raises(DataError, match="is a link, a device"):
+        tinyimagenet.load(tmp_path, 0)
+
+
+def test_archives_that_expand_beyond_the_limit(tmp_path: Path, two: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    tar(tmp_path / "cifar-10-binary.tar.gz", {"x/other": bytes(2**20), **binary()})
+    zipped(tmp_path / "tiny-imagenet-200.zip", {"words.txt": bytes(2**20)})
+    emnist_file = f"gzip/{emnist.names('balanced')[0]}.gz"
+    zipped(tmp_path / "gzip.zip", {emnist_file: gzip.compress(bytes(2**20))})
+    monkeypatch.setattr(archive, "ROOM", 2**16)
+    for module in (cifar10, tinyimagenet):
+        with pytest.raises(DataError, match=r"that expand to .* or more; expected at most"):
+            module.load(tmp_path, 0)
+    with pytest.raises(DataError, match=r"expands beyond 64.0 KiB; expected less"):
+        archive.unpack_gzip(gzip.compress(bytes(2**20)), "a.gz")
+
+
+def test_pipes_and_links_in_an_unpacked_folder(tmp_path: Path, two: None) -> None:
+    for name, data in binary().items():
+        write(tmp_path / name, data)
+    secret = write(tmp_path / "secret", bytes(6146))
+    batch = tmp_path / "cifar-10-batches-bin/test_batch.bin"
+    batch.unlink()
+    batch.symlink_to(secret)
+    with pytest.raises(DataError, match=r"test_batch.bin: is a link to .*secret, outside of"):
+        cifar10.load(tmp_path, 0)
+    batch.unlink()
+    os.mkfifo(batch)
+    with pytest.raises(DataError, match=r"test_batch.bin: is a pipe"):
+        cifar10.load(tmp_path, 0)
+
+
+EVIL = b"\x80\x02cposix\nsystem\nU\x04true\x85R."
+PICKLES: list[tuple[bytes, str]] = [
+    (EVIL, "it names 'posix system', which no such file needs"),
+    (b"\x80\x04\x8c\x05posix\x8c\x06system\x93\x8c\x04true\x85R.", "it names 'posix system'"),
+    (b"\x80\x02}q\x01U\x01acbuiltins\neval\ns.", "it names 'builtins eval'"),
+    (b"\x80\x02(U\x04truecposix\nsystem\no.", "it names 'posix system'|the opcode OBJ"),
+    (b"\x80\x02(U\x04trueiposix\nsystem\n.", "the opcode INST"),
+    (b"\x80\x02cnumpy\nndarray\nU\x01a\x85\x81.", "the opcode NEWOBJ"),
+    (b"\x80\x02cnumpy\nndarray\nU\x01a\x85R.", "it calls numpy ndarray"),
+    (b"\x80\x02U\x01aK\x01\x85R.", "it calls something"),
+    (b"\x80\x02K\x01.", "it holds a int, no dict"),
+    (b"\x80\x02}q\x01", "it is damaged|it has no end"),
+    (b"", "it is damaged"),
+    (b"\x80\x02}U\x01a", "it is damaged"),
+    (b"\x80\x02s.", "it is damaged"),
+    (b"\x80\x02}U\x01aT\xff\xff\xff\x7fabc", "it is damaged"),
+    (b"\x80\x02}h\x07.", "it is damaged"),
+    (b"\x80\x02}q\x01(U\x01ae.", "a dict where a list belongs"),
+    (b"\x80\x02}q\x01U\x01ah\x01s.", "a dict that is no list"),
+    (b"\x80\x02}U\x01a]q\x02h\x02as.", "a list that is no list of numbers"),
+    (b"\x80\x02}K\x01K\x01s.", "a int where a str belongs"),
+    (b"\x80\x02}u.", "a mark is missing"),
+    (pickled(data=array(SHOTS, claimed=(3, 3072))), r"claims the shape \(3, 3072\) and has 6,144 bytes"),
+    (pickled(data=array(SHOTS, claimed=(-1, -6144))), r"claims the shape \(-1, -6144\)"),
+    (pickled(data=array(SHOTS, "O8")), "it calls numpy dtype"),
+]
+
+
+@pytest.mark.parametrize(("data", "message"), PICKLES)
+def test_pickles_that_hold_more_than_plain_values(data: bytes, message: str) -> None:
+    with pytest.raises(PlainPickleError, match=message):
+        read_plain(data)
+
+
+def test_nothing_in_a_pickle_is_run(tmp_path: Path, two: None) -> None:
+    command = f"touch {tmp_path / 'owned'}"
+    evil = b"\x80\x02cposix\nsystem\n" + text(command) + b"\x85R."
+    tar(tmp_path / "cifar-10-python.tar.gz", dict.fromkeys(python(), evil))
+    with pytest.raises(
+        DataError, match=r"data_batch_1: refused, it names 'posix system'.*take the binary archive instead"
+    ):
+        cifar10.load(tmp_path, 0)
+    assert not (tmp_path / "owned").exists()
+
+
+def test_plain_values_of_a_pickle() -> None:
+    found = read_plain(
+        pickled(name=text("a"), numbers=listed([0, 300, -1]), names=listed(["x", "y"]), data=array(SHOTS))
+    )
+    assert (found["name"], found["numbers"], found["names"]) == (b"a", [0, 300, -1], [b"x", b"y"])
+    assert np.array_equal(found["data"], SHOTS)
+    newer = b"\x80\x04\x95\x10\x00\x00\x00\x00\x00\x00\x00}\x94\x8c\x01a\x94C\x02hi\x94s."
+    assert read_plain(newer) == {"a": b"hi"}
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"data": listed([1])}, r"pictures None; expected \(2, 3072\) under 'data'"),
+        ({"data": array(SHOTS[:1])}, r"pictures \(1, 3072\); expected \(2, 3072\)"),
+        ({"labels": listed([1])}, "1 values under 'labels'; expected 2 numbers"),
+        ({"labels": text("ab")}, "nothing under 'labels'; expected 2 numbers"),
+    ],
+)
+def test_a_batch_of_other_arrays(tmp_path: Path, two: None, changed: dict[str, bytes], message: str) -> None:
+    tar(tmp_path / "cifar-10-python.tar.gz", python(**changed))
+    with pytest.raises(DataError, match=message):
+        cifar10.load(tmp_path, 0)
+
+
+def test_cifar100_without_all_names(tmp_path: Path, two: None) -> None:
+    rows = bytes(2 * 3074)
+    files = {"train.bin": rows, "test.bin": rows, "fine_label_names.txt": b"apple bee"}
+    tar(tmp_path / "cifar-100-binary.tar.gz", files)
+    with pytest.raises(DataError, match=r"fine_label_names.txt: no 100 names of classes"):
+        cifar100.load(tmp_path, 0)
+
+
+DIGITS = [bytes_of(6, 28, 28), np.arange(6), bytes_of(3, 28, 28), np.arange(3)]
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"<html>", r"begins with 3c 68 74 6d\); expected 00 00 08"),
+        (b"", "begins with nothing"),
+        (idx(DIGITS[0])[:-1], r"damaged: it claims 4,704 values \(6, 28, 28\) and has 4,703"),
+        (idx(DIGITS[0])[:5] + b"\xff" + idx(DIGITS[0])[6:], "it claims"),
+        (idx(DIGITS[0][:4]), r"training pictures \(4, 28, 28\) and training labels \(6,\); expected as many"),
+        (idx(DIGITS[0].reshape(6, -1)), "expected as many labels as pictures of one size"),
+        (idx(bytes_of(6, 20, 20)), "expected as many labels as pictures of one size"),
+    ],
+)
+@pytest.mark.parametrize("packed", [True, False])
+def test_damaged_idx_files(tmp_path: Path, data: bytes, message: str, packed: bool) -> None:
+    write_idx(tmp_path / "mnist", PARTS, DIGITS, packed)
+    write(tmp_path / "mnist" / (PARTS[0] + ".gz" * packed), gzip.compress(data) if packed else data)
+    with pytest.raises(DataError, match=message):
+        mnist.load(tmp_path, 0)
+
+
+def test_other_damage_of_idx_files(tmp_path: Path) -> None:
+    write_idx(tmp_path / "mnist", PARTS, [DIGITS[0], DIGITS[1] + 10, *DIGITS[2:]])
+    with pytest.raises(DataError, match="labels from 0 to 15; expected 0 to 9"):
+        mnist.load(tmp_path, 0)
+    path = tmp_path / "mnist" / f"{PARTS[0]}.gz"
+    path.write_bytes(path.read_bytes()[:-9])
+    with pytest.raises(DataError, match=r"expected a whole .gz file; copy it again"):
+        mnist.load(tmp_path, 0)
+    path.unlink()
+    os.mkfifo(path)
+    with pytest.raises(DataError, match="is a pipe; expected an idx file"):
+        mnist.load(tmp_path, 0)
+
+
+def test_a_wrong_emnist(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="split='balance'; did you mean 'balanced'"):
+        emnist.load(tmp_path, 0, split="balance")
+    zipped(tmp_path / "gzip.zip", {"gzip/readme.txt": b"x"})
+    with pytest.raises(DataError, match=r"gzip.zip: has no emnist-digits-train-images-idx3-ubyte.gz"):
+        emnist.load(tmp_path, 0, split="digits")
+    write(tmp_path / "gzip.zip", b"no archive")
+    with pytest.raises(DataError, match="File is not a zip file"):
+        emnist.load(tmp_path, 0)
+
+
+Pick = Callable[[], dict[str, bytes]]
+TRAIN, NOTED = "train/n01/images/n01_0.JPEG", "val/val_annotations.txt"
+
+
+@pytest.mark.parametrize(
+    ("members", "message"),
+    [
+        (lambda: {NOTED: b""}, "0 training pictures and val/val_annotations.txt; expected train/CLASS"),
+        (lambda: {TRAIN: shot(64)}, "1 training pictures and no val/val_annotations.txt"),
+        (lambda: {TRAIN: shot(64), NOTED: b"val_0.JPEG\tn01\n"}, "val_0.JPEG of class n01 is missing"),
+        (
+            lambda: {TRAIN: shot(64), NOTED: b"val_0.JPEG n01\n"},
+            "has the line 'val_0.JPEG n01'; expected a picture, a tab",
+        ),
+        (lambda: {TRAIN: shot(32), NOTED: b""}, "n01_0.JPEG has 32×32 pixels; expected 64×64"),
+        (lambda: {TRAIN: shot(64, "GIF"), NOTED: b""}, r"n01_0.JPEG cannot be read as a picture \(it is GIF\)"),
+        (lambda: {TRAIN: b"", NOTED: b""}, "the file is empty"),
+    ],
+)
+def test_damaged_tinyimagenet(tmp_path: Path, members: Pick, message: str) -> None:
+    pytest.importorskip("PIL.Image", reason="Pillow is not installed: pip install 'posterity[images]'")
+    zipped(tmp_path / "tiny-imagenet-200.zip", members())
+    with pytest.raises(DataError, match=message):
+        tinyimagenet.load(tmp_path, 0)
+
+
+@pytest.mark.parametrize(
+    ("labels", "message"),
+    [
+        (b"0.png seven\n", "has '0.png seven'; expected lines of a picture and its digit"),
+        (b"", "has 'nothing'"),
+        (b"1.png 4\n", r"mnist_m_train/1.png cannot be read as a picture \(it is missing\)"),
+        (b"0.png 12\n", "labels from .* to 12; expected 0 to 9"),
+    ],
+)
+def test_damaged_mnist_m(tmp_path: Path, labels: bytes, message: str) -> None:
+    pytest.importorskip("PIL.Image", reason="Pillow is not installed: pip install 'posterity[images]'")
+    files = {f"mnist_m_{part}/0.png": shot(32) for part in ("train", "test")}
+    tar(
+        tmp_path / "mnist_m.tar.gz",
+        {**files, "mnist_m_train_labels.txt": labels, "mnist_m_test_labels.txt": b"0.png 1"},
+    )
+    with pytest.raises(DataError, match=message):
+        mnist_m.load(tmp_path, 0)
+
+
+def test_wrong_office_folders(tmp_path: Path) -> None:
+    for domain in office31.DOMAINS:
+        (tmp_path / "office31" / domain / "bike").mkdir(parents=True)
+    with pytest.raises(DataError, match=r"1 classes \(bike\) in .*expected 31 folders of pictures in each"):
+        office31.load(tmp_path, 0)
+    with pytest.raises(DataError, match="size=0; expected 1 to 4096 pixels"):
+        office31.load(tmp_path, 0, size=0)
+    for k in range(30):
+        (tmp_path / "office31/amazon" / f"c{k}").mkdir()
+    with pytest.raises(DataError, match="amazon: no pictures; expected some in class folders"):
+        office31.load(tmp_path, 0)
+
+
+ROW = [[0.5] * 784]
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"{", r"cannot be read as JSON \(Expecting"),
+        (b"[" * 100_000, "cannot be read as JSON"),
+        (b"\xff\xfe\x00", "cannot be read as JSON"),
+        (b"[]", "holds nothing; expected users, num_samples and user_data"),
+        (b'{"users": [], "num_samples": [], "user_data": []}', "holds users, num_samples, user_data"),
+        (b'{"users": ["a"], "num_samples": [], "user_data": {}}', "users and num_samples differ in length"),
+        (b'{"users": ["a"], "num_samples": [1], "user_data": {}}', "user a has no x and no y; expected 1 of each"),
+        (b'{"users": [3], "num_samples": [1], "user_data": {"3": 1}}', "user 3 has no x"),
+        (b'{"users": ["a"], "num_samples": [1], "user_data": {"a": {"x": [[NaN]], "y": [1]}}}', "it holds NaN"),
+    ],
+)
+def test_damaged_files_of_leaf(tmp_path: Path, data: bytes, message: str) -> None:
+    write(tmp_path / "femnist/data/train/a.json", data)
+    leaf(tmp_path / "femnist/data/test", {"a": (ROW, [1])})
+    with pytest.raises(DataError, match=message):
+        femnist.load(tmp_path, 0)
+
+
+@pytest.mark.parametrize(
+    ("x", "y", "message"),
+    [
+        ([[0.5] * 783], [1], "not 784 numbers from 0 to 1"),
+        ([[1.5] * 784], [1], "not 784 numbers from 0 to 1"),
+        ([[10**400] * 784], [1], "not 784 numbers from 0 to 1"),
+        ([["a"] * 784], [1], "not 784 numbers from 0 to 1"),
+        (ROW, ["one"], "has labels such as one; expected whole numbers"),
+        (ROW, [[1]], "has labels such as"),
+        (ROW, [10**30], "has labels such as"),
+        (ROW, [62], "labels from 62 to 62; expected 0 to 61"),
+        (ROW, [1, 2], "has 1 x and 2 y; expected 2 of each"),
+    ],
+)
+def test_wrong_rows_of_leaf(tmp_path: Path, x: list[Any], y: list[Any], message: str) -> None:
+    leaf(tmp_path / "femnist/all_data", {"a": (x, y)})
+    with pytest.raises(DataError, match=message):
+        femnist.load(tmp_path, 0)
+
+
+def test_folders_of_leaf_without_files(tmp_path: Path) -> None:
+    (tmp_path / "femnist/all_data").mkdir(parents=True)
+    with pytest.raises(DataError, match=r"all_data: no .json files; expected those that LEAF"):
+        femnist.load(tmp_path, 0)
+    (tmp_path / "femnist/all_data").rmdir()
+    write(tmp_path / "femnist/all_data", b"")
+    with pytest.raises(DataError, match="all_data: is no folder"):
+        femnist.load(tmp_path, 0)
+
+
+@pytest.mark.parametrize("name", ["../../secret.jpg", "/etc/passwd", "..", "", 3])
+def test_pictures_of_celeba_stay_in_their_folder(tmp_path: Path, name: Any) -> None:
+    (tmp_path / "celeba/img_align_celeba").mkdir(parents=True)
+    leaf(tmp_path / "celeba/all_data", {"1": ([name], [0])})
+    with pytest.raises(DataError, match="expected the name of a file in"):
+        celeba.load(tmp_path, 0)
+
+
+def test_a_picture_of_celeba_that_is_missing(tmp_path: Path) -> None:
+    (tmp_path / "celeba/img_align_celeba").mkdir(parents=True)
+    leaf(tmp_path / "celeba/all_data", {"1": (["1.jpg"], [0])})
+    with pytest.raises(DataError, match=r"1.jpg: there is no such file; expected a picture"):
+        celeba.load(tmp_path, 0)
+
+
+SMALL = np.arange(6, dtype=np.uint8).reshape(2, 3)
+
+
+def test_mat_files(tmp_path: Path) -> None:
+    scipy = pytest.importorskip("scipy.io", reason="SciPy is not installed: nothing else writes .mat files")
+    table = np.empty((2, 2), dtype=object)
+    table[:] = [[SMALL, SMALL + 1], [SMALL + 2, SMALL / 2]]
+    values = {"a": SMALL, "b": np.array([[-1.5, 2]]), "c": np.arange(3, dtype=np.int16), "t": table, "s": "text"}
+    for packed in (False, True):
+        scipy.savemat(tmp_path / "a.mat", values, do_compression=packed)
+        found = read_mat(tmp_path / "a.mat", "a", "b", "c", "t")
+        assert "s" not in found
+        for name in "abc":
+            assert np.array_equal(np.ravel(found[name]), np.ravel(values[name]))  # type: ignore[arg-type]
+        assert isinstance(found["t"], Cells)
+        assert np.array_equal(found["t"].at(1, 0), SMALL + 2)
+        assert np.array_equal(found["t"].at(1, 1), SMALL / 2)
+
+
+WHOLE = mat(matrix("a", SMALL))
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"", "is no .mat file"),
+        (b"\x89HDF\r\n", r"is HDF5 \(version 7.3\)"),
+        (b"MATLAB 7.3 MAT-file".ljust(124) + b"\x00\x02IM", r"is HDF5 \(version 7.3\); .*save it with -v7"),
+        (WHOLE[:-3], "cannot be read .*expected it complete"),
+        (WHOLE[:140], "cannot be read"),
+        (mat(matrix("a", SMALL)[:-8], packed=False), "cannot be read"),
+        (mat(matrix("b", SMALL)), "arrays b; expected also a"),
+        (mat(matrix("a", SMALL).replace(b"\x02\0\0\0\x03\0\0\0", b"\x02\0\0\0\x04\0\0\0")), "claims the shape"),
+        (mat(cells("a", (9, 9), [SMALL])), "arrays none; expected also a"),
+    ],
+)
+def test_damaged_mat_files(tmp_path: Path, data: bytes, message: str) -> None:
+    write(tmp_path / "a.mat", data)
+    with pytest.raises(DataError, match=message):
+        read_mat(tmp_path / "a.mat", "a")
+
+
+def test_a_mat_file_that_expands_beyond_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path / "a.mat", mat(matrix("a", np.zeros((1000, 1000), dtype=np.uint8))))
+    monkeypatch.setattr(archive, "ROOM", 2**16)
+    with pytest.raises(DataError, match="that expand to"):
+        read_mat(tmp_path / "a.mat", "a")
+
+
+def write_npz(folder: Path, **changed: Array) -> None:
+    folder.mkdir()
+    for domain in digits5.DOMAINS:
+        x = changed.get(domain, bytes_of(2, 32, 32))
+        np.savez(folder / f"{domain}.npz", x_train=x, y_train=np.arange(2), x_test=x, y_test=np.array([9, 12]))
+
+
+def test_wrong_digits_five(tmp_path: Path) -> None:
+    write_npz(tmp_path / "digits5")
+    with pytest.raises(DataError, match=r"\(mnist\): labels from 0 to 12; expected 0 to 9"):
+        digits5.load(tmp_path, 0)
+    write_npz(tmp_path / "Digit-Five")
+    for path in (tmp_path / "digits5").iterdir():
+        path.unlink()
+    np.savez(tmp_path / "Digit-Five/svhn.npz", x_train=SMALL, y_train=np.arange(2), x_test=SMALL, y_test=np.arange(2))
+    with pytest.raises(DataError, match=r"svhn has pictures uint8 \(3,\); expected bytes \(height, width\)"):
+        digits5.load(tmp_path, 0)
