@@ -276,7 +276,7 @@ def test_bad_hyper_parameters(given, message):
 
 def test_a_pull_that_overshoots_is_remarked():
     model, fast = models.build("mlp", (64,), 10), Training(lr=0.1)
-    assert PFedVMP().remarks(model) == PFedVMP(fast, xi=30.0).remarks(model) == ()
-    assert "2 · lr · xi / 64 = 0.16 should be at most 0.1; xi = 32 would be" in PFedVMP(fast).remarks(model)[0]
+    assert PFedVMP().remarks(model) == PFedVMP(fast, xi=16.0).remarks(model) == ()
+    assert "2 · lr · xi / 64 = 0.16 should be at most 0.05; xi = 16 would be" in PFedVMP(fast).remarks(model)[0]
     assert "/ 1 = 0.4" in PFedVMP(fast, xi=2.0, reduction="sum").remarks(model)[0]
     assert PFedVMP(Training(lr=0.1, optimiser="adam")).remarks(model) == ()

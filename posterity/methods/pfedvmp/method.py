@@ -58,7 +58,7 @@ from posterity.methods.pfedvmp.factors import FORMS, LowRank, on_the_wire, pack
 from posterity.methods.pfedvmp.precision import MATRICES, MODES, SCALED, precisions
 
 SCORING_BATCH = 64  # samples at once for the others; has no influence on the result
-STEEP = 0.1  # 2 ξ₁ lr / d: a step draws features by this times the squared length of the layer's input
+STEEP = 0.05  # 2 ξ₁ lr / d: a step draws features by this times the squared length of the layer's input
 UPLOAD = "how matrices Λ are sent: whole or half, both float64; directions ('printed' alone), rounded as clients do"
 
 
