@@ -14,7 +14,6 @@ from posterity import core
 def test_every_field_is_explained(name):
     record = getattr(core, name)
     shown = pydoc.render_doc(record, renderer=pydoc.plaintext)
-    explained = re.findall(
-        r"^ \|?\s{6,}(\w+): \S", shown.partition("Attributes:")[2].partition("Method resolution")[0], re.M
-    )
+    listed = re.split(r"^ \|?\s*$", shown.partition("Attributes:\n")[2], maxsplit=1, flags=re.M)[0]
+    explained = re.findall(r"^ \|?\s{6,}(\w+): \S", listed, re.M)
     assert explained == list(record.__annotations__)

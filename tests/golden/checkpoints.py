@@ -21,6 +21,7 @@ import importlib
 import json
 import os
 import platform
+import re
 import subprocess
 import sys
 import tempfile
@@ -58,13 +59,15 @@ def cases() -> Iterator[str]:
 
 
 def identity() -> str:
-    """What bits depend on: the processor, whose kernels differ, and PyTorch."""
+    """What bits depend on: the processor, whose kernels differ, PyTorch, and the BLAS that it was built with."""
     known, path = {}, Path("/proc/cpuinfo")
     for line in path.read_text().splitlines() if path.exists() else ():
         name, _, value = line.partition(":")
         known.setdefault(name.strip(), value.strip())
     model = [known[name] for name in ("model name", "CPU implementer", "CPU variant", "CPU part") if name in known]
-    return f"{platform.machine()} {' '.join(model)}, torch {torch.__version__.partition('+')[0]}, one thread"
+    blas = re.search(r"BLAS_INFO=(\w+)", torch.__config__.show())
+    built = f"torch {torch.__version__.partition('+')[0]}, BLAS {blas[1] if blas else 'unknown'}"
+    return f"{platform.machine()} {' '.join(model)}, {built}, one thread"
 
 
 @contextmanager
