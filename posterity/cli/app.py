@@ -212,7 +212,6 @@ def reproduce(**given: Any) -> None:
     more = {name: value for name, value in given.items() if value is not None}
     device = str(more.get("device", "cpu"))
     folder = out or default_folder(table)
-    check_out(folder, comparison=True)
     interrupt.writes_to(folder)
     reproduce_table(
         table, folder, read_seeds(asked) if asked else None, split_list(cells or ""), split_list(rows or ""), scale,

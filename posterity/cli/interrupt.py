@@ -49,8 +49,8 @@ def how_to_go_on() -> str:
         from posterity.experiment.trust import needs_trust  # imports PyTorch; a command that writes has it by now
 
         return f"go on with: posterity resume {shlex.quote(str(folder))}{' --trust' * needs_trust(folder)}"
-    if (folder / TUNING).exists():
-        return f"give the same command again with --out {shlex.quote(str(folder))}: finished trials are not repeated"
+    if (folder / TUNING).exists() or any(folder.glob("*/comparison.json")):  # of a search, or a table's columns
+        return f"give the same command again with --out {shlex.quote(str(folder))}: what is finished is not repeated"
     return "nothing was written yet: give the same command again"
 
 

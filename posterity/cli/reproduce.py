@@ -14,10 +14,8 @@ from posterity.cli.show import console, say, say_sentence
 from posterity.experiment.compare import Watching
 from posterity.report.logs import write_atomic
 from posterity.reproduce.beside import RULES, Entry, entries, gap, markdown, order, read_cell
-from posterity.reproduce.cells import run_cells, smaller
+from posterity.reproduce.cells import PAGE, check_place, other_size, run_cells
 from posterity.reproduce.recipe import Recipe, RecipeCell, find, recipes
-
-PAGE = "table.md"
 
 
 def print_recipes(folder: Path) -> None:
@@ -58,26 +56,24 @@ def reproduce_table(
     together: bool,
 ) -> None:
     """Run what is missing, print the table, write it into the folder."""
-    recipe = find(name).chosen(cells, methods)
-    size = {**smaller(recipe, scale), **more}
-    run_cells(recipe, folder, seeds or recipe.seeds, size, watching, jobs, together)
+    table = find(name)
+    check_place(table, folder)
+    recipe = table.chosen(cells, methods)
+    run_cells(recipe, folder, seeds or recipe.seeds, scale, more, watching, jobs, together)
     show_table(recipe, [folder])
-    if scale < 1 or "rounds" in more:
-        say_sentence(f"note: this is the table at another size ({_told(size)}); the paper's numbers are of the whole")
     write_atomic(folder / PAGE, markdown(recipe, [folder]).encode())
     say(f"table: {folder / PAGE}; runs: {folder}")
-
-
-def _told(size: dict[str, Any]) -> str:
-    return ", ".join(f"{n} {size[n]}" for n in ("rounds", "clients") if n in size)
 
 
 def show_table(recipe: Recipe, places: Sequence[Path]) -> None:
     """What there is of a table, in the terminal."""
     say(f"{recipe.id}: {recipe.paper}, {recipe.title}")
     for cell in recipe.cells:
-        found = entries(recipe, cell, read_cell(recipe, cell, places))
+        runs = read_cell(recipe, cell, places)
+        found = entries(recipe, cell, runs)
         console.print(_terminal(cell, found))
+        if told := other_size(recipe, cell, runs):
+            say_sentence(told)
         if told := order(found):
             say(told)
     for each in recipe.open:
@@ -94,7 +90,7 @@ def _terminal(cell: RecipeCell, found: Sequence[Entry]) -> Table:
             each.paper,
             *(each.ours[rule] for rule in RULES),
             str(each.seeds or ""),
-            gap(each.pair),
+            gap(each),
         )
         table.add_row(*map(label, cells))
     return table

@@ -10,8 +10,10 @@ from pathlib import Path
 from posterity.evaluate.paired import Paired, compare_pair
 from posterity.experiment.variants import parse_variant
 from posterity.report import Row, Run, complete, headline, load_runs
-from posterity.report.columns import table_columns
+from posterity.report.columns import Column, table_columns
 from posterity.report.ranking import samples
+from posterity.report.verdict import signed
+from posterity.reproduce.cells import other_size
 from posterity.reproduce.recipe import Line, Recipe, RecipeCell
 
 RULES = ("validated", "paper", "last")
@@ -28,6 +30,7 @@ class Entry:
     seeds: int
     point: str  # at which evaluation point ours are
     pair: Paired | None  # the table's own method less this one, under the first rule
+    column: Column
 
 
 def entries(recipe: Recipe, cell: RecipeCell, runs: Sequence[Run]) -> list[Entry]:
@@ -43,7 +46,7 @@ def entries(recipe: Recipe, cell: RecipeCell, runs: Sequence[Run]) -> list[Entry
         if row is not None and own is not None and row is not own:
             pair = compare_pair(samples(own, column), samples(row, column))
         found.append(Entry(line, line.paper.get(cell.name, ""), ours, row.seeds if row else 0,
-                           row.point if row else "", pair))  # fmt: skip
+                           row.point if row else "", pair, column))  # fmt: skip
     return found
 
 
@@ -83,8 +86,9 @@ def markdown(recipe: Recipe, places: Sequence[Path]) -> str:
     """The whole table."""
     pieces = [f"## {recipe.id}: {recipe.paper}, {recipe.title}", _open(recipe)]
     for cell in recipe.cells:
-        found = entries(recipe, cell, read_cell(recipe, cell, places))
-        pieces += [f"### {cell.name}", _table(found), order(found)]
+        runs = read_cell(recipe, cell, places)
+        found = entries(recipe, cell, runs)
+        pieces += [f"### {cell.name}", other_size(recipe, cell, runs), _table(found), order(found)]
     return "\n\n".join(piece for piece in pieces if piece) + "\n"
 
 
@@ -98,19 +102,21 @@ def _table(found: Sequence[Entry]) -> str:
     lines = [heads, ["---", "--:", "--:", "--:", "--:", "---", "--:", "--:"]]
     for each in found:
         lines.append([each.line.name, each.paper, *(each.ours[rule] for rule in RULES), each.point,
-                      str(each.seeds or ""), gap(each.pair)])  # fmt: skip
+                      str(each.seeds or ""), gap(each)])  # fmt: skip
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def gap(pair: Paired | None) -> str:
+def gap(each: Entry) -> str:
+    """By how much the table's own method is ahead, with the interval of this pair by itself."""
+    pair = each.pair
     if pair is None or not pair.seeds:
         return ""
-    told = f"{100 * pair.difference:+.1f}"
+    told = signed(pair.difference, each.column)
     if pair.interval is not None:
-        low, high = (100 * x for x in pair.interval)
+        low, high = pair.interval
         tie = "" if low > 0 or high < 0 else ", level"
-        told += f" ({low:+.1f} to {high:+.1f}{tie})"
-    return told.replace("-", "−")
+        told += f" ({signed(low, each.column)} to {signed(high, each.column)}{tie})"
+    return told
 
 
 def number(text: str) -> float | None:

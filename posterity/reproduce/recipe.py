@@ -4,7 +4,6 @@ id = "V-T1a"                        # the table's number, as the matrix of resul
 paper = "pFedVMP"
 title = "Table 1, CIFAR-10, 25 % of the images"
 metric = "accuracy"                 # which of a run's metrics the table shows
-group = "members"                   # or "newcomers", the paper's OOD clients
 seeds = [0, 1, 2]
 minutes = 10                        # of one H200 for one seed of all cells and rows; left out where never timed
 open = ["best or last round: all three selection rules are shown"]
@@ -33,8 +32,6 @@ from typing import Any
 
 from posterity.core.hyperparameters import nearest
 from posterity.experiment.config import Config, from_table
-
-GROUPS = ("members", "newcomers")
 
 
 @dataclass(frozen=True)
@@ -68,7 +65,6 @@ class Recipe:
     cells: tuple[RecipeCell, ...]
     lines: tuple[Line, ...]
     metric: str = "accuracy"
-    group: str = "members"
     seeds: tuple[int, ...] = (0, 1, 2)
     minutes: float | None = None  # of a GPU, for one seed of everything
     open: tuple[str, ...] = ()  # choices that the paper leaves open, and what was chosen
@@ -132,8 +128,6 @@ def _made(table: dict[str, Any]) -> Recipe:
         raise ValueError(f"unknown key {unknown[0]!r}: {nearest(unknown[0], sorted(known))}")
     values: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in table.items()}
     recipe = Recipe(cells=cells, lines=lines, **values)
-    if recipe.group not in GROUPS:
-        raise ValueError(f"group = {recipe.group!r}: expected one of {', '.join(GROUPS)}")
     for cell in cells:
         recipe.config(cell, {})  # for its mistakes
     return recipe

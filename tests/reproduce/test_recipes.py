@@ -8,7 +8,7 @@ from posterity import methods, models
 from posterity.experiment.variants import parse_variant
 from posterity.report.columns import known_columns
 from posterity.reproduce.beside import number
-from posterity.reproduce.cells import shrunk, smaller
+from posterity.reproduce.cells import shrunk
 from posterity.reproduce.recipe import find, read, recipes
 
 SMALL = """
@@ -52,7 +52,7 @@ def test_every_table_can_be_run(name):
     folders = [cell.folder for cell in recipe.cells]
     assert len(set(folders)) == len(folders)
     for cell in recipe.cells:
-        config = recipe.config(cell, shrunk(recipe, cell, smaller(recipe, 0.01)))
+        config = recipe.config(cell, shrunk(recipe, cell, 0.01))
         assert config.rounds < recipe.config(cell, {}).rounds
         models.build(config.model, (3, 32, 32), 10, **config.settings("model"))
         for line in recipe.lines_of(cell):
@@ -85,7 +85,6 @@ def test_a_table_by_its_id():
             '"iid half" = "80.2"',
             "line 'Theirs' speaks of a cell 'iid half': did you mean",
         ),
-        ('title = "Table 1"', 'title = "Table 1"\ngroup = "all"', "group = 'all': expected one of members, newcomers"),
     ],
 )
 def test_a_wrong_table_is_told_with_its_place(old, new, told):
@@ -114,14 +113,15 @@ def test_columns_and_rows_are_chosen_by_name_or_method():
 
 
 def test_a_smaller_table_has_as_many_samples_a_client():
-    recipe = read(SMALL, "x.toml")
-    size = smaller(recipe, 0.75)
-    assert size == {"rounds": 30, "clients": 6}
-    assert [shrunk(recipe, cell, size)["subset"] for cell in recipe.cells] == ["75%", "37.5%"]
-    assert smaller(recipe, 1) == {}
-    assert smaller(recipe, 0.001) == {"rounds": 2, "clients": 5}
+    recipe = read(SMALL.replace('partition = "iid"', 'partition = "iid"\nrounds = 20'), "x.toml")
+    assert [shrunk(recipe, cell, 0.75) for cell in recipe.cells] == [
+        {"rounds": 30, "clients": 6, "subset": "75%"},
+        {"rounds": 15, "clients": 6, "subset": "37.5%"},  # of its own rounds
+    ]
+    assert shrunk(recipe, recipe.cells[0], 1) == {}
+    assert shrunk(recipe, recipe.cells[0], 0.001) == {"rounds": 2, "clients": 5, "subset": "62.5%"}
     with pytest.raises(ValueError, match="--scale must be above 0 and at most 1; 2 was given"):
-        smaller(recipe, 2)
+        shrunk(recipe, recipe.cells[0], 2)
 
 
 @pytest.mark.parametrize(("text", "value"), [("80.81", 80.81), ("62.93% ± 0.3%", 62.93), ("−0.14", -0.14), ("", None)])

@@ -7,8 +7,9 @@ from contextlib import nullcontext
 import pytest
 
 from posterity.experiment import run
+from posterity.reproduce import recipe as recipe_files
 from posterity.reproduce.beside import entries, markdown, order, read_cell
-from posterity.reproduce.cells import run_cells, shrunk, smaller
+from posterity.reproduce.cells import run_cells
 from posterity.reproduce.recipe import read
 
 from .test_recipes import SMALL
@@ -24,7 +25,7 @@ def quiet(title, rounds):
 def made(tmp_path_factory):
     """The small table with two seeds."""
     recipe, out = read(SMALL, "x.toml"), tmp_path_factory.mktemp("table")
-    run_cells(recipe, out, recipe.seeds, {**smaller(recipe, 0.01), **TINY}, quiet)
+    run_cells(recipe, out, recipe.seeds, 0.01, TINY, quiet)
     return recipe, out
 
 
@@ -34,7 +35,7 @@ def test_every_cell_has_its_runs_and_nothing_is_run_twice(made):
     assert len(found) == 8
     assert found[0] == "Dirichlet-0.3/fedavg+ft/seed-0"
     before = {path: path.stat().st_mtime_ns for path in out.rglob("metrics.jsonl")}
-    run_cells(recipe, out, recipe.seeds, {**smaller(recipe, 0.01), **TINY}, quiet)
+    run_cells(recipe, out, recipe.seeds, 0.01, TINY, quiet)
     assert before == {path: path.stat().st_mtime_ns for path in out.rglob("metrics.jsonl")}
 
 
@@ -60,7 +61,7 @@ def test_what_was_not_run_is_empty(made, tmp_path):
 def test_results_of_two_machines_are_one_table(made, tmp_path):
     recipe, out = made
     other = tmp_path / "other"
-    run_cells(recipe.chosen([], ["Ours"]), other, [2], {**smaller(recipe, 0.01), **TINY}, quiet)
+    run_cells(recipe.chosen([], ["Ours"]), other, [2], 0.01, TINY, quiet)
     _, ours = entries(recipe, recipe.cells[1], read_cell(recipe, recipe.cells[1], [out, other]))
     assert ours.seeds == 3
 
@@ -79,9 +80,26 @@ def test_the_page(made):
 def test_another_size_is_another_run(made):
     recipe, out = made
     with pytest.raises(ValueError, match="rounds"):
-        run_cells(recipe, out, [0], {**smaller(recipe, 0.01), **TINY, "rounds": 3}, quiet)
+        run_cells(recipe, out, [0], 0.01, {**TINY, "rounds": 3}, quiet)
 
 
-def test_shrunk_leaves_other_settings(made):
-    recipe, _ = made
-    assert shrunk(recipe, recipe.cells[0], {"device": "cuda"}) == {"device": "cuda"}
+def test_the_page_says_that_it_is_smaller(made):
+    recipe, out = made
+    told = "rounds 2 instead of 40 and clients 5 instead of 8 and subset 62.5% instead of all."
+    assert f"Not at the paper's size: {told}" in markdown(recipe, [out])
+
+
+def test_the_command_goes_on_where_it_was(call, monkeypatch, tmp_path):
+    """Twice into the same folder, the second time with one seed more; then among somebody else's files."""
+    monkeypatch.setattr(recipe_files, "recipes", lambda: {"X-T1": read(SMALL, "x.toml")})
+    words = ["reproduce", "x-t1", "--scale", "0.01", "--engine", "stacked", "--evaluate-every", "1", "--jobs", "1",
+             "--quiet", "--methods", "Ours"]  # fmt: skip
+    for seeds, count in (("0", 2), ("0,1", 4)):
+        code, said, _ = call(*words, "--seeds", seeds, "--out", str(tmp_path / "t"))
+        assert code == 0
+        assert "Not at the paper's size" in said
+        assert len(list((tmp_path / "t").rglob("metrics.jsonl"))) == count
+    (tmp_path / "t" / "thesis.tex").touch()
+    code, _, complained = call(*words, "--seeds", "0", "--out", str(tmp_path / "t"))
+    assert code == 2
+    assert "holds other files (thesis.tex) than runs of X-T1" in complained
