@@ -70,7 +70,7 @@ def take_steps(
         return carry
     static = _static_buffers(sim.traces, each, carry, here, plan, max(active))
     sizes = [_size(a, static.rows.shape[1]) for a in active]
-    for size in sorted(set(sizes[first:])):
+    for size in sorted(set(sizes[first:]), reverse=True):  # smaller ones then find room in the memory of larger ones
         if size not in static.graphs:
             static.slot.zero_()
             static.graphs[size] = capture(sim.traces, (lay or body)(sim, each, here, static, size, make))
