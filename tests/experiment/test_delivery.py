@@ -145,6 +145,16 @@ def test_a_folder_without_the_chosen_round_says_so(tmp_path, second_is_best):
     assert result.delivered().round == 4
 
 
+def test_the_end_of_a_run_is_not_trained_once_more(tmp_path, second_is_best):
+    """FedMAP is scored as trained in its round; a folder that kept no round has only what its clients ended with."""
+    posterity.run(out=tmp_path / "run", method="fedmap", **SMALL)
+    kept_round.remove(tmp_path / "run", 4)
+    as_before_kept_rounds(tmp_path / "run", 2)
+    found = posterity.load(tmp_path / "run").delivered()
+    assert (found.round, found.point) == (4, "received")
+    assert "is not kept" in found.note
+
+
 @pytest.mark.everything
 def test_several_seeds_at_once_keep_their_rounds(tmp_path, second_is_best):
     for result in posterity.run_seeds([0, 1], out=tmp_path, method="fedmap", **SMALL):

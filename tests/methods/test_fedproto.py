@@ -123,7 +123,7 @@ def test_a_newcomer_begins_with_the_first_network():
     run = Run(FedProto(TRAINING, predicts="head"), federation, mlp(federation)).rounds(2)
     found = run.outputs("received", newcomers=True)[0]
     logits = run.sim.model.logits(run.sim.initial, federation.x[federation.test.client(0)])
-    assert torch.equal(found, torch.log_softmax(logits, -1))
+    assert worst({"": found}, {"": torch.log_softmax(logits, -1)}) < 1e-12
 
 
 def test_bad_hyper_parameters_and_tasks():

@@ -86,7 +86,7 @@ def test_the_personal_loss_does_not_move_the_generic_model():
     runs[1].store.rows = {n: v + 3.0 for n, v in runs[1].store.rows.items()}
     for run in runs:
         run.rounds(1)
-    assert same_bits(runs[0].state, runs[1].state)
+    assert worst(runs[0].state.params, runs[1].state.params) < 1e-12
     assert runs[0].logs[1].loss != runs[1].logs[1].loss
 
 

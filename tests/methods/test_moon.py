@@ -159,7 +159,7 @@ def test_the_first_round_is_fedavg(engine):
     runs = [
         Run(m, federation, mlp(federation, norm=True), engine).rounds(1) for m in (MOON(TRAINING), FedAvg(TRAINING))
     ]
-    assert same_bits(runs[0].state.params, runs[1].state.params)
+    assert worst(runs[0].state.params, runs[1].state.params) < 1e-12
     later = [run.rounds(1) for run in runs]
     assert worst(later[0].state.params, later[1].state.params) > 1e-4
 
