@@ -16,13 +16,13 @@ from posterity.data.pool import DataError
 
 SIDE, INSIDE, OVER, PEN = 28, 20, 8, 2.4
 LISTS = re.compile(r"\[([^\[\]]*)\]")
-WHOLE = {name: re.compile(name + r"\s*=\s*\{([^{}]*)\}") for name in ("rows", "cols")}
+FIELDS = {name: re.compile(name + r"\s*=\s*\{([^{}]*)\}") for name in ("rows", "cols")}
 
 
 def read_strokes(where: str, data: bytes) -> list[Array]:
     """The strokes of a character, each (points, 2): across, down. Fractions carry nothing and are cut off."""
     text = data.decode("latin-1")
-    found = {name: pattern.search(text) for name, pattern in WHOLE.items()}
+    found = {name: pattern.search(text) for name, pattern in FIELDS.items()}
     try:
         rows, cols = ([_numbers(one) for one in LISTS.findall(match[1])] if match else [] for match in found.values())
     except (ValueError, OverflowError):
