@@ -12,7 +12,7 @@ import os
 import stat
 import tarfile
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path, PurePosixPath
 from typing import IO, Any
 
@@ -20,30 +20,33 @@ from posterity.data.archive import BROKEN, check_file, check_size, most_bytes, t
 from posterity.data.pool import DataError
 
 Wanted = Callable[[str], bool]
+Members = Iterator[tuple[str, bytes]]
 TARS = (".tar", ".tar.gz", ".tgz")
 
 
 def read_members(path: Path, wanted: Wanted) -> dict[str, bytes]:
     """The files whose name, relative to the folder or archive, is wanted, in the order of their names."""
+    return dict(sorted(walk_members(path, wanted)))
+
+
+def walk_members(path: Path, wanted: Wanted) -> Members:
+    """The same files one by one, in the order in which they are met: never more than one is held."""
     if path.is_dir():
-        found = _from_folder(path, wanted)
-    else:
-        check_file(path, "an archive")
-        read = _from_tar if path.name.endswith(TARS) else _from_zip
-        try:
-            found = read(path, wanted)
-        except DataError:
-            raise
-        except (*BROKEN, tarfile.TarError) as error:
-            raise DataError(
-                f"{path}: cannot be read ({told(error)}); expected the archive as it is published, complete; fetch it "
-                "again"
-            ) from None
-    return dict(sorted(found.items()))
+        yield from _from_folder(path, wanted)
+        return
+    check_file(path, "an archive")
+    read = _from_tar if path.name.endswith(TARS) else _from_zip
+    try:
+        yield from read(path, wanted)
+    except DataError:
+        raise
+    except (*BROKEN, tarfile.TarError) as error:
+        raise DataError(
+            f"{path}: cannot be read ({told(error)}); expected the archive as it is published, complete; fetch it again"
+        ) from None
 
 
-def _from_folder(path: Path, wanted: Wanted) -> dict[str, bytes]:
-    found = {}
+def _from_folder(path: Path, wanted: Wanted) -> Members:
     for folder, folders, files in os.walk(path):
         folders.sort()
         for name in files:
@@ -51,8 +54,7 @@ def _from_folder(path: Path, wanted: Wanted) -> dict[str, bytes]:
             inner = file.relative_to(path).as_posix()
             if wanted(inner):
                 check_file(file, "a file of the dataset", path)
-                found[inner] = read_file(file)
-    return found
+                yield inner, read_file(file)
 
 
 def read_file(path: Path) -> bytes:
@@ -66,8 +68,8 @@ def read_file(path: Path) -> bytes:
         ) from None
 
 
-def _from_zip(path: Path, wanted: Wanted) -> dict[str, bytes]:
-    found, total = {}, 0
+def _from_zip(path: Path, wanted: Wanted) -> Members:
+    total = 0
     with zipfile.ZipFile(path) as stored:
         for member in stored.infolist():
             name = _inner(path, member.filename)
@@ -77,12 +79,11 @@ def _from_zip(path: Path, wanted: Wanted) -> dict[str, bytes]:
                 _refuse(path, name)
             total += member.file_size
             check_size(path, total)
-            found[name] = stored.read(member)
-    return found
+            yield name, stored.read(member)
 
 
-def _from_tar(path: Path, wanted: Wanted) -> dict[str, bytes]:
-    found, total = {}, 0
+def _from_tar(path: Path, wanted: Wanted) -> Members:
+    total = 0
     opened: Callable[[Path, str], Any] = gzip.open if path.name.endswith("gz") else open
     with opened(path, "rb") as source, tarfile.open(fileobj=_Limited(source, path), mode="r|") as stored:
         for member in stored:
@@ -93,12 +94,12 @@ def _from_tar(path: Path, wanted: Wanted) -> dict[str, bytes]:
                 _refuse(path, name)
             total += member.size
             check_size(path, total)
-            data = stored.extractfile(member)
-            assert data is not None
-            found[name] = data.read()
-            if len(found[name]) != member.size:
-                raise EOFError(f"{name} ends after {len(found[name])} of {member.size} bytes")
-    return found
+            stream = stored.extractfile(member)
+            assert stream is not None
+            data = stream.read()
+            if len(data) != member.size:
+                raise EOFError(f"{name} ends after {len(data)} of {member.size} bytes")
+            yield name, data
 
 
 class _Limited(io.RawIOBase):

@@ -20,6 +20,7 @@ from posterity.core.network import Network
 from posterity.core.protocol import Carry, Here, Method, Own, Params, Pass, Personal, Shared, check_round
 from posterity.data.federation import Part
 from posterity.engine import keys
+from posterity.engine.augment import Augmentation, augmented
 from posterity.engine.batches import BuildBatch, build_batch, plan_batches
 
 PREDICT_ROWS = 128  # samples of one client that are predicted at once; part of the draws of methods with noise
@@ -69,6 +70,7 @@ class Site:
     y: Tensor  # (samples,)
     rows: Mapping[str, Tensor]  # which samples belong to "train" and to "validation"
     build: BuildBatch = build_batch
+    augment: Augmentation | None = None
 
     @cached_property
     def parts(self) -> dict[str, Part]:
@@ -77,7 +79,8 @@ class Site:
 
     def passes(self, epochs: int | None = None) -> tuple[Pass, ...]:
         """The passes of a round, or of `adapt(epochs)`."""
-        return self.method.passes() if epochs is None else self.method.adapt(epochs)
+        passes = self.method.passes() if epochs is None else self.method.adapt(epochs)
+        return augmented(passes, self.augment)
 
     def prepare(self) -> tuple[Pass, ...]:
         """The work before any prediction."""

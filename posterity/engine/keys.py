@@ -12,6 +12,7 @@ from posterity.core.random import fold
 CLIENT, COHORT, SERVER, EVALUATED = 1, 2, 3, 4  # purposes under the root key
 TRAIN, SCORE, JOIN, START, MESSAGE, PREDICT = 1, 2, 3, 4, 5, 6  # stages of one client's visit
 ORDER = 2**40  # the order of the samples; far above any step number
+AUGMENT = 2**41  # under the key of a step: crops and flips; far above all that methods and layers fold
 
 
 def client_keys(visits: Tensor, client: Tensor, round: Tensor, fold: Callable[..., Tensor] = fold) -> Tensor:

@@ -225,6 +225,7 @@ def _check(sims: Sequence[Simulation]) -> None:
             "numbers of clients": (first.federation.clients, sim.federation.clients),
             "shapes of a sample": (first.federation.shape, sim.federation.shape),
             "numbers of classes": (first.federation.classes, sim.federation.classes),
+            "augmentations": (first.augment, sim.augment),
         }
         for what, (one, other) in pairs.items():
             if one != other:

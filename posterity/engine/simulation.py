@@ -20,6 +20,7 @@ from posterity.core.random import fold
 from posterity.core.tree import Tree, tree_map, tree_rows
 from posterity.data.federation import Federation, Part
 from posterity.engine import client
+from posterity.engine.augment import Augmentation, augmented
 from posterity.engine.batches import BuildBatch, build_batch
 from posterity.engine.client import Site
 from posterity.engine.distributed import Processes
@@ -60,6 +61,7 @@ class Simulation:
     traces: TraceCache = field(default_factory=TraceCache, repr=False, compare=False)
     build: BuildBatch = build_batch  # makes every batch; a law puts other samples into the padding
     limit: BlockLimit = field(default_factory=BlockLimit, repr=False, compare=False)
+    augment: Augmentation | None = None  # what happens to pictures that clients train on
 
     def __post_init__(self) -> None:
         self.traces.captures.allowed = self.memory // 2  # the other half is for the clients that are stacked
@@ -71,7 +73,8 @@ class Simulation:
     def passes(self, epochs: int | None = None) -> tuple[Pass, ...]:
         """The passes of a round, or of `adapt(epochs)`: made once, so that their recordings are found again."""
         make = self.method.passes if epochs is None else partial(self.method.adapt, epochs)
-        made: tuple[Pass, ...] = self.traces.once(self.method, ("passes", epochs), make)
+        key = ("passes", epochs, self.augment)
+        made: tuple[Pass, ...] = self.traces.once(self.method, key, lambda: augmented(make(), self.augment))
         return made
 
     def prepare(self) -> tuple[Pass, ...]:
@@ -118,7 +121,7 @@ class Simulation:
         rows = {name: self.part(name).client(client) for name in ("train", "validation")}
         number = torch.full((), client, dtype=torch.int64, device=self.root.device)
         pool = (federation.x, federation.y)
-        return Site(self.method, self.model, self.initial, self.visits, number, *pool, rows, self.build)
+        return Site(self.method, self.model, self.initial, self.visits, number, *pool, rows, self.build, self.augment)
 
 
 PER_CLIENT = ("own", "personal", "kept", "client", "n", "steps", "key")  # fields of a stacked `here` with a client axis

@@ -52,6 +52,9 @@ class Config:
     batch_size: int | None = hyper(None, "samples in a step")
     lr: float | None = hyper(None, "step size of the clients")
     optimiser: str | None = hyper(None, "sgd, adam or rmsprop")
+    augment: str | None = hyper(
+        None, "what happens to training pictures at random: crop (after padding by 4), flip, or crop,flip"
+    )
     participation: str = hyper("all", "who takes part in a round: all, 10, 10% or p:0.3")
     seed: int = hyper(0, "moves partition, initial model and batches together")
     data_seed: int | None = hyper(None, "fixes the partition whatever the seed")

@@ -40,6 +40,7 @@ class SharedSettings(TypedDict, total=False):
     batch_size: int | None
     lr: float | None
     optimiser: str | None
+    augment: str | None
     participation: str
     data_seed: int | None
     engine: str

@@ -21,6 +21,7 @@ from posterity.core.tree import Tree
 from posterity.data.checks import check_federation
 from posterity.data.federation import Federation, FederationSpec
 from posterity.engine.api import Engine
+from posterity.engine.augment import Augmentation
 from posterity.engine.autotune.choice import ROWS, EngineChoice, Wish, at_work, choose, footprint
 from posterity.engine.blocks import able, meet
 from posterity.engine.distributed import Processes, find_processes
@@ -50,7 +51,7 @@ class Setup:
     settings: ProcessSettings = ProcessSettings()
     metrics: tuple[Metric, ...] = ()  # of your own
     schedule: Schedule | None = None  # when whom to evaluate
-    said: tuple[str, ...] = ()  # what the name of the method stands for
+    said: tuple[str, ...] = ()  # what the name of the method stands for, and what happens to its samples
     plan: Plan | None = None
 
     @property
@@ -99,6 +100,7 @@ def set_up(
         raise ValueError("personal records on disk belong to one process: use --store memory with several")
     federation = load_federation(config) if federation is None else check_federation(federation)
     check_task(metrics, federation.task, federation.classes)
+    augment = Augmentation.parse(config.augment, federation)
     dtype = DTYPES[config.dtype]
     given = config.model if model is None else model
     options = config.settings("model") if model is None else {}
@@ -118,8 +120,8 @@ def set_up(
     settings = replace(settings, onednn=choice.onednn, keeps_memory=not few.is_cuda)
     root, processes = make_key(config.seed, device), processes.dealt(federation.train.counts, federation.members)
     sample, memory = footprint(choice.model, few, initial), config.memory or _room(device)
-    sim = Simulation(method, choice.model, federation, initial, root, memory, sample, processes)
-    said = methods.tell_name(config.method)
+    sim = Simulation(method, choice.model, federation, initial, root, memory, sample, processes, augment=augment)
+    said = (*methods.tell_name(config.method), *([augment.remark] if augment else []))
     return Setup(sim, choice, settings, metrics, Schedule.of(config, sim), said, _plan(config, federation))
 
 

@@ -71,6 +71,17 @@ def test_compiled_steps_with_our_kernels(precision):
     assert all(torch.equal(runs[1].state.params[n], p) for n, p in runs[2].state.params.items())
 
 
+@pytest.mark.filterwarnings("error:this step cannot be compiled", "error:.*cannot be captured")
+def test_augmented_steps_are_the_same_on_the_cpu_captured_and_compiled():
+    ways = (("cpu", "stacked"), ("cuda", "stacked"), ("cuda", "graph"), ("cuda", "compiled"))
+    settings = {"augment": "crop,flip", "convolution": "patches", "set": {"model.feature_dim": 16}, **SMALL}
+    runs = [posterity.run(method="fedavg", model="cnn", device=d, engine=e, dtype="float64", lr=0.01, **settings)
+            for d, e in ways]  # fmt: skip
+    for point in ("received", "adapted", "trained"):
+        values = [run.metric("nll", show="last", point=point) for run in runs]
+        assert values[1:] == pytest.approx(values[:1] * 3, rel=1e-7), point
+
+
 def peak_of(**settings) -> int:
     """Bytes that a run made PyTorch reserve, at most."""
     torch.cuda.empty_cache()

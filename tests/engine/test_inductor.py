@@ -17,6 +17,7 @@ from posterity import methods
 from posterity.core.random import fold
 from posterity.core.tree import tree_leaves, tree_rebuilt
 from posterity.engine import stacked
+from posterity.engine.augment import Augmentation
 from posterity.engine.blocks import able
 from posterity.engine.replay import cuda_graphs, graph, inductor
 from posterity.engine.replay.compiled import COMPILED
@@ -40,6 +41,11 @@ WRAPPED = ["fedavg+metavd", "fedavg+drop", "fedavg+snip", "fedavg+calibrated"]
 
 def _simulation(method, model="mlp"):
     return make_case(methods.build(method, fewer(method), {"lr": 0.05, "batch": 5, "epochs": 2}), model).sim()
+
+
+def _augmented():
+    """A simulation whose pictures (1, 8, 8) are cropped and flipped."""
+    return replace(_simulation("fedavg", "linear"), augment=Augmentation((1, 8, 8), crop=True, flip=True))
 
 
 def _engine(stepping):
@@ -76,7 +82,14 @@ def _met(sim):
 
 @pytest.mark.parametrize("method", of_each_kind([*sorted(methods.available()), *WRAPPED]))
 def test_operators_for_any_number_of_clients(method):
-    sim = _simulation(method)
+    _are_the_same_for_any_number(_simulation(method))
+
+
+def test_augmented_steps_for_any_number_of_clients():
+    _are_the_same_for_any_number(_augmented())
+
+
+def _are_the_same_for_any_number(sim):
     for each, carry, here, plan in _met(sim):
         (rows,), (real,) = plan.rows(0, 1, len(here.client))
         mine = {name: getattr(here, name) for name in PER_CLIENT if name != "key"}
@@ -107,6 +120,18 @@ def test_compiled_steps_equal_stacked_ones(method, exact, monkeypatch):
     compile_step, made = inductor._compile, []
     monkeypatch.setattr(inductor, "_compile", lambda *args: made.append(compile_step(*args)) or made[-1])
     states = [_rounds(_simulation(method), engine) for engine in (STACKED, _engine(on_gpu))]
+    assert len(made) == 1
+    assert made[0] is not None
+    for a, b in zip(*map(tree_leaves, states), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.everything
+def test_augmented_steps_are_compiled(monkeypatch):
+    monkeypatch.setattr(cuda_graphs, "capture", lambda traces, body: body)
+    compile_step, made = inductor._compile, []
+    monkeypatch.setattr(inductor, "_compile", lambda *args: made.append(compile_step(*args)) or made[-1])
+    states = [_rounds(_augmented(), engine) for engine in (STACKED, _engine(on_gpu))]
     assert len(made) == 1
     assert made[0] is not None
     for a, b in zip(*map(tree_leaves, states), strict=True):

@@ -65,7 +65,8 @@ def test_every_table_can_be_run(name):
 
 def test_the_last_line_is_the_papers_own_method():
     for recipe in recipes().values():
-        assert recipe.lines[-1].method.startswith(recipe.paper.casefold()), recipe.id
+        own = {"PFLlib": "fedcp"}.get(recipe.paper, recipe.paper.casefold())  # of a benchmark: the best as published
+        assert recipe.lines[-1].method.startswith(own), recipe.id
 
 
 def test_a_table_by_its_id():

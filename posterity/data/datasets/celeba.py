@@ -1,32 +1,46 @@
 """CelebA: smiling or not, pictures of celebrities by person, resized to 84×84, as LEAF prepares them.
 
 Z. Liu, P. Luo, X. Wang, X. Tang, "Deep Learning Face Attributes in the Wild", ICCV 2015 (non-commercial research);
-S. Caldas et al., "LEAF", 2018. A client is a person. Read from LEAF's JSON files, which name pictures, and the folder
-`img_align_celeba`; option `size`: pixels.
+S. Caldas et al., "LEAF", 2018. A client is a person with at least five pictures: 9,343 people, 200,288 pictures. Read
+from LEAF's JSON files, which name pictures, and the folder `img_align_celeba`, or from CelebA's own files: the archive
+or that folder, with `list_attr_celeba.txt` and `identity_CelebA.txt`; option `size`: pixels.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from functools import partial
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import numpy as np
 
 from posterity.data.archive import Array
-from posterity.data.files import pictures
+from posterity.data.files import decode_member, integers, pictures
 from posterity.data.image_folder import LARGEST, read_picture
 from posterity.data.leaf_json import leaf_forms, leaf_pool
+from posterity.data.members import read_file, walk_members
 from posterity.data.pool import DataError, Pool
-from posterity.data.source import DataSource, locate_form
+from posterity.data.source import DataSource, File, Form, locate_form
 
 FILES = ("celeba/data/train", "celeba/data/test", "celeba/data/raw/img_align_celeba")
 NATURAL = True
 CLASSES = ("not smiling", "smiling")
+LEAST, ROWS = 5, 200_288  # pictures of a person whom LEAF keeps, and of all of these
+SHOTS = ("img_align_celeba.zip", "md5 00d2c5bc6d35e252742224ab0c1e8fcb")
+LISTS = (
+    File("list_attr_celeba.txt", 0, "md5 75e246fa4810816ffd6ee81facbd244c"),
+    File("identity_CelebA.txt", 0, "md5 32bd1bd63d3c78cd57e08160ec5ed1e2"),
+)
 SOURCE = DataSource(
     "https://mmlab.ie.cuhk.edu.hk/projects/CelebA.html and https://github.com/TalwalkarLab/leaf",
-    ("celeba/data", "celeba", "leaf/data/celeba/data"),
-    (*leaf_forms("raw/img_align_celeba"), *leaf_forms("img_align_celeba")),
+    ("celeba/data", "celeba", "leaf/data/celeba/data", "celeba/data/raw", "CelebA"),
+    (
+        *leaf_forms("raw/img_align_celeba"),
+        *leaf_forms("img_align_celeba"),
+        Form("official", "CelebA's archive of aligned pictures, and its lists", (File(SHOTS[0], 0, SHOTS[1]), *LISTS)),
+        Form("official", "the same, unpacked", (File("img_align_celeba"), *LISTS)),
+    ),
 )
 
 
@@ -34,6 +48,8 @@ def load(data_dir: Path | None, seed: int, *, size: int = 84) -> Pool:
     if not 1 <= size <= LARGEST:
         raise DataError(f"celeba: size={size}; expected 1 to {LARGEST} pixels; change it")
     found = locate_form("celeba", SOURCE, data_dir)
+    if found.form.key == "official":
+        return _official(found.paths, size)
     *folders, shots = found.paths
     return leaf_pool("celeba", folders, partial(_converted, folder=shots, size=size), pictures, CLASSES)
 
@@ -43,3 +59,67 @@ def _converted(x: list[Any], where: str, folder: Path, size: int) -> Array:
         if not isinstance(name, str) or Path(name).name != name or name in ("", ".", ".."):
             raise DataError(f"{where} has the picture {str(name)[:60]!r}; expected the name of a file in {folder}")
     return np.stack([read_picture(folder / name, size, folder) for name in x])
+
+
+def _official(paths: tuple[Path, ...], size: int) -> Pool:
+    """People in the order in which the list of identities first names them, and their pictures in its order."""
+    shots, attributes, identities = paths
+    person = {name: rest[0] for name, rest in _lines(identities, 1)}
+    smiling = _smiling(attributes)
+    count = Counter(person.values())
+    wanted = [name for name, who in person.items() if count[who] >= LEAST]
+    if unknown := [name for name in wanted if name not in smiling]:
+        raise DataError(
+            f"{attributes}: nothing about {unknown[0]}; expected all pictures of {identities}; fetch it again"
+        )
+    people = tuple(dict.fromkeys(person[name] for name in wanted))
+    number = {who: k for k, who in enumerate(people)}
+    rows = sorted(wanted, key=lambda name: number[person[name]])
+    x = _decoded(shots, {name: row for row, name in enumerate(rows)}, size)
+    owner = np.array([number[person[name]] for name in rows])
+    notes = (f"celeba: {len(rows):,} pictures; the official files hold {ROWS:,} of people with {LEAST} or more",)
+    return Pool(
+        "celeba", pictures(x), integers(np.array([smiling[name] for name in rows])), 2, CLASSES, owner=integers(owner),
+        owner_names=people, notes=notes * (len(rows) != ROWS), published=ROWS,
+    )  # fmt: skip
+
+
+def _decoded(shots: Path, place: dict[str, int], size: int) -> Array:
+    """The pictures (n, size, size, 3) of the archive or folder, each in its place."""
+    x = np.empty((len(place), size, size, 3), dtype=np.uint8)
+    left = set(place)
+    for member, data in walk_members(shots, lambda member: PurePosixPath(member).name in place):
+        name = PurePosixPath(member).name
+        x[place[name]] = decode_member(f"{shots}: {member}", data, size)
+        left.discard(name)
+    if left:
+        raise DataError(
+            f"{shots}: {len(left):,} pictures are missing, such as {min(left)}; expected those of the lists; fetch it "
+            "again"
+        )
+    return x
+
+
+def _smiling(path: Path) -> dict[str, int]:
+    """1 or 0 for each picture, from the list of attributes: their number, their names, and 1 or -1 for each."""
+    names = read_file(path).decode("latin-1").splitlines()[1:2]
+    columns = names[0].split() if names else []
+    if "Smiling" not in columns:
+        raise DataError(
+            f"{path}: no attribute Smiling in its second line; expected CelebA's attributes; fetch it again"
+        )
+    place = columns.index("Smiling")
+    found = {name: rest[place] for name, rest in _lines(path, len(columns), 2)}
+    if wrong := [name for name, value in found.items() if value not in ("1", "-1")]:
+        raise DataError(f"{path}: {wrong[0]} has {found[wrong[0]]!r} for Smiling; expected 1 or -1; fetch it again")
+    return {name: int(value == "1") for name, value in found.items()}
+
+
+def _lines(path: Path, count: int, skip: int = 0) -> list[tuple[str, list[str]]]:
+    """Pictures, and the `count` words behind the name of each."""
+    lines = [line.split() for line in read_file(path).decode("latin-1").splitlines()[skip:] if line.strip()]
+    wrong = next((line for line in lines if len(line) != count + 1), None)
+    if wrong is not None or not lines:
+        given = " ".join(wrong or [])[:40]
+        raise DataError(f"{path}: has {given!r}; expected lines of a picture and {count} words; fetch it again")
+    return [(name, rest) for name, *rest in lines]

@@ -1,6 +1,8 @@
 """Free Spoken Digit Dataset: 3,000 spoken digits of six people as log-mel pictures, 32×32.
 
-Z. Jackson et al. (CC BY-SA 4.0). A client is a speaker.
+Z. Jackson et al. (CC BY-SA 4.0). A client is a speaker. Read from a compact file, from the folder `recordings` of its
+repository (files `DIGIT_SPEAKER_TAKE.wav` at 8 kHz) or from GitHub's archive of it. Sound becomes pictures as
+`posterity/data/audio.py` says.
 """
 
 from __future__ import annotations
@@ -11,18 +13,27 @@ from posterity.data.archive import read_npz
 from posterity.data.files import integers, names, pictures
 from posterity.data.pool import Pool
 from posterity.data.source import DataSource, File, Form, locate_form
+from posterity.data.spoken import DIGITS, read_spoken
 
 FILES = ("spoken_digits/fsdd_logmel.npz",)
 NATURAL = True
+CLIPS = 3_000
 SOURCE = DataSource(
     "https://github.com/Jakobovski/free-spoken-digit-dataset",
-    ("spoken_digits", ""),
-    (Form("compact", "compact file of ours: log-mel pictures", (File("fsdd_logmel.npz"),)),),
+    ("free-spoken-digit-dataset", "fsdd", "spoken_digits", ""),
+    (
+        Form("compact", "compact file of ours: log-mel pictures", (File("fsdd_logmel.npz"),)),
+        Form("official", "GitHub's archive of the repository", (File("free-spoken-digit-dataset-master.zip"),)),
+        Form("official", "the repository's folder of recordings", (File("recordings"),)),
+    ),
 )
 
 
 def load(data_dir: Path | None, seed: int) -> Pool:
-    stored = read_npz(locate_form("fsdd", SOURCE, data_dir).paths[0], "speaker", "speaker_names", "x", "y")
+    found = locate_form("fsdd", SOURCE, data_dir)
+    if found.form.key == "official":
+        return read_spoken("fsdd", found.paths[0], CLIPS)
+    stored = read_npz(found.paths[0], "speaker", "speaker_names", "x", "y")
     people = names(stored["speaker_names"])
     x, y = pictures(stored["x"]), integers(stored["y"])
-    return Pool("fsdd", x, y, 10, tuple("0123456789"), owner=integers(stored["speaker"]), owner_names=people)
+    return Pool("fsdd", x, y, 10, DIGITS, owner=integers(stored["speaker"]), owner_names=people)
