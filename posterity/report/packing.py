@@ -37,6 +37,9 @@ def pack_runs(folder: Path, out: Path) -> Path:
             f"{left[0]} is not finished{f', nor are {len(left) - 1} others' if left[1:] else ''}: what is published "
             "must not change. Go on with it (posterity resume) or take it away."
         )
+    if bare := next((log.folder for log in logs if not log.lines), None):
+        raise ReportError(f"{bare} is finished, but has no metrics.jsonl, or an empty one: copy the whole folder, or "
+                          "take it away. Nothing was written.")  # fmt: skip
     text = "".join(json.dumps(_packed(log), ensure_ascii=False, separators=(",", ":")) + "\n" for log in logs)
     data = io.BytesIO()
     with gzip.GzipFile(fileobj=data, mode="wb", mtime=0) as file:  # no time of writing: the same runs, the same bytes

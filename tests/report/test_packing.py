@@ -58,6 +58,13 @@ def test_an_unfinished_run_is_refused_and_nothing_is_written(folder, tmp_path):
     assert not (tmp_path / "table.jsonl.gz").exists()
 
 
+def test_a_run_whose_metrics_were_left_behind_is_refused(folder, tmp_path):
+    next(folder.rglob("metrics.jsonl")).unlink()
+    with pytest.raises(ReportError, match=r"is finished, but has no metrics\.jsonl"):
+        pack_runs(folder, tmp_path / "table.jsonl.gz")
+    assert not (tmp_path / "table.jsonl.gz").exists()
+
+
 OTHERS = {"nothing": b"", "text": b"text", "object": gzip.compress(b"{}\n"), "list": gzip.compress(b"[1]")}
 
 
