@@ -30,14 +30,14 @@ def threefry(key: Tensor, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
         pair: tuple[Tensor, Tensor] = in_one_kernel(k0, k1, low, high)
         return pair
     words = (k0, k1, k0 ^ k1 ^ PARITY)
-    x0, x1 = (low + k0) & WORD, (high + k1) & WORD
+    x0, x1 = low + k0, (high + k1) & WORD
     for block in range(5):
         for turn in ROTATIONS[block % 2]:
-            x0 = (x0 + x1) & WORD
-            x1 = ((x1 << turn) | (x1 >> (32 - turn))) & WORD ^ x0
-        x0 = (x0 + words[(block + 1) % 3]) & WORD
+            x0 = x0 + x1  # of its 64 bits the lower 32 count; the sums of 20 rounds and 5 keys do not overflow
+            x1 = (((x1 << turn) | (x1 >> (32 - turn))) ^ x0) & WORD
+        x0 = x0 + words[(block + 1) % 3]
         x1 = (x1 + words[(block + 2) % 3] + block + 1) & WORD
-    return x0, x1
+    return x0 & WORD, x1
 
 
 @cache
