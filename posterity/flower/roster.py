@@ -48,13 +48,14 @@ class Roster:
     clients: dict[str, Registered] = field(default_factory=dict)
     numbers: dict[str, int] = field(default_factory=dict)
     node: dict[str, int] = field(default_factory=dict)  # where each client was last met
+    left: set[int] = field(default_factory=set)  # nodes whose client has another one by now
     remarks: list[str] = field(default_factory=list)
 
     def look(self, exchange: Exchange) -> None:
         """Ask nodes that are not known yet who they are; a client whose node has gone is not to be reached."""
         here = exchange.nodes()
         self.node = {name: node for name, node in self.node.items() if node in here}
-        unknown = [node for node in here if node not in self.node.values()]
+        unknown = [node for node in here if node not in self.node.values() and node not in self.left]
         question = encode({}, facts={"ask": "register"})
         for node, reply in exchange.ask((node, question) for node in unknown):
             try:
@@ -62,9 +63,11 @@ class Roster:
             except CodecError as error:
                 self.remarks.append(f"node {node} was not understood when it registered: {error}")
                 continue
-            if told.name in self.node:
-                self.remarks.append(f"two nodes say that they are {told.name!r}: the one that came first is taken")
-                continue
+            if (
+                told.name in self.node
+            ):  # a node that was killed is listed for a while beside the one that took its place
+                self.remarks.append(f"two nodes say that they are {told.name!r}: the one that said it last is taken")
+                self.left.add(self.node[told.name])
             self.clients[told.name], self.node[told.name] = told, node
 
     def wait(self, exchange: Exchange, sites: int, seconds: float) -> None:

@@ -107,27 +107,38 @@ class Deployment:
         return done.stdout
 
 
-@pytest.mark.parametrize("spec", ["pfedvmp"])
-def test_a_real_deployment_ends_where_the_simulator_ends(spec, tmp_path):
-    config = configuration(spec)
-    app = tmp_path / "my-app"
-    settings = {name: getattr(config, name) for name in ("method", "dataset", "clients", "rounds", "subset", "lr",
-                "partition", "batch_size", "evaluate_every", "engine")}  # fmt: skip
-    write_app(app, from_table({**settings, "set": dict(config.set)}), sites=3)
-    text = (app / "pyproject.toml").read_text()
-    text = text.replace('"runs/my-app"', f'"{tmp_path / "server"}"').replace(
-        'experiment = "my-app"', 'experiment = "test"'
-    )
-    (app / "pyproject.toml").write_text(text)
+@pytest.fixture(scope="module")
+def deployment(tmp_path_factory):
+    """Three nodes, started in another order than that of their clients, for all tests."""
+    folder = tmp_path_factory.mktemp("deployment")
     with ExitStack() as stack:
-        deployment = Deployment(tmp_path / "place", stack)
+        made = Deployment(folder / "place", stack)
         for k in (2, 0, 1):
-            deployment.node(f"client {k}", tmp_path / "sites")
-        deployment.wait_for(3)
-        log = deployment.run(app)
+            made.node(f"client {k}", folder / "sites")
+        made.wait_for(3)
+        yield made
+
+
+def app_of(config, name, folder):
+    """The app of a configuration whose server writes into `folder`."""
+    names = ("method", "dataset", "clients", "rounds", "subset", "lr", "partition", "batch_size", "evaluate_every")
+    settings = {each: getattr(config, each) for each in names}
+    write_app(folder / name, from_table({**settings, "engine": "oracle", "set": dict(config.set)}), sites=3)
+    path = folder / name / "pyproject.toml"
+    path.write_text(path.read_text().replace(f'"runs/{name}"', f'"{folder / "server"}"'))
+    return folder / name
+
+
+@pytest.mark.parametrize("spec", ["pfedvmp", "fedmap", "fedavg+metavd"])
+def test_a_real_deployment_ends_where_the_simulator_ends(spec, deployment, tmp_path):
+    """MetaVD's hyper-network gives every client a noise of its own: nodes must be who they say."""
+    config, name = configuration(spec), f"trial-{spec.replace('+', '-')}"
+    log = deployment.run(app_of(config, name, tmp_path))
     assert "round 2: 3 of 3 clients" in log
     server = open_server(config, InProcess(sites(config, tmp_path)), tmp_path / "server", 3, wait=0)
     assert server.finished
+    (tmp_path / "sites").mkdir()
+    (tmp_path / "sites" / "test").symlink_to(deployment.folder.parent / "sites" / name)
     assert_same_end(server, tmp_path, simulate(config))
     lines = read_lines(tmp_path / "server" / "metrics.jsonl")
     assert [line["accepted"] for line in lines if line["kind"] == "round"] == [3, 3]

@@ -61,9 +61,14 @@ def test_a_node_that_comes_back_under_another_number_is_the_same_client():
 
 
 def test_two_nodes_cannot_be_the_same_client():
-    roster = roster_of({1: said("a"), 2: said("a")})
-    assert roster.node == {"a": 1}
-    assert "two nodes say that they are 'a'" in roster.remarks[0]
+    """A killed node is listed for a minute beside the one that came back: the one that answers is the client."""
+    nodes = Registering({1: said("a"), 2: said("b")})
+    roster = roster_of(nodes.told)
+    nodes.told[3] = said("a")
+    for _ in range(2):
+        roster.look(nodes)
+        assert roster.node == {"a": 3, "b": 2}
+    assert roster.remarks == ["two nodes say that they are 'a': the one that said it last is taken"]
 
 
 @pytest.mark.parametrize(
