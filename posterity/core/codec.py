@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from posterity.core.messages import Bag, Rows, Sum
+from posterity.core.messages import Bag, Mean, Moments, Rows, Sum
 from posterity.core.named_arrays import (
     NAMES,
     SCHEMA,
@@ -155,6 +155,8 @@ class _Reader(_Walk):
         found = super().walk(tree, path, keep)
         if isinstance(tree, Sum) and tree.within is not None:
             _check_range(found, path)
+        if isinstance(tree, (Mean, Moments)) and any(bool((w < 0).any()) for w in tree_leaves(found.weight)):
+            raise CodecError(f"{path}/weight is negative somewhere: a client can count for nothing, not for less")
         if isinstance(tree, (Bag, Rows)) and not torch.equal(found.client, tree.client):
             raise CodecError(f"{path}/client is {found.client.tolist()}; this client is {tree.client.tolist()}: "
                              "nobody speaks for another")  # fmt: skip

@@ -6,6 +6,7 @@ alone, and what a client draws, depend on them. A node that comes back under ano
 
 from __future__ import annotations
 
+import math
 import re
 import time
 from collections.abc import Iterable, Iterator
@@ -16,6 +17,8 @@ from posterity.core.codec import CodecError, encode, read_facts
 from posterity.flower.agreement import SampleKind
 
 PAUSE = 1.0  # seconds between two looks at who is there
+MOST = 2**40  # samples, and numbers of one sample: more is a mistake
+LONGEST = 200  # characters of a name
 FACTS = {"client": str, "newcomer": bool, "train": int, "shape": list, "task": str, "classes": list, "integers": bool}
 
 
@@ -68,7 +71,9 @@ class Roster:
             ):  # a node that was killed is listed for a while beside the one that took its place
                 self.remarks.append(f"two nodes say that they are {told.name!r}: the one that said it last is taken")
                 self.left.add(self.node[told.name])
-            self.clients[told.name], self.node[told.name] = told, node
+            self.node[told.name] = node
+            if told.name not in self.numbers:  # what was agreed before the first round stays
+                self.clients[told.name] = told
 
     def wait(self, exchange: Exchange, sites: int, seconds: float) -> None:
         """Look until so many clients are there."""
@@ -119,12 +124,13 @@ def _registered(reply: bytes | str) -> Registered:
     wrong = [name for name, of in FACTS.items() if type(told.get(name)) is not of]
     if wrong:
         raise CodecError(f"its {wrong[0]!r} is {told.get(wrong[0])!r}; expected a {FACTS[wrong[0]].__name__}")
-    if told["train"] < 0 or not told["client"] or len(told["client"]) > 200:
-        raise CodecError(f"it says that {told['client']!r:.80} has {told['train']} training samples")
-    try:
-        return Registered(told["client"], told["newcomer"], told["train"], SampleKind.of(told))
-    except (TypeError, ValueError) as error:
-        raise CodecError(f"its samples are not described ({error})") from None
+    if not (0 <= told["train"] < MOST and 0 < len(told["client"]) <= LONGEST):
+        raise CodecError(f"it says that {told['client']!r:.80} has {told['train']!r:.20} training samples")
+    if not (all(type(n) is int and 0 < n < MOST for n in told["shape"]) and math.prod(told["shape"]) < MOST):
+        raise CodecError(f"its samples have the shape {told['shape']!r:.80}")
+    if told["task"] not in ("classification", "regression") or not all(type(n) is str for n in told["classes"]):
+        raise CodecError(f"its task is {told['task']!r:.80}, its classes are {told['classes']!r:.80}")
+    return Registered(told["client"], told["newcomer"], told["train"], SampleKind.of(told))
 
 
 def _order(name: str) -> list[Any]:

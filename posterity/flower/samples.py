@@ -33,6 +33,10 @@ class Samples:
         """With labels numbered as everybody does, whose classes include this client's."""
         if self.kind.classes == kind.classes:
             return self
+        strange = [name for name in self.kind.classes if name not in kind.classes]
+        if strange:
+            raise ValueError(f"client {self.name!r} has samples of the class {strange[0]!r}, which nobody had when the "
+                             "experiment began: leave them out, or begin another experiment")  # fmt: skip
         place = torch.tensor([kind.classes.index(name) for name in self.kind.classes])
         return replace(self, kind=kind, y=place[self.y])
 

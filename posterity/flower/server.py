@@ -64,7 +64,7 @@ class Server:
 
     # --- one round -----------------------------------------------------------------------------------------------
     def step(self) -> None:
-        """One round: its cohort trains, whoever is to be scored is, and the result is saved."""
+        """One round: its cohort trains, and whoever is to be scored is."""
         number = self.round + 1
         self.roster.look(self.exchange)
         cohort = self.cohort(number)
@@ -173,7 +173,10 @@ class Server:
         if accumulator.total is not None:
             key = fold_key(self.agreement.server, round)
             now = Now(round, self.config.rounds, key, accepted, self.public, self.agreement.model)
-            self.state, report, why = next_state(self.agreement.method, self.state, accumulator.total, now)
+            try:
+                self.state, report, why = next_state(self.agreement.method, self.state, accumulator.total, now)
+            except ValueError as error:  # of messages that are right one by one: all weights are 0
+                why = str(error)
         names = {number: name for name, number in self.roster.numbers.items()}
         if not why:
             self.counted |= {names[k]: round for clients, _ in accumulator.records for k in clients.tolist()}
@@ -211,7 +214,7 @@ class Server:
 def _is_loss(value: Any) -> bool:
     """Loss times samples, and samples, as a site says them; they are only shown."""
     return isinstance(value, list) and len(value) == 2 and all(
-        isinstance(each, (int, float)) and math.isfinite(each) for each in value
+        isinstance(each, float) and math.isfinite(each) for each in value
     )  # fmt: skip
 
 

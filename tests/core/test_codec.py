@@ -198,6 +198,13 @@ def test_a_number_outside_its_declared_range_is_named():
         decode(encode(sent), tree_map(torch.zeros_like, sent))
 
 
+@pytest.mark.parametrize("weight", [torch.tensor(-1.0), torch.tensor([1.0, -1e-30])])
+def test_nobody_counts_for_less_than_nothing(weight):
+    sent = {"params": Mean(weight, torch.ones(2))}
+    with pytest.raises(CodecError, match="params/weight is negative somewhere"):
+        decode(encode(sent), tree_map(torch.zeros_like, sent))
+
+
 @pytest.mark.parametrize("kind", [Bag, Rows])
 def test_nobody_speaks_for_another(kind):
     sent = {"head": kind(torch.tensor(1), torch.ones(2))}

@@ -10,8 +10,12 @@ import pytest
 import torch
 
 from posterity.core.codec import decode, encode, read_facts
+from posterity.core.named_arrays import read_header
 from posterity.core.tree import tree_leaves
+from posterity.engine.expected import message_like, site_without_data
+from posterity.engine.round import first_state
 from posterity.experiment import run_folder
+from posterity.experiment.setup import set_up
 from posterity.flower import server as server_module
 from posterity.flower.experiment import run_experiment
 from posterity.flower.site import answer
@@ -150,6 +154,32 @@ def test_a_client_that_is_not_finite_sends_nothing_and_keeps_its_record(tmp_path
     assert line["refused"] == [{"client": "client 0", "reason": "the site did not send it: not finite or outside its "
                                 "declared range"}]  # fmt: skip
     assert not (tmp_path / "sites" / "test" / "client 0").exists()
+
+
+def test_messages_that_all_weigh_nothing_leave_the_state_as_it_was(tmp_path):
+    config = configuration("fedavg", rounds=1, evaluate_every=2)
+    lines: list = []
+
+    def weightless(sent):
+        like = message_like_of(config, tmp_path)
+        facts = read_header(sent)
+        message = decode(sent, like, facts.fingerprint)
+        empty = {"params": replace(message["params"], weight=torch.zeros(()))}
+        return encode(empty, facts.fingerprint, facts.facts)
+
+    spoil = {(node_of(k), n): weightless for k in range(3) for n in (4, 5, 6)}
+    server = deploy(config, tmp_path, lines.append, spoil)
+    (line,) = [line for line in lines if line["kind"] == "round"]
+    assert line["accepted"] == 0
+    assert "the mean of nothing" in line["rolled_back"]
+    assert server.counted == {}
+
+
+def message_like_of(config, folder):
+    """The structure of FedAvg's message, from its simulator."""
+    sim = set_up(config, federation_of(config)).sim
+    site = site_without_data(sim, sim.visits, torch.tensor(0), sim.federation.shape, "classification")
+    return message_like(site, *sim.method.offer(first_state(sim), torch.tensor(0)), 1)
 
 
 def test_a_site_answers_only_what_it_knows(tmp_path):

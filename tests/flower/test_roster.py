@@ -78,7 +78,11 @@ def test_two_nodes_cannot_be_the_same_client():
         (b"nonsense", "are no message|is no message"),
         (said("a", train="5"), "its 'train' is '5'; expected a int"),
         (said("a", train=-1), "has -1 training samples"),
-        (said("a", shape=["x"]), "its samples are not described"),
+        (said("a", train=10**30), "has 1000000000"),
+        (said("a", shape=["x"]), "its samples have the shape"),
+        (said("a", shape=[2**30, 2**30]), "its samples have the shape"),
+        (said("a", task="sorting"), "its task is 'sorting'"),
+        (said("a", classes=[1]), "its classes are"),
         (said("", train=1), "training samples"),
     ],
 )
@@ -86,6 +90,13 @@ def test_a_registration_that_is_not_understood_is_named(told, text):
     roster = Roster()
     with pytest.raises(ValueError, match=text):
         roster.wait(Registering({4: told}), 1, -1)
+
+
+def test_what_was_agreed_stays():
+    roster = roster_of({1: said("a")})
+    roster.look(Registering({2: said("a", train=500)}))
+    assert roster.node == {"a": 2}
+    assert roster.clients["a"].train == 5
 
 
 def test_classes_that_some_lack_are_put_together():
