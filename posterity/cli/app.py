@@ -19,6 +19,7 @@ from posterity.cli import interrupt
 from posterity.cli.completion import complete_dataset, complete_method, complete_model
 from posterity.cli.diverged import leave_it_to_the_end
 from posterity.cli.flags import check_jobs, option, read_config, read_methods, read_seeds, with_flags, with_only
+from posterity.cli.flower import flower
 from posterity.cli.mistakes import say_remarks, sentence, tell_of_yours, told
 from posterity.cli.options import (
     COMMON,
@@ -51,6 +52,7 @@ app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, rich_mar
                   help="Personalised federated learning with honest uncertainty.")  # fmt: skip
 new = typer.Typer(no_args_is_help=True, rich_markup_mode="rich", help="Write the files of something new.")
 app.add_typer(new, name="new", rich_help_panel="Write your own")
+app.add_typer(flower, name="flower", rich_help_panel="Run")
 
 WORKING, LOOKING, MAKING = "Run", "Look at", "Write your own"  # panels of commands
 

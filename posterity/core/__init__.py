@@ -88,6 +88,7 @@ if TYPE_CHECKING:
         record,
         tree_bytes,
         tree_cast,
+        tree_filled,
         tree_leaves,
         tree_map,
         tree_named,
@@ -119,7 +120,7 @@ __all__ = [
     "fit_head", "fold", "gather", "head", "hyper", "kl", "log_likelihood", "log_predictive", "make_key", "masked_mean",
     "matvec", "mean_slope", "meta", "mixture", "norm", "normal", "on_second", "one_hot", "opened", "packed",
     "permutation", "pointwise", "proximal", "record", "require_plain_sgd", "sample", "second_network", "second_of",
-    "squared_distance", "sum_classes", "sum_features", "trainable", "tree_bytes", "tree_cast", "tree_leaves",
-    "tree_map", "tree_named", "tree_rows", "tree_stack", "tuned", "uniform", "unpacked", "watched", "weighted",
-    "within",
+    "squared_distance", "sum_classes", "sum_features", "trainable", "tree_bytes", "tree_cast", "tree_filled",
+    "tree_leaves", "tree_map", "tree_named", "tree_rows", "tree_stack", "tuned", "uniform", "unpacked", "watched",
+    "weighted", "within",
 ]  # fmt: skip

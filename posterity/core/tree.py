@@ -80,17 +80,34 @@ def tree_leaves(tree: Tree) -> list[Any]:
 
 def tree_named(tree: Tree, prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Pairs of path name and leaf: `{"a": (x, y)}` gives `a/0`, `a/1`."""
-    if isinstance(tree, dict):
-        parts: Iterator[tuple[str, Any]] = iter((str(k), v) for k, v in tree.items())
-    elif isinstance(tree, (tuple, list)):
-        parts = iter((str(i), v) for i, v in enumerate(tree))
-    elif _is_record(tree):
-        parts = iter((n, getattr(tree, n)) for n in _field_names(tree.__class__))
-    else:
+    if not is_node(tree):
         yield prefix, tree
         return
-    for name, child in parts:
+    for name, child in tree_parts(tree):
         yield from tree_named(child, f"{prefix}/{name}" if prefix else name)
+
+
+def is_node(tree: Tree) -> bool:
+    """Whether this is a dict, a tuple, a list or a record, and not a leaf."""
+    return isinstance(tree, (dict, tuple, list)) or _is_record(tree)
+
+
+def tree_parts(tree: Tree) -> list[tuple[str, Any]]:
+    """What a node holds, by its name there."""
+    if isinstance(tree, dict):
+        return [(str(k), v) for k, v in tree.items()]
+    if isinstance(tree, (tuple, list)):
+        return [(str(i), v) for i, v in enumerate(tree)]
+    return [(n, getattr(tree, n)) for n in _field_names(tree.__class__)]
+
+
+def tree_with_parts(tree: Tree, parts: Iterable[Any]) -> Tree:
+    """A node like `tree` that holds other things, in the order of `tree_parts`; what is static stays."""
+    if isinstance(tree, dict):
+        return dict(zip(tree, parts, strict=True))
+    if isinstance(tree, (tuple, list)):
+        return type(tree)(parts)
+    return _like(tree, dict(zip(_field_names(tree.__class__), parts, strict=True)))
 
 
 def tree_filled(template: Tree, named: dict[str, Any], prefix: str = "") -> Tree:

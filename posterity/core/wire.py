@@ -7,24 +7,41 @@ around a message or a broadcast and says how much of it need not be sent; `packe
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import field
 from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from posterity.core.tree import Tree, record, tree_bytes
+from posterity.core.tree import STATIC, Tree, record, tree_bytes, tree_parts
 
 
 @record
 class Sparse:
     """Part of a message, or what is offered, of which `unsent` bytes need not travel: the receiver can fill them in.
 
-    Stacked messages fold to the kind of their `part`.
+    Which ones is said by names of leaves within `part`, for `codec.py`. A server that receives a message knows what it
+    offered, and so what the sender left out and why; a site that receives an offer is told by `pattern`. Stacked
+    messages fold to the kind of their `part`.
+
+    Attributes:
+        part: what is sent
+        unsent: bytes that are not, () int64
+        keep: booleans (...): which numbers of `leaves` travel; one boolean: all of them or none
+        leaves: those that `keep` is about
+        elsewhere: ends of names in the broadcast: leaves there that `keep` is about too
+        pattern: the leaf that holds `packed(keep)`; it travels unless everything is kept
+        known: leaves that never travel: the receiver computes them, or they are for scoring alone
     """
 
     part: Any
-    unsent: Tensor  # () int64
+    unsent: Tensor
+    keep: Tree = ()
+    leaves: tuple[str, ...] = field(default=(), metadata={STATIC: True})
+    elsewhere: tuple[str, ...] = field(default=(), metadata={STATIC: True})
+    pattern: str = field(default="", metadata={STATIC: True})
+    known: tuple[str, ...] = field(default=(), metadata={STATIC: True})
     secure_sum: ClassVar[bool] = False  # clients that leave out other numbers than their neighbours show which
 
     @staticmethod
@@ -35,9 +52,19 @@ class Sparse:
         return wire_bytes(self.part) - int(self.unsent.sum())
 
 
+@record
+class Offer:
+    """What a server sends to one client: the broadcast, and what is for this client alone."""
+
+    shared: Tree
+    own: Tree
+
+
 def wire_bytes(tree: Tree) -> int:
     """Bytes that a message or a broadcast takes on its way."""
-    return int(tree.wire_bytes()) if hasattr(tree, "wire_bytes") else tree_bytes(tree)
+    if hasattr(tree, "wire_bytes"):
+        return int(tree.wire_bytes())
+    return tree_bytes(tree) if isinstance(tree, Tensor) else sum(wire_bytes(child) for _, child in tree_parts(tree))
 
 
 def packed(mask: Tensor) -> Tensor:

@@ -19,10 +19,10 @@ from posterity.engine.api import Engine
 from posterity.engine.client import Site, at, passes_at, personal_at
 from posterity.engine.halving import take_blocks
 from posterity.engine.multi_seed import MultiSeed
-from posterity.engine.server import Accumulator, Refusal, RoundLog, combine
+from posterity.engine.server import Accumulator, Refusal, RoundLog, next_state
 from posterity.engine.simulation import Simulation
 from posterity.engine.store import Store
-from posterity.engine.usable import FAR, UNSOLVABLE, has_grown, outstanding, why_unusable
+from posterity.engine.usable import FAR, has_grown, outstanding
 
 
 def first_state(sim: Simulation) -> State:
@@ -132,11 +132,7 @@ def finish_round(
     report: dict[str, Tensor] = {}
     after, why = state, ""
     if total is not None:
-        try:
-            after, report = combine(sim.method, state, total, moment(sim, round, rounds, log.accepted))
-            why = why_unusable(after, state)
-        except UNSOLVABLE as error:
-            why = f"it cannot be computed ({str(error).splitlines()[0]})"
+        after, report, why = next_state(sim.method, state, total, moment(sim, round, rounds, log.accepted))
     if any(sim.processes.tell(float(bool(why)))):
         return state, replace(log, accepted=0, rolled_back=f"the state after it cannot be used: {why or 'see above'}")
     after = sim.processes.share_out(after, root)

@@ -18,7 +18,7 @@ from posterity.core.protocol import Method, Now, State
 from posterity.core.tree import Tree, tree_finite, tree_like, tree_rows
 from posterity.core.wire import wire_bytes
 from posterity.engine.client import Visit
-from posterity.engine.usable import USABLE, largest_sent
+from posterity.engine.usable import UNSOLVABLE, USABLE, largest_sent, why_unusable
 
 
 @dataclass(frozen=True)
@@ -104,6 +104,16 @@ def combine(method: Method, state: State, total: Message, now: Now) -> tuple[Sta
     return state, method.report(state, total)
 
 
+def next_state(method: Method, state: State, total: Message, now: Now) -> tuple[State, dict[str, Tensor], str]:
+    """As `combine`; and why the result cannot be used, in words: then the state is the one that it was."""
+    try:
+        after, report = combine(method, state, total, now)
+        why = why_unusable(after, state)
+    except UNSOLVABLE as error:
+        why = f"it cannot be computed ({str(error).splitlines()[0]})"
+    return (state, {}, why) if why else (after, report, "")
+
+
 def _accepted(sent: Message, records: Tree, sizes: Tensor) -> Tensor:
     """Which clients of a stack sent a usable message and hold a finite record."""
     verdicts = [v for v in (acceptable(sent), tree_finite(records)) if len(v)]
@@ -117,4 +127,4 @@ def _reason(size: float) -> str:
     return "not finite or outside its declared range"
 
 
-__all__ = ["Accumulator", "Refusal", "RoundLog", "combine"]
+__all__ = ["Accumulator", "Refusal", "RoundLog", "combine", "next_state"]

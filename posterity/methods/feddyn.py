@@ -116,7 +116,8 @@ class FedDyn(Method):
     def offer(self, state: State, client: Tensor | None) -> tuple[Sparse, Own]:
         w = cloud(state.params, state.drift)
         average, unsent = scored_beside(state.params, self.predicts)
-        return Sparse(Shared(w, average, state.size), unsent), ()
+        scoring = tuple(f"average/{n}" for n in average)
+        return Sparse(Shared(w, average, state.size), unsent, known=scoring), ()
 
     def outside(self) -> str:
         return SCORED[self.predicts]

@@ -123,8 +123,8 @@ class LGFedAvg(Method):
         begun = (here.round > self.warm_rounds).to(here.n)
         sent: dict[str, Any] = weighted({n: p for n, p in carry.params.items() if n in names}, here)
         if self.warm_rounds:
-            unsent = (here.round > self.warm_rounds) * tree_bytes(base)
-            sent["base"] = Sparse(Mean(here.n * (1 - begun), base), unsent)
+            warm, leaves = here.round <= self.warm_rounds, tuple(f"value/{n}" for n in base)
+            sent["base"] = Sparse(Mean(here.n * (1 - begun), base), ~warm * tree_bytes(base), warm, leaves)
         return sent, Personal(base, begun)
 
     def combine(self, state: State, total: Message, now: Now) -> State:

@@ -33,7 +33,8 @@ part of the target.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 import torch
@@ -76,6 +77,7 @@ from posterity.core import (
     watched,
     within,
 )
+from posterity.methods._elias import coded, decoded
 
 RELEASED = "released code"
 
@@ -101,6 +103,39 @@ def quantised(v: Tensor, levels: int, key: Tensor) -> tuple[Tensor, Tensor]:
     low = r.floor()
     level = low + (uniform(key, v.shape, v.dtype) < r - low).to(v.dtype)  # (d)
     return length * torch.sign(v) * level / levels, level  # (d)
+
+
+@record
+class Levels(Sparse):
+    """A mean whose leaves are Q(v): a norm for every leaf and the levels of its entries are what travels."""
+
+    norms: Params = field(default_factory=dict)  # ‖v‖ of each leaf, ()
+    levels: int = field(default=1, metadata={STATIC: True})  # s
+
+    def to_arrays(self) -> dict[str, Tensor]:
+        """The weight, norms and codes; a leaf that is no multiple of norm / s (`+clip` shortened it) goes as it is."""
+        sent = {"weight": self.part.weight}
+        for name, value in self.part.value.items():
+            scale = self.norms[name]
+            level = (value / torch.where(scale > 0, scale, 1) * self.levels).round()
+            if torch.equal(scale * level / self.levels, value):
+                sent |= {f"norm/{name}": scale, f"code/{name}": coded(level.long().flatten())}
+            else:
+                sent[f"value/{name}"] = value
+        return sent
+
+    def from_arrays(self, take: Callable[..., Tensor]) -> Levels:
+        """The same with what another client sent, which has the shapes of this one."""
+        weight, values, norms = take("weight", self.part.weight.shape, self.part.weight.dtype), {}, {}
+        for name, like in self.part.value.items():
+            norms[name] = self.norms[name]
+            if take.has(f"value/{name}"):  # type: ignore[attr-defined]
+                values[name] = take(f"value/{name}", like.shape, like.dtype)
+                continue
+            norms[name], code = take(f"norm/{name}", (), like.dtype), take(f"code/{name}", None, torch.uint8)
+            level = decoded(code, like.numel(), self.levels).reshape(like.shape).to(like)
+            values[name] = norms[name] * level / self.levels  # (d)
+        return replace(self, part=Mean(weight, values), norms=norms)
 
 
 def code_bytes(level: Tensor, levels: int) -> Tensor:
@@ -194,14 +229,15 @@ class QLSD(Method):
         sent: Message = {"slope": self.compressed(slope, here)}
         return sent | ({"rest": Mean(here.n, rest)} if rest else {}), ()
 
-    def compressed(self, slope: Params, here: Here) -> Mean | Sparse:
+    def compressed(self, slope: Params, here: Here) -> Mean | Levels:
         """The gradient as it travels: every client counts as one, for it is a sum over the client's samples."""
         one = torch.ones_like(here.n)
         if not self.levels:
             return Mean(one, slope)
         found = {n: quantised(g, self.levels, fold(here.key, i)) for i, (n, g) in enumerate(slope.items())}
         unsent = [(q.numel() - 1) * q.element_size() - code_bytes(level, self.levels) for q, level in found.values()]
-        return Sparse(Mean(one, {n: q for n, (q, _) in found.items()}), torch.stack(unsent).sum())
+        mean, norms = Mean(one, {n: q for n, (q, _) in found.items()}), {n: norm(g) for n, g in slope.items()}
+        return Levels(mean, torch.stack(unsent).sum(), norms=norms, levels=self.levels)
 
     def predict(self, carry: Carry, x: Tensor, here: Here) -> Tensor:
         if not here.shared.past or "loss" in carry.kept:  # a model that was trained here is one

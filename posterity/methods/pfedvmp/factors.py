@@ -17,6 +17,8 @@ is a `Sum` of dense factors. Where Λ comes from: `precision.py`; what the serve
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from functools import reduce
 from operator import add
 from typing import ClassVar
@@ -25,11 +27,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from posterity.core import Gaussian, Sum, record, tree_cast, tree_rows
+from posterity.core import Gaussian, Sum, record, tree_cast, tree_map, tree_rows
 from posterity.methods.pfedvmp.class_statistics import Classes
 from posterity.methods.pfedvmp.precision import low_rank, multiplied_out
 
 FORMS = ("dense", "symmetric", "low_rank")
+Take = Callable[..., Tensor]  # the next array of a message: of its name, shape and type
 
 
 @record
@@ -70,6 +73,26 @@ class LowRank:
         rank = (count - 1).clamp(0, d)
         numbers = 1 + (count > 0) * (d + rank * (d + 1))
         return int(numbers.sum()) * self.mean.element_size()
+
+    def to_arrays(self) -> dict[str, Tensor]:
+        """What `wire_bytes` counts; of one client."""
+        some, used = self._used()
+        return {"count": self.count, "mean": self.mean[some], "basis": self.basis[used], "weight": self.weight[used]}
+
+    def from_arrays(self, take: Take) -> LowRank:
+        """The same with what another client sent, which has the shapes of this one."""
+        zero = replace(tree_map(torch.zeros_like, self), count=take("count", self.count.shape, self.count.dtype))
+        some, used = zero._used()
+        sizes, d = {"mean": some, "basis": used, "weight": used}, self.mean.shape[-1]
+        for name, where in sizes.items():
+            shape = (int(where.sum()), d)[: 1 if name == "weight" else 2]
+            getattr(zero, name)[where] = take(name, shape, self.mean.dtype)
+        return zero
+
+    def _used(self) -> tuple[Tensor, Tensor]:
+        """Which classes have samples (K,), and which of their directions travel (K, d)."""
+        directions = torch.arange(self.mean.shape[-1], device=self.count.device)
+        return self.count > 0, directions < (self.count - 1)[:, None]
 
 
 def pack(own: Gaussian | None, plain: Gaussian, count: Tensor, form: str = "dense") -> Sum:

@@ -109,7 +109,8 @@ class Drop(Wrapper):
         keep = keep | ~state.begun
         pattern, gone = packed(keep), (~keep).sum()
         unsent = torch.where(gone > 0, TENSORS * theta.element_size() * gone, len(pattern))  # nothing gone, no pattern
-        return shared, Sparse(Own(own, pattern), unsent)
+        elsewhere = (f"params/{state.host.leaf}",)
+        return shared, Sparse(Own(own, pattern), unsent, keep, ("host/rho",), elsewhere, "keep")
 
     def combine(self, state: State, total: Message, now: Now) -> State:
         return State(self.inner.combine(state.host, total, now), torch.tensor(now.round >= self.after))
@@ -154,7 +155,8 @@ class Drop(Wrapper):
         sent, personal = self.inner.message(replace(carry, params={**carry.params, **filled}), view(here))
         gone, layer = (~keep).sum(), sent[dropout.LAYER]
         unsent = TENSORS * had[leaf].element_size() * gone + TALLY
-        part = Sparse(Bag(layer.client, {**layer.value, "dropped": gone}), unsent)
+        bag = Bag(layer.client, {**layer.value, "dropped": gone})
+        part = Sparse(bag, unsent, keep, ("value/theta", "value/rho"), known=("value/dropped",))
         return {**sent, dropout.LAYER: part}, personal
 
     def predict(self, carry: Carry, x: Tensor, here: Here) -> Tensor:

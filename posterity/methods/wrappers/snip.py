@@ -27,6 +27,7 @@ from posterity.core import (
     Carry,
     Facts,
     Here,
+    Mean,
     Message,
     Network,
     Now,
@@ -41,6 +42,8 @@ from posterity.core import (
     hyper,
     packed,
     record,
+    tree_filled,
+    tree_named,
     unpacked,
     within,
 )
@@ -114,10 +117,15 @@ class Snip(Wrapper):
 
     def offer(self, state: State, client: Tensor | None) -> tuple[Sparse, Any]:
         shared, own = self.inner.offer(state.host, client)
+        found = dict(tree_named(shared))
+        sent = next((name for name in found if name.endswith(f"/{state.leaf}")), None)
+        if sent is not None:
+            shared = tree_filled(shared, {**found, sent: torch.where(state.keep, found[sent], 0)})
         pattern, gone = packed(state.keep), (~state.keep).sum()
-        size = state.host.params[state.leaf].element_size()
-        unsent = torch.where(gone > 0, size * gone, len(pattern))  # nothing removed, no pattern
-        return Sparse(Shared(shared, pattern, state.leaf), unsent), own
+        saved = gone * (0 if sent is None else found[sent].element_size())
+        unsent = torch.where(gone > 0, saved, len(pattern))  # nothing removed, no pattern
+        told = Shared(shared, pattern, state.leaf)
+        return Sparse(told, unsent, state.keep, () if sent is None else (f"host/{sent}",), pattern="keep"), own
 
     def combine(self, state: State, total: Message, now: Now) -> State:
         host = self.inner.combine(state.host, total, now)
@@ -151,11 +159,12 @@ class Snip(Wrapper):
 
     def message(self, carry: Carry, here: Here) -> tuple[Message, Personal]:
         sent, personal = self.inner.message(carry, view(here))
-        if "params" not in sent:  # a method whose layer goes another way, or nowhere
+        leaf, mean = here.shared.part.leaf, sent.get("params")
+        if not (isinstance(mean, Mean) and leaf in mean.value):  # a method whose layer goes another way, or nowhere
             return sent, personal
-        weight = carry.params[here.shared.part.leaf]
-        gone = (~unpacked(here.shared.part.keep, weight.shape)).sum()
-        return {**sent, "params": Sparse(sent["params"], weight.element_size() * gone)}, personal
+        keep = unpacked(here.shared.part.keep, mean.value[leaf].shape)
+        unsent = mean.value[leaf].element_size() * (~keep).sum()
+        return {**sent, "params": Sparse(mean, unsent, keep, (f"value/{leaf}",))}, personal
 
     def predict(self, carry: Carry, x: Tensor, here: Here) -> Tensor:
         return self.inner.predict(carry, x, view(here))

@@ -1,0 +1,42 @@
+"""`posterity flower new DIR`: the commands for methods across machines; the work is done by `posterity/flower/`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from posterity.cli.flags import config_flags, option, read_config, with_only
+
+flower = typer.Typer(no_args_is_help=True, rich_markup_mode="rich", help="The same methods across machines, on Flower.")
+STARTING = {"clients": "3", "rounds": "10"}  # of an app for which nothing was said
+ALONE = ("engine", "convolution", "onednn", "device", "store", "memory", "keep", "metrics", "newcomer_epochs",
+         "evaluate_clients")  # fmt: skip
+FLAGS = {
+    "folder": (Annotated[Path, typer.Argument(help="folder to write, named as the app shall be", metavar="DIR")], ...),
+    "sites": option(int | None, None, "sites that must be there before round 1 (default: --clients)", "--sites",
+                    panel="Running", metavar="INTEGER"),
+    **config_flags(ALONE),
+}  # fmt: skip
+
+
+@flower.callback()
+def begin() -> None:
+    """Commands are written out, also while there is only one."""
+
+
+@flower.command("new", help="Write an app folder that 'flwr run' starts; its settings are those of 'posterity run'.")
+@with_only(FLAGS)
+def new(**given: Any) -> None:
+    from posterity.flower.new_app import write_app
+
+    folder, sites = given.pop("folder"), given.pop("sites")
+    said = {name: value for name, value in given.items() if value is not None}
+    config = read_config(said if given["config"] else {**STARTING, **said})
+    files = write_app(folder, config, sites or config.clients or 2)
+    print("wrote " + ", ".join(str(path) for path in files))
+    print(f"start it: flwr run {folder} CONNECTION --stream   (posterity must be installed on server and sites)")
+
+
+__all__ = ["flower"]

@@ -1,0 +1,13 @@
+"""The same methods across machines, on Flower: sites that keep their data, and a server that has none.
+
+    agreement.py   what server and sites make by themselves, from the configuration and from what was registered
+    samples.py     a site's own samples
+    records.py     a client's record on its own disk
+    site.py        what a site answers: who it is, its message, its scores
+    roster.py      who is who: clients by name, whatever the number of their node
+    server.py      rounds: offers out, messages added up, state saved
+    adapter.py     the ServerApp and the ClientApp; nothing else of the package knows Flower
+
+What a site and the server say to each other are bytes of `core/codec.py`, so that everything but `adapter.py` also runs
+without Flower: `tests/flower` does so for every method. `posterity flower new DIR` writes an app (`new_app.py`).
+"""

@@ -1,0 +1,184 @@
+"""The ServerApp and the ClientApp: the only module that knows Flower (Message API).
+
+An app's `pyproject.toml` names `posterity.flower.adapter:server_app` and `:client_app` through two modules of one line
+(`posterity flower new DIR` writes them). Questions and replies are one array of bytes each (`core/codec.py`), which
+Flower carries and does not look into.
+
+    run config (everybody)   the keys of `posterity run`; `experiment`, `out`, `sites`, `deadline`
+    node config (a site)     `client`: its name; `data`: its file; `records`: the folder of its record
+"""
+
+from __future__ import annotations
+
+import time
+import traceback
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from posterity.core.codec import CodecError, read_facts
+from posterity.experiment.config import Config, from_table
+
+LEAST, BELOW = (1, 40), (1, 43)  # versions of Flower
+WANTED = "flwr>=1.40,<1.43"
+
+
+def check_flower() -> None:
+    """Refuse a Flower whose interfaces are not those that this module was tested with."""
+    try:
+        found = version("flwr")
+    except PackageNotFoundError:
+        raise ImportError(f"Flower is not installed; give pip install 'posterity[flower]' (or '{WANTED}')") from None
+    numbers = tuple(int(part) for part in found.split(".")[:2] if part.isdecimal())
+    if not LEAST <= numbers < BELOW:
+        raise ImportError(f"Flower {found} is installed; this posterity knows 1.40 to 1.42: pip install '{WANTED}'")
+
+
+check_flower()
+
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MessageType, RecordDict  # noqa: E402
+from flwr.clientapp import ClientApp  # noqa: E402
+from flwr.serverapp import Grid, ServerApp  # noqa: E402
+
+BYTES, WRONG = "posterity", "error"  # names of records in a message
+DEADLINE = 3600.0  # seconds until a reply is given up
+PAUSE = 0.2  # seconds between two looks for replies
+
+
+@dataclass(frozen=True)
+class RunSettings:
+    """What an app's run config says."""
+
+    config: Config
+    experiment: str
+    out: Path
+    sites: int
+    deadline: float
+
+
+def read_settings(table: Mapping[str, Any]) -> RunSettings:
+    """The run config, whose other keys are those of `posterity run`; `set.` stands before those of [set]."""
+    mine = {"experiment": "experiment", "out": "", "sites": 0, "deadline": DEADLINE}
+    given = {**mine, **{name: value for name, value in table.items() if name in mine}}
+    rest = {name: value for name, value in table.items() if name not in mine}
+    chosen = {name.removeprefix("set."): value for name, value in rest.items() if name.startswith("set.")}
+    config = from_table({**{n: v for n, v in rest.items() if not n.startswith("set.")}, "set": chosen})
+    sites = int(given["sites"]) or config.clients
+    if not sites:
+        raise ValueError("the run config does not say how many sites there are; give sites = 3, or clients = 3 where "
+                         "a dataset is divided among them")  # fmt: skip
+    experiment = str(given["experiment"])
+    out = Path(str(given["out"]) or f"runs/{experiment}")
+    return RunSettings(config, experiment, out, sites, float(given["deadline"]))
+
+
+# --- the server --------------------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class GridExchange:
+    """Questions to nodes through Flower's grid."""
+
+    grid: Grid
+    deadline: float = DEADLINE
+
+    def nodes(self) -> list[int]:
+        return sorted(self.grid.get_node_ids())
+
+    def ask(self, questions: Iterable[tuple[int, bytes]]) -> Iterator[tuple[int, bytes | str]]:
+        """One message is made, pushed and let go after the other; replies come as they arrive."""
+        waiting: dict[str, int] = {}
+        for node, data in questions:
+            kind = MessageType.QUERY if read_facts(data).get("ask") == "register" else MessageType.TRAIN
+            message = Message(content=_packed(data), message_type=kind, dst_node_id=node)
+            waiting |= dict.fromkeys(self.grid.push_messages([message]), node)
+        last = time.monotonic() + self.deadline
+        while waiting and time.monotonic() < last:
+            for reply in self.grid.pull_messages(list(waiting)):
+                if reply.metadata.reply_to_message_id in waiting:
+                    yield waiting.pop(reply.metadata.reply_to_message_id), _reply(reply)
+            if waiting:
+                time.sleep(PAUSE)
+        for node in waiting.values():
+            yield node, f"no reply within {self.deadline:.0f} seconds"
+
+
+def serve(grid: Grid, context: Context) -> None:
+    """The server's part of a run, from where its folder stands."""
+    from posterity.flower.experiment import run_experiment
+    from posterity.flower.samples import read_public
+
+    told = read_settings(context.run_config)
+    exchange = GridExchange(grid, told.deadline)
+    run_experiment(told.config, exchange, told.out, told.sites, _show, read_public(told.config))
+
+
+def _show(line: dict[str, Any]) -> None:
+    """A line for whoever streams the run's log; scores are in the folder."""
+    if line["kind"] == "round":
+        refused = "".join(f"\n  left out: {each['client']}: {each['reason']}" for each in line["refused"])
+        print(f"round {line['round']}: {line['accepted']} of {line['cohort']} clients, loss {line['loss']}, "
+              f"{line['bytes_up']} bytes up{refused}", flush=True)  # fmt: skip
+    elif line["kind"] in ("note", "lost"):
+        print(line.get("text") or f"{line['client']}: {line['reason']}", flush=True)
+
+
+# --- a site ------------------------------------------------------------------------------------------------------
+def reply_to(message: Message, context: Context) -> Message:
+    """A site's part: it answers, or says in a sentence why not."""
+    try:
+        return Message(content=_packed(_answer(message, context)), reply_to=message)
+    except Exception as error:
+        traceback.print_exc()  # the site's own log
+        text = (
+            str(error) if isinstance(error, (ValueError, OSError)) else f"{type(error).__name__} (see the site's log)"
+        )
+        return Message(content=RecordDict({WRONG: ConfigRecord({"text": text[:1000]})}), reply_to=message)
+
+
+def _answer(message: Message, context: Context) -> bytes:
+    from posterity.flower.samples import read_samples
+    from posterity.flower.site import ClientSite, answer
+
+    told, node = read_settings(context.run_config), context.node_config
+    name = node.get("client", node.get("partition-id"))  # Flower's simulation gives every node a number
+    if name is None:
+        raise ValueError("""this node does not say whose it is; start it with --node-config 'client="NAME" …'""")
+    path = node.get("data")
+    samples = read_samples(told.config, str(name), None if path is None else Path(str(path)))
+    folder = Path(str(node.get("records", told.out / "records")))
+    data = _unpacked(message)
+    if isinstance(data, str):
+        raise CodecError(data)
+    return answer(ClientSite(told.config, told.experiment, samples, folder), data)
+
+
+# --- bytes in Flower's records -----------------------------------------------------------------------------------
+def _packed(data: bytes) -> RecordDict:
+    array = Array(dtype="uint8", shape=(len(data),), stype="posterity", data=data)
+    return RecordDict({BYTES: ArrayRecord({"bytes": array})})
+
+
+def _unpacked(message: Message) -> bytes | str:
+    try:
+        return bytes(message.content[BYTES]["bytes"].data)
+    except (KeyError, TypeError, AttributeError):
+        return "the message holds no bytes of posterity's"
+
+
+def _reply(reply: Message) -> bytes | str:
+    """The bytes of a reply, or why there are none."""
+    if reply.has_error():
+        return f"the node failed (Flower's code {reply.error.code}: {reply.error.reason!s:.300})"
+    if WRONG in reply.content:
+        return f"the site says: {reply.content[WRONG].get('text', '')!s:.1000}"
+    return _unpacked(reply)
+
+
+server_app = ServerApp()
+server_app.main()(serve)
+client_app = ClientApp()
+client_app.query()(reply_to)
+client_app.train()(reply_to)
+
+__all__ = ["GridExchange", "check_flower", "client_app", "read_settings", "reply_to", "serve", "server_app"]

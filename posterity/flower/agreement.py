@@ -1,0 +1,122 @@
+"""What server and sites agree on before the first round: each makes it by itself, and a fingerprint says that it fits.
+
+It follows from the configuration, which all are given, and from what sites register: the shape of a sample, the classes
+and how many training samples there are. Nobody needs another one's data for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from posterity import __version__, methods, models
+from posterity.core.codec import fingerprint
+from posterity.core.frozen import bind, held
+from posterity.core.network import Network, Params, Task
+from posterity.core.protocol import Facts, Method, Pass, State
+from posterity.core.random import fold, make_key
+from posterity.core.tree import tree_map
+from posterity.core.wire import Offer
+from posterity.engine.keys import CLIENT, SERVER
+from posterity.experiment.config import Config
+from posterity.experiment.fingerprint import fields_of, sources
+from posterity.experiment.setup import DTYPES
+
+
+@dataclass(frozen=True)
+class SampleKind:
+    """What samples are like: the same at every site."""
+
+    shape: tuple[int, ...]  # of one
+    task: Task
+    classes: tuple[str, ...]  # their names; none for regression
+    integers: bool = False  # samples are whole numbers
+
+    def facts(self) -> dict[str, Any]:
+        return {"shape": list(self.shape), "task": self.task, "classes": list(self.classes), "integers": self.integers}
+
+    @staticmethod
+    def of(facts: Mapping[str, Any]) -> SampleKind:
+        shape, classes = (tuple(facts[name]) for name in ("shape", "classes"))
+        return SampleKind(tuple(map(int, shape)), facts["task"], tuple(map(str, classes)), bool(facts["integers"]))
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """Method, network, first parameters and keys of an experiment (`engine.client.Setting`)."""
+
+    config: Config
+    kind: SampleKind
+    facts: Facts
+    method: Method
+    model: Network
+    initial: Params
+
+    def passes(self, epochs: int | None = None) -> tuple[Pass, ...]:
+        return self.method.passes() if epochs is None else self.method.adapt(epochs)
+
+    def prepare(self) -> tuple[Pass, ...]:
+        return self.method.prepare()
+
+    @cached_property
+    def root(self) -> Tensor:
+        return make_key(self.config.seed)
+
+    @cached_property
+    def server(self) -> Tensor:
+        """The key of what the server draws."""
+        return fold(self.root, SERVER)
+
+    @cached_property
+    def visits(self) -> Tensor:
+        """The key of what clients draw."""
+        return fold(self.root, CLIENT)
+
+    def first_state(self) -> State:
+        """The server's state before the first round. A site needs it for its shapes alone."""
+        return self.method.init(self.model, self.initial, self.facts)
+
+    def offer(self, state: State, client: int | None) -> Offer:
+        """What a state offers to a client; None: to a newcomer."""
+        return Offer(*self.method.offer(state, None if client is None else torch.tensor(client)))
+
+    def offer_like(self, client: int | None) -> Offer:
+        """The structure of an offer: every number is 0."""
+        blank: Offer = tree_map(torch.zeros_like, self.offer(self.first_state(), client))
+        return blank
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Of method, configuration and shapes: of whatever would make the two sides compute something else."""
+        told = {
+            "posterity": __version__,
+            "method": [self.config.method, fields_of(self.method), sources(self.config, self.method)],
+            "network": [self.config.model, self.config.settings("model"), self.config.precision],
+            "run": [self.config.seed, self.config.rounds, self.config.dtype],
+            "samples": self.kind.facts(),
+            "federation": [self.facts.clients, self.facts.samples, self.facts.classes, self.facts.public],
+        }
+        return fingerprint(told, self.initial, held(self.model))
+
+
+def agree(config: Config, kind: SampleKind, clients: int, samples: int, public: int = 0) -> Agreement:
+    """What follows from a configuration and from what was registered."""
+    if config.device != "cpu":
+        raise ValueError(f"device {config.device!r} was given: server and sites compute on their CPUs; give cpu")
+    dtype = DTYPES[config.dtype]
+    some = torch.zeros((2, *kind.shape), dtype=torch.int64 if kind.integers else dtype)
+    options, classes = config.settings("model"), len(kind.classes)
+    model = models.as_network(config.model, kind.shape, classes, kind.task, options, some)
+    model = model.lowered(torch.bfloat16) if config.precision == "bf16" else model
+    model, initial = bind(model, model.init(config.seed, dtype))
+    method = methods.build(config.method, config.settings(), config.training())
+    key = fold(make_key(config.seed), SERVER)
+    return Agreement(config, kind, Facts(clients, samples, classes, key, public), method, model, initial)
+
+
+__all__ = ["Agreement", "SampleKind", "agree"]

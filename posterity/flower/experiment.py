@@ -1,0 +1,119 @@
+"""An experiment across machines from its beginning, or from where its folder stands, to its end.
+
+After every round the state is written with what a restart needs: the round, the clients and their numbers, and which
+message of each was the last to count. A server that dies goes on from there; sites that have trained meanwhile are told
+what counted, and take up the record of that round (`records.py`). Nobody counts twice.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from posterity.core.protocol import Plan
+from posterity.engine.participation import Participation
+from posterity.experiment import run_folder
+from posterity.experiment.config import Config, to_toml
+from posterity.flower.agreement import Agreement, SampleKind, agree
+from posterity.flower.roster import Exchange, Registered, Roster
+from posterity.flower.server import Server, Watch
+
+WAIT = 600.0  # seconds until enough sites are there
+
+
+def run_experiment(
+    config: Config, exchange: Exchange, folder: Path, sites: int, watch: Watch = print, public: Tensor | None = None,
+    wait: float = WAIT,
+) -> Server:  # fmt: skip
+    """All rounds that are left, each of them saved; `public` are rows that the server may use."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with run_folder.locked(folder):
+        server = open_server(config, exchange, folder, sites, watch, public, wait)
+        while server.round < config.rounds:
+            server.step()
+            save(server)
+        if not server.finished:
+            server.finish()
+            save(server)
+    return server
+
+
+def open_server(
+    config: Config, exchange: Exchange, folder: Path, sites: int, watch: Watch = print, public: Tensor | None = None,
+    wait: float = WAIT,
+) -> Server:  # fmt: skip
+    """The server of a new experiment, or of one that was begun in this folder."""
+    rows = 0 if public is None else len(public)
+    saved = run_folder.read_checkpoint(folder)
+    roster = Roster()
+    if saved is not None:
+        roster = _roster(saved[1])
+    roster.wait(exchange, sites, wait)
+    roster.number()
+    agreement = _agreement(config, roster, rows, None if saved is None else saved[1])
+    server = Server(config, exchange, folder, roster, agreement, agreement.first_state(), public, watch=watch)
+    if saved is None:
+        _begin(server)
+        return server
+    leaves, facts = saved
+    if facts["fingerprint"] != agreement.fingerprint:
+        raise ValueError(f"{folder} holds another experiment (method, configuration, network or posterity differ): "
+                         "give 'out' another folder and 'experiment' another name")  # fmt: skip
+    server.state = run_folder.restore(server.state, leaves, "state")
+    server.round, server.counted, server.finished = facts["round"], facts["counted"], facts["finished"]
+    _cut(folder / run_folder.METRICS, facts["length"])
+    return server
+
+
+def save(server: Server) -> None:
+    """The state, and what a restart needs to know."""
+    metrics, told = server.folder / run_folder.METRICS, server.agreement.facts
+    clients = {c.name: [server.roster.numbers[c.name], c.newcomer, c.train] for c in server.roster.known}
+    facts = {
+        "round": server.round, "finished": server.finished, "commit": server.round,
+        "length": metrics.stat().st_size if metrics.exists() else 0,
+        "counted": server.counted, "clients": clients, "samples": server.agreement.kind.facts(),
+        "federation": [told.clients, told.samples], "fingerprint": server.agreement.fingerprint,
+    }  # fmt: skip
+    run_folder.save_checkpoint(server.folder, {"state": server.state}, facts)
+
+
+def _begin(server: Server) -> None:
+    """What must be said before the first round; a method may refuse a run of this size."""
+    config, facts, method = server.config, server.agreement.facts, server.agreement.method
+    participation = Participation.parse(config.participation)
+    able = sum(client.train > 0 for client in server.roster.members)
+    plan = Plan(facts.clients, config.rounds, participation.size(able), participation.probability)
+    notes = (*server.roster.remarks, *method.remarks(server.agreement.model), *method.announce(plan))
+    run_folder.write_atomic(server.folder / run_folder.CONFIG, to_toml(config).encode())
+    (server.folder / run_folder.METRICS).write_bytes(b"")
+    server.tell([{"kind": "note", "text": note} for note in notes])
+
+
+def _agreement(config: Config, roster: Roster, rows: int, saved: dict[str, Any] | None) -> Agreement:
+    if saved is not None:
+        clients, samples = saved["federation"]
+        return agree(config, SampleKind.of(saved["samples"]), clients, samples, rows)
+    members = roster.members
+    if not members:
+        raise ValueError("every site that registered is a newcomer: at least one must train")
+    return agree(config, roster.kind(), len(members), sum(client.train for client in members), rows)
+
+
+def _roster(saved: dict[str, Any]) -> Roster:
+    """The clients of an experiment that was begun before; where they are now must be asked."""
+    kind = SampleKind.of(saved["samples"])
+    told = {name: Registered(name, bool(late), int(train), kind) for name, (_, late, train) in saved["clients"].items()}
+    return Roster(told, {name: int(number) for name, (number, _, _) in saved["clients"].items()})
+
+
+def _cut(path: Path, length: int) -> None:
+    """Drop lines that were written after the checkpoint."""
+    with open(path, "ab") as file:
+        file.truncate(min(length, os.fstat(file.fileno()).st_size))
+
+
+__all__ = ["open_server", "run_experiment", "save"]

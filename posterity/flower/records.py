@@ -1,0 +1,69 @@
+"""A client's record on its own disk: it never leaves the site, and survives whatever restarts.
+
+    FOLDER / experiment / client / round-00000007.safetensors     the record after round 7
+
+Two versions are kept. A site that has answered does not know whether its message was counted; the next offer says which
+round of its was the last that was. The record of that round is then the client's, whatever was computed since: a reply
+that was lost, refused or rolled back has left no trace, and a round that is asked for again is the same round.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import quote
+
+from posterity.core.protocol import Personal
+from posterity.experiment.run_folder import read_saved, restore, save_checkpoint
+
+TOP = "record"
+
+
+@dataclass(frozen=True)
+class RecordFiles:
+    """The versions of one client's record in one experiment."""
+
+    folder: Path
+    experiment: str
+    client: str
+    fingerprint: str
+
+    @property
+    def place(self) -> Path:
+        return self.folder / _safe(self.experiment) / _safe(self.client)
+
+    def path(self, round: int) -> Path:
+        return self.place / f"round-{round:08d}.safetensors"
+
+    def read(self, like: Personal, round: int) -> Personal:
+        """The record after a round, in the shape of `like`."""
+        path = self.path(round)
+        if not path.exists():
+            raise ValueError(
+                f"the record of client {self.client!r} after round {round} is not in {self.place}, though the server "
+                "counted its message: put the folder back, or begin another experiment"
+            )
+        leaves, facts = read_saved(path)
+        if facts.get("fingerprint") != self.fingerprint:
+            raise ValueError(f"{path} is of another method, configuration or network than this experiment "
+                             f"{self.experiment!r}: give the experiment another name")  # fmt: skip
+        return restore(like, leaves, TOP)
+
+    def write(self, record: Personal, round: int, last: int) -> None:
+        """The record after a round, beside that of the `last` round that was counted; older ones go."""
+        self.place.mkdir(parents=True, exist_ok=True)
+        facts = {"round": round, "fingerprint": self.fingerprint}
+        save_checkpoint(self.place, {TOP: record}, facts, self.path(round).name)
+        kept = {self.path(round), self.path(last)}
+        for path in self.place.glob("round-*.safetensors"):
+            if path not in kept:
+                os.unlink(path)
+
+
+def _safe(name: str) -> str:
+    """A name that is one folder, whatever it was."""
+    return quote(name, safe=" ").replace(".", "%2E") or "%"
+
+
+__all__ = ["RecordFiles"]

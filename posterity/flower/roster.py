@@ -1,0 +1,141 @@
+"""Who is who: clients by the names that they register, whatever number their node has today.
+
+Numbers are given before the first round, in the order of names, and never change: what a server sends to one client
+alone, and what a client draws, depend on them. A node that comes back under another number is asked who it is.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+from posterity.core.codec import CodecError, encode, read_facts
+from posterity.flower.agreement import SampleKind
+
+PAUSE = 1.0  # seconds between two looks at who is there
+MOST = 2**40  # samples, and numbers of one sample: more is a mistake
+LONGEST = 200  # characters of a name
+FACTS = {"client": str, "newcomer": bool, "train": int, "shape": list, "task": str, "classes": list, "integers": bool}
+
+
+class Exchange(Protocol):
+    """What carries questions to nodes and replies back."""
+
+    def nodes(self) -> list[int]:
+        """Those that can be asked now."""
+        ...
+
+    def ask(self, questions: Iterable[tuple[int, bytes]]) -> Iterator[tuple[int, bytes | str]]:
+        """Replies in the order of their arrival, by node; text: why there is none."""
+        ...
+
+
+@dataclass(frozen=True)
+class Registered:
+    """What a client said about itself."""
+
+    name: str
+    newcomer: bool
+    train: int
+    kind: SampleKind
+
+
+@dataclass
+class Roster:
+    """The clients of an experiment; `numbers` are fixed once it has begun."""
+
+    clients: dict[str, Registered] = field(default_factory=dict)
+    numbers: dict[str, int] = field(default_factory=dict)
+    node: dict[str, int] = field(default_factory=dict)  # where each client was last met
+    left: set[int] = field(default_factory=set)  # nodes whose client has another one by now
+    remarks: list[str] = field(default_factory=list)
+
+    def look(self, exchange: Exchange) -> None:
+        """Ask nodes that are not known yet who they are; a client whose node has gone is not to be reached."""
+        here = exchange.nodes()
+        self.node = {name: node for name, node in self.node.items() if node in here}
+        unknown = [node for node in here if node not in self.node.values() and node not in self.left]
+        question = encode({}, facts={"ask": "register"})
+        for node, reply in exchange.ask((node, question) for node in unknown):
+            try:
+                told = _registered(reply)
+            except CodecError as error:
+                self.remarks.append(f"node {node} was not understood when it registered: {error}")
+                continue
+            if (
+                told.name in self.node
+            ):  # a node that was killed is listed for a while beside the one that took its place
+                self.remarks.append(f"two nodes say that they are {told.name!r}: the one that said it last is taken")
+                self.left.add(self.node[told.name])
+            self.node[told.name] = node
+            if told.name not in self.numbers:  # what was agreed before the first round stays
+                self.clients[told.name] = told
+
+    def wait(self, exchange: Exchange, sites: int, seconds: float) -> None:
+        """Look until so many clients are there."""
+        last = time.monotonic() + seconds
+        self.look(exchange)
+        while len(self.node) < sites:
+            if time.monotonic() > last:
+                heard = " ".join(self.remarks)
+                raise ValueError(f"{len(self.node)} of {sites} sites registered within {seconds:.0f} seconds: start "
+                                 f"the others, or give a smaller 'sites'. {heard}".strip())  # fmt: skip
+            time.sleep(PAUSE)
+            self.look(exchange)
+
+    def number(self) -> None:
+        """Give numbers to members, then to newcomers, in the order of their names."""
+        if not self.numbers:
+            ordered = sorted(self.clients.values(), key=lambda c: (c.newcomer, _order(c.name)))
+            self.numbers = {client.name: place for place, client in enumerate(ordered)}
+
+    @property
+    def members(self) -> list[Registered]:
+        """Those that train, by number."""
+        return sorted((c for c in self.known if not c.newcomer), key=lambda c: self.numbers[c.name])
+
+    @property
+    def known(self) -> list[Registered]:
+        """Clients with a number; whoever comes later has none and is not asked."""
+        return [client for name, client in self.clients.items() if name in self.numbers]
+
+    def kind(self) -> SampleKind:
+        """What samples are like, if all say the same; classes that some lack are put together."""
+        kinds = {client.name: client.kind for client in self.known}
+        first, *others = kinds.values()
+        for name, kind in kinds.items():
+            if replace(kind, classes=()) != replace(first, classes=()):
+                raise ValueError(f"client {name!r} has samples of {kind.facts()}, others of {first.facts()}: all sites "
+                                 "must have the same columns and the same task")  # fmt: skip
+        if any(kind.classes != first.classes for kind in others):
+            every = {label for kind in kinds.values() for label in kind.classes}
+            return replace(first, classes=tuple(sorted(every, key=_order)))
+        return first
+
+
+def _registered(reply: bytes | str) -> Registered:
+    if isinstance(reply, str):
+        raise CodecError(reply)
+    told = read_facts(reply)
+    wrong = [name for name, of in FACTS.items() if type(told.get(name)) is not of]
+    if wrong:
+        raise CodecError(f"its {wrong[0]!r} is {told.get(wrong[0])!r}; expected a {FACTS[wrong[0]].__name__}")
+    if not (0 <= told["train"] < MOST and 0 < len(told["client"]) <= LONGEST):
+        raise CodecError(f"it says that {told['client']!r:.80} has {told['train']!r:.20} training samples")
+    if not (all(type(n) is int and 0 < n < MOST for n in told["shape"]) and math.prod(told["shape"]) < MOST):
+        raise CodecError(f"its samples have the shape {told['shape']!r:.80}")
+    if told["task"] not in ("classification", "regression") or not all(type(n) is str for n in told["classes"]):
+        raise CodecError(f"its task is {told['task']!r:.80}, its classes are {told['classes']!r:.80}")
+    return Registered(told["client"], told["newcomer"], told["train"], SampleKind.of(told))
+
+
+def _order(name: str) -> list[Any]:
+    """Names in the order that people expect: client 2 before client 10."""
+    return [(0, int(text), "") if text.isdecimal() else (1, 0, text) for text in re.split(r"(\d+)", name)]
+
+
+__all__ = ["Exchange", "Registered", "Roster"]

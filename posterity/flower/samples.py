@@ -1,0 +1,95 @@
+"""A site's own samples: from a file of its own, or its share of a dataset that is divided as in a simulation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from posterity import data
+from posterity.data.federation import Federation, FederationSpec
+from posterity.experiment.config import Config
+from posterity.experiment.setup import DTYPES, load_federation
+from posterity.flower.agreement import SampleKind
+
+PARTS = ("train", "validation", "test")
+
+
+@dataclass(frozen=True)
+class Samples:
+    """One client's samples, and which of them are for what."""
+
+    name: str  # the client's
+    kind: SampleKind
+    x: Tensor
+    y: Tensor
+    rows: dict[str, Tensor]  # train, validation, test
+    newcomer: bool = False  # a client that is only scored
+
+    def as_kind(self, kind: SampleKind) -> Samples:
+        """With labels numbered as everybody does, whose classes include this client's."""
+        if self.kind.classes == kind.classes:
+            return self
+        strange = [name for name in self.kind.classes if name not in kind.classes]
+        if strange:
+            raise ValueError(f"client {self.name!r} has samples of the class {strange[0]!r}, which nobody had when the "
+                             "experiment began: leave them out, or begin another experiment")  # fmt: skip
+        place = torch.tensor([kind.classes.index(name) for name in self.kind.classes])
+        return replace(self, kind=kind, y=place[self.y])
+
+
+def samples_of(federation: Federation, number: int, dtype: torch.dtype, name: str = "") -> Samples:
+    """One client's samples of a federation, without those of others."""
+    parts = {part: getattr(federation, part).client(number) for part in PARTS}
+    mine, begin = torch.cat(list(parts.values())), 0
+    rows = {}
+    for part, each in parts.items():
+        rows[part], begin = torch.arange(begin, begin + len(each)), begin + len(each)
+    x, y = (t.to(dtype) if t.is_floating_point() else t for t in (federation.x[mine], federation.y[mine]))
+    return Samples(name or federation.names[number], kind_of(federation), x, y, rows, number >= federation.members)
+
+
+def kind_of(federation: Federation) -> SampleKind:
+    names = federation.class_names or tuple(map(str, range(federation.classes)))
+    return SampleKind(federation.shape, federation.task, names, not federation.x.is_floating_point())
+
+
+def read_samples(config: Config, name: str, path: Path | None = None) -> Samples:
+    """The samples of the client that is called `name`: all of the file at `path`, or its share of the dataset."""
+    if path is not None:
+        return samples_of(_read_file(config, path), 0, DTYPES[config.dtype], name)
+    federation = load_federation(config)
+    return samples_of(federation, find_client(federation.names, name), DTYPES[config.dtype])
+
+
+def read_public(config: Config) -> Tensor | None:
+    """The rows without labels that the server may use, if the configuration gives it any."""
+    federation = load_federation(config) if str(config.public) not in ("0", "0%") else None
+    if federation is None or federation.public is None:
+        return None
+    rows = federation.x[federation.public]
+    return rows.to(DTYPES[config.dtype]) if rows.is_floating_point() else rows
+
+
+def find_client(names: Sequence[str], name: str) -> int:
+    """A client's number by its name, or by the number itself."""
+    if name in names:
+        return list(names).index(name)
+    if name.isdecimal() and int(name) < len(names):
+        return int(name)
+    known = ", ".join(map(repr, names[:3]))
+    raise ValueError(f"there is no client {name!r} in this federation of {len(names)} ({known} …): name one of them in "
+                     f"the node's configuration, or a number below {len(names)}")  # fmt: skip
+
+
+def _read_file(config: Config, path: Path) -> Federation:
+    """A federation of one client, whose file it is."""
+    asked = {f.name: getattr(config, f.name) for f in fields(FederationSpec) if f.name not in ("seed", "options")}
+    one = {"dataset": str(path), "clients": 1, "partition": "iid", "newcomers": "0", "public": "0"}
+    return data.build(FederationSpec(**{**asked, **one}, seed=config.seed, options=config.settings("data")))
+
+
+__all__ = ["Samples", "find_client", "kind_of", "read_public", "read_samples", "samples_of"]

@@ -1,0 +1,109 @@
+"""The ServerApp and the ClientApp themselves, with a grid that carries messages within this process."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from posterity.core.codec import encode
+from posterity.experiment.run_folder import read_lines
+from posterity.flower.experiment import open_server
+
+from .in_process import assert_same_end, configuration, simulate
+
+pytest.importorskip("flwr", reason="Flower is not installed (pip install 'posterity[flower]')")
+
+from flwr.app import Context, RecordDict
+from flwr.supercore.task_identity import TaskIdentity
+
+from posterity.flower import adapter
+
+RUN = {"dataset": "digits", "clients": 3, "rounds": 2, "subset": "4%", "partition": "dirichlet:0.5:2", "lr": 0.05,
+       "batch_size": 10, "evaluate_every": 2, "engine": "oracle", "set.model.hidden": "8"}  # fmt: skip
+
+REGISTER = encode({}, facts={"ask": "register"})
+
+
+class FakeGrid:
+    """Nodes 900, 893 and 886 are clients 0, 1 and 2; replies wait until they are asked for."""
+
+    def __init__(self, run, records):
+        self.run_config, self.records, self.replies, self.types = run, records, {}, []
+
+    def get_node_ids(self):
+        return [886, 893, 900]
+
+    def push_messages(self, messages):
+        for message in messages:
+            number = f"m{len(self.types)}"
+            message.metadata._message_id = number
+            self.types.append(message.metadata.message_type)
+            node = message.metadata.dst_node_id
+            config = {"client": f"client {(900 - node) // 7}", "records": str(self.records)}
+            context = Context(
+                run_id=1, node_id=node, node_config=config, state=RecordDict(), run_config=self.run_config
+            )
+            self.replies[number] = adapter.client_app(message, context)
+            yield number
+
+    def pull_messages(self, numbers):
+        return [self.replies.pop(number) for number in numbers if number in self.replies]
+
+
+@pytest.fixture(autouse=True)
+def task(monkeypatch):
+    """Messages want to know in which task they are made."""
+    for name in ("_run_id", "_node_id", "_task_id"):
+        monkeypatch.setattr(TaskIdentity, name, 1)
+
+
+def serve(run, tmp_path):
+    grid = FakeGrid(run, tmp_path / "sites")
+    context = Context(run_id=1, node_id=0, node_config={}, state=RecordDict(), run_config=run)
+    adapter.server_app(grid, context)
+    return grid
+
+
+@pytest.mark.parametrize("spec", ["pfedvmp", "fedavg+metavd"])
+def test_the_apps_end_where_the_simulator_ends(spec, tmp_path, capsys):
+    run = {**RUN, "method": spec, "experiment": "test", "out": str(tmp_path / "server")}
+    grid = serve(run, tmp_path)
+    told = adapter.read_settings(run)
+    assert told.config == configuration(spec)
+    assert grid.types == ["query"] * 3 + ["train"] * 9  # two rounds, and scores of the last
+    server = open_server(told.config, adapter.GridExchange(grid), told.out, 3)
+    assert_same_end(server, tmp_path, simulate(told.config))
+    lines = read_lines(told.out / "metrics.jsonl")
+    assert [line["accepted"] for line in lines if line["kind"] == "round"] == [3, 3]
+    assert len([line for line in lines if line["kind"] == "score"]) == 9
+    assert "round 2: 3 of 3 clients" in capsys.readouterr().out
+
+
+def test_a_site_that_cannot_answer_says_why(tmp_path):
+    run = {**RUN, "method": "fedper", "experiment": "test", "out": str(tmp_path / "server")}
+    grid = FakeGrid(run, tmp_path / "sites")
+    ((node, reply),) = adapter.GridExchange(grid, 5).ask([(1, REGISTER)])
+    assert node == 1  # that would be client 128
+    assert reply.startswith("the site says: there is no client 'client 128' in this federation of 3")
+
+
+def test_no_reply_is_named():
+    grid = SimpleNamespace(push_messages=lambda messages: ["m"], pull_messages=lambda numbers: [])
+    found = list(adapter.GridExchange(grid, 0.3).ask([(7, REGISTER)]))
+    assert found == [(7, "no reply within 0 seconds")]
+
+
+@pytest.mark.parametrize(("found", "fits"), [("1.39.9", False), ("1.40.0", True), ("1.42.3", True), ("1.43.0", False)])
+def test_another_flower_is_refused(found, fits, monkeypatch):
+    monkeypatch.setattr(adapter, "version", lambda name: found)
+    if fits:
+        adapter.check_flower()
+        return
+    with pytest.raises(ImportError, match=rf"Flower {found} is installed; this posterity knows 1\.40 to 1\.42"):
+        adapter.check_flower()
+
+
+def test_sites_must_be_counted():
+    with pytest.raises(ValueError, match="does not say how many sites there are"):
+        adapter.read_settings({"method": "fedavg"})

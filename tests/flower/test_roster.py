@@ -1,0 +1,134 @@
+"""Who is who: names and numbers, classes that some sites lack, sites with files of their own."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+import torch
+
+from posterity.core.codec import encode
+from posterity.flower.agreement import SampleKind
+from posterity.flower.experiment import run_experiment
+from posterity.flower.roster import Roster
+from posterity.flower.samples import find_client, read_samples
+from posterity.flower.site import ClientSite
+
+from .in_process import InProcess, configuration
+
+
+class Registering:
+    """Nodes that say who they are, whatever they say."""
+
+    def __init__(self, told):
+        self.told = told
+
+    def nodes(self):
+        return list(self.told)
+
+    def ask(self, questions):
+        for node, _ in questions:
+            said = self.told[node]
+            yield node, said if isinstance(said, (bytes, str)) else encode({}, facts=said)
+
+
+def said(name, newcomer=False, **changes):
+    facts = {"client": name, "newcomer": newcomer, "train": 5, "shape": [3], "task": "classification",
+             "classes": ["no", "yes"], "integers": False}  # fmt: skip
+    return {**facts, **changes}
+
+
+def roster_of(told):
+    roster = Roster()
+    roster.wait(Registering(told), 1, 0)
+    roster.number()
+    return roster
+
+
+def test_numbers_follow_names_and_newcomers_come_last():
+    roster = roster_of({7: said("site 10"), 3: said("site 9"), 5: said("a late one", True), 1: said("site 2")})
+    assert roster.numbers == {"site 2": 0, "site 9": 1, "site 10": 2, "a late one": 3}
+    assert roster.node["site 2"] == 1
+    assert [client.name for client in roster.members] == ["site 2", "site 9", "site 10"]
+
+
+def test_a_node_that_comes_back_under_another_number_is_the_same_client():
+    roster = roster_of({1: said("a"), 2: said("b")})
+    roster.look(Registering({8: said("a"), 2: said("b"), 9: said("c")}))
+    assert roster.numbers == {"a": 0, "b": 1}
+    assert roster.node == {"a": 8, "b": 2, "c": 9}
+    assert [client.name for client in roster.known] == ["a", "b"]  # c came after the first round
+
+
+def test_two_nodes_cannot_be_the_same_client():
+    """A killed node is listed for a minute beside the one that came back: the one that answers is the client."""
+    nodes = Registering({1: said("a"), 2: said("b")})
+    roster = roster_of(nodes.told)
+    nodes.told[3] = said("a")
+    for _ in range(2):
+        roster.look(nodes)
+        assert roster.node == {"a": 3, "b": 2}
+    assert roster.remarks == ["two nodes say that they are 'a': the one that said it last is taken"]
+
+
+@pytest.mark.parametrize(
+    ("told", "text"),
+    [
+        ("the node is gone", "the node is gone"),
+        (b"nonsense", "are no message|is no message"),
+        (said("a", train="5"), "its 'train' is '5'; expected a int"),
+        (said("a", train=-1), "has -1 training samples"),
+        (said("a", train=10**30), "has 1000000000"),
+        (said("a", shape=["x"]), "its samples have the shape"),
+        (said("a", shape=[2**30, 2**30]), "its samples have the shape"),
+        (said("a", task="sorting"), "its task is 'sorting'"),
+        (said("a", classes=[1]), "its classes are"),
+        (said("", train=1), "training samples"),
+    ],
+)
+def test_a_registration_that_is_not_understood_is_named(told, text):
+    roster = Roster()
+    with pytest.raises(ValueError, match=text):
+        roster.wait(Registering({4: told}), 1, -1)
+
+
+def test_what_was_agreed_stays():
+    roster = roster_of({1: said("a")})
+    roster.look(Registering({2: said("a", train=500)}))
+    assert roster.node == {"a": 2}
+    assert roster.clients["a"].train == 5
+
+
+def test_classes_that_some_lack_are_put_together():
+    roster = roster_of({1: said("a", classes=["10", "2"]), 2: said("b", classes=["2", "3"])})
+    assert roster.kind().classes == ("2", "3", "10")
+    with pytest.raises(ValueError, match="must have the same columns"):
+        roster_of({1: said("a"), 2: said("b", shape=[4])}).kind()
+
+
+def test_clients_are_found_by_name_or_number():
+    assert find_client(["north", "south"], "south") == find_client(["north", "south"], "1") == 1
+    with pytest.raises(ValueError, match="there is no client 'east' in this federation of 2"):
+        find_client(["north", "south"], "east")
+
+
+def test_sites_with_files_of_their_own(tmp_path):
+    """Three tables; the last lacks a class, which the server's network has all the same."""
+    draw = torch.Generator().manual_seed(0)
+    make = {}
+    config = configuration("fedper", dataset="unused", clients=3, subset=None, partition=None, target="label",
+                           evaluate_every=2)  # fmt: skip
+    for k, labels in enumerate((["sick", "well", "unsure"], ["sick", "well", "unsure"], ["well", "unsure"])):
+        rows = [f"{labels[i % len(labels)]},{torch.randn((), generator=draw):.4f},{i}" for i in range(30)]
+        path = tmp_path / f"site{k}.csv"
+        path.write_text("\n".join(["label,a,b", *rows]) + "\n")
+        samples = read_samples(config, f"hospital {k}", path)
+        make[50 - k] = partial(ClientSite, config, "csv", samples, tmp_path / "records")
+    lines: list = []
+    server = run_experiment(config, InProcess(make), tmp_path / "server", 3, lines.append, wait=0)
+    assert server.agreement.kind == SampleKind((2,), "classification", ("sick", "unsure", "well"))
+    assert [line["accepted"] for line in lines if line["kind"] == "round"] == [3, 3]
+    scores = [line for line in lines if line["kind"] == "score"]
+    assert {line["client"] for line in scores} == {"hospital 0", "hospital 1", "hospital 2"}
+    last = make[48]().samples.as_kind(server.agreement.kind)
+    assert set(last.y.tolist()) == {1, 2}
