@@ -108,6 +108,9 @@ def agree(config: Config, kind: SampleKind, clients: int, samples: int, public: 
     """What follows from a configuration and from what was registered."""
     if config.device != "cpu":
         raise ValueError(f"device {config.device!r} was given: server and sites compute on their CPUs; give cpu")
+    if config.augment is not None:
+        raise ValueError(f"augment = {config.augment!r} was given: its border is the darkest value of everybody's "
+                         "pictures, which no site knows; leave it out")  # fmt: skip
     dtype = DTYPES[config.dtype]
     some = torch.zeros((2, *kind.shape), dtype=torch.int64 if kind.integers else dtype)
     options, classes = config.settings("model"), len(kind.classes)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 import pytest
 import torch
 
 from posterity.core.codec import encode
-from posterity.flower.agreement import SampleKind
+from posterity.flower.agreement import SampleKind, agree
 from posterity.flower.experiment import run_experiment
 from posterity.flower.roster import Roster
 from posterity.flower.samples import find_client, read_samples
@@ -132,3 +133,12 @@ def test_sites_with_files_of_their_own(tmp_path):
     assert {line["client"] for line in scores} == {"hospital 0", "hospital 1", "hospital 2"}
     last = make[48]().samples.as_kind(server.agreement.kind)
     assert set(last.y.tolist()) == {1, 2}
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [({"device": "cuda"}, "device 'cuda' was given"), ({"augment": "flip"}, "darkest value of everybody's pictures")],
+)
+def test_what_sites_cannot_do_is_refused(given, told):
+    with pytest.raises(ValueError, match=told):
+        agree(replace(configuration("fedavg"), **given), SampleKind((1, 8, 8), "classification", ("a", "b")), 3, 90)
