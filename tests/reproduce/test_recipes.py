@@ -6,7 +6,6 @@ import pytest
 
 from posterity import methods, models
 from posterity.experiment.variants import parse_variant
-from posterity.report.columns import known_columns
 from posterity.reproduce.beside import number
 from posterity.reproduce.cells import shrunk
 from posterity.reproduce.recipe import find, read, recipes
@@ -47,10 +46,7 @@ paper = { "Dirichlet(0.3)" = "91.0" }
 @pytest.mark.parametrize("name", list(recipes()))
 def test_every_table_can_be_run(name):
     recipe = recipes()[name]
-    assert recipe.metric in known_columns()
     assert recipe.open, "every paper left something open"
-    folders = [cell.folder for cell in recipe.cells]
-    assert len(set(folders)) == len(folders)
     for cell in recipe.cells:
         config = recipe.config(cell, shrunk(recipe, cell, 0.01))
         assert config.rounds < recipe.config(cell, {}).rounds
