@@ -157,7 +157,7 @@ def _made(table: dict[str, Any]) -> Recipe:
     values: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in table.items()}
     recipe = Recipe(cells=cells, lines=lines, **values)
     for cell in cells:
-        for line in recipe.lines_of(cell):
+        for line in (None, *(line for line in recipe.lines_of(cell) if line.settings)):
             recipe.config(cell, {}, line)  # for its mistakes
     return recipe
 

@@ -19,6 +19,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 
 from posterity.core.hyperparameters import nearest
 from posterity.evaluate import METRICS
@@ -72,6 +73,7 @@ class Shown:
         return replace(found, unit="%", digits=2) if self.percent else found
 
 
+@cache
 def _columns() -> dict[str, Column]:
     """Every column of the report's tables, metrics that have none there, and the sparsity."""
     metrics = {metric.name: metric_column(metric.facts()) for metric in METRICS}
