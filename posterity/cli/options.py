@@ -63,8 +63,8 @@ TABLE = {  # what may be said about a table besides what it says itself
                     metavar="NAME,…"),
     "methods": option(str | None, None, "rows, by their names or methods (default: all)", "--methods", panel="Running",
                       metavar="NAME,…"),
-    "scale": option(float, 1.0, "share of its rounds and data: 0.01 shows that it runs", "--scale", panel="Running",
-                    metavar="FLOAT"),
+    "scale": option(float, 1.0, "share of its rounds, epochs and data: 0.01 shows that it runs", "--scale",
+                    panel="Running", metavar="FLOAT"),
     "rounds": option(int | None, None, "rounds, instead of the table's own", "--rounds", panel="Running",
                      metavar="INTEGER"),
     "places": option(list[Path] | None, None, "print the table of runs in these folders and files of packed runs, and "

@@ -73,7 +73,7 @@ def reproduce_table(
     check_place(table, folder)
     recipe = table.chosen(cells, methods)
     run_cells(recipe, folder, seeds or recipe.seeds, scale, more, watching, jobs, together)
-    _conclude(recipe, [folder], folder)
+    _conclude(table, recipe, [folder], folder)
     say(f"table: {folder / PAGE}; runs: {folder}")
 
 
@@ -83,12 +83,13 @@ def merge_table(
     """Print the table of runs that lie in several places, and write it into a folder; nothing is run."""
     table = find(name)
     check_place(table, folder)
-    _conclude(table.chosen(cells, methods), places, folder)
+    _conclude(table, table.chosen(cells, methods), places, folder)
     say(f"table: {folder / PAGE}; runs: {', '.join(map(str, places))}")
 
 
-def _conclude(recipe: Recipe, places: Sequence[Path], folder: Path) -> None:
-    found = gather(recipe, read_places(places))
+def _conclude(table: Recipe, recipe: Recipe, places: Sequence[Path], folder: Path) -> None:
+    """Print and write the part of a table that was asked for."""
+    found = gather(table, read_places(places))  # a run's column is known among all of them
     show_table(recipe, found)
     write_atomic(folder / PAGE, markdown(recipe, found).encode())
 

@@ -111,7 +111,7 @@ def test_sizes_are_not_averaged(made, tmp_path):
                    for remark in found.remarks)  # fmt: skip
 
 
-def test_columns_that_differ_in_size_are_told_apart(made, tmp_path):
+def test_columns_that_differ_in_size_are_told_apart(call, made, monkeypatch, tmp_path):
     """A run of the paper's size belongs to its column; a smaller one to that which its folder names, or to none."""
     assert {folder for folder, _ in gather(RECIPE, read_places([made])).runs} == {"short"}
     do(RECIPE.chosen(["long"], ["Theirs"]), tmp_path / "long", [0], rounds=3)
@@ -120,6 +120,10 @@ def test_columns_that_differ_in_size_are_told_apart(made, tmp_path):
     found = gather(RECIPE, read_places([packed]))
     assert found.count == 0
     assert "may belong to short or long and is in none" in found.remarks[0]
+    monkeypatch.setattr(recipe_files, "recipes", lambda: {"X-T4": RECIPE})
+    place = str(tmp_path / "long")
+    assert call("reproduce", "X-T4", "--from", place, "--cells", "short", "--out", str(tmp_path / "t"))[0] == 0
+    assert "| Theirs |  |  |  |  |  |  |  |" in (tmp_path / "t" / "table.md").read_text()  # not those of `long`
 
 
 def test_runs_of_something_else_are_left_alone(made):
