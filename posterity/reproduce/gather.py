@@ -146,10 +146,13 @@ def _one_size(place: Place, runs: Sequence[Run], wanted: Config, remarks: list[s
 
 
 def other_size(recipe: Recipe, cell: RecipeCell, runs: Sequence[Run]) -> str:
-    """What the runs of a column have otherwise than the paper, in a sentence; nothing if they are of its size."""
-    full = size_of(recipe.config(cell, {}))
-    told = sorted({differences for run in runs if (differences := _differences(_size(run), full))})
-    return f"Not at the paper's size: {'; '.join(told)}." if told else ""
+    """What the runs of a column have otherwise than the paper, in sentences: their size, and a part of a data set."""
+    wanted = recipe.config(cell, {})
+    told = {differences for run in runs if (differences := _differences(_size(run), size_of(wanted)))}
+    names = wanted.dataset.split("+")
+    notes = {note for run in runs for note in run.federation.notes if note.partition(":")[0] in names}
+    sentences = {"Not at the paper's size": told, "About the data": notes}
+    return " ".join(f"{what}: {'; '.join(sorted(said))}." for what, said in sentences.items() if said)
 
 
 def _differences(size: Size, other: Size) -> str:

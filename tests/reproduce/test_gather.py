@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from contextlib import nullcontext
+from dataclasses import replace
 
 import pytest
 
@@ -13,7 +14,7 @@ from posterity.report import pack_runs
 from posterity.reproduce import recipe as recipe_files
 from posterity.reproduce.beside import entries
 from posterity.reproduce.cells import run_cells
-from posterity.reproduce.gather import gather, read_places
+from posterity.reproduce.gather import gather, other_size, read_places
 from posterity.reproduce.recipe import read
 
 TWO = """
@@ -129,6 +130,13 @@ def test_columns_that_differ_in_size_are_told_apart(call, made, monkeypatch, tmp
 def test_runs_of_something_else_are_left_alone(made):
     other = read(TWO.replace('dataset = "digits"', 'dataset = "digits", batch_size = 7'), "x.toml")
     assert gather(other, read_places([made])).count == 0
+
+
+def test_a_part_of_a_data_set_is_told(made):
+    (first, *_) = gather(SHORT, read_places([made])).of(SHORT.cells[0])
+    assert other_size(SHORT, SHORT.cells[0], [first]) == ""
+    half = replace(first, federation=replace(first.federation, notes=("digits: the stored half", "newcomers: 2")))
+    assert other_size(SHORT, SHORT.cells[0], [half, half]) == "About the data: digits: the stored half."
 
 
 def test_the_command_merges(call, made, monkeypatch, tmp_path):
