@@ -199,10 +199,11 @@ def _compare(
 @with_only(TABLE)
 def reproduce(**given: Any) -> None:
     table, listed, out, quiet = (given.pop(n) for n in ("table", "list_them", "out", "quiet"))
-    from posterity.cli.reproduce import default_folder, print_recipes, reproduce_table
+    from posterity.cli.reproduce import default_folder, merge_table, print_recipes, reproduce_table
 
+    places = given.pop("places") or []
     if table is None or listed:
-        print_recipes(out or Path("runs") / "tables")
+        print_recipes(out or Path("runs") / "tables", places)
         return
     jobs, together, scale = (given.pop(n) for n in ("jobs", "together", "scale"))
     cells, rows, asked = (given.pop(n) for n in ("cells", "methods", "seeds"))
@@ -215,6 +216,11 @@ def reproduce(**given: Any) -> None:
     device = str(more.get("device", "cpu"))
     folder = out or default_folder(table)
     interrupt.writes_to(folder)
+    if places:
+        if asked or scale != 1 or more:
+            raise ValueError("--from runs nothing: it goes with --cells, --methods and --out, and no other flag")
+        merge_table(table, places, folder, split_list(cells or ""), split_list(rows or ""))
+        return
     reproduce_table(
         table, folder, read_seeds(asked) if asked else None, split_list(cells or ""), split_list(rows or ""), scale,
         more, lambda title, rounds: progress(title, rounds, quiet),

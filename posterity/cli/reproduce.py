@@ -11,22 +11,32 @@ from rich.table import Table
 
 from posterity.cli.neutral import label
 from posterity.cli.show import console, say, say_sentence
+from posterity.experiment.begin_again import runs_below
 from posterity.experiment.compare import Watching
+from posterity.experiment.run_folder import RUN, read_json
 from posterity.report.logs import write_atomic
-from posterity.reproduce.beside import RULES, Entry, entries, gap, markdown, order, read_cell
-from posterity.reproduce.cells import PAGE, check_place, other_size, run_cells
+from posterity.reproduce.beside import RULES, Entry, entries, gap, markdown, order
+from posterity.reproduce.cells import PAGE, check_place, run_cells
+from posterity.reproduce.elsewhere import without_recipe
+from posterity.reproduce.gather import Gathered, gather, other_size, read_places
 from posterity.reproduce.recipe import Recipe, RecipeCell, find, recipes
 
 
-def print_recipes(folder: Path) -> None:
-    """Every table: what it needs, how long it takes, how much of it lies under `folder`."""
+def print_recipes(folder: Path, places: Sequence[Path] = ()) -> None:
+    """Every table: what it needs, how long it takes, how much of it lies under `folder`, or in `places`."""
+    runs = read_places(places)
     table = Table("Table", "what it is", "data", "GPU minutes a seed", "done", title="Tables", title_justify="left")
     for recipe in recipes().values():
         minutes = "not timed" if recipe.minutes is None else f"{recipe.minutes:g}"
         needs = "; ".join(sorted({_data(recipe, cell) for cell in recipe.cells}))
-        cells = [recipe.id, f"{recipe.paper}, {recipe.title}", needs, minutes, _done(recipe, folder / recipe.id)]
+        found = gather(recipe, runs).count if places else _finished(recipe, folder / recipe.id)
+        cells = [recipe.id, f"{recipe.paper}, {recipe.title}", needs, minutes, _done(recipe, found)]
         table.add_row(*map(label, cells))
     console.print(table)
+    others = Table("Table", "what it is", "why it is not run", title="Without runs", title_justify="left")
+    for each in without_recipe().values():
+        others.add_row(*map(label, (each.id, f"{each.paper}, {each.title}", each.why)))
+    console.print(others)
     say("run one: posterity reproduce V-T1a (--seeds, --rounds, --scale, --methods, --cells make it smaller)")
 
 
@@ -34,12 +44,15 @@ def _data(recipe: Recipe, cell: RecipeCell) -> str:
     return str({**recipe.settings, **cell.settings}.get("dataset", "digits"))
 
 
-def _done(recipe: Recipe, folder: Path) -> str:
+def _finished(recipe: Recipe, folder: Path) -> int:
+    """Runs of a table that are finished in its folder; their logs are not read."""
+    paths = [path for name in recipe.folders() for path in runs_below(folder / name, "*/seed-*")]
+    return sum((path / RUN).exists() and read_json(path / RUN).get("status") == "finished" for path in paths)
+
+
+def _done(recipe: Recipe, found: int) -> str:
     """Finished runs of those that the table has."""
-    wanted = sum(len(recipe.lines_of(cell)) for cell in recipe.cells) * len(recipe.seeds)
-    found = 0
-    for cell in recipe.cells:
-        found += sum(run.finished for run in read_cell(recipe, cell, [folder]))
+    wanted = sum(len(lines) for _, lines in recipe.folders().values()) * len(recipe.seeds)
     return f"{found} of {wanted} runs" if found else "not yet run"
 
 
@@ -60,24 +73,41 @@ def reproduce_table(
     check_place(table, folder)
     recipe = table.chosen(cells, methods)
     run_cells(recipe, folder, seeds or recipe.seeds, scale, more, watching, jobs, together)
-    show_table(recipe, [folder])
-    write_atomic(folder / PAGE, markdown(recipe, [folder]).encode())
+    _conclude(table, recipe, [folder], folder)
     say(f"table: {folder / PAGE}; runs: {folder}")
 
 
-def show_table(recipe: Recipe, places: Sequence[Path]) -> None:
+def merge_table(
+    name: str, places: Sequence[Path], folder: Path, cells: Sequence[str], methods: Sequence[str]
+) -> None:  # fmt: skip
+    """Print the table of runs that lie in several places, and write it into a folder; nothing is run."""
+    table = find(name)
+    check_place(table, folder)
+    _conclude(table, table.chosen(cells, methods), places, folder)
+    say(f"table: {folder / PAGE}; runs: {', '.join(map(str, places))}")
+
+
+def _conclude(table: Recipe, recipe: Recipe, places: Sequence[Path], folder: Path) -> None:
+    """Print and write the part of a table that was asked for."""
+    found = gather(table, read_places(places))  # a run's column is known among all of them
+    show_table(recipe, found)
+    write_atomic(folder / PAGE, markdown(recipe, found).encode())
+
+
+def show_table(recipe: Recipe, found: Gathered) -> None:
     """What there is of a table, in the terminal."""
     say(f"{recipe.id}: {recipe.paper}, {recipe.title}")
     for cell in recipe.cells:
-        runs = read_cell(recipe, cell, places)
-        found = entries(recipe, cell, runs)
-        console.print(_terminal(cell, found))
-        if told := other_size(recipe, cell, runs):
+        each = entries(recipe, cell, found)
+        console.print(_terminal(cell, each))
+        if told := other_size(recipe, cell, found.of(cell)):
             say_sentence(told)
-        if told := order(found):
+        if told := order(each):
             say(told)
-    for each in recipe.open:
-        say_sentence(f"left open by the paper: {each}")
+    for remark in found.remarks:
+        say_sentence(f"remark: {remark}")
+    for choice in recipe.open:
+        say_sentence(f"left open by the paper: {choice}")
 
 
 def _terminal(cell: RecipeCell, found: Sequence[Entry]) -> Table:
@@ -101,4 +131,4 @@ def default_folder(name: str) -> Path:
     return Path(os.curdir) / "runs" / "tables" / find(name).id
 
 
-__all__ = ["default_folder", "print_recipes", "reproduce_table", "show_table"]
+__all__ = ["default_folder", "merge_table", "print_recipes", "reproduce_table", "show_table"]

@@ -103,12 +103,8 @@ def compare_runs(
 
 def _plan(config: Config, names: list[str], seeds: list[int], out: Path) -> list[tuple[Variant, list[Run]]]:
     """The runs of each method; every mistake is told before the first run."""
-    variants = parse_variants(names)
-    specs = list(dict.fromkeys(variant.method for variant in variants))
     planned = []
-    for variant in variants:
-        settings = {**fitting(variant.method, config, specs), **variant.settings}
-        each = replace(config, method=variant.method, set=settings)
+    for variant, each in configs_of(config, names):
         methods.build(variant.method, each.settings(), each.training())
         runs = [(out / variant.folder / f"seed-{seed}", replace(each, seed=seed)) for seed in seeds]
         for path, wanted in runs:
@@ -116,6 +112,16 @@ def _plan(config: Config, names: list[str], seeds: list[int], out: Path) -> list
                 check_settings(path, wanted)
         planned.append((variant, runs))
     return planned
+
+
+def configs_of(config: Config, names: list[str]) -> list[tuple[Variant, Config]]:
+    """What each method of a comparison is run with: of the settings, those that it has, and its own."""
+    variants = parse_variants(names)
+    specs = list(dict.fromkeys(variant.method for variant in variants))
+    return [
+        (each, replace(config, method=each.method, set={**fitting(each.method, config, specs), **each.settings}))
+        for each in variants
+    ]
 
 
 def planned(config: Config, names: list[str], seeds: list[int], out: Path) -> list[Run]:

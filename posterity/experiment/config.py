@@ -10,10 +10,11 @@ import math
 import tomllib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
+from functools import cache
 from pathlib import Path
 from typing import Any
 
-from posterity.core.hyperparameters import check_fields, hyper, knobs, nearest, parse
+from posterity.core.hyperparameters import Knob, check_fields, hyper, knobs, nearest, parse
 
 # The partitions with an example, written out: `data/partition.py`, which declares them, needs PyTorch, and this file is
 # read for every `--help`. A test holds the two equal.
@@ -117,7 +118,7 @@ class Config:
 
 def from_table(table: Mapping[str, Any], base: Config | None = None) -> Config:
     """A configuration from named values (a TOML table, flags), checked one by one; `base` gives the rest."""
-    known = {k.name: k for k in knobs(Config)}
+    known = _known()
     values = {f.name: getattr(base, f.name) for f in fields(Config)} if base else {}
     for name, value in table.items():
         field_name = name.replace("-", "_")
@@ -130,6 +131,12 @@ def from_table(table: Mapping[str, Any], base: Config | None = None) -> Config:
         else:
             raise ValueError(f"there is no setting {name!r}: {nearest(field_name, [*known, 'set'])}")
     return Config(**values)
+
+
+@cache
+def _known() -> dict[str, Knob]:
+    """The fields of a configuration by their names; Python takes milliseconds to read their types."""
+    return {knob.name: knob for knob in knobs(Config)}
 
 
 def read_toml(path: Path) -> dict[str, Any]:

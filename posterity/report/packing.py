@@ -3,9 +3,9 @@
 A file of packed runs is gzipped text with a JSON object a run: `folder` (its name alone), `facts` (run.json), `config`
 (config.toml) and `lines`, those lines of metrics.jsonl from which the tables are made:
 
-    rounds      all, without the method's diagnostics
-    scores      at the run's own evaluation point, of all rounds; at the rounds that the three rules choose also at the
-                other points, of newcomers and of the common test set, and with the numbers of every client
+    rounds      all; the method's diagnostics at the rounds that the three rules choose
+    scores      at the run's own evaluation point and of the common test set, of all rounds; at the chosen ones also at
+                the other points, of newcomers, and with the numbers of every client
 
 Numbers keep seven significant digits. The same runs give the same bytes.
 """
@@ -59,13 +59,15 @@ def _packed(log: RunLog) -> dict[str, Any]:
 def _kept(line: Mapping[str, Any], chosen: set[int], own: tuple[str, int]) -> Mapping[str, Any] | None:
     """What is kept of a line, or None."""
     if line.get("kind") == "round":
-        return {name: line[name] for name in ROUND if name in line}
+        names = (*ROUND, "report") if line["round"] in chosen else ROUND
+        return {name: line[name] for name in names if name in line}
     if line.get("kind") != "score":
         return None
     if line["round"] in chosen:
         return line
-    mine = (line["point"], line.get("epochs") or 0) == own and line.get("group", "members") == "members"
-    return {**line, "clients": {}, "bins": []} if mine else None
+    group = line.get("group", "members")
+    mine = (line["point"], line.get("epochs") or 0) == own and group == "members"
+    return {**line, "clients": {}, "bins": []} if mine or group == "common" else None
 
 
 def _short(value: Any) -> Any:

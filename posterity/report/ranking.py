@@ -74,13 +74,13 @@ def compare_methods(rows: Sequence[Row], column: Column) -> Comparison:
     """A run that is still going has not won or lost yet; a method whose mean is infinite is ranked last, untested."""
     rivals = [r for r in rows if not r.mark and column.key in r.cells]
     rivals.sort(key=lambda r: -column.better * r.cells[column.key].mean)
-    return Comparison(column, tuple(rivals), compare_all([samples(r, column) for r in rivals]))
+    return Comparison(column, tuple(rivals), compare_all([samples(r.picked, column) for r in rivals]))
 
 
-def samples(row: Row, column: Column) -> dict[int, Sample]:
+def samples(picked: Sequence[tuple[Run, SelectedRound]], column: Column) -> dict[int, Sample]:
     """A method's numbers by seed; of two runs with the same seed the first counts."""
     found: dict[int, Sample] = {}
-    for run, selected in row.picked:
+    for run, selected in picked:
         value = fetch(run, selected, column)
         if run.seed is not None and value is not None and run.seed not in found:
             found[run.seed] = Sample(value, _clients(run, selected, column))

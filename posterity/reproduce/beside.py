@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
-from posterity.evaluate.paired import Paired, compare_pair
-from posterity.experiment.variants import parse_variant
-from posterity.report import Row, Run, complete, headline, load_runs
-from posterity.report.columns import Column, table_columns
-from posterity.report.ranking import samples
+from posterity.evaluate.paired import Paired, Sample, compare_pair
+from posterity.report import Run
+from posterity.report.columns import Column
+from posterity.report.selected_round import main_epochs
+from posterity.report.tables import point_name, summarise
 from posterity.report.verdict import signed
-from posterity.reproduce.cells import other_size
+from posterity.reproduce.gather import Gathered, other_size
 from posterity.reproduce.recipe import Line, Recipe, RecipeCell
+from posterity.reproduce.shown import Shown, find_score, read_samples, read_value
 
 RULES = ("validated", "paper", "last")
 NUMBER = re.compile(r"[-+−]?[0-9]+(\.[0-9]+)?")
@@ -29,71 +29,59 @@ class Entry:
     ours: Mapping[str, str]  # selection rule -> mean ± sd over seeds, empty where nothing was run
     seeds: int
     point: str  # at which evaluation point ours are
-    pair: Paired | None  # the table's own method less this one, under the first rule
+    pair: Paired | None  # the table's own method less this one, under the rule by which rows are compared
     column: Column
 
 
-def entries(recipe: Recipe, cell: RecipeCell, runs: Sequence[Run]) -> list[Entry]:
+def entries(recipe: Recipe, cell: RecipeCell, found: Gathered) -> list[Entry]:
     """What there is of a column; the last row is the paper's own method, which the others are compared with."""
-    rows = {rule: _rows(recipe.lines_of(cell), runs, rule) for rule in RULES}
-    column = next(c for table in ("main", "further") for c in table_columns((), table) if c.key == recipe.metric)
-    own = rows[RULES[0]].get(recipe.lines_of(cell)[-1].name)
-    found = []
-    for line in recipe.lines_of(cell):
-        row = rows[RULES[0]].get(line.name)
-        ours = {rule: _text(rows[rule].get(line.name), recipe.metric) for rule in RULES}
-        pair = None
-        if row is not None and own is not None and row is not own:
-            pair = compare_pair(samples(own, column), samples(row, column))
-        found.append(Entry(line, line.paper.get(cell.name, ""), ours, row.seeds if row else 0,
-                           row.point if row else "", pair, column))  # fmt: skip
-    return found
+    lines, shown = recipe.lines_of(cell), cell.shown
+    runs = [found.runs.get((cell.folder, line.name), ()) for line in lines]
+    rule = _compared(runs, shown)
+    mine = [read_samples(some, rule, shown) if shown.column.better else {} for some in runs]
+    return [
+        Entry(line, line.paper.get(cell.name, ""), {rule: _text(some, rule, shown) for rule in RULES}, len(some),
+              _point(some, shown), None if line is lines[-1] else _pair(mine[-1], its), shown.column)
+        for line, some, its in zip(lines, runs, mine, strict=True)
+    ]  # fmt: skip
 
 
-def _rows(lines: Iterable[Line], runs: Sequence[Run], rule: str) -> dict[str, Row]:
-    """The row of each line that has runs."""
-    made = complete(headline(runs, rule)) if runs else []
-    found = {}
-    for line in lines:
-        variant = parse_variant(line.method)
-        for row in made:
-            config = row.arm.runs[0].config
-            given = {name: str(value) for name, value in config.get("set", {}).items()}
-            if config["method"] == variant.method and all(given.get(n) == v for n, v in variant.settings.items()):
-                found[line.name] = row
-    return found
+def _compared(runs: Sequence[Sequence[Run]], shown: Shown) -> str:
+    """The rule by which rows are compared: `last` where members hold nothing out to validate a round by."""
+    scored = (find_score(run, "validated", shown) for some in runs for run in some)
+    return "validated" if any(score is not None for score in scored) else "last"
 
 
-def _text(row: Row | None, metric: str) -> str:
-    return row.cells[metric].text if row is not None and metric in row.cells else ""
+def _text(runs: Sequence[Run], rule: str, shown: Shown) -> str:
+    found = summarise([read_value(run, rule, shown) for run in runs], shown.column)
+    if found is None:
+        return ""
+    return f"+{found.text}" if shown.shows == "gap" and found.mean > 0 else found.text
 
 
-def read_cell(recipe: Recipe, cell: RecipeCell, places: Sequence[Path]) -> list[Run]:
-    """A column's runs out of several folders, or files of packed runs."""
-    found = []
-    for place in places:
-        inside = place if place.is_file() else place / cell.folder
-        found += load_runs(inside) if inside.exists() else []
-    wanted = recipe.config(cell, {})
-    return [run for run in found if _fits(run, wanted.partition, wanted.dataset)]
+def _point(runs: Sequence[Run], shown: Shown) -> str:
+    if not runs:
+        return ""
+    score = find_score(runs[0], "last", shown)
+    return point_name(score.point, score.epochs or main_epochs(runs[0], score.point)) if score else ""
 
 
-def _fits(run: Run, partition: str | None, dataset: str) -> bool:
-    return run.config.get("partition") == partition and run.config.get("dataset") == dataset
+def _pair(first: Mapping[int, Sample], second: Mapping[int, Sample]) -> Paired | None:
+    return compare_pair(dict(first), dict(second)) if first and second else None
 
 
-def markdown(recipe: Recipe, places: Sequence[Path]) -> str:
+def markdown(recipe: Recipe, found: Gathered) -> str:
     """The whole table."""
-    pieces = [f"## {recipe.id}: {recipe.paper}, {recipe.title}", _open(recipe)]
+    pieces = [f"## {recipe.id}: {recipe.paper}, {recipe.title}", _listed("Left open by the paper", recipe.open)]
     for cell in recipe.cells:
-        runs = read_cell(recipe, cell, places)
-        found = entries(recipe, cell, runs)
-        pieces += [f"### {cell.name}", other_size(recipe, cell, runs), _table(found), order(found)]
+        each = entries(recipe, cell, found)
+        pieces += [f"### {cell.name}", other_size(recipe, cell, found.of(cell)), _table(each), order(each)]
+    pieces.append(_listed("About the runs", found.remarks))
     return "\n\n".join(piece for piece in pieces if piece) + "\n"
 
 
-def _open(recipe: Recipe) -> str:
-    return "Left open by the paper:\n\n" + "\n".join(f"- {each}" for each in recipe.open) if recipe.open else ""
+def _listed(what: str, sentences: Sequence[str]) -> str:
+    return f"{what}:\n\n" + "\n".join(f"- {each}" for each in sentences) if sentences else ""
 
 
 def _table(found: Sequence[Entry]) -> str:
@@ -127,9 +115,8 @@ def number(text: str) -> float | None:
 
 def order(found: Sequence[Entry]) -> str:
     """Whether ours put the rows in the paper's order, in a sentence; nothing where there are no two rows to compare."""
-    both = [
-        (p, o) for e in found if (p := number(e.paper)) is not None and (o := number(e.ours["validated"])) is not None
-    ]
+    rule = "validated" if any(each.ours["validated"] for each in found) else "last"
+    both = [(p, o) for e in found if (p := number(e.paper)) is not None and (o := number(e.ours[rule])) is not None]
     pairs = [(a, b) for i, a in enumerate(both) for b in both[i + 1 :] if a[0] != b[0]]
     if not pairs:
         return ""
@@ -137,4 +124,4 @@ def order(found: Sequence[Entry]) -> str:
     return f"{same} of {len(pairs)} pairs of methods are in the paper's order."
 
 
-__all__ = ["RULES", "Entry", "entries", "gap", "markdown", "number", "order", "read_cell"]
+__all__ = ["RULES", "Entry", "entries", "gap", "markdown", "number", "order"]

@@ -1,7 +1,7 @@
-"""The runs of a table: each column a comparison of its own, in any order, finished ones skipped, killed ones resumed.
+"""The runs of a table: those of each column a comparison of its own, finished ones skipped, killed ones resumed.
 
-Runs lie under FOLDER/COLUMN/METHOD/seed-N, as `posterity compare` writes them, so that folders of several machines
-merge by being copied into one another.
+Runs lie under FOLDER/COLUMN/METHOD/seed-N, as `posterity compare` writes them; columns that show the same runs share a
+folder. `gather.py` reads them again, of one machine or of several.
 """
 
 from __future__ import annotations
@@ -11,24 +11,24 @@ from pathlib import Path
 from typing import Any
 
 from posterity.experiment.compare import Watching, compare_runs
+from posterity.experiment.config import Config
 from posterity.experiment.place import check_out
-from posterity.report import Run
-from posterity.reproduce.recipe import Recipe, RecipeCell
+from posterity.reproduce.recipe import Line, Recipe, RecipeCell
 
-LEAST_ROUNDS, LEAST_CLIENTS = 2, 5  # of a table that is made smaller
+LEAST_ROUNDS, LEAST_CLIENTS, LEAST_SAMPLES = 2, 5, 40  # of a table that is made smaller
 PAGE = "table.md"
-SIZE = ("rounds", "clients", "subset")
+SAMPLES = "data.samples"  # of every client of a generator
 
 
 def check_place(recipe: Recipe, out: Path) -> None:
     """Refuse a folder with other things in it than this table's."""
-    known = {PAGE, *(cell.folder for cell in recipe.cells)}
+    known = {PAGE, *recipe.folders()}
     others = sorted({path.name for path in out.iterdir()} - known) if out.is_dir() else []
     if others:
         raise ValueError(f"{out} holds other files ({', '.join(others[:3])}) than runs of {recipe.id}: give an empty "
                          "or a new folder; nothing was written")  # fmt: skip
-    for cell in recipe.cells:
-        check_out(out / cell.folder, comparison=True)
+    for folder in recipe.folders():
+        check_out(out / folder, comparison=True)
 
 
 def run_cells(
@@ -42,36 +42,59 @@ def run_cells(
     together: bool = False,
 ) -> None:
     """Do what is not done yet of all columns and rows; `more` are settings of the machine, or of the user."""
-    for cell in recipe.cells:
-        names = [line.method for line in recipe.lines_of(cell)]
-        config = recipe.config(cell, {**shrunk(recipe, cell, scale), **more})
-        compare_runs(config, names, list(seeds), out / cell.folder, watching, jobs, together)
+    for folder, (cell, lines) in recipe.folders().items():
+        smaller = {**shrunk(recipe, cell, scale), **more}
+        for config, names in comparisons(recipe, cell, lines, smaller):
+            compare_runs(config, names, list(seeds), out / folder, watching, jobs, together)
+
+
+def comparisons(
+    recipe: Recipe, cell: RecipeCell, lines: Sequence[Line], more: Mapping[str, Any]
+) -> list[tuple[Config, list[str]]]:
+    """A column's rows by their setting. That of most rows comes last: its plan stays in the folder, for `resume`."""
+    found: list[tuple[Config, list[str]]] = []
+    for line in sorted(lines, key=lambda each: not each.settings):
+        config = recipe.config(cell, more, line)
+        same = next((names for other, names in found if other == config), None)
+        if same is None:
+            found.append((config, [line.method]))
+        else:
+            same.append(line.method)
+    return found
 
 
 def shrunk(recipe: Recipe, cell: RecipeCell, scale: float) -> dict[str, Any]:
-    """A column that is `scale` of its size: fewer rounds, and fewer clients with as many samples each."""
+    """A column that is `scale` of its size: fewer rounds and epochs, and fewer clients with as many samples each.
+
+    A generator's clients stay, and have fewer samples.
+    """
     if not 0 < scale <= 1:
         raise ValueError(f"--scale must be above 0 and at most 1; {scale:g} was given")
     full = recipe.config(cell, {})
     if scale == 1:
         return {}
     made: dict[str, Any] = {"rounds": max(LEAST_ROUNDS, round(full.rounds * scale))}
-    if full.clients:
-        made["clients"] = max(min(full.clients, LEAST_CLIENTS), round(full.clients * scale))
+    if full.local_epochs:
+        made["local_epochs"] = max(1, round(full.local_epochs * scale))
+    if SAMPLES in full.set:
+        made["set"] = {SAMPLES: max(LEAST_SAMPLES, round(int(full.set[SAMPLES]) * scale))}
+    return {**made, **_fewer_clients(full, scale)}
+
+
+def _fewer_clients(full: Config, scale: float) -> dict[str, Any]:
+    if not full.clients:
+        return {}
+    made: dict[str, Any] = {"clients": max(min(full.clients, LEAST_CLIENTS), round(full.clients * scale))}
+    if full.partition is not None:  # the data's own clients have their samples
         share = float((full.subset or "100%").rstrip("%")) * made["clients"] / full.clients
         made["subset"] = f"{share:g}%"
-        if full.participation.isdecimal() and int(full.participation) > made["clients"] // 2:
-            made["participation"] = "50%"
+    late = int(full.newcomers) if full.newcomers.isdecimal() else 0
+    if late:
+        made["newcomers"] = str(max(1, round(late * made["clients"] / full.clients)))
+    members = made["clients"] - int(made.get("newcomers", 0))
+    if full.participation.isdecimal() and int(full.participation) > members // 2:
+        made["participation"] = "50%"
     return made
 
 
-def other_size(recipe: Recipe, cell: RecipeCell, runs: Sequence[Run]) -> str:
-    """What the runs of a column have otherwise than the paper, in a sentence; nothing if they are of its size."""
-    full = recipe.config(cell, {})
-    wanted = {name: getattr(full, name) for name in SIZE}
-    found = {tuple((n, run.config.get(n)) for n in SIZE if run.config.get(n) != wanted[n]) for run in runs}
-    told = sorted(" and ".join(f"{n} {x} instead of {wanted[n] or 'all'}" for n, x in some) for some in found if some)
-    return f"Not at the paper's size: {'; '.join(told)}." if told else ""
-
-
-__all__ = ["PAGE", "check_place", "other_size", "run_cells", "shrunk"]
+__all__ = ["PAGE", "SAMPLES", "check_place", "comparisons", "run_cells", "shrunk"]

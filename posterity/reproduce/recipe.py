@@ -3,7 +3,8 @@
 id = "V-T1a"                        # the table's number, as the matrix of results has it
 paper = "pFedVMP"
 title = "Table 1, CIFAR-10, 25 % of the images"
-metric = "accuracy"                 # which of a run's metrics the table shows
+metric = "accuracy"                 # what the columns show of their runs, by the names of `shown.py`: shows, metric,
+weight = "pooled"                   # weight, point, client, percent; for all columns, unless one says otherwise
 seeds = [0, 1, 2]
 minutes = 10                        # of one H200 for one seed of all cells and rows; left out where never timed
 open = ["best or last round: all three selection rules are shown"]
@@ -15,9 +16,16 @@ dataset = "cifar10"
 name = "Dirichlet(0.3)"
 partition = "dirichlet:0.3"
 
+[[cell]]                            # another column of the same runs, because its settings are the same
+name = "Dirichlet(0.3), newcomers"
+partition = "dirichlet:0.3"
+shows = "newcomers"
+
 [[line]]                            # a row: a method as `posterity compare` names it, and the paper's numbers
 name = "FedAvg-FT"
 method = "fedavg+ft"
+settings = { public = "4%" }        # that its runs alone have; left out by most
+cells = ["Dirichlet(0.3)"]          # where it is run; left out: everywhere
 paper = { "Dirichlet(0.3)" = "77.70" }
 """
 
@@ -32,6 +40,10 @@ from typing import Any
 
 from posterity.core.hyperparameters import nearest
 from posterity.experiment.config import Config, from_table
+from posterity.reproduce.elsewhere import without_recipe
+from posterity.reproduce.shown import Shown
+
+SHOWN = tuple(each.name for each in fields(Shown))
 
 
 @dataclass(frozen=True)
@@ -39,11 +51,9 @@ class RecipeCell:
     """A column of the table."""
 
     name: str
-    settings: Mapping[str, Any] = field(default_factory=dict)  # that it alone has
-
-    @property
-    def folder(self) -> str:
-        return "".join(c if c.isalnum() or c in "-_.=" else "-" for c in self.name).strip("-")
+    settings: Mapping[str, Any] = field(default_factory=dict)  # that its runs alone have
+    shown: Shown = Shown()
+    folder: str = ""  # of its runs; columns with the same settings share it
 
 
 @dataclass(frozen=True)
@@ -54,6 +64,7 @@ class Line:
     method: str  # as a comparison names it
     paper: Mapping[str, str] = field(default_factory=dict)  # name of a cell -> the number as printed
     cells: tuple[str, ...] = ()  # where it is run; empty: everywhere
+    settings: Mapping[str, Any] = field(default_factory=dict)  # that its runs alone have
 
 
 @dataclass(frozen=True)
@@ -64,19 +75,26 @@ class Recipe:
     settings: Mapping[str, Any]
     cells: tuple[RecipeCell, ...]
     lines: tuple[Line, ...]
-    metric: str = "accuracy"
     seeds: tuple[int, ...] = (0, 1, 2)
     minutes: float | None = None  # of a GPU, for one seed of everything
     open: tuple[str, ...] = ()  # choices that the paper leaves open, and what was chosen
 
-    def config(self, cell: RecipeCell, more: Mapping[str, Any]) -> Config:
-        """The setting of a cell's runs; `more` is about the machine, or smaller."""
-        every = (self.settings, cell.settings, more)
+    def config(self, cell: RecipeCell, more: Mapping[str, Any], line: Line | None = None) -> Config:
+        """The setting of a cell's runs, or of those of one row; `more` is about the machine, or smaller."""
+        every = (self.settings, cell.settings, line.settings if line else {}, more)
         chosen = {name: value for some in every for name, value in (some.get("set") or {}).items()}
-        return from_table({**self.settings, **cell.settings, **more, "set": chosen})
+        return from_table({name: value for some in every for name, value in some.items()} | {"set": chosen})
 
     def lines_of(self, cell: RecipeCell) -> list[Line]:
         return [line for line in self.lines if not line.cells or cell.name in line.cells]
+
+    def folders(self) -> dict[str, tuple[RecipeCell, list[Line]]]:
+        """The runs: by their folder, a cell that has their settings, and the rows that are run there."""
+        found: dict[str, tuple[RecipeCell, list[Line]]] = {}
+        for cell in self.cells:
+            lines = found.setdefault(cell.folder, (cell, []))[1]
+            lines += [line for line in self.lines_of(cell) if line not in lines]
+        return found
 
     def chosen(self, cells: Sequence[str], methods: Sequence[str]) -> Recipe:
         """The recipe with these columns and rows only; all where nothing is named."""
@@ -96,14 +114,23 @@ def _named(name: str, among: Sequence[Any], what: str, where: str) -> Any:
 @cache
 def recipes() -> dict[str, Recipe]:
     """Every table, by its id, in the order of their files."""
-    found = sorted(files("posterity.reproduce").joinpath("tables").iterdir(), key=lambda file: file.name)
+    found = sorted(files("posterity.reproduce").joinpath("tables").iterdir(), key=lambda file: _order(file.name))
     made = [read(file.read_text(encoding="utf-8"), file.name) for file in found if file.name.endswith(".toml")]
     return {each.id: each for each in made}
+
+
+def _order(name: str) -> tuple[str, int, str]:
+    """M-T2 stands before M-T10."""
+    paper, _, rest = name.removesuffix(".toml").partition("-T")
+    number = rest.rstrip("abcdefgh")
+    return paper, int(number), rest.removeprefix(number)
 
 
 def find(name: str) -> Recipe:
     """The table with this id."""
     known = {each.casefold(): recipe for each, recipe in recipes().items()}
+    if other := next((each for each in without_recipe().values() if each.id.casefold() == name.casefold()), None):
+        raise ValueError(f"{other.id} ({other.paper}, {other.title}) has no runs here: {other.why}")
     if name.casefold() not in known:
         told = nearest(name, list(recipes()))
         raise ValueError(f"there is no table {name!r}: {told}; 'posterity reproduce --list' shows all")
@@ -121,16 +148,36 @@ def read(text: str, place: str) -> Recipe:
 
 
 def _made(table: dict[str, Any]) -> Recipe:
-    cells = tuple(RecipeCell(each.pop("name"), each) for each in table.pop("cell"))
+    usual = {name: table.pop(name) for name in SHOWN if name in table}
+    cells = _cells(table.pop("cell"), usual)
     lines = tuple(_line(each, cells) for each in table.pop("line"))
     known = {f.name for f in fields(Recipe)}
     if unknown := sorted(set(table) - known):
-        raise ValueError(f"unknown key {unknown[0]!r}: {nearest(unknown[0], sorted(known))}")
+        raise ValueError(f"unknown key {unknown[0]!r}: {nearest(unknown[0], sorted({*known, *SHOWN}))}")
     values: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in table.items()}
     recipe = Recipe(cells=cells, lines=lines, **values)
     for cell in cells:
-        recipe.config(cell, {})  # for its mistakes
+        for line in (None, *(line for line in recipe.lines_of(cell) if line.settings)):
+            recipe.config(cell, {}, line)  # for its mistakes
     return recipe
+
+
+def _cells(tables: Sequence[dict[str, Any]], usual: Mapping[str, Any]) -> tuple[RecipeCell, ...]:
+    """The columns; the runs of several with the same settings lie in the folder of the first."""
+    made: list[RecipeCell] = []
+    for each in tables:
+        name = each["name"]
+        shown = Shown(**{**usual, **{key: each[key] for key in SHOWN if key in each}})
+        settings = {key: value for key, value in each.items() if key not in ("name", *SHOWN)}
+        folder = next((cell.folder for cell in made if cell.settings == settings), _folder(name))
+        if other := next((cell.name for cell in made if cell.folder == folder and cell.settings != settings), None):
+            raise ValueError(f"cells {other!r} and {name!r} would lie in one folder, {folder}: give one another name")
+        made.append(RecipeCell(name, settings, shown, folder))
+    return tuple(made)
+
+
+def _folder(name: str) -> str:
+    return "".join(c if c.isalnum() or c in "-_.=" else "-" for c in name).strip("-")
 
 
 def _line(each: dict[str, Any], cells: Sequence[RecipeCell]) -> Line:

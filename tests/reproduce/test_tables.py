@@ -8,8 +8,9 @@ import pytest
 
 from posterity.experiment import run
 from posterity.reproduce import recipe as recipe_files
-from posterity.reproduce.beside import entries, markdown, order, read_cell
+from posterity.reproduce.beside import entries, markdown, order
 from posterity.reproduce.cells import run_cells
+from posterity.reproduce.gather import gather, read_places
 from posterity.reproduce.recipe import read
 
 from .test_recipes import SMALL
@@ -41,7 +42,7 @@ def test_every_cell_has_its_runs_and_nothing_is_run_twice(made):
 
 def test_the_papers_numbers_stand_beside_ours(made):
     recipe, out = made
-    theirs, ours = entries(recipe, recipe.cells[0], read_cell(recipe, recipe.cells[0], [out]))
+    theirs, ours = entries(recipe, recipe.cells[0], gather(recipe, read_places([out])))
     assert (theirs.paper, ours.paper) == ("90.1", "91.0")
     assert theirs.point == "adapted, 1 epoch"
     assert theirs.seeds == ours.seeds == 2
@@ -51,9 +52,9 @@ def test_the_papers_numbers_stand_beside_ours(made):
     assert theirs.pair.interval is not None
 
 
-def test_what_was_not_run_is_empty(made, tmp_path):
+def test_what_was_not_run_is_empty(made):
     recipe, _ = made
-    found = entries(recipe, recipe.cells[0], read_cell(recipe, recipe.cells[0], [tmp_path]))
+    found = entries(recipe, recipe.cells[0], gather(recipe, []))
     assert [each.ours["validated"] for each in found] == ["", ""]
     assert order(found) == ""
 
@@ -62,13 +63,13 @@ def test_results_of_two_machines_are_one_table(made, tmp_path):
     recipe, out = made
     other = tmp_path / "other"
     run_cells(recipe.chosen([], ["Ours"]), other, [2], 0.01, TINY, quiet)
-    _, ours = entries(recipe, recipe.cells[1], read_cell(recipe, recipe.cells[1], [out, other]))
+    _, ours = entries(recipe, recipe.cells[1], gather(recipe, read_places([out, other])))
     assert ours.seeds == 3
 
 
 def test_the_page(made):
     recipe, out = made
-    page = markdown(recipe, [out])
+    page = markdown(recipe, gather(recipe, read_places([out])))
     assert page.startswith("## X-T1: Somebody, Table 1\n")
     assert "- everything\n" in page
     assert "### iid, half" in page
@@ -86,7 +87,7 @@ def test_another_size_is_another_run(made):
 def test_the_page_says_that_it_is_smaller(made):
     recipe, out = made
     told = "rounds 2 instead of 40 and clients 5 instead of 8 and subset 62.5% instead of all."
-    assert f"Not at the paper's size: {told}" in markdown(recipe, [out])
+    assert f"Not at the paper's size: {told}" in markdown(recipe, gather(recipe, read_places([out])))
 
 
 def test_the_command_goes_on_where_it_was(call, monkeypatch, tmp_path):

@@ -1,0 +1,168 @@
+"""The runs of a table out of several places: folders and files of packed runs of several machines, in one table.
+
+Where a run lies does not matter, its settings say to which column and row it belongs; how large it is (rounds, clients,
+data) may differ. Columns that differ in nothing else are told apart by the paper's own size, and smaller ones by
+the name of their folder. A run that is found twice counts once.
+"""
+
+from __future__ import annotations
+
+import math
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from posterity.experiment.compare import configs_of
+from posterity.experiment.config import Config, from_table
+from posterity.report import Run, load_runs
+from posterity.report.columns import text
+from posterity.report.selected_round import goal
+from posterity.report.tables import progress
+from posterity.report.verdict import goal_column
+from posterity.reproduce.cells import SAMPLES, comparisons
+from posterity.reproduce.recipe import Recipe, RecipeCell
+from posterity.reproduce.shown import Shown, read_value
+
+ESSENTIAL = ("method", "dataset", "partition", "split", "test_partition", "public", "model", "batch_size", "lr",
+             "optimiser")  # fmt: skip
+SIZE = ("rounds", "clients", "newcomers", "participation", "subset", "local_epochs", "local_steps")
+SAME = 1e-5  # relative: two runs on the same kind of machine, one of them packed with seven digits
+Place = tuple[str, str]  # folder of a column, name of a row
+Size = tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True)
+class Gathered:
+    """The finished runs of a table by column and row, one a seed; and what is to be said about others."""
+
+    runs: Mapping[Place, tuple[Run, ...]]
+    remarks: tuple[str, ...] = ()
+
+    def of(self, cell: RecipeCell) -> list[Run]:
+        return [run for (folder, _), runs in self.runs.items() if folder == cell.folder for run in runs]
+
+    @property
+    def count(self) -> int:
+        return sum(map(len, self.runs.values()))
+
+
+def read_places(places: Sequence[Path]) -> list[Run]:
+    """All runs at or below these folders, or in these files of packed runs."""
+    return [run for place in places for run in load_runs(place)]
+
+
+def gather(recipe: Recipe, runs: Sequence[Run]) -> Gathered:
+    """The runs that belong to a table."""
+    wanted = dict(_wanted(recipe))
+    remarks: list[str] = []
+    found: dict[Place, dict[int, Run]] = {}
+    for run in runs:
+        place = _place(run, wanted, remarks)
+        if place is None:
+            continue
+        if not run.finished or run.seed is None:
+            remarks.append(f"{run.label}, seed {run.seed} ({run.folder}) is not in the table: {progress(run)}")
+            continue
+        mine = found.setdefault(place, {})
+        if (first := mine.setdefault(run.seed, run)) is not run:
+            mine[run.seed] = _one_of(first, run, wanted[place], remarks)
+    kept = {place: _one_size(place, list(seeds.values()), wanted[place], remarks) for place, seeds in found.items()}
+    return Gathered(kept, tuple(dict.fromkeys(remarks)))
+
+
+def _wanted(recipe: Recipe) -> Iterator[tuple[Place, Config]]:
+    """What the runs of every column and row are to be run with."""
+    for folder, (cell, lines) in recipe.folders().items():
+        names = {line.method: line.name for line in lines}
+        for config, methods in comparisons(recipe, cell, lines, {}):
+            for variant, each in configs_of(config, methods):
+                yield (folder, names[variant.name]), each
+
+
+def _place(run: Run, wanted: Mapping[Place, Config], remarks: list[str]) -> Place | None:
+    """The column and row of a run; None where it has none, or may have several."""
+    try:
+        config = from_table(tomllib.loads(run.config_text))
+    except ValueError:  # of another version, or of another's method
+        return None
+    fitting = [place for place, each in wanted.items() if _essence(each) == _essence(config)]
+    exact = [place for place in fitting if size_of(wanted[place]) == size_of(config)]
+    named = [place for place in fitting if place[0] in run.folder.parts]
+    for some in (exact, named, fitting):
+        if len(some) == 1:
+            return some[0]
+    if fitting:
+        columns = " or ".join(folder for folder, _ in fitting)
+        remarks.append(f"{run.label}, seed {run.seed} ({run.folder}) may belong to {columns} and is in none: its size "
+                       "is not the paper's, and its folder does not say which")  # fmt: skip
+    return None
+
+
+def _essence(config: Config) -> tuple[tuple[str, str], ...]:
+    """What makes a run another one, whatever its size."""
+    values = {name: str(getattr(config, name)) for name in ESSENTIAL}
+    return tuple(sorted({**values, **{f"set.{n}": str(v) for n, v in config.set.items() if n != SAMPLES}}.items()))
+
+
+def size_of(config: Config) -> Size:
+    values = {name: getattr(config, name) for name in SIZE} | {SAMPLES: config.set.get(SAMPLES)}
+    return tuple((name, str(value)) for name, value in values.items())
+
+
+def _size(run: Run) -> Size:
+    return size_of(from_table(tomllib.loads(run.config_text)))
+
+
+def _one_of(first: Run, second: Run, wanted: Config, remarks: list[str]) -> Run:
+    """Of two runs of a seed the one of the paper's size, or the first; and a remark if they are not the same."""
+    what = f"{first.label}, seed {first.seed}"
+    if (sizes := (_size(first), _size(second)))[0] != sizes[1]:
+        remarks.append(f"{what} is there in two sizes ({first.folder}: {_differences(*sizes)}; {second.folder}: "
+                       f"{_differences(*sizes[::-1])})")  # fmt: skip
+        return second if sizes[1] == size_of(wanted) else first
+    column = goal_column(first)
+    a, b = (read_value(run, "last", _shown(run)) for run in (first, second))
+    if a is not None and b is not None and not math.isclose(a, b, rel_tol=SAME):
+        told = ", ".join(f"{text(x, None, column)} in {run.folder}" for x, run in ((a, first), (b, second)))
+        remarks.append(f"{what} was run twice with different results at the last round ({told}): the first counts")
+    return first
+
+
+def _shown(run: Run) -> Shown:
+    return Shown("members" if any(run.federation.test) else "common", goal(run).name)
+
+
+def _one_size(place: Place, runs: Sequence[Run], wanted: Config, remarks: list[str]) -> tuple[Run, ...]:
+    """The runs of one size, the paper's if there are some: sizes are not averaged."""
+    runs = sorted(runs, key=lambda run: run.seed or 0)
+    sizes = [_size(run) for run in runs]
+    kept = size_of(wanted) if size_of(wanted) in sizes else sizes[0]
+    for run, size in zip(runs, sizes, strict=True):
+        if size != kept:
+            remarks.append(f"{place[1]}, seed {run.seed} ({run.folder}) is not in the table, because it has another "
+                           f"size than other seeds: {_differences(size, kept)}")  # fmt: skip
+    return tuple(run for run, size in zip(runs, sizes, strict=True) if size == kept)
+
+
+def other_size(recipe: Recipe, cell: RecipeCell, runs: Sequence[Run]) -> str:
+    """What the runs of a column have otherwise than the paper, in sentences: their size, and a part of a data set."""
+    wanted = recipe.config(cell, {})
+    told = {differences for run in runs if (differences := _differences(_size(run), size_of(wanted)))}
+    names = wanted.dataset.split("+")
+    notes = {note for run in runs for note in run.federation.notes if note.partition(":")[0] in names}
+    sentences = {"Not at the paper's size": told, "About the data": notes}
+    return " ".join(f"{what}: {'; '.join(sorted(said))}." for what, said in sentences.items() if said)
+
+
+def _differences(size: Size, other: Size) -> str:
+    """How a size differs from another one."""
+    pairs = [(name, x, y) for (name, x), (_, y) in zip(size, other, strict=True) if x != y]
+    return " and ".join(f"{name} {_said(x)} instead of {_said(y)}" for name, x, y in pairs)
+
+
+def _said(value: str) -> str:
+    return "all" if value == "None" else value
+
+
+__all__ = ["Gathered", "gather", "other_size", "read_places", "size_of"]

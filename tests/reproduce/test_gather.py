@@ -1,0 +1,165 @@
+"""One table of runs in several places: each counts once, and what does not fit is named."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from contextlib import nullcontext
+from dataclasses import replace
+
+import pytest
+
+from posterity.experiment import run
+from posterity.report import pack_runs
+from posterity.reproduce import recipe as recipe_files
+from posterity.reproduce.beside import entries
+from posterity.reproduce.cells import run_cells
+from posterity.reproduce.gather import gather, other_size, read_places
+from posterity.reproduce.recipe import read
+
+TWO = """
+id = "X-T4"
+paper = "Somebody"
+title = "Table 4"
+seeds = [0, 1]
+open = ["everything"]
+settings = { dataset = "digits", clients = 5, subset = "10%", engine = "stacked", evaluate_every = 1 }
+
+[[cell]]
+name = "short"
+rounds = 2
+
+[[cell]]
+name = "long"
+rounds = 400
+
+[[line]]
+name = "Theirs"
+method = "fedavg"
+
+[[line]]
+name = "Ours"
+method = "fedprox[mu=0.1]"
+"""
+RECIPE = read(TWO, "x.toml")
+SHORT = RECIPE.chosen(["short"], [])
+
+
+def do(recipe, out, seeds, **more):
+    run_cells(recipe, out, seeds, 1, more, lambda title, rounds: nullcontext(run.silent))
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    out = tmp_path_factory.mktemp("made")
+    do(SHORT, out, [0, 1])
+    return out
+
+
+@pytest.fixture
+def copy(made, tmp_path):
+    return shutil.copytree(made, tmp_path / "copy")
+
+
+def change(place, **values):
+    facts = json.loads(place.read_text())
+    place.write_text(json.dumps({**facts, **values}))
+
+
+def test_a_run_that_is_there_twice_counts_once(made, copy, tmp_path):
+    packed = pack_runs(made, tmp_path / "made.jsonl.gz")
+    once, thrice = (gather(RECIPE, read_places(places)) for places in ([made], [packed, made, copy]))
+    assert once.count == thrice.count == 4
+    assert thrice.remarks == ()
+    for each, other in zip(*(entries(RECIPE, RECIPE.cells[0], found) for found in (once, thrice)), strict=True):
+        assert each.ours == other.ours
+        assert other.seeds == 2
+
+
+def test_where_a_run_lies_does_not_matter(made, tmp_path):
+    """Seeds of two machines, one of them under other names."""
+    shutil.copytree(made / "short" / "fedavg" / "seed-0", tmp_path / "a" / "somewhere")
+    pack_runs(made / "short" / "fedavg" / "seed-1", tmp_path / "b.jsonl.gz")
+    found = gather(RECIPE, read_places([tmp_path / "a", tmp_path / "b.jsonl.gz"]))
+    assert [run.seed for run in found.runs["short", "Theirs"]] == [0, 1]
+
+
+def test_different_results_of_one_seed_are_named(made, copy):
+    log = copy / "short" / "fedavg" / "seed-1" / "metrics.jsonl"
+    log.write_text(log.read_text().replace('"accuracy": {"pooled": 0.', '"accuracy": {"pooled": 0.0'))
+    found = gather(RECIPE, read_places([made, copy]))
+    (remark,) = found.remarks
+    assert remark.startswith("FedAvg, seed 1 was run twice with different results at the last round (")
+    assert remark.endswith("): the first counts")
+    assert found.runs["short", "Theirs"][1].folder.is_relative_to(made)
+
+
+def test_a_run_that_is_not_finished_is_named(copy):
+    change(copy / "short" / "fedavg" / "seed-0" / "run.json", status="running")
+    found = gather(RECIPE, read_places([copy]))
+    assert found.count == 3
+    assert found.remarks[0].endswith("is not in the table: running, round 2 of 2")
+
+
+def test_sizes_are_not_averaged(made, tmp_path):
+    """One seed of three rounds among those of two: told apart, whichever comes first."""
+    do(SHORT.chosen([], ["Theirs"]), tmp_path / "more", [1, 2], rounds=3)
+    for places in ([made, tmp_path / "more"], [tmp_path / "more", made]):
+        found = gather(SHORT, read_places(places))
+        assert [(run.seed, run.planned) for run in found.runs["short", "Theirs"]] == [(0, 2), (1, 2)]
+        assert any("FedAvg, seed 1 is there in two sizes" in remark for remark in found.remarks)
+        assert any("because it has another size" in remark and "rounds 3 instead of 2" in remark
+                   for remark in found.remarks)  # fmt: skip
+
+
+def test_columns_that_differ_in_size_are_told_apart(call, made, monkeypatch, tmp_path):
+    """A run of the paper's size belongs to its column; a smaller one to that which its folder names, or to none."""
+    assert {folder for folder, _ in gather(RECIPE, read_places([made])).runs} == {"short"}
+    do(RECIPE.chosen(["long"], ["Theirs"]), tmp_path / "long", [0], rounds=3)
+    assert {folder for folder, _ in gather(RECIPE, read_places([tmp_path / "long"])).runs} == {"long"}
+    packed = pack_runs(tmp_path / "long", tmp_path / "long.jsonl.gz")
+    found = gather(RECIPE, read_places([packed]))
+    assert found.count == 0
+    assert "may belong to short or long and is in none" in found.remarks[0]
+    monkeypatch.setattr(recipe_files, "recipes", lambda: {"X-T4": RECIPE})
+    place = str(tmp_path / "long")
+    assert call("reproduce", "X-T4", "--from", place, "--cells", "short", "--out", str(tmp_path / "t"))[0] == 0
+    assert "| Theirs |  |  |  |  |  |  |  |" in (tmp_path / "t" / "table.md").read_text()  # not those of `long`
+
+
+def test_runs_of_something_else_are_left_alone(made):
+    other = read(TWO.replace('dataset = "digits"', 'dataset = "digits", batch_size = 7'), "x.toml")
+    assert gather(other, read_places([made])).count == 0
+
+
+def test_a_part_of_a_data_set_is_told(made):
+    (first, *_) = gather(SHORT, read_places([made])).of(SHORT.cells[0])
+    assert other_size(SHORT, SHORT.cells[0], [first]) == ""
+    half = replace(first, federation=replace(first.federation, notes=("digits: the stored half", "newcomers: 2")))
+    assert other_size(SHORT, SHORT.cells[0], [half, half]) == "About the data: digits: the stored half."
+
+
+def test_the_command_merges(call, made, monkeypatch, tmp_path):
+    monkeypatch.setattr(recipe_files, "recipes", lambda: {"X-T4": RECIPE})
+    pack_runs(made / "short" / "fedavg", tmp_path / "a.jsonl.gz")
+    other = str(made / "short" / "fedprox-mu=0.1")
+    words = ("reproduce", "X-T4", "--from", str(tmp_path / "a.jsonl.gz"), "--from", other, "--out", str(tmp_path / "t"))
+    code, said, _ = call(*words, "--cells", "short")
+    assert code == 0
+    assert "of 1 pairs" not in said  # the paper has no numbers here
+    page = (tmp_path / "t" / "table.md").read_text()
+    assert page.count(" | 2 | ") == 2
+    assert [path.name for path in (tmp_path / "t").iterdir()] == ["table.md"]
+    code, _, complained = call(*words, "--scale", "0.1")
+    assert code == 2
+    assert "--from runs nothing" in complained
+
+
+def test_the_list_says_how_much_is_done(call, made, monkeypatch):
+    monkeypatch.setattr("posterity.cli.reproduce.recipes", lambda: {"X-T4": RECIPE})
+    monkeypatch.setenv("COLUMNS", "200")
+    assert "not yet run" in call("reproduce", "--list")[1]
+    code, said, _ = call("reproduce", "--list", "--from", str(made))
+    assert code == 0
+    assert "4 of 8 runs" in said
+    assert "N-T7" in said
