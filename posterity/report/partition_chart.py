@@ -37,9 +37,9 @@ class Frame:
         return self.left + self.step * self.shown
 
 
-def partition(federation: FederationFacts, width: float) -> str:
-    """Clients across, classes up, area = samples; below, the size of each client's parts."""
-    shown = min(federation.clients, CLIENTS)
+def partition(federation: FederationFacts, width: float, most: int = CLIENTS) -> str:
+    """The first `most` clients across, classes up, area = samples; below, the size of each client's parts."""
+    shown = min(federation.clients, most)
     counts = [row[:CLASSES] for row in federation.histogram[:shown]]
     classes = max((len(row) for row in counts), default=0)
     pitch = 18 if classes <= 20 else 12 if classes <= 50 else 7
