@@ -15,7 +15,7 @@ def scatter_ratio(z: Tensor, y: Tensor) -> float:
     """S_W / S_B of features (N, d) with classes (N,); infinite if all classes have the same mean."""
     z = z.double()
     centre, within, between = z.mean(0), 0.0, 0.0
-    for c in y.unique():
+    for c in sorted(set(y.tolist())):
         some = z[y == c]
         mean = some.mean(0)
         within += float((some - mean).square().sum())

@@ -15,7 +15,10 @@ from torch import Tensor
 
 MOST = 500  # points: every step looks at all pairs
 HALVINGS = 100  # of the interval in which a row's β lies
-EXAGGERATION, EARLY = 12.0, 250  # p is multiplied by the one for the first so many steps: clusters form before they part
+EXAGGERATION, EARLY = (
+    12.0,
+    250,
+)  # p is multiplied by the one for the first so many steps: clusters form before they part
 START = 1e-4  # sd of the first coordinates
 
 
@@ -88,7 +91,9 @@ def arrange(x: Tensor, perplexity: float = 30.0, steps: int = 750) -> tuple[Tens
     """Coordinates (N, 2) of points (N, d), and the divergence that is left. A perplexity above a third of the points
     is lowered to that."""
     if len(x) > MOST:
-        raise ValueError(f"{len(x)} points were given, and all pairs of at most {MOST} are compared: choose some of them")
+        raise ValueError(
+            f"{len(x)} points were given, and all pairs of at most {MOST} are compared: choose some of them"
+        )
     x = x.to(torch.float64)
     p = joint(x, max(min(perplexity, (len(x) - 1) / 3), 1.0))
     y = first_components(x)
