@@ -69,14 +69,16 @@ def predict_rows(result: Result, clients: int, classes: int, seed: int) -> Predi
     generator, rows, variances = torch.Generator().manual_seed(seed), [], []
     for gaussians in predicted_heads(delivery, clients):
         weight = next(name for name, (mean, _) in gaussians.items() if mean.dim() > 1)
-        mean, variance = (leaf.cpu()[:classes].double() for leaf in gaussians[weight])
+        mean, variance = (leaf.cpu().double() for leaf in gaussians[weight])
+        mean, variance = (mean - mean.mean(0))[:classes], variance[:classes]  # softmax sees no shift of all rows
         noise = torch.randn(DRAWS, *mean.shape, generator=generator, dtype=torch.float64)
         rows.append(mean + variance.sqrt() * noise)
         variances.append(variance.mean())
     drawn = torch.cat(rows)  # (clients · DRAWS, classes, d)
     y = torch.arange(drawn.shape[1]).expand(drawn.shape[:2]).reshape(-1)
     sd = float(torch.stack(variances).mean().sqrt())
-    return Predicted(params[weight].detach().cpu()[:classes].double(), drawn.flatten(0, 1), y, sd)
+    learned = params[weight].detach().cpu().double()
+    return Predicted((learned - learned.mean(0))[:classes], drawn.flatten(0, 1), y, sd)
 
 
 def agreement(z: Tensor, y: Tensor, predicted: Predicted) -> float:
@@ -90,7 +92,9 @@ def agreement(z: Tensor, y: Tensor, predicted: Predicted) -> float:
 
 def _plane(z: Tensor, y: Tensor, predicted: Predicted) -> str:
     some = torch.tensor(thin(range(len(z)), FEATURES))
-    seen, drawn, learned = (normalize(rows.double()) for rows in (z[some], predicted.drawn, predicted.learned))
+    seen, drawn, learned = (
+        normalize(rows.double()) for rows in (z[some] - z.mean(0), predicted.drawn, predicted.learned)
+    )
     kept = torch.tensor(thin(range(len(drawn)), tsne.MOST - FEATURES - len(learned)))
     at, _ = tsne.arrange(torch.cat([seen, drawn[kept], learned]), PERPLEXITY)
     canvas = Canvas(SIDE, SIDE, "Classifiers among features")
@@ -112,9 +116,10 @@ def _plane(z: Tensor, y: Tensor, predicted: Predicted) -> str:
 def _legend(shares: Sequence[float], classes: int) -> str:
     return (
         "Points: held-out samples' features. Crosses: rows of the classifier drawn from what the clients' NPNs predict "
-        f"from q(z). Numbers: rows of the classifier that was learned, classes 0 to {classes - 1}. All are divided by "
-        f"their length and placed by exact t-SNE. {spread_text([100 * s for s in shares], 0)} % of the predicted rows "
-        f"point nearest to the features of their own class (chance {100 / classes:.0f} %)."
+        f"from q(z). Numbers: rows of the classifier that was learned, classes 0 to {classes - 1}. All are taken from "
+        "their mean, divided by their length and placed by exact t-SNE. "
+        f"{spread_text([100 * s for s in shares], 0)} % of the predicted rows point nearest to the features of their "
+        f"own class (chance {100 / classes:.0f} %)."
     )
 
 

@@ -95,7 +95,7 @@ def score_text(runs: Sequence[Run]) -> str:
 
 def _panels(name: str, plane: Plane, remark: str, clients: int | None) -> list[Panel]:
     """All samples; and each client's apart, where they are asked for."""
-    panels = [Panel(name, cloud(plane, LARGE if not clients else SMALL + 60), remark)]
+    panels = [Panel(name, cloud(plane, LARGE if not clients else SMALL + 120), remark)]
     for k in range(clients or 0):
         mine = int((plane.client == k).sum())
         panels.append(Panel(f"client {k + 1}", cloud(plane, SMALL, k), f"{mine} samples"))
@@ -107,7 +107,7 @@ def _legend(seed: int | None, clients: int | None) -> str:
     return (
         "Each point is a held-out sample of a client, seen by that client's own model; colour, shape and number say "
         f"its class. Places by exact t-SNE (perplexity {PERPLEXITY:g}, start at principal components), seed {seed}. "
-        "S_W/S_B: scatter within classes over scatter between them, of the features; smaller is more compact; mean ± sd "
+        "S_W/S_B: scatter within classes over scatter between them, of the features; small is compact; mean ± sd "
         f"over seeds.{apart}"
     )
 
@@ -129,9 +129,14 @@ def cloud(plane: Plane, side: float, client: int | None = None) -> str:
     for (a, b), c in zip(plane.at[mine].tolist(), plane.y[mine].tolist(), strict=True):
         mark(canvas, c, x(a), y(b), size)
     for c in sorted(set(plane.y[mine].tolist())):
-        middle = plane.at[mine & (plane.y == c)].median(0).values
+        middle = _middle(plane.at[mine & (plane.y == c)])
         canvas.text(x(float(middle[0])), y(float(middle[1])) + 4, str(c), "label", "middle")
     return canvas.svg()
+
+
+def _middle(at: Tensor) -> Tensor:
+    """The point that is nearest to all others: a name stands at a sample, also where a class is in two pieces."""
+    return at[torch.cdist(at, at).sum(1).argmin()]
 
 
 def square_scales(at: Tensor, side: float) -> tuple[AxisScale, AxisScale]:

@@ -89,7 +89,9 @@ def judge(result: Result) -> Scores:
 
 def _panel(judged: Judged, kind: str) -> Panel:
     what, *metrics = NAMES[kind]
-    ece, mce = (spread_text([100 * v for v in judged.values(metric)], 2) for metric in metrics)
+    ece, mce = (
+        spread_text([100 * v for v in judged.values(m)], digits) for m, digits in zip(metrics, (2, 1), strict=True)
+    )
     drawn = reliability(judged.arm, judged.bins(kind), len(judged.scores), *AXES[kind])
     return Panel(f"{judged.arm.label}, {what}", drawn, f"ECE {ece}, MCE {mce}")
 

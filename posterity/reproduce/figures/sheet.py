@@ -17,7 +17,7 @@ from posterity.report.svg import Canvas, number
 
 MARGIN, GAP = 24.0, 26.0
 ROW, HEAD = 18.0, 40.0  # height of a line of text; of a panel's title and its remark
-WIDE = 6.4  # mean width of a character of plain text at 13 px
+WIDE = 7.0  # mean width of a character of plain text at 13 px
 FONT = 'system-ui, -apple-system, "Segoe UI", Roboto, "Noto Sans", "DejaVu Sans", sans-serif'
 FURTHER = f"""svg {{ font: 12px {FONT}; font-variant-numeric: tabular-nums; }}
 .paper {{ fill: var(--paper); }} .title {{ font-size: 17px; font-weight: 650; fill: var(--ink); }}
