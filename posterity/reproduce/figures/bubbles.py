@@ -11,7 +11,7 @@ from posterity.report.partition_chart import partition
 from posterity.report.read_runs import FederationFacts, read_federation
 from posterity.reproduce.cells import shrunk
 from posterity.reproduce.figures.catalogue import Figure
-from posterity.reproduce.figures.material import Drawing, Wish
+from posterity.reproduce.figures.material import FigureDrawing, FigureRequest
 from posterity.reproduce.figures.sheet import Panel, sheet
 from posterity.reproduce.recipe import Recipe, RecipeCell
 
@@ -21,15 +21,15 @@ KEY = "Area of a disc: training samples of a client (across) and a class (up), o
 BARS = "Bars: each client's training (blue), validation (brown) and test samples (grey)."
 
 
-def draw(figure: Figure, made: Sequence[Recipe], place: Path, wish: Wish) -> Drawing:
+def draw(figure: Figure, made: Sequence[Recipe], place: Path, asked: FigureRequest) -> FigureDrawing:
     """A panel for every setting whose data are here; the others are named."""
     found: list[tuple[str, FederationFacts]] = []
     missing: list[str] = []
-    seed = (wish.seeds or (0,))[0]
+    seed = (asked.seeds or (0,))[0]
     for recipe in made:
         for cell in recipe.cells:
             try:
-                found.append((_title(recipe, cell), _facts(recipe, cell, wish, seed)))
+                found.append((_title(recipe, cell), _facts(recipe, cell, asked, seed)))
             except ValueError as error:
                 missing.append(f"{_title(recipe, cell)} ({error})")
     if not found:
@@ -40,7 +40,7 @@ def draw(figure: Figure, made: Sequence[Recipe], place: Path, wish: Wish) -> Dra
     left = [f"Left out: {each}" for each in missing]
     svg = sheet(f"{figure.paper}, {figure.title}", about, panels, 1 if wide else 2,
                 [each.split(" (")[0] + ": no data here." for each in left])  # fmt: skip
-    return Drawing(svg, {"seed": seed, "panels": [_numbers(name, facts) for name, facts in found]}, tuple(left))
+    return FigureDrawing(svg, {"seed": seed, "panels": [_numbers(name, facts) for name, facts in found]}, tuple(left))
 
 
 def _title(recipe: Recipe, cell: RecipeCell) -> str:
@@ -49,8 +49,8 @@ def _title(recipe: Recipe, cell: RecipeCell) -> str:
     return f"{config.dataset}{part}, {cell.name}"
 
 
-def _facts(recipe: Recipe, cell: RecipeCell, wish: Wish, seed: int) -> FederationFacts:
-    config = recipe.config(cell, {**shrunk(recipe, cell, wish.scale), **wish.more, "seed": seed})
+def _facts(recipe: Recipe, cell: RecipeCell, asked: FigureRequest, seed: int) -> FederationFacts:
+    config = recipe.config(cell, {**shrunk(recipe, cell, asked.scale), **asked.more, "seed": seed})
     return read_federation(federation_facts(load_federation(config)))
 
 

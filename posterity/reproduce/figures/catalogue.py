@@ -16,7 +16,7 @@ from posterity.reproduce.recipe import Recipe, read, recipes
 
 
 @dataclass(frozen=True)
-class Source:
+class FigureSource:
     """A table, and which of its columns and rows a figure shows; all where none are named."""
 
     table: str
@@ -35,8 +35,9 @@ class Figure:
     paper: str
     title: str
     kind: str  # what draws it (`drawing.KINDS`)
-    sources: tuple[Source, ...]
+    sources: tuple[FigureSource, ...]
     options: dict[str, int] = field(default_factory=dict)  # of its kind
+    metric: str = "accuracy"  # where its kind shows one that could be another
 
     @property
     def needs(self) -> tuple[str, ...]:
@@ -53,22 +54,27 @@ class Figure:
         """What is drawn: all, or the columns (or all of a table's, by its id) and rows that are named."""
         made = [source.recipe() for source in self.sources]
         if cells:
-            names = [name for recipe in made for name in (recipe.id, *(cell.name for cell in recipe.cells))]
+            every = [cell.name for recipe in made for cell in known_tables()[recipe.id].cells]
+            names = list(dict.fromkeys([*self.tables, *every]))
             if wrong := next((name for name in cells if name not in names), None):
-                raise ValueError(f"{self.id} has no cell {wrong!r}: {nearest(wrong, list(dict.fromkeys(names)))}")
-            some = [replace(r, cells=tuple(c for c in r.cells if c.name in cells or r.id in cells)) for r in made]
-            made = [recipe for recipe in some if recipe.cells]
-        return [self._rows(recipe, methods) for recipe in made]
-
-    def _rows(self, recipe: Recipe, methods: Sequence[str]) -> Recipe:
-        """With the rows that are named, among all that the table has."""
-        if not methods:
-            return recipe
-        every = known_tables()[recipe.id].chosen((), methods)
-        return replace(recipe, lines=every.lines)
+                raise ValueError(f"{self.id} has no cell {wrong!r}: {nearest(wrong, names)}")
+            made = [recipe for recipe in (_columns(each, cells) for each in made) if recipe.cells]
+        return [_rows(recipe, methods) for recipe in made]
 
 
-SIMULATED = ("FedPer", "GPFL", "FedPAC", "pFedVMP")
+def _columns(recipe: Recipe, cells: Sequence[str]) -> Recipe:
+    """With the columns that are named, among all that the table has; or with its own, where the table is named."""
+    if recipe.id in cells:
+        return recipe
+    return replace(recipe, cells=tuple(cell for cell in known_tables()[recipe.id].cells if cell.name in cells))
+
+
+def _rows(recipe: Recipe, methods: Sequence[str]) -> Recipe:
+    """With the rows that are named, among all that the table has."""
+    return replace(recipe, lines=known_tables()[recipe.id].chosen((), methods).lines) if methods else recipe
+
+
+FOUR = ("FedPer", "GPFL", "FedPAC", "pFedVMP")
 DIRICHLET = {"V-T1a": "0.3", "V-T1b": "0.1", "V-T1c": "0.3", "V-T1d": "0.1", "V-T1e": "0.3", "V-T1f": "0.1",
              "V-T1g": "0.3", "V-T1h": "0.1"}  # fmt: skip
 META = ("FedAvg", "FedAvg+MetaVD", "Reptile", "Reptile+MetaVD", "MAML", "MAML+MetaVD", "PerFedAvg",
@@ -76,29 +82,30 @@ META = ("FedAvg", "FedAvg+MetaVD", "Reptile", "Reptile+MetaVD", "MAML", "MAML+Me
 
 FIGURES = (
     Figure("V-F2", "pFedVMP", "Figure 2, features of the clients' test samples", "features",
-           (Source("V-T1a", ("Dirichlet(0.3)",), SIMULATED),)),
+           (FigureSource("V-T1a", ("Dirichlet(0.3)",), FOUR),)),
     Figure("V-F3", "pFedVMP", "Figure 3, test accuracy and training loss by round", "curves",
-           (Source("V-T1b", ("Dirichlet(0.1)",), ("FedAvg-FT", "FedPer", "FedRep", "GPFL", "FedPAC", "pFedVMP")),)),
+           (FigureSource("V-T1b", ("Dirichlet(0.1)",), ("FedAvg-FT", "FedPer", "FedRep", *FOUR[1:])),)),
     Figure("V-F4", "pFedVMP", "Figure 4, who holds which classes", "bubbles",
-           tuple(Source(table, (f"Dirichlet({alpha})",)) for table, alpha in DIRICHLET.items())),
-    Figure("M-F2", "MetaVD", "Figure 2, who holds which classes", "bubbles", (Source("M-F2"),)),
+           tuple(FigureSource(table, (f"Dirichlet({alpha})",)) for table, alpha in DIRICHLET.items())),
+    Figure("M-F2", "MetaVD", "Figure 2, who holds which classes", "bubbles", (FigureSource("M-F2"),)),
     Figure("M-F3", "MetaVD", "Figure 3, reliability, CIFAR-100, α̂ = 0.5", "reliability",
-           (Source("M-F3", ("CIFAR-100",), ("Reptile", "MAML", "Reptile+MetaVD", "MAML+MetaVD")),)),
+           (FigureSource("M-F3", ("CIFAR-100",), ("Reptile", "MAML", "Reptile+MetaVD", "MAML+MetaVD")),)),
     Figure("M-F4", "MetaVD", "Figure 4, reliability, CIFAR-100, α̂ = 0.5", "reliability",
-           (Source("M-F3", ("CIFAR-100",), META),)),
+           (FigureSource("M-F3", ("CIFAR-100",), META),)),
     Figure("M-F5", "MetaVD", "Figure 5, reliability, CIFAR-10, α̂ = 0.5", "reliability",
-           (Source("M-F3", ("CIFAR-10",), META),)),
+           (FigureSource("M-F3", ("CIFAR-10",), META),)),
     Figure("N-F1", "FedNP", "Figure 1, a curve that three clients fit together", "toy",
-           (Source("N-F1", (), ("FedAvg", "FedNP")),), {"truth": 1, "band": 1}),
+           (FigureSource("N-F1", (), ("FedAvg", "FedNP")),), {"truth": 1, "band": 1}),
     Figure("N-F3", "FedNP", "Figure 3, features of six clients' samples of ten classes", "features",
-           (Source("N-F3"),), {"clients": 6, "classes": 10}),
+           (FigureSource("N-F3"),), {"clients": 6, "classes": 10}),
     Figure("N-F4", "FedNP", "Figure 4, the same curve with FedPA", "toy",
-           (Source("N-F1", (), ("FedPA", "FedNP")),)),
+           (FigureSource("N-F1", (), ("FedPA", "FedNP")),)),
     Figure("N-F5", "FedNP", "Figure 5, the classifiers that z predicts among the features", "classifiers",
-           (Source("N-F3", (), ("FedNP",)),), {"clients": 6, "classes": 10}),
-    Figure("A-F1", "FedMAP", "Figure 1, validation accuracy of every client by round", "clients", (Source("A-F1"),)),
+           (FigureSource("N-F3", (), ("FedNP",)),), {"clients": 6, "classes": 10}),
+    Figure("A-F1", "FedMAP", "Figure 1, validation accuracy of every client by round", "clients",
+           (FigureSource("A-F1"),), metric="balanced_accuracy"),
     Figure("B-F3", "FedBPS", "Figure 3, accuracy against the share p of personal parameters", "proportion",
-           (Source("B-T2", ("Fashion-MNIST",)),)),
+           (FigureSource("B-T2", ("Fashion-MNIST",)),)),
 )  # fmt: skip
 
 
@@ -129,4 +136,4 @@ def known_tables() -> dict[str, Recipe]:
     return {**{each.id: each for each in made}, **recipes()}
 
 
-__all__ = ["FIGURES", "Figure", "Source", "figures", "find_figure", "is_figure", "known_tables"]
+__all__ = ["FIGURES", "Figure", "FigureSource", "figures", "find_figure", "is_figure", "known_tables"]

@@ -20,7 +20,7 @@ from posterity.report.svg import COLOURS, Canvas
 from posterity.reproduce.figures import tsne
 from posterity.reproduce.figures.catalogue import Figure
 from posterity.reproduce.figures.features import PERPLEXITY, held_features, mark, spread_text, square_scales
-from posterity.reproduce.figures.material import Drawing, Wish, collect, read_models
+from posterity.reproduce.figures.material import FigureDrawing, FigureRequest, collect, read_models
 from posterity.reproduce.figures.predicted import predicted_heads
 from posterity.reproduce.figures.sheet import Panel, sheet
 from posterity.reproduce.recipe import Recipe
@@ -40,11 +40,11 @@ class Predicted:
     sd: float  # root mean variance of a predicted weight
 
 
-def draw(figure: Figure, made: Sequence[Recipe], place: Path, wish: Wish) -> Drawing:
+def draw(figure: Figure, made: Sequence[Recipe], place: Path, asked: FigureRequest) -> FigureDrawing:
     panels, about, numbers = [], [], []
     clients, classes = figure.options["clients"], figure.options["classes"]
     for recipe in made:
-        found = collect(recipe, place, wish, figure.id)
+        found = collect(recipe, place, asked, figure.id)
         for cell in found.recipe.cells:
             runs = found.runs(cell, found.recipe.lines_of(cell)[0])
             shares, sds = [], []
@@ -59,7 +59,7 @@ def draw(figure: Figure, made: Sequence[Recipe], place: Path, wish: Wish) -> Dra
                     panels.append(Panel(found.recipe.lines_of(cell)[0].name, _plane(z, held.y, predicted), remark))
             about += [found.about(cell), _legend(shares, classes)]
             numbers.append({"cell": cell.name, "seeds": [run.seed for run in runs], "agreement": shares, "sd": sds})
-    return Drawing(sheet(f"{figure.paper}, {figure.title}", about, panels, 2), {"classifiers": numbers})
+    return FigureDrawing(sheet(f"{figure.paper}, {figure.title}", about, panels, 2), {"classifiers": numbers})
 
 
 def predict_rows(result: Result, clients: int, classes: int, seed: int) -> Predicted:

@@ -13,30 +13,30 @@ from posterity.report.svg import COLOURS
 from posterity.report.tables import Arm
 from posterity.reproduce.figures.catalogue import Figure
 from posterity.reproduce.figures.curves import Course, mean_curve, thinned, told
-from posterity.reproduce.figures.material import Drawing, Material, Wish, collect
+from posterity.reproduce.figures.material import FigureDrawing, FigureRequest, Material, collect
 from posterity.reproduce.figures.sheet import Panel, sheet
 from posterity.reproduce.recipe import Recipe, RecipeCell
 
 WIDTH = 470.0
 
 
-def draw(figure: Figure, made: Sequence[Recipe], place: Path, wish: Wish) -> Drawing:
+def draw(figure: Figure, made: Sequence[Recipe], place: Path, asked: FigureRequest) -> FigureDrawing:
     """Clients are numbered from 1, as the paper does; those of the second half have dashed lines."""
     panels, about, numbers = [], [], []
     for recipe in made:
-        found = collect(recipe, place, wish, figure.id)
+        found = collect(recipe, place, asked, figure.id)
         for cell in found.recipe.cells:
             lines = [
-                mean_curve(arm, partial(by_client, client=k, metric=recipe.metric))
+                mean_curve(arm, partial(by_client, client=k, metric=figure.metric))
                 for k, arm in enumerate(_arms(found, cell))
             ]
-            title = f"{recipe.metric.replace('_', ' ')}, %"
+            title = f"{figure.metric.replace('_', ' ')}, %"
             drawn = line_chart([thinned(line) for line in lines], WIDTH, cell.name, "round", y_axis=(title, True))
             remark = "line: mean over seeds, band: ± one sd" if lines[0].band else "one seed"
             panels.append(Panel(f"{recipe.lines[0].name}, {cell.name}", drawn, remark))
-            numbers += [{"cell": cell.name, **told(recipe.metric, line)} for line in lines]
+            numbers += [{"cell": cell.name, **told(figure.metric, line)} for line in lines]
         about += [found.about(recipe.cells[0]), "Dashed: the second half of the clients, which is the skewed one."]
-    return Drawing(sheet(f"{figure.paper}, {figure.title}", about, panels, len(panels)), {"curves": numbers})
+    return FigureDrawing(sheet(f"{figure.paper}, {figure.title}", about, panels, len(panels)), {"curves": numbers})
 
 
 def _arms(found: Material, cell: RecipeCell) -> list[Arm]:

@@ -14,7 +14,7 @@ from posterity.report.selected_round import main_epochs
 from posterity.report.summary import curve
 from posterity.report.tables import Arm, point_name
 from posterity.reproduce.figures.catalogue import Figure
-from posterity.reproduce.figures.material import Drawing, Material, Wish, collect
+from posterity.reproduce.figures.material import FigureDrawing, FigureRequest, Material, collect
 from posterity.reproduce.figures.sheet import Panel, sheet
 from posterity.reproduce.recipe import Recipe, RecipeCell
 
@@ -22,11 +22,11 @@ WIDTH = 940.0
 Course = Mapping[int, float]  # a value by round
 
 
-def draw(figure: Figure, made: Sequence[Recipe], place: Path, wish: Wish) -> Drawing:
+def draw(figure: Figure, made: Sequence[Recipe], place: Path, asked: FigureRequest) -> FigureDrawing:
     """Accuracy above, loss below, for each column."""
     panels, about, numbers = [], [], []
     for recipe in made:
-        found = collect(recipe, place, wish, figure.id)
+        found = collect(recipe, place, asked, figure.id)
         for cell in found.recipe.cells:
             arms = arms_of(found, cell)
             for title, y_axis, course in (
@@ -39,7 +39,7 @@ def draw(figure: Figure, made: Sequence[Recipe], place: Path, wish: Wish) -> Dra
                 numbers += [told(title, line) for line in lines]
             about += [found.about(cell), _points(arms)]
     svg = sheet(f"{figure.paper}, {figure.title}", about, panels, 1)
-    return Drawing(svg, {"curves": numbers})
+    return FigureDrawing(svg, {"curves": numbers})
 
 
 def arms_of(found: Material, cell: RecipeCell) -> list[Arm]:

@@ -15,10 +15,10 @@ from posterity.experiment.compare import Watching
 from posterity.report.logs import write_atomic
 from posterity.reproduce.figures import bubbles, classifiers, clients, curves, features, proportion, reliability, toy
 from posterity.reproduce.figures.catalogue import Figure, find_figure
-from posterity.reproduce.figures.material import Drawing, Wish
+from posterity.reproduce.figures.material import FigureDrawing, FigureRequest
 from posterity.reproduce.recipe import Recipe
 
-Draw = Callable[[Figure, Sequence[Recipe], Path, Wish], Drawing]
+Draw = Callable[[Figure, Sequence[Recipe], Path, FigureRequest], FigureDrawing]
 KINDS: Mapping[str, Draw] = {
     "bubbles": bubbles.draw,
     "classifiers": classifiers.draw,
@@ -58,8 +58,8 @@ def draw_figure(
     how large they are.
     """
     figure = find_figure(name)
-    wish = Wish(seeds, scale, more or {}, watching or Wish().watching, jobs, together)
-    drawing = KINDS[figure.kind](figure, figure.chosen(cells, methods), folder / "tables", wish)
+    asked = FigureRequest(seeds, scale, more or {}, watching or FigureRequest().watching, jobs, together)
+    drawing = KINDS[figure.kind](figure, figure.chosen(cells, methods), folder / "tables", asked)
     svg, numbers = (folder / "figures" / f"{figure.id}{suffix}" for suffix in (".svg", ".json"))
     about = {"figure": figure.id, "paper": figure.paper, "title": figure.title, "tables": figure.tables}
     write_atomic(numbers, _lines({**about, **drawing.numbers}).encode())

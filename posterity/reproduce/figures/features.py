@@ -22,7 +22,7 @@ from posterity.report.selected_round import goal, select_round
 from posterity.report.svg import COLOURS, AxisScale, Canvas
 from posterity.reproduce.figures import tsne
 from posterity.reproduce.figures.catalogue import Figure
-from posterity.reproduce.figures.material import Drawing, Held, Wish, collect, held_rows, read_models
+from posterity.reproduce.figures.material import FigureDrawing, FigureRequest, Held, collect, held_rows, read_models
 from posterity.reproduce.figures.scatter import scatter_ratio
 from posterity.reproduce.figures.sheet import Panel, sheet
 from posterity.reproduce.recipe import Recipe
@@ -41,11 +41,11 @@ class Plane:
     divergence: float  # what t-SNE left
 
 
-def draw(figure: Figure, made: Sequence[Recipe], place: Path, wish: Wish) -> Drawing:
+def draw(figure: Figure, made: Sequence[Recipe], place: Path, asked: FigureRequest) -> FigureDrawing:
     panels, about, numbers = [], [], []
     clients, classes = figure.options.get("clients"), figure.options.get("classes")
     for recipe in made:
-        found = collect(recipe, place, wish, figure.id)
+        found = collect(recipe, place, asked, figure.id)
         for cell in found.recipe.cells:
             for line in found.recipe.lines_of(cell):
                 runs = found.runs(cell, line)
@@ -60,7 +60,7 @@ def draw(figure: Figure, made: Sequence[Recipe], place: Path, wish: Wish) -> Dra
             about.append(found.about(cell))
     about.append(_legend(numbers[0]["seeds"][0], clients))
     columns = len(panels) // len(numbers) if clients else min(len(panels), 4)
-    return Drawing(sheet(f"{figure.paper}, {figure.title}", about, panels, columns), {"methods": numbers})
+    return FigureDrawing(sheet(f"{figure.paper}, {figure.title}", about, panels, columns), {"methods": numbers})
 
 
 def held_features(result: Result, clients: int | None, classes: int | None) -> tuple[Tensor, Held]:

@@ -17,15 +17,15 @@ from posterity.experiment.result import Result
 from posterity.experiment.run import silent
 from posterity.experiment.variants import parse_variant
 from posterity.report import Run, load_runs
-from posterity.reproduce.cells import check_place, other_size, run_cells
+from posterity.reproduce.cells import check_place, run_cells
 from posterity.reproduce.figures.catalogue import known_tables
 from posterity.reproduce.recipe import Line, Recipe, RecipeCell
 
-OTHERS = ("dataset", "model", "local_epochs")
+SETTING = ("dataset", "partition", "subset", "clients", "model", "rounds", "local_epochs")  # what a reader must know
 
 
 @dataclass(frozen=True)
-class Wish:
+class FigureRequest:
     """What was asked for besides the figure: how large, with which seeds, on which machine."""
 
     seeds: Sequence[int] | None = None  # None: those that are there, else the table's
@@ -66,13 +66,13 @@ class Material:
         rounds = sorted({run.planned or run.reached for run in runs})
         told = (f"{federation.name}{partition}, {federation.clients} clients, {config['model']}, "
                 f"{_listed(rounds, 'round')}, {_listed(seeds, 'seed', True)}")  # fmt: skip
-        return " ".join(each for each in (f"{told}.", other_size(self.recipe, cell, runs), self._others(cell)) if each)
+        return f"{told}. {self._departures(cell)}".strip()
 
-    def _others(self, cell: RecipeCell) -> str:
-        """What besides its size is not the paper's: data, network or epochs, in a sentence."""
+    def _departures(self, cell: RecipeCell) -> str:
+        """What of the runs is not the paper's: size, data, network or epochs, in a sentence."""
         full = self.recipe.config(cell, {})
-        pairs = [(n, run.config.get(n), getattr(full, n)) for run in self.every(cell) for n in OTHERS]
-        told = dict.fromkeys(f"{n} {x} instead of {y}" for n, x, y in pairs if x != y)
+        pairs = [(n, run.config.get(n), getattr(full, n)) for run in self.every(cell) for n in SETTING]
+        told = dict.fromkeys(f"{n} {x or 'all'} instead of {y or 'all'}" for n, x, y in pairs if x != y)
         return f"Not as in the paper: {', '.join(told)}." if told else ""
 
 
@@ -82,18 +82,18 @@ def _listed(numbers: Sequence[int], what: str, before: bool = False) -> str:
     return f"{word} {told.replace(' or ', ', ')}" if before else f"{told} {word}"
 
 
-def collect(recipe: Recipe, root: Path, wish: Wish, figure: str) -> Material:
+def collect(recipe: Recipe, root: Path, asked: FigureRequest, figure: str) -> Material:
     """The runs of a table under `root`; those that are missing are run, and if they cannot be, a sentence says so.
 
     Without `seeds`, finished runs are taken as they are, of whatever size; with it, those seeds at the size asked for.
     """
     found = Material(recipe, root / recipe.id)
-    if wish.seeds is None and found.complete:
+    if asked.seeds is None and found.complete:
         return found
     try:
         check_place(known_tables()[recipe.id], found.place)
-        run_cells(recipe, found.place, wish.seeds or recipe.seeds, wish.scale, wish.more, wish.watching, wish.jobs,
-                  wish.together)  # fmt: skip
+        run_cells(recipe, found.place, asked.seeds or recipe.seeds, asked.scale, asked.more, asked.watching, asked.jobs,
+                  asked.together)  # fmt: skip
     except ValueError as error:
         raise ValueError(f"{figure} is drawn from runs of {recipe.id}, and what is missing of them in {found.place} "
                          f"cannot be run: {error}") from error  # fmt: skip
@@ -101,7 +101,7 @@ def collect(recipe: Recipe, root: Path, wish: Wish, figure: str) -> Material:
 
 
 @dataclass(frozen=True)
-class Drawing:
+class FigureDrawing:
     """A figure, and the numbers that it shows; `notes` are sentences about what it could not show."""
 
     svg: str
@@ -139,4 +139,4 @@ def held_rows(result: Result, clients: int | None = None, classes: int | None = 
     return Held(federation.x[every], federation.y[every], owner)
 
 
-__all__ = ["Drawing", "Held", "Material", "Wish", "collect", "held_rows", "read_models"]
+__all__ = ["FigureDrawing", "FigureRequest", "Held", "Material", "collect", "held_rows", "read_models"]

@@ -12,7 +12,7 @@ from posterity.report.selected_round import select_round
 from posterity.report.svg import AxisScale, Canvas, axes, colour, percent, spread, ticks, widen
 from posterity.reproduce.beside import number
 from posterity.reproduce.figures.catalogue import Figure
-from posterity.reproduce.figures.material import Drawing, Material, Wish, collect
+from posterity.reproduce.figures.material import FigureDrawing, FigureRequest, Material, collect
 from posterity.reproduce.figures.sheet import Panel, sheet
 from posterity.reproduce.recipe import Recipe, RecipeCell
 
@@ -21,7 +21,7 @@ CAP = 5.0  # half the width of a whisker's ends
 
 
 @dataclass(frozen=True)
-class Course:
+class AccuracyByShare:
     """Accuracy by p; `sd` is over seeds, 0 where there is none."""
 
     name: str
@@ -30,18 +30,18 @@ class Course:
     sd: tuple[float, ...]
 
 
-def draw(figure: Figure, made: Sequence[Recipe], place: Path, wish: Wish) -> Drawing:
+def draw(figure: Figure, made: Sequence[Recipe], place: Path, asked: FigureRequest) -> FigureDrawing:
     panels, about, numbers = [], [], []
     for recipe in made:
-        found = collect(recipe, place, wish, figure.id)
+        found = collect(recipe, place, asked, figure.id)
         for cell in found.recipe.cells:
-            courses = [course for course in (ours(found, cell), printed(found, cell)) if course.p]
+            courses = [course for course in (ours(found, cell, figure.metric), printed(found, cell)) if course.p]
             panels.append(
                 Panel(cell.name, _chart(courses), "ours: round chosen on validation samples; ± one sd over seeds")
             )
             numbers += [{"cell": cell.name, **course.__dict__} for course in courses]
             about.append(found.about(cell))
-    return Drawing(sheet(f"{figure.paper}, {figure.title}", about, panels, 2), {"courses": numbers})
+    return FigureDrawing(sheet(f"{figure.paper}, {figure.title}", about, panels, 2), {"courses": numbers})
 
 
 def share(method: str) -> float:
@@ -49,30 +49,30 @@ def share(method: str) -> float:
     return float(parse_variant(method).settings["p"])
 
 
-def ours(found: Material, cell: RecipeCell) -> Course:
+def ours(found: Material, cell: RecipeCell, metric: str) -> AccuracyByShare:
     """The accuracy of the chosen round on the test half, over seeds."""
     rows = []
     for line in sorted(found.recipe.lines_of(cell), key=lambda line: share(line.method)):
         chosen = [select_round(run, "validated") for run in found.runs(cell, line)]
-        values = [v for each in chosen if each is not None and (v := each.score.value(found.recipe.metric)) is not None]
+        values = [v for each in chosen if each is not None and (v := each.score.value(metric)) is not None]
         if values:
             sd = statistics.stdev(values) if len(values) > 1 else 0.0
             rows.append((share(line.method), statistics.fmean(values), sd))
     return _course("ours", rows)
 
 
-def printed(found: Material, cell: RecipeCell) -> Course:
+def printed(found: Material, cell: RecipeCell) -> AccuracyByShare:
     """The paper's numbers."""
     told = {share(line.method): number(line.paper.get(cell.name, "")) for line in found.recipe.lines_of(cell)}
     return _course("the paper", [(p, v / 100, 0.0) for p, v in sorted(told.items()) if v is not None])
 
 
-def _course(name: str, rows: Sequence[tuple[float, float, float]]) -> Course:
+def _course(name: str, rows: Sequence[tuple[float, float, float]]) -> AccuracyByShare:
     p, mean, sd = zip(*rows, strict=True) if rows else ((), (), ())
-    return Course(name, tuple(p), tuple(mean), tuple(sd))
+    return AccuracyByShare(name, tuple(p), tuple(mean), tuple(sd))
 
 
-def _chart(courses: Sequence[Course]) -> str:
+def _chart(courses: Sequence[AccuracyByShare]) -> str:
     canvas = Canvas(WIDTH, HEIGHT, "Accuracy against p")
     values = [m + k * s for c in courses for m, s in zip(c.mean, c.sd, strict=True) for k in (-1, 1)]
     low, high = widen(values, floor=0.0, ceiling=1.0)

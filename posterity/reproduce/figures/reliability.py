@@ -20,7 +20,7 @@ from posterity.report.calibration import reliability
 from posterity.report.tables import Arm
 from posterity.reproduce.figures.catalogue import Figure
 from posterity.reproduce.figures.features import spread_text
-from posterity.reproduce.figures.material import Drawing, Wish, collect, read_models
+from posterity.reproduce.figures.material import FigureDrawing, FigureRequest, collect, read_models
 from posterity.reproduce.figures.sheet import Panel, sheet
 from posterity.reproduce.recipe import Recipe
 
@@ -50,10 +50,10 @@ class Judged:
         return [float(per_client(each)[metric][0]) for each in self.scores]
 
 
-def draw(figure: Figure, made: Sequence[Recipe], place: Path, wish: Wish) -> Drawing:
+def draw(figure: Figure, made: Sequence[Recipe], place: Path, asked: FigureRequest) -> FigureDrawing:
     panels, about, numbers = [], [], []
     for recipe in made:
-        found = collect(recipe, place, wish, figure.id)
+        found = collect(recipe, place, asked, figure.id)
         for cell in found.recipe.cells:
             judged = []
             for i, line in enumerate(found.recipe.lines_of(cell)):
@@ -65,7 +65,7 @@ def draw(figure: Figure, made: Sequence[Recipe], place: Path, wish: Wish) -> Dra
             numbers += [_numbers(each) for each in judged]
             about += [found.about(cell), KEY]
     columns = min(COLUMNS, len(numbers))
-    return Drawing(sheet(f"{figure.paper}, {figure.title}", about, panels, columns), {"methods": numbers})
+    return FigureDrawing(sheet(f"{figure.paper}, {figure.title}", about, panels, columns), {"methods": numbers})
 
 
 def judge(result: Result) -> Scores:

@@ -17,7 +17,7 @@ from posterity.experiment.result import Result
 from posterity.report.svg import AxisScale, Canvas, axes, number, ticks
 from posterity.reproduce.figures.catalogue import Figure
 from posterity.reproduce.figures.features import spread_text
-from posterity.reproduce.figures.material import Drawing, Wish, collect, read_models
+from posterity.reproduce.figures.material import FigureDrawing, FigureRequest, collect, read_models
 from posterity.reproduce.figures.predicted import predicted_heads
 from posterity.reproduce.figures.sheet import Panel, sheet
 from posterity.reproduce.recipe import Recipe
@@ -41,11 +41,11 @@ class Curves:
     error: float  # of the average, on everybody's data
 
 
-def draw(figure: Figure, made: Sequence[Recipe], place: Path, wish: Wish) -> Drawing:
+def draw(figure: Figure, made: Sequence[Recipe], place: Path, asked: FigureRequest) -> FigureDrawing:
     panels: list[Panel] = []
     about, numbers = list[str](), list[dict[str, Any]]()
     for recipe in made:
-        found = collect(recipe, place, wish, figure.id)
+        found = collect(recipe, place, asked, figure.id)
         for cell in found.recipe.cells:
             for line in found.recipe.lines_of(cell):
                 runs = found.runs(cell, line)
@@ -62,7 +62,7 @@ def draw(figure: Figure, made: Sequence[Recipe], place: Path, wish: Wish) -> Dra
                 *(f"Left open by the paper: {each}." for each in recipe.open),
                 _legend(numbers[0]["seeds"][0]),
             ]
-    return Drawing(sheet(f"{figure.paper}, {figure.title}", about, panels, len(panels)), {"methods": numbers})
+    return FigureDrawing(sheet(f"{figure.paper}, {figure.title}", about, panels, len(panels)), {"methods": numbers})
 
 
 def curves_of(result: Result) -> Curves:
@@ -133,7 +133,7 @@ def _chart(curves: Curves, what: str) -> str:
     axes(canvas, x, y, ticks(-6, 8, 7), ticks(*Y, 5))
     canvas.text(4, 12, "y", "name")
     canvas.text(x.end, HEIGHT - 4, "x", "name", "end")
-    plot = Plot(canvas, x, y)
+    plot = PlotArea(canvas, x, y)
     if what == "band" and curves.band is not None:
         mean, sd = curves.band
         plot.line("shade", torch.cat([curves.x, curves.x.flip(0)]),
@@ -149,7 +149,7 @@ def _chart(curves: Curves, what: str) -> str:
     return canvas.svg()
 
 
-class Plot:
+class PlotArea:
     """The inside of a chart; what lies outside is cut off."""
 
     def __init__(self, canvas: Canvas, x: AxisScale, y: AxisScale) -> None:
