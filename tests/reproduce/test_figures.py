@@ -16,6 +16,7 @@ import posterity
 from posterity.report import load_runs
 from posterity.reproduce.figures import catalogue, draw_figure, figures
 from posterity.reproduce.figures.drawing import KINDS
+from posterity.reproduce.figures.material import Material
 from posterity.reproduce.figures.scatter import scatter_ratio
 
 TINY: dict[str, Any] = {
@@ -131,6 +132,19 @@ def test_finished_runs_are_drawn_as_they_are(curves):
     assert again.numbers == curves.numbers
 
 
+def test_runs_with_other_seeds_are_not_taken_as_they_are(curves):
+    recipe = figures()["V-F3"].chosen([], ["FedPer", "FedAvg-FT"])[0]
+    found = Material(recipe, curves.folder / "tables" / "V-T1b")
+    assert found.complete
+    facts = curves.folder / "tables" / "V-T1b" / "Dirichlet-0.1" / "fedper" / "seed-1" / "run.json"
+    before = facts.read_text(encoding="utf-8")
+    try:
+        facts.write_text(before.replace('"finished"', '"running"'), encoding="utf-8")
+        assert not found.complete
+    finally:
+        facts.write_text(before, encoding="utf-8")
+
+
 def test_curves_of_clients_are_those_of_the_log(tmp_path):
     small = {"rounds": 3, "engine": "stacked", "set": {"data.samples": "60"}}
     made = make("A-F1", tmp_path, seeds=[0], cells=["label skew"], more=small)
@@ -139,6 +153,7 @@ def test_curves_of_clients_are_those_of_the_log(tmp_path):
     shown = {c["name"]: c["mean"] for c in made.numbers["curves"]}
     assert len(shown) == len(made.marked("line", "path")) == 10
     assert shown["client 7"] == [pytest.approx(s.by_client("balanced_accuracy")[6]) for s in held]
+    assert not made.marked("band")  # ten of them would cover each other; the deviations are in the numbers
     dashed = [line for line in made.marked("line", "path") if "dash1" in line.get("class", "")]
     assert len(dashed) == 5
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -31,11 +32,14 @@ def draw(figure: Figure, made: Sequence[Recipe], place: Path, asked: FigureReque
                 for k, arm in enumerate(_arms(found, cell))
             ]
             title = f"{figure.metric.replace('_', ' ')}, %"
-            drawn = line_chart([thinned(line) for line in lines], WIDTH, cell.name, "round", y_axis=(title, True))
-            remark = "line: mean over seeds, band: ± one sd" if lines[0].band else "one seed"
+            drawn = line_chart(
+                [replace(thinned(line), band=()) for line in lines], WIDTH, cell.name, "round", y_axis=(title, True)
+            )
+            remark = "mean over seeds" if lines[0].band else "one seed"
             panels.append(Panel(f"{recipe.lines[0].name}, {cell.name}", drawn, remark))
             numbers += [{"cell": cell.name, **told(figure.metric, line)} for line in lines]
-        about += [found.about(recipe.cells[0]), "Dashed: the second half of the clients, which is the skewed one."]
+        told = dict.fromkeys(found.about(cell) for cell in recipe.cells)
+        about += [*told, "Dashed: the second half of the clients, which is the skewed one where amounts or labels are."]
     return FigureDrawing(sheet(f"{figure.paper}, {figure.title}", about, panels, len(panels)), {"curves": numbers})
 
 

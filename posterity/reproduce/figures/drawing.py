@@ -54,8 +54,8 @@ def draw_figure(
 ) -> DrawnFigure:
     """Run what is missing, draw the figure and write it.
 
-    Without `seeds` and with finished runs of all its rows, it is drawn from these, whatever their size; its title says
-    how large they are.
+    Without `seeds` and with finished runs of the same seeds in all its rows, it is drawn from these, whatever their
+    size; the lines below its title say how large they are.
     """
     figure = find_figure(name)
     asked = FigureRequest(seeds, scale, more or {}, watching or FigureRequest().watching, jobs, together)

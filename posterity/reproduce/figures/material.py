@@ -54,8 +54,10 @@ class Material:
 
     @property
     def complete(self) -> bool:
-        """Whether every row of every column has a run."""
-        return all(self.runs(cell, line) for cell in self.recipe.cells for line in self.recipe.lines_of(cell))
+        """Whether every row of every column has finished runs, all with the same seeds."""
+        pairs = [(cell, line) for cell in self.recipe.cells for line in self.recipe.lines_of(cell)]
+        seeds = {frozenset(run.seed for run in self.runs(cell, line)) for cell, line in pairs}
+        return len(seeds) == 1 and frozenset() not in seeds
 
     def about(self, cell: RecipeCell) -> str:
         """Data, partition, clients, rounds and seeds of a column's runs, and what of it is not as in the paper."""
@@ -85,7 +87,8 @@ def _listed(numbers: Sequence[int], what: str, before: bool = False) -> str:
 def collect(recipe: Recipe, root: Path, asked: FigureRequest, figure: str) -> Material:
     """The runs of a table under `root`; those that are missing are run, and if they cannot be, a sentence says so.
 
-    Without `seeds`, finished runs are taken as they are, of whatever size; with it, those seeds at the size asked for.
+    Without `seeds`, finished runs are taken as they are, of whatever size, if all rows have the same seeds; with it,
+    those seeds at the size asked for.
     """
     found = Material(recipe, root / recipe.id)
     if asked.seeds is None and found.complete:
