@@ -38,8 +38,11 @@ def draw(figure: Figure, made: Sequence[Recipe], place: Path, asked: FigureReque
             remark = "mean over seeds" if lines[0].band else "one seed"
             panels.append(Panel(f"{recipe.lines[0].name}, {cell.name}", drawn, remark))
             numbers += [{"cell": cell.name, **told(figure.metric, line)} for line in lines]
-        told = dict.fromkeys(found.about(cell) for cell in recipe.cells)
-        about += [*told, "Dashed: the second half of the clients, which is the skewed one where amounts or labels are."]
+        settings = dict.fromkeys(found.about(cell) for cell in recipe.cells)
+        about += [
+            *settings,
+            "Dashed: the second half of the clients, which is the skewed one where amounts or labels are.",
+        ]
     return FigureDrawing(sheet(f"{figure.paper}, {figure.title}", about, panels, len(panels)), {"curves": numbers})
 
 
