@@ -9,13 +9,13 @@ from typing import Any
 
 from rich.table import Table
 
+from posterity.cli import figures
 from posterity.cli.neutral import label
 from posterity.cli.show import console, say, say_sentence
 from posterity.experiment.compare import Watching
 from posterity.report.logs import write_atomic
 from posterity.reproduce.beside import RULES, Entry, entries, gap, markdown, order, read_cell
 from posterity.reproduce.cells import PAGE, check_place, other_size, run_cells
-from posterity.reproduce.figures import draw_figure, figures, is_figure
 from posterity.reproduce.recipe import Recipe, RecipeCell, find, recipes
 
 
@@ -28,13 +28,8 @@ def print_recipes(folder: Path) -> None:
         cells = [recipe.id, f"{recipe.paper}, {recipe.title}", needs, minutes, _done(recipe, folder / recipe.id)]
         table.add_row(*map(label, cells))
     console.print(table)
-    drawn = Table("Figure", "what it is", "data", "drawn from", "done", title="Figures", title_justify="left")
-    for figure in figures().values():
-        cells = [figure.id, f"{figure.paper}, {figure.title}", "; ".join(figure.needs), ", ".join(figure.tables),
-                 "drawn" if (folder.parent / "figures" / f"{figure.id}.svg").exists() else "not yet drawn"]  # fmt: skip
-        drawn.add_row(*map(label, cells))
-    console.print(drawn)
     say("run one: posterity reproduce V-T1a (--seeds, --rounds, --scale, --methods, --cells make it smaller)")
+    figures.print_figures(folder)
 
 
 def _data(recipe: Recipe, cell: RecipeCell) -> str:
@@ -62,12 +57,9 @@ def reproduce_table(
     jobs: int,
     together: bool,
 ) -> None:
-    """Run what is missing, print the table, write it into the folder; or draw a figure there."""
-    if is_figure(name):
-        made = draw_figure(name, folder, seeds, cells, methods, scale, more, watching, jobs, together)
-        for note in made.notes:
-            say_sentence(note)
-        say(f"figure: {made.svg}; its numbers: {made.numbers}; runs: {folder / 'tables'}")
+    """Run what is missing, print the table, write it into the folder; or draw a figure."""
+    if figures.is_figure(name):
+        figures.draw(name, folder, seeds, cells, methods, scale, more, watching, jobs, together)
         return
     table = find(name)
     check_place(table, folder)
@@ -112,9 +104,9 @@ def _terminal(cell: RecipeCell, found: Sequence[Entry]) -> Table:
 def default_folder(name: str) -> Path:
     """Where a table's runs lie unless --out says otherwise: a second call finds what the first has done.
 
-    A figure is drawn below the folder that holds the tables, since it is drawn from their runs.
+    A figure is drawn beside the tables, since it is drawn from their runs.
     """
-    if is_figure(name):
+    if figures.is_figure(name):
         return Path(os.curdir) / "runs"
     return Path(os.curdir) / "runs" / "tables" / find(name).id
 
