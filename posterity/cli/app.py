@@ -194,7 +194,7 @@ def _compare(
     conclude(folder, output)
 
 
-@app.command(help="Run a table of one of the papers and print its numbers beside ours; without a table, list them.",
+@app.command(help="Run a table of a paper and print its numbers beside ours, or draw a figure; without an id: list.",
              rich_help_panel=WORKING)  # fmt: skip
 @with_only(TABLE)
 def reproduce(**given: Any) -> None:

@@ -55,7 +55,7 @@ MACHINE = (
     "memory",
 )
 TABLE = {  # what may be said about a table besides what it says itself
-    "table": (Annotated[str | None, typer.Argument(help="its id: V-T1a (default: list all)")], None),
+    "table": (Annotated[str | None, typer.Argument(help="its id: V-T1a, or that of a figure: V-F2")], None),
     "list_them": option(bool, False, "all tables: data, GPU minutes, how much is done", "--list", panel="Running"),
     "seeds": option(str | None, None, "seeds, comma separated or a range (default: the table's own)", "--seeds",
                     panel="Running", metavar="INTEGER,…"),

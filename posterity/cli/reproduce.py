@@ -9,6 +9,7 @@ from typing import Any
 
 from rich.table import Table
 
+from posterity.cli import figures
 from posterity.cli.neutral import label
 from posterity.cli.show import console, say, say_sentence
 from posterity.experiment.begin_again import runs_below
@@ -38,6 +39,7 @@ def print_recipes(folder: Path, places: Sequence[Path] = ()) -> None:
         others.add_row(*map(label, (each.id, f"{each.paper}, {each.title}", each.why)))
     console.print(others)
     say("run one: posterity reproduce V-T1a (--seeds, --rounds, --scale, --methods, --cells make it smaller)")
+    figures.print_figures(folder)
 
 
 def _data(recipe: Recipe, cell: RecipeCell) -> str:
@@ -68,7 +70,10 @@ def reproduce_table(
     jobs: int,
     together: bool,
 ) -> None:
-    """Run what is missing, print the table, write it into the folder."""
+    """Run what is missing, print the table, write it into the folder; or draw a figure."""
+    if figures.is_figure(name):
+        figures.draw(name, folder, seeds, cells, methods, scale, more, watching, jobs, together)
+        return
     table = find(name)
     check_place(table, folder)
     recipe = table.chosen(cells, methods)
@@ -127,7 +132,12 @@ def _terminal(cell: RecipeCell, found: Sequence[Entry]) -> Table:
 
 
 def default_folder(name: str) -> Path:
-    """Where a table's runs lie unless --out says otherwise: a second call finds what the first has done."""
+    """Where a table's runs lie unless --out says otherwise: a second call finds what the first has done.
+
+    A figure is drawn beside the tables, since it is drawn from their runs.
+    """
+    if figures.is_figure(name):
+        return Path(os.curdir) / "runs"
     return Path(os.curdir) / "runs" / "tables" / find(name).id
 
 

@@ -48,16 +48,26 @@ class Delivery:
 
     def predict(self, client: int, x: Tensor, point: str | None = None) -> Tensor:
         """What the model of one client says about samples, as the method scores it; a newcomer's as it is received."""
+        site, here, carry = self._model(client, point)
+        return one_client.answer(site, one_client.at(here, keys.PREDICT), carry, x)
+
+    def features(self, client: int, x: Tensor) -> Tensor:
+        """What the network of that model hands to its head, (B, d)."""
+        site, _, carry = self._model(client, None)
+        pieces = torch.split(x, one_client.PREDICT_ROWS)
+        with torch.no_grad():
+            return torch.cat([site.model.features(carry.params, some)[0].flatten(1) for some in pieces])
+
+    def _model(self, client: int, point: str | None) -> tuple[one_client.Site, Here, Carry]:
+        """A client's model as the method scores it, or at another point; a newcomer's as it is received."""
         sim, late = self.setup.sim, client >= self.setup.sim.federation.members
         point = point or ("received" if late else self.point)
         site, here = arrive_client(sim, self.kept.late if late else self.kept.state, self._store, client, self.round)
         held = self.models if point == ("received" if late else self.point) else None
         if held is not None and client < held.clients:
-            carry = held.carry(client)
-        else:
-            self._check_data(point)
-            carry = one_client.personal_at(site, here, point)
-        return one_client.answer(site, one_client.at(here, keys.PREDICT), carry, x)
+            return site, here, held.carry(client)
+        self._check_data(point)
+        return site, here, one_client.personal_at(site, here, point)
 
     @property
     def _store(self) -> Store:

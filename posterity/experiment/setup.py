@@ -202,7 +202,7 @@ def describe(config: Config, setup: Setup, command: str) -> dict[str, Any]:
         "sources": sources(config, method),
         "notes": list(setup.notes),
         "network": network_facts(setup),
-        "federation": _federation_facts(federation),
+        "federation": federation_facts(federation),
         **({"metrics": [metric.facts() for metric in setup.metrics]} if setup.metrics else {}),
     }  # fmt: skip
 
@@ -222,7 +222,8 @@ def source_commit() -> str:
     return asked.stdout.strip() if asked.returncode == 0 else ""
 
 
-def _federation_facts(federation: Federation) -> dict[str, Any]:
+def federation_facts(federation: Federation) -> dict[str, Any]:
+    """What `run.json` says of the clients: names, sizes of their parts, training samples of each class."""
     two_way = federation.task == "classification"
     return {
         "name": federation.name,

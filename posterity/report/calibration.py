@@ -30,7 +30,10 @@ def pooled_bins(arm: Arm, rule: str) -> list[tuple[float, float, float]]:
     return [(float(a), float(b), float(c)) for a, b, c in total] if total[:, 0].sum() > 0 else []
 
 
-def reliability(arm: Arm, bins: Sequence[tuple[float, float, float]], seeds: int = 1) -> str:
+def reliability(
+    arm: Arm, bins: Sequence[tuple[float, float, float]], seeds: int = 1, x_title: str = "confidence, %",
+    y_title: str = "accuracy, %",
+) -> str:  # fmt: skip
     """Accuracy against confidence by bin; below it the share of predictions in each bin, which says what to ignore.
 
     Whiskers are Wilson's intervals for the count of one seed on average: seeds may predict the same rows, and then
@@ -63,8 +66,8 @@ def reliability(arm: Arm, bins: Sequence[tuple[float, float, float]], seeds: int
     for cx, cy, told in curve:
         canvas.add("circle", f"dot {colour(arm.index)}", told, cx=cx, cy=cy, r=2.5)
     canvas.line(x.start, 238, x.end, 238, "axis")
-    canvas.text(x.end, 265, "confidence, %", "tick", "end")
-    canvas.text(x.start - 26, y.end - 12, "accuracy, %", "tick")
+    canvas.text(x.end, 265, x_title, "tick", "end")
+    canvas.text(x.start - 26, y.end - 12, y_title, "tick")
     return canvas.svg()
 
 

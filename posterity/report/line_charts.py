@@ -91,6 +91,7 @@ def line_chart(
     x_text: Callable[[float], str] = _round_bytes if against == "bytes" else plain
     about = int((x.end - x.start) / 60)
     across = log_ticks(x.low, x.high) if x.log else ticks(x.low, x.high, about)
+    across = [value for value in across if against == "bytes" or value.is_integer()]  # there is no half a round
     axes(canvas, x, y, _apart(across, x, x_text), ticks(y.low, y.high, 8), x_text, percent if is_share else plain)
     canvas.text(x.start - 6, y.end - 14, y_title, "name", "start")
     canvas.text(x.end, y.start + 34, x_title, "name", "end")

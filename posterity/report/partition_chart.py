@@ -37,9 +37,12 @@ class Frame:
         return self.left + self.step * self.shown
 
 
-def partition(federation: FederationFacts, width: float) -> str:
-    """Clients across, classes up, area = samples; below, the size of each client's parts."""
-    shown = min(federation.clients, CLIENTS)
+def partition(federation: FederationFacts, width: float, most: int = CLIENTS, overlap: bool = False) -> str:
+    """The first `most` clients across, classes up, area = samples; below, the size of each client's parts.
+
+    With `overlap` discs may cover their neighbours a little, and are larger where clients or classes are many.
+    """
+    shown = min(federation.clients, most)
     counts = [row[:CLASSES] for row in federation.histogram[:shown]]
     classes = max((len(row) for row in counts), default=0)
     pitch = 18 if classes <= 20 else 12 if classes <= 50 else 7
@@ -54,7 +57,8 @@ def partition(federation: FederationFacts, width: float) -> str:
             canvas.line(left, pitch * c + 14, frame.right, pitch * c + 14, "grid")
             canvas.text(left - 8, pitch * c + 18, shorten(name, left - 12), "tick", "end")
     told = names if width > 500 else []
-    _bubbles(canvas, frame, federation, counts, pitch, told)
+    radius = 0.55 * math.sqrt(frame.step * pitch) if overlap else min(frame.step, pitch * 1.15) / 2
+    _bubbles(canvas, frame, federation, counts, pitch, radius, told)
     _sizes(canvas, frame, federation)
     _name_clients(canvas, frame, federation, below)
     return canvas.svg()
@@ -62,11 +66,10 @@ def partition(federation: FederationFacts, width: float) -> str:
 
 def _bubbles(
     canvas: Canvas, frame: Frame, federation: FederationFacts, counts: Sequence[Sequence[int]], pitch: float,
-    told: Sequence[str],
+    radius: float, told: Sequence[str],
 ) -> None:  # fmt: skip
     """A disc for every client and class; each says what it is where class names are given and the page stays small."""
     group = canvas.add("g", "bubble")
-    radius = min(frame.step, pitch * 1.15) / 2
     most = max((n for row in counts for n in row), default=1) or 1
     spoken = bool(told) and sum(n > 0 for row in counts for n in row) <= TOLD
     for k, row in enumerate(counts):

@@ -172,7 +172,7 @@ def _run(log: RunLog) -> Run:
         status=str(facts.get("status") or "running"),
         seconds=_number(facts.get("seconds")) or sum(r.seconds or 0.0 for r in rounds) or None,  # 0 until it ends
         planned=config.get("rounds"),
-        federation=_federation(facts.get("federation") or {}, str(facts.get("evaluate_remark") or "")),
+        federation=read_federation(facts.get("federation") or {}, str(facts.get("evaluate_remark") or "")),
         rounds=rounds,
         scores=scores,
         config=config,
@@ -181,7 +181,8 @@ def _run(log: RunLog) -> Run:
     )
 
 
-def _federation(raw: Mapping[str, Any], remark: str = "") -> FederationFacts:
+def read_federation(raw: Mapping[str, Any], remark: str = "") -> FederationFacts:
+    """The clients as `run.json` has them."""
     train = tuple(int(n) for n in raw.get("train") or ())
     clients = int(raw.get("clients") or len(train))
     return FederationFacts(

@@ -180,3 +180,12 @@ def test_models_above_the_limit_are_not_stored(tmp_path, monkeypatch):
     told = run_folder.read_json(tmp_path / "run" / run_folder.RUN)["models"]
     assert told.startswith("not stored: ")
     assert not list((tmp_path / "run").glob("models-*"))
+
+
+def test_a_run_whose_convolutions_are_patches_is_loaded_without_its_data(tmp_path):
+    """Its samples are NaN then, and a trial with them would find any way of computing convolutions wrong."""
+    few = {"dataset": "digits", "clients": 3, "subset": "10%", "rounds": 1, "engine": "stacked", "model": "metavd_cnn"}
+    posterity.run("fedper", out=tmp_path / "run", convolution="patches", **few)
+    result = posterity.load(tmp_path / "run")
+    assert result.setup.sim.federation.absent
+    assert result.setup.choice.model.way == "patches"

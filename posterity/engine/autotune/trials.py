@@ -56,8 +56,11 @@ class Trial:
 
     @staticmethod
     def of(x: Tensor, params: Params, rows: int, clients: int) -> Trial:
-        """A batch of `rows` samples, repeated from `x` where there are fewer."""
-        return Trial(x[torch.arange(rows, device=x.device) % len(x)], params, clients)
+        """A batch of `rows` samples, repeated from `x` where there are fewer.
+
+        Samples of a run that was loaded without its data are NaN, and so would every gradient be: zeros stand for them.
+        """
+        return Trial(torch.nan_to_num(x[torch.arange(rows, device=x.device) % len(x)]), params, clients)
 
     def fitted(self, model: Network) -> Trial:
         """With fewer clients if the steps of this network are slow on a CPU: then a few say as much as many."""

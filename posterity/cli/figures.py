@@ -1,0 +1,48 @@
+"""`posterity reproduce` with the id of a figure: draw it, and say where it and its numbers lie."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from posterity.cli.neutral import label
+from posterity.cli.show import console, say, say_sentence
+from posterity.experiment.compare import Watching
+from posterity.reproduce.figures import draw_figure, figures, is_figure
+
+
+def print_figures(folder: Path) -> None:
+    """Every figure: what it needs, whose runs it is drawn from, whether it lies beside the tables in `folder`."""
+    table = Table("Figure", "what it is", "data", "drawn from", "done", title="Figures", title_justify="left")
+    for figure in figures().values():
+        drawn = (folder.parent / "figures" / f"{figure.id}.svg").exists()
+        cells = [figure.id, f"{figure.paper}, {figure.title}", "; ".join(figure.needs), ", ".join(figure.tables),
+                 "drawn" if drawn else "not yet drawn"]  # fmt: skip
+        table.add_row(*map(label, cells))
+    console.print(table)
+    say("draw one: posterity reproduce N-F1")
+
+
+def draw(
+    name: str,
+    folder: Path,
+    seeds: Sequence[int] | None,
+    cells: Sequence[str],
+    methods: Sequence[str],
+    scale: float,
+    more: Mapping[str, Any],
+    watching: Watching,
+    jobs: int,
+    together: bool,
+) -> None:
+    """Run what is missing and draw the figure below `folder`."""
+    made = draw_figure(name, folder, seeds, cells, methods, scale, more, watching, jobs, together)
+    for note in made.notes:
+        say_sentence(note)
+    say(f"figure: {made.svg}; its numbers: {made.numbers}; runs: {folder / 'tables'}")
+
+
+__all__ = ["draw", "is_figure", "print_figures"]

@@ -1,0 +1,61 @@
+"""Curves of clients: the validation accuracy of every client of one method by round, one panel for each setting."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+from posterity.report import Run
+from posterity.report.line_charts import line_chart
+from posterity.report.selected_round import main_epochs, series
+from posterity.report.svg import COLOURS
+from posterity.report.tables import Arm
+from posterity.reproduce.figures.catalogue import Figure
+from posterity.reproduce.figures.curves import Course, mean_curve, thinned, told
+from posterity.reproduce.figures.material import FigureDrawing, FigureRequest, Material, collect
+from posterity.reproduce.figures.sheet import Panel, sheet
+from posterity.reproduce.recipe import Recipe, RecipeCell
+
+WIDTH = 470.0
+
+
+def draw(figure: Figure, made: Sequence[Recipe], place: Path, asked: FigureRequest) -> FigureDrawing:
+    """Clients are numbered from 1, as the paper does; those of the second half have dashed lines."""
+    panels, about, numbers = [], [], []
+    for recipe in made:
+        found = collect(recipe, place, asked, figure.id)
+        for cell in found.recipe.cells:
+            lines = [
+                mean_curve(arm, partial(by_client, client=k, metric=figure.metric))
+                for k, arm in enumerate(_arms(found, cell))
+            ]
+            title = f"{figure.metric.replace('_', ' ')}, %"
+            drawn = line_chart(
+                [replace(thinned(line), band=()) for line in lines], WIDTH, cell.name, "round", y_axis=(title, True)
+            )
+            remark = "mean over seeds" if lines[0].band else "one seed"
+            panels.append(Panel(f"{recipe.lines[0].name}, {cell.name}", drawn, remark))
+            numbers += [{"cell": cell.name, **told(figure.metric, line)} for line in lines]
+        settings = dict.fromkeys(found.about(cell) for cell in recipe.cells)
+        about += [
+            *settings,
+            "Dashed: the second half of the clients, which is the skewed one where amounts or labels are.",
+        ]
+    return FigureDrawing(sheet(f"{figure.paper}, {figure.title}", about, panels, len(panels)), {"curves": numbers})
+
+
+def _arms(found: Material, cell: RecipeCell) -> list[Arm]:
+    """Every client with the runs of the column's first row; the second half has the same colours, dashed."""
+    runs = tuple(found.runs(cell, found.recipe.lines_of(cell)[0]))
+    clients = runs[0].federation.members
+    half = (clients + 1) // 2
+    return [Arm(f"client {k + 1}", k if k < half else COLOURS + k - half, runs) for k in range(clients)]
+
+
+def by_client(run: Run, client: int, metric: str) -> Course:
+    """One client's number on what it holds out, by round."""
+    scores = series(run, "held", run.scored, main_epochs(run, run.scored))
+    found = {r: score.by_client(metric) for r, score in scores.items()}
+    return {r: value for r, values in found.items() if client < len(values) and (value := values[client]) is not None}

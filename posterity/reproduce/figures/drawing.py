@@ -1,0 +1,80 @@
+"""A figure from its id to its files: FOLDER/figures/ID.svg, and the numbers behind it in ID.json beside it.
+
+Runs lie under FOLDER/tables, where `posterity reproduce TABLE` puts them and finds them again.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from posterity.experiment.compare import Watching
+from posterity.report.logs import write_atomic
+from posterity.reproduce.figures import bubbles, classifiers, clients, curves, features, proportion, reliability, toy
+from posterity.reproduce.figures.catalogue import Figure, find_figure
+from posterity.reproduce.figures.material import FigureDrawing, FigureRequest
+from posterity.reproduce.recipe import Recipe
+
+Draw = Callable[[Figure, Sequence[Recipe], Path, FigureRequest], FigureDrawing]
+KINDS: Mapping[str, Draw] = {
+    "bubbles": bubbles.draw,
+    "classifiers": classifiers.draw,
+    "clients": clients.draw,
+    "curves": curves.draw,
+    "features": features.draw,
+    "proportion": proportion.draw,
+    "reliability": reliability.draw,
+    "toy": toy.draw,
+}
+
+
+@dataclass(frozen=True)
+class DrawnFigure:
+    """Where a figure and its numbers lie, and sentences about what it could not show."""
+
+    svg: Path
+    numbers: Path
+    notes: tuple[str, ...]
+
+
+def draw_figure(
+    name: str,
+    folder: Path,
+    seeds: Sequence[int] | None = None,
+    cells: Sequence[str] = (),
+    methods: Sequence[str] = (),
+    scale: float = 1.0,
+    more: Mapping[str, Any] | None = None,
+    watching: Watching | None = None,
+    jobs: int = 1,
+    together: bool = False,
+) -> DrawnFigure:
+    """Run what is missing, draw the figure and write it.
+
+    Without `seeds` and with finished runs of the same seeds in all its rows, it is drawn from these, whatever their
+    size; the lines below its title say how large they are.
+    """
+    figure = find_figure(name)
+    asked = FigureRequest(seeds, scale, more or {}, watching or FigureRequest().watching, jobs, together)
+    drawing = KINDS[figure.kind](figure, figure.chosen(cells, methods), folder / "tables", asked)
+    svg, numbers = (folder / "figures" / f"{figure.id}{suffix}" for suffix in (".svg", ".json"))
+    about = {"figure": figure.id, "paper": figure.paper, "title": figure.title, "tables": figure.tables}
+    write_atomic(numbers, _lines({**about, **drawing.numbers}).encode())
+    write_atomic(svg, (drawing.svg + "\n").encode())
+    return DrawnFigure(svg, numbers, drawing.notes)
+
+
+def _lines(numbers: Mapping[str, Any]) -> str:
+    """JSON with a line for each of the outermost entries, and for each of their parts."""
+    told = []
+    for name, value in numbers.items():
+        parts = isinstance(value, (list, tuple)) and value and isinstance(value[0], dict)
+        inner = ",\n ".join(json.dumps(each, ensure_ascii=False) for each in value) if parts else ""
+        told.append(f"{json.dumps(name)}: " + (f"[\n {inner}]" if parts else json.dumps(value, ensure_ascii=False)))
+    return "{\n" + ",\n".join(told) + "\n}\n"
+
+
+__all__ = ["DrawnFigure", "draw_figure"]

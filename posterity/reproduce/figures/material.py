@@ -1,0 +1,145 @@
+"""What figures are drawn from: a table's finished runs, and models of theirs. What is missing is run first."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import posterity
+from posterity.experiment.compare import Watching
+from posterity.experiment.result import Result
+from posterity.experiment.run import silent
+from posterity.experiment.variants import parse_variant
+from posterity.report import Run, load_runs
+from posterity.reproduce.cells import check_place, run_cells
+from posterity.reproduce.figures.catalogue import known_tables
+from posterity.reproduce.recipe import Line, Recipe, RecipeCell
+
+SETTING = ("dataset", "partition", "subset", "clients", "model", "rounds", "local_epochs")  # what a reader must know
+
+
+@dataclass(frozen=True)
+class FigureRequest:
+    """What was asked for besides the figure: how large, with which seeds, on which machine."""
+
+    seeds: Sequence[int] | None = None  # None: those that are there, else the table's
+    scale: float = 1.0
+    more: Mapping[str, Any] = field(default_factory=dict)  # settings, as `posterity run` names them
+    watching: Watching = lambda title, rounds: nullcontext(silent)
+    jobs: int = 1
+    together: bool = False
+
+
+@dataclass(frozen=True)
+class Material:
+    """A table's setting and its finished runs."""
+
+    recipe: Recipe
+    place: Path
+
+    def runs(self, cell: RecipeCell, line: Line) -> list[Run]:
+        """Finished runs of a row in a column, by seed."""
+        folder = self.place / cell.folder / parse_variant(line.method).folder
+        return [run for run in load_runs(folder) if run.finished] if folder.is_dir() else []
+
+    def every(self, cell: RecipeCell) -> list[Run]:
+        """Those of all rows of a column."""
+        return [run for line in self.recipe.lines_of(cell) for run in self.runs(cell, line)]
+
+    @property
+    def complete(self) -> bool:
+        """Whether every row of every column has finished runs, all with the same seeds."""
+        pairs = [(cell, line) for cell in self.recipe.cells for line in self.recipe.lines_of(cell)]
+        seeds = {frozenset(run.seed for run in self.runs(cell, line)) for cell, line in pairs}
+        return len(seeds) == 1 and frozenset() not in seeds
+
+    def about(self, cell: RecipeCell) -> str:
+        """Data, partition, clients, rounds and seeds of a column's runs, and what of it is not as in the paper."""
+        runs = self.every(cell)
+        federation, config = runs[0].federation, runs[0].config
+        partition = f", {config['partition']}" if config.get("partition") else ""
+        seeds = sorted({run.seed for run in runs if run.seed is not None})
+        rounds = sorted({run.planned or run.reached for run in runs})
+        told = (f"{federation.name}{partition}, {federation.clients} clients, {config['model']}, "
+                f"{_listed(rounds, 'round')}, {_listed(seeds, 'seed', True)}")  # fmt: skip
+        return f"{told}. {self._departures(cell)}".strip()
+
+    def _departures(self, cell: RecipeCell) -> str:
+        """What of the runs is not the paper's: size, data, network or epochs, in a sentence."""
+        full = self.recipe.config(cell, {})
+        pairs = [(n, run.config.get(n), getattr(full, n)) for run in self.every(cell) for n in SETTING]
+        told = dict.fromkeys(f"{n} {x or 'all'} instead of {y or 'all'}" for n, x, y in pairs if x != y)
+        return f"Not as in the paper: {', '.join(told)}." if told else ""
+
+
+def _listed(numbers: Sequence[int], what: str, before: bool = False) -> str:
+    many = len(numbers) > 1 if before else numbers[-1] != 1
+    told, word = " or ".join(map(str, numbers)), what + "s" * many
+    return f"{word} {told.replace(' or ', ', ')}" if before else f"{told} {word}"
+
+
+def collect(recipe: Recipe, root: Path, asked: FigureRequest, figure: str) -> Material:
+    """The runs of a table under `root`; those that are missing are run, and if they cannot be, a sentence says so.
+
+    Without `seeds`, finished runs are taken as they are, of whatever size, if all rows have the same seeds; with it,
+    those seeds at the size asked for.
+    """
+    found = Material(recipe, root / recipe.id)
+    if asked.seeds is None and found.complete:
+        return found
+    try:
+        check_place(known_tables()[recipe.id], found.place)
+        run_cells(recipe, found.place, asked.seeds or recipe.seeds, asked.scale, asked.more, asked.watching, asked.jobs,
+                  asked.together)  # fmt: skip
+    except ValueError as error:
+        raise ValueError(f"{figure} is drawn from runs of {recipe.id}, and what is missing of them in {found.place} "
+                         f"cannot be run: {error}") from error  # fmt: skip
+    return found
+
+
+@dataclass(frozen=True)
+class FigureDrawing:
+    """A figure, and the numbers that it shows; `notes` are sentences about what it could not show."""
+
+    svg: str
+    numbers: dict[str, Any]
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Held:
+    """Held-out rows of a run's clients."""
+
+    x: Tensor
+    y: Tensor
+    client: Tensor  # (N,) whose they are
+
+
+def read_models(run: Run) -> Result:
+    """A finished run with the models that it delivers, and its data."""
+    result = posterity.load(run.folder)
+    if result.federation.absent:
+        raise ValueError(f"{run.folder} is finished, but its data ({run.config.get('dataset')}) are not found here, "
+                         "and what its models make of them is to be drawn: set POSTERITY_DATA")  # fmt: skip
+    return result
+
+
+def held_rows(result: Result, clients: int | None = None, classes: int | None = None) -> Held:
+    """The test rows of all members, or of the first `clients`, of all classes or of the first."""
+    federation = result.federation
+    some = range(min(clients or federation.members, federation.members))
+    rows = [federation.test.client(k) for k in some]
+    owner = torch.cat([torch.full_like(mine, k) for k, mine in zip(some, rows, strict=True)])
+    every = torch.cat(rows)
+    wanted = federation.y[every] < classes if classes else torch.ones_like(every, dtype=torch.bool)
+    every, owner = every[wanted], owner[wanted]
+    return Held(federation.x[every], federation.y[every], owner)
+
+
+__all__ = ["FigureDrawing", "FigureRequest", "Held", "Material", "collect", "held_rows", "read_models"]

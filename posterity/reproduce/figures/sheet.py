@@ -1,0 +1,98 @@
+"""A sheet of panels: a title that says what was run, panels side by side with their own titles, remarks below.
+
+Panels are drawings of `posterity.report`; the sheet places them, and brings the part of the page's style sheet along
+that they need, so that the file stands alone. It has white paper: what a reader's screen is set to is not known.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from xml.etree import ElementTree
+
+from posterity.report.svg import Canvas, number
+
+MARGIN, GAP = 24.0, 26.0
+ROW, HEAD = 18.0, 40.0  # height of a line of text; of a panel's title and its remark
+WIDE = 7.0  # mean width of a character of plain text at 13 px
+FONT = 'system-ui, -apple-system, "Segoe UI", Roboto, "Noto Sans", "DejaVu Sans", sans-serif'
+FURTHER = f"""svg {{ font: 12px {FONT}; font-variant-numeric: tabular-nums; }}
+.paper {{ fill: var(--paper); }} .title {{ font-size: 17px; font-weight: 650; fill: var(--ink); }}
+.about {{ font-size: 13px; fill: var(--soft); }} .panel {{ font-size: 13.5px; font-weight: 600; fill: var(--ink); }}
+svg .swatch {{ fill: var(--m); }} svg .mark {{ fill: var(--m); stroke: var(--paper); stroke-width: .5; }}
+svg .faint {{ fill: var(--rule); }} svg .label {{ font-weight: 700; fill: var(--ink); stroke: var(--paper);
+stroke-width: 3px; paint-order: stroke; }} svg .truth {{ fill: none; stroke: var(--soft); stroke-width: 1.5;
+stroke-dasharray: 5 4; }} svg .thick {{ fill: none; stroke: var(--ink); stroke-width: 2.6; }}
+svg .cross {{ fill: none; stroke: var(--m); stroke-width: 1.2; opacity: .75; }} svg .shade {{ fill: var(--soft);
+opacity: .22; }} svg .frame {{ fill: none; stroke: var(--rule); }} svg .thin {{ stroke-width: 1.3; }}"""
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One drawing with its title; `remark` is a second line, such as the number that goes with it."""
+
+    title: str
+    svg: str
+    remark: str = ""
+
+
+@cache
+def style() -> str:
+    """What drawings need of the page's style sheet: the colours on white paper and the rules about SVG."""
+    lines = files("posterity.report").joinpath("page.css").read_text(encoding="utf-8").splitlines()
+    end = lines.index("}")
+    rules = [line for line in lines[end:] if line.startswith(("svg .", ".m0", ".m4"))]
+    return "\n".join([*lines[: end + 1], *rules, FURTHER])
+
+
+def sheet(title: str, about: Sequence[str], panels: Sequence[Panel], columns: int, below: Sequence[str] = ()) -> str:
+    """All panels, `columns` in a row, under a title; `about` and `below` are wrapped to the sheet's width."""
+    drawn = [ElementTree.fromstring(panel.svg) for panel in panels]
+    sizes = [(float(each.get("width", 0)), float(each.get("height", 0))) for each in drawn]
+    rows = [range(start, min(start + columns, len(panels))) for start in range(0, len(panels), columns)]
+    widths = [
+        max(sizes[i][0] for i in range(column, len(panels), columns)) for column in range(min(columns, len(panels)))
+    ]
+    heights = [HEAD + max(sizes[i][1] for i in row) for row in rows]
+    width = max(sum(widths) + GAP * (len(widths) - 1) + 2 * MARGIN, 560.0)
+    told, remarks = (_wrapped(lines, width) for lines in (about, below))
+    heading = _wrapped([title], width, 8.6)
+    top = MARGIN + 22 * len(heading) + ROW * len(told) + 14
+    height = top + sum(heights) + GAP * (len(rows) - 1) + (ROW * len(remarks) + 18 if remarks else 0) + MARGIN
+    canvas = Canvas(width, height, title)
+    canvas.root.set("xmlns", "http://www.w3.org/2000/svg")
+    ElementTree.SubElement(canvas.root, "style").text = style()
+    canvas.add("rect", "paper", x=0, y=0, width=width, height=height)
+    _write(canvas, heading, MARGIN + 14, "title", 22)
+    _write(canvas, told, MARGIN + 22 * len(heading) + 10, "about", ROW)
+    for number_of_row, row in enumerate(rows):
+        y = top + sum(heights[:number_of_row]) + GAP * number_of_row
+        for column, i in enumerate(row):
+            x = MARGIN + sum(widths[:column]) + GAP * column
+            _place(canvas, panels[i], drawn[i], x, y)
+    _write(canvas, remarks, height - MARGIN - ROW * (len(remarks) - 1), "about", ROW)
+    return canvas.svg()
+
+
+def _place(canvas: Canvas, panel: Panel, drawn: ElementTree.Element, x: float, y: float) -> None:
+    canvas.text(x, y + 12, panel.title, "panel")
+    canvas.text(x, y + 29, panel.remark, "about")
+    drawn.set("x", number(x))
+    drawn.set("y", number(y + HEAD))
+    canvas.root.append(drawn)
+
+
+def _wrapped(lines: Sequence[str], width: float, character: float = WIDE) -> list[str]:
+    most = int((width - 2 * MARGIN) / character)
+    return [piece for line in lines if line for piece in textwrap.wrap(line, most)]
+
+
+def _write(canvas: Canvas, lines: Sequence[str], y: float, css: str, step: float) -> None:
+    for i, line in enumerate(lines):
+        canvas.text(MARGIN, y + step * i, line, css)
+
+
+__all__ = ["Panel", "sheet", "style"]
