@@ -34,7 +34,7 @@ def print_recipes(folder: Path, places: Sequence[Path] = ()) -> None:
         cells = [recipe.id, f"{recipe.paper}, {recipe.title}", needs, minutes, _done(recipe, found)]
         table.add_row(*map(label, cells))
     console.print(table)
-    others = Table("Table", "what it is", "why it is not run", title="Without runs", title_justify="left")
+    others = Table("Id", "what it is", "why not", title="Neither run nor drawn", title_justify="left")
     for each in without_recipe().values():
         others.add_row(*map(label, (each.id, f"{each.paper}, {each.title}", each.why)))
     console.print(others)

@@ -1,4 +1,4 @@
-"""What else the papers show: tables that no run here makes, and figures, each with the reason or the way to it."""
+"""What else the papers show: tables that no run here makes and figures without numbers, each with the reason."""
 
 from __future__ import annotations
 

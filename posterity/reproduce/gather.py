@@ -25,7 +25,7 @@ from posterity.reproduce.recipe import Recipe, RecipeCell
 from posterity.reproduce.shown import Shown, read_value
 
 ESSENTIAL = ("method", "dataset", "partition", "split", "test_partition", "public", "model", "batch_size", "lr",
-             "optimiser")  # fmt: skip
+             "optimiser", "augment")  # fmt: skip
 SIZE = ("rounds", "clients", "newcomers", "participation", "subset", "local_epochs", "local_steps")
 SAME = 1e-5  # relative: two runs on the same kind of machine, one of them packed with seven digits
 Place = tuple[str, str]  # folder of a column, name of a row

@@ -11,6 +11,7 @@ from posterity.experiment.variants import parse_variant
 from posterity.reproduce.beside import number
 from posterity.reproduce.cells import comparisons, shrunk
 from posterity.reproduce.elsewhere import without_recipe
+from posterity.reproduce.figures import figures
 from posterity.reproduce.recipe import find, read, recipes
 
 SMALL = """
@@ -113,12 +114,13 @@ def test_a_number_that_two_tables_print_is_the_same(table, of, renamed):
 
 
 def test_everything_of_the_papers_is_listed_once():
-    assert not set(recipes()) & set(without_recipe())
-    tables = {"V": 7, "N": 7, "M": 17, "A": 4, "B": 3}
-    listed = {re.sub("[a-h]$", "", name) for name in (*recipes(), *without_recipe())}
-    assert {name for name in listed if "-T" in name} == {
-        f"{p}-T{n + 1}" for p, most in tables.items() for n in range(most)
+    every = [*recipes(), *figures(), *without_recipe()]
+    assert len(set(every)) == len(every)
+    numbers = {"T": {"V": 7, "N": 7, "M": 17, "A": 4, "B": 3, "P": 1}, "F": {"V": 4, "N": 5, "M": 5, "A": 1, "B": 3}}
+    wanted = {
+        f"{p}-{kind}{n + 1}" for kind, most in numbers.items() for p, count in most.items() for n in range(count)
     }
+    assert {re.sub("[a-h]$", "", name) for name in every} == wanted
     with pytest.raises(ValueError, match=r"N-T2 .* has no runs here: the corpus is licensed"):
         find("n-t2")
 
