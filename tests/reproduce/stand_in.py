@@ -19,7 +19,8 @@ EMBEDDED = {each.name for each in available() if each.embedded}
 NATURAL = {each.name for each in available() if each.natural}
 CLASSES, TEST = 4, 5  # a picture in five is of the official test split
 SIDE = {"office_cnn": 35}  # pixels; others take 8
-FEW = {"pathological:3:100": "pathological:3:10"}  # what asks for more rows than there are
+FEW = {"pathological:3:100": "pathological:3:10", "capped:0.3:50": "capped:0.3:1", "capped:0.1:50": "capped:0.1:1"}
+"""Partitions that ask for more rows than there are."""
 PLAIN = ("mlp", "cubic")  # networks that are small already
 QUICK = {"model.hidden": "12,8"}  # of the one that takes the place of the others
 WRITERS = " ".join(f"w{k}" for k in range(8))
