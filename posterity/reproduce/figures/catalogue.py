@@ -77,8 +77,8 @@ def _rows(recipe: Recipe, methods: Sequence[str]) -> Recipe:
 FOUR = ("FedPer", "GPFL", "FedPAC", "pFedVMP")
 DIRICHLET = {"V-T1a": "0.3", "V-T1b": "0.1", "V-T1c": "0.3", "V-T1d": "0.1", "V-T1e": "0.3", "V-T1f": "0.1",
              "V-T1g": "0.3", "V-T1h": "0.1"}  # fmt: skip
-META = ("FedAvg", "FedAvg+MetaVD", "Reptile", "Reptile+MetaVD", "MAML", "MAML+MetaVD", "PerFedAvg",
-        "PerFedAvg+MetaVD")  # fmt: skip
+HOSTS = ("FedAvg", "Reptile", "MAML", "PerFedAvg (HF-MAML)")
+META = tuple(name for host in HOSTS for name in (host, f"{host.partition(' ')[0]}+MetaVD (released defaults)"))
 
 FIGURES = (
     Figure("V-F2", "pFedVMP", "Figure 2, features of the clients' test samples", "features",
@@ -89,11 +89,11 @@ FIGURES = (
            tuple(FigureSource(table, (f"Dirichlet({alpha})",)) for table, alpha in DIRICHLET.items())),
     Figure("M-F2", "MetaVD", "Figure 2, who holds which classes", "bubbles", (FigureSource("M-F2"),)),
     Figure("M-F3", "MetaVD", "Figure 3, reliability, CIFAR-100, α̂ = 0.5", "reliability",
-           (FigureSource("M-F3", ("CIFAR-100",), ("Reptile", "MAML", "Reptile+MetaVD", "MAML+MetaVD")),)),
+           (FigureSource("M-T7", ("α=0.5 Test",), META[2:6]),)),
     Figure("M-F4", "MetaVD", "Figure 4, reliability, CIFAR-100, α̂ = 0.5", "reliability",
-           (FigureSource("M-F3", ("CIFAR-100",), META),)),
+           (FigureSource("M-T7", ("α=0.5 Test",), META),)),
     Figure("M-F5", "MetaVD", "Figure 5, reliability, CIFAR-10, α̂ = 0.5", "reliability",
-           (FigureSource("M-F3", ("CIFAR-10",), META),)),
+           (FigureSource("M-T8", ("α=0.5 Test",), META),)),
     Figure("N-F1", "FedNP", "Figure 1, a curve that three clients fit together", "toy",
            (FigureSource("N-F1", (), ("FedAvg", "FedNP")),), {"truth": 1, "band": 1}),
     Figure("N-F3", "FedNP", "Figure 3, features of six clients' samples of ten classes", "features",
