@@ -1,0 +1,31 @@
+"""The page of results has a line for every table and figure of the papers, and says nothing that is not stored."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from posterity.reproduce.beside import markdown
+from posterity.reproduce.elsewhere import without_recipe
+from posterity.reproduce.figures import figures
+from posterity.reproduce.gather import gather, read_places
+from posterity.reproduce.recipe import find, recipes
+
+RESULTS = Path(__file__).parents[2] / "docs" / "results"
+TABLES = sorted(path.parent.name for path in (RESULTS / "tables").glob("*/table.md"))
+
+
+def test_everything_has_one_line():
+    page = (RESULTS / "README.md").read_text(encoding="utf-8")
+    listed = re.findall(r"^\| ([VNMABP]-[TF][0-9]+[a-h]?) \|", page, re.M)
+    assert sorted(listed) == sorted([*recipes(), *figures(), *without_recipe()])
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_a_stored_table_is_that_of_its_raw_metrics(name):
+    recipe = find(name)
+    found = gather(recipe, read_places([RESULTS / "raw" / f"{name}.jsonl.gz"]))
+    assert found.count
+    assert markdown(recipe, found) == (RESULTS / "tables" / name / "table.md").read_text(encoding="utf-8")
