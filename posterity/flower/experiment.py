@@ -19,6 +19,7 @@ from posterity.experiment import run_folder
 from posterity.experiment.config import Config, to_toml
 from posterity.flower.agreement import Agreement, SampleKind, agree
 from posterity.flower.roster import Exchange, Registered, Roster
+from posterity.flower.rules import RoundRules
 from posterity.flower.server import Server, Watch
 
 WAIT = 600.0  # seconds until enough sites are there
@@ -26,12 +27,12 @@ WAIT = 600.0  # seconds until enough sites are there
 
 def run_experiment(
     config: Config, exchange: Exchange, folder: Path, sites: int, watch: Watch = print, public: Tensor | None = None,
-    wait: float = WAIT,
+    wait: float = WAIT, rules: RoundRules = RoundRules(),
 ) -> Server:  # fmt: skip
     """All rounds that are left, each of them saved; `public` are rows that the server may use."""
     folder.mkdir(parents=True, exist_ok=True)
     with run_folder.locked(folder):
-        server = open_server(config, exchange, folder, sites, watch, public, wait)
+        server = open_server(config, exchange, folder, sites, watch, public, wait, rules)
         while server.round < config.rounds:
             server.step()
             save(server)
@@ -43,7 +44,7 @@ def run_experiment(
 
 def open_server(
     config: Config, exchange: Exchange, folder: Path, sites: int, watch: Watch = print, public: Tensor | None = None,
-    wait: float = WAIT,
+    wait: float = WAIT, rules: RoundRules = RoundRules(),
 ) -> Server:  # fmt: skip
     """The server of a new experiment, or of one that was begun in this folder."""
     rows = 0 if public is None else len(public)
@@ -54,7 +55,8 @@ def open_server(
     roster.wait(exchange, sites, wait)
     roster.number()
     agreement = _agreement(config, roster, rows, None if saved is None else saved[1])
-    server = Server(config, exchange, folder, roster, agreement, agreement.first_state(), public, watch=watch)
+    server = Server(config, exchange, folder, roster, agreement, agreement.first_state(), public, watch=watch,
+                    rules=rules)  # fmt: skip
     if saved is None:
         _begin(server)
         return server

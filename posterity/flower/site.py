@@ -68,13 +68,14 @@ def _visit(site: ClientSite, asked: Mapping[str, Any], data: bytes) -> bytes:
     files = RecordFiles(site.folder, site.experiment, mine.name, agreement.fingerprint)
     record = _record(machine, offer, files, asked)
     scores = [_scored(machine, mine, offer, record, *each) for each in asked["score"]]
-    reply = {"client": mine.name, "round": round, "scores": scores}
+    reply = {"client": mine.name, "round": round, "trial": asked["trial"], "scores": scores}
     if not asked["train"]:
         return encode({}, agreement.fingerprint, reply)
     done = visit_client(machine, offer.shared, offer.own, record, round)
     if not _usable(done):
         return encode({}, agreement.fingerprint, {**reply, "refused": "not finite or outside its declared range"})
-    files.write(done.record, round, asked["counted"])
+    if not asked["trial"]:
+        files.write(done.record, round, asked["counted"])
     loss = None if done.loss is None else done.loss.double().tolist()
     return encode(done.message, agreement.fingerprint, {**reply, "loss": loss})
 
