@@ -243,6 +243,10 @@ class Method(Protocol):
         """The next State from the sum of the messages (float64)."""
         ...
 
+    def forget(self, state: State, factor: Tree) -> State:
+        """The State after a client has left and taken its `factor` along."""
+        return state
+
     def report(self, state: State, total: Message) -> dict[str, Tensor]:
         """Scalars worth seeing each round."""
         return {}
@@ -275,6 +279,10 @@ class Method(Protocol):
     def message(self, carry: Carry, here: Here) -> tuple[Message, Personal]:
         """What is sent and what is kept; both are committed together or not at all."""
         ...
+
+    def factor(self, personal: Personal) -> Tree | None:
+        """The client's own part of the State, by its record: what it sends when it leaves. None: it cannot be told."""
+        return None
 
     def adapt(self, epochs: int) -> tuple[Pass, ...]:
         """Fine-tuning: by default the round's passes with `epochs` epochs. For 0 nothing happens, whoever writes it."""

@@ -7,6 +7,7 @@
     roster.py      who is who: clients by name, whatever the number of their node
     request.py     what is asked in a round, and what is read of the replies
     rules.py       how many replies a round needs
+    leave.py       clients that go for good, and take their factor along
     server.py      rounds: offers out, messages added up, state saved
     experiment.py  an experiment from where its folder stands to its end
     adapter.py     the ServerApp and the ClientApp; nothing else of the package knows Flower

@@ -15,9 +15,9 @@ import torch
 from posterity.core.codec import CodecError, decode, encode, payload_bytes, read_facts
 from posterity.core.messages import Message
 from posterity.core.protocol import State
-from posterity.core.tree import tree_map
+from posterity.core.tree import Tree, tree_map
 from posterity.core.wire import Offer
-from posterity.engine.client import Visit
+from posterity.engine.client import Site, Visit
 from posterity.engine.expected import message_like, site_without_data
 from posterity.engine.server import Accumulator
 from posterity.flower.agreement import Agreement
@@ -47,6 +47,7 @@ class Request:
     cohort: tuple[str, ...]  # who trains
     points: tuple[EvaluationPoint, ...] = ()
     trial: bool = False  # whether clients could go on from this state: nothing is kept
+    ask: str = "visit"  # or "leave"
 
     def offer(self, client: Registered, number: int) -> Offer:
         return self.agreement.offer(self.state, None if client.newcomer else number)
@@ -55,7 +56,7 @@ class Request:
         """For one client, whose message of the round `counted` was the last that counted."""
         facts, scored = self.agreement.facts, self.scored(client)
         asked = {
-            "ask": "visit", "round": self.round, "number": number, "newcomer": client.newcomer,
+            "ask": self.ask, "round": self.round, "number": number, "newcomer": client.newcomer,
             "train": client.name in self.cohort, "trial": self.trial, "counted": counted, "score": scored,
             "samples": self.agreement.kind.facts(),
             "federation": {"clients": facts.clients, "samples": facts.samples, "public": facts.public},
@@ -67,7 +68,16 @@ class Request:
         return [each for each in self.points if not (client.newcomer and each[0] == "trained")]
 
     def read(self, client: Registered, number: int, reply: bytes | str) -> Reply:
-        """A reply, checked."""
+        """A reply to a visit, checked."""
+        data, told = self.heard(client, reply)
+        scores = [{**each, "kind": "score", "client": client.name} for each in self._scores(client, told)]
+        if client.name not in self.cohort:
+            return Reply(scores)
+        message = decode(data, self._expected(client, number), self.agreement.fingerprint)
+        return Reply(scores, message, told.get("loss"), payload_bytes(data))
+
+    def heard(self, client: Registered, reply: bytes | str) -> tuple[bytes, Line]:
+        """A reply and its facts, if it answers this request."""
         if isinstance(reply, str):
             raise CodecError(reply)
         told = read_facts(reply, self.agreement.fingerprint)
@@ -78,11 +88,7 @@ class Request:
             raise CodecError("it answers a trial, not the round" if told.get("trial") else "it answers no trial")
         if told.get("refused"):
             raise CodecError(f"the site did not send it: {told['refused']!s:.200}")
-        scores = [{**each, "kind": "score", "client": client.name} for each in self._scores(client, told)]
-        if client.name not in self.cohort:
-            return Reply(scores)
-        message = decode(reply, self._expected(client, number), self.agreement.fingerprint)
-        return Reply(scores, message, told.get("loss"), payload_bytes(reply))
+        return reply, told
 
     def _scores(self, client: Registered, told: Line) -> list[Line]:
         """One table for every point that was asked for, and nothing else."""
@@ -96,11 +102,19 @@ class Request:
 
     def _expected(self, client: Registered, number: int) -> Message:
         """The structure of a client's message; where some of it stays at home, what the server has in its place."""
-        kind, agreement = self.agreement.kind, self.agreement
-        who = torch.tensor(number)
-        site = site_without_data(agreement, agreement.visits, who, kind.shape, kind.task, kind.integers)
         offer = self.offer(client, number)
-        return message_like(site, offer.shared, offer.own, self.round)
+        return message_like(self._nobody(number), offer.shared, offer.own, self.round)
+
+    def factor_like(self, client: Registered, number: int) -> Tree | None:
+        """The structure of what a client has in the state and takes along when it leaves; None: it cannot be told."""
+        offer = self.offer(client, number)
+        here = self._nobody(number).arrive(offer.shared, offer.own, None, self.round)
+        return self.agreement.method.factor(here.personal)
+
+    def _nobody(self, number: int) -> Site:
+        agreement, kind = self.agreement, self.agreement.kind
+        who = torch.tensor(number)
+        return site_without_data(agreement, agreement.visits, who, kind.shape, kind.task, kind.integers)
 
     def part(self, client: Registered, number: int, read: Reply) -> Accumulator:
         """One message for the sum, if there is one; its bytes are those that came."""

@@ -57,7 +57,7 @@ class Server:
     # --- one round -----------------------------------------------------------------------------------------------
     def step(self) -> None:
         """One round: its cohort trains, and whoever is to be scored is."""
-        self.roster.look(self.exchange)
+        self.look()
         number = self.round + 1
         cohort = self.cohort(number)
         request = Request(self.agreement, self.state, number, tuple(cohort), self.points(number))
@@ -65,6 +65,12 @@ class Server:
         self.state, log = self.settle(request, visited)
         self.round = number
         self.tell([self.line(log), *scores])
+
+    def look(self) -> None:
+        """Who is there, who has come late; what there is to say about it."""
+        self.roster.look(self.exchange)
+        self.roster.admit(self.agreement.kind, self.agreement.grows)
+        self.tell([{"kind": "note", "text": text} for text in self.roster.news()])
 
     def cohort(self, round: int) -> list[str]:
         """Who trains in a round, from the largest to the smallest: those take longest."""
@@ -190,7 +196,7 @@ class Server:
 
     def finish(self) -> None:
         """The scores of the last round, with what clients receive after it."""
-        self.roster.look(self.exchange)
+        self.look()
         after = self.config.rounds + 1
         request = Request(self.agreement, self.state, after, (), self.points(after))
         scores: dict[str, list[Line]] = {}
