@@ -251,6 +251,13 @@ class Method(Protocol):
         """Scalars worth seeing each round."""
         return {}
 
+    def inspect(self, message: Message, here: Here) -> str:
+        """Why a message that came from another machine breaks a bound of the method's; empty: it does not.
+
+        `here` is the client's as a server knows it: what was offered, and how many samples it registered.
+        """
+        return ""
+
     def outside(self) -> str:
         """In words: what predicts for a test set that belongs to no client (`offer` to somebody without data)."""
         return "the server's model"

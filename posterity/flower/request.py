@@ -7,14 +7,14 @@ Whatever else arrives is a `CodecError` that says what was wrong with it.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from posterity.core.codec import CodecError, decode, encode, payload_bytes, read_facts
 from posterity.core.messages import Message
-from posterity.core.protocol import State
+from posterity.core.protocol import Here, State
 from posterity.core.tree import Tree, tree_map
 from posterity.core.wire import Offer
 from posterity.engine.client import Site, Visit
@@ -74,6 +74,9 @@ class Request:
         if client.name not in self.cohort:
             return Reply(scores)
         message = decode(data, self._expected(client, number), self.agreement.fingerprint)
+        wrong = self.agreement.method.inspect(message, self._here(client, number))
+        if wrong:
+            raise CodecError(wrong)
         return Reply(scores, message, told.get("loss"), payload_bytes(data))
 
     def heard(self, client: Registered, reply: bytes | str) -> tuple[bytes, Line]:
@@ -107,9 +110,13 @@ class Request:
 
     def factor_like(self, client: Registered, number: int) -> Tree | None:
         """The structure of what a client has in the state and takes along when it leaves; None: it cannot be told."""
+        return self.agreement.method.factor(self._here(client, number).personal)
+
+    def _here(self, client: Registered, number: int) -> Here:
+        """A client right after the broadcast, as far as it is known here; its record is that of somebody new."""
         offer = self.offer(client, number)
         here = self._nobody(number).arrive(offer.shared, offer.own, None, self.round)
-        return self.agreement.method.factor(here.personal)
+        return replace(here, n=here.n.new_tensor(float(client.train)))
 
     def _nobody(self, number: int) -> Site:
         agreement, kind = self.agreement, self.agreement.kind

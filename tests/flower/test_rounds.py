@@ -5,17 +5,21 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+import torch
 
 from posterity.core.codec import decode, encode
 from posterity.core.named_arrays import read_header
 from posterity.core.tree import tree_map
+from posterity.engine.expected import message_like, site_without_data
+from posterity.engine.round import first_state
 from posterity.experiment.run_folder import read_lines
+from posterity.experiment.setup import set_up
 from posterity.flower.experiment import run_experiment
 from posterity.flower.rules import RoundRules
 from posterity.flower.server import Server
 from posterity.flower.site import answer
 
-from .in_process import InProcess, assert_same_end, configuration, simulate, sites
+from .in_process import InProcess, assert_same_end, configuration, federation_of, simulate, sites
 from .test_faults import message_like_of
 
 AT_ONCE = RoundRules(pause=0)
@@ -151,3 +155,28 @@ def test_late_and_double_replies_are_not_heard(tmp_path):
     exchange = Echo(sites(config, tmp_path), lambda client, facts, reply: reply)
     server = run_experiment(config, exchange, tmp_path / "server", 3, lambda line: None, wait=0, rules=AT_ONCE)
     assert_same_end(server, tmp_path, simulate(config))
+
+
+def test_a_site_that_does_not_clip_is_refused(tmp_path):
+    """With +clip its own code cuts what a client sends; a site that runs other code is found out by the server."""
+    config = configuration("fedavg+clip", rounds=1, evaluate_every=2, set={"bound": "0.01"})
+
+    def spoil(client, facts, reply):
+        return farther(config, reply, 1.5) if client == 2 and facts.get("round") == 1 else reply
+
+    _, lines = begin(config, tmp_path, spoil)
+    (line,) = [line for line in lines if line["kind"] == "round"]
+    assert line["accepted"] == 2
+    assert line["refused"] == [{"client": "client 2", "reason": "'params' is longer than +clip allows (0.01), or weighs "
+                                "more than its samples"}]  # fmt: skip
+
+
+def farther(config, reply, factor):
+    """A message of FedAvg with +clip in round 1 whose way from the first parameters is `factor` times as long."""
+    header, sim = read_header(reply), set_up(config, federation_of(config)).sim
+    site = site_without_data(sim, sim.visits, torch.tensor(0), sim.federation.shape, "classification")
+    message = decode(reply, message_like(site, *sim.method.offer(first_state(sim), torch.tensor(0)), 1),
+                     header.fingerprint)  # fmt: skip
+    way = {n: sim.initial[n] + factor * (leaf - sim.initial[n]) for n, leaf in message["params"].value.items()}
+    sent = {**message, "params": replace(message["params"], value=way)}
+    return encode(sent, header.fingerprint, header.facts)
