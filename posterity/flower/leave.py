@@ -21,9 +21,9 @@ FORGOTTEN, NEVER = "", "the method cannot tell what is its part of the state"
 def depart(server: Server, names: Sequence[str]) -> None:
     """Take clients out of an experiment; one whose factor could not be taken out may be named again."""
     known = server.roster.numbers
-    strangers = [name for name in names if name not in known]
-    if strangers:
-        raise ValueError(f"leave names {strangers[0]!r}, who is no client of this experiment: its clients are "
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        raise ValueError(f"leave names {unknown[0]!r}, who is no client of this experiment: its clients are "
                          f"{', '.join(map(repr, known))}")  # fmt: skip
     for name in names:
         if server.roster.gone.get(name) in (FORGOTTEN, NEVER):
