@@ -167,8 +167,8 @@ def test_a_site_that_does_not_clip_is_refused(tmp_path):
     _, lines = begin(config, tmp_path, spoil)
     (line,) = [line for line in lines if line["kind"] == "round"]
     assert line["accepted"] == 2
-    assert line["refused"] == [{"client": "client 2", "reason": "'params' is longer than +clip allows (0.01), or weighs "
-                                "more than its samples"}]  # fmt: skip
+    reason = "'params' is longer than +clip allows (0.01), or weighs more than its samples"
+    assert line["refused"] == [{"client": "client 2", "reason": reason}]
 
 
 def farther(config, reply, factor):
