@@ -243,9 +243,20 @@ class Method(Protocol):
         """The next State from the sum of the messages (float64)."""
         ...
 
+    def forget(self, state: State, factor: Tree) -> State:
+        """The State after a client has left and taken its `factor` along."""
+        return state
+
     def report(self, state: State, total: Message) -> dict[str, Tensor]:
         """Scalars worth seeing each round."""
         return {}
+
+    def inspect(self, message: Message, here: Here) -> str:
+        """Why a message that came from another machine breaks a bound of the method's; empty: it does not.
+
+        `here` is the client's as a server knows it: what was offered, and how many samples it registered.
+        """
+        return ""
 
     def outside(self) -> str:
         """In words: what predicts for a test set that belongs to no client (`offer` to somebody without data)."""
@@ -275,6 +286,10 @@ class Method(Protocol):
     def message(self, carry: Carry, here: Here) -> tuple[Message, Personal]:
         """What is sent and what is kept; both are committed together or not at all."""
         ...
+
+    def factor(self, personal: Personal) -> Tree | None:
+        """The client's own part of the State, by its record: what it sends when it leaves. None: it cannot be told."""
+        return None
 
     def adapt(self, epochs: int) -> tuple[Pass, ...]:
         """Fine-tuning: by default the round's passes with `epochs` epochs. For 0 nothing happens, whoever writes it."""

@@ -26,6 +26,7 @@ from posterity.core.protocol import (
     Shared,
     State,
 )
+from posterity.core.tree import Tree
 
 
 @dataclass(frozen=True)
@@ -70,8 +71,15 @@ class Wrapper:
     def combine(self, state: State, total: Message, now: Now) -> State:
         return self.inner.combine(state, total, now)
 
+    def forget(self, state: State, factor: Tree) -> State:
+        return self.inner.forget(state, factor)
+
     def report(self, state: State, total: Message) -> dict[str, Tensor]:
         return self.inner.report(state, total)
+
+    def inspect(self, message: Message, here: Here) -> str:
+        """The inner method's, unless this wrapper changes messages: the inner one would not know them."""
+        return self.inner.inspect(message, here) if type(self).message is Wrapper.message else ""
 
     def outside(self) -> str:
         return self.inner.outside()
@@ -93,6 +101,12 @@ class Wrapper:
 
     def message(self, carry: Carry, here: Here) -> tuple[Message, Personal]:
         return self.inner.message(carry, here)
+
+    def factor(self, personal: Personal) -> Tree | None:
+        """The inner method's, unless this wrapper changes what is sent or kept: State is then no sum of factors."""
+        names = ("init", "combine", "join", "message")
+        changed = any(getattr(type(self), name) is not getattr(Wrapper, name) for name in names)
+        return None if changed else self.inner.factor(personal)
 
     def adapt(self, epochs: int) -> tuple[Pass, ...]:
         return self.inner.adapt(epochs)

@@ -19,10 +19,11 @@ from posterity.engine.api import Engine
 from posterity.engine.client import Site, at, passes_at, personal_at
 from posterity.engine.halving import take_blocks
 from posterity.engine.multi_seed import MultiSeed
-from posterity.engine.server import Accumulator, Refusal, RoundLog, next_state
+from posterity.engine.server import Accumulator, RoundLog, next_state
+from posterity.engine.settle import STUCK, goes_on, rolled_back, settle, unusable
 from posterity.engine.simulation import Simulation
 from posterity.engine.store import Store
-from posterity.engine.usable import FAR, has_grown, outstanding
+from posterity.engine.usable import has_grown
 
 
 def first_state(sim: Simulation) -> State:
@@ -92,22 +93,16 @@ def _settle(
         if not has_grown(after, state):
             return True
         (tried,) = _visit_all(MultiSeed.of([sim]), engine, [after], [store], [cohort], round + 1)
-        now, then = (_log(sim, each, round, len(cohort)) for each in (accumulator, tried))
-        return then.accepted > 0 and not then.loss > FAR * max(1.0, now.loss)  # nan: nobody counted
+        return goes_on(*(_log(sim, each, round, len(cohort)) for each in (accumulator, tried)))
 
-    after, log = finish_round(sim, accumulator, state, store, len(cohort), round, rounds, lasts)
-    suspects = outstanding(_sizes(sim, accumulator, cohort)) if log.rolled_back else []
-    if not suspects:
-        return after, log
-    rest = cohort[~torch.isin(cohort, torch.tensor(suspects, device=cohort.device))]
-    (others,) = _visit_all(MultiSeed.of([sim]), engine, [state], [store], [rest], round)
-    named = {client: accumulator.sizes[client] for client in suspects if client in accumulator.sizes}
-    reason = "the round cannot be used with it: it holds a number of magnitude {:.3g}, far beyond the others'"
-    others.refused += [Refusal(client, reason.format(size)) for client, size in named.items()]
-    after, again = finish_round(sim, others, state, store, len(cohort), round, rounds, lasts)
-    if again.rolled_back:
-        return state, log
-    return after, replace(again, bytes_up=log.bytes_up, bytes_down=log.bytes_down)
+    def finish(visited: Accumulator) -> tuple[State, RoundLog]:
+        return finish_round(sim, visited, state, store, len(cohort), round, rounds, lasts)
+
+    def again(suspects: list[int]) -> Accumulator:
+        rest = cohort[~torch.isin(cohort, torch.tensor(suspects, device=cohort.device))]
+        return _visit_all(MultiSeed.of([sim]), engine, [state], [store], [rest], round)[0]
+
+    return settle(accumulator, finish, again, lambda: _sizes(sim, accumulator, cohort))
 
 
 def _sizes(sim: Simulation, accumulator: Accumulator, cohort: Tensor) -> dict[int, float]:
@@ -134,10 +129,10 @@ def finish_round(
     if total is not None:
         after, report, why = next_state(sim.method, state, total, moment(sim, round, rounds, log.accepted))
     if any(sim.processes.tell(float(bool(why)))):
-        return state, replace(log, accepted=0, rolled_back=f"the state after it cannot be used: {why or 'see above'}")
+        return state, rolled_back(log, unusable(why or "see above"))
     after = sim.processes.share_out(after, root)
     if not lasts(after):
-        return state, replace(log, accepted=0, rolled_back="no client could go on from the state after it")
+        return state, rolled_back(log, STUCK)
     for clients, records in accumulator.records:  # only now: if `combine` fails, the records stay as they were too
         store.write(clients, records)
     return after, replace(log, report={name: float(value) for name, value in report.items()})
@@ -145,10 +140,7 @@ def finish_round(
 
 def _log(sim: Simulation, accumulator: Accumulator, round: int, cohort: int) -> RoundLog:
     """The round in numbers, over all processes."""
-    mine = [accumulator.accepted, *accumulator.losses.tolist(), accumulator.bytes_up, accumulator.bytes_down]
-    accepted, loss, samples, up, down = sim.processes.summed(mine)
-    mean = loss / samples if samples else float("nan")
-    return RoundLog(round, cohort, int(accepted), tuple(accumulator.refused), mean, int(up), int(down))
+    return accumulator.log(round, cohort, sim.processes.summed)
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ range that it declared is left out, and its client keeps the record that it had.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
@@ -96,6 +97,13 @@ class Accumulator:
         self.losses = self.losses + other.losses
         self.bytes_up, self.bytes_down = self.bytes_up + other.bytes_up, self.bytes_down + other.bytes_down
         self.sizes |= other.sizes
+
+    def log(self, round: int, cohort: int, summed: Callable[[list[float]], list[float]] = list) -> RoundLog:
+        """The round in numbers; `summed` adds those of other processes."""
+        mine = [self.accepted, *self.losses.tolist(), self.bytes_up, self.bytes_down]
+        accepted, loss, samples, up, down = summed(mine)
+        mean = loss / samples if samples else float("nan")
+        return RoundLog(round, cohort, int(accepted), tuple(self.refused), mean, int(up), int(down))
 
 
 def combine(method: Method, state: State, total: Message, now: Now) -> tuple[State, dict[str, Tensor]]:

@@ -5,7 +5,11 @@
     records.py     a client's record on its own disk
     site.py        what a site answers: who it is, its message, its scores
     roster.py      who is who: clients by name, whatever the number of their node
+    request.py     what is asked in a round, and what is read of the replies
+    rules.py       how many replies a round needs
+    leave.py       clients that go for good, and take their factor along
     server.py      rounds: offers out, messages added up, state saved
+    experiment.py  an experiment from where its folder stands to its end
     adapter.py     the ServerApp and the ClientApp; nothing else of the package knows Flower
 
 What a site and the server say to each other are bytes of `core/codec.py`, so that everything but `adapter.py` also runs

@@ -4,7 +4,8 @@ An app's `pyproject.toml` names `posterity.flower.adapter:server_app` and `:clie
 (`posterity flower new DIR` writes them). Questions and replies are one array of bytes each (`core/codec.py`), which
 Flower carries and does not look into.
 
-    run config (everybody)   the keys of `posterity run`; `experiment`, `out`, `sites`, `deadline`
+    run config (everybody)   the keys of `posterity run`; `experiment`, `out`, `sites`, `deadline`, `minimum`, `tries`,
+                             `leave`
     node config (a site)     `client`: its name; `data`: its file; `records`: the folder of its record
 """
 
@@ -20,6 +21,7 @@ from typing import Any
 
 from posterity.core.codec import CodecError, read_facts
 from posterity.experiment.config import Config, from_table
+from posterity.flower.rules import RoundRules
 
 LEAST, BELOW = (1, 40), (1, 43)  # versions of Flower
 WANTED = "flwr>=1.40,<1.43"
@@ -56,11 +58,15 @@ class RunSettings:
     out: Path
     sites: int
     deadline: float
+    rules: RoundRules
+    leave: tuple[str, ...]  # clients that go for good
 
 
 def read_settings(table: Mapping[str, Any]) -> RunSettings:
     """The run config, whose other keys are those of `posterity run`; `set.` stands before those of [set]."""
-    mine = {"experiment": "experiment", "out": "", "sites": 0, "deadline": DEADLINE}
+    usual = RoundRules()
+    mine = {"experiment": "experiment", "out": "", "sites": 0, "deadline": DEADLINE, "minimum": usual.minimum,
+            "tries": usual.tries, "leave": ""}  # fmt: skip
     given = {**mine, **{name: value for name, value in table.items() if name in mine}}
     rest = {name: value for name, value in table.items() if name not in mine}
     chosen = {name.removeprefix("set."): value for name, value in rest.items() if name.startswith("set.")}
@@ -71,7 +77,9 @@ def read_settings(table: Mapping[str, Any]) -> RunSettings:
                          "a dataset is divided among them")  # fmt: skip
     experiment = str(given["experiment"])
     out = Path(str(given["out"]) or f"runs/{experiment}")
-    return RunSettings(config, experiment, out, sites, float(given["deadline"]))
+    leave = tuple(name.strip() for name in str(given["leave"]).split(",") if name.strip())
+    return RunSettings(config, experiment, out, sites, float(given["deadline"]),
+                       RoundRules(str(given["minimum"]), int(given["tries"])), leave)  # fmt: skip
 
 
 # --- the server --------------------------------------------------------------------------------------------------
@@ -110,7 +118,8 @@ def serve(grid: Grid, context: Context) -> None:
 
     told = read_settings(context.run_config)
     exchange = GridExchange(grid, told.deadline)
-    run_experiment(told.config, exchange, told.out, told.sites, _show, read_public(told.config))
+    run_experiment(told.config, exchange, told.out, told.sites, _show, read_public(told.config),
+                   rules=told.rules, leave=told.leave)  # fmt: skip
 
 
 def _show(line: dict[str, Any]) -> None:

@@ -7,7 +7,7 @@ and how many training samples there are. Nobody needs another one's data for it.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -20,7 +20,7 @@ from posterity.core.frozen import bind, held
 from posterity.core.network import Network, Params, Task
 from posterity.core.protocol import Facts, Method, Pass, State
 from posterity.core.random import fold, make_key
-from posterity.core.tree import tree_map
+from posterity.core.tree import STATIC, Tree, is_node, tree_map, tree_parts
 from posterity.core.wire import Offer
 from posterity.engine.keys import CLIENT, SERVER
 from posterity.experiment.config import Config
@@ -39,6 +39,10 @@ class SampleKind:
 
     def facts(self) -> dict[str, Any]:
         return {"shape": list(self.shape), "task": self.task, "classes": list(self.classes), "integers": self.integers}
+
+    def fits(self, agreed: SampleKind) -> bool:
+        """Whether samples of this kind can be numbered as agreed: the same columns and task, and no other class."""
+        return replace(self, classes=agreed.classes) == agreed and set(self.classes) <= set(agreed.classes)
 
     @staticmethod
     def of(facts: Mapping[str, Any]) -> SampleKind:
@@ -81,6 +85,12 @@ class Agreement:
         """The server's state before the first round. A site needs it for its shapes alone."""
         return self.method.init(self.model, self.initial, self.facts)
 
+    @cached_property
+    def grows(self) -> bool:
+        """Whether a client may begin to train when others have: nothing in the State depends on how many there are."""
+        more = replace(self.facts, clients=self.facts.clients + 1, samples=self.facts.samples + 1)
+        return same_tree(self.first_state(), self.method.init(self.model, self.initial, more))
+
     def offer(self, state: State, client: int | None) -> Offer:
         """What a state offers to a client; None: to a newcomer."""
         return Offer(*self.method.offer(state, None if client is None else torch.tensor(client)))
@@ -102,6 +112,19 @@ class Agreement:
             "federation": [self.facts.clients, self.facts.samples, self.facts.classes, self.facts.public],
         }
         return fingerprint(told, self.initial, held(self.model))
+
+
+def same_tree(one: Tree, two: Tree) -> bool:
+    """Whether two trees hold the same, what is static included."""
+    if not is_node(one):
+        return torch.equal(one, two)
+    static = [f.name for f in fields(one) if f.metadata.get(STATIC)] if is_dataclass(one) else []
+    pairs = list(zip(tree_parts(one), tree_parts(two), strict=False))
+    return (
+        all(getattr(one, name) == getattr(two, name) for name in static)
+        and len(tree_parts(one)) == len(tree_parts(two))
+        and all(left[0] == right[0] and same_tree(left[1], right[1]) for left, right in pairs)
+    )
 
 
 def agree(config: Config, kind: SampleKind, clients: int, samples: int, public: int = 0) -> Agreement:

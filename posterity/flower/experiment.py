@@ -8,6 +8,7 @@ what counted, and take up the record of that round (`records.py`). Nobody counts
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,9 @@ from posterity.engine.participation import Participation
 from posterity.experiment import run_folder
 from posterity.experiment.config import Config, to_toml
 from posterity.flower.agreement import Agreement, SampleKind, agree
+from posterity.flower.leave import depart
 from posterity.flower.roster import Exchange, Registered, Roster
+from posterity.flower.rules import RoundRules
 from posterity.flower.server import Server, Watch
 
 WAIT = 600.0  # seconds until enough sites are there
@@ -26,12 +29,18 @@ WAIT = 600.0  # seconds until enough sites are there
 
 def run_experiment(
     config: Config, exchange: Exchange, folder: Path, sites: int, watch: Watch = print, public: Tensor | None = None,
-    wait: float = WAIT,
+    wait: float = WAIT, rules: RoundRules = RoundRules(), leave: Sequence[str] = (),
 ) -> Server:  # fmt: skip
-    """All rounds that are left, each of them saved; `public` are rows that the server may use."""
+    """All rounds that are left, each of them saved; `public` are rows that the server may use.
+
+    Clients that `leave` do so before the next round, for good.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     with run_folder.locked(folder):
-        server = open_server(config, exchange, folder, sites, watch, public, wait)
+        server = open_server(config, exchange, folder, sites, watch, public, wait, rules)
+        if leave:
+            depart(server, leave)
+            save(server)
         while server.round < config.rounds:
             server.step()
             save(server)
@@ -43,7 +52,7 @@ def run_experiment(
 
 def open_server(
     config: Config, exchange: Exchange, folder: Path, sites: int, watch: Watch = print, public: Tensor | None = None,
-    wait: float = WAIT,
+    wait: float = WAIT, rules: RoundRules = RoundRules(),
 ) -> Server:  # fmt: skip
     """The server of a new experiment, or of one that was begun in this folder."""
     rows = 0 if public is None else len(public)
@@ -51,10 +60,11 @@ def open_server(
     roster = Roster()
     if saved is not None:
         roster = _roster(saved[1])
-    roster.wait(exchange, sites, wait)
+    roster.wait(exchange, max(1, sites - len(roster.gone)), wait)
     roster.number()
     agreement = _agreement(config, roster, rows, None if saved is None else saved[1])
-    server = Server(config, exchange, folder, roster, agreement, agreement.first_state(), public, watch=watch)
+    server = Server(config, exchange, folder, roster, agreement, agreement.first_state(), public, watch=watch,
+                    rules=rules)  # fmt: skip
     if saved is None:
         _begin(server)
         return server
@@ -71,11 +81,13 @@ def open_server(
 def save(server: Server) -> None:
     """The state, and what a restart needs to know."""
     metrics, told = server.folder / run_folder.METRICS, server.agreement.facts
-    clients = {c.name: [server.roster.numbers[c.name], c.newcomer, c.train] for c in server.roster.known}
+    roster = server.roster
+    clients = {name: [number, roster.clients[name].newcomer, roster.clients[name].train]
+               for name, number in roster.numbers.items()}  # fmt: skip
     facts = {
         "round": server.round, "finished": server.finished, "commit": server.round,
         "length": metrics.stat().st_size if metrics.exists() else 0,
-        "counted": server.counted, "clients": clients, "samples": server.agreement.kind.facts(),
+        "counted": server.counted, "clients": clients, "gone": roster.gone, "samples": server.agreement.kind.facts(),
         "federation": [told.clients, told.samples], "fingerprint": server.agreement.fingerprint,
     }  # fmt: skip
     run_folder.save_checkpoint(server.folder, {"state": server.state}, facts)
@@ -87,7 +99,7 @@ def _begin(server: Server) -> None:
     participation = Participation.parse(config.participation)
     able = sum(client.train > 0 for client in server.roster.members)
     plan = Plan(facts.clients, config.rounds, participation.size(able), participation.probability)
-    notes = (*server.roster.remarks, *method.remarks(server.agreement.model), *method.announce(plan))
+    notes = (*server.roster.news(), *method.remarks(server.agreement.model), *method.announce(plan))
     run_folder.write_atomic(server.folder / run_folder.CONFIG, to_toml(config).encode())
     (server.folder / run_folder.METRICS).write_bytes(b"")
     server.tell([{"kind": "note", "text": note} for note in notes])
@@ -107,7 +119,8 @@ def _roster(saved: dict[str, Any]) -> Roster:
     """The clients of an experiment that was begun before; where they are now must be asked."""
     kind = SampleKind.of(saved["samples"])
     told = {name: Registered(name, bool(late), int(train), kind) for name, (_, late, train) in saved["clients"].items()}
-    return Roster(told, {name: int(number) for name, (number, _, _) in saved["clients"].items()})
+    numbers = {name: int(number) for name, (number, _, _) in saved["clients"].items()}
+    return Roster(told, numbers, gone=dict(saved["gone"]))
 
 
 def _cut(path: Path, length: int) -> None:

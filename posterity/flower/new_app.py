@@ -42,6 +42,9 @@ experiment = "{name}"  # under this name sites keep their records, and a run goe
 out = "{out}"  # the server's folder: its state after every round, and metrics.jsonl
 sites = {sites}  # that must be there before round 1
 deadline = 3600  # seconds until a reply is given up
+minimum = "50%"  # usable replies that a round needs, of its cohort: a share or a number
+tries = 3  # how often those whose reply is missing are asked, until the run stops; it goes on when it is started again
+leave = ""  # names of clients, with commas between, that go for good
 {chosen}"""
 LICENSE = """The files of this folder may be used, copied and changed by anyone for any purpose.
 They come without warranty of any kind.

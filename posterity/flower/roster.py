@@ -1,7 +1,8 @@
 """Who is who: clients by the names that they register, whatever number their node has today.
 
 Numbers are given before the first round, in the order of names, and never change: what a server sends to one client
-alone, and what a client draws, depend on them. A node that comes back under another number is asked who it is.
+alone, and what a client draws, depend on them. Who comes later gets the next number, and who leaves keeps its own. A
+node that comes back under another number is asked who it is.
 """
 
 from __future__ import annotations
@@ -53,6 +54,8 @@ class Roster:
     node: dict[str, int] = field(default_factory=dict)  # where each client was last met
     left: set[int] = field(default_factory=set)  # nodes whose client has another one by now
     remarks: list[str] = field(default_factory=list)
+    gone: dict[str, str] = field(default_factory=dict)  # clients that left for good; why their factor stays, if it does
+    told: set[str] = field(default_factory=set)  # remarks that were said
 
     def look(self, exchange: Exchange) -> None:
         """Ask nodes that are not known yet who they are; a client whose node has gone is not to be reached."""
@@ -93,6 +96,28 @@ class Roster:
             ordered = sorted(self.clients.values(), key=lambda c: (c.newcomer, _order(c.name)))
             self.numbers = {client.name: place for place, client in enumerate(ordered)}
 
+    def admit(self, kind: SampleKind, grows: bool) -> None:
+        """Give numbers to clients that came after the first round; where the method cannot grow, as newcomers."""
+        late = [client for name, client in self.clients.items() if name not in self.numbers]
+        for client in sorted(late, key=lambda client: _order(client.name)):
+            if not client.kind.fits(kind):
+                del self.clients[client.name]
+                self.remarks.append(f"{client.name!r} came late and cannot take part: its samples are of "
+                                    f"{client.kind.facts()}, those of the experiment of {kind.facts()}")  # fmt: skip
+                continue
+            self.clients[client.name] = replace(client, newcomer=client.newcomer or not grows)
+            self.numbers[client.name] = max(self.numbers.values(), default=-1) + 1
+            does = "it takes part from now on" if grows else (
+                "the method's state is of those who were there at first, so it is scored and adapts, as a newcomer"
+            )  # fmt: skip
+            self.remarks.append(f"{client.name!r} came late: {'it is a newcomer' if client.newcomer else does}")
+
+    def news(self) -> list[str]:
+        """Remarks that were not said yet."""
+        fresh = [remark for remark in dict.fromkeys(self.remarks) if remark not in self.told]
+        self.told |= set(fresh)
+        return fresh
+
     @property
     def members(self) -> list[Registered]:
         """Those that train, by number."""
@@ -100,8 +125,8 @@ class Roster:
 
     @property
     def known(self) -> list[Registered]:
-        """Clients with a number; whoever comes later has none and is not asked."""
-        return [client for name, client in self.clients.items() if name in self.numbers]
+        """Clients that may be asked: they have a number and have not left."""
+        return [client for name, client in self.clients.items() if name in self.numbers and name not in self.gone]
 
     def kind(self) -> SampleKind:
         """What samples are like, if all say the same; classes that some lack are put together."""

@@ -4,46 +4,37 @@ It holds no sample. Of a round it holds the running sum and one message beside i
 and `Rows`, grow). `experiment.py` saves the state after every round and goes on from there.
 
 Questions of round r ask for the scores of round r - 1 too: what a client receives after a round it gets with the next.
+
+A round ends as in a simulation (`engine/settle.py`). With too few usable replies, those who are missing are asked
+again; what has arrived stays in the sum, and nobody is in it twice.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from posterity.core.codec import CodecError, decode, encode, payload_bytes, read_facts
-from posterity.core.messages import Message
+from posterity.core.codec import CodecError
 from posterity.core.protocol import Now, State
-from posterity.core.tree import tree_map
-from posterity.core.wire import Offer
-from posterity.engine.client import Visit
-from posterity.engine.expected import message_like, site_without_data
 from posterity.engine.keys import fold_key
 from posterity.engine.participation import Participation
-from posterity.engine.server import Accumulator, Refusal, next_state
+from posterity.engine.server import Accumulator, Refusal, RoundLog, next_state
+from posterity.engine.settle import STUCK, goes_on, rolled_back, settle, unusable
+from posterity.engine.usable import has_grown
 from posterity.experiment import run_folder
 from posterity.experiment.config import Config
 from posterity.flower.agreement import Agreement
+from posterity.flower.request import EvaluationPoint, Line, Request
 from posterity.flower.roster import Exchange, Registered, Roster
+from posterity.flower.rules import RoundRules
 
-Line = dict[str, Any]
 Watch = Callable[[Line], None]
-
-
-@dataclass(frozen=True)
-class Reply:
-    """What a site sent."""
-
-    scores: list[Line]
-    message: Message | None = None
-    loss: Any = None
-    size: int = 0  # of the message, in bytes
 
 
 @dataclass
@@ -61,24 +52,25 @@ class Server:
     counted: dict[str, int] = field(default_factory=dict)  # the last round of each client whose message counted
     finished: bool = False  # also the last scores are there
     watch: Watch = print
+    rules: RoundRules = RoundRules()
 
     # --- one round -----------------------------------------------------------------------------------------------
     def step(self) -> None:
         """One round: its cohort trains, and whoever is to be scored is."""
+        self.look()
         number = self.round + 1
-        self.roster.look(self.exchange)
         cohort = self.cohort(number)
-        accumulator, scores = Accumulator(), []
-        for client, reply in self.ask(number, cohort):
-            try:
-                read = self.read(client, number, reply, client.name in cohort)
-            except CodecError as error:
-                accumulator.refused.append(Refusal(self.roster.numbers[client.name], str(error)))
-                continue
-            scores += read.scores
-            self.add(accumulator, client, read)
-        self.settle(number, len(cohort), accumulator)
-        self.tell(scores)
+        request = Request(self.agreement, self.state, number, tuple(cohort), self.points(number))
+        visited, scores = self.gather(request)
+        self.state, log = self.settle(request, visited)
+        self.round = number
+        self.tell([self.line(log), *scores])
+
+    def look(self) -> None:
+        """Who is there, who has come late; what there is to say about it."""
+        self.roster.look(self.exchange)
+        self.roster.admit(self.agreement.kind, self.agreement.grows)
+        self.tell([{"kind": "note", "text": text} for text in self.roster.news()])
 
     def cohort(self, round: int) -> list[str]:
         """Who trains in a round, from the largest to the smallest: those take longest."""
@@ -88,120 +80,147 @@ class Server:
         chosen = [client for client in able if self.roster.numbers[client.name] in drawn]
         return [client.name for client in sorted(chosen, key=lambda client: -client.train)]
 
-    def ask(self, round: int, cohort: list[str]) -> Iterator[tuple[Registered, bytes | str]]:
-        """Questions to all who are needed in a round, and their replies as they come."""
-        scored = self.roster.known if self.points(round) else []
-        wanted = [self.roster.clients[name] for name in cohort] + [c for c in scored if c.name not in cohort]
-        there = {self.roster.node[client.name]: client for client in wanted if client.name in self.roster.node}
-        for client in wanted:
-            if client.name in cohort and client.name not in self.roster.node:
+    def gather(self, request: Request) -> tuple[Accumulator, list[Line]]:
+        """The sum of a round's messages and its scores; with too few, those who are missing are asked again."""
+        cohort, rules = request.cohort, self.rules
+        needed, scores = rules.needed(len(cohort)), dict[str, list[Line]]()
+        visited = self.collect(request, self.scored(request), scores)
+        for number in range(2, rules.tries + 1):
+            if visited.accepted >= needed:
+                break
+            few = f"round {request.round} has {visited.accepted} of {len(cohort)} replies and needs {needed}"
+            told = "; ".join(f"{name}: {reason}" for name, reason in self.named(visited.refused))
+            text = f"{few}: the others are asked again (try {number} of {rules.tries}); left out: {told}"
+            self.tell([{"kind": "note", "text": text}])
+            time.sleep(rules.pause)
+            self.roster.look(self.exchange)
+            visited.refused.clear()
+            visited.join(self.collect(request, self.without(cohort, visited), scores))
+        if visited.accepted < needed:
+            told = "; ".join(f"{name}: {reason}" for name, reason in self.named(visited.refused))
+            raise ValueError(f"round {request.round} has {visited.accepted} of {len(cohort)} usable replies after "
+                             f"{rules.tries} tries and needs {needed} ({told}). Nothing of it was counted: bring the "
+                             "sites back and start the run again, or give a smaller 'minimum'")  # fmt: skip
+        return visited, [line for lines in scores.values() for line in lines]
+
+    def collect(
+        self, request: Request, asked: Sequence[Registered], scores: dict[str, list[Line]] | None = None
+    ) -> Accumulator:
+        """What some clients reply: the sum of their messages; their scores are put into `scores`."""
+        visited, numbers = Accumulator(), self.roster.numbers
+        for client, reply in self.ask(request, asked):
+            number = numbers[client.name]
+            try:
+                read = request.read(client, number, reply)
+            except CodecError as error:
+                visited.refused.append(Refusal(number, str(error)))
+                continue
+            if scores is not None:
+                scores[client.name] = read.scores
+            visited.join(request.part(client, number, read))
+        return visited
+
+    def ask(self, request: Request, asked: Sequence[Registered]) -> Iterator[tuple[Registered, bytes | str]]:
+        """Questions to clients, and their replies as they come; whoever is to train and is not there is named."""
+        node, numbers = self.roster.node, self.roster.numbers
+        for client in asked:
+            if client.name in request.cohort and client.name not in node:
                 yield client, "its site is not there"
-        questions = ((node, self.question(client, round, client.name in cohort)) for node, client in there.items())
-        waiting = dict(there)
-        for node, reply in self.exchange.ask(questions):
-            if node in waiting:  # nobody is heard twice
-                yield waiting.pop(node), reply
+        waiting = {node[client.name]: client for client in asked if client.name in node}
+        questions = (
+            (place, request.question(client, numbers[client.name], self.counted.get(client.name, 0)))
+            for place, client in list(waiting.items())
+        )
+        for place, reply in self.exchange.ask(questions):
+            if place in waiting:  # nobody is heard twice
+                yield waiting.pop(place), reply
 
-    def offer(self, client: Registered) -> Offer:
-        return self.agreement.offer(self.state, None if client.newcomer else self.roster.numbers[client.name])
+    def scored(self, request: Request) -> list[Registered]:
+        """All who are asked in a round: its cohort, and who is only scored."""
+        others = [client for client in self.roster.known if client.name not in request.cohort] if request.points else []
+        return [self.roster.clients[name] for name in request.cohort] + others
 
-    def question(self, client: Registered, round: int, trains: bool) -> bytes:
-        facts, points = self.agreement.facts, self.points(round)
-        asked = {
-            "ask": "visit", "round": round, "number": self.roster.numbers[client.name], "newcomer": client.newcomer,
-            "train": trains, "counted": self.counted.get(client.name, 0),
-            "score": [each for each in points if not (client.newcomer and each[0] == "trained")],
-            "samples": self.agreement.kind.facts(),
-            "federation": {"clients": facts.clients, "samples": facts.samples, "public": facts.public},
-        }  # fmt: skip
-        return encode(self.offer(client), self.agreement.fingerprint, asked, complete=bool(asked["score"]))
+    def without(self, cohort: Sequence[str], visited: Accumulator) -> list[Registered]:
+        """Those of a cohort whose message is not in the sum."""
+        there = {number for clients, _ in visited.records for number in clients.tolist()}
+        return [self.roster.clients[name] for name in cohort if self.roster.numbers[name] not in there]
 
-    def points(self, round: int) -> list[tuple[str, int, int]]:
+    def points(self, round: int) -> tuple[EvaluationPoint, ...]:
         """Evaluation points that are asked for with a round's offer: of the round itself, and of the one before."""
         adaptation = self.agreement.method.adaptation
         now = [("trained", round, 0)] if self.due(round) and round <= self.config.rounds else []
         before = [("received", round - 1, 0), ("adapted", round - 1, adaptation)] if self.due(round - 1) else []
-        return before + now
+        return (*before, *now)
 
     def due(self, round: int) -> bool:
         """Whether a round is evaluated."""
         return round > 0 and (round % self.config.every == 0 or round == self.config.rounds)
 
-    # --- what comes back -----------------------------------------------------------------------------------------
-    def read(self, client: Registered, round: int, reply: bytes | str, trains: bool) -> Reply:
-        """A reply, checked."""
-        if isinstance(reply, str):
-            raise CodecError(reply)
-        told = read_facts(reply, self.agreement.fingerprint)
-        if (told.get("client"), told.get("round")) != (client.name, round):
-            said = f"client {told.get('client')!r:.80} and round {told.get('round')!r:.20}"
-            raise CodecError(f"it is of {said}; expected {client.name!r} and {round}")
-        if told.get("refused"):
-            raise CodecError(f"the site did not send it: {told['refused']!s:.200}")
-        if not (isinstance(told.get("scores"), list) and all(isinstance(each, dict) for each in told["scores"])):
-            raise CodecError("its scores are no list of tables")
-        scores = [{**each, "kind": "score", "client": client.name} for each in told["scores"]]
-        if not trains:
-            return Reply(scores)
-        message = decode(reply, self.expected(client, round), self.agreement.fingerprint)
-        return Reply(scores, message, told.get("loss"), payload_bytes(reply))
+    # --- its end -------------------------------------------------------------------------------------------------
+    def settle(self, request: Request, visited: Accumulator) -> tuple[State, RoundLog]:
+        """The state after a round, and what there is to say about it; if it cannot be used, all stays as it was."""
 
-    def expected(self, client: Registered, round: int) -> Message:
-        """The structure of a client's message; where some of it stays at home, what the server has in its place."""
-        number = torch.tensor(self.roster.numbers[client.name])
-        kind, agreement = self.agreement.kind, self.agreement
-        site = site_without_data(agreement, agreement.visits, number, kind.shape, kind.task, kind.integers)
-        offer = self.offer(client)
-        return message_like(site, offer.shared, offer.own, round)
+        def again(suspects: list[int]) -> Accumulator:
+            named = {number for number in visited.sizes if number not in suspects}
+            rest = [client for client in self.roster.members if self.roster.numbers[client.name] in named]
+            others = self.collect(request, rest)
+            others.refused += visited.refused
+            return others
 
-    def add(self, accumulator: Accumulator, client: Registered, read: Reply) -> None:
-        """One more message for the sum, if there is one; its bytes are those that came."""
-        if read.message is None:
-            return
-        number, offer = self.roster.numbers[client.name], self.offer(client)
-        clients = torch.tensor([number])
-        seen = torch.tensor([read.loss], dtype=torch.float64) if _is_loss(read.loss) else None
-        visit = Visit(tree_map(lambda leaf: leaf[None], read.message), (), seen)
-        part = Accumulator.of(clients, (offer.shared, offer.own), visit)
-        part.bytes_up = read.size
-        accumulator.join(part)
+        return settle(visited, lambda some: self.commit(request, some), again, lambda: visited.sizes)
 
-    def settle(self, round: int, cohort: int, accumulator: Accumulator) -> None:
-        """The state after a round; if it cannot be used, everything stays as it was."""
-        accepted, why = accumulator.accepted, ""
-        report: dict[str, Tensor] = {}
-        if accumulator.total is not None:
-            key = fold_key(self.agreement.server, round)
-            now = Now(round, self.config.rounds, key, accepted, self.public, self.agreement.model)
-            try:
-                self.state, report, why = next_state(self.agreement.method, self.state, accumulator.total, now)
-            except ValueError as error:  # of messages that are right one by one: all weights are 0
-                why = str(error)
+    def commit(self, request: Request, visited: Accumulator) -> tuple[State, RoundLog]:
+        """The next state, unless it cannot be used, and whose messages counted for it."""
+        log = visited.log(request.round, len(request.cohort))
+        if visited.total is None:
+            return self.state, log
+        now = Now(request.round, self.config.rounds, fold_key(self.agreement.server, request.round), visited.accepted,
+                  self.public, self.agreement.model)  # fmt: skip
+        try:
+            after, report, why = next_state(self.agreement.method, self.state, visited.total, now)
+        except ValueError as error:  # of messages that are right one by one: all weights are 0
+            why = str(error)
+        if why:
+            return self.state, rolled_back(log, unusable(why))
+        if has_grown(after, self.state) and not goes_on(log, self.tried(request, after)):
+            return self.state, rolled_back(log, STUCK)
         names = {number: name for name, number in self.roster.numbers.items()}
-        if not why:
-            self.counted |= {names[k]: round for clients, _ in accumulator.records for k in clients.tolist()}
-        self.round = round
-        loss, samples = accumulator.losses.tolist()
-        self.tell([{
-            "kind": "round", "round": round, "cohort": cohort, "accepted": 0 if why else accepted,
-            "refused": [{"client": names[r.client], "reason": r.reason} for r in accumulator.refused],
-            "loss": loss / samples if samples else None,
-            "bytes_up": accumulator.bytes_up, "bytes_down": accumulator.bytes_down,
-            "report": {name: float(value) for name, value in report.items()},
-            **({"rolled_back": f"the state after it cannot be used: {why}"} if why else {}),
-        }])  # fmt: skip
+        self.counted |= {names[k]: request.round for clients, _ in visited.records for k in clients.tolist()}
+        return after, replace(log, report={name: float(value) for name, value in report.items()})
+
+    def tried(self, request: Request, after: State) -> RoundLog:
+        """What becomes of a round's cohort with a state that is not taken yet; no site keeps anything of it."""
+        trial = replace(request, state=after, round=request.round + 1, points=(), trial=True)
+        visited = self.collect(trial, [self.roster.clients[name] for name in request.cohort])
+        return visited.log(trial.round, len(trial.cohort))
 
     def finish(self) -> None:
         """The scores of the last round, with what clients receive after it."""
-        self.roster.look(self.exchange)
-        after, scores = self.config.rounds + 1, []
-        for client, reply in self.ask(after, []):
-            try:
-                scores += self.read(client, after, reply, False).scores
-            except CodecError as error:
-                scores.append({"kind": "lost", "client": client.name, "round": self.round, "reason": str(error)})
-        self.tell(scores)
+        self.look()
+        after = self.config.rounds + 1
+        request = Request(self.agreement, self.state, after, (), self.points(after))
+        scores: dict[str, list[Line]] = {}
+        visited = self.collect(request, self.scored(request), scores)
+        lost = [{"kind": "lost", "client": name, "round": self.round, "reason": reason}
+                for name, reason in self.named(visited.refused)]  # fmt: skip
+        self.tell([*(line for lines in scores.values() for line in lines), *lost])
         self.finished = True
+
+    # --- words ---------------------------------------------------------------------------------------------------
+    def named(self, refused: Sequence[Refusal]) -> list[tuple[str, str]]:
+        """Who was left out and why."""
+        names = {number: name for name, number in self.roster.numbers.items()}
+        return [(names[each.client], each.reason) for each in refused]
+
+    def line(self, log: RoundLog) -> Line:
+        """A round, for the folder."""
+        return {
+            "kind": "round", "round": log.round, "cohort": log.cohort, "accepted": log.accepted,
+            "refused": [{"client": name, "reason": reason} for name, reason in self.named(log.refused)],
+            "loss": None if math.isnan(log.loss) else log.loss,
+            "bytes_up": log.bytes_up, "bytes_down": log.bytes_down, "report": log.report,
+            **({"rolled_back": log.rolled_back} if log.rolled_back else {}),
+        }  # fmt: skip
 
     def tell(self, lines: list[Line]) -> None:
         """Lines for the folder and for whoever watches."""
@@ -209,13 +228,6 @@ class Server:
             run_folder.append_lines(self.folder / run_folder.METRICS, lines)
         for line in lines:
             self.watch(line)
-
-
-def _is_loss(value: Any) -> bool:
-    """Loss times samples, and samples, as a site says them; they are only shown."""
-    return isinstance(value, list) and len(value) == 2 and all(
-        isinstance(each, float) and math.isfinite(each) for each in value
-    )  # fmt: skip
 
 
 __all__ = ["Server"]

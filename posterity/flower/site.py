@@ -2,6 +2,7 @@
 
     register   who is there: the client's name, what its samples are like, how many it trains on
     visit      an offer: its scores as asked, then training; the message goes back, the record stays
+    leave      the client's own factor of the server's state, which is taken out of it
 
 Both go in one message, because on a network each message starts a process.
 """
@@ -52,8 +53,8 @@ def answer(site: ClientSite, data: bytes) -> bytes:
     asked = read_facts(data)
     if asked.get("ask") == "register":
         return encode({}, facts=site.register())
-    if asked.get("ask") != "visit":
-        raise CodecError(f"the server asks for {asked.get('ask')!r}; this site answers 'register' and 'visit'")
+    if asked.get("ask") not in ("visit", "leave"):
+        raise CodecError(f"the server asks for {asked.get('ask')!r}; this site answers 'register', 'visit' and 'leave'")
     return _visit(site, asked, data)
 
 
@@ -67,14 +68,18 @@ def _visit(site: ClientSite, asked: Mapping[str, Any], data: bytes) -> bytes:
     offer = decode(data, agreement.offer_like(None if late else number), agreement.fingerprint, finite=False)
     files = RecordFiles(site.folder, site.experiment, mine.name, agreement.fingerprint)
     record = _record(machine, offer, files, asked)
+    if asked["ask"] == "leave":
+        told = {"client": mine.name, "round": round, "trial": False}
+        return encode(agreement.method.factor(record), agreement.fingerprint, told)
     scores = [_scored(machine, mine, offer, record, *each) for each in asked["score"]]
-    reply = {"client": mine.name, "round": round, "scores": scores}
+    reply = {"client": mine.name, "round": round, "trial": asked["trial"], "scores": scores}
     if not asked["train"]:
         return encode({}, agreement.fingerprint, reply)
     done = visit_client(machine, offer.shared, offer.own, record, round)
     if not _usable(done):
         return encode({}, agreement.fingerprint, {**reply, "refused": "not finite or outside its declared range"})
-    files.write(done.record, round, asked["counted"])
+    if not asked["trial"]:
+        files.write(done.record, round, asked["counted"])
     loss = None if done.loss is None else done.loss.double().tolist()
     return encode(done.message, agreement.fingerprint, {**reply, "loss": loss})
 

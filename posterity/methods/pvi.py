@@ -195,13 +195,25 @@ class PVI(Method):
         return tree_map(lambda leaf: torch.where(proper, leaf, 0), change)
 
     def combine(self, state: State, total: Message, now: Now) -> State:
-        change, params, precision = total["change"].value, dict(state.params), dict(state.precision)
+        after = self.moved(state, total["change"].value)  # (d)
+        rest = total["rest"].mean() if "rest" in total else {}
+        return State({**after.params, **rest}, after.precision, state.clients)
+
+    def moved(self, state: State, change: Factors) -> State:
+        """q times factors, as narrow as the prior at least."""
+        params, precision = dict(state.params), dict(state.precision)
         for n, q in factors(state.params, state.precision).items():
-            after = q + change[n]  # (d)
+            after = q + change[n]
             narrow = Gaussian(after.precision.clamp(min=self.prior_scale**-2), after.shift)
             params[n] = narrow.mean().reshape(params[n].shape)
             precision[n] = narrow.precision.reshape(params[n].shape)
-        return State({**params, **(total["rest"].mean() if "rest" in total else {})}, precision, state.clients)
+        return State(params, precision, state.clients)
+
+    def factor(self, personal: Personal) -> Factors:
+        return personal
+
+    def forget(self, state: State, factor: Factors) -> State:
+        return self.moved(state, {n: site * -1 for n, site in factor.items()})
 
     def report(self, state: State, total: Message) -> dict[str, Tensor]:
         return {"scale": torch.cat([p.flatten() for p in state.precision.values()]).rsqrt().mean()}

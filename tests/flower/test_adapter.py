@@ -94,6 +94,24 @@ def test_no_reply_is_named():
     assert found == [(7, "no reply within 0 seconds")]
 
 
+def test_a_late_reply_is_not_taken_for_the_next_one():
+    """The reply to the first question comes when the second one is waited for."""
+    late, numbers = SimpleNamespace(metadata=SimpleNamespace(reply_to_message_id="m0")), iter(["m0", "m1"])
+    grid = SimpleNamespace(
+        push_messages=lambda messages: [next(numbers)],
+        pull_messages=lambda asked: [late] if asked == ["m1"] else [],
+    )
+    exchange = adapter.GridExchange(grid, 0.3)
+    for _ in range(2):
+        assert list(exchange.ask([(7, REGISTER)])) == [(7, "no reply within 0 seconds")]
+
+
+def test_rules_and_who_leaves_are_read():
+    told = adapter.read_settings({**RUN, "minimum": "2", "tries": 5, "leave": "client 1, north"})
+    assert (told.rules.minimum, told.rules.tries, told.leave) == ("2", 5, ("client 1", "north"))
+    assert adapter.read_settings(RUN).leave == ()
+
+
 @pytest.mark.parametrize(("found", "fits"), [("1.39.9", False), ("1.40.0", True), ("1.42.3", True), ("1.43.0", False)])
 def test_another_flower_is_refused(found, fits, monkeypatch):
     monkeypatch.setattr(adapter, "version", lambda name: found)

@@ -16,7 +16,7 @@ from posterity.engine.expected import message_like, site_without_data
 from posterity.engine.round import first_state
 from posterity.experiment import run_folder
 from posterity.experiment.setup import set_up
-from posterity.flower import server as server_module
+from posterity.flower import request as request_module
 from posterity.flower.experiment import run_experiment
 from posterity.flower.site import answer
 
@@ -132,7 +132,7 @@ def test_the_server_holds_one_message_beside_the_sum(tmp_path, monkeypatch):
         most = max(most, sum(ref() is not None for ref in held))
         return message
 
-    monkeypatch.setattr(server_module, "decode", counted)
+    monkeypatch.setattr(request_module, "decode", counted)
     deploy(configuration("fedavg", clients=4, rounds=1, evaluate_every=2), tmp_path)
     assert len(held) == 4
     assert most <= 2  # one that is read while the last is being let go

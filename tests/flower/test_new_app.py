@@ -23,9 +23,10 @@ def test_its_settings_are_those_of_a_run(tmp_path):
     write_app(tmp_path / "my-app", config, 4)
     table = table_of(tmp_path / "my-app")
     told = table["tool"]["flwr"]["app"]["config"]
-    mine = {name: told.pop(name) for name in ("experiment", "out", "sites", "deadline")}
+    mine = {name: told.pop(name) for name in ("experiment", "out", "sites", "deadline", "minimum", "tries", "leave")}
     assert from_table(told) == config
-    assert mine == {"experiment": "my-app", "out": "runs/my-app", "sites": 4, "deadline": 3600}
+    assert mine == {"experiment": "my-app", "out": "runs/my-app", "sites": 4, "deadline": 3600, "minimum": "50%",
+                    "tries": 3, "leave": ""}  # fmt: skip
 
 
 def test_nothing_but_flower_is_wanted_and_its_code_is_ours(tmp_path):

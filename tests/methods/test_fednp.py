@@ -31,7 +31,7 @@ from posterity.engine.simulation import select
 from posterity.laws import check
 from posterity.methods import build
 from posterity.methods.fedavg import FedAvg
-from posterity.methods.fednp.method import F_BIAS, F_NAMES, F_WEIGHT, NPN, FedNP, State, departed
+from posterity.methods.fednp.method import F_BIAS, F_NAMES, F_WEIGHT, NPN, FedNP, State
 from posterity.methods.fednp.moments import match
 from posterity.methods.fedprox import FedProx
 
@@ -207,7 +207,7 @@ def test_a_client_that_leaves_takes_its_site_along():
     run = factors_only((1.0, 0.5, -0.8)).rounds(5)
     gone = tree_rows(run.store.rows["site"], 1)
     full = run.state.totals
-    run.state = departed(run.state, gone)
+    run.state = run.sim.method.forget(run.state, gone)
     assert torch.equal(run.state.totals.precision, full.precision - gone.precision)
     run.rounds(25, [0, 2])
     others = factors_only((1.0, -0.8)).rounds(30)

@@ -161,12 +161,24 @@ class FedEP(Method):
         wide = tree_map(lambda leaf, d: leaf.to(d), common(state), step)
         velocity = tree_map(lambda v: v.to(count), state.velocity)
         q, after = self.moved(wide, velocity, step)  # (f)
-        least = self.floor * self.identity * state.samples.to(count).clamp(min=1)
+        new = self.product(state, q, after)
+        rest = total["rest"].mean() if "rest" in total else {}
+        return replace(new, params={n: rest.get(n, p) for n, p in new.params.items()})
+
+    def product(self, state: State, q: Factors, velocity: Tree) -> State:
+        """The State with another q; where its precision would be too small, µ stays what it was."""
+        like = next(iter(q.values())).precision
+        least = self.floor * self.identity * state.samples.to(like).clamp(min=1)
         safe = {n: f.precision >= least for n, f in q.items()}
         mu = {n: torch.where(safe[n], f.mean(), state.params[n].to(f.shift)) for n, f in q.items()}  # (f)
-        new = mu | (total["rest"].mean() if "rest" in total else {})
         precision = {n: f.precision.clamp(min=least) for n, f in q.items()}
-        return State({n: new[n] for n in state.params}, precision, after, state.samples, state.clients)
+        params = {n: mu.get(n, p) for n, p in state.params.items()}
+        return State(params, precision, velocity, state.samples, state.clients)
+
+    def forget(self, state: State, factor: ClientFactor) -> State:
+        """Without a client's site, and without its momentum, which would go on moving q."""
+        q = {n: f - factor.factors[n] for n, f in common(state).items()}
+        return self.product(state, q, tree_map(torch.sub, state.velocity, factor.velocity))
 
     # --- one client ---------------------------------------------------------------------------------------------------
     def join(self, here: Here) -> Personal:
@@ -267,6 +279,9 @@ class FedEP(Method):
         new = ClientFactor(*self.moved(site, here.personal.velocity, step), torch.ones_like(here.n))  # (e)
         early = here.round <= self.burn_rounds
         return tree_map(lambda old, now: torch.where(early, old, now), here.personal, new)
+
+    def factor(self, personal: Personal) -> ClientFactor | None:
+        return personal if self.sites else None
 
     def remarks(self, model: Network) -> tuple[str, ...]:
         if self.sites or self.precision != "identity":

@@ -62,11 +62,6 @@ class State:
     totals: Gaussian  # τ₀ + Σ λ_k and Σ η_k
 
 
-def departed(state: State, site: Gaussian) -> State:
-    """The state after a client has left and taken its site along: for a real network, in a simulation nobody leaves."""
-    return State(state.params, state.totals - site)
-
-
 def spoken_of(params: Params, model: Network, biases: bool) -> list[str]:
     """Leaves of the classifier that the NPN predicts: its weight matrices, or all that it trains."""
     names = head(params, model)
@@ -190,6 +185,12 @@ class FedNP(Method):
 
     def combine(self, state: State, total: Message, now: Now) -> State:
         return State(averaged(state.params, total), state.totals + total["site"].value)  # (5)
+
+    def factor(self, personal: Personal) -> Gaussian:
+        return personal["site"]
+
+    def forget(self, state: State, factor: Gaussian) -> State:
+        return State(state.params, state.totals - factor)  # (5)
 
     def report(self, state: State, total: Message) -> dict[str, Tensor]:
         return {"z_mean": state.totals.mean().mean(), "z_variance": state.totals.covariance().mean()}

@@ -50,6 +50,7 @@ from posterity.core import (
     within,
 )
 
+SLACK = 1 + 1e-4  # a length that was cut to the bound is rounded
 SHORTENED = "clip.shortened"  # the name under which clients say that they met the bound
 
 
@@ -131,6 +132,14 @@ class Clip(Wrapper):
             return replace(part, value=value), over
         weight = torch.minimum(part.weight.clamp(min=0), here.n.to(part.weight))  # (3)
         return Mean(weight, value), over | (part.weight != weight)
+
+    def inspect(self, message: Message, here: Here) -> str:
+        """A site that is not honest does not clip what it sends, so a server looks."""
+        wide = replace(self, bound=SLACK * self.bound, sum_bound=self.sum_bound and SLACK * self.sum_bound)
+        for name, given in message.items():
+            if name != SHORTENED and bool(wide.part(name, given, here)[1]):
+                return f"{name!r} is longer than +clip allows ({self.bound:g}), or weighs more than its samples"
+        return self.inner.inspect({n: part for n, part in message.items() if n != SHORTENED}, here)
 
     def message(self, carry: Carry, here: Here) -> tuple[Message, Personal]:
         sent, personal = self.inner.message(carry, here)

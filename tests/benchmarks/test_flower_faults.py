@@ -1,0 +1,41 @@
+"""The benchmark of faults across machines: some of its faults, and that an end which is not the promised one fails."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture
+def script(monkeypatch):
+    for folder in ("benchmarks", "tests"):  # the benchmarks have an engine.py, too
+        monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / folder))
+    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
+        monkeypatch.setenv(name, os.environ.get(name, ""))  # the benchmark sets them, and here they are put back
+    yield importlib.import_module("flower_faults")
+    for name in [name for name in sys.modules if name.partition(".")[0] in ("injected", "flower_faults")]:
+        del sys.modules[name]
+
+
+def test_the_table(script, tmp_path, capsys):
+    assert script.main(["--only", "large", "--out", str(tmp_path / "page.md")]) == 0
+    text = (tmp_path / "page.md").read_text()
+    assert "far beyond the others' (accepted: 4, 3, 4, 4) | as without that message, bit for bit | yes |" in text
+    assert text.strip() in capsys.readouterr().out
+
+
+def test_another_end_than_the_promised_one_fails(script, monkeypatch, tmp_path):
+    messages = importlib.import_module("injected.messages")
+    fault, forge, _, method, own = messages.FORGED["cut"]
+    done = messages.forged(fault, forge, "undisturbed", method, own, tmp_path)
+    assert not done.kept
+    assert done.end == "as without that message, bit for bit"
+
+
+@pytest.mark.everything
+def test_every_fault(script):
+    assert script.main([]) == 0
