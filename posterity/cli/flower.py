@@ -39,4 +39,17 @@ def new(**given: Any) -> None:
     print(f"start it: flwr run {folder} CONNECTION --stream   (posterity must be installed on server and sites)")
 
 
+@flower.command("sent", help="Show what left a site, leaf by leaf: the file sent.jsonl beside the client's record.")
+def sent(
+    file: Annotated[Path, typer.Argument(help="a site's sent.jsonl, or the folder that holds it", metavar="FILE")],
+) -> None:
+    from posterity.cli.listing import print_sent
+    from posterity.flower.sent import SENT, summarise_sent
+
+    path = file / SENT if file.is_dir() else file
+    if not path.is_file():
+        raise ValueError(f"there is no {path}: give the folder of a client's record (RECORDS/EXPERIMENT/CLIENT)")
+    print_sent(path, summarise_sent(path))
+
+
 __all__ = ["flower"]
