@@ -52,4 +52,32 @@ def sent(
     print_sent(path, summarise_sent(path))
 
 
+@flower.command("predict", help="What a site's own model says about rows of a file: its record, its disk, no network.")
+def predict(
+    folder: Annotated[Path, typer.Argument(help="the app's folder", metavar="APP")],
+    file: Annotated[Path, typer.Argument(help="rows to predict for (.csv, .parquet, .npz)", metavar="FILE")],
+    client: Annotated[str, typer.Option("--client", help="the client's name, as in the node's configuration")],
+    data: Annotated[Path, typer.Option("--data", help="the client's own file, by which new rows are scaled")],
+    records: Annotated[Path, typer.Option("--records", help="the folder of its record")],
+    out: Annotated[Path, typer.Option("--out", help="CSV file to write")] = Path("predictions.csv"),
+) -> None:
+    from posterity.cli.predict import as_csv, as_numbers, read_rows, write_predictions
+    from posterity.data.tables import CLIENT
+    from posterity.flower.adapter import read_settings
+    from posterity.flower.new_app import read_app
+    from posterity.flower.predict import predict_rows
+    from posterity.flower.samples import read_site_file
+    from posterity.flower.site import ClientSite
+
+    told = read_settings(read_app(folder))
+    federation, samples = read_site_file(told.config, client, data)
+    rows = read_rows(file, samples.kind.columns, told.config.client_column or CLIENT)
+    found = predict_rows(ClientSite(told.config, told.experiment, samples, records), federation, rows.x)
+    numbers = as_numbers(found.outputs, not found.classes)
+    write_predictions(out, as_csv([client] * len(numbers), numbers, found.classes))
+    for note in rows.notes:
+        print(f"note: {note}")
+    print(f"wrote {out}: {len(numbers)} rows by the model of {client} after round {found.round}, as {found.point}")
+
+
 __all__ = ["flower"]

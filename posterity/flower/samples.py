@@ -78,9 +78,15 @@ def kind_of(federation: Federation) -> SampleKind:
 def read_samples(config: Config, name: str, path: Path | None = None) -> Samples:
     """The samples of the client that is called `name`: all of the file at `path`, or its share of the dataset."""
     if path is not None:
-        return replace(samples_of(read_file(config, path), 0, DTYPES[config.dtype], name), private=True)
+        return read_site_file(config, name, path)[1]
     federation = load_federation(config)
     return samples_of(federation, find_client(federation.names, name), DTYPES[config.dtype])
+
+
+def read_site_file(config: Config, name: str, path: Path) -> tuple[Federation, Samples]:
+    """A client's own file: as a federation of one, which knows how rows were scaled, and as samples."""
+    federation = read_file(config, path)
+    return federation, replace(samples_of(federation, 0, DTYPES[config.dtype], name), private=True)
 
 
 def read_public(config: Config) -> Tensor | None:
@@ -110,4 +116,13 @@ def read_file(config: Config, path: Path) -> Federation:
     return data.build(FederationSpec(**{**asked, **one}, seed=config.seed, options=config.settings("data")))
 
 
-__all__ = ["Samples", "find_client", "kind_of", "read_file", "read_public", "read_samples", "samples_of"]
+__all__ = [
+    "Samples",
+    "find_client",
+    "kind_of",
+    "read_file",
+    "read_public",
+    "read_samples",
+    "read_site_file",
+    "samples_of",
+]

@@ -26,12 +26,14 @@ from posterity.core.wire import Offer
 from posterity.engine.client import Site, Visit, predict_client, visit_client
 from posterity.evaluate import per_client, score
 from posterity.experiment.config import Config
+from posterity.experiment.run_folder import write_atomic
 from posterity.flower.agreement import Agreement, SampleKind, agree
 from posterity.flower.records import RecordFiles
 from posterity.flower.samples import Samples
 from posterity.flower.sent import SampleCounts, counts_behind, describe_reply, write_sent
 
 HELD = ("validation", "test")
+OFFER = "offer.bin"  # beside the record: the last question that was complete
 
 
 @dataclass(frozen=True)
@@ -74,16 +76,36 @@ def _registration(site: ClientSite) -> bytes:
     return reply
 
 
-def _visit(site: ClientSite, asked: Mapping[str, Any], data: bytes) -> bytes:
-    kind = SampleKind.of(asked["samples"])
-    told = asked["federation"]
+@dataclass(frozen=True)
+class Opened:
+    """A question, read: what server and site agree on, the client's samples and machine, its offer and its record."""
+
+    agreement: Agreement
+    mine: Samples
+    machine: Site
+    offer: Offer
+    files: RecordFiles
+    record: Personal | None
+
+
+def open_question(site: ClientSite, data: bytes) -> Opened:
+    """What a question of the kind `visit` is about."""
+    asked = read_facts(data)
+    kind, told, late = SampleKind.of(asked["samples"]), asked["federation"], bool(asked["newcomer"])
     agreement = agree(site.config, kind, told["clients"], told["samples"], told["public"])
-    mine, number, round = site.samples.as_kind(kind, site.config.least), asked["number"], asked["round"]
-    late = bool(asked["newcomer"])
+    mine, number = site.samples.as_kind(kind, site.config.least), asked["number"]
     machine = machine_of(agreement, mine, number)
     offer = decode(data, agreement.offer_like(None if late else number), agreement.fingerprint, finite=False)
     files = RecordFiles(site.folder, site.experiment, mine.name, agreement.fingerprint)
-    record = _record(machine, offer, files, asked)
+    return Opened(agreement, mine, machine, offer, files, _record(machine, offer, files, asked))
+
+
+def _visit(site: ClientSite, asked: Mapping[str, Any], data: bytes) -> bytes:
+    found, round = open_question(site, data), asked["round"]
+    agreement, mine, machine, offer, record = found.agreement, found.mine, found.machine, found.offer, found.record
+    if asked["score"]:  # the offer is complete: with it and the record, this site can predict by itself
+        site.place.mkdir(parents=True, exist_ok=True)
+        write_atomic(site.place / OFFER, data)
     scores = [_scored(machine, mine, offer, record, site.config.least, *each) for each in asked["score"]]
     reply = {"client": mine.name, "round": round, "scores": scores}
     say = partial(_say, site, agreement, mine)
@@ -92,7 +114,7 @@ def _visit(site: ClientSite, asked: Mapping[str, Any], data: bytes) -> bytes:
     done = visit_client(machine, offer.shared, offer.own, record, round)
     if not _usable(done):
         return say({}, {**reply, "refused": "not finite or outside its declared range"})
-    files.write(done.record, round, asked["counted"])
+    found.files.write(done.record, round, asked["counted"])
     few = done.loss is None or len(mine.rows["train"]) < site.config.least
     return say(done.message, {**reply, "loss": None if few or done.loss is None else done.loss.double().tolist()})
 
@@ -156,4 +178,4 @@ def _usable(done: Visit) -> bool:
     return all(bool(verdict.all()) for verdict in (acceptable(one[0]), tree_finite(one[1])))
 
 
-__all__ = ["ClientSite", "answer", "machine_of"]
+__all__ = ["OFFER", "ClientSite", "answer", "machine_of", "open_question"]

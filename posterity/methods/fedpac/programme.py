@@ -23,8 +23,8 @@ CHUNK = 2**22  # numbers in the matrices that are solved at once
 def collaborate(variance: Tensor, rows: Tensor) -> Tensor:
     """α (m, m): row i are participant i's weights, from V (m,) and H (m, C, D); the identity where there are none.
 
-    A participant whose V and H are 0 has said nothing (its classes are too small to be told): it keeps its own head, and
-    nobody takes of it.
+    A participant whose V and H are 0 has said nothing (its classes are too small to be told): it keeps its own
+    head, and nobody takes of it.
     """
     told = rows.flatten(1).any(1) | (variance != 0)
     if not bool(told.all()):
