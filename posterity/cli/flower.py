@@ -36,7 +36,8 @@ def new(**given: Any) -> None:
     config = read_config(said if given["config"] else {**STARTING, **said})
     files = write_app(folder, config, sites or config.clients or 2)
     print("wrote " + ", ".join(str(path) for path in files))
-    print(f"start it: flwr run {folder} CONNECTION --stream   (posterity must be installed on server and sites)")
+    print(f"start it: FLWR_TELEMETRY_ENABLED=0 flwr run {folder} CONNECTION --stream")
+    print("posterity must be installed on server and sites; docs/flower.md has all commands, with TLS and keys")
 
 
 @flower.command("sent", help="Show what left a site, leaf by leaf: the file sent.jsonl beside the client's record.")

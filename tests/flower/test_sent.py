@@ -37,7 +37,9 @@ def sent_by(folder, number):
     return read_lines(folder / "sites" / "test" / f"client {number}" / SENT)
 
 
-@pytest.mark.parametrize("spec", ["pfedvmp", "fedproto", "fedpac", "pfedvmp@paper"])
+@pytest.mark.parametrize(
+    "spec", ["pfedvmp", "fedproto", "fedpac", pytest.param("pfedvmp@paper", marks=pytest.mark.everything)]
+)
 def test_it_ends_where_the_simulator_ends_and_names_no_small_class(spec, tmp_path, monkeypatch):
     monkeypatch.setattr(Server, "due", lambda self, round: False)
     config = configuration(spec, min_count=LEAST)
