@@ -64,10 +64,10 @@ def predict(
 ) -> None:
     from posterity.cli.predict import as_csv, as_numbers, read_rows, write_predictions
     from posterity.data.tables import CLIENT
-    from posterity.flower.adapter import read_settings
     from posterity.flower.new_app import read_app
     from posterity.flower.predict import predict_rows
     from posterity.flower.samples import read_site_file
+    from posterity.flower.settings import read_settings
     from posterity.flower.site import ClientSite
 
     told = read_settings(read_app(folder))
