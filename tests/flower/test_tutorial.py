@@ -41,6 +41,17 @@ for key in "" "--auth-supernode-private-key keys/unknown"; do
     --node-config 'client="north"' >> unknown.log 2>&1 || code=$?
   echo "ended with $code" >> refused.txt
 done
+ssh-keygen -q -t ecdsa -b 384 -N "" -C "" -f keys/careful
+ssh-keygen -q -t ed25519 -N "" -C "" -f keys/publisher
+printf "fpk_11111111-2222-3333-4444-555555555555: '%s'\\n" "$(cat keys/publisher.pub)" > trusted.yaml
+flwr supernode register keys/careful.pub tutorial
+flower-supernode --superlink localhost:8000 --root-certificates keys/ca.crt --port 9106 \\
+  --auth-supernode-private-key keys/careful --trusted-entities trusted.yaml \\
+  --node-config 'client="careful" data="north.csv" records="records/careful"' > careful.log 2>&1 &
+echo $! >> pids
+for try in $(seq 120); do
+  test "$(flwr supernode list tutorial --format json | grep -c '"online"')" = 5 && break; sleep 1
+done
 """
 
 
@@ -65,8 +76,8 @@ def script() -> str:
     blocks = re.findall(r"```sh\n(.*?)```", PAGE.read_text(), re.S)
     (place,) = [i for i, block in enumerate(blocks) if block.startswith("posterity flower new")]
     text = "\n".join([*blocks[:place], REFUSED, *blocks[place:]])
-    first = free_ports(6)
-    text = re.sub(r"\b910([15])\b", lambda found: str(first + int(found[1])), text)
+    first = free_ports(7)
+    text = re.sub(r"\b910([156])\b", lambda found: str(first + int(found[1])), text)
     return "set -eu\n" + re.sub(r"\b8000\b", str(first), text)
 
 
@@ -111,6 +122,14 @@ def test_a_node_without_a_registered_key_is_refused(folder):
     assert "Failed to activate SuperNode" in (folder / "unknown.log").read_text()
 
 
+def test_a_node_that_wants_signatures_refuses_a_folder_without(folder):
+    """The run goes on with the others; the server was told why."""
+    assert "The FAB could not be verified" in (folder / "careful.log").read_text()
+    assert not (folder / "records" / "careful").exists()
+    notes = [line["text"] for line in read_lines(folder / "runs" / "ward" / "metrics.jsonl") if line["kind"] == "note"]
+    assert [text for text in notes if "was not understood when it registered: the node failed" in text]
+
+
 def test_little_leaves_the_small_site(folder):
     lines = read_lines(folder / "records" / "west" / "ward" / "west" / SENT)
     assert {line["count"] for line in lines if line["leaf"].startswith("classes/")} == {0}
@@ -121,7 +140,7 @@ def test_little_leaves_the_small_site(folder):
 
 def test_no_secret_is_in_a_log(folder):
     secrets = [path for path in (folder / "keys").iterdir() if "PRIVATE KEY" in path.read_text()]
-    assert len(secrets) == 2 + len(SITES) + 1
+    assert len(secrets) == 2 + len(SITES) + 3  # of nodes that were refused, and of a publisher
     bodies = [line for path in secrets for line in path.read_text().splitlines() if len(line) > 40]
     assert bodies
     for log in [*folder.glob("*.log"), folder.parent / "output.log"]:
