@@ -189,4 +189,4 @@ def test_a_site_answers_only_what_it_knows(tmp_path):
         answer(site, encode({}, facts={"ask": "forget"}))
     told = read_facts(answer(site, encode({}, facts={"ask": "register"})))
     assert told["client"] == "client 0"
-    assert set(told) == {"client", "newcomer", "train", "shape", "task", "classes", "integers"}
+    assert set(told) == {"client", "newcomer", "train", "shape", "task", "classes", "columns", "integers"}
