@@ -24,7 +24,7 @@ SECTIONS = {
     "Data": ("dataset", "target", "client_column", "group", "data_dir", "clients", "newcomers", "partition", "subset",
              "split", "test_partition", "public"),
     "Training": ("method", "model", "rounds", "local_epochs", "local_steps", "batch_size", "lr", "optimiser",
-                 "augment", "participation"),
+                 "augment", "participation", "min_count"),
     "Machine": ("engine", "convolution", "onednn", "device", "precision", "dtype", "store", "memory"),
     "Output": ("metrics",),
 }  # fmt: skip

@@ -36,7 +36,49 @@ def new(**given: Any) -> None:
     config = read_config(said if given["config"] else {**STARTING, **said})
     files = write_app(folder, config, sites or config.clients or 2)
     print("wrote " + ", ".join(str(path) for path in files))
-    print(f"start it: flwr run {folder} CONNECTION --stream   (posterity must be installed on server and sites)")
+    print(f"start it: FLWR_TELEMETRY_ENABLED=0 flwr run {folder} CONNECTION --stream")
+    print("posterity must be installed on server and sites; docs/flower.md has all commands, with TLS and keys")
+
+
+@flower.command("sent", help="Show what left a site, leaf by leaf: the file sent.jsonl beside the client's record.")
+def sent(
+    file: Annotated[Path, typer.Argument(help="a site's sent.jsonl, or the folder that holds it", metavar="FILE")],
+) -> None:
+    from posterity.cli.listing import print_sent
+    from posterity.flower.sent import SENT, summarise_sent
+
+    path = file / SENT if file.is_dir() else file
+    if not path.is_file():
+        raise ValueError(f"there is no {path}: give the folder of a client's record (RECORDS/EXPERIMENT/CLIENT)")
+    print_sent(path, summarise_sent(path))
+
+
+@flower.command("predict", help="What a site's own model says about rows of a file: its record, its disk, no network.")
+def predict(
+    folder: Annotated[Path, typer.Argument(help="the app's folder", metavar="APP")],
+    file: Annotated[Path, typer.Argument(help="rows to predict for (.csv, .parquet, .npz)", metavar="FILE")],
+    client: Annotated[str, typer.Option("--client", help="the client's name, as in the node's configuration")],
+    data: Annotated[Path, typer.Option("--data", help="the client's own file, by which new rows are scaled")],
+    records: Annotated[Path, typer.Option("--records", help="the folder of its record")],
+    out: Annotated[Path, typer.Option("--out", help="CSV file to write")] = Path("predictions.csv"),
+) -> None:
+    from posterity.cli.predict import as_csv, as_numbers, read_rows, write_predictions
+    from posterity.data.tables import CLIENT
+    from posterity.flower.new_app import read_app
+    from posterity.flower.predict import predict_rows
+    from posterity.flower.samples import read_site_file
+    from posterity.flower.settings import read_settings
+    from posterity.flower.site import ClientSite
+
+    told = read_settings(read_app(folder))
+    federation, samples = read_site_file(told.config, client, data)
+    rows = read_rows(file, samples.kind.columns, told.config.client_column or CLIENT)
+    found = predict_rows(ClientSite(told.config, told.experiment, samples, records), federation, rows.x)
+    numbers = as_numbers(found.outputs, not found.classes)
+    write_predictions(out, as_csv([client] * len(numbers), numbers, found.classes))
+    for note in rows.notes:
+        print(f"note: {note}")
+    print(f"wrote {out}: {len(numbers)} rows by the model of {client} after round {found.round}, as {found.point}")
 
 
 __all__ = ["flower"]

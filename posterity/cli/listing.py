@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import inspect
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 from rich.table import Table
@@ -160,3 +162,17 @@ def print_partition(federation: Federation) -> None:
     console.print(table)
     for note in federation.notes:
         console.print(f"note: {label(note)}")
+
+
+def print_sent(path: Path, leaves: Sequence[Mapping[str, Any]]) -> None:
+    """What left a site, a line for every leaf (`flower/sent.py`)."""
+    heads = ("Leaf", "rounds", "times", "bytes", "smallest count behind it")
+    table = Table(*heads, title="What left this site", title_justify="left")
+    for leaf in leaves:
+        first, last = leaf["rounds"]
+        count = "no samples, or unknown" if leaf["count"] is None else str(leaf["count"])
+        rounds = f"{first}" if first == last else f"{first} … {last}"
+        table.add_row(*(label(cell) for cell in (leaf["leaf"], rounds, leaf["times"], leaf["bytes"], count)))
+    console.print(table)
+    total = sum(leaf["bytes"] for leaf in leaves)
+    say_sentence(f"{total} bytes in all; round 0 is registration; each single one of them: {path}")

@@ -44,7 +44,8 @@ def predict_file(
 ) -> tuple[str, list[str]]:  # fmt: skip
     """The predictions for a file as the text of a CSV file, and what to say beside it."""
     result = _finished(folder, trust)
-    asked, told = read_rows(file, result), result.setup.sim.federation
+    told = result.setup.sim.federation
+    asked = read_rows(file, told.preprocessing.columns, result.config.client_column or CLIENT)
     owners, notes = _owners(file, asked, client, told)
     delivery = result.delivered(show)
     notes += [delivery.note] if delivery.note else []
@@ -54,7 +55,8 @@ def predict_file(
         rows = [i for i, owner in enumerate(owners) if owner == who]
         for i, output in zip(rows, _answers(result, who, asked.x[rows], show), strict=True):
             outputs[i] = output
-    return _as_csv(told, owners, outputs), [*asked.notes, *notes]
+    classes = told.class_names or tuple(map(str, range(told.classes)))
+    return as_csv([told.names[k] for k in owners], outputs, classes), [*asked.notes, *notes]
 
 
 def _finished(folder: Path, trust: bool) -> Result:
@@ -69,21 +71,19 @@ def _finished(folder: Path, trust: bool) -> Result:
     return posterity.load(folder, trust=trust)
 
 
-def read_rows(path: Path, result: Result) -> FileRows:
-    """The samples of a .csv, .parquet or .npz file, in the order of columns that the run was trained on."""
+def read_rows(path: Path, columns: Sequence[str], who: str) -> FileRows:
+    """The samples of a .csv, .parquet or .npz file, in the order of a run's columns; `who` names the clients' one."""
     check_file(path, "a .csv, .npz or .parquet file")
-    kind, config = path.suffix.lower(), result.config
+    kind = path.suffix.lower()
     if kind == ".npz":
-        return _from_arrays(path, read_npz(path), config.client_column or CLIENT)
+        return _from_arrays(path, read_npz(path), who)
     if kind not in (".csv", ".parquet"):
         raise DataError(f"{path}: unknown kind of file; expected {', '.join(SUFFIXES)}; convert it")
-    columns = result.setup.sim.federation.preprocessing.columns
     if not columns:
         raise DataError(f"{path}: a table, but this run was not trained on columns with names; expected an .npz with "
                         "an array x; convert it")  # fmt: skip
     sheet = read_csv(path) if kind == ".csv" else read_parquet(path)
     _check_columns(path, sheet.columns, columns)
-    who = config.client_column or CLIENT
     extra = [name for name in sheet.columns if name not in columns and name != who]
     notes = (f"{path}: columns that are no features are not looked at: {listed(map(plain, extra))}",) * bool(extra)
     x = np.stack([sheet.numbers(name) for name in columns], axis=1)
@@ -135,20 +135,23 @@ def _answers(result: Result, client: int, x: Array, show: str) -> list[list[floa
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the note is printed once, for all clients
         found: Tensor = result.predict_proba(client, x, show=show).double().cpu()
-    if result.setup.sim.federation.task == "regression":
-        found = torch.stack((found[:, 0], found[:, 1].sqrt()), 1)
-    answers: list[list[float]] = found.tolist()
+    return as_numbers(found, result.setup.sim.federation.task == "regression")
+
+
+def as_numbers(found: Tensor, regression: bool) -> list[list[float]]:
+    """Probabilities as they are; of a mean and a variance the mean and the standard deviation."""
+    answers: list[list[float]] = (torch.stack((found[:, 0], found[:, 1].sqrt()), 1) if regression else found).tolist()
     return answers
 
 
-def _as_csv(told: Federation, owners: list[int], outputs: list[list[float]]) -> str:
-    text = io.StringIO()
-    writer, classes = csv.writer(text, lineterminator="\n"), told.class_names or tuple(map(str, range(told.classes)))
-    regression = told.task == "regression"
+def as_csv(owners: Sequence[str], outputs: list[list[float]], classes: Sequence[str]) -> str:
+    """A line for each row: whose it is, and what was predicted; without classes it is a regression."""
+    text, regression = io.StringIO(), not classes
+    writer = csv.writer(text, lineterminator="\n")
     writer.writerow(["row", "client", *(("mean", "sd") if regression else ("predicted", *(f"p_{c}" for c in classes)))])
     for row, (owner, values) in enumerate(zip(owners, outputs, strict=True)):
         best = [] if regression else [classes[int(np.argmax(values))]]
-        writer.writerow([row, told.names[owner], *best, *(f"{value:.6g}" for value in values)])
+        writer.writerow([row, owner, *best, *(f"{value:.6g}" for value in values)])
     return text.getvalue()
 
 

@@ -12,7 +12,7 @@ method, could not use them: that a method's functions fit each other is for the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal, Protocol, cast
 
@@ -221,6 +221,8 @@ class Method(Protocol):
         scored: the evaluation point that its paper means
         adaptation: epochs of `adapt` at the point "adapted"
         differences: names of its means that hold how far leaves moved, and not where they are
+        class_statistics: what it gathers class by class, by its name in `kept`, and the parts of its message that are
+            made of it; classes of too few samples are taken out before `message` (`withhold.py`)
     """
 
     label: ClassVar[str]
@@ -229,6 +231,7 @@ class Method(Protocol):
     scored: ClassVar[Point]
     adaptation: ClassVar[int] = 1
     differences: ClassVar[tuple[str, ...]] = ()
+    class_statistics: ClassVar[Mapping[str, tuple[str, ...]]] = {}
 
     # --- server -------------------------------------------------------------------------------------------------
     def init(self, model: Network, params: Params, facts: Facts) -> State:

@@ -5,6 +5,7 @@ A wrapper leaves its mark in `carry.kept` and in the passes, never in the leaves
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -61,6 +62,10 @@ class Wrapper:
     @property
     def differences(self) -> tuple[str, ...]:
         return self.inner.differences
+
+    @property
+    def class_statistics(self) -> Mapping[str, tuple[str, ...]]:
+        return getattr(self.inner, "class_statistics", {})
 
     def init(self, model: Network, params: Params, facts: Facts) -> State:
         return self.inner.init(model, params, facts)

@@ -85,6 +85,12 @@ class Part:
         """The same part with one more client, who owns nothing."""
         return Part(self.rows, torch.cat((self.offsets, self.offsets[-1:])))
 
+    def without_small(self, least: int) -> Part:
+        """The same part, in which clients with fewer than `least` rows own nothing."""
+        counts = torch.where(self.counts >= least, self.counts, 0)
+        rows = self.rows[torch.repeat_interleave(self.counts >= least, self.counts)]
+        return Part(rows, torch.cat((self.offsets[:1], counts.cumsum(0))))
+
     def to(self, device: torch.device | str) -> Part:
         return Part(self.rows.to(device), self.offsets.to(device))
 

@@ -62,6 +62,7 @@ class Simulation:
     build: BuildBatch = build_batch  # makes every batch; a law puts other samples into the padding
     limit: BlockLimit = field(default_factory=BlockLimit, repr=False, compare=False)
     augment: Augmentation | None = None  # what happens to pictures that clients train on
+    min_count: int = 1  # rows of a part that a client must have to be scored on it
 
     def __post_init__(self) -> None:
         self.traces.captures.allowed = self.memory // 2  # the other half is for the clients that are stacked

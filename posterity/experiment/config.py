@@ -22,7 +22,7 @@ PARTITIONS = "dirichlet:0.3, balanced:0.5, capped:0.3, pathological:3:100, major
 LOCAL = {"local_epochs": "epochs", "local_steps": "steps", "batch_size": "batch", "lr": "lr", "optimiser": "optimiser"}
 
 
-LEAST = {"rounds": 1, "evaluate_every": 1, "newcomer_epochs": 1, "memory": 1, "seed": 0, "data_seed": 0}
+LEAST = {"rounds": 1, "evaluate_every": 1, "newcomer_epochs": 1, "memory": 1, "min_count": 1, "seed": 0, "data_seed": 0}
 MOST = 2**63  # of whole numbers: what a tensor can hold
 ENGINES = ("auto", "loop", "stacked", "graph", "compiled", "processes", "oracle", "package.module:engine")
 
@@ -57,6 +57,10 @@ class Config:
         None, "what happens to training pictures at random: crop (after padding by 4), flip, or crop,flip"
     )
     participation: str = hyper("all", "who takes part in a round: all, 10, 10% or p:0.3")
+    min_count: int | None = hyper(
+        None,
+        "samples behind a class's statistics or a score for it to be sent (default: 1; on Flower 5, 1 with @paper)",
+    )
     seed: int = hyper(0, "moves partition, initial model and batches together")
     data_seed: int | None = hyper(None, "fixes the partition whatever the seed")
     engine: str = hyper("auto", "how clients run", "", ENGINES)
@@ -104,6 +108,11 @@ class Config:
     def every(self) -> int:
         """Rounds between evaluations, if they cost little (`schedule.py`)."""
         return self.evaluate_every or max(1, self.rounds // 20)
+
+    @property
+    def least(self) -> int:
+        """Samples that must stand behind what a client sends about a class, or about its scores."""
+        return self.min_count or 1
 
     def training(self) -> dict[str, Any]:
         """The flags that belong to the clients' training, where given."""

@@ -30,7 +30,7 @@ DIGITS = 16  # of SHA-256, in hexadecimal
 
 def sources(config: Config, method: Any = None) -> dict[str, str]:
     """The fingerprints of the modules that a run's numbers depend on, by their names."""
-    method = methods.build(config.method, config.settings(), config.training()) if method is None else method
+    method = _built(config) if method is None else method
     found: dict[str, str] = {CORE: _core()}
     for module in [*_classes(method), *_outside(config)]:
         _gather(module, _file(module), found)
@@ -42,11 +42,15 @@ def tell_changes(facts: Mapping[str, Any], config: Config) -> list[str]:
 
     A folder from before sources were written down tells the values of those hyper-parameters that it names.
     """
-    method = methods.build(config.method, config.settings(), config.training())
+    method = _built(config)
     before, now = facts.get("sources"), sources(config, method)
     values = _values_changed(facts.get("method", {}).get("fields", {}), clean(fields_of(method)), before is not None)
     names = [] if before is None else [n for n in sorted({*before, *now}) if before.get(n) != now.get(n)]
     return values + ([f"the source of {_list(names)} was edited"] if names else [])
+
+
+def _built(config: Config) -> Any:
+    return methods.build(config.method, config.settings(), config.training(), config.least)
 
 
 def check_unchanged(facts: Mapping[str, Any], config: Config, out: Path) -> None:

@@ -42,6 +42,7 @@ class SharedSettings(TypedDict, total=False):
     optimiser: str | None
     augment: str | None
     participation: str
+    min_count: int | None
     data_seed: int | None
     engine: str
     convolution: str

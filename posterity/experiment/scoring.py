@@ -143,7 +143,9 @@ def _rows(part: Part, clients: Tensor) -> Tensor:
 
 
 def _held(sim: Simulation) -> tuple[Part, Part]:
-    return sim.federation.validation, sim.federation.test
+    """What clients are scored on; who has fewer rows of a part than may be told has none of it."""
+    held = sim.federation.validation, sim.federation.test
+    return held if sim.min_count == 1 else (held[0].without_small(sim.min_count), held[1].without_small(sim.min_count))
 
 
 def _scored(sim: Simulation, outputs: list[Tensor], y: Tensor, own: Sequence[Metric]) -> Scored:

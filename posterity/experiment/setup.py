@@ -107,7 +107,7 @@ def set_up(
     model = models.as_network(given, federation.shape, federation.classes, federation.task, options, federation.x)
     model = model.lowered(torch.bfloat16) if config.precision == "bf16" else model
     model, initial = bind(model, {n: p.to(device) for n, p in model.init(config.seed, dtype).items()})
-    method = methods.build(config.method, config.settings(), config.training())
+    method = methods.build(config.method, config.settings(), config.training(), config.least)
     federation = federation.to(device, dtype)
     few = federation.x[:2]
     wish = Wish(_inner(config.engine, processes), config.convolution, config.onednn)
@@ -120,7 +120,8 @@ def set_up(
     settings = replace(settings, onednn=choice.onednn, keeps_memory=not few.is_cuda)
     root, processes = make_key(config.seed, device), processes.dealt(federation.train.counts, federation.members)
     sample, memory = footprint(choice.model, few, initial), config.memory or _room(device)
-    sim = Simulation(method, choice.model, federation, initial, root, memory, sample, processes, augment=augment)
+    sim = Simulation(method, choice.model, federation, initial, root, memory, sample, processes, augment=augment,
+                     min_count=config.least)  # fmt: skip
     said = (*methods.tell_name(config.method), *([augment.remark] if augment else []))
     return Setup(sim, choice, settings, metrics, Schedule.of(config, sim), said, _plan(config, federation))
 

@@ -1,9 +1,12 @@
 """The same methods across machines, on Flower: sites that keep their data, and a server that has none.
 
     agreement.py   what server and sites make by themselves, from the configuration and from what was registered
+    settings.py    what an app's run config says
     samples.py     a site's own samples
     records.py     a client's record on its own disk
     site.py        what a site answers: who it is, its message, its scores
+    sent.py        what left a site, leaf by leaf
+    predict.py     a site's own model at work
     roster.py      who is who: clients by name, whatever the number of their node
     request.py     what is asked in a round, and what is read of the replies
     rules.py       how many replies a round needs

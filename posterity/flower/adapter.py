@@ -13,15 +13,14 @@ from __future__ import annotations
 
 import time
 import traceback
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from posterity.core.codec import CodecError, read_facts
-from posterity.experiment.config import Config, from_table
-from posterity.flower.rules import RoundRules
+from posterity.flower.settings import DEADLINE, read_settings
 
 LEAST, BELOW = (1, 40), (1, 43)  # versions of Flower
 WANTED = "flwr>=1.40,<1.43"
@@ -45,41 +44,7 @@ from flwr.clientapp import ClientApp  # noqa: E402
 from flwr.serverapp import Grid, ServerApp  # noqa: E402
 
 BYTES, WRONG = "posterity", "error"  # names of records in a message
-DEADLINE = 3600.0  # seconds until a reply is given up
 PAUSE = 0.2  # seconds between two looks for replies
-
-
-@dataclass(frozen=True)
-class RunSettings:
-    """What an app's run config says."""
-
-    config: Config
-    experiment: str
-    out: Path
-    sites: int
-    deadline: float
-    rules: RoundRules
-    leave: tuple[str, ...]  # clients that go for good
-
-
-def read_settings(table: Mapping[str, Any]) -> RunSettings:
-    """The run config, whose other keys are those of `posterity run`; `set.` stands before those of [set]."""
-    usual = RoundRules()
-    mine = {"experiment": "experiment", "out": "", "sites": 0, "deadline": DEADLINE, "minimum": usual.minimum,
-            "tries": usual.tries, "leave": ""}  # fmt: skip
-    given = {**mine, **{name: value for name, value in table.items() if name in mine}}
-    rest = {name: value for name, value in table.items() if name not in mine}
-    chosen = {name.removeprefix("set."): value for name, value in rest.items() if name.startswith("set.")}
-    config = from_table({**{n: v for n, v in rest.items() if not n.startswith("set.")}, "set": chosen})
-    sites = int(given["sites"]) or config.clients
-    if not sites:
-        raise ValueError("the run config does not say how many sites there are; give sites = 3, or clients = 3 where "
-                         "a dataset is divided among them")  # fmt: skip
-    experiment = str(given["experiment"])
-    out = Path(str(given["out"]) or f"runs/{experiment}")
-    leave = tuple(name.strip() for name in str(given["leave"]).split(",") if name.strip())
-    return RunSettings(config, experiment, out, sites, float(given["deadline"]),
-                       RoundRules(str(given["minimum"]), int(given["tries"])), leave)  # fmt: skip
 
 
 # --- the server --------------------------------------------------------------------------------------------------

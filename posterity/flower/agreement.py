@@ -36,9 +36,11 @@ class SampleKind:
     task: Task
     classes: tuple[str, ...]  # their names; none for regression
     integers: bool = False  # samples are whole numbers
+    columns: tuple[str, ...] = ()  # names of the numbers of a sample, in their order, where they have names
 
     def facts(self) -> dict[str, Any]:
-        return {"shape": list(self.shape), "task": self.task, "classes": list(self.classes), "integers": self.integers}
+        listed = {"shape": list(self.shape), "classes": list(self.classes), "columns": list(self.columns)}
+        return {**listed, "task": self.task, "integers": self.integers}
 
     def fits(self, agreed: SampleKind) -> bool:
         """Whether samples of this kind can be numbered as agreed: the same columns and task, and no other class."""
@@ -46,8 +48,19 @@ class SampleKind:
 
     @staticmethod
     def of(facts: Mapping[str, Any]) -> SampleKind:
-        shape, classes = (tuple(facts[name]) for name in ("shape", "classes"))
-        return SampleKind(tuple(map(int, shape)), facts["task"], tuple(map(str, classes)), bool(facts["integers"]))
+        shape, classes, columns = (tuple(facts.get(name, ())) for name in ("shape", "classes", "columns"))
+        names = (tuple(map(str, each)) for each in (classes, columns))
+        classes, columns = names
+        return SampleKind(tuple(map(int, shape)), facts["task"], classes, bool(facts["integers"]), columns)
+
+    def order_of(self, columns: tuple[str, ...], whose: str) -> list[int]:
+        """Where the columns of this kind stand among `columns`, which must be the same ones in any order."""
+        for name in (*self.columns, *columns):
+            if name not in columns or name not in self.columns:
+                lacks = "has no column" if name not in columns else "has a column that others lack,"
+                raise ValueError(f"{whose} {lacks} {name!r}; expected {', '.join(self.columns)}, in any order: add, "
+                                 "rename or remove columns")  # fmt: skip
+        return [columns.index(name) for name in self.columns]
 
 
 @dataclass(frozen=True)
@@ -107,7 +120,7 @@ class Agreement:
             "posterity": __version__,
             "method": [self.config.method, fields_of(self.method), sources(self.config, self.method)],
             "network": [self.config.model, self.config.settings("model"), self.config.precision],
-            "run": [self.config.seed, self.config.rounds, self.config.dtype],
+            "run": [self.config.seed, self.config.least, self.config.rounds, self.config.dtype],
             "samples": self.kind.facts(),
             "federation": [self.facts.clients, self.facts.samples, self.facts.classes, self.facts.public],
         }
@@ -134,13 +147,16 @@ def agree(config: Config, kind: SampleKind, clients: int, samples: int, public: 
     if config.augment is not None:
         raise ValueError(f"augment = {config.augment!r} was given: its border is the darkest value of everybody's "
                          "pictures, which no site knows; leave it out")  # fmt: skip
+    if kind.task == "classification" and len(kind.classes) < 2:
+        raise ValueError(f"sites named the classes {list(kind.classes)}; expected two or more of which some site has "
+                         f"{config.least} samples: give more data, or a smaller min_count")  # fmt: skip
     dtype = DTYPES[config.dtype]
     some = torch.zeros((2, *kind.shape), dtype=torch.int64 if kind.integers else dtype)
     options, classes = config.settings("model"), len(kind.classes)
     model = models.as_network(config.model, kind.shape, classes, kind.task, options, some)
     model = model.lowered(torch.bfloat16) if config.precision == "bf16" else model
     model, initial = bind(model, model.init(config.seed, dtype))
-    method = methods.build(config.method, config.settings(), config.training())
+    method = methods.build(config.method, config.settings(), config.training(), config.least)
     key = fold(make_key(config.seed), SERVER)
     return Agreement(config, kind, Facts(clients, samples, classes, key, public), method, model, initial)
 

@@ -25,6 +25,10 @@ from posterity.flower.rules import RoundRules
 from posterity.flower.server import Server, Watch
 
 WAIT = 600.0  # seconds until enough sites are there
+SINGLE = (
+    "min_count = 1: what sites say about a class, and their scores, may be of a single sample; min_count = 5 sends "
+    "nothing that is of fewer samples than that"
+)
 
 
 def run_experiment(
@@ -99,7 +103,8 @@ def _begin(server: Server) -> None:
     participation = Participation.parse(config.participation)
     able = sum(client.train > 0 for client in server.roster.members)
     plan = Plan(facts.clients, config.rounds, participation.size(able), participation.probability)
-    notes = (*server.roster.news(), *method.remarks(server.agreement.model), *method.announce(plan))
+    said = () if config.least > 1 else (SINGLE,)
+    notes = (*said, *server.roster.news(), *method.remarks(server.agreement.model), *method.announce(plan))
     run_folder.write_atomic(server.folder / run_folder.CONFIG, to_toml(config).encode())
     (server.folder / run_folder.METRICS).write_bytes(b"")
     server.tell([{"kind": "note", "text": note} for note in notes])

@@ -13,9 +13,10 @@ from __future__ import annotations
 import keyword
 import re
 from pathlib import Path
+from typing import Any
 
 from posterity.core.hyperparameters import knobs
-from posterity.experiment.config import Config, literal, quoted
+from posterity.experiment.config import Config, literal, quoted, read_toml
 
 NAME = re.compile("[A-Za-z][A-Za-z0-9-]{0,31}")
 WANTED, TARGET = "flwr>=1.40,<1.43", "1.41.0"
@@ -82,6 +83,16 @@ def write_app(folder: Path, config: Config, sites: int) -> list[Path]:
     return [folder / path for path in files]
 
 
+def read_app(folder: Path) -> dict[str, Any]:
+    """The run config of an app's folder, as Flower hands it to the apps: without tables inside tables."""
+    try:
+        table = dict(read_toml(folder / "pyproject.toml")["tool"]["flwr"]["app"]["config"])
+    except KeyError:
+        raise ValueError(f"{folder} holds no app of posterity's; 'posterity flower new DIR' writes one") from None
+    chosen = table.pop("set", {})
+    return {**table, **{f"set.{name}": value for name, value in chosen.items()}}
+
+
 def _settings(config: Config) -> str:
     """The keys that most people change, and those that were given."""
     usual, lines = Config(), []
@@ -98,4 +109,4 @@ def _chosen(config: Config) -> str:
     return "\n".join(["", "[tool.flwr.app.config.set]", *lines, ""]) if lines else ""
 
 
-__all__ = ["write_app"]
+__all__ = ["read_app", "write_app"]

@@ -133,7 +133,8 @@ class Roster:
         kinds = {client.name: client.kind for client in self.known}
         first, *others = kinds.values()
         for name, kind in kinds.items():
-            if replace(kind, classes=()) != replace(first, classes=()):
+            first.order_of(kind.columns, f"client {name!r}")
+            if replace(kind, classes=(), columns=()) != replace(first, classes=(), columns=()):
                 raise ValueError(f"client {name!r} has samples of {kind.facts()}, others of {first.facts()}: all sites "
                                  "must have the same columns and the same task")  # fmt: skip
         if any(kind.classes != first.classes for kind in others):
@@ -155,6 +156,8 @@ def _registered(reply: bytes | str) -> Registered:
         raise CodecError(f"its samples have the shape {told['shape']!r:.80}")
     if told["task"] not in ("classification", "regression") or not all(type(n) is str for n in told["classes"]):
         raise CodecError(f"its task is {told['task']!r:.80}, its classes are {told['classes']!r:.80}")
+    if not (isinstance(told.get("columns", []), list) and all(type(n) is str for n in told.get("columns", []))):
+        raise CodecError(f"its columns are {told['columns']!r:.80}")
     return Registered(told["client"], told["newcomer"], told["train"], SampleKind.of(told))
 
 

@@ -28,17 +28,34 @@ class Samples:
     y: Tensor
     rows: dict[str, Tensor]  # train, validation, test
     newcomer: bool = False  # a client that is only scored
+    private: bool = False  # its classes are those of its own file, and not of a dataset that everybody knows
 
-    def as_kind(self, kind: SampleKind) -> Samples:
-        """With labels numbered as everybody does, whose classes include this client's."""
-        if self.kind.classes == kind.classes:
-            return self
-        strange = [name for name in self.kind.classes if name not in kind.classes]
+    def named(self, least: int) -> tuple[str, ...]:
+        """The classes that this client names: of its own ones those with so many samples."""
+        return tuple(name for name in self.kind.classes if not self.private or self.size_of(name) >= least)
+
+    def size_of(self, name: str) -> int:
+        """Samples of one of its classes."""
+        return int((self.y == self.kind.classes.index(name)).sum())
+
+    def as_kind(self, kind: SampleKind, least: int = 1) -> Samples:
+        """With columns in everybody's order and labels numbered as everybody does.
+
+        Samples of a class that this client did not name, and nobody else did, are left out.
+        """
+        mine = self
+        if self.kind.columns != kind.columns:
+            mine = replace(self, x=self.x[:, kind.order_of(self.kind.columns, f"client {self.name!r}")])
+        return replace(mine, kind=kind) if self.kind.classes == kind.classes else mine._numbered(kind, least)
+
+    def _numbered(self, kind: SampleKind, least: int) -> Samples:
+        strange = [name for name in self.named(least) if name not in kind.classes]
         if strange:
             raise ValueError(f"client {self.name!r} has samples of the class {strange[0]!r}, which nobody had when the "
                              "experiment began: leave them out, or begin another experiment")  # fmt: skip
-        place = torch.tensor([kind.classes.index(name) for name in self.kind.classes])
-        return replace(self, kind=kind, y=place[self.y])
+        place = torch.tensor([kind.classes.index(n) if n in kind.classes else -1 for n in self.kind.classes])
+        y = place[self.y]
+        return replace(self, kind=kind, y=y, rows={part: rows[y[rows] >= 0] for part, rows in self.rows.items()})
 
 
 def samples_of(federation: Federation, number: int, dtype: torch.dtype, name: str = "") -> Samples:
@@ -54,15 +71,22 @@ def samples_of(federation: Federation, number: int, dtype: torch.dtype, name: st
 
 def kind_of(federation: Federation) -> SampleKind:
     names = federation.class_names or tuple(map(str, range(federation.classes)))
-    return SampleKind(federation.shape, federation.task, names, not federation.x.is_floating_point())
+    columns = federation.preprocessing.columns
+    return SampleKind(federation.shape, federation.task, names, not federation.x.is_floating_point(), columns)
 
 
 def read_samples(config: Config, name: str, path: Path | None = None) -> Samples:
     """The samples of the client that is called `name`: all of the file at `path`, or its share of the dataset."""
     if path is not None:
-        return samples_of(_read_file(config, path), 0, DTYPES[config.dtype], name)
+        return read_site_file(config, name, path)[1]
     federation = load_federation(config)
     return samples_of(federation, find_client(federation.names, name), DTYPES[config.dtype])
+
+
+def read_site_file(config: Config, name: str, path: Path) -> tuple[Federation, Samples]:
+    """A client's own file: as a federation of one, which knows how rows were scaled, and as samples."""
+    federation = read_file(config, path)
+    return federation, replace(samples_of(federation, 0, DTYPES[config.dtype], name), private=True)
 
 
 def read_public(config: Config) -> Tensor | None:
@@ -85,11 +109,20 @@ def find_client(names: Sequence[str], name: str) -> int:
                      f"the node's configuration, or a number below {len(names)}")  # fmt: skip
 
 
-def _read_file(config: Config, path: Path) -> Federation:
+def read_file(config: Config, path: Path) -> Federation:
     """A federation of one client, whose file it is."""
     asked = {f.name: getattr(config, f.name) for f in fields(FederationSpec) if f.name not in ("seed", "options")}
     one = {"dataset": str(path), "clients": 1, "partition": "iid", "newcomers": "0", "public": "0"}
     return data.build(FederationSpec(**{**asked, **one}, seed=config.seed, options=config.settings("data")))
 
 
-__all__ = ["Samples", "find_client", "kind_of", "read_public", "read_samples", "samples_of"]
+__all__ = [
+    "Samples",
+    "find_client",
+    "kind_of",
+    "read_file",
+    "read_public",
+    "read_samples",
+    "read_site_file",
+    "samples_of",
+]

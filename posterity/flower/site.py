@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,18 +20,21 @@ import torch
 from torch import Tensor
 
 from posterity.core.codec import CodecError, decode, encode, read_facts
-from posterity.core.messages import acceptable
+from posterity.core.messages import Message, acceptable
 from posterity.core.protocol import Personal
 from posterity.core.tree import tree_finite, tree_map
 from posterity.core.wire import Offer
 from posterity.engine.client import Site, Visit, predict_client, visit_client
 from posterity.evaluate import per_client, score
 from posterity.experiment.config import Config
+from posterity.experiment.run_folder import write_atomic
 from posterity.flower.agreement import Agreement, SampleKind, agree
 from posterity.flower.records import RecordFiles
 from posterity.flower.samples import Samples
+from posterity.flower.sent import SampleCounts, counts_behind, describe_reply, write_sent
 
 HELD = ("validation", "test")
+OFFER = "offer.bin"  # beside the record: the last question that was complete
 
 
 @dataclass(frozen=True)
@@ -45,43 +49,98 @@ class ClientSite:
     def register(self) -> dict[str, Any]:
         """Who this is; nothing of the samples themselves."""
         mine = self.samples
-        return {"client": mine.name, "newcomer": mine.newcomer, "train": len(mine.rows["train"]), **mine.kind.facts()}
+        kind = replace(mine.kind, classes=mine.named(self.config.least))
+        return {"client": mine.name, "newcomer": mine.newcomer, "train": len(mine.rows["train"]), **kind.facts()}
+
+    @property
+    def place(self) -> Path:
+        """Where this client's record is, and what was sent."""
+        return RecordFiles(self.folder, self.experiment, self.samples.name, "").place
 
 
 def answer(site: ClientSite, data: bytes) -> bytes:
     """The reply to a question of the server's."""
     asked = read_facts(data)
     if asked.get("ask") == "register":
-        return encode({}, facts=site.register())
+        return _registration(site)
     if asked.get("ask") not in ("visit", "leave"):
         raise CodecError(f"the server asks for {asked.get('ask')!r}; this site answers 'register', 'visit' and 'leave'")
+    if asked["ask"] == "leave":
+        return _leave(site, asked, data)
     return _visit(site, asked, data)
 
 
-def _visit(site: ClientSite, asked: Mapping[str, Any], data: bytes) -> bytes:
-    kind = SampleKind.of(asked["samples"])
-    told = asked["federation"]
+def _registration(site: ClientSite) -> bytes:
+    told, mine = site.register(), site.samples
+    sizes = [mine.size_of(name) for name in told["classes"]] if mine.private else []
+    behind = {"train": told["train"], "classes": min(sizes, default=None)}
+    reply = encode({}, facts=told)
+    write_sent(site.place, describe_reply(reply, 0, behind, {}))
+    return reply
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A question, read: what server and site agree on, the client's samples and machine, its offer and its record."""
+
+    agreement: Agreement
+    mine: Samples
+    machine: Site
+    offer: Offer
+    files: RecordFiles
+    record: Personal | None
+
+
+def open_question(site: ClientSite, data: bytes) -> Opened:
+    """What a question of the kinds `visit` and `leave` is about."""
+    asked = read_facts(data)
+    kind, told, late = SampleKind.of(asked["samples"]), asked["federation"], bool(asked["newcomer"])
     agreement = agree(site.config, kind, told["clients"], told["samples"], told["public"])
-    mine, number, round = site.samples.as_kind(kind), asked["number"], asked["round"]
-    late = bool(asked["newcomer"])
+    mine, number = site.samples.as_kind(kind, site.config.least), asked["number"]
     machine = machine_of(agreement, mine, number)
     offer = decode(data, agreement.offer_like(None if late else number), agreement.fingerprint, finite=False)
     files = RecordFiles(site.folder, site.experiment, mine.name, agreement.fingerprint)
-    record = _record(machine, offer, files, asked)
-    if asked["ask"] == "leave":
-        told = {"client": mine.name, "round": round, "trial": False}
-        return encode(agreement.method.factor(record), agreement.fingerprint, told)
-    scores = [_scored(machine, mine, offer, record, *each) for each in asked["score"]]
+    return Opened(agreement, mine, machine, offer, files, _record(machine, offer, files, asked))
+
+
+def _visit(site: ClientSite, asked: Mapping[str, Any], data: bytes) -> bytes:
+    found, round = open_question(site, data), asked["round"]
+    agreement, mine, machine, offer, record = found.agreement, found.mine, found.machine, found.offer, found.record
+    if asked["score"]:  # the offer is complete: with it and the record, this site can predict by itself
+        site.place.mkdir(parents=True, exist_ok=True)
+        write_atomic(site.place / OFFER, data)
+    scores = [_scored(machine, mine, offer, record, site.config.least, *each) for each in asked["score"]]
     reply = {"client": mine.name, "round": round, "trial": asked["trial"], "scores": scores}
+    say = partial(_say, site, agreement, mine)
     if not asked["train"]:
-        return encode({}, agreement.fingerprint, reply)
+        return say({}, reply)
     done = visit_client(machine, offer.shared, offer.own, record, round)
     if not _usable(done):
-        return encode({}, agreement.fingerprint, {**reply, "refused": "not finite or outside its declared range"})
+        return say({}, {**reply, "refused": "not finite or outside its declared range"})
     if not asked["trial"]:
-        files.write(done.record, round, asked["counted"])
-    loss = None if done.loss is None else done.loss.double().tolist()
-    return encode(done.message, agreement.fingerprint, {**reply, "loss": loss})
+        found.files.write(done.record, round, asked["counted"])
+    few = done.loss is None or len(mine.rows["train"]) < site.config.least
+    return say(done.message, {**reply, "loss": None if few or done.loss is None else done.loss.double().tolist()})
+
+
+def _leave(site: ClientSite, asked: Mapping[str, Any], data: bytes) -> bytes:
+    """The factor that the server is to subtract for a client that goes for good."""
+    found, told = open_question(site, data), {"client": site.samples.name, "round": asked["round"], "trial": False}
+    reply = encode(found.agreement.method.factor(found.record), found.agreement.fingerprint, told)
+    write_sent(site.place, describe_reply(reply, asked["round"], {}, {}))
+    return reply
+
+
+def _say(site: ClientSite, agreement: Agreement, mine: Samples, message: Message, facts: Mapping[str, Any]) -> bytes:
+    """A reply, once it is written down what leaves with it."""
+    reply, train = encode(message, agreement.fingerprint, facts), mine.rows["train"]
+    sizes = mine.y[train].bincount().tolist() if mine.kind.classes else []
+    counts = SampleCounts(len(train), tuple(sizes), site.config.least)
+    scored = [each[part]["n"] for each in facts["scores"] for part in HELD if each[part]["n"]]
+    behind = {"loss": None if facts.get("loss") is None else len(train), "scores": min(scored, default=0)}
+    leaves = counts_behind(agreement.method, message, counts)
+    write_sent(site.place, describe_reply(reply, facts["round"], behind, leaves))
+    return reply
 
 
 def machine_of(agreement: Agreement, mine: Samples, number: int) -> Site:
@@ -99,14 +158,23 @@ def _record(machine: Site, offer: Offer, files: RecordFiles, asked: Mapping[str,
 
 
 def _scored(
-    machine: Site, mine: Samples, offer: Offer, record: Personal | None, point: str, round: int, epochs: int
+    machine: Site,
+    mine: Samples,
+    offer: Offer,
+    record: Personal | None,
+    least: int,
+    point: str,
+    round: int,
+    epochs: int,
 ) -> dict[str, Any]:
-    """Metrics of this client's own model on its validation and test rows."""
+    """Metrics of this client's own model on its validation and test rows; of fewer than `least` rows none."""
     found: dict[str, Any] = {"point": point, "round": round, "epochs": epochs}
     for part in HELD:
-        rows = mine.rows[part]
-        outputs = predict_client(machine, offer.shared, offer.own, record, round, mine.x[rows], point, epochs)
-        found[part] = {"n": len(rows), **_metrics(outputs, mine.y[rows], mine.kind)} if len(rows) else {"n": 0}
+        rows = mine.rows[part] if len(mine.rows[part]) >= least else mine.rows[part][:0]
+        found[part] = {"n": len(rows)}
+        if len(rows):
+            outputs = predict_client(machine, offer.shared, offer.own, record, round, mine.x[rows], point, epochs)
+            found[part] |= _metrics(outputs, mine.y[rows], mine.kind)
     return found
 
 
@@ -122,4 +190,4 @@ def _usable(done: Visit) -> bool:
     return all(bool(verdict.all()) for verdict in (acceptable(one[0]), tree_finite(one[1])))
 
 
-__all__ = ["ClientSite", "answer", "machine_of"]
+__all__ = ["OFFER", "ClientSite", "answer", "machine_of", "open_question"]

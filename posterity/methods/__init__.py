@@ -16,6 +16,7 @@ from typing import Any
 from posterity.core.hyperparameters import Knob, knobs, nearest, paper_values, parse
 from posterity.core.outside import find_outside
 from posterity.core.training import Training
+from posterity.core.withhold import Withholding
 from posterity.core.wrapper import Wrapper
 from posterity.spec_names import NAMES, Named, expand
 
@@ -56,11 +57,14 @@ def find(name: str) -> type:
     return found[name]
 
 
-def build(spec: str, settings: Mapping[str, Any] | None = None, training: Mapping[str, Any] | None = None) -> Any:
+def build(
+    spec: str, settings: Mapping[str, Any] | None = None, training: Mapping[str, Any] | None = None, min_count: int = 1
+) -> Any:  # fmt: skip
     """The method of a spec such as `fedavg+ft`, with its fields set.
 
     A setting is `name` (a field of the method or of a wrapper), `wrapper.name`, or `local.name` (a field of Training).
-    Both settings and `training` win over the values of the paper, where the spec asks for those (`@paper`).
+    Both settings and `training` win over the values of the paper, where the spec asks for those (`@paper`). With a
+    `min_count` above 1, clients send nothing about classes of which they have fewer samples.
     """
     spec, implied = expand(spec, _files(__name__))
     words = [split_preset(word) for word in spec.split("+")]
@@ -77,7 +81,7 @@ def build(spec: str, settings: Mapping[str, Any] | None = None, training: Mappin
     method = _with_training(layers[0](**chosen[0]), local)
     for layer, values in zip(layers[1:], chosen[1:], strict=True):
         method = layer(method, **values)
-    return method
+    return method if min_count == 1 else Withholding(method, min_count)
 
 
 def split_preset(word: str) -> tuple[str, bool]:

@@ -27,6 +27,7 @@ a class without prototype is as far away as the farthest.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -91,6 +92,7 @@ class FedProto(Method):
     reference: ClassVar[str] = "Tan et al., AAAI 2022"
     absent: ClassVar[str] = "cohort only: an absent client keeps its network, a class that is absent its prototype"
     scored: ClassVar[Point] = "received"
+    class_statistics: ClassVar[Mapping[str, tuple[str, ...]]] = {"features": ("prototypes",)}
 
     local: Training = hyper(Training(), "how the clients train", paper=Training(momentum=0.5))
     lam: float = hyper(

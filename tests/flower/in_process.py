@@ -34,7 +34,7 @@ def configuration(spec, **changes) -> Config:
     """Three clients with a handful of digits each, two rounds."""
     table = {"method": spec, "dataset": "digits", "clients": 3, "rounds": 2, "subset": "4%", "lr": 0.05,
              "partition": "dirichlet:0.5:2", "batch_size": 10, "evaluate_every": 2, "engine": "oracle",
-             **needs(spec), **changes}  # fmt: skip
+             "min_count": 1, **needs(spec), **changes}  # fmt: skip
     own = {**({"model.hidden": "8"} if "model" not in changes else {}), **fewer(spec), **SETTINGS.get(spec, {})}
     return from_table({**table, "set": {**own, **changes.get("set", {})}})
 

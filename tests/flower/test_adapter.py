@@ -20,7 +20,7 @@ from flwr.supercore.task_identity import TaskIdentity
 from posterity.flower import adapter
 
 RUN = {"dataset": "digits", "clients": 3, "rounds": 2, "subset": "4%", "partition": "dirichlet:0.5:2", "lr": 0.05,
-       "batch_size": 10, "evaluate_every": 2, "engine": "oracle", "set.model.hidden": "8"}  # fmt: skip
+       "batch_size": 10, "evaluate_every": 2, "engine": "oracle", "min_count": 1, "set.model.hidden": "8"}  # fmt: skip
 
 REGISTER = encode({}, facts={"ask": "register"})
 
@@ -125,3 +125,11 @@ def test_another_flower_is_refused(found, fits, monkeypatch):
 def test_sites_must_be_counted():
     with pytest.raises(ValueError, match="does not say how many sites there are"):
         adapter.read_settings({"method": "fedavg"})
+
+
+@pytest.mark.parametrize(
+    ("given", "least"),
+    [({"method": "pfedvmp"}, 5), ({"method": "pfedvmp@paper"}, 1), ({"method": "pfedvmp@paper", "min_count": 7}, 7)],
+)
+def test_little_leaves_a_site_unless_a_paper_or_the_configuration_wants_it(given, least):
+    assert adapter.read_settings({**given, "sites": 2}).config.least == least

@@ -121,7 +121,8 @@ def deployment(tmp_path_factory):
 
 def app_of(config, name, folder):
     """The app of a configuration whose server writes into `folder`."""
-    names = ("method", "dataset", "clients", "rounds", "subset", "lr", "partition", "batch_size", "evaluate_every")
+    names = ("method", "dataset", "clients", "rounds", "subset", "lr", "partition", "batch_size", "evaluate_every",
+             "min_count")  # fmt: skip
     settings = {each: getattr(config, each) for each in names}
     write_app(folder / name, from_table({**settings, "engine": "oracle", "set": dict(config.set)}), sites=3)
     path = folder / name / "pyproject.toml"

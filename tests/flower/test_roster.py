@@ -127,7 +127,7 @@ def test_sites_with_files_of_their_own(tmp_path):
         make[50 - k] = partial(ClientSite, config, "csv", samples, tmp_path / "records")
     lines: list = []
     server = run_experiment(config, InProcess(make), tmp_path / "server", 3, lines.append, wait=0)
-    assert server.agreement.kind == SampleKind((2,), "classification", ("sick", "unsure", "well"))
+    assert server.agreement.kind == SampleKind((2,), "classification", ("sick", "unsure", "well"), columns=("a", "b"))
     assert [line["accepted"] for line in lines if line["kind"] == "round"] == [3, 3]
     scores = [line for line in lines if line["kind"] == "score"]
     assert {line["client"] for line in scores} == {"hospital 0", "hospital 1", "hospital 2"}

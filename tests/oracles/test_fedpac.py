@@ -16,6 +16,14 @@ def numbers(*values) -> torch.Tensor:
 
 
 # --- (a) ----------------------------------------------------------------------------------------------------------
+def test_who_said_nothing_keeps_its_head_and_gives_none():
+    rows, variance = numbers(1, 0, 3)[:, None, None], numbers(0.2, 0, 0.2)
+    alpha = collaborate(variance, rows)
+    assert alpha[1].tolist() == [0, 1, 0]
+    assert alpha[:, 1].tolist() == [0, 1, 0]
+    assert worst(alpha[[0, 2]][:, [0, 2]], collaborate(variance[[0, 2]], rows[[0, 2]])) == 0
+
+
 def test_statistics_of_three_samples():
     """The specification's: Σ‖z‖² = 14 and ‖H‖² = 20/9, so V = (14/3 − 20/9)/3 = 22/27."""
     z, y = numbers([1, 0], [3, 0], [0, 2]), torch.tensor([0, 0, 1])

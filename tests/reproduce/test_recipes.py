@@ -117,9 +117,7 @@ def test_everything_of_the_papers_is_listed_once():
     every = [*recipes(), *figures(), *without_recipe()]
     assert len(set(every)) == len(every)
     numbers = {"T": {"V": 7, "N": 7, "M": 17, "A": 4, "B": 3, "P": 1}, "F": {"V": 4, "N": 5, "M": 5, "A": 1, "B": 3}}
-    wanted = {
-        f"{p}-{kind}{n + 1}" for kind, most in numbers.items() for p, count in most.items() for n in range(count)
-    }
+    wanted = {f"{p}-{kind}{n + 1}" for kind, most in numbers.items() for p, count in most.items() for n in range(count)}
     assert {re.sub("[a-h]$", "", name) for name in every} == wanted
     with pytest.raises(ValueError, match=r"N-T2 .* has no runs here: the corpus is licensed"):
         find("n-t2")

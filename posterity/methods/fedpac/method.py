@@ -6,6 +6,7 @@ the heads (c) in `programme.py`.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
@@ -79,6 +80,7 @@ class FedPAC(Method):
     reference: ClassVar[str] = "Xu, Tong and Huang, ICLR 2023"
     absent: ClassVar[str] = "cohort only: an absent client keeps the head that it was given last"
     scored: ClassVar[Point] = "received"
+    class_statistics: ClassVar[Mapping[str, tuple[str, ...]]] = {"before": ("clients",), "after": ("prototypes",)}
 
     local: Training = hyper(Training(), "how the clients train; lr and epochs are those of the base", paper=PAPER)
     lam: float = hyper(1.0, "λ: pull of features to the prototype of their class", AUTHORS, search=(0.1, 10.0, "log"))

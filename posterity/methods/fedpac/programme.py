@@ -21,7 +21,17 @@ CHUNK = 2**22  # numbers in the matrices that are solved at once
 
 
 def collaborate(variance: Tensor, rows: Tensor) -> Tensor:
-    """α (m, m): row i are participant i's weights, from V (m,) and H (m, C, D); the identity where there are none."""
+    """α (m, m): row i are participant i's weights, from V (m,) and H (m, C, D); the identity where there are none.
+
+    A participant whose V and H are 0 has said nothing (its classes are too small to be told): it keeps its own
+    head, and nobody takes of it.
+    """
+    told = rows.flatten(1).any(1) | (variance != 0)
+    if not bool(told.all()):
+        kept, who = torch.eye(len(rows)).to(rows), told.nonzero()[:, 0]
+        if len(who):
+            kept[who[:, None], who] = collaborate(variance[who], rows[who])
+        return kept
     flat = (rows - rows.mean(0)).flatten(1)  # G does not know where 0 is; near it fewer digits cancel
     inner = flat @ flat.T
     inner = (inner + inner.T) / 2

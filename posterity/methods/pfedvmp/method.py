@@ -7,6 +7,7 @@ server reads out of their sum in `centroids.py`.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -104,6 +105,7 @@ class PFedVMP(Method):
     reference: ClassVar[str] = "pFedVMP, manuscript"
     absent: ClassVar[str] = "cohort only: a class that no member of the cohort has keeps its centroid"
     scored: ClassVar[Point] = "received"
+    class_statistics: ClassVar[Mapping[str, tuple[str, ...]]] = {"features": ("classes", "spread")}
 
     local: Training = hyper(Training(), "how the clients train")
     xi: float = hyper(50.0, "ξ₁: pull of features to the centroid of their class", "Table 7, CIFAR-10 Dir(0.3)",

@@ -1,0 +1,52 @@
+"""A site's own model at work: from the record and the last offer on its disk, without a server or a network."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from posterity.core.codec import read_facts
+from posterity.data.federation import Federation
+from posterity.engine.client import predict_client
+from posterity.experiment.setup import DTYPES
+from posterity.flower.site import OFFER, ClientSite, open_question
+
+
+@dataclass(frozen=True)
+class SitePrediction:
+    """What a site's model says about some rows, and which model that was."""
+
+    outputs: Tensor  # probabilities (n, classes), or mean and variance (n, 2)
+    classes: tuple[str, ...]  # none for regression
+    round: int
+    point: str
+
+
+def predict_rows(site: ClientSite, federation: Federation, x: Any) -> SitePrediction:
+    """Predictions for raw rows, whose columns are in the order of the site's file (`read_file` is `federation`).
+
+    The model is that of the last offer that came to be scored, at the point where the method is scored: after the end
+    of a run, that of its last round. A method that is scored as trained trains once more, from the last offer.
+    """
+    path = site.place / OFFER
+    if not path.is_file():
+        raise ValueError(f"there is no {path}: this client has not been scored yet in the experiment "
+                         f"{site.experiment!r}; give its name and its records' folder, or finish the run")  # fmt: skip
+    data = path.read_bytes()
+    asked, found = read_facts(data), open_question(site, data)
+    here, method = found.mine.kind, found.agreement.method
+    points = {point: (round, epochs) for point, round, epochs in asked["score"]}
+    round, epochs = points.get(method.scored, (asked["round"], 0))
+    rows = federation.preprocessing.apply(x, 0, federation.shape, DTYPES[site.config.dtype])
+    if here.columns != site.samples.kind.columns:
+        rows = rows[:, here.order_of(site.samples.kind.columns, f"client {site.samples.name!r}")]
+    offer = found.offer
+    outputs = predict_client(
+        found.machine, offer.shared, offer.own, found.record, round, rows, method.scored, epochs
+    ).double()  # fmt: skip
+    return SitePrediction(outputs if here.task == "regression" else outputs.exp(), here.classes, round, method.scored)
+
+
+__all__ = ["SitePrediction", "predict_rows"]

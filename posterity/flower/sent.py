@@ -1,0 +1,97 @@
+"""What left a site: a line for every leaf and every fact of every reply, in a file beside the client's records.
+
+    {"round": 3, "leaf": "classes/value/count", "shape": [10], "bytes": 40, "count": 6, "checksum": "9f…"}
+
+`count` is the smallest number of samples behind a number of the leaf: of a class's statistics the smallest class that
+was told, of anything else that was trained or counted all training samples of the site; 0 where nothing was told, and
+null where it is not known or no samples are behind it (a name). A line is written before the reply goes, so that what
+left is there even if it never arrived. Round 0 is registration.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from posterity.core.named_arrays import read_header
+from posterity.core.protocol import Method
+from posterity.experiment.run_folder import append_lines, read_lines
+
+SENT = "sent.jsonl"
+DIGITS = 16  # of SHA-256, in hexadecimal
+Line = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class SampleCounts:
+    """How many samples a site has, and how many a class must have to be told."""
+
+    train: int
+    classes: tuple[int, ...]  # training samples of each class
+    least: int
+
+    @property
+    def smallest(self) -> int:
+        """Samples of the smallest class that is told; 0: none is."""
+        return min((count for count in self.classes if count >= max(1, self.least)), default=0)
+
+
+def describe_reply(
+    data: bytes, round: int, facts: Mapping[str, int | None], leaves: Mapping[str, int | None]
+) -> list[Line]:
+    """The lines of a reply; what is behind a fact is given by its name, behind a leaf by the part of the message."""
+    header = read_header(data)
+    found = [_line(round, name, [], json.dumps(value, sort_keys=True).encode(), facts.get(name))
+             for name, value in header.facts.items()]  # fmt: skip
+    for name, (dtype, shape, place) in header.arrays.items():
+        begin, size = header.begin + place, dtype.itemsize
+        for length in shape:
+            size *= length
+        found.append(_line(round, name, list(shape), data[begin : begin + size], leaves.get(name.split("/")[0])))
+    return found
+
+
+def counts_behind(method: Method, message: Mapping[str, Any], counts: SampleCounts) -> dict[str, int | None]:
+    """The smallest count behind each part of a message; unknown for a method that is not of this package."""
+    told = {part for parts in getattr(method, "class_statistics", {}).values() for part in parts}
+    known = _innermost(method).__module__.startswith("posterity.")
+    rest = counts.train if known else None
+    return {part: counts.smallest if part in told else rest for part in message}
+
+
+def summarise_sent(path: Path) -> list[Line]:
+    """What left a site, leaf by leaf: how often, how many bytes in all, and the smallest count ever behind it."""
+    found: dict[str, Line] = {}
+    for line in read_lines(path):
+        each = found.setdefault(
+            line["leaf"], {"leaf": line["leaf"], "times": 0, "rounds": [], "bytes": 0, "count": None}
+        )
+        each["times"] += 1
+        each["bytes"] += line["bytes"]
+        each["rounds"] = [min([line["round"], *each["rounds"]]), max([line["round"], *each["rounds"]])]
+        if line["count"]:  # 0: nothing was told
+            each["count"] = line["count"] if each["count"] is None else min(each["count"], line["count"])
+    return list(found.values())
+
+
+def write_sent(place: Path, lines: list[Line]) -> None:
+    place.mkdir(parents=True, exist_ok=True)
+    append_lines(place / SENT, lines)
+
+
+def _line(round: int, leaf: str, shape: list[int], data: bytes, count: int | None) -> Line:
+    checksum = hashlib.sha256(data).hexdigest()[:DIGITS]
+    return {"round": round, "leaf": leaf, "shape": shape, "bytes": len(data), "count": count, "checksum": checksum}
+
+
+def _innermost(method: Any) -> type:
+    while hasattr(method, "inner"):
+        method = method.inner
+    return type(method)
+
+
+__all__ = ["SENT", "SampleCounts", "counts_behind", "describe_reply", "summarise_sent", "write_sent"]

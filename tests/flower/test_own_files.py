@@ -1,0 +1,61 @@
+"""Sites with files of their own from registration to predictions: another order of columns, a site with three rows."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+import torch
+
+from posterity.flower.experiment import run_experiment
+from posterity.flower.predict import predict_rows
+from posterity.flower.samples import read_site_file
+from posterity.flower.site import ClientSite
+
+from .in_process import InProcess, configuration
+
+MORE = (("pfedvmp", "received"), ("fedmap", "trained"))
+SITES = {"east": (60, ("b", "a")), "north": (60, ("a", "b")), "west": (3, ("a", "b"))}
+
+
+def write_site(folder, name, rows, columns):
+    draw = torch.Generator().manual_seed(rows + len(name))
+    lines = [",".join([*columns, "outcome"])]
+    for i in range(rows):
+        ill = i % 2
+        value = {"a": 8 * ill + torch.randn((), generator=draw).item(), "b": torch.randn((), generator=draw).item()}
+        lines.append(",".join([*(f"{value[c]:.3f}" for c in columns), ("well", "ill")[ill]]))
+    path = folder / f"{name}.csv"
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+@pytest.mark.parametrize(
+    ("spec", "point"), [("fedper", "received"), *(pytest.param(*each, marks=pytest.mark.everything) for each in MORE)]
+)
+def test_from_files_to_each_sites_predictions(spec, point, tmp_path):
+    config = configuration(spec, dataset="unused", clients=3, subset=None, partition=None, target="outcome",
+                           rounds=3, min_count=5, lr=0.1)  # fmt: skip
+    made, make = {}, {}
+    for node, (name, (rows, columns)) in enumerate(SITES.items()):
+        made[name] = read_site_file(config, name, write_site(tmp_path, name, rows, columns))
+        make[node] = partial(ClientSite, config, "test", made[name][1], tmp_path / "records")
+    with pytest.raises(ValueError, match="has not been scored yet"):
+        predict_rows(make[0](), made["east"][0], [[0.0, 0.0]])
+    lines: list = []
+    server = run_experiment(config, InProcess(make), tmp_path / "server", 3, lines.append, wait=0)
+    assert [line["accepted"] for line in lines if line["kind"] == "round"] == [3, 3, 3]
+    assert server.agreement.kind.columns == ("b", "a")
+    assert server.agreement.kind.classes == ("ill", "well")
+    scores = {line["client"]: line for line in lines if line["kind"] == "score" and line["round"] == 3}
+    assert scores["west"]["test"] == {"n": 0}
+    assert scores["north"]["test"]["n"] == 6
+    assert "accuracy" in scores["north"]["test"]
+    for site in (each() for each in make.values()):
+        federation, samples = made[site.samples.name]
+        order = [samples.kind.columns.index(name) for name in ("a", "b")]
+        raw = torch.tensor([[-1.0, 0.0], [9.0, 0.0]])[:, torch.tensor(order).argsort()]
+        found = predict_rows(site, federation, raw)
+        assert (found.point, found.classes, found.outputs.shape) == (point, ("ill", "well"), (2, 2))
+        if site.samples.name != "west":
+            assert found.outputs.argmax(1).tolist() == [1, 0]
