@@ -136,10 +136,10 @@ def test_a_real_deployment_ends_where_the_simulator_ends(spec, deployment, tmp_p
     config, name = configuration(spec), f"trial-{spec.replace('+', '-')}"
     log = deployment.run(app_of(config, name, tmp_path))
     assert "round 2: 3 of 3 clients" in log
-    server = open_server(config, InProcess(sites(config, tmp_path)), tmp_path / "server", 3, wait=0)
-    assert server.finished
     (tmp_path / "sites").mkdir()
     (tmp_path / "sites" / "test").symlink_to(deployment.folder.parent / "sites" / name)
+    server = open_server(config, InProcess(sites(config, tmp_path)), tmp_path / "server", 3, wait=0)
+    assert server.finished
     assert_same_end(server, tmp_path, simulate(config))
     lines = read_lines(tmp_path / "server" / "metrics.jsonl")
     assert [line["accepted"] for line in lines if line["kind"] == "round"] == [3, 3]
