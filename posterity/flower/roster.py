@@ -121,12 +121,13 @@ class Roster:
     @property
     def members(self) -> list[Registered]:
         """Those that train, by number."""
-        return sorted((c for c in self.known if not c.newcomer), key=lambda c: self.numbers[c.name])
+        return [client for client in self.known if not client.newcomer]
 
     @property
     def known(self) -> list[Registered]:
-        """Clients that may be asked: they have a number and have not left."""
-        return [client for name, client in self.clients.items() if name in self.numbers and name not in self.gone]
+        """Clients that may be asked, by number: they have one and have not left."""
+        here = [client for name, client in self.clients.items() if name in self.numbers and name not in self.gone]
+        return sorted(here, key=lambda client: self.numbers[client.name])
 
     def kind(self) -> SampleKind:
         """What samples are like, if all say the same; classes that some lack are put together."""
