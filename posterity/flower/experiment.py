@@ -86,8 +86,8 @@ def save(server: Server) -> None:
     """The state, and what a restart needs to know."""
     metrics, told = server.folder / run_folder.METRICS, server.agreement.facts
     roster = server.roster
-    clients = {name: [number, roster.clients[name].newcomer, roster.clients[name].train]
-               for name, number in roster.numbers.items()}  # fmt: skip
+    clients = {name: [roster.numbers[name], client.newcomer, client.train]
+               for name, client in roster.clients.items() if name in roster.numbers}  # fmt: skip
     facts = {
         "round": server.round, "finished": server.finished, "commit": server.round,
         "length": metrics.stat().st_size if metrics.exists() else 0,
