@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from experiment.damage import as_before_kept_rounds
 
 import posterity
 from posterity.cli import predict as command
@@ -181,6 +182,7 @@ def test_a_folder_of_before_fingerprints_goes_on(tmp_path, monkeypatch):
     for name in ("fingerprint", "file", "data_dir", "shape", "samples"):
         del facts["federation"][name]
     run_folder.write_json(tmp_path / "run" / run_folder.RUN, facts)
+    as_before_kept_rounds(tmp_path / "run", 1)  # nor did a folder list its files
     (tmp_path / "run" / "inputs.safetensors").unlink()
     assert posterity.load(tmp_path / "run").round == 3
 

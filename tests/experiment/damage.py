@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from posterity.engine.journal import entries, read_journal
-from posterity.experiment import run, run_folder
+from posterity.experiment import kept_round, run, run_folder
 from posterity.experiment.config import Config
 
 from .kills import remains
@@ -134,3 +134,15 @@ def mounted(place: Path, size: str = "1m") -> Iterator[Path]:
         yield place
     finally:
         subprocess.run(["umount", "-l", place], check=True)
+
+
+def as_before_kept_rounds(folder: Path, round: int) -> None:
+    """A folder as it was written when rounds were not kept, and no file said which are."""
+    kept_round.remove(folder, round)
+    facts = run_folder.read_json(folder / run_folder.RUN)
+    run_folder.write_json(folder / run_folder.RUN, {name: each for name, each in facts.items() if name != "kept"})
+    leaves, facts = run_folder.read_checkpoint(folder)
+    trees = {top: {n.partition("/")[2]: leaf for n, leaf in leaves.items() if n.startswith(f"{top}/")}
+             for top in {name.partition("/")[0] for name in leaves}}  # fmt: skip
+    del facts["kept"]
+    run_folder.save_checkpoint(folder, trees, facts)

@@ -14,6 +14,8 @@ from posterity import methods
 from posterity.experiment import chosen, delivery, kept_round, run, run_folder
 from posterity.experiment.config import Config
 
+from .damage import as_before_kept_rounds
+
 SMALL = {"dataset": "digits", "clients": 4, "newcomers": "1", "subset": "12%", "participation": "2", "rounds": 4,
          "evaluate_every": 1, "lr": 0.3, "dtype": "float64", "engine": "stacked",
          "set": {"model.hidden": "6"}}  # fmt: skip
@@ -121,18 +123,6 @@ def test_a_rule_that_was_asked_for_is_kept(tmp_path):
     assert not result.delivered("paper").note
     with pytest.raises(ValueError, match="no selection rule 'papre': did you mean 'paper'"):
         run.start_run(Config(method="fedper", keep="papre", **SMALL))
-
-
-def as_before_kept_rounds(folder: Path, round: int) -> None:
-    """A folder as it was written when rounds were not kept, and no file said which are."""
-    kept_round.remove(folder, round)
-    facts = run_folder.read_json(folder / run_folder.RUN)
-    run_folder.write_json(folder / run_folder.RUN, {name: each for name, each in facts.items() if name != "kept"})
-    leaves, facts = run_folder.read_checkpoint(folder)
-    trees = {top: {n.partition("/")[2]: leaf for n, leaf in leaves.items() if n.startswith(f"{top}/")}
-             for top in {name.partition("/")[0] for name in leaves}}  # fmt: skip
-    del facts["kept"]
-    run_folder.save_checkpoint(folder, trees, facts)
 
 
 def test_a_folder_without_the_chosen_round_says_so(tmp_path, second_is_best):

@@ -107,7 +107,9 @@ def test_a_message_that_spoils_the_state_is_left_out_by_name(tmp_path):
     def spoil(client, facts, reply):
         if facts.get("trial"):
             trials.append(client)
-            assert sorted(path.name for path in tmp_path.glob("sites/*/*/round-*")) == ["round-00000001.safetensors"] * 3
+            assert (
+                sorted(path.name for path in tmp_path.glob("sites/*/*/round-*")) == ["round-00000001.safetensors"] * 3
+            )
         wrong = facts.get("round") == 1 and client == 2
         return enlarged(config, tmp_path, reply, 1e12) if wrong else reply
 
