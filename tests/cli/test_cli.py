@@ -26,6 +26,7 @@ def test_run_writes_a_folder_a_table_and_a_report(call):
     assert Path("runs/digits-fedavg+ft-seed0-2").exists()
 
 
+@pytest.mark.everything
 def test_compare_with_all_seeds_at_once(call):
     words = ["compare", "--methods", "fedavg,fedper", "--seeds", "0-2", *SMALL]
     code, out, _ = call(*words, "--together", "--jobs", "2", "--out", "at-once")
@@ -194,6 +195,7 @@ def outside(call, monkeypatch):
     return call
 
 
+@pytest.mark.everything
 def test_a_dataset_a_partition_and_a_network_outside_the_package(outside):
     words = ["--dataset", "my_data:load", "--partition", "my_partition:stripes:5", "--model", "my_network:make",
              "--set", "data.noise=0.5", "--set", "model.width=6", "--clients", "4", "--rounds", "2", "-q"]  # fmt: skip

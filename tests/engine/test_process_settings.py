@@ -41,6 +41,7 @@ def run(**given: str) -> tuple[int, int, int]:
     return told, first, again
 
 
+@pytest.mark.everything
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only glibc can be told")
 def test_memory_of_a_round_is_there_for_the_next():
     told, first, again = min((run() for _ in range(3)), key=lambda found: found[2])  # some systems reclaim idle pages

@@ -110,6 +110,7 @@ def test_what_the_user_did_wrong_is_told_once(tmp_path):
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.everything
 @several
 def test_what_only_another_process_complains_about_is_shown(tmp_path):
     (tmp_path / "odd.py").write_text(

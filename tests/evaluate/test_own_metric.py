@@ -137,6 +137,7 @@ def test_the_module_may_be_absent_where_the_run_is_reported(
     assert best.cells["kappa"].best
 
 
+@pytest.mark.everything
 def test_a_run_resumes_with_it_and_gives_its_value(beside: Path, here: Callable[..., str]) -> None:
     here("run", "--method", "fedavg", "--rounds", "3", "--evaluate-every", "1", *FLAGS, "--metrics",
          "my_metrics:kappa", "--out", "one")  # fmt: skip

@@ -11,7 +11,9 @@ SHAPES = {"mlp": (1, 8, 8), "mlp_bn": (1, 8, 8), "lenet5": (1, 28, 28), "resnet2
 SMALL = {"dataset": "digits", "clients": 4, "rounds": 2, "subset": "20%", "device": "cpu"}
 
 
-@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=pytest.mark.everything if n == "resnet20" else ()) for n in SHAPES]
+)
 def test_outputs_and_gradients_are_near_those_of_float32(name):
     full = models.build(name, SHAPES[name], 10)
     low, params = full.lowered(torch.bfloat16), full.init(0)

@@ -146,6 +146,7 @@ def test_a_failure_stops_no_other_run(tiny, common, tmp_path, capsys):
     assert "[1/2]" in capsys.readouterr().out
 
 
+@pytest.mark.everything
 def test_seeds_together_are_seeds_alone_and_are_not_run_again(tiny, common, tmp_path, capsys):
     """One seed was there before: the others run in one stack and end where they would alone, up to rounding."""
     one, two = (tiny(tmp_path / name, seeds=(0, 1, 2), methods=("fedmap",)) for name in ("alone", "together"))

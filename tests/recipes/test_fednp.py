@@ -54,6 +54,7 @@ def call_here(monkeypatch, capsys):
     return run
 
 
+@pytest.mark.everything
 def test_table_4_in_its_quick_form(tmp_path, monkeypatch):
     """Every row in both settings, the paper's number beside ours, the same values in both files."""
     printed = call("recipes/fednp_table4.py", tmp_path)
@@ -131,6 +132,7 @@ def test_one_change_at_a_time(monkeypatch):
     assert several == [f"inputs divided by 8, step {lr}" for lr in ("0.1", "0.3", "3")]
 
 
+@pytest.mark.everything
 def test_the_released_programme_in_its_quick_form(tmp_path, monkeypatch):
     call("recipes/fednp_released.py", tmp_path)
     rows = json.loads((tmp_path / "released.json").read_text())["rows"]

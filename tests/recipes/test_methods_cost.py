@@ -45,6 +45,7 @@ def tick(bench, monkeypatch, *seconds: float) -> None:
     monkeypatch.setattr(bench, "time", SimpleNamespace(perf_counter=iter(seconds).__next__))
 
 
+@pytest.mark.everything
 def test_the_quick_form(tmp_path):
     """Three methods between two measurements of FedAvg; every ratio follows from the milliseconds beside it."""
     file = tmp_path / "cost.json"

@@ -184,6 +184,7 @@ def test_variants_and_missing_parts(tmp_path: Path, show: str, options: dict[str
     assert not re.search(r"\b(nan|None)\b", said)
 
 
+@pytest.mark.everything
 def test_many_methods_stay_below_a_megabyte(tmp_path: Path) -> None:
     methods = {f"method-with-a-long-name-{k}": 0.6 + 0.015 * k for k in range(20)}
     comparison(tmp_path, methods, 2, clients=60, classes=100, rounds=40, every=4)
