@@ -76,7 +76,7 @@ def predict(
     found = predict_rows(ClientSite(told.config, told.experiment, samples, records), federation, rows.x)
     numbers = as_numbers(found.outputs, not found.classes)
     write_predictions(out, as_csv([client] * len(numbers), numbers, found.classes))
-    for note in rows.notes:
+    for note in (*rows.notes, *([found.note] if found.note else [])):
         print(f"note: {note}")
     print(f"wrote {out}: {len(numbers)} rows by the model of {client} after round {found.round}, as {found.point}")
 

@@ -13,6 +13,9 @@ from posterity.engine.client import predict_client
 from posterity.experiment.setup import DTYPES
 from posterity.flower.site import OFFER, ClientSite, open_question
 
+UNSCORED = ("this method is scored as trained: the model was trained once more, from the last offer, and no score in "
+            "the run's folder is of it")  # fmt: skip
+
 
 @dataclass(frozen=True)
 class SitePrediction:
@@ -22,6 +25,7 @@ class SitePrediction:
     classes: tuple[str, ...]  # none for regression
     round: int
     point: str
+    note: str = ""  # what its user must know
 
 
 def predict_rows(site: ClientSite, federation: Federation, x: Any) -> SitePrediction:
@@ -39,6 +43,7 @@ def predict_rows(site: ClientSite, federation: Federation, x: Any) -> SitePredic
     here, method = found.mine.kind, found.agreement.method
     points = {point: (round, epochs) for point, round, epochs in asked["score"]}
     round, epochs = points.get(method.scored, (asked["round"], 0))
+    note = "" if method.scored in points else UNSCORED
     rows = federation.preprocessing.apply(x, 0, federation.shape, DTYPES[site.config.dtype])
     if here.columns != site.samples.kind.columns:
         rows = rows[:, here.order_of(site.samples.kind.columns, f"client {site.samples.name!r}")]
@@ -46,7 +51,8 @@ def predict_rows(site: ClientSite, federation: Federation, x: Any) -> SitePredic
     outputs = predict_client(
         found.machine, offer.shared, offer.own, found.record, round, rows, method.scored, epochs
     ).double()  # fmt: skip
-    return SitePrediction(outputs if here.task == "regression" else outputs.exp(), here.classes, round, method.scored)
+    said = outputs if here.task == "regression" else outputs.exp()
+    return SitePrediction(said, here.classes, round, method.scored, note)
 
 
 __all__ = ["SitePrediction", "predict_rows"]

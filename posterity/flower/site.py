@@ -22,7 +22,7 @@ from torch import Tensor
 from posterity.core.codec import CodecError, decode, encode, read_facts
 from posterity.core.messages import Message, acceptable
 from posterity.core.protocol import Personal
-from posterity.core.tree import tree_finite, tree_map
+from posterity.core.tree import tree_finite, tree_map, tree_named
 from posterity.core.wire import Offer
 from posterity.engine.client import Site, Visit, predict_client, visit_client
 from posterity.evaluate import per_client, score
@@ -119,15 +119,17 @@ def _visit(site: ClientSite, asked: Mapping[str, Any], data: bytes) -> bytes:
         return say({}, {**reply, "refused": "not finite or outside its declared range"})
     if not asked["trial"]:
         found.files.write(done.record, round, asked["counted"])
-    few = done.loss is None or len(mine.rows["train"]) < site.config.least
-    return say(done.message, {**reply, "loss": None if few or done.loss is None else done.loss.double().tolist()})
+    loss = done.loss if len(mine.rows["train"]) >= site.config.least else None
+    return say(done.message, {**reply, "loss": None if loss is None else loss.double().tolist()})
 
 
 def _leave(site: ClientSite, asked: Mapping[str, Any], data: bytes) -> bytes:
     """The factor that the server is to subtract for a client that goes for good."""
     found, told = open_question(site, data), {"client": site.samples.name, "round": asked["round"], "trial": False}
-    reply = encode(found.agreement.method.factor(found.record), found.agreement.fingerprint, told)
-    write_sent(site.place, describe_reply(reply, asked["round"], {}, {}))
+    factor = found.agreement.method.factor(found.record)
+    reply = encode(factor, found.agreement.fingerprint, told)
+    behind = dict.fromkeys((name.split("/")[0] for name, _ in tree_named(factor)), len(found.mine.rows["train"]))
+    write_sent(site.place, describe_reply(reply, asked["round"], {}, behind))
     return reply
 
 

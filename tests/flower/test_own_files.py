@@ -57,5 +57,6 @@ def test_from_files_to_each_sites_predictions(spec, point, tmp_path):
         raw = torch.tensor([[-1.0, 0.0], [9.0, 0.0]])[:, torch.tensor(order).argsort()]
         found = predict_rows(site, federation, raw)
         assert (found.point, found.classes, found.outputs.shape) == (point, ("ill", "well"), (2, 2))
+        assert ("no score" in found.note) == (point == "trained")
         if site.samples.name != "west":
             assert found.outputs.argmax(1).tolist() == [1, 0]
