@@ -86,6 +86,9 @@ def merge_table(
     name: str, places: Sequence[Path], folder: Path, cells: Sequence[str], methods: Sequence[str]
 ) -> None:  # fmt: skip
     """Print the table of runs that lie in several places, and write it into a folder; nothing is run."""
+    if figures.is_figure(name):
+        raise ValueError(f"{name} is a figure, and --from makes tables: a figure is drawn from run folders below "
+                         "OUT/tables, whose models and logs it needs; leave --from out")  # fmt: skip
     table = find(name)
     check_place(table, folder)
     _conclude(table, table.chosen(cells, methods), places, folder)
