@@ -153,9 +153,6 @@ def test_the_command_merges(call, made, monkeypatch, tmp_path):
     code, _, complained = call(*words, "--scale", "0.1")
     assert code == 2
     assert "--from runs nothing" in complained
-    code, _, complained = call("reproduce", "V-F2", *words[2:])
-    assert code == 2
-    assert "V-F2 is a figure, and --from makes tables" in complained
 
 
 def test_the_list_says_how_much_is_done(call, made, monkeypatch):
@@ -166,3 +163,9 @@ def test_the_list_says_how_much_is_done(call, made, monkeypatch):
     assert code == 0
     assert "4 of 8 runs" in said
     assert "N-T7" in said
+
+
+def test_a_figure_is_no_table(call, tmp_path):
+    code, _, complained = call("reproduce", "V-F2", "--from", str(tmp_path))
+    assert code == 2
+    assert "V-F2 is a figure, and --from makes tables" in complained
