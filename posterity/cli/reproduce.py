@@ -16,10 +16,12 @@ from posterity.experiment.begin_again import runs_below
 from posterity.experiment.compare import Watching
 from posterity.experiment.run_folder import RUN, read_json
 from posterity.report.logs import write_atomic
-from posterity.reproduce.beside import RULES, Entry, entries, gap, markdown, order
+from posterity.reproduce.beside import RULES, Entry, entries, gap
 from posterity.reproduce.cells import PAGE, check_place, run_cells
 from posterity.reproduce.elsewhere import without_recipe
 from posterity.reproduce.gather import Gathered, gather, other_size, read_places
+from posterity.reproduce.order import order
+from posterity.reproduce.page import SECONDS, markdown
 from posterity.reproduce.recipe import Recipe, RecipeCell, find, recipes
 
 
@@ -105,13 +107,16 @@ def _conclude(table: Recipe, recipe: Recipe, places: Sequence[Path], folder: Pat
 def show_table(recipe: Recipe, found: Gathered) -> None:
     """What there is of a table, in the terminal."""
     say(f"{recipe.id}: {recipe.paper}, {recipe.title}")
-    for cell in recipe.cells:
+    run = [cell for cell in recipe.cells if found.of(cell)]
+    for cell in run:
         each = entries(recipe, cell, found)
         console.print(_terminal(cell, each))
         if told := other_size(recipe, cell, found.of(cell)):
             say_sentence(told)
         if told := order(each):
-            say(told)
+            say_sentence(told)
+    if missing := [cell.name for cell in recipe.cells if cell not in run]:
+        say_sentence(f"not yet run: {', '.join(missing)}")
     for remark in found.remarks:
         say_sentence(f"remark: {remark}")
     for choice in recipe.open:
@@ -121,7 +126,8 @@ def show_table(recipe: Recipe, found: Gathered) -> None:
 def _terminal(cell: RecipeCell, found: Sequence[Entry]) -> Table:
     heads = ("Method", "paper", *("best round" if rule == "paper" else rule for rule in RULES), "seeds",
              f"{found[-1].line.name} less it")  # fmt: skip
-    table = Table(*heads, title=cell.name, title_justify="left")
+    timed = any(each.seconds for each in found)
+    table = Table(*heads, *([SECONDS] if timed else []), title=cell.name, title_justify="left")
     for each in found:
         cells = (
             each.line.name,
@@ -129,6 +135,7 @@ def _terminal(cell: RecipeCell, found: Sequence[Entry]) -> Table:
             *(each.ours[rule] for rule in RULES),
             str(each.seeds or ""),
             gap(each),
+            *([each.seconds] if timed else []),
         )
         table.add_row(*map(label, cells))
     return table

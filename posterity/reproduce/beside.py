@@ -1,23 +1,21 @@
-"""A table as the paper prints it and as our runs give it, side by side, and whether both have the same order."""
+"""The rows of a column as the paper prints them and as our runs give them, side by side."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from posterity.evaluate.paired import Paired, Sample, compare_pair
+from posterity.evaluate.paired import Paired, Samples, compare_pair
 from posterity.report import Run
 from posterity.report.columns import Column
 from posterity.report.selected_round import main_epochs
 from posterity.report.tables import point_name, summarise
 from posterity.report.verdict import signed
-from posterity.reproduce.gather import Gathered, other_size
+from posterity.reproduce.gather import Gathered
 from posterity.reproduce.recipe import Line, Recipe, RecipeCell
 from posterity.reproduce.shown import Shown, find_score, read_samples, read_value
 
 RULES = ("validated", "paper", "last")
-NUMBER = re.compile(r"[-+−]?[0-9]+(\.[0-9]+)?")
 
 
 @dataclass(frozen=True)
@@ -31,6 +29,8 @@ class Entry:
     point: str  # at which evaluation point ours are
     pair: Paired | None  # the table's own method less this one, under the rule by which rows are compared
     column: Column
+    samples: Samples  # ours by seed, under that rule
+    seconds: str = ""  # a round, evaluations included, of a seed that shares the device as it did
 
 
 def entries(recipe: Recipe, cell: RecipeCell, found: Gathered) -> list[Entry]:
@@ -41,7 +41,8 @@ def entries(recipe: Recipe, cell: RecipeCell, found: Gathered) -> list[Entry]:
     mine = [read_samples(some, rule, shown) if shown.column.better else {} for some in runs]
     return [
         Entry(line, line.paper.get(cell.name, ""), {rule: _text(some, rule, shown) for rule in RULES}, len(some),
-              _point(some, shown), None if line is lines[-1] else _pair(mine[-1], its), shown.column)
+              _point(some, shown), None if line is lines[-1] else _pair(mine[-1], its), shown.column, its,
+              _seconds(some) if recipe.timed else "")
         for line, some, its in zip(lines, runs, mine, strict=True)
     ]  # fmt: skip
 
@@ -66,32 +67,13 @@ def _point(runs: Sequence[Run], shown: Shown) -> str:
     return point_name(score.point, score.epochs or main_epochs(runs[0], score.point)) if score else ""
 
 
-def _pair(first: Mapping[int, Sample], second: Mapping[int, Sample]) -> Paired | None:
-    return compare_pair(dict(first), dict(second)) if first and second else None
+def _pair(first: Samples, second: Samples) -> Paired | None:
+    return compare_pair(first, second) if first and second else None
 
 
-def markdown(recipe: Recipe, found: Gathered) -> str:
-    """The whole table."""
-    pieces = [f"## {recipe.id}: {recipe.paper}, {recipe.title}", _listed("Left open by the paper", recipe.open)]
-    for cell in recipe.cells:
-        each = entries(recipe, cell, found)
-        pieces += [f"### {cell.name}", other_size(recipe, cell, found.of(cell)), _table(each), order(each)]
-    pieces.append(_listed("About the runs", found.remarks))
-    return "\n\n".join(piece for piece in pieces if piece) + "\n"
-
-
-def _listed(what: str, sentences: Sequence[str]) -> str:
-    return f"{what}:\n\n" + "\n".join(f"- {each}" for each in sentences) if sentences else ""
-
-
-def _table(found: Sequence[Entry]) -> str:
-    own = found[-1].line.name
-    heads = ["method", "paper", "validated", "best round", "last", "scored at", "seeds", f"{own} − it (95 %)"]
-    lines = [heads, ["---", "--:", "--:", "--:", "--:", "---", "--:", "--:"]]
-    for each in found:
-        lines.append([each.line.name, each.paper, *(each.ours[rule] for rule in RULES), each.point,
-                      str(each.seeds or ""), gap(each)])  # fmt: skip
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+def _seconds(runs: Sequence[Run]) -> str:
+    each = [run.seconds / len(run.rounds) for run in runs if run.seconds and run.rounds]
+    return f"{sum(each) / len(each):.3f}" if each else ""
 
 
 def gap(each: Entry) -> str:
@@ -99,29 +81,20 @@ def gap(each: Entry) -> str:
     pair = each.pair
     if pair is None or not pair.seeds:
         return ""
-    told = signed(pair.difference, each.column)
-    if pair.interval is not None:
-        low, high = pair.interval
-        tie = "" if low > 0 or high < 0 else ", level"
-        told += f" ({signed(low, each.column)} to {signed(high, each.column)}{tie})"
-    return told
+    return signed(pair.difference, each.column) + reach(pair, each.column)
 
 
-def number(text: str) -> float | None:
-    """The first number of a printed cell."""
-    match = NUMBER.search(text)
-    return float(match[0].replace("−", "-")) if match else None
-
-
-def order(found: Sequence[Entry]) -> str:
-    """Whether ours put the rows in the paper's order, in a sentence; nothing where there are no two rows to compare."""
-    rule = "validated" if any(each.ours["validated"] for each in found) else "last"
-    both = [(p, o) for e in found if (p := number(e.paper)) is not None and (o := number(e.ours[rule])) is not None]
-    pairs = [(a, b) for i, a in enumerate(both) for b in both[i + 1 :] if a[0] != b[0]]
-    if not pairs:
+def reach(pair: Paired, column: Column) -> str:
+    """The 95 % interval of a difference, in brackets; nothing where one seed gives none."""
+    if pair.interval is None:
         return ""
-    same = sum((a[0] - b[0]) * (a[1] - b[1]) > 0 for a, b in pairs)
-    return f"{same} of {len(pairs)} pairs of methods are in the paper's order."
+    low, high = (signed(end, column) for end in pair.interval)
+    return f" ({low} to {high}{', level' if level(pair) else ''})"
 
 
-__all__ = ["RULES", "Entry", "entries", "gap", "markdown", "number", "order"]
+def level(pair: Paired) -> bool:
+    """Whether the interval leaves open which of two is ahead."""
+    return pair.interval is None or pair.interval[0] <= 0 <= pair.interval[1]
+
+
+__all__ = ["RULES", "Entry", "entries", "gap", "level", "reach"]

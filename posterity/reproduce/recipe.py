@@ -7,6 +7,7 @@ metric = "accuracy"                 # what the columns show of their runs, by th
 weight = "pooled"                   # weight, point, client, percent; for all columns, unless one says otherwise
 seeds = [0, 1, 2]
 minutes = 10                        # of one H200 for one seed of all cells and rows; left out where never timed
+timed = true                        # seconds of a round as a further column; left out by most
 open = ["best or last round: all three selection rules are shown"]
 
 [settings]                          # what all runs have in common, by the names of `posterity run`
@@ -77,6 +78,7 @@ class Recipe:
     lines: tuple[Line, ...]
     seeds: tuple[int, ...] = (0, 1, 2)
     minutes: float | None = None  # of a GPU, for one seed of everything
+    timed: bool = False  # whether the page shows the seconds of a round
     open: tuple[str, ...] = ()  # choices that the paper leaves open, and what was chosen
 
     def config(self, cell: RecipeCell, more: Mapping[str, Any], line: Line | None = None) -> Config:

@@ -12,9 +12,11 @@ import pytest
 from posterity.experiment import run
 from posterity.experiment.compare import planned
 from posterity.experiment.config import Config, to_toml
-from posterity.reproduce.beside import entries, markdown, number
+from posterity.reproduce.beside import entries
 from posterity.reproduce.cells import comparisons, run_cells, shrunk
 from posterity.reproduce.gather import gather, read_places
+from posterity.reproduce.order import number
+from posterity.reproduce.page import markdown
 from posterity.reproduce.recipe import Line, Recipe, recipes
 
 from .stand_in import stand_in

@@ -8,10 +8,10 @@ import pytest
 
 from posterity import methods, models
 from posterity.experiment.variants import parse_variant
-from posterity.reproduce.beside import number
 from posterity.reproduce.cells import comparisons, shrunk
 from posterity.reproduce.elsewhere import without_recipe
 from posterity.reproduce.figures import figures
+from posterity.reproduce.order import number
 from posterity.reproduce.recipe import find, read, recipes
 
 SMALL = """

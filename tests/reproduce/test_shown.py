@@ -8,9 +8,10 @@ from contextlib import nullcontext
 import pytest
 
 from posterity.experiment import run
-from posterity.reproduce.beside import entries, markdown
+from posterity.reproduce.beside import entries
 from posterity.reproduce.cells import run_cells
 from posterity.reproduce.gather import gather, read_places
+from posterity.reproduce.page import markdown
 from posterity.reproduce.recipe import read
 from posterity.reproduce.shown import Shown, read_samples, read_value
 

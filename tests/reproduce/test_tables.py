@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from dataclasses import replace
 
 import pytest
 
+from posterity.evaluate.paired import Sample
 from posterity.experiment import run
 from posterity.reproduce import recipe as recipe_files
-from posterity.reproduce.beside import entries, markdown, order
+from posterity.reproduce.beside import RULES, Entry, entries
 from posterity.reproduce.cells import run_cells
 from posterity.reproduce.gather import gather, read_places
-from posterity.reproduce.recipe import read
+from posterity.reproduce.order import order
+from posterity.reproduce.page import markdown
+from posterity.reproduce.recipe import Line, read
+from posterity.reproduce.shown import Shown
 
 from .test_recipes import SMALL
 
@@ -76,6 +81,34 @@ def test_the_page(made):
     line = next(line for line in page.splitlines() if line.startswith("| Theirs | 80.2 ± 0.3 |"))
     assert line.count("|") == 9
     assert "of 1 pairs of methods are in the paper's order." in page
+
+
+def row(name, paper, values):
+    """A row whose numbers by seed are these."""
+    column = Shown().column
+    ours = dict.fromkeys(RULES, str(100 * sum(values) / len(values)))
+    samples = {seed: Sample(value) for seed, value in enumerate(values)}
+    return Entry(Line(name, "local"), paper, ours, len(values), "received", None, column, samples)
+
+
+def test_the_order_names_pairs_that_our_seeds_tell_apart():
+    a, b, c = row("A", "80", [0.70, 0.71]), row("B", "79", [0.80, 0.81001]), row("C", "78", [0.60, 0.90])
+    assert order([a, row("D", "60.5", [0.5, 0.51])]) == "1 of 1 pairs of methods are in the paper's order."
+    said = order([a, b, c])
+    assert said.startswith("1 of 3 pairs of methods are in the paper's order. Of the others our seeds tell apart: B ")
+    assert "B above A by 10.0 percentage points (+10.0 to +10.0)." in said  # and not C above A, by 4.5 ± 180
+    assert order([a, c]).endswith("Of the others our seeds tell none apart.")
+
+
+def test_the_page_lists_what_is_missing_and_times_rounds_where_asked(made):
+    recipe, out = made
+    found = gather(recipe, [run for run in read_places([out]) if "Dirichlet-0.3" in run.folder.parts])
+    page = markdown(replace(recipe, timed=True), found)
+    assert page.endswith("Not yet run:\n\n- iid, half\n")
+    assert "### iid, half" not in page
+    lines = [line.split(" | ") for line in page.splitlines() if line.startswith("| ")]
+    assert lines[0][-1] == "s a round |"
+    assert all(float(line[-1].removesuffix(" |")) > 0 for line in lines[2:])
 
 
 def test_another_size_is_another_run(made):

@@ -10,10 +10,10 @@ from pathlib import Path
 from posterity.experiment.variants import parse_variant
 from posterity.report.selected_round import select_round
 from posterity.report.svg import AxisScale, Canvas, axes, colour, percent, spread, ticks, widen
-from posterity.reproduce.beside import number
 from posterity.reproduce.figures.catalogue import Figure
 from posterity.reproduce.figures.material import FigureDrawing, FigureRequest, Material, collect
 from posterity.reproduce.figures.sheet import Panel, sheet
+from posterity.reproduce.order import number
 from posterity.reproduce.recipe import Recipe, RecipeCell
 
 WIDTH, HEIGHT = 620.0, 380.0

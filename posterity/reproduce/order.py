@@ -1,0 +1,53 @@
+"""Whether our runs put the rows of a table in the paper's order, and which pairs they do not."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from itertools import combinations
+
+from posterity.evaluate.paired import compare_pair
+from posterity.report.verdict import amount
+from posterity.reproduce.beside import Entry, level, reach
+
+NUMBER = re.compile(r"[-+−]?[0-9]+(\.[0-9]+)?")
+
+
+def number(text: str) -> float | None:
+    """The first number of a printed cell."""
+    match = NUMBER.search(text)
+    return float(match[0].replace("−", "-")) if match else None
+
+
+def order(found: Sequence[Entry]) -> str:
+    """How many pairs of rows stand in the paper's order, in a sentence, and which are told apart the other way round.
+
+    Nothing where there are no two rows to compare.
+    """
+    rule = "validated" if any(each.ours["validated"] for each in found) else "last"
+    both = [(e, p, o) for e in found if (p := number(e.paper)) is not None and (o := number(e.ours[rule])) is not None]
+    pairs = [(a, b) for a, b in combinations(both, 2) if a[1] != b[1]]
+    if not pairs:
+        return ""
+    others = [sorted((a, b), key=lambda row: -row[2]) for a, b in pairs if (a[1] - b[1]) * (a[2] - b[2]) <= 0]
+    told = f"{len(pairs) - len(others)} of {len(pairs)} pairs of methods are in the paper's order."
+    apart = [said for first, second in others if (said := _apart(first[0], second[0]))]
+    if not others:
+        return told
+    if not apart:
+        return f"{told} Of the others our seeds tell none apart."
+    return f"{told} Of the others our seeds tell apart: {'; '.join(apart)}."
+
+
+def _apart(first: Entry, second: Entry) -> str:
+    """By how much the first is above the second; empty where the interval of this pair leaves that open."""
+    if not first.samples or not second.samples:
+        return ""
+    pair = compare_pair(first.samples, second.samples)
+    if level(pair):
+        return ""
+    by = amount(pair.difference, first.column) + reach(pair, first.column)
+    return f"{first.line.name} above {second.line.name} by {by}"
+
+
+__all__ = ["number", "order"]
