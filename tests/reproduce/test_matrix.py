@@ -31,3 +31,15 @@ def test_a_stored_table_is_that_of_its_raw_metrics(name):
     found = gather(recipe, read_places([RESULTS / "raw" / f"{OF_OTHERS.get(name, name)}.jsonl.gz"]))
     assert found.count
     assert markdown(recipe, found) == (RESULTS / "tables" / name / "table.md").read_text(encoding="utf-8")
+
+
+def test_the_readmes_table_is_the_stored_one():
+    text = (RESULTS.parents[1] / "README.md").read_text(encoding="utf-8")
+    rows = [
+        line
+        for line in text.partition("### Against the papers")[2].partition("\n## ")[0].splitlines()
+        if line[:2] == "| "
+    ]
+    page = (RESULTS / "tables" / "V-T1a" / "table.md").read_text(encoding="utf-8")
+    assert len(rows) > 10
+    assert "\n".join(rows) in page

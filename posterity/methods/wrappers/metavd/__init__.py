@@ -32,6 +32,8 @@ Differs from the paper (errata of the specification):
   M5      ρ = log v by default: with α (`noise_param = alpha`) near-zero weights win (5). The release has log v only, up
           to 0. Here log α goes up to 8.5: with 0 no rate would exceed ½, and `+drop` would drop nothing at 0.8 or 0.9.
   M6, M8  the mean divergence times β, annealed, as released (`kl = elbo`: times K/n); h ends without an exponential.
+  β       1, the least value of the paper's search; the release's 10 loses 15 points to its host on CIFAR-10 in a run of
+          three seeds (`docs/results/metavd.md`), and stands in the rows "released defaults" of the papers' tables.
   M11     at test the floor replaces the personal noise, as released (`test_noise`), and the mean weights predict; the
           release averages the logits of three draws (`test_draws` averages probabilities).
 The inner steps of MAML see the noise but no divergence, as released; momentum and decay move the cohort's embeddings

@@ -1,0 +1,201 @@
+"""What the tables of the papers cost: rounds of FedAvg in every table's own setting, times what its rows cost more.
+
+    python benchmarks/minutes.py [--device cuda] [--engine graph] [--only N-T1,B-T3] [--rounds 4] [--json FILE]
+    python benchmarks/minutes.py --table FILE [FILE …]      Markdown from such JSON
+
+Pictures are noise of the data set's own shape, number and classes (time does not depend on pixels), everything else is
+the recipe's: network, clients, partition, participation, epochs, batch. A round is timed without evaluation, as the
+median of all but the first two, in which engines record. A row costs what `costs.py` measured for its method in rounds
+of FedAvg (`docs/results/raw/costs-compiled-*.json`; on pFedVMP's network), 1 where it was not measured: those rows are
+named. Tables whose data are embedded are left out: they run on a laptop.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import statistics
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from posterity.data import Pool
+from posterity.data.registry import available
+from posterity.experiment.config import Config
+from posterity.experiment.run import start_run
+from posterity.reproduce.recipe import Recipe, RecipeCell, recipes
+
+RAW = Path(__file__).parents[1] / "docs" / "results" / "raw"
+RECORDED = 2  # rounds in which engines record
+FREE = ("ft", "calibrated")  # wrappers that change nothing in a round
+USUAL = {"fedbps": "ggn"}  # what a method does where nothing else is asked for
+EMBEDDED = {each.name for each in available() if each.embedded}
+
+
+@dataclass(frozen=True)
+class Form:
+    """What a data set is made of."""
+
+    rows: int
+    channels: int
+    side: int
+    classes: int
+    owners: int = 0
+
+
+FORMS = {
+    "cifar10": Form(60_000, 3, 32, 10),
+    "cifar100": Form(60_000, 3, 32, 100),
+    "mnist": Form(70_000, 1, 28, 10),
+    "fmnist": Form(70_000, 1, 28, 10),
+    "emnist47": Form(131_600, 1, 28, 47),
+    "tinyimagenet": Form(110_000, 3, 64, 200),
+    "office31": Form(4_110, 3, 256, 31, 3),
+    "femnist": Form(40_000, 1, 28, 62, 200),
+    "celeba": Form(4_000, 3, 32, 2, 200),
+}
+
+
+def noise(data_dir: object, seed: int, *, of: str = "cifar10") -> Pool:
+    """Noise in the form of a data set; of the largest one for a mix."""
+    form = max((FORMS[name] for name in of.split("+")), key=lambda each: each.rows)
+    draw = torch.Generator().manual_seed(seed)
+    x = torch.rand(form.rows, form.channels, form.side, form.side, generator=draw)
+    y = torch.randint(form.classes, (form.rows,), generator=draw)
+    names = tuple(f"w{k}" for k in range(form.owners))
+    owner = torch.arange(form.rows) % form.owners if names else None
+    test = torch.arange(form.rows) % 6 == 0
+    return Pool("noise", x, y, form.classes, owner=owner, owner_names=names, official_test=test)
+
+
+def costs() -> dict[str, float]:
+    """Rounds of FedAvg that a round of each method takes; a later file's row takes the place of an earlier one's."""
+    found: dict[str, float] = {}
+    for file in sorted(RAW.glob("costs-compiled-*.json")):
+        rows = {row["case"]["name"]: row["timing"] for row in json.loads(file.read_text())["rows"]}
+        unit = rows["fedavg"]["ms"]
+        found |= {name: timing["ms"] / unit for name, timing in rows.items() if timing and timing.get("ms")}
+    return found
+
+
+def cost(method: str, known: Mapping[str, float]) -> float | None:
+    """Of a row, by its method's name and settings; None where nothing was measured.
+
+    A wrapper that was not measured around this host costs what it does around FedAvg; `+drop` prunes with `+metavd`'s
+    posterior, which it therefore includes.
+    """
+    chosen = re.search(r"(?:mode|curvature)=(\w+)", method)
+    host, *wrappers = re.sub(r"\[[^]]*\]|@paper", "", method).split("+")
+    wrappers = [each for each in wrappers if each not in FREE and not (each == "metavd" and "drop" in wrappers)]
+    mode = chosen[1] if chosen else USUAL.get(host, "")
+    if (whole := "+".join([host, *wrappers])) in known:
+        return known[whole]
+    value = known.get(f"{host}:{mode}", known.get(host))
+    return None if value is None else value * prod(known[f"fedavg+{each}"] for each in wrappers)
+
+
+def settings(recipe: Recipe) -> Iterator[tuple[RecipeCell, Config]]:
+    """Every setting of a table in which something is run."""
+    for cell, _ in recipe.folders().values():
+        config = recipe.config(cell, {})
+        if config.dataset not in EMBEDDED:
+            yield cell, config
+
+
+def work(config: Config) -> tuple[str, ...]:
+    """What decides the time of a round: two columns with the same need be timed once."""
+    names = ("dataset", "model", "subset", "clients", "split", "participation", "local_epochs", "batch_size")
+    kind = str(config.partition).partition(":")[
+        0
+    ]  # whether clients can be full matters, by how much they differ little
+    return (kind, *(str(getattr(config, name)) for name in names))
+
+
+def time_round(config: Config, more: Mapping[str, Any], rounds: int) -> float:
+    """Seconds of a round of FedAvg in this setting."""
+    chosen = {name: value for name, value in config.set.items() if name.startswith("model.")}
+    noisy = replace(config, method="fedavg", dataset="minutes:noise", rounds=rounds + RECORDED,
+                    evaluate_every=rounds + RECORDED, set={**chosen, "data.of": config.dataset}, **more)  # fmt: skip
+    found = start_run(noisy, None)
+    seconds = [line["seconds"] for line in found.lines if line["kind"] == "round"]
+    return statistics.median(seconds[RECORDED:-1])  # the last one has the evaluation in it
+
+
+def measure(only: list[str], more: Mapping[str, Any], rounds: int) -> list[dict[str, Any]]:
+    """Every table's columns with the seconds of their rounds."""
+    timed: dict[tuple[str, ...], float | str] = {}
+    found = []
+    for recipe in recipes().values():
+        for cell, config in settings(recipe) if not only or recipe.id in only else ():
+            key, began = work(config), time.perf_counter()
+            if key not in timed:
+                try:
+                    timed[key] = time_round(config, more, rounds)
+                except (ValueError, RuntimeError) as error:
+                    timed[key] = str(error).splitlines()[0][:200]
+            found.append({"table": recipe.id, "folder": cell.folder, "rounds": config.rounds, "seconds": timed[key]})
+            print(
+                recipe.id, cell.name, timed[key], f"({time.perf_counter() - began:.0f} s)", file=sys.stderr, flush=True
+            )
+    return found
+
+
+def minutes(recipe: Recipe, seconds: Mapping[str, float], known: Mapping[str, float]) -> tuple[float, list[str]]:
+    """Of one seed of a table, and the rows whose cost was taken for 1."""
+    total, missing = 0.0, []
+    for folder, (cell, lines) in recipe.folders().items():
+        each = [cost(line.method, known) for line in lines]
+        missing += [line.method for line, found in zip(lines, each, strict=True) if found is None]
+        rounds = recipe.config(cell, {}).rounds
+        total += rounds * seconds.get(folder, 0.0) * sum(1.0 if found is None else found for found in each)
+    return total / 60, sorted(set(missing))
+
+
+def tabulate(files: list[Path]) -> str:
+    """Markdown: a line for every table."""
+    rows = [row for file in files for row in json.loads(file.read_text())["rows"]]
+    lines = ["| table | s a round of FedAvg | minutes a seed | rows taken for FedAvg's cost |", "|---|--:|--:|---|"]
+    for recipe in recipes().values():
+        mine = {row["folder"]: row["seconds"] for row in rows if row["table"] == recipe.id}
+        seconds = {folder: value for folder, value in mine.items() if not isinstance(value, str)}
+        if not mine:
+            continue
+        total, missing = minutes(recipe, seconds, costs())
+        each = ", ".join(dict.fromkeys(v if isinstance(v, str) else f"{v:.3f}" for v in mine.values()))
+        partly = "" if len(seconds) == len(mine) else " and more"
+        lines.append(f"| {recipe.id} | {each} | {total:.0f}{partly} | {', '.join(missing)} |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="GPU minutes of every table.")
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--engine", default="graph")
+    parser.add_argument("--precision", default="tf32")
+    parser.add_argument("--only", default="")
+    parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--table", type=Path, nargs="+")
+    args = parser.parse_args()
+    if args.table:
+        print(tabulate(args.table))
+        return
+    more = {"device": args.device, "engine": args.engine, "precision": args.precision}
+    rows = measure([name for name in args.only.split(",") if name], more, args.rounds)
+    told = {"run": {"torch": torch.__version__, **more, "rounds": args.rounds}, "rows": rows}
+    if args.json:
+        args.json.write_text(json.dumps(told, indent=1))
+    else:
+        print(json.dumps(told, indent=1))
+
+
+if __name__ == "__main__":
+    sys.modules["minutes"] = sys.modules["__main__"]  # `minutes:noise` names this file, also when it is run
+    main()
