@@ -43,9 +43,6 @@ METHODS = (
 )
 WRAPPED = ("fedavg+ft", "fedavg+calibrated", "reptile+metavd", "fedavg+drop", "fedavg+snip", "pfedvmp@paper")
 BEFORE = {"reptile+metavd": "reptile+metavd", "fedavg+drop": "fedavg+metavd+drop"}  # in which β was 10
-    "reptile+metavd": {"beta": 10},
-    "fedavg+drop": {"beta": 10},
-}  # no defaults any more
 RECORDERS = ("posterity.engine.tracing.trace", "posterity.engine.record")  # the second until commit 139cb26
 CALLS = 3  # before a recording, so that two short rounds replay something
 
@@ -93,8 +90,8 @@ def hash_of(case: str) -> str:
     method, engine, dtype, model, *more = case.split()
     settings: dict[str, Any] = {"dataset": "digits", "partition": "dirichlet:0.5", "clients": 10, "newcomers": "2"}
     settings |= {"participation": "50%", "rounds": 2, "evaluate_every": 2, "batch_size": 10, "subset": "40%"}
-    settings |= {"method": BEFORE.get(method, method), "engine": engine, "dtype": dtype, "model": model, "onednn": "off"}
-    settings |= {"convolution": "native", "set": {"beta": 10} if method in BEFORE else {}}
+    settings |= {"engine": engine, "dtype": dtype, "model": model, "onednn": "off", "convolution": "native"}
+    settings |= {"method": BEFORE.get(method, method), "set": {"beta": 10} if method in BEFORE else {}}
     with tempfile.TemporaryDirectory() as folder:
         if more:
             results = posterity.run_seeds([0, 1], **settings)
