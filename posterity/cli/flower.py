@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -51,6 +52,24 @@ def sent(
     if not path.is_file():
         raise ValueError(f"there is no {path}: give the folder of a client's record (RECORDS/EXPERIMENT/CLIENT)")
     print_sent(path, summarise_sent(path))
+
+
+@flower.command("leave", help="Leave an experiment for good, at the site: it says so when it is asked next.")
+def leave(
+    folder: Annotated[Path, typer.Argument(help="the folder of this site's record", metavar="RECORDS")],
+    back: Annotated[bool, typer.Option("--take-back", help="stay after all, as long as it has not been asked")] = False,
+) -> None:
+    from posterity.flower.wish import find_place, take_back, wish_to_leave
+
+    place = find_place(folder)
+    if back:
+        take_back(place)
+        print(f"{place} takes part as before")
+        return
+    wish_to_leave(place)
+    print(f"{place} leaves when the server asks it next: keep its node running until then")
+    print("its record and its own model stay here, for 'posterity flower predict'")
+    print(f"it can stay after all until then: posterity flower leave {shlex.quote(str(folder))} --take-back")
 
 
 @flower.command("predict", help="What a site's own model says about rows of a file: its record, its disk, no network.")

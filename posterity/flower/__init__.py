@@ -6,6 +6,7 @@
     records.py     a client's record on its own disk
     site.py        what a site answers: who it is, its message, its scores
     sent.py        what left a site, leaf by leaf
+    wish.py        a site's own wish to leave
     predict.py     a site's own model at work
     roster.py      who is who: clients by name, whatever the number of their node
     request.py     what is asked in a round, and what is read of the replies

@@ -19,7 +19,7 @@ from posterity.engine.participation import Participation
 from posterity.experiment import run_folder
 from posterity.experiment.config import Config, to_toml
 from posterity.flower.agreement import Agreement, SampleKind, agree
-from posterity.flower.leave import depart
+from posterity.flower.leave import depart, release
 from posterity.flower.roster import Exchange, Registered, Roster
 from posterity.flower.rules import RoundRules
 from posterity.flower.server import Server, Watch
@@ -37,7 +37,7 @@ def run_experiment(
 ) -> Server:  # fmt: skip
     """All rounds that are left, each of them saved; `public` are rows that the server may use.
 
-    Clients that `leave` do so before the next round, for good.
+    Clients that `leave` do so before the next round, for good; a site may also say so itself, in any round.
     """
     folder.mkdir(parents=True, exist_ok=True)
     with run_folder.locked(folder):
@@ -47,9 +47,11 @@ def run_experiment(
             save(server)
         while server.round < config.rounds:
             server.step()
+            release(server)
             save(server)
         if not server.finished:
             server.finish()
+            release(server)
             save(server)
     return server
 

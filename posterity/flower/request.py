@@ -35,6 +35,7 @@ class Reply:
     message: Message | None = None
     loss: Any = None
     size: int = 0  # of the message, in bytes
+    leave: bytes | None = None  # the client goes for good: all of its reply, which holds its factor
 
 
 @dataclass(frozen=True)
@@ -70,6 +71,8 @@ class Request:
     def read(self, client: Registered, number: int, reply: bytes | str) -> Reply:
         """A reply to a visit, checked."""
         data, told = self.heard(client, reply)
+        if told.get("leave") is True:
+            return Reply([], leave=data)
         scores = [{**each, "kind": "score", "client": client.name} for each in self._scores(client, told)]
         if client.name not in self.cohort:
             return Reply(scores)

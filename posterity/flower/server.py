@@ -35,6 +35,7 @@ from posterity.flower.roster import Exchange, Registered, Roster
 from posterity.flower.rules import RoundRules
 
 Watch = Callable[[Line], None]
+LEAVES = "it leaves, by its own wish"
 
 
 @dataclass
@@ -51,6 +52,7 @@ class Server:
     round: int = 0
     counted: dict[str, int] = field(default_factory=dict)  # the last round of each client whose message counted
     finished: bool = False  # also the last scores are there
+    leaving: dict[str, bytes] = field(default_factory=dict)  # clients that said so, by their reply (`leave.py`)
     watch: Watch = print
     rules: RoundRules = RoundRules()
 
@@ -62,6 +64,7 @@ class Server:
         cohort = self.cohort(number)
         request = Request(self.agreement, self.state, number, tuple(cohort), self.points(number))
         visited, scores = self.gather(request)
+        visited.refused += [Refusal(self.roster.numbers[name], LEAVES) for name in self.leaving]
         self.state, log = self.settle(request, visited)
         self.round = number
         self.tell([self.line(log), *scores])
@@ -82,10 +85,10 @@ class Server:
 
     def gather(self, request: Request) -> tuple[Accumulator, list[Line]]:
         """The sum of a round's messages and its scores; with too few, those who are missing are asked again."""
-        cohort, rules = request.cohort, self.rules
-        needed, scores = rules.needed(len(cohort)), dict[str, list[Line]]()
+        rules, scores = self.rules, dict[str, list[Line]]()
         visited = self.collect(request, self.scored(request), scores)
         for number in range(2, rules.tries + 1):
+            cohort, needed = self.needed(request)
             if visited.accepted >= needed:
                 break
             few = f"round {request.round} has {visited.accepted} of {len(cohort)} replies and needs {needed}"
@@ -96,12 +99,18 @@ class Server:
             self.roster.look(self.exchange)
             visited.refused.clear()
             visited.join(self.collect(request, self.without(cohort, visited), scores))
+        cohort, needed = self.needed(request)
         if visited.accepted < needed:
             told = "; ".join(f"{name}: {reason}" for name, reason in self.named(visited.refused))
             raise ValueError(f"round {request.round} has {visited.accepted} of {len(cohort)} usable replies after "
                              f"{rules.tries} tries and needs {needed} ({told}). Nothing of it was counted: bring the "
                              "sites back and start the run again, or give a smaller 'minimum'")  # fmt: skip
         return visited, [line for lines in scores.values() for line in lines]
+
+    def needed(self, request: Request) -> tuple[list[str], int]:
+        """Who of a cohort is still in it, for some may be leaving, and how many of them must have replied."""
+        cohort = [name for name in request.cohort if name not in self.leaving]
+        return cohort, self.rules.needed(len(cohort))
 
     def collect(
         self, request: Request, asked: Sequence[Registered], scores: dict[str, list[Line]] | None = None
@@ -114,6 +123,9 @@ class Server:
                 read = request.read(client, number, reply)
             except CodecError as error:
                 visited.refused.append(Refusal(number, str(error)))
+                continue
+            if read.leave is not None:
+                self.leaving[client.name] = read.leave
                 continue
             if scores is not None:
                 scores[client.name] = read.scores
@@ -191,7 +203,7 @@ class Server:
     def tried(self, request: Request, after: State) -> RoundLog:
         """What becomes of a round's cohort with a state that is not taken yet; no site keeps anything of it."""
         trial = replace(request, state=after, round=request.round + 1, points=(), trial=True)
-        visited = self.collect(trial, [self.roster.clients[name] for name in request.cohort])
+        visited = self.collect(trial, [self.roster.clients[name] for name in self.needed(request)[0]])
         return visited.log(trial.round, len(trial.cohort))
 
     def finish(self) -> None:
