@@ -17,8 +17,9 @@ from torch import Tensor
 from posterity.core.protocol import Plan
 from posterity.engine.participation import Participation
 from posterity.experiment import run_folder
-from posterity.experiment.config import Config, to_toml
+from posterity.experiment.config import Config
 from posterity.flower.agreement import Agreement, SampleKind, agree
+from posterity.flower.facts import begin_facts, update_facts
 from posterity.flower.leave import depart, release
 from posterity.flower.roster import Exchange, Registered, Roster
 from posterity.flower.rules import RoundRules
@@ -53,6 +54,7 @@ def run_experiment(
             server.finish()
             release(server)
             save(server)
+        update_facts(server)  # a kill may have come between the last checkpoint and this
     return server
 
 
@@ -97,6 +99,7 @@ def save(server: Server) -> None:
         "federation": [told.clients, told.samples], "fingerprint": server.agreement.fingerprint,
     }  # fmt: skip
     run_folder.save_checkpoint(server.folder, {"state": server.state}, facts)
+    update_facts(server)
 
 
 def _begin(server: Server) -> None:
@@ -107,8 +110,8 @@ def _begin(server: Server) -> None:
     plan = Plan(facts.clients, config.rounds, participation.size(able), participation.probability)
     said = () if config.least > 1 else (SINGLE,)
     notes = (*said, *server.roster.news(), *method.remarks(server.agreement.model), *method.announce(plan))
-    run_folder.write_atomic(server.folder / run_folder.CONFIG, to_toml(config).encode())
     (server.folder / run_folder.METRICS).write_bytes(b"")
+    begin_facts(server, list(notes))
     server.tell([{"kind": "note", "text": note} for note in notes])
 
 

@@ -10,7 +10,6 @@ Scores and training go in one message, because on a network each message starts 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -18,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from posterity.core.codec import CodecError, decode, encode, read_facts
 from posterity.core.messages import Message, acceptable
@@ -27,12 +25,13 @@ from posterity.core.protocol import Personal
 from posterity.core.tree import tree_finite, tree_map, tree_named
 from posterity.core.wire import Offer
 from posterity.engine.client import Site, Visit, predict_client, visit_client
-from posterity.evaluate import per_client, score
 from posterity.experiment.config import Config
 from posterity.experiment.run_folder import write_atomic
+from posterity.experiment.scoring import Scored
 from posterity.flower.agreement import Agreement, SampleKind, agree
 from posterity.flower.records import RecordFiles
 from posterity.flower.samples import Samples
+from posterity.flower.scores import scored_rows, tell_scores
 from posterity.flower.sent import SampleCounts, counts_behind, describe_reply, write_sent
 from posterity.flower.wish import is_leaving, seal_wish, write_left
 
@@ -195,21 +194,17 @@ def _scored(
     round: int,
     epochs: int,
 ) -> dict[str, Any]:
-    """Metrics of this client's own model on its validation and test rows; of fewer than `least` rows none."""
-    found: dict[str, Any] = {"point": point, "round": round, "epochs": epochs}
-    for part in HELD:
+    """Scores of this client's own model on its validation and test rows; of fewer than `least` rows none."""
+
+    def scored(part: str) -> Scored:
         rows = mine.rows[part] if len(mine.rows[part]) >= least else mine.rows[part][:0]
-        found[part] = {"n": len(rows)}
+        outputs = torch.zeros(0, len(mine.kind.classes) or 2)
         if len(rows):
             outputs = predict_client(machine, offer.shared, offer.own, record, round, mine.x[rows], point, epochs)
-            found[part] |= _metrics(outputs, mine.y[rows], mine.kind)
-    return found
+        return scored_rows(outputs, mine.y[rows], mine.kind)
 
-
-def _metrics(outputs: Tensor, y: Tensor, kind: SampleKind) -> dict[str, float]:
-    scores = score(outputs, y, torch.tensor([0, len(y)]), len(kind.classes), kind.task)
-    values = {name: float(value[0]) for name, value in per_client(scores).items()}
-    return {name: value for name, value in values.items() if math.isfinite(value)}
+    tables = tell_scores(scored(HELD[0]), scored(HELD[1]), machine, point, epochs, least)
+    return {"point": point, "round": round, "epochs": epochs, **tables}
 
 
 def _usable(done: Visit) -> bool:
