@@ -43,7 +43,7 @@ def opened(config, folder, exchange=None):
 
 def long_run(spec, **changes):
     own = {"set": {"burn_rounds": "0"}} if spec == "fedep" else {}
-    return configuration(spec, rounds=3, **{"evaluate_every": 4, **own, **changes})
+    return configuration(spec, rounds=3, **{"evaluate_every": 4, "min_count": 5, **own, **changes})
 
 
 def left_by_itself(config, folder):
