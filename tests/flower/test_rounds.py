@@ -189,7 +189,7 @@ def farther(config, reply, factor):
 
 @pytest.mark.parametrize("spec", ["fedavg+clip", "fedavg+clip+snip", "fedavg+snip+clip"])
 def test_who_clips_is_looked_at_through_pruning_and_withheld_classes(spec, tmp_path):
-    """After the first round, when weights are removed: honest messages pass, one that goes half as far again does not."""
+    """After round 1, when weights are removed: honest messages pass, one that goes half as far again is refused."""
     config = configuration(spec, evaluate_every=3, min_count=5, set={"bound": "0.01"})
     (tmp_path / "server").mkdir()
     server = open_server(config, InProcess(sites(config, tmp_path)), tmp_path / "server", 3, lambda line: None, wait=0)

@@ -98,8 +98,9 @@ def test_scores_of_few_rows_stay_at_home_and_in_the_simulator_too(tmp_path):
     assert {tuple(line["clients"]["n"]) for key, line in found.items() if key[-1] == "test"} == {tuple(told)}
 
 
+@pytest.mark.everything
 def test_a_method_that_sends_class_statistics_declares_them():
-    """What follows from sums or rows by class is withheld, or does not leave."""
+    """What follows from sums or rows by class is withheld, or does not leave; by another way than the law's."""
     for spec in methods.available():
         config = configuration(spec, clients=3, rounds=1)
         federation = federation_of(config)
