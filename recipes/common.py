@@ -23,7 +23,7 @@ from posterity.experiment import run_folder
 from posterity.experiment.compare import Task
 from posterity.experiment.config import Config, from_table, read_toml, to_toml
 from posterity.experiment.run import silent
-from posterity.experiment.setup import source_commit
+from posterity.experiment.run_facts import source_commit
 from posterity.experiment.verify import write_run
 
 # --- runs -------------------------------------------------------------------------------------------------------------

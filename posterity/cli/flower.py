@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Annotated, Any
+from urllib.parse import unquote
 
 import typer
 
@@ -11,7 +13,7 @@ from posterity.cli.flags import config_flags, option, read_config, with_only
 
 flower = typer.Typer(no_args_is_help=True, rich_markup_mode="rich", help="The same methods across machines, on Flower.")
 STARTING = {"clients": "3", "rounds": "10"}  # of an app for which nothing was said
-ALONE = ("engine", "convolution", "onednn", "device", "store", "memory", "keep", "metrics", "newcomer_epochs",
+ALONE = ("engine", "convolution", "onednn", "device", "store", "memory", "keep", "metrics",
          "evaluate_clients")  # fmt: skip
 FLAGS = {
     "folder": (Annotated[Path, typer.Argument(help="folder to write, named as the app shall be", metavar="DIR")], ...),
@@ -43,14 +45,39 @@ def new(**given: Any) -> None:
 @flower.command("sent", help="Show what left a site, leaf by leaf: the file sent.jsonl beside the client's record.")
 def sent(
     file: Annotated[Path, typer.Argument(help="a site's sent.jsonl, or the folder that holds it", metavar="FILE")],
+    out: Annotated[Path | None, typer.Option("--out", help="HTML page to write, too", metavar="FILE")] = None,
 ) -> None:
     from posterity.cli.listing import print_sent
-    from posterity.flower.sent import SENT, summarise_sent
+    from posterity.flower.sent import SENT, read_sent, summarise_sent
+    from posterity.report import write_sent_page
 
     path = file / SENT if file.is_dir() else file
     if not path.is_file():
         raise ValueError(f"there is no {path}: give the folder of a client's record (RECORDS/EXPERIMENT/CLIENT)")
-    print_sent(path, summarise_sent(path))
+    lines = read_sent(path)
+    leaves, place = summarise_sent(lines), path.resolve().parent
+    print_sent(path, leaves)
+    if out is not None:
+        write_sent_page(out, unquote(place.name), unquote(place.parent.name), lines, leaves)
+        print(f"wrote {out}")
+
+
+@flower.command("leave", help="Leave an experiment for good, at the site: it says so when it is asked next.")
+def leave(
+    folder: Annotated[Path, typer.Argument(help="the folder of this site's record", metavar="RECORDS")],
+    back: Annotated[bool, typer.Option("--take-back", help="stay after all, as long as it has not been asked")] = False,
+) -> None:
+    from posterity.flower.wish import find_place, take_back, wish_to_leave
+
+    place = find_place(folder)
+    if back:
+        take_back(place)
+        print(f"{place} takes part as before")
+        return
+    wish_to_leave(place)
+    print(f"{place} leaves when the server asks it next: keep its node running until then")
+    print("its record and its own model stay here, for 'posterity flower predict'")
+    print(f"it can stay after all until then: posterity flower leave {shlex.quote(str(folder))} --take-back")
 
 
 @flower.command("predict", help="What a site's own model says about rows of a file: its record, its disk, no network.")

@@ -30,6 +30,13 @@ class Withholding(Wrapper):
         kept = {**carry.kept, **few}
         return self.inner.message(replace(carry, kept=kept), replace(here, kept=kept))
 
+    def inspect(self, message: Message, here: Here) -> str:
+        """The message is one of the inner method's: that of a client without the rare classes."""
+        return self.inner.inspect(message, here)
+
+    def factor(self, personal: Personal) -> Tree | None:
+        return self.inner.factor(personal)
+
 
 def without_rare(gathered: Tree, least: int, classes: int) -> Tree:
     """What was gathered without classes of fewer than `least` samples: sums (`sum_classes`), counts, or rows."""

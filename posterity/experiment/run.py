@@ -28,6 +28,7 @@ from posterity.experiment.scoring import Asked, score_lines
 from posterity.experiment.setup import Setup, describe, set_up
 
 WRITING = 0.05  # share of the time that checkpoints may take
+ACROSS_MACHINES = "flower"  # the engine that `run.json` of a Flower server names: clients' records are at their sites
 Watch = Callable[[int, int, list[dict[str, Any]]], None]  # round, rounds, the round's lines
 
 
@@ -64,6 +65,7 @@ def resume_run(
     """Go on with a run where its last checkpoint was written; a finished run is only read."""
     if not (out / run_folder.CONFIG).exists():
         raise ValueError(f"{out} holds no run (there is no {run_folder.CONFIG} in it)")
+    _refuse_server(out)
     only_read = _ended(out)
     with verify.disk_told(out), run_folder.locked(out) if started_first() and not only_read else nullcontext():
         facts = verify.read_facts(out)
@@ -83,6 +85,14 @@ def resume_run(
         _check_same(facts.get("federation", {}), setup, out)
         check_network(facts.get("network", {}), setup, out)
         return _go([config], [setup], [out], watch, only_read)[0]
+
+
+def _refuse_server(out: Path) -> None:
+    """A folder that holds no record of any client can neither go on here nor predict."""
+    if verify.read_facts(out).get("engine") == ACROSS_MACHINES:
+        raise ValueError(f"{out} is the folder of a server on Flower: the clients' records are at their sites. Show it "
+                         f"with 'posterity report {out}', go on with 'flwr run', and predict at a site with 'posterity "
+                         "flower predict'")  # fmt: skip
 
 
 def _ended(out: Path) -> bool:

@@ -98,7 +98,7 @@ class RunState:
 
     def arrive(self, log: RoundLog, scores: list[dict[str, Any]], seconds: float) -> list[dict[str, Any]]:
         """A round is over: its lines, which are forced to disk."""
-        line = _round_line(log, seconds)
+        line = round_line(log, seconds)
         notes = [self.schedule.remark] if log.round == 1 and self.schedule.remark else []
         if notes := notes + self.sim.limit.told():
             line["notes"] = notes
@@ -190,7 +190,8 @@ class RunState:
         return records_like(self.setup, self.state)
 
 
-def _round_line(log: RoundLog, seconds: float) -> dict[str, Any]:
+def round_line(log: RoundLog, seconds: float | None) -> dict[str, Any]:
+    """A round, for the folder."""
     refused = [asdict(r) for r in log.refused]
     return {"kind": "round", "round": log.round, "cohort": log.cohort, "accepted": log.accepted, "refused": refused,
             "empty": log.empty, "loss": log.loss, "bytes_up": log.bytes_up, "bytes_down": log.bytes_down,

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
@@ -43,6 +43,16 @@ class Scored:
     def __add__(self, other: Scored) -> Scored:
         ranks = None if self.ranks is None or other.ranks is None else self.ranks + other.ranks
         return Scored(self.scores + other.scores, ranks, {m: sums + other.own[m] for m, sums in self.own.items()})
+
+
+@dataclass(frozen=True)
+class ScoringPlace:
+    """Which model the scores of a line are of, and whose."""
+
+    round: int
+    point: str
+    epochs: int | None
+    group: str
 
 
 @dataclass(frozen=True)
@@ -161,24 +171,39 @@ def _scored(sim: Simulation, outputs: list[Tensor], y: Tensor, own: Sequence[Met
 def _line(
     round: int, asked: Asked, task: str, part: str, scored: Scored, weights: Tensor | None = None, size: int = 1
 ) -> dict[str, Any]:  # fmt: skip
-    scores, ranks, own = scored.scores, scored.ranks, scored.own
-    if weights is None:
-        weights = torch.ones(scores.clients)
-    each, point = per_client(scores, ranks, own=own), asked.question.point
-    summary = summarise(scores, weights, ranks=ranks, own=own, values=each)
-    line: dict[str, Any] = {"kind": "score", "round": round, "point": point, "epochs": asked.question.epochs}
-    line |= {"group": asked.group, "part": part, "metrics": summary, "fairness": {}, "clients": {}, "bins": []}
+    question, clients = asked.question, scored.scores.clients
+    place = ScoringPlace(round, question.point, question.epochs, asked.group)
+    weights = torch.ones(clients) if weights is None else weights
+    values = per_client(scored.scores, scored.ranks, own=scored.own)
+    line = score_line(place, task, part, scored, weights, values)
+    if clients < size:
+        line["sample"] = {"clients": clients, "of": size}
+    if size <= LISTED and clients == size:
+        return line | {"clients": listed_clients(scored, values)}
+    who, columns = question.clients.cpu(), {"n": scored.scores.n, **_listed(scored, values)}
+    first = 0 if asked.group == "members" else int(who[0])
+    columns = {name: column.float().cpu() for name, column in columns.items()}
+    return line | {"clients": ClientColumns(size, (who - first).int(), columns)}
+
+
+def score_line(
+    place: ScoringPlace, task: str, part: str, scored: Scored, weights: Tensor, values: Mapping[str, Tensor]
+) -> dict[str, Any]:
+    """A line of scores, still without those of each client; `values` are the metrics of each (clients,)."""
+    summary = summarise(scored.scores, weights, ranks=scored.ranks, own=scored.own, values=values)
+    line: dict[str, Any] = {"kind": "score", **asdict(place), "part": part, "metrics": summary}
+    line |= {"fairness": {}, "clients": {}, "bins": []}
     if task == "classification":
-        line["fairness"] = fairness(scores)
-        line["bins"] = scores.pooled().bins[0].tolist()
-    named = [m.name for m in listed_per_client((*METRICS, *own)) if m.name in each]
-    if scores.clients < size:
-        line["sample"] = {"clients": scores.clients, "of": size}
-    if size <= LISTED and scores.clients == size:
-        line["clients"] = {"n": [int(n) for n in scores.n]}
-        line["clients"] |= {name: [float(v) for v in each[name]] for name in named}
-        return line
-    clients, columns = asked.question.clients.cpu(), {"n": scores.n, **{name: each[name] for name in named}}
-    first = 0 if asked.group == "members" else int(clients[0])
-    line["clients"] = ClientColumns(size, (clients - first).int(), {n: v.float().cpu() for n, v in columns.items()})
+        line["fairness"] = fairness(scored.scores)
+        line["bins"] = scored.scores.pooled().bins[0].tolist()
     return line
+
+
+def listed_clients(scored: Scored, values: Mapping[str, Tensor]) -> dict[str, list[Any]]:
+    """Every client's numbers, as a line has them."""
+    listed = {name: [float(v) for v in value] for name, value in _listed(scored, values).items()}
+    return {"n": [int(n) for n in scored.scores.n], **listed}
+
+
+def _listed(scored: Scored, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {m.name: values[m.name] for m in listed_per_client((*METRICS, *scored.own)) if m.name in values}

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import os
-import platform
-import subprocess
 from dataclasses import dataclass, fields, replace
-from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from posterity import __version__, data, methods, models
+from posterity import data, methods, models
 from posterity.core.frozen import bind
 from posterity.core.network import Network
 from posterity.core.protocol import Plan
@@ -31,13 +27,13 @@ from posterity.engine.simulation import Simulation
 from posterity.engine.store import Memory
 from posterity.evaluate import Metric, check_task, load_metrics
 from posterity.experiment.config import Config
-from posterity.experiment.fingerprint import fields_of, sources
+from posterity.experiment.fingerprint import sources
 from posterity.experiment.network_facts import network_facts
+from posterity.experiment.run_facts import method_facts, software_facts
 from posterity.experiment.schedule import Schedule
 from posterity.experiment.scoring import fits_validation
 
 SHARED = "POSTERITY_SHARED"  # environment: why the clients are shared out among processes
-COMMIT = "POSTERITY_COMMIT"  # environment: the commit of a copy that has no history of its own
 ROOM = 2**30  # bytes for stacked clients on a CPU
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
@@ -177,11 +173,7 @@ def describe(config: Config, setup: Setup, command: str) -> dict[str, Any]:
     """What `run.json` says about a run: versions, method, federation."""
     method, federation = setup.sim.method, setup.sim.federation
     return {
-        "posterity": __version__,
-        "commit": source_commit(),
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "machine": platform.machine(),
+        **software_facts(),
         "threads": setup.settings.threads or torch.get_num_threads(),
         "processes": setup.sim.processes.size,
         "device": _device_name(config.device),
@@ -194,33 +186,13 @@ def describe(config: Config, setup: Setup, command: str) -> dict[str, Any]:
         **({"evaluate_every": schedule.every, "evaluate_clients": schedule.clients, "evaluate_remark": schedule.remark}
            if (schedule := setup.schedule) else {}),
         "command": command,
-        "started": datetime.now(UTC).isoformat(timespec="seconds"),
-        "status": "running",
-        "seconds": 0.0,
-        "method": {"name": config.method, "label": methods.title(config.method, method), "scored": method.scored,
-                   "reference": method.reference, "absent": method.absent, "fields": fields_of(method),
-                   "outside": method.outside(), "fitted": fits_validation([setup.sim.prepare()])},
+        "method": method_facts(config, method, fits_validation([setup.sim.prepare()])),
         "sources": sources(config, method),
         "notes": list(setup.notes),
         "network": network_facts(setup),
         "federation": federation_facts(federation),
         **({"metrics": [metric.facts() for metric in setup.metrics]} if setup.metrics else {}),
     }  # fmt: skip
-
-
-def source_commit() -> str:
-    """The commit of the checkout that this package lies in, with `-dirty` if it was changed; empty if there is none."""
-    if (told := os.environ.get(COMMIT)) is not None:
-        return told
-    root = Path(__file__).parents[2]
-    if not (root / ".git").exists():  # an installed package may lie below somebody else's checkout
-        return ""
-    command = ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=12"]
-    try:
-        asked = subprocess.run(command, capture_output=True, text=True, check=False)
-    except OSError:  # no git here
-        return ""
-    return asked.stdout.strip() if asked.returncode == 0 else ""
 
 
 def federation_facts(federation: Federation) -> dict[str, Any]:

@@ -5,12 +5,15 @@
     samples.py     a site's own samples
     records.py     a client's record on its own disk
     site.py        what a site answers: who it is, its message, its scores
+    scores.py      a client's scores on their way, and the lines that the server makes of them
     sent.py        what left a site, leaf by leaf
+    wish.py        a site's own wish to leave
     predict.py     a site's own model at work
     roster.py      who is who: clients by name, whatever the number of their node
     request.py     what is asked in a round, and what is read of the replies
     rules.py       how many replies a round needs
     leave.py       clients that go for good, and take their factor along
+    facts.py       run.json of the server's folder
     server.py      rounds: offers out, messages added up, state saved
     experiment.py  an experiment from where its folder stands to its end
     adapter.py     the ServerApp and the ClientApp; nothing else of the package knows Flower

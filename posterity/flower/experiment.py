@@ -17,9 +17,10 @@ from torch import Tensor
 from posterity.core.protocol import Plan
 from posterity.engine.participation import Participation
 from posterity.experiment import run_folder
-from posterity.experiment.config import Config, to_toml
+from posterity.experiment.config import Config
 from posterity.flower.agreement import Agreement, SampleKind, agree
-from posterity.flower.leave import depart
+from posterity.flower.facts import begin_facts, update_facts
+from posterity.flower.leave import depart, release
 from posterity.flower.roster import Exchange, Registered, Roster
 from posterity.flower.rules import RoundRules
 from posterity.flower.server import Server, Watch
@@ -37,7 +38,7 @@ def run_experiment(
 ) -> Server:  # fmt: skip
     """All rounds that are left, each of them saved; `public` are rows that the server may use.
 
-    Clients that `leave` do so before the next round, for good.
+    Clients that `leave` do so before the next round, for good; a site may also say so itself, in any round.
     """
     folder.mkdir(parents=True, exist_ok=True)
     with run_folder.locked(folder):
@@ -47,10 +48,13 @@ def run_experiment(
             save(server)
         while server.round < config.rounds:
             server.step()
+            release(server)
             save(server)
         if not server.finished:
             server.finish()
+            release(server)
             save(server)
+        update_facts(server)  # a kill may have come between the last checkpoint and this
     return server
 
 
@@ -95,6 +99,7 @@ def save(server: Server) -> None:
         "federation": [told.clients, told.samples], "fingerprint": server.agreement.fingerprint,
     }  # fmt: skip
     run_folder.save_checkpoint(server.folder, {"state": server.state}, facts)
+    update_facts(server)
 
 
 def _begin(server: Server) -> None:
@@ -105,8 +110,8 @@ def _begin(server: Server) -> None:
     plan = Plan(facts.clients, config.rounds, participation.size(able), participation.probability)
     said = () if config.least > 1 else (SINGLE,)
     notes = (*said, *server.roster.news(), *method.remarks(server.agreement.model), *method.announce(plan))
-    run_folder.write_atomic(server.folder / run_folder.CONFIG, to_toml(config).encode())
     (server.folder / run_folder.METRICS).write_bytes(b"")
+    begin_facts(server, list(notes))
     server.tell([{"kind": "note", "text": note} for note in notes])
 
 

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
 
 from posterity.core.codec import read_facts
+from posterity.core.protocol import Method
 from posterity.data.federation import Federation
 from posterity.engine.client import predict_client
 from posterity.experiment.setup import DTYPES
 from posterity.flower.site import OFFER, ClientSite, open_question
+from posterity.flower.wish import left_in
 
 UNSCORED = ("this method is scored as trained: the model was trained once more, from the last offer, and no score in "
             "the run's folder is of it")  # fmt: skip
+LEFT = "this client left when it was offered this model: no score in the run's folder is of it"
 
 
 @dataclass(frozen=True)
@@ -32,7 +36,8 @@ def predict_rows(site: ClientSite, federation: Federation, x: Any) -> SitePredic
     """Predictions for raw rows, whose columns are in the order of the site's file (`read_file` is `federation`).
 
     The model is that of the last offer that came to be scored, at the point where the method is scored: after the end
-    of a run, that of its last round. A method that is scored as trained trains once more, from the last offer.
+    of a run, that of its last round; of a client that left, that of the offer that it did not answer. A method that is
+    scored as trained trains once more, from the last offer.
     """
     path = site.place / OFFER
     if not path.is_file():
@@ -41,9 +46,7 @@ def predict_rows(site: ClientSite, federation: Federation, x: Any) -> SitePredic
     data = path.read_bytes()
     asked, found = read_facts(data), open_question(site, data)
     here, method = found.mine.kind, found.agreement.method
-    points = {point: (round, epochs) for point, round, epochs in asked["score"]}
-    round, epochs = points.get(method.scored, (asked["round"], 0))
-    note = "" if method.scored in points else UNSCORED
+    round, epochs, note = _point(method, asked, left_in(site.place) == asked["round"])
     rows = federation.preprocessing.apply(x, 0, federation.shape, DTYPES[site.config.dtype])
     if here.columns != site.samples.kind.columns:
         rows = rows[:, here.order_of(site.samples.kind.columns, f"client {site.samples.name!r}")]
@@ -53,6 +56,16 @@ def predict_rows(site: ClientSite, federation: Federation, x: Any) -> SitePredic
     ).double()  # fmt: skip
     said = outputs if here.task == "regression" else outputs.exp()
     return SitePrediction(said, here.classes, round, method.scored, note)
+
+
+def _point(method: Method, asked: Mapping[str, Any], left: bool) -> tuple[int, int, str]:
+    """Round and epochs of the model that an offer gives where the method is scored, and what must be said about it."""
+    points = {point: (round, epochs) for point, round, epochs in asked["score"]}
+    if method.scored in points and not left:
+        return (*points[method.scored], "")
+    if method.scored == "trained":
+        return asked["round"], 0, UNSCORED
+    return asked["round"] - 1, method.adaptation if method.scored == "adapted" else 0, LEFT
 
 
 __all__ = ["SitePrediction", "predict_rows"]

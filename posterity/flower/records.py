@@ -4,12 +4,14 @@
 
 Two versions are kept. A site that has answered does not know whether its message was counted; the next offer says which
 round of its was the last that was. The record of that round is then the client's, whatever was computed since: a reply
-that was lost, refused or rolled back has left no trace, and a round that is asked for again is the same round.
+that was lost, refused or rolled back has left no trace, and a round that is asked for again is the same round. A third
+version stays where the last offer that was scored needs it: the site predicts with both (`predict.py`).
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
@@ -50,12 +52,12 @@ class RecordFiles:
                              f"{self.experiment!r}: give the experiment another name")  # fmt: skip
         return restore(like, leaves, TOP)
 
-    def write(self, record: Personal, round: int, last: int) -> None:
-        """The record after a round, beside that of the `last` round that was counted; older ones go."""
+    def write(self, record: Personal, round: int, needed: Iterable[int]) -> None:
+        """The record after a round, beside those of rounds that are still `needed`; the others go."""
         self.place.mkdir(parents=True, exist_ok=True)
         facts = {"round": round, "fingerprint": self.fingerprint}
         save_checkpoint(self.place, {TOP: record}, facts, self.path(round).name)
-        kept = {self.path(round), self.path(last)}
+        kept = {self.path(each) for each in (round, *needed)}
         for path in self.place.glob("round-*.safetensors"):
             if path not in kept:
                 os.unlink(path)

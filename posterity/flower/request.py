@@ -22,6 +22,7 @@ from posterity.engine.expected import message_like, site_without_data
 from posterity.engine.server import Accumulator
 from posterity.flower.agreement import Agreement
 from posterity.flower.roster import Registered
+from posterity.flower.scores import PointScores, read_scores
 
 Line = dict[str, Any]
 EvaluationPoint = tuple[str, int, int]  # point, round, epochs
@@ -31,10 +32,11 @@ EvaluationPoint = tuple[str, int, int]  # point, round, epochs
 class Reply:
     """What a site sent."""
 
-    scores: list[Line]
+    scores: dict[EvaluationPoint, PointScores]
     message: Message | None = None
     loss: Any = None
     size: int = 0  # of the message, in bytes
+    leave: bytes | None = None  # the client goes for good: all of its reply, which holds its factor
 
 
 @dataclass(frozen=True)
@@ -64,13 +66,20 @@ class Request:
         return encode(self.offer(client, number), self.agreement.fingerprint, asked, complete=bool(scored))
 
     def scored(self, client: Registered) -> list[EvaluationPoint]:
-        """What a client is scored at; a newcomer does not train."""
-        return [each for each in self.points if not (client.newcomer and each[0] == "trained")]
+        """What a client is scored at; a newcomer does not train, and adapts for several numbers of epochs."""
+        if not client.newcomer:
+            return list(self.points)
+        method, config = self.agreement.method, self.agreement.config
+        late = sorted({1, method.adaptation, config.newcomer_epochs} - {0})
+        return [(point, round, each) for point, round, _ in self.points if point != "trained"
+                for each in (late if point == "adapted" else (0,))]  # fmt: skip
 
     def read(self, client: Registered, number: int, reply: bytes | str) -> Reply:
         """A reply to a visit, checked."""
         data, told = self.heard(client, reply)
-        scores = [{**each, "kind": "score", "client": client.name} for each in self._scores(client, told)]
+        if told.get("leave") is True:
+            return Reply({}, leave=data)
+        scores = self._scores(client, told)
         if client.name not in self.cohort:
             return Reply(scores)
         message = decode(data, self._expected(client, number), self.agreement.fingerprint)
@@ -93,15 +102,19 @@ class Request:
             raise CodecError(f"the site did not send it: {told['refused']!s:.200}")
         return reply, told
 
-    def _scores(self, client: Registered, told: Line) -> list[Line]:
+    def _scores(self, client: Registered, told: Line) -> dict[EvaluationPoint, PointScores]:
         """One table for every point that was asked for, and nothing else."""
         given = told.get("scores")
         if not (isinstance(given, list) and all(isinstance(each, dict) for each in given)):
             raise CodecError("its scores are no list of tables")
-        found = [(each.get("point"), each.get("round"), each.get("epochs")) for each in given]
-        if found != self.scored(client):
-            raise CodecError(f"its scores are of {found!r:.120}; expected {self.scored(client)!r:.120}")
-        return given
+        found, asked = (
+            [(each.get("point"), each.get("round"), each.get("epochs")) for each in given],
+            self.scored(client),
+        )
+        if found != asked:
+            raise CodecError(f"its scores are of {found!r:.120}; expected {asked!r:.120}")
+        kind, least = self.agreement.kind, self.agreement.config.least
+        return {point: read_scores(each, kind, least) for point, each in zip(asked, given, strict=True)}
 
     def _expected(self, client: Registered, number: int) -> Message:
         """The structure of a client's message; where some of it stays at home, what the server has in its place."""

@@ -129,6 +129,13 @@ class Roster:
         here = [client for name, client in self.clients.items() if name in self.numbers and name not in self.gone]
         return sorted(here, key=lambda client: self.numbers[client.name])
 
+    def groups(self) -> dict[str, list[Registered]]:
+        """Everybody who ever had a number, by number: those that train, and newcomers."""
+        named = sorted(self.numbers, key=self.numbers.__getitem__)
+        every = [self.clients[name] for name in named if name in self.clients]
+        return {"members": [client for client in every if not client.newcomer],
+                "newcomers": [client for client in every if client.newcomer]}  # fmt: skip
+
     def kind(self) -> SampleKind:
         """What samples are like, if all say the same; classes that some lack are put together."""
         kinds = {client.name: client.kind for client in self.known}

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from posterity.core.protocol import Method
 from posterity.experiment.run_folder import append_lines, read_lines
 
 SENT = "sent.jsonl"
+NAMES = {"round", "leaf", "shape", "bytes", "count", "checksum"}  # of a line
 DIGITS = 16  # of SHA-256, in hexadecimal
 Line = dict[str, Any]
 
@@ -63,10 +64,20 @@ def counts_behind(method: Method, message: Mapping[str, Any], counts: SampleCoun
     return {part: counts.smallest if part in told else rest for part in message}
 
 
-def summarise_sent(path: Path) -> list[Line]:
+def read_sent(path: Path) -> list[Line]:
+    """Every line of a site's file; one that is no such line is named."""
+    lines = read_lines(path)
+    for number, line in enumerate(lines, start=1):
+        if not (isinstance(line, dict) and line.keys() >= NAMES):
+            raise ValueError(f"{path}, line {number} is not of a {SENT}: expected {', '.join(sorted(NAMES))}; give the "
+                             "folder of a client's record (RECORDS/EXPERIMENT/CLIENT)")  # fmt: skip
+    return lines
+
+
+def summarise_sent(lines: Sequence[Line]) -> list[Line]:
     """What left a site, leaf by leaf: how often, how many bytes in all, and the smallest count ever behind it."""
     found: dict[str, Line] = {}
-    for line in read_lines(path):
+    for line in lines:
         each = found.setdefault(
             line["leaf"], {"leaf": line["leaf"], "times": 0, "rounds": [], "bytes": 0, "count": None}
         )
@@ -94,4 +105,4 @@ def _innermost(method: Any) -> type:
     return type(method)
 
 
-__all__ = ["SENT", "SampleCounts", "counts_behind", "describe_reply", "summarise_sent", "write_sent"]
+__all__ = ["SENT", "SampleCounts", "counts_behind", "describe_reply", "read_sent", "summarise_sent", "write_sent"]

@@ -11,7 +11,6 @@ again; what has arrived stays in the sum, and nobody is in it twice.
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -27,14 +26,20 @@ from posterity.engine.participation import Participation
 from posterity.engine.server import Accumulator, Refusal, RoundLog, next_state
 from posterity.engine.settle import STUCK, goes_on, rolled_back, settle, unusable
 from posterity.engine.usable import has_grown
+from posterity.evaluate import share_of_zeros
 from posterity.experiment import run_folder
 from posterity.experiment.config import Config
+from posterity.experiment.run_state import round_line
+from posterity.experiment.scoring import ScoringPlace
 from posterity.flower.agreement import Agreement
 from posterity.flower.request import EvaluationPoint, Line, Request
 from posterity.flower.roster import Exchange, Registered, Roster
 from posterity.flower.rules import RoundRules
+from posterity.flower.scores import PointScores, group_lines
 
 Watch = Callable[[Line], None]
+ScoresByName = dict[str, dict[EvaluationPoint, PointScores]]
+LEAVES = "it leaves, by its own wish"
 
 
 @dataclass
@@ -51,6 +56,7 @@ class Server:
     round: int = 0
     counted: dict[str, int] = field(default_factory=dict)  # the last round of each client whose message counted
     finished: bool = False  # also the last scores are there
+    leaving: dict[str, bytes] = field(default_factory=dict)  # clients that said so, by their reply (`leave.py`)
     watch: Watch = print
     rules: RoundRules = RoundRules()
 
@@ -62,9 +68,10 @@ class Server:
         cohort = self.cohort(number)
         request = Request(self.agreement, self.state, number, tuple(cohort), self.points(number))
         visited, scores = self.gather(request)
+        visited.refused += [Refusal(self.roster.numbers[name], LEAVES) for name in self.leaving]
         self.state, log = self.settle(request, visited)
         self.round = number
-        self.tell([self.line(log), *scores])
+        self.tell([self.line(log), *self.score_lines(scores)])
 
     def look(self) -> None:
         """Who is there, who has come late; what there is to say about it."""
@@ -80,12 +87,12 @@ class Server:
         chosen = [client for client in able if self.roster.numbers[client.name] in drawn]
         return [client.name for client in sorted(chosen, key=lambda client: -client.train)]
 
-    def gather(self, request: Request) -> tuple[Accumulator, list[Line]]:
+    def gather(self, request: Request) -> tuple[Accumulator, ScoresByName]:
         """The sum of a round's messages and its scores; with too few, those who are missing are asked again."""
-        cohort, rules = request.cohort, self.rules
-        needed, scores = rules.needed(len(cohort)), dict[str, list[Line]]()
+        rules, scores = self.rules, ScoresByName()
         visited = self.collect(request, self.scored(request), scores)
         for number in range(2, rules.tries + 1):
+            cohort, needed = self.needed(request)
             if visited.accepted >= needed:
                 break
             few = f"round {request.round} has {visited.accepted} of {len(cohort)} replies and needs {needed}"
@@ -96,16 +103,20 @@ class Server:
             self.roster.look(self.exchange)
             visited.refused.clear()
             visited.join(self.collect(request, self.without(cohort, visited), scores))
+        cohort, needed = self.needed(request)
         if visited.accepted < needed:
             told = "; ".join(f"{name}: {reason}" for name, reason in self.named(visited.refused))
             raise ValueError(f"round {request.round} has {visited.accepted} of {len(cohort)} usable replies after "
                              f"{rules.tries} tries and needs {needed} ({told}). Nothing of it was counted: bring the "
                              "sites back and start the run again, or give a smaller 'minimum'")  # fmt: skip
-        return visited, [line for lines in scores.values() for line in lines]
+        return visited, scores
 
-    def collect(
-        self, request: Request, asked: Sequence[Registered], scores: dict[str, list[Line]] | None = None
-    ) -> Accumulator:
+    def needed(self, request: Request) -> tuple[list[str], int]:
+        """Who of a cohort is still in it, for some may be leaving, and how many of them must have replied."""
+        cohort = [name for name in request.cohort if name not in self.leaving]
+        return cohort, self.rules.needed(len(cohort))
+
+    def collect(self, request: Request, asked: Sequence[Registered], scores: ScoresByName | None = None) -> Accumulator:
         """What some clients reply: the sum of their messages; their scores are put into `scores`."""
         visited, numbers = Accumulator(), self.roster.numbers
         for client, reply in self.ask(request, asked):
@@ -114,6 +125,9 @@ class Server:
                 read = request.read(client, number, reply)
             except CodecError as error:
                 visited.refused.append(Refusal(number, str(error)))
+                continue
+            if read.leave is not None:
+                self.leaving[client.name] = read.leave
                 continue
             if scores is not None:
                 scores[client.name] = read.scores
@@ -191,7 +205,7 @@ class Server:
     def tried(self, request: Request, after: State) -> RoundLog:
         """What becomes of a round's cohort with a state that is not taken yet; no site keeps anything of it."""
         trial = replace(request, state=after, round=request.round + 1, points=(), trial=True)
-        visited = self.collect(trial, [self.roster.clients[name] for name in request.cohort])
+        visited = self.collect(trial, [self.roster.clients[name] for name in self.needed(request)[0]])
         return visited.log(trial.round, len(trial.cohort))
 
     def finish(self) -> None:
@@ -199,11 +213,11 @@ class Server:
         self.look()
         after = self.config.rounds + 1
         request = Request(self.agreement, self.state, after, (), self.points(after))
-        scores: dict[str, list[Line]] = {}
+        scores = ScoresByName()
         visited = self.collect(request, self.scored(request), scores)
         lost = [{"kind": "lost", "client": name, "round": self.round, "reason": reason}
                 for name, reason in self.named(visited.refused)]  # fmt: skip
-        self.tell([*(line for lines in scores.values() for line in lines), *lost])
+        self.tell([*self.score_lines(scores), *lost])
         self.finished = True
 
     # --- words ---------------------------------------------------------------------------------------------------
@@ -213,14 +227,21 @@ class Server:
         return [(names[each.client], each.reason) for each in refused]
 
     def line(self, log: RoundLog) -> Line:
-        """A round, for the folder."""
-        return {
-            "kind": "round", "round": log.round, "cohort": log.cohort, "accepted": log.accepted,
-            "refused": [{"client": name, "reason": reason} for name, reason in self.named(log.refused)],
-            "loss": None if math.isnan(log.loss) else log.loss,
-            "bytes_up": log.bytes_up, "bytes_down": log.bytes_down, "report": log.report,
-            **({"rolled_back": log.rolled_back} if log.rolled_back else {}),
-        }  # fmt: skip
+        """A round, for the folder; its seconds are left out, so that a run that was interrupted has the same lines."""
+        zeros = {"zeros": share_of_zeros(self.state.params)} if self.due(log.round) else {}
+        refused = [{"client": name, "reason": reason} for name, reason in self.named(log.refused)]
+        line: Line = run_folder.clean({**round_line(log, None), "refused": refused, **zeros})
+        return line
+
+    def score_lines(self, scores: ScoresByName) -> Iterator[Line]:
+        """Scores of a group of clients, as a simulation has them; who did not say anything has no rows."""
+        kind, least = self.agreement.kind, self.config.least
+        for group, clients in self.roster.groups().items():
+            heard = [scores.get(client.name, {}) for client in clients]
+            train = [client.train for client in clients]
+            for point, round, epochs in dict.fromkeys(each for some in heard for each in some):
+                place, asked = ScoringPlace(round, point, epochs, group), (point, round, epochs)
+                yield from group_lines(place, [some.get(asked) for some in heard], train, kind, least)
 
     def tell(self, lines: list[Line]) -> None:
         """Lines for the folder and for whoever watches."""

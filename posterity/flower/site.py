@@ -4,12 +4,12 @@
     visit      an offer: its scores as asked, then training; the message goes back, the record stays
     leave      the client's own factor of the server's state, which is taken out of it
 
-Both go in one message, because on a network each message starts a process.
+Scores and training go in one message, because on a network each message starts a process. A site that wishes to leave
+(`wish.py`) answers a visit as if it had been asked to leave.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -17,21 +17,23 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from posterity.core.codec import CodecError, decode, encode, read_facts
 from posterity.core.messages import Message, acceptable
+from posterity.core.named_arrays import read_header
 from posterity.core.protocol import Personal
 from posterity.core.tree import tree_finite, tree_map, tree_named
 from posterity.core.wire import Offer
 from posterity.engine.client import Site, Visit, predict_client, visit_client
-from posterity.evaluate import per_client, score
 from posterity.experiment.config import Config
 from posterity.experiment.run_folder import write_atomic
+from posterity.experiment.scoring import Scored
 from posterity.flower.agreement import Agreement, SampleKind, agree
 from posterity.flower.records import RecordFiles
 from posterity.flower.samples import Samples
+from posterity.flower.scores import scored_rows, tell_scores
 from posterity.flower.sent import SampleCounts, counts_behind, describe_reply, write_sent
+from posterity.flower.wish import is_leaving, seal_wish, write_left
 
 HELD = ("validation", "test")
 OFFER = "offer.bin"  # beside the record: the last question that was complete
@@ -65,7 +67,7 @@ def answer(site: ClientSite, data: bytes) -> bytes:
         return _registration(site)
     if asked.get("ask") not in ("visit", "leave"):
         raise CodecError(f"the server asks for {asked.get('ask')!r}; this site answers 'register', 'visit' and 'leave'")
-    if asked["ask"] == "leave":
+    if asked["ask"] == "leave" or is_leaving(site.place, asked["trial"]):
         return _leave(site, asked, data)
     return _visit(site, asked, data)
 
@@ -106,9 +108,8 @@ def open_question(site: ClientSite, data: bytes) -> Opened:
 def _visit(site: ClientSite, asked: Mapping[str, Any], data: bytes) -> bytes:
     found, round = open_question(site, data), asked["round"]
     agreement, mine, machine, offer, record = found.agreement, found.mine, found.machine, found.offer, found.record
-    if asked["score"]:  # the offer is complete: with it and the record, this site can predict by itself
-        site.place.mkdir(parents=True, exist_ok=True)
-        write_atomic(site.place / OFFER, data)
+    if asked["score"]:
+        _keep_offer(site, data)
     scores = [_scored(machine, mine, offer, record, site.config.least, *each) for each in asked["score"]]
     reply = {"client": mine.name, "round": round, "trial": asked["trial"], "scores": scores}
     say = partial(_say, site, agreement, mine)
@@ -118,19 +119,43 @@ def _visit(site: ClientSite, asked: Mapping[str, Any], data: bytes) -> bytes:
     if not _usable(done):
         return say({}, {**reply, "refused": "not finite or outside its declared range"})
     if not asked["trial"]:
-        found.files.write(done.record, round, asked["counted"])
+        found.files.write(done.record, round, {asked["counted"], _counted_in_offer(site)})
     loss = done.loss if len(mine.rows["train"]) >= site.config.least else None
     return say(done.message, {**reply, "loss": None if loss is None else loss.double().tolist()})
 
 
 def _leave(site: ClientSite, asked: Mapping[str, Any], data: bytes) -> bytes:
-    """The factor that the server is to subtract for a client that goes for good."""
-    found, told = open_question(site, data), {"client": site.samples.name, "round": asked["round"], "trial": False}
-    factor = found.agreement.method.factor(found.record)
-    reply = encode(factor, found.agreement.fingerprint, told)
-    behind = dict.fromkeys((name.split("/")[0] for name, _ in tree_named(factor)), len(found.mine.rows["train"]))
-    write_sent(site.place, describe_reply(reply, asked["round"], {}, behind))
+    """The factor that the server is to subtract for a client that goes for good, if there is one."""
+    found, round = open_question(site, data), asked["round"]
+    factor = None if found.record is None else found.agreement.method.factor(found.record)
+    if asked["ask"] == "visit" and not seal_wish(site.place):
+        return _visit(site, asked, data)  # it stays after all
+    if _is_complete(data, found.offer):
+        _keep_offer(site, data)
+    told = {"client": site.samples.name, "round": round, "trial": asked["trial"], "leave": True}
+    reply = encode({} if factor is None else factor, found.agreement.fingerprint, told)
+    rows = len(found.mine.rows["train"])
+    behind = {} if factor is None else dict.fromkeys((name.split("/")[0] for name, _ in tree_named(factor)), rows)
+    write_sent(site.place, describe_reply(reply, round, {}, behind))
+    write_left(site.place, round, factor is not None)
     return reply
+
+
+def _keep_offer(site: ClientSite, data: bytes) -> None:
+    """A question whose offer is complete: with it and the record, this site can predict by itself."""
+    site.place.mkdir(parents=True, exist_ok=True)
+    write_atomic(site.place / OFFER, data)
+
+
+def _is_complete(data: bytes, offer: Offer) -> bool:
+    """Whether nothing is left out of a question's offer, be it that there is nothing that travels for scoring alone."""
+    return read_header(data).arrays.keys() == read_header(encode(offer, complete=True)).arrays.keys()
+
+
+def _counted_in_offer(site: ClientSite) -> int:
+    """The round of the record that belongs to the offer on this site's disk; 0: to none."""
+    path = site.place / OFFER
+    return int(read_facts(path.read_bytes())["counted"]) if path.is_file() else 0
 
 
 def _say(site: ClientSite, agreement: Agreement, mine: Samples, message: Message, facts: Mapping[str, Any]) -> bytes:
@@ -169,21 +194,17 @@ def _scored(
     round: int,
     epochs: int,
 ) -> dict[str, Any]:
-    """Metrics of this client's own model on its validation and test rows; of fewer than `least` rows none."""
-    found: dict[str, Any] = {"point": point, "round": round, "epochs": epochs}
-    for part in HELD:
+    """Scores of this client's own model on its validation and test rows; of fewer than `least` rows none."""
+
+    def scored(part: str) -> Scored:
         rows = mine.rows[part] if len(mine.rows[part]) >= least else mine.rows[part][:0]
-        found[part] = {"n": len(rows)}
+        outputs = torch.zeros(0, len(mine.kind.classes) or 2)
         if len(rows):
             outputs = predict_client(machine, offer.shared, offer.own, record, round, mine.x[rows], point, epochs)
-            found[part] |= _metrics(outputs, mine.y[rows], mine.kind)
-    return found
+        return scored_rows(outputs, mine.y[rows], mine.kind)
 
-
-def _metrics(outputs: Tensor, y: Tensor, kind: SampleKind) -> dict[str, float]:
-    scores = score(outputs, y, torch.tensor([0, len(y)]), len(kind.classes), kind.task)
-    values = {name: float(value[0]) for name, value in per_client(scores).items()}
-    return {name: value for name, value in values.items() if math.isfinite(value)}
+    tables = tell_scores(scored(HELD[0]), scored(HELD[1]), machine, point, epochs, least)
+    return {"point": point, "round": round, "epochs": epochs, **tables}
 
 
 def _usable(done: Visit) -> bool:

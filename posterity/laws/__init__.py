@@ -12,6 +12,7 @@ made from fixed keys. Laws are declared by `law.py`; they compare runs kept by `
     records      what lasts: records, states, refused messages, scoring, resuming
     seeds        several seeds at once
     sums         messages add up
+    withheld     what must not be sent
 
 They are tried from cause to consequence (`ORDER`): what only follows from a law that is broken is not tried.
 """
@@ -24,7 +25,7 @@ from dataclasses import dataclass
 
 from posterity.core.hyperparameters import nearest
 from posterity.core.protocol import Method
-from posterity.laws import draws, invariance, plain, purity, records, seeds, sums
+from posterity.laws import draws, invariance, plain, purity, records, seeds, sums, withheld
 from posterity.laws.case import Case, make_case
 from posterity.laws.law import FOUND, Law, LawBroken
 
@@ -50,6 +51,7 @@ ORDER: dict[str, tuple[str, ...]] = {  # laws as they are tried, and the laws wh
     "refusal": ("sums", "company", "mask", "structure"),
     "resume": ("structure",),
     "renumbering": ("mask", "company", "engines"),
+    "withholding": ("structure",),
     "seeds": ("structure", "mask", "company", "engines"),
 }
 LAWS: tuple[Law, ...] = tuple(sorted(FOUND, key=lambda law: list(ORDER).index(law.name)))
@@ -108,4 +110,4 @@ def _verdict(law: Law, looked_at: Case, cause: str) -> Verdict:
 
 
 __all__ = ["LAWS", "ROOTS", "Case", "Law", "LawBroken", "Verdict", "check", "draws", "invariance", "make_case", "plain",
-           "purity", "records", "seeds", "sums"]  # fmt: skip
+           "purity", "records", "seeds", "sums", "withheld"]  # fmt: skip

@@ -3,7 +3,8 @@
 Files (`logs`, `packing`) become runs (`read_runs`), a rule selects a round of each (`selected_round`), methods become
 rows (`columns`, `tables`; `divergence` says which are no result), are compared (`ranking`, `verdict`, `summary`,
 `remarks`), listed client by client (`client_table`), drawn (`line_charts`, `client_charts`, `calibration`,
-`partition_chart`, `critical`, by `svg`) and placed (`page`). Nothing here computes a metric: that is `evaluate`.
+`partition_chart`, `critical`, by `svg`) and placed (`page`, by `template`). What left a site across machines has a page
+of its own (`sent_page`). Nothing here computes a metric: that is `evaluate`.
 """
 
 from posterity.report import verdict
@@ -14,6 +15,7 @@ from posterity.report.page import write_report
 from posterity.report.ranking import Comparison, complete, headline
 from posterity.report.read_runs import Run, load_runs
 from posterity.report.selected_round import RULES, check_rule
+from posterity.report.sent_page import write_sent_page
 from posterity.report.tables import Cell, Row, columns
 from posterity.report.verdict import finding, main_comparison
 
@@ -35,4 +37,5 @@ __all__ = [
     "pack_runs",
     "verdict",
     "write_report",
+    "write_sent_page",
 ]

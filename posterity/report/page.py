@@ -5,14 +5,10 @@ Tables come from `tables.py` and `summary.py`, sentences from `verdict.py` and `
 
 from __future__ import annotations
 
-import base64
-import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
 
 from posterity.evaluate.metrics import TERMS
 from posterity.report import (
@@ -34,10 +30,9 @@ from posterity.report.read_runs import FederationFacts, Run, load_runs
 from posterity.report.selected_round import PART, RULES, goal
 from posterity.report.svg import colour
 from posterity.report.tables import Row, columns
+from posterity.report.template import fill_template
 
 WIDE, NARROW = 1000.0, 350.0
-UNSEEN = dict.fromkeys((*range(9), *range(11, 32), 127, *range(0x202A, 0x202F), *range(0x2066, 0x206A)), "\ufffd")
-"""Characters that a reader does not see and that reorder or end what stands around them: a label may hold any."""
 
 
 @dataclass(frozen=True)
@@ -66,33 +61,7 @@ def write_report(folder: Path, out: Path | None = None, show: str = "validated")
 
 def render(runs: Sequence[Run], show: str = "validated") -> str:
     """The page as text."""
-    environment = Environment(
-        loader=PackageLoader("posterity.report", "."),
-        autoescape=select_autoescape(default=True),
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    css, script = (environment.get_template(name).render() for name in ("page.css", "page.js"))
-    text = environment.get_template("page.html").render(
-        css=css,
-        script=script,
-        policy=_policy(css, script),
-        colour=colour,
-        axis_title=axis_title,
-        **contents(runs, show),
-    )
-    return text.translate(UNSEEN)
-
-
-def _policy(css: str, script: str) -> str:
-    """Nothing is fetched, and no script or style but the page's own is obeyed, whatever a label may hold."""
-    digests = [base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in (script, css)]
-    return (
-        "default-src 'none'; script-src 'sha256-{}'; style-src 'sha256-{}'; base-uri 'none'; form-action 'none'".format(
-            *digests
-        )
-    )
+    return fill_template("page.html", colour=colour, axis_title=axis_title, **contents(runs, show))
 
 
 def contents(runs: Sequence[Run], show: str) -> dict[str, Any]:

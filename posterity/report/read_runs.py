@@ -47,7 +47,7 @@ class RoundLine:
 
     round: int
     cohort: int
-    refused: tuple[tuple[str, str], ...]  # (client, reason)
+    refused: tuple[tuple[int | str, str], ...]  # (client's number, or its name; reason)
     empty: bool
     loss: float | None
     bytes_up: float | None
@@ -216,7 +216,7 @@ def _metrics(lines: Sequence[Mapping[str, Any]]) -> tuple[tuple[RoundLine, ...],
 
 
 def _round(raw: Mapping[str, Any]) -> RoundLine:
-    refused = tuple((str(r.get("client", "?")), str(r.get("reason", ""))) for r in raw.get("refused") or ())
+    refused = tuple((_client(r.get("client")), str(r.get("reason", ""))) for r in raw.get("refused") or ())
     return RoundLine(
         round=int(raw["round"]),
         cohort=int(raw.get("cohort") or 0),
@@ -230,6 +230,12 @@ def _round(raw: Mapping[str, Any]) -> RoundLine:
         rolled_back=str(raw.get("rolled_back") or ""),
         notes=tuple(str(note) for note in raw.get("notes") or ()),
     )
+
+
+def _client(told: Any) -> int | str:
+    """A simulation numbers its clients, a server across machines knows their names."""
+    known = isinstance(told, str) or (isinstance(told, int) and told >= 0)
+    return told if known else f"client {told!s:.20}"
 
 
 def _score(raw: Mapping[str, Any]) -> ScoreLine:

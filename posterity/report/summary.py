@@ -130,9 +130,9 @@ def _by_reason(events: Sequence[tuple[str, str]], say: Callable[[int, str], str]
     return told
 
 
-def _client(run: Run, number: str) -> str:
+def _client(run: Run, who: int | str) -> str:
     """By its name, where the log has only its number."""
-    return run.federation.client(int(number)) if number.isdecimal() else f"client {number}"
+    return who if isinstance(who, str) else run.federation.client(who)
 
 
 def cautions(runs: Sequence[Run], rows: Sequence[Row]) -> list[str]:

@@ -11,7 +11,7 @@ import pytest
 from posterity import methods
 from posterity.cli.flags import read_config, read_methods, read_seeds
 from posterity.experiment.config import Config, from_table, read_toml, to_toml
-from posterity.experiment.setup import source_commit
+from posterity.experiment.run_facts import source_commit
 
 ROOT = Path(__file__).parents[2]
 

@@ -10,6 +10,7 @@ import torch
 from posterity import methods
 from posterity.core.codec import read_facts
 from posterity.core.tree import tree_map
+from posterity.experiment.run_folder import read_json
 from posterity.flower.agreement import SampleKind, agree
 from posterity.flower.experiment import open_server, run_experiment, save
 from posterity.flower.leave import depart
@@ -19,6 +20,7 @@ from posterity.flower.rules import RoundRules
 from posterity.laws.assertions import largest_gap
 from posterity.methods.fedep.method import common
 from posterity.methods.pvi import factors
+from posterity.report import write_report
 
 from .in_process import EXPERIMENT, InProcess, assert_same_end, configuration, node_of, simulate, sites
 
@@ -51,9 +53,10 @@ def run_late(config, folder, change=lambda exchange: None):
     "spec", ["fedavg", *(pytest.param(each, marks=pytest.mark.everything) for each in ("fednp", "fedper"))]
 )
 def test_who_comes_late_trains_from_the_next_round_on(spec, tmp_path):
-    config = configuration(spec, clients=4, evaluate_every=3)
+    config = configuration(spec, clients=4, evaluate_every=1)
     server, lines = run_late(config, tmp_path)
     assert server.roster.numbers["client 3"] == 3
+    assert {len(line["clients"]["n"]) for line in lines if line["kind"] == "score"} == {3, 4}
     assert [line["cohort"] for line in lines if line["kind"] == "round"] == [3, 4]
     assert [line["text"] for line in lines if line["kind"] == "note"][-1] == (
         "'client 3' came late: it takes part from now on"
@@ -61,13 +64,15 @@ def test_who_comes_late_trains_from_the_next_round_on(spec, tmp_path):
     assert_same_end(server, tmp_path, simulate(config, [[0, 1, 2], [0, 1, 2, 3]]))
     again = open_server(config, server.exchange, tmp_path / "server", 3, lambda line: None, wait=0)
     assert again.roster.numbers == server.roster.numbers
+    assert "client 3" in write_report(tmp_path / "server").read_text()
 
 
 def test_a_state_that_cannot_grow_serves_the_late_one_as_a_newcomer(tmp_path):
     config = configuration("scaffold", clients=4)
     server, lines = run_late(config, tmp_path)
     assert [line["cohort"] for line in lines if line["kind"] == "round"] == [3, 3]
-    scored = {line["point"] for line in lines if line["kind"] == "score" and line["client"] == "client 3"}
+    scored = {line["point"] for line in lines if line["kind"] == "score" and line["group"] == "newcomers"}
+    assert read_json(tmp_path / "server" / "run.json")["federation"]["newcomers"] == 1
     assert scored == {"received", "adapted"}
     assert "client 3" not in server.counted
     assert any("so it is scored and adapts, as a newcomer" in line.get("text", "") for line in lines)

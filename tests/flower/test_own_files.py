@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -30,27 +31,35 @@ def write_site(folder, name, rows, columns):
     return path
 
 
+def run_files(config, folder, before=lambda make, made: None):
+    """A run of three sites with files of their own: the server, its lines, the sites, and what they read."""
+    config = replace(config, dataset="unused", clients=3, subset=None, partition=None, target="outcome")
+    made, make, lines = {}, {}, []
+    for node, (name, (rows, columns)) in enumerate(SITES.items()):
+        made[name] = read_site_file(config, name, write_site(folder, name, rows, columns))
+        make[node] = partial(ClientSite, config, "test", made[name][1], folder / "records")
+    before(make, made)
+    server = run_experiment(config, InProcess(make), folder / "server", 3, lines.append, wait=0)
+    return server, (lines, make, made)
+
+
 @pytest.mark.parametrize(
     ("spec", "point"), [("fedper", "received"), *(pytest.param(*each, marks=pytest.mark.everything) for each in MORE)]
 )
 def test_from_files_to_each_sites_predictions(spec, point, tmp_path):
-    config = configuration(spec, dataset="unused", clients=3, subset=None, partition=None, target="outcome",
-                           rounds=3, min_count=5, lr=0.1)  # fmt: skip
-    made, make = {}, {}
-    for node, (name, (rows, columns)) in enumerate(SITES.items()):
-        made[name] = read_site_file(config, name, write_site(tmp_path, name, rows, columns))
-        make[node] = partial(ClientSite, config, "test", made[name][1], tmp_path / "records")
-    with pytest.raises(ValueError, match="has not been scored yet"):
-        predict_rows(make[0](), made["east"][0], [[0.0, 0.0]])
-    lines: list = []
-    server = run_experiment(config, InProcess(make), tmp_path / "server", 3, lines.append, wait=0)
+    def no_model_yet(make, made):
+        with pytest.raises(ValueError, match="has not been scored yet"):
+            predict_rows(make[0](), made["east"][0], [[0.0, 0.0]])
+
+    server, (lines, make, made) = run_files(configuration(spec, rounds=3, min_count=5, lr=0.1), tmp_path, no_model_yet)
     assert [line["accepted"] for line in lines if line["kind"] == "round"] == [3, 3, 3]
     assert server.agreement.kind.columns == ("b", "a")
     assert server.agreement.kind.classes == ("ill", "well")
-    scores = {line["client"]: line for line in lines if line["kind"] == "score" and line["round"] == 3}
-    assert scores["west"]["test"] == {"n": 0}
-    assert scores["north"]["test"]["n"] == 6
-    assert "accuracy" in scores["north"]["test"]
+    scores = [line for line in lines if line["kind"] == "score" and (line["round"], line["part"]) == (3, "test")]
+    assert scores
+    for line in scores:
+        assert line["clients"]["n"] == [6, 6, 0]  # west has too few
+        assert line["clients"]["accuracy"][0] is not None
     for site in (each() for each in make.values()):
         federation, samples = made[site.samples.name]
         order = [samples.kind.columns.index(name) for name in ("a", "b")]

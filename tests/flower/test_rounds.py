@@ -7,19 +7,22 @@ from dataclasses import replace
 import pytest
 import torch
 
-from posterity.core.codec import decode, encode
+from posterity.core.codec import CodecError, decode, encode
 from posterity.core.named_arrays import read_header
 from posterity.core.tree import tree_map
+from posterity.core.wire import Sparse
 from posterity.engine.expected import message_like, site_without_data
 from posterity.engine.round import first_state
 from posterity.experiment.run_folder import read_lines
 from posterity.experiment.setup import set_up
-from posterity.flower.experiment import run_experiment
+from posterity.flower.experiment import open_server, run_experiment
+from posterity.flower.request import Request
 from posterity.flower.rules import RoundRules
 from posterity.flower.server import Server
 from posterity.flower.site import answer
+from posterity.methods.wrappers.clip import broadcast
 
-from .in_process import InProcess, assert_same_end, configuration, federation_of, simulate, sites
+from .in_process import InProcess, assert_same_end, configuration, federation_of, node_of, simulate, sites
 from .test_faults import message_like_of
 
 AT_ONCE = RoundRules(pause=0)
@@ -182,3 +185,26 @@ def farther(config, reply, factor):
     way = {n: sim.initial[n] + factor * (leaf - sim.initial[n]) for n, leaf in message["params"].value.items()}
     sent = {**message, "params": replace(message["params"], value=way)}
     return encode(sent, header.fingerprint, header.facts)
+
+
+@pytest.mark.parametrize("spec", ["fedavg+clip", "fedavg+clip+snip", "fedavg+snip+clip"])
+def test_who_clips_is_looked_at_through_pruning_and_withheld_classes(spec, tmp_path):
+    """After round 1, when weights are removed: honest messages pass, one that goes half as far again is refused."""
+    config = configuration(spec, evaluate_every=3, min_count=5, set={"bound": "0.01"})
+    (tmp_path / "server").mkdir()
+    server = open_server(config, InProcess(sites(config, tmp_path)), tmp_path / "server", 3, lambda line: None, wait=0)
+    server.step()
+    request = Request(server.agreement, server.state, 2, ("client 0",))
+    client, site = server.roster.clients["client 0"], server.exchange.make[node_of(0)]()
+    reply = answer(site, request.question(client, 0, 1))
+    message = request.read(client, 0, reply).message
+    pruned = isinstance(message["params"], Sparse)
+    assert pruned is ("snip" in spec)
+    mean = message["params"].part if pruned else message["params"]
+    start = broadcast(request.offer(client, 0).shared)
+    far = replace(mean, value={n: start[n] + 1.5 * (leaf - start[n]) for n, leaf in mean.value.items()})
+    sent = {**message, "params": replace(message["params"], part=far) if pruned else far}
+    header = read_header(reply)
+    with pytest.raises(CodecError, match="'params' is longer than \\+clip allows"):
+        request.read(client, 0, encode(sent, header.fingerprint, header.facts))
+    assert not pruned or int(message["params"].unsent) > 0  # of which the codec sent nothing

@@ -1,52 +1,124 @@
-"""Scores that sites compute are those of the simulator: at every point, for members and newcomers."""
+"""The server's folder has the lines of the simulator's run, and so the page: members and newcomers, at all points."""
 
 from __future__ import annotations
 
-from dataclasses import fields
+import difflib
+import re
+from dataclasses import fields, replace
 
 import pytest
 
 import posterity
+from posterity.core.codec import CodecError
 from posterity.experiment.config import Config
+from posterity.experiment.run_folder import clean, read_json, read_lines
+from posterity.flower.agreement import SampleKind
+from posterity.flower.scores import read_scores
+from posterity.report import write_report
 
-from .in_process import configuration, deploy, federation_of
+from .in_process import configuration, deploy
+from .test_own_files import SITES, run_files
 
-POINTS = ("trained", "received", "adapted")
+NAMES = ("round", "point", "epochs", "group", "part")
+TWO = SampleKind((2,), "classification", ("no", "yes"))
 
 
-def simulated(config: Config):
-    """(group, point, epochs, part) -> values of each client, of the last round."""
-    result = posterity.run(**{f.name: getattr(config, f.name) for f in fields(config)})
-    return {
-        (line["group"], line["point"], line["epochs"], line["part"]): line["clients"]
-        for line in result.lines
-        if line["kind"] == "score" and line["round"] == config.rounds
-    }
+def simulated(config: Config, out=None):
+    """The lines of the simulator's run."""
+    told = {f.name: getattr(config, f.name) for f in fields(config)}
+    return posterity.run(**told, out=out).lines
+
+
+def scores_of(lines):
+    """(round, point, epochs, group, part) -> line."""
+    return {tuple(line[name] for name in NAMES): clean(line) for line in lines if line["kind"] == "score"}
+
+
+def numbers(value):
+    """Every number of a line, for a comparison up to the last places."""
+    if isinstance(value, dict):
+        return [each for name in sorted(value) for each in numbers(value[name])]
+    if isinstance(value, (list, tuple)):
+        return [each for some in value for each in numbers(some)]
+    return [] if isinstance(value, str) else [-1.0 if value is None else value]
 
 
 @pytest.mark.parametrize(
     "spec",
     [
         "pfedvmp",
-        "feddyn",
+        pytest.param("feddyn", marks=pytest.mark.everything),
         pytest.param("fedper+ft", marks=pytest.mark.everything),
         pytest.param("fedavg+calibrated", marks=pytest.mark.everything),
     ],
 )
 def test_they_are_those_of_the_simulator(spec, tmp_path):
     config = configuration(spec, clients=4, newcomers="1")
-    lines: list = []
-    server = deploy(config, tmp_path, lines.append)
-    expected, members = simulated(config), federation_of(config).members
-    found = [line for line in lines if line["kind"] == "score"]
-    assert {line["round"] for line in found} == {2}
-    assert len(found) == members * len(POINTS) + 2
-    for line in found:
-        number = server.roster.numbers[line["client"]]
-        group, place = ("members", number) if number < members else ("newcomers", number - members)
-        for part in ("validation", "test"):
-            values = expected[(group, line["point"], line["epochs"], part)]
-            assert line[part]["n"] == values["n"][place]
-            if line[part]["n"]:
-                assert line[part]["accuracy"] == values["accuracy"][place]
-                assert line[part]["nll"] == pytest.approx(values["nll"][place], rel=1e-12)
+    deploy(config, tmp_path)
+    lines, others = read_lines(tmp_path / "server" / "metrics.jsonl"), simulated(config, tmp_path / "simulated")
+    found, expected = scores_of(lines), scores_of(others)
+    assert found.keys() == expected.keys()
+    assert {key[3] for key in found} == {"members", "newcomers"}
+    for key, line in found.items():
+        assert line.keys() == expected[key].keys()
+        assert line["clients"]["accuracy"] == expected[key]["clients"]["accuracy"]
+        assert numbers(line) == pytest.approx(numbers(expected[key]), rel=1e-12)
+    rounds = [[{**line, "seconds": None} for line in some if line["kind"] == "round"] for some in (lines, others)]
+    assert [numbers(clean(line)) for line in rounds[0]] == [
+        pytest.approx(numbers(clean(line)), rel=1e-6) for line in rounds[1]
+    ]
+    assert [line.keys() for line in rounds[0]] == [line.keys() for line in rounds[1]]
+    check_page(tmp_path)
+
+
+def page_lines(folder):
+    """The words of a run's page, without drawings."""
+    page = re.sub(r"<(svg|script|style).*?</\1>", "", write_report(folder).read_text(), flags=re.S)
+    return [line.strip() for line in re.sub(r"<[^>]*>", "\n", page).splitlines() if line.strip()]
+
+
+def check_page(folder):
+    """The same page, without data: all that differs is what the server does not know of them, and how long it took."""
+    mine, other = page_lines(folder / "server"), page_lines(folder / "simulated")
+    train = sum(read_json(folder / "server" / "run.json")["federation"]["train"])
+    data = rf"(.* on )?data of 4 sites( – posterity)?|{train}|Bars: .*|: min_count = 1.*"
+    differ = re.compile(rf"{data}|–|.*engine flower.*|[^:%\d]+")
+    changed = [line[2:] for line in difflib.ndiff(mine, other) if line.startswith("- ")]
+    assert any("engine flower" in line for line in changed)
+    assert [line for line in changed if not differ.fullmatch(line)] == []
+    assert read_json(folder / "server" / "run.json")["status"] == "finished"
+    with pytest.raises(ValueError, match="is the folder of a server on Flower: the clients' records are at their"):
+        posterity.load(folder / "server")
+
+
+def test_what_may_be_of_few_rows_is_not_pooled(tmp_path):
+    """With min_count, sums by bin and by class stay at home, and AUROC's rows always do; the page says what it has."""
+    server, _ = run_files(replace(configuration("fedper", rounds=1), min_count=5), tmp_path)
+    found = scores_of(read_lines(tmp_path / "server" / "metrics.jsonl"))
+    line = found[1, "received", 0, "members", "test"]
+    assert line["clients"]["n"] == [6, 6, 0]
+    assert set(line["metrics"]["accuracy"]) == {"pooled", "mean", "train_weighted", "clients"}
+    for name in ("ece", "auroc", "balanced_accuracy", "sensitivity"):
+        assert set(line["metrics"][name]) == {"mean", "train_weighted", "clients"}
+        assert line["metrics"][name]["clients"] == 2.0
+    assert line["bins"] == []
+    assert write_report(tmp_path / "server").is_file()
+    assert list(server.roster.numbers) == sorted(SITES)
+
+
+@pytest.mark.parametrize(
+    ("table", "told"),
+    [
+        ({"n": "6"}, "are of '6' rows"),
+        ({"n": 6}, "hold no sums and metrics"),
+        ({"n": 6, "sums": {"correct": [1.0]}, "metrics": {}}, "'correct' of its scores have the shape"),
+        ({"n": 6, "sums": {"correct": "all"}, "metrics": {}}, "'correct' of its scores are no numbers"),
+        ({"n": 6, "sums": dict.fromkeys(("correct", "nll", "brier", "square"), 1), "metrics": {"accuracy": 1}},
+         "hold 'accuracy' with 1, which is not expected"),
+    ],
+)  # fmt: skip
+def test_scores_that_are_none_are_named(table, told):
+    with pytest.raises(CodecError, match=told):
+        read_scores(dict.fromkeys(("validation", "test", "held"), table), TWO, 5)
+    with pytest.raises(CodecError, match="no tables of validation, test, held"):
+        read_scores({"test": table}, TWO, 5)

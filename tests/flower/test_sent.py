@@ -21,13 +21,13 @@ from posterity.engine import client, keys
 from posterity.experiment.run_folder import read_lines
 from posterity.experiment.setup import DTYPES, set_up
 from posterity.flower.samples import read_samples, samples_of
-from posterity.flower.sent import SENT, summarise_sent
+from posterity.flower.sent import SENT, read_sent, summarise_sent, write_sent
 from posterity.flower.server import Server
 from posterity.flower.site import ClientSite, answer
 
 from . import in_process
 from .in_process import InProcess, assert_same_end, configuration, deploy, federation_of, simulate, sites
-from .test_scores import simulated
+from .test_scores import scores_of, simulated
 
 REGISTER = encode({}, facts={"ask": "register"})
 LEAST = 5
@@ -87,22 +87,20 @@ def test_scores_of_few_rows_stay_at_home_and_in_the_simulator_too(tmp_path):
     least = max(sizes["test"])
     config = configuration("fedavg", min_count=least, rounds=1, evaluate_every=1)
     lines: list = []
-    server = deploy(config, tmp_path, lines.append)
-    expected = simulated(config)
-    scores = [line for line in lines if line["kind"] == "score"]
-    assert scores
-    for line in scores:
-        number = server.roster.numbers[line["client"]]
-        for part in ("validation", "test"):
-            told = sizes[part][number] if sizes[part][number] >= least else 0
-            values = expected[("members", line["point"], line["epochs"], part)]
-            assert line[part]["n"] == values["n"][number] == told
-            assert ("accuracy" in line[part]) == bool(told)
-    assert {line["n"] for each in scores for line in (each["test"],)} == {0, least}
+    deploy(config, tmp_path, lines.append)
+    expected, found = scores_of(simulated(config)), scores_of(lines)
+    assert found.keys() == expected.keys()
+    for key, line in found.items():
+        assert line["clients"]["n"] == expected[key]["clients"]["n"]
+        assert [value is None for value in line["clients"]["accuracy"]] == [n == 0 for n in line["clients"]["n"]]
+    told = [n if n >= least else 0 for n in sizes["test"]]
+    assert set(told) == {0, least}
+    assert {tuple(line["clients"]["n"]) for key, line in found.items() if key[-1] == "test"} == {tuple(told)}
 
 
+@pytest.mark.everything
 def test_a_method_that_sends_class_statistics_declares_them():
-    """What follows from sums or rows by class is withheld, or does not leave."""
+    """What follows from sums or rows by class is withheld, or does not leave; by another way than the law's."""
     for spec in methods.available():
         config = configuration(spec, clients=3, rounds=1)
         federation = federation_of(config)
@@ -182,10 +180,31 @@ def test_what_left_is_summed_up(tmp_path):
     site = csv_site(tmp_path, "north", ["well"] * 9 + ["sick"] * 6)
     for _ in range(2):
         answer(site, REGISTER)
-    found = {line["leaf"]: line for line in summarise_sent(site.place / SENT)}
+    found = {line["leaf"]: line for line in summarise_sent(read_sent(site.place / SENT))}
     assert found["train"]["times"] == 2
     assert found["train"]["count"] == len(site.samples.rows["train"])
     assert (found["client"]["count"], found["client"]["bytes"]) == (None, 2 * len('"north"'))
     done = CliRunner().invoke(app, ["flower", "sent", str(site.place)])
     assert "What left this site" in done.output
     assert f"{sum(line['bytes'] for line in found.values())} bytes in all" in done.output
+
+
+def test_what_left_is_a_page(tmp_path):
+    """The same numbers, escaped: a leaf may be called anything."""
+    site, page = csv_site(tmp_path, "north", ["well"] * 9 + ["sick"] * 6), tmp_path / "page.html"
+    answer(site, REGISTER)
+    strange = {"round": 1, "leaf": "<script>x</script>", "shape": [2, 3], "bytes": 24, "count": 7, "checksum": "ab"}
+    write_sent(site.place, [strange])
+    done = CliRunner().invoke(app, ["flower", "sent", str(site.place), "--out", str(page)])
+    assert done.exit_code == 0
+    text = page.read_text()
+    assert "What left north" in text
+    assert "&lt;script&gt;x&lt;/script&gt;" in text
+    assert "<script>x" not in text
+    assert "nothing of it is made of fewer than 6 samples" in text
+    lines = read_sent(site.place / SENT)
+    assert all(line["checksum"] in text for line in lines)
+    assert f"{sum(line['bytes'] for line in lines):,}" in text
+    (site.place / SENT).write_text('{"round": 1}\n')
+    done = CliRunner().invoke(app, ["flower", "sent", str(site.place)])
+    assert "line 1 is not of a sent.jsonl" in str(done.exception)

@@ -166,5 +166,10 @@ class Snip(Wrapper):
         unsent = mean.value[leaf].element_size() * (~keep).sum()
         return {**sent, "params": Sparse(mean, unsent, keep, (f"value/{leaf}",))}, personal
 
+    def inspect(self, message: Message, here: Here) -> str:
+        """Removed weights are 0 in the message and in the broadcast, so lengths are those of what was sent."""
+        sent = {name: part.part if isinstance(part, Sparse) else part for name, part in message.items()}
+        return self.inner.inspect(sent, view(here))
+
     def predict(self, carry: Carry, x: Tensor, here: Here) -> Tensor:
         return self.inner.predict(carry, x, view(here))

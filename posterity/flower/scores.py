@@ -1,0 +1,159 @@
+"""A client's scores on their way: what a site says of its held-out rows, and the lines that the server makes of it.
+
+For every point and every part (validation, test, held out of all fitting) a site sends sums over its rows, and the
+server makes of everybody's sums the lines that a simulation writes (`experiment/scoring.py`), to the last bit.
+
+Sums over all rows of a part (right answers, log-probabilities, …) leave if the part has `min_count` rows. Sums over a
+bin of confidence or over a class may be of a single row, so they leave only where `min_count` is 1; otherwise the site
+sends the metrics that are made of them, and what is pooled over sites is not known. What is ordered by row (AUROC)
+never leaves: of two classes the site sends those metrics, too.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from posterity.core.codec import CodecError
+from posterity.engine.client import Site, passes_at
+from posterity.evaluate import METRICS, Metric, Scores, joined, per_client, rank, score, zero
+from posterity.experiment.run_folder import clean
+from posterity.experiment.scoring import (
+    Scored,
+    ScoringPlace,
+    fits_validation,
+    listed_clients,
+    score_line,
+)
+from posterity.flower.agreement import SampleKind
+
+PARTS = ("validation", "test", "held")  # of every table of scores, and the order of lines
+TOTALS = ("correct", "nll", "brier", "square")  # sums over all rows of a part
+MOST = 2**40  # rows: more is a mistake
+Line = dict[str, Any]
+
+
+# --- the site ----------------------------------------------------------------------------------------------------
+def scored_rows(outputs: Tensor, y: Tensor, kind: SampleKind) -> Scored:
+    """What is kept of one client's predictions for some rows; none is fine."""
+    offsets, classes = torch.tensor([0, len(y)]), len(kind.classes)
+    ranks = rank(outputs, y, offsets) if kind.task == "classification" and classes == 2 else None
+    return Scored(score(outputs, y, offsets, classes, kind.task), ranks, {})
+
+
+def tell_scores(validation: Scored, test: Scored, site: Site, point: str, epochs: int, least: int) -> Line:
+    """The tables of a client at a point, for JSON; what was fitted on the validation part is not judged by it."""
+    held = test if fits_validation(passes_at(site, point, epochs)) else validation + test
+    return {name: _tell(part, least) for name, part in zip(PARTS, (validation, test, held), strict=True)}
+
+
+def _tell(scored: Scored, least: int) -> Line:
+    scores, rows = scored.scores, int(scored.scores.n)
+    if not rows:
+        return {"n": 0}
+    leaving = [f.name for f in fields(scores) if f.name != "n" and (least == 1 or f.name in TOTALS)]
+    sums = {name: getattr(scores, name)[0].tolist() for name in leaving}
+    unknown = {m.name for m in _told_metrics(scores.classes, least)}
+    values = per_client(scores, scored.ranks)
+    return clean({"n": rows, "sums": sums, "metrics": {n: float(v[0]) for n, v in values.items() if n in unknown}})
+
+
+def _told_metrics(classes: int, least: int) -> list[Metric]:
+    """Metrics that the server cannot make of the sums that it gets."""
+    task = "classification" if classes else "regression"
+    return [m for m in METRICS if m.fits(task, classes) and not (m.row_mean or (least == 1 and m.source == "sums"))]
+
+
+# --- the server --------------------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class PartScores:
+    """What a client said of one part: sums, and metrics that do not follow from them."""
+
+    scores: Scores
+    metrics: Mapping[str, float]
+
+
+PointScores = dict[str, PartScores]  # by part
+
+
+def read_scores(table: Mapping[str, Any], kind: SampleKind, least: int) -> PointScores:
+    """A client's tables at one point, checked; whatever else is there is a `CodecError`."""
+    if not all(isinstance(table.get(part), dict) for part in PARTS):
+        raise CodecError(f"its scores are no tables of {', '.join(PARTS)}")
+    return {part: _read(table[part], len(kind.classes), least) for part in PARTS}
+
+
+def _read(table: Mapping[str, Any], classes: int, least: int) -> PartScores:
+    none, rows = zero(1, classes), table.get("n")
+    if type(rows) is not int or not 0 <= rows < MOST:
+        raise CodecError(f"its scores are of {rows!r:.40} rows; expected a number of rows")
+    if not rows:
+        return PartScores(none, {})
+    sums, metrics = (table.get(name) for name in ("sums", "metrics"))
+    if not (isinstance(sums, dict) and isinstance(metrics, dict)):
+        raise CodecError("its scores hold no sums and metrics")
+    names = [f.name for f in fields(none) if f.name != "n" and (least == 1 or f.name in TOTALS)]
+    found = {name: _numbers(sums.get(name), getattr(none, name)[0], name)[None] for name in names}
+    allowed = {m.name for m in _told_metrics(classes, least)}
+    strange = [name for name, value in metrics.items() if name not in allowed or not _is_number(value)]
+    if strange:
+        raise CodecError(f"its scores hold {strange[0]!r:.40} with {metrics[strange[0]]!r:.40}, which is not expected")
+    told = {name: float(value) for name, value in metrics.items() if value is not None}
+    return PartScores(Scores(**{**none.__dict__, **found, "n": none.n + rows}), told)
+
+
+def _numbers(value: Any, like: Tensor, name: str) -> Tensor:
+    """Finite numbers in the shape of `like`; a sum that is infinite is null in JSON."""
+    try:
+        found = torch.tensor(math.inf if value is None else value, dtype=torch.float64)
+    except (TypeError, ValueError, RuntimeError, OverflowError):
+        raise CodecError(f"the sums {name!r} of its scores are no numbers") from None
+    if found.shape != like.shape or bool(found.isnan().any()):
+        raise CodecError(f"the sums {name!r} of its scores have the shape {tuple(found.shape)}; expected "
+                         f"{tuple(like.shape)}, and no NaN")  # fmt: skip
+    return found
+
+
+def _is_number(value: Any) -> bool:
+    return value is None or (type(value) in (int, float) and math.isfinite(value))
+
+
+def group_lines(
+    place: ScoringPlace, clients: Sequence[PointScores | None], train: Sequence[int], kind: SampleKind, least: int
+) -> Iterator[Line]:
+    """The lines of a group of clients at one point; None: a client that said nothing, and so has no rows."""
+    nothing = PartScores(zero(1, len(kind.classes)), {})
+    for part in PARTS:
+        found = [nothing if each is None else each[part] for each in clients]
+        scored = Scored(joined([each.scores for each in found]), None, {})
+        values = _values(scored.scores, found, least)
+        line = score_line(place, kind.task, part, scored, torch.tensor(train), values)
+        if least > 1:
+            _drop_unknown(line)
+        yield line | {"clients": listed_clients(scored, values)}
+
+
+def _values(scores: Scores, clients: Sequence[PartScores], least: int) -> dict[str, Tensor]:
+    """Every metric of each client: made of its sums, or as it said."""
+    made = per_client(scores)
+    for metric in _told_metrics(scores.classes, least):
+        said = [each.metrics.get(metric.name, math.nan) for each in clients]
+        made[metric.name] = torch.tensor(said, dtype=torch.float64)
+    return made
+
+
+def _drop_unknown(line: Line) -> None:
+    """Without sums by bin and by class, only means over rows can be pooled."""
+    row_means = {metric.name for metric in METRICS if metric.row_mean}
+    for name, summary in line["metrics"].items():
+        if name not in row_means:
+            summary.pop("pooled", None)
+    line["bins"] = []
+
+
+__all__ = ["PointScores", "group_lines", "read_scores", "scored_rows", "tell_scores"]
