@@ -27,6 +27,8 @@ from posterity.experiment.config import Config
 from posterity.experiment.fingerprint import fields_of, sources
 from posterity.experiment.setup import DTYPES
 
+HELD = ("validation", "test")  # the rows that a client is scored on
+
 
 @dataclass(frozen=True)
 class SampleKind:
@@ -161,4 +163,4 @@ def agree(config: Config, kind: SampleKind, clients: int, samples: int, public: 
     return Agreement(config, kind, Facts(clients, samples, classes, key, public), method, model, initial)
 
 
-__all__ = ["Agreement", "SampleKind", "agree"]
+__all__ = ["HELD", "Agreement", "SampleKind", "agree"]

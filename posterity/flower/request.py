@@ -20,8 +20,8 @@ from posterity.core.wire import Offer
 from posterity.engine.client import Site, Visit
 from posterity.engine.expected import message_like, site_without_data
 from posterity.engine.server import Accumulator
-from posterity.flower.agreement import Agreement
-from posterity.flower.roster import Registered
+from posterity.flower.agreement import HELD, Agreement
+from posterity.flower.roster import MOST, Registered
 
 Line = dict[str, Any]
 EvaluationPoint = tuple[str, int, int]  # point, round, epochs
@@ -96,8 +96,8 @@ class Request:
     def _scores(self, client: Registered, told: Line) -> list[Line]:
         """One table for every point that was asked for, and nothing else."""
         given = told.get("scores")
-        if not (isinstance(given, list) and all(isinstance(each, dict) for each in given)):
-            raise CodecError("its scores are no list of tables")
+        if not (isinstance(given, list) and all(_is_score(each) for each in given)):
+            raise CodecError("its scores are no list of tables of numbers")
         found = [(each.get("point"), each.get("round"), each.get("epochs")) for each in given]
         if found != self.scored(client):
             raise CodecError(f"its scores are of {found!r:.120}; expected {self.scored(client)!r:.120}")
@@ -133,6 +133,17 @@ class Request:
         part = Accumulator.of(torch.tensor([number]), (offer.shared, offer.own), visit)
         part.bytes_up = read.size
         return part
+
+
+def _is_score(value: Any) -> bool:
+    """A point, a round and epochs, and for each part how many rows it has and finite numbers: it is written down."""
+    if not (isinstance(value, dict) and set(value) == {"point", "round", "epochs", *HELD}):
+        return False
+    parts = [value[part] for part in HELD]
+    if not all(isinstance(part, dict) and type(part.get("n")) is int and 0 <= part["n"] < MOST for part in parts):
+        return False
+    metrics = [metric for part in parts for name, metric in part.items() if name != "n"]
+    return all(type(metric) is float and math.isfinite(metric) for metric in metrics)
 
 
 def _is_loss(value: Any) -> bool:

@@ -167,4 +167,4 @@ def _order(name: str) -> list[Any]:
     return [(0, int(text), "") if text.isdecimal() else (1, 0, text) for text in re.split(r"(\d+)", name)]
 
 
-__all__ = ["Exchange", "Registered", "Roster"]
+__all__ = ["MOST", "Exchange", "Registered", "Roster"]

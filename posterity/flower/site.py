@@ -28,12 +28,11 @@ from posterity.engine.client import Site, Visit, predict_client, visit_client
 from posterity.evaluate import per_client, score
 from posterity.experiment.config import Config
 from posterity.experiment.run_folder import write_atomic
-from posterity.flower.agreement import Agreement, SampleKind, agree
+from posterity.flower.agreement import HELD, Agreement, SampleKind, agree
 from posterity.flower.records import RecordFiles
 from posterity.flower.samples import Samples
 from posterity.flower.sent import SampleCounts, counts_behind, describe_reply, write_sent
 
-HELD = ("validation", "test")
 OFFER = "offer.bin"  # beside the record: the last question that was complete
 
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import fields
 
 import pytest
+from core.test_codec import with_header
 
 import posterity
 from posterity.experiment.config import Config
 
-from .in_process import configuration, deploy, federation_of
+from .in_process import configuration, deploy, federation_of, node_of
 
 POINTS = ("trained", "received", "adapted")
 
@@ -50,3 +52,36 @@ def test_they_are_those_of_the_simulator(spec, tmp_path):
             if line[part]["n"]:
                 assert line[part]["accuracy"] == values["accuracy"][place]
                 assert line[part]["nll"] == pytest.approx(values["nll"][place], rel=1e-12)
+
+
+LIES = {
+    "deep": lambda score: {**score, "more": json.loads("[" * 600 + "]" * 600)},
+    "words": lambda score: {**score, "test": "good"},
+    "nothing": lambda score: {name: score[name] for name in ("point", "round", "epochs")},
+    "count": lambda score: {**score, "test": {**score["test"], "n": -1}},
+    "metric": lambda score: {**score, "test": {**score["test"], "accuracy": "1.0"}},
+    "large": lambda score: {**score, "test": {**score["test"], "accuracy": 10**400}},
+}
+
+
+@pytest.mark.parametrize("case", LIES)
+def test_scores_of_another_form_are_refused(case, tmp_path):
+    """They are written into the server's folder, so they must be what a reader of it expects."""
+    config = configuration("fedavg", rounds=1)
+    lines: list = []
+
+    def lie(sent):
+        def changed(header):
+            facts = header["facts"]
+            return {**header, "facts": {**facts, "scores": [LIES[case](each) for each in facts["scores"]]}}
+
+        return with_header(sent, changed)
+
+    server = deploy(config, tmp_path, lines.append, {(node_of(1), n): lie for n in (4, 5, 6)})
+    (line,) = [line for line in lines if line["kind"] == "round"]
+    assert [(each["client"], each["reason"][:18]) for each in line["refused"]] == [("client 1", "its scores are no ")]
+    assert server.finished
+    assert {line["client"] for line in lines if line["kind"] == "score" and line["point"] == "trained"} == {
+        "client 0",
+        "client 2",
+    }
