@@ -17,6 +17,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -24,7 +25,7 @@ os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = "1"
 sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "benchmarks"), str(ROOT)]
 
 import torch  # noqa: E402
-from injected import deployed, messages  # noqa: E402
+from injected import deployed, hostile, messages  # noqa: E402
 from injected.messages import Outcome  # noqa: E402
 
 
@@ -41,13 +42,14 @@ def main(given: Sequence[str] | None = None) -> int:
     parser.add_argument("--deployment", action="store_true", help="nodes and servers that are killed, on this machine")
     parser.add_argument("--out", type=Path, help="where the table is written to, as Markdown")
     asked = parser.parse_args(given)
-    faults = deployed.FAULTS if asked.deployment else messages.FAULTS
-    names = [name for name in asked.only.split(",") if name] or list(faults)
-    if wrong := [name for name in names if name not in faults]:
-        parser.error(f"there is no fault {wrong[0]!r}; possible: {', '.join(faults)}")
     torch.set_num_threads(1)
     done: list[Outcome] = []
-    with tempfile.TemporaryDirectory() as place:
+    with tempfile.TemporaryDirectory() as place, ExitStack() as stack:
+        more = hostile.faults(stack, Path(place) / "deployment")
+        faults = {**deployed.FAULTS, **more} if asked.deployment else messages.FAULTS
+        names = [name for name in asked.only.split(",") if name] or list(faults)
+        if wrong := [name for name in names if name not in faults]:
+            parser.error(f"there is no fault {wrong[0]!r}; possible: {', '.join(faults)}")
         for name in names:
             begun = time.perf_counter()
             done.append(faults[name](Path(place) / name))

@@ -1,0 +1,103 @@
+"""Faults of messages on a real deployment: one SuperLink and its SuperNodes play all of them, one run after the other.
+
+The client app of each run is `hostile_app.py`, which forges one reply by the functions that faults in one process have
+(`forged.py`). The end is held against the simulator's; that of a message which counted, also against the end that the
+same message has in one process.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import replace
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+from injected.deployed import CLIENTS, LINK, ROUNDS, deployed
+from injected.forged import AT, FORGED, Forged
+from injected.messages import Outcome, difference, judged, play, setting
+from posterity.experiment.config import Config
+from posterity.experiment.run_folder import METRICS, read_lines
+
+HERE = Path(__file__).parent
+TWICE = "duplicate reply for"  # what a SuperLink says of a second reply to one message
+DEADLINE = 60  # seconds
+LATER = tuple(range(AT + 1, ROUNDS + 1))
+ONLY_FLOWER: dict[
+    str, tuple[str, str, tuple[int, ...]]
+] = {  # what can be done to Flower's messages and processes alone
+    "foreign": ("a message of Flower's without posterity's bytes", "without", (AT,)),
+    "exception": ("a ClientApp that raises when it has trained", "without", (AT,)),
+    "duplicated": ("its reply is sent twice at once", "undisturbed", (AT,)),
+    "killed": (f"SIGKILL of a ClientApp that has trained; deadline {DEADLINE} s", "without", (AT, *LATER)),
+    "again": (f"its reply is sent again 3 s later; deadline {DEADLINE} s", "without", LATER),
+}
+
+
+def app(config: Config, name: str, folder: Path) -> Path:
+    """The app of a configuration whose client is hostile in the way that its name says."""
+    from flower.test_deployment import app_of  # needs Flower
+
+    made: Path = app_of(config, name, folder)
+    package = made / name.replace("-", "_")
+    shutil.copy(HERE / "hostile_app.py", package / "client_app.py")
+    shutil.copy(HERE / "forged.py", package / "forged.py")
+    path = made / "pyproject.toml"
+    path.write_text(path.read_text().replace("deadline = 3600", f"deadline = {DEADLINE}"))
+    return made
+
+
+def run(place: Any, name: str, config: Config, folder: Path) -> tuple[Any, list[dict[str, Any]]]:
+    """A run to its end: its server, opened again, and its lines."""
+    from flower.test_deployment import ended
+
+    folder.mkdir(parents=True)
+    place.run(app(config, name, folder))
+    lines, server = read_lines(folder / "server" / METRICS), ended(place, config, name, folder)
+    assert server.finished
+    return server, lines
+
+
+def forge(place: Callable[[], Any], name: str, made: Forged, folder: Path) -> Outcome:
+    """A forged message of posterity's."""
+    config = setting(made.method, made.own, CLIENTS, ROUNDS)
+    server, lines = run(place(), name, config, folder)
+    outcome = judged(made.fault, folder, (server, lines), config, made.promise)
+    if made.promise == "without":
+        return outcome
+    beside, _, _ = play(folder / "beside", made.forge, config)
+    same = not difference(server.state, beside.state)
+    told = f"{outcome.end}; {'the same, bit for bit, as' if same else 'another end than'} in one process"
+    return replace(outcome, end=told, kept=outcome.kept and same)
+
+
+def disturb(
+    place: Callable[[], Any], name: str, fault: str, promise: str, absent: tuple[int, ...], folder: Path
+) -> Outcome:
+    """What is done to Flower's message, or to its process."""
+    config, log = setting("scaffold", None, CLIENTS, ROUNDS), place().folder / LINK
+    before = log.read_text().count(TWICE)
+    outcome = judged(fault, folder, run(place(), name, config, folder), config, promise, absent)
+    refused = log.read_text().count(TWICE) - before
+    told = f"the SuperLink refused {refused} second reply; " if refused else ""
+    return replace(
+        outcome, said=told + outcome.said, kept=outcome.kept and refused == (name in ("duplicated", "again"))
+    )
+
+
+def faults(stack: ExitStack, folder: Path) -> dict[str, Callable[[Path], Outcome]]:
+    """All of them, on a deployment that is started for the first and ends with the stack."""
+
+    @cache
+    def place() -> Any:
+        return stack.enter_context(deployed(folder))
+
+    return {
+        **{name: partial(forge, place, name, made) for name, made in FORGED.items()},
+        **{name: partial(disturb, place, name, *made) for name, made in ONLY_FLOWER.items()},
+    }
+
+
+__all__ = ["faults"]
