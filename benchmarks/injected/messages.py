@@ -154,7 +154,7 @@ def forged(made: Forged, folder: Path) -> Outcome:
     config = setting(made.method, made.own)
     *done, after = play(folder, made.forge, config)
     outcome = judged(made.fault, folder, (done[0], done[1]), config, made.promise)
-    if made.promise == "without":
+    if made.promise not in ("differs", "bounded"):
         return outcome
     usual, _, _ = simulate(replace(config, rounds=AT))
     return replace(outcome, **moved(done[0], after, usual, made, outcome))
