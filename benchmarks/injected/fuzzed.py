@@ -34,9 +34,9 @@ JUNK: tuple[Any, ...] = (
 DEEP = json.loads("[" * 600 + "]" * 600)
 CRASH = "**the server crashed**"
 STEMS = (  # of what the server says, without names and numbers
-    "bytes are no message", "this is no message", "schema version", "the header says that it has", "is there twice",
-    "the payload has", "has the type", "it is of client", "its scores are of", "the site did not send it",
-    "fingerprint", "is missing", "is not expected", "holds a number that is not finite",
+    "the header lacks", "bytes are no message", "this is no message", "schema version", "the header says that it has",
+    "is there twice", "the payload has", "has the type", "it is of client", "its scores are of",
+    "the site did not send it", "fingerprint", "is missing", "is not expected", "holds a number that is not finite",
     "it holds a number of magnitude", "; expected",
 )  # fmt: skip
 TAKEN, OTHER = "accepted: all numbers are the honest ones", "accepted: some numbers are others, of the right form"

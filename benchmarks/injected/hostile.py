@@ -23,16 +23,15 @@ from posterity.experiment.run_folder import METRICS, read_lines
 
 HERE = Path(__file__).parent
 TWICE = "duplicate reply for"  # what a SuperLink says of a second reply to one message
-DEADLINE = 60  # seconds
+DEADLINES = {"again": 60}  # seconds, of runs in which a reply is waited for in vain
 LATER = tuple(range(AT + 1, ROUNDS + 1))
-ONLY_FLOWER: dict[
-    str, tuple[str, str, tuple[int, ...]]
-] = {  # what can be done to Flower's messages and processes alone
+# what is done to Flower's messages and processes, what is promised, and in which rounds the client is missing if it is
+ONLY_FLOWER: dict[str, tuple[str, str, tuple[int, ...]]] = {
     "foreign": ("a message of Flower's without posterity's bytes", "without", (AT,)),
     "exception": ("a ClientApp that raises when it has trained", "without", (AT,)),
     "duplicated": ("its reply is sent twice at once", "undisturbed", (AT,)),
-    "killed": (f"SIGKILL of a ClientApp that has trained; deadline {DEADLINE} s", "without", (AT, *LATER)),
-    "again": (f"its reply is sent again 3 s later; deadline {DEADLINE} s", "without", LATER),
+    "killed": ("SIGKILL of a ClientApp's process when it has trained", "without", (AT,)),
+    "again": ("its reply is sent again 3 s later; deadline 60 s", "without", LATER),  # the last: see below
 }
 
 
@@ -45,7 +44,7 @@ def app(config: Config, name: str, folder: Path) -> Path:
     shutil.copy(HERE / "hostile_app.py", package / "client_app.py")
     shutil.copy(HERE / "forged.py", package / "forged.py")
     path = made / "pyproject.toml"
-    path.write_text(path.read_text().replace("deadline = 3600", f"deadline = {DEADLINE}"))
+    path.write_text(path.read_text().replace("deadline = 3600", f"deadline = {DEADLINES.get(name, 600)}"))
     return made
 
 
@@ -76,7 +75,11 @@ def forge(place: Callable[[], Any], name: str, made: Forged, folder: Path) -> Ou
 def disturb(
     place: Callable[[], Any], name: str, fault: str, promise: str, absent: tuple[int, ...], folder: Path
 ) -> Outcome:
-    """What is done to Flower's message, or to its process."""
+    """What is done to Flower's message, or to its process.
+
+    A SuperNode fetches a question and then sends the next reply that it finds. One that it finds too late it sends for
+    the next question, and from then on each reply goes out a question late; nothing can be played on it any more.
+    """
     config, log = setting("scaffold", None, CLIENTS, ROUNDS), place().folder / LINK
     before = log.read_text().count(TWICE)
     outcome = judged(fault, folder, run(place(), name, config, folder), config, promise, absent)
