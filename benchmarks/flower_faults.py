@@ -3,6 +3,7 @@
     python benchmarks/flower_faults.py [--only NAME,...] [--out PAGE]
     python benchmarks/flower_faults.py --deployment [--only NAME,...] [--out PAGE]     # SuperLink and SuperNodes
     python benchmarks/flower_faults.py --fuzz 10000 [--out PAGE]     # messages that were damaged at random
+    python benchmarks/flower_faults.py --orders [--out PAGE]     # no fault, but messages arrive in every order
 
 A run has four clients with a handful of digits each and four rounds of SCAFFOLD, whose clients keep records and whose
 state remembers them (FedAvg where messages are forged); on a deployment (posterity[flower]) three and three. Faults
@@ -27,7 +28,7 @@ os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = "1"
 sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "benchmarks"), str(ROOT)]
 
 import torch  # noqa: E402
-from injected import deployed, hostile, messages  # noqa: E402
+from injected import deployed, hostile, messages, orders  # noqa: E402
 from injected.messages import Outcome  # noqa: E402
 
 
@@ -43,6 +44,7 @@ def main(given: Sequence[str] | None = None) -> int:
     parser.add_argument("--only", default="", help="some of the faults, by name, with commas between")
     parser.add_argument("--deployment", action="store_true", help="real processes of Flower, on this machine")
     parser.add_argument("--fuzz", type=int, default=0, metavar="N", help="so many damaged messages for the server")
+    parser.add_argument("--orders", action="store_true", help="undisturbed runs whose messages arrive in every order")
     parser.add_argument("--out", type=Path, help="where the table is written to, as Markdown")
     asked = parser.parse_args(given)
     torch.set_num_threads(1)
@@ -51,6 +53,8 @@ def main(given: Sequence[str] | None = None) -> int:
 
         text, kept = fuzzed.table(asked.fuzz)
         return tell(text, asked.out, kept)
+    if asked.orders:
+        return tell(orders.table(), asked.out, True)
     done: list[Outcome] = []
     with tempfile.TemporaryDirectory() as place, ExitStack() as stack:
         more = hostile.faults(stack, Path(place) / "deployment")
