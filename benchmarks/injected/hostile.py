@@ -24,7 +24,7 @@ from posterity.laws.assertions import largest_gap
 
 HERE = Path(__file__).parent
 ROUNDING = 1e-6  # of float32: messages are added up in the order of their arrival, which another run need not have
-TWICE = "duplicate reply for"  # what a SuperLink says of a second reply to one message
+TWICE = "Failed to store Message reply"  # what a SuperLink says of a second reply to one message
 DEADLINES = {"again": 60}  # seconds, of runs in which a reply is waited for in vain
 LATER = tuple(range(AT + 1, ROUNDS + 1))
 # what is done to Flower's messages and processes, what is promised, and in which rounds the client is missing if it is
@@ -88,7 +88,7 @@ def disturb(
     refused = log.read_text().count(TWICE) - before
     told = f"the SuperLink refused {refused} second reply; " if refused else ""
     return replace(
-        outcome, said=told + outcome.said, kept=outcome.kept and refused == (name in ("duplicated", "again"))
+        outcome, said=told + outcome.said, kept=outcome.kept and bool(refused) == (name in ("duplicated", "again"))
     )
 
 
