@@ -95,7 +95,7 @@ def said(lines: list[dict[str, Any]]) -> str:
     told += [f"round {line['round']} rolled back: {line['rolled_back']}" for line in rounds if "rolled_back" in line]
     told += [line["text"] for line in lines if line["kind"] == "note" and "asked again" in line["text"]]
     counts = ", ".join(str(line["accepted"]) for line in rounds)
-    return f"{'; '.join(told) or 'nothing'} (accepted: {counts})".replace("|", "/")
+    return f"{'; '.join(told) or 'nothing'} (accepted: {counts})".replace("|", "/").replace("<", "\\<")
 
 
 def end_of(server: Server, folder: Path, expected: Any) -> list[str]:
