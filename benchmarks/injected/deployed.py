@@ -8,17 +8,19 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from flower.in_process import InProcess, configuration, simulate, sites
+from flower.in_process import InProcess, sites
 
-from injected.messages import Outcome, end_of, said
+from injected.messages import Outcome, judged, setting
 from posterity.experiment.config import Config
 from posterity.experiment.run_folder import METRICS, read_lines
 from posterity.flower.experiment import open_server
 
-ROUNDS, LONGEST = 3, 400  # seconds of a run
+CLIENTS, ROUNDS = 3, 3
+LONGEST = 400  # seconds of a run
 LINK = "link.log"
 
 
@@ -47,9 +49,9 @@ def deployed(folder: Path) -> Iterator[Any]:
     folder.mkdir(parents=True)
     with ExitStack() as stack:
         made = Killable(folder / "place", stack)
-        for k in range(3):
+        for k in range(CLIENTS):
             made.node(f"client {k}", folder / "sites")
-        made.wait_for(3)
+        made.wait_for(CLIENTS)
         yield made
 
 
@@ -84,18 +86,17 @@ def rounds(folder: Path) -> int:
     return len([line for line in read_lines(path) if line["kind"] == "round"]) if path.exists() else 0
 
 
-def judged(fault: str, folder: Path, config: Config) -> Outcome:
-    server = open_server(config, InProcess(sites(config, folder)), folder / "server", 3, lambda line: None, wait=0)
-    gap = end_of(server, folder, simulate(config))
-    lines = read_lines(folder / "server" / METRICS)
-    whole = server.finished and server.counted == {f"client {k}": ROUNDS for k in range(3)}
-    end = f"differs: {'; '.join(gap)}" if gap else "as undisturbed, bit for bit"
-    return Outcome(fault, said(lines), end, whole and not gap)
+def undisturbed(fault: str, folder: Path, config: Config) -> Outcome:
+    """The end of a run that must not be seen to have been disturbed."""
+    exchange = InProcess(sites(config, folder))
+    server = open_server(config, exchange, folder / "server", CLIENTS, lambda line: None, wait=0)
+    outcome = judged(fault, folder, (server, read_lines(folder / "server" / METRICS)), config, "undisturbed")
+    return replace(outcome, kept=outcome.kept and server.finished)
 
 
 def _node(folder: Path) -> Outcome:
     """SIGKILL to a SuperNode and its client while round 2 is trained; it is started again at once."""
-    config = configuration("scaffold", rounds=ROUNDS, evaluate_every=ROUNDS + 1)
+    config = setting("scaffold", None, CLIENTS, ROUNDS)
     with deployed(folder) as place:
         run = begun(place, app(config, folder))
         wait_for(lambda: rounds(folder) == 1)
@@ -103,12 +104,12 @@ def _node(folder: Path) -> Outcome:
         place.kill("client 1.log")
         place.again("client 1.log")
         run.wait(LONGEST)
-    return judged("SIGKILL of a SuperNode in round 2, started again; minimum 100%", folder, config)
+    return undisturbed("SIGKILL of a SuperNode in round 2, started again; minimum 100%", folder, config)
 
 
 def _link(folder: Path) -> Outcome:
     """SIGKILL to the SuperLink, and so to the server, while round 2 is trained; both are started again."""
-    config = configuration("scaffold", rounds=ROUNDS, evaluate_every=ROUNDS + 1)
+    config = setting("scaffold", None, CLIENTS, ROUNDS)
     with deployed(folder) as place:
         made = app(config, folder)
         run = begun(place, made)
@@ -117,9 +118,9 @@ def _link(folder: Path) -> Outcome:
         place.kill(LINK)
         run.wait(LONGEST)
         place.again(LINK)
-        place.wait_for(3)
+        place.wait_for(CLIENTS)
         begun(place, made).wait(LONGEST)
-    return judged("SIGKILL of the SuperLink with its server in round 2, the run started again", folder, config)
+    return undisturbed("SIGKILL of the SuperLink with its server in round 2, the run started again", folder, config)
 
 
 FAULTS: dict[str, Callable[[Path], Outcome]] = {"supernode": _node, "superlink": _link}

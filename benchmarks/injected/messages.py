@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,19 +11,20 @@ from typing import Any
 import torch
 from flower.in_process import InProcess, configuration, node_of, records, simulate, sites
 
-from posterity.core.codec import decode, encode
-from posterity.core.named_arrays import read_header
+from injected.forged import AT, BOUND, FORGED, VICTIM, Forge, Forged, Seen, is_forged
+from posterity.core.codec import read_facts
+from posterity.core.protocol import State
 from posterity.core.tree import Tree, tree_map, tree_named, tree_rows
 from posterity.experiment.config import Config
+from posterity.experiment.run_folder import METRICS, read_lines
 from posterity.flower.experiment import open_server, save
-from posterity.flower.request import Request
 from posterity.flower.rules import RoundRules
 from posterity.flower.server import Server, Watch
 from posterity.flower.site import answer
+from posterity.methods.wrappers.clip import length
 
-CLIENTS, ROUNDS, VICTIM, AT = 4, 4, 1, 2
-EVERYBODY = list(range(CLIENTS))
-Forge = Callable[[bytes, "Forger"], bytes | str]
+CLIENTS, ROUNDS = 4, 4
+Played = tuple[Server, list[dict[str, Any]], State]  # a run's server and lines, and the state after the forged round
 
 
 @dataclass(frozen=True)
@@ -40,70 +41,51 @@ class Killed(Exception):
     """The server's end."""
 
 
-@dataclass
-class Forger:
-    """What a forger knows: what it was asked, how to read a message, and what it sent before."""
-
-    server: Server | None = None
-    sent: dict[int, bytes] = field(default_factory=dict)
-
-    def changed(self, reply: bytes, change: Callable[[torch.Tensor], torch.Tensor], **facts: Any) -> bytes:
-        """The message with every number of its values changed, in the right form."""
-        server, header = self.server, read_header(reply)
-        assert server is not None
-        request = Request(server.agreement, server.state, header.facts["round"], (f"client {VICTIM}",))
-        message = decode(
-            reply, request._expected(server.roster.clients[f"client {VICTIM}"], VICTIM), header.fingerprint
-        )
-        sent = {name: replace(part, value=tree_map(change, part.value)) if hasattr(part, "value") else part
-                for name, part in message.items()}  # fmt: skip
-        return encode(sent, header.fingerprint, {**header.facts, **facts})
-
-
 class Injecting(InProcess):
-    """A network on which one client's reply of one round is another one."""
+    """A network on which one client's reply of one round is another one, once."""
 
-    def __init__(self, make: dict[int, Any], forge: Forge | None, times: int = 1, echo: bool = False):
+    def __init__(self, make: dict[int, Any], forge: Forge | None, echo: bool = False):
         super().__init__(make)
-        self.forge, self.times, self.echo, self.forger = forge, times, echo, Forger()
+        self.forge, self.echo, self.earlier = forge, echo, b""
 
     def ask(self, questions: Any) -> Any:
         for node, data in questions:
-            facts = read_header(data).facts
-            reply = answer(self.make[node](), data)
-            if node == node_of(VICTIM) and facts["ask"] == "visit":
-                self.forger.sent[facts["round"]] = reply
-                if facts["round"] == AT and not facts["trial"] and self.forge and self.times:
-                    self.times -= 1
-                    yield node, self.forge(reply, self.forger)
-                    continue
+            asked, reply = read_facts(data), answer(self.make[node](), data)
+            victim = node == node_of(VICTIM)
+            if victim and asked.get("round") == AT - 1:
+                self.earlier = reply
+            if victim and is_forged(f"client {VICTIM}", asked) and self.forge:
+                forge, self.forge = self.forge, None
+                yield node, forge(Seen(data, reply, self.earlier))
+                continue
             yield node, reply
             if self.echo:
                 yield node, reply
 
 
-def setting(method: str, **own: str) -> Config:
-    return configuration(method, clients=CLIENTS, rounds=ROUNDS, evaluate_every=ROUNDS + 1, set=own)
+def setting(method: str, own: Mapping[str, str] | None = None, clients: int = CLIENTS, rounds: int = ROUNDS) -> Config:
+    return configuration(method, clients=clients, rounds=rounds, evaluate_every=rounds + 1, set=dict(own or {}))
 
 
 def play(
     folder: Path, forge: Forge | None, config: Config, rules: RoundRules | None = None, echo: bool = False
-) -> tuple[Server, list[dict[str, Any]]]:
+) -> Played:
     """A run with a fault, to its end."""
     lines: list[dict[str, Any]] = []
     exchange = Injecting(sites(config, folder), forge, echo=echo)
     server = opened(config, folder, exchange, lines.append, rules or RoundRules(pause=0))
-    exchange.forger.server = server
-    for _ in range(ROUNDS):
+    states = []
+    for _ in range(config.rounds):
         server.step()
         save(server)
-    return server, lines
+        states.append(server.state)
+    return server, lines, states[AT - 1]
 
 
 def opened(config: Config, folder: Path, exchange: InProcess, watch: Watch, rules: RoundRules) -> Server:
     """The server of a run, from where its folder stands."""
     (folder / "server").mkdir(parents=True, exist_ok=True)
-    return open_server(config, exchange, folder / "server", CLIENTS, watch, wait=0, rules=rules)
+    return open_server(config, exchange, folder / "server", len(exchange.make), watch, wait=0, rules=rules)
 
 
 def said(lines: list[dict[str, Any]]) -> str:
@@ -113,55 +95,88 @@ def said(lines: list[dict[str, Any]]) -> str:
     told += [f"round {line['round']} rolled back: {line['rolled_back']}" for line in rounds if "rolled_back" in line]
     told += [line["text"] for line in lines if line["kind"] == "note" and "asked again" in line["text"]]
     counts = ", ".join(str(line["accepted"]) for line in rounds)
-    return f"{'; '.join(told) or 'nothing'} (accepted: {counts})".replace("|", "/")
+    return f"{'; '.join(told) or 'nothing'} (accepted: {counts})".replace("|", "/").replace("<", "\\<")
 
 
 def end_of(server: Server, folder: Path, expected: Any) -> list[str]:
-    """The leaves of state and records that differ, with the largest gap; none: bit for bit the same."""
+    """The leaves of state and records that differ, and how far; none: bit for bit the same."""
     state, store, _ = expected
     pairs: list[tuple[str, Tree, Tree]] = [("state", server.state, state)]
     mine = records(server, folder, tree_rows(store.rows, 0))
     if sorted(mine) != store.known.nonzero()[:, 0].tolist():
         return ["who has a record"]
     pairs += [(f"record {k}", record, tree_rows(store.rows, k)) for k, record in mine.items()]
-    wrong = []
-    for top, one, two in pairs:
-        gaps = {name: float((left.double() - right.double()).abs().max()) for (name, left), (_, right)
-                in zip(tree_named(one), tree_named(two), strict=True) if not torch.equal(left, right)}  # fmt: skip
-        if gaps:
-            wrong.append(f"{top}: {len(gaps)} leaves, by {max(gaps.values()):.2g}")
-    return wrong
+    return [f"{top}: {told}" for top, one, two in pairs if (told := difference(one, two))]
+
+
+def difference(one: Tree, two: Tree) -> str:
+    """In how many leaves two trees differ, and how far; empty: bit for bit the same."""
+    gaps = [(left.double() - right.double()).flatten() for (_, left), (_, right)
+            in zip(tree_named(one), tree_named(two), strict=True) if not torch.equal(left, right)]  # fmt: skip
+    if not gaps:
+        return ""
+    every = torch.cat(gaps)
+    return f"{len(gaps)} leaves, by {every.abs().max():.2g} at most, {every.norm():.2g} in length"
 
 
 def judged(
-    fault: str, folder: Path, done: tuple[Server, list[dict[str, Any]]], config: Config, promise: str
+    fault: str,
+    folder: Path,
+    done: tuple[Server, list[dict[str, Any]]],
+    config: Config,
+    promise: str,
+    absent: Sequence[int] = (AT,),
 ) -> Outcome:
-    """The end of a run beside the two that it may equal. `promise`: "undisturbed", "without" or "differs"."""
+    """The end of a run beside the two that it may equal: undisturbed, and without the client in some rounds.
+
+    `promise`: "undisturbed", "without", "differs" or "bounded".
+    """
     server, lines = done
-    without = [k for k in EVERYBODY if k != VICTIM]
+    everybody, rounds = list(range(config.clients or 0)), list(range(1, config.rounds + 1))
+    cohorts = [[k for k in everybody if k != VICTIM or number not in absent] for number in rounds]
     gap = end_of(server, folder, simulate(config))
-    missing = end_of(server, folder, simulate(config, [EVERYBODY, without, EVERYBODY, EVERYBODY]))
+    missing = end_of(server, folder, simulate(config, cohorts))
     if not gap:
         found, end = "undisturbed", "as undisturbed, bit for bit"
     elif not missing:
         found, end = "without", "as without that message, bit for bit"
     else:
         found, end = "differs", f"differs: {'; '.join(gap)}"
-    right = found == promise and server.round == ROUNDS and server.counted == {f"client {k}": 4 for k in EVERYBODY}
-    return Outcome(fault, said(lines), end, right)
+    told = [line["round"] for line in read_lines(server.folder / METRICS) if line["kind"] == "round"]
+    last = {f"client {k}": max(n for n in rounds if k != VICTIM or found != "without" or n not in absent)
+            for k in everybody}  # fmt: skip
+    whole = told == rounds and server.counted == last  # no round is lost, and none is there twice
+    return Outcome(fault, said(lines), end, whole and found == ("differs" if promise == "bounded" else promise))
 
 
-def forged(fault: str, forge: Forge, promise: str, method: str, own: dict[str, str], folder: Path) -> Outcome:
-    config = setting(method, **own)
-    return judged(fault, folder, play(folder, forge, config), config, promise)
+def forged(made: Forged, folder: Path) -> Outcome:
+    """A forged message in one process; where it counts, how far it moved the state of its round."""
+    config = setting(made.method, made.own)
+    *done, after = play(folder, made.forge, config)
+    outcome = judged(made.fault, folder, (done[0], done[1]), config, made.promise)
+    if made.promise not in ("differs", "bounded"):
+        return outcome
+    usual, _, _ = simulate(replace(config, rounds=AT))
+    return replace(outcome, **moved(done[0], after, usual, made, outcome))
+
+
+def moved(server: Server, after: State, usual: State, made: Forged, outcome: Outcome) -> dict[str, Any]:
+    """How far a message that counted moved the state of its round, beside what +clip allows: C, and as much back."""
+    members = server.roster.members
+    share = server.roster.clients[f"client {VICTIM}"].train / sum(client.train for client in members)
+    far, most = length(tree_map(torch.sub, after, usual)), 2 * BOUND * share
+    told = f"{outcome.end}; after round {AT} {far:.2g} in length"
+    if made.promise != "bounded":
+        return {"end": told}
+    return {"end": f"{told}, of {most:.2g} that +clip allows", "kept": outcome.kept and bool(far <= most)}
 
 
 def _killed_site(promise: str, minimum: str, folder: Path) -> Outcome:
     """A site trains, writes its record, and dies before it answers."""
     config = setting("scaffold")
-    done = play(folder, lambda reply, _: "the node failed", config, RoundRules(minimum, pause=0))
+    server, lines, _ = play(folder, lambda _: "the node failed", config, RoundRules(minimum, pause=0))
     fault = f"a site dies after it has trained; minimum {minimum}"
-    return judged(fault, folder, done, config, promise)
+    return judged(fault, folder, (server, lines), config, promise)
 
 
 def _killed_server(folder: Path) -> Outcome:
@@ -187,50 +202,15 @@ def _killed_server(folder: Path) -> Outcome:
 
 def _duplicated(folder: Path) -> Outcome:
     config = setting("scaffold")
-    return judged("every reply arrives twice", folder, play(folder, None, config, echo=True), config, "undisturbed")
+    server, lines, _ = play(folder, None, config, echo=True)
+    return judged("every reply arrives twice", folder, (server, lines), config, "undisturbed")
 
 
-def _replayed(reply: bytes, forger: Forger) -> bytes:
-    return forger.sent[AT - 1]
-
-
-def _disguised(reply: bytes, forger: Forger) -> bytes:
-    """The old message under the new round's number: its numbers are finite and in the right form."""
-    return forger.changed(_replayed(reply, forger), lambda leaf: leaf, round=AT)
-
-
-def _shapes(reply: bytes, forger: Forger) -> bytes:
-    header = read_header(reply)
-    return encode({"params": torch.zeros(3, 3)}, header.fingerprint, header.facts)
-
-
-def _scaled(factor: float, reply: bytes, forger: Forger) -> bytes:
-    return forger.changed(reply, lambda leaf: leaf * factor)
-
-
-FORGED: dict[str, tuple[str, Forge, str, str, dict[str, str]]] = {
-    "nan": ("NaN", partial(_scaled, float("nan")), "without", "fedavg", {}),
-    "shapes": ("wrong names and shapes", _shapes, "without", "fedavg", {}),
-    "huge": ("numbers of 1e30", partial(_scaled, 1e30), "without", "fedavg", {}),
-    "large": ("numbers of 1e12, which the codec and float32 can hold", partial(_scaled, 1e12), "without", "fedavg", {}),
-    "poisoner": ("a finite poisoner: −20 × its parameters", partial(_scaled, -20.0), "differs", "fedavg", {}),
-    "poisoner-clip": (
-        "the same with +clip, which the site ignores",
-        partial(_scaled, -20.0),
-        "without",
-        "fedavg+clip",
-        {"bound": "2"},
-    ),
-    "replayed": ("its message of round 1 again (an old round)", _replayed, "without", "scaffold", {}),
-    "disguised": ("its message of round 1 under the number of round 2", _disguised, "differs", "fedavg", {}),
-    "garbage": ("2,000 bytes of nothing", lambda reply, _: bytes(2000), "without", "scaffold", {}),
-    "cut": ("a message without its last 5 bytes", lambda reply, _: reply[:-5], "without", "scaffold", {}),
-}
 FAULTS: dict[str, Callable[[Path], Outcome]] = {
     "site-50": partial(_killed_site, "without", "50%"),
     "site-100": partial(_killed_site, "undisturbed", "100%"),
     "server": _killed_server,
-    **{name: partial(forged, *made) for name, made in FORGED.items()},
+    **{name: partial(forged, made) for name, made in FORGED.items()},
     "duplicated": _duplicated,
 }
 

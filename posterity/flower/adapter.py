@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from posterity.core.codec import CodecError, read_facts
+from posterity.core.text import plain
 from posterity.flower.settings import DEADLINE, read_settings
 
 LEAST, BELOW = (1, 40), (1, 43)  # versions of Flower
@@ -88,13 +89,13 @@ def serve(grid: Grid, context: Context) -> None:
 
 
 def _show(line: dict[str, Any]) -> None:
-    """A line for whoever streams the run's log; scores are in the folder."""
+    """A line for whoever streams the run's log, harmless whatever sites said; scores are in the folder."""
     if line["kind"] == "round":
-        refused = "".join(f"\n  left out: {each['client']}: {each['reason']}" for each in line["refused"])
+        refused = "".join(f"\n  left out: {plain(each['client'])}: {plain(each['reason'])}" for each in line["refused"])
         print(f"round {line['round']}: {line['accepted']} of {line['cohort']} clients, loss {line['loss']}, "
               f"{line['bytes_up']} bytes up{refused}", flush=True)  # fmt: skip
     elif line["kind"] in ("note", "lost"):
-        print(line.get("text") or f"{line['client']}: {line['reason']}", flush=True)
+        print(plain(line.get("text") or f"{line['client']}: {line['reason']}"), flush=True)
 
 
 # --- a site ------------------------------------------------------------------------------------------------------

@@ -83,7 +83,7 @@ PointScores = dict[str, PartScores]  # by part
 
 def read_scores(table: Mapping[str, Any], kind: SampleKind, least: int) -> PointScores:
     """A client's tables at one point, checked; whatever else is there is a `CodecError`."""
-    if not all(isinstance(table.get(part), dict) for part in PARTS):
+    if set(table) != {"point", "round", "epochs", *PARTS} or not all(isinstance(table[part], dict) for part in PARTS):
         raise CodecError(f"its scores are no tables of {', '.join(PARTS)}")
     return {part: _read(table[part], len(kind.classes), least) for part in PARTS}
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -30,10 +31,31 @@ def test_the_table(script, tmp_path, capsys):
 
 def test_another_end_than_the_promised_one_fails(script, monkeypatch, tmp_path):
     messages = importlib.import_module("injected.messages")
-    fault, forge, _, method, own = messages.FORGED["cut"]
-    done = messages.forged(fault, forge, "undisturbed", method, own, tmp_path)
+    done = messages.forged(replace(messages.FORGED["cut"], promise="undisturbed"), tmp_path)
     assert not done.kept
     assert done.end == "as without that message, bit for bit"
+
+
+@pytest.mark.parametrize("count", [100, pytest.param(10_000, marks=pytest.mark.everything)])
+def test_a_server_stands_damaged_messages(count, script, capsys):
+    assert script.main(["--fuzz", str(count)]) == 0
+    rows = dict(line.strip("| ").split(" | ") for line in capsys.readouterr().out.splitlines()[2:])
+    assert rows.pop("crashes in all") == "0"
+    assert sum(int(times.replace(",", "")) for times in rows.values()) == count
+    assert len([text for text in rows if text.startswith("refused")]) > 5
+
+
+def test_a_crash_is_counted(script, monkeypatch, capsys):
+    monkeypatch.setattr(importlib.import_module("injected.fuzzed"), "lied", lambda data, draw: 5)  # are no bytes
+    assert script.main(["--fuzz", "20"]) == 1
+    assert "**the server crashed**: TypeError | 10 |" in capsys.readouterr().out
+
+
+@pytest.mark.everything
+def test_a_forged_message_on_a_real_deployment(script, capsys):
+    pytest.importorskip("flwr", reason="Flower is not installed (pip install 'posterity[flower]')")
+    assert script.main(["--deployment", "--only", "nan"]) == 0
+    assert "not finite (accepted: 3, 2, 3) | as without that message, bit for bit | yes |" in capsys.readouterr().out
 
 
 @pytest.mark.everything

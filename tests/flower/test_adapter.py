@@ -88,6 +88,18 @@ def test_a_site_that_cannot_answer_says_why(tmp_path):
     assert reply.startswith("the site says: there is no client 'client 128' in this federation of 3")
 
 
+def test_what_a_site_says_is_one_line_of_a_log_that_can_be_printed(capsys):
+    """Half a character cannot be written, and a line of its own might be taken for the server's."""
+    for text in ("half \ud800", "a line\nround 9: all is well", "\x1b[2J"):
+        adapter._show({"kind": "lost", "client": "north", "reason": text})
+        adapter._show({"kind": "round", "round": 1, "accepted": 0, "cohort": 1, "loss": None, "bytes_up": 0,
+                       "refused": [{"client": "north", "reason": text}]})  # fmt: skip
+    told = capsys.readouterr().out
+    told.encode()
+    assert len(told.splitlines()) == 3 * 3
+    assert "\x1b" not in told
+
+
 def test_no_reply_is_named():
     grid = SimpleNamespace(push_messages=lambda messages: ["m"], pull_messages=lambda numbers: [])
     found = list(adapter.GridExchange(grid, 0.3).ask([(7, REGISTER)]))

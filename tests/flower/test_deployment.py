@@ -23,7 +23,7 @@ from posterity.experiment.run_folder import read_lines
 from posterity.flower.experiment import open_server
 from posterity.flower.new_app import write_app
 
-from .in_process import InProcess, assert_same_end, configuration, simulate, sites
+from .in_process import EXPERIMENT, InProcess, assert_same_end, configuration, simulate, sites
 
 pytest.importorskip("flwr", reason="Flower is not installed (pip install 'posterity[flower]')")
 pytestmark = pytest.mark.everything
@@ -130,15 +130,20 @@ def app_of(config, name, folder):
     return folder / name
 
 
+def ended(deployment, config, name, folder):
+    """The server of a run that is over, opened where it stands, with its sites' records in `folder`."""
+    (folder / "sites").mkdir()
+    (folder / "sites" / EXPERIMENT).symlink_to(deployment.folder.parent / "sites" / name)
+    return open_server(config, InProcess(sites(config, folder)), folder / "server", 3, lambda line: None, wait=0)
+
+
 @pytest.mark.parametrize("spec", ["pfedvmp", "fedmap", "fedavg+metavd"])
 def test_a_real_deployment_ends_where_the_simulator_ends(spec, deployment, tmp_path):
     """MetaVD's hyper-network gives every client a noise of its own: nodes must be who they say."""
     config, name = configuration(spec), f"trial-{spec.replace('+', '-')}"
     log = deployment.run(app_of(config, name, tmp_path))
     assert "round 2: 3 of 3 clients" in log
-    (tmp_path / "sites").mkdir()
-    (tmp_path / "sites" / "test").symlink_to(deployment.folder.parent / "sites" / name)
-    server = open_server(config, InProcess(sites(config, tmp_path)), tmp_path / "server", 3, wait=0)
+    server = ended(deployment, config, name, tmp_path)
     assert server.finished
     assert_same_end(server, tmp_path, simulate(config))
     lines = read_lines(tmp_path / "server" / "metrics.jsonl")

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import difflib
+import json
 import re
 from dataclasses import fields, replace
 
 import pytest
+from core.test_codec import with_header
 
 import posterity
 from posterity.core.codec import CodecError
@@ -16,10 +18,11 @@ from posterity.flower.agreement import SampleKind
 from posterity.flower.scores import read_scores
 from posterity.report import write_report
 
-from .in_process import configuration, deploy
+from .in_process import configuration, deploy, node_of
 from .test_own_files import SITES, run_files
 
 NAMES = ("round", "point", "epochs", "group", "part")
+WHERE = {"point": "received", "round": 1, "epochs": 0}
 TWO = SampleKind((2,), "classification", ("no", "yes"))
 
 
@@ -119,6 +122,43 @@ def test_what_may_be_of_few_rows_is_not_pooled(tmp_path):
 )  # fmt: skip
 def test_scores_that_are_none_are_named(table, told):
     with pytest.raises(CodecError, match=told):
-        read_scores(dict.fromkeys(("validation", "test", "held"), table), TWO, 5)
+        read_scores({**WHERE, **dict.fromkeys(("validation", "test", "held"), table)}, TWO, 5)
     with pytest.raises(CodecError, match="no tables of validation, test, held"):
-        read_scores({"test": table}, TWO, 5)
+        read_scores({**WHERE, "test": table}, TWO, 5)
+
+
+def changed_sum(score, value):
+    return {**score, "test": {**score["test"], "sums": {**score["test"]["sums"], "correct": value}}}
+
+
+LIES = {
+    "deep": lambda score: {**score, "more": json.loads("[" * 600 + "]" * 600)},
+    "deep sum": lambda score: changed_sum(score, json.loads("[" * 600 + "]" * 600)),
+    "words": lambda score: {**score, "test": "good"},
+    "nothing": lambda score: {name: score[name] for name in ("point", "round", "epochs")},
+    "count": lambda score: {**score, "test": {**score["test"], "n": -1}},
+    "metric": lambda score: {**score, "test": {**score["test"], "metrics": {"accuracy": "1.0"}}},
+    "sum": lambda score: changed_sum(score, "1.0"),
+    "large": lambda score: changed_sum(score, 10**400),
+}
+
+
+@pytest.mark.parametrize("case", LIES)
+def test_scores_of_another_form_are_refused(case, tmp_path):
+    """They are written into the server's folder, so they must be what a reader of it expects."""
+    lines: list = []
+
+    def lie(sent):
+        def changed(header):
+            facts = header["facts"]
+            return {**header, "facts": {**facts, "scores": [LIES[case](each) for each in facts["scores"]]}}
+
+        return with_header(sent, changed)
+
+    lies = {(node_of(1), n): lie for n in (4, 5, 6)}  # whichever of the round's three questions it is asked
+    server = deploy(configuration("fedavg", rounds=1), tmp_path, lines.append, lies)
+    (line,) = [line for line in lines if line["kind"] == "round"]
+    ((client, reason),) = [(each["client"], each["reason"]) for each in line["refused"]]
+    assert client == "client 1"
+    assert "of its scores" in reason or reason.startswith("its scores ")
+    assert server.finished
