@@ -43,11 +43,12 @@ from posterity.core.training import Training
 from posterity.data.federation import Federation, Part
 from posterity.engine.blocks import able
 from posterity.engine.distributed import Processes
+from posterity.engine.mapped_store import Mapped
 from posterity.engine.participation import Participation
 from posterity.engine.replay.graph import GRAPH
 from posterity.engine.round import first_state, train_round
+from posterity.engine.row_file import spans
 from posterity.engine.simulation import Simulation
-from posterity.engine.store import Mapped, spans
 from posterity.methods.fedper import FedPer
 
 SAMPLES, FEATURES = 5, 16
@@ -114,8 +115,8 @@ def measure(clients: int, cohort: int, rounds: int, hidden: int, ahead: bool, pi
 
 def forget(store: Mapped, stay: torch.Tensor) -> None:
     """Drop all rows but those of the clients `stay` (ascending) from the page cache."""
-    assert store.map is not None
-    pages: Any = store.map.base
+    assert store.file is not None
+    pages: Any = store.file.map.base
     store.flush()
     pages.madvise(mmap.MADV_DONTNEED)  # pages that a process has mapped would not be dropped
     place, file = 0, os.open(store.path, os.O_RDONLY)
@@ -150,7 +151,7 @@ def measure_cold(way: str, clients: int, cohort: int, rounds: int, pipe: Any) ->
             times.append(time.perf_counter() - begun)
             amounts.append(bytes_read() - before)
             if way == "plain" and not number:
-                store.map.base.madvise(mmap.MADV_NORMAL)
+                store.file.map.base.madvise(mmap.MADV_NORMAL)
                 store.expect = lambda clients: None
     pipe.send({"way": way, "seconds": statistics.median(times[2:]), "read": statistics.median(amounts[2:]) / 2**20})
 

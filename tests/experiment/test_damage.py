@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import posterity
-from posterity.engine.store import Mapped
+from posterity.engine.mapped_store import Mapped
 from posterity.experiment import kept_round, run, run_folder, verify
 from posterity.experiment.chosen import Chosen
 from posterity.experiment.compare import compare_runs, resume_all
