@@ -17,7 +17,7 @@ from posterity.flower.records import RecordFiles
 from posterity.flower.request import Request
 from posterity.flower.rules import RoundRules
 from posterity.laws.assertions import largest_gap
-from posterity.methods.fedep.method import common
+from posterity.methods.fedep.factors import common
 from posterity.methods.pvi import factors
 
 from .in_process import EXPERIMENT, InProcess, assert_same_end, configuration, node_of, simulate, sites
