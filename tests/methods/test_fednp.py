@@ -11,6 +11,7 @@ from oracles.sims import (
     ENGINES,
     Run,
     at,
+    each_engine,
     federate,
     full_batch,
     mlp,
@@ -35,7 +36,6 @@ from posterity.methods.fednp.method import F_BIAS, F_NAMES, F_WEIGHT, NPN, FedNP
 from posterity.methods.fednp.moments import match
 from posterity.methods.fedprox import FedProx
 
-each_engine = pytest.mark.parametrize("engine", ENGINES, ids=lambda e: e.name)
 TRAINING = Training(lr=0.1, batch=4, epochs=2)
 LAYER = {F_WEIGHT: torch.ones(1, 1, dtype=DOUBLE), F_BIAS: torch.zeros(1, dtype=DOUBLE)}  # f = the mean of one feature
 

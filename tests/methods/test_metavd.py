@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from oracles.sims import DOUBLE, ENGINES, Run, at, full_batch, mlp, points, quadratics, scalar_model, worst
+from oracles.sims import DOUBLE, Run, at, each_engine, full_batch, mlp, points, quadratics, scalar_model, worst
 
 from posterity import models
 from posterity.core.protocol import Batch
@@ -30,7 +30,6 @@ from posterity.methods.wrappers.metavd.method import RHO, MetaVD
 from posterity.methods.wrappers.metavd.noisy import Noisy
 from posterity.nn.find import linear_layer
 
-each_engine = pytest.mark.parametrize("engine", ENGINES, ids=lambda e: e.name)
 TRAINING = Training(lr=0.1, batch=4)
 SMALL = {"width": 5, "depth": 2}
 TABLE = {"family": "ensemble", "layer": "head", "draws": 0, "hyper_lr": 1.0, "hyper_decay": 0.0}
@@ -218,7 +217,10 @@ def test_draws_depend_on_seed_client_round_and_step_alone(host):
     assert not set.union(*alone.values()) & set.union(*neighbour.values())
 
 
-@each_host
+@pytest.mark.parametrize(
+    "host", [pytest.param(host, id=name, marks=[pytest.mark.everything] if name == "fedavg" else [])  # under all laws
+             for name, host in HOSTS.items()]
+)  # fmt: skip
 @pytest.mark.parametrize("law", ["draws", "company"])
 def test_the_laws_about_noise_hold_around_every_host(host, law):
     (verdict,) = check(MetaVD(host, test_draws=1, **SMALL), only=[law])
