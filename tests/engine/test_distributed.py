@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from kinds import everything
 from safetensors.torch import load_file
 
 from posterity.engine.distributed import Processes, deal
@@ -37,7 +38,7 @@ def shared(tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize("method", [*KINDS, *(pytest.param(name, marks=pytest.mark.everything) for name in OTHERS)])
+@pytest.mark.parametrize("method", [*KINDS, *everything(*OTHERS)])
 def test_two_processes_equal_one(method, shared):
     written = shared(KINDS if method in KINDS else OTHERS)
     alone, together = end_of(method), load_file(written / f"{method}.safetensors")

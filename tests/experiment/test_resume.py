@@ -85,7 +85,7 @@ def interrupt() -> None:
 
 @pytest.mark.parametrize("method", EVERY)
 def test_an_exception_at_the_same_point_for_every_method(method, tmp_path, monkeypatch):
-    setting = replace(config(method), engine="stacked", subset="10%", rounds=3)  # recording takes longer than stepping
+    setting = replace(config(method), engine="stacked", subset="10%", rounds=3, evaluate_every=3)
     monkeypatch.setattr(run, "WRITING", math.inf)
     run.start_run(setting, tmp_path / "whole")
     for moment in ("line", "checkpoint"):

@@ -322,6 +322,7 @@ def test_engines_agree(output):
     assert worst(*ends) < 1e-12
 
 
+@pytest.mark.everything
 @pytest.mark.parametrize("method", [FedNP(TRAINING, 0.1, "closed", f_output="vector", biases=True, mu=0.1,
                                           weighting="uniform", detach_f=True, latent=3)])  # fmt: skip
 def test_other_choices_keep_the_laws(method):

@@ -182,7 +182,10 @@ HOSTS = {
     "maml": MAML(TRAINING, inner=2),
     "perfedavg": PerFedAvg(TRAINING),
 }
-each_host = pytest.mark.parametrize("host", HOSTS.values(), ids=HOSTS)
+ALIKE = ("reptile", "perfedavg")  # their clients take the steps of FedAvg's and of MAML's
+each_host = pytest.mark.parametrize("host", [
+    pytest.param(host, id=name, marks=[pytest.mark.everything] if name in ALIKE else []) for name, host in HOSTS.items()
+])  # fmt: skip
 
 
 def keys_of(host, cohorts, seed=0, client=1):
@@ -217,10 +220,7 @@ def test_draws_depend_on_seed_client_round_and_step_alone(host):
     assert not set.union(*alone.values()) & set.union(*neighbour.values())
 
 
-@pytest.mark.parametrize(
-    "host", [pytest.param(host, id=name, marks=[pytest.mark.everything] if name == "fedavg" else [])  # under all laws
-             for name, host in HOSTS.items()]
-)  # fmt: skip
+@each_host
 @pytest.mark.parametrize("law", ["draws", "company"])
 def test_the_laws_about_noise_hold_around_every_host(host, law):
     (verdict,) = check(MetaVD(host, test_draws=1, **SMALL), only=[law])
