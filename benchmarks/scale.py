@@ -43,11 +43,12 @@ from posterity.core.training import Training
 from posterity.data.federation import Federation, Part
 from posterity.engine.blocks import able
 from posterity.engine.distributed import Processes
+from posterity.engine.mapped_store import Mapped
 from posterity.engine.participation import Participation
 from posterity.engine.replay.graph import GRAPH
 from posterity.engine.round import first_state, train_round
+from posterity.engine.row_file import spans
 from posterity.engine.simulation import Simulation
-from posterity.engine.store import Mapped, spans
 from posterity.methods.fedper import FedPer
 
 SAMPLES, FEATURES = 5, 16
@@ -102,7 +103,7 @@ def measure(clients: int, cohort: int, rounds: int, hidden: int, ahead: bool, pi
             begun = time.perf_counter()
             chosen, later = (Participation(count=cohort).draw(everyone, sim.root, number + k) for k in (0, 1))
             if ahead:
-                store.expect(later)
+                store.prefetch(later)
             state, _ = train_round(sim, GRAPH, state, store, chosen, number, rounds)
             times.append(time.perf_counter() - begun)
         held = sum(file.stat().st_blocks * 512 for file in Path(folder).iterdir()) / 2**20
@@ -114,9 +115,9 @@ def measure(clients: int, cohort: int, rounds: int, hidden: int, ahead: bool, pi
 
 def forget(store: Mapped, stay: torch.Tensor) -> None:
     """Drop all rows but those of the clients `stay` (ascending) from the page cache."""
-    assert store.map is not None
-    pages: Any = store.map.base
-    store.flush()
+    assert store.file is not None
+    pages: Any = store.file.map.base
+    store.prepare()
     pages.madvise(mmap.MADV_DONTNEED)  # pages that a process has mapped would not be dropped
     place, file = 0, os.open(store.path, os.O_RDONLY)
     for first, length in [*spans(stay.numpy(), store.width), (len(pages), 0)]:
@@ -145,13 +146,13 @@ def measure_cold(way: str, clients: int, cohort: int, rounds: int, pipe: Any) ->
                 forget(store, cohorts[number] if way == "ahead" else cohorts[number][:0])
             before, begun = bytes_read(), time.perf_counter()
             if way == "ahead":
-                store.expect(cohorts[number + 1])
+                store.prefetch(cohorts[number + 1])
             state, _ = train_round(sim, GRAPH, state, store, cohorts[number], number + 1, rounds)
             times.append(time.perf_counter() - begun)
             amounts.append(bytes_read() - before)
             if way == "plain" and not number:
-                store.map.base.madvise(mmap.MADV_NORMAL)
-                store.expect = lambda clients: None
+                store.file.map.base.madvise(mmap.MADV_NORMAL)
+                store.prefetch = lambda clients: None
     pipe.send({"way": way, "seconds": statistics.median(times[2:]), "read": statistics.median(amounts[2:]) / 2**20})
 
 

@@ -42,6 +42,12 @@ def of_each_kind(specs: Iterable[str]) -> list[Any]:
     return [pytest.param(spec, marks=() if spec in KINDS else pytest.mark.everything) for spec in specs]
 
 
+def everything(*values: Any) -> list[Any]:
+    """Parameters of a test that only `make test-all` runs: several arguments are a tuple."""
+    each = (value if isinstance(value, tuple) else (value,) for value in values)
+    return [pytest.param(*one, marks=pytest.mark.everything) for one in each]
+
+
 def needs(spec: str) -> dict[str, str]:
     """Settings that a method cannot do without."""
     return {"public": "10%"} if spec.startswith("fedbe") else {}

@@ -1,4 +1,4 @@
-"""The command line: `app.py` has the commands, `flags.py` their flags, `listing.py` and `show.py` what they print."""
+"""The command line: `app.py` joins the commands (`*_commands.py`), `flags.py` has their flags, `show.py` prints."""
 
 from posterity.cli.app import main
 

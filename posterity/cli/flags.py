@@ -1,4 +1,4 @@
-"""Flags made from the fields of `Config` (`experiment/config.py`), documented there, for the commands of `app.py`.
+"""Flags made from the fields of `Config` (`experiment/config.py`), documented there.
 
 Nothing here imports PyTorch: `--help` must answer at once. What a flag was given is read by `experiment/config.py`,
 whose sentences say what was expected; here a flag only shows its type and completes in a shell (`completion.py`).

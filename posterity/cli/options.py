@@ -1,4 +1,4 @@
-"""Flags and arguments of the commands of `app.py` that are no settings of a run (`flags.py`)."""
+"""Flags and arguments of commands that are no settings of a run (`flags.py`), and the panels of `posterity --help`."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from posterity import __version__
 from posterity.cli.completion import complete_methods
 from posterity.cli.flags import config_flags, option
 from posterity.cli.output import MORE, PANEL, SHOWN, Quiet
+
+RUN, LOOK, WRITE = "Run", "Look at", "Write your own"  # panels of commands
 
 Folder = Annotated[Path, typer.Argument(help="folder of a run or a comparison", metavar="FOLDER")]
 Jobs = Annotated[int | None, typer.Option("--jobs", help="runs at once (default: one per core on the CPU)",

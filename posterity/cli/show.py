@@ -1,6 +1,6 @@
 """What the terminal shows of results: the report's own table (`report/tables.py`), or the same numbers in another form.
 
-`app.py` calls it; `progress.py` shows runs that go, `listing.py` what is no result, `export.py` tables for elsewhere.
+`conclude.py` calls it; `progress.py` shows runs that go, `listing.py` what is no result, `export.py` tables for others.
 """
 
 from __future__ import annotations

@@ -15,6 +15,7 @@ import os
 import stat
 import zipfile
 import zlib
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import IO, Any
 
@@ -69,12 +70,17 @@ def most_bytes(path: Path) -> int:
 def read_npz(path: Path, *needed: str) -> dict[str, Array]:
     """All arrays of an .npz file, among them those `needed`."""
     found = _read_members(path)
+    check_arrays(path, found, needed)
+    return found
+
+
+def check_arrays(path: Path, found: Collection[str], needed: Iterable[str]) -> None:
+    """Refuse a file of arrays that lacks some of those `needed`."""
     if missing := [name for name in needed if name not in found]:
         raise DataError(
             f"{path}: arrays {', '.join(found) or 'none'}; expected also {', '.join(missing)}; is it another file of "
             "this name? fetch the right one"
         )
-    return found
 
 
 def _read_members(path: Path) -> dict[str, Array]:

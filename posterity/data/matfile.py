@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from posterity.data.archive import BROKEN, Array, check_size, most_bytes, told
+from posterity.data.archive import BROKEN, Array, check_arrays, check_size, most_bytes, told
 from posterity.data.members import read_file
 from posterity.data.pool import DataError
 
@@ -53,11 +53,7 @@ def read_mat(path: Path, *needed: str) -> dict[str, Value]:
         raise
     except (*BROKEN, IndexError) as error:
         raise DataError(f"{path}: cannot be read ({told(error)}); expected it complete; fetch it again") from None
-    if missing := [name for name in needed if name not in found]:
-        raise DataError(
-            f"{path}: arrays {', '.join(found) or 'none'}; expected also {', '.join(missing)}; is it another file of "
-            "this name? fetch the right one"
-        )
+    check_arrays(path, found, needed)
     return found
 
 

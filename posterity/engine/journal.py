@@ -1,4 +1,4 @@
-"""The undo journal of records on disk (`store.py`): rows as they were at a checkpoint, each with its checksum.
+"""The undo journal of records on disk (`mapped_store.py`): rows as they were at a checkpoint, each with its checksum.
 
     head    number of the checkpoint, width of a row, a mark, checksum     8 bytes each
     entry   client (8 bytes), its old row (width bytes), checksum (8 bytes)

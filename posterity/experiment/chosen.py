@@ -18,8 +18,9 @@ import torch
 from posterity.core.hyperparameters import nearest
 from posterity.core.parse import split_list
 from posterity.core.tree import Tree
+from posterity.engine.mapped_store import Mapped
 from posterity.engine.simulation import Simulation
-from posterity.engine.store import Mapped, Store
+from posterity.engine.store import Store
 from posterity.evaluate import goal_of, select
 from posterity.evaluate.selection import RULES
 from posterity.experiment import kept_round

@@ -20,7 +20,8 @@ from posterity.core.protocol import Point
 from posterity.core.tree import Tree
 from posterity.data.federation import Federation
 from posterity.data.preprocess import Preprocessing
-from posterity.engine.store import Mapped, Store
+from posterity.engine.mapped_store import Mapped
+from posterity.engine.store import Store
 from posterity.evaluate import bytes_to, goal_of, rounds_to, select
 from posterity.evaluate.selection import RULES
 from posterity.experiment import notebook, run_folder, without_data

@@ -11,11 +11,12 @@ from torch import Tensor
 
 from posterity.core.tree import Tree
 from posterity.engine.blocks import able
+from posterity.engine.mapped_store import Mapped
 from posterity.engine.participation import Participation
 from posterity.engine.round import first_state
 from posterity.engine.server import RoundLog
 from posterity.engine.simulation import Simulation
-from posterity.engine.store import Mapped, Memory, Store
+from posterity.engine.store import Memory, Store
 from posterity.evaluate import share_of_zeros
 from posterity.evaluate.client_scores import stored, write_columns
 from posterity.experiment import kept_round, run_folder

@@ -40,17 +40,17 @@ def test_compare_with_all_seeds_at_once(call):
 
 
 def test_compare_in_two_processes_equals_one_and_repeats_nothing(call):
-    words = ["compare", "--methods", "local,pfedvmp", "--seeds", "0,1", "--set", "xi=2", *SMALL]
+    words = ["compare", "--methods", "local,fedprox", "--seeds", "0,1", "--set", "mu=0.5", *SMALL]
     assert call(*words, "--out", "one", "--jobs", "1")[0] == 0
     assert call(*words, "--out", "two", "--jobs", "2")[0] == 0
-    for run in ("local/seed-0", "pfedvmp/seed-1"):
+    for run in ("local/seed-0", "fedprox/seed-1"):
         texts = [Path(out, run, "metrics.jsonl").read_text().splitlines() for out in ("one", "two")]
         lines = [[{**json.loads(line), "seconds": 0} for line in text] for text in texts]
         assert lines[0] == lines[1]
-    for path in sorted(Path("two/pfedvmp").rglob("*"), reverse=True):  # as if it had been killed before these began
+    for path in sorted(Path("two/fedprox").rglob("*"), reverse=True):  # as if it had been killed before these began
         path.unlink() if path.is_file() else path.rmdir()
     assert call("resume", "two")[0] == 0
-    texts = [Path(out, "pfedvmp/seed-1/metrics.jsonl").read_text().splitlines() for out in ("one", "two")]
+    texts = [Path(out, "fedprox/seed-1/metrics.jsonl").read_text().splitlines() for out in ("one", "two")]
     assert len(texts[0]) == len(texts[1]) > 0
     before = Path("one/local/seed-0/run.json").stat().st_mtime_ns
     assert call(*words, "--out", "one")[0] == 0

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 import torch
+from kinds import everything
 
 from posterity import methods
 from posterity.core.training import Training
@@ -122,7 +123,7 @@ def test_a_step_that_looks_at_numbers_is_never_recorded(look):
     assert equal(called, again)
 
 
-@pytest.mark.parametrize("threads", [1, 2, pytest.param(3, marks=pytest.mark.everything)])
+@pytest.mark.parametrize("threads", [2, *everything(1, 3)])
 @pytest.mark.parametrize(("method", "network"), [("fedavg", "cnn"), ("pfedvmp", "mlp"), ("fedavg", "mlp_bn")])
 def test_clients_side_by_side_have_the_bits_of_clients_by_themselves(method, network, threads, monkeypatch):
     made, company = make_case(methods.build(method, {}), network, torch.float32), []

@@ -100,6 +100,7 @@ def free(out: Path) -> bool:
         return False
 
 
+@pytest.mark.everything  # tests/cli/test_launch.py has the rule, with processes that import nothing
 @several
 def test_what_the_user_did_wrong_is_told_once(tmp_path):
     (tmp_path / "run").mkdir()

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from posterity.engine import store as stores
-from posterity.engine.store import Mapped, spans
+from posterity.engine import row_file
+from posterity.engine.mapped_store import Mapped
+from posterity.engine.row_file import spans
 
 PAGE = mmap.PAGESIZE
 CLIENTS, WIDTH = 400, 300  # clients, float32 numbers of a row: a row and a page are not multiples of each other
@@ -66,9 +67,9 @@ def test_spans_cover_the_pages_of_the_rows_and_no_others(width, clients):
 
 
 def test_only_rows_that_exist_are_asked_for(store):
-    store.map = Listener(store.map)
+    store.file.map = Listener(store.file.map)
     got = read(store, [399, 7, 50, 3])
-    assert store.map.told == [(mmap.MADV_WILLNEED, *span) for span in spans(np.array([3, 50, 399]), 4 * WIDTH)]
+    assert store.file.map.told == [(mmap.MADV_WILLNEED, *span) for span in spans(np.array([3, 50, 399]), 4 * WIDTH)]
     assert torch.equal(got, torch.cat((rows([399])["a"], torch.zeros(1, WIDTH), rows([50, 3])["a"])))
 
 
@@ -86,16 +87,16 @@ def test_nothing_is_announced_before_the_file_exists(tmp_path):
 
 @pytest.mark.parametrize("deaf", ["fails", "absent"])
 def test_a_system_that_does_not_listen_reads_the_same(store, deaf):
-    store.map = Listener(store.map, fails=True)
+    store.file.map = Listener(store.file.map, fails=True)
     if deaf == "absent":
-        store.map.base = None
+        store.file.map.base = None
     assert torch.equal(read(store, [51, 3]), rows([51, 3])["a"])
-    assert bool(store.map.told) == (deaf == "fails")
+    assert bool(store.file.map.told) == (deaf == "fails")
 
 
 @pytest.mark.parametrize("copy", [1, 5000, 2**22])
 def test_old_rows_go_to_the_journal_in_pieces(tmp_path, monkeypatch, copy):
-    monkeypatch.setattr(stores, "COPY", copy)
+    monkeypatch.setattr(row_file, "COPY", copy)
     store = Mapped(tmp_path, CLIENTS)
     before, after = list(range(0, 40, 2)), list(range(40))
     store.write(torch.tensor(before), rows(before, 1))

@@ -7,6 +7,7 @@ from itertools import combinations
 
 import numpy as np
 import pytest
+from kinds import everything
 from scipy import stats
 
 from posterity.evaluate.paired import (
@@ -266,7 +267,7 @@ def test_detectable_gap_has_a_power_of_eighty_per_cent() -> None:
     assert detectable([]) is None
 
 
-@pytest.mark.parametrize("seeds", [3, 5, 10])
+@pytest.mark.parametrize("seeds", [3, *everything(5, 10)])
 @pytest.mark.parametrize("same", [False, True])
 @pytest.mark.parametrize(
     ("seed_sd", "client_sd", "rest_sd"), [(1, 0, 0.01), (0, 1, 0.01), (0, 0, 1), (0.3, 1, 1), (0.3, 0, 1)]

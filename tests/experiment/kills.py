@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from posterity.engine.store import Mapped
+from posterity.engine.mapped_store import Mapped
 from posterity.experiment import run, run_folder
 from posterity.experiment.config import Config
 
@@ -82,8 +82,8 @@ def arm(moment: str, count: int, end=die) -> None:
         def half_a_row(self, index):
             remember(self, index)
             if due():
-                os.lseek(self.file, int(index[0]) * self.width, os.SEEK_SET)
-                os.write(self.file, b"\xff" * (self.width // 2))
+                os.lseek(self.file.descriptor, int(index[0]) * self.width, os.SEEK_SET)
+                os.write(self.file.descriptor, b"\xff" * (self.width // 2))
                 end()
 
         Mapped._remember = half_a_row

@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from kinds import everything
 
 import posterity
-from posterity.engine.store import Mapped
+from posterity.engine.mapped_store import Mapped
 from posterity.experiment import kept_round, run, run_folder, verify
 from posterity.experiment.chosen import Chosen
 from posterity.experiment.compare import compare_runs, resume_all
@@ -61,7 +62,7 @@ def copy_of(made, kind: str, tmp_path: Path) -> Path:
 
 # --- flipped bits ------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("count", [2, pytest.param(12, marks=pytest.mark.everything)])
-@pytest.mark.parametrize("kind", [f"{store} {state}" for store in STORES for state in ("finished", "cut")])
+@pytest.mark.parametrize("kind", ["memory finished", "disk cut", *everything("memory cut", "disk finished")])
 def test_a_flipped_bit_is_noticed_in_every_file(kind, count, made, ends, tmp_path):
     whole, store = made[kind], kind.split()[0]
     names = own_files(whole)

@@ -12,7 +12,7 @@ import typer
 from oracles.sims import federate, points
 
 import posterity
-from posterity.cli.app import conclude
+from posterity.cli.conclude import conclude
 from posterity.cli.diverged import EXIT, notes_of
 from posterity.cli.output import Output
 from posterity.experiment.divergence import why_diverged

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from kinds import everything
 
 import posterity
 from posterity import data, models
@@ -20,7 +21,7 @@ def result():
     return posterity.run(method="fedper", newcomers="2", **SMALL)
 
 
-@pytest.mark.parametrize("method", ["fedper", "local", "fedmap", "fedavg+ft", "fedper+calibrated"])
+@pytest.mark.parametrize("method", ["fedper", "fedmap", "fedavg+ft", "fedper+calibrated", *everything("local")])
 def test_predictions_are_those_that_were_scored(method):
     result = posterity.run(method=method, newcomers="2", **SMALL)
     federation = result.federation

@@ -85,7 +85,7 @@ def interrupt() -> None:
 
 @pytest.mark.parametrize("method", EVERY)
 def test_an_exception_at_the_same_point_for_every_method(method, tmp_path, monkeypatch):
-    setting = replace(config(method), engine="stacked", subset="10%")  # recording steps takes longer than taking them
+    setting = replace(config(method), engine="stacked", subset="10%", rounds=3, evaluate_every=3)
     monkeypatch.setattr(run, "WRITING", math.inf)
     run.start_run(setting, tmp_path / "whole")
     for moment in ("line", "checkpoint"):
@@ -94,7 +94,7 @@ def test_an_exception_at_the_same_point_for_every_method(method, tmp_path, monke
                 run_folder, "append_lines", run_folder.append_lines
             )  # `arm` replaces it; the context puts it back
             patch.setattr(run_folder, "write_atomic", run_folder.write_atomic)
-            arm(moment, 3, interrupt)
+            arm(moment, 2, interrupt)
             with pytest.raises(Interrupted):
                 go(setting, str(tmp_path / "cut"), None, 0)
     run.resume_run(tmp_path / "cut")

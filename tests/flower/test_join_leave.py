@@ -18,7 +18,7 @@ from posterity.flower.records import RecordFiles
 from posterity.flower.request import Request
 from posterity.flower.rules import RoundRules
 from posterity.laws.assertions import largest_gap
-from posterity.methods.fedep.method import common
+from posterity.methods.fedep.factors import common
 from posterity.methods.pvi import factors
 from posterity.report import write_report
 

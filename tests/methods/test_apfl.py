@@ -9,6 +9,7 @@ from oracles.sims import (
     WEIGHT,
     Run,
     at,
+    each_engine,
     full_batch,
     mlp,
     points,
@@ -25,7 +26,6 @@ from posterity.methods.apfl import APFL
 from posterity.methods.fedavg import FedAvg
 from posterity.methods.local import Local
 
-each_engine = pytest.mark.parametrize("engine", ENGINES, ids=lambda e: e.name)
 TRAINING = Training(lr=0.1, batch=4, epochs=2)
 
 

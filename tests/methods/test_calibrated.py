@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from oracles.sims import DOUBLE, ENGINES, Run, at, mlp, points, q2, scalar_model
+from oracles.sims import DOUBLE, ENGINES, Run, at, each_engine, mlp, points, q2, scalar_model
 from scipy.optimize import minimize_scalar
 from scipy.special import log_softmax
 
@@ -12,7 +12,6 @@ from posterity.methods.fedavg import FedAvg
 from posterity.methods.wrappers.calibrated import Calibrated, fit_inverse_temperature
 from posterity.methods.wrappers.ft import FineTuned
 
-each_engine = pytest.mark.parametrize("engine", ENGINES, ids=lambda e: e.name)
 TRAINING = Training(lr=0.3, batch=4, epochs=3)
 
 

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from oracles.sims import DOUBLE, ENGINES, Run, mlp, points, same_bits
+from oracles.sims import DOUBLE, ENGINES, Run, each_engine, mlp, points, same_bits
 
 from posterity import methods
 from posterity.core import LogMean, Mean, Sum, Training
@@ -21,7 +21,6 @@ from posterity.methods.wrappers.snip import Snip
 TRAINING = Training(lr=0.1, batch=4)
 HOSTS = [FedAvg(TRAINING), SCAFFOLD(TRAINING), FedPA(TRAINING), FedPer(TRAINING), Reptile(TRAINING), Local(TRAINING),
          Snip(FedAvg(TRAINING))]  # fmt: skip
-each_engine = pytest.mark.parametrize("engine", ENGINES, ids=lambda e: e.name)
 
 
 @each_engine

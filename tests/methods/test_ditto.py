@@ -5,9 +5,9 @@ from dataclasses import dataclass
 import pytest
 import torch
 from oracles.sims import (
-    ENGINES,
     Run,
     at,
+    each_engine,
     full_batch,
     mlp,
     points,
@@ -25,7 +25,6 @@ from posterity.methods.ditto import Ditto
 from posterity.methods.fedavg import FedAvg
 from posterity.methods.local import Local
 
-each_engine = pytest.mark.parametrize("engine", ENGINES, ids=lambda e: e.name)
 TRAINING = Training(lr=0.1, batch=4, epochs=2, momentum=0.9)
 
 

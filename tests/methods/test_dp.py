@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from oracles.sims import ENGINES, Run, leaves, mlp, points, worst
+from oracles.sims import Run, each_engine, leaves, mlp, points, worst
 
 from posterity.core import Message, Plan, Training
 from posterity.experiment.config import Config
@@ -22,7 +22,6 @@ from posterity.methods.wrappers.dp import Private, accountant
 
 TRAINING = Training(lr=0.1, batch=4)
 EQUAL = (9, 9, 9)
-each_engine = pytest.mark.parametrize("engine", ENGINES, ids=lambda e: e.name)
 PLAN = Plan(clients=30, rounds=10, cohort=30)
 SMALL = {"dataset": "digits", "method": "fedavg+dp", "rounds": 1, "subset": "30%", "evaluate_every": 1,
          "engine": "stacked"}  # fmt: skip

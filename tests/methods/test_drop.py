@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from oracles.sims import ENGINES, Run, mlp, points, same_bits, worst
+from oracles.sims import ENGINES, Run, each_engine, mlp, points, same_bits, worst
 
 from posterity import models
 from posterity.core.training import Training
@@ -16,7 +16,6 @@ from posterity.methods.wrappers.drop import Drop
 from posterity.methods.wrappers.metavd import dropout
 from posterity.methods.wrappers.metavd.method import RHO, MetaVD
 
-each_engine = pytest.mark.parametrize("engine", ENGINES, ids=lambda e: e.name)
 TRAINING = Training(lr=0.1, batch=4)
 LEAF = "base.fc1.weight"
 

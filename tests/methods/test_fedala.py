@@ -10,6 +10,7 @@ from oracles.sims import (
     WEIGHT,
     Run,
     at,
+    each_engine,
     federate,
     full_batch,
     mlp,
@@ -30,7 +31,6 @@ from posterity.methods.fedavg import FedAvg
 from posterity.methods.fedper import FedPer
 from posterity.methods.local import Local
 
-each_engine = pytest.mark.parametrize("engine", ENGINES, ids=lambda e: e.name)
 TRAINING = Training(lr=0.1, batch=4, epochs=2)
 
 

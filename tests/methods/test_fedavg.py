@@ -2,14 +2,13 @@
 
 import pytest
 import torch
-from oracles.sims import ENGINES, Run, at, full_batch, mlp, points, q2, quadratics, scalar_model, worst
+from oracles.sims import Run, at, each_engine, full_batch, mlp, points, q2, quadratics, scalar_model, worst
 
 from posterity.core.training import Training
 from posterity.core.tree import tree_rows
 from posterity.methods.fedavg import FedAvg
 from posterity.methods.local import Local
 
-each_engine = pytest.mark.parametrize("engine", ENGINES, ids=lambda e: e.name)
 FIXED = 2.0775070396  # Σ p c m / Σ p c with c = 1 − (1 − ηA)^5: c = (0.40951, 0.92224), m = (0, 3)
 
 

@@ -4,7 +4,7 @@ from collections import OrderedDict
 
 import pytest
 import torch
-from oracles.sims import DOUBLE, ENGINES, Run, federate, mlp, points, same_bits, worst
+from oracles.sims import DOUBLE, ENGINES, Run, each_engine, federate, mlp, points, same_bits, worst
 from torch import nn
 
 from posterity import models
@@ -15,7 +15,6 @@ from posterity.methods.fedavg import FedAvg
 from posterity.methods.fedbn import FedBN
 from posterity.methods.local import Local
 
-each_engine = pytest.mark.parametrize("engine", ENGINES, ids=lambda e: e.name)
 TRAINING = Training(lr=0.1, batch=4, epochs=2)
 
 

@@ -5,7 +5,20 @@ from collections import OrderedDict
 
 import pytest
 import torch
-from oracles.sims import DOUBLE, ENGINES, Run, at, federate, full_batch, mlp, points, quadratics, scalar_model, worst
+from oracles.sims import (
+    DOUBLE,
+    ENGINES,
+    Run,
+    at,
+    each_engine,
+    federate,
+    full_batch,
+    mlp,
+    points,
+    quadratics,
+    scalar_model,
+    worst,
+)
 from torch import nn
 
 from posterity import models
@@ -19,7 +32,6 @@ from posterity.methods.fedavg import FedAvg
 from posterity.methods.fedbps.method import FedBPS, personal_entries, unpacked_like
 from posterity.methods.local import Local
 
-each_engine = pytest.mark.parametrize("engine", ENGINES, ids=lambda e: e.name)
 TRAINING = Training(lr=0.1, batch=4, epochs=2)
 TAU = 5e-4
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from oracles.sims import DOUBLE, ENGINES, Run, full_batch, mlp, points, q2, same_bits, scalar_model, worst
+from oracles.sims import DOUBLE, ENGINES, Run, each_engine, full_batch, mlp, points, q2, same_bits, scalar_model, worst
 
 from posterity import models
 from posterity.core.hyperparameters import paper_values
@@ -15,7 +15,6 @@ from posterity.core.tree import tree_map, tree_rows
 from posterity.methods.fedcp import POLICY, FedCP, context, gate, kernel_mean, logistic, mmd, policy
 from posterity.methods.fedper import FedPer
 
-each_engine = pytest.mark.parametrize("engine", ENGINES, ids=lambda e: e.name)
 TRAINING = Training(lr=0.05, batch=4, epochs=2)
 
 

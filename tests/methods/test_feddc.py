@@ -6,10 +6,10 @@ import pytest
 import torch
 from oracles.sims import (
     DOUBLE,
-    ENGINES,
     WEIGHT,
     Run,
     at,
+    each_engine,
     full_batch,
     leaves,
     mlp,
@@ -29,7 +29,6 @@ from posterity.methods.feddc import FedDC, Personal
 from posterity.methods.feddyn import FedDyn
 from posterity.methods.scaffold import SCAFFOLD
 
-each_engine = pytest.mark.parametrize("engine", ENGINES, ids=lambda e: e.name)
 TRAINING = Training(lr=0.1, batch=4, epochs=2)
 CURVATURE, CENTRE = (1.0, 4.0), (0.0, 3.0)
 

@@ -10,6 +10,7 @@ from oracles.sims import (
     WEIGHT,
     Run,
     at,
+    each_engine,
     full_batch,
     leaves,
     mlp,
@@ -28,7 +29,6 @@ from posterity.methods._drift import cloud
 from posterity.methods.feddyn import FedDyn
 from posterity.methods.fedprox import FedProx
 
-each_engine = pytest.mark.parametrize("engine", ENGINES, ids=lambda e: e.name)
 TRAINING = Training(lr=0.1, batch=4, epochs=2)
 CURVATURE, CENTRE = (1.0, 4.0), (0.0, 3.0)
 

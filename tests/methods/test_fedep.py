@@ -13,7 +13,7 @@ from posterity.core.training import Training
 from posterity.core.tree import tree_map, tree_rows
 from posterity.methods.fedavg import FedAvg
 from posterity.methods.fedep import FedEP
-from posterity.methods.fedep.method import State, common, taken_out
+from posterity.methods.fedep.factors import State, common, taken_out
 from posterity.methods.fedep.precision import cut, laplace, sampled, unbiased
 
 TRAINING = Training(lr=0.1, batch=4, epochs=2)

@@ -5,7 +5,18 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from oracles.sims import ENGINES, Run, at, full_batch, mlp, points, quadratics, same_bits, scalar_model, worst
+from oracles.sims import (
+    Run,
+    at,
+    each_engine,
+    full_batch,
+    mlp,
+    points,
+    quadratics,
+    same_bits,
+    scalar_model,
+    worst,
+)
 
 from posterity.core.training import Training
 from posterity.core.tree import tree_rows
@@ -13,7 +24,6 @@ from posterity.methods.fedavg import FedAvg
 from posterity.methods.fedmap import WEIGHTINGS, FedMAP
 from posterity.methods.local import Local
 
-each_engine = pytest.mark.parametrize("engine", ENGINES, ids=lambda e: e.name)
 TRAINING = Training(lr=0.1, batch=4, epochs=2)
 FREE = math.inf
 

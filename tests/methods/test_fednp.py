@@ -11,6 +11,7 @@ from oracles.sims import (
     ENGINES,
     Run,
     at,
+    each_engine,
     federate,
     full_batch,
     mlp,
@@ -35,7 +36,6 @@ from posterity.methods.fednp.method import F_BIAS, F_NAMES, F_WEIGHT, NPN, FedNP
 from posterity.methods.fednp.moments import match
 from posterity.methods.fedprox import FedProx
 
-each_engine = pytest.mark.parametrize("engine", ENGINES, ids=lambda e: e.name)
 TRAINING = Training(lr=0.1, batch=4, epochs=2)
 LAYER = {F_WEIGHT: torch.ones(1, 1, dtype=DOUBLE), F_BIAS: torch.zeros(1, dtype=DOUBLE)}  # f = the mean of one feature
 
@@ -322,6 +322,7 @@ def test_engines_agree(output):
     assert worst(*ends) < 1e-12
 
 
+@pytest.mark.everything
 @pytest.mark.parametrize("method", [FedNP(TRAINING, 0.1, "closed", f_output="vector", biases=True, mu=0.1,
                                           weighting="uniform", detach_f=True, latent=3)])  # fmt: skip
 def test_other_choices_keep_the_laws(method):

@@ -4,14 +4,13 @@ import math
 
 import pytest
 import torch
-from oracles.sims import ENGINES, Run, at, full_batch, leaves, mlp, points, q2, scalar_model, worst
+from oracles.sims import ENGINES, Run, at, each_engine, full_batch, leaves, mlp, points, q2, scalar_model, worst
 
 from posterity.core.training import Training
 from posterity.laws import check
 from posterity.methods.fedavg import FedAvg
 from posterity.methods.fedpa import FedPA
 
-each_engine = pytest.mark.parametrize("engine", ENGINES, ids=lambda e: e.name)
 TRAINING = Training(lr=0.1, batch=4, epochs=2)
 PLAIN = {"server_lr": 1.0, "server_momentum": 0.0}
 

@@ -4,7 +4,21 @@ from dataclasses import replace
 
 import pytest
 import torch
-from oracles.sims import DOUBLE, ENGINES, Run, at, federate, full_batch, mlp, points, q2, same_bits, scalar_model, worst
+from oracles.sims import (
+    DOUBLE,
+    ENGINES,
+    Run,
+    at,
+    each_engine,
+    federate,
+    full_batch,
+    mlp,
+    points,
+    q2,
+    same_bits,
+    scalar_model,
+    worst,
+)
 
 from posterity import models
 from posterity.core.classes import count_labels
@@ -16,7 +30,6 @@ from posterity.methods import build
 from posterity.methods.fedpac import FedPAC
 from posterity.methods.fedper import FedPer, split
 
-each_engine = pytest.mark.parametrize("engine", ENGINES, ids=lambda e: e.name)
 TRAINING = Training(lr=0.1, batch=4, epochs=2)
 
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from oracles.sims import DOUBLE, ENGINES, Run, federate, mlp, points, same_bits, worst
+from oracles.sims import DOUBLE, Run, each_engine, federate, mlp, points, same_bits, worst
 
 from posterity import models
 from posterity.core.passes import base, descend
@@ -14,7 +14,6 @@ from posterity.methods.fedavg import FedAvg
 from posterity.methods.fedper import FedPer, split
 from posterity.methods.local import Local
 
-each_engine = pytest.mark.parametrize("engine", ENGINES, ids=lambda e: e.name)
 TRAINING = Training(lr=0.1, batch=4, epochs=2)
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from oracles.sims import DOUBLE, ENGINES, Run, federate, mlp, points, q2, same_bits, scalar_model, worst
+from oracles.sims import DOUBLE, ENGINES, Run, each_engine, federate, mlp, points, q2, same_bits, scalar_model, worst
 
 from posterity import models
 from posterity.core.hyperparameters import paper_values
@@ -11,7 +11,6 @@ from posterity.core.tree import tree_map, tree_rows
 from posterity.methods.fedproto import FedProto, Shared, closeness
 from posterity.methods.local import Local
 
-each_engine = pytest.mark.parametrize("engine", ENGINES, ids=lambda e: e.name)
 TRAINING = Training(lr=0.1, batch=4, epochs=2)
 
 

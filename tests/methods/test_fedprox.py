@@ -1,13 +1,23 @@
 """FedProx: FedAvg with a leash."""
 
 import pytest
-from oracles.sims import ENGINES, Run, at, full_batch, mlp, points, q2, quadratics, same_bits, scalar_model, worst
+from oracles.sims import (
+    Run,
+    at,
+    each_engine,
+    full_batch,
+    mlp,
+    points,
+    q2,
+    quadratics,
+    same_bits,
+    scalar_model,
+    worst,
+)
 
 from posterity.core.training import Training
 from posterity.methods.fedavg import FedAvg
 from posterity.methods.fedprox import FedProx
-
-each_engine = pytest.mark.parametrize("engine", ENGINES, ids=lambda e: e.name)
 
 
 @each_engine

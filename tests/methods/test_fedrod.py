@@ -4,7 +4,19 @@ import math
 
 import pytest
 import torch
-from oracles.sims import DOUBLE, ENGINES, Run, federate, full_batch, mlp, points, q2, same_bits, scalar_model, worst
+from oracles.sims import (
+    DOUBLE,
+    Run,
+    each_engine,
+    federate,
+    full_batch,
+    mlp,
+    points,
+    q2,
+    same_bits,
+    scalar_model,
+    worst,
+)
 
 from posterity.core.hyperparameters import paper_values
 from posterity.core.training import Training
@@ -12,7 +24,6 @@ from posterity.core.tree import tree_map, tree_rows
 from posterity.methods.fedavg import FedAvg
 from posterity.methods.fedrod import BIAS, HEAD, WEIGHT, FedROD, balanced
 
-each_engine = pytest.mark.parametrize("engine", ENGINES, ids=lambda e: e.name)
 TRAINING = Training(lr=0.1, batch=4, epochs=2)
 
 

@@ -2,13 +2,12 @@
 
 import pytest
 import torch
-from oracles.sims import ENGINES, Run, at, full_batch, mlp, points, q2, quadratics, same_bits, scalar_model
+from oracles.sims import Run, at, each_engine, full_batch, mlp, points, q2, quadratics, same_bits, scalar_model
 
 from posterity.core.training import Training
 from posterity.methods.fedavg import FedAvg
 from posterity.methods.wrappers.ft import FineTuned
 
-each_engine = pytest.mark.parametrize("engine", ENGINES, ids=lambda e: e.name)
 TRAINING = Training(lr=0.1, batch=4)
 
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from oracles.sims import DOUBLE, ENGINES, Run, full_batch, mlp, points, q2, same_bits, scalar_model, worst
+from oracles.sims import DOUBLE, Run, each_engine, full_batch, mlp, points, q2, same_bits, scalar_model, worst
 
 from posterity import models
 from posterity.core.hyperparameters import paper_values
@@ -16,7 +16,6 @@ from posterity.core.tree import tree_map, tree_rows
 from posterity.methods.fedper import FedPer
 from posterity.methods.gpfl import ADDED, GPFL, TABLE, Shared, conditions, first_layers, unit, valve
 
-each_engine = pytest.mark.parametrize("engine", ENGINES, ids=lambda e: e.name)
 TRAINING = Training(lr=0.05, batch=4, epochs=2)
 LAYERS = ("gamma", "beta")
 

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from oracles.sims import DOUBLE, ENGINES, Run, federate, mlp, points, same_bits, worst
+from oracles.sims import DOUBLE, Run, each_engine, federate, mlp, points, same_bits, worst
 
 from posterity import methods, models
 from posterity.core.training import Training
@@ -11,7 +11,6 @@ from posterity.methods.fedavg import FedAvg
 from posterity.methods.lgfedavg import LGFedAvg
 from posterity.methods.local import Local
 
-each_engine = pytest.mark.parametrize("engine", ENGINES, ids=lambda e: e.name)
 TRAINING = Training(lr=0.1, batch=4, epochs=2)
 ONE = torch.ones(1, 1, dtype=DOUBLE)
 BILINEAR = {"base.weight": ONE, "head.weight": ONE}

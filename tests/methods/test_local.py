@@ -2,13 +2,11 @@
 
 import pytest
 import torch
-from oracles.sims import ENGINES, Run, at, full_batch, mlp, points, q2, quadratics, same_bits, scalar_model
+from oracles.sims import Run, at, each_engine, full_batch, mlp, points, q2, quadratics, same_bits, scalar_model
 
 from posterity.core.training import Training
 from posterity.core.tree import tree_rows
 from posterity.methods.local import Local
-
-each_engine = pytest.mark.parametrize("engine", ENGINES, ids=lambda e: e.name)
 
 
 @each_engine

@@ -1,14 +1,13 @@
 """MAML: Q2's numbers and fixed points through the engines, differences, and what it becomes without a fast step."""
 
 import pytest
-from oracles.sims import ENGINES, Run, at, full_batch, mlp, points, q2, scalar_model, worst
+from oracles.sims import Run, at, each_engine, full_batch, mlp, points, q2, scalar_model, worst
 
 from posterity.core.training import Training
 from posterity.methods.fedavg import FedAvg
 from posterity.methods.maml import MAML
 from posterity.methods.reptile import Reptile
 
-each_engine = pytest.mark.parametrize("engine", ENGINES, ids=lambda e: e.name)
 PLAIN = {"server_lr": 1.0, "server_momentum": 0.0}
 NUMBERS = {"exact": (0.216, 1.92), "first": (0.36, 2.1818181818)}  # one round from 0, fixed point
 

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from oracles.sims import DOUBLE, ENGINES, Run, federate, mlp, points, same_bits, worst
+from oracles.sims import DOUBLE, ENGINES, Run, each_engine, federate, mlp, points, same_bits, worst
 
 from posterity import methods, models
 from posterity.core.protocol import Batch, Here
@@ -15,7 +15,6 @@ from posterity.core.tree import tree_map, tree_rows
 from posterity.methods.fedavg import FedAvg
 from posterity.methods.moon import MOON, State, contrast, projection_of, unit
 
-each_engine = pytest.mark.parametrize("engine", ENGINES, ids=lambda e: e.name)
 TRAINING = Training(lr=0.1, batch=4, epochs=2)
 
 

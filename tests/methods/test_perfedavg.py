@@ -2,13 +2,12 @@
 
 import pytest
 import torch
-from oracles.sims import ENGINES, Run, at, full_batch, mlp, points, q2, quadratics, scalar_model, worst
+from oracles.sims import Run, at, each_engine, full_batch, mlp, points, q2, quadratics, scalar_model, worst
 
 from posterity.core.training import Training
 from posterity.methods.maml import MAML
 from posterity.methods.perfedavg import ORDERS, PerFedAvg
 
-each_engine = pytest.mark.parametrize("engine", ENGINES, ids=lambda e: e.name)
 NUMBERS = {"difference": (0.216, 1.92), "exact": (0.216, 1.92), "none": (0.36, 2.1818181818)}
 
 

@@ -4,10 +4,10 @@ import pytest
 import torch
 from oracles.sims import (
     DOUBLE,
-    ENGINES,
     WEIGHT,
     Run,
     at,
+    each_engine,
     full_batch,
     mlp,
     points,
@@ -25,7 +25,6 @@ from posterity.methods.fedavg import FedAvg
 from posterity.methods.pfedbred import PRIORS, PFedBreD, second_batch
 from posterity.methods.pfedme import PFedMe
 
-each_engine = pytest.mark.parametrize("engine", ENGINES, ids=lambda e: e.name)
 each_prior = pytest.mark.parametrize("prior", PRIORS)
 TRAINING = Training(lr=0.05, batch=4, epochs=2)
 EXACT = {

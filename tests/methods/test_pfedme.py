@@ -3,9 +3,9 @@
 import pytest
 import torch
 from oracles.sims import (
-    ENGINES,
     Run,
     at,
+    each_engine,
     full_batch,
     mlp,
     points,
@@ -22,7 +22,6 @@ from posterity.core.tree import tree_map, tree_rows
 from posterity.methods.fedavg import FedAvg
 from posterity.methods.pfedme import PFedMe
 
-each_engine = pytest.mark.parametrize("engine", ENGINES, ids=lambda e: e.name)
 TRAINING = Training(lr=0.1, batch=4, epochs=2)
 EXACT = {
     "lam": 15.0,

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from oracles.sims import DOUBLE, ENGINES, Run, federate, full_batch, images, mlp, points, same_bits
+from oracles.sims import DOUBLE, Run, each_engine, federate, full_batch, images, mlp, points, same_bits
 
 from posterity import data, models
 from posterity.core.training import Training
@@ -15,7 +15,6 @@ from posterity.methods.pfedvmp.factors import FORMS
 from posterity.methods.pfedvmp.method import PFedVMP
 from posterity.methods.pfedvmp.precision import MODES
 
-each_engine = pytest.mark.parametrize("engine", ENGINES, ids=lambda e: e.name)
 TRAINING = Training(lr=0.05, batch=4, epochs=1)
 
 

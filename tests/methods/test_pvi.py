@@ -7,10 +7,10 @@ import pytest
 import torch
 from oracles.sims import (
     DOUBLE,
-    ENGINES,
     WEIGHT,
     Run,
     at,
+    each_engine,
     federate,
     full_batch,
     mlp,
@@ -28,7 +28,6 @@ from posterity.core.training import Training
 from posterity.core.tree import tree_map, tree_rows
 from posterity.methods.pvi import PVI, opposite_draws
 
-each_engine = pytest.mark.parametrize("engine", ENGINES, ids=lambda e: e.name)
 TRAINING = Training(lr=0.1, batch=4, epochs=2)
 
 

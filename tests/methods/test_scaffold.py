@@ -8,6 +8,7 @@ from oracles.sims import (
     WEIGHT,
     Run,
     at,
+    each_engine,
     full_batch,
     leaves,
     mlp,
@@ -25,7 +26,6 @@ from posterity.laws import check
 from posterity.methods.fedavg import FedAvg
 from posterity.methods.scaffold import SCAFFOLD
 
-each_engine = pytest.mark.parametrize("engine", ENGINES, ids=lambda e: e.name)
 each_variate = pytest.mark.parametrize("variate", ["I", "II", "fednp"])
 TRAINING = Training(lr=0.1, batch=4, epochs=2)
 Q2 = {

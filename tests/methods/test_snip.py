@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from oracles.sims import DOUBLE, ENGINES, Run, mlp, points, same_bits
+from oracles.sims import DOUBLE, Run, each_engine, mlp, points, same_bits
 
 from posterity.core.training import Training
 from posterity.engine.round import personal_model
@@ -16,7 +16,6 @@ from posterity.methods.wrappers.drop import Drop
 from posterity.methods.wrappers.metavd import MetaVD
 from posterity.methods.wrappers.snip import Snip, most_sensitive
 
-each_engine = pytest.mark.parametrize("engine", ENGINES, ids=lambda e: e.name)
 TRAINING = Training(lr=0.1, batch=4)
 LEAF = "base.fc1.weight"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -20,6 +21,9 @@ from posterity.engine.stacked import STACKED
 from posterity.engine.store import Memory
 
 ENGINES = (ORACLE, STACKED)
+each_engine = pytest.mark.parametrize(  # that they agree is a law for every method: one by one is for `make test-all`
+    "engine", [pytest.param(ORACLE, marks=pytest.mark.everything), STACKED], ids=lambda engine: engine.name
+)
 DOUBLE = torch.float64
 WEIGHT = "head.weight"
 

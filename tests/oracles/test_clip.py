@@ -14,12 +14,11 @@ from posterity.methods.fedavg import FedAvg
 from posterity.methods.scaffold import SCAFFOLD
 from posterity.methods.wrappers.clip import Clip
 
-from .sims import DOUBLE, ENGINES, Run, mlp, points
+from .sims import DOUBLE, ENGINES, Run, each_engine, mlp, points
 
 TRAINING = Training(lr=0.1, batch=4)
 SIZES = (9, 5, 3, 12, 7)
 POISONER = 1
-each_engine = pytest.mark.parametrize("engine", ENGINES, ids=lambda e: e.name)
 
 
 @dataclass(frozen=True)

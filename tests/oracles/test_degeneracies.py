@@ -23,7 +23,7 @@ from posterity.methods.pfedvmp.precision import MODES
 from posterity.methods.reptile import Reptile
 from posterity.methods.wrappers.metavd import MetaVD
 
-from .sims import ENGINES, Run, mlp, points
+from .sims import Run, each_engine, mlp, points
 
 LOCAL = Training(lr=0.1, batch=4, epochs=2)
 SMALL = {"width": 5, "depth": 2}
@@ -58,7 +58,7 @@ def common(run, trained):
 
 
 @each_method
-@pytest.mark.parametrize("engine", ENGINES, ids=lambda e: e.name)
+@each_engine
 def test_one_client_is_centralised_training(method, engine):
     """What the server has after a round is what the only client has trained, on the method's own objective."""
     federation = points((17,))

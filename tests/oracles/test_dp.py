@@ -18,11 +18,10 @@ from posterity.methods.wrappers.dp import Private
 from posterity.methods.wrappers.dp.accountant import epsilon
 from posterity.methods.wrappers.dp.method import State, noisy
 
-from .sims import DOUBLE, ENGINES, Run, mlp, points
+from .sims import DOUBLE, ENGINES, Run, each_engine, mlp, points
 
 TRAINING = Training(lr=0.1, batch=4)
 SIZES = (9, 5, 3, 12, 7)
-each_engine = pytest.mark.parametrize("engine", ENGINES, ids=lambda e: e.name)
 
 
 def flat(params):

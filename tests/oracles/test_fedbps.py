@@ -26,11 +26,10 @@ from posterity.methods.fedbps.curvature import along, diagonal, signs, units
 from posterity.methods.fedbps.method import FedBPS, State, packed, personal_entries, unpacked_like
 from posterity.methods.local import Local
 
-from .sims import DOUBLE, ENGINES, Run, federate, full_batch, leaves, mlp, points, same_bits, worst
+from .sims import DOUBLE, Run, each_engine, federate, full_batch, leaves, mlp, points, same_bits, worst
 
 TRAINING = Training(lr=0.1, batch=4, epochs=2)
 NOW = Now(1, 1, torch.zeros(2, dtype=torch.int64), 2)
-each_engine = pytest.mark.parametrize("engine", ENGINES, ids=lambda e: e.name)
 
 
 def random(*shape, seed=0):

@@ -1,10 +1,9 @@
 """FedCP against its modules written in PyTorch, with softmax gates, loops over pairs and autograd, round by round."""
 
-import pytest
 import torch
 import torch.nn.functional as F
 
-from oracles.sims import ENGINES, Run, full_batch, mlp, points
+from oracles.sims import Run, each_engine, full_batch, mlp, points
 from posterity.methods import fedcp
 from posterity.methods.fedcp import POLICY, FedCP
 
@@ -49,7 +48,7 @@ def train(w, head, x, y):
     return {**after, **mixed}, {n: after[n] for n in head}
 
 
-@pytest.mark.parametrize("engine", ENGINES, ids=lambda e: e.name)
+@each_engine
 def test_three_rounds(engine, monkeypatch):
     """To 1e-11, with a constant in place of the noise: it moves the gates of training and not those of predictions."""
     monkeypatch.setattr(fedcp, "logistic", lambda key, like: torch.full_like(like, NOISE))

@@ -10,7 +10,7 @@ from posterity.core.random import fold, make_key
 from posterity.core.training import Training
 from posterity.engine.round import arrive_client
 from posterity.methods.fedep import FedEP
-from posterity.methods.fedep.method import ClientFactor, change, taken_out
+from posterity.methods.fedep.factors import ClientFactor, change, taken_out
 from posterity.methods.fedep.precision import fisher
 from posterity.methods.fedprox import FedProx
 

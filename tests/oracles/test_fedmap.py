@@ -23,7 +23,20 @@ from posterity.methods.fedavg import FedAvg
 from posterity.methods.fedmap import FedMAP
 from posterity.methods.local import Local
 
-from .sims import DOUBLE, ENGINES, WEIGHT, Run, at, federate, full_batch, mlp, points, quadratics, scalar_model, worst
+from .sims import (
+    DOUBLE,
+    WEIGHT,
+    Run,
+    at,
+    each_engine,
+    federate,
+    full_batch,
+    mlp,
+    points,
+    quadratics,
+    scalar_model,
+    worst,
+)
 
 CURVATURE, CENTRE, SIZES = (1.0, 4.0, 0.5), (1.0, -2.0, 3.0), (5, 3, 2)  # sizes 5:3:2 are the weights .5, .3, .2
 
@@ -40,7 +53,7 @@ def stacked_mean(log_weights, values):
     return fold_stack({"params": LogMean(torch.tensor(log_weights, dtype=DOUBLE), value)})["params"]
 
 
-@pytest.mark.parametrize("engine", ENGINES, ids=lambda e: e.name)
+@each_engine
 def test_o01_fixed_point_of_quadratic_clients(engine):
     """Clients go on from their own θ, so the fixed point of a few steps a round is that of exact arg mins.
 
@@ -97,7 +110,7 @@ def test_o06_only_differences_of_log_weights_matter(constant):
         assert float(streamed["params"].mean()["t"]) == pytest.approx(expected, abs=1e-12)
 
 
-@pytest.mark.parametrize("engine", ENGINES, ids=lambda e: e.name)
+@each_engine
 def test_o07_weights_by_size_from_the_prior_are_fedavg(engine):
     """In float64; the float32 form of this oracle is in tests/methods/test_fedmap.py."""
     federation, training = points((9, 5, 1, 13)), Training(lr=0.1, batch=4, epochs=2)
@@ -179,7 +192,7 @@ def regression_clients():
     return pairs, federate([(torch.tensor(x)[:, None], torch.tensor(y)) for x, y in pairs])
 
 
-@pytest.mark.parametrize("engine", ENGINES, ids=lambda e: e.name)
+@each_engine
 @pytest.mark.parametrize("weighting", ["posterior", "likelihood", "per_sample"])
 def test_log_weights_of_unequal_regression_clients_are_log_densities(engine, weighting):
     """log ω against scipy.stats.norm: the predictive variance is the 1 that `log_predictive` and the NLL have.

@@ -26,9 +26,8 @@ from posterity.methods.fednp.moments import (
 )
 from posterity.methods.fednp.npn import kl_each, npn_linear, npn_sigmoid
 
-from .sims import DOUBLE, ENGINES, Run, federate, images, mlp, points, same_bits, scalar_model
+from .sims import DOUBLE, ENGINES, Run, each_engine, federate, images, mlp, points, same_bits, scalar_model
 
-each_engine = pytest.mark.parametrize("engine", ENGINES, ids=lambda e: e.name)
 F = (1.0, 0.5, -0.8)  # the factors of O5 to O7
 CASES = ((0.0, 1.0, 1.0), (0.5, 1.0, 1.0), (-1.0, 0.5, 2.0), (0.0, 1.0, 3.0), (1.0, 0.5, 1.0), (-1.0, 2.0, 1.0))
 

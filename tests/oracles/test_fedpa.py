@@ -12,7 +12,7 @@ from posterity.engine.blocks import meet
 from posterity.engine.loop import ORACLE
 from posterity.methods.fedpa import FedPA, State, flattened, posterior_delta, restored
 
-from .sims import DOUBLE, ENGINES, WEIGHT, Run, at, full_batch, mlp, points, q2, scalar_model
+from .sims import DOUBLE, WEIGHT, Run, at, each_engine, full_batch, mlp, points, q2, scalar_model
 
 FOUR = torch.tensor([[1, 0], [0, 2], [2, 1], [3, -1]], dtype=DOUBLE)
 NOW = Now(1, 1, torch.zeros(2, dtype=torch.int64), 2)
@@ -99,7 +99,7 @@ def test_o05_q2_with_exact_covariance_goes_to_the_global_optimum(momentum):
     assert seen[-1] == pytest.approx(2.4, abs=1e-12)
 
 
-@pytest.mark.parametrize("engine", ENGINES, ids=lambda e: e.name)
+@each_engine
 def test_o06_q2_by_hand_through_the_engine(engine):
     """Three stretches of one step, the first for mixing, ρ = 1, so ρ_2 = ½; η = 0.1, from w = 1, η_s = 1.
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from oracles.sims import DOUBLE, ENGINES, Run, full_batch, mlp, points
+from oracles.sims import DOUBLE, Run, each_engine, full_batch, mlp, points
 from posterity.methods.fedproto import FedProto
 
 SIZES, ROUNDS, CLASSES = (7, 3), 3, 4  # two clients of four classes, so that some are missing
@@ -40,7 +40,7 @@ def reference(federation, initial, lam, weighting, steps=3):
     return prototypes, networks
 
 
-@pytest.mark.parametrize("engine", ENGINES, ids=lambda e: e.name)
+@each_engine
 @pytest.mark.parametrize("weighting", ["uniform", "counts"])
 def test_three_rounds(engine, weighting):
     """To 1e-11: the mean squared error of all samples and features, samples without prototype adding nothing."""

@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from oracles.sims import DOUBLE, ENGINES, Run, full_batch, mlp, points
+from oracles.sims import DOUBLE, Run, each_engine, full_batch, mlp, points
 from posterity.methods.fedrod import BIAS, WEIGHT, FedROD
 
 SIZES, ROUNDS = (7, 3), 3
@@ -53,7 +53,7 @@ def reference(federation, initial, how, gamma, steps=3):
     return w, heads
 
 
-@pytest.mark.parametrize("engine", ENGINES, ids=lambda e: e.name)
+@each_engine
 @pytest.mark.parametrize("name", HOW)
 def test_two_optimisers_on_two_losses(engine, name):
     """To 1e-12, with momentum, clip and decay: neither optimiser sees the other's gradient."""

@@ -1,11 +1,10 @@
 """GPFL against its modules written in PyTorch, with three optimisers and autograd, round by round."""
 
-import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from oracles.sims import DOUBLE, ENGINES, Run, full_batch, mlp, points
+from oracles.sims import DOUBLE, Run, each_engine, full_batch, mlp, points
 from posterity.methods.gpfl import ADDED, GPFL, TABLE
 
 SIZES, ROUNDS, STEPS, LAM, MU = (7, 4), 3, 2, 0.3, 0.2
@@ -60,7 +59,7 @@ def train(client, x, y, begun):
     return client.leaves()
 
 
-@pytest.mark.parametrize("engine", ENGINES, ids=lambda e: e.name)
+@each_engine
 def test_three_rounds(engine):
     """To 1e-11: leaves of the server, heads, and what predicts from the table that was last received."""
     federation = points(SIZES)

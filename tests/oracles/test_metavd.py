@@ -24,9 +24,8 @@ from posterity.methods.wrappers.metavd import dropout
 from posterity.methods.wrappers.metavd.hypernet import Predictor
 from posterity.methods.wrappers.metavd.method import RHO, MetaVD
 
-from .sims import DOUBLE, ENGINES, Run, leaves, mlp, points, same_bits, worst
+from .sims import DOUBLE, Run, each_engine, leaves, mlp, points, same_bits, worst
 
-each_engine = pytest.mark.parametrize("engine", ENGINES, ids=lambda e: e.name)
 TRAINING = Training(lr=0.1, batch=4)
 SMALL = {"width": 5, "depth": 2}
 

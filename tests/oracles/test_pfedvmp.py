@@ -30,7 +30,7 @@ from posterity.methods.pfedvmp.method import PFedVMP, Shared, class_message, des
 from posterity.methods.pfedvmp.precision import SCALED, low_rank, multiplied_out, scale_of, scaled_precision
 
 from . import exact
-from .sims import DOUBLE, ENGINES, Run, federate, full_batch, images, mlp, points, same_bits
+from .sims import DOUBLE, Run, each_engine, federate, full_batch, images, mlp, points, same_bits
 
 # The specification's two clients in the plane; variances (0.625, 0) and (0, 0.625), means (1, 0) and (5, 5).
 A = torch.tensor([[0, 0], [2, 0], [0.5, 0], [1.5, 0]], dtype=DOUBLE)
@@ -95,7 +95,7 @@ def draws(seed, counts, d, scales=None):
     ]
 
 
-@pytest.mark.parametrize("engine", ENGINES, ids=lambda e: e.name)
+@each_engine
 @pytest.mark.parametrize("network", ["cnn", "mlp"])
 def test_o01_without_pull_the_trajectory_is_fedpers(engine, network):
     """ξ₁ = 0: base, heads and losses are FedPer's bit for bit after every round."""
@@ -185,7 +185,7 @@ def test_o05_whatever_is_sent_the_total_is_the_dense_one(upload):
                 assert float((got - expected).norm() / expected.norm()) < 1e-10
 
 
-@pytest.mark.parametrize("engine", ENGINES, ids=lambda e: e.name)
+@each_engine
 @pytest.mark.parametrize("upload", ["symmetric", "low_rank"])
 def test_o05_runs_end_with_the_same_centroids(engine, upload):
     """Four rounds of training with cohorts that differ; stacks of all clients, and stacks cut into blocks."""
@@ -548,7 +548,7 @@ def collapsed(dtype):
     return federate([draw(0), draw(1)], classes=2)
 
 
-@pytest.mark.parametrize("engine", ENGINES, ids=lambda e: e.name)
+@each_engine
 @pytest.mark.parametrize("upload", FORMS)
 def test_e2_a_round_with_collapsed_features_ends(engine, upload):
     """Float32 clients whose features are their inputs: one round as the paper has it gives the exact centroids."""
@@ -563,7 +563,7 @@ def test_e2_a_round_with_collapsed_features_ends(engine, upload):
         assert np.abs(run.state.centroids[k].numpy() - wanted).max() < 1e-5
 
 
-@pytest.mark.parametrize("engine", ENGINES, ids=lambda e: e.name)
+@each_engine
 @pytest.mark.parametrize("alpha", [0.25, 1.0, 30.0])
 def test_e2_the_ridge_is_that_of_the_method(engine, alpha):
     """Ordinary features of three clients, two rounds: the second has other centres, and the same centroids."""

@@ -6,11 +6,12 @@ import statistics
 from dataclasses import replace
 
 import pytest
+from kinds import everything
 
 from posterity.experiment import run_folder
 
 
-@pytest.mark.parametrize("weighting", ["num_examples", "uniform", "per_sample", "posterior"])
+@pytest.mark.parametrize("weighting", ["num_examples", "posterior", *everything("uniform", "per_sample")])
 def test_shares_are_found_in_the_average(tiny, claims, common, tmp_path, weighting):
     """Known shares for two weightings; for the others, the number of effective clients that the server reported."""
     plan = tiny(tmp_path)

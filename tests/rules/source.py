@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import ast
 import subprocess
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "posterity"
 
 
+@cache
 def modules() -> dict[str, ast.Module]:
-    """Every Python file of the package by its path from the root."""
+    """Every Python file of the package by its path from the root; only to be read."""
     files = sorted(PACKAGE.rglob("*.py"))
     return {p.relative_to(ROOT).as_posix(): ast.parse(p.read_text(encoding="utf-8")) for p in files}
 

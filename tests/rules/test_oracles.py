@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import re
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -20,11 +21,14 @@ def functions(path: Path) -> list[str]:
     return [n.name for n in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if isinstance(n, ast.FunctionDef)]
 
 
-NAMES = {path: functions(path) for path in sorted(TESTS.rglob("test_*.py"))}
+@cache
+def names() -> dict[Path, list[str]]:
+    """Of all tests by their file; found when they are asked for, not when tests are collected."""
+    return {path: functions(path) for path in sorted(TESTS.rglob("test_*.py"))}
 
 
 @pytest.mark.parametrize(("paper", "number"), [(p, n) for p, last in ORACLES.items() for n in range(1, last + 1)])
 def test_an_oracle_has_its_test(paper, number):
-    own = [n for n in NAMES[TESTS / "oracles" / f"test_{paper}.py"] if n.startswith(f"test_o{number:02}_")]
+    own = [n for n in names()[TESTS / "oracles" / f"test_{paper}.py"] if n.startswith(f"test_o{number:02}_")]
     pattern = re.compile(rf"test_.*_{paper}_o{number:02}")
-    assert own or [n for names in NAMES.values() for n in names if pattern.fullmatch(n)]
+    assert own or [n for found in names().values() for n in found if pattern.fullmatch(n)]

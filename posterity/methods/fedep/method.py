@@ -1,11 +1,12 @@
-"""FedEP, the method: cavities, tilted means, changes of natural parameters, sites.
+"""FedEP, the method: what a client does in its cavity and sends, how its site moves, what the server makes of it.
 
-The paper is summed up in the folder's `__init__.py`; the tilted precision (c) is in `precision.py`.
+The paper is summed up in the folder's `__init__.py`; q and the algebra of its factors, (a) and (d), are in
+`factors.py`, the tilted mean (b) in `tilted_mean.py` and the tilted precision (c) in `precision.py`.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
@@ -13,11 +14,9 @@ from torch import Tensor
 
 from posterity.core import (
     SGD,
-    STATIC,
     Batch,
     Carry,
     Facts,
-    Gaussian,
     Here,
     Loss,
     Mean,
@@ -37,56 +36,17 @@ from posterity.core import (
     fit,
     gather,
     hyper,
-    record,
     trainable,
     tree_map,
     tuned,
     within,
 )
-from posterity.methods.fedep.precision import PRECISIONS, fisher, laplace, sampled, unbiased
+from posterity.methods.fedep.factors import ClientFactor, Factors, Shared, State, change, common, taken_out
+from posterity.methods.fedep.precision import PRECISIONS, fisher, laplace, sampled
+from posterity.methods.fedep.tilted_mean import averaged_over_epochs
 
 AUTHORS = "authors' CIFAR-100 example"
 AUTHORS_TRAINING = Training(lr=0.01, epochs=10, batch=20, momentum=0.9)
-Factors = dict[str, Gaussian]  # of every trainable leaf, diagonal
-
-
-@record
-class State:
-    params: Params  # µ, and running statistics
-    precision: Params  # Λ
-    velocity: Tree  # the server's momentum, like Factors; () without; not broadcast
-    samples: Tensor  # N, ()
-    clients: int = field(metadata={STATIC: True})  # K
-
-
-@record
-class Shared:
-    params: Params
-    precision: Params
-    samples: Tensor
-    clients: int = field(metadata={STATIC: True})
-
-
-@record
-class ClientFactor:
-    factors: Factors
-    velocity: Tree  # like the server's
-    met: Tensor  # () 1 after the first visit that is not burn-in
-
-
-def common(offered: State | Shared) -> Factors:
-    """q in natural parameters."""
-    return {n: Gaussian.of(offered.params[n], precision) for n, precision in offered.precision.items()}
-
-
-def taken_out(q: Factors, site: Factors) -> Factors:
-    """The cavity; an improper one would drive its client away, so its precision is cut at 0."""
-    return {n: Gaussian((q[n] - site[n]).precision.clamp(min=0), (q[n] - site[n]).shift) for n in q}  # (a)
-
-
-def change(q: Factors, mean: Params, precision: Params) -> Factors:
-    """Δ: from q to the tilted factor."""
-    return {n: Gaussian.of(mean[n], precision[n]) - q[n] for n in q}  # (d)
 
 
 @dataclass(frozen=True)
@@ -215,36 +175,8 @@ class FedEP(Method):
         return self.averaging(), gather("fisher", fisher, epochs=self.fisher_epochs, batch=self.local.batch)
 
     def averaging(self) -> Pass:
-        """The descent, which ends at the mean of the epochs' last iterates (at the last one of all in burn-in)."""
-        inner = self.local.descend(self.penalised)
-
-        def begin(carry: Carry, here: Here) -> Carry:
-            carry = inner.open(carry, here)
-            zeros = {n: torch.zeros_like(carry.params[n]) for n in here.shared.precision}
-            sums = {"far": zeros, **({"square": zeros} if self.precision == "mcmc" else {})}
-            return replace(carry, kept={**carry.kept, **sums, "count": here.n * 0})
-
-        def step(carry: Carry, batch: Batch, here: Here) -> Carry:
-            carry, steps = inner.step(carry, batch, here), here.steps.clamp(min=1)
-            done = [(here.step + i) * self.samples // steps for i in (0, 1)]
-            last = (done[1] > done[0]).to(here.n)
-            far = {n: last * (carry.params[n] - here.shared.params[n]) for n in here.shared.precision}
-            sums = {"far": tree_map(torch.add, carry.kept["far"], far), "count": carry.kept["count"] + last}
-            if self.precision == "mcmc":
-                sums["square"] = tree_map(lambda s, f: s + f**2, carry.kept["square"], far)
-            return replace(carry, kept={**carry.kept, **sums})
-
-        def end(carry: Carry, here: Here) -> Carry:
-            carry, early = inner.close(carry, here), here.round <= self.burn_rounds
-            count = carry.kept["count"].clamp(min=1)
-            far = tree_map(lambda s: s / count, carry.kept["far"])
-            mean = {n: torch.where(early, carry.params[n], here.shared.params[n] + f) for n, f in far.items()}  # (b)
-            kept = {n: v for n, v in carry.kept.items() if n not in ("far", "square", "count")}
-            if self.precision == "mcmc":
-                kept["spread"] = tree_map(lambda s, f: unbiased(s, f, count), carry.kept["square"], far)
-            return replace(carry, params={**carry.params, **mean}, kept=kept)
-
-        return replace(inner, open=begin, step=step, close=end)
+        descent = self.local.descend(self.penalised)
+        return averaged_over_epochs(descent, self.samples, self.burn_rounds, spread=self.precision == "mcmc")  # (b)
 
     def adapt(self, epochs: int) -> tuple[Pass, ...]:
         return tuned((self.local.descend(self.loss),), epochs)

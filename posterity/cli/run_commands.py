@@ -1,0 +1,235 @@
+"""The commands that run something: `posterity run | compare | tune | demo | reproduce | predict | resume`.
+
+What was found is shown by `conclude.py`. The work is done by `experiment/` and `reproduce/`, processes come from
+`launch.py`; these import PyTorch, which `--help` must not, and so they are imported inside the command.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from posterity.cli import interrupt
+from posterity.cli.conclude import conclude
+from posterity.cli.flags import check_jobs, option, read_config, read_methods, read_seeds, with_flags, with_only
+from posterity.cli.options import (
+    COMMON,
+    MEASURED,
+    METHODS,
+    ONE_SEED,
+    RUN,
+    SEARCH_SEED,
+    SEEDS,
+    TABLE,
+    TRIALS,
+    TRUST,
+    TUNED,
+    Folder,
+    Jobs,
+    Together,
+)
+from posterity.cli.output import SHOWN, Output, Quiet, check_output, take_names, take_output
+from posterity.experiment.config import Config
+from posterity.experiment.place import check_out, new_folder
+
+if TYPE_CHECKING:
+    from posterity.experiment.setup import Setup
+
+app = typer.Typer()
+
+
+@app.command(help="Run one method on one federation.", rich_help_panel=RUN)
+@with_flags({**COMMON, **MEASURED})
+def run(**given: Any) -> None:
+    out, quiet = given.pop("out"), given.pop("quiet")
+    output, theirs = take_output(given)
+    config = read_config({**given, "metrics": theirs})
+    folder = out or new_folder(f"{Path(config.dataset).stem}-{config.method}-seed{config.seed}")
+    if os.environ.get("RANK", "0") == "0":  # of several processes the others come when the first has begun to write
+        check_out(folder)
+    from posterity.cli.progress import progress
+    from posterity.cli.remarks import print_setup
+    from posterity.engine.distributed import started_first
+    from posterity.experiment.chosen import keeping
+    from posterity.experiment.run import start_run
+
+    output = check_output(output)
+    config = keeping(config, output.show)
+    interrupt.writes_to(folder)
+    setup = _set_up(config)
+    if started_first() and not output.alone:
+        print_setup(setup)
+    with progress(config.method, config.rounds, quiet or output.alone or not started_first()) as watch:
+        start_run(config, folder, watch, setup=setup)
+    conclude(folder, output)
+
+
+def _set_up(config: Config) -> Setup:
+    """What a run needs; or the same command in several processes, where that was asked for or is clearly faster."""
+    from posterity.cli import launch
+    from posterity.experiment.setup import set_up
+
+    size, why = launch.processes_asked(config), ""
+    if size == 1:
+        setup = set_up(config, cores=launch.count_cores() if launch.may_share(config) else 1)
+        size = launch.processes_worth(config, setup) if launch.may_share(config) else 1
+        if size == 1:
+            return setup
+        now, then = (1000 * seconds for seconds in (setup.choice.step, setup.choice.apart))
+        why = f"{size} processes of one thread: {then:.1f} ms a step instead of {now:.1f}"
+    raise typer.Exit(launch.start_workers(size, why))
+
+
+@app.command(help="Run several methods with several seeds on the same federations; finished runs are not repeated.",
+             rich_help_panel=RUN)  # fmt: skip
+@with_flags({"methods": METHODS, "seeds": SEEDS, "tuned": TUNED, "together": (Together, None), "jobs": (Jobs, None),
+             **COMMON, **MEASURED}, leave_out=("method", "seed"))  # fmt: skip
+def compare(**given: Any) -> None:
+    out, quiet, jobs, together, tuned = (given.pop(n) for n in ("out", "quiet", "jobs", "together", "tuned"))
+    methods, seeds = read_methods(given.pop("methods")), read_seeds(given.pop("seeds"))
+    output, theirs = take_output(given)
+    config = read_config({**given, "metrics": theirs})
+    if tuned is not None:
+        from posterity.cli.tune import take_tuned
+
+        methods = take_tuned(methods, config, tuned)
+    if config.engine == "processes":
+        raise ValueError("a comparison already has a run for each core (--jobs): give another --engine")
+    folder = out or new_folder(f"{Path(config.dataset).stem}-comparison")
+    together = config.device.startswith("cuda") if together is None else together
+    _compare(config, methods, seeds, folder, output, quiet, jobs, together)
+    if not output.alone:
+        from posterity.cli.remarks import print_notes
+
+        print_notes(folder)
+
+
+@app.command(help="Tune methods on validation data alone, each with the same budget; finished trials are not repeated.",
+             rich_help_panel=RUN)  # fmt: skip
+@with_flags({"methods": METHODS, "trials": TRIALS, "seeds": ONE_SEED, "search_seed": SEARCH_SEED, "out": COMMON["out"],
+             "quiet": COMMON["quiet"]}, leave_out=("method", "seed", "metrics", "keep"))  # fmt: skip
+def tune(**given: Any) -> None:
+    names, seeds = read_methods(given.pop("methods")), read_seeds(given.pop("seeds"))
+    trials, search_seed, out, quiet = (given.pop(n) for n in ("trials", "search_seed", "out", "quiet"))
+    config = read_config(given)
+    folder = out or new_folder(f"{Path(config.dataset).stem}-tuning")
+    from posterity.cli.tune import tune_all
+
+    interrupt.writes_to(folder)
+    tune_all(config, names, seeds, trials, search_seed, folder, quiet)
+
+
+@app.command(help="The main job on embedded data: six methods, three seeds, a table and a report.",
+             rich_help_panel=RUN)  # fmt: skip
+@with_only(COMMON)
+def demo(**given: Any) -> None:
+    out, quiet = given.pop("out"), given.pop("quiet")
+    output = take_names(given)
+    from posterity.experiment.compare import demo_plan
+
+    config, methods, seeds = demo_plan()
+    _compare(config, methods, seeds, out or new_folder("demo"), output, quiet, None)
+
+
+def _compare(
+    config: Config, names: list[str], seeds: list[int], folder: Path, output: Output, quiet: bool, jobs: int | None,
+    together: bool = False,
+) -> None:  # fmt: skip
+    check_jobs(jobs)
+    check_out(folder, comparison=True)
+    from posterity.cli import launch
+    from posterity.cli.progress import progress
+    from posterity.experiment.chosen import keeping
+    from posterity.experiment.compare import compare_runs
+
+    output = check_output(output)
+    at_once = jobs or (launch.count_cores() if config.device == "cpu" else 1)  # a process gains more than a thread
+    watching = lambda title, rounds: progress(title, rounds, quiet or output.alone)  # noqa: E731
+    interrupt.writes_to(folder)
+    compare_runs(keeping(config, output.show), names, seeds, folder, watching, at_once, together)
+    conclude(folder, output)
+
+
+@app.command(help="Run a table of a paper and print its numbers beside ours, or draw a figure; without an id: list.",
+             rich_help_panel=RUN)  # fmt: skip
+@with_only(TABLE)
+def reproduce(**given: Any) -> None:
+    table, listed, out, quiet = (given.pop(n) for n in ("table", "list_them", "out", "quiet"))
+    from posterity.cli.reproduce import default_folder, merge_table, print_recipes, reproduce_table
+
+    places = given.pop("places") or []
+    if table is None or listed:
+        print_recipes(out or Path("runs") / "tables", places)
+        return
+    jobs, together, scale = (given.pop(n) for n in ("jobs", "together", "scale"))
+    cells, rows, asked = (given.pop(n) for n in ("cells", "methods", "seeds"))
+    check_jobs(jobs)
+    from posterity.cli import launch
+    from posterity.cli.progress import progress
+    from posterity.core.parse import split_list
+
+    more = {name: value for name, value in given.items() if value is not None}
+    device = str(more.get("device", "cpu"))
+    folder = out or default_folder(table)
+    interrupt.writes_to(folder)
+    if places:
+        if asked or scale != 1 or more:
+            raise ValueError("--from runs nothing: it goes with --cells, --methods and --out, and no other flag")
+        merge_table(table, places, folder, split_list(cells or ""), split_list(rows or ""))
+        return
+    reproduce_table(
+        table, folder, read_seeds(asked) if asked else None, split_list(cells or ""), split_list(rows or ""), scale,
+        more, lambda title, rounds: progress(title, rounds, quiet),
+        jobs or (launch.count_cores() if device == "cpu" else 1),
+        device.startswith("cuda") if together is None else together,
+    )  # fmt: skip
+
+
+@app.command(help="Predict with the clients' own models of a finished run: rows of a file in, a CSV file out.",
+             rich_help_panel=RUN)  # fmt: skip
+@with_only({
+    "folder": (Annotated[Path, typer.Argument(help="folder of a finished run")], ...),
+    "file": (Annotated[Path, typer.Argument(help="raw rows: .csv, .parquet (the training's columns) or .npz")], ...),
+    "client": option(str | None, None, "whose model, if the file has no column of clients", "--client", metavar="NAME"),
+    "show": SHOWN["show"],
+    "trust": TRUST,
+    "out": option(Path | None, None, "CSV file to write (default: print it)", "--out", metavar="FILE"),
+})  # fmt: skip
+def predict(**given: Any) -> None:
+    folder, file, client, show, trust, out = (given[n] for n in ("folder", "file", "client", "show", "trust", "out"))
+    from posterity.cli.predict import predict_file, write_predictions
+
+    text, notes = predict_file(folder, file, client, show, trust)
+    typer.echo("\n".join(notes), err=True)
+    if out is None:
+        typer.echo(text, nl=False)
+        return
+    write_predictions(out, text)
+    typer.echo(f"wrote {out}", err=True)
+
+
+@app.command(help="Go on with a run (or all runs of a comparison) that was stopped or killed.", rich_help_panel=RUN)
+@with_only({"folder": (Folder, ...), "jobs": (Jobs, None), "trust": TRUST, "quiet": (Quiet, False), **SHOWN})
+def resume(**given: Any) -> None:
+    folder, jobs, trust, quiet = (given.pop(n) for n in ("folder", "jobs", "trust", "quiet"))
+    check_jobs(jobs)
+    output = take_names(given)
+    from posterity.cli import launch
+    from posterity.cli.progress import progress
+    from posterity.experiment.compare import resume_all
+    from posterity.experiment.trust import check_trusted
+
+    output = check_output(output)
+    check_trusted(folder, trust)
+    interrupt.writes_to(folder)
+    if (size := launch.processes_before(folder)) > 1:
+        raise typer.Exit(launch.start_workers(size))
+    launch.check_runs(folder)
+    resume_all(folder, lambda title, rounds: progress(title, rounds, quiet or output.alone), jobs or 1)
+    conclude(folder, output)
+
+
+__all__ = ["app"]
