@@ -60,21 +60,28 @@ class GridExchange:
         return sorted(self.grid.get_node_ids())
 
     def ask(self, questions: Iterable[tuple[int, bytes]]) -> Iterator[tuple[int, bytes | str]]:
-        """One message is made, pushed and let go after the other; replies come as they arrive."""
+        """One message is made, pushed and let go after the other; replies are fetched one by one in the same order.
+
+        They wait in the SuperLink until then. So the server holds one at a time, and sums are the same to the last bit
+        whoever answers first.
+        """
         waiting: dict[str, int] = {}
         for node, data in questions:
             kind = MessageType.QUERY if read_facts(data).get("ask") == "register" else MessageType.TRAIN
             message = Message(content=_packed(data), message_type=kind, dst_node_id=node)
             waiting |= dict.fromkeys(self.grid.push_messages([message]), node)
         last = time.monotonic() + self.deadline
-        while waiting and time.monotonic() < last:
-            for reply in self.grid.pull_messages(list(waiting)):
-                if reply.metadata.reply_to_message_id in waiting:
-                    yield waiting.pop(reply.metadata.reply_to_message_id), _reply(reply)
-            if waiting:
+        for number, node in waiting.items():
+            reply = self._fetch(number)
+            while reply is None and time.monotonic() < last:
                 time.sleep(PAUSE)
-        for node in waiting.values():
-            yield node, f"no reply within {self.deadline:.0f} seconds"
+                reply = self._fetch(number)
+            yield node, f"no reply within {self.deadline:.0f} seconds" if reply is None else _reply(reply)
+
+    def _fetch(self, number: str) -> Message | None:
+        """The reply to a message, if it is there."""
+        found = [each for each in self.grid.pull_messages([number]) if each.metadata.reply_to_message_id == number]
+        return found[0] if found else None
 
 
 def serve(grid: Grid, context: Context) -> None:

@@ -31,7 +31,7 @@ class Exchange(Protocol):
         ...
 
     def ask(self, questions: Iterable[tuple[int, bytes]]) -> Iterator[tuple[int, bytes | str]]:
-        """Replies in the order of their arrival, by node; text: why there is none."""
+        """Replies by node, in the order of the questions; text: why there is none."""
         ...
 
 

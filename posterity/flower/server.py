@@ -1,4 +1,4 @@
-"""The server of an experiment across machines: offers out, messages added up as they come, the state saved.
+"""The server of an experiment across machines: offers out, messages added up one by one, the state saved.
 
 It holds no sample. Of a round it holds the running sum and one message beside it (kinds that keep every message, `Bag`
 and `Rows`, grow). `experiment.py` saves the state after every round and goes on from there.
@@ -135,7 +135,7 @@ class Server:
         return visited
 
     def ask(self, request: Request, asked: Sequence[Registered]) -> Iterator[tuple[Registered, bytes | str]]:
-        """Questions to clients, and their replies as they come; whoever is to train and is not there is named."""
+        """Questions to clients, and their replies in that order; whoever is to train and is not there is named."""
         node, numbers = self.roster.node, self.roster.numbers
         for client in asked:
             if client.name in request.cohort and client.name not in node:
@@ -176,8 +176,8 @@ class Server:
 
         def again(suspects: list[int]) -> Accumulator:
             named = {number for number in visited.sizes if number not in suspects}
-            rest = [client for client in self.roster.members if self.roster.numbers[client.name] in named]
-            others = self.collect(request, rest)
+            rest = [name for name in request.cohort if self.roster.numbers[name] in named]
+            others = self.collect(request, [self.roster.clients[name] for name in rest])
             others.refused += visited.refused
             return others
 

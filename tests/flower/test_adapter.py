@@ -106,6 +106,29 @@ def test_no_reply_is_named():
     assert found == [(7, "no reply within 0 seconds")]
 
 
+def test_replies_are_fetched_in_the_order_of_the_questions(monkeypatch):
+    """Whoever answers first: sums are the same to the last bit, and one reply is held at a time."""
+    monkeypatch.setattr(adapter, "PAUSE", 0.01)
+    numbers, looks, held = iter(["m0", "m1", "m2"]), [], []
+    there = {"m2": 0, "m1": 3, "m0": 6}  # after how many looks a reply is there: the last question is answered first
+
+    def pull(asked):
+        looks.append(asked)
+        return [answered(number) for number in asked if len(looks) > there[number]]
+
+    def answered(number):
+        held.append(number)
+        return SimpleNamespace(metadata=SimpleNamespace(reply_to_message_id=number), has_error=lambda: False,
+                               content={adapter.WRONG: {"text": number}})  # fmt: skip
+
+    grid = SimpleNamespace(push_messages=lambda messages: [next(numbers)], pull_messages=pull)
+    found = []
+    for node, reply in adapter.GridExchange(grid, 5).ask([(node, REGISTER) for node in (7, 8, 9)]):
+        found.append((node, reply.rpartition(" ")[2]))
+        assert len(held) == len(found)
+    assert found == [(7, "m0"), (8, "m1"), (9, "m2")]
+
+
 def test_a_late_reply_is_not_taken_for_the_next_one():
     """The reply to the first question comes when the second one is waited for."""
     late, numbers = SimpleNamespace(metadata=SimpleNamespace(reply_to_message_id="m0")), iter(["m0", "m1"])
