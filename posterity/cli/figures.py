@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from rich.table import Table
 
 from posterity.cli.neutral import label
 from posterity.cli.show import console, say, say_sentence
-from posterity.experiment.compare import Watching
+from posterity.reproduce.cells import RunRequest
 from posterity.reproduce.figures import draw_figure, figures, is_figure
 
 
@@ -26,20 +25,9 @@ def print_figures(folder: Path) -> None:
     say("draw one: posterity reproduce N-F1")
 
 
-def draw(
-    name: str,
-    folder: Path,
-    seeds: Sequence[int] | None,
-    cells: Sequence[str],
-    methods: Sequence[str],
-    scale: float,
-    more: Mapping[str, Any],
-    watching: Watching,
-    jobs: int,
-    together: bool,
-) -> None:
+def draw(name: str, folder: Path, asked: RunRequest, cells: Sequence[str], methods: Sequence[str]) -> None:
     """Run what is missing and draw the figure below `folder`."""
-    made = draw_figure(name, folder, seeds, cells, methods, scale, more, watching, jobs, together)
+    made = draw_figure(name, folder, asked, cells, methods)
     for note in made.notes:
         say_sentence(note)
     say(f"figure: {made.svg}; its numbers: {made.numbers}; runs: {folder / 'tables'}")

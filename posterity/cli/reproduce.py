@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from rich.table import Table
 
@@ -13,11 +12,10 @@ from posterity.cli import figures
 from posterity.cli.neutral import label
 from posterity.cli.show import console, say, say_sentence
 from posterity.experiment.begin_again import runs_below
-from posterity.experiment.compare import Watching
 from posterity.experiment.run_folder import RUN, read_json
 from posterity.report.logs import write_atomic
 from posterity.reproduce.beside import RULES, Entry, entries, gap
-from posterity.reproduce.cells import PAGE, check_place, run_cells
+from posterity.reproduce.cells import PAGE, RunRequest, check_place, run_cells
 from posterity.reproduce.elsewhere import without_recipe
 from posterity.reproduce.gather import Gathered, gather, other_size, read_places
 from posterity.reproduce.order import order
@@ -60,26 +58,15 @@ def _done(recipe: Recipe, found: int) -> str:
     return f"{found} of {wanted} runs" if found else "not yet run"
 
 
-def reproduce_table(
-    name: str,
-    folder: Path,
-    seeds: Sequence[int] | None,
-    cells: Sequence[str],
-    methods: Sequence[str],
-    scale: float,
-    more: dict[str, Any],
-    watching: Watching,
-    jobs: int,
-    together: bool,
-) -> None:
+def reproduce_table(name: str, folder: Path, asked: RunRequest, cells: Sequence[str], methods: Sequence[str]) -> None:
     """Run what is missing, print the table, write it into the folder; or draw a figure."""
     if figures.is_figure(name):
-        figures.draw(name, folder, seeds, cells, methods, scale, more, watching, jobs, together)
+        figures.draw(name, folder, asked, cells, methods)
         return
     table = find(name)
     check_place(table, folder)
     recipe = table.chosen(cells, methods)
-    run_cells(recipe, folder, seeds or recipe.seeds, scale, more, watching, jobs, together)
+    run_cells(recipe, folder, asked)
     _conclude(table, recipe, [folder], folder)
     say(f"table: {folder / PAGE}; runs: {folder}")
 

@@ -170,6 +170,7 @@ def reproduce(**given: Any) -> None:
     from posterity.cli import launch
     from posterity.cli.progress import progress
     from posterity.core.parse import split_list
+    from posterity.reproduce.cells import RunRequest
 
     more = {name: value for name, value in given.items() if value is not None}
     device = str(more.get("device", "cpu"))
@@ -180,12 +181,12 @@ def reproduce(**given: Any) -> None:
             raise ValueError("--from runs nothing: it goes with --cells, --methods and --out, and no other flag")
         merge_table(table, places, folder, split_list(cells or ""), split_list(rows or ""))
         return
-    reproduce_table(
-        table, folder, read_seeds(asked) if asked else None, split_list(cells or ""), split_list(rows or ""), scale,
-        more, lambda title, rounds: progress(title, rounds, quiet),
+    request = RunRequest(
+        read_seeds(asked) if asked else None, scale, more, lambda title, rounds: progress(title, rounds, quiet),
         jobs or (launch.count_cores() if device == "cpu" else 1),
         device.startswith("cuda") if together is None else together,
     )  # fmt: skip
+    reproduce_table(table, folder, request, split_list(cells or ""), split_list(rows or ""))
 
 
 @app.command(help="Predict with the clients' own models of a finished run: rows of a file in, a CSV file out.",

@@ -7,17 +7,32 @@ folder. `gather.py` reads them again, of one machine or of several.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from posterity.experiment.compare import Watching, compare_runs
 from posterity.experiment.config import Config
 from posterity.experiment.place import check_out
+from posterity.experiment.run import silent
 from posterity.reproduce.recipe import Line, Recipe, RecipeCell
 
 LEAST_ROUNDS, LEAST_CLIENTS, LEAST_SAMPLES = 2, 5, 40  # of a table that is made smaller
 PAGE = "table.md"
 SAMPLES = "data.samples"  # of every client of a generator
+
+
+@dataclass(frozen=True)
+class RunRequest:
+    """What is asked for besides the table or the figure: how large, with which seeds, on which machine."""
+
+    seeds: Sequence[int] | None = None  # None: the table's; of a figure, those that are there
+    scale: float = 1.0
+    more: Mapping[str, Any] = field(default_factory=dict)  # settings, as `posterity run` names them
+    watching: Watching = lambda title, rounds: nullcontext(silent)
+    jobs: int = 1
+    together: bool = False
 
 
 def check_place(recipe: Recipe, out: Path) -> None:
@@ -31,21 +46,13 @@ def check_place(recipe: Recipe, out: Path) -> None:
         check_out(out / folder, comparison=True)
 
 
-def run_cells(
-    recipe: Recipe,
-    out: Path,
-    seeds: Sequence[int],
-    scale: float,
-    more: Mapping[str, Any],
-    watching: Watching,
-    jobs: int = 1,
-    together: bool = False,
-) -> None:
-    """Do what is not done yet of all columns and rows; `more` are settings of the machine, or of the user."""
+def run_cells(recipe: Recipe, out: Path, asked: RunRequest) -> None:
+    """Do what is not done yet of all columns and rows."""
+    seeds = list(asked.seeds or recipe.seeds)
     for folder, (cell, lines) in recipe.folders().items():
-        smaller = {**shrunk(recipe, cell, scale), **more}
+        smaller = {**shrunk(recipe, cell, asked.scale), **asked.more}
         for config, names in comparisons(recipe, cell, lines, smaller):
-            compare_runs(config, names, list(seeds), out / folder, watching, jobs, together)
+            compare_runs(config, names, seeds, out / folder, asked.watching, asked.jobs, asked.together)
 
 
 def comparisons(
@@ -97,4 +104,4 @@ def _fewer_clients(full: Config, scale: float) -> dict[str, Any]:
     return made
 
 
-__all__ = ["PAGE", "SAMPLES", "check_place", "comparisons", "run_cells", "shrunk"]
+__all__ = ["PAGE", "SAMPLES", "RunRequest", "check_place", "comparisons", "run_cells", "shrunk"]

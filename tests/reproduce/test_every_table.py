@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import shutil
-from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from posterity.experiment import run
 from posterity.experiment.compare import planned
 from posterity.experiment.config import Config, to_toml
 from posterity.reproduce.beside import entries
-from posterity.reproduce.cells import comparisons, run_cells, shrunk
+from posterity.reproduce.cells import RunRequest, comparisons, run_cells, shrunk
 from posterity.reproduce.gather import gather, read_places
 from posterity.reproduce.order import number
 from posterity.reproduce.page import markdown
@@ -40,7 +38,7 @@ def make(recipe: Recipe, out: Path) -> str:
     for path, config in places.items():
         if config in DONE:
             shutil.copytree(DONE[config], path)  # as from another machine
-    run_cells(recipe, out, [0], SCALE, TINY, lambda title, rounds: nullcontext(run.silent))
+    run_cells(recipe, out, RunRequest([0], SCALE, TINY))
     DONE.update({config: path for path, config in places.items()})
     found = gather(recipe, read_places([out]))
     assert found.remarks == ()

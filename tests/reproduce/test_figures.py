@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import statistics
 import xml.etree.ElementTree as ElementTree
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import torch
 
 import posterity
 from posterity.report import load_runs
+from posterity.reproduce.cells import RunRequest
 from posterity.reproduce.figures import catalogue, draw_figure, figures
 from posterity.reproduce.figures.drawing import KINDS
 from posterity.reproduce.figures.material import Material
@@ -46,8 +48,8 @@ def local(element: ElementTree.Element) -> str:
     return element.tag.rpartition("}")[2]
 
 
-def make(name: str, folder: Path, **asked: Any) -> Made:
-    drawn = draw_figure(name, folder, **asked)
+def make(name: str, folder: Path, cells: Sequence[str] = (), methods: Sequence[str] = (), **asked: Any) -> Made:
+    drawn = draw_figure(name, folder, RunRequest(**asked), cells, methods)
     assert drawn.svg == folder / "figures" / f"{name}.svg"
     numbers = json.loads(drawn.numbers.read_text(encoding="utf-8"))
     assert (numbers["figure"], numbers["tables"]) == (name, list(figures()[name].tables))
@@ -89,7 +91,7 @@ def test_data_that_are_not_here_are_left_out_and_named(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match="V-F4 needs the labels of its data, and none are here: cifar100"):
         draw_figure("V-F4", tmp_path, cells=["V-T1g"])
     with pytest.raises(ValueError, match=r"V-F2 is drawn from runs of V-T1a, and what is missing .* cannot be run: "):
-        draw_figure("V-F2", tmp_path, seeds=[0], scale=0.01)
+        draw_figure("V-F2", tmp_path, RunRequest([0], 0.01))
     assert not (tmp_path / "figures").exists()
 
 

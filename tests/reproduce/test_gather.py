@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import json
 import shutil
-from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
 
-from posterity.experiment import run
 from posterity.report import pack_runs
 from posterity.reproduce import recipe as recipe_files
 from posterity.reproduce.beside import entries
-from posterity.reproduce.cells import run_cells
+from posterity.reproduce.cells import RunRequest, run_cells
 from posterity.reproduce.gather import gather, other_size, read_places
 from posterity.reproduce.recipe import read
 
@@ -46,7 +44,7 @@ SHORT = RECIPE.chosen(["short"], [])
 
 
 def do(recipe, out, seeds, **more):
-    run_cells(recipe, out, seeds, 1, more, lambda title, rounds: nullcontext(run.silent))
+    run_cells(recipe, out, RunRequest(seeds, more=more))
 
 
 @pytest.fixture(scope="module")

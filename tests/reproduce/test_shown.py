@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-from contextlib import nullcontext
 
 import pytest
 
-from posterity.experiment import run
 from posterity.reproduce.beside import entries
-from posterity.reproduce.cells import run_cells
+from posterity.reproduce.cells import RunRequest, run_cells
 from posterity.reproduce.gather import gather, read_places
 from posterity.reproduce.page import markdown
 from posterity.reproduce.recipe import read
@@ -94,7 +92,7 @@ method = "fedavg"
 
 def made_from(text, out):
     recipe = read(text, "x.toml")
-    run_cells(recipe, out, [0], 1, {}, lambda title, rounds: nullcontext(run.silent))
+    run_cells(recipe, out, RunRequest([0]))
     return recipe, gather(recipe, read_places([out])), out
 
 

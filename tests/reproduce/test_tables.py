@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
 
 from posterity.evaluate.paired import Sample
-from posterity.experiment import run
 from posterity.reproduce import recipe as recipe_files
 from posterity.reproduce.beside import RULES, Entry, entries
-from posterity.reproduce.cells import run_cells
+from posterity.reproduce.cells import RunRequest, run_cells
 from posterity.reproduce.gather import gather, read_places
 from posterity.reproduce.order import order
 from posterity.reproduce.page import markdown
@@ -23,15 +21,11 @@ from .test_recipes import SMALL
 TINY = {"rounds": 2, "engine": "stacked", "evaluate_every": 1}
 
 
-def quiet(title, rounds):
-    return nullcontext(run.silent)
-
-
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
     """The small table with two seeds."""
     recipe, out = read(SMALL, "x.toml"), tmp_path_factory.mktemp("table")
-    run_cells(recipe, out, recipe.seeds, 0.01, TINY, quiet)
+    run_cells(recipe, out, RunRequest(None, 0.01, TINY))
     return recipe, out
 
 
@@ -41,7 +35,7 @@ def test_every_cell_has_its_runs_and_nothing_is_run_twice(made):
     assert len(found) == 8
     assert found[0] == "Dirichlet-0.3/fedavg+ft/seed-0"
     before = {path: path.stat().st_mtime_ns for path in out.rglob("metrics.jsonl")}
-    run_cells(recipe, out, recipe.seeds, 0.01, TINY, quiet)
+    run_cells(recipe, out, RunRequest(None, 0.01, TINY))
     assert before == {path: path.stat().st_mtime_ns for path in out.rglob("metrics.jsonl")}
 
 
@@ -67,7 +61,7 @@ def test_what_was_not_run_is_empty(made):
 def test_results_of_two_machines_are_one_table(made, tmp_path):
     recipe, out = made
     other = tmp_path / "other"
-    run_cells(recipe.chosen([], ["Ours"]), other, [2], 0.01, TINY, quiet)
+    run_cells(recipe.chosen([], ["Ours"]), other, RunRequest([2], 0.01, TINY))
     _, ours = entries(recipe, recipe.cells[1], gather(recipe, read_places([out, other])))
     assert ours.seeds == 3
 
@@ -114,7 +108,7 @@ def test_the_page_lists_what_is_missing_and_times_rounds_where_asked(made):
 def test_another_size_is_another_run(made):
     recipe, out = made
     with pytest.raises(ValueError, match="rounds"):
-        run_cells(recipe, out, [0], 0.01, {**TINY, "rounds": 3}, quiet)
+        run_cells(recipe, out, RunRequest([0], 0.01, {**TINY, "rounds": 3}))
 
 
 def test_the_page_says_that_it_is_smaller(made):

@@ -9,9 +9,9 @@ from typing import Any
 from posterity.experiment.setup import federation_facts, load_federation
 from posterity.report.partition_chart import partition
 from posterity.report.read_runs import FederationFacts, read_federation
-from posterity.reproduce.cells import shrunk
+from posterity.reproduce.cells import RunRequest, shrunk
 from posterity.reproduce.figures.catalogue import Figure
-from posterity.reproduce.figures.material import FigureDrawing, FigureRequest
+from posterity.reproduce.figures.material import FigureDrawing
 from posterity.reproduce.figures.sheet import Panel, sheet
 from posterity.reproduce.recipe import Recipe, RecipeCell
 
@@ -21,7 +21,7 @@ KEY = "Area of a disc: training samples of a client (across) and a class (up), o
 BARS = "Bars: each client's training (blue), validation (brown) and test samples (grey)."
 
 
-def draw(figure: Figure, made: Sequence[Recipe], place: Path, asked: FigureRequest) -> FigureDrawing:
+def draw(figure: Figure, made: Sequence[Recipe], place: Path, asked: RunRequest) -> FigureDrawing:
     """A panel for every setting whose data are here; the others are named."""
     found: list[tuple[str, FederationFacts]] = []
     missing: list[str] = []
@@ -49,7 +49,7 @@ def _title(recipe: Recipe, cell: RecipeCell) -> str:
     return f"{config.dataset}{part}, {cell.name}"
 
 
-def _facts(recipe: Recipe, cell: RecipeCell, asked: FigureRequest, seed: int) -> FederationFacts:
+def _facts(recipe: Recipe, cell: RecipeCell, asked: RunRequest, seed: int) -> FederationFacts:
     config = recipe.config(cell, {**shrunk(recipe, cell, asked.scale), **asked.more, "seed": seed})
     return read_federation(federation_facts(load_federation(config)))
 

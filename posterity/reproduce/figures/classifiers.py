@@ -17,10 +17,11 @@ from torch.nn.functional import normalize
 from posterity.experiment.result import Result
 from posterity.report.line_charts import thin
 from posterity.report.svg import COLOURS, Canvas
+from posterity.reproduce.cells import RunRequest
 from posterity.reproduce.figures import tsne
 from posterity.reproduce.figures.catalogue import Figure
 from posterity.reproduce.figures.features import PERPLEXITY, held_features, mark, spread_text, square_scales
-from posterity.reproduce.figures.material import FigureDrawing, FigureRequest, collect, read_models
+from posterity.reproduce.figures.material import FigureDrawing, collect, read_models
 from posterity.reproduce.figures.predicted import predicted_heads
 from posterity.reproduce.figures.sheet import Panel, sheet
 from posterity.reproduce.recipe import Recipe
@@ -40,7 +41,7 @@ class Predicted:
     sd: float  # root mean variance of a predicted weight
 
 
-def draw(figure: Figure, made: Sequence[Recipe], place: Path, asked: FigureRequest) -> FigureDrawing:
+def draw(figure: Figure, made: Sequence[Recipe], place: Path, asked: RunRequest) -> FigureDrawing:
     panels, about, numbers = [], [], []
     clients, classes = figure.options["clients"], figure.options["classes"]
     for recipe in made:

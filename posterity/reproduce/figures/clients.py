@@ -12,16 +12,17 @@ from posterity.report.line_charts import line_chart
 from posterity.report.selected_round import main_epochs, series
 from posterity.report.svg import COLOURS
 from posterity.report.tables import Arm
+from posterity.reproduce.cells import RunRequest
 from posterity.reproduce.figures.catalogue import Figure
 from posterity.reproduce.figures.curves import Course, mean_curve, thinned, told
-from posterity.reproduce.figures.material import FigureDrawing, FigureRequest, Material, collect
+from posterity.reproduce.figures.material import FigureDrawing, Material, collect
 from posterity.reproduce.figures.sheet import Panel, sheet
 from posterity.reproduce.recipe import Recipe, RecipeCell
 
 WIDTH = 470.0
 
 
-def draw(figure: Figure, made: Sequence[Recipe], place: Path, asked: FigureRequest) -> FigureDrawing:
+def draw(figure: Figure, made: Sequence[Recipe], place: Path, asked: RunRequest) -> FigureDrawing:
     """Clients are numbered from 1, as the paper does; those of the second half have dashed lines."""
     panels, about, numbers = [], [], []
     for recipe in made:

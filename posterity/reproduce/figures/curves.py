@@ -13,8 +13,9 @@ from posterity.report.line_charts import LearningCurve, line_chart, thin
 from posterity.report.selected_round import main_epochs
 from posterity.report.summary import curve
 from posterity.report.tables import Arm, point_name
+from posterity.reproduce.cells import RunRequest
 from posterity.reproduce.figures.catalogue import Figure
-from posterity.reproduce.figures.material import FigureDrawing, FigureRequest, Material, collect
+from posterity.reproduce.figures.material import FigureDrawing, Material, collect
 from posterity.reproduce.figures.sheet import Panel, sheet
 from posterity.reproduce.recipe import Recipe, RecipeCell
 
@@ -22,7 +23,7 @@ WIDTH = 940.0
 Course = Mapping[int, float]  # a value by round
 
 
-def draw(figure: Figure, made: Sequence[Recipe], place: Path, asked: FigureRequest) -> FigureDrawing:
+def draw(figure: Figure, made: Sequence[Recipe], place: Path, asked: RunRequest) -> FigureDrawing:
     """Accuracy above, loss below, for each column."""
     panels, about, numbers = [], [], []
     for recipe in made:

@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from posterity.experiment.compare import Watching
 from posterity.report.logs import write_atomic
+from posterity.reproduce.cells import RunRequest
 from posterity.reproduce.figures import bubbles, classifiers, clients, curves, features, proportion, reliability, toy
 from posterity.reproduce.figures.catalogue import Figure, find_figure
-from posterity.reproduce.figures.material import FigureDrawing, FigureRequest
+from posterity.reproduce.figures.material import FigureDrawing
 from posterity.reproduce.recipe import Recipe
 
-Draw = Callable[[Figure, Sequence[Recipe], Path, FigureRequest], FigureDrawing]
+Draw = Callable[[Figure, Sequence[Recipe], Path, RunRequest], FigureDrawing]
 KINDS: Mapping[str, Draw] = {
     "bubbles": bubbles.draw,
     "classifiers": classifiers.draw,
@@ -43,22 +43,16 @@ class DrawnFigure:
 def draw_figure(
     name: str,
     folder: Path,
-    seeds: Sequence[int] | None = None,
+    asked: RunRequest = RunRequest(),
     cells: Sequence[str] = (),
     methods: Sequence[str] = (),
-    scale: float = 1.0,
-    more: Mapping[str, Any] | None = None,
-    watching: Watching | None = None,
-    jobs: int = 1,
-    together: bool = False,
 ) -> DrawnFigure:
     """Run what is missing, draw the figure and write it.
 
-    Without `seeds` and with finished runs of the same seeds in all its rows, it is drawn from these, whatever their
+    Without seeds and with finished runs of the same seeds in all its rows, it is drawn from these, whatever their
     size; the lines below its title say how large they are.
     """
     figure = find_figure(name)
-    asked = FigureRequest(seeds, scale, more or {}, watching or FigureRequest().watching, jobs, together)
     drawing = KINDS[figure.kind](figure, figure.chosen(cells, methods), folder / "tables", asked)
     svg, numbers = (folder / "figures" / f"{figure.id}{suffix}" for suffix in (".svg", ".json"))
     about = {"figure": figure.id, "paper": figure.paper, "title": figure.title, "tables": figure.tables}

@@ -20,9 +20,10 @@ from posterity.report import Run
 from posterity.report.line_charts import thin
 from posterity.report.selected_round import goal, select_round
 from posterity.report.svg import COLOURS, AxisScale, Canvas
+from posterity.reproduce.cells import RunRequest
 from posterity.reproduce.figures import tsne
 from posterity.reproduce.figures.catalogue import Figure
-from posterity.reproduce.figures.material import FigureDrawing, FigureRequest, Held, collect, held_rows, read_models
+from posterity.reproduce.figures.material import FigureDrawing, Held, collect, held_rows, read_models
 from posterity.reproduce.figures.scatter import scatter_ratio
 from posterity.reproduce.figures.sheet import Panel, sheet
 from posterity.reproduce.recipe import Recipe
@@ -41,7 +42,7 @@ class Plane:
     divergence: float  # what t-SNE left
 
 
-def draw(figure: Figure, made: Sequence[Recipe], place: Path, asked: FigureRequest) -> FigureDrawing:
+def draw(figure: Figure, made: Sequence[Recipe], place: Path, asked: RunRequest) -> FigureDrawing:
     panels, about, numbers = [], [], []
     clients, classes = figure.options.get("clients"), figure.options.get("classes")
     for recipe in made:

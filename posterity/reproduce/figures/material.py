@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,28 +11,14 @@ import torch
 from torch import Tensor
 
 import posterity
-from posterity.experiment.compare import Watching
 from posterity.experiment.result import Result
-from posterity.experiment.run import silent
 from posterity.experiment.variants import parse_variant
 from posterity.report import Run, load_runs
-from posterity.reproduce.cells import check_place, run_cells
+from posterity.reproduce.cells import RunRequest, check_place, run_cells
 from posterity.reproduce.figures.catalogue import known_tables
 from posterity.reproduce.recipe import Line, Recipe, RecipeCell
 
 SETTING = ("dataset", "partition", "subset", "clients", "model", "rounds", "local_epochs")  # what a reader must know
-
-
-@dataclass(frozen=True)
-class FigureRequest:
-    """What was asked for besides the figure: how large, with which seeds, on which machine."""
-
-    seeds: Sequence[int] | None = None  # None: those that are there, else the table's
-    scale: float = 1.0
-    more: Mapping[str, Any] = field(default_factory=dict)  # settings, as `posterity run` names them
-    watching: Watching = lambda title, rounds: nullcontext(silent)
-    jobs: int = 1
-    together: bool = False
 
 
 @dataclass(frozen=True)
@@ -84,7 +69,7 @@ def _listed(numbers: Sequence[int], what: str, before: bool = False) -> str:
     return f"{word} {told.replace(' or ', ', ')}" if before else f"{told} {word}"
 
 
-def collect(recipe: Recipe, root: Path, asked: FigureRequest, figure: str) -> Material:
+def collect(recipe: Recipe, root: Path, asked: RunRequest, figure: str) -> Material:
     """The runs of a table under `root`; those that are missing are run, and if they cannot be, a sentence says so.
 
     Without `seeds`, finished runs are taken as they are, of whatever size, if all rows have the same seeds; with it,
@@ -95,8 +80,7 @@ def collect(recipe: Recipe, root: Path, asked: FigureRequest, figure: str) -> Ma
         return found
     try:
         check_place(known_tables()[recipe.id], found.place)
-        run_cells(recipe, found.place, asked.seeds or recipe.seeds, asked.scale, asked.more, asked.watching, asked.jobs,
-                  asked.together)  # fmt: skip
+        run_cells(recipe, found.place, asked)
     except ValueError as error:
         raise ValueError(f"{figure} is drawn from runs of {recipe.id}, and what is missing of them in {found.place} "
                          f"cannot be run: {error}") from error  # fmt: skip
@@ -142,4 +126,4 @@ def held_rows(result: Result, clients: int | None = None, classes: int | None = 
     return Held(federation.x[every], federation.y[every], owner)
 
 
-__all__ = ["FigureDrawing", "FigureRequest", "Held", "Material", "collect", "held_rows", "read_models"]
+__all__ = ["FigureDrawing", "Held", "Material", "collect", "held_rows", "read_models"]

@@ -10,8 +10,9 @@ from pathlib import Path
 from posterity.experiment.variants import parse_variant
 from posterity.report.selected_round import select_round
 from posterity.report.svg import AxisScale, Canvas, axes, colour, percent, spread, ticks, widen
+from posterity.reproduce.cells import RunRequest
 from posterity.reproduce.figures.catalogue import Figure
-from posterity.reproduce.figures.material import FigureDrawing, FigureRequest, Material, collect
+from posterity.reproduce.figures.material import FigureDrawing, Material, collect
 from posterity.reproduce.figures.sheet import Panel, sheet
 from posterity.reproduce.order import number
 from posterity.reproduce.recipe import Recipe, RecipeCell
@@ -30,7 +31,7 @@ class AccuracyByShare:
     sd: tuple[float, ...]
 
 
-def draw(figure: Figure, made: Sequence[Recipe], place: Path, asked: FigureRequest) -> FigureDrawing:
+def draw(figure: Figure, made: Sequence[Recipe], place: Path, asked: RunRequest) -> FigureDrawing:
     panels, about, numbers = [], [], []
     for recipe in made:
         found = collect(recipe, place, asked, figure.id)

@@ -18,9 +18,10 @@ from posterity.evaluate import Scores, per_client, score
 from posterity.experiment.result import Result
 from posterity.report.calibration import reliability
 from posterity.report.tables import Arm
+from posterity.reproduce.cells import RunRequest
 from posterity.reproduce.figures.catalogue import Figure
 from posterity.reproduce.figures.features import spread_text
-from posterity.reproduce.figures.material import FigureDrawing, FigureRequest, collect, read_models
+from posterity.reproduce.figures.material import FigureDrawing, collect, read_models
 from posterity.reproduce.figures.sheet import Panel, sheet
 from posterity.reproduce.recipe import Recipe
 
@@ -50,7 +51,7 @@ class Judged:
         return [float(per_client(each)[metric][0]) for each in self.scores]
 
 
-def draw(figure: Figure, made: Sequence[Recipe], place: Path, asked: FigureRequest) -> FigureDrawing:
+def draw(figure: Figure, made: Sequence[Recipe], place: Path, asked: RunRequest) -> FigureDrawing:
     panels, about, numbers = [], [], []
     for recipe in made:
         found = collect(recipe, place, asked, figure.id)

@@ -15,9 +15,10 @@ from torch import Tensor
 import posterity
 from posterity.experiment.result import Result
 from posterity.report.svg import AxisScale, Canvas, axes, number, ticks
+from posterity.reproduce.cells import RunRequest
 from posterity.reproduce.figures.catalogue import Figure
 from posterity.reproduce.figures.features import spread_text
-from posterity.reproduce.figures.material import FigureDrawing, FigureRequest, collect, read_models
+from posterity.reproduce.figures.material import FigureDrawing, collect, read_models
 from posterity.reproduce.figures.predicted import predicted_heads
 from posterity.reproduce.figures.sheet import Panel, sheet
 from posterity.reproduce.recipe import Recipe
@@ -41,7 +42,7 @@ class Curves:
     error: float  # of the average, on everybody's data
 
 
-def draw(figure: Figure, made: Sequence[Recipe], place: Path, asked: FigureRequest) -> FigureDrawing:
+def draw(figure: Figure, made: Sequence[Recipe], place: Path, asked: RunRequest) -> FigureDrawing:
     panels: list[Panel] = []
     about, numbers = list[str](), list[dict[str, Any]]()
     for recipe in made:
