@@ -131,7 +131,7 @@ def _frame(
     log = against == "bytes" and max(ends) > 12 * min(ends)
     first = min(line.x[0] for line in lines) if log or against == "round" else 0.0
     last = max(ends)
-    x = AxisScale(first, last if last > first else first + 1, 46, width - margin, log)
+    x = AxisScale(first if last > first else 0.0, last or 1.0, 46, width - margin, log)  # one round alone is the last
     return Canvas(width, height, title), x, AxisScale(low, high, height - 44, 34)
 
 

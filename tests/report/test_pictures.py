@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import statistics
 from dataclasses import replace
 from pathlib import Path
@@ -60,6 +61,13 @@ def test_a_chart_has_a_line_and_a_band_of_one_sd(tmp_path: Path) -> None:
     assert x0 < x1
     assert y0 > y1  # up is more
     assert (y0 - y1) / (low - top) == pytest.approx(0.2 / (2 * statistics.stdev((0.2, 0.4))), rel=0.02)
+
+
+def test_a_single_scored_round_is_the_last_of_the_axis(tmp_path):
+    """And no round is drawn that was never run."""
+    svg = line_chart(learning_curves(curves(tmp_path, {3: 0.2}), "test"), 800, "Accuracy", "round")
+    across = re.findall(r'<text class="tick"[^>]*text-anchor="middle">(\d+)</text>', svg)
+    assert across == ["0", "1", "2", "3"]
 
 
 @pytest.mark.parametrize(("size", "most"), [(1000, 160), (161, 160), (7, 3), (5, 5)])
