@@ -2,11 +2,12 @@
 
     python benchmarks/flower_speed.py [--sites 4,16] [--rounds 3] [--hidden 4096] [--out PAGE]     # posterity[flower]
 
-One SuperLink and a SuperNode for each site on this machine; both apps run on the same deployment, one after the other,
-for one round and for `--rounds`: the difference is what a round more costs, without starting, registering and the last
-scores. Bytes are Flower's own count of a run's traffic (`flwr list`) in the same difference, beside what the simulator
-counts for the payload. The digits are divided among the sites as in a simulation; Flower's app gets each site's rows in
-a file, has the same network, step size, batch size and one epoch, and evaluates nothing.
+One SuperLink and a SuperNode for each site on this machine, for either app; each runs for one round and for `--rounds`:
+the difference is what a round more costs, without starting, registering and the last scores. A run that does not end
+within the patience of the tests is named. Bytes are Flower's own count of a run's traffic (`flwr list`) in the same
+difference, beside what the simulator counts for the payload. The digits are divided among the sites as in a simulation;
+Flower's app gets each site's rows in a file, has the same network, step size, batch size and one epoch, and evaluates
+nothing.
 """
 
 from __future__ import annotations
@@ -14,10 +15,11 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -128,10 +130,13 @@ def theirs(config: Config, hidden: int, folder: Path) -> Path:
     return place
 
 
-def timed(place: Any, app: Path) -> Cost:
-    """One run on a deployment."""
+def timed(place: Any, app: Path) -> Cost | None:
+    """One run on a deployment; None: it did not end."""
     begun = time.perf_counter()
-    place.run(app)
+    try:
+        place.run(app)
+    except subprocess.TimeoutExpired:
+        return None
     seconds = time.perf_counter() - begun
     run = json.loads(place.flwr("list", "here", "--format", "json").stdout)["runs"][0]
     told = json.loads(place.flwr("list", "here", "--run-id", str(run["run-id"]), "--format", "json").stdout)
@@ -150,29 +155,38 @@ def _traffic(told: Any) -> int:
 
 def compare(sites: int, rounds: int, hidden: int, folder: Path) -> str:
     """A row of the table: what a round more takes."""
-    from flower.test_deployment import Deployment
-
     table = {"method": "fedavg", "dataset": "digits", "clients": sites, "lr": LR, "batch_size": BATCH,
              "partition": "iid", "evaluate_every": rounds + 1, "set": {"model.hidden": str(hidden)}}  # fmt: skip
+    configs = [from_table({**table, "rounds": count}) for count in (1, rounds)]
+    mine = one_more(folder / "ours", sites, configs, ours)
+    other = one_more(folder / "theirs", sites, configs, lambda config, place: theirs(config, hidden, place))
+    traffic = "" if mine is None else f"{mine.traffic:,.0f} ({mine.traffic / mine.payload - 1:+.1%})"
+    ratio = "" if mine is None or other is None else f"{mine.seconds / other.seconds:.2f}"
+    return (f"| {sites} | {_told(mine, 'seconds', '.1f')} | {_told(other, 'seconds', '.1f')} | {ratio} | "
+            f"{_told(mine, 'payload', ',.0f')} | {traffic} | {_told(other, 'traffic', ',.0f')} |")  # fmt: skip
+
+
+def one_more(folder: Path, sites: int, configs: Sequence[Config], app: Callable[[Config, Path], Path]) -> Cost | None:
+    """What a round more takes of an app on a deployment of its own; None: a run did not end."""
+    from flower.test_deployment import Deployment
+
     folder.mkdir(parents=True)
     with ExitStack() as stack:
         place = Deployment(folder / "place", stack)
         for k in range(sites):
             place.node(f"client {k}", folder / "sites")
         place.wait_for(sites)
-        costs = {}
-        for count in (1, rounds):
-            config = from_table({**table, "rounds": count})
-            costs["ours", count] = timed(place, ours(config, folder))
-            costs["theirs", count] = timed(place, theirs(config, hidden, folder))
-            print(sites, count, costs["ours", count], costs["theirs", count], flush=True)
-    more = rounds - 1
-    seconds = {who: (costs[who, rounds].seconds - costs[who, 1].seconds) / more for who in ("ours", "theirs")}
-    traffic = {who: (costs[who, rounds].traffic - costs[who, 1].traffic) / more for who in ("ours", "theirs")}
-    payload = (costs["ours", rounds].payload - costs["ours", 1].payload) / more
-    return (f"| {sites} | {seconds['ours']:.1f} | {seconds['theirs']:.1f} | "
-            f"{seconds['ours'] / seconds['theirs']:.2f} | {payload:,.0f} | "
-            f"{traffic['ours']:,.0f} ({traffic['ours'] / payload - 1:+.1%}) | {traffic['theirs']:,.0f} |")  # fmt: skip
+        short, long = (timed(place, app(config, folder)) for config in configs)
+    print(sites, folder.name, short, long, flush=True)
+    if short is None or long is None:
+        return None
+    rounds = configs[1].rounds - configs[0].rounds
+    return Cost((long.seconds - short.seconds) / rounds, (long.traffic - short.traffic) // rounds,
+                (long.payload - short.payload) // rounds)  # fmt: skip
+
+
+def _told(cost: Cost | None, name: str, form: str) -> str:
+    return "did not end" if cost is None else format(getattr(cost, name), form)
 
 
 def main(given: Sequence[str] | None = None) -> None:
