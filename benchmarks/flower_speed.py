@@ -172,7 +172,7 @@ def one_more(folder: Path, sites: int, configs: Sequence[Config], app: Callable[
 
     folder.mkdir(parents=True)
     with ExitStack() as stack:
-        place = Deployment(folder / "place", stack)
+        place = Deployment(folder / "place", stack, database="")  # in memory: a file is locked when 16 nodes write
         for k in range(sites):
             place.node(f"client {k}", folder / "sites")
         place.wait_for(sites)

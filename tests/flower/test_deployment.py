@@ -61,7 +61,7 @@ def started(command, log, environment):
 class Deployment:
     """A SuperLink and its SuperNodes."""
 
-    def __init__(self, folder: Path, stack: ExitStack):
+    def __init__(self, folder: Path, stack: ExitStack, database: str = "link.db"):
         self.folder, self.stack, self.port = folder, stack, free_port()
         home, programs = folder / "flower", Path(sys.executable).parent
         home.mkdir(parents=True)
@@ -74,8 +74,9 @@ class Deployment:
             "FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "OMP_NUM_THREADS": "1", "NO_COLOR": "1",
             "PYTHONPATH": str(Path(posterity.__file__).parents[1]),
         }  # fmt: skip
+        kept = ["--database", str(folder / database)] if database else []
         self.start("flower-superlink", "--insecure", "--disable-runtime-dependency-installation", "--port",
-                   str(self.port), "--database", str(folder / "link.db"), log="link.log")  # fmt: skip
+                   str(self.port), *kept, log="link.log")  # fmt: skip
 
     def start(self, *command, log):
         return self.stack.enter_context(started(command, self.folder / log, self.environment))
