@@ -25,9 +25,9 @@ The letters (a) to (d) are ours: the specification restates the paper without it
 Differs from the paper: this is QLSD# (minibatches); reference points (QLSD*), variance reduction and memory terms
 (QLSD++) are not here. The prior's gradient is added by the server, exactly: shares of it would be quantised with the
 rest, and have the same mean. Bytes are counted with levels in Elias' gamma code (2⌊log₂(l + 1)⌋ + 1 bits, and one for
-the sign where l > 0) and one norm a tensor. The released code quantises twice, mixes up two weight decays and starts
-memories at the parameters; none of that is here. Running statistics of batch norm are averaged by samples, and are not
-part of the target.
+the sign where l > 0) and one norm a tensor; a tensor that is below the rounding of the others is sent as zeros. The
+released code quantises twice, mixes up two weight decays and starts memories at the parameters; none of that is here.
+Running statistics of batch norm are averaged by samples, and are not part of the target.
 """
 
 from __future__ import annotations
@@ -80,6 +80,7 @@ from posterity.core import (
 from posterity.methods._elias import coded, decoded
 
 RELEASED = "released code"
+ROUNDING = 4  # times the precision of the numbers: what is smaller beside the rest is no gradient
 
 
 @record
@@ -103,6 +104,15 @@ def quantised(v: Tensor, levels: int, key: Tensor) -> tuple[Tensor, Tensor]:
     low = r.floor()
     level = low + (uniform(key, v.shape, v.dtype) < r - low).to(v.dtype)  # (d)
     return length * torch.sign(v) * level / levels, level  # (d)
+
+
+def without_rounding(slope: Params) -> Params:
+    """`slope`, with tensors that are only the rounding of the others (a bias before batch norm) as the zeros they are.
+
+    Quantised by their own norm they would travel as noise, another one for every order of summation.
+    """
+    least = ROUNDING * torch.finfo(next(iter(slope.values())).dtype).eps * norm(slope)
+    return tree_map(lambda v: torch.where(norm(v) > least, v, 0), slope)
 
 
 @record
@@ -234,6 +244,7 @@ class QLSD(Method):
         one = torch.ones_like(here.n)
         if not self.levels:
             return Mean(one, slope)
+        slope = without_rounding(slope)
         found = {n: quantised(g, self.levels, fold(here.key, i)) for i, (n, g) in enumerate(slope.items())}
         unsent = [(q.numel() - 1) * q.element_size() - code_bytes(level, self.levels) for q, level in found.values()]
         mean, norms = Mean(one, {n: q for n, (q, _) in found.items()}), {n: norm(g) for n, g in slope.items()}

@@ -9,7 +9,7 @@ from posterity.core.hyperparameters import paper_values
 from posterity.core.random import make_key
 from posterity.core.training import Training
 from posterity.laws import check
-from posterity.methods.qlsd import QLSD, code_bytes, quantised
+from posterity.methods.qlsd import QLSD, code_bytes, quantised, without_rounding
 
 TRAINING = Training(lr=0.1, batch=4)
 
@@ -60,6 +60,16 @@ def test_a_long_vector_costs_less_than_a_byte_a_number():
     """10,000 numbers at s = 2⁸: levels are near 2.6, and the code takes between 2 and 8 bits for each."""
     v = torch.randn(10_000, generator=torch.Generator().manual_seed(0))
     assert 2_500 < int(code_bytes(quantised(v, 256, make_key(0))[1], 256)) < 10_000
+
+
+def test_a_bias_before_batch_norm_is_sent_as_zeros():
+    """Its gradient is 0, and what is computed is rounding; a small gradient that is one goes as it is."""
+    big, eps = torch.tensor([3.0, 4.0]), torch.finfo(torch.float32).eps
+    slope = {"weight": big, "small": torch.tensor([1e-5]), "bias": torch.tensor([5 * eps, -5 * eps])}
+    sent = without_rounding(slope)
+    assert torch.equal(sent["weight"], big)
+    assert torch.equal(sent["small"], slope["small"])
+    assert torch.equal(sent["bias"], torch.zeros(2))
 
 
 def test_roundings_are_drawn_by_key():
