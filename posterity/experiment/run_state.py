@@ -101,7 +101,7 @@ class RunState:
         """A round is over: its lines, which are forced to disk."""
         line = round_line(log, seconds)
         notes = [self.schedule.remark] if log.round == 1 and self.schedule.remark else []
-        if notes := notes + self.sim.limit.told():
+        if notes := notes + self.sim.limit.told() + self.sim.traces.told():
             line["notes"] = notes
         if self.due(log.round):
             line["zeros"] = share_of_zeros(self.state.params)

@@ -108,6 +108,8 @@ def test_memory_of_recordings_is_given_back_when_it_is_too_much():
             for memory in (2**22, 2**32)]  # fmt: skip
     values = [run.metric("nll", show="last") for run in runs]
     assert values[0] == pytest.approx(values[1], rel=1e-9)
+    notes = [[note for line in run.lines for note in line.get("notes", []) if "recordings" in note] for run in runs]
+    assert [len(each) for each in notes] == [1, 0]
 
 
 def test_running_out_of_memory_halves_the_block_and_goes_on():

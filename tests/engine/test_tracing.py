@@ -41,3 +41,15 @@ def test_calls_before_a_recording_and_after_agree():
         x = {"x": torch.full((3,), float(number))}
         found.append(play(traces, weigh, "weigh", weigh, x, x)["out"][0].item())
     assert found == [0.0, 3.0, 6.0, 9.0, 12.0, 15.0]
+
+
+def test_recordings_that_never_fit_are_told_once():
+    traces = TraceCache()
+    traces.captures.allowed = 500
+    said = []
+    for _ in range(6):
+        traces.captures.overflows += 1
+        said.append(traces.told())
+    assert said[:2] == said[3:5] == [[], []]
+    assert len(said[2]) == 1
+    assert "--memory (1,000 bytes)" in said[2][0]

@@ -8,6 +8,7 @@ recorded when it has been called often enough with the same shapes (`PATIENCE`).
 
 from __future__ import annotations
 
+import math
 import sys
 import warnings
 from collections.abc import Callable, Hashable
@@ -27,6 +28,7 @@ from posterity.engine.tracing.simplify import simplify
 MOST = 512  # recordings kept; the oldest goes first
 PATIENCE = {"cpu": 200, "cuda": 2}  # calls before a recording: a trace costs about 50 calls, a capture about 3
 COMPILER = 1200  # calls before the first recording of a process: PyTorch's tracer takes two seconds to import
+OVERFLOWS = 3  # times that recordings did not fit, until somebody is told
 WARM = 2  # calls before a capture: libraries allocate their workspaces in the first
 Play = Callable[..., Tree]
 Flat = Callable[..., list[Tensor]]
@@ -70,6 +72,7 @@ class Captures:
 
     bytes: int = 0
     allowed: int | None = None  # bytes, until all of them are forgotten
+    overflows: float = 0  # how often that was; infinite once it has been told
     pool: Any = None
     stream: Any = None
 
@@ -120,6 +123,15 @@ class TraceCache:
         """Drop every recording, and with it the memory that it holds. They are made again where they are needed."""
         self.found.clear()
         self.captures.bytes, self.captures.pool = 0, None
+
+    def told(self) -> list[str]:
+        """Once recordings have been forgotten so often that it will go on, what is to be said about it; once."""
+        if not OVERFLOWS <= self.captures.overflows < math.inf:
+            return []
+        self.captures.overflows = math.inf
+        return [f"recordings take more than half of --memory ({2 * (self.captures.allowed or 0):,} bytes): they are "
+                "forgotten and made again all the time, which makes rounds several times as long; allow more, or run "
+                "fewer programs or seeds at once"]  # fmt: skip
 
 
 def play(traces: TraceCache, owner: Any, key: Hashable, function: Play, *trees: Tree) -> Tree:
@@ -202,6 +214,7 @@ def capture(traces: TraceCache, body: Callable[[], Any]) -> Callable[[], None]:
     held = traces.captures
     if held.allowed is not None and held.bytes > held.allowed:
         traces.forget()
+        held.overflows += 1
         torch.cuda.empty_cache()
     before = torch.cuda.memory_reserved()
     held.stream = held.stream or torch.cuda.Stream()  # type: ignore[no-untyped-call]
