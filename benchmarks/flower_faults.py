@@ -3,6 +3,7 @@
     python benchmarks/flower_faults.py [--only NAME,...] [--out PAGE]
     python benchmarks/flower_faults.py --deployment [--only NAME,...] [--out PAGE]     # SuperLink and SuperNodes
     python benchmarks/flower_faults.py --fuzz 10000 [--out PAGE]     # messages that were damaged at random
+    python benchmarks/flower_faults.py --questions 10000 [--out PAGE]     # the same for the questions that sites get
     python benchmarks/flower_faults.py --orders [--out PAGE]     # no fault, but messages arrive in every order
 
 A run has four clients with a handful of digits each and four rounds of SCAFFOLD, whose clients keep records and whose
@@ -44,6 +45,7 @@ def main(given: Sequence[str] | None = None) -> int:
     parser.add_argument("--only", default="", help="some of the faults, by name, with commas between")
     parser.add_argument("--deployment", action="store_true", help="real processes of Flower, on this machine")
     parser.add_argument("--fuzz", type=int, default=0, metavar="N", help="so many damaged messages for the server")
+    parser.add_argument("--questions", type=int, default=0, metavar="N", help="so many damaged questions for a site")
     parser.add_argument("--orders", action="store_true", help="undisturbed runs whose messages arrive in every order")
     parser.add_argument("--out", type=Path, help="where the table is written to, as Markdown")
     asked = parser.parse_args(given)
@@ -52,6 +54,11 @@ def main(given: Sequence[str] | None = None) -> int:
         from injected import fuzzed  # needs what tests need
 
         text, kept = fuzzed.table(asked.fuzz)
+        return tell(text, asked.out, kept)
+    if asked.questions:
+        from injected import fuzzed_questions
+
+        text, kept = fuzzed_questions.table(asked.questions)
         return tell(text, asked.out, kept)
     if asked.orders:
         return tell(orders.table(), asked.out, True)

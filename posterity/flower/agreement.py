@@ -6,6 +6,7 @@ and how many training samples there are. Nobody needs another one's data for it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cached_property
@@ -15,7 +16,7 @@ import torch
 from torch import Tensor
 
 from posterity import __version__, methods, models
-from posterity.core.codec import fingerprint
+from posterity.core.codec import CodecError, fingerprint
 from posterity.core.frozen import bind, held
 from posterity.core.network import Network, Params, Task
 from posterity.core.protocol import Facts, Method, Pass, State
@@ -26,6 +27,9 @@ from posterity.engine.keys import CLIENT, SERVER
 from posterity.experiment.config import Config
 from posterity.experiment.fingerprint import fields_of, sources
 from posterity.experiment.setup import DTYPES
+
+MOST = 2**40  # samples, and numbers of one sample: more is a mistake
+TASKS = ("classification", "regression")
 
 
 @dataclass(frozen=True)
@@ -53,6 +57,19 @@ class SampleKind:
         classes, columns = names
         return SampleKind(tuple(map(int, shape)), facts["task"], classes, bool(facts["integers"]), columns)
 
+    @staticmethod
+    def read(told: Mapping[str, Any]) -> SampleKind:
+        """As somebody else says it: checked."""
+        shape, classes, columns = told.get("shape"), told.get("classes"), told.get("columns", [])
+        whole = isinstance(shape, list) and all(type(n) is int and 0 < n < MOST for n in shape)
+        if not whole or math.prod(told["shape"]) >= MOST:
+            raise CodecError(f"its samples have the shape {shape!r:.80}")
+        if told.get("task") not in TASKS or not _are_names(classes):
+            raise CodecError(f"its task is {told.get('task')!r:.80}, its classes are {classes!r:.80}")
+        if not _are_names(columns) or type(told.get("integers")) is not bool:
+            raise CodecError(f"its columns are {columns!r:.80}, and integers is {told.get('integers')!r:.40}")
+        return SampleKind.of(told)
+
     def order_of(self, columns: tuple[str, ...], whose: str) -> list[int]:
         """Where the columns of this kind stand among `columns`, which must be the same ones in any order."""
         for name in (*self.columns, *columns):
@@ -61,6 +78,10 @@ class SampleKind:
                 raise ValueError(f"{whose} {lacks} {name!r}; expected {', '.join(self.columns)}, in any order: add, "
                                  "rename or remove columns")  # fmt: skip
         return [columns.index(name) for name in self.columns]
+
+
+def _are_names(given: Any) -> bool:
+    return isinstance(given, list) and all(type(each) is str for each in given)
 
 
 @dataclass(frozen=True)
@@ -161,4 +182,4 @@ def agree(config: Config, kind: SampleKind, clients: int, samples: int, public: 
     return Agreement(config, kind, Facts(clients, samples, classes, key, public), method, model, initial)
 
 
-__all__ = ["Agreement", "SampleKind", "agree"]
+__all__ = ["MOST", "Agreement", "SampleKind", "agree"]

@@ -21,11 +21,11 @@ from posterity.engine.client import Site, Visit
 from posterity.engine.expected import message_like, site_without_data
 from posterity.engine.server import Accumulator
 from posterity.flower.agreement import Agreement
+from posterity.flower.question import EvaluationPoint, Question
 from posterity.flower.roster import Registered
 from posterity.flower.scores import PointScores, read_scores
 
 Line = dict[str, Any]
-EvaluationPoint = tuple[str, int, int]  # point, round, epochs
 
 
 @dataclass(frozen=True)
@@ -57,13 +57,12 @@ class Request:
     def question(self, client: Registered, number: int, counted: int) -> bytes:
         """For one client, whose message of the round `counted` was the last that counted."""
         facts, scored = self.agreement.facts, self.scored(client)
-        asked = {
-            "ask": self.ask, "round": self.round, "number": number, "newcomer": client.newcomer,
-            "train": client.name in self.cohort, "trial": self.trial, "counted": counted, "score": scored,
-            "samples": self.agreement.kind.facts(),
-            "federation": {"clients": facts.clients, "samples": facts.samples, "public": facts.public},
-        }  # fmt: skip
-        return encode(self.offer(client, number), self.agreement.fingerprint, asked, complete=bool(scored))
+        told = {"clients": facts.clients, "samples": facts.samples, "public": facts.public}
+        asked = Question(
+            self.ask, self.round, number, client.newcomer, client.name in self.cohort, self.trial, counted,
+            tuple(scored), self.agreement.kind, told,
+        )  # fmt: skip
+        return encode(self.offer(client, number), self.agreement.fingerprint, asked.facts(), complete=bool(scored))
 
     def scored(self, client: Registered) -> list[EvaluationPoint]:
         """What a client is scored at; a newcomer does not train, and adapts for several numbers of epochs."""

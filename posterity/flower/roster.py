@@ -7,7 +7,6 @@ node that comes back under another number is asked who it is.
 
 from __future__ import annotations
 
-import math
 import re
 import time
 from collections.abc import Iterable, Iterator
@@ -15,12 +14,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from posterity.core.codec import CodecError, encode, read_facts
-from posterity.flower.agreement import SampleKind
+from posterity.flower.agreement import MOST, SampleKind
 
 PAUSE = 1.0  # seconds between two looks at who is there
-MOST = 2**40  # samples, and numbers of one sample: more is a mistake
 LONGEST = 200  # characters of a name
-FACTS = {"client": str, "newcomer": bool, "train": int, "shape": list, "task": str, "classes": list, "integers": bool}
+FACTS = {"client": str, "newcomer": bool, "train": int}
 
 
 class Exchange(Protocol):
@@ -160,13 +158,7 @@ def _registered(reply: bytes | str) -> Registered:
         raise CodecError(f"its {wrong[0]!r} is {told.get(wrong[0])!r}; expected a {FACTS[wrong[0]].__name__}")
     if not (0 <= told["train"] < MOST and 0 < len(told["client"]) <= LONGEST):
         raise CodecError(f"it says that {told['client']!r:.80} has {told['train']!r:.20} training samples")
-    if not (all(type(n) is int and 0 < n < MOST for n in told["shape"]) and math.prod(told["shape"]) < MOST):
-        raise CodecError(f"its samples have the shape {told['shape']!r:.80}")
-    if told["task"] not in ("classification", "regression") or not all(type(n) is str for n in told["classes"]):
-        raise CodecError(f"its task is {told['task']!r:.80}, its classes are {told['classes']!r:.80}")
-    if not (isinstance(told.get("columns", []), list) and all(type(n) is str for n in told.get("columns", []))):
-        raise CodecError(f"its columns are {told['columns']!r:.80}")
-    return Registered(told["client"], told["newcomer"], told["train"], SampleKind.of(told))
+    return Registered(told["client"], told["newcomer"], told["train"], SampleKind.read(told))
 
 
 def _order(name: str) -> list[Any]:

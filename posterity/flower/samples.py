@@ -46,6 +46,9 @@ class Samples:
         mine = self
         if self.kind.columns != kind.columns:
             mine = replace(self, x=self.x[:, kind.order_of(self.kind.columns, f"client {self.name!r}")])
+        if replace(self.kind, classes=kind.classes, columns=kind.columns) != kind:
+            raise ValueError(f"the server speaks of samples of {kind.facts()!r:.300}; client {self.name!r} has some of "
+                             f"{self.kind.facts()!r:.300}: all must have the same shape and the same task")  # fmt: skip
         return replace(mine, kind=kind) if self.kind.classes == kind.classes else mine._numbered(kind, least)
 
     def _numbered(self, kind: SampleKind, least: int) -> Samples:

@@ -32,7 +32,8 @@ from posterity.experiment.config import Config
 from posterity.experiment.run_state import round_line
 from posterity.experiment.scoring import ScoringPlace
 from posterity.flower.agreement import Agreement
-from posterity.flower.request import EvaluationPoint, Line, Request
+from posterity.flower.question import EvaluationPoint
+from posterity.flower.request import Line, Request
 from posterity.flower.roster import Exchange, Registered, Roster
 from posterity.flower.rules import RoundRules
 from posterity.flower.scores import PointScores, group_lines

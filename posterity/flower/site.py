@@ -28,7 +28,8 @@ from posterity.engine.client import Site, Visit, predict_client, visit_client
 from posterity.experiment.config import Config
 from posterity.experiment.run_folder import write_atomic
 from posterity.experiment.scoring import Scored
-from posterity.flower.agreement import Agreement, SampleKind, agree
+from posterity.flower.agreement import Agreement, agree
+from posterity.flower.question import Question
 from posterity.flower.records import RecordFiles
 from posterity.flower.samples import Samples
 from posterity.flower.scores import scored_rows, tell_scores
@@ -62,12 +63,11 @@ class ClientSite:
 
 def answer(site: ClientSite, data: bytes) -> bytes:
     """The reply to a question of the server's."""
-    asked = read_facts(data)
-    if asked.get("ask") == "register":
+    told = read_facts(data)
+    if told.get("ask") == "register":
         return _registration(site)
-    if asked.get("ask") not in ("visit", "leave"):
-        raise CodecError(f"the server asks for {asked.get('ask')!r}; this site answers 'register', 'visit' and 'leave'")
-    if asked["ask"] == "leave" or is_leaving(site.place, asked["trial"]):
+    asked = Question.of(told)
+    if asked.ask == "leave" or is_leaving(site.place, asked.trial):
         return _leave(site, asked, data)
     return _visit(site, asked, data)
 
@@ -95,44 +95,54 @@ class Opened:
 
 def open_question(site: ClientSite, data: bytes) -> Opened:
     """What a question of the kinds `visit` and `leave` is about."""
-    asked = read_facts(data)
-    kind, told, late = SampleKind.of(asked["samples"]), asked["federation"], bool(asked["newcomer"])
-    agreement = agree(site.config, kind, told["clients"], told["samples"], told["public"])
-    mine, number = site.samples.as_kind(kind, site.config.least), asked["number"]
+    asked = Question.of(read_facts(data))
+    kind, number = asked.samples, asked.number
+    mine = site.samples.as_kind(kind, site.config.least)  # before a network is made of that size
+    agreement = agree(site.config, kind, **asked.federation)
+    read_facts(data, agreement.fingerprint)  # before a state is made for so many clients
+    _check_epochs(agreement, asked)
     machine = machine_of(agreement, mine, number)
-    offer = decode(data, agreement.offer_like(None if late else number), agreement.fingerprint, finite=False)
+    offer = decode(data, agreement.offer_like(None if asked.newcomer else number), agreement.fingerprint, finite=False)
     files = RecordFiles(site.folder, site.experiment, mine.name, agreement.fingerprint)
     return Opened(agreement, mine, machine, offer, files, _record(machine, offer, files, asked))
 
 
-def _visit(site: ClientSite, asked: Mapping[str, Any], data: bytes) -> bytes:
-    found, round = open_question(site, data), asked["round"]
+def _check_epochs(agreement: Agreement, asked: Question) -> None:
+    """Nobody makes a site adapt for longer than its configuration says."""
+    most = max(1, agreement.method.adaptation, agreement.config.newcomer_epochs)
+    for point, _, epochs in asked.score:
+        if epochs > most:
+            raise CodecError(f"the server asks for scores after {epochs} epochs, {point!r}; expected at most {most}")
+
+
+def _visit(site: ClientSite, asked: Question, data: bytes) -> bytes:
+    found, round = open_question(site, data), asked.round
     agreement, mine, machine, offer, record = found.agreement, found.mine, found.machine, found.offer, found.record
-    if asked["score"]:
+    scores = [_scored(machine, mine, offer, record, site.config.least, *each) for each in asked.score]
+    if scores:
         _keep_offer(site, data)
-    scores = [_scored(machine, mine, offer, record, site.config.least, *each) for each in asked["score"]]
-    reply = {"client": mine.name, "round": round, "trial": asked["trial"], "scores": scores}
+    reply = {"client": mine.name, "round": round, "trial": asked.trial, "scores": scores}
     say = partial(_say, site, agreement, mine)
-    if not asked["train"]:
+    if not asked.train:
         return say({}, reply)
     done = visit_client(machine, offer.shared, offer.own, record, round)
     if not _usable(done):
         return say({}, {**reply, "refused": "not finite or outside its declared range"})
-    if not asked["trial"]:
-        found.files.write(done.record, round, {asked["counted"], _counted_in_offer(site)})
+    if not asked.trial:
+        found.files.write(done.record, round, {asked.counted, _counted_in_offer(site)})
     loss = done.loss if len(mine.rows["train"]) >= site.config.least else None
     return say(done.message, {**reply, "loss": None if loss is None else loss.double().tolist()})
 
 
-def _leave(site: ClientSite, asked: Mapping[str, Any], data: bytes) -> bytes:
+def _leave(site: ClientSite, asked: Question, data: bytes) -> bytes:
     """The factor that the server is to subtract for a client that goes for good, if there is one."""
-    found, round = open_question(site, data), asked["round"]
+    found, round = open_question(site, data), asked.round
     factor = None if found.record is None else found.agreement.method.factor(found.record)
-    if asked["ask"] == "visit" and not seal_wish(site.place):
+    if asked.ask == "visit" and not seal_wish(site.place):
         return _visit(site, asked, data)  # it stays after all
     if _is_complete(data, found.offer):
         _keep_offer(site, data)
-    told = {"client": site.samples.name, "round": round, "trial": asked["trial"], "leave": True}
+    told = {"client": site.samples.name, "round": round, "trial": asked.trial, "leave": True}
     reply = encode({} if factor is None else factor, found.agreement.fingerprint, told)
     rows = len(found.mine.rows["train"])
     behind = {} if factor is None else dict.fromkeys((name.split("/")[0] for name, _ in tree_named(factor)), rows)
@@ -176,12 +186,12 @@ def machine_of(agreement: Agreement, mine: Samples, number: int) -> Site:
     return Site(*setting, torch.tensor(number), mine.x, mine.y, {n: mine.rows[n] for n in ("train", "validation")})
 
 
-def _record(machine: Site, offer: Offer, files: RecordFiles, asked: Mapping[str, Any]) -> Personal | None:
+def _record(machine: Site, offer: Offer, files: RecordFiles, asked: Question) -> Personal | None:
     """The record that counts; None before the first, and for a newcomer."""
-    if asked["newcomer"] or not asked["counted"]:
+    if asked.newcomer or not asked.counted:
         return None
-    like = machine.arrive(offer.shared, offer.own, None, asked["round"]).personal
-    return files.read(like, asked["counted"])
+    like = machine.arrive(offer.shared, offer.own, None, asked.round).personal
+    return files.read(like, asked.counted)
 
 
 def _scored(

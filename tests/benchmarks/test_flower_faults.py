@@ -45,6 +45,22 @@ def test_a_server_stands_damaged_messages(count, script, capsys):
     assert len([text for text in rows if text.startswith("refused")]) > 5
 
 
+@pytest.mark.parametrize("count", [60, pytest.param(10_000, marks=pytest.mark.everything)])
+def test_a_site_stands_damaged_questions(count, script, capsys):
+    """And whatever it refuses has changed nothing on its disk."""
+    assert script.main(["--questions", str(count)]) == 0
+    rows = dict(line.strip("| ").split(" | ") for line in capsys.readouterr().out.splitlines()[2:])
+    assert rows.pop("crashes, and refusals that wrote something") == "0"
+    assert sum(int(times.replace(",", "")) for times in rows.values()) == count
+    assert len([text for text in rows if text.startswith("refused")]) > 4
+
+
+def test_a_crash_of_a_site_is_counted(script, monkeypatch, capsys):
+    monkeypatch.setattr(importlib.import_module("injected.fuzzed_questions"), "lied", lambda data, draw: 5)
+    assert script.main(["--questions", "10"]) == 1
+    assert "**the site crashed**: TypeError | 5 |" in capsys.readouterr().out
+
+
 def test_a_crash_is_counted(script, monkeypatch, capsys):
     monkeypatch.setattr(importlib.import_module("injected.fuzzed"), "lied", lambda data, draw: 5)  # are no bytes
     assert script.main(["--fuzz", "20"]) == 1
