@@ -18,8 +18,9 @@ ICLR 2018, Algorithm 1 (flat clipping); against attackers: Sun, Kairouz, Suresh 
 federated learning?", 2019, section 4.
 
 Differs from the paper: weights are bounded as well; running statistics of batch norm are leaves like any other, for
-they move the average too. A simulation shortens on the client; in the field, whoever adds up must do it, as an
-attacker would not. Kinds that are neither Mean nor Sum, and means with a weight for every number, are refused.
+they move the average too. Clients shorten what they send, and as an attacker would not, a server across machines leaves
+out what is longer (`inspect`). Behind a wrapper that changes messages afterwards (`+metavd`, `+drop`, `+dp`) it cannot
+tell. Kinds that are neither Mean nor Sum, and means with a weight for every number, are refused.
 """
 
 from __future__ import annotations
