@@ -52,6 +52,11 @@ def tell_scores(validation: Scored, test: Scored, site: Site, point: str, epochs
     return {name: _tell(part, least) for name, part in zip(PARTS, (validation, test, held), strict=True)}
 
 
+def tell_loss(loss: Tensor | None) -> list[float] | None:
+    """Loss times samples, and samples, for JSON, which has no infinity: a message is not to be lost for that."""
+    return loss.double().tolist() if loss is not None and bool(loss.isfinite().all()) else None
+
+
 def _tell(scored: Scored, least: int) -> Line:
     scores, rows = scored.scores, int(scored.scores.n)
     if not rows:
@@ -156,4 +161,4 @@ def _drop_unknown(line: Line) -> None:
     line["bins"] = []
 
 
-__all__ = ["PointScores", "group_lines", "read_scores", "scored_rows", "tell_scores"]
+__all__ = ["PointScores", "group_lines", "read_scores", "scored_rows", "tell_loss", "tell_scores"]

@@ -32,7 +32,7 @@ from posterity.flower.agreement import Agreement, agree
 from posterity.flower.question import Question
 from posterity.flower.records import RecordFiles
 from posterity.flower.samples import Samples
-from posterity.flower.scores import scored_rows, tell_scores
+from posterity.flower.scores import scored_rows, tell_loss, tell_scores
 from posterity.flower.sent import SampleCounts, counts_behind, describe_reply, write_sent
 from posterity.flower.wish import is_leaving, seal_wish, write_left
 
@@ -130,8 +130,8 @@ def _visit(site: ClientSite, asked: Question, data: bytes) -> bytes:
         return say({}, {**reply, "refused": "not finite or outside its declared range"})
     if not asked.trial:
         found.files.write(done.record, round, {asked.counted, _counted_in_offer(site)})
-    loss = done.loss if len(mine.rows["train"]) >= site.config.least else None
-    return say(done.message, {**reply, "loss": None if loss is None else loss.double().tolist()})
+    enough = len(mine.rows["train"]) >= site.config.least
+    return say(done.message, {**reply, "loss": tell_loss(done.loss) if enough else None})
 
 
 def _leave(site: ClientSite, asked: Question, data: bytes) -> bytes:

@@ -18,6 +18,7 @@ from posterity.experiment import run_folder
 from posterity.experiment.setup import set_up
 from posterity.flower import request as request_module
 from posterity.flower.experiment import run_experiment
+from posterity.flower.records import RecordFiles
 from posterity.flower.site import answer
 
 from .in_process import InProcess, assert_same_end, configuration, deploy, federation_of, node_of, simulate, sites
@@ -105,6 +106,21 @@ def test_a_record_that_is_gone_is_named(tmp_path):
 
     with pytest.raises(ValueError, match="the record of client 'client 2' after round 1 is not in"):
         deploy(config, tmp_path, watch)
+
+
+def test_a_record_of_another_experiment_is_named(tmp_path):
+    record = {"head": torch.arange(3.0)}
+    files = RecordFiles(tmp_path, "test", "client 0", "one")
+    files.write(record, 4, ())
+    assert torch.equal(files.read(record, 4)["head"], record["head"])
+    with pytest.raises(ValueError, match="is of another method, configuration or network than this experiment 'test'"):
+        replace(files, fingerprint="two").read(record, 4)
+
+
+@pytest.mark.parametrize("name", ["..", ".", "", "a/b", "/etc", "../../up", "north ward"])
+def test_a_name_is_one_folder_whatever_it_is(name, tmp_path):
+    place = RecordFiles(tmp_path, name, name, "").place
+    assert place.resolve().parent.parent == tmp_path.resolve()
 
 
 def test_a_record_never_leaves_its_site(tmp_path):

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from posterity.core.codec import CodecError, encode, read_facts
-from posterity.flower.agreement import SampleKind
+from posterity.flower.agreement import Agreement, SampleKind
 from posterity.flower.question import Question
 from posterity.flower.request import Request
 from posterity.flower.rules import RoundRules
@@ -84,12 +84,13 @@ def test_epochs_beyond_the_configuration_are_refused(asked):
         answer(make(), encode(offer, agreement.fingerprint, facts, complete=True))
 
 
-def test_a_federation_of_another_size_is_refused_before_anything_of_that_size_is_made(asked):
+def test_a_federation_of_another_size_is_refused_before_anything_of_that_size_is_made(asked, monkeypatch):
     make, question, agreement, offer = asked
     facts = read_facts(question)
+    monkeypatch.setattr(Agreement, "offer_like", lambda *given: pytest.fail("a state was made"))
     facts["federation"]["clients"] = 2**39
     with pytest.raises(CodecError, match="fingerprint"):
         answer(make(), encode(offer, agreement.fingerprint, facts, complete=True))
-    facts["samples"]["shape"] = [2**39]
+    facts["samples"]["shape"] = [2**20]
     with pytest.raises(ValueError, match="the server speaks of samples of"):
         answer(make(), encode(offer, agreement.fingerprint, facts, complete=True))

@@ -80,6 +80,38 @@ def test_who_is_missing_is_asked_again_and_nobody_counts_twice(tmp_path, monkeyp
     assert_same_end(server, tmp_path, simulate(config))
 
 
+def test_as_many_replies_as_are_needed_are_enough(tmp_path):
+    def spoil(client, facts, reply):
+        return gone(reply) if facts.get("round") == 2 and client == 2 else reply
+
+    _, lines = begin(configuration("fedavg", evaluate_every=3), tmp_path, spoil)
+    assert [line["accepted"] for line in lines if line["kind"] == "round"] == [3, 2]
+    assert not [line for line in lines if line["kind"] == "note" and "asked again" in line["text"]]
+
+
+def test_the_largest_clients_are_asked_first(tmp_path):
+    """They take longest, and a simulation adds up in this order."""
+    config = configuration("fedavg", clients=6, subset="20%")
+    (tmp_path / "server").mkdir()
+    server = open_server(config, InProcess(sites(config, tmp_path)), tmp_path / "server", 6, lambda line: None, wait=0)
+    sizes = [server.roster.clients[name].train for name in server.cohort(1)]
+    assert len(set(sizes)) > 2
+    assert sizes == sorted(sizes, reverse=True)
+
+
+def test_what_only_scores_need_travels_with_those_that_are_scored(tmp_path):
+    """FedDyn's average, which no client trains from."""
+    config = configuration("feddyn")
+    (tmp_path / "server").mkdir()
+    server = open_server(config, InProcess(sites(config, tmp_path)), tmp_path / "server", 3, lambda line: None, wait=0)
+    client = server.roster.clients["client 0"]
+    requests = [
+        Request(server.agreement, server.state, 1, ("client 0",), points) for points in ((), (("trained", 1, 0),))
+    ]
+    plain, scored = (read_header(request.question(client, 0, 0)).arrays.keys() for request in requests)
+    assert plain < scored
+
+
 def test_a_run_with_too_few_replies_stops_and_goes_on(tmp_path):
     config = configuration("scaffold", evaluate_every=3)
 
@@ -130,6 +162,7 @@ def test_a_message_that_spoils_the_state_is_left_out_by_name(tmp_path):
         (lambda sent: sent.replace(b'"trial":false', b'"trial":true '), "it answers a trial, not the round"),
         (lambda sent: sent.replace(b'"scores"', b'"score_"'), "its scores are no list of tables"),
         (lambda sent: sent.replace(b'"trained"', b'"entered"'), "its scores are of [('entered', 1, 0)]"),
+        (lambda sent: sent.replace(b'"round":1', b'"round":2', 1), "it is of client 'client 1' and round 2"),
         (lambda sent: sent.replace(b'"client 1"', b'"client 0"'), "it is of client 'client 0' and round 1"),
     ],
 )
@@ -162,12 +195,13 @@ def test_late_and_double_replies_are_not_heard(tmp_path):
     assert_same_end(server, tmp_path, simulate(config))
 
 
-def test_a_site_that_does_not_clip_is_refused(tmp_path):
+@pytest.mark.parametrize("wrong", [{"factor": 1.5}, {"weight": 3.0}])
+def test_a_site_that_does_not_clip_is_refused(wrong, tmp_path):
     """With +clip its own code cuts what a client sends; a site that runs other code is found out by the server."""
     config = configuration("fedavg+clip", rounds=1, evaluate_every=2, set={"bound": "0.01"})
 
     def spoil(client, facts, reply):
-        return farther(config, reply, 1.5) if client == 2 and facts.get("round") == 1 else reply
+        return farther(config, reply, **wrong) if client == 2 and facts.get("round") == 1 else reply
 
     _, lines = begin(config, tmp_path, spoil)
     (line,) = [line for line in lines if line["kind"] == "round"]
@@ -176,14 +210,15 @@ def test_a_site_that_does_not_clip_is_refused(tmp_path):
     assert line["refused"] == [{"client": "client 2", "reason": reason}]
 
 
-def farther(config, reply, factor):
-    """A message of FedAvg with +clip in round 1 whose way from the first parameters is `factor` times as long."""
+def farther(config, reply, factor=1.0, weight=1.0):
+    """A message of FedAvg with +clip in round 1 whose way from the first parameters, or weight, is so much larger."""
     header, sim = read_header(reply), set_up(config, federation_of(config)).sim
     site = site_without_data(sim, sim.visits, torch.tensor(0), sim.federation.shape, "classification")
     message = decode(reply, message_like(site, *sim.method.offer(first_state(sim), torch.tensor(0)), 1),
                      header.fingerprint)  # fmt: skip
     way = {n: sim.initial[n] + factor * (leaf - sim.initial[n]) for n, leaf in message["params"].value.items()}
-    sent = {**message, "params": replace(message["params"], value=way)}
+    mean = replace(message["params"], value=way, weight=weight * message["params"].weight)
+    sent = {**message, "params": mean}
     return encode(sent, header.fingerprint, header.facts)
 
 

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from posterity import methods
 from posterity.cli.app import app
-from posterity.core.codec import encode
+from posterity.core.codec import encode, read_facts
 from posterity.core.named_arrays import read_header
 from posterity.core.protocol import Facts
 from posterity.core.random import make_key
@@ -20,7 +20,9 @@ from posterity.core.withhold import without_rare
 from posterity.engine import client, keys
 from posterity.experiment.run_folder import read_lines
 from posterity.experiment.setup import DTYPES, set_up
+from posterity.flower.experiment import run_experiment
 from posterity.flower.samples import read_samples, samples_of
+from posterity.flower.scores import tell_loss
 from posterity.flower.sent import SENT, read_sent, summarise_sent, write_sent
 from posterity.flower.server import Server
 from posterity.flower.site import ClientSite, answer
@@ -79,6 +81,31 @@ def test_every_leaf_is_written_down_before_it_leaves(tmp_path, monkeypatch):
     assert one["checksum"] in sums  # the last leaf of its message
     train = federation_of(config).train.counts.tolist()
     assert {line["count"] for line in written if line["leaf"] == "loss"} == set(train)
+
+
+@pytest.mark.parametrize("least", [1, 10_000])
+def test_the_loss_of_few_rows_stays_at_home(least, tmp_path):
+    replies: list = []
+
+    class Listening(InProcess):
+        def ask(self, questions):
+            for node, reply in super().ask(questions):
+                replies.append(read_facts(reply))
+                yield node, reply
+
+    config = configuration("fedavg", min_count=least, rounds=1, evaluate_every=2)
+    run_experiment(config, Listening(sites(config, tmp_path)), tmp_path / "server", 3, lambda line: None, wait=0)
+    told = [facts["loss"] for facts in replies if "loss" in facts]
+    assert len(told) == 3
+    assert all((loss is None) is (least > 1) for loss in told)
+
+
+def test_an_infinite_loss_is_not_told():
+    """JSON has no infinity, and the message is not to be lost for it."""
+    assert tell_loss(torch.tensor([6.0, 3.0])) == [6.0, 3.0]
+    assert tell_loss(torch.tensor([torch.inf, 3.0])) is None
+    assert tell_loss(torch.tensor([torch.nan, 3.0])) is None
+    assert tell_loss(None) is None
 
 
 def test_scores_of_few_rows_stay_at_home_and_in_the_simulator_too(tmp_path):
@@ -184,6 +211,11 @@ def test_what_left_is_summed_up(tmp_path):
     assert found["train"]["times"] == 2
     assert found["train"]["count"] == len(site.samples.rows["train"])
     assert (found["client"]["count"], found["client"]["bytes"]) == (None, 2 * len('"north"'))
+    lines = [
+        {"round": r, "leaf": "w", "shape": [], "bytes": 4, "count": n, "checksum": ""}
+        for r, n in enumerate((7, 0, 5, 9))
+    ]
+    assert summarise_sent(lines) == [{"leaf": "w", "times": 4, "rounds": [0, 3], "bytes": 16, "count": 5}]
     done = CliRunner().invoke(app, ["flower", "sent", str(site.place)])
     assert "What left this site" in done.output
     assert f"{sum(line['bytes'] for line in found.values())} bytes in all" in done.output

@@ -15,10 +15,11 @@ from posterity.experiment.run_folder import read_lines
 from posterity.flower.experiment import open_server, run_experiment, save
 from posterity.flower.leave import depart, release
 from posterity.flower.predict import predict_rows
+from posterity.flower.request import Request
 from posterity.flower.rules import RoundRules
 from posterity.flower.samples import read_site_file
 from posterity.flower.sent import SENT
-from posterity.flower.site import OFFER, ClientSite
+from posterity.flower.site import OFFER, ClientSite, answer
 from posterity.flower.wish import LEFT, WISH, find_place, take_back, wish_to_leave
 
 from .in_process import EXPERIMENT, InProcess, configuration, node_of, sites
@@ -157,6 +158,18 @@ def test_a_wish_can_be_taken_back_until_it_is_answered(tmp_path):
     for wrong in (take_back, wish_to_leave):
         with pytest.raises(ValueError, match=r"has left the experiment for good: it said so in round 2 \(no factor"):
             wrong(place)
+
+
+def test_a_trial_is_answered_in_spite_of_a_wish(tmp_path):
+    """It asks whether the round before can be taken, of which the client's message is a part."""
+    server, _ = opened(long_run("fedavg"), tmp_path)
+    server.step()
+    place, client = place_of(tmp_path, 1), server.roster.clients["client 1"]
+    wish_to_leave(place)
+    for trial, leaves in ((True, False), (False, True), (True, True)):  # once it has left, it has
+        request = Request(server.agreement, server.state, 2, ("client 1",), trial=trial)
+        reply = answer(server.exchange.make[node_of(1)](), request.question(client, 1, 1))
+        assert read_facts(reply).get("leave", False) is leaves
 
 
 def test_a_client_that_left_still_predicts(tmp_path):
