@@ -61,8 +61,8 @@ class SampleKind:
     def read(told: Mapping[str, Any]) -> SampleKind:
         """As somebody else says it: checked."""
         shape, classes, columns = told.get("shape"), told.get("classes"), told.get("columns", [])
-        whole = isinstance(shape, list) and all(type(n) is int and 0 < n < MOST for n in shape)
-        if not whole or math.prod(told["shape"]) >= MOST:
+        is_shape = isinstance(shape, list) and all(type(n) is int and 0 < n < MOST for n in shape)
+        if not is_shape or math.prod(told["shape"]) >= MOST:
             raise CodecError(f"its samples have the shape {shape!r:.80}")
         if told.get("task") not in TASKS or not _are_names(classes):
             raise CodecError(f"its task is {told.get('task')!r:.80}, its classes are {classes!r:.80}")

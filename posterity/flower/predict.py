@@ -12,7 +12,7 @@ from posterity.core.protocol import Method
 from posterity.data.federation import Federation
 from posterity.engine.client import predict_client
 from posterity.experiment.setup import DTYPES
-from posterity.flower.question import Question
+from posterity.flower.question import ClientQuestion
 from posterity.flower.site import OFFER, ClientSite, open_question
 from posterity.flower.wish import left_in
 
@@ -44,7 +44,7 @@ def predict_rows(site: ClientSite, federation: Federation, x: Any) -> SitePredic
         raise ValueError(f"there is no {path}: this client has not been scored yet in the experiment "
                          f"{site.experiment!r}; give its name and its records' folder, or finish the run")  # fmt: skip
     data = path.read_bytes()
-    asked, found = Question.of(read_facts(data)), open_question(site, data)
+    asked, found = ClientQuestion.of(read_facts(data)), open_question(site, data)
     here, method = found.mine.kind, found.agreement.method
     round, epochs, note = _point(method, asked, left_in(site.place) == asked.round)
     rows = federation.preprocessing.apply(x, 0, federation.shape, DTYPES[site.config.dtype])
@@ -58,7 +58,7 @@ def predict_rows(site: ClientSite, federation: Federation, x: Any) -> SitePredic
     return SitePrediction(said, here.classes, round, method.scored, note)
 
 
-def _point(method: Method, asked: Question, left: bool) -> tuple[int, int, str]:
+def _point(method: Method, asked: ClientQuestion, left: bool) -> tuple[int, int, str]:
     """Round and epochs of the model that an offer gives where the method is scored, and what must be said about it."""
     points = {point: (round, epochs) for point, round, epochs in asked.score}
     if method.scored in points and not left:

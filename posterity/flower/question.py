@@ -20,7 +20,7 @@ LONGEST = 64  # points that are scored at once
 
 
 @dataclass(frozen=True)
-class Question:
+class ClientQuestion:
     """A visit, or to leave: of which client, in which round, and what is scored beside it."""
 
     ask: str
@@ -40,7 +40,7 @@ class Question:
         return {**told, "score": list(self.score), "samples": self.samples.facts()}
 
     @staticmethod
-    def of(facts: Mapping[str, Any]) -> Question:
+    def of(facts: Mapping[str, Any]) -> ClientQuestion:
         """As it is read."""
         if facts.get("ask") not in ASKS:
             raise CodecError(f"the server asks for {facts.get('ask')!r:.40}; this site answers 'register', 'visit' and "
@@ -57,7 +57,7 @@ class Question:
         federation = {name: _count(told, name) for name in ("clients", "samples", "public")}
         newcomer, train, trial = facts["newcomer"], facts["train"], facts["trial"]
         score, samples = _points(facts.get("score")), SampleKind.read(kind)
-        return Question(facts["ask"], round, number, newcomer, train, trial, counted, score, samples, federation)
+        return ClientQuestion(facts["ask"], round, number, newcomer, train, trial, counted, score, samples, federation)
 
 
 def _count(facts: Mapping[str, Any], name: str, least: int = 0) -> int:
@@ -79,4 +79,4 @@ def _is_point(given: Any) -> bool:
     return all(type(each) is int and least <= each < MOST for least, each in zip((1, 0), given[1:], strict=True))
 
 
-__all__ = ["EvaluationPoint", "Question"]
+__all__ = ["ClientQuestion", "EvaluationPoint"]

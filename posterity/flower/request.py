@@ -21,7 +21,7 @@ from posterity.engine.client import Site, Visit
 from posterity.engine.expected import message_like, site_without_data
 from posterity.engine.server import Accumulator
 from posterity.flower.agreement import Agreement
-from posterity.flower.question import EvaluationPoint, Question
+from posterity.flower.question import ClientQuestion, EvaluationPoint
 from posterity.flower.roster import Registered
 from posterity.flower.scores import PointScores, read_scores
 
@@ -58,7 +58,7 @@ class Request:
         """For one client, whose message of the round `counted` was the last that counted."""
         facts, scored = self.agreement.facts, self.scored(client)
         told = {"clients": facts.clients, "samples": facts.samples, "public": facts.public}
-        asked = Question(
+        asked = ClientQuestion(
             self.ask, self.round, number, client.newcomer, client.name in self.cohort, self.trial, counted,
             tuple(scored), self.agreement.kind, told,
         )  # fmt: skip

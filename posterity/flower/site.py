@@ -29,7 +29,7 @@ from posterity.experiment.config import Config
 from posterity.experiment.run_folder import write_atomic
 from posterity.experiment.scoring import Scored
 from posterity.flower.agreement import Agreement, agree
-from posterity.flower.question import Question
+from posterity.flower.question import ClientQuestion
 from posterity.flower.records import RecordFiles
 from posterity.flower.samples import Samples
 from posterity.flower.scores import scored_rows, tell_loss, tell_scores
@@ -66,7 +66,7 @@ def answer(site: ClientSite, data: bytes) -> bytes:
     told = read_facts(data)
     if told.get("ask") == "register":
         return _registration(site)
-    asked = Question.of(told)
+    asked = ClientQuestion.of(told)
     if asked.ask == "leave" or is_leaving(site.place, asked.trial):
         return _leave(site, asked, data)
     return _visit(site, asked, data)
@@ -95,7 +95,7 @@ class Opened:
 
 def open_question(site: ClientSite, data: bytes) -> Opened:
     """What a question of the kinds `visit` and `leave` is about."""
-    asked = Question.of(read_facts(data))
+    asked = ClientQuestion.of(read_facts(data))
     kind, number = asked.samples, asked.number
     mine = site.samples.as_kind(kind, site.config.least)  # before a network is made of that size
     agreement = agree(site.config, kind, **asked.federation)
@@ -107,7 +107,7 @@ def open_question(site: ClientSite, data: bytes) -> Opened:
     return Opened(agreement, mine, machine, offer, files, _record(machine, offer, files, asked))
 
 
-def _check_epochs(agreement: Agreement, asked: Question) -> None:
+def _check_epochs(agreement: Agreement, asked: ClientQuestion) -> None:
     """Nobody makes a site adapt for longer than its configuration says."""
     most = max(1, agreement.method.adaptation, agreement.config.newcomer_epochs)
     for point, _, epochs in asked.score:
@@ -115,7 +115,7 @@ def _check_epochs(agreement: Agreement, asked: Question) -> None:
             raise CodecError(f"the server asks for scores after {epochs} epochs, {point!r}; expected at most {most}")
 
 
-def _visit(site: ClientSite, asked: Question, data: bytes) -> bytes:
+def _visit(site: ClientSite, asked: ClientQuestion, data: bytes) -> bytes:
     found, round = open_question(site, data), asked.round
     agreement, mine, machine, offer, record = found.agreement, found.mine, found.machine, found.offer, found.record
     scores = [_scored(machine, mine, offer, record, site.config.least, *each) for each in asked.score]
@@ -134,7 +134,7 @@ def _visit(site: ClientSite, asked: Question, data: bytes) -> bytes:
     return say(done.message, {**reply, "loss": tell_loss(done.loss) if enough else None})
 
 
-def _leave(site: ClientSite, asked: Question, data: bytes) -> bytes:
+def _leave(site: ClientSite, asked: ClientQuestion, data: bytes) -> bytes:
     """The factor that the server is to subtract for a client that goes for good, if there is one."""
     found, round = open_question(site, data), asked.round
     factor = None if found.record is None else found.agreement.method.factor(found.record)
@@ -186,7 +186,7 @@ def machine_of(agreement: Agreement, mine: Samples, number: int) -> Site:
     return Site(*setting, torch.tensor(number), mine.x, mine.y, {n: mine.rows[n] for n in ("train", "validation")})
 
 
-def _record(machine: Site, offer: Offer, files: RecordFiles, asked: Question) -> Personal | None:
+def _record(machine: Site, offer: Offer, files: RecordFiles, asked: ClientQuestion) -> Personal | None:
     """The record that counts; None before the first, and for a newcomer."""
     if asked.newcomer or not asked.counted:
         return None

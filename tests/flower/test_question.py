@@ -7,7 +7,7 @@ import pytest
 
 from posterity.core.codec import CodecError, encode, read_facts
 from posterity.flower.agreement import Agreement, SampleKind
-from posterity.flower.question import Question
+from posterity.flower.question import ClientQuestion
 from posterity.flower.request import Request
 from posterity.flower.rules import RoundRules
 from posterity.flower.site import answer
@@ -16,7 +16,7 @@ from .in_process import InProcess, configuration, node_of, sites
 
 KIND = SampleKind((4,), "classification", ("no", "yes"), columns=("a", "b", "c", "d"))
 POINTS = (("received", 1, 0), ("adapted", 1, 2))
-ASKED = Question("visit", 2, 0, False, True, False, 1, POINTS, KIND, {"clients": 3, "samples": 90, "public": 0})
+ASKED = ClientQuestion("visit", 2, 0, False, True, False, 1, POINTS, KIND, {"clients": 3, "samples": 90, "public": 0})
 
 
 def travelled(question, **changes):
@@ -25,9 +25,9 @@ def travelled(question, **changes):
 
 
 def test_a_question_arrives_as_it_was_asked():
-    assert Question.of(travelled(ASKED)) == ASKED
+    assert ClientQuestion.of(travelled(ASKED)) == ASKED
     leave = replace(ASKED, ask="leave", newcomer=True, train=False, score=(), counted=0)
-    assert Question.of(travelled(leave)) == leave
+    assert ClientQuestion.of(travelled(leave)) == leave
 
 
 @pytest.mark.parametrize(
@@ -57,7 +57,7 @@ def test_a_question_arrives_as_it_was_asked():
 )
 def test_what_does_not_belong_there_is_refused_by_name(change, words):
     with pytest.raises(CodecError, match=words):
-        Question.of(travelled(ASKED, **change))
+        ClientQuestion.of(travelled(ASKED, **change))
 
 
 @pytest.fixture(scope="module")
