@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import subprocess
 import sys
 import tempfile
 import time
@@ -71,7 +72,10 @@ def main(given: Sequence[str] | None = None) -> int:
             parser.error(f"there is no fault {wrong[0]!r}; possible: {', '.join(faults)}")
         for name in names:
             begun = time.perf_counter()
-            done.append(faults[name](Path(place) / name))
+            try:
+                done.append(faults[name](Path(place) / name))
+            except subprocess.TimeoutExpired as error:
+                done.append(Outcome(name, "the run had no end", f"none within {error.timeout:.0f} s", False))
             print(f"{name}: {done[-1]} [{time.perf_counter() - begun:.0f} s]", flush=True)
     return tell(table(done), asked.out, all(each.kept for each in done))
 

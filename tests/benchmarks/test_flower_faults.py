@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -34,6 +35,15 @@ def test_another_end_than_the_promised_one_fails(script, monkeypatch, tmp_path):
     done = messages.forged(replace(messages.FORGED["cut"], promise="undisturbed"), tmp_path)
     assert not done.kept
     assert done.end == "as without that message, bit for bit"
+
+
+def test_a_run_without_an_end_is_a_row_that_was_not_kept(script, monkeypatch, capsys):
+    def stuck(folder):
+        raise subprocess.TimeoutExpired("flwr run", 400)
+
+    monkeypatch.setattr(importlib.import_module("injected.messages"), "FAULTS", {"deaf": stuck})
+    assert script.main([]) == 1
+    assert "| deaf | the run had no end | none within 400 s | **no** |" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("count", [100, pytest.param(10_000, marks=pytest.mark.everything)])
