@@ -16,6 +16,8 @@ from posterity.engine.store import Store
 from posterity.engine.tracing.trace import send
 
 ACTIVATIONS = 24  # numbers kept per input number of a batch, where nobody has measured it
+SMALL = 100  # rows: kernels of fewer cost what it takes to launch them
+SIMILAR = 0.7  # of a block's largest client, where kernels are padded to its size
 
 
 def able(sim: Simulation) -> Tensor:
@@ -27,16 +29,43 @@ def blocks(sim: Simulation, clients: Tensor, passes: Iterable[Pass] = ()) -> Ite
     """`clients` from the largest to the smallest, in blocks whose stacked copies fit into the memory allowed."""
     if not len(clients):
         return
-    ids = clients.cpu()
-    counts = sim.federation.train.sizes[ids]
-    clients = clients[send(torch.argsort(counts, descending=True, stable=True), clients.device)]
+    passes, counts = tuple(passes), sim.federation.train.sizes[clients.cpu()]
+    order = torch.argsort(counts, descending=True, stable=True)
+    clients, counts = clients[send(order, clients.device)], counts[order]
+    uneven = int(counts[0]) > SMALL and any(_grows(sim, each) for each in passes)
+    alike = _alike(counts.tolist()) if uneven else [len(clients)]
+    for some in torch.split(clients, alike):
+        yield from torch.split(some, _fitting(sim, some.cpu(), passes))
+
+
+def _alike(counts: list[int]) -> list[int]:
+    """How many clients of falling sizes share a block, if all of a block cost what its largest does."""
+    lengths, largest = list[int](), 0
+    for count in counts:
+        if not lengths or (largest > SMALL and count < SIMILAR * largest):
+            lengths.append(0)
+            largest = count
+        lengths[-1] += 1
+    return lengths
+
+
+def _grows(sim: Simulation, each: Pass) -> bool:
+    """Whether a step of this pass holds kernels: all rows of a client with all rows, padding included."""
+    if each.batch is not None or each.scratch is None:
+        return False
+    return each.scratch(2 * SMALL, sim.model) > 3 * each.scratch(SMALL, sim.model)
+
+
+def _fitting(sim: Simulation, ids: Tensor, passes: tuple[Pass, ...]) -> int:
+    """How many of these clients fit, as if all were as large as the largest."""
     sample = sim.federation.x[0].numel() * sim.federation.x.element_size()
     held, row = tree_bytes(sim.initial), 2 * sim.sample or ACTIVATIONS * sample
-    each = max([p.copies * held + row * (p.batch or int(counts.max())) + _scratch(sim, p, ids) for p in passes]
+    widest = int(sim.federation.train.sizes[ids].max())
+    each = max([p.copies * held + row * (p.batch or widest) + _scratch(sim, p, ids) for p in passes]
                or [8 * held + row])  # fmt: skip
     room = sim.memory // 2 if sim.root.is_cuda else sim.memory  # recordings of a GPU have memory of their own
-    most = len(clients) if sim.limit.most is None else sim.limit.most
-    yield from torch.split(clients, max(1, min(most, room // each)))
+    most = len(ids) if sim.limit.most is None else sim.limit.most
+    return max(1, min(most, room // each))
 
 
 def _scratch(sim: Simulation, each: Pass, ids: Tensor) -> int:

@@ -11,6 +11,7 @@ import torch
 from posterity.core.passes import gather
 from posterity.core.training import Training
 from posterity.core.tree import tree_bytes
+from posterity.data.federation import Part
 from posterity.engine.blocks import ACTIVATIONS, blocks
 from posterity.engine.round import first_state, score
 from posterity.engine.stacked import Stacked
@@ -75,3 +76,20 @@ def test_what_a_prediction_holds_is_declared_by_its_preparation():
     score(sim, Seen(), state, store, torch.arange(5), 1, [sim.federation.test], "received")
     assert seen == [1] * 5
     assert asked == [37]
+
+
+def test_clients_whose_kernels_would_be_mostly_padding_are_not_stacked_with_large_ones():
+    """500 rows pad 400 but not 300; below a hundred rows nobody is divided."""
+    case = make_case(FedAvg())
+    sim = case.sim()
+    sizes = [20, 500, 300, 400, 90, 280, 60]
+    part = Part.of([torch.zeros(size, dtype=torch.int64) for size in sizes])
+    sim = replace(sim, memory=10**12, federation=replace(sim.federation, train=part))
+    step = FedAvg().passes()[0]
+    kernels = replace(step, batch=None, scratch=lambda rows, model: rows**2)
+    linear = replace(step, batch=None, scratch=lambda rows, model: 50 * rows)
+    batches = replace(kernels, batch=10)
+    found = [block.tolist() for block in blocks(sim, torch.arange(7), [step, kernels])]
+    assert found == [[1, 3], [2, 5], [4, 6, 0]]
+    for passes in ([step], [linear], [batches]):
+        assert [block.tolist() for block in blocks(sim, torch.arange(7), passes)] == [[1, 3, 2, 5, 4, 6, 0]]
