@@ -1,13 +1,14 @@
 """What the tables of the papers cost: rounds of FedAvg in every table's own setting, times what its rows cost more.
 
-    python benchmarks/minutes.py [--device cuda] [--engine graph] [--only N-T1,B-T3] [--rounds 4] [--json FILE]
+    python benchmarks/minutes.py [--device cuda] [--engine graph] [--only N-T1,B-T3] [--rounds 4] --json FILE
     python benchmarks/minutes.py --table FILE [FILE …]      Markdown from such JSON
 
 Pictures are noise of the data set's own shape, number and classes (time does not depend on pixels), everything else is
 the recipe's: network, clients, partition, participation, epochs, batch. A round is timed without evaluation, as the
-median of all but the first two, in which engines record. A row costs what `costs.py` measured for its method in rounds
-of FedAvg (`docs/results/raw/costs-compiled-*.json`; on pFedVMP's network), 1 where it was not measured: those rows are
-named. Tables whose data are embedded are left out: they run on a laptop.
+median of all but the first two, in which engines record. Rounds of the large networks (`HEAVY`) take minutes: these are
+timed with one epoch and about `STEPS` full batches a client, and the time of a sample is what counts. A row costs what
+`costs.py` measured for its method in rounds of FedAvg (`docs/results/raw/costs-compiled-*.json`; on pFedVMP's network),
+1 where it was not measured: those rows are named. Tables whose data are embedded are left out: they run on a laptop.
 """
 
 from __future__ import annotations
@@ -34,6 +35,8 @@ from posterity.reproduce.recipe import Recipe, RecipeCell, recipes
 
 RAW = Path(__file__).parents[1] / "docs" / "results" / "raw"
 RECORDED = 2  # rounds in which engines record
+HEAVY = ("resnet", "office")  # how the names of networks begin whose rounds are long
+STEPS = 4  # of a client of a heavy network
 FREE = ("ft", "calibrated")  # wrappers that change nothing in a round
 USUAL = {"fedbps": "ggn"}  # what a method does where nothing else is asked for
 EMBEDDED = {each.name for each in available() if each.embedded}
@@ -57,22 +60,26 @@ FORMS = {
     "fmnist": Form(70_000, 1, 28, 10),
     "emnist47": Form(131_600, 1, 28, 47),
     "tinyimagenet": Form(110_000, 3, 64, 200),
-    "office31": Form(4_110, 3, 256, 31, 3),
+    "office31": Form(4_110, 3, 224, 31, 3),
     "femnist": Form(40_000, 1, 28, 62, 200),
     "celeba": Form(4_000, 3, 32, 2, 200),
 }
 
 
-def noise(data_dir: object, seed: int, *, of: str = "cifar10") -> Pool:
-    """Noise in the form of a data set; of the largest one for a mix."""
-    form = max((FORMS[name] for name in of.split("+")), key=lambda each: each.rows)
-    draw = torch.Generator().manual_seed(seed)
-    x = torch.rand(form.rows, form.channels, form.side, form.side, generator=draw)
-    y = torch.randint(form.classes, (form.rows,), generator=draw)
+def form_of(dataset: str) -> Form:
+    """Of a data set; of the largest one for a mix."""
+    return max((FORMS[name] for name in dataset.split("+")), key=lambda each: each.rows)
+
+
+def noise(data_dir: object, seed: int, *, of: str = "cifar10", rows: int = 0) -> Pool:
+    """So many rows of noise in the form of a data set, or as many as it has."""
+    form, draw = form_of(of), torch.Generator().manual_seed(seed)
+    rows = rows or form.rows
+    x = torch.rand(rows, form.channels, form.side, form.side, generator=draw)
+    y = torch.randint(form.classes, (rows,), generator=draw)
     names = tuple(f"w{k}" for k in range(form.owners))
-    owner = torch.arange(form.rows) % form.owners if names else None
-    test = torch.arange(form.rows) % 6 == 0
-    return Pool("noise", x, y, form.classes, owner=owner, owner_names=names, official_test=test)
+    owner = torch.arange(rows) % form.owners if names else None
+    return Pool("noise", x, y, form.classes, owner=owner, owner_names=names, official_test=torch.arange(rows) % 6 == 0)
 
 
 def costs() -> dict[str, float]:
@@ -111,40 +118,46 @@ def settings(recipe: Recipe) -> Iterator[tuple[RecipeCell, Config]]:
 
 def work(config: Config) -> tuple[str, ...]:
     """What decides the time of a round: two columns with the same need be timed once."""
-    names = ("dataset", "model", "subset", "clients", "split", "participation", "local_epochs", "batch_size")
-    kind = str(config.partition).partition(":")[
-        0
-    ]  # whether clients can be full matters, by how much they differ little
-    return (kind, *(str(getattr(config, name)) for name in names))
+    names = ("model", "subset", "clients", "split", "participation", "local_epochs", "batch_size")
+    kind = str(config.partition).partition(":")[0]  # whether clients can be full matters, by how much they differ little
+    return (kind, str(form_of(config.dataset)), *(str(getattr(config, name)) for name in names))
+
+
+def lightened(config: Config) -> tuple[Config, int, float]:
+    """The setting that is timed, its rows (0 for all), and the rounds of it that make one of `config`."""
+    if not str(config.model).startswith(HEAVY):
+        return config, 0, 1.0
+    form = form_of(config.dataset)
+    rows = min(form.rows, int((config.clients or form.owners) * config.batch_size * STEPS * 1.25))
+    return replace(config, local_epochs=1), rows, config.local_epochs * form.rows / rows
 
 
 def time_round(config: Config, more: Mapping[str, Any], rounds: int) -> float:
     """Seconds of a round of FedAvg in this setting."""
+    light, rows, times = lightened(config)
     chosen = {name: value for name, value in config.set.items() if name.startswith("model.")}
-    noisy = replace(config, method="fedavg", dataset="minutes:noise", rounds=rounds + RECORDED,
-                    evaluate_every=rounds + RECORDED, set={**chosen, "data.of": config.dataset}, **more)  # fmt: skip
+    chosen |= {"data.of": config.dataset, "data.rows": str(rows)}
+    noisy = replace(light, method="fedavg", dataset="minutes:noise", rounds=rounds + RECORDED,
+                    evaluate_every=rounds + RECORDED, set=chosen, **more)  # fmt: skip
     found = start_run(noisy, None)
     seconds = [line["seconds"] for line in found.lines if line["kind"] == "round"]
-    return statistics.median(seconds[RECORDED:-1])  # the last one has the evaluation in it
+    return times * statistics.median(seconds[RECORDED:-1])  # the last one has the evaluation in it
 
 
-def measure(only: list[str], more: Mapping[str, Any], rounds: int) -> list[dict[str, Any]]:
-    """Every table's columns with the seconds of their rounds."""
+def measure(only: list[str], more: Mapping[str, Any], rounds: int) -> Iterator[dict[str, Any]]:
+    """Every table's columns with the seconds of their rounds, in the order asked for."""
     timed: dict[tuple[str, ...], float | str] = {}
-    found = []
-    for recipe in recipes().values():
-        for cell, config in settings(recipe) if not only or recipe.id in only else ():
+    for recipe in [recipes()[name] for name in only] if only else recipes().values():
+        for cell, config in settings(recipe):
             key, began = work(config), time.perf_counter()
             if key not in timed:
                 try:
                     timed[key] = time_round(config, more, rounds)
                 except (ValueError, RuntimeError) as error:
                     timed[key] = str(error).splitlines()[0][:200]
-            found.append({"table": recipe.id, "folder": cell.folder, "rounds": config.rounds, "seconds": timed[key]})
-            print(
-                recipe.id, cell.name, timed[key], f"({time.perf_counter() - began:.0f} s)", file=sys.stderr, flush=True
-            )
-    return found
+            took = f"({time.perf_counter() - began:.0f} s)"
+            print(recipe.id, cell.name, timed[key], took, file=sys.stderr, flush=True)
+            yield {"table": recipe.id, "folder": cell.folder, "rounds": config.rounds, "seconds": timed[key]}
 
 
 def minutes(recipe: Recipe, seconds: Mapping[str, float], known: Mapping[str, float]) -> tuple[float, list[str]]:
@@ -181,19 +194,18 @@ def main() -> None:
     parser.add_argument("--precision", default="tf32")
     parser.add_argument("--only", default="")
     parser.add_argument("--rounds", type=int, default=4)
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--json", type=Path, default=Path("minutes.json"))
     parser.add_argument("--table", type=Path, nargs="+")
     args = parser.parse_args()
     if args.table:
         print(tabulate(args.table))
         return
-    more = {"device": args.device, "engine": args.engine, "precision": args.precision}
-    rows = measure([name for name in args.only.split(",") if name], more, args.rounds)
-    told = {"run": {"torch": torch.__version__, **more, "rounds": args.rounds}, "rows": rows}
-    if args.json:
-        args.json.write_text(json.dumps(told, indent=1))
-    else:
-        print(json.dumps(told, indent=1))
+    more = {"device": args.device, "engine": args.engine, "precision": args.precision,
+            "convolution": "triton" if args.device == "cuda" else "auto"}  # fmt: skip
+    told: dict[str, Any] = {"run": {"torch": torch.__version__, **more, "rounds": args.rounds}, "rows": []}
+    for row in measure([name for name in args.only.split(",") if name], more, args.rounds):
+        told["rows"].append(row)
+        args.json.write_text(json.dumps(told, indent=1))  # after every row: GPU time may end at any
 
 
 if __name__ == "__main__":

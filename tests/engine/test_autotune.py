@@ -136,6 +136,21 @@ def test_real_trials_time_what_the_engines_do(cnn):
         trial.check(_doubled(model), model)
 
 
+def test_slopes_that_are_only_rounding_do_not_make_a_way_wrong():
+    """Biases before batch norm: the ways differ there by more than a slope's own length. Elsewhere 3 % are refused."""
+    model = models.build("office_cnn", (3, 70, 70), 5, width=4)
+    params = model.init(0)
+    trial = Trial.of(torch.randn(8, 3, 70, 70, generator=torch.Generator().manual_seed(0)), params, 8, 2)
+    patches = model.rewired("patches")
+    many = trial._together(2)
+    found, right = (trials._slopes(each, *many) for each in (patches, model))
+    name = "base.conv1.bias"
+    assert float((found[name] - right[name]).norm()) > trials.STRICT * float(right[name].norm())
+    trial.check(patches, model)
+    with pytest.raises(ValueError, match="are wrong on this machine"):
+        trial.check(_doubled(model, 1.03), model)
+
+
 def test_switches_hold_while_a_way_is_timed(cnn):
     ways = [Way("loop", cnn[0], on) for on in (True, False)]
     assert [way.switched(lambda: float(torch.backends.mkldnn.enabled))() for way in ways] == [1.0, 0.0]
@@ -217,13 +232,13 @@ def test_a_race_ends_in_time(monkeypatch):
     assert len(hold_race([lambda: 1.0, lambda: 1.0]).times[0]) == 2
 
 
-def _doubled(model):
+def _doubled(model, times=2.0):
     class Doubled:
         way = "doubled"
 
         def __call__(self, *args, **kwargs):
             output, buffers = model(*args, **kwargs)
-            return 2 * output, buffers
+            return times * output, buffers
 
     return Doubled()
 

@@ -21,6 +21,7 @@ from posterity.engine.process_settings import with_threads
 from posterity.engine.tracing.trace import trace_flat
 
 STRICT, LOOSE = 0.02, 0.3  # of a gradient's length: with few bits other pixels may win where they are pooled
+SLIGHT = 0.01  # of all leaves' length: a bias before batch norm has no slope but rounding, which may be any
 SPACE, FEW = 0.1, 4  # seconds that a step of several clients may take, about; slow ones are tried by few
 SHORT = 0.03  # seconds of a step that is recorded before it is tried
 BUDGET, LIMIT = 0.8, 1.5  # seconds of a race, and of one in which not all turns that count have been taken
@@ -97,8 +98,10 @@ class Trial:
             return
         rough = getattr(model, "compute", None) is not None or torch.backends.cuda.matmul.allow_tf32
         limit = LOOSE if rough else STRICT
-        for mine, theirs in zip(*(tree_leaves(_slopes(m, *self._together(2))) for m in (other, model)), strict=True):
-            if not float((mine - theirs).norm()) <= limit * float(theirs.norm()):
+        found, right = (tree_leaves(_slopes(m, *self._together(2))) for m in (other, model))
+        least = SLIGHT * torch.stack([theirs.norm() for theirs in right]).norm()
+        for mine, theirs in zip(found, right, strict=True):
+            if not float((mine - theirs).norm()) <= limit * float(torch.maximum(theirs.norm(), least)):
                 raise ValueError(f"convolutions computed by {other.way!r} are wrong on this machine (gradients differ "
                                  f"from PyTorch's own by more than {limit:.0%}): use --convolution native")  # fmt: skip
 
