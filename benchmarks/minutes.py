@@ -172,17 +172,21 @@ def minutes(recipe: Recipe, seconds: Mapping[str, float], known: Mapping[str, fl
 
 
 def tabulate(files: list[Path]) -> str:
-    """Markdown: a line for every table."""
-    rows = [row for file in files for row in json.loads(file.read_text())["rows"]]
+    """Markdown: a line for every table with a setting that was timed, in it or in another table."""
+    timed: dict[tuple[str, ...], float | str] = {}
+    for row in [row for file in files for row in json.loads(file.read_text())["rows"]]:
+        recipe = recipes()[row["table"]]
+        timed[work(recipe.config(recipe.folders()[row["folder"]][0], {}))] = row["seconds"]
     lines = ["| table | s a round of FedAvg | minutes a seed | rows taken for FedAvg's cost |", "|---|--:|--:|---|"]
     for recipe in recipes().values():
-        mine = {row["folder"]: row["seconds"] for row in rows if row["table"] == recipe.id}
+        asked = {cell.folder: work(config) for cell, config in settings(recipe)}
+        mine = {folder: timed[key] for folder, key in asked.items() if key in timed}
         seconds = {folder: value for folder, value in mine.items() if not isinstance(value, str)}
         if not mine:
             continue
         total, missing = minutes(recipe, seconds, costs())
         each = ", ".join(dict.fromkeys(v if isinstance(v, str) else f"{v:.3f}" for v in mine.values()))
-        partly = "" if len(seconds) == len(mine) else " and more"
+        partly = "" if len(seconds) == len(asked) else " and more"
         lines.append(f"| {recipe.id} | {each} | {total:.0f}{partly} | {', '.join(missing)} |")
     return "\n".join(lines)
 

@@ -43,11 +43,10 @@ def start(words: list[str], out: Path) -> subprocess.Popen[str]:
                             stderr=subprocess.PIPE, text=True, start_new_session=True)  # fmt: skip
 
 
-def begun(out: Path, rounds: int = 3) -> bool:
-    """Whether some run below has trained for a while."""
-    return any(
-        path.stat().st_size and len(path.read_text().splitlines()) > rounds for path in out.rglob("metrics.jsonl")
-    )
+def begun(out: Path, rounds: int = 3, runs: int = 1) -> bool:
+    """Whether so many runs below have trained for a while."""
+    long = [path for path in out.rglob("metrics.jsonl") if len(path.read_text().splitlines()) > rounds]
+    return len(long) >= runs
 
 
 def wait_for(condition) -> None:
@@ -121,7 +120,7 @@ def test_a_killed_command_leaves_nothing(command, tmp_path):
 
 def test_a_killed_worker_is_named_and_the_others_go_on(tmp_path):
     process = start(COMMANDS["compare"], tmp_path / "out")
-    wait_for(lambda: begun(tmp_path / "out"))
+    wait_for(lambda: begun(tmp_path / "out", runs=2))  # both processes: whoever is killed has begun a run
     victim = next(pid for pid in members(process.pid) if pid != process.pid)
     os.kill(victim, signal.SIGKILL)
     _, said = process.communicate(timeout=600)

@@ -22,7 +22,7 @@ from posterity.core.training import Training
 from posterity.engine.blocks import meet
 from posterity.engine.loop import ORACLE
 from posterity.methods.fedavg import FedAvg
-from posterity.methods.fedbps.curvature import along, diagonal, signs, units
+from posterity.methods.fedbps.curvature import along, diagonal, row_gradients, rowwise, signs, units
 from posterity.methods.fedbps.method import FedBPS, State, packed, personal_entries, unpacked_like
 from posterity.methods.local import Local
 
@@ -356,6 +356,52 @@ def test_empirical_fisher_is_the_squared_gradient_of_rows():
             for i in range(7)]  # fmt: skip
     for name in params:
         assert torch.allclose(found[name], torch.stack([r[name] ** 2 for r in rows]).sum(0), atol=1e-12)
+
+
+class Awkward(nn.Module):
+    """Linear layers in every way that they are used in: once on a row, twice, on a sequence, tied, without bias."""
+
+    def __init__(self):
+        super().__init__()
+        self.once, self.twice, self.words = nn.Linear(6, 4), nn.Linear(4, 4), nn.Linear(2, 2)
+        self.tied, self.other, self.bare = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4, bias=False)
+        self.other.weight = self.tied.weight
+        self.fixed, self.unused, self.head = nn.Linear(4, 4), nn.Linear(3, 3), nn.Linear(4, 3)
+        self.fixed.weight.requires_grad_(False)
+
+    def forward(self, x):
+        z = self.words(x.reshape(-1, 3, 2)).tanh().flatten(1)
+        z = self.twice(self.twice(self.once(z).tanh()).tanh()).tanh()
+        z = self.fixed(self.bare(self.other(self.tied(z).tanh()).tanh()).tanh())
+        return self.head(z.tanh())
+
+
+@pytest.mark.parametrize("estimator", ["ggn", "empirical_fisher"])
+def test_a_layer_is_squared_at_once_only_where_its_rows_allow_it(estimator):
+    torch.manual_seed(0)
+    model = models.wrap(Awkward(), "head", 3, shape=(6,))
+    params, x, y = model.init(0, DOUBLE), random(5, 6), torch.tensor([0, 1, 2, 1, 0])
+    batch = replace(whole_batch(x, y), mask=torch.tensor([1.0, 1, 0.5, 0, 1], dtype=DOUBLE))
+    assert set(rowwise(params, x[:1], model)) == {"once", "bare", "fixed", "head"}
+    found = diagonal(estimator, params, batch, here_of(model))
+    assert list(found) == [n for n in params if n in model.trainable]
+
+    def nll(params, row, label):
+        return -log_likelihood(params, whole_batch(x[row : row + 1], torch.tensor([label])), here_of(model))
+
+    for name in found:
+        by_hand = torch.zeros_like(params[name])
+        for row, share in enumerate(batch.mask.tolist()):
+            p = torch.softmax(model(params, x[row : row + 1])[0][0], -1).tolist()
+            labels = enumerate(p) if estimator == "ggn" else [(int(y[row]), 1.0)]
+            by_hand += sum(share * weight * grad(nll)(params, row, label)[name] ** 2 for label, weight in labels)
+        assert torch.allclose(found[name], by_hand, rtol=1e-12, atol=1e-15), name
+
+
+def test_rows_of_linear_layers_take_no_room():
+    """Of 2 × 2 + 2 parameters of a convolution each row holds a gradient, of a linear layer its two sides."""
+    net = nn.Sequential(OrderedDict(conv=nn.Conv2d(1, 2, (1, 2)), flat=nn.Flatten(), head=nn.Linear(12, 5)))
+    assert row_gradients(7, models.wrap(net, "head", 5, shape=(1, 2, 4))) == 4 * 7 * (4 + 2 + 12 + 5)
 
 
 @pytest.mark.parametrize("task", ["classification", "regression"])

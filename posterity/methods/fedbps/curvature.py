@@ -8,16 +8,19 @@
 
 J is the Jacobian of the network's output by the leaves that move. The network is in evaluation mode, so that rows are
 independent; the sum of two batches is the curvature of both together, which is what `gather` adds up. The first three
-hold a gradient per row, so their memory is rows x parameters: walk in small batches.
+need the square of each row's gradient. A linear layer that sees a row once as a vector a, and whose output has the slope
+δ, has the gradient δ aᵀ, and the sum of its squares is one product of matrices, (Σ_r weight_r δ_r²)ᵀ a². Of all other
+leaves a gradient per row is held, so their memory is rows x parameters: walk in small batches.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable
 from functools import partial, reduce
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.func import grad, vjp, vmap
 
 from posterity.core import (
@@ -61,20 +64,69 @@ def diagonal(estimator: str, params: Params, batch: Batch, here: Here, probes: i
 
 def row_gradients(rows: int, model: Network) -> int:
     """Numbers that are held while every row has a gradient of its own, its square, and what made it."""
-    return 4 * rows * sum(p.numel() for n, p in model.module.named_parameters() if n in model.trainable)
+    together = {leaf for layer in linear_layers(model) for leaf in _leaves(layer)}
+    each = sum(p.numel() for n, p in model.module.named_parameters() if n in model.trainable and n not in together)
+    return 4 * rows * (each + sum(sum(layer.weight.shape) for layer in linear_layers(model).values()))
 
 
 # --- squared gradients of single rows -------------------------------------------------------------------------------
 def squares(moving: Params, still: Params, batch: Batch, model: Network, marks: Tensor, roots: Roots) -> Params:
     """Σ_rows Σ_r weight_r (Jᵀ root_r)²; `marks` (B, ...) has what `roots` wants to know of a row."""
+    layers = rowwise({**still, **moving}, batch.x[:1], model)
+    apart = {n: p for n, p in moving.items() if n not in {leaf for layer in layers for leaf in _leaves(layer)}}
+    zeros = {n: torch.zeros(1, layer.out_features).to(batch.mask) for n, layer in layers.items()}
 
-    def one(x: Tensor, mark: Tensor) -> Params:
-        output, pull = vjp(lambda m: model({**still, **m}, x[None])[0][0], moving)[:2]
-        terms = (tree_map(partial(_square, weight), pull(root)[0]) for weight, root in roots(output, mark))
-        return reduce(lambda total, term: tree_map(torch.add, total, term), terms)
+    def one(x: Tensor, mark: Tensor) -> tuple[Params, Params, Params]:
+        def output_of(apart: Params, shifts: Params) -> tuple[Tensor, Params]:
+            seen: Params = {}
+            around = {n: partial(_shifted, n, shift, seen) for n, shift in shifts.items()}
+            return model({**still, **moving, **apart}, x[None], around=around)[0][0], seen
 
-    rows = vmap(one)(batch.x, marks)
-    return tree_map(lambda leaf: torch.tensordot(batch.mask, leaf, dims=1), rows)
+        output, pull, seen = vjp(output_of, apart, zeros, has_aux=True)
+        terms = (tree_map(partial(_square, weight), pull(root)) for weight, root in roots(output, mark))
+        both = reduce(lambda total, term: tree_map(torch.add, total, term), terms)
+        return *both, tree_map(torch.square, seen)
+
+    rows, slopes, inputs = vmap(one)(batch.x, marks)  # (B, ...), (B, 1, out), (B, 1, in)
+    found = {n: torch.tensordot(batch.mask, leaf, dims=1) for n, leaf in rows.items()}
+    for name in layers:
+        weight, bias = _leaves(name)
+        slope = batch.mask[:, None] * slopes[name][:, 0]
+        found |= {weight: slope.T @ inputs[name][:, 0].to(slope), bias: slope.sum(0)}
+    return {n: found[n] for n in moving}
+
+
+def linear_layers(model: Network) -> dict[str, nn.Linear]:
+    """The linear layers whose weights no other layer has, by name."""
+    owners = Counter(id(p) for layer in model.module.modules() for p in layer._parameters.values() if p is not None)
+    return {
+        name: layer
+        for name, layer in model.module.named_modules()
+        if isinstance(layer, nn.Linear) and type(layer).forward is nn.Linear.forward
+        if all(owners[id(p)] == 1 for p in layer.parameters())
+    }
+
+
+def rowwise(params: Params, x: Tensor, model: Network) -> dict[str, nn.Linear]:
+    """The linear layers that see a single sample x (1, ...) once, as one vector."""
+    layers, seen = linear_layers(model), Counter[str]()
+
+    def note(name: str, row: Tensor, output: Tensor) -> Tensor:
+        seen[name] += 1 if row.shape == (1, layers[name].in_features) else 2
+        return output
+
+    model(params, x, around={name: partial(note, name) for name in layers})
+    return {name: layer for name, layer in layers.items() if seen[name] == 1}
+
+
+def _leaves(layer: str) -> tuple[str, str]:
+    return f"{layer}.weight", f"{layer}.bias"
+
+
+def _shifted(name: str, shift: Tensor, seen: Params, row: Tensor, output: Tensor) -> Tensor:
+    """The output of a layer that sees `row`, moved by a shift of 0: its slope is the output's."""
+    seen[name] = row
+    return output + shift.to(output)
 
 
 def _square(weight: float | Tensor, g: Tensor) -> Tensor:

@@ -44,7 +44,7 @@ from posterity.core import (
 )
 from posterity.methods.fedbps.curvature import ESTIMATORS, diagonal, row_gradients
 
-CURVATURE_BATCH = 16  # rows whose gradients are held at once
+CURVATURE_BATCH = 32  # rows whose gradients are held at once
 AUTHORS = Training(lr=0.01, epochs=5, batch=128, momentum=0.9, weight_decay=5e-4)  # §4.1
 
 
