@@ -39,6 +39,7 @@ HEAVY = ("resnet", "office")  # how the names of networks begin whose rounds are
 STEPS = 4  # of a client of a heavy network
 FREE = ("ft", "calibrated")  # wrappers that change nothing in a round
 USUAL = {"fedbps": "ggn"}  # what a method does where nothing else is asked for
+WAITS = ("fedbe",)  # whose rounds are longer by what the server does from Python, one step after another
 EMBEDDED = {each.name for each in available() if each.embedded}
 
 
@@ -82,17 +83,26 @@ def noise(data_dir: object, seed: int, *, of: str = "cifar10", rows: int = 0) ->
     return Pool("noise", x, y, form.classes, owner=owner, owner_names=names, official_test=torch.arange(rows) % 6 == 0)
 
 
-def costs() -> dict[str, float]:
-    """Rounds of FedAvg that a round of each method takes; a later file's row takes the place of an earlier one's."""
-    found: dict[str, float] = {}
+@dataclass(frozen=True)
+class Cost:
+    """What a round of a method takes: so many of FedAvg's, and seconds that no network makes longer."""
+
+    rounds: float = 1.0
+    seconds: float = 0.0
+
+
+def costs() -> dict[str, Cost]:
+    """Of each method that was measured; a later file's row takes the place of an earlier one's."""
+    found: dict[str, Cost] = {}
     for file in sorted(RAW.glob("costs-compiled-*.json")):
         rows = {row["case"]["name"]: row["timing"] for row in json.loads(file.read_text())["rows"]}
-        unit = rows["fedavg"]["ms"]
-        found |= {name: timing["ms"] / unit for name, timing in rows.items() if timing and timing.get("ms")}
+        took = {name: timing["ms"] for name, timing in rows.items() if timing and timing.get("ms")}
+        unit = took["fedavg"]
+        found |= {n: Cost(1.0, (ms - unit) / 1000) if n in WAITS else Cost(ms / unit) for n, ms in took.items()}
     return found
 
 
-def cost(method: str, known: Mapping[str, float]) -> float | None:
+def cost(method: str, known: Mapping[str, Cost]) -> Cost | None:
     """Of a row, by its method's name and settings; None where nothing was measured.
 
     A wrapper that was not measured around this host costs what it does around FedAvg; `+drop` prunes with `+metavd`'s
@@ -102,10 +112,11 @@ def cost(method: str, known: Mapping[str, float]) -> float | None:
     host, *wrappers = re.sub(r"\[[^]]*\]|@paper", "", method).split("+")
     wrappers = [each for each in wrappers if each not in FREE and not (each == "metavd" and "drop" in wrappers)]
     mode = chosen[1] if chosen else USUAL.get(host, "")
-    if (whole := "+".join([host, *wrappers])) in known:
-        return known[whole]
+    if (full := "+".join([host, *wrappers])) in known:
+        return known[full]
     value = known.get(f"{host}:{mode}", known.get(host))
-    return None if value is None else value * prod(known[f"fedavg+{each}"] for each in wrappers)
+    times = prod(known[f"fedavg+{each}"].rounds for each in wrappers)
+    return None if value is None else Cost(value.rounds * times, value.seconds)
 
 
 def settings(recipe: Recipe) -> Iterator[tuple[RecipeCell, Config]]:
@@ -160,14 +171,16 @@ def measure(only: list[str], more: Mapping[str, Any], rounds: int) -> Iterator[d
             yield {"table": recipe.id, "folder": cell.folder, "rounds": config.rounds, "seconds": timed[key]}
 
 
-def minutes(recipe: Recipe, seconds: Mapping[str, float], known: Mapping[str, float]) -> tuple[float, list[str]]:
-    """Of one seed of a table, and the rows whose cost was taken for 1."""
+def minutes(recipe: Recipe, seconds: Mapping[str, float], known: Mapping[str, Cost]) -> tuple[float, list[str]]:
+    """Of one seed of a table, and the rows whose cost was taken for FedAvg's."""
     total, missing = 0.0, []
     for folder, (cell, lines) in recipe.folders().items():
-        each = [cost(line.method, known) for line in lines]
-        missing += [line.method for line, found in zip(lines, each, strict=True) if found is None]
-        rounds = recipe.config(cell, {}).rounds
-        total += rounds * seconds.get(folder, 0.0) * sum(1.0 if found is None else found for found in each)
+        rounds = recipe.config(cell, {}).rounds if folder in seconds else 0
+        for line in lines:
+            if (found := cost(line.method, known)) is None:
+                missing.append(line.method)
+                found = Cost()
+            total += rounds * (seconds.get(folder, 0.0) * found.rounds + found.seconds)
     return total / 60, sorted(set(missing))
 
 

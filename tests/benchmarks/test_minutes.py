@@ -1,0 +1,54 @@
+"""The minutes that `--list` shows are those of the stored times."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from posterity.reproduce.recipe import recipes
+
+ROOT = Path(__file__).parents[2]
+STORED = sorted((ROOT / "docs" / "results" / "raw").glob("minutes-*.json"))
+MEASURED = {"V-T1a", "V-T5", "V-T7"}
+"""Tables that were run: their minutes are those of the runs."""
+
+
+@pytest.fixture
+def benchmark(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    import minutes
+
+    yield minutes
+    sys.modules.pop("minutes", None)
+
+
+def test_recipes_have_the_minutes_of_the_stored_times(benchmark):
+    rows = [line.strip("|").split("|") for line in benchmark.tabulate(STORED).splitlines()[2:]]
+    timed = {row[0].strip(): row[2].strip() for row in rows}
+    assert len(timed) > 20
+    for recipe in recipes().values():
+        if recipe.id not in MEASURED:
+            minutes = timed.get(recipe.id, "")
+            assert recipe.minutes == (float(minutes) if minutes.isdigit() else None), recipe.id
+
+
+def test_large_networks_are_timed_by_a_few_steps(benchmark):
+    recipe = recipes()["N-T1"]
+    (cell, _), _ = recipe.folders().values()
+    config = recipe.config(cell, {})
+    light, rows, times = benchmark.lightened(config)
+    assert (light.local_epochs, rows) == (1, 10 * 128 * benchmark.STEPS * 1.25)
+    assert times == config.local_epochs * 60_000 / rows
+    cell, _ = recipes()["V-T5"].folders()["pathological"]
+    config = recipes()["V-T5"].config(cell, {})
+    assert benchmark.lightened(config) == (config, 0, 1.0)
+
+
+def test_a_server_that_waits_costs_the_same_for_every_network(benchmark):
+    known = {"fedavg": benchmark.Cost(), "fedbe": benchmark.Cost(1.0, 1.2), "fedavg+metavd": benchmark.Cost(2.0)}
+    assert benchmark.cost("fedbe", known) == benchmark.Cost(1.0, 1.2)
+    assert benchmark.cost("fedavg+metavd+ft[beta=10]", known) == benchmark.Cost(2.0)
+    assert benchmark.cost("fedbe+metavd", known) == benchmark.Cost(2.0, 1.2)
+    assert benchmark.cost("pfedgp", known) is None
