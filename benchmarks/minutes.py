@@ -130,7 +130,7 @@ def settings(recipe: Recipe) -> Iterator[tuple[RecipeCell, Config]]:
 def work(config: Config) -> tuple[str, ...]:
     """What decides the time of a round: two columns with the same need be timed once."""
     names = ("model", "subset", "clients", "split", "participation", "local_epochs", "batch_size")
-    kind = str(config.partition).partition(":")[0]  # whether clients can be full matters, by how much they differ little
+    kind = str(config.partition).partition(":")[0]  # whether clients can be full matters, not by how much they differ
     return (kind, str(form_of(config.dataset)), *(str(getattr(config, name)) for name in names))
 
 

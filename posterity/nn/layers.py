@@ -19,7 +19,7 @@ from torch.nn.utils import parametrize
 from posterity.core import random
 from posterity.nn.centring import centre, corner, squares
 from posterity.nn.convolution import adopt
-from posterity.nn.pooling import adopt_pool
+from posterity.nn.pooling import adopt_mean, adopt_pool
 
 SPREAD = 1 << 16  # dropout layer i in its u-th use folds i + SPREAD * u into the key: no two share a draw
 
@@ -202,6 +202,8 @@ def _replacement(layer: nn.Module, index: int) -> nn.Module:
             return new.train(layer.training)
     if isinstance(layer, nn.MaxPool2d):
         return adopt_pool(layer)
+    if isinstance(layer, nn.AdaptiveAvgPool2d):
+        return adopt_mean(layer)
     return adopt(layer) if isinstance(layer, nn.Conv2d) else layer
 
 

@@ -1,4 +1,4 @@
-"""The largest of every 2 × 2 pixels, computed by PyTorch or, beside convolutions by Triton, by kernels.
+"""The largest of every 2 × 2 pixels, computed by PyTorch or, beside convolutions by Triton, by kernels; means of all.
 
 PyTorch's operator keeps places as 64-bit numbers and takes longer, both ways, than the convolution before it does when
 that is fast. The kernels work on images that lie channel last, as the convolutions leave them, and keep a byte.
@@ -35,6 +35,19 @@ def adopt_pool(layer: nn.MaxPool2d) -> nn.MaxPool2d:
     if plain and flush and layer.kernel_size in two and layer.stride in two:
         return converted(layer, Pooling)
     return layer
+
+
+class GlobalMean(nn.AdaptiveAvgPool2d):
+    """`nn.AdaptiveAvgPool2d(1)` as a mean: PyTorch's operator takes clients one by one if channels come last."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return input.mean((-2, -1), keepdim=True)
+
+
+def adopt_mean(layer: nn.AdaptiveAvgPool2d) -> nn.AdaptiveAvgPool2d:
+    """A `GlobalMean` in place of `layer`, if it is a plain one of one pixel."""
+    plain = type(layer) is nn.AdaptiveAvgPool2d and layer.output_size in (1, (1, 1), [1, 1])
+    return converted(layer, GlobalMean) if plain else layer
 
 
 def converted(layer: nn.Module, kind: type[Layer]) -> Layer:
@@ -142,4 +155,4 @@ def _kernels() -> Any:
     return operators
 
 
-__all__ = ["MaxPool", "Pooling", "Put", "Take", "adopt_pool", "converted"]
+__all__ = ["GlobalMean", "MaxPool", "Pooling", "Put", "Take", "adopt_mean", "adopt_pool", "converted"]

@@ -10,7 +10,7 @@ from torch.func import functional_call, grad, vmap
 from posterity.core import random
 from posterity.nn.convolution import Convolution
 from posterity.nn.layers import KeyedDropout, Norm, twin, unstackable
-from posterity.nn.pooling import Pooling
+from posterity.nn.pooling import GlobalMean, Pooling
 
 SHAPES = {nn.BatchNorm1d: (7, 4), nn.BatchNorm2d: (5, 4, 3, 2), nn.BatchNorm3d: (3, 4, 2, 2, 2)}
 
@@ -266,3 +266,14 @@ def test_convolutions_and_pools_are_replaced_by_layers_with_the_same_contents():
     assert torch.equal(functional_call(made, lent, (x,)), functional_call(plain, lent, (x,)))
     again = copy.deepcopy(twin(nn.Sequential(nn.Conv2d(2, 3, 2))))
     assert isinstance(again[0], Convolution)
+
+
+def test_a_mean_over_all_pixels_is_taken_of_all_clients_at_once(recwarn):
+    """PyTorch's operator warns that it goes from client to client, if channels come last."""
+    plain = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.AdaptiveAvgPool2d((1, 2)))
+    made = twin(plain)
+    assert [type(layer) for layer in made] == [GlobalMean, nn.AdaptiveAvgPool2d]
+    x = torch.randn(3, 4, 6, 5, 2, dtype=torch.float64).permute(0, 1, 4, 2, 3)  # (clients, rows, channels, 6, 5)
+    for_all = vmap(made[0])(x)
+    assert not [str(warning.message) for warning in recwarn if "performance drop" in str(warning.message)]
+    torch.testing.assert_close(for_all, torch.stack([plain[0](each) for each in x]), rtol=1e-14, atol=1e-14)

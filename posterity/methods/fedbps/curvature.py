@@ -8,8 +8,8 @@
 
 J is the Jacobian of the network's output by the leaves that move. The network is in evaluation mode, so that rows are
 independent; the sum of two batches is the curvature of both together, which is what `gather` adds up. The first three
-need the square of each row's gradient. A linear layer that sees a row once as a vector a, and whose output has the slope
-δ, has the gradient δ aᵀ, and the sum of its squares is one product of matrices, (Σ_r weight_r δ_r²)ᵀ a². Of all other
+need the square of each row's gradient. A linear layer that sees a row once, as a vector a, and whose output has the
+slope δ has the gradient δ aᵀ; the sum of its squares is one product of matrices, (Σ_r weight_r δ_r²)ᵀ a². Of all other
 leaves a gradient per row is held, so their memory is rows x parameters: walk in small batches.
 """
 
@@ -82,7 +82,7 @@ def squares(moving: Params, still: Params, batch: Batch, model: Network, marks: 
             around = {n: partial(_shifted, n, shift, seen) for n, shift in shifts.items()}
             return model({**still, **moving, **apart}, x[None], around=around)[0][0], seen
 
-        output, pull, seen = vjp(output_of, apart, zeros, has_aux=True)
+        output, pull, seen = vjp(output_of, apart, zeros, has_aux=True)  # type: ignore[misc]  # two, says PyTorch
         terms = (tree_map(partial(_square, weight), pull(root)) for weight, root in roots(output, mark))
         both = reduce(lambda total, term: tree_map(torch.add, total, term), terms)
         return *both, tree_map(torch.square, seen)
