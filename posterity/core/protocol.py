@@ -181,6 +181,8 @@ class Now:
         cohort: clients whose message was accepted
         public: rows that belong to nobody, for baselines that distil on them (`--public`)
         model: the network, so that a server can train; engines always say it
+        play: `play(name, function, *trees)` is `function(*trees)`, which may depend on the trees, the model and the
+            method alone: long work that an engine may record and replay
     """
 
     round: int
@@ -189,6 +191,7 @@ class Now:
     cohort: int
     public: Tensor | None = None
     model: Network = cast(Network, None)
+    play: Callable[..., Any] = lambda name, function, *trees: function(*trees)
 
     def __post_init__(self) -> None:
         check_round(self.round)

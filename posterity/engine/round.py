@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from posterity.core.protocol import Carry, Facts, Here, Now, Pass, State
-from posterity.core.tree import tree_rows
+from posterity.core.tree import Tree, tree_rows
 from posterity.data.federation import Part
 from posterity.engine import keys
 from posterity.engine.api import Engine
@@ -23,6 +24,7 @@ from posterity.engine.server import Accumulator, RoundLog, next_state
 from posterity.engine.settle import STUCK, goes_on, rolled_back, settle, unusable
 from posterity.engine.simulation import Simulation
 from posterity.engine.store import Store
+from posterity.engine.tracing.trace import play
 from posterity.engine.usable import has_grown
 
 
@@ -42,7 +44,14 @@ def moment(sim: Simulation, round: int, rounds: int, cohort: int) -> Now:
     """When so many messages of a round are combined."""
     rows = sim.federation.public
     public = None if rows is None else sim.federation.x[rows]
-    return Now(round, rounds, sim.fold(sim.server, round), cohort, public, sim.model)
+    return Now(round, rounds, sim.fold(sim.server, round), cohort, public, sim.model, partial(_played, sim))
+
+
+def _played(sim: Simulation, name: str, function: Callable[..., Tree], *trees: Tree) -> Tree:
+    """What a server does, replayed on a GPU; on a CPU its arithmetic takes longer than Python does."""
+    if not sim.root.is_cuda:
+        return function(*trees)
+    return play(sim.traces, sim.method, name, function, *trees)
 
 
 def train_round(

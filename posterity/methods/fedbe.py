@@ -26,6 +26,7 @@ newcomer gets w.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar
 
 import torch
@@ -164,9 +165,16 @@ class FedBE(Method):
         like = next(iter(state.params.values()))  # the run's own precision; sums come in float64
         mean, variance, each = (tree_map(lambda leaf: leaf.to(like), tree) for tree in (mean, variance, sent["params"]))
         public = now.public.to(like)
-        drawn = self.draws(mean, variance, each, sent["n"].to(like), trainable(mean, now.model), fold(now.key, SAMPLE))
-        target = self.target(self.teachers(mean, each, drawn), public, now.model)
-        return State(self.distilled(mean, target, public, now.model, fold(now.key, ORDER)))
+        trees = (mean, variance, each, sent["n"].to(like), public, now.key)
+        return State(now.play("learn", partial(self.learn, now.model), *trees))
+
+    def learn(
+        self, model: Network, mean: Params, variance: Params, each: Params, size: Tensor, public: Tensor, key: Tensor
+    ) -> Params:
+        """The student of a round's teachers."""
+        drawn = self.draws(mean, variance, each, size, trainable(mean, model), fold(key, SAMPLE))
+        target = self.target(self.teachers(mean, each, drawn), public, model)
+        return self.distilled(mean, target, public, model, fold(key, ORDER))
 
     # --- the ensemble -------------------------------------------------------------------------------------------------
     def draws(

@@ -24,6 +24,13 @@ def test_cuda_equals_cpu(method, model):
             assert values[0] == pytest.approx(values[1], rel=1e-7), (metric, point)
 
 
+def test_a_server_that_is_captured_equals_the_cpu():
+    """FedBE distils in every round; from the third on its steps are replayed."""
+    runs = [posterity.run(method="fedbe", model="mlp", device=d, dtype="float64", public="20%", set={"server_steps": 5},
+                          **{**SMALL, "rounds": 6}) for d in ("cpu", "cuda")]  # fmt: skip
+    assert runs[0].metric("nll", show="last") == pytest.approx(runs[1].metric("nll", show="last"), rel=1e-7)
+
+
 def test_same_seed_same_bits_on_the_gpu():
     runs = [posterity.run(method="pfedvmp", device="cuda", **SMALL) for _ in range(2)]
     assert all(torch.equal(runs[0].state.params[n], p) for n, p in runs[1].state.params.items())

@@ -1,6 +1,7 @@
 """FedBE: teachers and targets, distillation against a plain loop, its reduction to FedAvg, its bytes."""
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -8,6 +9,7 @@ from oracles.sims import DOUBLE, Run, mlp, points, q2, same_bits, scalar_model, 
 
 from posterity.core import Bag, Now, Training, fold, make_key, permutation
 from posterity.data.federation import Federation
+from posterity.engine.tracing.trace import TraceCache, play
 from posterity.methods import build
 from posterity.methods.fedavg import FedAvg
 from posterity.methods.fedbe import ORDER, SAMPLE, FedBE, State, gaussian_fit
@@ -198,3 +200,21 @@ def test_labels_of_public_rows_are_never_seen():
     y[FEW.public] = 0
     runs = [Run(FedBE(TRAINING, server_steps=2), f, mlp(FEW)).rounds(1) for f in (FEW, replace(FEW, y=y))]
     assert same_bits(runs[0].state.params, runs[1].state.params)
+
+
+@pytest.mark.parametrize("sampling", ["gaussian", "dirichlet"])
+def test_what_the_server_learns_can_be_recorded(sampling):
+    """Recorded in the first round and replayed with the keys and models of later ones: the same bits as if called."""
+    model, (first, *sent) = some_models(4)
+    method = FedBE(sampling=sampling, samples=2, server_steps=5, server_batch=4, swa_start=0.4)
+    plain, recorded = (Now(1, 3, make_key(1), 3, FEW.x[FEW.public], model, play=each) for each in
+                       (Now.play, partial(play, TraceCache(patience=0), method)))  # fmt: skip
+    ends = []
+    for now in (plain, recorded):
+        state = State(first)
+        for round in (1, 2, 3):
+            models = {n: torch.stack([round * p[n] for p in sent]) for n in first}
+            total = {"models": Bag(torch.arange(3), {"n": torch.tensor([4.0, 2.0, 1.0]).double(), "params": models})}
+            state = method.combine(state, total, replace(now, round=round, key=fold(now.key, round)))
+        ends.append(state.params)
+    assert same_bits(*ends)
