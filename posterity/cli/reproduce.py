@@ -87,6 +87,9 @@ def merge_table(
 def _conclude(table: Recipe, recipe: Recipe, places: Sequence[Path], folder: Path) -> None:
     """Print and write the part of a table that was asked for."""
     found = gather(table, read_places(places))  # a run's column is known among all of them
+    if not found.count:
+        raise ValueError(f"{', '.join(map(str, places))}: no run of {table.id} is there, so nothing was written; give "
+                         f"the folders and packed files of `posterity reproduce {table.id}`")  # fmt: skip
     show_table(recipe, found)
     write_atomic(folder / PAGE, markdown(recipe, found).encode())
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -169,3 +170,15 @@ def test_a_figure_is_no_table(call, tmp_path):
     code, _, complained = call("reproduce", "V-F2", "--from", str(tmp_path))
     assert code == 2
     assert "V-F2 is a figure, and --from makes tables" in complained
+
+
+def test_runs_of_another_table_make_no_page(call, tmp_path):
+    """A page that was there stays."""
+    page = tmp_path / "t" / "table.md"
+    page.parent.mkdir()
+    page.write_text("kept")
+    raw = Path(__file__).parents[2] / "docs" / "results" / "raw" / "V-T5.jsonl.gz"
+    code, _, said = call("reproduce", "V-T7", "--from", str(raw), "--out", str(page.parent))
+    assert code == 2
+    assert "no run of V-T7 is there, so nothing was written" in " ".join(said.split())
+    assert page.read_text() == "kept"
