@@ -67,7 +67,7 @@ def reproduce_table(name: str, folder: Path, asked: RunRequest, cells: Sequence[
     check_place(table, folder)
     recipe = table.chosen(cells, methods)
     run_cells(recipe, folder, asked)
-    _conclude(table, recipe, [folder], folder)
+    _conclude(recipe, gather(table, read_places([folder])), folder)  # a run's column is known among all of the table
     say(f"table: {folder / PAGE}; runs: {folder}")
 
 
@@ -80,16 +80,16 @@ def merge_table(
                          "OUT/tables, whose models and logs it needs; leave --from out")  # fmt: skip
     table = find(name)
     check_place(table, folder)
-    _conclude(table, table.chosen(cells, methods), places, folder)
-    say(f"table: {folder / PAGE}; runs: {', '.join(map(str, places))}")
-
-
-def _conclude(table: Recipe, recipe: Recipe, places: Sequence[Path], folder: Path) -> None:
-    """Print and write the part of a table that was asked for."""
-    found = gather(table, read_places(places))  # a run's column is known among all of them
+    found = gather(table, read_places(places))
     if not found.count:
         raise ValueError(f"{', '.join(map(str, places))}: no run of {table.id} is there, so nothing was written; give "
                          f"the folders and packed files of `posterity reproduce {table.id}`")  # fmt: skip
+    _conclude(table.chosen(cells, methods), found, folder)
+    say(f"table: {folder / PAGE}; runs: {', '.join(map(str, places))}")
+
+
+def _conclude(recipe: Recipe, found: Gathered, folder: Path) -> None:
+    """Print and write the part of a table that was asked for."""
     show_table(recipe, found)
     write_atomic(folder / PAGE, markdown(recipe, found).encode())
 
