@@ -264,3 +264,46 @@ def test_keys_have_the_bits_of_the_host():
     assert torch.equal(fold(keys, number).cpu(), fold(keys.cpu(), number.cpu()))
     drawn = vmap(lambda k: uniform(k, (3, 2)))(keys)
     assert torch.equal(drawn.cpu(), vmap(lambda k: uniform(k, (3, 2)))(keys.cpu()))
+
+
+def test_wide_indices_change_no_bit(monkeypatch):
+    from posterity.nn.kernels import _convolution, _pooling
+
+    tensors, grid = _draw(RAGGED[2])
+    images = tensors[0]
+    narrow = [*_compute(tensors, grid), *_pooled(images)]
+    for module in (_convolution, _pooling):
+        monkeypatch.setattr(module, "LARGEST", 0)
+    for one, other in zip(narrow, [*_compute(tensors, grid), *_pooled(images)], strict=True):
+        assert torch.equal(one, other)
+
+
+def _pooled(images):
+    from posterity.nn.kernels import _pooling
+
+    large, place = _pooling.pool(images)
+    return large, place, _pooling.take(images, place), _pooling.put(large, place, tuple(images.shape[-2:]))
+
+
+@on_gpu
+def test_more_numbers_than_32_bits_can_name():
+    """130 clients of three seeds are scored at once: 3.3 billion numbers behind the first layer of MetaVD's network."""
+    from posterity.nn.kernels import _convolution
+
+    batch = 2**31 // (64 * 32 * 32) + 100
+    grid = WindowGrid((batch, 1, 32, 32), (3, 3), (1, 1), (1, 1))
+    draw = torch.Generator("cuda").manual_seed(0)
+    kind = {"generator": draw, "device": "cuda", "dtype": torch.bfloat16}
+    x, w = torch.randn(1, batch, 1, 32, 32, **kind), torch.randn(1, 64, 1, 3, 3, **kind)
+    y = _convolution.convolve(x, w, None, grid)
+    for part in (slice(0, 50), slice(batch - 50, batch)):
+        small = WindowGrid((50, 1, 32, 32), (3, 3), (1, 1), (1, 1))
+        assert torch.equal(y[:, part], _convolution.convolve(x[:, part].contiguous(), w, None, small))
+        large, place, taken, back = _pooled(y[:, part].contiguous())
+        for found, wanted in zip(_pooled(y), (large, place, taken, back), strict=True):
+            assert torch.equal(found[:, part], wanted)
+    weight = _convolution.weigh(x, y, grid)[0][0, :, 0].double()  # (64, 3, 3)
+    pieces = zip(torch.split(x[0].double(), 2000), torch.split(y[0], 2000), strict=True)
+    wanted = sum(torch.einsum("bhwrq,bohw->orq", F.pad(a[:, 0], (1, 1, 1, 1)).unfold(1, 3, 1).unfold(2, 3, 1),
+                              b.double()) for a, b in pieces)  # fmt: skip
+    assert torch.allclose(weight, wanted, rtol=1e-2, atol=1e-2 * float(wanted.abs().max()))

@@ -32,6 +32,7 @@ from posterity.nn.kernels._programs import add, contract, correlate, pack
 SLICE, SLICES = 256, 32  # `weigh` adds up this many places at least in one slice, and makes at most that many slices
 BLOCK = 32  # side of the square that one program of `pack` turns
 ADDED = 16  # the same of `add`, which holds a square of every slice at once
+LARGEST = 2**31 - 2**16  # numbers of a client's images that 32 bits can name, with those behind the last one
 FEW = 16  # channels below which an image is read channel first
 
 
@@ -80,7 +81,8 @@ def weigh(x: Tensor, grad: Tensor, grid: WindowGrid, tile: Tile | None = None) -
         contract[(tiles, clients, slices)](
             x, grad, parts, batch, length, C=channels, H=height, W=width, **steps, O=outputs, HO=grid.places[0],
             WO=grid.places[1], R=window[0], Q=window[1], SH=grid.stride[0], SW=grid.stride[1], PH=grid.pad[0],
-            PW=grid.pad[1], X_STEP=x_step, G_STEP=grad_step, PRECISION=_precision(x), BO=tile.rows, BK=tile.columns,
+            PW=grid.pad[1], X_STEP=x_step, G_STEP=grad_step, PRECISION=_precision(x),
+            WIDE=_wide(batch * channels * height * width, total * outputs), BO=tile.rows, BK=tile.columns,
             BM=tile.depth, num_warps=tile.warps, num_stages=tile.stages)  # fmt: skip
         size = {"SLICES": slices, "C": channels, "RQ": window[0] * window[1], "O": outputs, "BLOCK": ADDED}
         add[(_squares(outputs, inner + 1, ADDED), clients)](parts, weight, bias, **size)
@@ -99,7 +101,9 @@ def correlate_tile(outputs: int, inner: int) -> Tile:
 def contract_tile(outputs: int, inner: int) -> Tile:
     """Tiles of `weigh`."""
     high = 16 if outputs <= 16 else 32 if outputs <= 32 else 64
-    return Tile(high, 64, 32, stages=1) if inner <= 128 else Tile(high, 32, 64, stages=2)
+    if inner > 128:
+        return Tile(high, 32, 64, stages=2)
+    return Tile(high, 32, 64, stages=1) if high == 64 else Tile(high, 64, 32, stages=1)
 
 
 # --- operands ----------------------------------------------------------------------------------------------------
@@ -120,8 +124,8 @@ def _correlate_all(
         correlate[(tiles, lead.numel())](
             source, packed, held, out, batch, C=channels, O=outputs, H=height, W=width, HO=high, WO=wide, **flow,
             **steps, BIAS=bias is not None, S_STEP=source_step, W_STEP=weight_step, B_STEP=bias_step,
-            PRECISION=_precision(source), BO=tile.rows, BM=tile.columns, BK=tile.depth, num_warps=tile.warps,
-            num_stages=tile.stages)  # fmt: skip
+            PRECISION=_precision(source), WIDE=_wide(batch * channels * height * width, batch * high * wide * outputs),
+            BO=tile.rows, BM=tile.columns, BK=tile.depth, num_warps=tile.warps, num_stages=tile.stages)  # fmt: skip
     return out.movedim(-1, -3)
 
 
@@ -170,6 +174,11 @@ def _device(tensor: Tensor) -> AbstractContextManager[None]:
 def _precision(tensor: Tensor) -> str:
     lowered = tensor.dtype == torch.float32 and torch.backends.cuda.matmul.allow_tf32
     return "tf32" if lowered or tensor.dtype != torch.float32 else "tf32x3"
+
+
+def _wide(*numbers: int) -> bool:
+    """Whether one client's images have more numbers than 32 bits can name."""
+    return max(numbers) > LARGEST
 
 
 def _squares(high: int, wide: int, side: int = BLOCK) -> int:

@@ -9,6 +9,7 @@ import triton.language as tl
 from torch import Tensor
 
 BLOCK = 1024  # numbers of one program
+LARGEST = 2**31 - 1  # place that 32 bits can name; the division that finds a pixel is slower with 64
 
 
 def pool(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -45,11 +46,21 @@ def _halved(x: Tensor, kind: torch.dtype) -> Tensor:
 
 
 def _sizes(large: Tensor) -> dict[str, int]:
-    return {"H": large.shape[-3], "W": large.shape[-2], "C": large.shape[-1], "BLOCK": BLOCK}
+    shape = {"H": large.shape[-3], "W": large.shape[-2], "C": large.shape[-1], "BLOCK": BLOCK}
+    return shape | {"WIDE": large.numel() + BLOCK > LARGEST}
 
 
 def _programs(out: Tensor) -> tuple[int]:
     return (-(-out.numel() // BLOCK),)
+
+
+@triton.jit
+def _numbers(BLOCK: tl.constexpr, WIDE: tl.constexpr):
+    """The entries of this program."""
+    first = tl.program_id(0)
+    if WIDE:
+        first = first.to(tl.int64)
+    return first * BLOCK + tl.arange(0, BLOCK)
 
 
 @triton.jit
@@ -60,8 +71,9 @@ def _corner(e, H: tl.constexpr, W: tl.constexpr, C: tl.constexpr):
 
 
 @triton.jit(do_not_specialize=["N"])
-def _pool(x, y, place, N, H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, BLOCK: tl.constexpr):
-    e = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+def _pool(x, y, place, N, H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, BLOCK: tl.constexpr,
+          WIDE: tl.constexpr):  # fmt: skip
+    e = _numbers(BLOCK, WIDE)
     at = _corner(e, H, W, C)
     best = tl.load(x + at, mask=e < N)
     which = e * 0
@@ -74,16 +86,18 @@ def _pool(x, y, place, N, H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, BLO
 
 
 @triton.jit(do_not_specialize=["N"])
-def _take(x, place, y, N, H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, BLOCK: tl.constexpr):
-    e = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+def _take(x, place, y, N, H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, BLOCK: tl.constexpr,
+          WIDE: tl.constexpr):  # fmt: skip
+    e = _numbers(BLOCK, WIDE)
     which = tl.load(place + e, mask=e < N, other=0).to(tl.int32)
     value = tl.load(x + _corner(e, H, W, C) + (which // 2 * W + which % 2) * C, mask=e < N)
     tl.store(y + e, value, mask=e < N)
 
 
 @triton.jit(do_not_specialize=["N"])
-def _put(y, place, x, N, H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, BLOCK: tl.constexpr):
-    e = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+def _put(y, place, x, N, H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, BLOCK: tl.constexpr,
+          WIDE: tl.constexpr):  # fmt: skip
+    e = _numbers(BLOCK, WIDE)
     c, j, i = e % C, e // C % W, e // (C * W) % H
     inside = (e < N) & (i < H // 2 * 2) & (j < W // 2 * 2)
     at = ((e // (C * W * H) * (H // 2) + i // 2) * (W // 2) + j // 2) * C + c

@@ -3,7 +3,8 @@
 
 Letters are those of a convolution: B images of C channels and H × W pixels, O outputs of HO × WO, windows R × Q, steps
 SH and SW, padding PH and PW; pixels of the source lie DH and DW apart. TC, TY and TX lead to its next channel, row and
-column. m runs over places (image, row, column), k over the entries of a window.
+column. m runs over places (image, row, column), k over the entries of a window. WIDE: the images of one client have
+more numbers than 32 bits can name.
 """
 
 from __future__ import annotations
@@ -17,12 +18,14 @@ def correlate(source, packed, bias, out, B, C: tl.constexpr, O: tl.constexpr, H:
                HO: tl.constexpr, WO: tl.constexpr, R: tl.constexpr, Q: tl.constexpr, SH: tl.constexpr, SW: tl.constexpr,
                PH: tl.constexpr, PW: tl.constexpr, DH: tl.constexpr, DW: tl.constexpr, FLIP: tl.constexpr,
                TC: tl.constexpr, TY: tl.constexpr, TX: tl.constexpr, BIAS: tl.constexpr, S_STEP: tl.constexpr,
-               W_STEP: tl.constexpr, B_STEP: tl.constexpr, PRECISION: tl.constexpr, BO: tl.constexpr, BM: tl.constexpr,
-               BK: tl.constexpr):  # fmt: skip
+               W_STEP: tl.constexpr, B_STEP: tl.constexpr, PRECISION: tl.constexpr, WIDE: tl.constexpr,
+               BO: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr):  # fmt: skip
     """out[b, i, j, o] = bias[o] + Σ weight[o, c, p, q] source[b, c, (i SH - PH + p) / DH, (j SW - PW + q) / DW]."""
     begin, client = tl.program_id(0) // tl.cdiv(O, BO) * BM, tl.program_id(1).to(tl.int64)
     o, m = tl.program_id(0) % tl.cdiv(O, BO) * BO + tl.arange(0, BO), begin + tl.arange(0, BM)
     b, i, j = m // WO % B, m // (WO * B), m % WO  # rows of all images go together
+    if WIDE:
+        b = b.to(tl.int64)
     top, left, M = i * SH - PH, j * SW - PW, B * HO * WO
     source += client * S_STEP * B * C * H * W
     packed, out = packed + client * W_STEP * O * C * R * Q, out + client * B * O * HO * WO
@@ -78,8 +81,8 @@ def _entries(p, q, c, o, C: tl.constexpr, O: tl.constexpr, R: tl.constexpr, Q: t
 def contract(source, grad, parts, B, length, C: tl.constexpr, H: tl.constexpr, W: tl.constexpr, TC: tl.constexpr,
               TY: tl.constexpr, TX: tl.constexpr, O: tl.constexpr, HO: tl.constexpr, WO: tl.constexpr, R: tl.constexpr,
               Q: tl.constexpr, SH: tl.constexpr, SW: tl.constexpr, PH: tl.constexpr, PW: tl.constexpr,
-              X_STEP: tl.constexpr, G_STEP: tl.constexpr, PRECISION: tl.constexpr, BO: tl.constexpr, BK: tl.constexpr,
-              BM: tl.constexpr):  # fmt: skip
+              X_STEP: tl.constexpr, G_STEP: tl.constexpr, PRECISION: tl.constexpr, WIDE: tl.constexpr, BO: tl.constexpr,
+              BK: tl.constexpr, BM: tl.constexpr):  # fmt: skip
     """parts[slice, client] = (Σ source[b, c, i SH - PH + p, j SW - PW + q] grad[b, i, j, o], Σ grad[b, i, j, o])."""
     K: tl.constexpr = C * R * Q
     client, part = tl.program_id(1).to(tl.int64), tl.program_id(2)
@@ -92,6 +95,8 @@ def contract(source, grad, parts, B, length, C: tl.constexpr, H: tl.constexpr, W
     acc = tl.zeros((BK, BO), tl.float32)
     for start in range(part * length, stop, BM):
         m = start + tl.arange(0, BM)
+        if WIDE:
+            m = m.to(tl.int64)
         g = tl.load(grad + m[:, None] * O + o[None, :], mask=(m < stop)[:, None] & (o < O)[None, :], other=0.0)
         b, top, left = m // (WO * HO), m // WO % HO * SH - PH, m % WO * SW - PW
         inside = (m < stop)[:, None] & (k < K)[None, :]
