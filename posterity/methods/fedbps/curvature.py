@@ -74,11 +74,8 @@ def squares(moving: Params, still: Params, batch: Batch, model: Network, marks: 
     """Σ_rows Σ_r weight_r (Jᵀ root_r)²; `marks` (B, ...) has what `roots` wants to know of a row."""
     layers = rowwise({**still, **moving}, batch.x[:1], model)
     apart = {n: p for n, p in moving.items() if n not in {leaf for layer in layers for leaf in _leaves(layer)}}
-    kind = {
-        "dtype": batch.mask.dtype,
-        "device": batch.mask.device,
-    }  # made there: a capture allows no copy to the device
-    zeros = {n: torch.zeros(1, layer.out_features, **kind) for n, layer in layers.items()}
+    real = batch.mask  # of the dtype and on the device of the rest: a capture allows no copy to the device
+    zeros = {n: torch.zeros(1, o.out_features, dtype=real.dtype, device=real.device) for n, o in layers.items()}
 
     def one(x: Tensor, mark: Tensor) -> tuple[Params, Params, Params]:
         def output_of(apart: Params, shifts: Params) -> tuple[Tensor, Params]:
