@@ -178,7 +178,8 @@ def candidates(layer: Layer, name: str) -> list[Any]:
     if name == "weight":
         now = contract_tile(outputs, channels * high * wide)
     else:
-        now = correlate_tile(*((channels, outputs * wide) if name == "input" else (outputs, channels * wide)))
+        flip = name == "input"
+        now = correlate_tile(*((channels, outputs * wide) if flip else (outputs, channels * wide)), flip)
     rows = {32, now.rows} if now.rows > 32 else {now.rows}
     depths = (32, 64) if name == "weight" else (16,) if now.depth == 16 else (32, 64)
     others = [Tile(r, c, d, w, s) for r in rows for c in (32, 64, 128, 256) for d in depths for w in (4, 8)

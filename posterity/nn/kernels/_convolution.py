@@ -89,13 +89,18 @@ def weigh(x: Tensor, grad: Tensor, grid: WindowGrid, tile: Tile | None = None) -
     return weight, bias
 
 
-def correlate_tile(outputs: int, inner: int) -> Tile:
-    """Tiles of `convolve` and `spread`, whose sums have `inner` entries under a row of the window: measured on an H200.
-    Where lines are short, loads that are not laid out ahead are faster."""
+def correlate_tile(outputs: int, inner: int, flip: bool = False) -> Tile:
+    """Tiles of `convolve`, and with `flip` of `spread`, whose sums have `inner` entries under a row of the window.
+
+    Measured on an H200. Where lines are short, loads that are not laid out ahead are faster. Filters that are turned
+    round are read along the other axis: wide tiles read them less often.
+    """
     high = 16 if outputs <= 16 else 32 if outputs <= 32 else 64
     if inner <= 16:
         return Tile(high, 128, 16, stages=1)
-    return Tile(high, 32 if high == 64 else 64, 32)
+    if high == 64:
+        return Tile(high, 128 if flip else 32, 32)
+    return Tile(high, 64, 32)
 
 
 def contract_tile(outputs: int, inner: int) -> Tile:
@@ -118,7 +123,7 @@ def _correlate_all(
     out = source.new_empty(*lead, *shape)
     (source, source_step, steps), (packed, weight_step) = _image(source, lead), _packed(weight, lead)
     held, bias_step = (source, 0) if bias is None else _flat(bias, lead, 1)
-    tile = tile or correlate_tile(outputs, channels * flow["Q"])
+    tile = tile or correlate_tile(outputs, channels * flow["Q"], flow["FLIP"])
     tiles = -(-outputs // tile.rows) * -(-batch * high * wide // tile.columns)
     with _device(out):
         correlate[(tiles, lead.numel())](
