@@ -1,4 +1,4 @@
-"""FedBPS's curvature with linear layers squared at once, and with a gradient for every row of every layer, in turns.
+"""FedBPS's curvature squared layer by layer, and with a gradient for every row of every layer, in turns.
 
     python benchmarks/curvature.py [--device cuda] [--rows 32] [--repeats 7] [--threads 1]
 
@@ -17,14 +17,15 @@ import torch
 from posterity import models
 from posterity.core import Batch, Here, Network, Params
 from posterity.core.random import make_key
-from posterity.methods.fedbps import curvature
+from posterity.methods.fedbps import curvature, squares
 
-NETWORKS: Mapping[str, tuple[int, ...]] = {"cnn": (3, 32, 32), "lenet5": (1, 28, 28), "resnet20": (3, 32, 32)}
+NETWORKS: Mapping[str, tuple[int, ...]] = {"cnn": (3, 32, 32), "lenet5": (1, 28, 28), "lenet_wide": (3, 32, 32),
+                                            "resnet20": (3, 32, 32)}  # fmt: skip
 
 
 def seconds(way: Any, estimator: str, params: Params, batch: Batch, here: Here) -> float:
-    """Of one call in which `way` says which layers are squared at once."""
-    usual, curvature.rowwise = curvature.rowwise, way
+    """Of one call in which `way` says which layers are squared as such."""
+    usual, squares.single_layers = squares.single_layers, way
     try:
         begun = time.perf_counter()
         curvature.diagonal(estimator, params, batch, here)
@@ -32,7 +33,7 @@ def seconds(way: Any, estimator: str, params: Params, batch: Batch, here: Here) 
             torch.cuda.synchronize()
         return time.perf_counter() - begun
     finally:
-        curvature.rowwise = usual
+        squares.single_layers = usual
 
 
 def none(params: Params, x: torch.Tensor, model: Network) -> dict[str, Any]:
@@ -48,7 +49,7 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     draw = torch.Generator().manual_seed(0)
-    print("| network | estimator | a gradient a row, ms | at once, ms | ratio |\n|---|---|--:|--:|--:|")
+    print("| network | estimator | a gradient a row, ms | by layers, ms | ratio |\n|---|---|--:|--:|--:|")
     for name, shape in NETWORKS.items():
         model = models.build(name, shape, 10)
         params = {n: p.to(args.device) for n, p in model.init(0).items()}
@@ -56,7 +57,7 @@ def main() -> None:
         batch = Batch(x.to(args.device), y.to(args.device), torch.ones(args.rows, device=args.device))
         here: Any = type("Seen", (), {"model": model, "key": make_key(0, device=args.device)})
         for estimator in ("ggn", "mc_fisher", "empirical_fisher"):
-            ways = (none, curvature.rowwise)
+            ways = (none, squares.single_layers)
             turns = [[seconds(way, estimator, params, batch, here) for way in ways] for _ in range(args.repeats)]
             apart, together = (1000 * min(each) for each in zip(*turns, strict=True))
             print(f"| {name} | {estimator} | {apart:.1f} | {together:.1f} | {together / apart:.2f} |")

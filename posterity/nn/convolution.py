@@ -163,8 +163,8 @@ def _apply(function: type[torch.autograd.Function], tensor: Tensor, grid: Window
 def by_kernel(x: Tensor, weight: Tensor, bias: Tensor | None, stride: tuple[int, ...], pad: tuple[int, ...]) -> Tensor:
     """`F.conv2d` by Triton kernels; by patches where they do not apply: float64, tensors of the host, nothing to do."""
     grid = WindowGrid((*x.shape,), (weight.shape[2], weight.shape[3]), (stride[0], stride[1]), (pad[0], pad[1]))
-    most = max(x.numel(), len(x) * len(weight) * grid.places[0] * grid.places[1])
-    fits = x.numel() > 0 and min(grid.places) > 0 and most < 2**31  # offsets inside a client are 32 bits wide
+    places = len(x) * max(x.shape[2] * x.shape[3], grid.places[0] * grid.places[1])
+    fits = x.numel() > 0 and min(grid.places) > 0 and places < 2**31  # a program's place is counted with 32 bits
     if not fits or x.dtype not in KINDS or weight.dtype != x.dtype or not (x.is_cuda or interpreted()):
         return by_patches(x, weight, bias, stride, pad)
     result: Tensor = Convolve.apply(x, weight, bias, grid)  # type: ignore[no-untyped-call]

@@ -22,8 +22,9 @@ from posterity.core.training import Training
 from posterity.engine.blocks import meet
 from posterity.engine.loop import ORACLE
 from posterity.methods.fedavg import FedAvg
-from posterity.methods.fedbps.curvature import along, diagonal, row_gradients, rowwise, signs, units
+from posterity.methods.fedbps.curvature import along, diagonal, signs, units
 from posterity.methods.fedbps.method import FedBPS, State, packed, personal_entries, unpacked_like
+from posterity.methods.fedbps.squares import held_numbers, single_layers
 from posterity.methods.local import Local
 
 from .sims import DOUBLE, Run, each_engine, federate, full_batch, leaves, mlp, points, same_bits, worst
@@ -359,30 +360,67 @@ def test_empirical_fisher_is_the_squared_gradient_of_rows():
 
 
 class Awkward(nn.Module):
-    """Linear layers in every way that they are used in: once on a row, twice, on a sequence, tied, without bias."""
+    """Layers in every way that they are used in: once on a row, twice, on a sequence, tied, without bias, fixed."""
 
     def __init__(self):
         super().__init__()
         self.once, self.twice, self.words = nn.Linear(6, 4), nn.Linear(4, 4), nn.Linear(2, 2)
         self.tied, self.other, self.bare = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4, bias=False)
         self.other.weight = self.tied.weight
-        self.fixed, self.unused, self.head = nn.Linear(4, 4), nn.Linear(3, 3), nn.Linear(4, 3)
+        self.fixed, self.unused, self.turned = nn.Linear(4, 4), nn.Linear(3, 3), nn.Linear(4, 4)
         self.fixed.weight.requires_grad_(False)
+        self.scale, self.head = nn.LayerNorm(4), nn.Linear(4, 3)
 
     def forward(self, x):
         z = self.words(x.reshape(-1, 3, 2)).tanh().flatten(1)
         z = self.twice(self.twice(self.once(z).tanh()).tanh()).tanh()
+        z = self.turned(z[None])[0].tanh()  # a sequence of one step, which comes first
         z = self.fixed(self.bare(self.other(self.tied(z).tanh()).tanh()).tanh())
-        return self.head(z.tanh())
+        return self.head(self.scale(z.tanh()))
 
 
+class Pictures(nn.Module):
+    """Convolutions with and without padding, stride and bias, in groups, spread out; norms."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Conv2d(2, 4, (3, 2), padding=(1, 0), stride=(2, 1))
+        self.norm, self.last = nn.BatchNorm2d(4), nn.BatchNorm2d(4, affine=False)
+        self.bare, self.groups = nn.Conv2d(4, 4, 2, bias=False), nn.Conv2d(4, 4, 1, groups=2)
+        self.spread, self.same = nn.Conv2d(4, 4, (1, 2), dilation=(1, 2)), nn.Conv2d(4, 4, 3, padding="same")
+        self.flat, self.head = nn.Flatten(), nn.Linear(16, 3)
+
+    def forward(self, x):
+        z = self.bare(self.norm(self.first(x)).tanh()).tanh()
+        z = self.last(self.same(self.spread(self.groups(z)).tanh()))
+        return self.head(self.flat(z.tanh()))
+
+
+class Meeting(Pictures):
+    """Rows that are normalised together when they are together."""
+
+    def __init__(self):
+        super().__init__()
+        self.last = nn.BatchNorm2d(4, track_running_stats=False)
+
+
+AT_ONCE = {
+    Awkward: {"words", "once", "bare", "fixed", "head"},
+    Pictures: {"first", "norm", "bare", "head"},
+    Meeting: set(),
+}
+
+
+@pytest.mark.parametrize("network", AT_ONCE)
 @pytest.mark.parametrize("estimator", ["ggn", "empirical_fisher"])
-def test_a_layer_is_squared_at_once_only_where_its_rows_allow_it(estimator):
+def test_a_layer_is_squared_at_once_only_where_its_rows_allow_it(estimator, network):
     torch.manual_seed(0)
-    model = models.wrap(Awkward(), "head", 3, shape=(6,))
-    params, x, y = model.init(0, DOUBLE), random(5, 6), torch.tensor([0, 1, 2, 1, 0])
+    shape = (6,) if network is Awkward else (2, 5, 6)
+    model = models.wrap(network(), "head", 3, shape=shape)
+    params, x, y = model.init(0, DOUBLE), random(5, *shape), torch.tensor([0, 1, 2, 1, 0])
+    params |= {n: p + 0.3 * random(*p.shape, seed=3).abs() for n, p in params.items() if "norm" in n}
     batch = replace(whole_batch(x, y), mask=torch.tensor([1.0, 1, 0.5, 0, 1], dtype=DOUBLE))
-    assert set(rowwise(params, x[:1], model)) == {"once", "bare", "fixed", "head"}
+    assert set(single_layers(params, x[:1], model)) == AT_ONCE[network]
     found = diagonal(estimator, params, batch, here_of(model))
     assert list(found) == [n for n in params if n in model.trainable]
 
@@ -398,10 +436,14 @@ def test_a_layer_is_squared_at_once_only_where_its_rows_allow_it(estimator):
         assert torch.allclose(found[name], by_hand, rtol=1e-12, atol=1e-15), name
 
 
-def test_rows_of_linear_layers_take_no_room():
-    """Of 2 × 2 + 2 parameters of a convolution each row holds a gradient, of a linear layer its two sides."""
+def test_what_is_held_while_rows_are_squared():
+    """Six windows of two pixels, two slopes each and the gradient of 2 × 2 weights; of a linear layer its two sides."""
     net = nn.Sequential(OrderedDict(conv=nn.Conv2d(1, 2, (1, 2)), flat=nn.Flatten(), head=nn.Linear(12, 5)))
-    assert row_gradients(7, models.wrap(net, "head", 5, shape=(1, 2, 4))) == 4 * 7 * (4 + 2 + 12 + 5)
+    model = models.wrap(net, "head", 5, shape=(1, 2, 4))
+    assert held_numbers(7, model) == 7 * (6 * (2 + 2 * 2) + 2 * 2 * 2 + 12 + 2 * 5)
+    assert held_numbers(7, model) == held_numbers(7, model)  # also when the layers are known
+    other = models.wrap(nn.Sequential(OrderedDict(scale=nn.LayerNorm(3), head=nn.Linear(3, 2))), "head", 2, shape=(3,))
+    assert held_numbers(7, other) == 7 * (4 * (3 + 3) + 3 + 2 * 2)
 
 
 @pytest.mark.parametrize("task", ["classification", "regression"])

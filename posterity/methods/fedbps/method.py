@@ -42,7 +42,8 @@ from posterity.core import (
     unpacked,
     within,
 )
-from posterity.methods.fedbps.curvature import ESTIMATORS, diagonal, row_gradients
+from posterity.methods.fedbps.curvature import ESTIMATORS, diagonal
+from posterity.methods.fedbps.squares import held_numbers
 
 CURVATURE_BATCH = 32  # rows whose gradients are held at once
 AUTHORS = Training(lr=0.01, epochs=5, batch=128, momentum=0.9, weight_decay=5e-4)  # §4.1
@@ -135,7 +136,7 @@ class FedBPS(Method):
         return diagonal(self.curvature, params, batch, here, self.probes)
 
     def passes(self) -> tuple[Pass, ...]:
-        held: dict[str, Any] = {"copies": 24} if self.curvature == "hutchinson" else {"scratch": row_gradients}
+        held: dict[str, Any] = {"copies": 24} if self.curvature == "hutchinson" else {"scratch": held_numbers}
         look = gather("curvature", self.summed_curvature, batch=CURVATURE_BATCH, **held)
         return self.local.descend(self.loss), look
 
