@@ -26,18 +26,19 @@ from posterity.reproduce.recipe import Recipe, RecipeCell, find, recipes
 def print_recipes(folder: Path, places: Sequence[Path] = ()) -> None:
     """Every table: what it needs, how long it takes, how much of it lies under `folder`, or in `places`."""
     runs = read_places(places)
-    table = Table("Table", "what it is", "data", "GPU minutes a seed", "done", title="Tables", title_justify="left")
+    table = Table("Table", "what it is", "data", "GPU minutes a seed", "result", title="Tables", title_justify="left")
     for recipe in recipes().values():
         minutes = "not timed" if recipe.minutes is None else f"{recipe.minutes:g}"
         needs = "; ".join(sorted({_data(recipe, cell) for cell in recipe.cells}))
         found = gather(recipe, runs).count if places else _finished(recipe, folder / recipe.id)
-        cells = [recipe.id, f"{recipe.paper}, {recipe.title}", needs, minutes, _done(recipe, found)]
+        cells = [recipe.id, f"{recipe.paper}, {recipe.title}", needs, minutes, _result(recipe, found)]
         table.add_row(*map(label, cells))
     console.print(table)
     others = Table("Id", "what it is", "why not", title="Neither run nor drawn", title_justify="left")
     for each in without_recipe().values():
         others.add_row(*map(label, (each.id, f"{each.paper}, {each.title}", each.why)))
     console.print(others)
+    say("result: of the runs that the project publishes, docs/results/README.md tells more; and how many are here")
     say("run one: posterity reproduce V-T1a (--seeds, --rounds, --scale, --methods, --cells make it smaller)")
     figures.print_figures(folder)
 
@@ -52,10 +53,10 @@ def _finished(recipe: Recipe, folder: Path) -> int:
     return sum((path / RUN).exists() and read_json(path / RUN).get("status") == "finished" for path in paths)
 
 
-def _done(recipe: Recipe, found: int) -> str:
-    """Finished runs of those that the table has."""
+def _result(recipe: Recipe, found: int) -> str:
+    """What came of the published runs; with finished ones here, how many of those that the table has."""
     wanted = sum(len(lines) for _, lines in recipe.folders().values()) * len(recipe.seeds)
-    return f"{found} of {wanted} runs" if found else "not yet run"
+    return f"{recipe.outcome}; here {found} of {wanted} runs" if found else recipe.outcome
 
 
 def reproduce_table(name: str, folder: Path, asked: RunRequest, cells: Sequence[str], methods: Sequence[str]) -> None:

@@ -3,6 +3,7 @@
 id = "V-T1a"                        # the table's number, as the matrix of results has it
 paper = "pFedVMP"
 title = "Table 1, CIFAR-10, 25 % of the images"
+outcome = "reproduced"              # of the runs that are published with this project; left out where there are none
 metric = "accuracy"                 # what the columns show of their runs, by the names of `shown.py`: shows, metric,
 weight = "pooled"                   # weight, point, client, percent; for all columns, unless one says otherwise
 seeds = [0, 1, 2]
@@ -45,6 +46,7 @@ from posterity.reproduce.elsewhere import without_recipe
 from posterity.reproduce.shown import Shown
 
 SHOWN = tuple(each.name for each in fields(Shown))
+OUTCOMES = ("reproduced", "ordering reproduced", "contradicted", "in part", "begun", "not yet run")
 
 
 @dataclass(frozen=True)
@@ -78,6 +80,7 @@ class Recipe:
     lines: tuple[Line, ...]
     seeds: tuple[int, ...] = (0, 1, 2)
     minutes: float | None = None  # of a GPU, for one seed of everything
+    outcome: str = "not yet run"  # of the runs that are published, one of `OUTCOMES`
     timed: bool = False  # whether the page shows the seconds of a round
     open: tuple[str, ...] = ()  # choices that the paper leaves open, and what was chosen
 
@@ -158,6 +161,8 @@ def _made(table: dict[str, Any]) -> Recipe:
         raise ValueError(f"unknown key {unknown[0]!r}: {nearest(unknown[0], sorted({*known, *SHOWN}))}")
     values: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in table.items()}
     recipe = Recipe(cells=cells, lines=lines, **values)
+    if recipe.outcome not in OUTCOMES:
+        raise ValueError(f"unknown outcome {recipe.outcome!r}: {nearest(recipe.outcome, OUTCOMES)}")
     for cell in cells:
         for line in (None, *(line for line in recipe.lines_of(cell) if line.settings)):
             recipe.config(cell, {}, line)  # for its mistakes
@@ -190,4 +195,4 @@ def _line(each: dict[str, Any], cells: Sequence[RecipeCell]) -> Line:
     return line
 
 
-__all__ = ["Line", "Recipe", "RecipeCell", "find", "read", "recipes"]
+__all__ = ["OUTCOMES", "Line", "Recipe", "RecipeCell", "find", "read", "recipes"]

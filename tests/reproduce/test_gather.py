@@ -166,7 +166,9 @@ def test_the_command_merges(call, made, monkeypatch, tmp_path):
 def test_the_list_says_how_much_is_done(call, made, monkeypatch):
     monkeypatch.setattr("posterity.cli.reproduce.recipes", lambda: {"X-T4": RECIPE})
     monkeypatch.setenv("COLUMNS", "200")
-    assert "not yet run" in call("reproduce", "--list")[1]
+    before = call("reproduce", "--list")[1]
+    assert "not yet run" in before
+    assert "here" not in before.partition("result: ")[0]
     code, said, _ = call("reproduce", "--list", "--from", str(made))
     assert code == 0
     assert "4 of 8 runs" in said

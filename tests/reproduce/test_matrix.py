@@ -25,6 +25,16 @@ def test_everything_has_one_line():
     assert sorted(listed) == sorted([*recipes(), *figures(), *without_recipe()])
 
 
+def test_the_list_has_the_matrixs_outcomes():
+    page = (RESULTS / "README.md").read_text(encoding="utf-8")
+    told = dict(re.findall(r"^\| ([VNMABP]-T[0-9]+[a-h]?) \|[^|]*\| (.*) \|$", page, re.M))
+    for name, recipe in recipes().items():
+        if recipe.outcome == "not yet run":
+            assert told[name].startswith("not yet run"), name
+        else:
+            assert told[name].startswith(f"**{recipe.outcome}**"), name
+
+
 @pytest.mark.parametrize("name", TABLES)
 def test_a_stored_table_is_that_of_its_raw_metrics(name):
     recipe = find(name)
