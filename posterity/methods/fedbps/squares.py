@@ -29,9 +29,7 @@ from posterity.nn.convolution import Convolution
 from posterity.nn.layers import Norm
 
 Layer = nn.Linear | nn.Conv2d | Norm
-Roots = Callable[
-    [Tensor, Tensor], tuple[Tensor, Tensor]
-]  # of a row's output and mark: weights (R,), directions (R, ...)
+Roots = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]  # a row's output and mark: weights (R,), roots (R, ...)
 
 
 @dataclass(frozen=True)
