@@ -80,6 +80,8 @@ class Workers:
         told = [json.dumps(sys.path), json.dumps(sys.argv), str(threads)]
         self.command = [sys.executable, "-P", "-c", SERVE, *told] if command is None else list(command)
         self.size = size
+        self.environment = {"OMP_NUM_THREADS": str(threads), **os.environ, WORKER: "1"}
+        """Libraries of PyTorch begin with as many threads as there are cores, whatever it is told afterwards."""
 
     def __enter__(self) -> Workers:
         try:
@@ -154,7 +156,7 @@ class Workers:
     def _start(self) -> None:
         with interrupts_held():
             process = subprocess.Popen(self.command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-                                       encoding="utf-8", env={**os.environ, WORKER: "1"})  # fmt: skip
+                                       encoding="utf-8", env=self.environment)  # fmt: skip
         worker = Worker(process, time.monotonic())
         self.workers.append(worker)
         threading.Thread(target=self._read, args=(worker,), daemon=True).start()

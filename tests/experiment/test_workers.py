@@ -27,6 +27,7 @@ for line in sys.stdin:
     if title == "die": os.kill(os.getpid(), signal.SIGKILL)
     if title == "leave": os._exit(3)
     if title == "stop": os.kill(os.getpid(), signal.SIGSTOP)
+    if title == "threads": title = os.environ["OMP_NUM_THREADS"]
     if title == "fail": say("failed", sentence="it went wrong")
     elif title == "sleep": signal.pause()
     else:
@@ -45,10 +46,10 @@ class Order:
         return {"title": self.title}
 
 
-def work(titles: list[str], size: int = 2, tell=None, arrived=None):
+def work(titles: list[str], size: int = 2, tell=None, arrived=None, threads: int = 1):
     """What arrived and what was told, and the processes, all of which must be gone."""
     lines, told = [], []
-    pool = Workers(size, 1, [sys.executable, "-S", "-c", STUB])
+    pool = Workers(size, threads, [sys.executable, "-S", "-c", STUB])
     processes = []
     try:
         with pool:
@@ -63,6 +64,15 @@ def work(titles: list[str], size: int = 2, tell=None, arrived=None):
 def test_all_tasks_are_done_by_however_many():
     assert sorted(work(list("abcde"), 2)[0]) == list("abcde")
     assert work(["a"], 3)[0] == ["a"]
+
+
+@pytest.mark.parametrize(("set_before", "found"), [(None, "3"), ("2", "2")])
+def test_a_worker_begins_with_its_threads(set_before, found, monkeypatch):
+    """Or with what the user has set: libraries of PyTorch look once, when they are loaded."""
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    if set_before:
+        monkeypatch.setenv("OMP_NUM_THREADS", set_before)
+    assert work(["threads"], 1, threads=3)[0] == [found]
 
 
 def test_a_run_that_fails_is_named_and_ends_the_others():
