@@ -50,13 +50,13 @@ def diagonal(estimator: str, params: Params, batch: Batch, here: Here, probes: i
         found = along(lambda m: -log_likelihood({**still, **m}, batch, here), moving, groups)
         return tree_map(lambda leaf: leaf / share, found)
     if estimator == "ggn":
-        return sum_squares(moving, still, batch, here.model, batch.y, lambda o, _: every_root(o, here.model))
+        return sum_squares(moving, params, batch, here.model, batch.y, lambda o, _: every_root(o, here.model))
     if estimator == "empirical_fisher":
-        return sum_squares(moving, still, batch, here.model, batch.y, lambda o, y: alone(residual(o, y, here.model)))
+        return sum_squares(moving, params, batch, here.model, batch.y, lambda o, y: alone(residual(o, y, here.model)))
     if estimator != "mc_fisher":
         raise ValueError(f"curvature {estimator!r} is unknown; possible: {', '.join(ESTIMATORS)}")
     keys = fold(here.key, torch.arange(len(batch.mask), device=here.key.device))  # of each row: padding moves none
-    return sum_squares(moving, still, batch, here.model, keys, lambda o, key: alone(drawn_root(o, key, here.model)))
+    return sum_squares(moving, params, batch, here.model, keys, lambda o, key: alone(drawn_root(o, key, here.model)))
 
 
 def residual(output: Tensor, y: Tensor, model: Network) -> Tensor:

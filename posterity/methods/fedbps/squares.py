@@ -28,7 +28,7 @@ from posterity.core import Batch, Network, Params, tree_map
 from posterity.nn.convolution import Convolution
 from posterity.nn.layers import Norm
 
-Layer = nn.Linear | nn.Conv2d | Norm
+Layer = nn.Linear | Convolution | Norm
 Roots = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]  # a row's output and mark: weights (R,), roots (R, ...)
 
 
@@ -50,7 +50,7 @@ class LayerShapes:
         outputs, width = self.outside[0], 0
         if isinstance(self.layer, nn.Linear):
             outputs, width = self.outside[-1], self.inside[-1]
-        if isinstance(self.layer, nn.Conv2d):
+        if isinstance(self.layer, Convolution):
             width = self.layer.weight[0].numel()
         places = torch.Size(self.outside).numel() // outputs
         gradient = 0 if self.on_vectors else 2 * outputs * max(1, width)
@@ -60,13 +60,13 @@ class LayerShapes:
 _KNOWN: WeakKeyDictionary[Network, dict[tuple[int, ...], dict[str, LayerShapes]]] = WeakKeyDictionary()
 
 
-def sum_squares(moving: Params, still: Params, batch: Batch, model: Network, marks: Tensor, roots: Roots) -> Params:
+def sum_squares(moving: Params, params: Params, batch: Batch, model: Network, marks: Tensor, roots: Roots) -> Params:
     """Σ_rows Σ_r weight_r (Jᵀ root_r)² of the leaves `moving`; `marks` (B, ...) has what `roots` wants to know."""
-    layers = single_layers({**still, **moving}, batch.x[:1], model)
-    found = _by_layers(layers, {**still, **moving}, batch, model, marks, roots) if layers else {}
+    layers = single_layers(params, batch.x[:1], model)
+    found = _by_layers(layers, params, batch, model, marks, roots) if layers else {}
     apart = {n: p for n, p in moving.items() if n not in found}
     if apart:
-        found |= _by_rows(apart, {**still, **moving}, batch, model, marks, roots)
+        found |= _by_rows(apart, params, batch, model, marks, roots)
     return {n: found[n] for n in moving}
 
 
@@ -122,13 +122,10 @@ def _squarable(model: Network) -> dict[str, Layer]:
 
 
 def _usual(layer: Layer) -> bool:
-    """Whether it computes what its class says, with a weight of its own."""
-    if isinstance(layer, nn.Conv2d):
-        plain = layer.groups == 1 and layer.dilation == (1, 1) and layer.padding_mode == "zeros"
-        return type(layer) in (nn.Conv2d, Convolution) and plain and isinstance(layer.padding, tuple)
+    """Whether it computes what its class says, with a weight of its own; plain convolutions are `Convolution`."""
     if isinstance(layer, nn.Linear):
         return type(layer).forward is nn.Linear.forward
-    return type(layer) is Norm and layer.weight is not None
+    return type(layer) in (Convolution, Norm) and layer.weight is not None
 
 
 # --- by layers ------------------------------------------------------------------------------------------------------
@@ -170,7 +167,7 @@ def _shifted(name: str, shift: Tensor, seen: Params, given: Tensor, output: Tens
 def _pieces(name: str, shapes: LayerShapes, given: Tensor, params: Params) -> Tensor:
     """What a layer multiplies with its weights: vectors (B, K), pieces (B, L, K), or normalised numbers (B, C, L)."""
     layer = shapes.layer
-    if isinstance(layer, nn.Conv2d):
+    if isinstance(layer, Convolution):
         return _windows(layer, given)
     if isinstance(layer, Norm):
         mean, var = (params[f"{name}.{n}"].to(given)[:, None] for n in ("running_mean", "running_var"))
@@ -178,8 +175,8 @@ def _pieces(name: str, shapes: LayerShapes, given: Tensor, params: Params) -> Te
     return given if shapes.on_vectors else given.reshape(len(given), -1, given.shape[-1])
 
 
-def _windows(layer: nn.Conv2d, x: Tensor) -> Tensor:
-    """The windows (B, H' W', C h w) of images (B, C, H, W)."""
+def _windows(layer: Convolution, x: Tensor) -> Tensor:
+    """The windows (B, H' W', C h w) of images (B, C, H, W), row by row: products of `gather`'s take twice as long."""
     assert isinstance(layer.padding, tuple)  # a word is no plain convolution
     (high, wide), (down, along) = layer.padding, layer.stride
     x = F.pad(x, (wide, wide, high, high)) if high or wide else x
@@ -195,7 +192,7 @@ def _squared(shapes: LayerShapes, pieces: Tensor, slope: Tensor) -> tuple[Tensor
     if isinstance(shapes.layer, Norm):
         slope = slope.reshape(pieces.shape)  # (B, C, L)
         return _row_squares((slope * pieces).sum(-1)), _row_squares(slope.sum(-1))
-    convolved = isinstance(shapes.layer, nn.Conv2d)
+    convolved = isinstance(shapes.layer, Convolution)
     slope = slope.flatten(2) if convolved else slope.reshape(*pieces.shape[:2], -1).transpose(1, 2)  # (B, O, L)
     return _row_squares(slope @ pieces), _row_squares(slope.sum(-1))
 
