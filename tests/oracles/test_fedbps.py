@@ -437,10 +437,10 @@ def test_a_layer_is_squared_at_once_only_where_its_rows_allow_it(estimator, netw
 
 
 def test_what_is_held_while_rows_are_squared():
-    """Six windows of two pixels, two slopes each and the gradient of 2 × 2 weights; of a linear layer its two sides."""
+    """Six windows of two pixels and two for the bias, two slopes each, a gradient; of a linear layer its two sides."""
     net = nn.Sequential(OrderedDict(conv=nn.Conv2d(1, 2, (1, 2)), flat=nn.Flatten(), head=nn.Linear(12, 5)))
     model = models.wrap(net, "head", 5, shape=(1, 2, 4))
-    assert held_numbers(7, model) == 7 * (6 * (2 + 2 * 2) + 2 * 2 * 2 + 12 + 2 * 5)
+    assert held_numbers(7, model) == 7 * (6 * (4 + 2 * 2) + 2 * 2 * 4 + 12 + 2 * 5)
     assert held_numbers(7, model) == held_numbers(7, model)  # also when the layers are known
     other = models.wrap(nn.Sequential(OrderedDict(scale=nn.LayerNorm(3), head=nn.Linear(3, 2))), "head", 2, shape=(3,))
     assert held_numbers(7, other) == 7 * (4 * (3 + 3) + 3 + 2 * 2)

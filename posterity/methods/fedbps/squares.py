@@ -4,7 +4,7 @@ The network is in evaluation mode, so rows are independent and one backward pass
 row at the output of every layer. Where a layer sees a sample once, its input a and this slope give the row's gradient:
 
     linear, on a vector                                δ aᵀ             its square is δ² (a²)ᵀ: one product for all rows
-    linear on a sequence, convolution (l: its places)  Σ_l δ_l a_lᵀ     a product for every row
+    linear on a sequence, convolution (l: its places)  Σ_l δ_l a_lᵀ     a product for every row; its bias sees a 1
     batch norm                                         Σ_l δ_l a_l      a is what it normalised; Σ_l δ_l for its bias
 
 All other leaves (of layers that are used twice or tied, or of other kinds) get a gradient for every row by a second
@@ -47,14 +47,16 @@ class LayerShapes:
     @property
     def held(self) -> int:
         """Numbers that a row holds while it is squared: its pieces and slopes, a gradient and its square."""
-        outputs, width = self.outside[0], 0
+        outputs, width = self.outside[0], 1  # a batch norm's
         if isinstance(self.layer, nn.Linear):
             outputs, width = self.outside[-1], self.inside[-1]
         if isinstance(self.layer, Convolution):
             width = self.layer.weight[0].numel()
+        if not (self.on_vectors or isinstance(self.layer, Norm)):
+            width = _widened(width)
         places = torch.Size(self.outside).numel() // outputs
-        gradient = 0 if self.on_vectors else 2 * outputs * max(1, width)
-        return places * (max(1, width) + 2 * outputs) + gradient
+        gradient = 0 if self.on_vectors else 2 * outputs * width
+        return places * (width + 2 * outputs) + gradient
 
 
 _KNOWN: WeakKeyDictionary[Network, dict[tuple[int, ...], dict[str, LayerShapes]]] = WeakKeyDictionary()
@@ -167,12 +169,25 @@ def _shifted(name: str, shift: Tensor, seen: Params, given: Tensor, output: Tens
 def _pieces(name: str, shapes: LayerShapes, given: Tensor, params: Params) -> Tensor:
     """What a layer multiplies with its weights: vectors (B, K), pieces (B, L, K), or normalised numbers (B, C, L)."""
     layer = shapes.layer
-    if isinstance(layer, Convolution):
-        return _windows(layer, given)
     if isinstance(layer, Norm):
         mean, var = (params[f"{name}.{n}"].to(given)[:, None] for n in ("running_mean", "running_var"))
         return (given.reshape(*given.shape[:2], -1) - mean) * torch.rsqrt(var + layer.eps)
-    return given if shapes.on_vectors else given.reshape(len(given), -1, given.shape[-1])
+    if shapes.on_vectors:
+        return given
+    if isinstance(layer, Convolution):
+        return _with_one(_windows(layer, given))
+    return _with_one(given.reshape(len(given), -1, given.shape[-1]))
+
+
+def _widened(width: int) -> int:
+    """A place for the bias, and as many as make rows of four numbers: tensor cores take no others well."""
+    return width + 4 - width % 4
+
+
+def _with_one(pieces: Tensor) -> Tensor:
+    """Pieces (B, L, K) with a 1 that their bias is multiplied with, then zeros."""
+    one = F.pad(torch.ones_like(pieces[..., :1]), (0, _widened(pieces.shape[-1]) - pieces.shape[-1] - 1))
+    return torch.cat([pieces, one], -1)
 
 
 def _windows(layer: Convolution, x: Tensor) -> Tensor:
@@ -194,7 +209,8 @@ def _squared(shapes: LayerShapes, pieces: Tensor, slope: Tensor) -> tuple[Tensor
         return _row_squares((slope * pieces).sum(-1)), _row_squares(slope.sum(-1))
     convolved = isinstance(shapes.layer, Convolution)
     slope = slope.flatten(2) if convolved else slope.reshape(*pieces.shape[:2], -1).transpose(1, 2)  # (B, O, L)
-    return _row_squares(slope @ pieces), _row_squares(slope.sum(-1))
+    square, width = _row_squares(slope @ pieces), shapes.layer.weight[0].numel()
+    return square[:, :width], square[:, width]
 
 
 def _row_squares(rows: Tensor) -> Tensor:
