@@ -30,7 +30,8 @@ def draw(name: str, folder: Path, asked: RunRequest, cells: Sequence[str], metho
     made = draw_figure(name, folder, asked, cells, methods)
     for note in made.notes:
         say_sentence(note)
-    say(f"figure: {made.svg}; its numbers: {made.numbers}; runs: {folder / 'tables'}")
+    runs = ", ".join(map(str, asked.places)) or folder / "tables"
+    say(f"figure: {made.svg}; its numbers: {made.numbers}; runs: {runs}")
 
 
 __all__ = ["draw", "is_figure", "print_figures"]

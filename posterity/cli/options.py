@@ -69,8 +69,8 @@ TABLE = {  # what may be said about a table besides what it says itself
                     panel="Running", metavar="FLOAT"),
     "rounds": option(int | None, None, "rounds, instead of the table's own", "--rounds", panel="Running",
                      metavar="INTEGER"),
-    "places": option(list[Path] | None, None, "print the table of runs in these folders and files of packed runs, and "
-                     "run nothing; repeatable", "--from", panel="Running", metavar="PLACE"),
+    "places": option(list[Path] | None, None, "print the table, or draw the figure, of runs in these folders and files "
+                     "of packed runs, and run nothing; repeatable", "--from", panel="Running", metavar="PLACE"),
     "together": (Together, None),
     "jobs": (Jobs, None),
     **{name: flag for name, flag in config_flags().items() if name in MACHINE},

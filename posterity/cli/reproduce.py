@@ -75,10 +75,10 @@ def reproduce_table(name: str, folder: Path, asked: RunRequest, cells: Sequence[
 def merge_table(
     name: str, places: Sequence[Path], folder: Path, cells: Sequence[str], methods: Sequence[str]
 ) -> None:  # fmt: skip
-    """Print the table of runs that lie in several places, and write it into a folder; nothing is run."""
+    """The table or figure of runs that lie in several places, written into a folder; nothing is run."""
     if figures.is_figure(name):
-        raise ValueError(f"{name} is a figure, and --from makes tables: a figure is drawn from run folders below "
-                         "OUT/tables, whose models and logs it needs; leave --from out")  # fmt: skip
+        figures.draw(name, folder, RunRequest(places=places), cells, methods)
+        return
     table = find(name)
     check_place(table, folder)
     found = gather(table, read_places(places))

@@ -192,10 +192,11 @@ def score_line(
     """A line of scores, still without those of each client; `values` are the metrics of each (clients,)."""
     summary = summarise(scored.scores, weights, ranks=scored.ranks, own=scored.own, values=values)
     line: dict[str, Any] = {"kind": "score", **asdict(place), "part": part, "metrics": summary}
-    line |= {"fairness": {}, "clients": {}, "bins": []}
+    line |= {"fairness": {}, "clients": {}, "bins": [], "flat": []}
     if task == "classification":
         line["fairness"] = fairness(scored.scores)
-        line["bins"] = scored.scores.pooled().bins[0].tolist()
+        pooled = scored.scores.pooled()
+        line |= {"bins": pooled.bins[0].tolist(), "flat": pooled.flat[0].tolist()}
     return line
 
 

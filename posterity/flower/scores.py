@@ -158,7 +158,7 @@ def _drop_unknown(line: Line) -> None:
     for name, summary in line["metrics"].items():
         if name not in row_means:
             summary.pop("pooled", None)
-    line["bins"] = []
+    line |= {"bins": [], "flat": []}
 
 
 __all__ = ["PointScores", "group_lines", "read_scores", "scored_rows", "tell_loss", "tell_scores"]

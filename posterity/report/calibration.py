@@ -17,12 +17,12 @@ from posterity.report.tables import Arm
 CAP = 2.5  # half the width of a whisker's ends
 
 
-def pooled_bins(arm: Arm, rule: str) -> list[tuple[float, float, float]]:
-    """Count, sum of confidence and sum of correct of each bin, added over seeds."""
+def pooled_bins(arm: Arm, rule: str, kind: str = "bins") -> list[tuple[float, float, float]]:
+    """Count, sum of confidence and sum of correct of each bin, added over seeds; "flat": of all class probabilities."""
     found = [
-        selected.score.bins
+        bins
         for run in arm.runs
-        if (selected := select_round(run, rule)) is not None and selected.score.bins
+        if (selected := select_round(run, rule)) is not None and (bins := getattr(selected.score, kind))
     ]
     if not found or len({len(b) for b in found}) > 1:
         return []

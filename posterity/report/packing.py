@@ -67,7 +67,7 @@ def _kept(line: Mapping[str, Any], chosen: set[int], own: tuple[str, int]) -> Ma
         return line
     group = line.get("group", "members")
     mine = (line["point"], line.get("epochs") or 0) == own and group == "members"
-    return {**line, "clients": {}, "bins": []} if mine or group == "common" else None
+    return {**line, "clients": {}, "bins": [], "flat": []} if mine or group == "common" else None
 
 
 def _short(value: Any) -> Any:

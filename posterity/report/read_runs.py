@@ -32,7 +32,8 @@ class ScoreLine:
     metrics: Mapping[str, Mapping[str, float | None]]
     fairness: Mapping[str, float | None]
     clients: Mapping[str, Sequence[Any]]  # as read: of hundreds of rounds a page looks at one
-    bins: Sequence[Sequence[Any]]
+    bins: Sequence[Sequence[Any]]  # of the most probable class
+    flat: Sequence[Sequence[Any]] = ()  # of all class probabilities; older logs have none
 
     def value(self, metric: str, weight: str = "pooled") -> float | None:
         return self.metrics.get(metric, {}).get(weight)
@@ -253,6 +254,7 @@ def _score(raw: Mapping[str, Any]) -> ScoreLine:
         fairness={str(k): _number(v) for k, v in (raw.get("fairness") or {}).items()},
         clients=raw.get("clients") or {},
         bins=raw.get("bins") or (),
+        flat=raw.get("flat") or (),
     )
 
 

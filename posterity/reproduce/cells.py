@@ -33,6 +33,7 @@ class RunRequest:
     watching: Watching = lambda title, rounds: nullcontext(silent)
     jobs: int = 1
     together: bool = False
+    places: Sequence[Path] = ()  # of a figure: where its runs are read, instead of running any
 
 
 def check_place(recipe: Recipe, out: Path) -> None:

@@ -127,7 +127,7 @@ def remains(folder: Path) -> str:
 
 
 def timeless(line: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in line.items() if name != "seconds"}
+    return {name: value for name, value in line.items() if name not in ("seconds", "flat")}  # `flat` came later
 
 
 def hashes(names: list[str]) -> dict[str, str]:

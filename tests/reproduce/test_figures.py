@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import statistics
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Sequence
@@ -14,12 +15,19 @@ import pytest
 import torch
 
 import posterity
+from posterity.evaluate import per_client, score
 from posterity.report import load_runs
 from posterity.reproduce.cells import RunRequest
 from posterity.reproduce.figures import catalogue, draw_figure, figures
 from posterity.reproduce.figures.drawing import KINDS
 from posterity.reproduce.figures.material import Material
+from posterity.reproduce.figures.plain_css import without_variables
 from posterity.reproduce.figures.scatter import scatter_ratio
+from posterity.reproduce.gather import gather, read_places
+from posterity.reproduce.recipe import find
+from posterity.reproduce.shown import Shown, read_value
+
+RAW = Path(__file__).parents[2] / "docs" / "results" / "raw"
 
 TINY: dict[str, Any] = {
     "dataset": "digits", "model": "mlp", "subset": "20%", "clients": 3, "rounds": 2, "batch_size": 20, "lr": 0.1,
@@ -136,7 +144,7 @@ def test_finished_runs_are_drawn_as_they_are(curves):
 
 def test_runs_with_other_seeds_are_not_taken_as_they_are(curves):
     recipe = figures()["V-F3"].chosen([], ["FedPer", "FedAvg-FT"])[0]
-    found = Material(recipe, curves.folder / "tables" / "V-T1b")
+    found = Material.below(recipe, curves.folder / "tables" / "V-T1b")
     assert found.complete
     facts = curves.folder / "tables" / "V-T1b" / "Dirichlet-0.1" / "fedper" / "seed-1" / "run.json"
     before = facts.read_text(encoding="utf-8")
@@ -234,24 +242,36 @@ def test_predicted_classifiers(features):
     assert made.numbers["classifiers"][0]["agreement"][0] == pytest.approx(right / total)
 
 
-def test_reliability_bins_are_those_of_the_log_and_of_the_metrics(tmp_path):
-    """Predictions are made again: bins of the top label must be the log's, and the flattened ECE its metric."""
+def test_reliability_bins_are_those_of_the_models(tmp_path):
+    """The log's bins are shown: the models that the run delivers, asked again about the test rows, have the same."""
     made = make("M-F5", tmp_path, seeds=[0], methods=["Reptile"], more=TINY)
     (run,) = load_runs(tmp_path)
     (shown,) = made.numbers["methods"]
-    from posterity.report.selected_round import select_round
-
-    chosen = select_round(run, "validated").score
-    for ours, logged in zip(shown["bins"], chosen.bins, strict=True):
-        assert ours == pytest.approx(logged, abs=1e-4)
-    assert shown["ece"] == [pytest.approx(chosen.value("ece"), abs=1e-5)]
-    assert shown["ece_flat"] == [pytest.approx(chosen.value("ece_flat"), abs=1e-5)]
-    assert shown["mce_flat"] == [pytest.approx(chosen.value("mce_flat"), abs=1e-5)]
+    result = posterity.load(run.folder)
+    data = result.federation
+    rows = [data.test.client(k) for k in range(data.members)]
+    p = torch.cat([result.predict_proba(k, data.x[r], scaled=True) for k, r in enumerate(rows) if len(r)]).double()
+    y = data.y[torch.cat(rows)]
+    again = score(p.log(), y, torch.tensor([0, len(y)]), data.classes, "classification")
+    for kind in ("bins", "flat"):
+        for ours, found in zip(shown[kind], getattr(again, kind)[0].tolist(), strict=True):
+            assert ours == pytest.approx(found, abs=1e-4)
+    for name in ("ece", "mce", "ece_flat", "mce_flat"):
+        assert shown[name] == [pytest.approx(float(per_client(again)[name][0]), abs=1e-5)]
     samples = sum(run.federation.test)
     assert sum(n for n, _, _ in shown["bins"]) == samples
     assert sum(n for n, _, _ in shown["flat"]) <= 10 * samples
     filled = [sum(n > 0 for n, _, _ in shown[kind]) for kind in ("flat", "bins")]
     assert len(made.marked("count", "rect")) == sum(filled)
+
+
+def test_logs_without_bins_are_named(tmp_path):
+    make("M-F5", tmp_path, seeds=[0], methods=["Reptile"], more=TINY)
+    (log,) = tmp_path.rglob("metrics.jsonl")
+    lines = [json.loads(line) for line in log.read_text().splitlines()]
+    log.write_text("".join(json.dumps({**line, "flat": []}) + "\n" for line in lines))
+    with pytest.raises(ValueError, match=r"Reptile, seed 0 .* does not have the bins of all classes.*run it again"):
+        make("M-F5", tmp_path, methods=["Reptile"])
 
 
 @pytest.fixture(scope="module")
@@ -310,6 +330,64 @@ def test_p_against_accuracy(tmp_path):
     ]
     assert ours["mean"] == [pytest.approx(result.metric("accuracy")) for result in results]
     assert len(made.marked("dot", "circle")) == 4
+
+
+def test_runs_of_other_machines_are_drawn_as_they_are(tmp_path):
+    """From packed logs nothing is run, the table's numbers are shown, and what is missing is said."""
+    raw = [RAW / "B-T2.jsonl.gz", RAW / "B-T1.jsonl.gz"]
+    made = make("B-F3", tmp_path, ["MNIST", "CIFAR-10"], places=raw)
+    ours, paper, *_ = made.numbers["courses"]
+    assert ours["p"] == [0.3, 0.5, 0.7, 0.9, 1.0]
+    recipe = find("B-T2")
+    found = gather(recipe, read_places(raw))
+    line = next(line for line in recipe.lines if line.method == "fedbps")
+    values = [read_value(run, "validated", Shown()) for run in found.runs["MNIST", line.name]]
+    assert ours["mean"][2] == pytest.approx(statistics.fmean(values))
+    assert paper["p"] == [0.3, 0.5, 0.7, 0.9]
+    assert not (tmp_path / "tables").exists()
+    assert any("Not yet run: p = 30 %" in text for text in made.texts)  # of CIFAR-10
+    with pytest.raises(ValueError, match="no run of M-T8 that M-F5 shows"):
+        make("M-F5", tmp_path, places=raw)
+    with pytest.raises(ValueError, match="V-F2 shows data or what models make of them"):
+        make("V-F2", tmp_path, places=raw)
+    assert [path.name for path in tmp_path.rglob("*.svg")] == ["B-F3.svg"]
+
+
+def test_curves_of_the_rows_that_were_run(tmp_path):
+    made = make("V-F3", tmp_path, places=[RAW / "V-T1b.jsonl.gz"])
+    assert {each["name"] for each in made.numbers["curves"]} >= {"FedPer", "pFedVMP"}
+    assert all(each["rounds"][-1] == 1000 and each["seeds"] == [0, 1, 2] for each in made.numbers["curves"])
+
+
+def test_style_sheets_without_variables():
+    css = """:root { --ink: #102030; --c0: #ff0000; --c1: #00ff00; }
+.m0 { --m: var(--c0); } .m1 { --m: var(--c1); }
+svg .box { stroke: var(--ink); fill: none; }
+svg .end { fill: var(--m); fill: color-mix(in srgb, var(--m) 75%, var(--ink)); font-weight: 600; }"""
+    assert without_variables(css).splitlines() == [
+        "svg .box { stroke: #102030; fill: none }",
+        "svg .end { font-weight: 600 }",
+        "svg .m0.end, svg .m0 .end { fill: #ff0000; fill: #c3080c }",
+        "svg .m1.end, svg .m1 .end { fill: #00ff00; fill: #04c70c }",
+    ]
+
+
+def test_figures_are_drawn_by_programs_that_know_no_variables(curves):
+    """And no element is inside of another method's: whose rule would win is not said."""
+    told = next(each.text or "" for each in curves.root.iter() if local(each) == "style")
+    assert "#0072b2" in told
+    assert "var(" not in told
+    assert "color-mix" not in told
+    above = {child: parent for parent in curves.root.iter() for child in parent}
+    coloured = [each for each in curves.root.iter() if methods_of(each)]
+    assert coloured
+    for each in coloured:
+        while (each := above.get(each)) is not None:
+            assert not methods_of(each)
+
+
+def methods_of(element: ElementTree.Element) -> list[str]:
+    return [name for name in element.get("class", "").split() if re.fullmatch(r"m\d", name)]
 
 
 def test_the_commands(tmp_path, monkeypatch):

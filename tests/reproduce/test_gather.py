@@ -175,10 +175,10 @@ def test_the_list_says_how_much_is_done(call, made, monkeypatch):
     assert "N-T7" in said
 
 
-def test_a_figure_is_no_table(call, tmp_path):
+def test_a_figure_of_models_is_not_drawn_from_logs(call, tmp_path):
     code, _, complained = call("reproduce", "V-F2", "--from", str(tmp_path))
     assert code == 2
-    assert "V-F2 is a figure, and --from makes tables" in complained
+    assert "V-F2 shows data or what models make of them" in complained
 
 
 def test_runs_of_another_table_make_no_page(call, tmp_path):

@@ -45,7 +45,8 @@ def draw(figure: Figure, made: Sequence[Recipe], place: Path, asked: RunRequest)
 
 def arms_of(found: Material, cell: RecipeCell) -> list[Arm]:
     """Each row of a column with its runs; numbered by their place, so that a colour does not depend on results."""
-    return [Arm(line.name, i, tuple(found.runs(cell, line))) for i, line in enumerate(found.recipe.lines_of(cell))]
+    every = [Arm(line.name, i, tuple(found.runs(cell, line))) for i, line in enumerate(found.recipe.lines_of(cell))]
+    return [arm for arm in every if arm.runs]
 
 
 def accuracy(run: Run) -> Course:

@@ -29,6 +29,7 @@ KINDS: Mapping[str, Draw] = {
     "reliability": reliability.draw,
     "toy": toy.draw,
 }
+LOGS = ("clients", "curves", "proportion", "reliability")  # kinds that need a run's log alone
 
 
 @dataclass(frozen=True)
@@ -49,10 +50,13 @@ def draw_figure(
 ) -> DrawnFigure:
     """Run what is missing, draw the figure and write it.
 
-    Without seeds and with finished runs of the same seeds in all its rows, it is drawn from these, whatever their
-    size; the lines below its title say how large they are.
+    With places, nothing is run. Without seeds and with finished runs of the same seeds in all its rows, it is drawn
+    from these, whatever their size; the lines below its title say how large they are.
     """
     figure = find_figure(name)
+    if asked.places and figure.kind not in LOGS:
+        raise ValueError(f"{figure.id} shows data or what models make of them, which packed runs do not hold: it is "
+                         "drawn from run folders below OUT/tables; leave --from out")  # fmt: skip
     drawing = KINDS[figure.kind](figure, figure.chosen(cells, methods), folder / "tables", asked)
     svg, numbers = (folder / "figures" / f"{figure.id}{suffix}" for suffix in (".svg", ".json"))
     about = {"figure": figure.id, "paper": figure.paper, "title": figure.title, "tables": figure.tables}

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from posterity.experiment.variants import parse_variant
 from posterity.report import Run, load_runs
 from posterity.reproduce.cells import RunRequest, check_place, run_cells
 from posterity.reproduce.figures.catalogue import known_tables
+from posterity.reproduce.gather import gather, read_places
 from posterity.reproduce.recipe import Line, Recipe, RecipeCell
 
 SETTING = ("dataset", "partition", "subset", "clients", "model", "rounds", "local_epochs")  # what a reader must know
@@ -26,12 +27,17 @@ class Material:
     """A table's setting and its finished runs."""
 
     recipe: Recipe
-    place: Path
+    runs: Callable[[RecipeCell, Line], list[Run]]  # finished ones of a row in a column, by seed
 
-    def runs(self, cell: RecipeCell, line: Line) -> list[Run]:
-        """Finished runs of a row in a column, by seed."""
-        folder = self.place / cell.folder / parse_variant(line.method).folder
-        return [run for run in load_runs(folder) if run.finished] if folder.is_dir() else []
+    @staticmethod
+    def below(recipe: Recipe, place: Path) -> Material:
+        """With the runs of a table's own folder, whatever their data and size."""
+
+        def runs(cell: RecipeCell, line: Line) -> list[Run]:
+            folder = place / cell.folder / parse_variant(line.method).folder
+            return [run for run in load_runs(folder) if run.finished] if folder.is_dir() else []
+
+        return Material(recipe, runs)
 
     def every(self, cell: RecipeCell) -> list[Run]:
         """Those of all rows of a column."""
@@ -53,7 +59,9 @@ class Material:
         rounds = sorted({run.planned or run.reached for run in runs})
         told = (f"{federation.name}{partition}, {federation.clients} clients, {config['model']}, "
                 f"{_listed(rounds, 'round')}, {_listed(seeds, 'seed', True)}")  # fmt: skip
-        return f"{told}. {self._departures(cell)}".strip()
+        missing = [line.name for line in self.recipe.lines_of(cell) if not self.runs(cell, line)]
+        rest = f"Not yet run: {', '.join(missing)}." if missing else ""
+        return " ".join(filter(None, (f"{told}.", self._departures(cell), rest)))
 
     def _departures(self, cell: RecipeCell) -> str:
         """What of the runs is not the paper's: size, data, network or epochs, in a sentence."""
@@ -73,18 +81,33 @@ def collect(recipe: Recipe, root: Path, asked: RunRequest, figure: str) -> Mater
     """The runs of a table under `root`; those that are missing are run, and if they cannot be, a sentence says so.
 
     Without `seeds`, finished runs are taken as they are, of whatever size, if all rows have the same seeds; with it,
-    those seeds at the size asked for.
+    those seeds at the size asked for. With `places`, those that lie there are taken and none is run.
     """
-    found = Material(recipe, root / recipe.id)
+    if asked.places:
+        return _read(recipe, asked.places, figure)
+    place = root / recipe.id
+    found = Material.below(recipe, place)
     if asked.seeds is None and found.complete:
         return found
     try:
-        check_place(known_tables()[recipe.id], found.place)
-        run_cells(recipe, found.place, asked)
+        check_place(known_tables()[recipe.id], place)
+        run_cells(recipe, place, asked)
     except ValueError as error:
-        raise ValueError(f"{figure} is drawn from runs of {recipe.id}, and what is missing of them in {found.place} "
+        raise ValueError(f"{figure} is drawn from runs of {recipe.id}, and what is missing of them in {place} "
                          f"cannot be run: {error}") from error  # fmt: skip
     return found
+
+
+def _read(recipe: Recipe, places: Sequence[Path], figure: str) -> Material:
+    """The runs of a table in folders and packed files of several machines; columns without any are left out."""
+    found = gather(known_tables()[recipe.id], read_places(places))
+    every = Material(recipe, lambda cell, line: list(found.runs.get((cell.folder, line.name), ())))
+    run = tuple(cell for cell in recipe.cells if every.every(cell))
+    if not run:
+        raise ValueError(f"{', '.join(map(str, places))}: no run of {recipe.id} that {figure} shows is there, so "
+                         "nothing was written; give folders and packed files of `posterity reproduce "
+                         f"{recipe.id}`, or leave --from out to run it")  # fmt: skip
+    return replace(every, recipe=replace(recipe, cells=run))
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from posterity.experiment.variants import parse_variant
 from posterity.report.selected_round import select_round
 from posterity.report.svg import AxisScale, Canvas, axes, colour, percent, spread, ticks, widen
 from posterity.reproduce.cells import RunRequest
@@ -45,26 +44,26 @@ def draw(figure: Figure, made: Sequence[Recipe], place: Path, asked: RunRequest)
     return FigureDrawing(sheet(f"{figure.paper}, {figure.title}", about, panels, 2), {"courses": numbers})
 
 
-def share(method: str) -> float:
-    """p of a row such as `fedbps[p=0.3]`."""
-    return float(parse_variant(method).settings["p"])
+def share(row: str) -> float:
+    """p of a row by its name, such as "p = 30 %": the usual one has no setting that says it."""
+    return float(row.removeprefix("p = ").removesuffix(" %")) / 100
 
 
 def ours(found: Material, cell: RecipeCell, metric: str) -> AccuracyByShare:
     """The accuracy of the chosen round on the test half, over seeds."""
     rows = []
-    for line in sorted(found.recipe.lines_of(cell), key=lambda line: share(line.method)):
+    for line in sorted(found.recipe.lines_of(cell), key=lambda line: share(line.name)):
         chosen = [select_round(run, "validated") for run in found.runs(cell, line)]
         values = [v for each in chosen if each is not None and (v := each.score.value(metric)) is not None]
         if values:
             sd = statistics.stdev(values) if len(values) > 1 else 0.0
-            rows.append((share(line.method), statistics.fmean(values), sd))
+            rows.append((share(line.name), statistics.fmean(values), sd))
     return _course("ours", rows)
 
 
 def printed(found: Material, cell: RecipeCell) -> AccuracyByShare:
     """The paper's numbers."""
-    told = {share(line.method): number(line.paper.get(cell.name, "")) for line in found.recipe.lines_of(cell)}
+    told = {share(line.name): number(line.paper.get(cell.name, "")) for line in found.recipe.lines_of(cell)}
     return _course("the paper", [(p, v / 100, 0.0) for p, v in sorted(told.items()) if v is not None])
 
 

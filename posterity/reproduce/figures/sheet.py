@@ -14,6 +14,7 @@ from importlib.resources import files
 from xml.etree import ElementTree
 
 from posterity.report.svg import Canvas, number
+from posterity.reproduce.figures.plain_css import without_variables
 
 MARGIN, GAP = 24.0, 26.0
 ROW, HEAD = 18.0, 40.0  # height of a line of text; of a panel's title and its remark
@@ -41,11 +42,11 @@ class Panel:
 
 @cache
 def style() -> str:
-    """What drawings need of the page's style sheet: the colours on white paper and the rules about SVG."""
+    """What drawings need of the page's style sheet: the rules about SVG, with the colours on white paper."""
     lines = files("posterity.report").joinpath("page.css").read_text(encoding="utf-8").splitlines()
     end = lines.index("}")
     rules = [line for line in lines[end:] if line.startswith(("svg .", ".m0", ".m4"))]
-    return "\n".join([*lines[: end + 1], *rules, FURTHER])
+    return without_variables("\n".join([*lines[: end + 1], *rules, FURTHER]))
 
 
 def sheet(title: str, about: Sequence[str], panels: Sequence[Panel], columns: int, below: Sequence[str] = ()) -> str:
