@@ -1,5 +1,5 @@
-"""A style sheet without variables: browsers know them, but librsvg, which turns figures into PDF or PNG, draws all of it
-black.
+"""A style sheet without variables: browsers know them, but librsvg, which turns figures into PDF or PNG, draws all
+of it black.
 
 Colours of `:root` stand where they are used, a mixture of two is computed, and a rule that uses `--m`, the colour of a
 method, becomes one for each class `.m0`, `.m1`, … that sets it.
