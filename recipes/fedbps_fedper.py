@@ -1,6 +1,7 @@
 """FedBPS's Table 1: FedPer keeps one layer at home in its own paper; here all three fully connected ones.
 
-`posterity compare --model fedbps_fedper:LeNet5 …` with PYTHONPATH=recipes; docs/results/fedbps.md has the commands.
+`posterity compare --model fedbps_fedper:LeNet5 …` (LeNetWide for CIFAR-10) with PYTHONPATH=recipes;
+docs/results/fedbps.md has the commands.
 `python recipes/fedbps_fedper.py` prints how far each row of Table 1 is from it, of the runs in docs/results/raw.
 """
 
@@ -22,20 +23,37 @@ class LeNet5(nn.Module):
     """`lenet5` with the fully connected layers as its head."""
 
     head = "classifier"
+    filters, widths = (6, 16), (120, 84)
 
     def __init__(self, shape: tuple[int, ...], classes: int) -> None:
         super().__init__()
-        pooled = nn.MaxPool2d(2)
+        pooled, (first, second), (wide, narrow) = nn.MaxPool2d(2), self.filters, self.widths
         self.features = nn.Sequential(
-            nn.Conv2d(shape[0], 6, 5), pooled, nn.ReLU(), nn.Conv2d(6, 16, 5), pooled, nn.ReLU(), nn.Flatten()
+            nn.Conv2d(shape[0], first, 5),
+            pooled,
+            nn.ReLU(),
+            nn.Conv2d(first, second, 5),
+            pooled,
+            nn.ReLU(),
+            nn.Flatten(),
         )
         side = ((shape[1] - 4) // 2 - 4) // 2
         self.classifier = nn.Sequential(
-            nn.Linear(16 * side * side, 120), nn.ReLU(), nn.Linear(120, 84), nn.ReLU(), nn.Linear(84, classes)
+            nn.Linear(second * side * side, wide),
+            nn.ReLU(),
+            nn.Linear(wide, narrow),
+            nn.ReLU(),
+            nn.Linear(narrow, classes),
         )
 
     def forward(self, x: Tensor) -> Tensor:
         return self.classifier(self.features(x))  # type: ignore[no-any-return]
+
+
+class LeNetWide(LeNet5):
+    """The same of `lenet_wide`, for colour images."""
+
+    filters, widths = (64, 64), (384, 192)
 
 
 def differences() -> list[str]:
@@ -60,4 +78,4 @@ def differences() -> list[str]:
 if __name__ == "__main__":
     print("\n".join(differences()))
 
-__all__ = ["LeNet5", "differences"]
+__all__ = ["LeNet5", "LeNetWide", "differences"]
