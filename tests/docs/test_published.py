@@ -119,6 +119,7 @@ LEFT_OUT = {("`count`", "FedAvg-FT"), ("`count`", "FedPer")}  # the page has `is
 
 
 METAVD = "docs/results/metavd.md"
+FEDBPS = "docs/results/fedbps.md"
 HOST = "Reptile (host)"
 
 
@@ -182,6 +183,25 @@ def test_beta_with_the_independent_test_split():
     assert found.arm.runs[0].config["test_partition"] == "independent"
     points = [*newcomers([found]).rows[0][1][:3], by_point([found]).rows[0][1][0]]
     assert all(text in page for text in (found.cells["accuracy"].text, *points))
+
+
+def test_what_fedbps_ranks_by():
+    """Accuracy by p with both scores, and their paired differences."""
+    found = {(each.label, run.fields.get("p"), run.fields.get("score")): each
+             for each in headline(load_runs(RAW / "fedbps-score.jsonl.gz")) for run in each.arm.runs[:1]}  # fmt: skip
+    held = main_comparison(list(found.values()))
+    for p in (0.3, 0.5, 0.7, 0.9):
+        both = [each for (_, share, _), each in found.items() if share == p]
+        variance, curvature = sorted(both, key=lambda each: each.arm.runs[0].fields["score"], reverse=True)
+        shown = cells(FEDBPS, f"p = {p:.0%}".replace("%", " %"))
+        assert [run.seed for run in variance.arm.runs] == list(range(5))
+        assert shown[1:3] == [variance.cells["accuracy"].text, curvature.cells["accuracy"].text]
+        i, j = held.rows.index(variance), held.rows.index(curvature)
+        pair, sign = held.pairs[min(i, j), max(i, j)], 1 if i < j else -1
+        low, high = sorted(100 * sign * x for x in pair.interval)
+        assert shown[3] == told(100 * sign * pair.difference, (low, high))
+    for name, row_name in (("FedAvg", "0 %, FedAvg"), ("Local", "100 %, local")):
+        assert cells(FEDBPS, row_name)[1] == found[name, None, None].cells["accuracy"].text
 
 
 def test_digits_with_ten_seeds():
