@@ -3,7 +3,8 @@
 Compiling a step takes tens of seconds the first time (PyTorch keeps the result on disk) and needs a C++ compiler, on a
 GPU Triton; the step is then several times faster than its list of operators on a CPU, and on a GPU faster where much is
 elementwise (`inductor.py`). Fused sums round in another order, so results agree with the other engines to rounding, not
-to the last bit.
+to the last bit. On a CPU the round decides from when on steps are compiled, so that a resumed run has the bits of one that
+was not interrupted; on a GPU the first step of a process is called as it is, and a resumed run agrees to rounding.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from posterity.engine.tracing.trace import compile_flat
 
 ON_HOST = graph.StepCompiler(
     compile_flat,
-    calls=1000,  # steps of one size after which compiling pays
+    calls=1000,  # steps of one size, if all rounds so far had as many: compiling pays from there on
     part=1,  # sizes double: a wasted client costs less than another compilation
 )
 

@@ -21,7 +21,7 @@ from posterity.engine.batches import ENTRIES, BatchPlan, Segment, segments
 from posterity.engine.replay import cuda_graphs
 from posterity.engine.simulation import PER_CLIENT, Simulation, over, select, solid
 from posterity.engine.stacked import Stacked, step_keys_of, unmoved
-from posterity.engine.tracing.trace import Same, play, shape_of, trace_flat
+from posterity.engine.tracing.trace import Same, TraceEntry, play, shape_of, trace_flat
 
 
 def apply(sim: Simulation, function: Callable[..., Any], here: Here, *stacks: Any) -> Any:
@@ -36,7 +36,7 @@ class StepCompiler:
     """How steps are recorded on a CPU, when that pays, and how many sizes there are."""
 
     make: Callable[..., tuple[Callable[..., list[Tensor]], Tree]] = trace_flat
-    calls: int | None = None  # after which a recording pays, if not as many as for a plain one
+    calls: int | None = None  # after which it pays, of what rounds otherwise; None: bits are those of calls
     part: int = 5  # of a size is the way to the next
 
 
@@ -90,7 +90,7 @@ def _replay(
     first = (fixed, mine, *steps[0], carry)
     entry = sim.traces.entry(each, Same(here.model), shape_of(first))
     with torch.no_grad():
-        if entry.value is None and not sim.traces.pays(entry, here.key.device, len(steps), compiler.calls):
+        if not _pays(sim, entry, here, len(steps), compiler):
             for step, count in zip(steps, inputs.active, strict=True):
                 after = function(fixed, mine, *step, carry)
                 carry = after if count == size else tree_map(partial(_joined, count), after, carry)
@@ -105,6 +105,17 @@ def _replay(
                 _put_back(count, leaves, before, [*constant, *step, *before])
     done: Carry = tree_rebuilt(result, leaves)
     return done
+
+
+def _pays(sim: Simulation, entry: TraceEntry, here: Here, steps: int, compiler: StepCompiler) -> bool:
+    """Whether so many steps are replayed.
+
+    What is compiled rounds otherwise than what is called, so the round alone decides, and not how often this process has
+    met such steps: a run that is resumed, or that comes after another, has the bits of one by itself.
+    """
+    if compiler.calls is None or sim.traces.patience is not None:
+        return entry.value is not None or sim.traces.pays(entry, here.key.device, steps)
+    return steps * int(here.round) > compiler.calls
 
 
 def _joined(count: int, after: Tensor, before: Tensor) -> Tensor:
