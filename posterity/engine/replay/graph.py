@@ -110,8 +110,8 @@ def _replay(
 def _pays(sim: Simulation, entry: TraceEntry, here: Here, steps: int, compiler: StepCompiler) -> bool:
     """Whether so many steps are replayed.
 
-    What is compiled rounds otherwise than what is called, so the round alone decides, and not how often this process has
-    met such steps: a run that is resumed, or that comes after another, has the bits of one by itself.
+    What is compiled rounds otherwise than what is called, so the round alone decides, and not how often this process
+    has met such steps: a run that is resumed, or that comes after another, has the bits of one by itself.
     """
     if compiler.calls is None or sim.traces.patience is not None:
         return entry.value is not None or sim.traces.pays(entry, here.key.device, steps)
