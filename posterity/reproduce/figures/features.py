@@ -18,12 +18,12 @@ from torch import Tensor
 from posterity.experiment.result import Result
 from posterity.report import Run
 from posterity.report.line_charts import thin
-from posterity.report.selected_round import goal, select_round
+from posterity.report.selected_round import goal
 from posterity.report.svg import COLOURS, AxisScale, Canvas
 from posterity.reproduce.cells import RunRequest
 from posterity.reproduce.figures import tsne
 from posterity.reproduce.figures.catalogue import Figure
-from posterity.reproduce.figures.material import FigureDrawing, Held, collect, held_rows, read_models
+from posterity.reproduce.figures.material import FigureDrawing, Held, chosen_values, collect, held_rows, read_models
 from posterity.reproduce.figures.scatter import scatter_ratio
 from posterity.reproduce.figures.sheet import Panel, sheet
 from posterity.reproduce.recipe import Recipe
@@ -89,9 +89,9 @@ def spread_text(values: Sequence[float], digits: int) -> str:
 
 def score_text(runs: Sequence[Run]) -> str:
     """The headline metric of the round that was chosen."""
-    chosen = [(run, select_round(run, "validated")) for run in runs]
-    values = [v for run, each in chosen if each is not None and (v := each.score.value(goal(run).name)) is not None]
-    return f"{goal(runs[0]).name} {spread_text([100 * v for v in values], 1)} %" if values else "not scored"
+    name = goal(runs[0]).name
+    values = chosen_values(runs, name)
+    return f"{name} {spread_text([100 * v for v in values], 1)} %" if values else "not scored"
 
 
 def _panels(name: str, plane: Plane, remark: str, clients: int | None) -> list[Panel]:

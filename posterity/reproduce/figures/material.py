@@ -14,6 +14,7 @@ import posterity
 from posterity.experiment.result import Result
 from posterity.experiment.variants import parse_variant
 from posterity.report import Run, load_runs
+from posterity.report.selected_round import select_round
 from posterity.reproduce.cells import RunRequest, check_place, run_cells
 from posterity.reproduce.figures.catalogue import known_tables
 from posterity.reproduce.gather import gather, read_places
@@ -110,6 +111,12 @@ def _read(recipe: Recipe, places: Sequence[Path], figure: str) -> Material:
     return replace(every, recipe=replace(recipe, cells=run))
 
 
+def chosen_values(runs: Sequence[Run], metric: str) -> list[float]:
+    """A metric of the round that was chosen on validation samples, of each run that has it."""
+    chosen = [select_round(run, "validated") for run in runs]
+    return [v for each in chosen if each is not None and (v := each.score.value(metric)) is not None]
+
+
 @dataclass(frozen=True)
 class FigureDrawing:
     """A figure, and the numbers that it shows; `notes` are sentences about what it could not show."""
@@ -149,4 +156,4 @@ def held_rows(result: Result, clients: int | None = None, classes: int | None = 
     return Held(federation.x[every], federation.y[every], owner)
 
 
-__all__ = ["FigureDrawing", "Held", "Material", "collect", "held_rows", "read_models"]
+__all__ = ["FigureDrawing", "Held", "Material", "chosen_values", "collect", "held_rows", "read_models"]

@@ -7,11 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from posterity.report.selected_round import select_round
 from posterity.report.svg import AxisScale, Canvas, axes, colour, percent, spread, ticks, widen
 from posterity.reproduce.cells import RunRequest
 from posterity.reproduce.figures.catalogue import Figure
-from posterity.reproduce.figures.material import FigureDrawing, Material, collect
+from posterity.reproduce.figures.material import FigureDrawing, Material, chosen_values, collect
 from posterity.reproduce.figures.sheet import Panel, sheet
 from posterity.reproduce.order import number
 from posterity.reproduce.recipe import Recipe, RecipeCell
@@ -53,9 +52,7 @@ def ours(found: Material, cell: RecipeCell, metric: str) -> AccuracyByShare:
     """The accuracy of the chosen round on the test half, over seeds."""
     rows = []
     for line in sorted(found.recipe.lines_of(cell), key=lambda line: share(line.name)):
-        chosen = [select_round(run, "validated") for run in found.runs(cell, line)]
-        values = [v for each in chosen if each is not None and (v := each.score.value(metric)) is not None]
-        if values:
+        if values := chosen_values(found.runs(cell, line), metric):
             sd = statistics.stdev(values) if len(values) > 1 else 0.0
             rows.append((share(line.name), statistics.fmean(values), sd))
     return _course("ours", rows)

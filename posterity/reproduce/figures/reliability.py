@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from posterity.report import Run
 from posterity.report.calibration import pooled_bins, reliability
 from posterity.report.selected_round import select_round
 from posterity.report.tables import Arm
@@ -19,7 +18,7 @@ from posterity.reproduce.cells import RunRequest
 from posterity.reproduce.figures.catalogue import Figure
 from posterity.reproduce.figures.curves import arms_of
 from posterity.reproduce.figures.features import spread_text
-from posterity.reproduce.figures.material import FigureDrawing, collect
+from posterity.reproduce.figures.material import FigureDrawing, chosen_values, collect
 from posterity.reproduce.figures.sheet import Panel, sheet
 from posterity.reproduce.recipe import Recipe
 
@@ -59,24 +58,18 @@ def bins_of(arm: Arm, kind: str) -> list[tuple[float, float, float]]:
     return pooled_bins(arm, "validated", kind)
 
 
-def values(runs: Sequence[Run], metric: str) -> list[float]:
-    """A metric of the round that was chosen, for each seed that has it."""
-    chosen = [select_round(run, "validated") for run in runs]
-    return [v for each in chosen if each is not None and (v := each.score.value(metric)) is not None]
-
-
 def _panel(arm: Arm, kind: str) -> Panel:
     what, *metrics = NAMES[kind]
     drawn = reliability(arm, bins_of(arm, kind), len(arm.runs), *AXES[kind])
-    found = [[100 * v for v in values(arm.runs, metric)] for metric in metrics]
+    found = [[100 * v for v in chosen_values(arm.runs, metric)] for metric in metrics]
     ece, mce = (spread_text(each, digits) for each, digits in zip(found, (2, 1), strict=True))
     return Panel(f"{arm.label}, {what}", drawn, f"ECE {ece}, MCE {mce}")
 
 
 def _numbers(arm: Arm) -> dict[str, Any]:
-    metrics = {name: values(arm.runs, name) for _, *names in NAMES.values() for name in names}
+    metrics = {name: chosen_values(arm.runs, name) for _, *names in NAMES.values() for name in names}
     return {"method": arm.label, "seeds": [run.seed for run in arm.runs], **metrics,
             **{kind: bins_of(arm, kind) for kind in NAMES}}  # fmt: skip
 
 
-__all__ = ["bins_of", "draw", "values"]
+__all__ = ["bins_of", "draw"]
