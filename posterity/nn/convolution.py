@@ -2,10 +2,10 @@
 
 When every client has its own filters, PyTorch runs a grouped convolution with few channels a group, which leaves a GPU
 mostly idle. Patches laid out by a strided copy turn it into one batched matrix product, forward and backward, at
-several times the speed; they cost k² times the memory of the input. The kernels (`_kernels.py`) find the patches by
-index arithmetic while they multiply; they need a GPU. On a CPU, images of one client that lie channel last are pooled
-several times faster. Which way wins depends on device and sizes, so the engine measures (`Model.rewired`). All compute
-the same sums; only their rounding differs.
+several times the speed; they cost k² times the memory of the input. The kernels (`kernels/_convolution.py`) find the
+patches by index arithmetic while they multiply; they need a GPU. On a CPU, images of one client that lie channel last
+are pooled several times faster. Which way wins depends on device and sizes, so the engine measures (`Model.rewired`).
+All compute the same sums; only their rounding differs.
 """
 
 from __future__ import annotations

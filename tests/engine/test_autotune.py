@@ -132,7 +132,7 @@ def test_real_trials_time_what_the_engines_do(cnn):
     trial = Trial.of(x, params, 10, 3)
     assert trial.x.shape == (10, 1, 8, 8)
     assert all(trial.timer(model, alone)() > 0 for alone in (True, False))
-    with pytest.raises(ValueError, match="are wrong on this machine"):
+    with pytest.raises(ValueError, match=r"are wrong on this machine \(the gradient of .* differs .* by 300%; 2% may"):
         trial.check(_doubled(model), model)
 
 

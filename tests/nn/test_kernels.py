@@ -35,7 +35,8 @@ RAGGED = [  # B, C, H, W, O, h, w, stride, padding
     (1, 2, 3, 3, 2, 3, 3, (1, 1), (3, 3)),
     (3, 1, 17, 17, 2, 2, 2, (1, 1), (0, 0)),  # two slices of the weight gradient
 ]
-NETWORKS = {"cnn": (3, 32, 32), "lenet5": (1, 28, 28), "metavd_cnn": (3, 32, 32), "resnet20": (3, 32, 32)}
+NETWORKS = {"cnn": (3, 32, 32), "lenet5": (1, 28, 28), "metavd_cnn": (3, 32, 32), "resnet20": (3, 32, 32),
+            "office_cnn": (3, 224, 224)}  # fmt: skip
 # of two factors cut to 10 bits after the point, of a result rounded to 7 or 10
 ROUNDING = {"float32": 0.0, "tf32": 2.0**-9, "bfloat16": 2.0**-8, "float16": 2.0**-11}
 
@@ -118,10 +119,10 @@ def test_ragged_shapes_with_fewer_bits(case, kind):
 
 
 @on_gpu
-@pytest.mark.parametrize("kind", ["float32"], indirect=True)
+@pytest.mark.parametrize("kind", ["float32", "tf32"], indirect=True)
 def test_all_layers_of_the_networks(kind):
     layers = _layers()
-    assert len(layers) >= 11
+    assert len(layers) >= 16
     for case in layers:
         _check(case, kind)
 

@@ -98,12 +98,15 @@ class Trial:
             return
         rough = getattr(model, "compute", None) is not None or torch.backends.cuda.matmul.allow_tf32
         limit = LOOSE if rough else STRICT
-        found, right = (tree_leaves(_slopes(m, *self._together(2))) for m in (other, model))
-        least = SLIGHT * torch.stack([theirs.norm() for theirs in right]).norm()
-        for mine, theirs in zip(found, right, strict=True):
-            if not float((mine - theirs).norm()) <= limit * float(torch.maximum(theirs.norm(), least)):
-                raise ValueError(f"convolutions computed by {other.way!r} are wrong on this machine (gradients differ "
-                                 f"from PyTorch's own by more than {limit:.0%}): use --convolution native")  # fmt: skip
+        found, right = (_slopes(m, *self._together(2)) for m in (other, model))
+        least = SLIGHT * torch.stack([theirs.norm() for theirs in right.values()]).norm()
+        for name, theirs in right.items():
+            apart = float((found[name] - theirs).norm() / torch.maximum(theirs.norm(), least))
+            if not apart <= limit:
+                raise ValueError(
+                    f"convolutions computed by {other.way!r} are wrong on this machine (the gradient of {name} differs "
+                    f"from PyTorch's own by {apart:.0%}; {limit:.0%} may be rounding): use --convolution native"
+                )
 
     def _together(self, clients: int) -> tuple[Params, Tensor]:
         """So many clients, all with the same parameters and samples."""

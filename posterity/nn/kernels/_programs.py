@@ -1,5 +1,5 @@
 # mypy: disable-error-code="import-not-found, import-untyped, no-untyped-def", allow-untyped-decorators
-"""The programs behind `_kernels.py`.
+"""The programs behind `_convolution.py`.
 
 Letters are those of a convolution: B images of C channels and H × W pixels, O outputs of HO × WO, windows R × Q, steps
 SH and SW, padding PH and PW; pixels of the source lie DH and DW apart. TC, TY and TX lead to its next channel, row and

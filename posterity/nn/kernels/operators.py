@@ -50,7 +50,7 @@ def _(x: Tensor, grad: Tensor, grid: list[int]) -> tuple[Tensor, Tensor]:
 
 @library.custom_op("posterity::pool", mutates_args=())
 def pool(x: Tensor) -> tuple[Tensor, Tensor]:
-    """`_pool_kernels.pool`."""
+    """`_pooling.pool`."""
     return _pooling.pool(x)
 
 
@@ -62,7 +62,7 @@ def _(x: Tensor) -> tuple[Tensor, Tensor]:
 
 @library.custom_op("posterity::take", mutates_args=())
 def take(x: Tensor, place: Tensor) -> Tensor:
-    """`_pool_kernels.take`."""
+    """`_pooling.take`."""
     return _pooling.take(x, place)
 
 
@@ -82,25 +82,25 @@ def _(y: Tensor, place: Tensor, size: list[int]) -> Tensor:
 
 
 def convolve(x: Tensor, weight: Tensor, bias: Tensor | None, grid: WindowGrid) -> Tensor:
-    """`_kernels.convolve`."""
+    """`_convolution.convolve`."""
     made: Tensor = _convolve(x, weight, bias, _written(grid))
     return made
 
 
 def spread(weight: Tensor, grad: Tensor, grid: WindowGrid) -> Tensor:
-    """`_kernels.spread`."""
+    """`_convolution.spread`."""
     made: Tensor = _spread(weight, grad, _written(grid))
     return made
 
 
 def weigh(x: Tensor, grad: Tensor, grid: WindowGrid) -> tuple[Tensor, Tensor]:
-    """`_kernels.weigh`."""
+    """`_convolution.weigh`."""
     made: tuple[Tensor, Tensor] = _weigh(x, grad, _written(grid))
     return made
 
 
 def put(y: Tensor, place: Tensor, size: tuple[int, int]) -> Tensor:
-    """`_pool_kernels.put`."""
+    """`_pooling.put`."""
     made: Tensor = _put(y, place, list(size))
     return made
 
