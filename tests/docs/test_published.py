@@ -10,6 +10,7 @@ import pytest
 from posterity.evaluate.paired import Sample, compare_all
 from posterity.report import Row, complete, headline, load_runs, main_comparison, verdict
 from posterity.report.summary import by_point, newcomers
+from posterity.reproduce.recipe import find
 
 ROOT = Path(__file__).parents[2]
 RAW = ROOT / "docs" / "results" / "raw"
@@ -185,12 +186,25 @@ def test_beta_with_the_independent_test_split():
     assert all(text in page for text in (found.cells["accuracy"].text, *points))
 
 
+def _papers(p):
+    """FedBPS's Table 2, as the recipe has it."""
+    line = next(line for line in find("B-T2").lines if line.name == f"p = {p:.0%}".replace("%", " %"))
+    return [float(line.paper[name]) for name in ("MNIST", "Fashion-MNIST", "CIFAR-10")]
+
+
+def _ours(p):
+    """The same of ours, `validated`, from the stored table."""
+    page = (ROOT / "docs/results/tables/B-T2/table.md").read_text(encoding="utf-8")
+    rows = [line.split("|") for line in page.splitlines() if line.startswith(f"| p = {p:.0%} |".replace("%", " %"))]
+    return [row[3].strip() for row in rows]
+
+
 def test_what_fedbps_ranks_by():
     """Accuracy by p with both scores, and their paired differences."""
     found = {(each.label, run.fields.get("p"), run.fields.get("score")): each
              for each in headline(load_runs(RAW / "fedbps-score.jsonl.gz")) for run in each.arm.runs[:1]}  # fmt: skip
     held = main_comparison(list(found.values()))
-    for p in (0.3, 0.5, 0.7, 0.9):
+    for p in (0.1, 0.3, 0.5, 0.7, 0.9):
         both = [each for (_, share, _), each in found.items() if share == p]
         variance, curvature = sorted(both, key=lambda each: each.arm.runs[0].fields["score"], reverse=True)
         shown = cells(FEDBPS, f"p = {p:.0%}".replace("%", " %"))
@@ -200,6 +214,12 @@ def test_what_fedbps_ranks_by():
         pair, sign = held.pairs[min(i, j), max(i, j)], 1 if i < j else -1
         low, high = sorted(100 * sign * x for x in pair.interval)
         assert shown[3] == told(100 * sign * pair.difference, (low, high))
+    for p in (0.3, 0.5, 0.7, 0.9):  # read as the share that stays shared
+        read = cells(FEDBPS, f"p = {p:.0%}, read so".replace("%", " %"))
+        assert [float(value) for value in read[1:4]] == list(_papers(p))
+        assert read[5:6] == [cells(FEDBPS, f"p = {1 - p:.0%}".replace("%", " %"))[1]]
+        if p < 0.9:
+            assert read[6:] == _ours(1 - p)
     for name, row_name in (("FedAvg", "0 %, FedAvg"), ("Local", "100 %, local")):
         assert cells(FEDBPS, row_name)[1] == found[name, None, None].cells["accuracy"].text
 
