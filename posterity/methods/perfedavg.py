@@ -7,16 +7,17 @@ The objective is (1/N) Σ_k f_k(θ − α ∇f_k(θ)). A meta-step takes disjoin
     θ ← θ − β v                                                   hvp = none         (FO-MAML)
     θ ← θ − β ∇_θ f_B′(θ′(θ))                                     hvp = exact
 
-    server   v ← μ v + (1/m) Σ_k (θ_k − w),   w ← w + η_s v       every client counts once
+    server   v ← μ v + Σ_k p_k (θ_k − w),   w ← w + η_s v         p_k = 1/m, or n_k / Σ_j n_j (`balance = samples`)
     test     one step of size α on the client's own training data, then predict
 
 Reference: Fallah, Mokhtari and Ozdaglar, "Personalized federated learning with theoretical guarantees: a model-agnostic
 meta-learning approach", NeurIPS 2020.
 
 Differs from the paper: an epoch of meta-steps instead of τ of them (`local.steps` is τ); sampling without replacement;
-a client of one sample has no query and stays where it is. MetaVD's release shifts the minus point from the already
-shifted plus point and so halves the Hessian-vector product (its erratum M13; 2.0757 instead of 1.92 on two quadratics):
-here the difference is central. With `inner` > 1 a product is taken at the start of every inner step.
+a client of one sample has no query and stays where it is. MetaVD counts clients by their samples (`balance = samples`).
+Its release shifts the minus point from the already shifted plus point and so halves the Hessian-vector product (its
+erratum M13; 2.0757 instead of 1.92 on two quadratics): here the difference is central. With `inner` > 1 a product is
+taken at the start of every inner step.
 """
 
 from __future__ import annotations
@@ -43,8 +44,10 @@ from posterity.core import (
     Training,
     fit,
     hyper,
+    weighted,
     within,
 )
+from posterity.methods._drift import BALANCES
 from posterity.methods._meta import CODE, State, adaptation, check_meta, fast_steps, first, meta_steps, server_step
 
 ORDERS = {"difference": "hessian_free", "exact": "exact", "none": "first"}
@@ -65,6 +68,9 @@ class PerFedAvg(Method):
     server_lr: float = hyper(1.0, "η_s: step size of the server", f"Fallah et al. 2020; {CODE} uses 0.9")
     server_momentum: float = hyper(0.0, "μ: momentum of the server", f"Fallah et al. 2020; {CODE} uses 0.9")
     server_clip: float | None = hyper(None, "longest mean update", f"{CODE} uses 100; off by default")
+    balance: str = hyper(
+        "clients", "whose mean objective is minimised", f"Fallah et al. 2020; {CODE}: samples", BALANCES
+    )
     adapt_steps: int | None = hyper(1, "steps of adaptation per epoch of `adapt`; none: whole epochs", "MetaVD §4")
     adapt_batch: int = hyper(64, "batch size of the adaptation", "MetaVD §4")
     loss: Loss = fit  # on the query; a wrapper may replace it
@@ -90,6 +96,8 @@ class PerFedAvg(Method):
         return (meta_steps(self.local, *losses, self.fast, ORDERS[self.hvp], delta=self.delta, inner=self.inner),)
 
     def message(self, carry: Carry, here: Here) -> tuple[Message, Personal]:
+        if self.balance == "samples":
+            return weighted(carry.params, here), ()
         return {"params": Mean(torch.ones_like(here.n), carry.params)}, ()
 
     def combine(self, state: State, total: Message, now: Now) -> State:

@@ -118,6 +118,12 @@ class Run:
         return (self.facts.get("method") or {}).get("fields") or {}
 
     @property
+    def adapt_steps(self) -> int | None:
+        """The steps that clients take for an epoch of adaptation; None: whole epochs. The outermost wrapper decides."""
+        keys = sorted((k for k in self.fields if k.rsplit(".", 1)[-1] == "adapt_steps"), key=lambda k: k.count("."))
+        return next((int(self.fields[k]) for k in keys if self.fields[k] is not None), None)
+
+    @property
     def finished(self) -> bool:
         return self.status == "finished"
 

@@ -66,7 +66,8 @@ def by_point(rows: Sequence[Row], group: str = "members") -> SmallTable:
         scores = [[at(run, row.rule, p, e, group) for run in row.arm.runs] for p, e in kinds]
         cells = [summarise([s.value(column.key, WEIGHT) if s else None for s in kind], column) for kind in scores]
         found.append((row.arm, tuple(c.text if c else "" for c in cells)))
-    return SmallTable(tuple(point_name(p, e) for p, e in kinds), tuple(found))
+    heads = (point_name(p, e, [r for r in runs if e in epochs_scored(r, p, group)]) for p, e in kinds)
+    return SmallTable(tuple(heads), tuple(found))
 
 
 def newcomers(rows: Sequence[Row]) -> SmallTable:

@@ -153,7 +153,7 @@ def make_row(arm: Arm, rule: str, among: Sequence[Column]) -> Row:
     return Row(
         label=arm.label,
         arm=arm,
-        point=point_name(last.scored, main_epochs(last, last.scored)),
+        point=point_name(last.scored, main_epochs(last, last.scored), [last]),
         rule=rule,
         picked=tuple(picked),
         mark=mark(picked) if arm.finished else progress(max(arm.runs, key=lambda r: r.reached)),
@@ -167,11 +167,16 @@ def progress(run: Run) -> str:
     return f"{run.status}, round {run.reached}{of}"
 
 
-def point_name(point: str, epochs: int) -> str:
-    """`adapted` alone does not say for how long, so the epochs are part of the name."""
+def point_name(point: str, epochs: int, runs: Iterable[Run]) -> str:
+    """`adapted` alone does not say for how long, so the epochs are part of the name, or what `runs` take for them."""
     if point != "adapted":
         return point
-    return f"adapted, {epochs} epoch{'' if epochs == 1 else 's'}"
+    return f"adapted, {' or '.join(dict.fromkeys(_length(epochs, run.adapt_steps) for run in runs))}"
+
+
+def _length(epochs: int, steps: int | None) -> str:
+    count, unit = (epochs, "epoch") if steps is None else (epochs * steps, "step")
+    return f"{count} {unit}{'' if count == 1 else 's'}"
 
 
 def fetch(run: Run, selected: SelectedRound, column: Column) -> float | None:

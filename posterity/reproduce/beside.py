@@ -64,7 +64,7 @@ def _point(runs: Sequence[Run], shown: Shown) -> str:
     if not runs:
         return ""
     score = find_score(runs[0], "last", shown)
-    return point_name(score.point, score.epochs or main_epochs(runs[0], score.point)) if score else ""
+    return point_name(score.point, score.epochs or main_epochs(runs[0], score.point), runs[:1]) if score else ""
 
 
 def _pair(first: Samples, second: Samples) -> Paired | None:

@@ -178,6 +178,64 @@ def mean_of_rounds(found: Row, key: str) -> dict[int, Sample]:
     return made
 
 
+TABLE_8 = {
+    ("fedavg", None): "FedAvg, M-T8",
+    ("fedprox", None): "FedProx, M-T8",
+    ("fedavg+metavd", 10.0): "FedAvg+MetaVD, β = 10, M-T8",
+    ("reptile@paper", None): "Reptile, M-T8",
+    ("reptile@paper+metavd", 10.0): "Reptile+MetaVD, β = 10, M-T8",
+    ("reptile@paper+metavd", 1.0): "Reptile+MetaVD, β = 1, M-T8",
+}
+
+
+def test_metavds_table_8_over_all_scored_rounds():
+    """Each row, and its difference from the host above it."""
+    found = {(run.name, run.fields.get("beta")): each.arm.runs
+             for each in headline(load_runs(RAW / "M-T8.jsonl.gz")) for run in each.arm.runs[:1]}  # fmt: skip
+    samples = [_table_8(found[kind]) for kind in TABLE_8]
+    pairs, host = compare_all(samples), 0
+    for i, (kind, first) in enumerate(TABLE_8.items()):
+        shown, values = cells(METAVD, first), [100 * sample.value for sample in samples[i].values()]
+        assert shown[3] == f"{fmean(values):.1f} ± {stdev(values):.1f}"
+        if kind[0] in ("fedavg", "reptile@paper"):
+            host = i
+            assert shown[4:6] == ["", ""]
+            continue
+        pair = pairs[host, i]
+        low, high = sorted(-100 * x for x in pair.interval)
+        assert shown[4] == told(-100 * pair.difference, (low, high))
+        assert f"p = {shown[5]}" == verdict.p_value(pair.holm)
+        assert all(sample.value < other.value for sample, other in zip(samples[i].values(), samples[host].values(),
+                                                                       strict=True)) or kind[1] != 10  # fmt: skip
+
+
+def _table_8(runs):
+    """By seed, the mean of all scored rounds at the method's own point."""
+    made = {}
+    for run in runs:
+        scores = run.index["test", run.scored, int(run.scored == "adapted"), "members"]
+        assert sorted(scores) == list(range(50, 1001, 50))
+        made[run.seed] = Sample(fmean(score.value("accuracy", "train_weighted") for score in scores.values()))
+    assert list(made) == [0, 1, 2]
+    return made
+
+
+def test_metavds_table_8_is_the_stored_one():
+    """Columns that the page takes from Tables 8 and 12."""
+    stored = {}
+    for name, place in (("M-T8", 0), ("M-T12", 1)):
+        page = (ROOT / f"docs/results/tables/{name}/table.md").read_text(encoding="utf-8").partition("\n### ")[2]
+        for line in page.partition("\n### ")[0].splitlines():
+            if line.startswith("| "):
+                first, *rest = (cell.strip() for cell in line.strip("|").split("|"))
+                stored[
+                    first.replace(" (released defaults)", ", β = 10").replace(" (β = 1, our default)", ", β = 1"), place
+                ] = rest[:2]
+    for first in TABLE_8.values():
+        shown, key = cells(METAVD, first), first.removesuffix(", M-T8")
+        assert [shown[1:3], shown[6:8]] == [stored[key, 0], stored[key, 1]]
+
+
 def test_beta_with_the_independent_test_split():
     (found,) = headline(load_runs(RAW / "metavd-independent.jsonl.gz"))
     page = (ROOT / METAVD).read_text(encoding="utf-8").replace("\n", " ")

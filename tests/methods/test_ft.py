@@ -6,6 +6,7 @@ from oracles.sims import Run, at, each_engine, full_batch, mlp, points, q2, quad
 
 from posterity.core.training import Training
 from posterity.methods.fedavg import FedAvg
+from posterity.methods.reptile import Reptile
 from posterity.methods.wrappers.ft import FineTuned
 
 TRAINING = Training(lr=0.1, batch=4)
@@ -29,6 +30,23 @@ def test_two_clients_by_hand(engine):
     method = FineTuned(FedAvg(full_batch(7)), epochs=2)
     run = Run(method, quadratics([1.0, 2.0], [2.0, 5.0]), scalar_model(), engine, at(1.0))
     assert predictions(run) == pytest.approx([1.19, 2.44], abs=1e-12)
+
+
+@each_engine
+@pytest.mark.parametrize(("epochs", "adapt_steps", "steps"), [(1, None, 3), (1, 1, 1), (2, 1, 2), (1, 5, 5), (0, 4, 0)])
+def test_steps_instead_of_epochs(engine, epochs, adapt_steps, steps):
+    """Three equal rows in batches of one: an epoch has three steps. From 1 towards 2, 1 − 0.9^s of the way."""
+    training = Training(lr=0.1, batch=1)
+    method = FineTuned(FedAvg(training), epochs=epochs, adapt_steps=adapt_steps)
+    run = Run(method, quadratics([1.0], [2.0], [3]), scalar_model(), engine, at(1.0))
+    assert predictions(run) == pytest.approx([2 - 0.9**steps], abs=1e-12)
+
+
+def test_steps_of_its_own_come_before_the_methods():
+    """Reptile takes one step for an epoch; two of fine-tuning are two."""
+    method = FineTuned(Reptile(Training(lr=0.1, batch=1)), adapt_steps=2)
+    run = Run(method, quadratics([1.0], [2.0], [3]), scalar_model(), initial=at(1.0))
+    assert predictions(run) == pytest.approx([2 - 0.9**2], abs=1e-12)
 
 
 def test_much_fine_tuning_finds_the_local_optima():
@@ -76,3 +94,5 @@ def test_bytes_and_label_are_the_inner_methods():
 def test_bad_hyper_parameters():
     with pytest.raises(ValueError, match="epochs must be at least 0; -1"):
         FineTuned(FedAvg(), epochs=-1)
+    with pytest.raises(ValueError, match="adapt_steps must be at least 1; 0"):
+        FineTuned(FedAvg(), adapt_steps=0)

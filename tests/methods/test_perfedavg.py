@@ -68,6 +68,22 @@ def test_two_clients_by_hand_count_equally(engine):
     assert run.scalar() == pytest.approx(0.36, abs=1e-12)
 
 
+@each_engine
+def test_two_clients_by_hand_count_by_their_samples(engine):
+    """The same with `balance = samples`: a quarter of 0.72."""
+    federation = quadratics([1.0, 4.0], [0.0, 3.0], [9, 3])
+    method = PerFedAvg(full_batch(1), 0.1, "none", balance="samples")
+    assert Run(method, federation, scalar_model(), engine, at(0.0)).rounds(1).scalar() == pytest.approx(0.18, abs=1e-12)
+
+
+def test_by_samples_and_with_exact_products_it_is_maml():
+    federation, training = points((6, 9, 3)), Training(lr=0.1, batch=2)
+    left = Run(PerFedAvg(training, 0.1, "exact", balance="samples"), federation, mlp(federation)).rounds(2)
+    plain = MAML(training, 0.1, queries=1, server_lr=1.0, server_momentum=0.0)
+    right = Run(plain, federation, mlp(federation)).rounds(2)
+    assert worst(left.state.params, right.state.params) < 1e-14
+
+
 def test_adapted_models():
     run = Run(PerFedAvg(full_batch(1), 0.1), q2(3), scalar_model(), initial=at(1.92))
     assert [float(o[0, 0]) for o in run.outputs("adapted")] == pytest.approx([1.728, 2.352], abs=1e-12)
@@ -95,3 +111,5 @@ def test_bad_hyper_parameters():
         PerFedAvg(delta=0.0)
     with pytest.raises(ValueError, match="hvp = 'half' is unknown"):
         PerFedAvg(hvp="half")
+    with pytest.raises(ValueError, match="balance = 'rows' is unknown"):
+        PerFedAvg(balance="rows")

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from handmade import everywhere, run_of, scored, trained
 
 from posterity.report import headline, load_runs
+from posterity.report.read_runs import Run
 from posterity.report.selected_round import epochs_scored, select_round
 from posterity.report.summary import at, by_point, cautions, every_run, newcomers
+from posterity.report.tables import point_name
 
 VALIDATION = {2: 0.3, 4: 0.9, 6: 0.6}  # round 4 is chosen
 TEST = {2: 0.31, 4: 0.71, 6: 0.81}
@@ -69,6 +72,23 @@ def test_every_point_by_hand(tmp_path: Path) -> None:
     grid = by_point(headline(load_runs(tmp_path)))
     assert grid.heads == ("received", "adapted, 1 epoch", "trained")  # what only newcomers have is not among them
     assert [cells for _, cells in grid.rows] == [("71.0", "4.0", "94.0")]
+
+
+def test_steps_are_not_called_epochs(tmp_path: Path) -> None:
+    run_of(tmp_path, adapted((2, 4, 6)))
+    (run,) = load_runs(tmp_path)
+
+    def having(fields: dict[str, int | None]) -> Run:
+        return replace(run, facts={**run.facts, "method": {"fields": fields}})
+
+    whole, one = having({"adapt_steps": None}), having({"method.adapt_steps": 1})
+    outer = having({"method.adapt_steps": 1, "adapt_steps": 3})
+    inner = having({"method.adapt_steps": 1, "adapt_steps": None})  # the wrapper leaves it to the method
+    assert [r.adapt_steps for r in (whole, one, outer, inner)] == [None, 1, 3, 1]
+    assert point_name("adapted", 1, [one]) == "adapted, 1 step"
+    assert point_name("adapted", 5, [outer]) == "adapted, 15 steps"
+    assert point_name("adapted", 5, [whole, one, one]) == "adapted, 5 epochs or 5 steps"
+    assert point_name("received", 0, [one]) == "received"
 
 
 def test_the_gap_is_newcomers_minus_members_after_the_longest_adaptation(tmp_path: Path) -> None:

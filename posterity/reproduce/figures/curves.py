@@ -88,5 +88,5 @@ def _points(arms: Sequence[Arm]) -> str:
     found: dict[str, list[str]] = {}
     for arm in arms:
         run = arm.runs[0]
-        found.setdefault(point_name(run.scored, main_epochs(run, run.scored)), []).append(arm.label)
+        found.setdefault(point_name(run.scored, main_epochs(run, run.scored), [run]), []).append(arm.label)
     return "Scored " + "; ".join(f"as {point}: {', '.join(names)}" for point, names in found.items()) + "."
