@@ -42,7 +42,7 @@ class ProcessSettings:
         """In force until the block ends, however it ends."""
         with ExitStack() as stack:
             stack.enter_context(with_onednn(self.onednn))
-            stack.enter_context(_with_tf32(self.tf32))
+            stack.enter_context(with_tf32(self.tf32))
             if self.threads is not None:
                 stack.enter_context(with_threads(self.threads))
             if self.keeps_memory:
@@ -73,7 +73,8 @@ def with_threads(count: int) -> Iterator[None]:
 
 
 @contextmanager
-def _with_tf32(on: bool) -> Iterator[None]:
+def with_tf32(on: bool) -> Iterator[None]:
+    """Products of a GPU with few bits, or not, for a while."""
     switches: tuple[Any, Any] = (torch.backends.cuda.matmul, torch.backends.cudnn)
     before = [switch.allow_tf32 for switch in switches]
     try:
@@ -109,4 +110,4 @@ def _tell(apart: int, kept: int, ahead: int) -> bool:
     return all([tell(MMAP_THRESHOLD, apart), tell(TRIM_THRESHOLD, kept), tell(TOP_PAD, ahead)])
 
 
-__all__ = ["ProcessSettings", "keep_memory", "with_onednn", "with_threads"]
+__all__ = ["ProcessSettings", "keep_memory", "with_onednn", "with_tf32", "with_threads"]

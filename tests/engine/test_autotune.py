@@ -15,7 +15,7 @@ from posterity.engine.autotune import choice, trials
 from posterity.engine.autotune.choice import Way, Wish, choose, exchange
 from posterity.engine.autotune.trials import TURNS, Race, Trial, hold_race
 from posterity.engine.distributed import Processes
-from posterity.engine.process_settings import with_onednn, with_threads
+from posterity.engine.process_settings import with_onednn, with_tf32, with_threads
 from posterity.engine.replay.graph import GRAPH
 from posterity.engine.replay.loop import LOOP
 from posterity.experiment import run
@@ -149,6 +149,43 @@ def test_slopes_that_are_only_rounding_do_not_make_a_way_wrong():
     trial.check(patches, model)
     with pytest.raises(ValueError, match="are wrong on this machine"):
         trial.check(_doubled(model, 1.03), model)
+
+
+def _rounded(model, share, times=1.0):
+    """Its outputs with `share` of something else where TF32 is allowed, as if products had few bits."""
+
+    class Rounded:
+        way, trainable = "rounded", model.trainable
+
+        def __call__(self, params, x, **kwargs):
+            output, buffers = model(params, x, **kwargs)
+            wrong = share * output.roll(1, -1) if torch.backends.cuda.matmul.allow_tf32 else 0.0
+            return times * (output + wrong), buffers
+
+    return Rounded()
+
+
+@pytest.mark.parametrize(
+    ("native", "ours", "right"),
+    [
+        ((0.05, 1), (-0.05, 1), True),
+        ((0.4, 1), (-0.3, 1), True),
+        ((0.05, 1), (0.4, 1), False),
+        ((0.4, 1), (0.4, 2), False),
+    ],
+)
+def test_with_tf32_a_way_may_be_as_far_from_exact_gradients_as_pytorchs_own(cnn, native, ours, right):
+    model, x, params = cnn
+    trial = Trial.of(x, params, 10, 3)
+    with with_tf32(True):
+        if right:
+            trial.check(_rounded(model, *ours), _rounded(model, *native))
+        else:
+            with pytest.raises(ValueError, match="are wrong on this machine"):
+                trial.check(_rounded(model, *ours), _rounded(model, *native))
+        assert torch.backends.cuda.matmul.allow_tf32
+    with with_tf32(False):
+        trial.check(_rounded(model, 9.0), model)
 
 
 def test_switches_hold_while_a_way_is_timed(cnn):

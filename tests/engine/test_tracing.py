@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from posterity.engine.tracing.trace import TraceCache, play, trace_flat
+from posterity.engine.tracing.trace import MOST, TraceCache, play, trace_flat
 
 
 def weigh(a, b):
@@ -53,3 +53,55 @@ def test_recordings_that_never_fit_are_told_once():
     assert said[:2] == said[3:5] == [[], []]
     assert len(said[2]) == 1
     assert "--memory (1,000 bytes)" in said[2][0]
+
+
+def meet(traces, count):
+    """Functions of so many shapes that never come again, as the rows of a random cohort."""
+    for size in range(count):
+        traces.entry(meet, size).calls += 1
+
+
+def test_shapes_that_never_come_again_push_nothing_away_that_was_recorded():
+    """A run of many rounds on uneven clients has a new shape in every round; its steps were made again every 450."""
+    traces, called = TraceCache(patience=1), []
+
+    def function(x):
+        called.append(len(x["x"]))
+        return {"out": x["x"] + 1}
+
+    x = {"x": torch.ones(3)}
+    for _ in range(2):  # called, then recorded
+        play(traces, weigh, "f", function, x)
+    before = len(called)
+    meet(traces, 3 * MOST)
+    assert play(traces, weigh, "f", function, x)["out"].tolist() == [2.0] * 3
+    assert len(called) == before
+    assert len(traces.found) <= MOST
+
+
+def test_what_is_used_stays_though_everything_is_recorded():
+    traces, made = TraceCache(), []
+    for number in range(2 * MOST):
+        traces.once(meet, "passes", lambda: made.append("passes") or object())
+        traces.once(meet, number, object)
+    assert made == ["passes"]
+
+
+def test_nothing_that_was_made_is_made_again_because_it_is_none():
+    """A step that cannot be compiled has None, and another attempt would take as long as the first."""
+    traces, made = TraceCache(), []
+    for _ in range(2):
+        traces.once(meet, "compiled", lambda: made.append(1))
+        meet(traces, 2 * MOST)
+    assert made == [1]
+
+
+def test_want_of_memory_costs_recordings_and_not_what_was_compiled():
+    traces, made = TraceCache(), []
+    for _ in range(2):
+        traces.once(meet, "compiled", lambda: made.append("compiled"))
+        traces.once(meet, "captured", lambda: made.append("captured"), holds=True)
+        traces.captures.bytes = 7
+        traces.forget()
+        assert traces.captures.bytes == 0
+    assert made == ["compiled", "captured", "captured"]

@@ -110,7 +110,7 @@ def _static_buffers(
     length = max(WARM + 1, min(widest, TABLE // (size * plan.batch)))  # a capture advances the counter too
     key = (Same(here.model), size, length, plan.batch, shape_of(tree_rows(carry, 0)), shape_of(here.shared))
     make: Callable[[], StaticBuffers] = lambda: StaticBuffers.of(carry, here, size, length, plan.batch)  # noqa: E731
-    static: StaticBuffers = traces.once(each, key, make)
+    static: StaticBuffers = traces.once(each, key, make, holds=True)
     return static
 
 

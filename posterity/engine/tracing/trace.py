@@ -25,7 +25,7 @@ from posterity.core.tree import Tree, tree_leaves, tree_map, tree_named, tree_re
 from posterity.engine.tracing.machine_code import compile_operators
 from posterity.engine.tracing.simplify import simplify
 
-MOST = 512  # recordings kept; the oldest goes first
+MOST = 512  # functions and shapes remembered
 PATIENCE = {"cpu": 200, "cuda": 2}  # calls before a recording: a trace costs about 50 calls, a capture about 3
 COMPILER = 1200  # calls before the first recording of a process: PyTorch's tracer takes two seconds to import
 OVERFLOWS = 3  # times that recordings did not fit, until somebody is told
@@ -60,6 +60,8 @@ class TraceEntry:
 
     value: Any = None
     calls: int = 0
+    made: bool = False  # whether the value is what `once` made, even if that is None
+    holds: bool = False  # memory of a device
 
 
 @dataclass
@@ -90,17 +92,24 @@ class TraceCache:
     def entry(self, owner: Any, *key: Hashable) -> TraceEntry:
         """The entry of `key` that belongs to the object `owner`."""
         place = (Same(owner), *key)
-        if place not in self.found:
-            while len(self.found) >= MOST:
-                self.found.pop(next(iter(self.found)))
-            self.found[place] = TraceEntry()
-        return self.found[place]
+        entry = self.found.pop(place, None)
+        if entry is None:
+            self._make_room()
+            entry = TraceEntry()
+        self.found[place] = entry  # the last used is the last
+        return entry
 
-    def once(self, owner: Any, key: Hashable, make: Callable[[], Any]) -> Any:
-        """What `make` gave at the first call."""
+    def _make_room(self) -> None:
+        """Forget what was only met, then what was not used for longest: some shapes are new in every round."""
+        while len(self.found) >= MOST:
+            met = next((place for place, entry in self.found.items() if _only_met(entry)), None)
+            self.found.pop(next(iter(self.found)) if met is None else met)
+
+    def once(self, owner: Any, key: Hashable, make: Callable[[], Any], holds: bool = False) -> Any:
+        """What `make` gave at the first call; `holds`: it has memory of a device."""
         entry = self.entry(owner, key)
-        if entry.calls == 0:
-            entry.value, entry.calls = make(), 1
+        if not entry.made:
+            entry.value, entry.made, entry.holds = make(), True, holds
         return entry.value
 
     def pays(self, entry: TraceEntry, device: torch.device, calls: int = 1, usual: int | None = None) -> bool:
@@ -120,8 +129,9 @@ class TraceCache:
         return self.captures.pool
 
     def forget(self) -> None:
-        """Drop every recording, and with it the memory that it holds. They are made again where they are needed."""
-        self.found.clear()
+        """Drop every recording that holds memory, to be made again where it is needed; compiled code holds none."""
+        for place in [place for place, entry in self.found.items() if entry.holds]:
+            del self.found[place]
         self.captures.bytes, self.captures.pool = 0, None
 
     def told(self) -> list[str]:
@@ -134,6 +144,10 @@ class TraceCache:
                 "fewer programs or seeds at once"]  # fmt: skip
 
 
+def _only_met(entry: TraceEntry) -> bool:
+    return entry.value is None and not entry.made
+
+
 def play(traces: TraceCache, owner: Any, key: Hashable, function: Play, *trees: Tree) -> Tree:
     """`function(*trees)`, replayed if it has been called often with these shapes. It may depend on nothing else."""
     leaves = tree_leaves(trees)
@@ -141,7 +155,7 @@ def play(traces: TraceCache, owner: Any, key: Hashable, function: Play, *trees: 
         return function(*trees)
     entry = traces.entry(owner, key, shape_of(trees))
     if entry.value is None and traces.pays(entry, leaves[0].device):
-        entry.value = _recorded(traces, function, _name_of(owner, key), *trees)
+        entry.value, entry.holds = _recorded(traces, function, _name_of(owner, key), *trees), True
     with torch.no_grad():
         return function(*trees) if entry.value is None else entry.value(*trees)
 
