@@ -121,7 +121,7 @@ def _terminal(cell: RecipeCell, found: Sequence[Entry]) -> Table:
     table = Table(*heads, *([SECONDS] if timed else []), title=cell.name, title_justify="left")
     for each in found:
         cells = (
-            each.line.name,
+            each.name,
             each.paper,
             *(each.ours[rule] for rule in RULES),
             str(each.seeds or ""),

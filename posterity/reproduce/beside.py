@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from posterity.evaluate.paired import Paired, Samples, compare_pair
 from posterity.report import Run
 from posterity.report.columns import Column
-from posterity.report.selected_round import main_epochs
+from posterity.report.divergence import mark
+from posterity.report.selected_round import main_epochs, select_round
 from posterity.report.tables import point_name, summarise
 from posterity.report.verdict import signed
 from posterity.reproduce.gather import Gathered
@@ -31,6 +32,12 @@ class Entry:
     column: Column
     samples: Samples  # ours by seed, under that rule
     seconds: str = ""  # a round, evaluations included, of a seed that shares the device as it did
+    mark: str = ""  # whether runs of it exploded: its numbers are shown, and compared with nothing
+
+    @property
+    def name(self) -> str:
+        """The row as it is called in the table."""
+        return f"{self.line.name} ({self.mark})" if self.mark else self.line.name
 
 
 def entries(recipe: Recipe, cell: RecipeCell, found: Gathered) -> list[Entry]:
@@ -38,12 +45,14 @@ def entries(recipe: Recipe, cell: RecipeCell, found: Gathered) -> list[Entry]:
     lines, shown = recipe.lines_of(cell), cell.shown
     runs = [found.runs.get((cell.folder, line.name), ()) for line in lines]
     rule = _compared(runs, shown)
-    mine = [read_samples(some, rule, shown) if shown.column.better else {} for some in runs]
+    marks = [_mark(some, rule) for some in runs]
+    mine = [read_samples(some, rule, shown) if shown.column.better and not word else {}
+            for some, word in zip(runs, marks, strict=True)]  # fmt: skip
     return [
         Entry(line, line.paper.get(cell.name, ""), {rule: _text(some, rule, shown) for rule in RULES}, len(some),
               _point(some, shown), None if line is lines[-1] else _pair(mine[-1], its), shown.column, its,
-              _seconds(some) if recipe.timed else "")
-        for line, some, its in zip(lines, runs, mine, strict=True)
+              _seconds(some) if recipe.timed else "", word)
+        for line, some, its, word in zip(lines, runs, mine, marks, strict=True)
     ]  # fmt: skip
 
 
@@ -51,6 +60,10 @@ def _compared(runs: Sequence[Sequence[Run]], shown: Shown) -> str:
     """The rule by which rows are compared: `last` where members hold nothing out to validate a round by."""
     scored = (find_score(run, "validated", shown) for some in runs for run in some)
     return "validated" if any(score is not None for score in scored) else "last"
+
+
+def _mark(runs: Sequence[Run], rule: str) -> str:
+    return mark([(run, selected) for run in runs if (selected := select_round(run, rule))])
 
 
 def _text(runs: Sequence[Run], rule: str, shown: Shown) -> str:

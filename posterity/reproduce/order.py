@@ -22,10 +22,11 @@ def number(text: str) -> float | None:
 def order(found: Sequence[Entry]) -> str:
     """How many pairs of rows stand in the paper's order, in a sentence, and which are told apart the other way round.
 
-    Nothing where there are no two rows to compare.
+    Rows of which runs exploded have no place in it. Nothing where there are no two rows to compare.
     """
     rule = "validated" if any(each.ours["validated"] for each in found) else "last"
-    both = [(e, p, o) for e in found if (p := number(e.paper)) is not None and (o := number(e.ours[rule])) is not None]
+    sound = [each for each in found if not each.mark]
+    both = [(e, p, o) for e in sound if (p := number(e.paper)) is not None and (o := number(e.ours[rule])) is not None]
     pairs = [(a, b) for a, b in combinations(both, 2) if a[1] != b[1]]
     if not pairs:
         return ""

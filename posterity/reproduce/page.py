@@ -33,7 +33,7 @@ def _table(found: Sequence[Entry]) -> str:
     heads = ["method", "paper", "validated", "best round", "last", "scored at", "seeds", f"{own} − it (95 %)"]
     lines = [heads, ["---", "--:", "--:", "--:", "--:", "---", "--:", "--:"]]
     for each in found:
-        lines.append([each.line.name, each.paper, *(each.ours[rule] for rule in RULES), each.point,
+        lines.append([each.name, each.paper, *(each.ours[rule] for rule in RULES), each.point,
                       str(each.seeds or ""), gap(each)])  # fmt: skip
     if any(each.seconds for each in found):
         lines = [[*line, more] for line, more in zip(lines, [SECONDS, "--:", *(e.seconds for e in found)], strict=True)]

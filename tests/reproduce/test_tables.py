@@ -94,6 +94,22 @@ def test_the_order_names_pairs_that_our_seeds_tell_apart():
     assert order([a, c]).endswith("Of the others our seeds tell none apart.")
 
 
+def test_a_row_of_which_runs_exploded_is_marked_and_compared_with_nothing(made):
+    recipe, out = made
+    found = gather(recipe, read_places([out]))
+    exploded = replace(found, runs={key: tuple(
+        replace(run, facts={**run.facts, "diverged": "NLL 1e9"}) if key[1] == "Theirs" and run.seed == 0 else run
+        for run in some) for key, some in found.runs.items()})  # fmt: skip
+    theirs, ours = entries(recipe, recipe.cells[0], exploded)
+    assert (theirs.mark, theirs.pair, ours.mark) == ("1 of 2 seeds diverged", None, "")
+    before = entries(recipe, recipe.cells[0], found)
+    assert [each.pair is None for each in before] == [False, True]
+    assert theirs.ours == before[0].ours  # its numbers are still told
+    page = markdown(recipe, exploded)
+    assert "| Theirs (1 of 2 seeds diverged) | 80.2 ± 0.3 |" in page
+    assert "in the paper's order" not in page.partition("### iid, half")[0]
+
+
 def test_the_page_lists_what_is_missing_and_times_rounds_where_asked(made):
     recipe, out = made
     found = gather(recipe, [run for run in read_places([out]) if "Dirichlet-0.3" in run.folder.parts])
