@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.func import grad_and_value
 
 from posterity.core.network import Network
-from posterity.core.optim import SGD, Optimiser
+from posterity.core.optim import SGD, Optimiser, clipped
 from posterity.core.outside import place_of_function
 from posterity.core.protocol import Batch, Carry, Here, Params, Pass
 from posterity.core.random import fold
@@ -158,18 +158,20 @@ def meta(
     delta: float = 1e-3,
     inner: int = 1,
     queries: int = 1,
+    clip: float | None = None,
     **how: Any,
 ) -> Pass:
     """Descend on `loss` at the point that `inner` steps of size `fast` on `support_loss` would reach.
 
     A batch is dealt to a support and a query of `queries` times its size. "first" leaves the second derivatives out;
-    "hessian_free" takes them as central differences of width `delta` on a third part, of the support's size.
+    "hessian_free" takes them as central differences of width `delta` on a third part, of the support's size. `clip` is
+    the longest gradient of an inner step, and with "hessian_free" of the query and the longest product.
     """
     if order not in ORDERS:
         raise ValueError(f"order {order!r} is unknown; possible: {', '.join(ORDERS)}")
 
     def walk(moving: Params, still: Params, batch: Batch, here: Here) -> tuple[list[Params], Params]:
-        return _walk(support_loss, fast, inner, adapts(moving, here.model), moving, still, batch, here)
+        return _walk(support_loss, SGD(fast, clip=clip), inner, adapts(moving, here.model), moving, still, batch, here)
 
     def update(moving: Params, still: Params, batch: Batch, here: Here) -> Update:
         support, query, *third = deal(batch, 1, queries, *[1] * (order == "hessian_free"))
@@ -187,7 +189,7 @@ def meta(
             for point in reversed(points[:-1]):  # the chain rule, one inner step after another
                 along = {n: slope[n] for n in adapts(moving, here.model)}  # only what took the step is shifted
                 product = _curvature(support_loss, point, along, still, part, here, delta)
-                slope = tree_map(lambda g, h: g - fast * h, slope, product)
+                slope = tree_map(lambda g, h: g - fast * h, clipped(slope, clip), clipped(product, clip))
         return slope, value, buffers
 
     return _learning(update, optimiser, trains, how)
@@ -218,7 +220,7 @@ def constrained(
 
 
 def _walk(
-    loss: Loss, fast: float, steps: int, names: list[str], moving: Params, still: Params, batch: Batch, here: Here
+    loss: Loss, by: SGD, steps: int, names: list[str], moving: Params, still: Params, batch: Batch, here: Here
 ) -> tuple[list[Params], Params]:
     """The points before, between and after `steps` steps of the leaves `names`, and the buffers behind them."""
     points, buffers = [moving], Params()
@@ -227,7 +229,7 @@ def _walk(
         own = {n: points[-1][n] for n in names}
         slope, _, new = _slope(loss, own, {**still, **buffers, **points[-1]}, batch, now)
         buffers = {**buffers, **new}
-        points.append({**points[-1], **SGD(fast).update(slope, (), own)[0]})
+        points.append({**points[-1], **by.update(slope, (), own)[0]})
     return points, buffers
 
 

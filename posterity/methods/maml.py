@@ -13,8 +13,8 @@ federated: Chen, Luo, Dong, Li and He, "Federated meta-learning", 2018.
 
 Differs from the paper: a meta-step takes a batch of B samples for the support and `queries` such batches for the query
 (two in MetaVD's released code), so an epoch has a third of FedAvg's steps. A client of one sample has no query and
-stays where it is. Server momentum and η_s as in that code, whose inner steps have a *differentiable* gradient clip (not
-here).
+stays where it is. Server momentum and η_s as in that code, which also clips the gradients of inner steps, as a part of
+what is differentiated (`part_clip`).
 """
 
 from __future__ import annotations
@@ -56,6 +56,7 @@ class MAML(Method):
     fast: float = hyper(0.02, "α: step size of the adaptation", CODE, search=(1e-3, 0.2, "log"))
     order: str = hyper("exact", "with second derivatives, or without (FO-MAML)", "Finn et al.", ("exact", "first"))
     inner: int = hyper(1, "I: steps of the simulated adaptation", CODE)
+    part_clip: float | None = hyper(None, "longest gradient of an inner step", "ours: off", paper=5.0)
     queries: int = hyper(2, "batches of a query, each as large as the support", CODE)
     server_lr: float = hyper(0.9, "η_s: step size of the server", f"{CODE}; the paper searches 0.6 … 1")
     server_momentum: float = hyper(0.9, "μ: momentum of the server", CODE)
@@ -67,7 +68,7 @@ class MAML(Method):
 
     def __post_init__(self) -> None:
         check_meta(self)
-        within(self, fast=(0, None), inner=(0, None), queries=(1, None))
+        within(self, fast=(0, None), inner=(0, None), queries=(1, None), part_clip=(0, None))
 
     def init(self, model: Network, params: Params, facts: Facts) -> State:
         return first(model, params, self.server_momentum)
@@ -79,8 +80,8 @@ class MAML(Method):
         return here.shared
 
     def passes(self) -> tuple[Pass, ...]:
-        losses = self.support_loss, self.loss
-        return (meta_steps(self.local, *losses, self.fast, self.order, self.queries, inner=self.inner),)
+        how = (self.support_loss, self.loss, self.fast, self.order, self.queries)
+        return (meta_steps(self.local, *how, inner=self.inner, clip=self.part_clip),)
 
     def message(self, carry: Carry, here: Here) -> tuple[Message, Personal]:
         return weighted(carry.params, here), ()

@@ -16,8 +16,8 @@ meta-learning approach", NeurIPS 2020.
 Differs from the paper: an epoch of meta-steps instead of τ of them (`local.steps` is τ); sampling without replacement;
 a client of one sample has no query and stays where it is. MetaVD counts clients by their samples (`balance = samples`).
 Its release shifts the minus point from the already shifted plus point and so halves the Hessian-vector product (its
-erratum M13; 2.0757 instead of 1.92 on two quadratics): here the difference is central. With `inner` > 1 a product is
-taken at the start of every inner step.
+erratum M13; 2.0757 instead of 1.92 on two quadratics): here the difference is central. It also clips g_B, v and the
+product, each by itself (`part_clip`). With `inner` > 1 a product is taken at the start of every inner step.
 """
 
 from __future__ import annotations
@@ -65,6 +65,8 @@ class PerFedAvg(Method):
     hvp: str = hyper("difference", "Hessian-vector product of the meta-gradient", "Fallah et al. 2020", tuple(ORDERS))
     delta: float = hyper(1e-3, "δ: width of the difference", f"FL-bench; {CODE} uses 1e-4, too little for float32")
     inner: int = hyper(1, "steps of the simulated adaptation", "Fallah et al. 2020")
+    part_clip: float | None = hyper(None, "longest gradient of an inner step and of the query, and longest product",
+                                    f"{CODE} uses 5; off by default")  # fmt: skip
     server_lr: float = hyper(1.0, "η_s: step size of the server", f"Fallah et al. 2020; {CODE} uses 0.9")
     server_momentum: float = hyper(0.0, "μ: momentum of the server", f"Fallah et al. 2020; {CODE} uses 0.9")
     server_clip: float | None = hyper(None, "longest mean update", f"{CODE} uses 100; off by default")
@@ -78,7 +80,7 @@ class PerFedAvg(Method):
 
     def __post_init__(self) -> None:
         check_meta(self)
-        within(self, fast=(0, None), inner=(0, None))
+        within(self, fast=(0, None), inner=(0, None), part_clip=(0, None))
         if not self.delta > 0:
             raise ValueError(f"delta is the width of a difference and must be positive; {self.delta} was given")
 
@@ -92,8 +94,8 @@ class PerFedAvg(Method):
         return here.shared
 
     def passes(self) -> tuple[Pass, ...]:
-        losses = self.support_loss, self.loss
-        return (meta_steps(self.local, *losses, self.fast, ORDERS[self.hvp], delta=self.delta, inner=self.inner),)
+        how = (self.support_loss, self.loss, self.fast, ORDERS[self.hvp])
+        return (meta_steps(self.local, *how, delta=self.delta, inner=self.inner, clip=self.part_clip),)
 
     def message(self, carry: Carry, here: Here) -> tuple[Message, Personal]:
         if self.balance == "samples":

@@ -180,7 +180,7 @@ def mean_of_rounds(found: Row, key: str) -> dict[int, Sample]:
 
 TABLE_8 = {
     ("fedavg", None): "FedAvg, M-T8",
-    ("fedprox", None): "FedProx, M-T8",
+    ("fedprox", None): "FedProx, µ = 0.01, M-T8",
     ("fedavg+metavd", 10.0): "FedAvg+MetaVD, β = 10, M-T8",
     ("reptile@paper", None): "Reptile, M-T8",
     ("reptile@paper+metavd", 10.0): "Reptile+MetaVD, β = 10, M-T8",
@@ -229,7 +229,10 @@ def test_metavds_table_8_is_the_stored_one():
             if line.startswith("| "):
                 first, *rest = (cell.strip() for cell in line.strip("|").split("|"))
                 stored[
-                    first.replace(" (released defaults)", ", β = 10").replace(" (β = 1, our default)", ", β = 1"), place
+                    first.replace(" (µ = 0.01)", ", µ = 0.01")
+                    .replace(" (released defaults)", ", β = 10")
+                    .replace(" (β = 1, our default)", ", β = 1"),
+                    place,
                 ] = rest[:2]
     for first in TABLE_8.values():
         shown, key = cells(METAVD, first), first.removesuffix(", M-T8")

@@ -1,7 +1,7 @@
 """MAML: Q2's numbers and fixed points through the engines, differences, and what it becomes without a fast step."""
 
 import pytest
-from oracles.sims import Run, at, each_engine, full_batch, mlp, points, q2, scalar_model, worst
+from oracles.sims import Run, at, each_engine, full_batch, mlp, points, q2, quadratics, scalar_model, worst
 
 from posterity.core.training import Training
 from posterity.methods.fedavg import FedAvg
@@ -40,6 +40,15 @@ def test_no_fast_step_is_fedavg_with_the_meta_step():
     left = Run(MAML(full_batch(3), 0.0, **PLAIN), q2(3), scalar_model(), initial=at(0.0)).rounds(2)
     right = Run(FedAvg(full_batch(3)), q2(3), scalar_model(), initial=at(0.0)).rounds(2)
     assert left.scalar() == pytest.approx(right.scalar(), abs=1e-12)
+
+
+@each_engine
+@pytest.mark.parametrize("order", NUMBERS)
+def test_a_clipped_inner_step(engine, order):
+    """½·4(θ − 3)² from 0: the gradient −12 is shortened to 5, θ′ = θ + 0.5, and the step is 0.1·4·2.5 = 1."""
+    method = MAML(full_batch(1), 0.1, order, part_clip=5.0, **PLAIN)
+    run = Run(method, quadratics([4.0], [3.0], [3]), scalar_model(), engine, at(0.0)).rounds(1)
+    assert run.scalar() == pytest.approx(1.0, abs=1e-6)
 
 
 @each_engine

@@ -84,6 +84,14 @@ def test_by_samples_and_with_exact_products_it_is_maml():
     assert worst(left.state.params, right.state.params) < 1e-14
 
 
+@each_engine
+def test_each_part_is_clipped_by_itself(engine):
+    """½·4(θ − 3)² from 0: θ′ = 0.5 as −12 is shortened to 5, v = −10 and the product −40 to 5 each: 0.1 (5 − 0.1·5)."""
+    method = PerFedAvg(full_batch(1), 0.1, "difference", part_clip=5.0)
+    run = Run(method, quadratics([4.0], [3.0], [3]), scalar_model(), engine, at(0.0)).rounds(1)
+    assert run.scalar() == pytest.approx(0.45, abs=1e-6)
+
+
 def test_adapted_models():
     run = Run(PerFedAvg(full_batch(1), 0.1), q2(3), scalar_model(), initial=at(1.92))
     assert [float(o[0, 0]) for o in run.outputs("adapted")] == pytest.approx([1.728, 2.352], abs=1e-12)
