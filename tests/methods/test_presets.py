@@ -27,7 +27,7 @@ STATED = {  # the hyper-parameter tables and errata of the specifications, where
     "fedpa": {"burn_rounds": 400, "local": Training(lr=0.02, epochs=5, batch=20, momentum=0.9)},
     "fedbn": {"local": Training(lr=0.01, epochs=1, batch=32)},
     "reptile": {"server_clip": 100.0, "local": Training(lr=0.02, epochs=5, batch=64, clip=5.0)},
-    "maml": {"server_clip": 100.0, "local": Training(lr=0.1, epochs=5, batch=64, clip=5.0)},
+    "maml": {"part_clip": 5.0, "server_clip": 100.0, "local": Training(lr=0.1, epochs=5, batch=64, clip=5.0)},
     "perfedavg": {"local": Training(steps=10)},
     "fedrep": {"head_epochs": 10, "local": Training(lr=0.01, epochs=1, batch=10, momentum=0.5, weight_decay=1e-4)},
     "feddyn": {"alpha": 0.01, "balance": "samples", "local": replace(DRIFT, clip=10.0)},
