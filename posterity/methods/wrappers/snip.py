@@ -7,7 +7,8 @@ Reference: Lee, Ajanthan and Torr, "SNIP: single-shot network pruning based on c
 in federated learning as MetaVD (NeurIPS 2023, Tables 16 and 17) compares with it: the layer before the output alone.
 
 Differs from the paper: the sensitivity comes from the first round of training, not from one batch at initialisation
-(MetaVD's baselines); exactly ⌈(1 − sparsity)·K⌉ weights are kept (released codes keep one more). Removed weights are
+(MetaVD's baselines; its release takes w⁺ − Σ p_k θ_k *after* the server's step, which for FedAvg is nothing but
+rounding); exactly ⌈(1 − sparsity)·K⌉ weights are kept (released codes keep one more). Removed weights are
 not sent, and not counted in the bytes of a round; clients, which forget, are told the pattern with every broadcast, a
 bit a weight. `report` says what a client saves. Removed weights still count in a gradient-norm clip. The weights in
 `state.params` are masked; those of the inner method may not be.
