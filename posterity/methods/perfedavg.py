@@ -65,7 +65,7 @@ class PerFedAvg(Method):
     hvp: str = hyper("difference", "Hessian-vector product of the meta-gradient", "Fallah et al. 2020", tuple(ORDERS))
     delta: float = hyper(1e-3, "δ: width of the difference", f"FL-bench; {CODE} uses 1e-4, too little for float32")
     inner: int = hyper(1, "steps of the simulated adaptation", "Fallah et al. 2020")
-    part_clip: float | None = hyper(None, "longest gradient of an inner step and of the query, and longest product",
+    part_clip: float | None = hyper(None, "longest inner gradient; by differences, also of the query, and product",
                                     f"{CODE} uses 5; off by default")  # fmt: skip
     server_lr: float = hyper(1.0, "η_s: step size of the server", f"Fallah et al. 2020; {CODE} uses 0.9")
     server_momentum: float = hyper(0.0, "μ: momentum of the server", f"Fallah et al. 2020; {CODE} uses 0.9")
