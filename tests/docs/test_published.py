@@ -10,6 +10,7 @@ import pytest
 from posterity.evaluate.paired import Sample, compare_all
 from posterity.report import Row, complete, headline, load_runs, main_comparison, verdict
 from posterity.report.summary import by_point, newcomers
+from posterity.reproduce.gather import gather
 from posterity.reproduce.recipe import find
 
 ROOT = Path(__file__).parents[2]
@@ -179,25 +180,26 @@ def mean_of_rounds(found: Row, key: str) -> dict[int, Sample]:
 
 
 TABLE_8 = {
-    ("fedavg", None): "FedAvg, M-T8",
-    ("fedprox", None): "FedProx, µ = 0.01, M-T8",
-    ("fedavg+metavd", 10.0): "FedAvg+MetaVD, β = 10, M-T8",
-    ("reptile@paper", None): "Reptile, M-T8",
-    ("reptile@paper+metavd", 10.0): "Reptile+MetaVD, β = 10, M-T8",
-    ("reptile@paper+metavd", 1.0): "Reptile+MetaVD, β = 1, M-T8",
-}
+    "α=0.1": ("FedAvg", "FedAvg+FT", "FedProx", "FedProx (µ = 0.01)", "FedAvg+MetaVD (released defaults)", "Reptile",
+              "Reptile+MetaVD (released defaults)", "Reptile+MetaVD (β = 1, our default)", "MAML",
+              "PerFedAvg (HF-MAML)", "PerFedAvg+MetaVD (released defaults)"),
+    "α=0.5": ("FedAvg", "FedAvg+MetaVD (released defaults)", "Reptile", "Reptile+MetaVD (released defaults)"),
+}  # fmt: skip
+HOSTS = ("FedAvg", "Reptile", "MAML", "PerFedAvg (HF-MAML)")
 
 
-def test_metavds_table_8_over_all_scored_rounds():
+@pytest.mark.parametrize("alpha", TABLE_8)
+def test_metavds_table_8_over_all_scored_rounds(alpha):
     """Each row, and its difference from the host above it."""
-    found = {(run.name, run.fields.get("beta")): each.arm.runs
-             for each in headline(load_runs(RAW / "M-T8.jsonl.gz")) for run in each.arm.runs[:1]}  # fmt: skip
-    samples = [_table_8(found[kind]) for kind in TABLE_8]
+    recipe = find("M-T8")
+    runs = gather(recipe, load_runs(RAW / "M-T8.jsonl.gz")).runs
+    (folder,) = (cell.folder for cell in recipe.cells if cell.name == f"{alpha} Test")
+    samples = [_table_8(runs[folder, name]) for name in TABLE_8[alpha]]
     pairs, host = compare_all(samples), 0
-    for i, (kind, first) in enumerate(TABLE_8.items()):
-        shown, values = cells(METAVD, first), [100 * sample.value for sample in samples[i].values()]
+    for i, name in enumerate(TABLE_8[alpha]):
+        shown, values = cells(METAVD, f"{name}, {alpha}"), [100 * sample.value for sample in samples[i].values()]
         assert shown[3] == f"{fmean(values):.1f} ± {stdev(values):.1f}"
-        if kind[0] in ("fedavg", "reptile@paper"):
+        if name in HOSTS:
             host = i
             assert shown[4:6] == ["", ""]
             continue
@@ -205,14 +207,15 @@ def test_metavds_table_8_over_all_scored_rounds():
         low, high = sorted(-100 * x for x in pair.interval)
         assert shown[4] == told(-100 * pair.difference, (low, high))
         assert f"p = {shown[5]}" == verdict.p_value(pair.holm)
-        assert all(sample.value < other.value for sample, other in zip(samples[i].values(), samples[host].values(),
-                                                                       strict=True)) or kind[1] != 10  # fmt: skip
+    if alpha == "α=0.1":  # "with every seed"
+        for host, name in ((0, 4), (5, 6), (9, 10)):
+            assert all(b.value < a.value for a, b in zip(samples[host].values(), samples[name].values(), strict=True))
 
 
 def _table_8(runs):
     """By seed, the mean of all scored rounds at the method's own point."""
     made = {}
-    for run in runs:
+    for run in sorted(runs, key=lambda run: run.seed):
         scores = run.index["test", run.scored, int(run.scored == "adapted"), "members"]
         assert sorted(scores) == list(range(50, 1001, 50))
         made[run.seed] = Sample(fmean(score.value("accuracy", "train_weighted") for score in scores.values()))
@@ -220,23 +223,24 @@ def _table_8(runs):
     return made
 
 
-def test_metavds_table_8_is_the_stored_one():
+@pytest.mark.parametrize("alpha", TABLE_8)
+def test_metavds_table_8_is_the_stored_one(alpha):
     """Columns that the page takes from Tables 8 and 12."""
-    stored = {}
-    for name, place in (("M-T8", 0), ("M-T12", 1)):
-        page = (ROOT / f"docs/results/tables/{name}/table.md").read_text(encoding="utf-8").partition("\n### ")[2]
-        for line in page.partition("\n### ")[0].splitlines():
-            if line.startswith("| "):
-                first, *rest = (cell.strip() for cell in line.strip("|").split("|"))
-                stored[
-                    first.replace(" (µ = 0.01)", ", µ = 0.01")
-                    .replace(" (released defaults)", ", β = 10")
-                    .replace(" (β = 1, our default)", ", β = 1"),
-                    place,
-                ] = rest[:2]
-    for first in TABLE_8.values():
-        shown, key = cells(METAVD, first), first.removesuffix(", M-T8")
-        assert [shown[1:3], shown[6:8]] == [stored[key, 0], stored[key, 1]]
+    stored = [_stored("M-T8", f"{alpha} Test"), _stored("M-T12", f"{alpha} ECE")]
+    for name in TABLE_8[alpha]:
+        shown = cells(METAVD, f"{name}, {alpha}")
+        assert [shown[1:3], shown[6:8]] == [stored[0][name], stored[1][name]]
+
+
+def _stored(table, section):
+    """The first two numbers of each row of a stored table's section: the paper's and ours."""
+    page = (ROOT / f"docs/results/tables/{table}/table.md").read_text(encoding="utf-8")
+    found = {}
+    for line in page.partition(f"\n### {section}\n")[2].partition("\n### ")[0].splitlines():
+        if line.startswith("| "):
+            first, *rest = (cell.strip() for cell in line.strip("|").split("|"))
+            found[first] = rest[:2]
+    return found
 
 
 def test_beta_with_the_independent_test_split():

@@ -23,6 +23,7 @@ from posterity.reproduce.figures.drawing import KINDS
 from posterity.reproduce.figures.material import Material
 from posterity.reproduce.figures.plain_css import without_variables
 from posterity.reproduce.figures.scatter import scatter_ratio
+from posterity.reproduce.figures.sheet import Panel, sheet
 from posterity.reproduce.gather import gather, read_places
 from posterity.reproduce.recipe import find
 from posterity.reproduce.shown import Shown, read_value
@@ -132,6 +133,19 @@ def test_what_was_run_stands_on_the_sheet(curves):
     assert "clients 3 instead of 50" in told
     assert "dataset digits instead of cifar10" in told
     assert "model mlp instead of cnn" in told
+
+
+def test_long_titles_of_panels_do_not_run_into_their_neighbours():
+    drawing = '<svg xmlns="http://www.w3.org/2000/svg" width="200" height="50"/>'
+    name = "FedAvg+MetaVD (released defaults), all classes"
+    made = ElementTree.fromstring(sheet("title", [], [Panel(name, drawing, "5 %"), Panel("short", drawing, "6 %")], 2))
+    texts = [node for node in made.iter() if node.get("class") == "panel"]
+    assert " ".join(node.text for node in texts[:-1]) == name
+    assert len({node.get("y") for node in texts[:-1]}) == len(texts) - 1 == 2
+    assert all(7 * len(node.text) < float(texts[-1].get("x")) - float(node.get("x")) for node in texts[:-1])
+    (first, second) = (node for node in made.iter() if node.get("width") == "200")
+    assert first.get("y") == second.get("y")  # drawings of a row begin at one height
+    assert all(float(node.get("y")) < float(first.get("y")) for node in texts)
 
 
 def test_finished_runs_are_drawn_as_they_are(curves):

@@ -96,7 +96,7 @@ def _merged(first: fx.GraphModule, second: fx.GraphModule, counted: int) -> fx.G
     """One list from two; placeholder `counted` has the clients in front."""
     pairs = list(zip(first.graph.nodes, second.graph.nodes, strict=False))
     if len(first.graph.nodes) != len(second.graph.nodes) or any(_kind(a) != _kind(b) for a, b in pairs):
-        raise Refused("there are other operators for other numbers of clients")
+        raise Refused(f"there are other operators for other numbers of clients: {_where_apart(pairs)}")
     graph, known = fx.Graph(first), dict[fx.Node, fx.Node]()
     twins = {b: a for a, b in pairs}
     holders = [node for node in first.graph.nodes if node.op == "placeholder"]
@@ -115,6 +115,14 @@ def _merged(first: fx.GraphModule, second: fx.GraphModule, counted: int) -> fx.G
 
 def _kind(node: fx.Node) -> tuple[str, Any]:
     return node.op, node.name if node.op == "placeholder" else node.target
+
+
+def _where_apart(pairs: list[tuple[fx.Node, fx.Node]]) -> str:
+    """The first place at which two lists have other operators, for whoever looks for the reason."""
+    for place, (a, b) in enumerate(pairs):
+        if _kind(a) != _kind(b):
+            return f"number {place} is {a.target} for {PRIMES[0]} and {b.target} for {PRIMES[1]}"
+    return f"they are the same up to number {len(pairs) - 1}, where one list ends"
 
 
 @dataclass

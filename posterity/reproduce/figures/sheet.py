@@ -18,7 +18,7 @@ from posterity.reproduce.figures.plain_css import without_variables
 
 MARGIN, GAP = 24.0, 26.0
 ROW, HEAD = 18.0, 40.0  # height of a line of text; of a panel's title and its remark
-WIDE = 7.0  # mean width of a character of plain text at 13 px
+WIDE, BOLD = 7.0, 8.2  # mean width of a character: plain text at 13 px, a panel's title
 FONT = 'system-ui, -apple-system, "Segoe UI", Roboto, "Noto Sans", "DejaVu Sans", sans-serif'
 FURTHER = f"""svg {{ font: 12px {FONT}; font-variant-numeric: tabular-nums; }}
 .paper {{ fill: var(--paper); }} .title {{ font-size: 17px; font-weight: 650; fill: var(--ink); }}
@@ -57,7 +57,9 @@ def sheet(title: str, about: Sequence[str], panels: Sequence[Panel], columns: in
     widths = [
         max(sizes[i][0] for i in range(column, len(panels), columns)) for column in range(min(columns, len(panels)))
     ]
-    heights = [HEAD + max(sizes[i][1] for i in row) for row in rows]
+    titles = [_lines(panel.title, widths[i % columns] + GAP - 8, BOLD) for i, panel in enumerate(panels)]
+    heads = [HEAD + ROW * max(0, *(len(titles[i]) - 1 for i in row)) for row in rows]
+    heights = [head + max(sizes[i][1] for i in row) for head, row in zip(heads, rows, strict=True)]
     width = max(sum(widths) + GAP * (len(widths) - 1) + 2 * MARGIN, 560.0)
     told, remarks = (_wrapped(lines, width) for lines in (about, below))
     heading = _wrapped([title], width, 8.6)
@@ -73,22 +75,29 @@ def sheet(title: str, about: Sequence[str], panels: Sequence[Panel], columns: in
         y = top + sum(heights[:number_of_row]) + GAP * number_of_row
         for column, i in enumerate(row):
             x = MARGIN + sum(widths[:column]) + GAP * column
-            _place(canvas, panels[i], drawn[i], x, y)
+            _place(canvas, titles[i], panels[i].remark, drawn[i], x, y, heads[number_of_row])
     _write(canvas, remarks, height - MARGIN - ROW * (len(remarks) - 1), "about", ROW)
     return canvas.svg()
 
 
-def _place(canvas: Canvas, panel: Panel, drawn: ElementTree.Element, x: float, y: float) -> None:
-    canvas.text(x, y + 12, panel.title, "panel")
-    canvas.text(x, y + 29, panel.remark, "about")
+def _place(
+    canvas: Canvas, title: list[str], remark: str, drawn: ElementTree.Element, x: float, y: float, head: float
+) -> None:
+    for i, line in enumerate(title):
+        canvas.text(x, y + 12 + ROW * i, line, "panel")
+    canvas.text(x, y + head - 11, remark, "about")
     drawn.set("x", number(x))
-    drawn.set("y", number(y + HEAD))
+    drawn.set("y", number(y + head))
     canvas.root.append(drawn)
 
 
 def _wrapped(lines: Sequence[str], width: float, character: float = WIDE) -> list[str]:
-    most = int((width - 2 * MARGIN) / character)
-    return [piece for line in lines if line for piece in textwrap.wrap(line, most)]
+    return [piece for line in lines for piece in _lines(line, width - 2 * MARGIN, character)]
+
+
+def _lines(text: str, room: float, character: float) -> list[str]:
+    """`text` in lines that are no longer than `room`; none if it is empty."""
+    return textwrap.wrap(text, int(room / character))
 
 
 def _write(canvas: Canvas, lines: Sequence[str], y: float, css: str, step: float) -> None:
