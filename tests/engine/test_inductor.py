@@ -133,6 +133,23 @@ def test_compiled_steps_equal_stacked_ones(method, exact, monkeypatch):
         torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12)
 
 
+def test_a_resumed_run_has_the_same_bits(monkeypatch):
+    """What is compiled rounds otherwise than what is called, so a new process must compile what the old one did."""
+    monkeypatch.setattr(cuda_graphs, "capture", lambda traces, body: body)
+    engine, ends = _engine(on_gpu), []
+    for resumed in (False, True):
+        sim = _simulation("fedavg")
+        state, store = first_state(sim), Memory(sim.federation.clients)
+        for number in (1, 2):
+            sim = _simulation("fedavg") if resumed and number == 2 else sim  # nothing is recorded yet
+            state, _ = train_round(sim, engine, state, store, SMALL, number, 2)
+        ends.append(state)
+    called = _rounds(_simulation("fedavg"), STACKED, 2, SMALL)
+    leaves = [tree_leaves(state) for state in (*ends, called)]
+    assert all(torch.equal(a, b) for a, b in zip(*leaves[:2], strict=True))
+    assert not all(torch.equal(a, b) for a, b in zip(*leaves[1:], strict=True))  # or this test would show nothing
+
+
 @pytest.mark.everything
 def test_augmented_steps_are_compiled(monkeypatch):
     monkeypatch.setattr(cuda_graphs, "capture", lambda traces, body: body)

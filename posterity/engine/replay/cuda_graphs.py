@@ -57,6 +57,8 @@ def take_steps(
 ) -> Carry:
     """All steps of a pass; a first step that begins what is kept, or that idle clients must not take, is by itself.
 
+    Whether it begins something is seen by taking it, once a process; if it does not, that step is taken again with the
+    others: what is compiled rounds otherwise, and a resumed run must have the bits of one that was not interrupted.
     `lay` makes what is captured for a number of clients; if not given, `body`.
     """
     active, empty, clients = plan.active(), plan.idle(), len(here.client)
@@ -65,7 +67,8 @@ def take_steps(
     if begins.value is not False or empty is not None:
         after = _first(sim, each, carry, here, plan, make)
         begins.value = shape_of(after) != shape_of(carry) or after.kept.keys() != carry.kept.keys()
-        carry, first = after if empty is None else unmoved(carry, after, empty), 1
+        if begins.value or empty is not None:
+            carry, first = after if empty is None else unmoved(carry, after, empty), 1
     if first == len(active):
         return carry
     static = _static_buffers(sim.traces, each, carry, here, plan, max(active))
