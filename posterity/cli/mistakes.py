@@ -24,6 +24,21 @@ def told(error: Any) -> str:
     return message + (f" Did you mean {' or '.join(map(repr, close))}?" if close else "")
 
 
+def refuse_repeated(command: Any, words: list[str]) -> None:
+    """Refuse a flag with one value that was given twice: the first value would be forgotten without a word."""
+    while words and words[0] in getattr(command, "commands", {}):
+        command, words = command.commands[words[0]], words[1:]
+    words = words[: words.index("--")] if "--" in words else words
+    for flag in command.params:
+        if flag.param_type_name != "option" or flag.multiple or flag.is_flag:
+            continue
+        given = [i for i, word in enumerate(words) if word.partition("=")[0] in flag.opts]
+        if len(given) > 1:
+            lists = "; it takes several, with commas between them" if "…" in str(flag.metavar) else ""
+            raise ValueError(f"{flag.opts[0]} was given {len(given)} times, and only the last would count: give it "
+                             f"once{lists}.")  # fmt: skip
+
+
 def sentence(error: Exception) -> str:
     """What an error says, which may name a column or a client as somebody's file does."""
     return paragraphs(str(error))

@@ -23,6 +23,31 @@ def test_no_runs_at_once_is_refused(call, words, jobs):
     assert not Path("runs").exists()
 
 
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["compare", "--methods", "local", "--methods", "fedavg"], "--methods was given 2 times, and only the last "
+         "would count: give it once; it takes several, with commas between them."),
+        (["run", "--lr=0.1", "--rounds", "2", "--lr", "0.2"], "--lr was given 2 times, and only the last would count: "
+         "give it once."),
+        (["flower", "new", "app", "--method", "local", "--method", "fedper"], "--method was given 2 times"),
+    ],
+)  # fmt: skip
+def test_a_flag_given_twice_is_refused(call, words, message):
+    code, _, complaint = call(*words)
+    assert code == 2
+    assert message in complaint
+    assert not list(Path().iterdir())
+
+
+def test_flags_that_may_be_given_twice(call):
+    words = ["run", *SMALL, "--quiet", "--set", "local.momentum=0.9", "--set", "model.hidden=8", "--out", "mine"]
+    assert call(*words)[0] == 0
+    code, _, complaint = call("report", "mine", "--", "--out", "--out")
+    assert code == 2
+    assert "was given" not in complaint
+
+
 @pytest.mark.parametrize("command", ["run", "compare", "demo"])
 @pytest.mark.parametrize(
     ("out", "message"),

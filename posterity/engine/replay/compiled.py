@@ -3,8 +3,8 @@
 Compiling a step takes tens of seconds the first time (PyTorch keeps the result on disk) and needs a C++ compiler, on a
 GPU Triton; the step is then several times faster than its list of operators on a CPU, and on a GPU faster where much is
 elementwise (`inductor.py`). Fused sums round in another order, so results agree with the other engines to rounding, not
-to the last bit. Which steps are compiled depends on the round (on a CPU) or on nothing (on a GPU), and not on what a process
-has done before: a resumed run has the bits of one that was not interrupted.
+to the last bit. Which steps are compiled depends on the round (on a CPU) or on nothing (on a GPU), and not on what a
+process has done before: a resumed run has the bits of one that was not interrupted.
 """
 
 from __future__ import annotations
