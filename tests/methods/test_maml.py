@@ -1,8 +1,23 @@
 """MAML: Q2's numbers and fixed points through the engines, differences, and what it becomes without a fast step."""
 
 import pytest
-from oracles.sims import Run, at, each_engine, full_batch, mlp, points, q2, quadratics, scalar_model, worst
+import torch
+from oracles.sims import (
+    WEIGHT,
+    Run,
+    at,
+    each_engine,
+    federate,
+    full_batch,
+    mlp,
+    points,
+    q2,
+    quadratics,
+    scalar_model,
+    worst,
+)
 
+from posterity.core import normal
 from posterity.core.training import Training
 from posterity.methods.fedavg import FedAvg
 from posterity.methods.maml import MAML
@@ -79,6 +94,54 @@ def test_server_is_reptiles():
     step = 0.05 * (-0.81 * first + 1.44 * (3 - first))  # ½·γ Σ A(1 − αA)²(m − θ)
     assert first == pytest.approx(0.216, abs=1e-12)
     assert second == pytest.approx(first + 0.9 * 0.216 + step, abs=1e-10)
+
+
+def test_the_servers_step_and_clip():
+    """Half of 0.216, and 0.216 shortened to 0.1 (to 1e-6, as in torch); without momentum no velocity is kept."""
+    half = Run(MAML(full_batch(1), 0.1, server_lr=0.5), q2(3), scalar_model(), initial=at(0.0))
+    assert half.rounds(1).scalar() == pytest.approx(0.108, abs=1e-12)
+    short = Run(MAML(full_batch(1), 0.1, server_lr=1.0, server_clip=0.1), q2(3), scalar_model(), initial=at(0.0))
+    assert short.rounds(1).scalar() == pytest.approx(0.1, abs=1e-6)
+    assert Run(MAML(**PLAIN), q2(3), scalar_model()).state.velocity == {}
+
+
+@each_engine
+def test_adaptation_is_one_fast_step_of_its_batch(engine):
+    """From 1 on two quadratics of 70 samples: steps of 0.1, whatever γ; an epoch of 64 and 6 has two of them."""
+    federation, local = quadratics([1.0, 2.0], [2.0, 5.0], [70, 70]), Training(lr=0.7, batch=1)
+    adapted = {}
+    for name, how in {"one": {}, "whole": {"adapt_steps": None}}.items():
+        run = Run(MAML(local, 0.1, **how), federation, scalar_model(), engine, at(1.0))
+        adapted[name] = [[float(o[0, 0]) for o in run.outputs("adapted", epochs=e)] for e in (1, 2)]
+    assert adapted["one"][0] == pytest.approx([1.1, 1.8], abs=1e-12)
+    assert adapted["one"][1] == adapted["whole"][0] == pytest.approx([1.19, 2.44], abs=1e-12)
+    short = Run(MAML(Training(clip=0.5), 0.1), federation, scalar_model(), engine, at(1.0))
+    assert [float(o[0, 0]) for o in short.outputs("adapted")] == pytest.approx([1.05, 1.05], abs=1e-6)
+
+
+@pytest.mark.parametrize("order", NUMBERS)
+def test_the_query_is_not_the_support(order):
+    """½(θ − 0)² and ½(θ − 3)² in either part: from 1, θ′ = 0.9 and 1 + 0.21 c, or θ′ = 1.2 and 1 − 0.12 c."""
+    one, zero = torch.ones(2, 1, dtype=torch.float64), torch.zeros(1, dtype=torch.float64)
+    federation = federate([(one, torch.tensor([0.0, 3.0], dtype=torch.float64))], test=[(one[:1], zero)])
+    method = MAML(full_batch(1), 0.1, order, queries=1, **PLAIN)
+    found = Run(method, federation, scalar_model(), initial=at(1.0)).rounds(1).scalar()
+    chain = 1.0 if order == "first" else 0.9  # c = 1 − α
+    assert min(abs(found - (1 + 0.21 * chain)), abs(found - (1 - 0.12 * chain))) < 1e-12
+
+
+def test_inner_steps_draw_by_themselves():
+    """ε_s θ for the support, ½θ² + ε_q θ for the query; α = 1: the slope is θ − ε_s + ε_q, and θ if they are equal."""
+
+    def drawn(params, batch, here):
+        return (params[WEIGHT] * normal(here.key, (1,), torch.float64)).sum(), {}
+
+    def query(params, batch, here):
+        return 0.5 * (params[WEIGHT] ** 2).sum() + drawn(params, batch, here)[0], {}
+
+    method = MAML(full_batch(1), 1.0, "first", **PLAIN, loss=query, support_loss=drawn)
+    found = Run(method, q2(3), scalar_model(), initial=at(1.0)).rounds(1).scalar()
+    assert abs(found - 0.9) > 1e-3
 
 
 def test_bytes_are_reptiles():

@@ -34,15 +34,18 @@ def test_the_difference_is_exact_on_quadratics(delta):
     assert left == pytest.approx(right, abs=1e-9)
 
 
-def test_the_difference_approaches_the_exact_product_on_a_network():
+@pytest.mark.parametrize("inner", [1, 2])
+def test_the_difference_approaches_the_exact_product_on_a_network(inner):
     """With identical support and third batches (all rows equal) the error of a central difference falls with δ²."""
     federation = points((6,))
     rows = federation.train.rows
     federation.x[rows], federation.y[rows] = federation.x[rows[0]].clone(), federation.y[rows[0]].clone()
     model = mlp(federation)
-    exact = Run(PerFedAvg(full_batch(1), 0.5, "exact"), federation, model).rounds(1).state.params
-    gaps = [worst(Run(PerFedAvg(full_batch(1), 0.5, "difference", d), federation, model).rounds(1).state.params, exact)
-            for d in (1e-1, 1e-2, 1e-4)]  # fmt: skip
+    exact = Run(PerFedAvg(full_batch(1), 0.5, "exact", inner=inner), federation, model).rounds(1).state.params
+    gaps = []
+    for delta in (1e-1, 1e-2, 1e-4):
+        method = PerFedAvg(full_batch(1), 0.5, "difference", delta, inner)
+        gaps.append(worst(Run(method, federation, model).rounds(1).state.params, exact))
     assert gaps[2] < 1e-8
     assert gaps[1] < gaps[0] / 50
 
@@ -95,6 +98,28 @@ def test_each_part_is_clipped_by_itself(engine):
 def test_adapted_models():
     run = Run(PerFedAvg(full_batch(1), 0.1), q2(3), scalar_model(), initial=at(1.92))
     assert [float(o[0, 0]) for o in run.outputs("adapted")] == pytest.approx([1.728, 2.352], abs=1e-12)
+
+
+@each_engine
+def test_adaptation_is_one_fast_step_of_its_batch(engine):
+    """From 1 on two quadratics of 70 samples: a step of 0.1, whatever β; two of them in an epoch of 64 and 6."""
+    federation, local = quadratics([1.0, 2.0], [2.0, 5.0], [70, 70]), Training(lr=0.7, batch=1)
+    one, whole = (Run(PerFedAvg(local, 0.1, adapt_steps=n), federation, scalar_model(), engine, at(1.0))
+                  for n in (1, None))  # fmt: skip
+    assert [float(o[0, 0]) for o in one.outputs("adapted")] == pytest.approx([1.1, 1.8], abs=1e-12)
+    assert [float(o[0, 0]) for o in whole.outputs("adapted")] == pytest.approx([1.19, 2.44], abs=1e-12)
+
+
+def test_the_servers_step_momentum_and_clip():
+    """0.216 from 0, halved; then v = 0.9·0.216 + the next update, halved too; and 0.216 shortened to 0.1."""
+    method = PerFedAvg(full_batch(1), 0.1, "exact", server_lr=0.5, server_momentum=0.9)
+    run = Run(method, q2(3), scalar_model(), initial=at(0.0))
+    first, second = (run.rounds(1).scalar() for _ in range(2))
+    update = 0.05 * (-0.81 * first + 1.44 * (3 - first))  # ½·β Σ A(1 − αA)²(m − θ)
+    assert first == pytest.approx(0.108, abs=1e-12)
+    assert second == pytest.approx(first + 0.5 * (0.9 * 0.216 + update), abs=1e-10)
+    short = PerFedAvg(full_batch(1), 0.1, "exact", server_clip=0.1)
+    assert Run(short, q2(3), scalar_model(), initial=at(0.0)).rounds(1).scalar() == pytest.approx(0.1, abs=1e-6)
 
 
 def test_equal_sizes_and_exact_products_are_maml():

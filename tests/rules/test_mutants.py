@@ -11,7 +11,7 @@ from mutants.catalogue import HOMES, PAPERS, Mutant, applied, fault, listings, m
 LISTED = listings()
 MUTANTS = [m for each in LISTED.values() for m in each.mutants]
 BASELINES = [name for name in HOMES if name not in PAPERS]
-SHARED = {"posterity/core", "posterity/methods/_drift.py"}  # what several methods use
+SHARED = {"posterity/core", "posterity/methods/_drift.py", "posterity/methods/_meta.py"}  # what several methods use
 SHARED_FORMULAS = {  # of a paper, and of a kind of message or a likelihood that others use too
     "feddyn": ["(a): sign of the mean drift in w"],  # and of FedDC
     "fedbps": [
