@@ -94,8 +94,8 @@ def models(
 @app.command(help="Show how a federation is divided: samples and classes of every client.", rich_help_panel=LOOK)
 @with_flags({}, leave_out=("method", "model", "rounds", "local_epochs", "local_steps", "batch_size", "lr", "optimiser",
                            "participation", "min_count", "engine", "convolution", "onednn", "device", "dtype",
-                           "evaluate_every", "evaluate_clients", "newcomer_epochs", "keep", "metrics", "store",
-                           "memory"))  # fmt: skip
+                           "evaluate_every", "evaluate_clients", "evaluate_points", "newcomer_epochs", "keep",
+                           "metrics", "store", "memory"))  # fmt: skip
 def partition(**given: Any) -> None:
     config = read_config(given)
     from posterity.cli import listing

@@ -47,6 +47,7 @@ Together = Annotated[bool | None, typer.Option("--together/--apart", help="all s
 MACHINE = (
     "data_dir",
     "evaluate_every",
+    "evaluate_points",
     "engine",
     "convolution",
     "onednn",

@@ -79,6 +79,12 @@ class Config:
     evaluate_clients: str | None = hyper(
         None, "members that are evaluated: all, or a number (default: up to 2,000 drawn by the seed, at the end all)"
     )
+    evaluate_points: str = hyper(
+        "all",
+        "points that are scored: all, or the method's own alone (the others train all members)",
+        "",
+        ("all", "own"),
+    )
     newcomer_epochs: int = hyper(5, "epochs after which newcomers are scored, besides 0 and 1")
     keep: str = field(  # two runs that differ in it are the same run
         default="validated", compare=False,

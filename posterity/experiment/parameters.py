@@ -52,6 +52,7 @@ class SharedSettings(TypedDict, total=False):
     dtype: str
     evaluate_every: int | None
     evaluate_clients: str | None
+    evaluate_points: str
     newcomer_epochs: int
     keep: str
     metrics: str | None

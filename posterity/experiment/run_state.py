@@ -23,7 +23,7 @@ from posterity.experiment import kept_round, run_folder
 from posterity.experiment.chosen import Chosen
 from posterity.experiment.config import Config
 from posterity.experiment.result import Result
-from posterity.experiment.schedule import Schedule
+from posterity.experiment.schedule import Schedule, member_points, newcomer_epochs
 from posterity.experiment.scoring import Asked, ask_common, ask_members, ask_newcomers
 from posterity.experiment.setup import Setup, records_like
 from posterity.experiment.verify import Lines, check_state
@@ -85,12 +85,14 @@ class RunState:
         """What to score with the new state."""
         if not self.due(round):
             return []
-        sim, late = self.sim, (1, self.sim.method.adaptation, self.config.newcomer_epochs)
         members = self._ask_members(("received", "adapted"), round)
-        return [*members, *ask_newcomers(sim, late), *ask_common(sim)]
+        late = newcomer_epochs(self.config, self.sim.method)
+        return [*members, *ask_newcomers(self.sim, late), *ask_common(self.sim)]
 
     def _ask_members(self, points: tuple[str, ...], round: int) -> Iterator[Asked]:
-        return ask_members(self.sim, points, self.schedule.who(round), self.schedule.judges(round))
+        asked = member_points(self.config, self.sim.method)
+        some = tuple(point for point in points if point in asked)
+        return ask_members(self.sim, some, self.schedule.who(round), self.schedule.judges(round))
 
     def choose(self, round: int, scores: list[dict[str, Any]], before: bool) -> None:
         """Keep a round that was scored, if a selection rule has chosen it."""

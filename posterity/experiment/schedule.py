@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from posterity.core.protocol import Pass
+from posterity.core.protocol import Method, Pass
 from posterity.core.random import fold
 from posterity.core.tree import tree_leaves
 from posterity.engine.keys import EVALUATED
@@ -116,15 +116,29 @@ def cost_of_round(config: Config, sim: Simulation) -> float:
     return _passes(sim, sim.passes(), Participation.parse(config.participation).size(able)) + STEP
 
 
+def member_points(config: Config, method: Method) -> tuple[str, ...]:
+    """The points at which members are scored."""
+    return (method.scored,) if config.evaluate_points == "own" else ("received", "adapted", "trained")
+
+
+def newcomer_epochs(config: Config, method: Method) -> tuple[int, ...]:
+    """The epochs after which newcomers are scored; alone: as members are, or after most where members have trained."""
+    every = sorted({0, 1, method.adaptation, config.newcomer_epochs})
+    if config.evaluate_points == "all":
+        return tuple(every)
+    return ({"received": 0, "adapted": method.adaptation, "trained": every[-1]}[method.scored],)
+
+
 def cost_of_evaluation(config: Config, sim: Simulation, members: int) -> float:
-    """Seconds, about, of an evaluation of so many members and of all newcomers, at all points."""
+    """Seconds, about, of an evaluation of so many members and of all newcomers, at all points that are asked for."""
     late = sim.federation.clients - sim.federation.members
-    adaptation = sim.method.adaptation
-    work = _passes(sim, sim.passes(), members) + _passes(sim, sim.passes(adaptation), members)
-    points, lines = 3, 9 * (LINE + CLIENT * members)
+    asked = member_points(config, sim.method)
+    before = {"received": (), "adapted": sim.passes(sim.method.adaptation), "trained": sim.passes()}
+    points, lines = len(asked), 3 * len(asked) * (LINE + CLIENT * members)
+    work = sum(_passes(sim, before[point], members) for point in asked)
     work += points * _passes(sim, sim.prepare(), members)
     predicted = points * members
-    for epochs in sorted({0, 1, adaptation, config.newcomer_epochs}) if late else ():
+    for epochs in newcomer_epochs(config, sim.method) if late else ():
         work += _passes(sim, (*sim.passes(epochs), *sim.prepare()), late)
         lines += 3 * (LINE + CLIENT * late)
         predicted += late
@@ -159,4 +173,4 @@ def _row(sim: Simulation) -> float:
     return (2.0 * numbers + 8.0 * sim.sample) / FLOPS
 
 
-__all__ = ["Schedule", "cost_of_evaluation", "cost_of_round"]
+__all__ = ["Schedule", "cost_of_evaluation", "cost_of_round", "member_points", "newcomer_epochs"]

@@ -78,10 +78,10 @@ def ask_members(
 
 
 def ask_newcomers(sim: Simulation, epochs: tuple[int, ...]) -> Iterator[Asked]:
-    """Clients that the server has never met: as received, and after some epochs on their own data."""
+    """Clients that the server has never met, after some epochs on their own data; 0: as received."""
     federation = sim.federation
     late = torch.arange(federation.members, federation.clients, device=sim.root.device)
-    for each in (0, *sorted(set(epochs))) if len(late) else ():
+    for each in epochs if len(late) else ():
         yield Asked("newcomers", Question(late, _held(sim), "adapted" if each else "received", each, True))
 
 

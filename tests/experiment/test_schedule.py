@@ -164,3 +164,35 @@ def test_as_many_clients_as_asked_for(few, sampled):
     found = Schedule.of(replace(CONFIG, evaluate_clients=few, evaluate_every=1), sim)
     assert (0 if found.sample is None else len(set(found.sample.tolist()))) == sampled
     assert found.who(CONFIG.rounds) is found.sample  # also at the end
+
+
+@pytest.mark.parametrize(
+    ("method", "members", "late"),
+    [("fedavg", ("received", 0), ("received", 0)), ("reptile", ("adapted", 1), ("adapted", 1)),
+     ("local", ("trained", 0), ("adapted", 4))],
+)  # fmt: skip
+def test_a_methods_own_point_alone_has_the_same_scores(method, members, late):
+    """And the same rounds are chosen: questions leave no trace."""
+    setting = {**QUICK, "method": method, "dataset": "digits", "subset": "20%", "clients": 5, "newcomers": "2"}
+    every, own = (posterity.run(**setting, newcomer_epochs=4, evaluate_points=p) for p in ("all", "own"))
+    kept = {"members": members, "newcomers": late}
+    scored = [line for line in every.lines if line["kind"] == "score"]
+    expected = [line for line in scored if (line["point"], line["epochs"]) == kept[line["group"]]]
+    assert [line for line in own.lines if line["kind"] == "score"] == expected
+    assert 0 < len(expected) < len(scored)
+    assert own.metric("accuracy") == every.metric("accuracy")
+
+
+def test_what_is_not_asked_costs_nothing():
+    """The others train all members: with own points alone rounds are evaluated more often."""
+    sim = sim_of((60,) * 40, local_epochs=5)
+    costs = [cost_of_evaluation(replace(CONFIG, evaluate_points=p), sim, 40) for p in ("all", "own")]
+    assert costs[1] < costs[0] / 5
+    config = replace(CONFIG, participation="2")
+    every = [Schedule.of(replace(config, evaluate_points=p), sim).every for p in ("all", "own")]
+    assert every[1] < every[0]
+
+
+def test_points_that_are_unknown_are_refused():
+    with pytest.raises(ValueError, match="evaluate_points = 'some' is unknown: possible: all, own"):
+        Config(evaluate_points="some")
