@@ -243,6 +243,24 @@ def _stored(table, section):
     return found
 
 
+def test_beta_and_the_width_of_the_layer():
+    found: dict[tuple[int, float | None], dict[int, float]] = {}
+    for run in load_runs(RAW / "metavd-width.jsonl.gz"):
+        scores = run.index["test", "adapted", 1, "members"]
+        assert sorted(scores) == list(range(15, 151, 15))
+        mean = 100 * fmean(score.value("accuracy", "train_weighted") for score in scores.values())
+        weights = 8 * int(run.config["set"]["model.width"]) ** 2
+        found.setdefault((weights, run.fields.get("beta")), {})[run.seed] = mean
+    assert len(found) == 6
+    for (weights, beta), values in found.items():
+        host = found[weights, None]
+        shown = cells(METAVD, f"{'Reptile' if beta is None else f'β = {beta:g}'}, K = {weights:,}")
+        assert shown[1] == ("" if beta is None else f"{beta * 2048 / weights:g}")
+        assert shown[2] == f"{fmean(values.values()):.1f} ± {stdev(values.values()):.1f}"
+        gaps = ", ".join(f"{values[seed] - host[seed]:+.1f}".replace("-", "−") for seed in (0, 1, 2))
+        assert shown[3] == ("" if beta is None else gaps)
+
+
 def test_beta_with_the_independent_test_split():
     (found,) = headline(load_runs(RAW / "metavd-independent.jsonl.gz"))
     page = (ROOT / METAVD).read_text(encoding="utf-8").replace("\n", " ")
