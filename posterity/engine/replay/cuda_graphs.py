@@ -57,8 +57,8 @@ def take_steps(
 ) -> Carry:
     """All steps of a pass; a first step that begins what is kept, or that idle clients must not take, is by itself.
 
-    Whether it begins something is seen by taking it, once a process; if it does not, that step is taken again with the
-    others: what is compiled rounds otherwise, and a resumed run must have the bits of one that was not interrupted.
+    Whether it begins something is seen by taking it, once for each shape; if it does not, that step is taken again with
+    the others: what is compiled rounds otherwise, and a resumed run must have the bits of one that was not interrupted.
     `lay` makes what is captured for a number of clients; if not given, `body`.
     """
     active, empty, clients = plan.active(), plan.idle(), len(here.client)
