@@ -207,9 +207,51 @@ def test_metavds_table_8_over_all_scored_rounds(alpha):
         low, high = sorted(-100 * x for x in pair.interval)
         assert shown[4] == told(-100 * pair.difference, (low, high))
         assert f"p = {shown[5]}" == verdict.p_value(pair.holm)
+    if alpha == "α=0.5":
+        slow, fast = ([_part(runs[folder, name], part) for part in (slice(10), slice(15, 20))]
+                      for name in (TABLE_8[alpha][1], TABLE_8[alpha][0]))  # fmt: skip
+        told_so = f"first ten scored rounds {slow[0]} and {fast[0]} %, last five {slow[1]} and {fast[1]}"
+        assert told_so in (ROOT / METAVD).read_text(encoding="utf-8")
     if alpha == "α=0.1":  # "with every seed"
         for host, name in ((0, 4), (5, 6), (9, 10)):
             assert all(b.value < a.value for a, b in zip(samples[host].values(), samples[name].values(), strict=True))
+
+
+def _part(runs, part):
+    """The mean over some of the scored rounds, and over seeds."""
+    seeds = [[score.value("accuracy", "train_weighted") for _, score in sorted(
+        run.index["test", run.scored, int(run.scored == "adapted"), "members"].items())] for run in runs]  # fmt: skip
+    return f"{100 * fmean(fmean(values[part]) for values in seeds):.1f}"
+
+
+def test_what_runs_of_metavds_table_8_took():
+    """All seconds, those of rounds longer than 3 s, and the mean of the others; a line has a seed's third of them."""
+    recipe, page = find("M-T8"), "docs/results/speed.md"
+    runs = gather(recipe, load_runs(RAW / "M-T8.jsonl.gz")).runs
+    rows = {
+        "FedAvg": "FedAvg", "Reptile": "Reptile", "Reptile+MetaVD, β = 10": "Reptile+MetaVD (released defaults)",
+        "Per-FedAvg": "PerFedAvg (clients count once, parts not clipped)",
+        "Per-FedAvg+MetaVD": "PerFedAvg+MetaVD (released defaults, clients count once, parts not clipped)",
+    }  # fmt: skip
+    (folder, late) = ({cell.name: cell.folder for cell in recipe.cells}[f"{a} Test"] for a in ("α=0.1", "α=0.5"))
+    lines = (ROOT / page).read_text(encoding="utf-8").partition("### What runs of M-T8 took")[2]
+    for shown, name in rows.items():
+        row = next(line for line in lines.splitlines() if line.startswith(f"| {shown} |"))
+        whole, count, long, middle = _seconds(runs[folder, name])
+        assert row == f"| {shown} | {whole:,.0f} | {count} | {long:,.0f} | {middle:.2f} |"
+    again, maml = (_seconds(runs[folder, name]) for name in ("PerFedAvg+MetaVD (released defaults)", "MAML"))
+    assert f"Per-FedAvg+MetaVD {again[0]:,.0f} s, of which {again[2]:.0f} in {again[1]} long rounds" in lines
+    assert f"MAML {maml[0]:,.0f} and {maml[2]:.0f}" in lines
+    names = ("FedAvg", "Reptile", "FedAvg+MetaVD (released defaults)", "Reptile+MetaVD (released defaults)")
+    alone, *others = (_seconds(runs[late, name]) for name in names)
+    assert (f"FedAvg {alone[0]:.0f} s (nearly alone at last: {alone[3]:.2f} s a round), Reptile {others[0][0]:.0f}, "
+            f"FedAvg+MetaVD {others[1][0]:.0f}, Reptile+MetaVD {others[2][0]:,.0f}") in lines  # fmt: skip
+
+
+def _seconds(runs):
+    spent = [3 * each.seconds for each in runs[0].rounds]
+    long = [each for each in spent if each > 3]
+    return sum(spent), len(long), sum(long), fmean(each for each in spent if each <= 3)
 
 
 def _table_8(runs):
