@@ -215,8 +215,7 @@ class FedBE(Method):
         tool = SGD(self.server_lr, self.server_momentum, self.server_weight_decay)
         student = {n: mean[n] for n in trainable(mean, model)}
         state, kept = tool.open(student), list[Params]()
-        for step in range(self.server_steps):
-            rows = self.batch(step, len(public), key)
+        for step, rows in enumerate(self.batches(len(public), key)):
             student, state = tool.update(grad(divergence)(student, rows), state, student)
             if self.averages(step):
                 kept.append(student)
@@ -224,12 +223,11 @@ class FedBE(Method):
         average = {n: torch.stack([some[n] for some in kept]).mean(0) for n in student}  # (f)
         return {**mean, **average}
 
-    def batch(self, step: int, rows: int, key: Tensor) -> Tensor:
-        """Which public rows a step sees: every epoch has an order of its own, its last batch may be smaller."""
+    def batches(self, rows: int, key: Tensor) -> list[Tensor]:
+        """Which public rows each step sees: every epoch has an order of its own, its last batch may be smaller."""
         per = -(-rows // self.server_batch)
-        order = permutation(fold(key, step // per), rows)
-        first = step % per * self.server_batch
-        return order[first : first + self.server_batch]
+        orders = (permutation(fold(key, epoch), rows) for epoch in range(-(-self.server_steps // per)))
+        return [some for order in orders for some in torch.split(order, self.server_batch)][: self.server_steps]
 
     def averages(self, step: int) -> bool:
         """Whether the student after this step (from 0) is one of those averaged."""

@@ -133,6 +133,20 @@ def test_compiled_steps_equal_stacked_ones(method, exact, monkeypatch):
         torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12)
 
 
+@pytest.mark.parametrize(("reserved", "calls"), [(2**33, 1), (0, 0)])
+def test_what_captures_warmed_up_with_is_given_back_once_they_are_made(reserved, calls, monkeypatch):
+    """Beyond --memory it went to no other program: one with 14 GB held 42. Later rounds capture nothing."""
+    monkeypatch.setattr(cuda_graphs, "capture", lambda traces, body: body)
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: reserved)
+    given = []
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: given.append(1))
+    sim = _simulation("fedavg")
+    state, store = first_state(sim), Memory(sim.federation.clients)
+    for number in (1, 2, 3):
+        state, _ = train_round(sim, _engine(on_gpu), state, store, SMALL, number, 3)
+        assert len(given) == calls
+
+
 def test_a_resumed_run_has_the_same_bits(monkeypatch):
     """What is compiled rounds otherwise than what is called, so a new process must compile what the old one did."""
     monkeypatch.setattr(cuda_graphs, "capture", lambda traces, body: body)

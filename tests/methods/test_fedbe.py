@@ -49,13 +49,14 @@ def test_teachers_and_their_target():
 
 # --- the student ------------------------------------------------------------------------------------------------------
 def test_batches_go_through_all_rows():
-    method, key = FedBE(server_batch=4), make_key(0)
-    seen = [method.batch(step, 10, key) for step in range(6)]
+    method, key = FedBE(server_batch=4, server_steps=6), make_key(0)
+    seen = method.batches(10, key)
     assert [len(rows) for rows in seen] == [4, 4, 2, 4, 4, 2]
     for epoch in (0, 3):
         assert torch.cat(seen[epoch : epoch + 3]).sort().values.tolist() == list(range(10))
     assert torch.cat(seen[:3]).tolist() != torch.cat(seen[3:]).tolist()
     assert torch.cat(seen[:3]).tolist() == permutation(fold(key, 0), 10).tolist()
+    assert [len(rows) for rows in replace(method, server_steps=4).batches(10, key)] == [4, 4, 2, 4]
 
 
 @pytest.mark.parametrize(
@@ -82,8 +83,7 @@ def test_distillation_by_hand(start):
     method = FedBE(server_steps=4, server_batch=4, server_lr=0.2, swa_start=start, swa_every=1)
     leaves = {n: p.clone().requires_grad_(n in model.trainable) for n, p in mean.items()}
     tool, kept = torch.optim.SGD(leaves.values(), 0.2, momentum=0.9, weight_decay=1e-5), []
-    for step in range(4):
-        rows = method.batch(step, len(x), make_key(7))
+    for rows in method.batches(len(x), make_key(7)):
         tool.zero_grad()
         loss = torch.nn.functional.cross_entropy(model(leaves, x[rows])[0], target[rows])
         for leaf, slope in zip(leaves.values(), torch.autograd.grad(loss, list(leaves.values())), strict=True):

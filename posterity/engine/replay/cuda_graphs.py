@@ -17,7 +17,7 @@ from posterity.core.tree import Tree, tree_leaves, tree_map, tree_rows
 from posterity.engine.batches import BatchPlan, bucket
 from posterity.engine.simulation import PER_CLIENT, Simulation, solid
 from posterity.engine.stacked import step_keys_of, unmoved
-from posterity.engine.tracing.trace import WARM, Same, TraceCache, capture, fill, play, shape_of
+from posterity.engine.tracing.trace import WARM, Same, TraceCache, capture, fill, give_back, play, shape_of
 
 EXACT = 320  # up to so many clients a graph is captured for every number of them
 TABLE = 2**24  # entries of the table of rows
@@ -73,10 +73,12 @@ def take_steps(
         return carry
     static = _static_buffers(sim.traces, each, carry, here, plan, max(active))
     sizes = [_size(a, static.rows.shape[1]) for a in active]
-    for size in sorted(set(sizes[first:]), reverse=True):  # smaller ones then find room in the memory of larger ones
-        if size not in static.graphs:
-            static.slot.zero_()
-            static.graphs[size] = capture(sim.traces, (lay or body)(sim, each, here, static, size, make))
+    new = sorted(set(sizes[first:]) - static.graphs.keys(), reverse=True)
+    for size in new:  # smaller ones find room in the memory of larger ones
+        static.slot.zero_()
+        static.graphs[size] = capture(sim.traces, (lay or body)(sim, each, here, static, size, make))
+    if new:
+        give_back(sim.traces)
     _fill(static, carry, here)
     length = len(static.rows)
     for begin in range(first, len(active), length):
