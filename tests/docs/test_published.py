@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 from statistics import fmean, stdev
 
@@ -15,6 +16,13 @@ from posterity.reproduce.recipe import find
 
 ROOT = Path(__file__).parents[2]
 RAW = ROOT / "docs" / "results" / "raw"
+
+
+@cache
+def runs_of(table: str, *files: str):
+    """The recipe, and by column and row the runs in these files, which the table shows."""
+    recipe = find(table)
+    return recipe, gather(recipe, [run for each in files for run in load_runs(RAW / f"{each}.jsonl.gz")]).runs
 
 
 def row(page: str, first: str) -> str:
@@ -183,7 +191,9 @@ TABLE_8 = {
     "α=0.1": ("FedAvg", "FedAvg+FT", "FedProx", "FedProx (µ = 0.01)", "FedAvg+MetaVD (released defaults)", "Reptile",
               "Reptile+MetaVD (released defaults)", "Reptile+MetaVD (β = 1, our default)", "MAML",
               "PerFedAvg (HF-MAML)", "PerFedAvg+MetaVD (released defaults)"),
-    "α=0.5": ("FedAvg", "FedAvg+MetaVD (released defaults)", "Reptile", "Reptile+MetaVD (released defaults)"),
+    "α=0.5": ("FedAvg", "FedAvg+FT", "FedProx", "FedAvg+MetaVD (released defaults)", "Reptile",
+              "Reptile+MetaVD (released defaults)", "MAML", "MAML+MetaVD (released defaults)", "PerFedAvg (HF-MAML)",
+              "PerFedAvg+MetaVD (released defaults)"),
 }  # fmt: skip
 HOSTS = ("FedAvg", "Reptile", "MAML", "PerFedAvg (HF-MAML)")
 
@@ -191,8 +201,7 @@ HOSTS = ("FedAvg", "Reptile", "MAML", "PerFedAvg (HF-MAML)")
 @pytest.mark.parametrize("alpha", TABLE_8)
 def test_metavds_table_8_over_all_scored_rounds(alpha):
     """Each row, and its difference from the host above it."""
-    recipe = find("M-T8")
-    runs = gather(recipe, load_runs(RAW / "M-T8.jsonl.gz")).runs
+    recipe, runs = runs_of("M-T8", "M-T8")
     (folder,) = (cell.folder for cell in recipe.cells if cell.name == f"{alpha} Test")
     samples = [_table_8(runs[folder, name]) for name in TABLE_8[alpha]]
     pairs, host = compare_all(samples), 0
@@ -209,7 +218,7 @@ def test_metavds_table_8_over_all_scored_rounds(alpha):
         assert f"p = {shown[5]}" == verdict.p_value(pair.holm)
     if alpha == "α=0.5":
         slow, fast = ([_part(runs[folder, name], part) for part in (slice(10), slice(15, 20))]
-                      for name in (TABLE_8[alpha][1], TABLE_8[alpha][0]))  # fmt: skip
+                      for name in (TABLE_8[alpha][3], TABLE_8[alpha][0]))  # fmt: skip
         told_so = f"first ten scored rounds {slow[0]} and {fast[0]} %, last five {slow[1]} and {fast[1]}"
         assert told_so in (ROOT / METAVD).read_text(encoding="utf-8")
     if alpha == "α=0.1":  # "with every seed"
@@ -226,8 +235,7 @@ def _part(runs, part):
 
 def test_what_runs_of_metavds_table_8_took():
     """All seconds, those of rounds longer than 3 s, and the mean of the others; a line has a seed's third of them."""
-    recipe, page = find("M-T8"), "docs/results/speed.md"
-    runs = gather(recipe, load_runs(RAW / "M-T8.jsonl.gz")).runs
+    (recipe, runs), page = runs_of("M-T8", "M-T8"), "docs/results/speed.md"
     rows = {
         "FedAvg": "FedAvg", "Reptile": "Reptile", "Reptile+MetaVD, β = 10": "Reptile+MetaVD (released defaults)",
         "Per-FedAvg": "PerFedAvg (clients count once, parts not clipped)",
@@ -246,6 +254,13 @@ def test_what_runs_of_metavds_table_8_took():
     alone, *others = (_seconds(runs[late, name]) for name in names)
     assert (f"FedAvg {alone[0]:.0f} s (nearly alone at last: {alone[3]:.2f} s a round), Reptile {others[0][0]:.0f}, "
             f"FedAvg+MetaVD {others[1][0]:.0f}, Reptile+MetaVD {others[2][0]:,.0f}") in lines  # fmt: skip
+    names = ("FedAvg+FT", "FedProx", "MAML", "MAML+MetaVD (released defaults)", "PerFedAvg+MetaVD (released defaults)")
+    third = [_seconds(runs[late, name])[0] for name in (*names, "PerFedAvg (HF-MAML)")]
+    assert ("FedAvg+FT {:.0f} s, FedProx {:.0f}, MAML {:.0f}, MAML+MetaVD {:.0f}, Per-FedAvg+MetaVD {:.0f}, "
+            "Per-FedAvg {:,.0f}").format(*third) in lines  # fmt: skip
+    again = [3 * each.seconds for each in runs[late, "PerFedAvg (HF-MAML)"][0].rounds[1:] if 3 * each.seconds > 20]
+    lasted = f"{min(again):.0f} to {max(again):.0f} s ({sum(again):.0f} s of its {third[-1]:,.0f})"
+    assert f"in {len(again)} rounds of {lasted}" in lines
 
 
 def _seconds(runs):
@@ -283,6 +298,36 @@ def _stored(table, section):
             first, *rest = (cell.strip() for cell in line.strip("|").split("|"))
             found[first] = rest[:2]
     return found
+
+
+TABLE_16 = {"FedAvg+SNIP": "FedAvg", "Reptile+SNIP": "Reptile",
+            "Reptile+MetaVD+DP (released defaults)": "Reptile+MetaVD (released defaults)"}  # fmt: skip
+"""Its rows, and whom each is held against."""
+
+
+def test_metavds_table_16():
+    """Each row against its host in Table 8, over all scored rounds; and what is gone of the layer."""
+    (tables, hosts), (recipe, runs) = runs_of("M-T8", "M-T8"), runs_of("M-T16", "M-T16")
+    shown = [line for line in (ROOT / METAVD).read_text(encoding="utf-8").splitlines() if ", Table 16 |" in line]
+    assert len(shown) == sum(1 for (folder, name) in runs) == 5
+    for alpha in ("α=0.1", "α=0.5"):
+        stored = [_stored(table, f"{alpha} {what}") for table, what in (("M-T8", "Test"), ("M-T16", "Test"))]
+        gone = _stored("M-T16", f"{alpha} Sparsity")
+        places = [next(c.folder for c in each.cells if c.name == f"{alpha} Test") for each in (tables, recipe)]
+        for name, host in TABLE_16.items():
+            if (places[1], name) not in runs:
+                continue
+            pair = compare_all([_table_8(hosts[places[0], host]), _table_8(runs[places[1], name])])[0, 1]
+            low, high = sorted(-100 * x for x in pair.interval)
+            (paper, ours), (paper_host, our_host) = stored[1][name], stored[0][host]
+            row = [paper, paper_host, ours, our_host, told(-100 * pair.difference, (low, high)), *gone[name]]
+            assert cells(METAVD, f"{name}, {alpha}, Table 16")[1:] == row
+    dropped, reptile = (_table_8(each[next(c.folder for c in r.cells if c.name == "α=0.1 Test"), name])
+                        for r, each, name in ((recipe, runs, list(TABLE_16)[-1]), (tables, hosts, "Reptile")))  # fmt: skip
+    pair = compare_all([reptile, dropped])[0, 1]
+    low, high = (100 * x for x in pair.interval)
+    said = f"Reptile, which is {100 * pair.difference:.1f} points ({low:.1f} to {high:.1f}) ahead"
+    assert said in (ROOT / METAVD).read_text(encoding="utf-8")
 
 
 def test_beta_and_the_width_of_the_layer():

@@ -17,7 +17,7 @@ from posterity.core.tree import Tree, tree_leaves, tree_map, tree_rows
 from posterity.engine.batches import BatchPlan, bucket
 from posterity.engine.simulation import PER_CLIENT, Simulation, solid
 from posterity.engine.stacked import step_keys_of, unmoved
-from posterity.engine.tracing.trace import WARM, Same, TraceCache, capture, fill, give_back, play, shape_of
+from posterity.engine.tracing.trace import WARM, Same, TraceCache, capture, fill, play, shape_of
 
 EXACT = 320  # up to so many clients a graph is captured for every number of them
 TABLE = 2**24  # entries of the table of rows
@@ -78,7 +78,7 @@ def take_steps(
         static.slot.zero_()
         static.graphs[size] = capture(sim.traces, (lay or body)(sim, each, here, static, size, make))
     if new:
-        give_back(sim.traces)
+        _give_back(sim.traces)
     _fill(static, carry, here)
     length = len(static.rows)
     for begin in range(first, len(active), length):
@@ -87,6 +87,12 @@ def take_steps(
         for size in sizes[begin:end]:
             static.graphs[size]()
     return tree_map(lambda leaf: leaf[:clients].clone(), static.carry)  # the places will be used again
+
+
+def _give_back(traces: TraceCache) -> None:
+    """Hand the device what captures took to warm up, if it is beyond what is allowed: another program may need it."""
+    if traces.captures.allowed is not None and torch.cuda.memory_reserved() > 2 * traces.captures.allowed:
+        torch.cuda.empty_cache()
 
 
 def _size(active: int, most: int) -> int:

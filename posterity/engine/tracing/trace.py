@@ -247,12 +247,6 @@ def capture(traces: TraceCache, body: Callable[[], Any]) -> Callable[[], None]:
     return graph.replay
 
 
-def give_back(traces: TraceCache) -> None:
-    """Hand the device what captures took to warm up, if it is beyond what is allowed: another program may need it."""
-    if traces.captures.allowed is not None and torch.cuda.memory_reserved() > 2 * traces.captures.allowed:
-        torch.cuda.empty_cache()
-
-
 def capture_call(traces: TraceCache, function: Play, *trees: Tree) -> Play:
     """`function` as a CUDA graph between fixed inputs and outputs, which are copied in and out."""
     inputs = [leaf.clone() for leaf in tree_leaves(trees)]
@@ -295,7 +289,6 @@ __all__ = [
     "capture",
     "compile_flat",
     "fill",
-    "give_back",
     "play",
     "send",
     "shape_of",
