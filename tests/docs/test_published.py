@@ -10,6 +10,7 @@ import pytest
 
 from posterity.evaluate.paired import Sample, compare_all
 from posterity.report import Row, complete, headline, load_runs, main_comparison, verdict
+from posterity.report.logs import read_packed
 from posterity.report.summary import by_point, newcomers
 from posterity.reproduce.gather import gather
 from posterity.reproduce.recipe import find
@@ -322,9 +323,8 @@ def test_metavds_table_16():
             (paper, ours), (paper_host, our_host) = stored[1][name], stored[0][host]
             row = [paper, paper_host, ours, our_host, told(-100 * pair.difference, (low, high)), *gone[name]]
             assert cells(METAVD, f"{name}, {alpha}, Table 16")[1:] == row
-    dropped, reptile = (_table_8(each[next(c.folder for c in r.cells if c.name == "α=0.1 Test"), name])
-                        for r, each, name in ((recipe, runs, list(TABLE_16)[-1]), (tables, hosts, "Reptile")))  # fmt: skip
-    pair = compare_all([reptile, dropped])[0, 1]
+    (first, late) = (next(c.folder for c in each.cells if c.name == "α=0.1 Test") for each in (tables, recipe))
+    pair = compare_all([_table_8(hosts[first, "Reptile"]), _table_8(runs[late, list(TABLE_16)[-1]])])[0, 1]
     low, high = (100 * x for x in pair.interval)
     said = f"Reptile, which is {100 * pair.difference:.1f} points ({low:.1f} to {high:.1f}) ahead"
     assert said in (ROOT / METAVD).read_text(encoding="utf-8")
@@ -410,7 +410,7 @@ def test_digits_with_ten_seeds():
 
 @pytest.mark.parametrize("path", sorted(RAW.glob("*.jsonl.gz")), ids=lambda p: p.name)
 def test_raw_metrics_name_their_commit(path):
-    assert all(run.facts["commit"] for run in load_runs(path))
+    assert all(log.facts["commit"] for log in read_packed(path))
 
 
 @pytest.mark.everything
