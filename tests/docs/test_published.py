@@ -348,6 +348,29 @@ def test_beta_and_the_width_of_the_layer():
         assert shown[3] == ("" if beta is None else gaps)
 
 
+def test_beta_and_the_step_size():
+    """Per-FedAvg on digits: mean of the scored rounds, minus its host by seed, dropout rate at the end."""
+    found: dict[tuple[str, float | None], list] = {}
+    for run in sorted(load_runs(RAW / "metavd-step.jsonl.gz"), key=lambda run: run.seed):
+        scores = run.index["test", "adapted", 1, "members"]
+        assert sorted(scores) == list(range(15, 151, 15))
+        mean = 100 * fmean(score.value("accuracy", "train_weighted") for score in scores.values())
+        key = (run.config["set"]["local.lr"], run.fields.get("beta"))
+        found.setdefault(key, []).append((mean, run.rounds[-1].report.get("dropout_rate")))
+    assert len(found) == 6
+    for (step, beta), seeds in found.items():
+        assert len(seeds) == 3
+        shown = cells(METAVD, f"{'Per-FedAvg' if beta is None else f'β = {beta:g}'}, steps of {step}")
+        mean, gaps, rate = shown[1:]
+        assert mean == f"{fmean(s[0] for s in seeds):.1f} ± {stdev(s[0] for s in seeds):.1f}"
+        if beta is None:
+            assert [gaps, rate] == ["", ""]
+            continue
+        pairs = zip(seeds, found[step, None], strict=True)
+        assert gaps == ", ".join(f"{a[0] - b[0]:+.1f}".replace("-", "−") for a, b in pairs)
+        assert rate == f"{fmean(s[1] for s in seeds):.2f}"
+
+
 def test_beta_with_the_independent_test_split():
     (found,) = headline(load_runs(RAW / "metavd-independent.jsonl.gz"))
     page = (ROOT / METAVD).read_text(encoding="utf-8").replace("\n", " ")
