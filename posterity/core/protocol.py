@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Literal, Protocol, cast
+from typing import Any, ClassVar, Literal, Protocol, cast, get_args
 
 from torch import Tensor
 
@@ -30,6 +30,7 @@ Shared = Any
 Own = Any
 Personal = Any
 Point = Literal["received", "adapted", "trained"]
+POINTS: tuple[Point, ...] = get_args(Point)
 
 
 @record

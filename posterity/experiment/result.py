@@ -10,13 +10,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from posterity.core.hyperparameters import nearest
-from posterity.core.protocol import Point
+from posterity.core.protocol import POINTS
 from posterity.core.tree import Tree
 from posterity.data.federation import Federation
 from posterity.data.preprocess import Preprocessing
@@ -214,8 +214,8 @@ class Result:
         sim, index, delivery = self.setup.sim, self._client(client), self.delivered(show)
         if delivery.note:
             warnings.warn(delivery.note, stacklevel=2)
-        if point not in (None, "received", "adapted", "trained"):
-            raise ValueError(f"there is no evaluation point {point!r}: {nearest(point, get_args(Point))}")
+        if point is not None and point not in POINTS:
+            raise ValueError(f"there is no evaluation point {point!r}: {nearest(point, POINTS)}")
         if delivery.point == "trained" and point in ("received", "adapted") and index < sim.federation.members:
             if delivery.round != self.round:
                 raise ValueError(f"this run keeps the models of round {delivery.round} at the point 'trained' only, "

@@ -11,12 +11,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import get_args
 
 import torch
 from torch import Tensor
 
-from posterity.core.protocol import Method, Pass, Point
+from posterity.core.protocol import POINTS, Method, Pass
 from posterity.core.random import fold
 from posterity.core.tree import tree_leaves
 from posterity.engine.keys import EVALUATED
@@ -119,7 +118,7 @@ def cost_of_round(config: Config, sim: Simulation) -> float:
 
 def member_points(config: Config, method: Method) -> tuple[str, ...]:
     """The points at which members are scored."""
-    return (method.scored,) if config.evaluate_points == "own" else get_args(Point)
+    return (method.scored,) if config.evaluate_points == "own" else POINTS
 
 
 def newcomer_epochs(config: Config, method: Method) -> tuple[int, ...]:

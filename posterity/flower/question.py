@@ -11,10 +11,10 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from posterity.core.codec import CodecError
+from posterity.core.protocol import POINTS
 from posterity.flower.agreement import MOST, SampleKind
 
 EvaluationPoint = tuple[str, int, int]  # point, round, epochs
-POINTS = ("received", "adapted", "trained")
 ASKS = ("visit", "leave")
 LONGEST = 64  # points that are scored at once
 

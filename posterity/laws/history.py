@@ -21,7 +21,6 @@ from posterity.engine.simulation import Simulation
 from posterity.engine.store import Memory
 from posterity.laws.case import COHORTS, SCORED, Case
 
-POINTS = ("received", "adapted", "trained")
 Change = Callable[[Tensor, Message, Personal], tuple[Message, Personal]]
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from posterity.core.messages import fold_stack
-from posterity.core.protocol import Batch
+from posterity.core.protocol import POINTS, Batch
 from posterity.core.tree import Tree, tree_bytes, tree_named, tree_rows
 from posterity.core.wrapper import Wrapper
 from posterity.engine.batches import BuildBatch, build_batch
@@ -19,7 +19,7 @@ from posterity.engine.tracing.trace import TraceCache
 from posterity.laws.assertions import assert_close
 from posterity.laws.case import COHORTS, Case, renumbered, some_order
 from posterity.laws.draws import keys_of_run
-from posterity.laws.history import POINTS, RoundHistory, history, one_round, outputs, run
+from posterity.laws.history import RoundHistory, history, one_round, outputs, run
 from posterity.laws.law import law
 
 HUGE = 1e4

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, is_dataclass, replace
-from typing import Any, get_args
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from posterity.core.outside import is_yours, place_of, place_of_class, place_of_function, told
-from posterity.core.protocol import Carry, Method, Pass, Point
+from posterity.core.protocol import POINTS, Carry, Method, Pass
 from posterity.core.tree import is_registered, tree_named
 from posterity.core.wrapper import Wrapper
 from posterity.engine.loop import ORACLE
@@ -211,8 +211,8 @@ def law_runs(case: Case) -> None:
         raise Broken(f"{whose} does not write {', '.join(missing)}; a method writes {', '.join(WRITTEN)}")
     if missing := [n for n in SAID if not isinstance(getattr(case.method, n, None), str)]:
         raise Broken(f"{whose} does not say {', '.join(missing)}; expected texts: label: ClassVar[str] = …")
-    if case.method.scored not in get_args(Point):
-        raise Broken(f"{whose}: scored is {case.method.scored!r}; expected {', '.join(get_args(Point))}")
+    if case.method.scored not in POINTS:
+        raise Broken(f"{whose}: scored is {case.method.scored!r}; expected {', '.join(POINTS)}")
     try:
         _go(case)
     except Broken:

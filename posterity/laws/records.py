@@ -9,7 +9,7 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from posterity.core.messages import Message, Rows
-from posterity.core.protocol import Personal
+from posterity.core.protocol import POINTS, Personal
 from posterity.core.tree import Tree, tree_filled, tree_leaves, tree_map, tree_named, tree_rows
 from posterity.data.federation import Federation
 from posterity.engine.blocks import meet
@@ -18,7 +18,7 @@ from posterity.engine.round import first_state
 from posterity.engine.store import Memory
 from posterity.laws.assertions import Broken, assert_close, assert_same_bits, shapes
 from posterity.laws.case import COHORTS, Case
-from posterity.laws.history import POINTS, Change, RoundHistory, copied, history, one_round, outputs, run
+from posterity.laws.history import Change, RoundHistory, copied, history, one_round, outputs, run
 from posterity.laws.law import law
 from posterity.laws.purity import snapshot, unchanged
 

@@ -17,7 +17,7 @@ from typing import Any
 from posterity.evaluate.client_scores import stored
 from posterity.report.logs import ReportError, RunLog, find_runs, read_log, read_packed
 
-POINTS = ("received", "adapted", "trained")
+POINTS = ("received", "adapted", "trained")  # the protocol's; its file imports PyTorch, and a report needs none
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 from handmade import edited, everywhere, run_of, scored, trained
 
-from posterity.report import headline, load_runs
+from posterity.core.protocol import POINTS
+from posterity.report import headline, load_runs, read_runs
 
 
 def test_of_two_lines_about_the_same_the_later_counts(tmp_path: Path) -> None:
@@ -16,6 +17,10 @@ def test_of_two_lines_about_the_same_the_later_counts(tmp_path: Path) -> None:
     (run,) = load_runs(tmp_path)
     assert [(r.round, r.bytes_up) for r in run.rounds] == [(1, 9.0), (2, 2.0)]
     assert {score.value("accuracy") for score in run.scores} == {0.7}
+
+
+def test_a_report_knows_the_protocols_points() -> None:
+    assert read_runs.POINTS == POINTS
 
 
 def test_seeds_are_in_numerical_order(tmp_path: Path) -> None:
