@@ -19,7 +19,7 @@ from posterity.reproduce.cells import PAGE, RunRequest, check_place, run_cells
 from posterity.reproduce.elsewhere import without_recipe
 from posterity.reproduce.gather import Gathered, gather, other_size, read_places
 from posterity.reproduce.order import order
-from posterity.reproduce.page import SECONDS, markdown
+from posterity.reproduce.page import HEADS, SECONDS, markdown
 from posterity.reproduce.recipe import Recipe, RecipeCell, find, recipes
 
 
@@ -115,7 +115,7 @@ def show_table(recipe: Recipe, found: Gathered) -> None:
 
 
 def _terminal(cell: RecipeCell, found: Sequence[Entry]) -> Table:
-    heads = ("Method", "paper", *("best round" if rule == "paper" else rule for rule in RULES), "seeds",
+    heads = ("Method", "paper", *(HEADS[rule] for rule in RULES), "seeds",
              f"{found[-1].line.name} less it")  # fmt: skip
     timed = any(each.seconds for each in found)
     table = Table(*heads, *([SECONDS] if timed else []), title=cell.name, title_justify="left")

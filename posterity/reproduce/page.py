@@ -4,24 +4,36 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from posterity.report import RULES as MEANINGS
 from posterity.reproduce.beside import RULES, Entry, entries, gap
 from posterity.reproduce.gather import Gathered, other_size
 from posterity.reproduce.order import order
 from posterity.reproduce.recipe import Recipe
 
 SECONDS = "s a round"
+HEADS = {"validated": "validated", "paper": "best round", "last": "last"}
 
 
 def markdown(recipe: Recipe, found: Gathered) -> str:
     """The whole table."""
     pieces = [f"## {recipe.id}: {recipe.paper}, {recipe.title}", _listed("Left open by the paper", recipe.open)]
     run = [cell for cell in recipe.cells if found.of(cell)]
-    for cell in run:
-        each = entries(recipe, cell, found)
+    made = [entries(recipe, cell, found) for cell in run]
+    pieces.append(_legend([entry for each in made for entry in each]))
+    for cell, each in zip(run, made, strict=True):
         pieces += [f"### {cell.name}", other_size(recipe, cell, found.of(cell)), _table(each), order(each)]
     pieces.append(_listed("Not yet run", [cell.name for cell in recipe.cells if cell not in run]))
     pieces.append(_listed("About the runs", found.remarks))
     return "\n\n".join(piece for piece in pieces if piece) + "\n"
+
+
+def _legend(found: Sequence[Entry]) -> str:
+    """What the columns are, where all three are there."""
+    if not any(each.ours["validated"] for each in found):
+        return ""
+    rules = ". ".join(f"*{HEADS[rule]}*: {MEANINGS[rule]}" for rule in RULES)
+    return (f"{rules}. Rounds are chosen by accuracy, every sample of the members counted once, whatever a column "
+            "shows. The parts are other rows, so *best round* may be below *validated*.")  # fmt: skip
 
 
 def _listed(what: str, sentences: Sequence[str]) -> str:
@@ -30,7 +42,7 @@ def _listed(what: str, sentences: Sequence[str]) -> str:
 
 def _table(found: Sequence[Entry]) -> str:
     own = found[-1].line.name
-    heads = ["method", "paper", "validated", "best round", "last", "scored at", "seeds", f"{own} − it (95 %)"]
+    heads = ["method", "paper", *(HEADS[rule] for rule in RULES), "scored at", "seeds", f"{own} − it (95 %)"]
     lines = [heads, ["---", "--:", "--:", "--:", "--:", "---", "--:", "--:"]]
     for each in found:
         lines.append([each.name, each.paper, *(each.ours[rule] for rule in RULES), each.point,
@@ -40,4 +52,4 @@ def _table(found: Sequence[Entry]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-__all__ = ["SECONDS", "markdown"]
+__all__ = ["HEADS", "SECONDS", "markdown"]

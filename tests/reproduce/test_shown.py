@@ -176,3 +176,4 @@ def test_the_common_test_set_has_a_best_and_a_last_round(toy):
     (entry,) = entries(recipe, recipe.cells[0], found)
     assert entry.ours == {"validated": "", "paper": f"{min(errors.values()):.3f}", "last": f"{errors[4]:.3f}"}
     assert "| FedAvg |  |  | " in markdown(recipe, found)
+    assert "*validated*" not in markdown(recipe, found)

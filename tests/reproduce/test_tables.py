@@ -69,6 +69,7 @@ def test_results_of_two_machines_are_one_table(made, tmp_path):
 def test_the_page(made):
     recipe, out = made
     page = markdown(recipe, gather(recipe, read_places([out])))
+    assert page.count("*best round*: the best round on the whole held-out part") == 1
     assert page.startswith("## X-T1: Somebody, Table 1\n")
     assert "- everything\n" in page
     assert "### iid, half" in page
