@@ -12,7 +12,7 @@ from posterity.evaluate.paired import Sample, compare_all
 from posterity.report import Row, complete, headline, load_runs, main_comparison, verdict
 from posterity.report.logs import read_packed
 from posterity.report.summary import by_point, newcomers
-from posterity.reproduce.gather import gather
+from posterity.reproduce.gather import gather, read_places
 from posterity.reproduce.recipe import find
 
 ROOT = Path(__file__).parents[2]
@@ -23,7 +23,7 @@ RAW = ROOT / "docs" / "results" / "raw"
 def runs_of(table: str, *files: str):
     """The recipe, and by column and row the runs in these files, which the table shows."""
     recipe = find(table)
-    return recipe, gather(recipe, [run for each in files for run in load_runs(RAW / f"{each}.jsonl.gz")]).runs
+    return recipe, gather(recipe, read_places([RAW / f"{each}.jsonl.gz" for each in files])).runs
 
 
 def row(page: str, first: str) -> str:
