@@ -11,7 +11,7 @@ from torch import Tensor
 from posterity.core.protocol import Here, Pass, Personal
 from posterity.core.tree import Tree, tree_bytes, tree_cat, tree_rows
 from posterity.engine.api import Engine
-from posterity.engine.simulation import Simulation, arrive, select
+from posterity.engine.simulation import Simulation, Work, arrive, select
 from posterity.engine.store import Store
 from posterity.engine.tracing.trace import send
 
@@ -25,7 +25,7 @@ def able(sim: Simulation) -> Tensor:
     return torch.nonzero(sim.federation.train.counts[: sim.federation.members] > 0)[:, 0]
 
 
-def blocks(sim: Simulation, clients: Tensor, passes: Iterable[Pass] = ()) -> Iterator[Tensor]:
+def blocks(sim: Simulation, clients: Tensor, passes: Iterable[Pass] = (), work: Work = "training") -> Iterator[Tensor]:
     """`clients` from the largest to the smallest, in blocks whose stacked copies fit into the memory allowed."""
     if not len(clients):
         return
@@ -35,7 +35,7 @@ def blocks(sim: Simulation, clients: Tensor, passes: Iterable[Pass] = ()) -> Ite
     uneven = int(counts[0]) > SMALL and any(_grows(sim, each) for each in passes)
     alike = _alike(counts.tolist()) if uneven else [len(clients)]
     for some in torch.split(clients, alike):
-        yield from torch.split(some, _fitting(sim, some.cpu(), passes))
+        yield from torch.split(some, _fitting(sim, some.cpu(), passes, work))
 
 
 def _alike(counts: list[int]) -> list[int]:
@@ -56,7 +56,7 @@ def _grows(sim: Simulation, each: Pass) -> bool:
     return each.scratch(2 * SMALL, sim.model) > 3 * each.scratch(SMALL, sim.model)
 
 
-def _fitting(sim: Simulation, ids: Tensor, passes: tuple[Pass, ...]) -> int:
+def _fitting(sim: Simulation, ids: Tensor, passes: tuple[Pass, ...], work: Work) -> int:
     """How many of these clients fit, as if all were as large as the largest."""
     sample = sim.federation.x[0].numel() * sim.federation.x.element_size()
     held, row = tree_bytes(sim.initial), 2 * sim.sample or ACTIVATIONS * sample
@@ -64,8 +64,7 @@ def _fitting(sim: Simulation, ids: Tensor, passes: tuple[Pass, ...]) -> int:
     each = max([p.copies * held + row * (p.batch or widest) + _scratch(sim, p, ids) for p in passes]
                or [8 * held + row])  # fmt: skip
     room = sim.memory // 2 if sim.root.is_cuda else sim.memory  # recordings of a GPU have memory of their own
-    most = len(ids) if sim.limit.most is None else sim.limit.most
-    return max(1, min(most, room // each))
+    return max(1, min(sim.limit.of(work, len(ids)), room // each))
 
 
 def _scratch(sim: Simulation, each: Pass, ids: Tensor) -> int:

@@ -1,8 +1,8 @@
 """Blocks that turn out too large: whoever runs out of memory goes on with half as many clients at once.
 
 How much a block takes is estimated (`blocks.py`), and others may use the same device. A block has no effect before it
-is done, so it is simply taken again in halves, and later blocks are no larger; splitting changes nothing but the order
-in which sums are rounded. The round's line says so (`notes`).
+is done, so it is simply taken again in halves, and later blocks of the same work are no larger; splitting changes
+nothing but the order in which sums are rounded. The round's line says so (`notes`).
 """
 
 from __future__ import annotations
@@ -15,20 +15,22 @@ from torch import Tensor
 
 from posterity.core.protocol import Pass
 from posterity.engine.blocks import blocks
-from posterity.engine.simulation import Simulation
+from posterity.engine.simulation import Simulation, Work
 
 SIGNS = ("can't allocate memory", "not enough memory")  # what PyTorch says where the host has no more
 
 
-def take_blocks(sim: Simulation, clients: Tensor, passes: Iterable[Pass], work: Callable[[Tensor], None]) -> None:
-    """`work` on all clients, a block at a time. It may change nothing before its last step that needs memory."""
-    for block in blocks(sim, clients, passes):
-        _take(sim, block, work)
+def take_blocks(
+    sim: Simulation, clients: Tensor, passes: Iterable[Pass], work: Work, take: Callable[[Tensor], None]
+) -> None:
+    """`take` all clients, a block at a time. It may change nothing before its last step that needs memory."""
+    for block in blocks(sim, clients, passes, work):
+        _take(sim, block, work, take)
 
 
-def _take(sim: Simulation, block: Tensor, work: Callable[[Tensor], None]) -> None:
+def _take(sim: Simulation, block: Tensor, work: Work, take: Callable[[Tensor], None]) -> None:
     try:
-        work(block)
+        take(block)
     except RuntimeError as error:
         if not out_of_memory(error):
             raise
@@ -40,10 +42,10 @@ def _take(sim: Simulation, block: Tensor, work: Callable[[Tensor], None]) -> Non
     else:
         return
     half = (len(block) + 1) // 2  # here, where the frames that hold tensors of the failed block are gone
-    sim.limit.lower(half, len(block))
+    sim.limit.lower(work, half, len(block))
     _free(sim)
     for piece in torch.split(block, half):
-        _take(sim, piece, work)
+        _take(sim, piece, work, take)
 
 
 def out_of_memory(error: RuntimeError) -> bool:
@@ -58,4 +60,10 @@ def _free(sim: Simulation) -> None:
         torch.cuda.empty_cache()
 
 
-__all__ = ["out_of_memory", "take_blocks"]
+def give_back(sim: Simulation) -> None:
+    """Hand the device what PyTorch only keeps for later, if it is beyond `--memory`: another program may need it."""
+    if torch.cuda.memory_reserved() > sim.memory:
+        torch.cuda.empty_cache()
+
+
+__all__ = ["give_back", "out_of_memory", "take_blocks"]

@@ -125,7 +125,7 @@ class MultiSeed:
         shifts = _shifts(federations)
         per_seed: Any = PerSeed(first.method)  # a method in all but its class variables
         joint = replace(first, method=per_seed, federation=_join(federations, shifts),
-                        traces=TraceCache(first.traces.patience))  # fmt: skip
+                        traces=TraceCache(first.traces.patience, notes=first.traces.notes))  # fmt: skip
         return MultiSeed(tuple(sims), joint, base, shifts, _differ([held(sim.model) for sim in sims]))
 
     def numbers(self, clients: Sequence[Tensor]) -> Tensor:

@@ -18,7 +18,7 @@ from posterity.data.federation import Part
 from posterity.engine import keys
 from posterity.engine.api import Engine
 from posterity.engine.client import Site, at, passes_at, personal_at
-from posterity.engine.halving import take_blocks
+from posterity.engine.halving import give_back, take_blocks
 from posterity.engine.multi_seed import MultiSeed
 from posterity.engine.server import Accumulator, RoundLog, next_state
 from posterity.engine.settle import STUCK, goes_on, rolled_back, settle, unusable
@@ -87,7 +87,7 @@ def _visit_all(
         for some, part in zip(by_seed, parts, strict=True):
             accumulators[some.seed].join(part)
 
-    take_blocks(joint, seeds.numbers(mine), passes, visit)
+    take_blocks(joint, seeds.numbers(mine), passes, "training", visit)
     return accumulators
 
 
@@ -214,7 +214,8 @@ def _answer(
             for where, output in zip(places, found, strict=True):
                 outputs[slot][where] = output
 
-    take_blocks(joint, seeds.numbers(mine), (*passes, *adapt), predict)
+    take_blocks(joint, seeds.numbers(mine), (*passes, *adapt), "scoring", predict)
+    give_back(joint)  # scoring stacks everybody, and rounds follow that need far less
     return seeds.split(outputs, [each.clients for each in asked])
 
 

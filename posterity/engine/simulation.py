@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -28,17 +28,28 @@ from posterity.engine.keys import CLIENT, SERVER, client_keys, fold_key
 from posterity.engine.tracing.trace import TraceCache, play
 
 
+Work = Literal["training", "scoring"]
+
+
 @dataclass
 class BlockLimit:
-    """How many clients may be stacked at once, once memory has run out; and what is to be said about it."""
+    """How many clients may be stacked at once: ever, and in work that ran out of memory; what is to be said about it.
+
+    Scoring stacks everybody and training a cohort: what was too much for the one is no limit of the other.
+    """
 
     most: int | None = None
+    found: dict[Work, int] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
-    def lower(self, most: int, tried: int) -> None:
-        self.most = most if self.most is None else min(self.most, most)
-        self.notes.append(f"out of memory with {tried} clients at once: it goes on with {self.most} (their sums may be "
-                          "rounded in another order); --memory allows less from the start")  # fmt: skip
+    def of(self, work: Work, count: int) -> int:
+        """How many of `count` clients."""
+        return min(most for most in (count, self.most, self.found.get(work)) if most is not None)
+
+    def lower(self, work: Work, most: int, tried: int) -> None:
+        self.found[work] = self.of(work, most)
+        self.notes.append(f"out of memory in {work} with {tried} clients at once: it goes on with {self.found[work]} "
+                          "(sums may be rounded in another order); --memory allows less from the start")  # fmt: skip
 
     def told(self) -> list[str]:
         """The notes since the last call."""

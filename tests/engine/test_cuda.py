@@ -135,5 +135,5 @@ def test_running_out_of_memory_halves_the_block_and_goes_on():
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)
     notes = [note for line in tight.lines for note in line.get("notes", ())]
-    assert any("out of memory with" in note for note in notes)
+    assert any("out of memory in training with" in note for note in notes)
     assert tight.metric("nll", show="last") == pytest.approx(roomy.metric("nll", show="last"), rel=1e-7)

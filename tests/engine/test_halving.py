@@ -62,7 +62,7 @@ def test_a_block_that_does_not_fit_is_halved_and_the_run_goes_on(how):
     assert worst(run.store.rows, roomy.store.rows) < 1e-12
     assert [log.accepted for log in run.logs] == [len(SIZES)] * 2
     notes = run.sim.limit.told()
-    assert "with 7 clients at once" in notes[0]
+    assert "in training with 7 clients at once" in notes[0]
     assert "it goes on with 2" in notes[-1]
     assert run.sim.limit.told() == []
 
@@ -73,6 +73,29 @@ def test_what_is_asked_is_answered_in_halves_too():
     for point in ("received", "trained"):
         for mine, theirs in zip(run.outputs(point), roomy.outputs(point), strict=True):
             assert torch.allclose(mine, theirs, rtol=0, atol=1e-12)
+
+
+def test_what_was_too_much_for_scoring_does_not_divide_training():
+    """Once it did: rounds of a cohort that had always fitted were taken in pieces, to the end of the run."""
+    run = run_of(STACKED).rounds(1)
+    run.engine = Small(3)
+    run.outputs("trained")
+    assert "in scoring with 7 clients at once" in run.sim.limit.told()[0]
+    run.engine, short = Small(7), Small(3)
+    run.rounds(1)
+    assert run.engine.seen == [7]
+    run.engine = short
+    run.outputs("trained")
+    assert max(short.seen) <= 3  # scoring itself remembers
+
+
+def test_after_scoring_memory_beyond_what_is_allowed_is_given_back(monkeypatch):
+    run, given = run_of(STACKED).rounds(1), []
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: given.append(1))
+    for reserved, calls in ((run.sim.memory, 0), (run.sim.memory + 1, 1)):
+        monkeypatch.setattr(torch.cuda, "memory_reserved", lambda reserved=reserved: reserved)
+        run.outputs("received")
+        assert len(given) == calls
 
 
 def test_one_client_that_does_not_fit_is_a_sentence():

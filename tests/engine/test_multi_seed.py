@@ -85,6 +85,16 @@ def test_one_seed_is_its_own_simulation():
     assert MultiSeed.of([one]).joint is one
 
 
+def test_what_is_to_be_said_about_all_seeds_is_said_by_the_first():
+    """Their clients are recorded together, and a run asks the simulation of its own seed."""
+    some = sims()
+    multi = MultiSeed.of(some)
+    for _ in range(5):
+        multi.joint.traces.overflow()
+    assert [len(sim.traces.told()) for sim in some] == [1, 0]
+    assert multi.joint.traces.told() == []
+
+
 def _alone(sim, engine, state, store, question):
     return answer(MultiSeed.of([sim]), engine, [state], [store], [question], 1)[0]
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager, nullcontext
+from types import SimpleNamespace
+
 import torch
 
-from posterity.engine.tracing.trace import MOST, TraceCache, play, trace_flat
+from posterity.engine.tracing.trace import MOST, TraceCache, capture, play, trace_flat
 
 
 def weigh(a, b):
@@ -48,11 +51,55 @@ def test_recordings_that_never_fit_are_told_once():
     traces.captures.allowed = 500
     said = []
     for _ in range(6):
-        traces.captures.overflows += 1
+        traces.overflow()
         said.append(traces.told())
     assert said[:2] == said[3:5] == [[], []]
     assert len(said[2]) == 1
     assert "--memory (1,000 bytes)" in said[2][0]
+
+
+class Device:
+    """What PyTorch holds of a GPU: a body that is called takes 1,000 bytes, which are cached; recording it takes 10."""
+
+    def __init__(self, monkeypatch):
+        self.recorded, self.cached, self.recording = 0, 0, False
+        side = SimpleNamespace(wait_stream=lambda other: None)
+        for name, value in {
+            "memory_reserved": lambda: self.recorded + self.cached,
+            "empty_cache": lambda: setattr(self, "cached", 0),
+            "Stream": lambda: side,
+            "current_stream": lambda: side,
+            "stream": lambda side: nullcontext(),
+            "CUDAGraph": lambda: SimpleNamespace(replay=lambda: None),
+            "graph_pool_handle": object,
+            "graph": self.graph,
+        }.items():
+            monkeypatch.setattr(torch.cuda, name, value)
+
+    @contextmanager
+    def graph(self, graph, pool):
+        self.recording = True
+        yield
+        self.recording = False
+
+    def body(self):
+        if self.recording:
+            self.recorded += 10
+        else:
+            self.cached = 1000
+
+
+def test_what_warming_up_takes_is_not_counted_as_recorded(monkeypatch):
+    """It was, each time that it had been given back: all recordings were forgotten and made again in every round."""
+    device, traces = Device(monkeypatch), TraceCache()
+    traces.captures.allowed = 45
+    for made in range(1, 6):
+        capture(traces, device.body)
+        torch.cuda.empty_cache()
+        assert traces.captures.bytes == 10 * made
+    assert traces.captures.overflows == 0
+    capture(traces, device.body)
+    assert (traces.captures.overflows, traces.captures.bytes) == (1, 10)
 
 
 def meet(traces, count):

@@ -15,6 +15,7 @@ from torch import Tensor
 from posterity.core.protocol import Carry, Here, Pass
 from posterity.core.tree import Tree, tree_leaves, tree_map, tree_rows
 from posterity.engine.batches import BatchPlan, bucket
+from posterity.engine.halving import give_back
 from posterity.engine.simulation import PER_CLIENT, Simulation, solid
 from posterity.engine.stacked import step_keys_of, unmoved
 from posterity.engine.tracing.trace import WARM, Same, TraceCache, capture, fill, play, shape_of
@@ -78,7 +79,7 @@ def take_steps(
         static.slot.zero_()
         static.graphs[size] = capture(sim.traces, (lay or body)(sim, each, here, static, size, make))
     if new:
-        _give_back(sim.traces)
+        give_back(sim)  # what they took to warm up
     _fill(static, carry, here)
     length = len(static.rows)
     for begin in range(first, len(active), length):
@@ -87,12 +88,6 @@ def take_steps(
         for size in sizes[begin:end]:
             static.graphs[size]()
     return tree_map(lambda leaf: leaf[:clients].clone(), static.carry)  # the places will be used again
-
-
-def _give_back(traces: TraceCache) -> None:
-    """Hand the device what captures took to warm up, if it is beyond what is allowed: another program may need it."""
-    if traces.captures.allowed is not None and torch.cuda.memory_reserved() > 2 * traces.captures.allowed:
-        torch.cuda.empty_cache()
 
 
 def _size(active: int, most: int) -> int:

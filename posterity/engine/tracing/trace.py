@@ -8,7 +8,6 @@ recorded when it has been called often enough with the same shapes (`PATIENCE`).
 
 from __future__ import annotations
 
-import math
 import sys
 import warnings
 from collections.abc import Callable, Hashable
@@ -74,7 +73,7 @@ class Captures:
 
     bytes: int = 0
     allowed: int | None = None  # bytes, until all of them are forgotten
-    overflows: float = 0  # how often that was; infinite once it has been told
+    overflows: int = 0  # how often that was
     pool: Any = None
     stream: Any = None
 
@@ -88,6 +87,7 @@ class TraceCache:
     captures: Captures = field(default_factory=Captures)
     met: TraceEntry = field(default_factory=TraceEntry)  # all calls, of whatever function
     refused: set[str] = field(default_factory=set)  # names of functions that could not be captured, each told once
+    notes: list[str] = field(default_factory=list)  # what is to be said
 
     def entry(self, owner: Any, *key: Hashable) -> TraceEntry:
         """The entry of `key` that belongs to the object `owner`."""
@@ -134,14 +134,21 @@ class TraceCache:
             del self.found[place]
         self.captures.bytes, self.captures.pool = 0, None
 
-    def told(self) -> list[str]:
-        """Once recordings have been forgotten so often that it will go on, what is to be said about it; once."""
-        if not OVERFLOWS <= self.captures.overflows < math.inf:
-            return []
-        self.captures.overflows = math.inf
-        return [f"recordings take more than half of --memory ({2 * (self.captures.allowed or 0):,} bytes): they are "
+    def overflow(self) -> None:
+        """Recordings do not fit: forget them; once it has been so often that it will go on, there is a note."""
+        self.forget()
+        self.captures.overflows += 1
+        if self.captures.overflows == OVERFLOWS:
+            self.notes.append(
+                f"recordings take more than half of --memory ({2 * (self.captures.allowed or 0):,} bytes): they are "
                 "forgotten and made again all the time, which makes rounds several times as long; allow more, or run "
-                "fewer programs or seeds at once"]  # fmt: skip
+                "fewer programs or seeds at once")  # fmt: skip
+
+    def told(self) -> list[str]:
+        """The notes since the last call."""
+        notes = self.notes.copy()
+        self.notes.clear()
+        return notes
 
 
 def _only_met(entry: TraceEntry) -> bool:
@@ -227,10 +234,8 @@ def capture(traces: TraceCache, body: Callable[[], Any]) -> Callable[[], None]:
     """`body`, which works on tensors that stay where they are, as a CUDA graph. It is also run to warm up."""
     held = traces.captures
     if held.allowed is not None and held.bytes > held.allowed:
-        traces.forget()
-        held.overflows += 1
+        traces.overflow()
         torch.cuda.empty_cache()
-    before = torch.cuda.memory_reserved()
     held.stream = held.stream or torch.cuda.Stream()  # type: ignore[no-untyped-call]
     side = held.stream
     side.wait_stream(torch.cuda.current_stream())
@@ -238,6 +243,7 @@ def capture(traces: TraceCache, body: Callable[[], Any]) -> Callable[[], None]:
         for _ in range(WARM):
             body()
     torch.cuda.current_stream().wait_stream(side)
+    before = torch.cuda.memory_reserved()  # here: what warming up takes is cached, and can be given back
     graph = torch.cuda.CUDAGraph()
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="The CUDA Graph is empty")  # what only hands on computes nothing
