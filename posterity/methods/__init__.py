@@ -57,6 +57,15 @@ def find(name: str) -> type:
     return found[name]
 
 
+def _refuse_brackets(spec: str) -> None:
+    """They are for a list of methods, of which each may have values of its own."""
+    name, bracket, inside = spec.partition("[")
+    if bracket:
+        values = " ".join(f"--set {each}" for each in inside.rstrip("]").split(",") if each)
+        raise ValueError(f"{spec!r} has values in brackets, as in --methods of a comparison; for one method they are "
+                         f"settings: --method {name} {values}".rstrip())  # fmt: skip
+
+
 def build(
     spec: str, settings: Mapping[str, Any] | None = None, training: Mapping[str, Any] | None = None, min_count: int = 1
 ) -> Any:  # fmt: skip
@@ -66,6 +75,7 @@ def build(
     Both settings and `training` win over the values of the paper, where the spec asks for those (`@paper`). With a
     `min_count` above 1, clients send nothing about classes of which they have fewer samples.
     """
+    _refuse_brackets(spec)
     spec, implied = expand(spec, _files(__name__))
     words = [split_preset(word) for word in spec.split("+")]
     short = [name.rpartition(":")[2] for name, _ in words]
