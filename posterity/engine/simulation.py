@@ -27,7 +27,6 @@ from posterity.engine.distributed import Processes
 from posterity.engine.keys import CLIENT, SERVER, client_keys, fold_key
 from posterity.engine.tracing.trace import TraceCache, play
 
-
 Work = Literal["training", "scoring"]
 
 

@@ -316,6 +316,46 @@ def test_o09_one_client_alone_and_momentum():
     )
 
 
+def test_absent_clients_stay_or_are_moved_by_momentum_and_decay():
+    """`moves = all`, as released: a client that is not asked again goes on along its last step, and decays."""
+    for everybody in (False, True):
+        asked = replace(predictor(momenta=(0.6, 0.3), decay=0.01), everybody=everybody)
+        source = asked.first(torch.zeros(4, 2, dtype=DOUBLE), 6, make_key(0))
+        rho = asked.ask(source.net, source.embedding[[2]], (4, 2)) + 0.1
+        once = asked.step(source, torch.tensor([2]), doubles(1.0), rho)
+        same = asked.ask(once.net, once.embedding[[4]], (4, 2))
+        again = asked.step(once, torch.tensor([4]), doubles(1.0), same)
+        first, second = source.embedding, once.embedding
+        if everybody:
+            velocity = 0.3 * (first[2] - second[2]) + 0.01 * second[2]
+            torch.testing.assert_close(again.embedding[2], second[2] - velocity, rtol=1e-12, atol=1e-15)
+            torch.testing.assert_close(second[0], 0.99 * first[0], rtol=1e-12, atol=0)
+        else:
+            assert torch.equal(again.embedding[[0, 2]], torch.stack((first[0], second[2])))
+
+
+def test_what_decay_does_to_the_noise_of_an_ensemble():
+    """Nobody asks for noise, and each client is met once in ten of 1,000 rounds."""
+    for moves, end in (("all", -2.8), ("cohort", -7.6)):
+        asked = MetaVD(FedAvg(), family="ensemble", moves=moves).predictor
+        source = asked.first(torch.zeros(1, 1, dtype=DOUBLE), 10, make_key(0))
+        for number in range(1000):
+            one = torch.tensor([number % 10])
+            source = asked.step(source, one, doubles(1.0), source.embedding[one][:, :, None])
+        assert source.embedding.mean().item() == pytest.approx(end, abs=0.05)
+
+
+def test_the_momentum_of_an_ensemble_is_that_of_its_noise():
+    """ρ^m takes the place of ψ, whose momentum is 0.6; that of an embedding is 0.3."""
+    asked = MetaVD(FedAvg(), family="ensemble", hyper_decay=0.0).predictor
+    source, one = asked.first(torch.zeros(2, 1, dtype=DOUBLE), 3, make_key(0)), torch.tensor([1])
+    once = asked.step(source, one, doubles(1.0), source.embedding[one][:, :, None] + 0.1)
+    again = asked.step(once, one, doubles(1.0), once.embedding[one][:, :, None])
+    moved = once.embedding[1] - source.embedding[1]
+    torch.testing.assert_close(moved, torch.full_like(moved, 0.09))
+    torch.testing.assert_close(again.embedding[1] - once.embedding[1], 0.6 * moved)
+
+
 def test_o10_clients_that_do_not_move_leave_the_hyper_network_alone():
     for decay in (0.0, 5e-4):
         asked = predictor(decay=decay, clip=100.0)

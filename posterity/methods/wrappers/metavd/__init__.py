@@ -36,8 +36,10 @@ Differs from the paper (errata of the specification):
           three seeds (`docs/results/metavd.md`), and stands in the rows "released defaults" of the papers' tables.
   M11     at test the floor replaces the personal noise, as released (`test_noise`), and the mean weights predict; the
           release averages the logits of three draws (`test_draws` averages probabilities).
-The inner steps of MAML see the noise but no divergence, as released; momentum and decay move the cohort's embeddings
-only. `family = ensemble` learns every ρ^m without a hyper-network, `naive` one ρ for all: the paper's ablations.
+The inner steps of MAML see the noise but no divergence, as released. Momentum and decay move the cohort's embeddings
+only; the release's move everybody's (`moves = all`). `family = ensemble` learns every ρ^m without a hyper-network,
+`naive` one ρ for all: the paper's ablations. Of an ensemble's ρ^m the release's decay alone makes −2.8 of −8.5 in 1,000
+rounds: noise that no client has asked for.
 """
 
 from __future__ import annotations

@@ -23,6 +23,7 @@ from posterity.methods.wrappers.metavd.dropout import LEAST, centred
 
 FAMILIES = ("hyper", "ensemble", "naive")
 SLOPE = 0.1  # of LeakyReLU
+MOVES = ("cohort", "all")
 TEST_NOISE = ("floor", "personal", "mean_embedding", "fit_embedding")
 FITTED = "fitted embedding"  # what a newcomer has fitted, in `kept`
 Weights = dict[str, Tensor]
@@ -78,6 +79,7 @@ class Predictor:
     of_net: SGD
     of_embedding: SGD
     clip: float | None
+    everybody: bool = False  # whether momentum and decay move the embeddings of absent clients, too
     form: str = "log_variance"  # what ρ is the logarithm of
 
     def first(self, weight: Tensor, clients: int, key: Tensor) -> Source:
@@ -112,18 +114,27 @@ class Predictor:
         return rho, Lent(source.net, row) if noise == "fit_embedding" else ()
 
     def step(self, source: Source, clients: Tensor, share: Tensor, rho: Tensor) -> Source:
-        """ψ and e moved along Σ_m g^m J(e^m)ᵀ (ρ^m_* − ρ^m): one product for the cohort; other rows stay."""
+        """ψ and e moved along Σ_m g^m J(e^m)ᵀ (ρ^m_* − ρ^m): one product for the cohort.
+
+        Other rows stay, or momentum and decay move them without a slope of their own (`everybody`).
+        """
         shape, rows = rho.shape[1:], source.embedding[clients]
         made: Any = vjp(lambda net, rows: self.ask(net, rows, shape), source.net, rows)
         before, pull = made
         slope = pull(share.reshape(-1, *[1] * len(shape)) * (rho - before))  # g^m Δρ^m
         of_net, of_rows = clipped(tree_map(torch.neg, slope), self.clip)
         net, net_speed = self.of_net.update(of_net, source.velocity[0], source.net)
-        rows, speed = self.of_embedding.update(of_rows, tree_rows(source.velocity[1], clients), rows)
-        table, speeds = tree_map(
-            lambda old, new: old.index_copy(0, clients, new), (source.embedding, source.velocity[1]), (rows, speed)
-        )
+        table, speeds = source.embedding, source.velocity[1]
+        if self.everybody:
+            table, speeds = self.of_embedding.update(_placed(torch.zeros_like(table), clients, of_rows), speeds, table)
+        else:
+            moved = self.of_embedding.update(of_rows, tree_rows(speeds, clients), rows)
+            table, speeds = _placed((table, speeds), clients, moved)
         return replace(source, net=net, embedding=table, velocity=(net_speed, speeds))
+
+
+def _placed(tree: Tree, clients: Tensor, rows: Tree) -> Tree:
+    return tree_map(lambda old, new: old.index_copy(0, clients, new), tree, rows)
 
 
 def fitting(asked: Predictor, loss: Loss, leaf: str, steps: int, lr: float, batch: int = 64) -> Pass:

@@ -41,7 +41,7 @@ from posterity.methods.maml import MAML
 from posterity.methods.perfedavg import PerFedAvg
 from posterity.methods.reptile import Reptile
 from posterity.methods.wrappers.metavd import dropout
-from posterity.methods.wrappers.metavd.hypernet import FAMILIES, TEST_NOISE, Predictor, Source, fitting
+from posterity.methods.wrappers.metavd.hypernet import FAMILIES, MOVES, TEST_NOISE, Predictor, Source, fitting
 from posterity.methods.wrappers.metavd.noisy import Noisy
 from posterity.nn.find import linear_layer
 
@@ -86,9 +86,11 @@ class MetaVD(Wrapper):
     width: int = hyper(200, "units of the hyper-network's hidden layers", "appendix E")
     depth: int = hyper(3, "hidden layers of the hyper-network", f"{CODE}; M8")
     hyper_lr: float = hyper(0.9, "η: step size of ψ and e", CODE)
-    hyper_momentum: float = hyper(0.6, "momentum of ψ", CODE)
+    hyper_momentum: float = hyper(0.6, "momentum of ψ, and of ρ where there is no hyper-network", CODE)
     embedding_momentum: float = hyper(0.3, "momentum of e", CODE)
     hyper_decay: float = hyper(5e-4, "weight decay of ψ and e", CODE)
+    moves: str = hyper("cohort", "whose e momentum and decay move: the cohort's, or everybody's",
+                       "ours; the release moves all", MOVES, paper="all")  # fmt: skip
     hyper_clip: float | None = hyper(100.0, "longest step of ψ and e together", CODE)
     test_noise: str = hyper("floor", "noise at scoring: the floor for all, or the client's", CODE, TEST_NOISE)
     test_draws: int = hyper(0, "draws whose probabilities are averaged; 0: the mean weights", "ours; M11")
@@ -122,10 +124,10 @@ class MetaVD(Wrapper):
     @property
     def predictor(self) -> Predictor:
         """h, and how the server moves ψ and e."""
-        momenta = self.hyper_momentum, self.embedding_momentum
-        of_net, of_rows = (SGD(self.hyper_lr, momentum, self.hyper_decay) for momentum in momenta)
-        sizes, moves = (self.embedding, self.width, self.depth), (of_net, of_rows, self.hyper_clip)
-        return Predictor(self.family, *sizes, *moves, self.noise_param)
+        rows = self.hyper_momentum if self.family == "ensemble" else self.embedding_momentum  # there they are ρ
+        of_net, of_rows = (SGD(self.hyper_lr, momentum, self.hyper_decay) for momentum in (self.hyper_momentum, rows))
+        return Predictor(self.family, self.embedding, self.width, self.depth, of_net, of_rows, self.hyper_clip,
+                         self.moves == "all", self.noise_param)  # fmt: skip
 
     # --- one client ----------------------------------------------------------------------------------------------
     def leaf(self, here: Here) -> str:
