@@ -189,12 +189,12 @@ def mean_of_rounds(found: Row, key: str) -> dict[int, Sample]:
 
 
 TABLE_8 = {
-    "α=0.1": ("FedAvg", "FedAvg+FT", "FedProx", "FedProx (µ = 0.01)", "FedAvg+MetaVD (released defaults)", "Reptile",
-              "Reptile+MetaVD (released defaults)", "Reptile+MetaVD (β = 1, our default)", "MAML",
-              "PerFedAvg (HF-MAML)", "PerFedAvg+MetaVD (released defaults)"),
-    "α=0.5": ("FedAvg", "FedAvg+FT", "FedProx", "FedAvg+MetaVD (released defaults)", "Reptile",
+    "α=0.1": ("FedAvg", "FedAvg+FT", "FedProx", "FedProx (µ = 0.01)", "FedBE", "FedAvg+MetaVD (released defaults)",
+              "Reptile", "Reptile+MetaVD (released defaults)", "Reptile+MetaVD (β = 1, our default)", "MAML",
+              "MAML+MetaVD (released defaults)", "PerFedAvg (HF-MAML)", "PerFedAvg+MetaVD (released defaults)"),
+    "α=0.5": ("FedAvg", "FedAvg+FT", "FedProx", "FedBE", "FedAvg+MetaVD (released defaults)", "Reptile",
               "Reptile+MetaVD (released defaults)", "MAML", "MAML+MetaVD (released defaults)", "PerFedAvg (HF-MAML)",
-              "PerFedAvg+MetaVD (released defaults)"),
+              "PerFedAvg (steps of 0.02)", "PerFedAvg+MetaVD (released defaults)"),
 }  # fmt: skip
 HOSTS = ("FedAvg", "Reptile", "MAML", "PerFedAvg (HF-MAML)")
 
@@ -219,12 +219,19 @@ def test_metavds_table_8_over_all_scored_rounds(alpha):
         assert f"p = {shown[5]}" == verdict.p_value(pair.holm)
     if alpha == "α=0.5":
         slow, fast = ([_part(runs[folder, name], part) for part in (slice(10), slice(15, 20))]
-                      for name in (TABLE_8[alpha][3], TABLE_8[alpha][0]))  # fmt: skip
+                      for name in ("FedAvg+MetaVD (released defaults)", "FedAvg"))  # fmt: skip
         told_so = f"first ten scored rounds {slow[0]} and {fast[0]} %, last five {slow[1]} and {fast[1]}"
         assert told_so in (ROOT / METAVD).read_text(encoding="utf-8")
+    behind = []
     if alpha == "α=0.1":  # "with every seed"
-        for host, name in ((0, 4), (5, 6), (9, 10)):
-            assert all(b.value < a.value for a, b in zip(samples[host].values(), samples[name].values(), strict=True))
+        behind = [(host, _with_metavd(host)) for host in HOSTS]
+    for pair in [("FedAvg", "FedBE"), *behind]:
+        host, late = (samples[TABLE_8[alpha].index(each)].values() for each in pair)
+        assert all(b.value < a.value for a, b in zip(host, late, strict=True))
+
+
+def _with_metavd(host: str) -> str:
+    return f"{host.partition(' ')[0]}+MetaVD (released defaults)"
 
 
 def _part(runs, part):
@@ -302,6 +309,7 @@ def _stored(table, section):
 
 
 TABLE_16 = {"FedAvg+SNIP": "FedAvg", "Reptile+SNIP": "Reptile",
+            "MAML+MetaVD+DP (released defaults)": "MAML+MetaVD (released defaults)",
             "Reptile+MetaVD+DP (released defaults)": "Reptile+MetaVD (released defaults)"}  # fmt: skip
 """Its rows, and whom each is held against."""
 
@@ -310,7 +318,7 @@ def test_metavds_table_16():
     """Each row against its host in Table 8, over all scored rounds; and what is gone of the layer."""
     (tables, hosts), (recipe, runs) = runs_of("M-T8", "M-T8"), runs_of("M-T16", "M-T16")
     shown = [line for line in (ROOT / METAVD).read_text(encoding="utf-8").splitlines() if ", Table 16 |" in line]
-    assert len(shown) == sum(1 for (folder, name) in runs) == 5
+    assert len(shown) == sum(1 for (folder, name) in runs) == 8
     for alpha in ("α=0.1", "α=0.5"):
         stored = [_stored(table, f"{alpha} {what}") for table, what in (("M-T8", "Test"), ("M-T16", "Test"))]
         gone = _stored("M-T16", f"{alpha} Sparsity")
@@ -328,6 +336,30 @@ def test_metavds_table_16():
     low, high = (100 * x for x in pair.interval)
     said = f"Reptile, which is {100 * pair.difference:.1f} points ({low:.1f} to {high:.1f}) ahead"
     assert said in (ROOT / METAVD).read_text(encoding="utf-8")
+
+
+TEACHERS = {(None, None): "FedAvg, 20 % apart", (True, 1.0): "FedBE, as in the table",
+            (False, 1.0): "FedBE, clients do not teach", (True, 0.5): "FedBE, teachers sharpened (T = ½)"}  # fmt: skip
+
+
+def test_who_teaches_fedbe():
+    found: dict[str, dict[int, float]] = {}
+    for run in load_runs(RAW / "fedbe-teachers.jsonl.gz"):
+        scores = run.index["test", "received", 0, "members"]
+        assert sorted(scores) == list(range(15, 151, 15))
+        shown = TEACHERS[run.fields.get("clients_teach"), run.fields.get("temperature")]
+        values = [score.value("accuracy", "train_weighted") for score in scores.values()]
+        found.setdefault(shown, {})[run.seed] = 100 * fmean(values)
+    _against_the_host(found, "FedAvg, 20 % apart")
+
+
+def _against_the_host(found, host):
+    """Rows of the page: mean and deviation over seeds, and the difference from the host by seed."""
+    for shown, values in found.items():
+        row, by_seed = cells(METAVD, shown), [values[seed] for seed in (0, 1, 2)]
+        gaps = ", ".join(f"{value - found[host][seed]:+.1f}".replace("-", "−") for seed, value in enumerate(by_seed))
+        assert row[1] == f"{fmean(by_seed):.1f} ± {stdev(by_seed):.1f}"
+        assert row[2] == ("" if shown == host else gaps)
 
 
 def test_beta_and_the_width_of_the_layer():

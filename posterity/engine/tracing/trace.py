@@ -146,8 +146,7 @@ class TraceCache:
 
     def told(self) -> list[str]:
         """The notes since the last call."""
-        notes = self.notes.copy()
-        self.notes.clear()
+        notes, self.notes[:] = self.notes.copy(), []
         return notes
 
 
@@ -236,8 +235,7 @@ def capture(traces: TraceCache, body: Callable[[], Any]) -> Callable[[], None]:
     if held.allowed is not None and held.bytes > held.allowed:
         traces.overflow()
         torch.cuda.empty_cache()
-    held.stream = held.stream or torch.cuda.Stream()  # type: ignore[no-untyped-call]
-    side = held.stream
+    side = held.stream = held.stream or torch.cuda.Stream()  # type: ignore[no-untyped-call]
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
         for _ in range(WARM):

@@ -37,12 +37,12 @@ def alone(k: Tensor, mask: Tensor) -> Tensor:
 def steadied(k: Tensor, jitter: float) -> tuple[Tensor, Tensor]:
     """δ and the lower factor of K + δI, for the first δ that has one; NaN if none has."""
     eye = torch.eye(len(k), dtype=k.dtype, device=k.device)
-    delta = torch.full((), LADDER[-1] * jitter, dtype=k.dtype, device=k.device)
-    root = torch.full_like(k, torch.nan)
-    for step in reversed(LADDER):
-        found = torch.linalg.cholesky_ex(k + step * jitter * eye)
-        delta = torch.where(found.info == 0, step * jitter, delta)
-        root = torch.where(found.info == 0, found.L, root)
+    steps = torch.stack([k.new_full((), step * jitter) for step in LADDER])
+    found = torch.linalg.cholesky_ex(k + steps[:, None, None] * eye)  # all at once: on a GPU three take as long as one
+    delta, root = steps[-1], torch.full_like(k, torch.nan)
+    for step, info, low in reversed(list(zip(steps, found.info, found.L, strict=True))):
+        delta = torch.where(info == 0, step, delta)
+        root = torch.where(info == 0, low, root)
     return delta, root
 
 
@@ -84,10 +84,10 @@ def mean_field(k: Tensor, kappa: Tensor, steps: int) -> Tensor:
 def predictive(k: Tensor, cross: Tensor, prior: Tensor, kappa: Tensor, omega: Tensor) -> tuple[Tensor, Tensor]:
     """Mean and variance (m,) of f* from K (n, n), k* (n, m), k** () or (m,), κ and ω (n,), which is 0 off the node."""
     weight = omega.sqrt()
-    low = factor(k, weight)
-    mean = cross.T @ (kappa - weight * solve(low, weight * (k @ kappa)))  # (d)
-    half = torch.linalg.solve_triangular(low, weight[:, None] * cross, upper=False)
-    return mean, (prior - (half**2).sum(0)).clamp(min=LEAST)  # (d)
+    right = weight[:, None] * torch.cat((cross, (k @ kappa)[:, None]), 1)
+    half = torch.linalg.solve_triangular(factor(k, weight), right, upper=False)  # L⁻¹√Ω k*, L⁻¹√Ω Kκ of S = LLᵀ
+    half, pull = half[:, :-1], half[:, -1]
+    return cross.T @ kappa - half.T @ pull, (prior - (half**2).sum(0)).clamp(min=LEAST)  # (d)
 
 
 def log_sigmoid(f: Tensor) -> Tensor:
