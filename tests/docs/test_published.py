@@ -338,6 +338,36 @@ def test_metavds_table_16():
     assert said in (ROOT / METAVD).read_text(encoding="utf-8")
 
 
+def test_metavds_table_2():
+    """Columns of the stored table, means of all scored rounds, and the dropout rate at the end."""
+    recipe, runs = runs_of("M-T2", "M-T2")
+    folder = next(cell.folder for cell in recipe.cells if cell.name == "α=5 Test")
+    names = [line.name for line in recipe.lines if (folder, line.name) in runs]
+    assert len(names) == 4
+    pairs = compare_all([_table_8(runs[folder, name]) for name in names])
+    stored = [_stored("M-T2", f"α=5 {what}") for what in ("Test", "OOD")]
+    for i, name in enumerate(names):
+        shown, values = cells(METAVD, f"{name}, Table 2"), _table_8(runs[folder, name]).values()
+        assert [shown[1:3], shown[6:8]] == [stored[0][name], stored[1][name]]
+        assert shown[3] == f"{100 * fmean(v.value for v in values):.1f} ± {100 * stdev(v.value for v in values):.1f}"
+        if i:
+            low, high = sorted(-100 * x for x in pairs[0, i].interval)
+            assert shown[4] == told(-100 * pairs[0, i].difference, (low, high))
+            assert f"p = {shown[5]}" == verdict.p_value(pairs[0, i].holm)
+            assert shown[8] == f"{fmean(run.rounds[-1].report['dropout_rate'] for run in runs[folder, name]):.2f}"
+    late, host = ([_part(runs[folder, name], part) for part in (slice(10), slice(15, 20))]
+                  for name in ("Reptile+MetaVD (released defaults)", "Reptile"))  # fmt: skip
+    said = f"MetaVD is behind ({late[0]} and {host[0]} %), over the last five ahead ({late[1]} and {host[1]})"
+    assert said in (ROOT / METAVD).read_text(encoding="utf-8")
+
+
+def _on_digits(run) -> float:
+    """Accuracy at the method's own point, in %: the mean of the ten scored rounds."""
+    scores = run.index["test", run.scored, int(run.scored == "adapted"), "members"]
+    assert sorted(scores) == list(range(15, 151, 15))
+    return 100 * fmean(score.value("accuracy", "train_weighted") for score in scores.values())
+
+
 TEACHERS = {(None, None): "FedAvg, 20 % apart", (True, 1.0): "FedBE, as in the table",
             (False, 1.0): "FedBE, clients do not teach", (True, 0.5): "FedBE, teachers sharpened (T = ½)"}  # fmt: skip
 
@@ -345,12 +375,27 @@ TEACHERS = {(None, None): "FedAvg, 20 % apart", (True, 1.0): "FedBE, as in the t
 def test_who_teaches_fedbe():
     found: dict[str, dict[int, float]] = {}
     for run in load_runs(RAW / "fedbe-teachers.jsonl.gz"):
-        scores = run.index["test", "received", 0, "members"]
-        assert sorted(scores) == list(range(15, 151, 15))
         shown = TEACHERS[run.fields.get("clients_teach"), run.fields.get("temperature")]
-        values = [score.value("accuracy", "train_weighted") for score in scores.values()]
-        found.setdefault(shown, {})[run.seed] = 100 * fmean(values)
+        found.setdefault(shown, {})[run.seed] = _on_digits(run)
     _against_the_host(found, "FedAvg, 20 % apart")
+
+
+FAMILIES = {(None, None): "Reptile, decay of 0.0033", ("naive", "cohort"): "VD, decay of 0.0033",
+            ("ensemble", "cohort"): "EnsembleVD, the cohort's", ("ensemble", "all"): "EnsembleVD, everybody's",
+            ("hyper", "cohort"): "MetaVD, the cohort's", ("hyper", "all"): "MetaVD, everybody's"}  # fmt: skip
+
+
+def test_where_an_ensembles_noise_comes_from():
+    found: dict[str, dict[int, float]] = {}
+    rates: dict[str, list[float]] = {}
+    for run in load_runs(RAW / "metavd-families.jsonl.gz"):
+        shown = FAMILIES[run.fields.get("family"), run.fields.get("moves")]
+        found.setdefault(shown, {})[run.seed] = _on_digits(run)
+        rates.setdefault(shown, []).append(run.rounds[-1].report.get("dropout_rate"))
+    assert found.keys() == set(FAMILIES.values())
+    _against_the_host(found, "Reptile, decay of 0.0033")
+    for shown, some in rates.items():
+        assert cells(METAVD, shown)[3] == ("" if None in some else f"{fmean(some):.2f}")
 
 
 def _against_the_host(found, host):
@@ -365,9 +410,7 @@ def _against_the_host(found, host):
 def test_beta_and_the_width_of_the_layer():
     found: dict[tuple[int, float | None], dict[int, float]] = {}
     for run in load_runs(RAW / "metavd-width.jsonl.gz"):
-        scores = run.index["test", "adapted", 1, "members"]
-        assert sorted(scores) == list(range(15, 151, 15))
-        mean = 100 * fmean(score.value("accuracy", "train_weighted") for score in scores.values())
+        mean = _on_digits(run)
         weights = 8 * int(run.config["set"]["model.width"]) ** 2
         found.setdefault((weights, run.fields.get("beta")), {})[run.seed] = mean
     assert len(found) == 6
@@ -384,9 +427,7 @@ def test_beta_and_the_step_size():
     """Per-FedAvg on digits: mean of the scored rounds, minus its host by seed, dropout rate at the end."""
     found: dict[tuple[str, float | None], list] = {}
     for run in sorted(load_runs(RAW / "metavd-step.jsonl.gz"), key=lambda run: run.seed):
-        scores = run.index["test", "adapted", 1, "members"]
-        assert sorted(scores) == list(range(15, 151, 15))
-        mean = 100 * fmean(score.value("accuracy", "train_weighted") for score in scores.values())
+        mean = _on_digits(run)
         key = (run.config["set"]["local.lr"], run.fields.get("beta"))
         found.setdefault(key, []).append((mean, run.rounds[-1].report.get("dropout_rate")))
     assert len(found) == 6
