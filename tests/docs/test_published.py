@@ -269,6 +269,18 @@ def test_what_runs_of_metavds_table_8_took():
     again = [3 * each.seconds for each in runs[late, "PerFedAvg (HF-MAML)"][0].rounds[1:] if 3 * each.seconds > 20]
     lasted = f"{min(again):.0f} to {max(again):.0f} s ({sum(again):.0f} s of its {third[-1]:,.0f})"
     assert f"in {len(again)} rounds of {lasted}" in lines
+    fourth = [_seconds(runs[place, name])[0] for place, name in (
+        (folder, "FedBE"), (late, "FedBE"), (folder, "MAML+MetaVD (released defaults)"))]  # fmt: skip
+    assert "FedBE {:.0f} s at α̂ = 0.1 and {:.0f} at 0.5, ".format(*fourth) in lines
+    assert f"MAML+MetaVD at 0.1 {fourth[2]:,.0f} s." in lines
+    (other, found), names = runs_of("M-T2", "M-T2"), ("Reptile", "Reptile+EnsembleVD", "Reptile+VD", "Reptile+MetaVD")
+    spent = [_seconds(found[other.cells[0].folder, name if name == "Reptile" else f"{name} (released defaults)"])[0]
+             for name in names]  # fmt: skip
+    assert "Reptile took {:.0f} s, EnsembleVD {:.0f}, VD {:.0f}, MetaVD {:.0f}.".format(*spent) in lines
+    (other, found) = runs_of("M-T16", "M-T16")
+    place = next(cell.folder for cell in other.cells if cell.name == "α=0.1 Test")
+    slow = [3 * each.seconds for each in found[place, "MAML+MetaVD+DP (released defaults)"][0].rounds[350:356]]
+    assert f"{min(s for s in slow if s > 5):.0f} to {max(slow):.0f} s each from round 351 on" in lines
 
 
 def _seconds(runs):
