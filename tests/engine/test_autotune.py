@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from dataclasses import replace
 
 import pytest
@@ -263,10 +264,21 @@ def test_hopeless_ways_leave_the_race_and_the_usual_one_never_does():
     assert taken[4:12] == ["usual", "fast", "slow"] * 2 + ["usual", "fast"]
 
 
-def test_a_race_ends_in_time(monkeypatch):
+def test_a_race_ends_in_time():
     clock = iter(range(10**6))  # a second between two looks
-    monkeypatch.setattr(trials.time, "perf_counter", lambda: float(next(clock)))
-    assert len(hold_race([lambda: 1.0, lambda: 1.0]).times[0]) == 2
+    assert len(hold_race([lambda: 1.0, lambda: 1.0], lambda: float(next(clock))).times[0]) == 2
+
+
+def test_on_one_thread_other_programs_do_not_decide(cnn):
+    """A thread that waits for its core, as one that sleeps, spends no time of its own: two of eighteen runs of one
+    command had another engine than the same command had an hour before."""
+    _, x, params = cnn
+    trial = Trial.of(x, params, 10, 3)
+    with with_threads(1):
+        assert trial._seconds(lambda: time.sleep(0.05)) < 0.03
+        assert trial._seconds(lambda: sum(range(10**6))) > 0.002
+    with with_threads(2):  # the others' time is not this thread's
+        assert trial._seconds(lambda: time.sleep(0.05)) >= 0.05
 
 
 def _doubled(model, times=2.0):

@@ -106,7 +106,7 @@ def choose(
         return EngineChoice(engine, ways[0].model, ways[0].onednn, reason)
     trial = replace(trial.fitted(model), records=not reason)
     timers = _timers(ways, trial)
-    race = hold_race(timers)
+    race = hold_race(timers, trial.clock)
     best = int(processes.tell(float(race.winner()))[0])
     shown = ", ".join(f"{way.label} {1000 * seconds:.1f} ms" for way, seconds in zip(ways, race.medians, strict=True))
     measured = f"{trial.clients} clients x {len(trial.x)} samples: {shown}"
