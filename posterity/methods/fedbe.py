@@ -18,9 +18,9 @@ Differs from the paper: mean and variance are those of the weights, as in MetaVD
 normalised updates; s² is at least `floor`. Only trained weights are sampled: a drawn model has the mean's running
 statistics of batch norm, those of draws mean nothing; a client's model keeps its own. Teachers and student predict in
 evaluation mode, so that the student's statistics are the mean's. The divergence is averaged over rows; the authors'
-code divides by the classes too. The authors sharpen with T = ½, our default is plain (T = 1). Labels of U are never
-used; that the server has such rows at all is an assumption that other methods do not make. Regression is refused. A
-newcomer gets w.
+code divides by the classes too. The authors sharpen with T = ½, our default is plain (T = 1). MetaVD's release averages
+the teachers' logits instead (`mean_of`). Labels of U are never used; that the server has such rows at all is an
+assumption that other methods do not make. Regression is refused. A newcomer gets w.
 """
 
 from __future__ import annotations
@@ -114,6 +114,7 @@ class FedBE(Method):
     floor: float = hyper(1e-6, "least variance of an entry (gaussian)", METAVD)
     concentration: float = hyper(1.0, "α: the larger, the nearer to the mean (dirichlet)", PAPER)
     clients_teach: bool = hyper(True, "whether the clients' models are teachers", PAPER)
+    mean_of: str = hyper("probabilities", "what of the teachers is averaged", PAPER, ("probabilities", "logits"))
     temperature: float = hyper(1.0, "T: below 1 sharpens the teachers' mean", "ours: none", paper=0.5)
     server_steps: int = hyper(72, "steps of distillation; 0 = FedAvg", METAVD, paper=1580)
     server_batch: int = hyper(64, "public rows of a step", METAVD, paper=128)
@@ -201,10 +202,12 @@ class FedBE(Method):
         """p̄ (rows, classes)."""
 
         def told(params: Params) -> Tensor:
-            return torch.cat([torch.softmax(model(params, some)[0], -1) for some in torch.split(public, ROWS)])
+            logits = torch.cat([model(params, some)[0] for some in torch.split(public, ROWS)])
+            return logits if self.mean_of == "logits" else torch.softmax(logits, -1)
 
         mean = torch.stack([told(params) for params in teachers]).mean(0)
-        return torch.softmax(mean.clamp(min=torch.finfo(mean.dtype).tiny).log() / self.temperature, -1)  # (d)
+        logits = mean if self.mean_of == "logits" else mean.clamp(min=torch.finfo(mean.dtype).tiny).log()
+        return torch.softmax(logits / self.temperature, -1)  # (d)
 
     # --- the student --------------------------------------------------------------------------------------------------
     def distilled(self, mean: Params, target: Tensor, public: Tensor, model: Network, key: Tensor) -> Params:

@@ -43,6 +43,11 @@ def test_teachers_and_their_target():
     assert float((method.target(teachers, x, model) - plain).abs().max()) < 1e-15
     sharp = plain**2 / (plain**2).sum(1, keepdim=True)
     assert float((FedBE(temperature=0.5).target(teachers, x, model) - sharp).abs().max()) < 1e-14
+    logits = sum(model(p, x)[0] for p in (mean, one, two, drawn)) / 4
+    for temperature in (1.0, 0.5):  # as MetaVD's release, which does not sharpen
+        found = FedBE(mean_of="logits", temperature=temperature).target(teachers, x, model)
+        assert float((found - torch.softmax(logits / temperature, -1)).abs().max()) < 1e-14
+    assert float((torch.softmax(logits, -1) - plain).abs().max()) > 1e-3
     long = x.repeat(120, 1)  # more rows than are predicted at once
     assert float((method.target(teachers, long, model) - plain.repeat(120, 1)).abs().max()) < 1e-14
 
