@@ -21,7 +21,7 @@ DRIFT = Training(lr=0.1, epochs=5, batch=50, weight_decay=1e-3)
 STATED = {  # the hyper-parameter tables and errata of the specifications, where they are not our defaults
     "pfedvmp": {"mode": "printed", "upload": "dense"},
     "fednp": {"moments": "closed", "local": Training(lr=0.01, epochs=10, batch=128)},
-    "metavd": {"noise_param": "alpha", "beta": 10.0},
+    "metavd": {"noise_param": "alpha", "beta": 10.0, "moves": "all"},
     "fedmap": {"weighting": "posterior", "local": ADAM},
     "fedbps": {"local": Training(lr=0.01, epochs=5, batch=128, momentum=0.9, weight_decay=5e-4)},
     "fedpa": {"burn_rounds": 400, "local": Training(lr=0.02, epochs=5, batch=20, momentum=0.9)},
