@@ -18,7 +18,7 @@ from unittest.mock import patch
 
 import torch
 
-from posterity.engine.autotune.trials import Trial
+from posterity.engine.autotune import trials
 from posterity.engine.process_settings import with_threads
 from posterity.experiment.config import Config
 from posterity.experiment.setup import load_federation, set_up
@@ -44,7 +44,7 @@ def count_choices(starts: int) -> dict[str, Counter[str]]:
     found: dict[str, Counter[str]] = {"the clock": Counter(), "own time": Counter()}
     for _ in range(starts):
         for name, counter in found.items():
-            wall = patch.object(Trial, "clock", property(lambda trial: time.perf_counter))
+            wall = patch.object(trials, "clock_of", lambda device: time.perf_counter)
             with wall if name == "the clock" else nullcontext():
                 made = set_up(CONFIG, federation, threads=1)
             onednn = "" if made.choice.onednn else " without oneDNN"

@@ -32,18 +32,17 @@ Work = Literal["training", "scoring"]
 
 @dataclass
 class BlockLimit:
-    """How many clients may be stacked at once: ever, and in work that ran out of memory; what is to be said about it.
+    """How many clients may be stacked at once in work that ran out of memory; and what is to be said about it.
 
     Scoring stacks everybody and training a cohort: what was too much for the one is no limit of the other.
     """
 
-    most: int | None = None
     found: dict[Work, int] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
     def of(self, work: Work, count: int) -> int:
         """How many of `count` clients."""
-        return min(most for most in (count, self.most, self.found.get(work)) if most is not None)
+        return min(count, self.found.get(work, count))
 
     def lower(self, work: Work, most: int, tried: int) -> None:
         self.found[work] = self.of(work, most)

@@ -273,12 +273,15 @@ def test_on_one_thread_other_programs_do_not_decide(cnn):
     """A thread that waits for its core, as one that sleeps, spends no time of its own: two of eighteen runs of one
     command had another engine than the same command had an hour before."""
     _, x, params = cnn
-    trial = Trial.of(x, params, 10, 3)
     with with_threads(1):
+        trial = Trial.of(x, params, 10, 3)
         assert trial._seconds(lambda: time.sleep(0.05)) < 0.03
         assert trial._seconds(lambda: sum(range(10**6))) > 0.002
     with with_threads(2):  # the others' time is not this thread's
+        trial = Trial.of(x, params, 10, 3)
         assert trial._seconds(lambda: time.sleep(0.05)) >= 0.05
+        with with_threads(1):  # what processes would save is held against it
+            assert trial._seconds(lambda: time.sleep(0.05)) >= 0.05
 
 
 def _doubled(model, times=2.0):

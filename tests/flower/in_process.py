@@ -93,7 +93,7 @@ def deploy(config: Config, folder: Path, watch=lambda line: None, spoil=None):
 def simulate(config: Config, cohorts=None):
     """The same run by the simulator's oracle, whose sums are formed client by client: state, store, round logs."""
     sim = set_up(config, federation_of(config)).sim
-    object.__setattr__(sim, "limit", BlockLimit(1))
+    object.__setattr__(sim, "limit", BlockLimit({"training": 1}))
     able = sim.federation.train.counts[: sim.federation.members].nonzero()[:, 0]
     state, store, logs = first_state(sim), Memory(sim.federation.clients), []
     for number in range(1, config.rounds + 1):

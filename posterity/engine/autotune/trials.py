@@ -36,6 +36,11 @@ Timer = Callable[[], float]  # takes a step and says how long it took
 Clock = Callable[[], float]
 
 
+def clock_of(device: torch.device) -> Clock:
+    """On one thread of a CPU that thread's own time: what others do to the machine must not decide."""
+    return time.thread_time if device.type == "cpu" and torch.get_num_threads() == 1 else time.perf_counter
+
+
 def _multiply(matrix: Tensor = torch.ones(512, 512)) -> Tensor:
     return matrix @ matrix
 
@@ -56,6 +61,7 @@ class Trial:
     params: Params
     clients: int  # at once
     records: bool = True  # its steps, as they could be mapped over clients
+    clock: Clock = time.perf_counter
 
     @staticmethod
     def of(x: Tensor, params: Params, rows: int, clients: int) -> Trial:
@@ -63,7 +69,8 @@ class Trial:
 
         Samples of a run that was loaded without its data are NaN, and so would every gradient be: zeros stand for them.
         """
-        return Trial(torch.nan_to_num(x[torch.arange(rows, device=x.device) % len(x)]), params, clients)
+        some = torch.nan_to_num(x[torch.arange(rows, device=x.device) % len(x)])
+        return Trial(some, params, clients, clock=clock_of(x.device))
 
     def fitted(self, model: Network) -> Trial:
         """With fewer clients if the steps of this network are slow on a CPU: then a few say as much as many."""
@@ -87,18 +94,12 @@ class Trial:
 
         return timed
 
-    @property
-    def clock(self) -> Clock:
-        """On one thread of a CPU that thread's own time: what others do to the machine must not decide."""
-        return time.perf_counter if self.x.is_cuda or torch.get_num_threads() > 1 else time.thread_time
-
     def _seconds(self, step: Callable[[], Any]) -> float:
-        clock = self.clock
-        begun = clock()
+        begun = self.clock()
         step()
         if self.x.is_cuda:
             torch.cuda.synchronize(self.x.device)
-        return clock() - begun
+        return self.clock() - begun
 
     def check(self, other: Network, model: Network) -> None:
         """Refuse `other` if its gradients are not those of `model`: a kernel that a compiler got wrong must be seen."""

@@ -38,7 +38,7 @@ def steadied(k: Tensor, jitter: float) -> tuple[Tensor, Tensor]:
     """δ and the lower factor of K + δI, for the first δ that has one; NaN if none has."""
     eye = torch.eye(len(k), dtype=k.dtype, device=k.device)
     steps = torch.stack([k.new_full((), step * jitter) for step in LADDER])
-    found = torch.linalg.cholesky_ex(k + steps[:, None, None] * eye)  # all at once: on a GPU three take as long as one
+    found = torch.linalg.cholesky_ex(k + steps[:, None, None] * eye)
     delta, root = steps[-1], torch.full_like(k, torch.nan)
     for step, info, low in reversed(list(zip(steps, found.info, found.L, strict=True))):
         delta = torch.where(info == 0, step, delta)
