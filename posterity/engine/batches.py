@@ -6,7 +6,7 @@ makes its batches by `build_batch`, or by what a simulation has in its place (th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +21,9 @@ from posterity.engine.keys import ORDER
 from posterity.engine.tracing.trace import Same, TraceCache, play, send
 
 ENTRIES = 2**22  # of the rows that are laid out at once
+SMALL = 100  # rows: kernels of fewer cost what it takes to launch them
+SIMILAR = 0.7  # of the largest client of a class of sizes
+BOUND = frozenset({"cuda"})  # devices where recordings are bound to shapes, and a new shape costs more than padding
 BuildBatch = Callable[..., Batch]  # as `build_batch`
 
 
@@ -105,6 +108,32 @@ def segments(active: list[int], batch: int, part: int = 5) -> Iterator[Segment]:
             first = step
 
 
+def size_classes(sizes: Iterable[int]) -> list[int]:
+    """The largest of each class of similar sizes, falling; small ones are one class."""
+    largest = list[int]()
+    for size in sorted(sizes, reverse=True):
+        if not largest or (largest[-1] > SMALL and size < SIMILAR * largest[-1]):
+            largest.append(size)
+    return largest
+
+
+def widths(part: Part, device: torch.device, traces: TraceCache | None) -> list[int] | None:
+    """What batches of all data of a client are padded to, falling; None: to the largest of those who run together.
+
+    A random cohort has another largest client in every round. Where steps are bound to shapes it is padded to the
+    largest of its class in the whole federation instead, so that it meets what was recorded for another.
+    """
+    if traces is None or device.type not in BOUND:
+        return None
+    known: list[int] = traces.once(part, "widths", lambda: size_classes(part.sizes.tolist()))
+    return known
+
+
+def width_for(rows: int, known: list[int] | None) -> int:
+    """The width of a batch of so many rows."""
+    return max(1, rows) if known is None else max(1, min(width for width in known if width >= rows))
+
+
 @dataclass(frozen=True)
 class Layout:
     """All entries of all playlists, client by client and epoch by epoch."""
@@ -122,8 +151,11 @@ def plan_batches(work: Pass, part: Part, clients: Tensor, keys: Tensor, traces: 
     With `traces`, the layout of the last cohort is kept, and on a GPU drawing the order is recorded.
     """
     count = part.sizes[clients]
-    widest = max(1, int(count.max()))  # a wider batch would only be padding
-    batch = widest if work.batch is None else min(work.batch, widest)
+    widest = int(count.max())
+    if work.batch is None:
+        batch = width_for(widest, widths(part, keys.device, traces))
+    else:
+        batch = min(work.batch, max(1, widest))  # a wider one would only be padding
     per_epoch = torch.div(count + batch - 1, batch, rounding_mode="floor")
     steps = per_epoch * work.epochs
     if work.most is not None:

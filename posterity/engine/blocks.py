@@ -4,20 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from functools import partial
+from itertools import groupby
 
 import torch
 from torch import Tensor
 
 from posterity.core.protocol import Here, Pass, Personal
 from posterity.core.tree import Tree, tree_bytes, tree_cat, tree_rows
+from posterity.data.federation import Part
 from posterity.engine.api import Engine
+from posterity.engine.batches import SMALL, size_classes, width_for, widths
 from posterity.engine.simulation import Simulation, Work, arrive, select
 from posterity.engine.store import Store
 from posterity.engine.tracing.trace import send
 
 ACTIVATIONS = 24  # numbers kept per input number of a batch, where nobody has measured it
-SMALL = 100  # rows: kernels of fewer cost what it takes to launch them
-SIMILAR = 0.7  # of a block's largest client, where kernels are padded to its size
 
 
 def able(sim: Simulation) -> Tensor:
@@ -33,20 +35,15 @@ def blocks(sim: Simulation, clients: Tensor, passes: Iterable[Pass] = (), work: 
     order = torch.argsort(counts, descending=True, stable=True)
     clients, counts = clients[send(order, clients.device)], counts[order]
     uneven = int(counts[0]) > SMALL and any(_grows(sim, each) for each in passes)
-    alike = _alike(counts.tolist()) if uneven else [len(clients)]
+    alike = _alike(sim, counts.tolist()) if uneven else [len(clients)]
     for some in torch.split(clients, alike):
         yield from torch.split(some, _fitting(sim, some.cpu(), passes, work))
 
 
-def _alike(counts: list[int]) -> list[int]:
+def _alike(sim: Simulation, counts: list[int]) -> list[int]:
     """How many clients of falling sizes share a block, if all of a block cost what its largest does."""
-    lengths, largest = list[int](), 0
-    for count in counts:
-        if not lengths or (largest > SMALL and count < SIMILAR * largest):
-            lengths.append(0)
-            largest = count
-        lengths[-1] += 1
-    return lengths
+    classes = widths(sim.federation.train, sim.root.device, sim.traces) or size_classes(counts)
+    return [len(list(some)) for _, some in groupby(counts, partial(width_for, known=classes))]
 
 
 def _grows(sim: Simulation, each: Pass) -> bool:
@@ -60,7 +57,7 @@ def _fitting(sim: Simulation, ids: Tensor, passes: tuple[Pass, ...], work: Work)
     """How many of these clients fit, as if all were as large as the largest."""
     sample = sim.federation.x[0].numel() * sim.federation.x.element_size()
     held, row = tree_bytes(sim.initial), 2 * sim.sample or ACTIVATIONS * sample
-    widest = int(sim.federation.train.sizes[ids].max())
+    widest = _widest(sim, sim.federation.train, ids)
     each = max([p.copies * held + row * (p.batch or widest) + _scratch(sim, p, ids) for p in passes]
                or [8 * held + row])  # fmt: skip
     room = sim.memory // 2 if sim.root.is_cuda else sim.memory  # recordings of a GPU have memory of their own
@@ -71,8 +68,13 @@ def _scratch(sim: Simulation, each: Pass, ids: Tensor) -> int:
     """Bytes that a pass declares for one client, as if all were as large as the largest."""
     if each.scratch is None:
         return 0
-    rows = int(sim.part(each.on).sizes[ids].max())
+    rows = _widest(sim, sim.part(each.on), ids)
     return each.scratch(rows if each.batch is None else min(rows, each.batch), sim.model) * sim.dtype.itemsize
+
+
+def _widest(sim: Simulation, part: Part, ids: Tensor) -> int:
+    """Rows of the largest client, padded as a batch of all of them is."""
+    return width_for(int(part.sizes[ids].max()), widths(part, sim.root.device, sim.traces))
 
 
 def meet(

@@ -21,6 +21,9 @@ from posterity.engine.stacked import step_keys_of, unmoved
 from posterity.engine.tracing.trace import WARM, Same, TraceCache, capture, fill, play, shape_of
 
 EXACT = 320  # up to so many clients a graph is captured for every number of them
+COARSE = (
+    2  # of a size is the way to the next where a batch is all data: cohorts are divided by size, into blocks of few
+)
 TABLE = 2**24  # entries of the table of rows
 MakeStep = Callable[[Simulation, Pass, Here], Callable[..., Carry]]
 MakeBody = Callable[[Simulation, Pass, Here, "StaticBuffers", int, MakeStep], Callable[[], None]]
@@ -39,10 +42,11 @@ class StaticBuffers:
     keys: Tensor  # (length, size, 2)
     slot: Tensor  # () place in the table of the next step
     offset: Tensor  # () the step at place 0
+    exact: bool  # whether there is a graph for every number of clients; if not, who has finished must be told apart
     graphs: dict[int, Callable[[], None]] = field(default_factory=dict)
 
     @staticmethod
-    def of(carry: Carry, here: Here, size: int, length: int, batch: int) -> StaticBuffers:
+    def of(carry: Carry, here: Here, size: int, length: int, batch: int, exact: bool) -> StaticBuffers:
         def room(leaf: Tensor) -> Tensor:
             return leaf.new_zeros(size, *leaf.shape[1:])
 
@@ -50,7 +54,7 @@ class StaticBuffers:
         table, zero = here.client.new_zeros(length, size, batch), here.client.new_zeros(())
         keys = here.key.new_zeros(length, size, 2)
         return StaticBuffers(tree_map(torch.clone, here.shared), here.round.clone(), mine, tree_map(room, carry), table,
-                    table.bool(), keys, zero, zero.clone())  # fmt: skip
+                    table.bool(), keys, zero, zero.clone(), exact)  # fmt: skip
 
 
 def take_steps(
@@ -73,7 +77,7 @@ def take_steps(
     if first == len(active):
         return carry
     static = _static_buffers(sim.traces, each, carry, here, plan, max(active))
-    sizes = [_size(a, static.rows.shape[1]) for a in active]
+    sizes = [_size(each, static, a) for a in active]
     new = sorted(set(sizes[first:]) - static.graphs.keys(), reverse=True)
     for size in new:  # smaller ones find room in the memory of larger ones
         static.slot.zero_()
@@ -90,9 +94,10 @@ def take_steps(
     return tree_map(lambda leaf: leaf[:clients].clone(), static.carry)  # the places will be used again
 
 
-def _size(active: int, most: int) -> int:
-    """The captured size for `active` clients: their number, or one of few where there are many."""
-    return active if most <= EXACT else bucket(active, most)
+def _size(each: Pass, static: StaticBuffers, active: int) -> int:
+    """The captured size for `active` clients: their number, or one of few: of many, or where all finish together."""
+    most = static.rows.shape[1]
+    return active if static.exact else most if each.batch is None else bucket(active, most)
 
 
 def _first(sim: Simulation, each: Pass, carry: Carry, here: Here, plan: BatchPlan, make: MakeStep) -> Carry:
@@ -111,11 +116,12 @@ def _first(sim: Simulation, each: Pass, carry: Carry, here: Here, plan: BatchPla
 def _static_buffers(
     traces: TraceCache, each: Pass, carry: Carry, here: Here, plan: BatchPlan, clients: int
 ) -> StaticBuffers:
-    size = bucket(clients, 2**31)
+    size = bucket(clients, 2**31, 5 if each.batch is not None else COARSE)
+    exact = each.batch is not None and size <= EXACT
     widest = plan.longest
     length = max(WARM + 1, min(widest, TABLE // (size * plan.batch)))  # a capture advances the counter too
     key = (Same(here.model), size, length, plan.batch, shape_of(tree_rows(carry, 0)), shape_of(here.shared))
-    make: Callable[[], StaticBuffers] = lambda: StaticBuffers.of(carry, here, size, length, plan.batch)  # noqa: E731
+    make: Callable[[], StaticBuffers] = lambda: StaticBuffers.of(carry, here, size, length, plan.batch, exact)  # noqa: E731
     static: StaticBuffers = traces.once(each, key, make, holds=True)
     return static
 
@@ -134,7 +140,7 @@ def body(
         carry = tree_rows(static.carry, slice(size))
         mine, step = tree_rows(static.mine, slice(size)), static.slot + static.offset
         after = function(fixed, mine, rows, real, keys, step, carry)
-        live = None if len(static.rows[0]) <= EXACT else step < mine["steps"]
+        live = None if static.exact else step < mine["steps"]
         places, values = tree_leaves(carry), tree_leaves(after)
         if live is not None:  # who has finished keeps what it has
             pairs = zip(places, values, strict=True)

@@ -46,7 +46,7 @@ def body(
     sim: Simulation, each: Pass, here: Here, static: StaticBuffers, size: int, make: MakeStep
 ) -> Callable[[], None]:
     """A step of the first `size` clients of a seat; not compiled if it cannot be."""
-    held = len(static.rows[0]) > EXACT
+    held = not static.exact
     fixed = (static.shared, here.initial, static.round, sim.federation.x, sim.federation.y)
     tables = (static.rows, static.real, static.keys)
     stacks = (tree_rows(static.mine, slice(size)), tree_rows(static.carry, slice(size)))
