@@ -116,3 +116,17 @@ def test_random_cohorts_end_as_stacked_ones_and_share_recordings(bound, monkeypa
     monkeypatch.setattr(batches, "BOUND", set())
     rounds(replace(GRAPH, take_steps=steps), cohorts)
     assert shapes < len(made) - shapes  # without classes nearly every block is a new shape
+
+
+def test_five_clients_run_with_the_recording_of_six(bound, monkeypatch):
+    """Sizes 1, 2, 3, 4, 6, 9, …: who is not there has finished, and changes nothing."""
+    made = []
+    monkeypatch.setattr(cuda_graphs, "capture", lambda traces, body: made.append(1) or body)
+    monkeypatch.setattr(batches, "SIMILAR", 0.01)  # all clients are one class
+    able = blocks.able(case().sim())
+    cohorts = [able[:6], able[:5], able[1:6], able[:4]]
+    steps = partial(cuda_graphs.take_steps, make=graph.make_step)
+    ends = [rounds(engine, cohorts) for engine in (STACKED, replace(GRAPH, take_steps=steps))]
+    for a, b in zip(*map(tree_leaves, ends), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-11)
+    assert len(made) == 2  # for six and for four
