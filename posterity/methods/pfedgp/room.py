@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from posterity.methods.pfedgp.polya_gamma import TERMS
 
-HELD = 2**21  # numbers in one matrix of all chains that are computed at once: 8 MiB in float32
+HELD = 2**24  # numbers in one matrix of all chains that are computed at once: 64 MiB in float32
 CHAIN, SLOPE = 5, 14  # matrices that a draw, and a gradient, hold at once
 DRAW = 10  # numbers that a random one takes while it is made: 64-bit words
 
