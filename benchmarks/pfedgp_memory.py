@@ -2,6 +2,7 @@
 
     python benchmarks/pfedgp_memory.py train 600 2 256    # samples a client, clients, MiB allowed
     python benchmarks/pfedgp_memory.py score 600 2 256
+    python benchmarks/pfedgp_memory.py train 2400 1 2048 vb    # a mean field, all nodes at once
 
 The highest resident memory of the process, after a run with one client of 4 samples and after the real one.
 """
@@ -24,7 +25,7 @@ from posterity.methods.pfedgp.method import PFedGP
 INPUTS, CLASSES, HELD = 64, 10, 100
 
 
-def go(what: str, samples: int, clients: int, memory: int) -> None:
+def go(what: str, samples: int, clients: int, memory: int, method: PFedGP) -> None:
     """One round of training, or the predictions of all clients."""
     draw = torch.Generator().manual_seed(0)
     train, test = (
@@ -32,7 +33,7 @@ def go(what: str, samples: int, clients: int, memory: int) -> None:
         for size in (samples, HELD)
     )
     network = models.build("mlp", (INPUTS,), CLASSES)
-    run = Run(PFedGP(), federate(train, CLASSES, test=test), network, dtype=torch.float32)
+    run = Run(method, federate(train, CLASSES, test=test), network, dtype=torch.float32)
     run.sim = replace(run.sim, memory=memory)
     if what == "train":
         run.rounds(1)
@@ -45,11 +46,12 @@ def highest() -> float:
 
 
 def main() -> None:
-    what, (samples, clients, allowed) = sys.argv[1], map(int, sys.argv[2:])
+    what, (samples, clients, allowed), rest = sys.argv[1], map(int, sys.argv[2:5]), sys.argv[5:]
+    method = PFedGP(inference=rest[0]) if rest else PFedGP()
     torch.set_num_threads(1)
-    go(what, 4, 1, 2**30)
-    before, method = highest(), PFedGP()
-    go(what, samples, clients, allowed * 2**20)
+    go(what, 4, 1, 2**30, method)
+    before = highest()
+    go(what, samples, clients, allowed * 2**20, method)
     scratch = (method.passes() if what == "train" else method.prepare())[-1].scratch
     assert scratch is not None
     declared = scratch(samples, models.build("mlp", (INPUTS,), CLASSES)) * 4 / 2**20

@@ -320,7 +320,7 @@ def _stored(table, section):
     return found
 
 
-TABLE_16 = {"FedAvg+SNIP": "FedAvg", "Reptile+SNIP": "Reptile",
+TABLE_16 = {"FedAvg+SNIP": "FedAvg", "MAML+SNIP": "MAML", "PerFedAvg+SNIP": "PerFedAvg (HF-MAML)", "Reptile+SNIP": "Reptile",
             "MAML+MetaVD+DP (released defaults)": "MAML+MetaVD (released defaults)",
             "Reptile+MetaVD+DP (released defaults)": "Reptile+MetaVD (released defaults)"}  # fmt: skip
 """Its rows, and whom each is held against."""
@@ -330,7 +330,7 @@ def test_metavds_table_16():
     """Each row against its host in Table 8, over all scored rounds; and what is gone of the layer."""
     (tables, hosts), (recipe, runs) = runs_of("M-T8", "M-T8"), runs_of("M-T16", "M-T16")
     shown = [line for line in (ROOT / METAVD).read_text(encoding="utf-8").splitlines() if ", Table 16 |" in line]
-    assert len(shown) == sum(1 for (folder, name) in runs) == 8
+    assert len(shown) == sum(1 for (folder, name) in runs) == 12
     for alpha in ("α=0.1", "α=0.5"):
         stored = [_stored(table, f"{alpha} {what}") for table, what in (("M-T8", "Test"), ("M-T16", "Test"))]
         gone = _stored("M-T16", f"{alpha} Sparsity")

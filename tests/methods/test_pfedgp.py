@@ -15,7 +15,7 @@ from posterity.methods import build
 from posterity.methods.pfedgp import PFedGP
 from posterity.methods.pfedgp.class_tree import grow_tree
 from posterity.methods.pfedgp.node import unit
-from posterity.methods.pfedgp.room import HELD, at_once
+from posterity.methods.pfedgp.room import FIELD, HELD, at_once
 
 PLAIN = full_batch(1, lr=0.3)
 X, WEIGHTS = (torch.as_tensor(a) for a in np.polynomial.hermite.hermgauss(32))
@@ -213,9 +213,11 @@ def test_the_released_probabilities_are_an_option():
 
 def test_memory_is_declared():
     """Chains are computed in groups of about HELD numbers; what is declared grows with the matrices of one group."""
-    assert at_once(540, 1, 600) == HELD // 360_000 == 5
-    assert at_once(9, 20, 300) == 1
-    assert at_once(60, 1, 20) == 60
+    assert at_once(540, 1, 600, HELD) == HELD // 360_000 == 5
+    assert at_once(9, 20, 300, HELD) == 1
+    assert at_once(60, 1, 20, HELD) == 60
+    assert at_once(9, 1, 1360, FIELD) == 9 > at_once(9, 1, 1370, FIELD)
+    assert (PFedGP().held, PFedGP(inference="vb").held) == (HELD, FIELD)
     model = mlp(points())
     training, conditioning = (each[-1].scratch for each in (PFedGP().passes(), PFedGP().prepare()))
     assert training(600, model) > 20 * 14 * 300**2
@@ -224,6 +226,7 @@ def test_memory_is_declared():
     few = PFedGP(inference="vb")
     assert few.passes()[-1].scratch(600, model) < training(600, model) / 5
     assert few.prepare()[-1].scratch(600, model) < conditioning(600, model)
+    assert few.passes()[-1].scratch(2400, model) > 3 * 14 * 1200**2  # all three nodes of four classes at once
 
 
 def test_what_it_says_of_itself():

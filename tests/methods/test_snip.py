@@ -11,13 +11,15 @@ from posterity.engine.round import personal_model
 from posterity.methods.fedavg import FedAvg
 from posterity.methods.local import Local
 from posterity.methods.maml import MAML
+from posterity.methods.perfedavg import PerFedAvg
 from posterity.methods.reptile import Reptile
 from posterity.methods.wrappers.drop import Drop
 from posterity.methods.wrappers.metavd import MetaVD
-from posterity.methods.wrappers.snip import Snip, most_sensitive
+from posterity.methods.wrappers.snip import Pruned, Snip, most_sensitive
 
 TRAINING = Training(lr=0.1, batch=4)
 LEAF = "base.fc1.weight"
+INSIDE = [FedAvg(replace(TRAINING, clip=0.1)), MAML(TRAINING, fast=0.5), PerFedAvg(TRAINING, fast=0.5)]
 
 
 def test_the_choice_by_hand():
@@ -45,6 +47,23 @@ def test_removed_weights_stay_zero_for_everybody(engine, host):
             assert not bool(carry.params[LEAF][~keep].any())
             assert bool(carry.params[LEAF][keep].all())
         run.rounds(1)
+
+
+@each_engine
+@pytest.mark.parametrize("host", INSIDE, ids=lambda h: h.label)
+def test_it_is_its_host_on_a_network_without_the_removed_weights(engine, host):
+    """Inside of a meta-step, and in the length of a gradient, too."""
+    federation = points((9, 5, 13))
+    model = mlp(federation)
+    run = Run(Snip(host), federation, model, engine).rounds(1)
+    small = Run(host, federation, Pruned(model, LEAF, run.state.keep.clone()), engine).rounds(1)
+    small.state = replace(run.state.host, params=run.state.params)
+    for each in (run, small):
+        each.rounds(2)
+    for name, leaf in run.state.params.items():
+        other = small.state.params[name]
+        other = torch.where(run.state.keep, other, 0) if name == LEAF else other  # the server's momentum may move them
+        torch.testing.assert_close(leaf, other, rtol=1e-12, atol=1e-13)
 
 
 def test_the_choice_uses_the_first_update():

@@ -52,7 +52,7 @@ from posterity.methods.pfedgp.node import (
     steadied,
     unit,
 )
-from posterity.methods.pfedgp.room import at_once, conditioning_room, training_room
+from posterity.methods.pfedgp.room import FIELD, HELD, at_once, conditioning_room, training_room
 
 AUTHORS = "authors' code"
 AUTHORS_TRAINING = Training(lr=0.05, epochs=3, momentum=0.9, weight_decay=1e-3, clip=50.0)  # of CIFAR-10
@@ -182,7 +182,7 @@ class PFedGP(Method):
         delta, omega = self.augment(given, split.mask, split.given_sides, fold(here.key, CHAINS), self.chains)
         nodes, chains, rows = omega.shape
         of_node = grad_and_value(partial(self.node_loss, split.mask, delta), argnums=(0, 1))
-        slopes, values = vmap(of_node, (None, None, 0, 0, 0), chunk_size=at_once(nodes, chains, rows))(
+        slopes, values = vmap(of_node, (None, None, 0, 0, 0), chunk_size=at_once(nodes, chains, rows, self.held))(
             given, asked, split.given_sides, split.asked_sides, omega
         )
         count = (split.asked_sides != 0).any(0).to(z).sum().clamp(min=1)
@@ -206,11 +206,13 @@ class PFedGP(Method):
         k = k + torch.diag(delta.expand(len(mask)))
         nodes, rows = sides.shape
         if self.inference == "vb":
-            field_of = vmap(partial(mean_field, k, steps=self.gibbs_steps), chunk_size=at_once(nodes, 1, rows))
+            field_of = vmap(
+                partial(mean_field, k, steps=self.gibbs_steps), chunk_size=at_once(nodes, 1, rows, self.held)
+            )
             omega = field_of(0.5 * sides)[:, None]
         else:
             run = vmap(partial(gibbs, k, root, steps=self.gibbs_steps),
-                       chunk_size=at_once(nodes * chains, 1, rows))  # fmt: skip
+                       chunk_size=at_once(nodes * chains, 1, rows, self.held))  # fmt: skip
             keys = fold(key, torch.arange(nodes * chains, device=key.device))
             omega = run(0.5 * sides.repeat_interleave(chains, 0), keys).reshape(nodes, chains, rows)
         return delta, omega * (sides != 0).to(omega)[:, None]
@@ -234,7 +236,7 @@ class PFedGP(Method):
         k = alone(kernel(u, u, self.scale, self.length), known["mask"]) + torch.diag(known["delta"].expand(rows))
         cross = kernel(u, unit(here.model.features(carry.params, x)[0]), self.scale, self.length)
         look = vmap(partial(predictive, k, cross, self.scale + known["delta"]),
-                    chunk_size=at_once(nodes * chains, 1, rows))  # fmt: skip
+                    chunk_size=at_once(nodes * chains, 1, rows, self.held))  # fmt: skip
         mean, variance = look(0.5 * known["row_sides"].repeat_interleave(chains, 0), omega.flatten(0, 1))
         told = vmap(partial(branch_log_probabilities, branch=self.branch), out_dims=1)(
             mean.reshape(nodes, chains, -1), variance.reshape(nodes, chains, -1)
@@ -242,10 +244,15 @@ class PFedGP(Method):
         return leaf_log_probabilities(told, known["sides"], known["count"])
 
     # --- memory -------------------------------------------------------------------------------------------------------
+    @property
+    def held(self) -> int:
+        """Numbers in one matrix of all chains that are computed at once."""
+        return FIELD if self.inference == "vb" else HELD
+
     def training_scratch(self, rows: int, model: Network) -> int:
         chains = 1 if self.inference == "vb" else self.chains
-        return training_room(rows, model.classes, model.feature_dim, chains, self.gibbs_steps)
+        return training_room(rows, model.classes, model.feature_dim, chains, self.gibbs_steps, self.held)
 
     def conditioning_scratch(self, rows: int, model: Network) -> int:
         chains = 1 if self.inference == "vb" else self.test_chains
-        return conditioning_room(rows, model.classes, model.feature_dim, chains, self.gibbs_steps)
+        return conditioning_room(rows, model.classes, model.feature_dim, chains, self.gibbs_steps, self.held)

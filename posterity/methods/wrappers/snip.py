@@ -10,8 +10,10 @@ Differs from the paper: the sensitivity comes from the first round of training, 
 (MetaVD's baselines; its release takes w⁺ − Σ p_k θ_k *after* the server's step, which for FedAvg is nothing but
 rounding); exactly ⌈(1 − sparsity)·K⌉ weights are kept (released codes keep one more). Removed weights are
 not sent, and not counted in the bytes of a round; clients, which forget, are told the pattern with every broadcast, a
-bit a weight. `report` says what a client saves. Removed weights still count in a gradient-norm clip. The weights in
-`state.params` are masked; those of the inner method may not be.
+bit a weight. `report` says what a client saves. The network itself is without the removed weights, so that nothing
+moves them: no inner step of MAML or Per-FedAvg (as released, but there the steps before a prediction do), and they do
+not count in a gradient-norm clip (there they do). The weights in `state.params` are masked; those of the inner method
+may not be.
 """
 
 from __future__ import annotations
@@ -71,8 +73,34 @@ class Shared:
     leaf: str = field(metadata={STATIC: True})
 
 
+@dataclass(frozen=True, eq=False)
+class Pruned:
+    """`model` without the removed weights of a leaf, whatever it is given for them; the rest is asked of the model."""
+
+    model: Network
+    leaf: str
+    keep: Tensor
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.model, name)
+
+    def __call__(self, params: Params, *args: Any, **how: Any) -> Any:
+        return self.model(cut(params, self.leaf, self.keep), *args, **how)
+
+    def logits(self, params: Params, *args: Any, **how: Any) -> Tensor:
+        output: Tensor = self(params, *args, **how)[0]
+        return output
+
+    def features(self, params: Params, *args: Any, **how: Any) -> tuple[Tensor, Params]:
+        return self.model.features(cut(params, self.leaf, self.keep), *args, **how)
+
+    def classify(self, params: Params, *args: Any, **how: Any) -> Tensor:
+        return self.model.classify(cut(params, self.leaf, self.keep), *args, **how)
+
+
 def cut(params: Params, leaf: str, keep: Tensor) -> Params:
-    return {**params, leaf: torch.where(keep, params[leaf], 0)}
+    """Parameters without the removed weights; a method may ask the network with a part of its leaves."""
+    return {**params, leaf: torch.where(keep, params[leaf], 0)} if leaf in params else params
 
 
 def view(here: Here) -> Here:
@@ -80,11 +108,21 @@ def view(here: Here) -> Here:
     return replace(here, shared=here.shared.part.host)
 
 
+def kept(here: Here) -> Tensor:
+    """Which weights of the layer are kept."""
+    known = here.shared.part
+    return unpacked(known.keep, here.initial[known.leaf].shape)
+
+
+def prune(here: Here) -> Here:
+    """What the passes of the inner method see: its network is without the removed weights."""
+    model: Any = Pruned(here.model, here.shared.part.leaf, kept(here))
+    return replace(view(here), model=model)
+
+
 def fix(carry: Carry, here: Here) -> Carry:
     """The carry without the removed weights."""
-    known = here.shared.part
-    keep = unpacked(known.keep, carry.params[known.leaf].shape)
-    return replace(carry, params=cut(carry.params, known.leaf, keep))
+    return replace(carry, params=cut(carry.params, here.shared.part.leaf, kept(here)))
 
 
 def most_sensitive(weight: Tensor, gradient: Tensor, sparsity: float) -> Tensor:
@@ -150,20 +188,20 @@ class Snip(Wrapper):
         return fix(Carry(self.inner.start(view(here)), {}, ()), here).params
 
     def passes(self) -> tuple[Pass, ...]:
-        return constrained(self.inner.passes(), view, fix)
+        return constrained(self.inner.passes(), prune, fix)
 
     def adapt(self, epochs: int) -> tuple[Pass, ...]:
-        return constrained(self.inner.adapt(epochs), view, fix)
+        return constrained(self.inner.adapt(epochs), prune, fix)
 
     def prepare(self) -> tuple[Pass, ...]:
-        return constrained(self.inner.prepare(), view, fix)
+        return constrained(self.inner.prepare(), prune, fix)
 
     def message(self, carry: Carry, here: Here) -> tuple[Message, Personal]:
         sent, personal = self.inner.message(carry, view(here))
         leaf, mean = here.shared.part.leaf, sent.get("params")
         if not (isinstance(mean, Mean) and leaf in mean.value):  # a method whose layer goes another way, or nowhere
             return sent, personal
-        keep = unpacked(here.shared.part.keep, mean.value[leaf].shape)
+        keep = kept(here)
         unsent = mean.value[leaf].element_size() * (~keep).sum()
         return {**sent, "params": Sparse(mean, unsent, keep, (f"value/{leaf}",))}, personal
 
