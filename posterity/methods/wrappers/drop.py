@@ -13,8 +13,8 @@ Differs from the paper: the paper does not say what the server does with a weigh
 moves it or its ρ). It reports 0.8 in Table 6 and 0.9 after 150 rounds in Tables 16 and 17; only one layer is pruned, so
 at most 13 % of the paper's bytes are saved. With `noise_param = alpha` rates end at 0.9998, and a threshold from there
 to 1 is refused; 1 itself drops nothing. Bytes of a round are counted without what is dropped, and with the bits;
-`report` says how many were saved. Dropped weights still count in a gradient-norm clip. `+drop` without `+metavd` brings
-MetaVD along.
+`report` says how many were saved. Dropped weights still count in a gradient-norm clip, and inside a meta-step of MAML
+or Per-FedAvg its inner steps move them, by the divergence too. `+drop` without `+metavd` brings MetaVD along.
 """
 
 from __future__ import annotations
