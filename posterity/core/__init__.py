@@ -61,6 +61,7 @@ if TYPE_CHECKING:
         trainable,
         watched,
     )
+    from posterity.core.precision import exact_products
     from posterity.core.protocol import (
         Batch,
         Carry,
@@ -99,7 +100,8 @@ if TYPE_CHECKING:
     from posterity.core.wrapper import Wrapper
 
 MODULES = ("averaging", "classes", "gaussian", "hyperparameters", "losses", "messages", "network", "optim", "passes",
-           "protocol", "prox", "random", "second", "slope", "training", "tree", "wire", "wrapper")  # fmt: skip
+           "precision", "protocol", "prox", "random", "second", "slope", "training", "tree", "wire",
+           "wrapper")  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:
@@ -112,15 +114,15 @@ def __getattr__(name: str) -> Any:
 
 
 __all__ = [
-    "NOISE", "SGD", "STATIC", "Adam", "Bag", "Batch", "Carry", "Facts", "Gaussian", "Groups", "Here", "LogMean",
-    "Loss", "Mean", "Message", "Method", "Moments", "Network", "Now", "Optimiser", "Own", "Params", "Partition",
-    "Pass", "Personal", "Plan", "Point", "RMSprop", "Rows", "Shared", "Sparse", "State", "Sum", "Summary", "Training",
-    "Tree", "Wrapper", "as_second", "averaged", "base", "bits", "categorical", "check_fields", "cholesky", "clipped",
-    "constrained", "count_labels", "deal", "descend", "directed", "everything", "first_network", "first_of", "fit",
-    "fit_head", "fold", "gather", "head", "hyper", "kl", "log_likelihood", "log_predictive", "make_key", "masked_mean",
-    "matvec", "mean_slope", "meta", "mixture", "norm", "normal", "on_second", "one_hot", "opened", "packed",
-    "permutation", "pointwise", "proximal", "record", "require_plain_sgd", "sample", "second_network", "second_of",
-    "squared_distance", "sum_classes", "sum_features", "trainable", "tree_bytes", "tree_cast", "tree_filled",
-    "tree_leaves", "tree_map", "tree_named", "tree_rows", "tree_stack", "tuned", "uniform", "unpacked", "watched",
-    "weighted", "within",
+    "NOISE", "SGD", "STATIC", "Adam", "Bag", "Batch", "Carry", "Facts", "Gaussian", "Groups", "Here", "LogMean", "Loss",
+    "Mean", "Message", "Method", "Moments", "Network", "Now", "Optimiser", "Own", "Params", "Partition", "Pass",
+    "Personal", "Plan", "Point", "RMSprop", "Rows", "Shared", "Sparse", "State", "Sum", "Summary", "Training", "Tree",
+    "Wrapper", "as_second", "averaged", "base", "bits", "categorical", "check_fields", "cholesky", "clipped",
+    "constrained", "count_labels", "deal", "descend", "directed", "everything", "exact_products", "first_network",
+    "first_of", "fit", "fit_head", "fold", "gather", "head", "hyper", "kl", "log_likelihood", "log_predictive",
+    "make_key", "masked_mean", "matvec", "mean_slope", "meta", "mixture", "norm", "normal", "on_second", "one_hot",
+    "opened", "packed", "permutation", "pointwise", "proximal", "record", "require_plain_sgd", "sample",
+    "second_network", "second_of", "squared_distance", "sum_classes", "sum_features", "trainable", "tree_bytes",
+    "tree_cast", "tree_filled", "tree_leaves", "tree_map", "tree_named", "tree_rows", "tree_stack", "tuned", "uniform",
+    "unpacked", "watched", "weighted", "within",
 ]  # fmt: skip

@@ -17,9 +17,10 @@ import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 import torch
+
+from posterity.core.precision import with_tf32
 
 MMAP_THRESHOLD, TRIM_THRESHOLD, TOP_PAD = -3, -1, -2  # names of settings in glibc's malloc.h
 USUAL = 2**17  # bytes: what all three are if nobody has set them
@@ -73,20 +74,6 @@ def with_threads(count: int) -> Iterator[None]:
 
 
 @contextmanager
-def with_tf32(on: bool) -> Iterator[None]:
-    """Products of a GPU with few bits, or not, for a while."""
-    switches: tuple[Any, Any] = (torch.backends.cuda.matmul, torch.backends.cudnn)
-    before = [switch.allow_tf32 for switch in switches]
-    try:
-        for switch in switches:
-            switch.allow_tf32 = on
-        yield
-    finally:
-        for switch, old in zip(switches, before, strict=True):
-            switch.allow_tf32 = old
-
-
-@contextmanager
 def _with_kept_memory() -> Iterator[None]:
     told = keep_memory()
     try:
@@ -110,4 +97,4 @@ def _tell(apart: int, kept: int, ahead: int) -> bool:
     return all([tell(MMAP_THRESHOLD, apart), tell(TRIM_THRESHOLD, kept), tell(TOP_PAD, ahead)])
 
 
-__all__ = ["ProcessSettings", "keep_memory", "with_onednn", "with_tf32", "with_threads"]
+__all__ = ["ProcessSettings", "keep_memory", "with_onednn", "with_threads"]

@@ -320,7 +320,8 @@ def _stored(table, section):
     return found
 
 
-TABLE_16 = {"FedAvg+SNIP": "FedAvg", "MAML+SNIP": "MAML", "PerFedAvg+SNIP": "PerFedAvg (HF-MAML)", "Reptile+SNIP": "Reptile",
+TABLE_16 = {"FedAvg+SNIP": "FedAvg", "MAML+SNIP": "MAML", "PerFedAvg+SNIP": "PerFedAvg (HF-MAML)",
+            "Reptile+SNIP": "Reptile",
             "MAML+MetaVD+DP (released defaults)": "MAML+MetaVD (released defaults)",
             "Reptile+MetaVD+DP (released defaults)": "Reptile+MetaVD (released defaults)"}  # fmt: skip
 """Its rows, and whom each is held against."""

@@ -12,11 +12,12 @@ import torch
 
 import posterity
 from posterity import models
+from posterity.core.precision import with_tf32
 from posterity.engine.autotune import choice, trials
 from posterity.engine.autotune.choice import Way, Wish, choose, exchange
 from posterity.engine.autotune.trials import TURNS, Race, Trial, hold_race
 from posterity.engine.distributed import Processes
-from posterity.engine.process_settings import with_onednn, with_tf32, with_threads
+from posterity.engine.process_settings import with_onednn, with_threads
 from posterity.engine.replay.graph import GRAPH
 from posterity.engine.replay.loop import LOOP
 from posterity.experiment import run

@@ -10,9 +10,11 @@ import pytest
 import torch
 from oracles.sims import DOUBLE, ENGINES, Run, federate, full_batch, mlp, points, q2, same_bits, scalar_model, worst
 
-from posterity.core import Training, make_key
+from posterity.core import Training, make_key, precision
+from posterity.core.precision import with_tf32
+from posterity.engine.stacked import STACKED
 from posterity.methods import build
-from posterity.methods.pfedgp import PFedGP
+from posterity.methods.pfedgp import PFedGP, method
 from posterity.methods.pfedgp.class_tree import grow_tree
 from posterity.methods.pfedgp.node import unit
 from posterity.methods.pfedgp.room import FIELD, HELD, at_once
@@ -251,3 +253,25 @@ def test_bad_hyper_parameters():
         PFedGP(inference="mcmc")
     with pytest.raises(ValueError, match=r"branch = 'median' is unknown"):
         PFedGP(branch="median")
+
+
+def test_kernels_are_exact_where_layers_are_not(monkeypatch):
+    """With TF32 a product has ten bits, and a kernel rounded so has no factor; layers keep what was asked for."""
+    monkeypatch.setattr(precision, "DEVICES", {"cpu"})
+    seen = {"kernel": set(), "layer": set()}
+
+    def watch(name, function):
+        def call(*args, **how):
+            seen[name].add(torch.backends.cuda.matmul.allow_tf32)
+            return function(*args, **how)
+
+        return call
+
+    monkeypatch.setattr(method, "kernel", watch("kernel", method.kernel))
+    model = mlp(FEW)
+    monkeypatch.setattr(type(model), "features", watch("layer", type(model).features))
+    with with_tf32(True):
+        run = Run(Ordered(PLAIN, inference="vb"), FEW, model, STACKED).rounds(1)
+        run.outputs("received")
+        assert torch.backends.cuda.matmul.allow_tf32
+    assert seen == {"kernel": {False}, "layer": {True}}

@@ -15,9 +15,10 @@ from torch import Tensor
 from torch.func import grad, vmap
 
 from posterity.core.network import Network
+from posterity.core.precision import with_tf32
 from posterity.core.protocol import Params
 from posterity.core.tree import tree_leaves, tree_map
-from posterity.engine.process_settings import with_tf32, with_threads
+from posterity.engine.process_settings import with_threads
 from posterity.engine.tracing.trace import trace_flat
 
 STRICT, LOOSE = 0.02, 0.3  # of a gradient's length: with few bits other pixels may win where they are pooled

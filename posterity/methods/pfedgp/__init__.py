@@ -33,9 +33,10 @@ with the mean and variance of all that follow: both moments of a draw are exact,
 takes exp(E log σ(f*)) for a probability, and one minus it for "right", which is too low for "left" (0.29 instead of 0.5
 where nothing is known): `branch="log_mean"` is that. `inference="vb"` replaces the chains by one mean field,
 ω = tanh(c/2) / 2c with c² = E f², which draws nothing. A class of one sample is given, never predicted. Classes that a
-client has not seen have a probability of about 0 (e⁻³⁰). The head of the network is neither trained nor sent, and
-clients keep nothing between rounds: a newcomer builds its classifier from its labelled data without training; one
-without data finds all classes equally likely. Second derivatives of the loss are not available.
+client has not seen have a probability of about 0 (e⁻³⁰). Kernels and their factors are exact with `--precision tf32`,
+too, but in steps that are compiled. The head of the network is neither trained nor sent, and clients keep nothing
+between rounds: a newcomer builds its classifier from its labelled data without training; one without data finds all
+classes equally likely. Second derivatives of the loss are not available.
 """
 
 from __future__ import annotations

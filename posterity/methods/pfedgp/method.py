@@ -33,6 +33,7 @@ from posterity.core import (
     averaged,
     base,
     check_fields,
+    exact_products,
     fold,
     gather,
     hyper,
@@ -179,12 +180,13 @@ class PFedGP(Method):
         z, buffers = here.model.features(params, batch.x, mask=batch.layer_mask, train=True, key=here.key)
         split = halves(unit(z), batch, here.kept["sides"])
         given, asked = split.given.detach(), split.asked.detach()
-        delta, omega = self.augment(given, split.mask, split.given_sides, fold(here.key, CHAINS), self.chains)
-        nodes, chains, rows = omega.shape
-        of_node = grad_and_value(partial(self.node_loss, split.mask, delta), argnums=(0, 1))
-        slopes, values = vmap(of_node, (None, None, 0, 0, 0), chunk_size=at_once(nodes, chains, rows, self.held))(
-            given, asked, split.given_sides, split.asked_sides, omega
-        )
+        with exact_products(z):  # kernels rounded to ten bits have no factors
+            delta, omega = self.augment(given, split.mask, split.given_sides, fold(here.key, CHAINS), self.chains)
+            nodes, chains, rows = omega.shape
+            of_node = grad_and_value(partial(self.node_loss, split.mask, delta), argnums=(0, 1))
+            slopes, values = vmap(of_node, (None, None, 0, 0, 0), chunk_size=at_once(nodes, chains, rows, self.held))(
+                given, asked, split.given_sides, split.asked_sides, omega
+            )
         count = (split.asked_sides != 0).any(0).to(z).sum().clamp(min=1)
         linear = (slopes[0].sum(0) * (split.given - given)).sum() + (slopes[1].sum(0) * (split.asked - asked)).sum()
         return (values.sum() + linear) / count, buffers  # (g)
@@ -224,17 +226,23 @@ class PFedGP(Method):
         sums = sum_classes(u, batch.y, batch.mask, here.model.classes)
         sides = grow_tree(sums["sum"] / sums["count"].clamp(min=1)[:, None], sums["count"]).to(u)
         row_sides = sides @ one_hot(batch.y, here.model.classes, batch.mask).T  # (nodes, n)
-        delta, omega = self.augment(u, batch.mask, row_sides, here.key, self.test_chains)
+        with exact_products(u):
+            delta, omega = self.augment(u, batch.mask, row_sides, here.key, self.test_chains)
         classifier = {"u": u, "mask": batch.mask, "row_sides": row_sides, "sides": sides, "count": sums["count"],
                       "delta": delta, "omega": omega}  # fmt: skip
         return replace(carry, kept={**carry.kept, "classifier": classifier})
 
     def predict(self, carry: Carry, x: Tensor, here: Here) -> Tensor:
-        known = carry.kept["classifier"]
+        features = unit(here.model.features(carry.params, x)[0])
+        with exact_products(x):
+            return self.classify(features, carry.kept["classifier"])
+
+    def classify(self, asked: Tensor, known: dict[str, Tensor]) -> Tensor:
+        """log p(y | x) (B, C) of unit embeddings (B, d), by all training data."""
         u, omega = known["u"], known["omega"]
         nodes, chains, rows = omega.shape
         k = alone(kernel(u, u, self.scale, self.length), known["mask"]) + torch.diag(known["delta"].expand(rows))
-        cross = kernel(u, unit(here.model.features(carry.params, x)[0]), self.scale, self.length)
+        cross = kernel(u, asked, self.scale, self.length)
         look = vmap(partial(predictive, k, cross, self.scale + known["delta"]),
                     chunk_size=at_once(nodes * chains, 1, rows, self.held))  # fmt: skip
         mean, variance = look(0.5 * known["row_sides"].repeat_interleave(chains, 0), omega.flatten(0, 1))
