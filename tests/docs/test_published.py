@@ -393,6 +393,22 @@ def test_who_teaches_fedbe():
     _against_the_host(found, "FedAvg, 20 % apart")
 
 
+def test_removed_weights_and_inner_steps():
+    """SNIP over Per-FedAvg on digits: before and since inner steps leave removed weights alone."""
+    found: dict[str, dict[str, dict[int, float]]] = {}
+    for run in load_runs(RAW / "snip-inner.jsonl.gz"):
+        step = run.fields.get("method.local.lr", run.fields.get("local.lr"))
+        where = f"digits, steps of {step:g}, Dirichlet({run.config['partition'].split(':')[1]})"
+        what = "Per-FedAvg" if "sparsity" not in run.fields else SNIPPED[run.facts["commit"][:7]]
+        if run.fields.get("sparsity", 0.7) != 0.7:
+            what = "SNIP of 30 %, inner steps move them"
+        found.setdefault(where, {}).setdefault(f"{what}, {where}", {})[run.seed] = _on_digits(run)
+    assert sum(map(len, found.values())) == 10
+    for where, rows in found.items():
+        _against_the_host(rows, f"Per-FedAvg, {where}")
+
+
+SNIPPED = {"67258ad": "SNIP, inner steps move them", "39eaa53": "SNIP, inner steps do not"}
 FAMILIES = {(None, None): "Reptile, decay of 0.0033", ("naive", "cohort"): "VD, decay of 0.0033",
             ("ensemble", "cohort"): "EnsembleVD, the cohort's", ("ensemble", "all"): "EnsembleVD, everybody's",
             ("hyper", "cohort"): "MetaVD, the cohort's", ("hyper", "all"): "MetaVD, everybody's"}  # fmt: skip
