@@ -6,6 +6,7 @@ makes its batches by `build_batch`, or by what a simulation has in its place (th
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -47,6 +48,7 @@ class BatchPlan:
     steps: Tensor  # (m,) on the host
     batch: int  # width of a batch
     longest: int  # steps that any client of the federation could have
+    most: int  # clients of the federation that could be in one such batch
 
     def length(self) -> int:
         """Steps until the last client has finished."""
@@ -117,21 +119,27 @@ def size_classes(sizes: Iterable[int]) -> list[int]:
     return largest
 
 
-def widths(part: Part, device: torch.device, traces: TraceCache | None) -> list[int] | None:
-    """What batches of all data of a client are padded to, falling; None: to the largest of those who run together.
+def widths(part: Part, device: torch.device, traces: TraceCache | None) -> dict[int, int] | None:
+    """What batches of all data of a client are padded to, falling, and how many clients are padded to each.
 
     A random cohort has another largest client in every round. Where steps are bound to shapes it is padded to the
-    largest of its class in the whole federation instead, so that it meets what was recorded for another.
+    largest of its class in the whole federation instead, so that it meets what was recorded for another. None where
+    they are not: a batch is padded to the largest of those who run together.
     """
     if traces is None or device.type not in BOUND:
         return None
-    known: list[int] = traces.once(part, "widths", lambda: size_classes(part.sizes.tolist()))
+    known: dict[int, int] = traces.once(part, "widths", lambda: _count_widths(part.sizes.tolist()))
     return known
 
 
-def width_for(rows: int, known: list[int] | None) -> int:
+def _count_widths(sizes: list[int]) -> dict[int, int]:
+    classes = size_classes(sizes)
+    return dict(Counter(width_for(size, classes) for size in sorted(sizes, reverse=True)))
+
+
+def width_for(rows: int, known: Iterable[int] | None) -> int:
     """The width of a batch of so many rows."""
-    return max(1, rows) if known is None else max(1, min(width for width in known if width >= rows))
+    return max(1, rows if known is None else min(width for width in known if width >= rows))
 
 
 @dataclass(frozen=True)
@@ -151,11 +159,9 @@ def plan_batches(work: Pass, part: Part, clients: Tensor, keys: Tensor, traces: 
     With `traces`, the layout of the last cohort is kept, and on a GPU drawing the order is recorded.
     """
     count = part.sizes[clients]
-    widest = int(count.max())
-    if work.batch is None:
-        batch = width_for(widest, widths(part, keys.device, traces))
-    else:
-        batch = min(work.batch, max(1, widest))  # a wider one would only be padding
+    widest, known = int(count.max()), widths(part, keys.device, traces) if work.batch is None else None
+    batch = width_for(widest, known)  # a wider one would only be padding
+    batch = batch if work.batch is None else min(work.batch, batch)
     per_epoch = torch.div(count + batch - 1, batch, rounding_mode="floor")
     steps = per_epoch * work.epochs
     if work.most is not None:
@@ -170,7 +176,8 @@ def plan_batches(work: Pass, part: Part, clients: Tensor, keys: Tensor, traces: 
     longest = -(-int(part.sizes.max()) // batch) * work.epochs
     longest = longest if work.most is None else min(longest, work.most)
     on_device = send(torch.stack((start, count)), keys.device)
-    return BatchPlan(playlist, on_device[0], on_device[1], count, steps, batch, longest)
+    most = len(part.sizes) if known is None else known[batch]
+    return BatchPlan(playlist, on_device[0], on_device[1], count, steps, batch, longest, most)
 
 
 def _playlist(

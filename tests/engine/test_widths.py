@@ -13,7 +13,7 @@ from posterity import methods
 from posterity.core.passes import gather
 from posterity.core.tree import tree_leaves
 from posterity.engine import batches, blocks
-from posterity.engine.batches import plan_batches, size_classes, width_for
+from posterity.engine.batches import bucket, plan_batches, size_classes, width_for
 from posterity.engine.replay import cuda_graphs, graph
 from posterity.engine.replay.graph import GRAPH
 from posterity.engine.round import first_state, train_round
@@ -56,6 +56,7 @@ def test_a_cohort_is_padded_to_the_largest_of_its_class_in_the_federation(bound)
         ids = torch.tensor([client])
         plan = plan_batches(WHOLE, part, ids, sim.root[None], TraceCache())
         assert plan.batch == width_for(int(sizes[client]), known)
+        assert plan.most == sum(width_for(size, known) == plan.batch for size in sizes.tolist())
         rows, real = plan.rows(0, 1, 1)
         assert rows.shape[-1] == plan.batch
         assert int(real.sum()) == int(sizes[client])
@@ -103,11 +104,12 @@ def rounds(engine, cohorts):
 
 def test_random_cohorts_end_as_stacked_ones_and_share_recordings(bound, monkeypatch):
     made = []
+    monkeypatch.setattr(batches, "SIMILAR", 0.3)  # few classes, for there are few clients
     monkeypatch.setattr(cuda_graphs, "capture", lambda traces, body: made.append(1) or body)
     steps = partial(cuda_graphs.take_steps, make=graph.make_step)
     draw, cohorts = torch.Generator().manual_seed(0), []
     able = blocks.able(case().sim())
-    for count in (4, 5, 6, 3, 6, 5, 4, 6):
+    for count in 2 * (4, 5, 6, 3, 7, 2):
         cohorts.append(able[torch.randperm(len(able), generator=draw)[:count]].sort().values)
     ends = [rounds(engine, cohorts) for engine in (STACKED, replace(GRAPH, take_steps=steps))]
     for a, b in zip(*map(tree_leaves, ends), strict=True):
@@ -115,7 +117,7 @@ def test_random_cohorts_end_as_stacked_ones_and_share_recordings(bound, monkeypa
     shapes = len(made)
     monkeypatch.setattr(batches, "BOUND", set())
     rounds(replace(GRAPH, take_steps=steps), cohorts)
-    assert shapes < len(made) - shapes  # without classes nearly every block is a new shape
+    assert shapes < len(made) - shapes  # a block's own largest client is another one in most of them
 
 
 def test_five_clients_run_with_the_recording_of_six(bound, monkeypatch):
@@ -130,3 +132,18 @@ def test_five_clients_run_with_the_recording_of_six(bound, monkeypatch):
     for a, b in zip(*map(tree_leaves, ends), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-11)
     assert len(made) == 2  # for six and for four
+
+
+def test_no_recording_is_for_more_clients_than_a_class_has(bound, monkeypatch):
+    """With everybody in the cohort nothing is wasted but on newcomers of the same sizes."""
+    monkeypatch.setattr(cuda_graphs, "capture", lambda traces, body: body)
+    monkeypatch.setattr(batches, "SIMILAR", 0.01)
+    monkeypatch.setattr(cuda_graphs, "COARSE", 1)  # sizes 1, 2, 4, 8, 16
+    made, of = [], cuda_graphs.StaticBuffers.of
+    monkeypatch.setattr(cuda_graphs.StaticBuffers, "of",
+                        staticmethod(lambda *args: made.append(args[2]) or of(*args)))  # fmt: skip
+    sim = case().sim()
+    able, clients = blocks.able(sim), sim.federation.clients
+    assert bucket(len(able), 2**31, cuda_graphs.COARSE) > clients
+    rounds(replace(GRAPH, take_steps=partial(cuda_graphs.take_steps, make=graph.make_step)), [able])
+    assert made == [clients]
