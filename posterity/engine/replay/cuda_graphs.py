@@ -116,9 +116,9 @@ def _first(sim: Simulation, each: Pass, carry: Carry, here: Here, plan: BatchPla
 def _static_buffers(
     traces: TraceCache, each: Pass, carry: Carry, here: Here, plan: BatchPlan, clients: int
 ) -> StaticBuffers:
-    whole = each.batch is None
-    size = bucket(clients, max(clients, plan.most), COARSE) if whole else bucket(clients, 2**31)
-    exact = not whole and size <= EXACT
+    full_batch = each.batch is None
+    size = bucket(clients, max(clients, plan.most), COARSE) if full_batch else bucket(clients, 2**31)
+    exact = not full_batch and size <= EXACT
     widest = plan.longest
     length = max(WARM + 1, min(widest, TABLE // (size * plan.batch)))  # a capture advances the counter too
     key = (Same(here.model), size, length, plan.batch, shape_of(tree_rows(carry, 0)), shape_of(here.shared))
