@@ -16,7 +16,7 @@ from itertools import chain
 import torch
 
 from posterity.core import make_key
-from posterity.engine.batches import bucket, size_classes, width_for
+from posterity.engine.batches import bucket, count_widths, size_classes, width_for
 from posterity.engine.participation import Participation
 from posterity.engine.replay.cuda_graphs import COARSE
 from posterity.experiment.config import Config
@@ -26,16 +26,16 @@ SEEDS, MEMBERS = range(3), 100
 
 
 def sizes_of(alpha: str, seed: int) -> list[int]:
-    """Training rows of the members."""
+    """Training rows of the members, and behind them of the newcomers."""
     config = Config(dataset="cifar10", partition=f"dirichlet:{alpha}:1", clients=130, newcomers="30",
                     test_partition="independent", seed=seed)  # fmt: skip
-    sizes: list[int] = load_federation(config).train.sizes[:MEMBERS].tolist()
+    sizes: list[int] = load_federation(config).train.sizes.tolist()
     return sizes
 
 
 def count(alpha: str, rounds: int) -> str:
     sizes = [sizes_of(alpha, seed) for seed in SEEDS]
-    known, draw = size_classes(chain.from_iterable(sizes)), Participation.parse("10")
+    known, draw = count_widths([*chain.from_iterable(sizes)]), Participation.parse("10")
     own, classes, work = set[tuple[int, int]](), set[tuple[int, int]](), [0, 0]
     for number in range(1, rounds + 1):
         cohorts = [draw.draw(torch.arange(MEMBERS), make_key(seed), number) for seed in SEEDS]
@@ -45,8 +45,9 @@ def count(alpha: str, rounds: int) -> str:
             own.add((width, clients))
             work[0] += clients * width**3
         for width, clients in Counter(width_for(size, known) for size in cohort).items():
-            classes.add((width, bucket(clients, 2**31, COARSE)))
-            work[1] += bucket(clients, 2**31, COARSE) * width**3
+            recorded = bucket(clients, known[width], COARSE)
+            classes.add((width, recorded))
+            work[1] += recorded * width**3
     return (f"α̂ = {alpha}, {rounds} rounds: {len(own):,} shapes by the blocks' own largest clients, {len(classes):,} "
             f"by {len(known)} classes; cubic work times {work[1] / work[0]:.2f}")  # fmt: skip
 

@@ -128,11 +128,12 @@ def widths(part: Part, device: torch.device, traces: TraceCache | None) -> dict[
     """
     if traces is None or device.type not in BOUND:
         return None
-    known: dict[int, int] = traces.once(part, "widths", lambda: _count_widths(part.sizes.tolist()))
+    known: dict[int, int] = traces.once(part, "widths", lambda: count_widths(part.sizes.tolist()))
     return known
 
 
-def _count_widths(sizes: list[int]) -> dict[int, int]:
+def count_widths(sizes: list[int]) -> dict[int, int]:
+    """The width of each class of sizes, falling, and how many are padded to it."""
     classes = size_classes(sizes)
     return dict(Counter(width_for(size, classes) for size in sorted(sizes, reverse=True)))
 

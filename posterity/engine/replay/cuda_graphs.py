@@ -21,9 +21,7 @@ from posterity.engine.stacked import step_keys_of, unmoved
 from posterity.engine.tracing.trace import WARM, Same, TraceCache, capture, fill, play, shape_of
 
 EXACT = 320  # up to so many clients a graph is captured for every number of them
-COARSE = (
-    2  # of a size is the way to the next where a batch is all data: cohorts are divided by size, into blocks of few
-)
+COARSE = 2  # of a size is the way to the next, where a batch is all data: blocks of few clients, and of many shapes
 TABLE = 2**24  # entries of the table of rows
 MakeStep = Callable[[Simulation, Pass, Here], Callable[..., Carry]]
 MakeBody = Callable[[Simulation, Pass, Here, "StaticBuffers", int, MakeStep], Callable[[], None]]
