@@ -13,7 +13,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import torch
 from rich.table import Table
+from torch import Tensor
 
 from posterity import data, methods, models
 from posterity.cli.neutral import label, paragraphs
@@ -160,8 +162,29 @@ def print_partition(federation: Federation) -> None:
         late = " (newcomer)" if k >= federation.members else ""
         table.add_row(label(federation.names[k]) + late, *(str(v) for v in (*counts, *cells)))
     console.print(table)
-    for note in federation.notes:
+    for note in (*federation.notes, *unseen_note(federation)):
         console.print(f"note: {label(note)}")
+
+
+def unseen_note(federation: Federation) -> tuple[str, ...]:
+    """How many test rows are of classes that their client has training rows of, unless all are: what a model that a
+    client learns from its own rows alone gets right at best, weighted as accuracy is by `train_weighted`."""
+    if not federation.classes:
+        return ()
+    seen = federation.seen(federation.test)
+    asked = ~seen.isnan()
+    if not asked.any() or bool((seen[asked] == 1).all()):
+        return ()
+    weight = federation.train.counts.to(seen)
+    members = torch.arange(federation.clients) < federation.members
+
+    def percent(who: Tensor) -> str:
+        return f"{100 * float((seen[who] * weight[who]).sum() / weight[who].sum()):.1f} %"
+
+    newcomers = asked & ~members
+    of_newcomers = f" (newcomers: {percent(newcomers)})" * bool(newcomers.any())
+    return (f"clients have training rows of the class of {percent(asked & members)} of their test rows{of_newcomers}; "
+            "means over clients, weighted by their training rows",)  # fmt: skip
 
 
 def print_sent(path: Path, leaves: Sequence[Mapping[str, Any]]) -> None:

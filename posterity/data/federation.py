@@ -139,3 +139,8 @@ class Federation:
         """Samples of each class on each client (clients, classes)."""
         cell = part.owners() * self.classes + self.y[part.rows]
         return torch.bincount(cell, minlength=self.clients * self.classes).reshape(self.clients, self.classes)
+
+    def seen(self, part: Part) -> Tensor:
+        """The share of each client's rows whose class it has training rows of (clients,); nan for one without rows."""
+        counts = self.histogram(part).to(torch.float64)
+        return (counts * (self.histogram(self.train) > 0)).sum(1) / counts.sum(1)

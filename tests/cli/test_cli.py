@@ -11,6 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from posterity import data
+
 SMALL = ["--dataset", "digits", "--clients", "5", "--rounds", "2", "--subset", "20%", "--quiet"]
 
 
@@ -120,6 +122,23 @@ def test_listings(call):
     assert "digits" in call("datasets")[1]
     assert "client" in call("partition", "--dataset", "digits", "--clients", "3")[1].lower()
     assert call("version")[1].strip() == "0.1.0"
+
+
+def test_a_partition_says_how_many_test_rows_are_of_classes_their_client_knows(call):
+    words = ["--dataset", "digits", "--clients", "10", "--partition", "dirichlet:0.1:1", "--newcomers", "3"]
+    divided = data.load("digits", clients=10, partition="dirichlet:0.1:1", newcomers=3, test_partition="independent")
+    shares, weights = [], []
+    for k in range(10):
+        known = set(divided.y[divided.train.client(k)].tolist())
+        asked = divided.y[divided.test.client(k)].tolist()
+        shares.append(sum(y in known for y in asked) / len(asked) if asked else 0.0)
+        weights.append(len(divided.train.client(k)) if asked else 0)
+    told = [100 * sum(s * w for s, w in zip(shares[a:b], weights[a:b], strict=True)) / sum(weights[a:b])
+            for a, b in ((0, 7), (7, 10))]  # fmt: skip
+    assert told[0] < 90
+    out = " ".join(call("partition", *words, "--test-partition", "independent")[1].split())
+    assert f"training rows of the class of {told[0]:.1f} % of their test rows (newcomers: {told[1]:.1f} %)" in out
+    assert "class of" not in call("partition", "--dataset", "digits", "--clients", "3", "--partition", "iid")[1]
 
 
 def test_the_preset_of_a_paper_has_a_label_and_a_plain_folder(call):
