@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import cache
 from pathlib import Path
-from statistics import fmean, stdev
+from statistics import fmean, median, stdev
 
 import pytest
 
@@ -282,6 +282,18 @@ def test_what_runs_of_metavds_table_8_took():
     place = next(cell.folder for cell in other.cells if cell.name == "α=0.1 Test")
     slow = [3 * each.seconds for each in found[place, "MAML+MetaVD+DP (released defaults)"][0].rounds[350:356]]
     assert f"{min(s for s in slow if s > 5):.0f} to {max(slow):.0f} s each from round 351 on" in lines
+    kernels = [runs[where, "pFedGP"] for where in (folder, late)]
+    assert "{:,.0f} s of rounds at α̂ = 0.1 and {:.0f} at 0.5".format(*(_seconds(each)[0] for each in kernels)) in lines
+    dropping = [found[next(c.folder for c in other.cells if c.name == f"{a} Test"),
+                      "PerFedAvg+MetaVD+DP (released defaults)"] for a in ("α=0.1", "α=0.5")]  # fmt: skip
+    for which, first, last, words in (
+        (kernels[0], 1, 80, "a round took {} s beside four or five others (rounds 1 to 80, median)"),
+        (kernels[0], 241, 320, "{} alone (241 to 320"), (kernels[0], 641, 960, "{} beside one light program (641 to"),
+        (kernels[1], 1, 80, "at 0.5 {} beside others (1 to 80)"), (kernels[1], 521, 960, "{} beside\nthe other pFedGP"),
+        (dropping[1], 161, 960, "{} s a round at 0.5 (161 to 960)"), (dropping[1], 1, 80, "{} beside four or five"),
+        (dropping[0], 241, 880, "({} s a round, 241 to 880)"),
+    ):  # fmt: skip
+        assert words.format(f"{median(3 * each.seconds for each in which[0].rounds[first - 1 : last]):.2f}") in lines
 
 
 def _seconds(runs):
