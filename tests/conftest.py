@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from pathlib import Path
+
+os.environ["OMP_NUM_THREADS"] = "1"  # before PyTorch is imported: tests fork, and a fork waits for threads it has not
 
 import pytest
 import torch
