@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from torch import Tensor
 
@@ -23,6 +24,10 @@ from posterity.cli.show import console, say_sentence
 from posterity.core.hyperparameters import UNSTATED, Knob, knobs, nearest
 from posterity.core.training import Training
 from posterity.data.federation import Federation
+
+MOST_CLASSES = 20  # of which a partition shows every one
+CLIENT_WIDTH = 10  # at least, of a client's name: longer ones are folded where there is no room
+HEADS = range(12, 2, -1)  # characters of a heading before it is folded, the widest that fits
 
 
 def print_methods(name: str | None) -> None:
@@ -147,23 +152,46 @@ def comments(function: Any) -> dict[str, str]:
 
 
 def print_partition(federation: Federation) -> None:
-    """Samples of every client, and of every class where there are few."""
-    wide = 0 < federation.classes <= 20
-    names = federation.class_names or tuple(str(c) for c in range(federation.classes))
-    heads = [label(name) for name in names] if wide else ["classes"]
-    table = Table("Client", "train", "validation", "test", *heads,
-                  title=f"{label(federation.name)}: {federation.clients} clients", title_justify="left")  # fmt: skip
-    histogram = federation.histogram(federation.train) if federation.classes else None
-    for k in range(federation.clients):
-        counts = [int(p.counts[k]) for p in (federation.train, federation.validation, federation.test)]
-        cells: list[Any] = []
-        if histogram is not None:
-            cells = [int(c) or "" for c in histogram[k]] if wide else [int((histogram[k] > 0).sum())]
-        late = " (newcomer)" if k >= federation.members else ""
-        table.add_row(label(federation.names[k]) + late, *(str(v) for v in (*counts, *cells)))
+    """Samples of every client, and of every class where there are few and the terminal has room for them.
+
+    A number is never cut: headings are folded, and classes are counted where their columns do not fit.
+    """
+    parts = (("train", federation.train), ("val.", federation.validation), ("test", federation.test))
+    columns = [(head, [str(n) for n in part.sizes.tolist()]) for head, part in parts]
+    clients = [name + " (newcomer)" * (k >= federation.members) for k, name in enumerate(federation.names)]
+    left_out: tuple[str, ...] = ()
+    if federation.classes:
+        histogram = federation.histogram(federation.train)
+        names = federation.class_names or tuple(str(c) for c in range(federation.classes))
+        by_class = [(name, [str(n or "") for n in histogram[:, c].tolist()]) for c, name in enumerate(names)]
+        needed = _table_width((*columns, *by_class), HEADS[-1])
+        if federation.classes <= MOST_CLASSES and needed <= console.width:
+            columns += by_class
+        else:
+            columns.append(("classes", [str(n) for n in (histogram > 0).sum(1).tolist()]))
+            if federation.classes <= MOST_CLASSES:
+                left_out = (f"samples of every class are shown in a terminal of {needed} columns; this has "
+                            f"{console.width} (COLUMNS={needed} posterity partition …)",)  # fmt: skip
+    heads = next((n for n in HEADS if _table_width(columns, n) <= console.width), HEADS[-1])
+    table = Table(title=f"{label(federation.name)}: {federation.clients} clients", title_justify="left",
+                  box=SIMPLE_HEAD, header_style="bold", pad_edge=False, padding=0)  # fmt: skip
+    table.add_column("Client", min_width=CLIENT_WIDTH, overflow="fold")
+    for head, column in columns:
+        table.add_column(label(head), width=_column_width(head, column, heads), justify="right", overflow="fold")
+    for row in zip(clients, *(column for _, column in columns), strict=True):
+        table.add_row(*(label(cell) for cell in row))
     console.print(table)
-    for note in (*federation.notes, *unseen_note(federation)):
+    for note in (*left_out, *federation.notes, *unseen_note(federation)):
         console.print(f"note: {label(note)}")
+
+
+def _table_width(columns: Sequence[tuple[str, Sequence[str]]], heads: int) -> int:
+    """Of a partition's table, in characters, with a space before, between and behind its columns."""
+    return CLIENT_WIDTH + 2 + sum(1 + _column_width(head, column, heads) for head, column in columns)
+
+
+def _column_width(head: str, column: Sequence[str], heads: int) -> int:
+    return max(min(len(head), heads), *(len(cell) for cell in column))
 
 
 def unseen_note(federation: Federation) -> tuple[str, ...]:

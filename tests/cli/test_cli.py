@@ -10,8 +10,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 from posterity import data
+from posterity.cli import listing
 
 SMALL = ["--dataset", "digits", "--clients", "5", "--rounds", "2", "--subset", "20%", "--quiet"]
 
@@ -122,6 +124,22 @@ def test_listings(call):
     assert "digits" in call("datasets")[1]
     assert "client" in call("partition", "--dataset", "digits", "--clients", "3")[1].lower()
     assert call("version")[1].strip() == "0.1.0"
+
+
+@pytest.mark.parametrize(("width", "fits"), [(80, True), (61, True), (60, False), (30, False)])
+def test_a_partition_cuts_no_number(call, monkeypatch, width, fits):
+    monkeypatch.setattr(listing, "console", Console(width=width))
+    out = call("partition", "--dataset", "digits", "--clients", "3")[1]
+    assert max(len(line) for line in out.splitlines()) <= width
+    divided = data.load("digits", clients=3)
+    counts = divided.histogram(divided.train)
+    rows = [line.split()[2:] for line in out.splitlines() if line.startswith(" client ")]
+    for k, row in enumerate(rows):
+        sizes = [str(len(part.client(k))) for part in (divided.train, divided.validation, divided.test)]
+        classes = [str(n) for n in counts[k].tolist() if n] if fits else [str(int((counts[k] > 0).sum()))]
+        assert row == sizes + classes
+    assert len(rows) == 3
+    assert ("a terminal of 61 columns" in " ".join(out.split())) == (not fits)
 
 
 def test_a_partition_says_how_many_test_rows_are_of_classes_their_client_knows(call):
