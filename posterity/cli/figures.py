@@ -5,17 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from rich.table import Table
-
 from posterity.cli.neutral import label
-from posterity.cli.show import console, say, say_sentence
+from posterity.cli.show import console, ruled_table, say, say_sentence
 from posterity.reproduce.cells import RunRequest
 from posterity.reproduce.figures import draw_figure, figures, is_figure
 
 
 def print_figures(folder: Path) -> None:
     """Every figure: what it needs, whose runs it is drawn from, whether it lies beside the tables in `folder`."""
-    table = Table("Figure", "what it is", "data", "drawn from", "done", title="Figures", title_justify="left")
+    table = ruled_table("Figures", "Figure", "what it is", "data", "drawn from", "done")
     for figure in figures().values():
         drawn = (folder.parent / "figures" / f"{figure.id}.svg").exists()
         cells = [figure.id, f"{figure.paper}, {figure.title}", "; ".join(figure.needs), ", ".join(figure.tables),

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from posterity import data, methods, models
 from posterity.cli.neutral import label, paragraphs
-from posterity.cli.show import console, say_sentence
+from posterity.cli.show import console, ruled_table, say_sentence
 from posterity.core.hyperparameters import UNSTATED, Knob, knobs, nearest
 from posterity.core.training import Training
 from posterity.data.federation import Federation
@@ -35,20 +35,18 @@ def print_methods(name: str | None) -> None:
     if name is not None:
         _print_method(name.lstrip("+"))
         return
-    table = Table(
-        "Method", "label", "scored at", "reference", "hyper-parameters", title="Methods", title_justify="left"
-    )
+    table = ruled_table("Methods", "Method", "label", "scored at", "reference", "hyper-parameters")
     for key, cls in methods.available().items():
         names = ", ".join(f"{k.name}={k.default}" for k in knobs(cls) if k.name != "local")
         row = (key, cls.label, cls.scored, cls.reference, names)  # type: ignore[attr-defined]
         table.add_row(*(label(cell) for cell in row))
     console.print(table)
-    table = Table("Suffix", "what it does", "hyper-parameters", title="Wrappers", title_justify="left")
+    table = ruled_table("Wrappers", "Suffix", "what it does", "hyper-parameters")
     for key, cls in methods.suffixes().items():
         names = ", ".join(f"{k.name}={k.default}" for k in knobs(cls))
         table.add_row(f"+{key}", label(first_line(cls)), label(names))
     console.print(table)
-    table = Table("Name", "stands for", "reference", title="Names for specs", title_justify="left")
+    table = ruled_table("Names for specs", "Name", "stands for", "reference")
     for key, named in methods.names().items():
         table.add_row(*(label(cell) for cell in (key, named.told(key), named.reference)))
     console.print(table)
@@ -85,7 +83,7 @@ def _print_knobs(title: str, found: list[Knob], prefix: str) -> None:
         return
     papers = any(knob.differs for knob in found)
     heads = ("name", "default", *(["@paper"] if papers else []), "meaning", "source of the default")
-    table = Table(*heads, title=title, title_justify="left")
+    table = ruled_table(title, *heads)
     for knob in found:
         meaning = knob.doc + (f" ({', '.join(knob.choices)})" if knob.choices else "")
         paper = [str(knob.paper) if knob.differs else ""] if papers else []
@@ -107,7 +105,7 @@ def first_line(cls: type) -> str:
 
 
 def print_datasets() -> None:
-    table = Table("Dataset", "what it is", "own clients", "files", title="Datasets", title_justify="left")
+    table = ruled_table("Datasets", "Dataset", "what it is", "own clients", "files")
     for d in data.available():
         table.add_row(d.name, label(d.description), "yes" if d.natural else "", "in the package" if d.embedded else
                       "POSTERITY_DATA or --data-dir")  # fmt: skip
@@ -121,7 +119,7 @@ def print_models(name: str | None) -> None:
     if name is not None:
         _print_model(name)
         return
-    table = Table("Network", "what it is", "options (--set model.NAME=VALUE)", title="Networks", title_justify="left")
+    table = ruled_table("Networks", "Network", "what it is", "options (--set model.NAME=VALUE)")
     for each in models.available():
         options = ", ".join(f"{option}={default}" for option, default in each.options.items())
         table.add_row(*(label(cell) for cell in (each.name, each.summary, options)))
@@ -138,7 +136,7 @@ def _print_model(name: str) -> None:
     if not known[name].options:
         console.print("It has no options.")
         return
-    table = Table("name", "default", "meaning", title="Options (--set model.NAME=VALUE)", title_justify="left")
+    table = ruled_table("Options (--set model.NAME=VALUE)", "name", "default", "meaning")
     meanings = comments(home.build)
     for option, default in known[name].options.items():
         table.add_row(*(label(cell) for cell in (f"model.{option}", str(default), meanings.get(option, ""))))
@@ -218,7 +216,7 @@ def unseen_note(federation: Federation) -> tuple[str, ...]:
 def print_sent(path: Path, leaves: Sequence[Mapping[str, Any]]) -> None:
     """What left a site, a line for every leaf (`flower/sent.py`)."""
     heads = ("Leaf", "rounds", "times", "bytes", "smallest count behind it")
-    table = Table(*heads, title="What left this site", title_justify="left")
+    table = ruled_table("What left this site", *heads)
     for leaf in leaves:
         first, last = leaf["rounds"]
         count = "no samples, or unknown" if leaf["count"] is None else str(leaf["count"])

@@ -10,7 +10,7 @@ from rich.table import Table
 
 from posterity.cli import figures
 from posterity.cli.neutral import label
-from posterity.cli.show import console, say, say_sentence
+from posterity.cli.show import console, ruled_table, say, say_sentence
 from posterity.experiment.begin_again import runs_below
 from posterity.experiment.run_folder import RUN, read_json
 from posterity.report.logs import write_atomic
@@ -26,7 +26,7 @@ from posterity.reproduce.recipe import Recipe, RecipeCell, find, recipes
 def print_recipes(folder: Path, places: Sequence[Path] = ()) -> None:
     """Every table: what it needs, how long it takes, how much of it lies under `folder`, or in `places`."""
     runs = read_places(places)
-    table = Table("Table", "what it is", "data", "GPU minutes a seed", "result", title="Tables", title_justify="left")
+    table = ruled_table("Tables", "Table", "what it is", "data", "GPU minutes a seed", "result")
     for recipe in recipes().values():
         minutes = "not timed" if recipe.minutes is None else f"{recipe.minutes:g}"
         needs = "; ".join(sorted({_data(recipe, cell) for cell in recipe.cells}))
@@ -34,7 +34,7 @@ def print_recipes(folder: Path, places: Sequence[Path] = ()) -> None:
         cells = [recipe.id, f"{recipe.paper}, {recipe.title}", needs, minutes, _result(recipe, found)]
         table.add_row(*map(label, cells))
     console.print(table)
-    others = Table("Id", "what it is", "why not", title="Neither run nor drawn", title_justify="left")
+    others = ruled_table("Neither run nor drawn", "Id", "what it is", "why not")
     for each in without_recipe().values():
         others.add_row(*map(label, (each.id, f"{each.paper}, {each.title}", each.why)))
     console.print(others)
@@ -118,7 +118,7 @@ def _terminal(cell: RecipeCell, found: Sequence[Entry]) -> Table:
     heads = ("Method", "paper", *(HEADS[rule] for rule in RULES), "seeds",
              f"{found[-1].line.name} less it")  # fmt: skip
     timed = any(each.seconds for each in found)
-    table = Table(*heads, *([SECONDS] if timed else []), title=cell.name, title_justify="left")
+    table = ruled_table(cell.name, *heads, *([SECONDS] if timed else []))
     for each in found:
         cells = (
             each.name,

@@ -12,6 +12,7 @@ from typing import Any
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
+from rich.table import Column as RichColumn
 from rich.table import Table
 
 from posterity.cli.neutral import label
@@ -102,6 +103,11 @@ def _print_notes(rows: Sequence[Row], shown: Sequence[Column], every: Sequence[C
 def say_sentence(text: str) -> None:
     """Prose, broken at blanks."""
     console.print(label(text))
+
+
+def ruled_table(title: str, *heads: str) -> Table:
+    """An empty table whose cells are folded where they are too long, and never cut."""
+    return Table(*(RichColumn(head, overflow="fold") for head in heads), title=title, title_justify="left")
 
 
 def make_table(rows: Sequence[Row], shown: Sequence[Column], wide: bool) -> Table:

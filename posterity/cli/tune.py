@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from rich.table import Table
-
 from posterity.cli.neutral import label
-from posterity.cli.show import console, say, say_sentence
+from posterity.cli.show import console, ruled_table, say, say_sentence
 from posterity.experiment.config import Config, read_toml
 from posterity.experiment.search_space import told
 from posterity.experiment.suggest import parzen
@@ -28,7 +26,7 @@ def tune_all(
 
 def print_tuned(path: Path) -> None:
     """What was chosen, beside the defaults' scores."""
-    table = Table("Method", "validation", "with defaults", "trial", "chosen", title="Tuned", title_justify="left")
+    table = ruled_table("Tuned", "Method", "validation", "with defaults", "trial", "chosen")
     for name, each in read_toml(path)["methods"].items():
         scores = [f"{each[n]:.4g}" for n in ("value", "default")]
         table.add_row(*(label(cell) for cell in (name, *scores, f"{each['trial']} of {each['trials']}",

@@ -114,7 +114,9 @@ def test_mistakes_are_told_in_a_sentence_and_leave_nothing_behind(call, words, m
 
 
 def test_listings(call):
-    assert "pfedvmp" in call("methods")[1]
+    methods = call("methods")[1]
+    assert "pfedvmp" in methods
+    assert "…" not in methods  # folded, not cut
     detail = call("methods", "pfedvmp")[1]
     assert all(word in detail for word in ("xi", "Table 7", "Differs from the paper", "local.momentum"))
     assert "@paper" not in call("methods", "fedprox")[1]  # its paper has no other values
