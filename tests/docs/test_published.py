@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import re
 from functools import cache
 from pathlib import Path
 from statistics import fmean, median, stdev
 
 import pytest
 
+from posterity import data
+from posterity.cli.listing import unseen_note
 from posterity.evaluate.paired import Sample, compare_all
 from posterity.report import Row, complete, headline, load_runs, main_comparison, verdict
 from posterity.report.logs import read_packed
@@ -420,6 +424,44 @@ def test_removed_weights_and_inner_steps():
     assert sum(map(len, found.values())) == 10
     for where, rows in found.items():
         _against_the_host(rows, f"Per-FedAvg, {where}")
+
+
+LABELS = {"fedavg": "FedAvg", "fedper": "FedPer", "pfedgp": "pFedGP"}
+
+
+def test_pfedgp_and_labels_that_a_client_does_not_know():
+    found: dict[tuple[str, str], dict[str, dict[int, float]]] = {}
+    for run in load_runs(RAW / "pfedgp-labels.jsonl.gz"):
+        law, test = run.config["partition"], run.config["test_partition"]
+        steps = ", 15 steps a round" * (run.fields["local.epochs"] == 15)
+        shown = f"{LABELS[run.config['method']]}{steps}, digits, {test}, Dirichlet({law.split(':')[1]})"
+        found.setdefault((law, test), {}).setdefault(shown, {})[run.seed] = _on_digits(run)
+    assert [len(rows) for rows in found.values()] == [4, 3, 3, 3]
+    for (law, test), rows in found.items():
+        host = next(shown for shown in rows if shown.startswith("FedAvg"))
+        _against_the_host(rows, host)
+        known = [_known(data.load("digits", clients=40, partition=law, test_partition=test, seed=seed))[0]
+                 for seed in (0, 1, 2)]  # fmt: skip
+        assert cells(METAVD, host)[3] == ", ".join(known)
+
+
+@pytest.mark.skipif("POSTERITY_DATA" not in os.environ, reason="POSTERITY_DATA is unset: CIFAR-10's labels are needed")
+@pytest.mark.parametrize(("alpha", "words"), [
+    (0.1, "training rows of the class of {}, {} and {} % of their test rows (newcomers {}, {} and {})"),
+    (0.5, "at 0.5 of {}, {} and {} ("),
+])  # fmt: skip
+def test_which_labels_of_table_8_clients_know(alpha, words):
+    law = f"dirichlet:{alpha}:1"
+    told = [_known(data.load("cifar10", clients=130, newcomers=30, partition=law, test_partition="independent",
+                             seed=seed)) for seed in (0, 1, 2)]  # fmt: skip
+    said = words.format(*(members for members, _ in told), *(newcomers for _, newcomers in told))
+    assert said in (ROOT / METAVD).read_text(encoding="utf-8")
+
+
+def _known(federation):
+    """What the note of a partition says of members and of newcomers."""
+    (note,) = unseen_note(federation)
+    return [*re.findall(r"([0-9.]+) %", note), ""][:2]
 
 
 SNIPPED = {"67258ad": "SNIP, inner steps move them", "39eaa53": "SNIP, inner steps do not"}
