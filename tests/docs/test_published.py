@@ -295,7 +295,7 @@ def test_what_runs_of_metavds_table_8_took():
         (kernels[0], 241, 320, "{} alone (241 to 320"), (kernels[0], 641, 960, "{} beside one light program (641 to"),
         (kernels[1], 1, 80, "at 0.5 {} beside others (1 to 80)"), (kernels[1], 521, 960, "{} beside\nthe other pFedGP"),
         (dropping[1], 161, 960, "{} s a round at 0.5 (161 to 960)"), (dropping[1], 1, 80, "{} beside four or five"),
-        (dropping[0], 241, 880, "({} s a round, 241 to 880)"),
+        (dropping[0], 241, 880, "({} s a round at 0.1, 241 to 880)"),
     ):  # fmt: skip
         assert words.format(f"{median(3 * each.seconds for each in which[0].rounds[first - 1 : last]):.2f}") in lines
 
