@@ -14,7 +14,7 @@ from posterity.cli.show import console, ruled_table, say, say_sentence
 from posterity.experiment.begin_again import runs_below
 from posterity.experiment.run_folder import RUN, read_json
 from posterity.report.logs import write_atomic
-from posterity.reproduce.beside import RULES, Entry, entries, gap
+from posterity.reproduce.beside import RULES, Entry, entries, gap, with_numbers, without_numbers
 from posterity.reproduce.cells import PAGE, RunRequest, check_place, run_cells
 from posterity.reproduce.elsewhere import without_recipe
 from posterity.reproduce.gather import Gathered, gather, other_size, read_places
@@ -101,11 +101,10 @@ def show_table(recipe: Recipe, found: Gathered) -> None:
     run = [cell for cell in recipe.cells if found.of(cell)]
     for cell in run:
         each = entries(recipe, cell, found)
-        console.print(_terminal(cell, each))
-        if told := other_size(recipe, cell, found.of(cell)):
-            say_sentence(told)
-        if told := order(each):
-            say_sentence(told)
+        console.print(_terminal(cell, with_numbers(each)))
+        for told in (other_size(recipe, cell, found.of(cell)), order(each), without_numbers(each)):
+            if told:
+                say_sentence(told)
     if missing := [cell.name for cell in recipe.cells if cell not in run]:
         say_sentence(f"not yet run: {', '.join(missing)}")
     for remark in found.remarks:

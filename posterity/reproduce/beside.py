@@ -56,6 +56,18 @@ def entries(recipe: Recipe, cell: RecipeCell, found: Gathered) -> list[Entry]:
     ]  # fmt: skip
 
 
+def with_numbers(found: Sequence[Entry]) -> list[Entry]:
+    """Rows that have a number, the paper's or ours, and the paper's own method."""
+    return [each for each in found if each.paper or each.seeds or each is found[-1]]
+
+
+def without_numbers(found: Sequence[Entry]) -> str:
+    """A sentence about the other rows: settings that the paper does not have, and that were not run."""
+    shown = with_numbers(found)
+    names = [each.name for each in found if each not in shown]
+    return f"Rows that the paper does not have, not yet run: {'; '.join(names)}." if names else ""
+
+
 def _compared(runs: Sequence[Sequence[Run]], shown: Shown) -> str:
     """The rule by which rows are compared: `last` where members hold nothing out to validate a round by."""
     scored = (find_score(run, "validated", shown) for some in runs for run in some)
@@ -110,4 +122,4 @@ def level(pair: Paired) -> bool:
     return pair.interval is None or pair.interval[0] <= 0 <= pair.interval[1]
 
 
-__all__ = ["RULES", "Entry", "entries", "gap", "level", "reach"]
+__all__ = ["RULES", "Entry", "entries", "gap", "level", "reach", "with_numbers", "without_numbers"]

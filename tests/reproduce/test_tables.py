@@ -8,7 +8,7 @@ import pytest
 
 from posterity.evaluate.paired import Sample
 from posterity.reproduce import recipe as recipe_files
-from posterity.reproduce.beside import RULES, Entry, entries
+from posterity.reproduce.beside import RULES, Entry, entries, with_numbers, without_numbers
 from posterity.reproduce.cells import RunRequest, run_cells
 from posterity.reproduce.gather import gather, read_places
 from posterity.reproduce.order import order
@@ -76,6 +76,15 @@ def test_the_page(made):
     line = next(line for line in page.splitlines() if line.startswith("| Theirs | 80.2 ± 0.3 |"))
     assert line.count("|") == 9
     assert "of 1 pairs of methods are in the paper's order." in page
+
+
+def test_rows_without_any_number_are_named_below_the_table():
+    a, b, c = row("A", "80", [0.7]), row("B", "", [0.8]), row("C", "78", [0.6])
+    bare, theirs = (replace(row(name, paper, [0.5]), seeds=0) for name, paper in (("D", ""), ("E", "77")))
+    assert with_numbers([a, bare, b, theirs, c]) == [a, b, theirs, c]
+    assert without_numbers([a, bare, b, theirs, c]) == "Rows that the paper does not have, not yet run: D."
+    assert with_numbers([a, bare]) == [a, bare]  # the paper's own method, which the others are held against
+    assert without_numbers([a, theirs]) == ""
 
 
 def row(name, paper, values):
