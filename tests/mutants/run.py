@@ -41,7 +41,7 @@ from mutants.catalogue import ROOT, Listing, Mutant, applied, fault, listings, m
 
 PAGE = ROOT / "docs" / "results" / "mutants.md"
 KINDS = {"oracles": "oracle", "methods": "method test", "laws": "law"}  # of a paper's tests, by their folder
-FILES, OTHER = "own test", "other test"  # of an area's
+FILES, OTHER = "own test", "other test"  # of an area's; a paper's mutants may be noticed by another test, too
 LIMIT = 600  # seconds for one mutant
 SLOW = 0.5  # seconds: tests that take longer wait until all others have passed
 BAD = ("survived", "broken", "no end")
@@ -93,12 +93,12 @@ class Witness:
 
 
 def kinds(listing: Listing) -> tuple[str, ...]:
-    return tuple(KINDS.values()) if listing.laws else (FILES, OTHER)
+    return (*KINDS.values(), OTHER) if listing.laws else (FILES, OTHER)
 
 
 def kind(listing: Listing, test: str) -> str:
     folder = test.split("/")[1]
-    return KINDS[folder] if listing.laws else FILES if folder == listing.name else OTHER
+    return KINDS.get(folder, OTHER) if listing.laws else FILES if folder == listing.name else OTHER
 
 
 def examine(job: Job, folder: Path) -> Verdict:
