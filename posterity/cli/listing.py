@@ -199,10 +199,10 @@ def unseen_note(federation: Federation) -> tuple[str, ...]:
         return ()
     seen = federation.seen(federation.test)
     asked = ~seen.isnan()
-    if not asked.any() or bool((seen[asked] == 1).all()):
+    members = torch.arange(federation.clients) < federation.members
+    if not (asked & members).any() or bool((seen[asked] == 1).all()):
         return ()
     weight = federation.train.counts.to(seen)
-    members = torch.arange(federation.clients) < federation.members
 
     def percent(who: Tensor) -> str:
         return f"{100 * float((seen[who] * weight[who]).sum() / weight[who].sum()):.1f} %"
