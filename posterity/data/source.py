@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os  # its `exists` is False, and no error, in a folder that may not be looked into
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 
 from posterity.data.pool import DataError
@@ -43,10 +44,13 @@ class DataSource:
     system: Path | None = None  # where a package of the operating system puts the files
     advice: str = ""  # a further way to the files
 
+    def own_places(self, data_dir: Path | None) -> list[Path]:
+        """The folders in which files are looked for first."""
+        return [data_dir / name for name in self.folders] if data_dir else []
+
     def places(self, data_dir: Path | None) -> list[Path]:
         """The folders in which files are looked for."""
-        given = [data_dir / name for name in self.folders] if data_dir else []
-        return [*given, *([self.system] if self.system else [])]
+        return [*self.own_places(data_dir), *([self.system] if self.system else [])]
 
 
 @dataclass(frozen=True)
@@ -58,11 +62,13 @@ class Found:
 
 
 def find_form(source: DataSource, data_dir: Path | None, among: tuple[str, ...] = ()) -> Found | None:
-    """The first form of which every file is there; with `among`, of these forms only."""
-    for form in source.forms:
-        if among and form.key not in among:
-            continue
-        for place in source.places(data_dir):
+    """The first form of which every file is there; with `among`, of these forms only.
+
+    Any form in the data folder is before any of the system's: who put files there means them.
+    """
+    forms = [form for form in source.forms if not among or form.key in among]
+    for places in (source.own_places(data_dir), source.places(None)):
+        for form, place in product(forms, places):
             paths = tuple(place / file.name for file in form.files)
             if all(os.path.exists(path) for path in paths):
                 return Found(form, paths)

@@ -222,6 +222,20 @@ def test_fashion_mnist_of_the_system_and_of_keras(tmp_path: Path, monkeypatch: p
     assert fmnist.load(tmp_path, 0).y.tolist() == [*range(10)] * 4
 
 
+@pytest.mark.parametrize("form", ["packed", "unpacked", "keras"])
+def test_files_in_the_data_folder_are_before_those_of_the_system(tmp_path: Path, monkeypatch: Any, form: str) -> None:
+    write_idx(tmp_path / "system", PARTS, [part[:5] for part in DIGITS])
+    monkeypatch.setattr(fmnist, "SYSTEM", tmp_path / "system")
+    assert len(fmnist.load(tmp_path, 0)) == 10
+    if form == "keras":
+        (tmp_path / "fmnist").mkdir()
+        names = ("x_train", "y_train", "x_test", "y_test")
+        np.savez(tmp_path / "fmnist/fashion_mnist.npz", **dict(zip(names, DIGITS, strict=True)))  # type: ignore[arg-type]
+    else:
+        write_idx(tmp_path / "fmnist", PARTS, DIGITS, form == "packed")
+    assert len(fmnist.load(tmp_path, 0)) == 40
+
+
 def test_the_place_of_debians_package() -> None:
     assert str(fmnist.SYSTEM) == "/usr/share/datasets/fashion-mnist"
     if not fmnist.SYSTEM.is_dir():
