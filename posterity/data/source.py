@@ -44,13 +44,13 @@ class DataSource:
     system: Path | None = None  # where a package of the operating system puts the files
     advice: str = ""  # a further way to the files
 
-    def own_places(self, data_dir: Path | None) -> list[Path]:
+    def data_dir_places(self, data_dir: Path | None) -> list[Path]:
         """The folders in which files are looked for first."""
         return [data_dir / name for name in self.folders] if data_dir else []
 
     def places(self, data_dir: Path | None) -> list[Path]:
         """The folders in which files are looked for."""
-        return [*self.own_places(data_dir), *([self.system] if self.system else [])]
+        return [*self.data_dir_places(data_dir), *([self.system] if self.system else [])]
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ def find_form(source: DataSource, data_dir: Path | None, among: tuple[str, ...] 
     Any form in the data folder is before any of the system's: who put files there means them.
     """
     forms = [form for form in source.forms if not among or form.key in among]
-    for places in (source.own_places(data_dir), source.places(None)):
+    for places in (source.data_dir_places(data_dir), source.places(None)):
         for form, place in product(forms, places):
             paths = tuple(place / file.name for file in form.files)
             if all(os.path.exists(path) for path in paths):
