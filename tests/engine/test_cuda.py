@@ -9,7 +9,8 @@ import posterity
 from posterity import methods
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="PyTorch sees no GPU here")
-SMALL = {"dataset": "digits", "clients": 6, "rounds": 3, "evaluate_every": 3, "subset": "30%", "participation": "50%"}
+SMALL = {"dataset": "digits", "clients": 6, "rounds": 3, "evaluate_every": 3, "subset": "30%", "participation": "50%",
+         "public": "20%"}  # fmt: skip
 
 
 @pytest.mark.parametrize("model", ["mlp", "mlp_bn", "cnn"])
@@ -26,7 +27,7 @@ def test_cuda_equals_cpu(method, model):
 
 def test_a_server_that_is_captured_equals_the_cpu():
     """FedBE distils in every round; from the third on its steps are replayed."""
-    runs = [posterity.run(method="fedbe", model="mlp", device=d, dtype="float64", public="20%", set={"server_steps": 5},
+    runs = [posterity.run(method="fedbe", model="mlp", device=d, dtype="float64", set={"server_steps": 5},
                           **{**SMALL, "rounds": 6}) for d in ("cpu", "cuda")]  # fmt: skip
     assert runs[0].metric("nll", show="last") == pytest.approx(runs[1].metric("nll", show="last"), rel=1e-7)
 

@@ -15,7 +15,7 @@ from posterity.reproduce.page import markdown
 from posterity.reproduce.recipe import find, recipes
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
-OF_OTHERS = {"V-T2": ["V-T2", "V-T1a", "V-T1b"], "V-T3": ["V-T1a"], "V-T7": ["V-T7", "V-T1a"],
+OF_OTHERS = {"V-T2": ["V-T2", "V-T1a", "V-T1b"], "V-T3": ["V-T1a", "V-T1c"], "V-T7": ["V-T7", "V-T1a"],
              "B-T2": ["B-T2", "B-T1"], "M-T12": ["M-T8"], "M-T16": ["M-T16", "M-T8"]}  # fmt: skip
 """Tables that show runs of another table, too."""
 TABLES = sorted(path.parent.name for path in (RESULTS / "tables").glob("*/table.md"))
