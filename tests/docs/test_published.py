@@ -9,6 +9,7 @@ from pathlib import Path
 from statistics import fmean, median, stdev
 
 import pytest
+from kinds import everything
 
 from posterity import data
 from posterity.cli.listing import unseen_note
@@ -426,6 +427,51 @@ def test_removed_weights_and_inner_steps():
         _against_the_host(rows, f"Per-FedAvg, {where}")
 
 
+FALLS = "docs/results/pfedvmp_table1.md"
+MOMENTUM = {
+    ("fedavg+ft", None, None): "FedAvg-FT, longer",
+    ("fedpa+ft", 600, 0.9): "FedAvg-FT with the server's momentum",
+    ("fedpa+ft", 100, 0.9): "FedPA-FT",
+    ("fedpa+ft", 100, 0.0): "FedPA-FT, steps of 1 and no momentum",
+    ("fedep+ft", 100, 0.9): "FedEP-FT",
+    ("fedep+ft", 100, 0.0): "FedEP-FT, steps of 1 and no momentum",
+}
+
+
+def _held(runs, point, round):
+    """Accuracy on all held-out rows in %, mean ± sd over the seeds."""
+    assert sorted(run.seed for run in runs) == [0, 1, 2]
+    each = [100 * run.index["held", point, int(point == "adapted"), "members"][round].value("accuracy") for run in runs]
+    return f"{fmean(each):.1f} ± {stdev(each):.1f}"
+
+
+def _trained(runs):
+    return f"{fmean(run.rounds[-1].loss for run in runs):.4f}".replace("-", "−")
+
+
+@pytest.mark.parametrize(("table", "data"), [("V-T1a", "CIFAR-10"), ("V-T1c", "Fashion-MNIST")])
+def test_what_fine_tuning_adds_at_the_end(table, data):
+    _, runs = runs_of(table, table)
+    for name in ("FedAvg-FT", "FedPA-FT", "FedEP-FT"):
+        some = runs["capped-Dirichlet-0.3", name]
+        shown = [_held(some, "received", 1000), _held(some, "adapted", 1000), _trained(some)]
+        assert cells(FALLS, f"{name}, {data}")[1:] == shown, name
+
+
+def test_a_servers_momentum_and_fine_tuning():
+    found = {}
+    for run in load_runs(RAW / "finetuning-fall.jsonl.gz"):
+        mine = {name.rpartition(".")[2]: value for name, value in run.fields.items()}
+        key = run.config["method"].partition("[")[0], mine.get("burn_rounds"), mine.get("server_momentum")
+        found.setdefault(MOMENTUM[key], []).append(run)
+    assert len(found) == 6
+    for name, runs in found.items():
+        last = len(runs[0].rounds)
+        assert last == (3000 if name == "FedAvg-FT, longer" else 600)
+        curve = [_held(runs, "adapted", round) if round <= last else "" for round in (100, 300, 600, 3000)]
+        assert cells(FALLS, name)[1:] == [*curve, _held(runs, "received", last), _trained(runs)], name
+
+
 LABELS = {"fedavg": "FedAvg", "fedper": "FedPer", "pfedgp": "pFedGP"}
 
 
@@ -448,7 +494,7 @@ def test_pfedgp_and_labels_that_a_client_does_not_know():
 @pytest.mark.skipif("POSTERITY_DATA" not in os.environ, reason="POSTERITY_DATA is unset: CIFAR-10's labels are needed")
 @pytest.mark.parametrize(("alpha", "words"), [
     (0.1, "training rows of the class of {}, {} and {} % of their test rows (newcomers {}, {} and {})"),
-    (0.5, "at 0.5 of {}, {} and {} ("),
+    *everything((0.5, "at 0.5 of {}, {} and {} (")),
 ])  # fmt: skip
 def test_which_labels_of_table_8_clients_know(alpha, words):
     law = f"dirichlet:{alpha}:1"

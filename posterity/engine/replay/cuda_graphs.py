@@ -6,7 +6,8 @@ writes the first of them and advances a counter. The host only says "again"; it 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 
 import torch
@@ -18,6 +19,7 @@ from posterity.engine.batches import BatchPlan, bucket
 from posterity.engine.halving import give_back
 from posterity.engine.simulation import PER_CLIENT, Simulation, solid
 from posterity.engine.stacked import step_keys_of, unmoved
+from posterity.engine.tracing.captures import Captures
 from posterity.engine.tracing.trace import WARM, Same, TraceCache, capture, fill, play, shape_of
 
 EXACT = 320  # up to so many clients a graph is captured for every number of them
@@ -44,9 +46,19 @@ class StaticBuffers:
     graphs: dict[int, Callable[[], None]] = field(default_factory=dict)
 
     @staticmethod
-    def of(carry: Carry, here: Here, size: int, length: int, batch: int, exact: bool) -> StaticBuffers:
+    def of(
+        carry: Carry, here: Here, size: int, length: int, batch: int, exact: bool, captures: Captures
+    ) -> StaticBuffers:
+        met = Counter[Hashable]()
+
         def room(leaf: Tensor) -> Tensor:
-            return leaf.new_zeros(size, *leaf.shape[1:])
+            """Shared with other passes, but for whole numbers: a capture is warmed up with what it finds there."""
+            shape = (size, *leaf.shape[1:])
+            if not leaf.is_floating_point():
+                return leaf.new_zeros(shape)
+            kind = ("step", leaf.device, leaf.dtype, shape)
+            met[kind] += 1
+            return captures.place((kind, met[kind]), lambda: leaf.new_zeros(shape))
 
         mine = {name: tree_map(room, getattr(here, name)) for name in PER_CLIENT if name != "key"}
         table, zero = here.client.new_zeros(length, size, batch), here.client.new_zeros(())
@@ -120,7 +132,8 @@ def _static_buffers(
     widest = plan.longest
     length = max(WARM + 1, min(widest, TABLE // (size * plan.batch)))  # a capture advances the counter too
     key = (Same(here.model), size, length, plan.batch, shape_of(tree_rows(carry, 0)), shape_of(here.shared))
-    make: Callable[[], StaticBuffers] = lambda: StaticBuffers.of(carry, here, size, length, plan.batch, exact)  # noqa: E731
+    make: Callable[[], StaticBuffers] = lambda: StaticBuffers.of(  # noqa: E731
+        carry, here, size, length, plan.batch, exact, traces.captures)  # fmt: skip
     static: StaticBuffers = traces.once(each, key, make, holds=True)
     return static
 

@@ -21,6 +21,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from posterity.core.tree import Tree, tree_leaves, tree_map, tree_named, tree_rebuilt
+from posterity.engine.tracing.captures import Captures
 from posterity.engine.tracing.machine_code import compile_operators
 from posterity.engine.tracing.simplify import simplify
 
@@ -61,21 +62,6 @@ class TraceEntry:
     calls: int = 0
     made: bool = False  # whether the value is what `once` made, even if that is None
     holds: bool = False  # memory of a device
-
-
-@dataclass
-class Captures:
-    """The memory that CUDA graphs hold besides what they work on, and the stream on which they are warmed up.
-
-    PyTorch keeps what was freed on a stream for that stream: one of its own for every capture would hold its memory
-    for ever.
-    """
-
-    bytes: int = 0
-    allowed: int | None = None  # bytes, until all of them are forgotten
-    overflows: int = 0  # how often that was
-    pool: Any = None
-    stream: Any = None
 
 
 @dataclass(frozen=True)
@@ -132,7 +118,7 @@ class TraceCache:
         """Drop every recording that holds memory, to be made again where it is needed; compiled code holds none."""
         for place in [place for place, entry in self.found.items() if entry.holds]:
             del self.found[place]
-        self.captures.bytes, self.captures.pool = 0, None
+        self.captures.forget()
 
     def overflow(self) -> None:
         """Recordings do not fit: forget them; once it has been so often that it will go on, there is a note."""
@@ -253,16 +239,22 @@ def capture(traces: TraceCache, body: Callable[[], Any]) -> Callable[[], None]:
 
 def capture_call(traces: TraceCache, function: Play, *trees: Tree) -> Play:
     """`function` as a CUDA graph between fixed inputs and outputs, which are copied in and out."""
-    inputs = [leaf.clone() for leaf in tree_leaves(trees)]
-    made: list[Tree] = []
-    replay = capture(traces, lambda: made.append(function(*tree_rebuilt(trees, inputs))))
-    result = made[-1]  # of the capture: where each replay writes
+    inputs, result = traces.captures.places_like("input", tree_leaves(trees)), list[Tree]()
+    fill(inputs, tree_leaves(trees))  # others have been there, and what is warmed up may look up rows by these numbers
+
+    def body() -> None:
+        made = function(*tree_rebuilt(trees, inputs))
+        if not result:  # when it is called the first time, to warm up: in a capture a new tensor would be the graph's
+            result.append(tree_rebuilt(made, traces.captures.places_like("result", tree_leaves(made))))
+        fill(tree_leaves(result[0]), tree_leaves(made))
+
+    replay = capture(traces, body)
 
     def call(*trees: Tree) -> Tree:
         fill(inputs, tree_leaves(trees))
         replay()
-        made = tree_map(torch.empty_like, result)
-        fill(tree_leaves(made), tree_leaves(result))
+        made = tree_map(torch.empty_like, result[0])
+        fill(tree_leaves(made), tree_leaves(result[0]))
         return made
 
     return call
