@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import inspect
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from dataclasses import fields, replace
 from xml.etree import ElementTree
 
 import pytest
+import torch
 
 import posterity
 from posterity.core.protocol import Method
@@ -43,6 +45,21 @@ def test_the_first_parameter_is_the_method(result, tmp_path, monkeypatch):
     (tmp_path / "thesis.tex").write_text("mine")
     with pytest.raises(ValueError, match="holds other files"):
         posterity.run("fedavg", out=tmp_path, **SMALL)
+
+
+def tensors_alive() -> dict[int, int]:
+    gc.collect()
+    found = [thing for thing in gc.get_objects() if issubclass(type(thing), torch.Tensor)]
+    return {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in found}
+
+
+@pytest.mark.parametrize(("engine", "model"), [("loop", "mlp"), ("stacked", "mlp"), ("stacked", "cnn")])
+def test_a_run_that_nobody_needs_any_more_leaves_nothing_behind(engine, model):
+    """Every run of a process kept its rows once: hundreds of megabytes each for images on a GPU."""
+    posterity.run("fedper", **{**SMALL, "engine": engine, "model": model})  # what is made once for all runs
+    before = tensors_alive()
+    posterity.run("fedper", **{**SMALL, "engine": engine, "model": model})
+    assert sum(tensors_alive().values()) <= sum(before.values())
 
 
 @pytest.mark.parametrize("function", [posterity.run, posterity.run_seeds, posterity.compare])

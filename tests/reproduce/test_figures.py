@@ -113,7 +113,7 @@ def test_curves_are_those_of_the_log(curves):
     """A point for every scored round; its value is the mean over seeds of what the run's log says."""
     shown = next(c for c in curves.numbers["curves"] if c["name"] == "FedAvg-FT" and c["panel"].startswith("Accuracy"))
     assert shown["rounds"] == [1, 2]
-    folder = curves.folder / "tables" / "V-T1b" / "Dirichlet-0.1" / "fedavg+ft"
+    folder = curves.folder / "tables" / "V-T1b" / "capped-Dirichlet-0.1" / "fedavg+ft"
     runs = load_runs(folder)
     assert [run.seed for run in runs] == shown["seeds"] == [0, 1]
     logged = [[s.value("accuracy") for s in run.scores if (s.point, s.part, s.group) == ("adapted", "held", "members")]
@@ -160,7 +160,7 @@ def test_runs_with_other_seeds_are_not_taken_as_they_are(curves):
     recipe = figures()["V-F3"].chosen([], ["FedPer", "FedAvg-FT"])[0]
     found = Material.below(recipe, curves.folder / "tables" / "V-T1b")
     assert found.complete
-    facts = curves.folder / "tables" / "V-T1b" / "Dirichlet-0.1" / "fedper" / "seed-1" / "run.json"
+    facts = curves.folder / "tables" / "V-T1b" / "capped-Dirichlet-0.1" / "fedper" / "seed-1" / "run.json"
     before = facts.read_text(encoding="utf-8")
     try:
         facts.write_text(before.replace('"finished"', '"running"'), encoding="utf-8")
@@ -370,8 +370,11 @@ def test_runs_of_other_machines_are_drawn_as_they_are(tmp_path):
 
 
 def test_curves_of_the_rows_that_were_run(tmp_path):
-    made = make("V-F3", tmp_path, places=[RAW / "V-T1b.jsonl.gz"])
+    made = make("V-F3", tmp_path, ["Dirichlet(0.1)"], places=[RAW / "V-T1b.jsonl.gz"])
     assert {each["name"] for each in made.numbers["curves"]} == {"FedPer", "pFedVMP"}
+    made = make("V-F3", tmp_path, places=[RAW / "V-T1b.jsonl.gz"])
+    six = {"FedAvg-FT", "FedPer", "FedRep", "GPFL", "FedPAC", "pFedVMP"}
+    assert {each["name"] for each in made.numbers["curves"]} == six
     assert all(each["rounds"][-1] == 1000 and each["seeds"] == [0, 1, 2] for each in made.numbers["curves"])
 
 

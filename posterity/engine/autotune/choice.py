@@ -222,7 +222,7 @@ def footprint(model: Network, x: Tensor, params: Params) -> int:
 
     def note(tensor: Tensor) -> Tensor:
         kept[tensor.data_ptr()] = tensor.numel() * tensor.element_size()
-        return tensor
+        return tensor.detach()  # a node that kept its own result as it is would never be freed, nor the data it saw
 
     leaves = {n: p.detach().requires_grad_(p.is_floating_point()) for n, p in params.items()}
     with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):

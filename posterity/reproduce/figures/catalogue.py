@@ -84,7 +84,7 @@ FIGURES = (
     Figure("V-F2", "pFedVMP", "Figure 2, features of the clients' test samples", "features",
            (FigureSource("V-T1a", ("Dirichlet(0.3)",), FOUR),)),
     Figure("V-F3", "pFedVMP", "Figure 3, test accuracy and training loss by round", "curves",
-           (FigureSource("V-T1b", ("Dirichlet(0.1)",), ("FedAvg-FT", "FedPer", "FedRep", *FOUR[1:])),)),
+           (FigureSource("V-T1b", ("capped Dirichlet(0.1)",), ("FedAvg-FT", "FedPer", "FedRep", *FOUR[1:])),)),
     Figure("V-F4", "pFedVMP", "Figure 4, who holds which classes", "bubbles",
            tuple(FigureSource(table, (f"Dirichlet({alpha})",)) for table, alpha in DIRICHLET.items())),
     Figure("M-F2", "MetaVD", "Figure 2, who holds which classes", "bubbles", (FigureSource("M-F2"),)),
