@@ -8,6 +8,7 @@ from posterity.report import RULES as MEANINGS
 from posterity.reproduce.beside import RULES, Entry, entries, gap, with_numbers, without_numbers
 from posterity.reproduce.gather import Gathered, other_size
 from posterity.reproduce.order import order
+from posterity.reproduce.origin import origins
 from posterity.reproduce.recipe import Recipe
 
 SECONDS = "s a round"
@@ -22,7 +23,7 @@ def markdown(recipe: Recipe, found: Gathered) -> str:
     pieces.append(_legend([entry for each in made for entry in each]))
     for cell, each in zip(run, made, strict=True):
         pieces += [f"### {cell.name}", other_size(recipe, cell, found.of(cell)), _table(with_numbers(each))]
-        pieces += [order(each), without_numbers(each)]
+        pieces += [order(each), without_numbers(each), origins(recipe, cell, found)]
     pieces.append(_listed("Not yet run", [cell.name for cell in recipe.cells if cell not in run]))
     pieces.append(_listed("About the runs", found.remarks))
     return "\n\n".join(piece for piece in pieces if piece) + "\n"

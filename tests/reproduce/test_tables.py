@@ -5,13 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+import torch
 
+import posterity
 from posterity.evaluate.paired import Sample
 from posterity.reproduce import recipe as recipe_files
 from posterity.reproduce.beside import RULES, Entry, entries, with_numbers, without_numbers
 from posterity.reproduce.cells import RunRequest, run_cells
 from posterity.reproduce.gather import gather, read_places
 from posterity.reproduce.order import order
+from posterity.reproduce.origin import origins
 from posterity.reproduce.page import markdown
 from posterity.reproduce.recipe import Line, read
 from posterity.reproduce.shown import Shown
@@ -76,6 +79,26 @@ def test_the_page(made):
     line = next(line for line in page.splitlines() if line.startswith("| Theirs | 80.2 ± 0.3 |"))
     assert line.count("|") == 9
     assert "of 1 pairs of methods are in the paper's order." in page
+
+
+def test_the_page_says_which_code_made_which_rows(made):
+    recipe, out = made
+    found, cell = gather(recipe, read_places([out])), recipe.cells[0]
+    key = (cell.folder, "Ours")
+    first, second = found.runs[key]
+    machine = f"Run on cpu, PyTorch {torch.__version__}, ieee, by"
+
+    def told(**facts):
+        changed = replace(first, facts={**first.facts, **facts})
+        return origins(recipe, cell, replace(found, runs={**found.runs, key: (changed, second)}))
+
+    commit = f"commit {second.facts['commit']}" if second.facts["commit"] else f"version {posterity.__version__}"
+    assert f"{machine} {commit}." in markdown(recipe, found)
+    assert told(commit="0123456") == f"{machine} {commit} (Theirs; Ours), commit 0123456 (Ours)."
+    assert told(commit=None, posterity="0.0.9") == f"{machine} {commit} (Theirs; Ours), version 0.0.9 (Ours)."
+    elsewhere = machine.replace("cpu", "NVIDIA H200", 1)
+    assert told(device="NVIDIA H200") == f"{machine} {commit} (Theirs; Ours). {elsewhere} {commit} (Ours)."
+    assert origins(recipe, cell, gather(recipe, [])) == ""
 
 
 def test_rows_without_any_number_are_named_below_the_table():
