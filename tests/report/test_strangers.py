@@ -7,6 +7,7 @@ import gzip
 import json
 import os
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -102,8 +103,13 @@ def test_a_pipe_in_a_run_folder_is_not_waited_for(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run", "fedavg", 0.7, 0, rounds=4)
     (folder / "config.toml").unlink()
     os.mkfifo(folder / "config.toml")
-    with pytest.raises(ReportError, match="no regular file"):
-        write_report(folder)
+    late = threading.Timer(20, lambda: os.close(os.open(folder / "config.toml", os.O_RDWR)))
+    late.start()  # whoever waits for it all the same does not wait for ever
+    try:
+        with pytest.raises(ReportError, match="no regular file"):
+            write_report(folder)
+    finally:
+        late.cancel()
 
 
 def test_folders_behind_a_link_are_not_looked_into(tmp_path: Path) -> None:
