@@ -113,6 +113,6 @@ def test_captured_calls_and_steps_end_where_stacked_ones_end(method, captured):
     for a, b in zip(tree_leaves(end), tree_leaves(plain), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-11)
     assert sim.traces.captures.bytes == total(sim.traces)
-    steps = [place for (kind, _), place in sim.traces.captures.places.items() if kind[0] == "step"]
+    steps = [place for (use, *_), place in sim.traces.captures.places.items() if use == "step"]
     assert steps
     assert all(place.is_floating_point() for place in steps)  # a stale number of a row may be no row of this federation

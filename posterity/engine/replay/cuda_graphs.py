@@ -6,8 +6,7 @@ writes the first of them and advances a counter. The host only says "again"; it 
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
@@ -49,16 +48,14 @@ class StaticBuffers:
     def of(
         carry: Carry, here: Here, size: int, length: int, batch: int, exact: bool, captures: Captures
     ) -> StaticBuffers:
-        met = Counter[Hashable]()
+        place = captures.placing("step")
 
         def room(leaf: Tensor) -> Tensor:
             """Shared with other passes, but for whole numbers: a capture is warmed up with what it finds there."""
             shape = (size, *leaf.shape[1:])
             if not leaf.is_floating_point():
                 return leaf.new_zeros(shape)
-            kind = ("step", leaf.device, leaf.dtype, shape)
-            met[kind] += 1
-            return captures.place((kind, met[kind]), lambda: leaf.new_zeros(shape))
+            return place((leaf.device, leaf.dtype, shape), lambda: leaf.new_zeros(shape))
 
         mine = {name: tree_map(room, getattr(here, name)) for name in PER_CLIENT if name != "key"}
         table, zero = here.client.new_zeros(length, size, batch), here.client.new_zeros(())

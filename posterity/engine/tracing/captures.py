@@ -8,6 +8,7 @@ the inputs of 150 clients of 4.6 MB.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -32,18 +33,28 @@ class Captures:
     stream: Any = None
     places: dict[Hashable, Tensor] = field(default_factory=dict)  # that graphs share
 
-    def place(self, key: Hashable, make: Callable[[], Tensor]) -> Tensor:
-        """The tensor of this key. Who asks for it fills it before every use: others have written there since."""
-        if key not in self.places:
-            self.places[key] = made = make()
-            self.bytes += made.nbytes
-        return self.places[key]
+    def placing(self, use: str) -> Callable[[Hashable, Callable[[], Tensor]], Tensor]:
+        """For the tensors of one graph: the place of the next one of a kind; two that look alike have two.
+
+        Who asks for a place fills it before every use: others have written there since.
+        """
+        met = Counter[Hashable]()
+
+        def place(kind: Hashable, make: Callable[[], Tensor]) -> Tensor:
+            met[kind] += 1
+            key = (use, kind, met[kind])
+            if key not in self.places:
+                self.places[key] = made = make()
+                self.bytes += made.nbytes
+            return self.places[key]
+
+        return place
 
     def places_like(self, use: str, leaves: Sequence[Tensor]) -> list[Tensor]:
-        """A place for each of these tensors; two that look alike have two."""
-        kinds = [(use, leaf.device, leaf.dtype, leaf.shape, leaf.stride()) for leaf in leaves]
-        numbered = [(kind, kinds[:number].count(kind)) for number, kind in enumerate(kinds)]
-        return [self.place(key, partial(torch.empty_like, leaf)) for key, leaf in zip(numbered, leaves, strict=True)]
+        """A place for each of these tensors, with its strides."""
+        place = self.placing(use)
+        return [place((leaf.device, leaf.dtype, leaf.shape, leaf.stride()), partial(torch.empty_like, leaf))
+                for leaf in leaves]  # fmt: skip
 
     def forget(self) -> None:
         """Nothing is captured any more: who has a place still keeps it."""
