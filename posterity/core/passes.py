@@ -29,6 +29,7 @@ from posterity.core.tree import Tree, tree_map
 
 Loss = Callable[[Params, Batch, Here], tuple[Tensor, Params]]
 Summary = Callable[[Params, Batch, Here], Tree]
+Numbers = Callable[[Network], int]
 Partition = Callable[[Iterable[str], Network], list[str]]
 Update = tuple[Tree, Tensor, Params]  # gradient, value, buffers
 Direction = Callable[[Params, Params, Batch, Here], Update]  # of the leaves that move and of those that do not
@@ -201,6 +202,18 @@ def opened(passes: tuple[Pass, ...], change: Callable[[Carry, Here], Carry]) -> 
         return (Pass(lambda carry, batch, here: carry, open=change, batch=1, most=1, shuffle=False, learns=False),)
     first = passes[0]
     return (replace(first, open=lambda carry, here: first.open(change(carry, here), here)), *passes[1:])
+
+
+def holding(passes: tuple[Pass, ...], copies: int = 0, numbers: Numbers | None = None) -> tuple[Pass, ...]:
+    """`passes` that hold so many more copies of the parameters, or so many more numbers for a network: `--memory`."""
+
+    def one(each: Pass) -> Pass:
+        before, each = each.scratch, replace(each, copies=each.copies + copies)
+        if numbers is None:
+            return each
+        return replace(each, scratch=lambda rows, model: numbers(model) + (before(rows, model) if before else 0))
+
+    return tuple(one(each) for each in passes)
 
 
 def constrained(

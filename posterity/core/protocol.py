@@ -123,9 +123,10 @@ class Pass:
         shuffle: whether each epoch has an order of its own, drawn by key
         learns: whether fine-tuning repeats it (`gather` does not learn)
         on: which of the client's data
-        copies: of the parameters that a step holds at once: value, gradient, optimiser, temporaries
-        scratch: numbers (not bytes) that a step, or a prediction after it, holds besides these and the activations, of
-            a batch of so many rows and the network: kernels, a gradient for every row; `--memory` counts them
+        copies: of the parameters that a step, or the message after it, holds at once: value, gradient, optimiser,
+            temporaries
+        scratch: numbers (not bytes) that it, or a prediction, holds besides these and the activations, of a batch of so
+            many rows and the network: kernels, a gradient for every row; `--memory` counts them (see `holding`)
     """
 
     step: Callable[[Carry, Batch, Here], Carry]

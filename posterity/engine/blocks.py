@@ -54,14 +54,19 @@ def _grows(sim: Simulation, each: Pass) -> bool:
 
 
 def _fitting(sim: Simulation, ids: Tensor, passes: tuple[Pass, ...], work: Work) -> int:
-    """How many of these clients fit, as if all were as large as the largest."""
+    """How many of these clients fit."""
+    room = sim.memory // 2 if sim.root.is_cuda else sim.memory  # recordings of a GPU have memory of their own
+    return max(1, min(sim.limit.of(work, len(ids)), room // declared_bytes(sim, ids, passes)))
+
+
+def declared_bytes(sim: Simulation, ids: Tensor, passes: Iterable[Pass]) -> int:
+    """What one of these clients takes in these passes, by what they declare, if all are as large as the largest."""
     sample = sim.federation.x[0].numel() * sim.federation.x.element_size()
     held, row = tree_bytes(sim.initial), 2 * sim.sample or ACTIVATIONS * sample
     widest = _widest(sim, sim.federation.train, ids)
-    each = max([p.copies * held + row * (p.batch or widest) + _scratch(sim, p, ids) for p in passes]
+    walks = tuple(passes) or sim.passes()  # a prediction alone holds no more than training does
+    return max([p.copies * held + row * (p.batch or widest) + _scratch(sim, p, ids) for p in walks]
                or [8 * held + row])  # fmt: skip
-    room = sim.memory // 2 if sim.root.is_cuda else sim.memory  # recordings of a GPU have memory of their own
-    return max(1, min(sim.limit.of(work, len(ids)), room // each))
 
 
 def _scratch(sim: Simulation, each: Pass, ids: Tensor) -> int:
@@ -102,4 +107,4 @@ def _records(sim: Simulation, engine: Engine, store: Store, here: Here) -> Perso
     return tree_rows(tree_cat([store.read(here.client[old]), fresh]), torch.argsort(torch.cat((old, new))))
 
 
-__all__ = ["able", "blocks", "meet"]
+__all__ = ["able", "blocks", "declared_bytes", "meet"]

@@ -35,15 +35,13 @@ def _take(sim: Simulation, block: Tensor, work: Work, take: Callable[[Tensor], N
         if not out_of_memory(error):
             raise
         if len(block) == 1:
-            raise ValueError(
-                f"one client alone does not fit into the memory of {sim.root.device}: use a smaller --batch-size or "
-                f"network, end other programs there, or use another --device ({str(error).splitlines()[0]})"
-            ) from None
+            raise too_large(sim.root.device, error) from None
     else:
         return
     half = (len(block) + 1) // 2  # here, where the frames that hold tensors of the failed block are gone
     sim.limit.lower(work, half, len(block))
-    _free(sim)
+    sim.traces.forget()
+    free(sim.root.device)
     for piece in torch.split(block, half):
         _take(sim, piece, work, take)
 
@@ -52,11 +50,18 @@ def out_of_memory(error: RuntimeError) -> bool:
     return isinstance(error, torch.OutOfMemoryError) or any(sign in str(error) for sign in SIGNS)
 
 
-def _free(sim: Simulation) -> None:
+def too_large(device: torch.device, error: RuntimeError) -> ValueError:
+    """What to say where nothing is left to halve."""
+    return ValueError(
+        f"one client alone does not fit into the memory of {device}: use a smaller --batch-size or network, end other "
+        f"programs there, or use another --device ({str(error).splitlines()[0]})"
+    )
+
+
+def free(device: torch.device) -> None:
     """Give back what is only kept to be fast."""
-    sim.traces.forget()
     gc.collect()
-    if sim.root.is_cuda:
+    if device.type == "cuda":
         torch.cuda.empty_cache()
 
 
@@ -66,4 +71,4 @@ def give_back(sim: Simulation) -> None:
         torch.cuda.empty_cache()
 
 
-__all__ = ["give_back", "out_of_memory", "take_blocks"]
+__all__ = ["free", "give_back", "out_of_memory", "take_blocks", "too_large"]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib
 import pkgutil
 from collections.abc import Mapping
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import MISSING, fields, is_dataclass, replace
 from typing import Any
 
 from posterity.core.hyperparameters import Knob, knobs, nearest, paper_values, parse
@@ -88,7 +88,7 @@ def build(
         else:
             place, knob = _place(key, layers, short, spec)
             chosen[place][knob.name] = parse(value, knob)
-    method = _with_training(layers[0](**chosen[0]), local)
+    method = layers[0](**{**chosen[0], **_training(layers[0], chosen[0], local)})
     for layer, values in zip(layers[1:], chosen[1:], strict=True):
         method = layer(method, **values)
     return method if min_count == 1 else Withholding(method, min_count)
@@ -118,18 +118,21 @@ def title(spec: str, method: Any) -> str:
     return f"{method.label} ({whose}{PRESET})"
 
 
-def _with_training(method: Any, local: Mapping[str, Any]) -> Any:
+def _training(layer: type, chosen: Mapping[str, Any], local: Mapping[str, Any]) -> dict[str, Training]:
+    """The field `local` of a method, if something of it is asked for: what the others may be can depend on it."""
     if not local:
-        return method
+        return {}
     possible = {k.name: k for k in knobs(Training)}
     for name in local:
         if name not in possible:
             raise ValueError(f"there is no setting local.{name}: {nearest(name, possible)}")
-    if "local" not in {f.name for f in fields(method)}:
-        raise ValueError(f"{type(method).__name__} has no field 'local', so it takes none of {sorted(local)}")
+    usual = {f.name: f.default if f.default_factory is MISSING else f.default_factory() for f in fields(layer)}
+    if "local" not in usual:
+        raise ValueError(f"{layer.__name__} has no field 'local', so it takes none of {sorted(local)}")
     if "epochs" in local:
         local = {"steps": None, **local}  # a paper's number of steps would win over the epochs that were asked for
-    return replace(method, local=replace(method.local, **{n: parse(v, possible[n]) for n, v in local.items()}))
+    asked = {n: parse(v, possible[n]) for n, v in local.items()}
+    return {"local": replace(chosen.get("local", usual["local"]), **asked)}
 
 
 def _place(key: str, layers: list[type], names: list[str], spec: str) -> tuple[int, Knob]:

@@ -62,6 +62,7 @@ from posterity.core import (
 
 ALPHA = "mixing weight"  # α_k lies beside the leaves of the second network, v_k
 SOURCE = "FL-bench; PFLlib has 1.0, FedRep's code 0.75"
+TWO = 12  # copies of the leaves that a step holds: two networks, their gradients, and the mixture
 
 
 @record
@@ -121,7 +122,7 @@ def side_by_side(first: Pass, second: Pass) -> Pass:
         params = {**first_of(one.params), **as_second(second_of(two.params))}
         return Carry(params, two.kept, (one.opt, two.opt))  # the loss that is reported is of what predicts
 
-    return replace(first, open=begin, step=step, close=lambda carry, here: replace(carry, opt=()))
+    return replace(first, open=begin, step=step, close=lambda carry, here: replace(carry, opt=()), copies=TWO)
 
 
 @dataclass(frozen=True)

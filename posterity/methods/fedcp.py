@@ -52,6 +52,7 @@ from posterity.core import (
     averaged,
     check_fields,
     fold,
+    holding,
     hyper,
     masked_mean,
     norm,
@@ -66,6 +67,7 @@ from posterity.nn.extra import Extra
 
 POLICY = "fedcp"  # how the names of the policy's leaves begin
 WIDTHS = (10.0, 15.0, 20.0, 50.0)  # a of the kernels
+COPIES = 8  # of the policy that a step holds: as of the network
 NOISE_DRAW = 2**24  # folded into the key: behind all numbers that dropout folds
 
 
@@ -77,6 +79,11 @@ class State:
 @cache
 def policy(size: int) -> Extra:
     return Extra(POLICY, nn.Sequential(nn.Linear(size, 2 * size), nn.LayerNorm(2 * size), nn.ReLU()))
+
+
+def policy_numbers(model: Network) -> int:
+    """What a step holds of the policy."""
+    return COPIES * policy(model.feature_dim).numbers
 
 
 def logistic(key: Tensor, like: Tensor) -> Tensor:
@@ -177,7 +184,7 @@ class FedCP(Method):
         return value, buffers
 
     def passes(self) -> tuple[Pass, ...]:
-        return (self.local.descend(self.loss),)
+        return holding((self.local.descend(self.loss),), numbers=policy_numbers)
 
     def message(self, carry: Carry, here: Here) -> tuple[Message, Personal]:
         common, head = split(carry.params, here.model.head_names)

@@ -50,6 +50,7 @@ from posterity.core import (
     check_fields,
     everything,
     fit,
+    holding,
     hyper,
     record,
     trainable,
@@ -120,7 +121,8 @@ class FedLA(Method):
     def passes(self) -> tuple[Pass, ...]:
         loss = self.penalised if self.importance else self.loss
         how = self.local.schedule()
-        return (watched("curvature", self.curvature, loss, self.local.make_optimiser(), everything, **how),)
+        found = watched("curvature", self.curvature, loss, self.local.make_optimiser(), everything, **how)
+        return holding((found,), copies=4)  # the pull, the precision, and what is sent
 
     def adapt(self, epochs: int) -> tuple[Pass, ...]:
         return tuned((self.local.descend(self.loss),), epochs)

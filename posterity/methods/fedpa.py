@@ -56,6 +56,7 @@ from posterity.core import (
     Training,
     check_fields,
     fit,
+    holding,
     hyper,
     record,
     sample,
@@ -148,8 +149,9 @@ class FedPA(Method):
         return here.shared.params
 
     def passes(self) -> tuple[Pass, ...]:
-        how = self.local.schedule()
-        return (sample(self.loss, self.local.make_optimiser(), 0, self.burn + self.samples, trainable, **how),)
+        how, stretches = self.local.schedule(), self.burn + self.samples
+        walk = sample(self.loss, self.local.make_optimiser(), 0, stretches, trainable, **how)
+        return holding((walk,), copies=1 + 5 * stretches)  # samples before and after a step; (c) of all of them
 
     def adapt(self, epochs: int) -> tuple[Pass, ...]:
         return tuned((self.local.descend(self.loss),), epochs)

@@ -62,6 +62,7 @@ from posterity.core import (
     everything,
     fold,
     gather,
+    holding,
     hyper,
     masked_mean,
     norm,
@@ -76,6 +77,7 @@ from posterity.nn.extra import Extra
 
 ADDED = "gpfl/"  # how the names of table and valve begin
 TABLE = ADDED + "table"
+COPIES = 8  # of table and valve that a step holds: as of the network
 COUNTING_BATCH = 256  # samples at once when labels are counted; has no influence on the result
 
 
@@ -103,6 +105,12 @@ def first_layers(classes: int, size: int, key: Tensor, like: Tensor) -> Params:
     table = normal(fold(key, 0), (classes, size), torch.float64).to(like)
     valves = [layers(name, size).init(fold(key, i), like) for i, name in enumerate(("gamma", "beta"), 1)]
     return {TABLE: table, **valves[0], **valves[1]}
+
+
+def added_numbers(model: Network) -> int:
+    """What a step holds of the table and the valve."""
+    valves = sum(layers(name, model.feature_dim).numbers for name in ("gamma", "beta"))
+    return COPIES * (valves + model.classes * model.feature_dim)
 
 
 def valve(params: Params, z: Tensor, u: Tensor) -> Tensor:
@@ -193,7 +201,8 @@ class GPFL(Method):
         decayed = replace(self.local, weight_decay=self.local.weight_decay + self.mu)
         optimisers = self.local.make_optimiser(), decayed.make_optimiser()
         apart = Groups(lambda name: int(name.startswith(ADDED)), optimisers)
-        return *self.prepare(), descend(self.loss, apart, everything, **self.local.schedule())
+        learn = descend(self.loss, apart, everything, **self.local.schedule())
+        return *self.prepare(), *holding((learn,), numbers=added_numbers)
 
     def prepare(self) -> tuple[Pass, ...]:
         """The client's class frequencies, without which there is no u_k."""

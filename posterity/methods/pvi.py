@@ -175,7 +175,7 @@ class PVI(Method):
         return {n: slope[n] for n in moving}, value, {**buffers, **moved}
 
     def passes(self) -> tuple[Pass, ...]:
-        copies = 16 + 2 * self.draws
+        copies = 24 + 7 * self.draws
         how = self.local.schedule()
         return (directed(self.direction, self.local.make_optimiser(), trainable, copies=copies, **how),)
 

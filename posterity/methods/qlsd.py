@@ -63,6 +63,7 @@ from posterity.core import (
     check_fields,
     fit,
     fold,
+    holding,
     hyper,
     log_predictive,
     mixture,
@@ -227,7 +228,8 @@ class QLSD(Method):
     def passes(self) -> tuple[Pass, ...]:
         """One batch, or all, with steps of length 0: gradients and running statistics, θ stays."""
         most = None if self.full else 1
-        return (watched("slope", self.seen, self.loss, SGD(0.0), trainable, batch=self.local.batch, most=most),)
+        found = watched("slope", self.seen, self.loss, SGD(0.0), trainable, batch=self.local.batch, most=most)
+        return holding((found,), copies=8)  # what the quantiser draws and makes
 
     def adapt(self, epochs: int) -> tuple[Pass, ...]:
         return tuned((self.local.descend(self.loss),), epochs)

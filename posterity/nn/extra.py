@@ -38,6 +38,11 @@ class Extra:
         """Names of its leaves among those of the visit."""
         return tuple(f"{self.prefix}/{n}" for n in leaves_of(self.module))
 
+    @property
+    def numbers(self) -> int:
+        """How many its leaves have together."""
+        return sum(p.numel() for p in leaves_of(self.module).values())
+
     def init(self, key: Tensor, like: Tensor) -> Params:
         """First values, drawn as PyTorch draws them, from the key alone; in the type and on the device of `like`."""
         with seeded(int(key[0])), torch.no_grad():

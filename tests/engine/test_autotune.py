@@ -305,6 +305,58 @@ def test_switches_are_put_back():
     assert torch.backends.mkldnn.enabled
 
 
+class Tight(Trial):
+    """On a device on which steps of so many clients fit, and not of one more."""
+
+    most = 3
+    text = "CUDA out of memory. Tried to allocate 20.00 GiB"
+
+    def _together(self, clients):
+        if clients > self.most:
+            raise torch.OutOfMemoryError(self.text)
+        return super()._together(clients)
+
+
+def test_a_trial_that_does_not_fit_is_held_with_half_as_many_clients(cnn, monkeypatch):
+    freed = []
+    monkeypatch.setattr(choice, "free", freed.append)
+    monkeypatch.setattr(Trial, "of", staticmethod(lambda x, params, rows, clients: Tight(x, params, clients)))
+    found = choose(Wish("graph"), *cnn, clients=8)
+    assert found.remark.startswith("2 clients x 4 samples: native ")
+    assert freed == [torch.device("cpu")] * 2  # eight and four did not fit
+    assert found.step > 0
+
+
+def test_a_step_of_one_client_that_does_not_fit_is_explained(cnn, monkeypatch):
+    def full(*trees):
+        raise torch.OutOfMemoryError(Tight.text)
+
+    monkeypatch.setattr(trials, "_slopes", full)
+    monkeypatch.setattr(Trial, "check", lambda *given: None)
+    with pytest.raises(ValueError, match="one client alone does not fit into the memory of cpu: use a smaller --batch"):
+        choose(Wish("graph"), *cnn, clients=8)
+
+
+def test_another_error_of_a_trial_is_not_taken_for_a_lack_of_memory(cnn, monkeypatch):
+    def wrong(*trees):
+        raise RuntimeError("shapes do not fit")
+
+    monkeypatch.setattr(trials, "_slopes", wrong)
+    monkeypatch.setattr(Trial, "check", lambda *given: None)
+    with pytest.raises(RuntimeError, match="shapes do not fit"):
+        choose(Wish("graph"), *cnn, clients=8)
+
+
+def test_a_network_that_does_not_fit_is_not_called_one_that_cannot_be_stacked(cnn):
+    _, x, params = cnn
+
+    def full(*args, **settings):
+        raise torch.OutOfMemoryError(Tight.text)
+
+    with pytest.raises(ValueError, match="one client alone does not fit"):
+        choice.probe(full, x, params)
+
+
 def test_the_choice_is_reported_and_repeated(clock, tmp_path, monkeypatch):
     asked = clock(native_without_onednn=0.4)
     whole = run.start_run(Config(**CNN), tmp_path / "whole")

@@ -22,9 +22,10 @@ from posterity.core.network import Network
 from posterity.core.protocol import Params
 from posterity.core.tree import tree_bytes, tree_map
 from posterity.engine.api import Engine
-from posterity.engine.autotune.trials import Timer, Trial, hold_race, with_neighbours
+from posterity.engine.autotune.trials import Race, Timer, Trial, hold_race, with_neighbours
 from posterity.engine.distributed import Processes
 from posterity.engine.engines import find_engine
+from posterity.engine.halving import free, out_of_memory, too_large
 from posterity.engine.process_settings import with_onednn, with_threads
 from posterity.engine.simulation import Simulation
 from posterity.engine.tracing.trace import Same
@@ -105,8 +106,7 @@ def choose(
             engine, reason = find_engine("loop"), f"{busy:.1f} clients at work at once: one by one is faster"
         return EngineChoice(engine, ways[0].model, ways[0].onednn, reason)
     trial = replace(trial.fitted(model), records=not reason)
-    timers = _timers(ways, trial)
-    race = hold_race(timers, trial.clock)
+    trial, timers, race = _raced(ways, trial)
     best = int(processes.tell(float(race.winner()))[0])
     shown = ", ".join(f"{way.label} {1000 * seconds:.1f} ms" for way, seconds in zip(ways, race.medians, strict=True))
     measured = f"{trial.clients} clients x {len(trial.x)} samples: {shown}"
@@ -121,6 +121,20 @@ def at_work(counts: Tensor, batch: int, cohort: float) -> float:
     """Clients at work at once, on average, while the one with most samples is: of a cohort of such clients."""
     steps = -(-counts[counts > 0] // batch)
     return float(steps.double().mean() * cohort / steps.max()) if len(steps) else 0.0
+
+
+def _raced(ways: Sequence[Way], trial: Trial) -> tuple[Trial, list[Timer], Race]:
+    """The race of all ways, by half as many clients where these do not fit: other programs may use the device, too."""
+    try:
+        timers = _timers(ways, trial)
+        return trial, timers, hold_race(timers, trial.clock)
+    except RuntimeError as error:
+        if not out_of_memory(error):
+            raise
+        if trial.clients == 1:
+            raise too_large(trial.x.device, error) from None
+    free(trial.x.device)  # here, where the frames that hold tensors of the failed race are gone
+    return _raced(ways, replace(trial, clients=trial.clients // 2))
 
 
 def _timers(ways: Sequence[Way], trial: Trial) -> list[Timer]:
@@ -207,6 +221,8 @@ def probe(model: Network, x: Tensor, params: Params) -> tuple[str, ...]:
     try:
         vmap(slope)(pair)
     except RuntimeError as error:
+        if out_of_memory(error):
+            raise too_large(x.device, error) from None
         if "random" in str(error):
             raise ValueError(
                 "the network draws random numbers by itself (F.dropout, torch.rand, …), which no seed could repeat: "

@@ -35,6 +35,7 @@ from posterity.core import (
     clipped,
     fit,
     gather,
+    holding,
     hyper,
     trainable,
     tree_map,
@@ -176,7 +177,8 @@ class FedEP(Method):
 
     def averaging(self) -> Pass:
         descent = self.local.descend(self.penalised)
-        return averaged_over_epochs(descent, self.samples, self.burn_rounds, spread=self.precision == "mcmc")  # (b)
+        found = averaged_over_epochs(descent, self.samples, self.burn_rounds, spread=self.precision == "mcmc")  # (b)
+        return holding((found,), copies=14)[0]  # q, the site and the cavity have two tensors for each leaf, and momenta
 
     def adapt(self, epochs: int) -> tuple[Pass, ...]:
         return tuned((self.local.descend(self.loss),), epochs)

@@ -36,6 +36,7 @@ from posterity.core import (
     averaged,
     check_fields,
     gather,
+    holding,
     hyper,
     masked_mean,
     pointwise,
@@ -97,6 +98,11 @@ def class_message(found: Found, mode: str, nu0: float, shared: Shared, upload: s
         return LowRank.of(found, mean)  # (11) in factors
     own, plain = precisions(found, mode, nu0, shared.spread)
     return pack(None if own is None else Gaussian.of(mean, own), Gaussian.of(mean, plain), found.count, upload)
+
+
+def matrix_numbers(model: Network) -> int:
+    """What a message holds: a covariance and a precision for each class, of twice as many bytes."""
+    return 5 * model.classes * model.feature_dim**2
 
 
 @dataclass(frozen=True)
@@ -166,8 +172,10 @@ class PFedVMP(Method):
         return summarise(z, batch.y, batch.mask, here.model.classes, self.mode)
 
     def passes(self) -> tuple[Pass, ...]:
-        batch = None if self.mode in MATRICES else SCORING_BATCH
-        return self.local.descend(self.loss), gather("features", self.features, batch=batch)
+        learn = self.local.descend(self.loss)
+        if self.mode not in MATRICES:
+            return learn, gather("features", self.features, batch=SCORING_BATCH)
+        return learn, *holding((gather("features", self.features, batch=None),), numbers=matrix_numbers)
 
     def message(self, carry: Carry, here: Here) -> tuple[Message, Personal]:
         base, head = split(carry.params, here.model.head_names)

@@ -30,6 +30,7 @@ from posterity.core import (
     Wrapper,
     check_fields,
     fold,
+    holding,
     hyper,
     mixture,
     opened,
@@ -50,6 +51,7 @@ HOSTS = {"fedavg": FedAvg, "reptile": Reptile, "maml": MAML, "perfedavg": PerFed
 LOSSES = {"loss", "support_loss"}  # fields of a host that are replaced; the second is of a simulated adaptation
 CODE = "released code 5d70c2b"
 QUERY, SUPPORT, TEST = 1, 2, 3  # draws of one call
+COPIES = 12  # of the Gaussian layer's weight that a step holds besides those of the network
 
 
 @record
@@ -160,11 +162,21 @@ class MetaVD(Wrapper):
         sent, personal = self.inner.message(replace(carry, params=plain), here)
         return dropout.apart(sent, self.leaf(here), carry.params[RHO], here.client), personal
 
+    def passes(self) -> tuple[Pass, ...]:
+        return holding(self.inner.passes(), numbers=self.layer_numbers)
+
     def adapt(self, epochs: int) -> tuple[Pass, ...]:
         passes = self.inner.adapt(epochs)
         if self.test_noise == "fit_embedding" and epochs:
-            return fitting(self.predictor, self.elbo, RHO, self.fit_steps, self.fit_lr), *passes
-        return opened(passes, dropout.quiet(RHO)) if self.test_noise == "floor" and epochs else passes
+            passes = fitting(self.predictor, self.elbo, RHO, self.fit_steps, self.fit_lr), *passes
+        if self.test_noise == "floor" and epochs:
+            passes = opened(passes, dropout.quiet(RHO))
+        return holding(passes, numbers=self.layer_numbers)
+
+    def layer_numbers(self, model: Network) -> int:
+        """What a step holds of ρ, the variances and their slopes, each as large as the Gaussian layer's weight."""
+        weight: Tensor = model.module.get_submodule(linear_layer(model, self.layer)).weight  # type: ignore[assignment]
+        return COPIES * weight.numel()
 
     def prepare(self) -> tuple[Pass, ...]:
         passes = self.inner.prepare()
