@@ -55,6 +55,7 @@ from posterity.core import (
     Tree,
     check_fields,
     fit,
+    holding,
     hyper,
     mean_slope,
     opened,
@@ -160,7 +161,7 @@ class FedDC(Method):
             new = {n: g - known.slope[n] / share + seen[n] for n, g in mine.items()}  # (2)
             return replace(end, kept={**end.kept, "slope": new})
 
-        return opened((replace(train, close=close),), from_cloud)
+        return holding(opened((replace(train, close=close),), from_cloud), copies=3)  # the record has two more
 
     def adapt(self, epochs: int) -> tuple[Pass, ...]:
         return tuned((self.local.descend(self.loss),), epochs)

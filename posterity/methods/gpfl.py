@@ -206,7 +206,8 @@ class GPFL(Method):
 
     def prepare(self) -> tuple[Pass, ...]:
         """The client's class frequencies, without which there is no u_k."""
-        return (gather("labels", count_labels, anew=True, batch=COUNTING_BATCH),)
+        count = gather("labels", count_labels, anew=True, batch=COUNTING_BATCH)
+        return holding((count,), numbers=added_numbers)
 
     def message(self, carry: Carry, here: Here) -> tuple[Message, Personal]:
         common, head = split(carry.params, here.model.head_names)

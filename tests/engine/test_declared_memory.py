@@ -71,7 +71,7 @@ def test_what_is_made_and_gone_is_counted():
     assert live.now == 0
 
 
-def shares(monkeypatch, spec: str, network: str, values) -> list[float]:
+def shares(monkeypatch, spec: str, network: str, values, start=posterity.run) -> list[float]:
     """What every visit and every prediction of a run held, as a share of what was declared for its clients."""
     found = []
 
@@ -90,9 +90,12 @@ def shares(monkeypatch, spec: str, network: str, values) -> list[float]:
 
     counted("visit")
     counted("predict")
-    settings = {**NETWORKS[network], **fewer(spec), **values}
-    posterity.run(method=spec, model=network, set=settings, **SETTINGS, **needs(spec))
+    start(method=spec, model=network, set={**NETWORKS[network], **fewer(spec), **values}, **SETTINGS, **needs(spec))
     return found
+
+
+def three_seeds_at_once(method: str, **settings) -> None:
+    posterity.compare([method], (0, 1, 2), together=True, **settings)
 
 
 @pytest.mark.parametrize("network", ["mlp", pytest.param("cnn", marks=pytest.mark.everything)])
@@ -108,6 +111,13 @@ def test_also_with_values_that_hold_more(spec, values, monkeypatch):
     assert max(shares(monkeypatch, spec, "mlp", values)) <= 1
 
 
+@pytest.mark.parametrize("spec", everything("fedpa", "fedep", "gpfl", "fedcp", "feddc", "pfedbayes", "fedavg+metavd"))
+def test_also_with_several_seeds_at_once(spec, monkeypatch):
+    found = shares(monkeypatch, spec, "mlp", {}, three_seeds_at_once)
+    assert len(found) >= 3
+    assert max(found) <= 1, found
+
+
 def test_what_a_method_holds_besides_is_added():
     each = FedAvg().passes()[0]
     more = holding((each,), copies=3, numbers=lambda model: 10)[0]
@@ -121,4 +131,4 @@ def test_what_a_method_holds_besides_is_added():
 def test_a_prediction_alone_is_taken_for_what_training_declares():
     sim = make_case(FedPA()).sim()
     assert declared_bytes(sim, torch.arange(5), ()) == declared_bytes(sim, torch.arange(5), sim.passes())
-    assert sim.passes()[0].copies == 8 + 1 + 5 * 5
+    assert sim.passes()[0].copies == 8 + 4 + 5 * 5

@@ -180,7 +180,9 @@ class MetaVD(Wrapper):
 
     def prepare(self) -> tuple[Pass, ...]:
         passes = self.inner.prepare()
-        return opened(passes, dropout.quiet(RHO)) if self.test_noise == "floor" else passes
+        if self.test_noise == "floor":
+            passes = opened(passes, dropout.quiet(RHO))
+        return holding(passes, numbers=self.layer_numbers)
 
     def predict(self, carry: Carry, x: Tensor, here: Here) -> Tensor:
         if self.test_draws == 0:
