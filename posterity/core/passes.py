@@ -204,14 +204,15 @@ def opened(passes: tuple[Pass, ...], change: Callable[[Carry, Here], Carry]) -> 
     return (replace(first, open=lambda carry, here: first.open(change(carry, here), here)), *passes[1:])
 
 
-def holding(passes: tuple[Pass, ...], copies: int = 0, numbers: Numbers | None = None) -> tuple[Pass, ...]:
-    """`passes` that hold so many more copies of the parameters, or so many more numbers for a network: `--memory`."""
+def holding(passes: tuple[Pass, ...], copies: int = 0, leaves: Numbers | None = None) -> tuple[Pass, ...]:
+    """`passes` that hold more: so many copies of the parameters, and leaves with so many numbers beside the network."""
 
     def one(each: Pass) -> Pass:
         before, each = each.scratch, replace(each, copies=each.copies + copies)
-        if numbers is None:
+        if leaves is None:
             return each
-        return replace(each, scratch=lambda rows, model: numbers(model) + (before(rows, model) if before else 0))
+        return replace(each, scratch=lambda rows, model: each.copies * leaves(model)
+                       + (before(rows, model) if before else 0))  # fmt: skip
 
     return tuple(one(each) for each in passes)
 

@@ -67,7 +67,6 @@ from posterity.nn.extra import Extra
 
 POLICY = "fedcp"  # how the names of the policy's leaves begin
 WIDTHS = (10.0, 15.0, 20.0, 50.0)  # a of the kernels
-COPIES = 8  # of the policy that a step holds: as of the network
 NOISE_DRAW = 2**24  # folded into the key: behind all numbers that dropout folds
 
 
@@ -82,8 +81,7 @@ def policy(size: int) -> Extra:
 
 
 def policy_numbers(model: Network) -> int:
-    """What a step holds of the policy."""
-    return COPIES * policy(model.feature_dim).numbers
+    return policy(model.feature_dim).numbers
 
 
 def logistic(key: Tensor, like: Tensor) -> Tensor:
@@ -184,7 +182,7 @@ class FedCP(Method):
         return value, buffers
 
     def passes(self) -> tuple[Pass, ...]:
-        return holding((self.local.descend(self.loss),), numbers=policy_numbers)
+        return holding((self.local.descend(self.loss),), leaves=policy_numbers)
 
     def message(self, carry: Carry, here: Here) -> tuple[Message, Personal]:
         common, head = split(carry.params, here.model.head_names)

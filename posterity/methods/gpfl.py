@@ -77,7 +77,6 @@ from posterity.nn.extra import Extra
 
 ADDED = "gpfl/"  # how the names of table and valve begin
 TABLE = ADDED + "table"
-COPIES = 8  # of table and valve that a step holds: as of the network
 COUNTING_BATCH = 256  # samples at once when labels are counted; has no influence on the result
 
 
@@ -108,9 +107,8 @@ def first_layers(classes: int, size: int, key: Tensor, like: Tensor) -> Params:
 
 
 def added_numbers(model: Network) -> int:
-    """What a step holds of the table and the valve."""
-    valves = sum(layers(name, model.feature_dim).numbers for name in ("gamma", "beta"))
-    return COPIES * (valves + model.classes * model.feature_dim)
+    """Of the table and the valve."""
+    return model.classes * model.feature_dim + sum(layers(n, model.feature_dim).numbers for n in ("gamma", "beta"))
 
 
 def valve(params: Params, z: Tensor, u: Tensor) -> Tensor:
@@ -202,12 +200,12 @@ class GPFL(Method):
         optimisers = self.local.make_optimiser(), decayed.make_optimiser()
         apart = Groups(lambda name: int(name.startswith(ADDED)), optimisers)
         learn = descend(self.loss, apart, everything, **self.local.schedule())
-        return *self.prepare(), *holding((learn,), numbers=added_numbers)
+        return *self.prepare(), *holding((learn,), leaves=added_numbers)
 
     def prepare(self) -> tuple[Pass, ...]:
         """The client's class frequencies, without which there is no u_k."""
         count = gather("labels", count_labels, anew=True, batch=COUNTING_BATCH)
-        return holding((count,), numbers=added_numbers)
+        return holding((count,), leaves=added_numbers)
 
     def message(self, carry: Carry, here: Here) -> tuple[Message, Personal]:
         common, head = split(carry.params, here.model.head_names)

@@ -120,11 +120,11 @@ def test_also_with_several_seeds_at_once(spec, monkeypatch):
 
 def test_what_a_method_holds_besides_is_added():
     each = FedAvg().passes()[0]
-    more = holding((each,), copies=3, numbers=lambda model: 10)[0]
-    both = holding((more,), numbers=lambda model: 7)[0]
+    more = holding((each,), copies=3, leaves=lambda model: 10)[0]
+    both = holding((more,), leaves=lambda model: 7)[0]
     assert (each.copies, more.copies, both.copies) == (8, 11, 11)
-    assert more.scratch(5, None) == 10
-    assert both.scratch(5, None) == 17
+    assert more.scratch(5, None) == 11 * 10
+    assert both.scratch(5, None) == 11 * (10 + 7)
     assert holding((each,), copies=1)[0].scratch is None
 
 

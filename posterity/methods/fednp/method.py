@@ -52,7 +52,6 @@ from posterity.methods.fednp.npn import kl_each, npn_linear, npn_sigmoid
 
 F_WEIGHT, F_BIAS = F_NAMES = ("fednp.f.weight", "fednp.f.bias")
 NPN = ("fednp.npn.weight1", "fednp.npn.bias1", "fednp.npn.weight2", "fednp.npn.bias2")
-COPIES = 8  # of f and the NPN that a step holds: as of the network
 NPN_RANGE = 0.05  # first values of the NPN are uniform on ±0.05: authors' code
 SCORING_BATCH = 256  # samples at once when f is computed on all data; has no influence on the result
 TINY = 1e-12  # least variance of a predicted weight
@@ -175,12 +174,12 @@ class FedNP(Method):
 
     def passes(self) -> tuple[Pass, ...]:
         learn = self.local.descend(self.loss if self.lam else self.plain, self.trains)
-        return *holding((learn,), numbers=self.added_numbers), gather("f", self.summary, batch=SCORING_BATCH)
+        return *holding((learn,), leaves=self.added_numbers), gather("f", self.summary, batch=SCORING_BATCH)
 
     def added_numbers(self, model: Network) -> int:
-        """What a step holds of f and the NPN, which predicts the head."""
+        """Of f and the NPN, which predicts the head, about."""
         told = sum(p.numel() for n, p in model.module.named_parameters() if n in model.head_names)
-        return COPIES * (self.latent + 1) * (self.latent + model.feature_dim + told)
+        return (self.latent + 1) * (self.latent + model.feature_dim + told)
 
     def message(self, carry: Carry, here: Here) -> tuple[Message, Personal]:
         f = carry.kept["f"]["sum"] / carry.kept["f"]["count"].clamp(min=1)

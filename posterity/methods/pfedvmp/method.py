@@ -36,7 +36,6 @@ from posterity.core import (
     averaged,
     check_fields,
     gather,
-    holding,
     hyper,
     masked_mean,
     pointwise,
@@ -100,7 +99,7 @@ def class_message(found: Found, mode: str, nu0: float, shared: Shared, upload: s
     return pack(None if own is None else Gaussian.of(mean, own), Gaussian.of(mean, plain), found.count, upload)
 
 
-def matrix_numbers(model: Network) -> int:
+def matrix_numbers(rows: int, model: Network) -> int:
     """What a message holds: a covariance and a precision for each class, of twice as many bytes."""
     return 5 * model.classes * model.feature_dim**2
 
@@ -175,7 +174,7 @@ class PFedVMP(Method):
         learn = self.local.descend(self.loss)
         if self.mode not in MATRICES:
             return learn, gather("features", self.features, batch=SCORING_BATCH)
-        return learn, *holding((gather("features", self.features, batch=None),), numbers=matrix_numbers)
+        return learn, gather("features", self.features, batch=None, scratch=matrix_numbers)
 
     def message(self, carry: Carry, here: Here) -> tuple[Message, Personal]:
         base, head = split(carry.params, here.model.head_names)

@@ -51,7 +51,6 @@ HOSTS = {"fedavg": FedAvg, "reptile": Reptile, "maml": MAML, "perfedavg": PerFed
 LOSSES = {"loss", "support_loss"}  # fields of a host that are replaced; the second is of a simulated adaptation
 CODE = "released code 5d70c2b"
 QUERY, SUPPORT, TEST = 1, 2, 3  # draws of one call
-COPIES = 12  # of the Gaussian layer's weight that a step holds besides those of the network
 
 
 @record
@@ -163,7 +162,7 @@ class MetaVD(Wrapper):
         return dropout.apart(sent, self.leaf(here), carry.params[RHO], here.client), personal
 
     def passes(self) -> tuple[Pass, ...]:
-        return holding(self.inner.passes(), numbers=self.layer_numbers)
+        return holding(self.inner.passes(), leaves=self.layer_numbers)
 
     def adapt(self, epochs: int) -> tuple[Pass, ...]:
         passes = self.inner.adapt(epochs)
@@ -171,18 +170,18 @@ class MetaVD(Wrapper):
             passes = fitting(self.predictor, self.elbo, RHO, self.fit_steps, self.fit_lr), *passes
         if self.test_noise == "floor" and epochs:
             passes = opened(passes, dropout.quiet(RHO))
-        return holding(passes, numbers=self.layer_numbers)
+        return holding(passes, leaves=self.layer_numbers)
 
     def layer_numbers(self, model: Network) -> int:
-        """What a step holds of ρ, the variances and their slopes, each as large as the Gaussian layer's weight."""
+        """Of ρ and of the variance that it gives the Gaussian layer's weights."""
         weight: Tensor = model.module.get_submodule(linear_layer(model, self.layer)).weight  # type: ignore[assignment]
-        return COPIES * weight.numel()
+        return 2 * weight.numel()
 
     def prepare(self) -> tuple[Pass, ...]:
         passes = self.inner.prepare()
         if self.test_noise == "floor":
             passes = opened(passes, dropout.quiet(RHO))
-        return holding(passes, numbers=self.layer_numbers)
+        return holding(passes, leaves=self.layer_numbers)
 
     def predict(self, carry: Carry, x: Tensor, here: Here) -> Tensor:
         if self.test_draws == 0:
