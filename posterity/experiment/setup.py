@@ -21,6 +21,7 @@ from posterity.engine.augment import Augmentation
 from posterity.engine.autotune.choice import ROWS, EngineChoice, Wish, at_work, choose, footprint
 from posterity.engine.blocks import able, meet
 from posterity.engine.distributed import Processes, find_processes
+from posterity.engine.halving import out_of_memory
 from posterity.engine.participation import Participation
 from posterity.engine.process_settings import ProcessSettings
 from posterity.engine.simulation import Simulation
@@ -104,7 +105,7 @@ def set_up(
     model = model.lowered(torch.bfloat16) if config.precision == "bf16" else model
     model, initial = bind(model, {n: p.to(device) for n, p in model.init(config.seed, dtype).items()})
     method = methods.build(config.method, config.settings(), config.training(), config.least)
-    federation = federation.to(device, dtype)
+    federation = _on_device(federation, device, dtype)
     few = federation.x[:2]
     wish = Wish(_inner(config.engine, processes), config.convolution, config.onednn)
     batch = next((p.batch for p in method.passes() if p.learns and p.batch), ROWS[0])
@@ -120,6 +121,20 @@ def set_up(
                      min_count=config.least)  # fmt: skip
     said = (*methods.tell_name(config.method), *([augment.remark] if augment else []))
     return Setup(sim, choice, settings, metrics, Schedule.of(config, sim), said, _plan(config, federation))
+
+
+def _on_device(federation: Federation, device: str, dtype: torch.dtype) -> Federation:
+    try:
+        return federation.to(device, dtype)
+    except RuntimeError as error:
+        if not out_of_memory(error):
+            raise
+        size = federation.x.numel() * dtype.itemsize
+        raise ValueError(
+            f"the {len(federation.x):,} rows of {federation.name} ({size:,} bytes) do not fit into the memory of "
+            f"{device}: take fewer (--subset), end other programs there, or use another --device "
+            f"({str(error).splitlines()[0]})"
+        ) from None
 
 
 def _plan(config: Config, federation: Federation) -> Plan:

@@ -8,7 +8,9 @@ import pytest
 import torch
 from oracles.sims import Run, mlp, points, worst
 
+import posterity
 from posterity.core.training import Training
+from posterity.data.federation import Federation
 from posterity.engine.api import Engine
 from posterity.engine.halving import out_of_memory
 from posterity.engine.stacked import STACKED
@@ -107,3 +109,15 @@ def test_other_errors_are_not_taken_for_it():
     assert not out_of_memory(RuntimeError("shapes do not fit"))
     with pytest.raises(RuntimeError, match="shapes"):
         run_of(Small(2, error=RuntimeError, text="shapes do not fit")).rounds(1)
+
+
+def test_data_that_do_not_fit_are_told_with_their_size(monkeypatch, tmp_path):
+    def full(*given):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB\nmore")
+
+    monkeypatch.setattr(Federation, "to", full)
+    told = (r"the 1,797 rows of digits \(460,032 bytes\) do not fit into the memory of cpu: take fewer \(--subset\), .* "
+            r"\(CUDA out of memory. Tried to allocate 20.00 GiB\)$")  # fmt: skip
+    with pytest.raises(ValueError, match=told):
+        posterity.run(method="fedavg", dataset="digits", out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
