@@ -116,8 +116,8 @@ def test_data_that_do_not_fit_are_told_with_their_size(monkeypatch, tmp_path):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB\nmore")
 
     monkeypatch.setattr(Federation, "to", full)
-    told = (r"the 1,797 rows of digits \(460,032 bytes\) do not fit into the memory of cpu: take fewer \(--subset\), .* "
-            r"\(CUDA out of memory. Tried to allocate 20.00 GiB\)$")  # fmt: skip
+    told = (r"the 1,797 rows of digits \(460,032 bytes\) do not fit into the memory of cpu: take fewer \(--subset\), "
+            r".* \(CUDA out of memory. Tried to allocate 20.00 GiB\)$")  # fmt: skip
     with pytest.raises(ValueError, match=told):
         posterity.run(method="fedavg", dataset="digits", out=tmp_path / "run")
     assert not (tmp_path / "run").exists()
