@@ -99,6 +99,9 @@ class Numbered(Method):
     def start(self, here):
         return here.initial
 
+    def passes(self):
+        return ()
+
     def adapt(self, epochs):
         return ()
 
