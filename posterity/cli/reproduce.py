@@ -19,7 +19,7 @@ from posterity.reproduce.cells import PAGE, RunRequest, check_place, run_cells
 from posterity.reproduce.elsewhere import without_recipe
 from posterity.reproduce.gather import Gathered, gather, other_size, read_places
 from posterity.reproduce.order import order
-from posterity.reproduce.page import HEADS, SECONDS, markdown
+from posterity.reproduce.page import HEADS, SECONDS, TIMES, markdown
 from posterity.reproduce.recipe import Recipe, RecipeCell, find, recipes
 
 
@@ -105,6 +105,8 @@ def show_table(recipe: Recipe, found: Gathered) -> None:
         for told in (other_size(recipe, cell, found.of(cell)), order(each), without_numbers(each)):
             if told:
                 say_sentence(told)
+    if recipe.timed and run:
+        say_sentence(f"{SECONDS}: {TIMES}")
     if missing := [cell.name for cell in recipe.cells if cell not in run]:
         say_sentence(f"not yet run: {', '.join(missing)}")
     for remark in found.remarks:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import median
 
 from posterity.evaluate.paired import Paired, Samples, compare_pair
 from posterity.report import Run
@@ -31,7 +32,7 @@ class Entry:
     pair: Paired | None  # the table's own method less this one, under the rule by which rows are compared
     column: Column
     samples: Samples  # ours by seed, under that rule
-    seconds: str = ""  # a round, evaluations included, of a seed that shares the device as it did
+    seconds: str = ""  # of the median round of a seed, which shares the device as it did
     mark: str = ""  # whether runs of it exploded: its numbers are shown, and compared with nothing
 
     @property
@@ -97,8 +98,9 @@ def _pair(first: Samples, second: Samples) -> Paired | None:
 
 
 def _seconds(runs: Sequence[Run]) -> str:
-    each = [run.seconds / len(run.rounds) for run in runs if run.seconds and run.rounds]
-    return f"{sum(each) / len(each):.3f}" if each else ""
+    """Of the median round: rounds that are recorded or scored, or in which the program was halted, take longer."""
+    each = [line.seconds for run in runs for line in run.rounds if line.seconds is not None]
+    return f"{median(each):.3f}" if each else ""
 
 
 def gap(each: Entry) -> str:

@@ -12,6 +12,8 @@ from posterity.reproduce.origin import origins
 from posterity.reproduce.recipe import Recipe
 
 SECONDS = "s a round"
+TIMES = ("the seconds of the median round of one seed. Seeds that are trained at once have equal shares of a round, and "
+         "programs beside it on a device slow it down")  # fmt: skip
 HEADS = {"validated": "validated", "paper": "best round", "last": "last"}
 
 
@@ -30,12 +32,13 @@ def markdown(recipe: Recipe, found: Gathered) -> str:
 
 
 def _legend(found: Sequence[Entry]) -> str:
-    """What the columns are, where all three are there."""
+    """What the columns are, where all three rules are there."""
     if not any(each.ours["validated"] for each in found):
         return ""
     rules = ". ".join(f"*{HEADS[rule]}*: {MEANINGS[rule]}" for rule in RULES)
+    timed = f" *{SECONDS}*: {TIMES}." if any(each.seconds for each in found) else ""
     return (f"{rules}. Rounds are chosen by accuracy, every sample of the members counted once, whatever a column "
-            "shows. The parts are other rows, so *best round* may be below *validated*.")  # fmt: skip
+            f"shows. The parts are other rows, so *best round* may be below *validated*.{timed}")  # fmt: skip
 
 
 def _listed(what: str, sentences: Sequence[str]) -> str:
@@ -54,4 +57,4 @@ def _table(found: Sequence[Entry]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-__all__ = ["HEADS", "SECONDS", "markdown"]
+__all__ = ["HEADS", "SECONDS", "TIMES", "markdown"]

@@ -427,6 +427,23 @@ def test_removed_weights_and_inner_steps():
         _against_the_host(rows, f"Per-FedAvg, {where}")
 
 
+def test_removed_weights_and_inner_steps_on_cifar10():
+    """SNIP over MAML and Per-FedAvg at α̂ = 0.1: the runs that were replaced, those that did, and the hosts."""
+    (tables, hosts), (recipe, since) = runs_of("M-T8", "M-T8"), runs_of("M-T16", "M-T16")
+    before = runs_of("M-T16", "M-T16-snip-before")[1]
+    host, mine = (next(c.folder for c in each.cells if c.name == "α=0.1 Test") for each in (tables, recipe))
+    assert {name for folder, name in before if folder == mine} == {"MAML+SNIP", "PerFedAvg+SNIP"}
+    for _, name in before:
+        both = [_table_8(before[mine, name]), _table_8(since[mine, name])]
+        sums = [[100 * each.value for each in some.values()] for some in both]
+        row = [f"{fmean(some):.1f} ± {stdev(some):.1f}" for some in sums]
+        for other in (both[0], _table_8(hosts[host, TABLE_16[name]])):
+            pair = compare_all([other, both[1]])[0, 1]
+            low, high = sorted(-100 * x for x in pair.interval)
+            row.append(told(-100 * pair.difference, (low, high)))
+        assert cells(METAVD, f"{name}, inner steps")[1:] == row
+
+
 FALLS = "docs/results/pfedvmp_table1.md"
 MOMENTUM = {
     ("fedavg+ft", None, None): "FedAvg-FT, longer",

@@ -152,6 +152,21 @@ def test_the_page_lists_what_is_missing_and_times_rounds_where_asked(made):
     lines = [line.split(" | ") for line in page.splitlines() if line.startswith("| ")]
     assert lines[0][-1] == "s a round |"
     assert all(float(line[-1].removesuffix(" |")) > 0 for line in lines[2:])
+    assert "*s a round*: the seconds of the median round of one seed." in page
+    assert "s a round" not in markdown(recipe, found)
+
+
+def test_seconds_of_a_round_are_not_those_of_a_halt(made):
+    recipe, out = made
+    found = gather(recipe, read_places([out]))
+    timed, cell = replace(recipe, timed=True), recipe.cells[0]
+
+    def slower(run, seconds):  # three rounds, of which the first was recorded, or the program halted in it
+        lines = [replace(run.rounds[0], seconds=each) for each in seconds]
+        return replace(run, rounds=tuple(lines), seconds=sum(seconds))
+
+    runs = {key: [slower(run, (900.0, 0.25, 0.26)) for run in some] for key, some in found.runs.items()}
+    assert {each.seconds for each in entries(timed, cell, replace(found, runs=runs))} == {"0.260"}
 
 
 def test_another_size_is_another_run(made):
