@@ -12,8 +12,10 @@ from posterity.reproduce.origin import origins
 from posterity.reproduce.recipe import Recipe
 
 SECONDS = "s a round"
-TIMES = ("the seconds of the median round of one seed. Seeds that are trained at once have equal shares of a round, and "
-         "programs beside it on a device slow it down")  # fmt: skip
+TIMES = (
+    "the seconds of the median round of one seed. Seeds that are trained at once have equal shares of a round, and "
+    "programs beside it on a device slow it down"
+)
 HEADS = {"validated": "validated", "paper": "best round", "last": "last"}
 
 
