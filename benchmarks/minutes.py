@@ -1,6 +1,7 @@
 """What the tables of the papers cost: rounds of FedAvg in every table's own setting, times what its rows cost more.
 
     python benchmarks/minutes.py [--device cuda] [--engine graph] [--only N-T1,B-T3] [--rounds 4] --json FILE
+    python benchmarks/minutes.py --only P-T1 --rows …       every row by itself, not FedAvg for all of them
     python benchmarks/minutes.py --table FILE [FILE …]      Markdown from such JSON
 
 Pictures are noise of the data set's own shape, number and classes (time does not depend on pixels), everything else is
@@ -29,6 +30,7 @@ import torch
 
 from posterity.data import Pool
 from posterity.data.registry import available
+from posterity.experiment.compare import configs_of
 from posterity.experiment.config import Config
 from posterity.experiment.run import start_run
 from posterity.reproduce.recipe import Recipe, RecipeCell, recipes
@@ -143,32 +145,45 @@ def lightened(config: Config) -> tuple[Config, int, float]:
     return replace(config, local_epochs=1), rows, config.local_epochs * form.rows / rows
 
 
+def as_fedavg(config: Config) -> Config:
+    """FedAvg in this setting."""
+    return replace(config, method="fedavg", set={k: v for k, v in config.set.items() if k.startswith("model.")})
+
+
+def rows_of(recipe: Recipe) -> Iterator[tuple[RecipeCell, str, Config]]:
+    """Every row of every setting of a table, with its own hyper-parameters."""
+    for cell, lines in recipe.folders().values():
+        for line in lines:
+            ((_, config),) = configs_of(recipe.config(cell, {}, line), [line.method])
+            yield cell, line.method, config
+
+
 def time_round(config: Config, more: Mapping[str, Any], rounds: int) -> float:
-    """Seconds of a round of FedAvg in this setting."""
+    """Seconds of a round in this setting."""
     light, rows, times = lightened(config)
-    chosen = {name: value for name, value in config.set.items() if name.startswith("model.")}
-    chosen |= {"data.of": config.dataset, "data.rows": str(rows)}
-    noisy = replace(light, method="fedavg", dataset="minutes:noise", rounds=rounds + RECORDED,
-                    evaluate_every=rounds + RECORDED, set=chosen, **more)  # fmt: skip
+    noisy = replace(light, dataset="minutes:noise", rounds=rounds + RECORDED, evaluate_every=rounds + RECORDED,
+                    set={**config.set, "data.of": config.dataset, "data.rows": str(rows)}, **more)  # fmt: skip
     found = start_run(noisy, None)
     seconds = [line["seconds"] for line in found.lines if line["kind"] == "round"]
     return times * statistics.median(seconds[RECORDED:-1])  # the last one has the evaluation in it
 
 
-def measure(only: list[str], more: Mapping[str, Any], rounds: int) -> Iterator[dict[str, Any]]:
-    """Every table's columns with the seconds of their rounds, in the order asked for."""
+def measure(only: list[str], more: Mapping[str, Any], rounds: int, rows: bool = False) -> Iterator[dict[str, Any]]:
+    """Every table's columns with the seconds of their rounds, in the order asked for; with `rows` those of each row."""
     timed: dict[tuple[str, ...], float | str] = {}
     for recipe in [recipes()[name] for name in only] if only else recipes().values():
-        for cell, config in settings(recipe):
-            key, began = work(config), time.perf_counter()
+        usual = ((cell, "", as_fedavg(config)) for cell, config in settings(recipe))
+        for cell, name, config in rows_of(recipe) if rows else usual:
+            key, began = (name, *work(config)), time.perf_counter()
             if key not in timed:
                 try:
                     timed[key] = time_round(config, more, rounds)
                 except (ValueError, RuntimeError) as error:
                     timed[key] = str(error).splitlines()[0][:200]
             took = f"({time.perf_counter() - began:.0f} s)"
-            print(recipe.id, cell.name, timed[key], took, file=sys.stderr, flush=True)
-            yield {"table": recipe.id, "folder": cell.folder, "rounds": config.rounds, "seconds": timed[key]}
+            print(recipe.id, cell.name, name, timed[key], took, file=sys.stderr, flush=True)
+            told = {"table": recipe.id, "folder": cell.folder, "rounds": config.rounds, "seconds": timed[key]}
+            yield told | {"method": name} if rows else told
 
 
 def minutes(recipe: Recipe, seconds: Mapping[str, float], known: Mapping[str, Cost]) -> tuple[float, list[str]]:
@@ -184,10 +199,28 @@ def minutes(recipe: Recipe, seconds: Mapping[str, float], known: Mapping[str, Co
     return total / 60, sorted(set(missing))
 
 
+def stored(files: list[Path]) -> list[dict[str, Any]]:
+    """What was measured."""
+    return [row for file in files for row in json.loads(file.read_text())["rows"]]
+
+
+def tabulate_rows(files: list[Path]) -> str:
+    """Markdown: a line for every row that was timed by itself, with its cost in rounds of FedAvg."""
+    found = [row for row in stored(files) if "method" in row]
+    unit = {(row["table"], row["folder"]): row["seconds"] for row in found if row["method"] == "fedavg"}
+    lines = ["| table | column | method | s a round | rounds of FedAvg |", "|---|---|---|--:|--:|"] if found else []
+    for row in found:
+        place, seconds = (row["table"], row["folder"]), row["seconds"]
+        ratio = "" if place not in unit or isinstance(seconds, str) else f"{seconds / unit[place]:.2f}"
+        told = seconds if isinstance(seconds, str) else f"{seconds:.3f}"
+        lines.append(f"| {place[0]} | {place[1]} | {row['method']} | {told} | {ratio} |")
+    return "\n".join(lines)
+
+
 def tabulate(files: list[Path]) -> str:
     """Markdown: a line for every table with a setting that was timed, in it or in another table."""
     timed: dict[tuple[str, ...], float | str] = {}
-    for row in [row for file in files for row in json.loads(file.read_text())["rows"]]:
+    for row in [row for row in stored(files) if "method" not in row]:
         recipe = recipes()[row["table"]]
         key = work(recipe.config(recipe.folders()[row["folder"]][0], {}))
         if key not in timed or not isinstance(row["seconds"], str):  # a time counts, whatever was refused elsewhere
@@ -212,17 +245,18 @@ def main() -> None:
     parser.add_argument("--engine", default="graph")
     parser.add_argument("--precision", default="tf32")
     parser.add_argument("--only", default="")
+    parser.add_argument("--rows", action="store_true")
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--json", type=Path, default=Path("minutes.json"))
     parser.add_argument("--table", type=Path, nargs="+")
     args = parser.parse_args()
     if args.table:
-        print(tabulate(args.table))
+        print(*filter(None, (tabulate(args.table), tabulate_rows(args.table))), sep="\n\n")
         return
     more = {"device": args.device, "engine": args.engine, "precision": args.precision,
             "convolution": "triton" if args.device == "cuda" else "auto"}  # fmt: skip
     told: dict[str, Any] = {"run": {"torch": torch.__version__, **more, "rounds": args.rounds}, "rows": []}
-    for row in measure([name for name in args.only.split(",") if name], more, args.rounds):
+    for row in measure([name for name in args.only.split(",") if name], more, args.rounds, args.rows):
         told["rows"].append(row)
         args.json.write_text(json.dumps(told, indent=1))  # after every row: GPU time may end at any
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 
@@ -44,6 +45,24 @@ def test_large_networks_are_timed_by_a_few_steps(benchmark):
     cell, _ = recipes()["V-T5"].folders()["pathological"]
     config = recipes()["V-T5"].config(cell, {})
     assert benchmark.lightened(config) == (config, 0, 1.0)
+
+
+def test_rows_are_timed_with_their_own_settings(benchmark, tmp_path):
+    methods = [line.method for line in recipes()["P-T1"].lines]
+    assert [name for _, name, _ in benchmark.rows_of(recipes()["P-T1"])] == methods
+    (_, _, snip), *_ = (row for row in benchmark.rows_of(recipes()["M-T16"]) if row[1].startswith("perfedavg+snip["))
+    assert (snip.method, snip.set["local.lr"], snip.set["server_lr"]) == ("perfedavg+snip", "0.1", "0.9")
+    assert "local.lr" not in benchmark.as_fedavg(snip).set
+    place = {"table": "P-T1", "folder": "Dirichlet-0.1", "rounds": 2000}
+    rows = [{**place, "method": name, "seconds": seconds} for name, seconds in (("fedavg", 0.2), ("fedcp", 0.5))]
+    (tmp_path / "rows.json").write_text(
+        json.dumps({"rows": [*rows, {**place, "method": "gpfl", "seconds": "no room"}]})
+    )
+    told = benchmark.tabulate_rows([tmp_path / "rows.json"]).splitlines()[2:]
+    assert told[0] == "| P-T1 | Dirichlet-0.1 | fedavg | 0.200 | 1.00 |"
+    assert told[1].endswith("| fedcp | 0.500 | 2.50 |")
+    assert told[2].endswith("| gpfl | no room |  |")
+    assert benchmark.tabulate([tmp_path / "rows.json"]).count("\n") == 1  # they say nothing of minutes
 
 
 def test_a_server_that_waits_costs_the_same_for_every_network(benchmark):
