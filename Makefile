@@ -11,7 +11,7 @@ demo: $(STAMP)
 
 # two processes with a thread each: most tests are too small for two threads
 test: $(STAMP)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not everything" -n 2 --dist loadscope
+	$(BIN)/python -m pytest -m "not everything" -n 2 --dist loadscope
 
 test-all: $(STAMP)
 	$(BIN)/python tests/all.py

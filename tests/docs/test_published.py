@@ -9,7 +9,6 @@ from pathlib import Path
 from statistics import fmean, median, stdev
 
 import pytest
-from kinds import everything
 
 from posterity import data
 from posterity.cli.listing import unseen_note
