@@ -90,7 +90,7 @@ def compare_runs(
     for name, some in changed.items():
         if some and again:
             begin_again(name, some, tell)
-    tasks = [task for variant, runs in planned for task in _tasks(runs, together, variant.name)]
+    tasks = [task for variant, runs in planned for task in tasks_left(runs, together, variant.name)]
     tasks.sort(key=lambda task: seeds.index(task.config.seed))  # the first seed of all methods, then the second
     out.mkdir(parents=True, exist_ok=True)
     plan = {"methods": names, "seeds": seeds, "config": to_toml(config), "together": together}
@@ -151,7 +151,9 @@ def resume_all(folder: Path, watching: Watching, jobs: int = 1, tell: Tell = tel
     found = runs_below(folder) if folder.is_dir() else []
     if not found:
         raise ValueError(f"{folder} holds no run (there is no {run_folder.CONFIG} in or under it)")
-    execute(_tasks([(path, from_table(read_toml(path / run_folder.CONFIG))) for path in found], False), watching, jobs)
+    execute(
+        tasks_left([(path, from_table(read_toml(path / run_folder.CONFIG))) for path in found], False), watching, jobs
+    )
 
 
 def _check_clients(config: Config, begun: list[Path]) -> None:
@@ -167,7 +169,7 @@ def _check_clients(config: Config, begun: list[Path]) -> None:
         check_rule(before, rule, path)
 
 
-def _tasks(runs: list[Run], together: bool, name: str = "") -> list[Task]:
+def tasks_left(runs: list[Run], together: bool, name: str = "") -> list[Task]:
     """What is left to do: seeds that began at once go on at once, and with `together` all that have not begun do."""
     tasks: list[Task] = []
     fresh: list[Run] = []

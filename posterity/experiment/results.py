@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +15,14 @@ from posterity.core.network import Network
 from posterity.core.parse import split_list
 from posterity.data.federation import Federation
 from posterity.experiment import compare as comparing
-from posterity.experiment import run_folder
 from posterity.experiment.chosen import keeping
 from posterity.experiment.config import Config
 from posterity.experiment.export import FORMS, export
 from posterity.experiment.notebook import as_run, html_table
 from posterity.experiment.place import check_out
 from posterity.experiment.plot import Plot, plot
-from posterity.experiment.run import Watch, resume_run, silent, start_run
+from posterity.experiment.result import Result
+from posterity.experiment.run import Watch, resume_run, run_seeds, silent, start_run
 from posterity.experiment.variants import name_all
 from posterity.report import Row, Run, check_rule, columns, complete, finding, headline, load_runs
 from posterity.report.logs import write_atomic
@@ -116,13 +117,29 @@ def compare_all(
     if jobs > 1:
         raise ValueError("jobs=… starts processes, which need a folder (out=…) and names of data and network; objects "
                          "of your own and runs in memory go one after the other")  # fmt: skip
-    runs = []
-    for path, settled in comparing.planned(config, names, each, out or Path()):
-        begun = out is not None and (path / run_folder.CONFIG).exists()
-        result = (resume_run(path, federation=federation, model=model) if begun else
-                  start_run(settled, path if out else None, federation=federation, model=model))  # fmt: skip
-        runs.append(as_run(result))
-    return Results(tuple(runs), show, out)
+    run_here = partial(_run_in_memory if out is None else _run_in_folders, federation, model, together)
+    planned = groupby(comparing.planned(config, names, each, out or Path()), lambda run: run[0].parent)
+    return Results(tuple(as_run(result) for _, seeds in planned for result in run_here(list(seeds))), show, out)
+
+
+def _run_in_memory(
+    federation: Federation | None, model: Network | None, together: bool, seeds: list[tuple[Path, Config]]
+) -> list[Result]:
+    """The runs of a method; nothing is written."""
+    configs = [config for _, config in seeds]
+    if together:
+        return run_seeds(configs, None, federation=federation, model=model)
+    return [start_run(config, None, federation=federation, model=model) for config in configs]
+
+
+def _run_in_folders(
+    federation: Federation | None, model: Network | None, together: bool, seeds: list[tuple[Path, Config]]
+) -> list[Result]:
+    """The runs of a method with objects of the caller's own, which no other process has; finished ones are read."""
+    done: dict[Path, Result] = {}
+    for task in comparing.tasks_left(seeds, together):
+        done |= dict(zip((path for path, _ in task.runs), task.do(silent, federation, model), strict=True))
+    return [done.get(path) or resume_run(path, federation=federation, model=model) for path, _ in seeds]
 
 
 def _check(names: list[str], seeds: list[int], jobs: int) -> None:

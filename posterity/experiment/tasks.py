@@ -8,8 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from posterity.core.network import Network
+from posterity.data.federation import Federation
 from posterity.experiment import run_folder
 from posterity.experiment.config import Config, from_table, to_toml
+from posterity.experiment.result import Result
 from posterity.experiment.run import Watch, resume_run, run_seeds, start_run
 
 Run = tuple[Path, Config]
@@ -35,14 +38,14 @@ class Task:
     def runs(self) -> tuple[Run, ...]:
         return ((self.path, self.config), *self.others)
 
-    def do(self, watch: Watch) -> None:
-        """Start it, or go on with it."""
+    def do(self, watch: Watch, federation: Federation | None = None, model: Network | None = None) -> list[Result]:
+        """Start it, or go on with it; with a federation or a network of the caller's own where they are given."""
         if self.others:
-            run_seeds([config for _, config in self.runs], [path for path, _ in self.runs], watch)
-        elif (self.path / run_folder.CONFIG).exists():
-            resume_run(self.path, watch)
-        else:
-            start_run(self.config, self.path, watch)
+            paths, configs = zip(*self.runs, strict=True)
+            return run_seeds(configs, paths, watch, federation, model)
+        if (self.path / run_folder.CONFIG).exists():
+            return [resume_run(self.path, watch, federation, model)]
+        return [start_run(self.config, self.path, watch, federation, model)]
 
     def plain(self) -> dict[str, Any]:
         """The task as JSON allows it, for another process."""

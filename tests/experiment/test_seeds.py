@@ -168,6 +168,30 @@ def test_a_comparison_with_its_seeds_at_once(tmp_path):
     assert "together" not in run_folder.read_json(tmp_path / "at-once" / "fedper" / "seed-4" / run_folder.RUN)
 
 
+@pytest.mark.parametrize("own", [False, True], ids=["by name", "of the caller's own"])
+@pytest.mark.parametrize("written", [False, True], ids=["memory", "folder"])
+def test_from_python_all_seeds_of_a_method_at_once(own, written, tmp_path, monkeypatch):
+    """Wherever runs are kept, and whoever made the data: a parameter that does nothing would not be noticed."""
+    usual, seen = run.train_rounds, []
+    monkeypatch.setattr(run, "train_rounds", lambda seeds, *rest: seen.append(len(seeds.sims)) or usual(seeds, *rest))
+    data = {"dataset", "clients", "subset", "newcomers"}
+    more = {k: v for k, v in {**SMALL, "rounds": 2}.items() if not own or k not in data}
+    if own:
+        more["federation"] = posterity.data.load("digits", clients=6, newcomers=1, subset="15%")
+    out = tmp_path / "runs" if written else None
+    found = posterity.compare(["fedavg", "fedper"], (0, 3), together=True, out=out, **more)
+    assert seen == [2] * 2 * 2
+    apart = posterity.compare(["fedavg", "fedper"], (0, 3), **more)
+    assert seen[4:] == [1] * 2 * 4
+    for one, other in zip(found.runs, apart.runs, strict=True):
+        assert (one.name, one.seed) == (other.name, other.seed)
+        assert_near(*([[score.value("accuracy") for score in each.scores] for each in (one, other)]))
+    if written:
+        again = posterity.compare(["fedavg", "fedper"], (0, 3), together=True, out=out, **more)  # finished: only read
+        assert len(seen) == 4 + 8
+        assert [each.scores for each in again.runs] == [each.scores for each in found.runs]
+
+
 class Interrupted(Exception):
     pass
 
