@@ -25,7 +25,7 @@ from posterity.core.optim import SGD, Optimiser, clipped
 from posterity.core.outside import place_of_function
 from posterity.core.protocol import Batch, Carry, Here, Params, Pass
 from posterity.core.random import fold
-from posterity.core.tree import Tree, tree_map
+from posterity.core.tree import Tree, tree_leaves, tree_map
 
 Loss = Callable[[Params, Batch, Here], tuple[Tensor, Params]]
 Summary = Callable[[Params, Batch, Here], Tree]
@@ -35,6 +35,8 @@ Update = tuple[Tree, Tensor, Params]  # gradient, value, buffers
 Direction = Callable[[Params, Params, Batch, Here], Update]  # of the leaves that move and of those that do not
 Watch = Callable[[Params, Params, Batch, Here], Tree]  # gradient, leaves before the step
 ORDERS = ("exact", "first", "hessian_free")
+STATE = 5  # copies of the parameters that a step holds for each tensor that its optimiser keeps of a leaf
+SAMPLE = 4  # and for each of its samples
 INNER = 2**20  # from here on, numbers that inner steps fold into the key: draws of their own
 
 
@@ -145,7 +147,8 @@ def sample(
         filled = (count > 0).to(count.dtype)
         return replace(carry, kept={**carry.kept, "samples": means, "filled": filled})
 
-    return replace(inner, open=begin, step=step, close=end)
+    copies = inner.copies + SAMPLE * blocks
+    return replace(inner, open=begin, step=step, close=end, copies=copies)
 
 
 def meta(
@@ -215,6 +218,12 @@ def holding(passes: tuple[Pass, ...], copies: int = 0, leaves: Numbers | None = 
                        + (before(rows, model) if before else 0))  # fmt: skip
 
     return tuple(one(each) for each in passes)
+
+
+def held_by(optimiser: Optimiser) -> int:
+    """Copies of the parameters that a step holds besides for its optimiser: none for plain SGD, ten for Adam."""
+    leaf = torch.zeros(2)
+    return STATE * sum(kept.shape == leaf.shape for kept in tree_leaves(optimiser.open({"weight": leaf})))
 
 
 def constrained(
@@ -323,9 +332,10 @@ def _learning(
         params = {n: new[n] for n in carry.params}  # the order of the names is part of the tree
         return Carry(params, {**watch(slope, carry, batch, here), "loss": loss}, opt)
 
-    return Pass(step, open=begin, close=lambda carry, here: replace(carry, opt=()), **how)
+    copies = how.get("copies", Pass.copies) + held_by(optimiser)
+    return Pass(step, open=begin, close=lambda carry, here: replace(carry, opt=()), **{**how, "copies": copies})
 
 
 __all__ = ["Direction", "Loss", "Partition", "Summary", "base", "constrained", "deal", "descend", "directed",
-           "everything", "gather", "head", "meta", "opened", "sample", "squared_distance", "trainable",
-           "watched"]  # fmt: skip
+           "everything", "gather", "head", "held_by", "holding", "meta", "opened", "sample", "squared_distance",
+           "trainable", "watched"]  # fmt: skip

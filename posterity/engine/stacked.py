@@ -41,8 +41,9 @@ def take_steps(sim: Simulation, each: Pass, carry: Carry, here: Here, plan: Batc
     empty = plan.idle()
     for step, active in enumerate(plan.active()):
         if active < len(here.client):
-            finished.append(tree_rows(carry, slice(active, None)))
-            carry, here = tree_rows(carry, slice(active)), select(here, slice(active))
+            carry, done = cut_off(carry, active)
+            finished.append(done)
+            here = select(here, slice(active))
         (rows,), (real,) = plan.rows(step, step + 1, active)
         now = replace(here, step=torch.full_like(here.step, step), key=step_keys[step, :active])
         after = over(each.step, now, carry, sim.build(sim.federation.x, sim.federation.y, rows, real, sim.dtype))
@@ -53,6 +54,11 @@ def take_steps(sim: Simulation, each: Pass, carry: Carry, here: Here, plan: Batc
 def step_keys_of(sim: Simulation, key: Tensor, first: int, last: int) -> Tensor:
     """Keys (steps, m, 2) of the steps first … last-1."""
     return sim.fold(key, torch.arange(first, last, device=key.device)[:, None])
+
+
+def cut_off(carry: Carry, active: int) -> tuple[Carry, Carry]:
+    """Clients that still have data, and copies of those that have finished: a view would keep the memory of all."""
+    return tree_rows(carry, slice(active)), tree_map(lambda leaf: leaf[active:].clone(), carry)
 
 
 def unmoved(before: Carry, after: Carry, empty: Tensor) -> Carry:
@@ -160,4 +166,4 @@ class Stacked:
 
 STACKED = Stacked()
 
-__all__ = ["STACKED", "Stacked", "step_keys_of", "unmoved"]
+__all__ = ["STACKED", "Stacked", "cut_off", "step_keys_of", "unmoved"]

@@ -11,6 +11,7 @@ made from fixed keys. Laws are declared by `law.py`; they compare runs kept by `
     draws        other keys give other draws
     records      what lasts: records, states, refused messages, scoring, resuming
     seeds        several seeds at once
+    memory       what clients hold is what they declare
     sums         messages add up
     withheld     what must not be sent
 
@@ -25,7 +26,7 @@ from dataclasses import dataclass
 
 from posterity.core.hyperparameters import nearest
 from posterity.core.protocol import Method
-from posterity.laws import draws, invariance, plain, purity, records, seeds, sums, withheld
+from posterity.laws import draws, invariance, memory, plain, purity, records, seeds, sums, withheld
 from posterity.laws.case import Case, make_case
 from posterity.laws.law import FOUND, Law, LawBroken
 
@@ -53,6 +54,7 @@ ORDER: dict[str, tuple[str, ...]] = {  # laws as they are tried, and the laws wh
     "renumbering": ("mask", "company", "engines"),
     "withholding": ("structure",),
     "seeds": ("structure", "mask", "company", "engines"),
+    "memory": (),
 }
 LAWS: tuple[Law, ...] = tuple(sorted(FOUND, key=lambda law: list(ORDER).index(law.name)))
 
@@ -109,5 +111,5 @@ def _verdict(law: Law, looked_at: Case, cause: str) -> Verdict:
     return Verdict(law.name, law.statement, not detail, detail, time.perf_counter() - began)
 
 
-__all__ = ["LAWS", "ROOTS", "Case", "Law", "LawBroken", "Verdict", "check", "draws", "invariance", "make_case", "plain",
-           "purity", "records", "seeds", "sums", "withheld"]  # fmt: skip
+__all__ = ["LAWS", "ROOTS", "Case", "Law", "LawBroken", "Verdict", "check", "draws", "invariance", "make_case",
+           "memory", "plain", "purity", "records", "seeds", "sums", "withheld"]  # fmt: skip

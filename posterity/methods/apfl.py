@@ -50,6 +50,7 @@ from posterity.core import (
     descend,
     first_of,
     fit,
+    holding,
     hyper,
     log_predictive,
     record,
@@ -62,7 +63,7 @@ from posterity.core import (
 
 ALPHA = "mixing weight"  # α_k lies beside the leaves of the second network, v_k
 SOURCE = "FL-bench; PFLlib has 1.0, FedRep's code 0.75"
-TWO = 12  # copies of the leaves that a step holds: two networks, their gradients, and the mixture
+TWO = 4  # more copies of the leaves that a step holds: there are two networks, their gradients, and the mixture
 
 
 @record
@@ -122,7 +123,8 @@ def side_by_side(first: Pass, second: Pass) -> Pass:
         params = {**first_of(one.params), **as_second(second_of(two.params))}
         return Carry(params, two.kept, (one.opt, two.opt))  # the loss that is reported is of what predicts
 
-    return replace(first, open=begin, step=step, close=lambda carry, here: replace(carry, opt=()), copies=TWO)
+    both = replace(first, open=begin, step=step, close=lambda carry, here: replace(carry, opt=()))
+    return holding((both,), copies=TWO + second.copies - Pass.copies)[0]
 
 
 @dataclass(frozen=True)

@@ -45,6 +45,7 @@ from posterity.core import (
     first_network,
     first_of,
     fit,
+    holding,
     hyper,
     log_predictive,
     on_second,
@@ -57,7 +58,7 @@ from posterity.core import (
     within,
 )
 
-TWO = 10  # copies of the leaves that a step holds: two networks, and what moves one of them
+TWO = 2  # more copies of the leaves that a step holds: there are two networks, of which it moves one
 
 
 @record
@@ -106,10 +107,10 @@ class Ditto(Method):
 
     def personal_pass(self) -> Pass:
         train = self.local.descend(on_second(self.pulled if self.lam else self.loss), second_network)
-        return replace(train, epochs=self.personal_epochs, most=None, copies=TWO)
+        return holding((replace(train, epochs=self.personal_epochs, most=None),), copies=TWO)[0]
 
     def passes(self) -> tuple[Pass, ...]:
-        return replace(self.local.descend(self.loss, first_network), copies=TWO), self.personal_pass()
+        return *holding((self.local.descend(self.loss, first_network),), copies=TWO), self.personal_pass()
 
     def adapt(self, epochs: int) -> tuple[Pass, ...]:
         return tuned((self.personal_pass(),), epochs)

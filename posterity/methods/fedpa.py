@@ -151,7 +151,7 @@ class FedPA(Method):
     def passes(self) -> tuple[Pass, ...]:
         how, stretches = self.local.schedule(), self.burn + self.samples
         walk = sample(self.loss, self.local.make_optimiser(), 0, stretches, trainable, **how)
-        return holding((walk,), copies=4 + 5 * stretches)  # samples before and after a step; (c) of all of them
+        return holding((walk,), copies=4 + stretches)  # (c) of all samples
 
     def adapt(self, epochs: int) -> tuple[Pass, ...]:
         return tuned((self.local.descend(self.loss),), epochs)

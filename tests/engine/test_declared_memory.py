@@ -1,24 +1,24 @@
 """What clients hold at once is at most what their passes declare: `--memory` divides clients by that.
 
-Counted on a CPU, operator by operator, with clients of different sizes; libraries' own workspaces are not seen.
+The law `memory` says so of every method on a small federation; here are whole runs, as a user starts them: counted on a
+CPU, operator by operator, with clients of different sizes. Libraries' own workspaces are not seen.
 """
 
 from __future__ import annotations
 
-import weakref
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
 from kinds import everything, fewer, needs, of_each_kind
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 import posterity
 from posterity import methods
-from posterity.core.passes import holding
+from posterity.core import SGD, Adam, RMSprop, Training, descend, fit, held_by, holding, sample
 from posterity.engine.blocks import declared_bytes
 from posterity.engine.stacked import Stacked
 from posterity.laws import make_case
+from posterity.laws.memory import Live, law_memory
 from posterity.methods.fedavg import FedAvg
 from posterity.methods.fedpa import FedPA
 
@@ -30,33 +30,6 @@ WRAPPED = ("fedavg+metavd", "fedavg+drop", "maml+metavd", "perfedavg+metavd", "f
 VALUES = [("fedpa", {"samples": 8}), ("fedpa", {"burn": 4}), ("fedep", {"precision": "laplace"}), ("pvi", {"draws": 4}),
           ("pfedvmp", {"mode": "printed"}), ("pfedvmp", {"mode": "count"}), ("fedbps", {"curvature": "hutchinson"}),
           ("qlsd", {"full": True}), ("fedavg+metavd", {"test_noise": "fit_embedding"})]  # fmt: skip
-
-
-class Live(TorchDispatchMode):
-    """Bytes of all tensors that were made inside and are still there, now and at most."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.known: set[int] = set()
-        self.now = self.most = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        given = {id(t.untyped_storage()) for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)}
-        made = func(*args, **(kwargs or {}))
-        for tensor in tree_leaves(made):
-            if isinstance(tensor, torch.Tensor) and id(tensor.untyped_storage()) not in self.known | given:
-                self._count(tensor.untyped_storage())
-        return made
-
-    def _count(self, storage) -> None:
-        self.known.add(id(storage))
-        self.now += storage.nbytes()
-        self.most = max(self.most, self.now)
-        weakref.finalize(storage, self._gone, id(storage), storage.nbytes())
-
-    def _gone(self, place, size) -> None:
-        self.known.discard(place)
-        self.now -= size
 
 
 def test_what_is_made_and_gone_is_counted():
@@ -71,7 +44,7 @@ def test_what_is_made_and_gone_is_counted():
     assert live.now == 0
 
 
-def shares(monkeypatch, spec: str, network: str, values, start=posterity.run) -> list[float]:
+def shares(monkeypatch, spec: str, network: str, values, start=posterity.run, **more) -> list[float]:
     """What every visit and every prediction of a run held, as a share of what was declared for its clients."""
     found = []
 
@@ -90,7 +63,12 @@ def shares(monkeypatch, spec: str, network: str, values, start=posterity.run) ->
 
     counted("visit")
     counted("predict")
-    start(method=spec, model=network, set={**NETWORKS[network], **fewer(spec), **values}, **SETTINGS, **needs(spec))
+    start(
+        method=spec,
+        model=network,
+        set={**NETWORKS[network], **fewer(spec), **values},
+        **{**SETTINGS, **needs(spec), **more},
+    )
     return found
 
 
@@ -116,6 +94,38 @@ def test_also_with_several_seeds_at_once(spec, monkeypatch):
     found = shares(monkeypatch, spec, "mlp", {}, three_seeds_at_once)
     assert len(found) >= 3
     assert max(found) <= 1, found
+
+
+@pytest.mark.parametrize("engine", ["stacked", "graph"])
+@pytest.mark.parametrize("optimiser", ["sgd", "adam"])
+def test_clients_that_have_finished_hold_what_is_theirs_alone(engine, optimiser, monkeypatch):
+    """Forty clients, hardly two of one size: a view of those who finish would keep all who were at work with them."""
+    many = {"engine": engine, "clients": 40, "partition": "dirichlet:0.3", "subset": "100%"}
+    assert max(shares(monkeypatch, "fedavg", "mlp", {"local.optimiser": optimiser}, **many)) <= 1
+
+
+@pytest.mark.parametrize("values", [{"momentum": 0.9}, {"optimiser": "adam"}, {"optimiser": "rmsprop"}])
+@pytest.mark.parametrize("spec", ["fedavg", *everything("apfl", "ditto", "pfedbayes", "pfedme", "fedrod", "gpfl")])
+def test_what_the_optimiser_keeps_is_declared(spec, values):
+    local = Training(lr=0.01, batch=6, weight_decay=0.1, clip=5.0, **values)
+    law_memory(make_case(replace(methods.build(spec, fewer(spec)), local=local)))
+
+
+def test_how_much_an_optimiser_keeps_is_asked_of_itself():
+    assert [held_by(each) for each in (SGD(0.1), SGD(0.1, momentum=0.9), RMSprop(), Adam())] == [0, 5, 5, 10]
+    assert descend(fit, Adam()).copies == 8 + 10
+    assert descend(fit, Adam(), copies=12).copies == 12 + 10
+
+
+@dataclass(frozen=True)
+class Walker(FedAvg):
+    def passes(self):
+        return (sample(fit, self.local.make_optimiser(), 0, 12, **self.local.schedule()),)
+
+
+def test_samples_of_iterates_are_declared():
+    law_memory(make_case(Walker(Training(batch=6))))
+    assert Walker().passes()[0].copies == 8 + 4 * 12
 
 
 def test_what_a_method_holds_besides_is_added():

@@ -16,11 +16,11 @@ import torch
 from torch import Tensor
 
 from posterity.core.protocol import Carry, Here, Pass
-from posterity.core.tree import Tree, tree_cat, tree_leaves, tree_map, tree_rebuilt, tree_rows
+from posterity.core.tree import Tree, tree_cat, tree_leaves, tree_map, tree_rebuilt
 from posterity.engine.batches import ENTRIES, BatchPlan, Segment, segments
 from posterity.engine.replay import cuda_graphs
 from posterity.engine.simulation import PER_CLIENT, Simulation, over, select, solid
-from posterity.engine.stacked import Stacked, step_keys_of, unmoved
+from posterity.engine.stacked import Stacked, cut_off, step_keys_of, unmoved
 from posterity.engine.tracing.trace import Same, TraceEntry, play, shape_of, trace_flat
 
 
@@ -53,8 +53,9 @@ def take_steps(
     keys = step_keys_of(sim, here.key, 0, len(active)) if few else None  # (steps, m, 2)
     for segment in segments(active, plan.batch, compiler.part):
         if segment.size < len(here.client):
-            finished.append(tree_rows(carry, slice(segment.size, None)))
-            carry, here = tree_rows(carry, slice(segment.size)), select(here, slice(segment.size))
+            carry, done = cut_off(carry, segment.size)
+            finished.append(done)
+            here = select(here, slice(segment.size))
         first, last, size = segment.first, segment.last, segment.size
         own = step_keys_of(sim, here.key, first, last) if keys is None else keys[first:last]
         inputs = SegmentInputs(segment, active[first:last], own[:, :size], *plan.rows(first, last, size))

@@ -35,6 +35,7 @@ from posterity.core import (
     first_of,
     fit,
     fold,
+    held_by,
     hyper,
     log_predictive,
     mixture,
@@ -147,7 +148,8 @@ class PFedBayes(Method):
             return Carry({n: new[n] for n in carry.params}, {**carry.kept, "loss": loss}, (mine, other))
 
         close = lambda carry, here: replace(carry, opt=())  # noqa: E731
-        return (Pass(step, open=begin, close=close, copies=20, **self.local.schedule()),)
+        copies = 20 + held_by(self.local.make_optimiser())
+        return (Pass(step, open=begin, close=close, copies=copies, **self.local.schedule()),)
 
     def message(self, carry: Carry, here: Here) -> tuple[Message, Personal]:
         q, copy = second_of(carry.params), first_of(carry.params)

@@ -1,0 +1,151 @@
+"""A law about memory: clients hold what their passes declare."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from posterity import models
+from posterity.core.protocol import Here, Pass
+from posterity.core.tree import tree_bytes
+from posterity.data.federation import Part
+from posterity.engine.api import Engine
+from posterity.engine.autotune.choice import footprint
+from posterity.engine.blocks import declared_bytes
+from posterity.engine.client import Visit
+from posterity.engine.round import first_state, score, train_round
+from posterity.engine.simulation import Simulation
+from posterity.engine.stacked import STACKED
+from posterity.engine.store import Memory
+from posterity.laws.assertions import Broken
+from posterity.laws.case import COHORTS, SCORED, Case, small_federation
+from posterity.laws.law import law
+
+WIDE: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {  # networks whose parameters outweigh a batch
+    "mlp": ((64,), {"hidden": (256,)}),
+    "mlp_bn": ((64,), {"hidden": (256,), "eps": 1e-2}),
+    "cnn": ((1, 8, 8), {"feature_dim": 64}),
+}
+ROUNDS = 2  # in the second, clients have records
+
+
+class Live(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Bytes of all tensors that were made inside and are still there, now and at most."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.known: set[int] = set()
+        self.now = self.most = 0
+
+    def __torch_dispatch__(
+        self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        given = {id(t.untyped_storage()) for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)}
+        made = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves(made):
+            if isinstance(tensor, Tensor) and id(tensor.untyped_storage()) not in self.known | given:
+                self._count(tensor.untyped_storage())
+        return made
+
+    def _count(self, storage: torch.UntypedStorage) -> None:
+        self.known.add(id(storage))
+        self.now += storage.nbytes()
+        self.most = max(self.most, self.now)
+        weakref.finalize(storage, self._gone, id(storage), storage.nbytes())
+
+    def _gone(self, place: int, size: int) -> None:
+        self.known.discard(place)
+        self.now -= size
+
+
+@dataclass(frozen=True)
+class Held:
+    """What some clients held at once, and what was declared for each of them."""
+
+    work: str
+    clients: int
+    most: int
+    declared: int
+    passes: tuple[Pass, ...]
+
+    @property
+    def share(self) -> float:
+        return self.most / (self.clients * self.declared)
+
+    def told(self, sim: Simulation) -> str:
+        """By how much it is too much, and the number of copies that would be enough."""
+        more = -(-(self.most - self.clients * self.declared) // (self.clients * tree_bytes(sim.initial)))
+        copies = max(each.copies for each in self.passes or sim.passes())
+        return (f"{self.work}: {self.clients} clients hold {self.most:,} bytes at once, {self.share:.2f} times the "
+                f"{self.clients * self.declared:,} that their passes declare; copies={copies + more} would be enough, "
+                f"{copies} is declared (a network of {tree_bytes(sim.initial):,} bytes)")  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Counting:
+    """The engine of all clients at once, whose memory is counted."""
+
+    engine: Engine
+    found: list[Held]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.engine, name)  # everything else is the engine's
+
+    def visit(self, sim: Simulation, passes: tuple[Pass, ...], here: Here) -> Visit:
+        with Live() as live:
+            done = self.engine.visit(sim, passes, here)
+        self._note("training", sim, here, passes, live)
+        return done
+
+    def predict(
+        self, sim: Simulation, passes: tuple[Pass, ...], adapt: tuple[Pass, ...], here: Here, parts: Sequence[Part]
+    ) -> list[list[Tensor]]:
+        with Live() as live:
+            outputs = self.engine.predict(sim, passes, adapt, here, parts)
+        self._note("scoring", sim, here, (*passes, *adapt), live)
+        return outputs
+
+    def _note(self, work: str, sim: Simulation, here: Here, passes: tuple[Pass, ...], live: Live) -> None:
+        declared = declared_bytes(sim, here.client.cpu(), passes)
+        self.found.append(Held(work, len(here.client), live.most, declared, passes))
+
+
+@law(
+    "memory",
+    "Clients that run at once hold no more than their passes declare: --memory divides them by that.",
+    "copies of the parameters that a step, a message or a record holds beside those of a descent (samples of iterates, "
+    "a second network, a gradient for every row), of which Pass.copies and Pass.scratch say nothing. Declare them: "
+    "`holding(passes, copies=…)`.",
+)
+def law_memory(case: Case) -> None:
+    sim = _wide(case)
+    counting = Counting(STACKED, [])
+    state, store = first_state(sim), Memory(sim.federation.members)
+    for number, cohort in enumerate(COHORTS[:ROUNDS], 1):
+        state, _ = train_round(sim, counting, state, store, torch.tensor(cohort), number, ROUNDS)
+    for point in ("received", "adapted"):
+        score(sim, counting, state, store, torch.tensor(SCORED), ROUNDS, [sim.federation.test], point)
+    most = max(counting.found, key=lambda held: held.share)
+    if most.share > 1:
+        raise Broken(most.told(sim))
+
+
+def _wide(case: Case) -> Simulation:
+    """The case with a wider network of the same kind, where there is one: a tiny one is outweighed by everything."""
+    if case.model.name in WIDE:
+        shape, options = WIDE[case.model.name]
+        federation = small_federation(shape).to("cpu", case.dtype)
+        model = models.build(case.model.name, shape, federation.classes, **options)
+        case = Case(case.method, model, federation, case.seed, case.dtype)
+    sim = case.sim()
+    return replace(sim, sample=footprint(sim.model, case.federation.x[:2], sim.initial))
+
+
+__all__ = ["Counting", "Held", "Live", "law_memory"]
