@@ -66,7 +66,7 @@ class Live(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 @dataclass(frozen=True)
-class Held:
+class MemoryUse:
     """What some clients held at once, and what was declared for each of them."""
 
     work: str
@@ -93,7 +93,7 @@ class Counting:
     """The engine of all clients at once, whose memory is counted."""
 
     engine: Engine
-    found: list[Held]
+    found: list[MemoryUse]
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.engine, name)  # everything else is the engine's
@@ -114,7 +114,7 @@ class Counting:
 
     def _note(self, work: str, sim: Simulation, here: Here, passes: tuple[Pass, ...], live: Live) -> None:
         declared = declared_bytes(sim, here.client.cpu(), passes)
-        self.found.append(Held(work, len(here.client), live.most, declared, passes))
+        self.found.append(MemoryUse(work, len(here.client), live.most, declared, passes))
 
 
 @law(
@@ -148,4 +148,4 @@ def _wide(case: Case) -> Simulation:
     return replace(sim, sample=footprint(sim.model, case.federation.x[:2], sim.initial))
 
 
-__all__ = ["Counting", "Held", "Live", "law_memory"]
+__all__ = ["Counting", "MemoryUse", "Live", "law_memory"]
