@@ -148,4 +148,4 @@ def _wide(case: Case) -> Simulation:
     return replace(sim, sample=footprint(sim.model, case.federation.x[:2], sim.initial))
 
 
-__all__ = ["Counting", "MemoryUse", "Live", "law_memory"]
+__all__ = ["Counting", "Live", "MemoryUse", "law_memory"]
