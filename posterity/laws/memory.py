@@ -25,7 +25,7 @@ from posterity.engine.simulation import Simulation
 from posterity.engine.stacked import STACKED
 from posterity.engine.store import Memory
 from posterity.laws.assertions import Broken
-from posterity.laws.case import COHORTS, SCORED, Case, small_federation
+from posterity.laws.case import Case, small_federation
 from posterity.laws.law import law
 
 WIDE: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {  # networks whose parameters outweigh a batch
@@ -33,6 +33,7 @@ WIDE: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {  # networks whose pa
     "mlp_bn": ((64,), {"hidden": (256,), "eps": 1e-2}),
     "cnn": ((1, 8, 8), {"feature_dim": 64}),
 }
+CLIENTS = (3, 8, 10)  # of few steps, and of three sizes
 ROUNDS = 2  # in the second, clients have records
 
 
@@ -128,10 +129,11 @@ def law_memory(case: Case) -> None:
     sim = _wide(case)
     counting = Counting(STACKED, [])
     state, store = first_state(sim), Memory(sim.federation.members)
-    for number, cohort in enumerate(COHORTS[:ROUNDS], 1):
-        state, _ = train_round(sim, counting, state, store, torch.tensor(cohort), number, ROUNDS)
+    clients = torch.tensor(CLIENTS)
+    for number in range(1, ROUNDS + 1):
+        state, _ = train_round(sim, counting, state, store, clients, number, ROUNDS)
     for point in ("received", "adapted"):
-        score(sim, counting, state, store, torch.tensor(SCORED), ROUNDS, [sim.federation.test], point)
+        score(sim, counting, state, store, clients, ROUNDS, [sim.federation.test], point)
     most = max(counting.found, key=lambda held: held.share)
     if most.share > 1:
         raise Broken(most.told(sim))
