@@ -73,6 +73,7 @@ def test_a_runner_that_does_not_train_fails(script, monkeypatch):
         common.main("lazy", lambda work: common.Outcome(0.0, [1.0], common.make_network(work)))
 
 
+@pytest.mark.everything
 def test_a_process_reports(script):
     peers = script("peers")
     run = peers.run_script("plain", {"network": "mlp", **TINY})

@@ -9,6 +9,7 @@ from pathlib import Path
 from statistics import fmean, median, stdev
 
 import pytest
+from kinds import everything
 
 from posterity import data
 from posterity.cli.listing import unseen_note
@@ -465,7 +466,7 @@ def _trained(runs):
     return f"{fmean(run.rounds[-1].loss for run in runs):.4f}".replace("-", "−")
 
 
-@pytest.mark.parametrize(("table", "data"), [("V-T1a", "CIFAR-10"), ("V-T1c", "Fashion-MNIST")])
+@pytest.mark.parametrize(("table", "data"), [*everything(("V-T1a", "CIFAR-10")), ("V-T1c", "Fashion-MNIST")])
 def test_what_fine_tuning_adds_at_the_end(table, data):
     _, runs = runs_of(table, table)
     for name in ("FedAvg-FT", "FedPA-FT", "FedEP-FT"):

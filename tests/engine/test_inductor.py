@@ -149,6 +149,7 @@ def test_what_captures_warmed_up_with_is_given_back_once_they_are_made(reserved,
         assert len(given) == calls
 
 
+@pytest.mark.everything  # compiles twice; `test_compiled_cpu.py` says it of a CPU
 def test_a_resumed_run_has_the_same_bits(monkeypatch):
     """What is compiled rounds otherwise than what is called, so a new process must compile what the old one did."""
     monkeypatch.setattr(cuda_graphs, "capture", lambda traces, body: body)

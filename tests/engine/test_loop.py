@@ -21,7 +21,8 @@ from posterity.laws.history import run
 from posterity.methods.fedavg import FedAvg
 
 NEVER = 2**60
-CASES = [("fedavg", "mlp"), ("fedavg", "mlp_bn"), ("fedavg", "mlp_dropout"), ("fedavg", "cnn"), ("pfedvmp", "mlp"),
+CASES = [("fedavg", "mlp"), ("fedavg", "mlp_dropout"), ("fedavg", "cnn"), ("pfedvmp", "mlp"),
+         pytest.param("fedavg", "mlp_bn", marks=pytest.mark.everything),
          pytest.param("perfedavg", "mlp_bn", marks=pytest.mark.everything),
          pytest.param("fedavg+metavd", "mlp", marks=pytest.mark.everything)]  # fmt: skip
 

@@ -51,6 +51,7 @@ def test_memory_of_a_round_is_there_for_the_next():
     assert again < first // 20
 
 
+@pytest.mark.everything
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only glibc can be told")
 def test_what_the_user_has_told_the_allocator_stays():
     told, _, _ = run(MALLOC_ARENA_MAX="1")

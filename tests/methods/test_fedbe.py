@@ -5,6 +5,7 @@ from functools import partial
 
 import pytest
 import torch
+from kinds import everything
 from oracles.sims import DOUBLE, Run, mlp, points, q2, same_bits, scalar_model, worst
 
 from posterity.core import Bag, Now, Training, fold, make_key, permutation
@@ -215,7 +216,7 @@ def test_labels_of_public_rows_are_never_seen():
     assert same_bits(runs[0].state.params, runs[1].state.params)
 
 
-@pytest.mark.parametrize("sampling", ["gaussian", "dirichlet"])
+@pytest.mark.parametrize("sampling", ["gaussian", *everything("dirichlet")])
 def test_what_the_server_learns_can_be_recorded(sampling):
     """Recorded in the first round and replayed with the keys and models of later ones: the same bits as if called."""
     model, (first, *sent) = some_models(4)
