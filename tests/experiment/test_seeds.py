@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from kinds import everything
 
 import posterity
 from posterity.engine.blocks import able, blocks
@@ -169,7 +168,12 @@ def test_a_comparison_with_its_seeds_at_once(tmp_path):
     assert "together" not in run_folder.read_json(tmp_path / "at-once" / "fedper" / "seed-4" / run_folder.RUN)
 
 
-@pytest.mark.parametrize(("own", "written"), [(True, False), (False, True), *everything((False, False), (True, True))])
+@pytest.mark.parametrize(("own", "written"), [
+    pytest.param(False, False, id="memory-by name"),
+    pytest.param(True, True, id="folder-of the caller's own"),
+    pytest.param(False, True, id="folder-by name", marks=pytest.mark.everything),
+    pytest.param(True, False, id="memory-of the caller's own", marks=pytest.mark.everything),
+])  # fmt: skip
 def test_from_python_all_seeds_of_a_method_at_once(own, written, tmp_path, monkeypatch):
     """Wherever runs are kept, and whoever made the data: a parameter that does nothing would not be noticed."""
     usual, seen = run.train_rounds, []
