@@ -81,12 +81,13 @@ class MemoryUse:
         return self.most / (self.clients * self.declared)
 
     def told(self, sim: Simulation) -> str:
-        """By how much it is too much, and the number of copies that would be enough."""
-        more = -(-(self.most - self.clients * self.declared) // (self.clients * tree_bytes(sim.initial)))
+        """By how much it is too much, and how many copies more would be enough."""
+        declared, network = self.clients * self.declared, tree_bytes(sim.initial)
+        more = -(-(self.most - declared) // (self.clients * network))
         copies = max(each.copies for each in self.passes or sim.passes())
         return (f"{self.work}: {self.clients} clients hold {self.most:,} bytes at once, {self.share:.2f} times the "
-                f"{self.clients * self.declared:,} that their passes declare; copies={copies + more} would be enough, "
-                f"{copies} is declared (a network of {tree_bytes(sim.initial):,} bytes)")  # fmt: skip
+                f"{declared:,} that their passes declare, which are {copies} copies of a network of {network:,} bytes, "
+                f"a batch and what scratch says; holding(passes, copies={more}) adds enough")  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+import re
+from dataclasses import dataclass
 
 import pytest
 
+from posterity.core import holding
 from posterity.laws import LAWS, LawBroken, check, make_case
 
 from . import wrong
@@ -59,3 +62,17 @@ def test_a_crash_is_a_broken_law_and_not_a_crash_of_check():
 def test_an_unknown_law_is_named_with_the_possible_ones():
     with pytest.raises(ValueError, match="did you mean 'order'"):
         check(load("order").Right(LOCAL), only=["ordre"])
+
+
+def test_who_declares_too_little_is_told_how_much_more_is_enough():
+    hoarder = load("hoarder")
+    (verdict,) = check(hoarder.Wrong(LOCAL), only=["memory"])
+    more = int(re.search(r"holding\(passes, copies=(\d+)\) adds enough", verdict.detail)[1])
+
+    def held(copies):
+        enough = dataclass(frozen=True)(
+            type("Enough", (hoarder.Wrong,), {"passes": lambda self: holding(hoarder.Wrong.passes(self), copies)})
+        )
+        return check(enough(LOCAL), only=["memory"])[0].held
+
+    assert [held(more - 1), held(more)] == [False, True]
