@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.func import grad_and_value
 
 from posterity.core.network import Network
-from posterity.core.optim import SGD, Optimiser, clipped
+from posterity.core.optim import SGD, Groups, Optimiser, clipped
 from posterity.core.outside import place_of_function
 from posterity.core.protocol import Batch, Carry, Here, Params, Pass
 from posterity.core.random import fold
@@ -222,6 +222,8 @@ def holding(passes: tuple[Pass, ...], copies: int = 0, leaves: Numbers | None = 
 
 def held_by(optimiser: Optimiser) -> int:
     """Copies of the parameters that a step holds besides for its optimiser: none for plain SGD, ten for Adam."""
+    if isinstance(optimiser, Groups):  # whose groups go by the names of the leaves, which are not known here
+        return max(map(held_by, optimiser.optimisers))
     leaf = torch.zeros(2)
     return STATE * sum(kept.shape == leaf.shape for kept in tree_leaves(optimiser.open({"weight": leaf})))
 

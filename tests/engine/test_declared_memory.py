@@ -14,7 +14,7 @@ from kinds import everything, fewer, needs
 
 import posterity
 from posterity import methods
-from posterity.core import SGD, Adam, RMSprop, Training, descend, fit, held_by, holding, sample
+from posterity.core import SGD, Adam, Groups, RMSprop, Training, descend, fit, held_by, holding, sample
 from posterity.engine.blocks import declared_bytes
 from posterity.engine.stacked import Stacked
 from posterity.laws import make_case
@@ -114,6 +114,7 @@ def test_what_the_optimiser_keeps_is_declared(spec, values):
 
 def test_how_much_an_optimiser_keeps_is_asked_of_itself():
     assert [held_by(each) for each in (SGD(0.1), SGD(0.1, momentum=0.9), RMSprop(), Adam())] == [0, 5, 5, 10]
+    assert held_by(Groups({"body": 0, "head": 1}.__getitem__, (SGD(0.1), Adam()))) == 10  # no other name is asked for
     assert descend(fit, Adam()).copies == 8 + 10
     assert descend(fit, Adam(), copies=12).copies == 12 + 10
 
