@@ -7,6 +7,7 @@ layer norm. It is used twice, with two conditions u:
     V(z, u) = ReLU(z ⊙ (γ(u) + 1) + β(u))                                                                     # (a)
     u_G = mean of the e_c,   u_k = Σ_c π_kc e_c,   π_k the client's class frequencies; 0 in the first round    # (b)
 
+with the e_c as they were received, or (`lagged`) as the client had trained them itself when it was last asked.
 A client descends on the sum of three terms, with ē the table as it was received and the norm over all of the batch,
 
     CE(h_k(V(z, u_k)), y)                                       its own view                                  # (c)
@@ -22,8 +23,9 @@ information for personalized federated learning", ICCV 2023.
 
 The letters are ours: the specification restates the paper without its numbers.
 
-Differs from the paper: u_G and u_k are made of the table that this round brought; released code makes them before it
-takes the new table over, so that they lag a round behind, and it does not shuffle. They are constants in both: no
+Differs from the paper: u_G and u_k are made of the table that this round brought. Released code makes them before it
+takes the new table over, of the one that the client itself trained when it was last asked (`lagged`: a client keeps
+that table, and has the received one until it is first asked), and it does not shuffle. They are constants in both: no
 gradient reaches the table through (b). Since (e) grows with the root of the batch size, λ is worth something else with
 another batch. A clip of the gradient is of network and added layers apart.
 """
@@ -117,11 +119,12 @@ def valve(params: Params, z: Tensor, u: Tensor) -> Tensor:
     return torch.relu(z * (gamma + 1) + beta)  # (a)
 
 
-def conditions(counts: Tensor, shared: Shared) -> tuple[Tensor, Tensor]:
-    """u_G and u_k (d,) for a client with these class counts (C,)."""
-    table, total = shared.base[TABLE], counts.sum()
+def conditions(here: Here) -> tuple[Tensor, Tensor]:
+    """u_G and u_k (d,) of a client whose labels have been counted."""
+    counts, begun = here.kept["labels"], here.shared.begun
+    table, total = here.personal.get(TABLE, here.shared.base[TABLE]), counts.sum()  # its own one, if it keeps one
     share = torch.where(total > 0, counts / total.clamp(min=1), 1 / len(table))
-    return shared.begun * table.mean(0), shared.begun * (share @ table)  # (b)
+    return begun * table.mean(0), begun * (share @ table)  # (b)
 
 
 def unit(rows: Tensor) -> Tensor:
@@ -135,7 +138,7 @@ def unit(rows: Tensor) -> Tensor:
 class GPFL(Method):
     label: ClassVar[str] = "GPFL"
     reference: ClassVar[str] = "Zhang et al., ICCV 2023"
-    absent: ClassVar[str] = "cohort only: an absent client keeps its head"
+    absent: ClassVar[str] = "cohort only: an absent client keeps its head (and with `lagged` its table)"
     scored: ClassVar[Point] = "received"
 
     local: Training = hyper(Training(), "how the clients train", paper=Training(lr=0.005))
@@ -146,6 +149,9 @@ class GPFL(Method):
         search=(0.0001, 0.1, "log"),
     )
     mu: float = hyper(0.1, "µ: weight decay of table and valve", "authors' scripts, CNN and MLP")
+    lagged: bool = hyper(
+        False, "make u of the table that the client trained when it was last asked", "ours; true in authors' code"
+    )
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -175,10 +181,15 @@ class GPFL(Method):
         return (f"GPFL shares its table and valve only: all of the network {model.name!r} is head",)
 
     def join(self, here: Here) -> Personal:
-        return split(here.initial, here.model.head_names)[1]
+        return self.kept_at_home(here.initial, here.shared.base[TABLE], here.model)
+
+    def kept_at_home(self, params: Params, table: Tensor, model: Network) -> Params:
+        """The head, and the table if the client will make use of it."""
+        head = split(params, model.head_names)[1]
+        return {**head, TABLE: table} if self.lagged else head
 
     def start(self, here: Here) -> Params:
-        return {**here.shared.base, **here.personal}
+        return {**here.shared.base, **split(here.personal, here.model.head_names)[1]}
 
     def general(self, params: Params, seen: Tensor, batch: Batch, here: Here) -> Tensor:
         """What everybody's view costs, for features V(z, u_G)."""
@@ -189,7 +200,7 @@ class GPFL(Method):
 
     def loss(self, params: Params, batch: Batch, here: Here) -> tuple[Tensor, Params]:
         z, buffers = here.model.features(params, batch.x, mask=batch.layer_mask, train=True, key=here.key)
-        common, personal = conditions(here.kept["labels"], here.shared)
+        common, personal = conditions(here)
         bent = valve(params, z, personal)
         output = here.model.classify(params, bent, mask=batch.layer_mask, train=True, key=here.key)
         value = masked_mean(pointwise(output, batch.y, here.model), batch.mask)  # (c)
@@ -208,13 +219,13 @@ class GPFL(Method):
         return holding((count,), leaves=added_numbers)
 
     def message(self, carry: Carry, here: Here) -> tuple[Message, Personal]:
-        common, head = split(carry.params, here.model.head_names)
-        return weighted(common, here), head
+        common, _ = split(carry.params, here.model.head_names)
+        return weighted(common, here), self.kept_at_home(carry.params, carry.params[TABLE], here.model)
 
     def combine(self, state: State, total: Message, now: Now) -> State:
         return State(averaged(state.params, total), torch.ones_like(state.begun), state.head)
 
     def predict(self, carry: Carry, x: Tensor, here: Here) -> Tensor:
         z, _ = here.model.features(carry.params, x)
-        _, personal = conditions(here.kept["labels"], here.shared)
+        _, personal = conditions(here)
         return F.log_softmax(here.model.classify(carry.params, valve(carry.params, z, personal)), -1)

@@ -10,6 +10,7 @@ from kinds import FEWER
 from posterity.core.training import Training
 from posterity.methods import available, suffixes
 from posterity.methods.fedavg import FedAvg
+from posterity.methods.gpfl import GPFL
 
 KINDS = {"cnn": ("fedavg",), "mlp_bn": ("pfedvmp",)}  # also run with these in `make test`
 LOCAL = Training(lr=0.05, batch=6)
@@ -34,5 +35,5 @@ def cases() -> list[tuple[str, Any, str, bool]]:
     found = [(name, method, "mlp", False) for name, method in roster(LOCAL).items()]
     for model, training in (("cnn", WIDER), ("mlp_bn", LOCAL)):
         found += [(name, method, model, name not in KINDS[model]) for name, method in roster(training).items()]
-    longer = ("fedavg-longer", FedAvg(LONGER), "mlp", True)
-    return [*found, longer, ("fedavg", FedAvg(LOCAL), "mlp_dropout", False)]
+    found += [("fedavg-longer", FedAvg(LONGER), "mlp", True), ("gpfl-lagged", GPFL(LOCAL, lagged=True), "mlp", True)]
+    return [*found, ("fedavg", FedAvg(LOCAL), "mlp_dropout", False)]

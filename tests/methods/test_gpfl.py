@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -59,11 +60,17 @@ def test_the_valve_at_zero_knows_biases_only():
 
 def test_conditions():
     """Table rows (1, 0), (3, 4), counts 3 and 1: u_G = (2, 2), u_k = (1.5, 1); nothing before it has begun."""
-    table = {TABLE: rows([1.0, 0.0], [3.0, 4.0])}
-    common, personal = conditions(rows(3.0, 1.0), Shared(table, rows(1.0)[0]))
-    assert (common.tolist(), personal.tolist()) == ([2, 2], [1.5, 1])
-    assert conditions(rows(0.0, 0.0), Shared(table, rows(1.0)[0]))[1].tolist() == [2, 2]  # who has no data
-    assert [u.tolist() for u in conditions(rows(3.0, 1.0), Shared(table, rows(0.0)[0]))] == [[0, 0], [0, 0]]
+    table = rows([1.0, 0.0], [3.0, 4.0])
+
+    def found(counts, begun=1.0, **personal):
+        shared = Shared({TABLE: table}, rows(begun)[0])
+        here = SimpleNamespace(kept={"labels": rows(*counts)}, shared=shared, personal=personal)
+        return [u.tolist() for u in conditions(here)]
+
+    assert found((3.0, 1.0)) == [[2, 2], [1.5, 1]]
+    assert found((0.0, 0.0))[1] == [2, 2]  # who has no data
+    assert found((3.0, 1.0), begun=0.0) == [[0, 0], [0, 0]]
+    assert found((3.0, 1.0), **{TABLE: 2 * table}) == [[4, 4], [3, 2]]  # lagged: a table of its own
 
 
 def test_cosines_are_not_scaled():
@@ -135,6 +142,38 @@ def test_conditions_come_with_the_first_aggregation():
     run.rounds(1)
     for point in ("received", "adapted", "trained"):
         assert all(not torch.equal(a, b) for a, b in zip(outputs(1.0, point), outputs(-2.0, point), strict=True))
+
+
+@each_engine
+def test_lagged_conditions_are_of_the_table_the_client_trained(engine):
+    """Alone it is the one that comes back; among others it is another one from the second round on."""
+
+    def runs(sizes):
+        federation = points(sizes)
+        return [Run(GPFL(TRAINING, lagged=lagged), federation, mlp(federation), engine) for lagged in (False, True)]
+
+    for sizes, same in (((9,), True), ((9, 5), False)):
+        plain, lagged = (run.rounds(1) for run in runs(sizes))
+        assert worst(plain.state.params, lagged.state.params) == 0  # u is 0 yet
+        assert TABLE in lagged.store.rows
+        assert TABLE not in plain.store.rows
+        mean = lagged.store.rows[TABLE] * torch.tensor(sizes, dtype=DOUBLE)[:, None, None] / sum(sizes)
+        assert worst({"": mean.sum(0)}, {"": lagged.state.params[TABLE]}) < 1e-14
+        plain, lagged = plain.rounds(2), lagged.rounds(2)
+        gap = worst(plain.state.params, lagged.state.params)
+        assert gap < 1e-12 if same else gap > 1e-6
+        assert plain.logs[-1].bytes_up == lagged.logs[-1].bytes_up  # it stays at home
+
+
+def test_a_lagged_client_that_was_not_asked_has_the_received_table():
+    """What it predicts follows the server's table; what another predicts that was asked follows its own."""
+    federation = points((9, 5))
+    run = Run(GPFL(TRAINING, lagged=True), federation, mlp(federation)).rounds(2, cohort=[0])
+    before, state = run.outputs("received"), run.state
+    run.state = replace(state, params={**state.params, TABLE: -2 * state.params[TABLE]})
+    after = run.outputs("received")
+    assert torch.equal(before[0], after[0])
+    assert not torch.equal(before[1], after[1])
 
 
 def test_first_values_follow_the_seed():

@@ -1,5 +1,6 @@
 """GPFL against its modules written in PyTorch, with three optimisers and autograd, round by round."""
 
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -39,10 +40,10 @@ class Client(nn.Module):
         return {n: p.detach().clone() for n, p in {**found, TABLE: self.table.weight}.items()}
 
 
-def train(client, x, y, begun):
+def train(client, x, y, condition):
     received = client.table.weight.detach().clone()
     frequency = torch.bincount(y, minlength=3).to(DOUBLE) / len(y)
-    common, personal = received.mean(0) * begun, frequency @ received * begun
+    common, personal = condition.mean(0), frequency @ condition
     groups = [[*client.base.parameters(), *client.head.parameters()], [client.table.weight]]
     groups.append([*client.gamma.parameters(), *client.beta.parameters()])
     optimisers = [torch.optim.SGD(g, 0.1, weight_decay=mu) for g, mu in zip(groups, (0.0, MU, MU), strict=True)]
@@ -60,21 +61,24 @@ def train(client, x, y, begun):
 
 
 @each_engine
-def test_three_rounds(engine):
-    """To 1e-11: leaves of the server, heads, and what predicts from the table that was last received."""
+@pytest.mark.parametrize("lagged", [False, True])
+def test_three_rounds(engine, lagged):
+    """To 1e-11: leaves of the server, heads, and what predicts from the last table: received, or its own (`lagged`)."""
     federation = points(SIZES)
-    run = Run(GPFL(full_batch(STEPS), LAM, MU), federation, mlp(federation), engine)
+    run = Run(GPFL(full_batch(STEPS), LAM, MU, lagged), federation, mlp(federation), engine)
     w = {n: p.clone() for n, p in run.state.params.items()}
     heads = [{n: p for n, p in w.items() if n.startswith("head")} for _ in SIZES]
+    tables = [torch.zeros_like(w[TABLE]) for _ in SIZES]
     run.rounds(ROUNDS)
-    for number in range(ROUNDS):
+    for _ in range(ROUNDS):
         sent = []
         for k in range(2):
             mine, client = federation.train.client(k), Client()
             client.load({**w, **heads[k]})
-            sent.append(train(client, federation.x[mine], federation.y[mine], float(number > 0)))
+            sent.append(train(client, federation.x[mine], federation.y[mine], tables[k]))
             heads[k] = {n: p for n, p in sent[k].items() if n.startswith("head")}
         w = {n: sum(s * p[n] for s, p in zip(SIZES, sent, strict=True)) / sum(SIZES) for n in w}
+        tables = [each[TABLE] if lagged else w[TABLE] for each in sent]
     for n, p in w.items():
         if not n.startswith("head"):
             assert float((run.state.params[n] - p).abs().max()) < 1e-11
@@ -84,5 +88,5 @@ def test_three_rounds(engine):
         client, x = Client(), federation.x[federation.test.client(k)]
         client.load({**w, **head})
         frequency = torch.bincount(federation.y[federation.train.client(k)], minlength=3).to(DOUBLE) / SIZES[k]
-        expected = torch.log_softmax(client.head(client.bent(x, frequency @ w[TABLE])), 1)
+        expected = torch.log_softmax(client.head(client.bent(x, frequency @ tables[k])), 1)
         assert float((run.outputs("received")[k] - expected).abs().max()) < 1e-11
