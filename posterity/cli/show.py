@@ -22,6 +22,7 @@ from posterity.experiment.export import RULE, export, name_of
 from posterity.report import Column, Comparison, Row, columns, complete, headline, load_runs, main_comparison, verdict
 from posterity.report.divergence import told
 from posterity.report.remarks import fitted
+from posterity.report.summary import unlike
 from posterity.report.tables import by_seed
 
 console = Console()
@@ -71,7 +72,7 @@ def print_table(folder: Path, show: str, output: Output | None = None) -> None:
     if comparison.tested:
         _print_pairs(comparison)
     say_sentence(verdict.tell(comparison, rows))
-    for remark in [*told(rows), *(fitted(rows) if show == "paper" else ())]:
+    for remark in [*told(rows), *unlike(rows), *(fitted(rows) if show == "paper" else ())]:
         say_sentence(remark)
 
 
@@ -152,7 +153,7 @@ def print_json(folder: Path, show: str, report: Path | None) -> None:
     comparison = main_comparison(rows)
     facts = {"folder": str(folder), "show": show, "report": str(report) if report else None, "rows": table,
              "finding": verdict.tell(comparison, rows), "diverged": told(rows),
-             "pairs": _pairs(comparison)}  # fmt: skip
+             "cautions": unlike(rows), "pairs": _pairs(comparison)}  # fmt: skip
     print(json.dumps(facts))
 
 

@@ -1,4 +1,4 @@
-"""Runs of a comparison whose method was edited since: they are moved aside, and done again.
+"""Runs of a comparison whose method or data were edited since: they are moved aside, and done again.
 
 Nothing is deleted: `seed-0` becomes `seed-0.before-1`, a run like any other if it is named, but not part of its
 comparison any more (`report/aside.py`).
@@ -9,17 +9,21 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import fields
+from dataclasses import dataclass, field, fields
 from itertools import count
 from pathlib import Path
 from typing import Any
 
+from posterity.data.federation import FederationSpec
+from posterity.data.user_files import looks_like_path
 from posterity.experiment import run_folder
 from posterity.experiment.config import Config, from_table, read_toml
 from posterity.experiment.fingerprint import tell_changes
+from posterity.experiment.without_data import find_federation, fingerprint_of
 from posterity.report.aside import MARK, is_aside
 
 Tell = Callable[[str], None]  # a sentence for the user
+DATA = (*(f.name for f in fields(FederationSpec) if f.name != "options"), "data_seed")  # of a configuration
 
 
 def tell_user(sentence: str) -> None:
@@ -52,12 +56,36 @@ def _difference(name: str, before: Any, now: Any) -> str:
     return f"{name}: there {was}, now {given}"
 
 
-def find_changed(folder: Path) -> dict[Path, tuple[str, ...]]:
-    """The runs of one method (`folder/seed-0`, …) that were begun with another method, and what has changed."""
+@dataclass(frozen=True)
+class DataNow:
+    """Fingerprints of users' own data as they are now; those that several methods have are read once."""
+
+    known: dict[tuple[Any, ...], str | None] = field(default_factory=dict)
+
+    def changes(self, path: Path, facts: dict[str, Any], config: Config) -> list[str]:
+        """What has changed since the run in `path` began, in words; the package's own data sets are not looked at."""
+        before = facts.get("federation", {}).get("fingerprint")
+        if not before or not (looks_like_path(config.dataset) or ":" in config.dataset):
+            return []
+        key = (*(getattr(config, name) for name in DATA), str(config.settings("data")))
+        if key not in self.known:
+            self.known[key] = _read(path, facts, config)
+        return [f"values of {config.dataset} were edited"] if self.known[key] not in (None, before) else []
+
+
+def _read(path: Path, facts: dict[str, Any], config: Config) -> str | None:
+    try:
+        return fingerprint_of(find_federation(config, path, facts))
+    except (ValueError, OSError):  # gone: whoever needs them will say so
+        return None
+
+
+def find_changed(folder: Path, now: DataNow) -> dict[Path, tuple[str, ...]]:
+    """The runs of one method (`folder/seed-0`, …) that were begun with another one, or other data, and what changed."""
     found = {}
     for path in runs_below(folder, "seed-*"):
-        facts = run_folder.read_json(path / run_folder.RUN)
-        if changes := tell_changes(facts, from_table(read_toml(path / run_folder.CONFIG))):
+        facts, config = run_folder.read_json(path / run_folder.RUN), from_table(read_toml(path / run_folder.CONFIG))
+        if changes := tell_changes(facts, config) + now.changes(path, facts, config):
             found[path] = tuple(changes)
     return found
 
@@ -94,11 +122,11 @@ def begin_again(name: str, changed: dict[Path, tuple[str, ...]], tell: Tell) -> 
         )
 
 
-def remark_on_others(paths: Sequence[Path], tell: Tell) -> None:
-    """Say of methods that are in the folder but not asked for whether they were edited since."""
+def remark_on_others(paths: Sequence[Path], tell: Tell, now: DataNow) -> None:
+    """Say of methods that are in the folder but not asked for whether they, or their data, were edited since."""
     for folder in dict.fromkeys(path.parent for path in paths):
         try:
-            changed = find_changed(folder)
+            changed = find_changed(folder, now)
         except ValueError:  # a method that is not there any more
             continue
         if changed:
@@ -121,6 +149,6 @@ def remark_on_old(paths: Sequence[Path], tell: Tell) -> None:
 
 
 __all__ = [
-    "Tell", "begin_again", "check_settings", "find_changed", "move_aside", "remark_on_old", "remark_on_others",
-    "runs_below", "tell_user"
+    "DataNow", "Tell", "begin_again", "check_settings", "find_changed", "move_aside", "remark_on_old",
+    "remark_on_others", "runs_below", "tell_user"
 ]  # fmt: skip

@@ -17,6 +17,7 @@ from posterity.data import Partition, parse_partition
 from posterity.evaluate import load_metrics
 from posterity.experiment import run_folder
 from posterity.experiment.begin_again import (
+    DataNow,
     Tell,
     begin_again,
     check_settings,
@@ -72,21 +73,23 @@ def compare_runs(
     """Run every method with every seed under `out`; what is finished stays, what was interrupted goes on.
 
     A method may have settings of its own (`fedprox[mu=0.1]`, see `variants.py`). With `together`, the seeds of a method
-    run at once where none of them has begun alone. Runs whose method was edited since are moved aside and done again,
-    or, without `again`, are refused.
+    run at once where none of them has begun alone. Runs whose method or data were edited since are moved aside and done
+    again, or, without `again`, are refused.
     """
     load_metrics(config.metrics)  # for its mistakes
     planned = _plan(config, names, seeds, out)
-    changed = {variant.name: find_changed(out / variant.folder) for variant, _ in planned}
-    if any(not _finished(path) for _, runs in planned for path, _ in runs) and not again:
+    left = any(not _finished(path) for _, runs in planned for path, _ in runs)
+    now = DataNow()
+    changed = {variant.name: find_changed(out / variant.folder, now) for variant, _ in planned}
+    if left and not again:
         _refuse(changed, out)
     stale = {path for some in changed.values() for path in some}
     begun = [path for path in runs_below(out, "*/seed-*") if path not in stale]
-    if stale or any(not _finished(path) for _, runs in planned for path, _ in runs):
+    if stale or left:
         _check_clients(config, begun)
     remark_on_old(begun, tell)
     named = {out / variant.folder for variant, _ in planned}
-    remark_on_others([path for path in begun if path.parent not in named], tell)
+    remark_on_others([path for path in begun if path.parent not in named], tell, now)
     for name, some in changed.items():
         if some and again:
             begin_again(name, some, tell)

@@ -30,6 +30,7 @@ from posterity.experiment.config import Config, to_toml
 from posterity.experiment.delivery import Delivery, save_models
 from posterity.experiment.divergence import why_diverged
 from posterity.experiment.kept_round import PIECE, Kept, read_kept
+from posterity.experiment.place import RUN_MARKS, check_out
 from posterity.experiment.plot import Plot, plot
 from posterity.experiment.setup import Setup, describe, records_like
 from posterity.experiment.verify import Lines, write_run
@@ -131,6 +132,8 @@ class Result:
     def chosen_round(self, show: str = "validated", point: str | None = None, epochs: int | None = None) -> int:
         """The round that a selection rule settles on."""
         goal = goal_of(self.setup.sim.federation.task)
+        if show == "validated" and (why := self._unvalidated):
+            raise ValueError(f"{why}: ask for show='last', or hold rows out for validation")
         selected = select(self.history(goal.name, "pooled", point, epochs=epochs), show, goal.higher)
         return self.round if selected.round is None else selected.round
 
@@ -166,8 +169,10 @@ class Result:
     def _deliver(self, show: str) -> Delivery:
         chosen, point = self._settled(show), self.method.scored
         about: dict[str, Any] = {"setup": self.setup, "folder": self.folder}
+        why = self._unvalidated if show == "validated" else ""
         if (kept := self._kept(chosen)) is not None:
-            return Delivery(show, chosen, point, kept=kept, **about)
+            note = f"{why}: these are the models after its last round, {self.round}" if why else ""
+            return Delivery(show, chosen, point, note, kept=kept, **about)
         note = (f"round {chosen}, which {show!r} chooses, is not kept in this run: these are the models after its last "
                 f"round, {self.round}")  # fmt: skip
         if (kept := self._kept(self.round)) is not None:
@@ -191,11 +196,18 @@ class Result:
         return Kept(max(self.round, 1), self.state, self.store, self.state)
 
     def _settled(self, show: str) -> int:
-        """The round that a rule chooses, or the last one where nothing was scored in this process."""
+        """The round that a rule chooses, or the last one where what it needs was not scored in this process."""
         if show not in RULES:
             raise ValueError(f"there is no selection rule {show!r}: {nearest(show, RULES)}")
         scored = any(x["kind"] == "score" and x["group"] == "members" for x in self.lines)
-        return self.chosen_round(show) if scored else self.round
+        return self.chosen_round(show) if scored and not (show == "validated" and self._unvalidated) else self.round
+
+    @property
+    def _unvalidated(self) -> str:
+        """Why no round can be chosen on validation; empty if one can."""
+        told = self.setup.sim.federation
+        held = bool(told.validation.sizes[: told.members].any())
+        return "" if held else "no member has validation rows, so 'validated' chooses no round"
 
     def predict_proba(self, client: int | str, x: Any, point: str | None = None, show: str = "validated",
                       scaled: bool = False) -> Tensor:  # fmt: skip
@@ -245,10 +257,10 @@ class Result:
     def save(self, folder: str | Path) -> Path:
         """Write the run as a folder that `posterity report`, `resume`, `predict` and `load` understand."""
         out = Path(folder)
-        if (out / run_folder.CONFIG).exists():
+        check_out(out)
+        if any((out / mark).exists() for mark in RUN_MARKS):
             raise ValueError(f"{out} already holds a run; give another folder")
         out.mkdir(parents=True, exist_ok=True)
-        (out / run_folder.METRICS).unlink(missing_ok=True)
         length = run_folder.append_lines(out / run_folder.METRICS, self.lines)
         for rule in dict.fromkeys((*rules_of(self.config), "last")):
             delivery = self.delivered(rule)

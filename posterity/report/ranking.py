@@ -98,14 +98,26 @@ def _clients(run: Run, selected: SelectedRound, column: Column) -> ClientValues 
 
 
 def _identity(run: Run) -> tuple[int, int]:
-    """Of the clients' rows, and of the clients: those that a partition drew last only as long as its seed does."""
+    """Of the clients' rows, and of the clients."""
     fed = run.federation
-    names = fed.names[: fed.members]
-    drawn = names == tuple(f"client {k}" for k in range(fed.members))
-    fixed = run.config.get("data_seed")
-    lasting = (run.seed if fixed is None else fixed) if drawn else None
-    parts = (names, fed.train, fed.validation, fed.test)
-    return hash((*parts, fed.histogram)), hash((*parts, lasting))
+    parts = (fed.names[: fed.members], fed.train, fed.validation, fed.test)
+    return hash((*parts, fed.histogram, fed.fingerprint)), hash((*parts, _lasting(run)))
+
+
+def _lasting(run: Run) -> str | int | None:
+    """What must be equal for clients to be the same ones: those that a partition drew last as long as its seed does.
+
+    Where no rule is known, clients with names of their own are the same, and numbered ones if their data are.
+    """
+    fed, fixed = run.federation, run.config.get("data_seed")
+    drawn = fed.rule != "natural" if fed.rule else fed.names[: fed.members] == _numbered(fed.members)
+    if not drawn:
+        return None
+    return fed.fingerprint if fed.fingerprint and not fed.rule else run.seed if fixed is None else fixed
+
+
+def _numbered(count: int) -> tuple[str, ...]:
+    return tuple(f"client {k}" for k in range(count))
 
 
 def headline(runs: Sequence[Run], show: str = "validated") -> list[Row]:

@@ -81,6 +81,8 @@ class FederationFacts:
     test: tuple[int, ...]
     histogram: tuple[tuple[int, ...], ...]
     notes: tuple[str, ...]
+    rule: str = ""  # of the partition; empty for clients put together by hand, and in old folders
+    fingerprint: str = ""  # of values and parts; empty in old folders
 
     def client(self, index: int) -> str:
         """The client's own name where it has one, else its number."""
@@ -206,6 +208,8 @@ def read_federation(raw: Mapping[str, Any], remark: str = "") -> FederationFacts
         test=tuple(int(n) for n in raw.get("test") or ()),
         histogram=tuple(tuple(int(n) for n in row) for row in raw.get("histogram") or ()),
         notes=(*(str(n) for n in raw.get("notes") or ()), *([remark] if remark else [])),
+        rule=str((raw.get("partition") or {}).get("rule") or ""),
+        fingerprint=str(raw.get("fingerprint") or ""),
     )
 
 

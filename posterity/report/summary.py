@@ -9,11 +9,12 @@ from dataclasses import dataclass
 from posterity.report.columns import Column, text
 from posterity.report.read_runs import POINTS, RoundLine, Run, ScoreLine
 from posterity.report.selected_round import PART, RULES, WEIGHT, epochs_scored, goal, main_epochs, select_round, series
-from posterity.report.tables import Arm, Row, point_name, progress, settings, summarise
+from posterity.report.tables import Arm, Row, draws, point_name, progress, settings, summarise
 from posterity.report.verdict import goal_column, join
 
 # A difference in one of these makes a comparison between methods one between something else as well.
-SETTING = ("dataset", "partition", "clients", "model", "rounds", "participation", "batch_size", "local_epochs")
+SETTING = ("dataset", "subset", "partition", "clients", "newcomers", "split", "test_partition", "public", "model",
+           "augment", "rounds", "participation", "batch_size", "local_epochs", "local_steps")  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -139,23 +140,62 @@ def _client(run: Run, who: int | str) -> str:
 def cautions(runs: Sequence[Run], rows: Sequence[Row]) -> list[str]:
     """What a reader must know before trusting the comparison."""
     said = [f"{r.label}, seed {r.seed}: {progress(r)}." + _fate(r, rows) for r in runs if not r.finished]
-    firsts = [row.arm.runs[0] for row in rows]
+    points = {row.point for row in rows}
+    if len(points) == 1:
+        return said + unlike(rows)
+    names = join([f"“{p}”" for p in sorted(points)])
+    at = f"The methods are scored at different evaluation points ({names}), each at the one its paper means."
+    return [*said, *unlike(rows), at]
+
+
+def unlike(rows: Sequence[Row]) -> list[str]:
+    """What besides the method is not the same in all rows: settings, data, seeds, source."""
+    said, firsts = [], [row.arm.runs[0] for row in rows]
     for key in SETTING:
         values = {str(settings(run).get(key)) for run in firsts}
         if len(values) > 1:
             said.append(f"The methods were not run with the same {key.replace('_', ' ')}: {', '.join(sorted(values))}.")
+    said += _other_data(rows) + _edited(rows)
     seeds = {tuple(sorted(r.seed for r in row.arm.runs if r.seed is not None)) for row in rows}
     if len(seeds) > 1:
         said.append("The methods were not run with the same seeds; see “Every run”.")
-    twice = [row.label for row in rows if len({r.seed for r in row.arm.runs}) < len(row.arm.runs)]
-    if twice:
-        said.append(f"{join(twice)}: several runs with the same seed; pairs of methods use the first of them.")
-    points = {row.point for row in rows}
-    if len(points) > 1:
-        names = join([f"“{p}”" for p in sorted(points)])
+    if twice := [row.label for row in rows if any(_twice(run, row.arm) for run in row.arm.aside)]:
         said.append(
-            f"The methods are scored at different evaluation points ({names}), each at the one its paper means."
+            f"{join(twice)}: several finished runs with the same seed; the first of them counts, others do not."
         )
+    if drawn := [row.label for row in rows if len({r.seed for r in row.arm.runs}) < len(row.arm.runs)]:
+        said.append(
+            f"{join(drawn)}: several partitions (data_seed) with the same seed; pairs of methods use the first of them."
+        )
+    return said
+
+
+def _twice(run: Run, arm: Arm) -> bool:
+    """Whether a run is set aside because another one of its seed counts."""
+    return run.finished and any(draws(run) == draws(counted) for counted in arm.runs)
+
+
+def _other_data(rows: Sequence[Row]) -> list[str]:
+    """Seeds with which not all methods had the same values in the same parts, as far as folders know them."""
+    found: dict[tuple[int | None, object], set[str]] = {}
+    for run in (run for row in rows for run in row.arm.runs if run.federation.fingerprint):
+        found.setdefault(draws(run), set()).add(run.federation.fingerprint)
+    seeds = [str(seed) for (seed, _), prints in found.items() if len(prints) > 1]
+    if not seeds:
+        return []
+    return [f"The methods were not run on the same data, or not on the same parts of them (seed {join(seeds)}): "
+            "clients are not paired there."]  # fmt: skip
+
+
+def _edited(rows: Sequence[Row]) -> list[str]:
+    """Methods whose own source, outside this package, was not the same in all of their runs."""
+    said = []
+    for row in rows:
+        own = [{n: s for n, s in (r.facts.get("sources") or {}).items() if not n.startswith("posterity.")}
+               for r in row.arm.runs if "sources" in r.facts]  # fmt: skip
+        names = sorted({n for each in own for n in each if each[n] != own[0].get(n)})
+        if names:
+            said.append(f"{row.label}: the source of {join(names)} was edited between its runs.")
     return said
 
 

@@ -48,7 +48,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Arm:
-    """A method with one setting, and its runs: those that count, and those set aside because they did not finish."""
+    """A method with one setting, and its runs: those that count, and those set aside: not finished, or there twice."""
 
     label: str
     index: int
@@ -107,11 +107,22 @@ def arms(runs: Sequence[Run]) -> list[Arm]:
     made: list[Arm] = []
     for (label, setting), members in sorted(groups.items(), key=lambda g: (g[0][0].casefold(), g[0][1])):
         rivals = [g[0] for (other, s), g in groups.items() if other == label and s != setting]
-        done = [r for r in members if r.finished]
-        aside = [r for r in members if not r.finished] if done else []
+        counted = _once([r for r in members if r.finished] or members)
+        aside = [r for r in members if r not in counted]
         named = _distinct(label, members[0], rivals, [arm.label for arm in made])
-        made.append(Arm(named, len(made), tuple(done or members), tuple(aside)))
+        made.append(Arm(named, len(made), tuple(counted), tuple(aside)))
     return made
+
+
+def _once(runs: Sequence[Run]) -> list[Run]:
+    """The first run of every seed (and partition): one that is there twice must not count twice."""
+    firsts = {draws(run): run for run in reversed(runs)}
+    return [run for run in runs if run.seed is None or firsts[draws(run)] is run]
+
+
+def draws(run: Run) -> tuple[int | None, Any]:
+    """What tells runs of one setting apart: the seed, and the partition's where that is fixed."""
+    return run.seed, run.config.get("data_seed")
 
 
 def _distinct(label: str, run: Run, rivals: Sequence[Run], taken: Sequence[str]) -> str:

@@ -168,8 +168,10 @@ def neighbours(comparison: Comparison) -> list[tuple[int, int]]:
 
 
 def paired_over(comparison: Comparison) -> str:
-    split = any(pair.design != "seeds" for pair in comparison.pairs.values() if pair.p is not None)
-    return "the same seeds and clients" if split else "the same seeds"
+    split = {pair.design != "seeds" for pair in comparison.pairs.values() if pair.p is not None}
+    if split == {True, False}:
+        return "the same seeds, and clients where both had the same"
+    return "the same seeds and clients" if True in split else "the same seeds"
 
 
 def explained(comparison: Comparison, rule: str) -> list[str]:

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from posterity.experiment import compare, fingerprint, run, run_folder
-from posterity.experiment.begin_again import begin_again, find_changed, move_aside
+from posterity.experiment.begin_again import DataNow, begin_again, find_changed, move_aside
 from posterity.experiment.compare import compare_runs, resume_all
 from posterity.experiment.config import Config
 from posterity.report import load_runs
@@ -84,6 +84,34 @@ def test_an_edited_default_is_run_again_and_this_is_said(edit, tmp_path):
     assert "was not asked for and stays in the table, but factor was 2.0 and is 3.0 now" in told[1]
     edit("hyper(1.0", "hyper(2.0")
     resume_all(out, quiet)  # and nobody goes on with what was moved aside
+
+
+def test_an_edited_file_is_run_again_and_this_is_said(tmp_path):
+    """Values alone: sizes and classes stay, so the clients look the same. A file that is gone is nobody's change."""
+    file, out, told = tmp_path / "wards.csv", tmp_path / "out", []
+
+    def write(shift):
+        rows = [f"{(k * 7 + shift * (k % 3)) % 11},{k % 5},{k % 2},{'ns'[k % 4 // 2]}" for k in range(60)]
+        file.write_text("\n".join(["a,b,ill,ward", *rows]) + "\n")
+
+    own = replace(BASE, dataset=str(file), target="ill", client_column="ward", clients=None, partition=None)
+    go = lambda *names: compare_runs(own, list(names), [0], out, quiet, tell=told.append)  # noqa: E731
+    write(0)
+    go("fedavg")
+    go("fedavg")
+    assert told == []
+    write(1)
+    go("local")
+    assert len(told) == 1
+    assert f"fedavg was not asked for and stays in the table, but values of {file} were edited since" in told[0]
+    go("fedavg", "local")
+    assert f"fedavg: values of {file} were edited. What it had done (seed-0) is kept as" in told[1]
+    prints = [run.federation.fingerprint for run in load_runs(out)]
+    assert len(prints) == 2
+    assert len(set(prints)) == 1
+    file.unlink()
+    go("fedavg", "local")
+    assert len(told) == 2
 
 
 def test_an_unfinished_run_whose_method_was_edited_does_not_go_on(edit, tmp_path, planned):
@@ -161,7 +189,7 @@ def test_places_are_not_used_twice(tmp_path):
         run_folder.write_json(tmp_path / "seed-0" / run_folder.RUN, {})
         begin_again("fedavg", {tmp_path / "seed-0": ("mu was 1 and is 2 now",)}, told.append)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["seed-0.before-1", "seed-0.before-2"]
-    assert find_changed(tmp_path) == {}
+    assert find_changed(tmp_path, DataNow()) == {}
 
 
 def test_settings_that_differ_are_named(tmp_path, planned):

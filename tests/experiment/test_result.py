@@ -118,6 +118,31 @@ def test_save_and_load(result, tmp_path):
         result.save(tmp_path / "kept")
 
 
+@pytest.mark.parametrize("name", ["metrics.jsonl", "run.json", "checkpoint.safetensors", "notes.txt"])
+def test_nothing_is_saved_among_other_files(result, tmp_path, name):
+    (tmp_path / name).write_text("precious")
+    with pytest.raises(ValueError, match=rf"holds other files \({name}\) and no run: .*nothing was written"):
+        result.save(tmp_path)
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [(name, "precious")]
+
+
+def test_without_validation_rows_no_round_is_validated(tmp_path):
+    """A number is never called validated that no validation chose; models are those of the last round, and say so."""
+    own = data.load("digits", clients=4, subset="20%", seed=9)
+    none = data.Part.of([torch.zeros(0, dtype=torch.int64) for _ in range(4)])
+    made = posterity.run(method="fedper", federation=replace(own, validation=none), rounds=2, evaluate_every=1)
+    for result in (made, posterity.load(made.save(tmp_path / "kept"))):
+        with pytest.raises(ValueError, match=r"no member has validation rows.* ask for show='last'"):
+            result.metric()
+        with pytest.raises(ValueError, match="no member has validation rows"):
+            result.clients()
+        assert result.metric(show="last") >= 0
+        assert "after its last round, 2" in result.delivered().note
+        with pytest.warns(UserWarning, match="'validated' chooses no round"):
+            shown = result.predict_proba(0, own.x[:3])
+        assert torch.equal(shown, result.predict_proba(0, own.x[:3], show="last"))
+
+
 def test_a_federation_of_your_own_must_be_handed_in_again_to_go_on(tmp_path):
     own = data.load("digits", clients=4, subset="20%", seed=9)
     first = posterity.run(method="fedper", federation=own, rounds=2, evaluate_every=2, out=tmp_path / "mine")
