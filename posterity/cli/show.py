@@ -21,12 +21,13 @@ from posterity.core.text import plain
 from posterity.experiment.export import RULE, export, name_of
 from posterity.report import Column, Comparison, Row, columns, complete, headline, load_runs, main_comparison, verdict
 from posterity.report.divergence import told
-from posterity.report.remarks import fitted
+from posterity.report.remarks import fitted, positive_class
 from posterity.report.summary import unlike
 from posterity.report.tables import by_seed
 
 console = Console()
 UNBOUND = 10_000  # columns, to measure what a table would take
+ONE_CLASS = {"auprc", "sensitivity", "specificity", "calibration_slope", "calibration_intercept"}
 LABEL = 28  # characters of a label; longer ones go on in the next line
 
 
@@ -98,6 +99,8 @@ def _print_notes(rows: Sequence[Row], shown: Sequence[Column], every: Sequence[C
     if missing:
         say_sentence(f"not measured here: {', '.join(missing)}")
     if "worst10" in keys and (note := verdict.worst_note(rows)):
+        say_sentence(note)
+    if keys & ONE_CLASS and (note := positive_class(rows[0].arm.runs[0])):
         say_sentence(note)
 
 

@@ -123,7 +123,6 @@ TERMS: dict[str, tuple[tuple[str, str], ...]] = {
     "regression": (
         ("MSE", "mean squared error of the predictive mean; every held-out sample counts the same."),
         ("NLL", "minus the log of the predictive density at the true value."),
-        ("worst 10 %", "mean error of the tenth of the clients that is served worst."),
     ),
 }  # fmt: skip
 """What the columns mean, by task, as the report explains it."""

@@ -110,7 +110,9 @@ def _terms(runs: Sequence[Run], rows: Sequence[Row]) -> list[tuple[str, str]]:
     own = [
         (str(m.get("label") or name), str(m["meaning"])) for name, m in user_metrics(runs).items() if m.get("meaning")
     ]
-    return [*TERMS[goal(rows[0].arm.runs[0]).task or "classification"], *own]
+    positive = remarks.positive_class(rows[0].arm.runs[0])
+    two = [("positive class", f"{positive}.")] if positive else []
+    return [*TERMS[goal(rows[0].arm.runs[0]).task or "classification"], *two, *own]
 
 
 def _figures(rows: Sequence[Row], federation: FederationFacts, show: str) -> dict[str, Any]:

@@ -22,6 +22,16 @@ def outside(rows: Sequence[Row]) -> str:
     return f"No client's data were used: scored with {'; '.join(each)}." if each else ""
 
 
+def positive_class(run: Run) -> str:
+    """Which of two classes sensitivity, specificity and so on are about; empty if there are more, or fewer."""
+    fed = run.federation
+    if fed.task == "regression" or fed.classes != 2:
+        return ""
+    name = fed.class_names[1] if len(fed.class_names) == 2 else "1"
+    return (f"“{name}” is the positive class, the second of the two in order: sensitivity, specificity, AUPRC and the "
+            "calibration slope and intercept are about it")  # fmt: skip
+
+
 def fitted(rows: Sequence[Row]) -> list[str]:
     """Whose numbers under the rule `paper` are those of the test half alone."""
     labels = [row.label for row in rows if _method(row.arm.runs[0]).get("fitted")]

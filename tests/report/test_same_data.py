@@ -1,4 +1,4 @@
-"""What is compared with what: who the same clients are, other data and settings are told, no run counts twice."""
+"""What is compared with what: the same clients, other data are told, nothing counts twice; the positive class."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_runs import write_exact
+from fake_runs import write_exact, write_run
 
 from posterity.cli import show
-from posterity.report import headline, load_runs, main_comparison, verdict
+from posterity.cli.output import Output
+from posterity.report import headline, load_runs, main_comparison, verdict, write_report
 from posterity.report.summary import cautions, unlike
 
 VALUES = {s: [0.5 + 0.01 * s, 0.7, 0.6] for s in range(3)}
@@ -125,3 +126,19 @@ def test_partitions_of_their_own_are_no_copies(tmp_path: Path) -> None:
     rows = headline(load_runs(tmp_path))
     assert [row.seeds for row in rows] == [3, 3]
     assert "several partitions" in " ".join(unlike(rows))
+
+
+def test_the_positive_class_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Sensitivity is about one of two classes: the page says which, and the terminal where it shows such a column."""
+    write_run(tmp_path / "a", "fedavg", 0.8, 0, classes=2, rounds=4)
+    told = json.loads((tmp_path / "a" / "run.json").read_text())
+    told["federation"]["class_names"] = ["ill", "well"]
+    (tmp_path / "a" / "run.json").write_text(json.dumps(told))
+    said = "“well” is the positive class"
+    assert said in write_report(tmp_path).read_text(encoding="utf-8")
+    show.print_table(tmp_path, "validated", Output("validated", metrics=("sensitivity",)))
+    assert said in " ".join(capsys.readouterr().out.split())
+    show.print_table(tmp_path, "validated", Output("validated", metrics=("accuracy",)))
+    assert said not in " ".join(capsys.readouterr().out.split())
+    write_run(tmp_path / "many" / "a", "fedavg", 0.8, 0, rounds=4)
+    assert "is the positive class" not in write_report(tmp_path / "many").read_text(encoding="utf-8")
