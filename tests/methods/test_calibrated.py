@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 import torch
-from oracles.sims import DOUBLE, ENGINES, Run, at, each_engine, mlp, points, q2, scalar_model
+from oracles.sims import DOUBLE, ENGINES, Run, at, each_engine, federate, mlp, points, scalar_model
 from scipy.optimize import minimize_scalar
 from scipy.special import log_softmax
 
 from posterity.core.training import Training
 from posterity.methods.fedavg import FedAvg
-from posterity.methods.wrappers.calibrated import Calibrated, fit_inverse_temperature
+from posterity.methods.wrappers.calibrated import Calibrated, fit_inverse_temperature, fit_precision
 from posterity.methods.wrappers.ft import FineTuned
 
 TRAINING = Training(lr=0.3, batch=4, epochs=3)
@@ -108,10 +108,49 @@ def test_training_and_bytes_are_the_inner_methods():
     assert plain.logs[0].bytes_up == calibrated.logs[0].bytes_up
 
 
-def test_regression_is_refused():
-    run = Run(Calibrated(FedAvg()), q2(), scalar_model(), initial=at(0.0))
-    with pytest.raises(ValueError, match="this task is regression"):
-        run.outputs("received")
+def test_precision_by_hand():
+    """Residuals 1, −1, 2 of targets 0, 2, 4, variance 1, ν = 1: β = (3 + 1) / (6 + 8/3); padding counts nothing."""
+    y = torch.tensor([0.0, 2.0, 4.0, 99.0], dtype=DOUBLE)
+    mean, mask = y - torch.tensor([1.0, -1.0, 2.0, 7.0]), torch.tensor([1.0, 1.0, 1.0, 0.0], dtype=DOUBLE)
+    one = torch.ones(4, dtype=DOUBLE)
+    assert float(fit_precision(mean, one, y, mask, 1.0)) == pytest.approx(4 / (6 + 8 / 3), rel=1e-14)
+    assert float(fit_precision(mean, one, y, mask, 1e6)) == pytest.approx(3 / 6, rel=1e-9)  # the most likely one
+    assert float(fit_precision(mean, one, y, mask, 1e-6)) == pytest.approx(3 / 8, rel=1e-9)  # a constant's
+    for few in (0, 1):
+        assert float(fit_precision(mean, one, y, mask * (torch.arange(4) < few), 1.0)) == 1
+    assert float(fit_precision(y, one, 0 * y, 0 * mask, 1.0)) == 1
+    assert float(fit_precision(0 * y, one, 0 * y, mask, 1.0)) == 1  # nothing to be off from
+
+
+def test_precision_knows_no_unit():
+    """In thousandths, the standard deviation is a thousand times as large."""
+    generator = torch.Generator().manual_seed(0)
+    y, mean = torch.randn(2, 9, generator=generator, dtype=DOUBLE)
+    one, sds = torch.ones(9, dtype=DOUBLE), []
+    for unit in (1.0, 1000.0):
+        sds.append(float(fit_precision(unit * mean, one, unit * y, one, 1.0) ** -0.5))
+    assert sds[1] == pytest.approx(1000 * sds[0], rel=1e-12)
+
+
+@each_engine
+def test_regression_learns_how_far_off_it_is(engine):
+    """Means stay; the negative log-density of test rows falls from that of the variance 1; both by another way."""
+    generator = torch.Generator().manual_seed(3)
+    x = torch.randn(2, 3, 30, 1, generator=generator, dtype=DOUBLE)
+    y = 2 * x[..., 0] + 0.1 * torch.randn(2, 3, 30, generator=generator, dtype=DOUBLE)
+    parts = [[(x[k, p], y[k, p]) for k in range(2)] for p in range(3)]
+    federation = federate(parts[0], 0, parts[1], parts[2])
+    methods = FedAvg(TRAINING), Calibrated(FedAvg(TRAINING), width=1e6)
+    plain, fitted = (Run(m, federation, scalar_model(), engine, initial=at(0.0)).rounds(4) for m in methods)
+    for k, (before, after) in enumerate(zip(plain.outputs("received"), fitted.outputs("received"), strict=True)):
+        assert torch.equal(before[:, 0], after[:, 0])
+        assert (before[:, 1] == 1).all()
+        slope = float(fitted.state.params["head.weight"])
+        off = (slope * x[k, 1, :, 0] - y[k, 1]) ** 2
+        assert float((after[:, 1] - off.mean()).abs().max()) < 1e-9
+        truth = federation.y[federation.test.client(k)]
+        losses = [-torch.distributions.Normal(o[:, 0], o[:, 1].sqrt()).log_prob(truth).mean() for o in (before, after)]
+        assert losses[1] < losses[0] - 1
 
 
 def test_bad_hyper_parameters():

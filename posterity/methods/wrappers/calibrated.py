@@ -1,4 +1,4 @@
-"""Calibration: one temperature per client, fitted on its validation part.
+"""Calibration: one temperature per client (regression: one factor of the variance), fitted on its validation part.
 
 Log-probabilities l(x) become log softmax(β l(x)). The inverse temperature β minimises, on the client's validation part,
 
@@ -8,11 +8,20 @@ which is strictly convex in β: its derivative is bisected. The prior keeps β a
 about it (with one validation sample that is classified correctly, the likelihood alone would send β to infinity).
 Without validation samples β is 1: so it is for a test set that belongs to no client.
 
+For regression the variances v(x) become v(x) / β, and what predicts with the variance 1, as most methods do, learns how
+far it is from the truth. With n validation samples, residuals r_i, the mean ȳ of their targets, and ν = 1/s²,
+
+    β = (n + ν) / (Σ_i r_i²/v_i + ν/n Σ_i (y_i − ȳ)²/v_i)                                                      # (a)
+
+the most likely β, had ν more samples been seen that are as far off as a constant would be: with little to say, a client
+trusts its model no more than that, whatever unit the target has. With fewer than two validation samples, β is 1.
+
 Reference: Guo, Pleiss, Sun and Weinberger, "On calibration of modern neural networks", ICML 2017, section 4.2.
 
-Differs from the paper: fitted per client; a prior on β; bisection instead of a gradient method. Accuracy cannot change:
-the order of the classes is kept. The test part is never read; what is held out of the fit is the test part alone,
-also where both halves are shown for other methods (selection rule `paper`).
+Differs from the paper: fitted per client; a prior on β; bisection instead of a gradient method; regression. Accuracy
+cannot change: the order of the classes is kept, and so are means. The test part is never read; what is held out of the
+fit is the test part alone, also where both halves are shown for other methods (selection rule `paper`). The letter is
+ours.
 """
 
 from __future__ import annotations
@@ -47,6 +56,15 @@ def fit_inverse_temperature(log_prob: Tensor, y: Tensor, mask: Tensor, width: fl
     return ((low + high) / 2).exp()
 
 
+def fit_precision(mean: Tensor, variance: Tensor, y: Tensor, mask: Tensor, width: float) -> Tensor:
+    """The factor β of precisions."""
+    n, more = mask.sum(), 1 / width**2
+    centre = (y * mask).sum() / n.clamp(min=1)
+    off, spread = (mask * (y - mean) ** 2 / variance).sum(), (mask * (y - centre) ** 2 / variance).sum()
+    all_off = off + more * spread / n.clamp(min=1)
+    return torch.where((n > 1) & (all_off > 0), (n + more) / torch.where(all_off > 0, all_off, 1), 1)  # (a)
+
+
 @dataclass(frozen=True)
 class Calibrated(Wrapper):
     width: float = hyper(1.0, "s: how far the inverse temperature may stray from 1 without evidence", "ours")
@@ -67,11 +85,16 @@ class Calibrated(Wrapper):
         return (*self.inner.prepare(), fit)
 
     def fit(self, carry: Carry, batch: Batch, here: Here) -> Carry:
+        output = self.inner.predict(carry, batch.x, here)
         if here.model.task == "regression":
-            raise ValueError("+calibrated fits the temperature of class probabilities; this task is regression")
-        log_prob = self.inner.predict(carry, batch.x, here)
-        beta = fit_inverse_temperature(log_prob, batch.y, batch.mask, self.width)
+            beta = fit_precision(output[..., 0], output[..., 1], batch.y, batch.mask, self.width)
+        else:
+            beta = fit_inverse_temperature(output, batch.y, batch.mask, self.width)
         return replace(carry, kept={**carry.kept, "inverse_temperature": beta})
 
     def predict(self, carry: Carry, x: Tensor, here: Here) -> Tensor:
-        return torch.log_softmax(carry.kept["inverse_temperature"] * self.inner.predict(carry, x, here), -1)
+        output, beta = self.inner.predict(carry, x, here), carry.kept["inverse_temperature"]
+        if here.model.task == "regression":
+            mean, variance = output.unbind(-1)
+            return torch.stack((mean, variance / beta), -1)
+        return torch.log_softmax(beta * output, -1)
