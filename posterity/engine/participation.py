@@ -5,7 +5,7 @@ A count or a share costs what the cohort costs, whatever the number of registere
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -47,6 +47,10 @@ class Participation:
         """How many of so many clients take part in a round, on average."""
         share = self.share if self.share is not None else self.probability
         return min(able, self.count) if self.count is not None else able * (1.0 if share is None else share)
+
+    def at_most(self, able: int) -> Participation:
+        """The same where only so many clients are left: a count that is larger is all of them."""
+        return self if self.count is None else replace(self, count=min(self.count, able))
 
     def draw(self, able: Tensor, root: Tensor, round: int) -> Tensor:
         """The cohort of a round, in ascending order, out of the clients `able` (clients with training data)."""

@@ -99,6 +99,7 @@ def _show(line: dict[str, Any]) -> None:
     """A line for whoever streams the run's log, harmless whatever sites said; scores are in the folder."""
     if line["kind"] == "round":
         refused = "".join(f"\n  left out: {plain(each['client'])}: {plain(each['reason'])}" for each in line["refused"])
+        refused += "".join(f"\n  {plain(note)}" for note in line.get("notes", ()))
         print(f"round {line['round']}: {line['accepted']} of {line['cohort']} clients, loss {line['loss']}, "
               f"{line['bytes_up']} bytes up{refused}", flush=True)  # fmt: skip
     elif line["kind"] in ("note", "lost"):

@@ -15,7 +15,6 @@ from typing import Any
 from torch import Tensor
 
 from posterity.core.protocol import Plan
-from posterity.engine.participation import Participation
 from posterity.experiment import run_folder
 from posterity.experiment.config import Config
 from posterity.flower.agreement import Agreement, SampleKind, agree
@@ -105,8 +104,7 @@ def save(server: Server) -> None:
 def _begin(server: Server) -> None:
     """What must be said before the first round; a method may refuse a run of this size."""
     config, facts, method = server.config, server.agreement.facts, server.agreement.method
-    participation = Participation.parse(config.participation)
-    able = sum(client.train > 0 for client in server.roster.members)
+    participation, able = server.participation, len(server.roster.able)
     plan = Plan(facts.clients, config.rounds, participation.size(able), participation.probability)
     said = () if config.least > 1 else (SINGLE,)
     notes = (*said, *server.roster.news(), *method.remarks(server.agreement.model), *method.announce(plan))

@@ -122,6 +122,11 @@ class Roster:
         return [client for client in self.known if not client.newcomer]
 
     @property
+    def able(self) -> list[Registered]:
+        """Members with training samples, by number."""
+        return [client for client in self.members if client.train > 0]
+
+    @property
     def known(self) -> list[Registered]:
         """Clients that may be asked, by number: they have one and have not left."""
         here = [client for name, client in self.clients.items() if name in self.numbers and name not in self.gone]

@@ -66,13 +66,13 @@ class Server:
         """One round: its cohort trains, and whoever is to be scored is."""
         self.look()
         number = self.round + 1
-        cohort = self.cohort(number)
+        cohort, notes = self.cohort(number), self.shortage()
         request = Request(self.agreement, self.state, number, tuple(cohort), self.points(number))
         visited, scores = self.gather(request)
         visited.refused += [Refusal(self.roster.numbers[name], LEAVES) for name in self.leaving]
         self.state, log = self.settle(request, visited)
         self.round = number
-        self.tell([self.line(log), *self.score_lines(scores)])
+        self.tell([{**self.line(log), **notes}, *self.score_lines(scores)])
 
     def look(self) -> None:
         """Who is there, who has come late; what there is to say about it."""
@@ -80,13 +80,26 @@ class Server:
         self.roster.admit(self.agreement.kind, self.agreement.grows)
         self.tell([{"kind": "note", "text": text} for text in self.roster.news()])
 
+    @property
+    def participation(self) -> Participation:
+        return Participation.parse(self.config.participation)
+
     def cohort(self, round: int) -> list[str]:
         """Who trains in a round, from the largest to the smallest: those take longest."""
-        able = [client for client in self.roster.members if client.train > 0]
+        able = self.roster.able
         numbers = torch.tensor([self.roster.numbers[client.name] for client in able], dtype=torch.int64)
-        drawn = Participation.parse(self.config.participation).draw(numbers, self.agreement.root, round).tolist()
+        drawn = self.participation.at_most(len(able)).draw(numbers, self.agreement.root, round).tolist()
         chosen = [client for client in able if self.roster.numbers[client.name] in drawn]
         return [client.name for client in sorted(chosen, key=lambda client: -client.train)]
+
+    def shortage(self) -> Line:
+        """What a round's line notes where fewer clients are left than are to take part."""
+        wanted, able = self.participation.count or 0, len(self.roster.able)
+        if wanted <= able:
+            return {}
+        return {
+            "notes": [f"participation = {wanted} was asked for, and {able} clients are left: all of them are asked"]
+        }
 
     def gather(self, request: Request) -> tuple[Accumulator, ScoresByName]:
         """The sum of a round's messages and its scores; with too few, those who are missing are asked again."""

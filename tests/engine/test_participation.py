@@ -106,6 +106,9 @@ def test_clients_are_drawn_from_those_who_are_able():
     assert torch.equal(Participation(count=3).draw(able, make_key(0), 1), able[drawn(7, 3, 1)])
     with pytest.raises(ValueError, match="8 clients a round were asked for, but only 7"):
         Participation(count=8).draw(able, make_key(0), 1)
+    assert torch.equal(Participation(count=8).at_most(7).draw(able, make_key(0), 1), able)
+    for who in (Participation(count=3), Participation(share=0.4), Participation(probability=0.5), Participation()):
+        assert who.at_most(7) == who
 
 
 def test_a_draw_costs_what_the_cohort_costs():

@@ -100,6 +100,12 @@ def test_what_a_site_says_is_one_line_of_a_log_that_can_be_printed(capsys):
     assert "\x1b" not in told
 
 
+def test_what_a_round_notes_is_shown(capsys):
+    adapter._show({"kind": "round", "round": 2, "accepted": 2, "cohort": 2, "loss": 0.5, "bytes_up": 8, "refused": [],
+                   "notes": ["2 clients are left"]})  # fmt: skip
+    assert capsys.readouterr().out == "round 2: 2 of 2 clients, loss 0.5, 8 bytes up\n  2 clients are left\n"
+
+
 def test_no_reply_is_named():
     grid = SimpleNamespace(push_messages=lambda messages: ["m"], pull_messages=lambda numbers: [])
     found = list(adapter.GridExchange(grid, 0.3).ask([(7, REGISTER)]))

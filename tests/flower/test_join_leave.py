@@ -166,6 +166,21 @@ def test_it_goes_on_without_who_left(tmp_path):
     assert largest_gap(again.state.totals, totals)[0] == 0.0
 
 
+def test_a_number_of_participants_that_is_not_left_takes_all_who_are(tmp_path):
+    """The round goes on, and the report shows its note."""
+    server, lines = after_two_rounds("fedavg", tmp_path, participation="3")
+    depart(server, ["client 2"])
+    server.step()
+    save(server)
+    rounds = [line for line in lines if line["kind"] == "round"]
+    assert [(line["cohort"], line.get("notes", [])) for line in rounds] == [
+        (3, []),
+        (3, []),
+        (2, ["participation = 3 was asked for, and 2 clients are left: all of them are asked"]),
+    ]
+    assert "participation = 3 was asked for" in write_report(tmp_path / "server").read_text()
+
+
 def test_a_method_that_cannot_forget_says_so(tmp_path):
     server, lines = after_two_rounds("fedavg", tmp_path)
     before = server.state
