@@ -21,7 +21,7 @@ from posterity.core.text import plain
 from posterity.experiment.export import RULE, export, name_of
 from posterity.report import Column, Comparison, Row, columns, complete, headline, load_runs, main_comparison, verdict
 from posterity.report.divergence import told
-from posterity.report.remarks import fitted, positive_class
+from posterity.report.remarks import fitted, positive_class, uneven
 from posterity.report.summary import unlike
 from posterity.report.tables import by_seed
 
@@ -73,7 +73,7 @@ def print_table(folder: Path, show: str, output: Output | None = None) -> None:
     if comparison.tested:
         _print_pairs(comparison)
     say_sentence(verdict.tell(comparison, rows))
-    for remark in [*told(rows), *unlike(rows), *(fitted(rows) if show == "paper" else ())]:
+    for remark in [*told(rows), *unlike(rows), *uneven(rows), *(fitted(rows) if show == "paper" else ())]:
         say_sentence(remark)
 
 

@@ -19,6 +19,7 @@ from posterity.experiment import run_folder
 from posterity.experiment.config import Config
 from posterity.flower.agreement import Agreement, SampleKind, agree
 from posterity.flower.facts import begin_facts, update_facts
+from posterity.flower.final import finish
 from posterity.flower.leave import depart, release
 from posterity.flower.roster import Exchange, Registered, Roster
 from posterity.flower.rules import RoundRules
@@ -49,8 +50,8 @@ def run_experiment(
             server.step()
             release(server)
             save(server)
-        if not server.finished:
-            server.finish()
+        if not server.finished or server.lacking:
+            finish(server)
             release(server)
             save(server)
         update_facts(server)  # a kill may have come between the last checkpoint and this
@@ -64,10 +65,10 @@ def open_server(
     """The server of a new experiment, or of one that was begun in this folder."""
     rows = 0 if public is None else len(public)
     saved = run_folder.read_checkpoint(folder)
-    roster = Roster()
+    roster, lacking = Roster(), []
     if saved is not None:
-        roster = _roster(saved[1])
-    roster.wait(exchange, max(1, sites - len(roster.gone)), wait)
+        roster, lacking = _roster(saved[1]), saved[1].get("lacking", [])
+    roster.wait(exchange, max(1, sites - len(roster.gone)), wait, lacking)
     roster.number()
     agreement = _agreement(config, roster, rows, None if saved is None else saved[1])
     server = Server(config, exchange, folder, roster, agreement, agreement.first_state(), public, watch=watch,
@@ -81,6 +82,7 @@ def open_server(
                          "give 'out' another folder and 'experiment' another name")  # fmt: skip
     server.state = run_folder.restore(server.state, leaves, "state")
     server.round, server.counted, server.finished = facts["round"], facts["counted"], facts["finished"]
+    server.lacking, server.last = lacking, facts.get("last", {})
     _cut(folder / run_folder.METRICS, facts["length"])
     return server
 
@@ -97,7 +99,8 @@ def save(server: Server) -> None:
         "counted": server.counted, "clients": clients, "gone": roster.gone, "samples": server.agreement.kind.facts(),
         "federation": [told.clients, told.samples], "fingerprint": server.agreement.fingerprint,
     }  # fmt: skip
-    run_folder.save_checkpoint(server.folder, {"state": server.state}, facts)
+    ending = {"lacking": server.lacking, "last": server.last} if server.lacking else {}
+    run_folder.save_checkpoint(server.folder, {"state": server.state}, {**facts, **ending})
     update_facts(server)
 
 

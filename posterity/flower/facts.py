@@ -45,9 +45,11 @@ def update_facts(server: Server) -> None:
         begin_facts(server, [])
     before = run_folder.read_json(path)
     now = {**before, "federation": _federation(server)}
+    now.pop("without_final_model", None)
     if server.finished:
         metrics = server.folder / run_folder.METRICS
         now |= {"status": "finished", "checksums": {**before["checksums"], metrics.name: checksum_of(metrics)}}
+        now |= {"without_final_model": server.lacking} if server.lacking else {}
     if now != before:
         run_folder.write_json(path, now)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -76,12 +76,14 @@ class Roster:
             if told.name not in self.numbers:  # what was agreed before the first round stays
                 self.clients[told.name] = told
 
-    def wait(self, exchange: Exchange, sites: int, seconds: float) -> None:
-        """Look until so many clients are there."""
+    def wait(self, exchange: Exchange, sites: int, seconds: float, lacking: Sequence[str] = ()) -> None:
+        """Look until so many clients are there; of a run that has ended, for a while, one of those that it lacks."""
         last = time.monotonic() + seconds
         self.look(exchange)
-        while len(self.node) < sites:
+        while not any(name in self.node for name in lacking) if lacking else len(self.node) < sites:
             if time.monotonic() > last:
+                if lacking:
+                    return
                 heard = " ".join(self.remarks)
                 raise ValueError(f"{len(self.node)} of {sites} sites registered within {seconds:.0f} seconds: start "
                                  f"the others, or give a smaller 'sites'. {heard}".strip())  # fmt: skip

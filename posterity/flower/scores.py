@@ -61,8 +61,7 @@ def _tell(scored: Scored, least: int) -> Line:
     scores, rows = scored.scores, int(scored.scores.n)
     if not rows:
         return {"n": 0}
-    leaving = [f.name for f in fields(scores) if f.name != "n" and (least == 1 or f.name in TOTALS)]
-    sums = {name: getattr(scores, name)[0].tolist() for name in leaving}
+    sums = {name: getattr(scores, name)[0].tolist() for name in _leaving(scores, least)}
     unknown = {m.name for m in _told_metrics(scores.classes, least)}
     values = per_client(scores, scored.ranks)
     return clean({"n": rows, "sums": sums, "metrics": {n: float(v[0]) for n, v in values.items() if n in unknown}})
@@ -93,6 +92,26 @@ def read_scores(table: Mapping[str, Any], kind: SampleKind, least: int) -> Point
     return {part: _read(table[part], len(kind.classes), least) for part in PARTS}
 
 
+def store_scores(scores: Mapping[tuple[str, int, int], PointScores], least: int) -> list[Line]:
+    """Tables of a client at some points as `read_scores` reads them, for the server's own folder."""
+    tables = []
+    for (point, round, epochs), parts in scores.items():
+        stored = {name: _store(part, least) for name, part in parts.items()}
+        tables.append({"point": point, "round": round, "epochs": epochs, **stored})
+    return tables
+
+
+def _store(part: PartScores, least: int) -> Line:
+    rows = int(part.scores.n)
+    sums = {name: getattr(part.scores, name)[0].tolist() for name in _leaving(part.scores, least)}
+    return clean({"n": rows, "sums": sums, "metrics": dict(part.metrics)}) if rows else {"n": 0}
+
+
+def _leaving(scores: Scores, least: int) -> list[str]:
+    """Names of the sums that leave a site."""
+    return [f.name for f in fields(scores) if f.name != "n" and (least == 1 or f.name in TOTALS)]
+
+
 def _read(table: Mapping[str, Any], classes: int, least: int) -> PartScores:
     none, rows = zero(1, classes), table.get("n")
     if type(rows) is not int or not 0 <= rows < MOST:
@@ -102,8 +121,7 @@ def _read(table: Mapping[str, Any], classes: int, least: int) -> PartScores:
     sums, metrics = (table.get(name) for name in ("sums", "metrics"))
     if not (isinstance(sums, dict) and isinstance(metrics, dict)):
         raise CodecError("its scores hold no sums and metrics")
-    names = [f.name for f in fields(none) if f.name != "n" and (least == 1 or f.name in TOTALS)]
-    found = {name: _numbers(sums.get(name), getattr(none, name)[0], name)[None] for name in names}
+    found = {name: _numbers(sums.get(name), getattr(none, name)[0], name)[None] for name in _leaving(none, least)}
     allowed = {m.name for m in _told_metrics(classes, least)}
     strange = [name for name, value in metrics.items() if name not in allowed or not _is_number(value)]
     if strange:
@@ -161,4 +179,4 @@ def _drop_unknown(line: Line) -> None:
     line |= {"bins": [], "flat": []}
 
 
-__all__ = ["PointScores", "group_lines", "read_scores", "scored_rows", "tell_loss", "tell_scores"]
+__all__ = ["PointScores", "group_lines", "read_scores", "scored_rows", "store_scores", "tell_loss", "tell_scores"]

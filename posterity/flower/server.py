@@ -40,7 +40,7 @@ from posterity.flower.scores import PointScores, group_lines
 
 Watch = Callable[[Line], None]
 ScoresByName = dict[str, dict[EvaluationPoint, PointScores]]
-LEAVES = "it leaves, by its own wish"
+LEAVES, ABSENT = "it leaves, by its own wish", "its site is not there"
 
 
 @dataclass
@@ -56,7 +56,9 @@ class Server:
     public: Tensor | None = None
     round: int = 0
     counted: dict[str, int] = field(default_factory=dict)  # the last round of each client whose message counted
-    finished: bool = False  # also the last scores are there
+    finished: bool = False  # also the last scores are there, but for those of `lacking`
+    lacking: list[str] = field(default_factory=list)  # clients that did not answer to the final model (`final.py`)
+    last: dict[str, list[Line]] = field(default_factory=dict)  # where some lack: what the others said
     leaving: dict[str, bytes] = field(default_factory=dict)  # clients that said so, by their reply (`leave.py`)
     watch: Watch = print
     rules: RoundRules = RoundRules()
@@ -78,6 +80,10 @@ class Server:
         """Who is there, who has come late; what there is to say about it."""
         self.roster.look(self.exchange)
         self.roster.admit(self.agreement.kind, self.agreement.grows)
+        self.tell_news()
+
+    def tell_news(self) -> None:
+        """What there is to say about who registered."""
         self.tell([{"kind": "note", "text": text} for text in self.roster.news()])
 
     @property
@@ -153,7 +159,7 @@ class Server:
         node, numbers = self.roster.node, self.roster.numbers
         for client in asked:
             if client.name in request.cohort and client.name not in node:
-                yield client, "its site is not there"
+                yield client, ABSENT
         waiting = {node[client.name]: client for client in asked if client.name in node}
         questions = (
             (place, request.question(client, numbers[client.name], self.counted.get(client.name, 0)))
@@ -221,18 +227,6 @@ class Server:
         trial = replace(request, state=after, round=request.round + 1, points=(), trial=True)
         visited = self.collect(trial, [self.roster.clients[name] for name in self.needed(request)[0]])
         return visited.log(trial.round, len(trial.cohort))
-
-    def finish(self) -> None:
-        """The scores of the last round, with what clients receive after it."""
-        self.look()
-        after = self.config.rounds + 1
-        request = Request(self.agreement, self.state, after, (), self.points(after))
-        scores = ScoresByName()
-        visited = self.collect(request, self.scored(request), scores)
-        lost = [{"kind": "lost", "client": name, "round": self.round, "reason": reason}
-                for name, reason in self.named(visited.refused)]  # fmt: skip
-        self.tell([*self.score_lines(scores), *lost])
-        self.finished = True
 
     # --- words ---------------------------------------------------------------------------------------------------
     def named(self, refused: Sequence[Refusal]) -> list[tuple[str, str]]:

@@ -72,7 +72,12 @@ def contents(runs: Sequence[Run], show: str) -> dict[str, Any]:
         "title": _title(rows),
         "finding": verdict.tell(comparison, rows),
         "facts": _facts(runs, rows),
-        "cautions": [*divergence.told(rows), *summary.cautions(runs, rows), *remarks.fitted(rows)],
+        "cautions": [
+            *divergence.told(rows),
+            *summary.cautions(runs, rows),
+            *remarks.uneven(rows),
+            *remarks.fitted(rows),
+        ],
         "rows": rows,
         "columns": columns(rows),
         "goal": goal(rows[0].arm.runs[0]),

@@ -8,8 +8,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from posterity.report.read_runs import Run
-from posterity.report.selected_round import PART
+from posterity.report.selected_round import PART, SelectedRound, main_epochs, series
 from posterity.report.tables import Row
+
+FLOWER = "flower"  # the engine of a run across machines (`experiment/run.py`, which imports PyTorch)
 
 
 def outside(rows: Sequence[Row]) -> str:
@@ -50,6 +52,24 @@ def described(rows: Sequence[Row]) -> str:
     clients = [sum(n > 0 for n in each) for each in counts]
     part = "held-out" if PART[rows[0].rule] == "held" else PART[rows[0].rule]
     return f"A run's numbers are over {_span(tested)} {part} rows of {_span(clients)} clients."
+
+
+def uneven(rows: Sequence[Row]) -> list[str]:
+    """Runs across machines some of whose rounds were not scored on everybody: a site was away, came late or left."""
+    picked = [(row, *each) for row in rows for each in row.picked if each[0].facts.get("engine") == FLOWER]
+    return [told for row, run, selected in picked if (told := _uneven(row.label, run, selected))]
+
+
+def _uneven(label: str, run: Run, selected: SelectedRound) -> str:
+    scores = series(run, selected.score.part, run.scored, main_epochs(run, run.scored))
+    who = {round: {k for k, n in enumerate(score.by_client("n")) if n} for round, score in sorted(scores.items())}
+    every = set().union(*who.values())
+    fewer = [f"round {round} on {len(some)} of {len(every)}" for round, some in who.items() if some != every]
+    if not fewer:
+        return ""
+    more = f", and {len(fewer) - 4} more rounds on fewer" if len(fewer) > 4 else ""
+    return (f"{label}, seed {run.seed}: not every round was scored on all clients ({', '.join(fewer[:4])}{more}), so "
+            f"rounds are compared on different clients. Shown is round {selected.round}.")  # fmt: skip
 
 
 def _span(counts: Sequence[int]) -> str:
