@@ -47,8 +47,10 @@ class SampleKind:
         return {**listed, "task": self.task, "integers": self.integers}
 
     def fits(self, agreed: SampleKind) -> bool:
-        """Whether samples of this kind can be numbered as agreed: the same columns and task, and no other class."""
-        return replace(self, classes=agreed.classes) == agreed and set(self.classes) <= set(agreed.classes)
+        """Whether samples can be put as agreed: the same columns, in any order, and task, and no other class."""
+        alike = replace(self, classes=agreed.classes, columns=agreed.columns) == agreed
+        same = sorted(self.columns) == sorted(agreed.columns)
+        return alike and same and set(self.classes) <= set(agreed.classes)
 
     @staticmethod
     def of(facts: Mapping[str, Any]) -> SampleKind:

@@ -100,6 +100,19 @@ def test_what_was_agreed_stays():
     assert roster.clients["a"].train == 5
 
 
+def test_who_comes_late_may_have_its_columns_in_another_order():
+    columns = ["age", "hb", "crea"]
+    nodes = Registering({1: said("a", columns=columns)})
+    roster = roster_of(nodes.told)
+    nodes.told |= {2: said("b", columns=columns[::-1]), 3: said("c", columns=["age", "hb", "sex"])}
+    roster.look(nodes)
+    roster.admit(roster.kind(), grows=True)
+    assert roster.numbers == {"a": 0, "b": 1}
+    assert roster.kind().columns == tuple(columns)
+    assert roster.remarks[0] == "'b' came late: it takes part from now on"
+    assert roster.remarks[1].startswith("'c' came late and cannot take part")
+
+
 def test_classes_that_some_lack_are_put_together():
     roster = roster_of({1: said("a", classes=["10", "2"]), 2: said("b", classes=["2", "3"])})
     assert roster.kind().classes == ("2", "3", "10")
