@@ -156,12 +156,12 @@ def divide(pool: Pool, spec: FederationSpec, share: float, empty: set[int]) -> C
     if partition.name == "natural":
         clients = _natural(pool, spec, partition, rows, empty)
         return replace(clients, common=common, notes=notes + clients.notes)
-    if pool.group is not None:
+    count = DEFAULT_CLIENTS if spec.clients is None else spec.clients
+    if pool.group is not None and count > 1:  # one client has whole groups whatever the law
         raise DataError(
             f"partition {spec.partition!r} would divide the rows of one group among clients; expected natural "
             "clients; name the client column and use the partition natural, or leave the group out"
         )
-    count = DEFAULT_CLIENTS if spec.clients is None else spec.clients
     owned = _apply(pool, partition, rows, count, spec.seed, "partition")
     held = None
     if spec.test_partition == "independent":

@@ -69,3 +69,18 @@ def test_from_files_to_each_sites_predictions(spec, point, tmp_path):
         assert ("no score" in found.note) == (point == "trained")
         if site.samples.name != "west":
             assert found.outputs.argmax(1).tolist() == [1, 0]
+
+
+def test_a_patients_rows_stay_in_one_part_of_a_sites_file(tmp_path):
+    """`group` names a column of the site's own file: it is no feature, and no value of it is in two parts."""
+    lines = [f"{i}.5,p{i // 4},{('well', 'ill')[i % 2]}" for i in range(80)]
+    path = tmp_path / "north.csv"
+    path.write_text("\n".join(["age,patient,outcome", *lines]) + "\n")
+    config = configuration("fedper", dataset="unused", subset=None, partition=None, target="outcome", group="patient")
+    federation, samples = read_site_file(config, "north", path)
+    assert samples.kind.columns == ("age",)
+    parts = [getattr(federation, part).client(0) for part in ("train", "validation", "test")]
+    patients = [{int(row) // 4 for row in rows} for rows in parts]
+    assert [len(rows) for rows in parts] == [64, 8, 8]
+    assert [len(some) for some in patients] == [16, 2, 2]
+    assert len(set().union(*patients)) == 20
