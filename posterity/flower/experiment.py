@@ -68,7 +68,9 @@ def open_server(
     roster, lacking = Roster(), []
     if saved is not None:
         roster, lacking = _roster(saved[1]), saved[1].get("lacking", [])
-    roster.wait(exchange, max(1, sites - len(roster.gone)), wait, lacking)
+    roster.wait(
+        exchange, max(1, sites - len(roster.gone)), wait, lacking, lambda text: watch({"kind": "note", "text": text})
+    )
     roster.number()
     agreement = _agreement(config, roster, rows, None if saved is None else saved[1])
     server = Server(config, exchange, folder, roster, agreement, agreement.first_state(), public, watch=watch,

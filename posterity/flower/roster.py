@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -54,6 +54,7 @@ class Roster:
     remarks: list[str] = field(default_factory=list)
     gone: dict[str, str] = field(default_factory=dict)  # clients that left for good; why their factor stays, if it does
     told: set[str] = field(default_factory=set)  # remarks that were said
+    shown: set[str] = field(default_factory=set)  # remarks that whoever watches saw while sites were waited for
 
     def look(self, exchange: Exchange) -> None:
         """Ask nodes that are not known yet who they are; a client whose node has gone is not to be reached."""
@@ -76,15 +77,29 @@ class Roster:
             if told.name not in self.numbers:  # what was agreed before the first round stays
                 self.clients[told.name] = told
 
-    def wait(self, exchange: Exchange, sites: int, seconds: float, lacking: Sequence[str] = ()) -> None:
-        """Look until so many clients are there; of a run that has ended, for a while, one of those that it lacks."""
+    def wait(
+        self,
+        exchange: Exchange,
+        sites: int,
+        seconds: float,
+        lacking: Sequence[str] = (),
+        show: Callable[[str], None] = print,
+    ) -> None:
+        """Look until so many clients are there; of a run that has ended, for a while, one of those that it lacks.
+
+        Why a site is not taken is shown at once: whoever waits may mend it.
+        """
         last = time.monotonic() + seconds
         self.look(exchange)
         while not any(name in self.node for name in lacking) if lacking else len(self.node) < sites:
+            for remark in dict.fromkeys(self.remarks):
+                if remark not in self.shown:
+                    show(remark)
+            self.shown |= set(self.remarks)
             if time.monotonic() > last:
                 if lacking:
                     return
-                heard = " ".join(self.remarks)
+                heard = " ".join(dict.fromkeys(self.remarks))
                 raise ValueError(f"{len(self.node)} of {sites} sites registered within {seconds:.0f} seconds: start "
                                  f"the others, or give a smaller 'sites'. {heard}".strip())  # fmt: skip
             time.sleep(PAUSE)

@@ -252,11 +252,12 @@ class Server:
                 yield from group_lines(place, [some.get(asked) for some in heard], train, kind, least)
 
     def tell(self, lines: list[Line]) -> None:
-        """Lines for the folder and for whoever watches."""
+        """Lines for the folder and for whoever watches, who may have seen some while sites were waited for."""
         if lines:
             run_folder.append_lines(self.folder / run_folder.METRICS, lines)
         for line in lines:
-            self.watch(line)
+            if line.get("text") not in self.roster.shown:
+                self.watch(line)
 
 
 __all__ = ["Server"]

@@ -9,13 +9,15 @@ import pytest
 import torch
 
 from posterity.core.codec import encode
+from posterity.experiment.run_folder import read_json, read_lines
+from posterity.flower import roster as roster_module
 from posterity.flower.agreement import SampleKind, agree
 from posterity.flower.experiment import run_experiment
 from posterity.flower.roster import Roster
 from posterity.flower.samples import find_client, read_samples
 from posterity.flower.site import ClientSite
 
-from .in_process import InProcess, configuration
+from .in_process import InProcess, configuration, node_of, sites
 
 
 class Registering:
@@ -91,6 +93,27 @@ def test_a_registration_that_is_not_understood_is_named(told, text):
     roster = Roster()
     with pytest.raises(ValueError, match=text):
         roster.wait(Registering({4: told}), 1, -1)
+
+
+def test_a_site_that_is_refused_is_told_once_while_others_are_waited_for(monkeypatch):
+    """It is asked at every look; the last error repeats its sentence once."""
+    monkeypatch.setattr(roster_module, "PAUSE", 0.01)
+    roster, shown = Roster(), []
+    with pytest.raises(ValueError, match="1 of 2 sites registered") as told:
+        roster.wait(Registering({1: said("a"), 4: "the site says: no column 'x'"}), 2, 0.1, show=shown.append)
+    assert len(roster.remarks) > 2
+    assert shown == ["node 4 was not understood when it registered: the site says: no column 'x'"]
+    assert str(told.value).count("no column 'x'") == 1
+
+
+def test_what_was_shown_while_waiting_is_written_once_and_not_shown_again(tmp_path, monkeypatch):
+    monkeypatch.setattr(roster_module, "PAUSE", 0)
+    config, lines = configuration("fedavg", rounds=1), []
+    exchange = InProcess(sites(config, tmp_path), {(node_of(1), 2): lambda sent: "the site says: not yet"})
+    run_experiment(config, exchange, tmp_path / "server", 3, lines.append, wait=9)
+    for some in (lines, read_lines(tmp_path / "server" / "metrics.jsonl")):
+        assert [line["kind"] for line in some if "not yet" in line.get("text", "")] == ["note"]
+    assert any("not yet" in note for note in read_json(tmp_path / "server" / "run.json")["notes"])
 
 
 def test_what_was_agreed_stays():
