@@ -19,6 +19,8 @@ from posterity.flower.wish import left_in
 UNSCORED = ("this method is scored as trained: the model was trained once more, from the last offer, and no score in "
             "the run's folder is of it")  # fmt: skip
 LEFT = "this client left when it was offered this model: no score in the run's folder is of it"
+NO_LATER = ("no score in the run's folder is of this model: a later one, which would be scored here, has not come to "
+            "this site; where the run was stopped or the site was away, start the run again")  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -36,8 +38,9 @@ def predict_rows(site: ClientSite, federation: Federation, x: Any) -> SitePredic
     """Predictions for raw rows, whose columns are in the order of the site's file (`read_file` is `federation`).
 
     The model is that of the last offer that came to be scored, at the point where the method is scored: after the end
-    of a run, that of its last round; of a client that left, that of the offer that it did not answer. A method that is
-    scored as trained trains once more, from the last offer.
+    of a run, that of its last round; of a client that left, that of the offer that it did not answer. Of a run that
+    stopped in a scored round it is the model before that round. A method that is scored as trained trains once more,
+    from the last offer.
     """
     path = site.place / OFFER
     if not path.is_file():
@@ -65,7 +68,7 @@ def _point(method: Method, asked: ClientQuestion, left: bool) -> tuple[int, int,
         return (*points[method.scored], "")
     if method.scored == "trained":
         return asked.round, 0, UNSCORED
-    return asked.round - 1, method.adaptation if method.scored == "adapted" else 0, LEFT
+    return asked.round - 1, method.adaptation if method.scored == "adapted" else 0, LEFT if left else NO_LATER
 
 
 __all__ = ["SitePrediction", "predict_rows"]

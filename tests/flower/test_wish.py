@@ -191,6 +191,24 @@ def test_a_client_that_left_still_predicts(tmp_path):
     assert torch.allclose(found.outputs.sum(1), torch.ones(2, dtype=torch.float64))
 
 
+def test_a_client_whose_run_stopped_in_a_scored_round_did_not_leave(tmp_path):
+    """Round 2 was scored as trained; what clients receive after it has not come, so the model is that after round 1."""
+    config = replace(
+        long_run("fedper", evaluate_every=2), dataset="unused", subset=None, partition=None, target="outcome"
+    )
+    federation, samples = read_site_file(config, "x", write_site(tmp_path, "x", 30, ("a", "b")))
+    site = ClientSite(config, EXPERIMENT, samples, tmp_path / "sites")
+    server, _ = opened(config, tmp_path, InProcess({1: lambda: site}))
+    server.step()
+    server.step()
+    found = predict_rows(site, federation, torch.tensor([[-1.0, 0.0]]))
+    assert (found.round, found.point) == (1, "received")
+    assert found.note.startswith("no score in the run's folder is of this model: a later one")
+    server.step()
+    found = predict_rows(site, federation, torch.tensor([[-1.0, 0.0]]))
+    assert (found.round, found.note) == (2, "")
+
+
 def test_a_site_predicts_between_two_scores(tmp_path):
     """The record that belongs to the last scored offer stays, however many rounds were trained since."""
     config = replace(
