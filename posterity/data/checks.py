@@ -68,7 +68,7 @@ def check_federation(federation: Federation) -> Federation:
 
 def pool_remarks(pool: Pool, features: tuple[str, ...]) -> list[str]:
     """What a user may not know about the own rows: features that never vary, names that are nearly the same."""
-    return [*_constant(pool, features), *_alike(pool.class_names, "classes"), *_alike(pool.owner_names, "clients"),
+    return [*_constant(pool, features), *alike(pool.class_names, "classes"), *alike(pool.owner_names, "clients"),
             *_lonely(pool)]  # fmt: skip
 
 
@@ -90,7 +90,7 @@ def _constant(pool: Pool, features: tuple[str, ...]) -> list[str]:
     return [f"{len(same)} {has} the same value in every row and can teach nothing: {shown}"]
 
 
-def _alike(names: tuple[str, ...], what: str) -> list[str]:
+def alike(names: tuple[str, ...], what: str) -> list[str]:
     """Names that differ in capitals or spaces only."""
     groups: dict[str, list[str]] = {}
     for name in names:

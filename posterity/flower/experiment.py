@@ -20,6 +20,7 @@ from posterity.experiment.config import Config
 from posterity.flower.agreement import Agreement, SampleKind, agree
 from posterity.flower.facts import begin_facts, update_facts
 from posterity.flower.final import finish
+from posterity.flower.labels import label_remarks
 from posterity.flower.leave import depart, release
 from posterity.flower.roster import Exchange, Registered, Roster
 from posterity.flower.rules import RoundRules
@@ -112,7 +113,8 @@ def _begin(server: Server) -> None:
     participation, able = server.participation, len(server.roster.able)
     plan = Plan(facts.clients, config.rounds, participation.size(able), participation.probability)
     said = () if config.least > 1 else (SINGLE,)
-    notes = (*said, *server.roster.news(), *method.remarks(server.agreement.model), *method.announce(plan))
+    labels = label_remarks(server.roster.known, server.agreement.kind.classes)
+    notes = (*said, *server.roster.news(), *labels, *method.remarks(server.agreement.model), *method.announce(plan))
     (server.folder / run_folder.METRICS).write_bytes(b"")
     begin_facts(server, list(notes))
     server.tell([{"kind": "note", "text": note} for note in notes])

@@ -8,6 +8,7 @@ from functools import partial
 import pytest
 import torch
 
+from posterity.experiment.run_folder import read_json
 from posterity.flower.experiment import run_experiment
 from posterity.flower.predict import predict_rows
 from posterity.flower.samples import read_site_file
@@ -84,3 +85,15 @@ def test_a_patients_rows_stay_in_one_part_of_a_sites_file(tmp_path):
     assert [len(rows) for rows in parts] == [64, 8, 8]
     assert [len(some) for some in patients] == [16, 2, 2]
     assert len(set().union(*patients)) == 20
+
+
+def test_labels_that_differ_in_capitals_are_noted_before_the_first_round(tmp_path):
+    def shout(make, made):
+        site = make[0]()
+        kind = replace(site.samples.kind, classes=("ILL", "well"))
+        make[0] = lambda: replace(site, samples=replace(site.samples, kind=kind))
+
+    _, (lines, _, _) = run_files(configuration("fedper", rounds=1, min_count=5), tmp_path, shout)
+    told = "the classes 'ILL' and 'ill' differ in capitals or spaces only: write them alike if they are one"
+    assert [line.get("text") for line in lines].count(told) == 1
+    assert told in read_json(tmp_path / "server" / "run.json")["notes"]

@@ -13,6 +13,7 @@ from posterity.experiment.run_folder import read_json, read_lines
 from posterity.flower import roster as roster_module
 from posterity.flower.agreement import SampleKind, agree
 from posterity.flower.experiment import run_experiment
+from posterity.flower.labels import label_remarks
 from posterity.flower.roster import Roster
 from posterity.flower.samples import find_client, read_samples
 from posterity.flower.site import ClientSite
@@ -141,6 +142,23 @@ def test_classes_that_some_lack_are_put_together():
     assert roster.kind().classes == ("2", "3", "10")
     with pytest.raises(ValueError, match="must have the same columns"):
         roster_of({1: said("a"), 2: said("b", shape=[4])}).kind()
+
+
+def remarks_on(*labels):
+    roster = roster_of({node: said(f"site {node}", classes=list(each)) for node, each in enumerate(labels)})
+    return label_remarks(roster.known, roster.kind().classes)
+
+
+def test_labels_that_sites_write_in_different_ways_are_noted():
+    assert remarks_on(("ill", "well"), ("ill", "well"), ("well",), ()) == []
+    assert remarks_on(("a", "b"), ("c", "d"), ("b", "c")) == []  # the third site joins them
+    assert remarks_on(("ill", "well"), ("ILL", "well")) == [
+        "the classes 'ILL' and 'ill' differ in capitals or spaces only: write them alike if they are one"
+    ]
+    assert remarks_on(("ill", "well"), ("0", "1"), ("well",)) == [
+        "sites have no class in common ('0', '1' at 'site 1'; 'ill', 'well' at 'site 0', 'site 2'): write the labels "
+        "alike if they mean the same, for all are classes of the network"
+    ]
 
 
 def test_clients_are_found_by_name_or_number():
