@@ -11,10 +11,12 @@ Flower carries and does not look into.
 
 from __future__ import annotations
 
+import logging
 import time
 import traceback
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -85,7 +87,22 @@ class GridExchange:
 
 
 def serve(grid: Grid, context: Context) -> None:
-    """The server's part of a run, from where its folder stands."""
+    """The server's part of a run, from where its folder stands; what its user can mend is told in a sentence."""
+    try:
+        _serve(grid, context)
+    except ValueError as error:
+        logging.getLogger("flwr").addFilter(partial(_without_traceback, error))  # Flower logs what is raised
+        raise
+
+
+def _without_traceback(error: ValueError, record: logging.LogRecord) -> bool:
+    """Of an error that ends the run, Flower's log has its sentence alone."""
+    if record.exc_info and record.exc_info[1] is error:
+        record.msg, record.args, record.exc_info = "The run has stopped: %s", (plain(str(error)),), None
+    return True
+
+
+def _serve(grid: Grid, context: Context) -> None:
     from posterity.flower.experiment import run_experiment
     from posterity.flower.samples import read_public
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import logging
 from types import SimpleNamespace
 
 import pytest
@@ -98,6 +100,23 @@ def test_what_a_site_says_is_one_line_of_a_log_that_can_be_printed(capsys):
     told.encode()
     assert len(told.splitlines()) == 3 * 3
     assert "\x1b" not in told
+
+
+def test_an_error_that_ends_the_run_is_a_sentence_in_flowers_log(tmp_path):
+    """Flower logs what the app raises with its traceback; other errors keep theirs."""
+    told, logger = io.StringIO(), logging.getLogger("flwr")
+    logger.addHandler(handler := logging.StreamHandler(told))
+    try:
+        with pytest.raises(ValueError, match="minimum = 'half'") as stopped:
+            serve({**RUN, "method": "fedavg", "minimum": "half", "out": str(tmp_path)}, tmp_path)
+        logger.error("%s raised an exception", "ServerApp", exc_info=stopped.value)
+        assert told.getvalue().startswith("The run has stopped: minimum = 'half' was given: give a number of clients")
+        assert told.getvalue().count("\n") == 1
+        logger.error("something else", exc_info=ValueError("of another kind"))
+        assert "of another kind" in told.getvalue().split("something else")[1]
+    finally:
+        logger.removeHandler(handler)
+        logger.filters.clear()
 
 
 def test_what_a_round_notes_is_shown(capsys):
