@@ -7,6 +7,7 @@
     site.py        what a site answers: who it is, its message, its scores
     scores.py      a client's scores on their way, and the lines that the server makes of them
     sent.py        what left a site, leaf by leaf
+    refusal.py     what a site says when it does not answer
     wish.py        a site's own wish to leave
     predict.py     a site's own model at work
     roster.py      who is who: clients by name, whatever the number of their node

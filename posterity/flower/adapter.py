@@ -23,7 +23,9 @@ from typing import Any
 
 from posterity.core.codec import CodecError, read_facts
 from posterity.core.text import plain
-from posterity.flower.settings import DEADLINE, read_settings
+from posterity.flower.records import RecordFiles
+from posterity.flower.refusal import refuse, telling
+from posterity.flower.settings import DEADLINE, RunSettings, read_settings
 
 LEAST, BELOW = (1, 40), (1, 43)  # versions of Flower
 WANTED = "flwr>=1.40,<1.43"
@@ -125,32 +127,56 @@ def _show(line: dict[str, Any]) -> None:
 
 # --- a site ------------------------------------------------------------------------------------------------------
 def reply_to(message: Message, context: Context) -> Message:
-    """A site's part: it answers, or says in a sentence why not."""
+    """A site's part: it answers, or says in a sentence why not; what may know its data stays in its own log."""
     try:
         return Message(content=_packed(_answer(message, context)), reply_to=message)
     except Exception as error:
         traceback.print_exc()  # the site's own log
-        text = (
-            str(error) if isinstance(error, (ValueError, OSError)) else f"{type(error).__name__} (see the site's log)"
-        )
-        return Message(content=RecordDict({WRONG: ConfigRecord({"text": text[:1000]})}), reply_to=message)
+        text = refuse(error, _place(context), _round(message))
+        return Message(content=RecordDict({WRONG: ConfigRecord({"text": text})}), reply_to=message)
 
 
 def _answer(message: Message, context: Context) -> bytes:
     from posterity.flower.samples import read_samples
     from posterity.flower.site import ClientSite, answer
 
-    told, node = read_settings(context.run_config), context.node_config
-    name = node.get("client", node.get("partition-id"))  # Flower's simulation gives every node a number
-    if name is None:
-        raise ValueError("""this node does not say whose it is; start it with --node-config 'client="NAME" …'""")
-    path = node.get("data")
-    samples = read_samples(told.config, str(name), None if path is None else Path(str(path)))
-    folder = Path(str(node.get("records", told.out / "records")))
+    with telling():
+        told, name, folder = _who(context)
+    path = context.node_config.get("data")
+    with telling("its data cannot be read as the configuration says"):
+        samples = read_samples(told.config, name, None if path is None else Path(str(path)))
     data = _unpacked(message)
     if isinstance(data, str):
         raise CodecError(data)
     return answer(ClientSite(told.config, told.experiment, samples, folder), data)
+
+
+def _who(context: Context) -> tuple[RunSettings, str, Path]:
+    """The settings of the run, this client's name, and the folder of its record."""
+    told, node = read_settings(context.run_config), context.node_config
+    name = node.get("client", node.get("partition-id"))  # Flower's simulation gives every node a number
+    if name is None:
+        raise ValueError("""this node does not say whose it is; start it with --node-config 'client="NAME" …'""")
+    return told, str(name), Path(str(node.get("records", told.out / "records")))
+
+
+def _place(context: Context) -> Path | None:
+    """Where it is written down what left this client; None: its configuration does not say."""
+    try:
+        told, name, folder = _who(context)
+    except ValueError:
+        return None
+    return RecordFiles(folder, told.experiment, name, "").place
+
+
+def _round(message: Message) -> int:
+    """The round of a question; 0: it has none."""
+    data = _unpacked(message)
+    try:
+        round = 0 if isinstance(data, str) else read_facts(data).get("round")
+    except CodecError:
+        return 0
+    return round if type(round) is int else 0
 
 
 # --- bytes in Flower's records -----------------------------------------------------------------------------------

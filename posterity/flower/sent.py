@@ -56,6 +56,11 @@ def describe_reply(
     return found
 
 
+def describe_refusal(text: str, round: int) -> list[Line]:
+    """The line of a sentence in place of a reply."""
+    return [_line(round, "refusal", [], text.encode(errors="replace"), None)]
+
+
 def counts_behind(method: Method, message: Mapping[str, Any], counts: SampleCounts) -> dict[str, int | None]:
     """The smallest count behind each part of a message; unknown for a method that is not of this package."""
     told = {part for parts in getattr(method, "class_statistics", {}).values() for part in parts}
@@ -105,4 +110,13 @@ def _innermost(method: Any) -> type:
     return type(method)
 
 
-__all__ = ["SENT", "SampleCounts", "counts_behind", "describe_reply", "read_sent", "summarise_sent", "write_sent"]
+__all__ = [
+    "SENT",
+    "SampleCounts",
+    "counts_behind",
+    "describe_refusal",
+    "describe_reply",
+    "read_sent",
+    "summarise_sent",
+    "write_sent",
+]

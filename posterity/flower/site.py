@@ -31,6 +31,7 @@ from posterity.experiment.scoring import Scored
 from posterity.flower.agreement import Agreement, agree
 from posterity.flower.question import ClientQuestion
 from posterity.flower.records import RecordFiles
+from posterity.flower.refusal import telling
 from posterity.flower.samples import Samples
 from posterity.flower.scores import scored_rows, tell_loss, tell_scores
 from posterity.flower.sent import SampleCounts, counts_behind, describe_reply, write_sent
@@ -97,8 +98,10 @@ def open_question(site: ClientSite, data: bytes) -> Opened:
     """What a question of the kinds `visit` and `leave` is about."""
     asked = ClientQuestion.of(read_facts(data))
     kind, number = asked.samples, asked.number
-    mine = site.samples.as_kind(kind, site.config.least)  # before a network is made of that size
-    agreement = agree(site.config, kind, **asked.federation)
+    with telling("its columns, task or classes are not those that were agreed on"):
+        mine = site.samples.as_kind(kind, site.config.least)  # before a network is made of that size
+    with telling():  # it knows the configuration and the question, and no data
+        agreement = agree(site.config, kind, **asked.federation)
     read_facts(data, agreement.fingerprint)  # before a state is made for so many clients
     _check_epochs(agreement, asked)
     machine = machine_of(agreement, mine, number)
@@ -191,7 +194,8 @@ def _record(machine: Site, offer: Offer, files: RecordFiles, asked: ClientQuesti
     if asked.newcomer or not asked.counted:
         return None
     like = machine.arrive(offer.shared, offer.own, None, asked.round).personal
-    return files.read(like, asked.counted)
+    with telling(f"its record of round {asked.counted} is missing, damaged or of another experiment"):
+        return files.read(like, asked.counted)
 
 
 def _scored(

@@ -10,13 +10,17 @@ import pytest
 
 from posterity.core.codec import encode
 from posterity.experiment.run_folder import read_lines
+from posterity.flower.agreement import SampleKind
 from posterity.flower.experiment import open_server
+from posterity.flower.question import ClientQuestion
+from posterity.flower.sent import SENT, read_sent
 
 from .in_process import assert_same_end, configuration, simulate
 
 pytest.importorskip("flwr", reason="Flower is not installed (pip install 'posterity[flower]')")
 
-from flwr.app import Context, RecordDict
+from flwr.app import Context, Message, RecordDict
+from flwr.common.serde import recorddict_to_proto
 from flwr.supercore.task_identity import TaskIdentity
 
 from posterity.flower import adapter
@@ -82,12 +86,73 @@ def test_the_apps_end_where_the_simulator_ends(spec, tmp_path, capsys):
     assert "round 2: 3 of 3 clients" in capsys.readouterr().out
 
 
-def test_a_site_that_cannot_answer_says_why(tmp_path):
+def test_a_site_that_cannot_answer_says_why(tmp_path, capsys):
     run = {**RUN, "method": "fedper", "experiment": "test", "out": str(tmp_path / "server")}
     grid = FakeGrid(run, tmp_path / "sites")
     ((node, reply),) = adapter.GridExchange(grid, 5).ask([(1, REGISTER)])
     assert node == 1  # that would be client 128
-    assert reply.startswith("the site says: there is no client 'client 128' in this federation of 3")
+    assert (
+        reply == "the site says: its data cannot be read as the configuration says; the site's own log says what it is"
+    )
+    assert "there is no client 'client 128' in this federation of 3" in capsys.readouterr().err
+
+
+def site_reply(question, run, path, records):
+    """What a site with a file of its own sends, all of it."""
+    message = Message(content=adapter._packed(question), message_type="train", dst_node_id=1)
+    node = {"client": "north", "data": str(path), "records": str(records)}
+    return adapter.reply_to(message, Context(run_id=1, node_id=1, node_config=node, state=RecordDict(), run_config=run))
+
+
+CELL = "Anna Mueller 1961-03-02 HIV+"
+TABLES = {
+    "a cell": f"age,ill\n50,yes\n{CELL},no\n",
+    "one class": "age,ill\n" + f"50,{CELL}\n" * 9,
+    "no header": f"50,{CELL}\n51,no\n",
+    "a name of a column": f"age,{CELL},ill\n" + "50,1,yes\n60,2,no\n" * 9,
+    "a class": "age,ill\n" + f"50,yes\n60,no\n70,{CELL}\n" * 9,
+}
+
+
+@pytest.mark.parametrize("case", TABLES)
+def test_no_cell_leaves_a_site_that_refuses(case, tmp_path, capsys):
+    """Neither when it registers nor in a later round; the whole sentence is in its own log, what left in its list."""
+    run = {"method": "fedavg", "target": "ill", "sites": 1, "experiment": "test", "out": str(tmp_path / "server")}
+    path, records = tmp_path / "north.csv", tmp_path / "records"
+    path.write_text(TABLES[case])
+    samples = SampleKind((1,), "classification", ("no", "yes"), False, ("age",))
+    federation = {"clients": 1, "samples": 9, "public": 0}
+    asked = ClientQuestion("visit", 4, 0, False, True, False, 0, (), samples, federation)
+    reply = site_reply(encode({}, facts=asked.facts()), run, path, records)
+    told = reply.content[adapter.WRONG]["text"]
+    sent = recorddict_to_proto(reply.content).SerializeToString()
+    assert told.encode() in sent
+    assert b"Anna" not in sent
+    assert b"1961" not in sent
+    assert told.endswith("the site's own log says what it is")
+    assert "Anna" in capsys.readouterr().err
+    (line,) = read_sent(records / "test" / "north" / SENT)
+    assert (line["round"], line["leaf"], line["bytes"]) == (4, "refusal", len(told))
+
+
+def test_what_the_server_itself_asked_is_told_in_full(tmp_path):
+    run = {"method": "fedavg", "sites": 1, "experiment": "test", "out": str(tmp_path / "server")}
+    for question, changes, text in (
+        (encode({}, facts={"ask": "forget"}), {"dataset": "digits", "clients": 3}, "the server asks for 'forget'"),
+        (REGISTER, {"lr": -1.0, "rounds": 0}, "rounds must be at least 1"),
+    ):
+        message = Message(content=adapter._packed(question), message_type="train", dst_node_id=1)
+        context = Context(run_id=1, node_id=1, node_config={"client": "0"}, state=RecordDict(),
+                          run_config={**run, **changes})  # fmt: skip
+        assert text in adapter.reply_to(message, context).content[adapter.WRONG]["text"]
+
+
+def test_a_refusal_that_cannot_be_written_down_is_not_told(tmp_path):
+    (tmp_path / "records").write_text("no folder")
+    path = tmp_path / "north.csv"
+    path.write_text(TABLES["a cell"])
+    reply = site_reply(REGISTER, {"method": "fedavg", "target": "ill", "sites": 1}, path, tmp_path / "records")
+    assert "could not be written down at the site" in reply.content[adapter.WRONG]["text"]
 
 
 def test_what_a_site_says_is_one_line_of_a_log_that_can_be_printed(capsys):
