@@ -13,6 +13,7 @@
     roster.py      who is who: clients by name, whatever the number of their node
     request.py     what is asked in a round, and what is read of the replies
     rules.py       how many replies a round needs
+    secret.py      what the server draws that no site may know
     leave.py       clients that go for good, and take their factor along
     facts.py       run.json of the server's folder
     server.py      rounds: offers out, messages added up, state saved

@@ -108,11 +108,6 @@ class Agreement:
         return make_key(self.config.seed)
 
     @cached_property
-    def server(self) -> Tensor:
-        """The key of what the server draws."""
-        return fold(self.root, SERVER)
-
-    @cached_property
     def visits(self) -> Tensor:
         """The key of what clients draw."""
         return fold(self.root, CLIENT)

@@ -24,6 +24,7 @@ from posterity.flower.labels import label_remarks
 from posterity.flower.leave import depart, release
 from posterity.flower.roster import Exchange, Registered, Roster
 from posterity.flower.rules import RoundRules
+from posterity.flower.secret import open_keys
 from posterity.flower.server import Server, Watch
 
 WAIT = 600.0  # seconds until enough sites are there
@@ -35,15 +36,16 @@ SINGLE = (
 
 def run_experiment(
     config: Config, exchange: Exchange, folder: Path, sites: int, watch: Watch = print, public: Tensor | None = None,
-    wait: float = WAIT, rules: RoundRules = RoundRules(), leave: Sequence[str] = (),
+    wait: float = WAIT, rules: RoundRules = RoundRules(), leave: Sequence[str] = (), secret: int | None = None,
 ) -> Server:  # fmt: skip
     """All rounds that are left, each of them saved; `public` are rows that the server may use.
 
-    Clients that `leave` do so before the next round, for good; a site may also say so itself, in any round.
+    Clients that `leave` do so before the next round, for good; a site may also say so itself, in any round. A `secret`
+    is given by tests alone (`secret.py`).
     """
     folder.mkdir(parents=True, exist_ok=True)
     with run_folder.locked(folder):
-        server = open_server(config, exchange, folder, sites, watch, public, wait, rules)
+        server = open_server(config, exchange, folder, sites, watch, public, wait, rules, secret)
         if leave:
             depart(server, leave)
             save(server)
@@ -61,7 +63,7 @@ def run_experiment(
 
 def open_server(
     config: Config, exchange: Exchange, folder: Path, sites: int, watch: Watch = print, public: Tensor | None = None,
-    wait: float = WAIT, rules: RoundRules = RoundRules(),
+    wait: float = WAIT, rules: RoundRules = RoundRules(), secret: int | None = None,
 ) -> Server:  # fmt: skip
     """The server of a new experiment, or of one that was begun in this folder."""
     rows = 0 if public is None else len(public)
@@ -74,7 +76,8 @@ def open_server(
     )
     roster.number()
     agreement = _agreement(config, roster, rows, None if saved is None else saved[1])
-    server = Server(config, exchange, folder, roster, agreement, agreement.first_state(), public, watch=watch,
+    keys = open_keys(folder, agreement.method, config.seed, saved is not None, secret)
+    server = Server(config, exchange, folder, roster, agreement, agreement.first_state(), keys, public, watch=watch,
                     rules=rules)  # fmt: skip
     if saved is None:
         _begin(server)

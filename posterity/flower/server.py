@@ -37,6 +37,7 @@ from posterity.flower.request import Line, Request
 from posterity.flower.roster import Exchange, Registered, Roster
 from posterity.flower.rules import RoundRules
 from posterity.flower.scores import PointScores, group_lines
+from posterity.flower.secret import ServerKeys
 
 Watch = Callable[[Line], None]
 ScoresByName = dict[str, dict[EvaluationPoint, PointScores]]
@@ -53,6 +54,7 @@ class Server:
     roster: Roster
     agreement: Agreement
     state: State
+    keys: ServerKeys
     public: Tensor | None = None
     round: int = 0
     counted: dict[str, int] = field(default_factory=dict)  # the last round of each client whose message counted
@@ -94,7 +96,7 @@ class Server:
         """Who trains in a round, from the largest to the smallest: those take longest."""
         able = self.roster.able
         numbers = torch.tensor([self.roster.numbers[client.name] for client in able], dtype=torch.int64)
-        drawn = self.participation.at_most(len(able)).draw(numbers, self.agreement.root, round).tolist()
+        drawn = self.participation.at_most(len(able)).draw(numbers, self.keys.root, round).tolist()
         chosen = [client for client in able if self.roster.numbers[client.name] in drawn]
         return [client.name for client in sorted(chosen, key=lambda client: -client.train)]
 
@@ -208,7 +210,7 @@ class Server:
         log = visited.log(request.round, len(request.cohort))
         if visited.total is None:
             return self.state, log
-        now = Now(request.round, self.config.rounds, fold_key(self.agreement.server, request.round), visited.accepted,
+        now = Now(request.round, self.config.rounds, fold_key(self.keys.server, request.round), visited.accepted,
                   self.public, self.agreement.model)  # fmt: skip
         try:
             after, report, why = next_state(self.agreement.method, self.state, visited.total, now)

@@ -87,7 +87,7 @@ def deploy(config: Config, folder: Path, watch=lambda line: None, spoil=None):
     federation, make = federation_of(config), sites(config, folder)
     public = None if federation.public is None else federation.x[federation.public].to(DTYPES[config.dtype])
     exchange = InProcess(make, spoil or {})
-    return run_experiment(config, exchange, folder / "server", len(make), watch, public, wait=0)
+    return run_experiment(config, exchange, folder / "server", len(make), watch, public, wait=0, secret=config.seed)
 
 
 def simulate(config: Config, cohorts=None):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -69,6 +70,8 @@ class Private(Wrapper):
     cohort: float | None = hyper(
         None, "m: clients of a round, on average; none: all", "McMahan et al. 2018, Algorithm 1"
     )
+
+    secret: ClassVar[bool] = True  # sites must not be able to draw the noise: on Flower it is not of the seed
 
     def __post_init__(self) -> None:
         check_fields(self)
