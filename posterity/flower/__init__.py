@@ -16,6 +16,7 @@
     secret.py      what the server draws that no site may know
     leave.py       clients that go for good, and take their factor along
     facts.py       run.json of the server's folder
+    unchanged.py   whether a run goes on with the settings that it began with
     server.py      rounds: offers out, messages added up, state saved
     experiment.py  an experiment from where its folder stands to its end
     adapter.py     the ServerApp and the ClientApp; nothing else of the package knows Flower

@@ -30,6 +30,7 @@ from posterity.experiment.setup import DTYPES
 
 MOST = 2**40  # samples, and numbers of one sample: more is a mistake
 TASKS = ("classification", "regression")
+ROWS = ("partition", "newcomers", "subset", "split", "test_partition", "group", "data_seed")  # which rows are for what
 
 
 @dataclass(frozen=True)
@@ -141,8 +142,17 @@ class Agreement:
             "run": [self.config.seed, self.config.least, self.config.rounds, self.config.dtype],
             "samples": self.kind.facts(),
             "federation": [self.facts.clients, self.facts.samples, self.facts.classes, self.facts.public],
+            **_rows_chosen(self.config),
         }
         return fingerprint(told, self.initial, held(self.model))
+
+
+def _rows_chosen(config: Config) -> dict[str, Any]:
+    """What was given that says which rows a site trains on and how they are scaled; nothing is as it was before."""
+    usual = Config()
+    given = {name: getattr(config, name) for name in ROWS if getattr(config, name) != getattr(usual, name)}
+    found = {**given, **{f"data.{name}": str(value) for name, value in config.settings("data").items()}}
+    return {"rows": found} if found else {}
 
 
 def same_tree(one: Tree, two: Tree) -> bool:

@@ -26,6 +26,7 @@ from posterity.flower.roster import Exchange, Registered, Roster
 from posterity.flower.rules import RoundRules
 from posterity.flower.secret import open_keys
 from posterity.flower.server import Server, Watch
+from posterity.flower.unchanged import check_agreed, check_settings
 
 WAIT = 600.0  # seconds until enough sites are there
 SINGLE = (
@@ -70,6 +71,7 @@ def open_server(
     saved = run_folder.read_checkpoint(folder)
     roster, lacking = Roster(), []
     if saved is not None:
+        check_settings(config, folder)
         roster, lacking = _roster(saved[1]), saved[1].get("lacking", [])
     roster.wait(
         exchange, max(1, sites - len(roster.gone)), wait, lacking, lambda text: watch({"kind": "note", "text": text})
@@ -83,9 +85,7 @@ def open_server(
         _begin(server)
         return server
     leaves, facts = saved
-    if facts["fingerprint"] != agreement.fingerprint:
-        raise ValueError(f"{folder} holds another experiment (method, configuration, network or posterity differ): "
-                         "give 'out' another folder and 'experiment' another name")  # fmt: skip
+    check_agreed(config, folder, agreement.fingerprint, facts["fingerprint"])
     server.state = run_folder.restore(server.state, leaves, "state")
     server.round, server.counted, server.finished = facts["round"], facts["counted"], facts["finished"]
     server.lacking, server.last = lacking, facts.get("last", {})
