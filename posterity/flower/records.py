@@ -6,6 +6,9 @@ Two versions are kept. A site that has answered does not know whether its messag
 round of its was the last that was. The record of that round is then the client's, whatever was computed since: a reply
 that was lost, refused or rolled back has left no trace, and a round that is asked for again is the same round. A third
 version stays where the last offer that was scored needs it: the site predicts with both (`predict.py`).
+
+A record says which data it was trained on, by a fingerprint of the site's file. With another file, rows that were
+trained on might become test rows, so the site does not go on with it; records of before say nothing, and go on.
 """
 
 from __future__ import annotations
@@ -18,8 +21,11 @@ from urllib.parse import quote
 
 from posterity.core.protocol import Personal
 from posterity.experiment.run_folder import read_saved, restore, save_checkpoint
+from posterity.flower.refusal import SiteError
 
 TOP = "record"
+CHANGED = ("its data are not those that it was trained on before: the site must put its old file back, or take part as "
+           "another client")  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -30,6 +36,7 @@ class RecordFiles:
     experiment: str
     client: str
     fingerprint: str
+    data: str = ""  # fingerprint of the file that the client trains on; none: it is not looked at
 
     @property
     def place(self) -> Path:
@@ -50,12 +57,18 @@ class RecordFiles:
         if facts.get("fingerprint") != self.fingerprint:
             raise ValueError(f"{path} is of another method, configuration or network than this experiment "
                              f"{self.experiment!r}: give the experiment another name")  # fmt: skip
+        if self.data and facts.get("data", self.data) != self.data:
+            raise SiteError(
+                f"the data of client {self.client!r} are not those that {path} was trained on: rows, their order, "
+                "columns or labels have changed; put the old file back, or let the new one take part as another client "
+                "(another 'client' in the node's configuration)", CHANGED,
+            )  # fmt: skip
         return restore(like, leaves, TOP)
 
     def write(self, record: Personal, round: int, needed: Iterable[int]) -> None:
         """The record after a round, beside those of rounds that are still `needed`; the others go."""
         self.place.mkdir(parents=True, exist_ok=True)
-        facts = {"round": round, "fingerprint": self.fingerprint}
+        facts = {"round": round, "fingerprint": self.fingerprint, **({"data": self.data} if self.data else {})}
         save_checkpoint(self.place, {TOP: record}, facts, self.path(round).name)
         kept = {self.path(each) for each in (round, *needed)}
         for path in self.place.glob("round-*.safetensors"):

@@ -10,9 +10,11 @@ import torch
 from torch import Tensor
 
 from posterity import data
+from posterity.core.codec import fingerprint
 from posterity.data.federation import Federation, FederationSpec
 from posterity.experiment.config import Config
 from posterity.experiment.setup import DTYPES, load_federation
+from posterity.experiment.without_data import fingerprint_of
 from posterity.flower.agreement import SampleKind
 
 PARTS = ("train", "validation", "test")
@@ -29,6 +31,7 @@ class Samples:
     rows: dict[str, Tensor]  # train, validation, test
     newcomer: bool = False  # a client that is only scored
     private: bool = False  # its classes are those of its own file, and not of a dataset that everybody knows
+    fingerprint: str = ""  # of its own file's values and of which row is for what
 
     def named(self, least: int) -> tuple[str, ...]:
         """The classes that this client names: of its own ones those with so many samples."""
@@ -89,7 +92,9 @@ def read_samples(config: Config, name: str, path: Path | None = None) -> Samples
 def read_site_file(config: Config, name: str, path: Path) -> tuple[Federation, Samples]:
     """A client's own file: as a federation of one, which knows how rows were scaled, and as samples."""
     federation = read_file(config, path)
-    return federation, replace(samples_of(federation, 0, DTYPES[config.dtype], name), private=True)
+    mine = samples_of(federation, 0, DTYPES[config.dtype], name)
+    values = fingerprint([fingerprint_of(federation), mine.kind.facts()])
+    return federation, replace(mine, private=True, fingerprint=values)
 
 
 def read_public(config: Config) -> Tensor | None:

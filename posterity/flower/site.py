@@ -94,8 +94,8 @@ class Opened:
     record: Personal | None
 
 
-def open_question(site: ClientSite, data: bytes) -> Opened:
-    """What a question of the kinds `visit` and `leave` is about."""
+def open_question(site: ClientSite, data: bytes, same: bool = True) -> Opened:
+    """What a question of the kinds `visit` and `leave` is about; `same`: only with the data that were trained on."""
     asked = ClientQuestion.of(read_facts(data))
     kind, number = asked.samples, asked.number
     with telling("its columns, task or classes are not those that were agreed on"):
@@ -106,7 +106,8 @@ def open_question(site: ClientSite, data: bytes) -> Opened:
     _check_epochs(agreement, asked)
     machine = machine_of(agreement, mine, number)
     offer = decode(data, agreement.offer_like(None if asked.newcomer else number), agreement.fingerprint, finite=False)
-    files = RecordFiles(site.folder, site.experiment, mine.name, agreement.fingerprint)
+    values = site.samples.fingerprint if same else ""
+    files = RecordFiles(site.folder, site.experiment, mine.name, agreement.fingerprint, values)
     return Opened(agreement, mine, machine, offer, files, _record(machine, offer, files, asked))
 
 
@@ -138,8 +139,11 @@ def _visit(site: ClientSite, asked: ClientQuestion, data: bytes) -> bytes:
 
 
 def _leave(site: ClientSite, asked: ClientQuestion, data: bytes) -> bytes:
-    """The factor that the server is to subtract for a client that goes for good, if there is one."""
-    found, round = open_question(site, data), asked.round
+    """The factor that the server is to subtract for a client that goes for good, if there is one.
+
+    It is in the record: whose data have changed meanwhile can leave all the same.
+    """
+    found, round = open_question(site, data, same=False), asked.round
     factor = None if found.record is None else found.agreement.method.factor(found.record)
     if asked.ask == "visit" and not seal_wish(site.place):
         return _visit(site, asked, data)  # it stays after all
