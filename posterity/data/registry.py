@@ -18,8 +18,9 @@ from posterity.core.hyperparameters import nearest
 from posterity.core.outside import find_function
 from posterity.core.parse import MISTAKES, Declared, declared
 from posterity.data import datasets
-from posterity.data.checks import check_federation, check_pool
+from posterity.data.checks import check_pool
 from posterity.data.federation import Federation, FederationSpec, Options
+from posterity.data.federation_checks import check_federation
 from posterity.data.mix import mix
 from posterity.data.pool import DataError, Pool
 from posterity.data.source import VARIABLE, DataSource

@@ -14,8 +14,8 @@ from posterity.core.network import Network
 from posterity.core.protocol import Plan
 from posterity.core.random import make_key
 from posterity.core.tree import Tree
-from posterity.data.checks import check_federation
 from posterity.data.federation import Federation, FederationSpec
+from posterity.data.federation_checks import check_federation
 from posterity.engine.api import Engine
 from posterity.engine.augment import Augmentation
 from posterity.engine.autotune.choice import ROWS, EngineChoice, Wish, at_work, choose, footprint

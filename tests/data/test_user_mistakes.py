@@ -11,7 +11,8 @@ import torch
 
 import posterity
 from posterity.data import DataError, Federation, Part, Pool, load
-from posterity.data.checks import check_federation, check_pool
+from posterity.data.checks import check_pool
+from posterity.data.federation_checks import check_federation
 
 ROWS = [(k, i % 2, 10 * k + i, i * i) for k in range(3) for i in range(10)]  # client, label, age, dose
 
@@ -239,14 +240,79 @@ def by_hand(test: slice, x: torch.Tensor | None = None) -> Federation:
 
 
 def test_a_federation_whose_test_rows_are_trained_on_is_refused() -> None:
-    with pytest.raises(DataError, match=r"'mine': 12 rows are in train and in test \(the first is row 10\)"):
+    with pytest.raises(DataError, match=r"'mine': 12 rows are in train and in test \(the first is row 10, of 'a'\)"):
         posterity.run(method="fedavg", federation=by_hand(slice(10, 20)), rounds=1)
     with pytest.raises(DataError, match="3 rows are in validation and in test"):
         check_federation(by_hand(slice(16, 20)))
-    with pytest.raises(DataError, match="test names rows up to 60 and there are 60"):
+    with pytest.raises(DataError, match=r"test names row 60 \(a test row of 'a'\) and there are 60, 0 to 59"):
         check_federation(replace(by_hand(slice(17, 20)), test=Part.of([torch.tensor([60])] * 3)))
     fine = by_hand(slice(17, 20))
     assert check_federation(fine) is fine
+
+
+OWNED = torch.arange(60).reshape(3, 20)
+NOBODY = torch.zeros(0, dtype=torch.int64)
+LACKING = torch.zeros(60, 5).index_fill(0, torch.tensor(23), torch.nan)
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"y": torch.full((60,), 5)}, r"y of row 0 \(a training row of 'a'\) is 5; expected labels from 0 to 1"),
+        ({"y": torch.where(torch.arange(60) == 38, -1, 0)}, r"y of row 38 \(a test row of 'b'\) is -1"),
+        ({"y": torch.rand(60)}, "y is of type torch.float32 and the task is classification"),
+        ({"y": torch.zeros(60, 1, dtype=torch.int64)}, r"y has the shape \(60, 1\); expected \(rows,\); flatten it"),
+        ({"task": "regression", "y": torch.full((60,), torch.inf)}, r"y of row 0 \(a training row of 'a'\) is inf"),
+        ({"x": torch.zeros(59, 5)}, r"x has the shape \(59, 5\) and y 60 rows"),
+        ({"x": LACKING}, r"feature 0 of row 23 \(a training row of 'b'\) is nan; expected numbers"),
+        ({"names": ("a", "b")}, "2 names and train has the rows of 3 clients"),
+        ({"names": ("a", "b", "c", "d")}, "4 names and train has the rows of 3 clients"),
+        ({"names": ("a", "b", "a")}, "clients 0 and 2 are called 'a'; expected names that differ"),
+        ({"test": Part.of([NOBODY, NOBODY])}, "3 names and test has the rows of 2 clients"),
+        ({"members": 0}, "members is 0 and there are 3 clients; expected 1 to 3"),
+        ({"members": 4}, "members is 4 and there are 3 clients; expected 1 to 3"),
+        ({"train": Part.of([NOBODY] * 3)}, "none of its 3 members has a training row"),
+        ({"train": Part.of([r[:14].double() for r in OWNED])}, "train has rows of type torch.float64"),
+        ({"train": Part(OWNED[0], torch.tensor([0, 5, 9, 14]))}, "offsets of train go from 0 to 14 and it has 20 rows"),
+        ({"train": Part.of([OWNED[0][:9] - 1, OWNED[1][:9], NOBODY])}, r"train names row -1 \(a training row of 'a'\)"),
+        ({"public": torch.tensor([60])}, "public names row 60 and there are 60"),
+        ({"test": Part.of([OWNED[1][:3], NOBODY, NOBODY])}, "the first is row 20, of 'a' and 'b'"),
+    ],
+)
+def test_a_federation_of_yours_that_does_not_fit(changed: dict[str, object], message: str) -> None:
+    with pytest.raises(DataError, match=f"federation 'mine': .*{message}"):
+        check_federation(replace(by_hand(slice(17, 20)), **changed))  # type: ignore[arg-type]
+
+
+def test_what_nobody_reads_may_be_anything() -> None:
+    fine = by_hand(slice(17, 19))  # the last row of each client is in no part
+    x, y = fine.x.clone(), fine.y.clone()
+    x[19], y[19], y[39] = torch.nan, 7, -1
+    for part in ({}, {"public": torch.tensor([39])}, {"validation": Part.of([NOBODY] * 3)}):
+        federation = replace(fine, x=x, y=y, **part)  # type: ignore[arg-type]
+        assert check_federation(federation) is federation
+    with pytest.raises(DataError, match="feature 0 of row 19 is nan"):
+        check_federation(replace(fine, x=x, public=torch.tensor([19])))
+
+
+def test_one_test_set_for_every_client_is_noted() -> None:
+    everybody = replace(by_hand(slice(17, 20)), test=Part.of([OWNED[0][17:]] * 3))
+    found = check_federation(everybody)
+    note = "3 test rows stand more than once in test (the first is row 17): clients share them, or one has them twice"
+    assert found.notes == (note,)
+    assert check_federation(found) is found
+
+
+def test_arrays_of_numpy_are_taken() -> None:
+    x, y = np.random.default_rng(0).normal(size=(60, 5)), np.arange(60) % 2
+    pool = check_pool(Pool("p", x, y.astype(np.uint8), 2, owner=y, owner_names=("a", "b")), "m:f")  # type: ignore[arg-type]
+    assert pool.x.shape == (60, 5)
+    assert pool.y.dtype == torch.int64
+    assert isinstance(pool.owner, torch.Tensor)
+    federation = check_federation(replace(by_hand(slice(17, 20)), x=x[::-1], y=y))  # type: ignore[arg-type]
+    assert torch.equal(federation.x, torch.from_numpy(x).flip(0))
+    with pytest.raises(DataError, match="dataset 'm:f': y is a ndarray of type <U1; expected a tensor or an array of"):
+        check_pool(replace(pool, y=np.array(["0", "1"] * 30)), "m:f")  # type: ignore[arg-type]
 
 
 def test_a_feature_without_any_value_is_refused_wherever_it_comes_from() -> None:
@@ -264,6 +330,7 @@ def test_a_feature_without_any_value_is_refused_wherever_it_comes_from() -> None
         ({"x": torch.zeros(59, 5)}, r"x has the shape \(59, 5\) and y 60 rows"),
         ({"y": torch.arange(60) % 2 + 1}, "labels from 1 to 2 and classes=2; expected labels from 0 to 1"),
         ({"y": torch.zeros(60, 1)}, r"y has the shape \(60, 1\)"),
+        ({"y": torch.rand(60)}, "y is of type torch.float32 and the task is classification"),
         ({"owner": torch.arange(60) // 20, "owner_names": ("a", "b")}, "clients up to 2 and owner_names has 2"),
         ({"x": torch.zeros(60, 5).index_fill(0, torch.tensor(7), torch.inf)}, "feature 0 of row 7 is inf"),
     ],
