@@ -60,25 +60,39 @@ def _print_method(word: str) -> None:
         say_sentence(f"{named.told(name)} ({named.label}; {named.reference})")
         name = named.needs
     cls = methods.suffixes().get(name) or methods.find(name)
-    console.print(paragraphs((_module_doc(cls) or "").strip()), highlight=False, markup=False)
-    own = [k for k in knobs(cls) if k.name != "local"]
-    _print_knobs("Hyper-parameters (--set NAME=VALUE)", own, "")
-    if name not in methods.suffixes():
-        title = "Training of the clients (--set local.NAME=VALUE, or the flags)"
-        _print_knobs(title, training_knobs(cls), "local.")
+    console.print(paragraphs((_own_doc(cls) or _module_doc(cls) or "").strip()), highlight=False, markup=False)
+    trainings = [] if name in methods.suffixes() else methods.training_fields(cls)
+    own = [k for k in knobs(cls) if k.name not in ("local", *trainings)]
+    unnamed = "" if ":" in name else "ours"
+    _print_knobs("Hyper-parameters (--set NAME=VALUE)", own, "", unnamed)
+    for field in trainings:
+        flags = ", or the flags" * (field == "local")
+        title = f"Training of the clients (--set {field}.NAME=VALUE{flags})"
+        _print_knobs(title, training_knobs(cls, field), f"{field}.", unnamed)
 
 
-def training_knobs(cls: type) -> list[Knob]:
-    """The fields of Training with the default and the paper's value that this method has for them."""
-    local = next((k for k in knobs(cls) if k.name == "local"), None)
+def training_knobs(cls: type, field: str = "local") -> list[Knob]:
+    """The fields of Training with the default and the paper's value that this method has for them.
+
+    A default that is not the one of Training has the source that the method names for it, if any.
+    """
+    local = next((k for k in knobs(cls) if k.name == field), None)
     if local is None:
         return []
     stated = local.default if local.paper is UNSTATED else local.paper
-    return [replace(k, default=getattr(local.default, k.name), paper=getattr(stated, k.name)) for k in knobs(Training)]
+    found = []
+    for knob in knobs(Training):
+        default = getattr(local.default, knob.name)
+        source = knob.source if default == knob.default else local.source
+        found.append(replace(knob, default=default, paper=getattr(stated, knob.name), source=source))
+    return found
 
 
-def _print_knobs(title: str, found: list[Knob], prefix: str) -> None:
-    """A table of hyper-parameters; what the paper states has a column where it states anything else."""
+def _print_knobs(title: str, found: list[Knob], prefix: str, unnamed: str) -> None:
+    """A table of hyper-parameters, with `unnamed` where the source of a default is not said.
+
+    What the paper states has a column where it states anything else.
+    """
     if not found:
         return
     papers = any(knob.differs for knob in found)
@@ -87,9 +101,16 @@ def _print_knobs(title: str, found: list[Knob], prefix: str) -> None:
     for knob in found:
         meaning = knob.doc + (f" ({', '.join(knob.choices)})" if knob.choices else "")
         paper = [str(knob.paper) if knob.differs else ""] if papers else []
-        row = (prefix + knob.name, str(knob.default), *paper, meaning, knob.source or "ours")
+        row = (prefix + knob.name, str(knob.default), *paper, meaning, knob.source or unnamed)
         table.add_row(*(label(cell) for cell in row))
     console.print(table)
+
+
+def _own_doc(cls: type) -> str | None:
+    """What a class of yours says about itself; those of the package leave it to their file."""
+    doc = inspect.cleandoc(cls.__doc__ or "")
+    ours = cls.__module__.startswith(f"{methods.__name__}.")
+    return None if ours or doc.startswith(f"{cls.__name__}(") else doc  # Python writes the signature where none is
 
 
 def _module_doc(cls: type) -> str | None:

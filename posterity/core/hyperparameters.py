@@ -10,6 +10,7 @@ from __future__ import annotations
 import difflib
 import types
 import typing
+from collections.abc import Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
 from typing import Any
 
@@ -67,6 +68,16 @@ def _knob(f: Field[Any], kind: Any) -> Knob:
 def paper_values(cls: type) -> dict[str, Any]:
     """The fields whose value is another one in the method's paper, with that value."""
     return {knob.name: knob.paper for knob in knobs(cls) if knob.differs}
+
+
+def flat_settings(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Settings by their full names: `[set.model] hidden = …` is `model.hidden`, and so are the fields of a record."""
+    flat: dict[str, Any] = {}
+    for name, value in table.items():
+        if is_dataclass(value) and not isinstance(value, type):  # a file has no None, and reads it from this word
+            value = {f.name: "none" if (v := getattr(value, f.name)) is None else v for f in fields(value)}
+        flat |= flat_settings(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {f"{prefix}{name}": value}
+    return flat
 
 
 def nearest(word: str, possible: typing.Iterable[str]) -> str:

@@ -14,7 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from posterity.core.hyperparameters import Knob, check_fields, hyper, knobs, nearest, parse
+from posterity.core.hyperparameters import Knob, check_fields, flat_settings, hyper, knobs, nearest, parse
 
 # The partitions with an example, written out: `data/partition.py`, which declares them, needs PyTorch, and this file is
 # read for every `--help`. A test holds the two equal.
@@ -140,7 +140,7 @@ def from_table(table: Mapping[str, Any], base: Config | None = None) -> Config:
         if field_name == "set":
             if not isinstance(value, Mapping):
                 raise ValueError(f"set takes a table of settings ([set] in TOML); {value!r} was given")
-            values["set"] = {**values.get("set", {}), **_flat(value)}
+            values["set"] = {**values.get("set", {}), **flat_settings(value)}
         elif field_name in known:
             values[field_name] = parse(value, known[field_name])
         else:
@@ -189,14 +189,6 @@ def _check_texts(config: Config) -> None:
             raise ValueError(
                 f"{name} is {value!r}, which is not UTF-8; expected text that a run's folder can hold; rename it"
             ) from None
-
-
-def _flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """`[set.model] hidden = …` is `model.hidden`."""
-    flat: dict[str, Any] = {}
-    for name, value in table.items():
-        flat |= _flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {f"{prefix}{name}": value}
-    return flat
 
 
 def quoted(text: str) -> str:

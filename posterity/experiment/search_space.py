@@ -62,7 +62,7 @@ def search_space(spec: str, given: Iterable[str] = ()) -> list[Dimension]:
     for prefix, layer in layers(spec, method):
         for knob in (k for k in knobs(type(layer)) if k.search is not None):
             name = f"{prefix}{knob.name}"
-            if not fixed & {name, knob.name if prefix != "local." else name}:
+            if not fixed & {name, name if isinstance(layer, Training) else knob.name}:
                 found.append(_dimension(name, knob, getattr(layer, knob.name)))
     return found
 
@@ -76,8 +76,8 @@ def layers(spec: str, method: Any) -> list[tuple[str, Any]]:
         method = method.method
     while isinstance(method, Wrapper):  # one that another brought along: its settings have no name in the spec
         method = method.method
-    local = getattr(method, "local", None)
-    return [*([("local.", local)] if isinstance(local, Training) else []), ("", method), *reversed(found)]
+    trainings = [(f"{name}.", value) for name, value in vars(method).items() if isinstance(value, Training)]
+    return [*trainings, ("", method), *reversed(found)]
 
 
 def _dimension(name: str, knob: Knob, default: Any) -> Dimension:

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import MISSING, fields, is_dataclass, replace
 from typing import Any
 
-from posterity.core.hyperparameters import Knob, knobs, nearest, paper_values, parse
+from posterity.core.hyperparameters import Knob, flat_settings, knobs, nearest, paper_values, parse
 from posterity.core.outside import find_outside
 from posterity.core.training import Training
 from posterity.core.withhold import Withholding
@@ -71,7 +71,8 @@ def build(
 ) -> Any:  # fmt: skip
     """The method of a spec such as `fedavg+ft`, with its fields set.
 
-    A setting is `name` (a field of the method or of a wrapper), `wrapper.name`, or `local.name` (a field of Training).
+    A setting is `name` (a field of the method or of a wrapper), `wrapper.name`, or `local.name` (a field of Training),
+    where `local` is any field of the method that is a Training; a whole Training may be given for it.
     Both settings and `training` win over the values of the paper, where the spec asks for those (`@paper`). With a
     `min_count` above 1, clients send nothing about classes of which they have fewer samples.
     """
@@ -81,14 +82,17 @@ def build(
     short = [name.rpartition(":")[2] for name, _ in words]
     layers = [find(words[0][0]), *(_wrapper(name) for name, _ in words[1:])]
     chosen = [paper_values(layer) if paper else {} for layer, (_, paper) in zip(layers, words, strict=True)]
-    local = dict(training or {})
-    for key, value in (*implied.items(), *(settings or {}).items()):
-        if key.startswith("local."):
-            local[key.removeprefix("local.")] = value
+    trained: dict[str, dict[str, Any]] = {name: {} for name in ("local", *training_fields(layers[0]))}
+    trained["local"] |= training or {}
+    for key, value in (*implied.items(), *flat_settings(settings or {}).items()):
+        field, _, name = key.partition(".")
+        if field in trained:
+            trained[field][_training_field(field, name, value)] = value
         else:
             place, knob = _place(key, layers, short, spec)
             chosen[place][knob.name] = parse(value, knob)
-    method = layers[0](**{**chosen[0], **_training(layers[0], chosen[0], local)})
+    trainings = {name: _training(layers[0], name, chosen[0], asked) for name, asked in trained.items() if asked}
+    method = layers[0](**{**chosen[0], **trainings})
     for layer, values in zip(layers[1:], chosen[1:], strict=True):
         method = layer(method, **values)
     return method if min_count == 1 else Withholding(method, min_count)
@@ -118,31 +122,44 @@ def title(spec: str, method: Any) -> str:
     return f"{method.label} ({whose}{PRESET})"
 
 
-def _training(layer: type, chosen: Mapping[str, Any], local: Mapping[str, Any]) -> dict[str, Training]:
-    """The field `local` of a method, if something of it is asked for: what the others may be can depend on it."""
-    if not local:
-        return {}
+def training_fields(cls: type) -> list[str]:
+    """The fields of a method that say how something is trained; most have one, `local`."""
+    return [knob.name for knob in knobs(cls) if knob.kind is Training]
+
+
+def _training_field(field: str, name: str, value: Any) -> str:
+    """The field of Training that a setting such as `local.lr` names."""
+    possible = [knob.name for knob in knobs(Training)]
+    if not name:
+        raise ValueError(f"{field} = {value!r} was given, but {field} is a whole training: set its fields, as in "
+                         f"{field}.lr=0.1 ({', '.join(possible)}), or give a Training from Python")  # fmt: skip
+    if name not in possible:
+        raise ValueError(f"there is no setting {field}.{name}: {nearest(name, possible)}")
+    return name
+
+
+def _training(layer: type, name: str, chosen: Mapping[str, Any], asked: Mapping[str, Any]) -> Training:
+    """A field of a method that is a Training, with what is asked for: what the others may be can depend on it."""
     possible = {k.name: k for k in knobs(Training)}
-    for name in local:
-        if name not in possible:
-            raise ValueError(f"there is no setting local.{name}: {nearest(name, possible)}")
     usual = {f.name: f.default if f.default_factory is MISSING else f.default_factory() for f in fields(layer)}
-    if "local" not in usual:
-        raise ValueError(f"{layer.__name__} has no field 'local', so it takes none of {sorted(local)}")
-    if "epochs" in local:
-        local = {"steps": None, **local}  # a paper's number of steps would win over the epochs that were asked for
-    asked = {n: parse(v, possible[n]) for n, v in local.items()}
-    return {"local": replace(chosen.get("local", usual["local"]), **asked)}
+    if name not in usual:
+        raise ValueError(f"{layer.__name__} has no field {name!r}, so it takes none of {sorted(asked)}")
+    if "epochs" in asked:
+        asked = {"steps": None, **asked}  # a paper's number of steps would win over the epochs that were asked for
+    values = {n: parse(v, possible[n]) for n, v in asked.items()}
+    found: Training = replace(chosen.get(name, usual[name]), **values)
+    return found
 
 
 def _place(key: str, layers: list[type], names: list[str], spec: str) -> tuple[int, Knob]:
     """Which layer of the spec a setting belongs to: the outermost that has a field of this name."""
     prefix, _, name = key.rpartition(".")
-    tables = [{k.name: k for k in knobs(layer) if k.name != "local"} for layer in layers]
+    tables = [{k.name: k for k in knobs(layer) if k.name != "local" and k.kind is not Training} for layer in layers]
     for place in reversed(range(len(layers))):
         if name in tables[place] and prefix in ("", names[place]):
             return place, tables[place][name]
-    every = [n for table in tables for n in table] + [f"local.{k.name}" for k in knobs(Training)]
+    trainings = ["local", *(name for name in training_fields(layers[0]) if name != "local")]
+    every = [n for table in tables for n in table] + [f"{n}.{k.name}" for n in trainings for k in knobs(Training)]
     raise ValueError(f"{spec} has no setting {key!r}: {nearest(key, every)}")
 
 

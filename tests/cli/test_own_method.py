@@ -7,6 +7,9 @@ from pathlib import Path
 
 import pytest
 
+import posterity
+from posterity.core import Training
+from posterity.experiment.search_space import search_space
 from posterity.laws import LAWS
 
 SMALL = ["--dataset", "digits", "--clients", "3", "--rounds", "1", "--subset", "90", "--quiet"]
@@ -93,3 +96,52 @@ def test_a_network_of_a_package_by_its_name(call):
     assert code == 2
     assert complaint.startswith("error: the network 'wrong' does not run on inputs of shape (1, 8, 8)")
     assert len(complaint.splitlines()) == 1
+
+
+TWICE = '''
+from dataclasses import dataclass
+
+from posterity.core import Training, hyper
+from posterity.methods.fedavg import FedAvg
+
+
+@dataclass(frozen=True)
+class Twice(FedAvg):
+    """FedAvg whose clients train a second time."""
+
+    local: Training = hyper(Training(optimiser="adam"), "how the clients train")
+    second: Training = hyper(Training(lr=0.02), "how they train again", "my notes")
+
+    def passes(self):
+        return (self.local.descend(), self.second.descend())
+'''
+
+
+def test_a_second_training_is_set_like_the_first(call):
+    Path("twice.py").write_text(TWICE)
+    assert call("run", "--method", "twice:Twice", "--set", "second.lr=0.5", "--out", "run", *SMALL)[0] == 0
+    told = json.loads(Path("run/run.json").read_text())["method"]["fields"]
+    assert (told["local.lr"], told["second.lr"]) == (0.01, 0.5)
+    for wrong, sentence in {
+        "second=0.5": "error: second = '0.5' was given, but second is a whole training: set its fields, as in",
+        "second.rate=0.5": "error: there is no setting second.rate: possible: batch, clip, epochs, lr",
+        "secnd.lr=0.5": "error: twice:Twice has no setting 'secnd.lr': did you mean 'second.lr'",
+    }.items():
+        code, _, complaint = call("run", "--method", "twice:Twice", "--set", wrong, *SMALL)
+        assert (code, complaint.startswith(sentence)) == (2, True), complaint
+    whole = {"second": Training(lr=0.3, epochs=2), "local": Training(steps=3)}
+    found = posterity.run("twice:Twice", set=whole, rounds=1, clients=3, subset="90", out="whole")
+    assert (found.setup.sim.method.second, found.setup.sim.method.local) == (whole["second"], whole["local"])
+    assert posterity.load("whole", trust=True).setup.sim.method.second == whole["second"]
+    assert {"local.lr", "second.lr"} <= {each.name for each in search_space("twice:Twice")}
+
+
+def test_the_listing_says_what_the_author_says(call):
+    Path("twice.py").write_text(TWICE)
+    code, out, _ = call("methods", "twice:Twice")
+    assert code == 0
+    assert out.startswith("FedAvg whose clients train a second time.")
+    rows = {cells[1].strip(): cells[-2].strip() for line in out.splitlines() if len(cells := line.split("│")) > 4}
+    assert rows["local.lr"] == "pFedVMP §5.1"  # the default of Training
+    assert rows["local.optimiser"] == ""
+    assert rows["second.lr"] == "my notes"
