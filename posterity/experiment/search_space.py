@@ -67,6 +67,20 @@ def search_space(spec: str, given: Iterable[str] = ()) -> list[Dimension]:
     return found
 
 
+def tell_space(name: str, spec: str, given: Iterable[str] = ()) -> str:
+    """In a sentence: what is searched of a method, what of its own fields is not, and how a range is declared."""
+    given = set(given)
+    searched = [each.name for each in search_space(spec, given)]
+    fixed = [(f"{prefix}{knob.name}", knob.name, getattr(layer, knob.name))
+             for prefix, layer in layers(spec, methods.build(spec)) if not isinstance(layer, Training)
+             for knob in knobs(type(layer)) if knob.search is None and knob.kind is not Training]  # fmt: skip
+    rest = {full: value for full, short, value in fixed if not given & {full, short}}
+    said = f"{name}: searched {', '.join(searched) or 'nothing'}"
+    said += f"; not searched {told(rest)}" if rest else ""
+    return said + ('; a field of yours is searched that says where: hyper(0.5, "…", search=(0.1, 0.9, "linear"))'
+                   if rest and ":" in spec else "")  # fmt: skip
+
+
 def layers(spec: str, method: Any) -> list[tuple[str, Any]]:
     """What settings a method has, from the inside out: the prefix of their names and the record that has them."""
     names = methods.words_of(spec)
@@ -101,4 +115,4 @@ def told(values: Mapping[str, Any]) -> str:
     return ", ".join(f"{name}={value}" for name, value in values.items()) or "its defaults"
 
 
-__all__ = ["Dimension", "Values", "first_values", "layers", "search_space", "told"]
+__all__ = ["Dimension", "Values", "first_values", "layers", "search_space", "tell_space", "told"]

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,14 +22,16 @@ from posterity.experiment.compare import fitting
 from posterity.experiment.config import Config, literal, quoted, read_toml
 from posterity.experiment.result import Result
 from posterity.experiment.run import start_run
-from posterity.experiment.search_space import Dimension, Values, first_values, search_space
+from posterity.experiment.search_space import Dimension, Values, first_values, search_space, tell_space
+from posterity.experiment.tune_plan import PLAN, begin_method, check_plan
 from posterity.experiment.variants import parse_variant, parse_variants
 
 TUNED = "tuned.toml"
-PLAN = "tuning.json"
 Suggest = Callable[[list[Dimension], Sequence["Tried"], int], Values]
 Score = Callable[[Config], tuple[float, bool]]
 SAME = ("dataset", "partition", "clients", "model", "split", "subset", "test_partition", "newcomers", "rounds")
+ALSO = ("target", "client_column", "group", "public", "participation", "local_epochs", "local_steps", "batch_size",
+        "lr", "optimiser", "augment", "min_count", "data_seed")  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -105,7 +107,7 @@ def tune_method(
     """All trials of one method (its settings in brackets are not tuned); those in its file are not repeated."""
     variant = parse_variant(name)
     config = replace(config, method=variant.method, set={**config.set, **variant.settings})
-    space = search_space(variant.method, [*config.set, *(f"local.{key}" for key in config.training())])
+    space = search_space(variant.method, _given(config))
     path = out / f"{variant.folder}.jsonl"
     for number in range(budget.trials if space else 1):  # without anything to tune, the defaults are all there is
         done = read_trials(path)
@@ -121,6 +123,11 @@ def tune_method(
     return read_trials(path)
 
 
+def _given(config: Config) -> list[str]:
+    """Settings that the user has given, and that are not tuned."""
+    return [*config.set, *(f"local.{key}" for key in config.training())]
+
+
 def best(trials: Sequence[Tried], seeds: Sequence[int]) -> Tried | None:
     """The trial with the best value on validation, the earliest of equals; None if all came to nothing."""
     known = [trial for trial in trials if not math.isnan(trial.value(seeds))]
@@ -133,15 +140,17 @@ def tune(
     tell: Callable[[str], None] = lambda line: None,
 ) -> Path:  # fmt: skip
     """Tune every method and write `tuned.toml`; a folder in which this has begun goes on."""
-    out.mkdir(parents=True, exist_ok=True)
-    _check_plan(config, budget, out)
     variants = parse_variants(names)
     specs = [variant.method for variant in variants]
     if twice := next((spec for i, spec in enumerate(specs) if spec in specs[:i]), None):
         raise ValueError(f"{twice} is to be tuned twice: tune each method once, or in another --out")
+    check_plan(config, budget.seeds, budget.search_seed, out)
     found: dict[str, dict[str, Any]] = {}
     for name, variant in zip(names, variants, strict=True):
         each = replace(config, set=fitting(variant.method, config, specs))
+        alone = replace(each, method=variant.method, set={**each.set, **variant.settings})
+        begin_method(alone, name, out / f"{variant.folder}.jsonl")
+        tell(tell_space(name, variant.method, _given(alone)))
         trials = tune_method(each, name, budget, out, suggest, score, tell)
         chosen = best(trials, budget.seeds)
         if chosen is None:
@@ -155,31 +164,15 @@ def tune(
     return path
 
 
-def _plan(config: Config, budget: Budget) -> dict[str, Any]:
-    told = {n: v for n, v in asdict(config).items() if n not in ("method", "seed", "keep") and v is not None}
-    return json.loads(json.dumps({"config": told, "seeds": budget.seeds, "search_seed": budget.search_seed}))
-
-
-def _check_plan(config: Config, budget: Budget, out: Path) -> None:
-    """Refuse to go on with other data, settings or seeds; more trials or more methods may be asked for."""
-    path, plan = out / PLAN, _plan(config, budget)
-    if path.exists() and (before := json.loads(path.read_text(encoding="utf-8"))) != plan:
-        pairs = [(name, before["config"].get(name), plan["config"].get(name)) for name in
-                 sorted({*before["config"], *plan["config"]})]  # fmt: skip
-        pairs += [(name, before[name], plan[name]) for name in ("seeds", "search_seed")]
-        name, was, now = next(pair for pair in pairs if pair[1] != pair[2])
-        raise ValueError(f"{out} was begun with {name} = {was}, and now it is {now}: give what was given before, or "
-                         "another --out")  # fmt: skip
-    path.write_text(json.dumps(plan, indent=1), encoding="utf-8")
-
-
 def to_text(config: Config, budget: Budget, found: Mapping[str, Mapping[str, Any]]) -> str:
     """The file of tuned values."""
-    facts = {name: getattr(config, name) for name in SAME if getattr(config, name) is not None}
+    facts = {name: getattr(config, name) for name in (*SAME, *ALSO) if getattr(config, name) is not None}
     facts |= {"trials": budget.trials, "seeds": list(budget.seeds), "search_seed": budget.search_seed}
     lines = ["# Values chosen by `posterity tune` on the validation half of the clients' data; no test score was seen.",
              "# posterity compare --tuned THIS_FILE --methods … takes them.", "", "[about]",
-             f"posterity = {quoted(__version__)}", *(f"{n} = {literal(v)}" for n, v in facts.items())]  # fmt: skip
+             f"posterity = {quoted(__version__)}", *(f"{n} = {literal(v)}" for n, v in facts.items()),
+             *(["", "[about.set]"] if config.set else []),
+             *(f"{quoted(n)} = {literal(v)}" for n, v in config.set.items())]  # fmt: skip
     for name, told in found.items():
         about = [f"{n} = {literal(v)}" for n, v in told.items() if n != "set"]
         values = [f"{quoted(n)} = {literal(v)}" for n, v in told["set"].items()]
@@ -202,9 +195,20 @@ def with_tuned(names: Sequence[str], config: Config, path: Path) -> tuple[list[s
         values = {**known[variant.method].get("set", {}), **variant.settings}
         inside = ",".join(f"{key}={value}" for key, value in values.items())
         found.append(f"{variant.method}[{inside}]" if inside else variant.method)
-    other = [f"{n} {about[n]!r} (here {getattr(config, n)!r})" for n in SAME if n in about
-             and getattr(config, n) != about[n]]  # fmt: skip
+    other = _differences(about, config)
     return found, [f"{path} was tuned with {', '.join(other)}"] if other else []
+
+
+def _differences(about: Mapping[str, Any], config: Config) -> list[str]:
+    """Settings that were others when values were tuned; what the file leaves out had its default, None."""
+    names = (*SAME, *ALSO) if "participation" in about else SAME  # files of before know nothing about the others
+    pairs = [(name, about.get(name), getattr(config, name)) for name in names]
+    if len(names) > len(SAME):
+        set_then = about.get("set", {})
+        pairs += [(name, set_then.get(name), config.set.get(name)) for name in {**set_then, **config.set}]
+    told = [(name, *("by default" if value is None else repr(value) for value in two)) for name, *two in pairs
+            if str(two[0]) != str(two[1])]  # fmt: skip
+    return [f"{name} {then} (here {now})" for name, then, now in told]
 
 
 __all__ = ["PLAN", "TUNED", "Budget", "Tried", "best", "read_trials", "run_score", "to_text", "tune", "tune_method",

@@ -14,7 +14,7 @@ from posterity import methods
 from posterity.core.hyperparameters import knobs
 from posterity.experiment.compare import planned
 from posterity.experiment.config import Config
-from posterity.experiment.search_space import Dimension, first_values, layers, search_space
+from posterity.experiment.search_space import Dimension, first_values, layers, search_space, tell_space
 from posterity.experiment.tune import (
     PLAN,
     TUNED,
@@ -152,6 +152,69 @@ def test_more_trials_go_on_and_other_data_are_refused(tmp_path):
     assert json.loads((tmp_path / PLAN).read_text())["seeds"] == [0]
 
 
+OWN = """
+from dataclasses import dataclass
+from posterity.core import hyper
+from posterity.methods.fedavg import FedAvg
+
+@dataclass(frozen=True)
+class Own(FedAvg):
+    beta: float = hyper(0.5, "does nothing")
+
+    def message(self, carry, here):
+        return super().message(carry, here)
+"""
+
+
+def test_trials_of_an_edited_method_are_done_again(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    file, out = tmp_path / "own_to_tune.py", tmp_path / "out"
+    file.write_text(OWN)
+    names, seen = ["fedavg", "own_to_tune:Own"], []
+    tune(BASE, names, Budget(3), out, along, fake_score(seen))
+    file.write_text(OWN.replace("return super", "here = here\n        return super"))
+    tune(BASE, names, Budget(3), out, along, fake_score(seen))
+    assert [name for name, _, _ in seen[6:]] == ["own_to_tune:Own"] * 3
+    said = capsys.readouterr().err
+    assert "own_to_tune:Own: the source of own_to_tune was edited. Its trials are kept as" in said
+    assert len(read_trials(out / "own_to_tune-Own.jsonl.before-1")) == 3
+    tune(BASE, names, Budget(3), out, along, fake_score(seen))
+    assert len(seen) == 9  # nothing was edited since
+
+
+def test_other_values_of_the_data_are_refused_and_old_folders_go_on(tmp_path, capsys):
+    rows = "".join(f"{i % 3},{i * 7 % 11},{i % 2}\n" for i in range(60))
+    table, out = tmp_path / "rows.csv", tmp_path / "out"
+    table.write_text("client,a,target\n" + rows)
+    own = replace(BASE, dataset=str(table), clients=None)
+    tune(own, ["fedavg"], Budget(2), out, along, fake_score([]))
+    plan = json.loads((out / PLAN).read_text())
+    old = {name: plan[name] for name in ("config", "seeds", "search_seed")}  # as it was before sources were told
+    (out / PLAN).write_text(json.dumps(old))
+    seen = []
+    tune(own, ["fedavg"], Budget(3), out, along, fake_score(seen))
+    assert len(seen) == 1
+    assert "were made before the source of a method was written down" in capsys.readouterr().err
+    table.write_text("client,a,target\n" + rows.replace("0,0,0", "0,5,0", 1))
+    with pytest.raises(ValueError, match=r"begun with other values of .*rows.csv: rows were edited since"):
+        tune(own, ["fedavg"], Budget(3), out, along, fake_score(seen))
+
+
+def test_it_says_what_is_searched_and_what_is_not(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "own_to_search.py").write_text(OWN)
+    told = []
+    tune(BASE, ["own_to_search:Own[server_lr=0.9]"], Budget(2), tmp_path, along, fake_score([]), told.append)
+    assert told[0] == (
+        "own_to_search:Own[server_lr=0.9]: searched local.lr; not searched beta=0.5; a field of yours is searched that "
+        'says where: hyper(0.5, "…", search=(0.1, 0.9, "linear"))'
+    )
+    assert tell_space("fedprox", "fedprox", ["local.lr"]).startswith("fedprox: searched mu")
+    assert "hyper(" not in tell_space("fedprox", "fedprox")
+
+
 def test_what_came_to_nothing_is_never_the_best():
     lost, low, high = Tried(0, {}, {0: math.nan}), Tried(1, {}, {0: 0.2, 1: 0.4}), Tried(2, {}, {0: 0.5, 1: 0.4})
     assert best([lost, low, high], (0, 1)) is high
@@ -248,6 +311,16 @@ def test_a_comparison_takes_the_file(tmp_path):
     assert built[1].mu == 0.7  # what is said of one method wins
     _, remarks = with_tuned(["fedavg"], replace(BASE, clients=9), path)
     assert remarks == [f"{path} was tuned with clients 4 (here 9)"]
+    given = replace(BASE, partition="iid", rounds=1, participation="50%", set={"model.hidden": "8"})
+    _, remarks = with_tuned(["fedavg"], given, path)
+    assert remarks == [f"{path} was tuned with partition by default (here 'iid'), rounds 2 (here 1), participation "
+                       "'all' (here '50%'), model.hidden by default (here '8')"]  # fmt: skip
+    fixed = tune(replace(BASE, set={"mu": 0.5}), ["fedprox"], Budget(1), tmp_path / "mu", along, fake_score([]))
+    assert with_tuned(["fedprox"], BASE, fixed)[1] == [f"{fixed} was tuned with mu 0.5 (here by default)"]
+    assert with_tuned(["fedprox"], replace(BASE, set={"mu": "0.5"}), fixed)[1] == []
+    old = tmp_path / "old.toml"  # before the other settings were written down
+    old.write_text("".join(x for x in path.open() if not x.startswith(("participation", "public"))))
+    assert with_tuned(["fedavg"], replace(BASE, batch_size=5), old)[1] == []
     with pytest.raises(ValueError, match="has no values for 'fedper': tune it as well"):
         with_tuned(["fedavg", "fedper"], BASE, path)
     other = tmp_path / "other.toml"
