@@ -18,7 +18,7 @@ from posterity.data.checks import remarks
 from posterity.data.federation import Federation, FederationSpec, Part
 from posterity.data.parse import read_amount, read_newcomers, read_share, read_split
 from posterity.data.partition import Partition, natural, parse_partition
-from posterity.data.pool import DataError, Pool
+from posterity.data.pool import DataError, Pool, tell_option
 from posterity.data.preprocess import Preprocessing, fingerprint
 from posterity.data.rng import Purpose, stream
 
@@ -89,7 +89,7 @@ def _check(spec: FederationSpec, pool: Pool) -> None:
     if kind == "common" and pool.scale == "client":
         raise DataError(
             'test_partition is "common" and every client scales its own features; expected one scale for rows that '
-            'belong to no client; give options={"scale": "all"} or "none"'
+            f"belong to no client; give {tell_option('scale', 'all')}, or none instead of all"
         )
 
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from posterity.data.archive import Array, check_file, list_folder
 from posterity.data.files import decode
-from posterity.data.pool import DataError
+from posterity.data.pool import DataError, tell_option
 from posterity.data.tables import Table
 
 KINDS = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
@@ -38,7 +38,7 @@ def read_image_folder(path: Path, size: int) -> list[Table]:
             if shot.shape != shape:
                 raise DataError(
                     f"{file}: {shot.shape[1]}×{shot.shape[0]} pixels; expected {shape[1]}×{shape[0]} as in the first "
-                    'picture; give options={"size": 32} to resize all'
+                    f"picture; give {tell_option('size', 32)} to resize all"
                 )
             shots.append(shot)
         tables[client] = shots

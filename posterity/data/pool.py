@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -26,6 +27,12 @@ class DataError(ValueError):
 
     def __init__(self, sentence: str) -> None:
         super().__init__(plain(sentence, keep="\n"))
+
+
+def tell_option(name: str, value: str | int) -> str:
+    """How an option of the data is given, for sentences: on the command line, to `posterity.run`, to `data.load`."""
+    run, load = json.dumps({f"data.{name}": value}), json.dumps({name: value})
+    return f"--set data.{name}={value} (in Python set={run}, to data.load options={load})"
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from posterity.data.checks import pool_remarks
 from posterity.data.federation import Options
 from posterity.data.files import pictures
 from posterity.data.image_folder import read_image_folder
-from posterity.data.pool import DataError, Pool, Scaling
+from posterity.data.pool import DataError, Pool, Scaling, tell_option
 from posterity.data.sheet import LARGEST
 from posterity.data.tables import SUFFIXES, Columns, Table, read_table
 
@@ -186,12 +186,14 @@ def _labels(path: Path, y: Array, task: Task) -> tuple[Tensor, tuple[str, ...], 
     if numbers is not None and (broken := numbers != np.round(numbers)).any():
         raise DataError(
             f"{path}: target {numbers[broken][0]:g} is not a whole number; expected class labels; for regression give "
-            'options={"task": "regression"}'
+            f"{tell_option('task', 'regression')}"
         )
     number, names = _numbered(y if numbers is None or np.abs(numbers).max() > EXACT else numbers.astype(np.int64))
     assert number is not None
     if len(names) < 2:
         raise DataError(f"{path}: all targets are {names[0]!r}; expected at least two classes; check the target column")
     many = numbers is not None and len(names) > max(20, len(y) / 4)
-    note = f"{len(names)} classes for {len(y)} rows: if the target is a quantity, use the task regression"
+    note = (
+        f"{len(names)} classes for {len(y)} rows: if the target is a quantity, give {tell_option('task', 'regression')}"
+    )
     return number, tuple(names), (note,) * many

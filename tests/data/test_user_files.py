@@ -161,8 +161,12 @@ def test_an_empty_client_stays_and_is_noted(tmp_path: Path) -> None:
 
 def test_regression(tmp_path: Path) -> None:
     path = written(tmp_path / "a.csv", table([(k, y + 0.5, a, d) for k, y, a, d in ROWS]))
-    with pytest.raises(DataError, match=r"0.5 is not a whole number.*\"task\": \"regression\""):
+    with pytest.raises(DataError, match=r"--set data.task=regression \(in Python set={\"data.task\": \"regr"):
         load(path)
+    with pytest.raises(
+        DataError, match=r"one scale .*; give --set data.scale=all \(in Python set={\"data.scale\": \"all"
+    ):
+        load(path, test_partition="common", options={"task": "regression"})
     f = load(path, options={"task": "regression"})
     assert (f.task, f.classes, f.y.dtype) == ("regression", 0, torch.float32)
 
@@ -271,7 +275,7 @@ def test_picture_folders(tmp_path: Path) -> None:
     assert f.x[f.y == 1].unique().tolist() == [1]
     assert f.train.counts.tolist() == [8, 8]
     paint(tmp_path / "bob" / "dog" / "large.png", (255, 0, 0), 12)
-    with pytest.raises(DataError, match=r"large.png: 12×12 pixels; expected 8×8.*size"):
+    with pytest.raises(DataError, match=r"large.png: 12×12 pixels; expected 8×8.*--set data.size=32 "):
         load(str(tmp_path))
     assert load(str(tmp_path), options={"size": 4}).shape == (3, 4, 4)
     (tmp_path / "bob" / "dog" / "broken.png").write_bytes(b"no picture")
