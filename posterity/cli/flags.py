@@ -139,7 +139,9 @@ def read_seeds(text: str) -> list[int]:
     try:
         return parse_ranges(text)
     except ValueError:
-        raise ValueError(f"--seeds takes whole numbers (0,1,2) or a range (0-4); {text!r} was given") from None
+        raise ValueError(
+            f"--seeds takes whole numbers (0,1,2) or a range from the lower one on (0-4); {text!r} was given"
+        ) from None
 
 
 def check_jobs(jobs: int | None) -> None:

@@ -95,10 +95,18 @@ def parse(text: Any, knob: Knob) -> Any:
     try:
         value = convert(text, knob.kind)
     except MISTAKES:
-        raise ValueError(f"{knob.name} takes {describe(knob.kind)}; {text!r} was given ({knob.doc})") from None
+        raise ValueError(f"{knob.name} takes {describe(knob.kind)}; {_kind_of(text)}{text!r} was given "
+                         f"({knob.doc})") from None  # fmt: skip
     if knob.choices and value not in knob.choices and not (":" in str(value) and ":" in knob.choices[-1]):
         raise ValueError(f"{knob.name} = {value!r} is unknown: {nearest(str(value), knob.choices)}")
     return value
+
+
+def _kind_of(value: Any) -> str:
+    """What something is that is no single value."""
+    if isinstance(value, Mapping):
+        return "the table "
+    return "the list " if isinstance(value, (list, tuple, set)) else ""
 
 
 def describe(kind: Any) -> str:

@@ -13,7 +13,7 @@ import inspect
 import math
 import types
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -38,6 +38,8 @@ def convert(value: Any, kind: Any) -> Any:
         if isinstance(value, bool) or (isinstance(value, float) and value != int(value)):
             raise ValueError(value)
         return int(value)
+    if kind is not float and isinstance(value, (Mapping, list, tuple, set, type)):  # these are no words
+        raise ValueError(value)
     return float(value) if kind is float else str(value)
 
 
@@ -104,11 +106,14 @@ def split_list(text: str) -> list[str]:
 
 
 def parse_ranges(text: str) -> list[int]:
-    """Whole numbers as `0,1,2`, `0-4`, or both; at least one."""
+    """Whole numbers as `0,1,2`, `0-4`, or both; at least one, and at least one in every range."""
     found: list[int] = []
     for piece in split_list(text) or [""]:
         low, dash, high = piece.partition("-")
-        found += range(convert(low, int), convert(high, int) + 1) if dash else [convert(low, int)]
+        numbers = range(convert(low, int), convert(high, int) + 1) if dash else [convert(low, int)]
+        if not numbers:
+            raise ValueError(piece)
+        found += numbers
     return found
 
 

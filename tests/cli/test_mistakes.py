@@ -23,6 +23,28 @@ def test_no_runs_at_once_is_refused(call, words, jobs):
     assert not Path("runs").exists()
 
 
+def test_a_range_of_no_seed_is_refused_before_anything_is_written(call):
+    code, _, complaint = call("compare", "--methods", "local,fedavg", "--seeds", "3-1", "--out", "out", *SMALL)
+    assert code == 2
+    assert "a range from the lower one on (0-4); '3-1' was given" in complaint
+    assert not list(Path().iterdir())
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('[method]\nname = "fedavg"', "method takes a word; the table {'name': 'fedavg'} was given"),
+        ('dataset = ["digits"]', "dataset takes a word; the list ['digits'] was given"),
+        ("subset = [1, 2]", "subset takes a word or none; the list [1, 2] was given"),
+    ],
+)
+def test_a_setting_of_another_kind_says_what_it_is(call, text, message):
+    Path("config.toml").write_text(text)
+    code, _, complaint = call("run", "--config", "config.toml")
+    assert code == 2
+    assert message in complaint
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

@@ -83,6 +83,9 @@ def test_mistakes_in_files_and_flags(tmp_path):
         read_config({"set": ["xi"]})
     with pytest.raises(ValueError, match="whole numbers"):
         read_seeds("0,x")
+    for empty in ("3-1", "0,5-2"):
+        with pytest.raises(ValueError, match=rf"a range from the lower one on \(0-4\); '{empty}' was given"):
+            read_seeds(empty)
     with pytest.raises(ValueError, match="comma-separated"):
         read_methods(" , ")
     assert read_seeds("0-2,5") == [0, 1, 2, 5]
