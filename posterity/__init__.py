@@ -44,7 +44,7 @@ __all__ = ["Federation", "Method", "Result", "Results", "__version__", "check", 
 
 @documented
 def run(
-    method: str = "pfedvmp",
+    method: str | type = "pfedvmp",
     *,
     out: str | Path | None = None,
     federation: Federation | None = None,
@@ -53,17 +53,18 @@ def run(
 ) -> Result:
     """Run a method on a federation and return the result.
 
-    method: by name, with suffixes (`fedavg+ft`, `pfedvmp@paper`), or `package.module:Class`
+    method: by name, with suffixes (`fedavg+ft`, `pfedvmp@paper`), `package.module:Class`, or that class
     out: folder to write to as it happens; None keeps everything in memory (`result.save(folder)` writes it later)
     federation: clients of your own (`posterity.Federation`) instead of `dataset`
     model: a network by name, `package.module:Net`, or your own: an nn.Module, its class, a function that makes one
     """
+    from posterity.core.outside import name_method
     from posterity.experiment.config import from_table
     from posterity.experiment.place import check_out
     from posterity.experiment.run import start_run
 
     name, network = _named(model)
-    config = from_table({**settings, "method": method, **name})
+    config = from_table({**settings, "method": name_method(method), **name})
     if out is not None:
         check_out(Path(out))
     return start_run(config, None if out is None else Path(out), federation=federation, model=network)
@@ -72,7 +73,7 @@ def run(
 @documented
 def run_seeds(
     seeds: Sequence[int],
-    method: str = "pfedvmp",
+    method: str | type = "pfedvmp",
     *,
     out: str | Path | None = None,
     federation: Federation | None = None,
@@ -84,18 +85,20 @@ def run_seeds(
     With `out`, seed k is written to `out/seed-k`; seeds that were interrupted there go on. A `federation` of your own
     is the same for all seeds; by default the seed moves the partition, too. The rest is as in `run`.
     """
+    from posterity.core.outside import name_method
     from posterity.experiment.config import from_table
     from posterity.experiment.run import run_seeds as start
 
     name, network = _named(model)
-    configs = [from_table({**settings, "method": method, **name, "seed": seed}) for seed in seeds]
+    spec = name_method(method)
+    configs = [from_table({**settings, "method": spec, **name, "seed": seed}) for seed in seeds]
     outs = None if out is None else [Path(out) / f"seed-{seed}" for seed in seeds]
     return start(configs, outs, federation=federation, model=network)
 
 
 @documented
 def compare(
-    methods: str | Sequence[str],
+    methods: str | type | Sequence[str | type],
     seeds: Sequence[int] = (0, 1, 2),
     *,
     out: str | Path | None = None,
@@ -115,13 +118,15 @@ def compare(
     jobs: runs at once, in processes of their own (with `out`, and without objects of your own)
     together: all seeds of a method at once, as more clients
     """
+    from posterity.core.outside import name_method
     from posterity.experiment.config import from_table
     from posterity.experiment.results import compare_all
 
     name, network = _named(model)
     config = from_table({**settings, **name})
     place = None if out is None else Path(out)
-    return compare_all(config, methods, seeds, place, federation, network, show, jobs, together)
+    names = name_method(methods) if isinstance(methods, (str, type)) else [name_method(each) for each in methods]
+    return compare_all(config, names, seeds, place, federation, network, show, jobs, together)
 
 
 def _named(model: Any) -> tuple[dict[str, str], Any]:

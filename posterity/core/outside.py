@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import linecache
+import sys
 import sysconfig
 import traceback
 from collections.abc import Callable
@@ -108,6 +109,23 @@ def find_outside(path: str, what: str) -> tuple[Any, ModuleType]:
     return getattr(module, attribute, None), module
 
 
+def name_method(given: Any) -> Any:
+    """`package.module:Class` for a class that was given instead of its name; a name as it is."""
+    if isinstance(given, str):
+        return given
+    if not isinstance(given, type):
+        form = "by name ('fedavg+ft'), as 'package.module:Class', or by its class"
+        raise ValueError(f"the method is a {type(given).__name__}; expected one {form}; its values go into set={{…}}")
+    source, name = given.__module__, given.__qualname__
+    if source == "__main__" or getattr(sys.modules.get(source), name, None) is not given:
+        raise ValueError(
+            f"the class {name} cannot be found again by a run's folder: it lives in the script or notebook that runs, "
+            "or inside of something; put it into a file of its own, say mine.py, and give "
+            f"'mine:{given.__name__}' or the class from there"
+        )
+    return f"{source}:{name}"
+
+
 def find_function(path: str, what: str) -> Any:
     """The function (or class) that `package.module:attribute` names, or an error that says what is missing."""
     found, module = find_outside(path, what)
@@ -119,5 +137,5 @@ def find_function(path: str, what: str) -> Any:
     return found
 
 
-__all__ = ["Place", "find_function", "find_outside", "import_outside", "is_yours", "place_of", "place_of_class",
-           "place_of_function", "told"]  # fmt: skip
+__all__ = ["Place", "find_function", "find_outside", "import_outside", "is_yours", "name_method", "place_of",
+           "place_of_class", "place_of_function", "told"]  # fmt: skip

@@ -20,6 +20,7 @@ from posterity.experiment import notebook
 from posterity.experiment.config import Config
 from posterity.experiment.parameters import Settings, SharedSettings
 from posterity.laws import check
+from posterity.methods.fedavg import FedAvg
 from posterity.models import wrap
 from posterity.report import columns, headline
 
@@ -210,3 +211,16 @@ def test_a_comparison_of_objects(result, tmp_path):
     for wrong in ({"jobs": 2}, {"jobs": 0}, {"seeds": ()}, {"methods": []}, {"show": "best"}):
         with pytest.raises(ValueError):
             posterity.compare(**{**given, **wrong})
+
+
+def test_a_method_may_be_given_by_its_class() -> None:
+    found = posterity.run(FedAvg, **SMALL)
+    assert found.config.method == "posterity.methods.fedavg:FedAvg"
+    with pytest.raises(ValueError, match=r"the method is a FedAvg; expected one by name .* its values go into set="):
+        posterity.run(FedAvg(), **SMALL)
+
+    class Inside(FedAvg):
+        pass
+
+    with pytest.raises(ValueError, match=r"Inside cannot be found again .* give 'mine:Inside'"):
+        posterity.compare([Inside], **SMALL)
