@@ -89,7 +89,7 @@ def predict(
     records: Annotated[Path, typer.Option("--records", help="the folder of its record")],
     out: Annotated[Path, typer.Option("--out", help="CSV file to write")] = Path("predictions.csv"),
 ) -> None:
-    from posterity.cli.predict import as_csv, as_numbers, read_rows, write_predictions
+    from posterity.cli.predict import as_csv, as_numbers, check_place, read_rows, write_predictions
     from posterity.data.tables import CLIENT
     from posterity.flower.new_app import read_app
     from posterity.flower.predict import predict_rows
@@ -99,6 +99,8 @@ def predict(
 
     told = read_settings(read_app(folder))
     federation, samples = read_site_file(told.config, client, data)
+    for read in (file, data):
+        check_place(out, read)
     rows = read_rows(file, samples.kind.columns, told.config.client_column or CLIENT)
     found = predict_rows(ClientSite(told.config, told.experiment, samples, records), federation, rows.x)
     numbers = as_numbers(found.outputs, not found.classes)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import csv
 import io
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -72,7 +72,10 @@ def _finished(folder: Path, trust: bool) -> Result:
 
 
 def read_rows(path: Path, columns: Sequence[str], who: str) -> FileRows:
-    """The samples of a .csv, .parquet or .npz file, in the order of a run's columns; `who` names the clients' one."""
+    """The samples of a .csv, .parquet or .npz file, in the order of a run's columns.
+
+    `who` names the column of clients in the training's table; where it is missing, `client` does.
+    """
     check_file(path, "a .csv, .npz or .parquet file")
     kind = path.suffix.lower()
     if kind == ".npz":
@@ -84,10 +87,16 @@ def read_rows(path: Path, columns: Sequence[str], who: str) -> FileRows:
                         "an array x; convert it")  # fmt: skip
     sheet = read_csv(path) if kind == ".csv" else read_parquet(path)
     _check_columns(path, sheet.columns, columns)
+    who = _clients_column(who, sheet.columns, columns)
     extra = [name for name in sheet.columns if name not in columns and name != who]
     notes = (f"{path}: columns that are no features are not looked at: {listed(map(plain, extra))}",) * bool(extra)
     x = np.stack([sheet.numbers(name) for name in columns], axis=1)
     return FileRows(x, [str(name) for name in sheet.words(who)] if who in sheet.columns else None, notes)
+
+
+def _clients_column(who: str, found: Collection[str], features: Collection[str]) -> str:
+    """The column that says whose a row is: the training's, else `client`, unless that is a feature."""
+    return CLIENT if who not in found and CLIENT in found and CLIENT not in features else who
 
 
 def _check_columns(path: Path, found: Mapping[str, Any], columns: Sequence[str]) -> None:
@@ -101,7 +110,7 @@ def _check_columns(path: Path, found: Mapping[str, Any], columns: Sequence[str])
 def _from_arrays(path: Path, stored: dict[str, Array], who: str) -> FileRows:
     if "x" not in stored:
         raise DataError(f"{path}: arrays {listed(stored) or 'none'}; expected x and perhaps {who}; rename them")
-    x = stored["x"]
+    x, who = stored["x"], _clients_column(who, stored, ("x",))
     if x.dtype.kind not in "biuf" or (x.dtype.kind == "f" and not np.isfinite(x).all()):
         raise DataError(f"{path}: x holds {x.dtype}, or values that are missing or infinite; expected numbers; mend it")
     if who in stored and stored[who].shape != (len(x),):
@@ -153,6 +162,14 @@ def as_csv(owners: Sequence[str], outputs: list[list[float]], classes: Sequence[
         best = [] if regression else [classes[int(np.argmax(values))]]
         writer.writerow([row, owner, *best, *(f"{value:.6g}" for value in values)])
     return text.getvalue()
+
+
+def check_place(out: Path, file: Path) -> None:
+    """Refuse to write over the rows that are read."""
+    if out.exists() and file.exists() and out.samefile(file):
+        raise ValueError(
+            f"--out {out} is the file that is read, and would be replaced by its predictions; give another"
+        )
 
 
 def write_predictions(path: Path, text: str) -> None:

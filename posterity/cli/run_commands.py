@@ -201,8 +201,10 @@ def reproduce(**given: Any) -> None:
 })  # fmt: skip
 def predict(**given: Any) -> None:
     folder, file, client, show, trust, out = (given[n] for n in ("folder", "file", "client", "show", "trust", "out"))
-    from posterity.cli.predict import predict_file, write_predictions
+    from posterity.cli.predict import check_place, predict_file, write_predictions
 
+    if out is not None:
+        check_place(out, file)
     text, notes = predict_file(folder, file, client, show, trust)
     typer.echo("\n".join(notes), err=True)
     if out is None:

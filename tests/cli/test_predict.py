@@ -141,6 +141,31 @@ def test_what_is_wrong_with_a_file_is_said(project, tmp_path):
     assert "--client was given" in notes[0]
 
 
+def test_a_column_called_client_says_whose_rows_they_are(project, tmp_path):
+    """Where the training's column is missing; it wins where both are there, and what is a feature is no client."""
+    good = {"age": 60, "creatinine": 90, "weight": 70_000}
+    for extra, whose in (({"client": "west"}, "west"), ({"client": "west", "site": "north"}, "north")):
+        text, _ = command.predict_file(project / "runs", write_table(tmp_path / "a.csv", [{**good, **extra}]))
+        assert read_answers(text)[0]["client"] == whose
+    np.savez(tmp_path / "a.npz", x=np.array([[60.0, 90.0, 70_000.0]]), client=np.array(["east"]))
+    assert read_answers(command.predict_file(project / "runs", tmp_path / "a.npz")[0])[0]["client"] == "east"
+    table = write_table(tmp_path / "b.csv", [{"client": 5, "age": 60}])
+    assert command.read_rows(table, ("client", "age"), "site").client is None
+
+
+def test_the_rows_that_are_read_are_not_replaced(project, call):
+    rows = write_table(Path("in.csv"), patients(3))
+    before = rows.read_bytes()
+    Path("link.csv").symlink_to(rows)
+    for out in ("in.csv", "./in.csv", "link.csv"):
+        code, _, complaint = call("predict", str(project / "runs"), "in.csv", "--out", out)
+        assert code == 2
+        assert complaint == f"error: --out {Path(out)} is the file that is read, and would be replaced by its " \
+                            "predictions; give another\n"  # fmt: skip
+    assert rows.read_bytes() == before
+    assert call("predict", str(project / "runs"), "in.csv", "--out", "out.csv")[0] == 0
+
+
 class Stopped(Exception):
     pass
 
