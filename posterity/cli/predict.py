@@ -48,8 +48,11 @@ def predict_file(
     asked = read_rows(file, told.preprocessing.columns, result.config.client_column or CLIENT)
     owners, notes = _owners(file, asked, client, told)
     delivery = result.delivered(show)
+    why = run_folder.read_json(folder / run_folder.RUN).get("diverged") or result.diverged
+    notes += [f"this is no result: {why}"] if why else []
     notes += [delivery.note] if delivery.note else []
-    notes.append(f"models of round {delivery.round} ({show}), as {delivery.point}")
+    points = dict.fromkeys("received" if who >= told.members else delivery.point for who in sorted(owners))
+    notes.append(f"models of round {delivery.round} ({show}), as {' and newcomers as '.join(points)}")
     outputs: list[list[float]] = [[] for _ in owners]
     for who in sorted(set(owners)):
         rows = [i for i, owner in enumerate(owners) if owner == who]

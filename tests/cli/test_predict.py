@@ -88,9 +88,26 @@ def test_predict_a_file(project, tmp_path):
         assert [float(answer["p_ill"]), float(answer["p_well"])] == pytest.approx(expected, rel=1e-5)
         assert answer["predicted"] == ("ill" if expected[0] > expected[1] else "well")
     assert "not looked at: id, outcome" in notes[0]
-    assert notes[-1] == f"models of round {result.delivered().round} (validated), as trained"
+    round = result.delivered().round
+    assert notes[-1] == f"models of round {round} (validated), as trained and newcomers as received"
+    members, late = result.federation.members, result.federation.names[-1]
+    for client, point in ((result.federation.names[0], "trained"), (late, "received")):
+        asked = write_table(tmp_path / "one.csv", [{k: v for k, v in new[0].items() if k != "site"}])
+        _, notes = command.predict_file(project / "runs", asked, client)
+        assert notes[-1] == f"models of round {round} (validated), as {point}"
+    assert members == 2
     command.write_predictions(tmp_path / "answers.csv", text)
     assert (tmp_path / "answers.csv").read_text() == text
+
+
+def test_models_of_a_run_that_came_to_nothing_say_so(project, tmp_path):
+    shutil.copytree(project / "runs", tmp_path / "runs")
+    facts = run_folder.read_json(tmp_path / "runs" / run_folder.RUN)
+    run_folder.write_json(tmp_path / "runs" / run_folder.RUN, {**facts, "diverged": "its loss has exploded"})
+    asked = write_table(tmp_path / "new.csv", patients(2))
+    _, notes = command.predict_file(tmp_path / "runs", asked)
+    assert "this is no result: its loss has exploded" in notes
+    assert not any("no result" in note for note in command.predict_file(project / "runs", asked)[1])
 
 
 def test_a_folder_stands_alone(project, tmp_path, monkeypatch):
