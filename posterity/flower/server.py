@@ -106,7 +106,7 @@ class Server:
         if wanted <= able:
             return {}
         return {
-            "notes": [f"participation = {wanted} was asked for, and {able} clients are left: all of them are asked"]
+            "notes": [f"participation = {wanted} was asked for, and {able} clients can train: all of them are asked"]
         }
 
     def gather(self, request: Request) -> tuple[Accumulator, ScoresByName]:

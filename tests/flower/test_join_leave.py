@@ -176,7 +176,7 @@ def test_a_number_of_participants_that_is_not_left_takes_all_who_are(tmp_path):
     assert [(line["cohort"], line.get("notes", [])) for line in rounds] == [
         (3, []),
         (3, []),
-        (2, ["participation = 3 was asked for, and 2 clients are left: all of them are asked"]),
+        (2, ["participation = 3 was asked for, and 2 clients can train: all of them are asked"]),
     ]
     assert "participation = 3 was asked for" in write_report(tmp_path / "server").read_text()
 
