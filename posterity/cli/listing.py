@@ -60,7 +60,7 @@ def _print_method(word: str) -> None:
         say_sentence(f"{named.told(name)} ({named.label}; {named.reference})")
         name = named.needs
     cls = methods.suffixes().get(name) or methods.find(name)
-    console.print(paragraphs((_own_doc(cls) or _module_doc(cls) or "").strip()), highlight=False, markup=False)
+    console.print(paragraphs((_class_doc(cls) or _module_doc(cls) or "").strip()), highlight=False, markup=False)
     trainings = [] if name in methods.suffixes() else methods.training_fields(cls)
     own = [k for k in knobs(cls) if k.name not in ("local", *trainings)]
     unnamed = "" if ":" in name else "ours"
@@ -106,7 +106,7 @@ def _print_knobs(title: str, found: list[Knob], prefix: str, unnamed: str) -> No
     console.print(table)
 
 
-def _own_doc(cls: type) -> str | None:
+def _class_doc(cls: type) -> str | None:
     """What a class of yours says about itself; those of the package leave it to their file."""
     doc = inspect.cleandoc(cls.__doc__ or "")
     ours = cls.__module__.startswith(f"{methods.__name__}.")

@@ -260,6 +260,7 @@ LACKING = torch.zeros(60, 5).index_fill(0, torch.tensor(23), torch.nan)
     [
         ({"y": torch.full((60,), 5)}, r"y of row 0 \(a training row of 'a'\) is 5; expected labels from 0 to 1"),
         ({"y": torch.where(torch.arange(60) == 38, -1, 0)}, r"y of row 38 \(a test row of 'b'\) is -1"),
+        ({"y": torch.where(torch.arange(60) == 14, 2, 0)}, r"y of row 14 \(a validation row of 'a'\) is 2; expected"),
         ({"y": torch.rand(60)}, "y is of type torch.float32 and the task is classification"),
         ({"y": torch.zeros(60, 1, dtype=torch.int64)}, r"y has the shape \(60, 1\); expected \(rows,\); flatten it"),
         ({"task": "regression", "y": torch.full((60,), torch.inf)}, r"y of row 0 \(a training row of 'a'\) is inf"),
