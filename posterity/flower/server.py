@@ -37,7 +37,7 @@ from posterity.flower.request import Line, Request
 from posterity.flower.roster import Exchange, Registered, Roster
 from posterity.flower.rules import RoundRules
 from posterity.flower.scores import PointScores, group_lines
-from posterity.flower.secret import ServerKeys
+from posterity.flower.secret import ServerKeys, is_secret
 
 Watch = Callable[[Line], None]
 ScoresByName = dict[str, dict[EvaluationPoint, PointScores]]
@@ -218,14 +218,19 @@ class Server:
             why = str(error)
         if why:
             return self.state, rolled_back(log, unusable(why))
-        if has_grown(after, self.state) and not goes_on(log, self.tried(request, after)):
+        suspicious = has_grown(after, self.state) and not is_secret(self.agreement.method)
+        if suspicious and not goes_on(log, self.tried(request, after)):
             return self.state, rolled_back(log, STUCK)
         names = {number: name for name, number in self.roster.numbers.items()}
         self.counted |= {names[k]: request.round for clients, _ in visited.records for k in clients.tolist()}
         return after, replace(log, report={name: float(value) for name, value in report.items()})
 
     def tried(self, request: Request, after: State) -> RoundLog:
-        """What becomes of a round's cohort with a state that is not taken yet; no site keeps anything of it."""
+        """What becomes of a round's cohort with a state that is not taken yet; no site keeps anything of it.
+
+        Not of a method that draws in secret: with the state that is taken in its place, sites would have two sums with
+        the same noise, and one more than is accounted for.
+        """
         trial = replace(request, state=after, round=request.round + 1, points=(), trial=True)
         visited = self.collect(trial, [self.roster.clients[name] for name in self.needed(request)[0]])
         return visited.log(trial.round, len(trial.cohort))

@@ -8,8 +8,10 @@ import pytest
 import torch
 
 from posterity.core.tree import tree_leaves
+from posterity.flower import server
 from posterity.flower.experiment import open_server, run_experiment
 from posterity.flower.secret import SECRET, is_secret, open_keys
+from posterity.flower.server import Server
 from posterity.methods import build
 from posterity.methods.wrappers.dp import method as dp
 
@@ -27,7 +29,9 @@ def few_clients(monkeypatch):
 
 
 def private(**changes):
-    return configuration("fedavg+dp", **{"rounds": 2, "evaluate_every": 3, "set": NOISY, **changes})
+    return configuration(
+        changes.pop("method", "fedavg+dp"), **{"rounds": 2, "evaluate_every": 3, "set": NOISY, **changes}
+    )
 
 
 def run(config, folder, watch=lambda line: None, exchange=None):
@@ -118,3 +122,13 @@ def test_only_a_method_that_protects_has_a_secret(tmp_path):
     config = configuration("fedavg", rounds=1, evaluate_every=2)
     assert_same_end(run(config, tmp_path), tmp_path, simulate(config))
     assert not (tmp_path / "server" / SECRET).exists()
+
+
+@pytest.mark.parametrize(("method", "tries"), [("fedavg", True), ("fedavg+dp", False)])
+def test_no_state_is_tried_out_on_sites_that_is_not_taken(tmp_path, monkeypatch, method, tries):
+    """A state that has grown is shown to the cohort first; one with noise would be a second sum with the same noise."""
+    shown, real = [], Server.tried
+    monkeypatch.setattr(server, "has_grown", lambda after, before: True)
+    monkeypatch.setattr(Server, "tried", lambda self, *given: shown.append(1) or real(self, *given))
+    run(private(method=method, set=NOISY if method == "fedavg+dp" else {}), tmp_path)
+    assert bool(shown) is tries
