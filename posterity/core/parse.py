@@ -94,10 +94,10 @@ def parse_split(text: str) -> tuple[float, float]:
 
 
 def split_list(text: str) -> list[str]:
-    """The pieces between commas, without those that are empty; a comma in brackets does not part: `a[x=1,y=2],b`."""
+    """The pieces between commas, without those that are empty; one in brackets does not part: `a[x=1,y=2],b (c, d)`."""
     pieces, depth = [""], 0
     for letter in text:
-        depth += (letter == "[") - (letter == "]")
+        depth += (letter in "[(") - (letter in "])")
         if letter == "," and depth <= 0:
             pieces.append("")
         else:

@@ -52,6 +52,7 @@ def test_forms():
     assert parse_split("80/20") == (80.0, 20.0)
     assert parse_ranges("0-2, 7") == [0, 1, 2, 7]
     assert split_list("a, ,b,") == ["a", "b"]
+    assert split_list("a[x=1,y=2],b (c, d),e)") == ["a[x=1,y=2]", "b (c, d)", "e)"]
     assert split_name(" name:1:b ") == ("name", ["1", "b"])
 
 

@@ -7,6 +7,7 @@ import re
 import pytest
 
 from posterity import methods, models
+from posterity.core.parse import split_list
 from posterity.experiment.variants import parse_variant
 from posterity.reproduce.cells import comparisons, shrunk
 from posterity.reproduce.elsewhere import without_recipe
@@ -202,6 +203,13 @@ def test_settings_of_the_table_and_of_a_column_add_up():
         {"local.momentum": "0.9"},
         {"local.momentum": "0.9", "model.hidden": "8"},
     ]
+
+
+def test_every_name_can_be_typed():
+    """`--cells` and `--methods` are divided at commas, and names have some."""
+    for recipe in recipes().values():
+        names = [each.name for each in (*recipe.cells, *recipe.lines)] + [line.method for line in recipe.lines]
+        assert [split_list(name) for name in names] == [[name] for name in names]
 
 
 def test_columns_and_rows_are_chosen_by_name_or_method():
