@@ -24,7 +24,7 @@ from posterity.engine.server import Accumulator
 from posterity.experiment.config import Config
 from posterity.flower.request import Request
 from posterity.flower.rules import RoundRules
-from posterity.flower.server import Server
+from posterity.flower.server import ScoresByName, Server
 from posterity.flower.site import answer
 
 ENDLESS = "1e400"  # JSON has no infinity, but numbers that become one
@@ -101,10 +101,10 @@ def outcomes(count: int, seed: int = 0) -> Counter[str]:
         server.folder.mkdir()
         honest = server.collect(request, [client])
         for _ in range(count):
-            scores: dict[str, list[dict[str, Any]]] = {}
+            scores = ScoresByName()
             try:
                 visited = server.collect(request, [client], scores)
-                server.tell([line for lines in scores.values() for line in lines])
+                server.tell([*server.score_lines(scores)])
                 found[_sentence(visited, honest)] += 1
             except Exception as error:
                 found[f"{CRASH}: {type(error).__name__}"] += 1

@@ -14,7 +14,7 @@ from posterity.cli.show import console, ruled_table, say, say_sentence
 from posterity.experiment.begin_again import runs_below
 from posterity.experiment.run_folder import RUN, read_json
 from posterity.report.logs import write_atomic
-from posterity.reproduce.beside import RULES, Entry, entries, gap, with_numbers, without_numbers
+from posterity.reproduce.beside import RULES, Entry, entries, gap, held_against, with_numbers, without_numbers
 from posterity.reproduce.cells import PAGE, RunRequest, check_place, run_cells
 from posterity.reproduce.elsewhere import without_recipe
 from posterity.reproduce.gather import Gathered, gather, other_size, read_places
@@ -117,7 +117,7 @@ def show_table(recipe: Recipe, found: Gathered) -> None:
 
 def _terminal(cell: RecipeCell, found: Sequence[Entry]) -> Table:
     heads = ("Method", "paper", *(HEADS[rule] for rule in RULES), "seeds",
-             f"{found[-1].line.name} less it")  # fmt: skip
+             f"{held_against(found).line.name} less it")  # fmt: skip
     timed = any(each.seconds for each in found)
     table = ruled_table(cell.name, *heads, *([SECONDS] if timed else []))
     for each in found:

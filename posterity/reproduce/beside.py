@@ -29,7 +29,7 @@ class Entry:
     ours: Mapping[str, str]  # selection rule -> mean ± sd over seeds, empty where nothing was run
     seeds: int
     point: str  # at which evaluation point ours are
-    pair: Paired | None  # the table's own method less this one, under the rule by which rows are compared
+    pair: Paired | None  # the row that others are held against less this one, under the rule by which rows are compared
     column: Column
     samples: Samples  # ours by seed, under that rule
     seconds: str = ""  # of the median round of a seed, which shares the device as it did
@@ -42,19 +42,25 @@ class Entry:
 
 
 def entries(recipe: Recipe, cell: RecipeCell, found: Gathered) -> list[Entry]:
-    """What there is of a column; the last row is the paper's own method, which the others are compared with."""
+    """What there is of a column."""
     lines, shown = recipe.lines_of(cell), cell.shown
     runs = [found.runs.get((cell.folder, line.name), ()) for line in lines]
     rule = _compared(runs, shown)
     marks = [_mark(some, rule) for some in runs]
     mine = [read_samples(some, rule, shown) if shown.column.better and not word else {}
             for some, word in zip(runs, marks, strict=True)]  # fmt: skip
+    own = next((its for some, its in zip(reversed(runs), reversed(mine), strict=True) if some), {})
     return [
         Entry(line, line.paper.get(cell.name, ""), {rule: _text(some, rule, shown) for rule in RULES}, len(some),
-              _point(some, shown), None if line is lines[-1] else _pair(mine[-1], its), shown.column, its,
+              _point(some, shown), None if its is own else _pair(own, its), shown.column, its,
               _seconds(some) if recipe.timed else "", word)
         for line, some, its, word in zip(lines, runs, mine, marks, strict=True)
     ]  # fmt: skip
+
+
+def held_against(found: Sequence[Entry]) -> Entry:
+    """The row that the others are compared with: the last, the paper's own method, or the last that was run."""
+    return next((each for each in reversed(found) if each.seeds), found[-1])
 
 
 def with_numbers(found: Sequence[Entry]) -> list[Entry]:
@@ -104,7 +110,7 @@ def _seconds(runs: Sequence[Run]) -> str:
 
 
 def gap(each: Entry) -> str:
-    """By how much the table's own method is ahead, with the interval of this pair by itself."""
+    """By how much the row that others are held against is ahead, with the interval of this pair by itself."""
     pair = each.pair
     if pair is None or not pair.seeds:
         return ""
@@ -124,4 +130,4 @@ def level(pair: Paired) -> bool:
     return pair.interval is None or pair.interval[0] <= 0 <= pair.interval[1]
 
 
-__all__ = ["RULES", "Entry", "entries", "gap", "level", "reach", "with_numbers", "without_numbers"]
+__all__ = ["RULES", "Entry", "entries", "gap", "held_against", "level", "reach", "with_numbers", "without_numbers"]

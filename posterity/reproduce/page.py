@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from posterity.report import RULES as MEANINGS
-from posterity.reproduce.beside import RULES, Entry, entries, gap, with_numbers, without_numbers
+from posterity.reproduce.beside import RULES, Entry, entries, gap, held_against, with_numbers, without_numbers
 from posterity.reproduce.gather import Gathered, other_size
 from posterity.reproduce.order import order
 from posterity.reproduce.origin import origins
@@ -48,7 +48,7 @@ def _listed(what: str, sentences: Sequence[str]) -> str:
 
 
 def _table(found: Sequence[Entry]) -> str:
-    own = found[-1].line.name
+    own = held_against(found).line.name
     heads = ["method", "paper", *(HEADS[rule] for rule in RULES), "scored at", "seeds", f"{own} − it (95 %)"]
     lines = [heads, ["---", "--:", "--:", "--:", "--:", "---", "--:", "--:"]]
     for each in found:

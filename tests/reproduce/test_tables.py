@@ -10,7 +10,7 @@ import torch
 import posterity
 from posterity.evaluate.paired import Sample
 from posterity.reproduce import recipe as recipe_files
-from posterity.reproduce.beside import RULES, Entry, entries, with_numbers, without_numbers
+from posterity.reproduce.beside import RULES, Entry, entries, held_against, with_numbers, without_numbers
 from posterity.reproduce.cells import RunRequest, run_cells
 from posterity.reproduce.gather import gather, read_places
 from posterity.reproduce.order import order
@@ -59,6 +59,20 @@ def test_what_was_not_run_is_empty(made):
     found = entries(recipe, recipe.cells[0], gather(recipe, []))
     assert [each.ours["validated"] for each in found] == ["", ""]
     assert order(found) == ""
+
+
+def test_where_the_papers_own_method_was_not_run_rows_are_held_against_the_last_that_was(made):
+    recipe, out = made
+    found, cell = gather(recipe, read_places([out])), recipe.cells[0]
+    unrun = {place: runs for place, runs in found.runs.items() if place != (cell.folder, "Ours")}
+    longer = replace(recipe, lines=(Line("First", "local"), *recipe.lines))
+    some = replace(found, runs={**unrun, (cell.folder, "First"): found.runs[cell.folder, "Ours"]})
+    first, theirs, ours = entries(longer, cell, some)
+    assert held_against([first, theirs, ours]) is theirs
+    assert (theirs.pair, ours.pair) == (None, None)
+    assert first.pair.difference == -entries(recipe, cell, found)[0].pair.difference
+    assert "| Theirs − it (95 %) |" in markdown(longer, some)
+    assert held_against(entries(recipe, cell, found)).name == "Ours"
 
 
 def test_results_of_two_machines_are_one_table(made, tmp_path):
