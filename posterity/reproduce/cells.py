@@ -19,6 +19,10 @@ from posterity.experiment.run import silent
 from posterity.reproduce.recipe import Line, Recipe, RecipeCell
 
 LEAST_ROUNDS, LEAST_CLIENTS, LEAST_SAMPLES = 2, 5, 40  # of a table that is made smaller
+LEAST_ROWS = 500  # of a client, training and held out: more than any partition of a table asks for
+ROWS = {"cifar10": 60_000, "cifar100": 60_000, "emnist47": 131_600, "fmnist": 70_000, "mnist": 70_000,
+        "tinyimagenet": 110_000}  # fmt: skip
+"""Pictures of the data sets that a table divides among its clients."""
 PAGE = "table.md"
 SAMPLES = "data.samples"  # of every client of a generator
 
@@ -74,7 +78,8 @@ def comparisons(
 def shrunk(recipe: Recipe, cell: RecipeCell, scale: float) -> dict[str, Any]:
     """A column that is `scale` of its size: fewer rounds and epochs, and fewer clients with as many samples each.
 
-    A generator's clients stay, and have fewer samples.
+    Where there would be fewer clients than a table needs, what is left of `scale` is taken from their samples. A
+    generator's clients stay, and have fewer samples.
     """
     if not 0 < scale <= 1:
         raise ValueError(f"--scale must be above 0 and at most 1; {scale:g} was given")
@@ -94,8 +99,10 @@ def _fewer_clients(full: Config, scale: float) -> dict[str, Any]:
         return {}
     made: dict[str, Any] = {"clients": max(min(full.clients, LEAST_CLIENTS), round(full.clients * scale))}
     if full.partition is not None:  # the data's own clients have their samples
-        share = float((full.subset or "100%").rstrip("%")) * made["clients"] / full.clients
-        made["subset"] = f"{share:g}%"
+        each = float((full.subset or "100%").rstrip("%")) / full.clients  # % of the data
+        rows = each / 100 * ROWS.get(full.dataset, 0)
+        kept = max(min(1.0, full.clients * scale / made["clients"]), min(1.0, LEAST_ROWS / rows) if rows else 1.0)
+        made["subset"] = f"{kept * each * made['clients']:g}%"
     late = int(full.newcomers) if full.newcomers.isdecimal() else 0
     if late:
         made["newcomers"] = str(max(1, round(late * made["clients"] / full.clients)))

@@ -102,10 +102,11 @@ class Recipe:
         return found
 
     def chosen(self, cells: Sequence[str], methods: Sequence[str]) -> Recipe:
-        """The recipe with these columns and rows only; all where nothing is named."""
-        some = tuple(_named(name, self.cells, "cell", self.id) for name in cells) or self.cells
-        rows = tuple(_named(name, self.lines, "method", self.id) for name in methods) or self.lines
-        return replace(self, cells=some, lines=rows)
+        """The recipe with these columns and rows only, in the order of the table; all where nothing is named."""
+        some = [_named(name, self.cells, "cell", self.id) for name in cells] or self.cells
+        rows = [_named(name, self.lines, "method", self.id) for name in methods] or self.lines
+        return replace(self, cells=tuple(each for each in self.cells if each in some),
+                       lines=tuple(each for each in self.lines if each in rows))  # fmt: skip
 
 
 def _named(name: str, among: Sequence[Any], what: str, where: str) -> Any:
