@@ -27,6 +27,22 @@ def test_everything_has_one_line():
     assert sorted(listed) == sorted([*recipes(), *figures(), *without_recipe()])
 
 
+def test_what_stands_at_a_glance_is_what_the_lines_say():
+    page = (RESULTS / "README.md").read_text(encoding="utf-8")
+    heads, _, *rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in
+                       page.partition("| id | what |")[0].splitlines() if line.startswith("|")]  # fmt: skip
+    papers = [head[-3:-1] for head in heads[1:]]  # V-, N-, …
+    found = {paper + name: row[0] for row in rows for paper, cell in zip(papers, row[1:], strict=True)
+             for name in re.findall(r"\b[TF][0-9]+[a-h]?\b", re.sub(r"\(.*?\)", "", cell))}  # fmt: skip
+    told = dict(re.findall(r"^\| ([VNMABP]-[TF][0-9]+[a-h]?) \|[^|]*\| (.*) \|$", page, re.M))
+    assert sorted(found) == sorted(told)
+    for name, state in found.items():
+        words = ("schematic", "no numbers", "words", "describes", "graphical") if state == "no numbers" else (state,)
+        assert told[name].lstrip("*").startswith(words), name
+    linked = re.findall(r"\[([TF][0-9]+[a-h]?)\]\(tables/([VNMABP]-)\1/table.md\)", page)
+    assert sorted(paper + name for name, paper in linked) == TABLES
+
+
 def test_the_list_has_the_matrixs_outcomes():
     page = (RESULTS / "README.md").read_text(encoding="utf-8")
     told = dict(re.findall(r"^\| ([VNMABP]-T[0-9]+[a-h]?) \|[^|]*\| (.*) \|$", page, re.M))
