@@ -118,7 +118,9 @@ def page(found: Sequence[Scored]) -> str:
                 rows.append([_name(alpha, method, points), spread([each.accuracy for each in mine]),
                              gaps if method != "fedavg" else "", spread([each.newcomers for each in mine]),
                              spread([each.ece for each in mine], digits=2)])  # fmt: skip
-    return table(["digits: points while scored", "accuracy, %", "minus FedAvg, by seed", "newcomers", "their ECE"], rows)
+    return table(
+        ["digits: points while scored", "accuracy, %", "minus FedAvg, by seed", "newcomers", "their ECE"], rows
+    )
 
 
 def _some(found: Sequence[Scored], alpha: float, method: str, points: int) -> list[Scored]:
