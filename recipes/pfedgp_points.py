@@ -64,7 +64,7 @@ def config_of(alpha: float, method: str, seed: int, quick: bool = False) -> Conf
 
 
 def with_points(told: Federation, each: int) -> Federation:
-    """The clients with `each` rows of every class beside their own training rows: the first ones that are nobody's."""
+    """The clients with `each` rows of every class beside their own training rows: the first public ones."""
     public = torch.zeros(0, dtype=torch.int64) if told.public is None else told.public
     found = [public[told.y[public] == c][:each] for c in range(told.classes)]
     if (least := min(map(len, found))) < each:
@@ -88,7 +88,7 @@ def measure(result: Result, alpha: float, method: str, each: int) -> Scored:
     told, said = result.setup.sim.federation, outputs(result, each)
     members, late = range(told.members), range(told.members, told.clients)
     pooled = [_pooled(told, said, some) for some in (members, late)]
-    values = {m.name: [float(m.compute(each)[0]) for each in pooled] for m in METRICS if m.name in
+    values = {m.name: [float(m.compute(some)[0]) for some in pooled] for m in METRICS if m.name in
               ("accuracy", "ece_flat")}  # fmt: skip
     return Scored(alpha, method, each, result.config.seed, result.delivered("validated").round, *values["accuracy"],
                   values["ece_flat"][1])  # fmt: skip
