@@ -15,7 +15,7 @@ from posterity.cli.output import MORE, PANEL, SHOWN, Quiet
 RUN, LOOK, WRITE = "Run", "Look at", "Write your own"  # panels of commands
 
 Folder = Annotated[Path, typer.Argument(help="folder of a run or a comparison", metavar="FOLDER")]
-Jobs = Annotated[int | None, typer.Option("--jobs", help="runs at once (default: one per core on the CPU)",
+Jobs = Annotated[int | None, typer.Option("--jobs", help="runs at once (default: one a core, one on a GPU)",
                                           metavar="INTEGER", rich_help_panel="Running")]  # fmt: skip
 OUT = option(Path | None, None, "folder to write to (default: a new one under runs/)", "--out", panel=PANEL,
              metavar="FOLDER")  # fmt: skip

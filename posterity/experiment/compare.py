@@ -29,7 +29,7 @@ from posterity.experiment.begin_again import (
 )
 from posterity.experiment.config import Config, from_table, read_toml, to_toml
 from posterity.experiment.run import Watch, check_rule
-from posterity.experiment.setup import load_federation
+from posterity.experiment.setup import GPU_SHARE, load_federation
 from posterity.experiment.tasks import Run, Task
 from posterity.experiment.variants import Variant, parse_variants
 from posterity.experiment.workers import WorkerLost, Workers
@@ -94,6 +94,7 @@ def compare_runs(
         if some and again:
             begin_again(name, some, tell)
     tasks = [task for variant, runs in planned for task in tasks_left(runs, together, variant.name)]
+    _tell_share(config, min(jobs, len(tasks)), tell)
     tasks.sort(key=lambda task: seeds.index(task.config.seed))  # the first seed of all methods, then the second
     out.mkdir(parents=True, exist_ok=True)
     plan = {"methods": names, "seeds": seeds, "config": to_toml(config), "together": together}
@@ -102,6 +103,13 @@ def compare_runs(
         execute(tasks, watching, jobs)
     except WorkerLost as lost:
         raise WorkerLost(f"{lost}; go on with: posterity resume {shlex.quote(str(out))}") from lost
+
+
+def _tell_share(config: Config, at_once: int, tell: Tell) -> None:
+    """That runs which share a GPU share its memory, where each would take its usual part of it."""
+    if config.device.startswith("cuda") and config.memory is None and at_once > GPU_SHARE:
+        tell(f"{at_once} runs at once share a GPU, and each may take 1/{GPU_SHARE} of its memory: one that finds none "
+             "left goes on with fewer clients at a time; --memory BYTES gives each its share")  # fmt: skip
 
 
 def _plan(config: Config, names: list[str], seeds: list[int], out: Path) -> list[tuple[Variant, list[Run]]]:

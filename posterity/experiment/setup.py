@@ -36,6 +36,7 @@ from posterity.experiment.scoring import fits_validation
 
 SHARED = "POSTERITY_SHARED"  # environment: why the clients are shared out among processes
 ROOM = 2**30  # bytes for stacked clients on a CPU
+GPU_SHARE = 3  # one part in so many of a GPU's memory
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
 
@@ -154,7 +155,7 @@ def _room(device: str) -> int:
     """Bytes for stacked clients: what is free would differ from run to run, and with it the last bit."""
     if not device.startswith("cuda"):
         return ROOM
-    return int(torch.cuda.get_device_properties(device).total_memory) // 3
+    return int(torch.cuda.get_device_properties(device).total_memory) // GPU_SHARE
 
 
 def _inner(engine: str, processes: Processes) -> str:

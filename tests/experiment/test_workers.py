@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from posterity.experiment import workers
+from posterity.experiment import compare, workers
 from posterity.experiment.config import Config
 from posterity.experiment.tasks import Task
 from posterity.experiment.workers import WorkerLost, Workers
@@ -184,3 +184,13 @@ def test_a_task_travels_as_text():
     task = Task.of([(Path("a/seed-3"), config), (Path("a/seed-4"), Config(seed=4))], "mine")
     assert Task.from_plain(task.plain()) == task
     assert task.title == "mine seeds 3, 4"
+
+
+@pytest.mark.parametrize(("more", "jobs", "named"), [({}, 4, "4 runs at once share a GPU"), ({}, 9, "4 runs at once"),
+                                                     ({}, 3, ""), ({"memory": 10**9}, 4, "")])  # fmt: skip
+def test_more_runs_at_once_than_a_gpu_has_room_for_are_told(tmp_path, monkeypatch, more, jobs, named):
+    told: list[str] = []
+    monkeypatch.setattr(compare, "execute", lambda tasks, watching, jobs: None)
+    config = Config(dataset="digits", clients=4, rounds=1, subset="15%", device="cuda", **more)
+    compare.compare_runs(config, ["fedavg", "local"], [0, 1], tmp_path, lambda *_: None, jobs, tell=told.append)
+    assert [sentence[: len(named)] for sentence in told] == ([named] if named else [])
