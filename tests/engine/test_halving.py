@@ -55,7 +55,10 @@ def run_of(engine) -> Run:
     return Run(FedPer(Training(lr=0.1, batch=4)), federation, mlp(federation), engine)
 
 
-@pytest.mark.parametrize("how", [{}, {"error": RuntimeError, "text": "DefaultCPUAllocator: can't allocate memory"}])
+ON_A_CPU = {"error": RuntimeError, "text": "DefaultCPUAllocator: can't allocate memory"}
+
+
+@pytest.mark.parametrize("how", [{}, pytest.param(ON_A_CPU, marks=pytest.mark.everything)])
 def test_a_block_that_does_not_fit_is_halved_and_the_run_goes_on(how):
     engine, roomy = Small(2, **how), run_of(STACKED).rounds(2)
     run = run_of(engine).rounds(2)
