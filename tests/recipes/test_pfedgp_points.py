@@ -40,7 +40,7 @@ def test_more_points_than_there_are_rows_are_refused(recipe, told):
         recipe.with_points(told, 500)
 
 
-@pytest.mark.parametrize("method", ["fedavg+ft", pytest.param("pfedgp", marks=pytest.mark.everything)])
+@pytest.mark.parametrize("method", ["pfedgp", pytest.param("fedavg+ft", marks=pytest.mark.everything)])
 def test_without_points_numbers_are_the_runs_own(recipe, method, tmp_path):
     path, config = tmp_path / "seed-0", recipe.config_of(0.5, method, 0, quick=True)
     recipe.perform([recipe.Task(method, path, config)])
