@@ -19,7 +19,7 @@ from posterity.reproduce.cells import PAGE, RunRequest, check_place, run_cells
 from posterity.reproduce.elsewhere import without_recipe
 from posterity.reproduce.gather import Gathered, gather, other_size, read_places
 from posterity.reproduce.order import order
-from posterity.reproduce.page import HEADS, SECONDS, TIMES, markdown
+from posterity.reproduce.page import HEADS, SECONDS, TIMES, markdown, order_as_reported
 from posterity.reproduce.recipe import Recipe, RecipeCell, find, recipes
 
 
@@ -102,7 +102,8 @@ def show_table(recipe: Recipe, found: Gathered) -> None:
     for cell in run:
         each = entries(recipe, cell, found)
         console.print(_terminal(cell, with_numbers(each)))
-        for told in (other_size(recipe, cell, found.of(cell)), order(each), without_numbers(each)):
+        for told in (other_size(recipe, cell, found.of(cell)), order(each), order_as_reported(recipe, cell, found),
+                     without_numbers(each)):  # fmt: skip
             if told:
                 say_sentence(told)
     if recipe.timed and run:
@@ -113,6 +114,8 @@ def show_table(recipe: Recipe, found: Gathered) -> None:
         say_sentence(f"remark: {remark}")
     for choice in recipe.open:
         say_sentence(f"left open by the paper: {choice}")
+    for departure in recipe.differs:
+        say_sentence(f"differs from the paper: {departure}")
 
 
 def _terminal(cell: RecipeCell, found: Sequence[Entry]) -> Table:

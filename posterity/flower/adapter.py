@@ -187,7 +187,7 @@ def _packed(data: bytes) -> RecordDict:
 
 def _unpacked(message: Message) -> bytes | str:
     try:
-        return bytes(message.content[BYTES]["bytes"].data)
+        return bytes(message.content.array_records[BYTES]["bytes"].data)
     except (KeyError, TypeError, AttributeError):
         return "the message holds no bytes of posterity's"
 

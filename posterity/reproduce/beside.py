@@ -41,11 +41,11 @@ class Entry:
         return f"{self.line.name} ({self.mark})" if self.mark else self.line.name
 
 
-def entries(recipe: Recipe, cell: RecipeCell, found: Gathered) -> list[Entry]:
-    """What there is of a column."""
+def entries(recipe: Recipe, cell: RecipeCell, found: Gathered, by: str = "") -> list[Entry]:
+    """What there is of a column; rows are compared `by` a selection rule, or without leaks."""
     lines, shown = recipe.lines_of(cell), cell.shown
     runs = [found.runs.get((cell.folder, line.name), ()) for line in lines]
-    rule = _compared(runs, shown)
+    rule = by or _compared(runs, shown)
     marks = [_mark(some, rule) for some in runs]
     mine = [read_samples(some, rule, shown) if shown.column.better and not word else {}
             for some, word in zip(runs, marks, strict=True)]  # fmt: skip
@@ -61,6 +61,11 @@ def entries(recipe: Recipe, cell: RecipeCell, found: Gathered) -> list[Entry]:
 def held_against(found: Sequence[Entry]) -> Entry:
     """The row that the others are compared with: the last, the paper's own method, or the last that was run."""
     return next((each for each in reversed(found) if each.seeds), found[-1])
+
+
+def compared_by(found: Sequence[Entry]) -> str:
+    """The rule by which rows are compared: `last` where members hold nothing out to validate a round by."""
+    return "validated" if any(each.ours["validated"] for each in found) else "last"
 
 
 def with_numbers(found: Sequence[Entry]) -> list[Entry]:
@@ -130,4 +135,15 @@ def level(pair: Paired) -> bool:
     return pair.interval is None or pair.interval[0] <= 0 <= pair.interval[1]
 
 
-__all__ = ["RULES", "Entry", "entries", "gap", "held_against", "level", "reach", "with_numbers", "without_numbers"]
+__all__ = [
+    "RULES",
+    "Entry",
+    "compared_by",
+    "entries",
+    "gap",
+    "held_against",
+    "level",
+    "reach",
+    "with_numbers",
+    "without_numbers",
+]

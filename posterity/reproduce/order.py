@@ -8,7 +8,7 @@ from itertools import combinations
 
 from posterity.evaluate.paired import compare_pair
 from posterity.report.verdict import amount
-from posterity.reproduce.beside import Entry, level, reach
+from posterity.reproduce.beside import Entry, compared_by, level, reach
 
 NUMBER = re.compile(r"[-+−]?[0-9]+(\.[0-9]+)?")
 
@@ -19,12 +19,13 @@ def number(text: str) -> float | None:
     return float(match[0].replace("−", "-")) if match else None
 
 
-def order(found: Sequence[Entry]) -> str:
+def order(found: Sequence[Entry], by: str = "") -> str:
     """How many pairs of rows stand in the paper's order, in a sentence, and which are told apart the other way round.
 
-    Rows of which runs exploded have no place in it. Nothing where there are no two rows to compare.
+    Rows of which runs exploded have no place in it. Nothing where there are no two rows to compare. `by` is the
+    selection rule that the rows were made by, if not the one without leaks.
     """
-    rule = "validated" if any(each.ours["validated"] for each in found) else "last"
+    rule = by or compared_by(found)
     sound = [each for each in found if not each.mark]
     both = [(e, p, o) for e in sound if (p := number(e.paper)) is not None and (o := number(e.ours[rule])) is not None]
     pairs = [(a, b) for a, b in combinations(both, 2) if a[1] != b[1]]

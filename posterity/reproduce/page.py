@@ -5,11 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from posterity.report import RULES as MEANINGS
-from posterity.reproduce.beside import RULES, Entry, entries, gap, held_against, with_numbers, without_numbers
+from posterity.reproduce.beside import (
+    RULES,
+    Entry,
+    compared_by,
+    entries,
+    gap,
+    held_against,
+    with_numbers,
+    without_numbers,
+)
 from posterity.reproduce.gather import Gathered, other_size
 from posterity.reproduce.order import order
 from posterity.reproduce.origin import origins
-from posterity.reproduce.recipe import Recipe
+from posterity.reproduce.recipe import Recipe, RecipeCell
 
 SECONDS = "s a round"
 TIMES = (
@@ -21,16 +30,27 @@ HEADS = {"validated": "validated", "paper": "best round", "last": "last"}
 
 def markdown(recipe: Recipe, found: Gathered) -> str:
     """The whole table."""
-    pieces = [f"## {recipe.id}: {recipe.paper}, {recipe.title}", _listed("Left open by the paper", recipe.open)]
+    pieces = [f"## {recipe.id}: {recipe.paper}, {recipe.title}", _listed("Left open by the paper", recipe.open),
+              _listed("Differs from the paper", recipe.differs)]  # fmt: skip
     run = [cell for cell in recipe.cells if found.of(cell)]
     made = [entries(recipe, cell, found) for cell in run]
     pieces.append(_legend([entry for each in made for entry in each]))
     for cell, each in zip(run, made, strict=True):
         pieces += [f"### {cell.name}", other_size(recipe, cell, found.of(cell)), _table(with_numbers(each))]
-        pieces += [order(each), without_numbers(each), origins(recipe, cell, found)]
+        pieces += [order(each), order_as_reported(recipe, cell, found), without_numbers(each)]
+        pieces.append(origins(recipe, cell, found))
     pieces.append(_listed("Not yet run", [cell.name for cell in recipe.cells if cell not in run]))
     pieces.append(_listed("About the runs", found.remarks))
     return "\n\n".join(piece for piece in pieces if piece) + "\n"
+
+
+def order_as_reported(recipe: Recipe, cell: RecipeCell, found: Gathered) -> str:
+    """The order of rows at the round that the paper itself reports, where that is not the one they are compared at."""
+    made = entries(recipe, cell, found, recipe.reported)
+    if recipe.reported in ("", compared_by(made)):
+        return ""
+    told = order(made, recipe.reported)
+    return f"By *{HEADS[recipe.reported]}*, which the paper reports: {told}" if told else ""
 
 
 def _legend(found: Sequence[Entry]) -> str:
@@ -59,4 +79,4 @@ def _table(found: Sequence[Entry]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-__all__ = ["HEADS", "SECONDS", "TIMES", "markdown"]
+__all__ = ["HEADS", "SECONDS", "TIMES", "markdown", "order_as_reported"]

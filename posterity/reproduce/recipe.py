@@ -9,7 +9,9 @@ weight = "pooled"                   # weight, point, client, percent; for all co
 seeds = [0, 1, 2]
 minutes = 10                        # of one H200 for one seed of all cells and rows; left out where never timed
 timed = true                        # seconds of a round as a further column; left out by most
-open = ["best or last round: all three selection rules are shown"]
+reported = "paper"                  # the rule of the paper's numbers where it says so: "paper" (best round) or "last"
+open = ["how rows are held out: a fifth of each client's"]
+differs = ["clients are fine-tuned for an epoch, not for five steps"]
 
 [settings]                          # what all runs have in common, by the names of `posterity run`
 dataset = "cifar10"
@@ -47,6 +49,7 @@ from posterity.reproduce.shown import Shown
 
 SHOWN = tuple(each.name for each in fields(Shown))
 OUTCOMES = ("reproduced", "ordering reproduced", "contradicted", "in part", "begun", "not yet run")
+REPORTED = ("paper", "last")  # selection rules by which papers report
 
 
 @dataclass(frozen=True)
@@ -82,7 +85,9 @@ class Recipe:
     minutes: float | None = None  # of a GPU, for one seed of everything
     outcome: str = "not yet run"  # of the runs that are published, one of `OUTCOMES`
     timed: bool = False  # whether the page shows the seconds of a round
+    reported: str = ""  # the selection rule of the paper's numbers, where it says so
     open: tuple[str, ...] = ()  # choices that the paper leaves open, and what was chosen
+    differs: tuple[str, ...] = ()  # what is run otherwise than the paper says, and why
 
     def config(self, cell: RecipeCell, more: Mapping[str, Any], line: Line | None = None) -> Config:
         """The setting of a cell's runs, or of those of one row; `more` is about the machine, or smaller."""
@@ -164,6 +169,8 @@ def _made(table: dict[str, Any]) -> Recipe:
     recipe = Recipe(cells=cells, lines=lines, **values)
     if recipe.outcome not in OUTCOMES:
         raise ValueError(f"unknown outcome {recipe.outcome!r}: {nearest(recipe.outcome, OUTCOMES)}")
+    if recipe.reported and recipe.reported not in REPORTED:
+        raise ValueError(f"unknown rule {recipe.reported!r}: {nearest(recipe.reported, REPORTED)}")
     for cell in cells:
         for line in (None, *(line for line in recipe.lines_of(cell) if line.settings)):
             recipe.config(cell, {}, line)  # for its mistakes

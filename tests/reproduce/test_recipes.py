@@ -135,6 +135,7 @@ def test_a_table_by_its_id():
     [
         ('id = "X-T1"', "id = ", "x.toml is no table of a paper: Invalid value"),
         ('paper = "Somebody"', 'papers = "Somebody"', "unknown key 'papers': did you mean 'paper'"),
+        ('paper = "Somebody"', 'paper = "Somebody"\nreported = "best"', "unknown rule 'best': "),
         ("rounds = 40", "round = 40", "round"),
         (
             '"iid, half" = "80.2 ± 0.3"',

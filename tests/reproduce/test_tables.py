@@ -17,7 +17,7 @@ from posterity.reproduce.order import order
 from posterity.reproduce.origin import origins
 from posterity.reproduce.page import markdown
 from posterity.reproduce.recipe import Line, read
-from posterity.reproduce.shown import Shown
+from posterity.reproduce.shown import Shown, read_value
 
 from .test_recipes import SMALL
 
@@ -93,6 +93,22 @@ def test_the_page(made):
     line = next(line for line in page.splitlines() if line.startswith("| Theirs | 80.2 ± 0.3 |"))
     assert line.count("|") == 9
     assert "of 1 pairs of methods are in the paper's order." in page
+
+
+@pytest.mark.parametrize(("rule", "head"), [("paper", "best round"), ("last", "last")])
+def test_the_order_is_told_at_the_round_that_the_paper_reports(made, rule, head):
+    """The sentence is of that rule's numbers, and stands once below the column that has two numbers of the paper."""
+    recipe, out = made
+    found, cell = gather(recipe, read_places([out])), recipe.cells[0]
+    by_rule = replace(recipe, reported=rule, differs=("fine-tuned for longer",))
+    page = markdown(by_rule, found)
+    assert page.count(f"\nBy *{head}*, which the paper reports: ") == 1
+    assert "Differs from the paper:\n\n- fine-tuned for longer\n" in page
+    mine = entries(recipe, cell, found, rule)[1].samples
+    shown = [read_value(run, rule, cell.shown) for run in found.runs[cell.folder, "Ours"]]
+    assert [sample.value for sample in mine.values()] == shown
+    assert "which the paper reports" not in markdown(recipe, found)
+    assert "Differs from the paper" not in markdown(recipe, found)
 
 
 def test_the_page_says_which_code_made_which_rows(made):

@@ -61,6 +61,7 @@ def draw(figure: Figure, made: Sequence[Recipe], place: Path, asked: RunRequest)
             about += [
                 found.about(cell),
                 *(f"Left open by the paper: {each}." for each in recipe.open),
+                *(f"Differs from the paper: {each}." for each in recipe.differs),
                 _legend(numbers[0]["seeds"][0]),
             ]
     return FigureDrawing(sheet(f"{figure.paper}, {figure.title}", about, panels, len(panels)), {"methods": numbers})
