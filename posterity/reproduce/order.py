@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from itertools import combinations
+from statistics import fmean
 
 from posterity.evaluate.paired import compare_pair
 from posterity.report.verdict import amount
 from posterity.reproduce.beside import Entry, compared_by, level, reach
 
-NUMBER = re.compile(r"[-+−]?[0-9]+(\.[0-9]+)?")
+NUMBER = re.compile(r"[-+−]?[0-9]+(\.[0-9]+)?(e[-+]?[0-9]+)?")
 
 
 def number(text: str) -> float | None:
@@ -27,7 +28,7 @@ def order(found: Sequence[Entry], by: str = "") -> str:
     """
     rule = by or compared_by(found)
     sound = [each for each in found if not each.mark]
-    both = [(e, p, o) for e in sound if (p := number(e.paper)) is not None and (o := number(e.ours[rule])) is not None]
+    both = [(e, p, o) for e in sound if (p := number(e.paper)) is not None and (o := _ours(e, rule)) is not None]
     pairs = [(a, b) for a, b in combinations(both, 2) if a[1] != b[1]]
     if not pairs:
         return ""
@@ -41,12 +42,17 @@ def order(found: Sequence[Entry], by: str = "") -> str:
     return f"{told} Of the others our seeds tell apart: {'; '.join(apart)}."
 
 
+def _ours(each: Entry, rule: str) -> float | None:
+    """The mean over our seeds as it is: rounded as it is printed, two rows may look equal."""
+    return fmean(sample.value for sample in each.samples.values()) if each.samples else number(each.ours[rule])
+
+
 def _apart(first: Entry, second: Entry) -> str:
-    """By how much the first is above the second; empty where the interval of this pair leaves that open."""
+    """By how much the first is above the second; empty where the interval of this pair does not say so."""
     if not first.samples or not second.samples:
         return ""
     pair = compare_pair(first.samples, second.samples)
-    if level(pair):
+    if level(pair) or pair.difference < 0:  # of the seeds that both have
         return ""
     by = amount(pair.difference, first.column) + reach(pair, first.column)
     return f"{first.line.name} above {second.line.name} by {by}"

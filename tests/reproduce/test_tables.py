@@ -157,6 +157,15 @@ def test_the_order_names_pairs_that_our_seeds_tell_apart():
     assert order([a, c]).endswith("Of the others our seeds tell none apart.")
 
 
+def test_the_order_is_that_of_means_not_of_their_print():
+    near = [replace(row(name, paper, values), ours=dict.fromkeys(RULES, printed)) for name, paper, values, printed in (
+        ("A", "80", [0.7602, 0.7600], "76.0 ± 0.1"), ("B", "79", [0.7601, 0.7599], "76.0 ± 0.1"))]  # fmt: skip
+    assert order(near) == order(near[::-1]) == "1 of 1 pairs of methods are in the paper's order."
+    large = [replace(each, ours=dict.fromkeys(RULES, text), samples={})
+             for each, text in zip(near, ("51.2 ± 0.1", "1.2e+06 ± 0.1"), strict=True)]  # fmt: skip
+    assert order(large).startswith("0 of 1 pairs")
+
+
 def test_a_row_of_which_runs_exploded_is_marked_and_compared_with_nothing(made):
     recipe, out = made
     found = gather(recipe, read_places([out]))
