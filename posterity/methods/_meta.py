@@ -47,13 +47,18 @@ def first(model: Network, params: Params, momentum: float) -> State:
     return State(params, {n: torch.zeros_like(params[n]) for n in moving})
 
 
-def server_step(state: State, total: Message, lr: float, momentum: float, clip: float | None) -> State:
-    """The mean update as a meta-gradient; without momentum and clip, FedAvg's server (bit for bit)."""
-    new = averaged(state.params, total, lr)
+def server_step(
+    state: State, total: Message, model: Network, lr: float, momentum: float, clip: float | None
+) -> State:  # fmt: skip
+    """The mean update as a meta-gradient; without momentum and clip, FedAvg's server (bit for bit).
+
+    Running statistics have neither step, momentum nor clip: they are the mean.
+    """
+    new = averaged(state.params, total, lr, model)
     if not momentum and clip is None:
         return State(new, state.velocity)
     target = total["params"].mean()
-    names = list(state.velocity) if momentum else list(target)
+    names = list(state.velocity) if momentum else [n for n in target if model is None or n not in model.buffers]
     update = clipped({n: target[n] - state.params[n] for n in names}, clip)
     if momentum:
         update = tree_map(lambda v, u: momentum * v + u, state.velocity, update)

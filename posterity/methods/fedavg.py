@@ -72,4 +72,4 @@ class FedAvg(Method):
         return weighted(carry.params, here), ()
 
     def combine(self, state: State, total: Message, now: Now) -> State:
-        return State(averaged(state.params, total, self.server_lr))
+        return State(averaged(state.params, total, self.server_lr, now.model))

@@ -62,6 +62,7 @@ from posterity.core import (
 )
 
 SCORING_BATCH = 256  # samples at once when features are averaged; has no influence on the result
+BELOW = 1e-6  # so that the nearest prototype is known where there is only one
 WEIGHTINGS = ("uniform", "counts")
 PREDICTS = ("prototypes", "head")
 
@@ -80,10 +81,10 @@ class Shared:
 
 
 def closeness(z: Tensor, shared: Shared) -> Tensor:
-    """−½ ‖z − P_c‖² (B, C); for classes without prototype that of the farthest one."""
+    """−½ ‖z − P_c‖² (B, C); for classes without prototype hardly less than that of the farthest one."""
     score = -0.5 * ((z[:, None] - shared.prototypes) ** 2).sum(-1)
     farthest = torch.where(shared.known > 0, score, torch.inf).min(-1, keepdim=True).values
-    return torch.where(shared.known > 0, score, farthest)
+    return torch.where(shared.known > 0, score, farthest * (1 + BELOW) - BELOW)  # scores are at most 0
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ MLSys 2020.
 
 Differs from the paper: weights p_k by samples, as FedAvg (the paper samples clients by size and averages equally); all
 clients finish their epochs (no stragglers). The penalty covers trainable leaves only, never the buffers of batch norm.
-FedNP's released code adds an unsquared norm, so its µ is not comparable.
+FedNP's released code adds an unsquared norm, so its µ is not comparable. Fine-tuning is plain training.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ from posterity.core import (
     hyper,
     record,
     squared_distance,
+    tuned,
     weighted,
     within,
 )
@@ -77,6 +78,9 @@ class FedProx(Method):
 
     def passes(self) -> tuple[Pass, ...]:
         return (self.local.descend(self.penalised if self.mu else self.loss),)
+
+    def adapt(self, epochs: int) -> tuple[Pass, ...]:
+        return tuned((self.local.descend(self.loss),), epochs)
 
     def message(self, carry: Carry, here: Here) -> tuple[Message, Personal]:
         return weighted(carry.params, here), ()

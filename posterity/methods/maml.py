@@ -14,7 +14,7 @@ federated: Chen, Luo, Dong, Li and He, "Federated meta-learning", 2018.
 Differs from the paper: a meta-step takes a batch of B samples for the support and `queries` such batches for the query
 (two in MetaVD's released code), so an epoch has a third of FedAvg's steps. A client of one sample has no query and
 stays where it is. Server momentum and η_s as in that code, which also clips the gradients of inner steps, as a part of
-what is differentiated (`part_clip`).
+what is differentiated (`part_clip`). Running statistics of batch norm are the mean of the clients'.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class MAML(Method):
         return weighted(carry.params, here), ()
 
     def combine(self, state: State, total: Message, now: Now) -> State:
-        return server_step(state, total, self.server_lr, self.server_momentum, self.server_clip)
+        return server_step(state, total, now.model, self.server_lr, self.server_momentum, self.server_clip)
 
     def adapt(self, epochs: int) -> tuple[Pass, ...]:
         return adaptation(fast_steps(self.local, self.loss, self.fast), epochs, self.adapt_steps, self.adapt_batch)

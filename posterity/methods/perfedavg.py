@@ -17,7 +17,8 @@ Differs from the paper: an epoch of meta-steps instead of τ of them (`local.ste
 a client of one sample has no query and stays where it is. MetaVD counts clients by their samples (`balance = samples`).
 Its release shifts the minus point from the already shifted plus point and so halves the Hessian-vector product (its
 erratum M13; 2.0757 instead of 1.92 on two quadratics): here the difference is central. It also clips g_B, v and the
-product, each by itself (`part_clip`). With `inner` > 1 a product is taken at the start of every inner step.
+product, each by itself (`part_clip`). With `inner` > 1 a product is taken at the start of every inner step. Running
+statistics of batch norm are the mean of the clients'.
 """
 
 from __future__ import annotations
@@ -103,7 +104,7 @@ class PerFedAvg(Method):
         return {"params": Mean(torch.ones_like(here.n), carry.params)}, ()
 
     def combine(self, state: State, total: Message, now: Now) -> State:
-        return server_step(state, total, self.server_lr, self.server_momentum, self.server_clip)
+        return server_step(state, total, now.model, self.server_lr, self.server_momentum, self.server_clip)
 
     def adapt(self, epochs: int) -> tuple[Pass, ...]:
         return adaptation(fast_steps(self.local, self.loss, self.fast), epochs, self.adapt_steps, self.adapt_batch)

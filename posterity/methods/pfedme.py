@@ -15,9 +15,9 @@ The letters are ours.
 Differs from the paper: epochs of batches instead of R of them (`local.steps` is R); weights p_k by samples, as the
 authors' code (the paper averages equally). (b) is a step of the client's optimiser along λ (w_k − θ_k): with SGD it is
 the paper's; momentum, Adam, decay and clip then mean what they mean elsewhere. The paper does not say where the K steps
-begin; the authors' code goes on from the θ_k of the batch before (`warm`). Its µ, a decay of θ, is left out. Running
-statistics of batch norm are renewed by the K steps, and are both models'; their mean has no β. A newcomer has θ = w
-until it adapts, which is the work of a round. In FL-bench the personal model is not renewed after training, and the
+begin; the authors' code goes on from the θ_k of the visit's batch before (`warm`). Its µ, a decay of θ, is left out.
+Running statistics of batch norm are renewed by the K steps, and are both models'; their mean has no β. A newcomer has θ
+= w until it adapts, which is the work of a round. In FL-bench the personal model is not renewed after training, and the
 first one is scored; here θ_k is what the last batch left.
 """
 
@@ -26,6 +26,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar
 
+import torch
 from torch import Tensor
 
 from posterity.core import (
@@ -110,7 +111,9 @@ class PFedMe(Method):
 
     def direction(self, moving: Params, still: Params, batch: Batch, here: Here) -> tuple[Params, Tensor, Params]:
         """The gradient of the envelope at the local model, and the personal model that it comes from."""
-        begin = {n: second_of(still)[n] for n in moving} if self.warm else moving
+        begin = moving
+        if self.warm:
+            begin = {n: torch.where(here.step > 0, second_of(still)[n], w) for n, w in moving.items()}
         theta, value, buffers = proximal(
             self.loss, begin, moving, first_of(still), batch, here, self.lam, self.prox_lr, self.prox_steps
         )  # (a)

@@ -8,7 +8,7 @@ Reference: Nichol, Achiam and Schulman, "On first-order meta-learning algorithms
 method in MetaVD (NeurIPS 2023), Algorithm 1, "Reptile variant".
 
 Differs from the paper: clients count by their samples; the server has momentum and may clip, as in MetaVD's released
-code (neither paper mentions them); running statistics of batch norm move by η_s without momentum.
+code (neither paper mentions them); running statistics of batch norm are the mean of the clients'.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Reptile(Method):
         return weighted(carry.params, here), ()
 
     def combine(self, state: State, total: Message, now: Now) -> State:
-        return server_step(state, total, self.server_lr, self.server_momentum, self.server_clip)
+        return server_step(state, total, now.model, self.server_lr, self.server_momentum, self.server_clip)
 
     def adapt(self, epochs: int) -> tuple[Pass, ...]:
         return adaptation(self.local.descend(self.loss), epochs, self.adapt_steps, self.adapt_batch)

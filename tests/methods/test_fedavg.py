@@ -1,5 +1,7 @@
 """FedAvg: the closed-form test bed, its reductions, its bytes."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from oracles.sims import Run, at, each_engine, full_batch, mlp, points, q2, quadratics, scalar_model, worst
@@ -104,6 +106,19 @@ def test_running_statistics_are_averaged_too():
     fresh = run.sim.initial
     moved = [n for n in run.sim.model.buffers if not torch.equal(fresh[n], run.state.params[n])]
     assert sorted(moved) == sorted(run.sim.model.buffers)
+
+
+def test_running_statistics_have_no_step_of_the_server():
+    """They are the mean of the clients' for every η_s: a step of 1.5 beyond small features would end below 0."""
+    federation = points((9, 5, 7))
+    small = replace(federation, x=federation.x * 0.05)
+    runs = [Run(FedAvg(Training(lr=0.1, batch=4), server_lr=lr), small, mlp(small, norm=True)).rounds(1)
+            for lr in (1.0, 1.5)]  # fmt: skip
+    ends = [run.state.params for run in runs]
+    moved = [worst({n: ends[0][n]}, {n: ends[1][n]}) > 0 for n in ends[0]]
+    still = [n not in runs[0].sim.model.buffers for n in ends[0]]
+    assert moved == still
+    assert all(torch.isfinite(output).all() for output in runs[1].outputs("received"))
 
 
 def test_bad_hyper_parameters():

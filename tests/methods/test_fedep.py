@@ -54,8 +54,8 @@ def test_an_absent_client_keeps_its_site():
 
 def test_a_precision_that_would_fall_too_low_stops_and_keeps_its_mean():
     """Λ = 1 with a change of −3 and a floor of 0.01 · λ̄N = 0.05: Λ = 0.05 and µ stays; the neighbour goes to 4/2."""
-    two = torch.tensor([7.0, 1.0], dtype=DOUBLE)
-    state = State({"w": two}, {"w": torch.ones(2, dtype=DOUBLE)}, (), torch.tensor(100.0, dtype=DOUBLE), 1)
+    two, zero = torch.tensor([7.0, 1.0], dtype=DOUBLE), torch.tensor(0.0, dtype=DOUBLE)
+    state = State({"w": two}, {"w": torch.ones(2, dtype=DOUBLE)}, (), {}, zero, torch.tensor(100.0, dtype=DOUBLE), 1)
     sent = {"w": Gaussian(torch.tensor([[-3.0, 1.0]], dtype=DOUBLE), torch.tensor([[5.0, 3.0]], dtype=DOUBLE))}
     method = FedEP(sites=False, burn_rounds=0, **PLAIN)
     after = method.combine(state, fold_stack({"change": Mean(torch.ones(1, dtype=DOUBLE), sent)}), NOW)
@@ -100,13 +100,13 @@ def test_mcmc_takes_the_spread_of_the_epochs():
 
 
 @pytest.mark.parametrize("sites", [True, False])
-def test_bytes_are_twice_the_model_both_ways(sites):
-    """µ, Λ and N down; Δη, ΔΛ and a weight up, and another weight with the buffers, which travel once."""
+def test_bytes_are_twice_the_model_both_ways_and_with_sites_three_times_down(sites):
+    """µ, Λ, N and with sites the first µ down; Δη, ΔΛ and a weight up, and another with the buffers, sent once."""
     federation = points((2, 4, 1))
     for norm in (False, True):
         log = Run(FedEP(sites=sites), federation, mlp(federation, norm=norm), dtype=torch.float32).rounds(1).logs[0]
         d, buffers = 6 * 8 + 8 + 8 * 3 + 3 + (16 if norm else 0), 16 if norm else 0
-        assert log.bytes_down == 3 * 4 * (2 * d + buffers + 1)
+        assert log.bytes_down == 3 * 4 * ((2 + sites) * d + buffers + 1)
         assert log.bytes_up == 3 * 4 * (2 * d + buffers + 1 + norm)
 
 

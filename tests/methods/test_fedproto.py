@@ -42,13 +42,22 @@ def test_two_clients_by_hand(engine, weighting, expected):
 
 @each_engine
 def test_the_nearest_prototype_predicts(engine):
-    """P = (1, –, 7, –): x = 0.5 has −½·(0.25, 42.25), x = 5 has −½·(16, 4); unknown classes are as the farthest."""
+    """P = (1, –, 7, –): x = 0.5 has −½·(0.25, 42.25), x = 5 has −½·(16, 4); unknown ones hardly less than the far."""
     run = on_a_line(FedProto(TRAINING), engine).rounds(1)
     first, second = run.outputs("received")[0]
-    low, high = rows(-0.125, -21.125, -21.125, -21.125), rows(-8.0, -8.0, -2.0, -8.0)
+    far, near = -21.125 - 22.125e-6, -8 - 9e-6
+    low, high = rows(-0.125, far, -21.125, far), rows(-8.0, near, -2.0, near)
     assert worst({"": first}, {"": torch.log_softmax(low, 0)}) < 1e-12
     assert worst({"": second}, {"": torch.log_softmax(high, 0)}) < 1e-12
     assert (int(first.argmax()), int(second.argmax())) == (0, 2)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, DOUBLE])
+def test_the_only_class_that_is_known_is_the_nearest(dtype):
+    """At any distance, and on its prototype."""
+    shared = Shared(torch.zeros(4, 2, dtype=dtype), torch.tensor([0, 0, 1, 0], dtype=dtype))
+    score = closeness(torch.tensor([[0, 0], [1, 2], [300, 1]], dtype=dtype), shared)
+    assert score.argmax(-1).tolist() == [2, 2, 2]
 
 
 def test_without_prototypes_the_head_predicts():

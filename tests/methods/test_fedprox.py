@@ -54,6 +54,14 @@ def test_without_pull_it_is_fedavg_bit_for_bit(engine, norm):
     assert same_bits(runs[0].state.params, runs[1].state.params)
 
 
+@each_engine
+def test_fine_tuning_has_no_pull(engine):
+    """Plain descent from the broadcast 1 to the clients' own minima: 1 → 0.9 → 0.81, and 3 − 2·0.6² = 2.28."""
+    run = Run(FedProx(full_batch(2), mu=50.0), q2(), scalar_model(), engine, at(1.0))
+    tuned = [float(o[0, 0]) for o in run.outputs("adapted", epochs=2)]
+    assert tuned == pytest.approx([0.9**2, 3 - 2 * 0.6**2], abs=1e-12)
+
+
 def test_a_strong_pull_keeps_everybody_at_the_broadcast():
     """Exact solves with µ = 1e8 move by at most |∇f| / µ; the step 1/µ solves them."""
     run = Run(FedProx(full_batch(3, lr=1e-8), mu=1e8), q2(), scalar_model(), initial=at(0.5)).rounds(1)

@@ -36,7 +36,7 @@ def reference(rounds, w, curvature, centre, copies, local, beta=1.0, warm=False,
     for _ in range(rounds):
         ends = []
         for k, (a, c) in enumerate(zip(curvature, centre, strict=True)):
-            mine = w
+            mine = theta[k] = w
             for _ in range(local.epochs):
                 theta[k] = theta[k] if warm else mine
                 for _ in range(inner):

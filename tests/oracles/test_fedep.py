@@ -1,5 +1,7 @@
 """FedEP: the specification's numbers (baselines, §4.2 and Q2), and several rounds in plain arithmetic."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch.func import vmap
@@ -53,7 +55,7 @@ def test_o02_with_a_prior():
     """q = N(0, 1) and sites that say nothing: N(2, 1/6) after one sweep; 20 steps leave (3/7)^20 = 4e-8."""
     run = Run(FedEP(solved(20, 2 / 7), **EXACT), q2(), scalar_model(), initial=at(0.0))
     one = torch.ones(1, 1, dtype=DOUBLE)
-    run.state = type(run.state)({WEIGHT: 0 * one}, {WEIGHT: one}, (), run.state.samples, 2)
+    run.state = replace(run.state, params={WEIGHT: 0 * one}, precision={WEIGHT: one})
     nothing = Gaussian(torch.zeros(2, 1, 1, dtype=DOUBLE), torch.zeros(2, 1, 1, dtype=DOUBLE))
     run.store.write(torch.arange(2), ClientFactor({WEIGHT: nothing}, (), torch.ones(2, dtype=DOUBLE)))
     assert run.rounds(1).scalar() == pytest.approx(2.0, abs=1e-6)
@@ -113,6 +115,7 @@ def reference(rounds, sizes, steps, lr, lam, sites, burn, rate, momentum, dampin
     own, own_speed = [None, None], [[0.0, 0.0], [0.0, 0.0]]
     for r in range(1, rounds + 1):
         late, changes = r > burn, []
+        speed = [0.0, 0.0] if r == burn + 1 else speed
         for k, (a, c) in enumerate(((1.0, 0.0), (4.0, 3.0))):
             n = sizes[k]
             eta, prec = own[k] if sites and own[k] else (n / total * big * mu, n / total * big)
@@ -181,3 +184,30 @@ def test_o07_the_fisher_information_is_unbiased():
                 exact += log.exp().detach() * torch.autograd.grad(log, leaf)[0] ** 2
         error = found[name].std(0) / 6000**0.5
         assert bool(((found[name].mean(0) - exact).abs() <= 5 * error + 1e-12).all()), name
+
+
+def q_and_sites(cohorts, burn, momentum, steps, rounds):
+    """FedEP on Q2: µ after rounds with these cohorts and more rounds with both clients, and η − Σ_k η_k."""
+    method = FedEP(solved(steps, 2 / 7), identity=1.0, burn_rounds=burn, server_lr=0.5, server_momentum=momentum)
+    run = Run(method, q2(), scalar_model(), initial=at(1.0))
+    for cohort in cohorts:
+        run.rounds(1, cohort)
+    run.rounds(rounds)
+    q = run.state.params[WEIGHT] * run.state.precision[WEIGHT]
+    return run.scalar(), float(q - run.store.rows.factors[WEIGHT].shift.sum())
+
+
+CLIENTS = [([], 1, 0.9), ([], 3, 0.9), ([[1]], 0, 0.0), ([[1]] * 5, 0, 0.0), ([[0], [1]], 1, 0.0)]
+
+
+@pytest.mark.parametrize(("cohorts", "burn", "momentum"), CLIENTS)
+def test_o08_q_is_the_product_of_the_sites(cohorts, burn, momentum):
+    """Whatever momentum burn-in ends with, and whenever a client is first met."""
+    assert q_and_sites(cohorts, burn, momentum, 3, burn + 3)[1] == pytest.approx(0, abs=1e-12)
+
+
+@pytest.mark.everything
+@pytest.mark.parametrize(("cohorts", "burn", "momentum"), CLIENTS)
+def test_o08_so_it_ends_at_the_optimum(cohorts, burn, momentum):
+    """λ̄ = 1 on Q2: 2.4. A momentum that burn-in hands on moved it to 5.1 or 5.26, a late client to 2.28 or 1.92."""
+    assert q_and_sites(cohorts, burn, momentum, 22, 250)[0] == pytest.approx(2.4, abs=2e-3)

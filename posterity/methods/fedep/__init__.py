@@ -11,9 +11,9 @@ for each client. A client takes its factor q_k out, puts its data in, and sends 
     site      (η_k, Λ_k) ← the server's step along δ Δ_k                                                 # (e)
     server    (η, Λ) ← SGD step, with momentum, along δ Σ_k Δ_k;   µ = η/Λ                               # (f)
 
-At first Λ = λ̄N and Λ_k = λ̄n_k. Rounds 1 … `burn_rounds` are FedAvg's (with the server's step): they find the µ about
-which a Gaussian makes sense. A client that comes later has the site n_k/N of the q that it meets, and so has a
-newcomer, who predicts with µ.
+Rounds 1 … `burn_rounds` are FedAvg's (with the server's step): they find the µ about which a Gaussian makes sense. The
+q with which they end has Λ = λ̄N, every client owns n_k/N of it (Λ_k = λ̄n_k), whenever it is first met, and the server
+begins without momentum: so q is the product of the sites. A newcomer predicts with µ.
 
 `sites=false` is FedSEP: clients keep nothing. With `precision="identity"` its Λ never changes, and it is FedAvg of
 equal clients with a pull of λ̄(N − n_k)/n_k to µ on the mean loss; with sites it is not, and ends where Σ_k n_k ∇f_k(µ)
@@ -24,14 +24,16 @@ expectation propagation approach", ICLR 2023.
 
 The letters (a) to (f) are ours: the specification restates the paper without its numbers.
 
-Differs from the paper: burn-in is part of the run instead of a checkpoint of FedAvg. The damping δ is 1/m with m
-clients in the round for FedSEP as in the paper; FedEP's is 1/K, since a client must know it too, or q would not stay
-the product of the sites (`damping` sets another). A site moves by the server's own rule, step size and momentum
-included (the paper has an optimiser of its own for it). Where Λ would fall below `floor` of its first value, as it can
-with momentum, it stays there and µ stays what it was. Weight decay of the clients' optimiser is part of their
-likelihood, as in the paper. NGVI is not here; for the Fisher information of "laplace" each pass draws labels from the
-model, so that the squares of *batch* gradients have its mean. Factors cover trainable leaves; running statistics of
-batch norm are averaged by samples.
+Differs from the paper: burn-in is part of the run instead of a checkpoint of FedAvg, and its µ is sent along for those
+who are met later. The damping δ is 1/m with m clients in the round for FedSEP as in the paper; FedEP's is 1/K, since a
+client must know it too, or q would not stay the product of the sites (`damping` sets another). A site moves by the
+server's own rule, step size and momentum included (the paper has an optimiser of its own for it); where a client is
+absent its site waits, while the server's momentum does not, and catches up. Where Λ would fall below `floor` of its
+first value, as it can with momentum, it stays there and µ stays what it was, and q is no longer that product. Who
+leaves before a visit has no factor yet, and leaves its share of the first q behind. Weight decay of the clients'
+optimiser is part of their likelihood, as in the paper. NGVI is not here; for the Fisher information of "laplace" each
+pass draws labels from the model, so that the squares of *batch* gradients have its mean. Factors cover trainable
+leaves; running statistics of batch norm are averaged by samples.
 """
 
 from __future__ import annotations

@@ -17,6 +17,7 @@ from posterity.core import (
     Batch,
     Carry,
     Facts,
+    Gaussian,
     Here,
     Loss,
     Mean,
@@ -42,7 +43,7 @@ from posterity.core import (
     tuned,
     within,
 )
-from posterity.methods.fedep.factors import ClientFactor, Factors, Shared, State, change, common, taken_out
+from posterity.methods.fedep.factors import ClientFactor, Factors, Shared, State, anchored, change, common, taken_out
 from posterity.methods.fedep.precision import PRECISIONS, fisher, laplace, sampled
 from posterity.methods.fedep.tilted_mean import averaged_over_epochs
 
@@ -107,22 +108,26 @@ class FedEP(Method):
     def init(self, model: Network, params: Params, facts: Facts) -> State:
         names = trainable(params, model)
         first = {n: torch.full_like(params[n], self.identity * max(facts.samples, 1)) for n in names}
-        state = State(params, first, (), next(iter(params.values())).new_full((), facts.samples), facts.clients)
+        samples = next(iter(params.values())).new_full((), facts.samples)
+        anchor = {n: params[n] for n in names} if self.sites else {}
+        state = State(params, first, (), anchor, torch.zeros_like(samples), samples, facts.clients)
         return replace(state, velocity=self.server().open(common(state)))
 
     def offer(self, state: State, client: Tensor | None) -> tuple[Shared, Own]:
-        return Shared(state.params, state.precision, state.samples, state.clients), ()
+        return Shared(state.params, state.precision, anchored(state), state.samples, state.clients), ()
 
     def combine(self, state: State, total: Message, now: Now) -> State:
         mean, count = total["change"].mean(), total["change"].weight
-        damped = 1.0
-        if now.round > self.burn_rounds and (self.sites or self.damping is not None):
+        late, damped = now.round > self.burn_rounds, 1.0
+        if late and (self.sites or self.damping is not None):
             damped = count * (1 / state.clients if self.damping is None else self.damping)
         step = tree_map(lambda d: d * damped, mean)
         wide = tree_map(lambda leaf, d: leaf.to(d), common(state), step)
-        velocity = tree_map(lambda v: v.to(count), state.velocity)
+        lasting = state.begun if late else 1.0  # momentum of burn-in is in no site, and would move q for good
+        velocity = tree_map(lambda v: v.to(count) * lasting, state.velocity)
         q, after = self.moved(wide, velocity, step)  # (f)
-        new = self.product(state, q, after)
+        begun = torch.full_like(state.begun, float(late))
+        new = replace(self.product(state, q, after), anchor=anchored(state), begun=begun)
         rest = total["rest"].mean() if "rest" in total else {}
         return replace(new, params={n: rest.get(n, p) for n, p in new.params.items()})
 
@@ -134,7 +139,7 @@ class FedEP(Method):
         mu = {n: torch.where(safe[n], f.mean(), state.params[n].to(f.shift)) for n, f in q.items()}  # (f)
         precision = {n: f.precision.clamp(min=least) for n, f in q.items()}
         params = {n: mu.get(n, p) for n, p in state.params.items()}
-        return State(params, precision, velocity, state.samples, state.clients)
+        return replace(state, params=params, precision=precision, velocity=velocity)
 
     def forget(self, state: State, factor: ClientFactor) -> State:
         """Without a client's site, and without its momentum, which would go on moving q."""
@@ -152,12 +157,12 @@ class FedEP(Method):
         return here.shared.params
 
     def site(self, here: Here, q: Factors) -> Factors:
-        """The client's factor; before its first visit, and without sites, its share of q."""
+        """The client's factor: without sites its share of q, before its first visit its share of the first q."""
         share = here.n / here.shared.samples.clamp(min=1)
-        even = tree_map(lambda leaf: share * leaf, q)
         if not self.sites:
-            return even
-        return tree_map(lambda mine, e: torch.where(here.personal.met > 0, mine, e), here.personal.factors, even)
+            return tree_map(lambda leaf: share * leaf, q)
+        own = {n: Gaussian.of(mu, torch.full_like(mu, self.identity) * here.n) for n, mu in here.shared.anchor.items()}
+        return tree_map(lambda mine, e: torch.where(here.personal.met > 0, mine, e), here.personal.factors, own)
 
     def penalised(self, params: Params, batch: Batch, here: Here) -> tuple[Tensor, Params]:
         """The mean loss and the cavity's energy, up to a constant, as a function of θ − µ."""

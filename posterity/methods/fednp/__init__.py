@@ -29,9 +29,10 @@ Differs from the paper (errata of the specification):
 Algorithm 1 makes the site that is sent (line 8) from the z_m and z_s of the last iteration (line 5), that is from the f
 of its last mini-batch, before the last step; here f is computed anew on all of the client's data with the parameters
 that are sent, so that a site does not depend on which samples came last. Within training f is the mini-batch's in both.
-f is a linear layer on the features, averaged over samples; its first values depend on the seed. The NPN has no
-weight variances and stays with its client, as in the code. A newcomer's cavity is q(z). The classifier is the head of
-any network. The host is FedAvg, or FedProx for µ > 0: with λ = 0 its trajectory is the host's, bit for bit.
+f is a linear layer on the features, averaged over samples; its first values depend on the seed. The NPN has no weight
+variances and stays with its client, as in the code. A newcomer's cavity is q(z). Fine-tuning repeats the round's
+training, (18) included. The classifier is the head of any network. The host is FedAvg, or FedProx for µ > 0: with λ = 0
+its trajectory is the host's, bit for bit.
 """
 
 from __future__ import annotations

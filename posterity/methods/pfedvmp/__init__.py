@@ -33,7 +33,8 @@ Differs from the paper (errata of the specification):
   E5  (4) has a prior over the centroids, (13) has not: left out unless `prior` says so.
   E6  ξ₁ is the coefficient in the loss, so the equivalent precision is 2 ξ₁.
 Centroids are unknown, and pull nobody, until somebody has reported the class (`warmup="zero"`: the prior mean instead).
-A newcomer's head is the nearest-centroid rule w_k = 2µ_k, b_k = −‖µ_k‖² where the head is one linear layer.
+A newcomer's head is the nearest-centroid rule w_k = 2µ_k, b_k = −‖µ_k‖² where the head is one linear layer. Fine-tuning
+repeats the round's training, (9) with its pull, of base and head (the paper does not fine-tune).
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """MetaVD: a hyper-network on the server predicts how noisy each client's weights are, and so how much each one counts.
 
 In place of the host's objective (1) stands a bound in which client m has weights w^m ~ q^m and the share g^m of the
-cohort's samples; nobody computes it, since every client descends on its own term (4):
+cohort's samples (of its clients, where the host counts these: Per-FedAvg unless `balance=samples`); nobody computes it,
+since every client descends on its own term (4):
 
     Σ_m g^m { E[log p(y^m | x^m, w^m)] − KL(q^m ‖ p) }                                                            # (2)
 
