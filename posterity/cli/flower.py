@@ -20,6 +20,10 @@ FLAGS = {
     "sites": option(int | None, None, "sites that must be there before round 1 (default: --clients)", "--sites",
                     panel="Running", metavar="INTEGER"),
     **config_flags(ALONE),
+    "clients": option(str | None, None, f"clients of the run (default: {STARTING['clients']}; with --config none)",
+                      "--clients", panel="Data", metavar="INTEGER"),
+    "rounds": option(str | None, None, f"rounds of training (default: {STARTING['rounds']}; with --config 100)",
+                     "--rounds", panel="Training", metavar="INTEGER"),
 }  # fmt: skip
 
 
