@@ -12,7 +12,7 @@ Clients train as in FedAvg and send their models θ_k, p_k = n_k / Σ_j n_j. Wit
 Without server steps this is FedAvg.
 
 Reference: Chen and Chao, "FedBE: making Bayesian model ensemble applicable to federated learning", ICLR 2021. The
-letters (a) to (f) are ours: the specification restates the paper without its numbers.
+letters (a) to (f) are ours: the paper's own numbers were not at hand.
 
 Differs from the paper: mean and variance are those of the weights, as in MetaVD's release, where the authors fit
 normalised updates; s² is at least `floor`. Only trained weights are sampled: a drawn model has the mean's running

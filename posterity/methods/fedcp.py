@@ -16,7 +16,7 @@ direction of v_k: contexts tell clients apart only under optimisers that rescale
 Reference: Zhang, Hua, Wang, Song, Xue, Ma and Guan, "FedCP: Separating feature information for personalized federated
 learning via conditional policy", KDD 2023.
 
-The letters are ours: the specification restates the paper without its numbers.
+The letters are ours: the paper's own numbers were not at hand.
 
 Differs from the paper: released code draws noise when it predicts, so that its answers are random; here it does not,
 unless `noisy`. The difference of two Gumbel variables is logistic, so (b) draws one number where the paper has two. The

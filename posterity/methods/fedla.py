@@ -13,7 +13,7 @@ g_b of a batch's mean loss,
 Reference: Liu, Jiang, Zheng, Chen, Qi, Huang and Shao, "A Bayesian federated learning framework with online Laplace
 approximation", 2021, arXiv:2102.01936.
 
-The letters (a) to (c) are ours: the specification restates the paper without its numbers.
+The letters (a) to (c) are ours: the paper's own numbers were not at hand.
 
 Differs from the paper: its server divides Σ_k p_k Ω_k ⊙ θ_k by Ω + ε, which moves numbers without curvature (dead
 units) to 0. Ours adds ε to the precision of every client, so that they have FedAvg's mean; `fallback=false` is the

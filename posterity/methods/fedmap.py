@@ -16,7 +16,7 @@ density that is also scored, and L_k has its −N_k/2 · log 2π: it differs bet
 
 Reference: "FedMAP: Unlocking potential in personalized federated learning through bi-level MAP optimization", 2024.
 
-Differs from the paper (errata of the specification):
+Differs from the paper (errata, numbered by us):
   A1  ω underflows and is one-hot as printed, and favours small clients: weights are kept as logarithms, and the default
       `per_sample` divides them by N_k (what the authors' later code does). `posterior` is (8) as printed.
   A2  (3) weights by the likelihood alone: `likelihood`. The released 2024 code averages by size: `num_examples`.

@@ -21,7 +21,7 @@ With u_t = x_t − x̄_{t−1}, γ_t = ρ (t − 1)/t and δ_1 = x_1 − w,
 Reference: Al-Shedivat, Gillenwater, Xing and Rostamizadeh, "Federated learning via posterior averaging: a new
 perspective and practical algorithms", ICLR 2021.
 
-The letters (a) to (d) are ours: the specification restates the paper without its numbers.
+The letters (a) to (d) are ours: the paper's own numbers were not at hand.
 
 Differs from the paper: a sample is a stretch and not an epoch, since other studies train for one epoch: the steps of a
 round are cut into `burn + samples` stretches of equal length, which are epochs when `local.epochs` is that number. A

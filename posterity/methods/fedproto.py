@@ -16,7 +16,7 @@ belongs to no client meets that network too. Before there are prototypes the hea
 Reference: Tan, Long, Liu, Zhou, Lu, Jiang and Zhang, "FedProto: Federated prototype learning across heterogeneous
 clients", AAAI 2022.
 
-The letters are ours: the specification restates the paper without its numbers.
+The letters are ours: the paper's own numbers were not at hand.
 
 Differs from the paper: `weighting="uniform"` is what all released code does; the paper's formula has the counts
 (`@paper`). (b) is a pass of its own over the data in evaluation mode; released code adds up features while the network

@@ -15,7 +15,7 @@ then FedAvg's model, bit for bit.
 
 Reference: Chen and Chao, "On bridging generic and personalized federated learning for image classification", ICLR 2022.
 
-The letters are ours: the specification restates the paper without its numbers.
+The letters are ours: the paper's own numbers were not at hand.
 
 Differs from the paper: the hypernetwork that makes q_k of the class frequencies is left out, so newcomers begin with
 the generic model. The count of a class that a client lacks is 1 and not 0: log 0 would rule out a label that new data

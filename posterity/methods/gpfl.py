@@ -21,7 +21,7 @@ no data gets u_G for u_k.
 Reference: Zhang, Hua, Cao, Wang, Song, Xue, Ma and Guan, "GPFL: Simultaneously learning global and personalized feature
 information for personalized federated learning", ICCV 2023.
 
-The letters are ours: the specification restates the paper without its numbers.
+The letters are ours: the paper's own numbers were not at hand.
 
 Differs from the paper: u_G and u_k are made of the table that this round brought. Released code makes them before it
 takes the new table over, of the one that the client itself trained when it was last asked (`lagged`: a client keeps

@@ -14,7 +14,7 @@ visit ended with:
 θ_k and l_k stay with their client, and θ_k predicts. With η_p = 0, lg and meg are pFedMe.
 
 Reference: Shi, Zhang, Shu, Li, Shen and Ma, "PRIOR: Personalized prior for reactivating the information overlooked in
-federated learning", NeurIPS 2023. The letters are ours: the specification restates the paper without its numbers.
+federated learning", NeurIPS 2023. The letters are ours: the paper's own numbers were not at hand.
 
 Differs from the paper: epochs of batches instead of R of them (`local.steps` is R), and mh takes twice
 `local.batch` samples for its two; where a client has a single sample left, (c) does nothing and (d) has that sample.

@@ -20,7 +20,7 @@ starts at the last sample.
 Reference: Vono, Plassier, Durmus, Dieuleveut and Moulines, "QLSD: Quantised Langevin stochastic dynamics for Bayesian
 federated learning", AISTATS 2022. The quantiser: Alistarh, Grubic, Li, Tomioka and Vojnovic, "QSGD", NeurIPS 2017.
 
-The letters (a) to (d) are ours: the specification restates the paper without its numbers.
+The letters (a) to (d) are ours: the paper's own numbers were not at hand.
 
 Differs from the paper: this is QLSD# (minibatches); reference points (QLSD*), variance reduction and memory terms
 (QLSD++) are not here. The prior's gradient is added by the server, exactly: shares of it would be quantised with the

@@ -38,7 +38,8 @@ def order(found: Sequence[Entry], by: str = "") -> str:
     if not others:
         return told
     if not apart:
-        return f"{told} Of the others our seeds tell none apart."
+        one = max(each.seeds for each in found) == 1
+        return f"{told} {'One seed tells no two apart' if one else 'Of the others our seeds tell none apart'}."
     return f"{told} Of the others our seeds tell apart: {'; '.join(apart)}."
 
 

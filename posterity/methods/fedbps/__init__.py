@@ -22,7 +22,7 @@ models (1), which is nowhere computed. The authors train with SGD, lr 0.01, mome
 
 Reference: "Federated BNN for Parameter Selection" (FedBPS), conference paper, 4 pages.
 
-Differs from the paper (errata of the specification):
+Differs from the paper (errata, numbered by us):
   B1  Algorithm 1 takes the Hessian for the variance, which makes the best determined entries personal: inverted, as in
       (2); `score="hessian"` is as printed. τ, the prior that weight decay means, keeps dead units finite.
   B2  line 6 of Algorithm 1 lacks the square of (5), and the sum is then 0 for the disagreement: squared.

@@ -22,7 +22,7 @@ is 0. Either way `local.lr` times that pull should stay below 2, or clients with
 Reference: Guo, Greengard, Wang, Gelman, Kim and Xing, "Federated learning as variational inference: a scalable
 expectation propagation approach", ICLR 2023.
 
-The letters (a) to (f) are ours: the specification restates the paper without its numbers.
+The letters (a) to (f) are ours: the paper's own numbers were not at hand.
 
 Differs from the paper: burn-in is part of the run instead of a checkpoint of FedAvg, and its µ is sent along for those
 who are met later. The damping δ is 1/m with m clients in the round for FedSEP as in the paper; FedEP's is 1/K, since a

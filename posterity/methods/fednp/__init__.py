@@ -16,7 +16,7 @@ of its site, which the server adds to the totals: prior + all sites, absent clie
 
 Reference: "FedNP: Towards non-IID federated learning via federated neural propagation", AAAI 2023.
 
-Differs from the paper (errata of the specification):
+Differs from the paper (errata, numbered by us):
   N1  (12) is not the second moment; N4 (11) and (12) divide by f: both are replaced by the update above.
   N2, N3  constants of (44), not of (28) and (29). `moments="closed"` is the paper's; "quadrature" is its Quad-FedNP.
   N5  exact sites have no negative precision; where the closed form would give one, it is clamped.

@@ -23,7 +23,7 @@ is the server's Gaussian.
 
 Reference: Zhang, Li, Li, Guo and Shao, "Personalized federated learning via variational Bayesian inference", ICML 2022.
 
-The letters (a) to (f) are ours: the specification restates the paper without its numbers.
+The letters (a) to (f) are ours: the paper's own numbers were not at hand.
 
 Differs from the paper: its Adam makes steps on both divergences (solver `gradient`), ours are `proximal`. Adam's steps
 near a minimum are as long as its rate, however small the gradient: where the loss has none, as for a bias before batch

@@ -21,7 +21,7 @@ The client trains its embedding on −log p(y | x) of one half of each class giv
 through ω. The server takes the plain mean of the embeddings (h). For a prediction all training samples are given.
 
 Reference: Achituve, Shamsian, Navon, Chechik and Fetaya, "Personalized federated learning with Gaussian processes",
-NeurIPS 2021. The letters (a) to (h) are ours: the specification restates the paper without its numbers.
+NeurIPS 2021. The letters (a) to (h) are ours: the paper's own numbers were not at hand.
 
 Differs from the paper: only the full model, without inducing points. (b) and (d) are written with S, whose smallest
 eigenvalue is 1, instead of (K + Ω⁻¹)⁻¹: ω is never divided by, and rows that are not at a node have ω = 0. A factor of

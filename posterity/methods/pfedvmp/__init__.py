@@ -19,7 +19,7 @@ and the server multiplies the factors: the base is averaged by size (10, 12), an
 
 Reference: "Personalized federated learning via variational message passing" (pFedVMP), manuscript.
 
-Differs from the paper (errata of the specification):
+Differs from the paper (errata, numbered by us):
   E1  ξ₁ = 50 is only possible if the pull is averaged over the features: `reduction="mean"`; "sum" is as printed.
   E2  (11) trusts a client where its data vary: the default `shrinkage` inverts a regularised covariance instead;
       `printed` is (11), in float64 from the centred features with a rank cut (Σ is never formed to be inverted):

@@ -26,7 +26,7 @@ moves the hyper-network along what the clients did to their ρ:
 
 Reference: Jeon, Hong, Yun and Kim, "Federated learning via meta-variational dropout", NeurIPS 2023.
 
-Differs from the paper (errata of the specification):
+Differs from the paper (errata, numbered by us):
   M1–M4   no extra 1/M in (5) and in the step of ψ; clients descend on −ELBO; J_eᵀ Δρ, as ψ is no function of e.
   (4)     the loss is that of the mean logits, as released, and not the mean loss E[−log p] of (2), which is never
           below it: −log p is convex in the logits. With `draws = 1` it is one unbiased draw of that mean.
