@@ -32,6 +32,7 @@ INCIDENTAL = {
     "name",
     "threads",
     "metrics",
+    "keep",
 }
 
 
