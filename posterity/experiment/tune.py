@@ -104,12 +104,16 @@ def tune_method(
     config: Config, name: str, budget: Budget, out: Path, suggest: Suggest, score: Score = run_score,
     tell: Callable[[str], None] = lambda line: None,
 ) -> list[Tried]:  # fmt: skip
-    """All trials of one method (its settings in brackets are not tuned); those in its file are not repeated."""
+    """The trials of one method (its settings in brackets are not tuned); those in its file are not repeated.
+
+    Those beyond the budget, of a larger search before, do not count: other methods did not get them.
+    """
     variant = parse_variant(name)
     config = replace(config, method=variant.method, set={**config.set, **variant.settings})
     space = search_space(variant.method, _given(config))
     path = out / f"{variant.folder}.jsonl"
-    for number in range(budget.trials if space else 1):  # without anything to tune, the defaults are all there is
+    count = budget.trials if space else 1  # without anything to tune, the defaults are all there is
+    for number in range(count):
         done = read_trials(path)
         before = [trial for trial in done if trial.number < number]
         trial = next((trial for trial in done if trial.number == number), None)
@@ -120,7 +124,7 @@ def tune_method(
                 found, higher = score(replace(config, seed=seed, set={**config.set, **values}))
                 _write(path, number, values, seed, found, higher)
                 tell(f"{name} trial {number + 1} of {budget.trials}, seed {seed}: {found:.4g} with {values}")
-    return read_trials(path)
+    return [trial for trial in read_trials(path) if trial.number < count]
 
 
 def _given(config: Config) -> list[str]:

@@ -102,6 +102,23 @@ def test_every_method_has_the_same_budget_and_the_defaults_come_first(tmp_path):
     assert {seed for _, seed, _ in seen} == {0, 1}
 
 
+def test_trials_of_a_larger_search_before_do_not_count(tmp_path):
+    """Later trials are better here, so the sixth would win; the other method gets two."""
+    seen = []
+
+    def score(config):
+        seen.append(config.method)
+        return 0.5 + 0.01 * len(seen), True
+
+    tune(BASE, ["fedprox"], Budget(6), tmp_path, along, score)
+    path = tune(BASE, ["fedprox", "ditto"], Budget(2), tmp_path, along, score)
+    found = tomllib.loads(path.read_text())["methods"]
+    assert {name: (told["trial"], told["trials"]) for name, told in found.items()} == {
+        "fedprox": (2, 2), "ditto": (2, 2)}  # fmt: skip
+    assert len(read_trials(tmp_path / "fedprox.jsonl")) == 6  # they stay for a larger one
+    assert seen == ["fedprox"] * 6 + ["ditto"] * 2
+
+
 def test_the_best_on_validation_is_chosen_and_the_file_says_how(tmp_path):
     path = tune(BASE, ["fedprox"], Budget(6, (0,)), tmp_path, along, fake_score([]))
     assert path == tmp_path / TUNED
