@@ -20,6 +20,7 @@ from posterity import __version__
 from posterity.evaluate import goal_of
 from posterity.experiment.compare import fitting
 from posterity.experiment.config import Config, literal, quoted, read_toml
+from posterity.experiment.divergence import why_diverged
 from posterity.experiment.result import Result
 from posterity.experiment.run import start_run
 from posterity.experiment.search_space import Dimension, Values, first_values, search_space, tell_space
@@ -62,11 +63,14 @@ class Tried:
 
 
 def validation_score(result: Result) -> tuple[float, bool]:
-    """The best score of a run on the validation half (nan if there is none), and whether higher is better."""
+    """The best score of a run on the validation half (nan if there is none), and whether higher is better.
+
+    Whether it has exploded is judged there, too: a test score must not even decide that a trial does not count.
+    """
     goal = goal_of(result.setup.sim.federation.task)
     found = [entry.get("validation") for entry in result.history(goal.name, "pooled")]
     known = [float(value) for value in found if value is not None and not math.isnan(value)]
-    if result.diverged or not known:
+    if not known or why_diverged(result.lines, result.federation, result.method.scored, "validation"):
         return math.nan, goal.higher
     return (max(known) if goal.higher else min(known)), goal.higher
 
