@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 
 import pytest
@@ -12,6 +13,8 @@ from kinds import everything
 import posterity
 from posterity import data, models
 from posterity.experiment import run_folder
+from posterity.experiment.notebook import as_run
+from posterity.report.selected_round import select_round
 
 SMALL = {"dataset": "digits", "clients": 6, "rounds": 4, "evaluate_every": 2, "subset": "25%", "lr": 0.1}
 
@@ -116,6 +119,28 @@ def test_save_and_load(result, tmp_path):
     assert again.clients() == json.loads(json.dumps(run_folder.clean(result.clients())))
     with pytest.raises(ValueError, match="already holds a run"):
         result.save(tmp_path / "kept")
+
+
+def test_an_infinite_score_stays_infinite_in_a_folder(tmp_path):
+    """JSON has no infinity, and a mean over seeds must not lose the one that was certain and wrong."""
+    own = data.load("digits", clients=6, subset="25%", seed=0)
+    x = own.x.clone()
+    x[own.test.rows[own.test.offsets[2]]] = 3e38  # the network overflows
+    own = replace(own, x=x)
+    made = posterity.run("fedavg", federation=own, rounds=2, lr=0.1, out=tmp_path / "run")
+    again = posterity.load(tmp_path / "run", federation=own)
+    assert made.metric("nll") == again.metric("nll") == math.inf
+    assert made.clients()["nll"] == again.clients()["nll"] == as_run_client_values(made)
+    assert [k for k, nll in enumerate(again.clients()["nll"]) if nll == math.inf] == [2]
+    assert again.history("nll") == made.history("nll")
+    assert "NLL ∞" in repr(made)
+    assert "NLL ∞" in repr(replace(made, folder=None))
+
+
+def as_run_client_values(result):
+    """What a run without a folder shows of its clients' NLL."""
+    run = as_run(replace(result, folder=None))
+    return select_round(run, "validated").score.by_client("nll")
 
 
 @pytest.mark.parametrize("name", ["metrics.jsonl", "run.json", "checkpoint.safetensors", "notes.txt"])
