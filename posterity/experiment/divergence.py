@@ -67,11 +67,9 @@ def _told(round: int | None, what: str, value: float, part: str) -> str:
 
 
 def _pooled(metrics: Mapping[str, Any], name: str) -> float:
-    """A pooled metric; one that a file could not hold was infinite."""
-    by_rule = metrics.get(name)
-    if not by_rule or "pooled" not in by_rule:
-        return math.nan
-    return math.inf if by_rule["pooled"] is None else float(by_rule["pooled"])
+    """A pooled metric; nan where there was nobody to score (what was infinite is so again in lines that were read)."""
+    value = (metrics.get(name) or {}).get("pooled")
+    return math.nan if value is None else float(value)
 
 
 def tell(why: str, out: Path | None) -> None:
