@@ -197,8 +197,11 @@ def detectable(pairs: Sequence[Paired]) -> float | None:
 
 
 def _differences(first: ClientValues | None, second: ClientValues | None) -> ClientValues | None:
-    """Client by client; None where they are not the same clients. Clients without rows have no number and no weight."""
-    if first is None or second is None or first.rows != second.rows:
+    """Client by client; None where they are not the same clients. Clients without rows have no number and no weight.
+
+    Who was not scored has no rows either: a sample of the clients and all of them are not the same clients.
+    """
+    if first is None or second is None or first.rows != second.rows or not np.array_equal(first.sizes, second.sizes):
         return None
     held = first.sizes > 0
     values = (first.values - second.values)[held]

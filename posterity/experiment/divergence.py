@@ -26,8 +26,11 @@ class NoResult(UserWarning):
     """A run that came to nothing, or exploded."""
 
 
-def why_diverged(lines: Sequence[Mapping[str, Any]], federation: Federation, scored: str) -> str:
-    """Why a run's lines are no result, in a sentence; empty if they are one."""
+def why_diverged(lines: Sequence[Mapping[str, Any]], federation: Federation, scored: str, part: str = "test") -> str:
+    """Why a run's lines are no result, in a sentence; empty if they are one.
+
+    `part` says by whose rows it is judged: what chooses by validation must not look at the test half.
+    """
     rounds = [x for x in lines if x["kind"] == "round" and x["cohort"]]  # who asks for empty rounds may have them
     lost = [x for x in rounds if x["empty"]]
     if 2 * len(lost) > len(rounds):
@@ -36,39 +39,37 @@ def why_diverged(lines: Sequence[Mapping[str, Any]], federation: Federation, sco
         return (f"the run came to nothing: {len(lost)} of {len(rounds)} rounds were rolled back or had no usable "
                 f"message (round {first['round']}: {reason}); {ADVICE}")  # fmt: skip
     mine = [x for x in lines if x["kind"] == "score" and (x["group"], x["point"]) == ("members", scored)]
-    return _why_exploded(mine, federation) if mine else ""
+    return _why_exploded(mine, federation, part) if mine else ""
 
 
-def _why_exploded(scores: Sequence[Mapping[str, Any]], federation: Federation) -> str:
+def _why_exploded(scores: Sequence[Mapping[str, Any]], federation: Federation, part: str) -> str:
     """Why the round that would be reported has exploded."""
     goal, entries = goal_of(federation.task), dict[int, dict[str, Any]]()
     for x in scores:
         entry = entries.setdefault(x["round"], {"round": x["round"], **dict.fromkeys(("validation", "test", "held"))})
         entry[x["part"]] = x["metrics"].get(goal.name, {}).get("pooled")
     chosen = select(list(entries.values()), "validated", goal.higher).round
-    shown = [x["metrics"] for x in scores if x["part"] == "test" and chosen in (None, x["round"])]
+    shown = [x["metrics"] for x in scores if x["part"] == part and chosen in (None, x["round"])]
     metrics = shown[-1] if shown else {}
     if federation.task == "regression":
         if federation.absent:  # how far targets spread is not known
             return ""
         error, spread = _pooled(metrics, "mse"), float(federation.y.double().var())
-        return "" if error <= FAR_OFF * max(spread, 1e-30) or math.isnan(error) else _told(chosen, "MSE", error)
+        return "" if error <= FAR_OFF * max(spread, 1e-30) or math.isnan(error) else _told(chosen, "MSE", error, part)
     nll, limit = _pooled(metrics, "nll"), absurd_nll(federation.classes)
     blind = _pooled(metrics, "accuracy") <= 1 / federation.classes  # one row of probability 0 is an infinite NLL, too
-    return _told(chosen, "NLL", nll) if limit < nll < math.inf or (nll == math.inf and blind) else ""
+    return _told(chosen, "NLL", nll, part) if limit < nll < math.inf or (nll == math.inf and blind) else ""
 
 
-def _told(round: int | None, what: str, value: float) -> str:
+def _told(round: int | None, what: str, value: float, part: str) -> str:
     when = f"round {round}, which would be reported," if round is not None else "the last round"
-    return f"the run has exploded: {when} has {what} {value:.3g} on the test data; {ADVICE}"
+    return f"the run has exploded: {when} has {what} {value:.3g} on the {part} data; {ADVICE}"
 
 
 def _pooled(metrics: Mapping[str, Any], name: str) -> float:
-    """A pooled metric; one that a file could not hold was infinite."""
-    by_rule = metrics.get(name)
-    if not by_rule or "pooled" not in by_rule:
-        return math.nan
-    return math.inf if by_rule["pooled"] is None else float(by_rule["pooled"])
+    """A pooled metric; nan where there was nobody to score (what was infinite is so again in lines that were read)."""
+    value = (metrics.get(name) or {}).get("pooled")
+    return math.nan if value is None else float(value)
 
 
 def tell(why: str, out: Path | None) -> None:

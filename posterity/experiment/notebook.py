@@ -43,10 +43,10 @@ def describe_result(result: Result) -> str:
     """A line for a prompt."""
     run = as_run(result)
     name, rounds = plain(run.label), f"{result.round} rounds"
-    rows = headline([run]) if run.scores else []
+    rows = _rows(run) if run.scores else []
     shown = [c for c in columns(rows) if not c.wide_only] if rows else []
     cells = [f"{c.title} {rows[0].cells[c.key].text}{' %' if c.unit == '%' else ''}" for c in shown]
-    at = f" (validated, {rows[0].point})" if rows else ""
+    at = f" ({rows[0].rule}, {rows[0].point})" if rows else ""
     place = f", {result.folder}" if result.folder is not None else ""
     return f"<Result of {name} on {plain(run.federation.name)}, {rounds}{place}: {', '.join(cells) or 'no scores'}{at}>"
 
@@ -56,10 +56,18 @@ def show_result(result: Result) -> str:
     run = as_run(result)
     if not run.scores:
         return f"<p>{escape(describe_result(result))}</p>"
-    rows = headline([run])
+    rows = _rows(run)
     chosen = ", ".join(str(round) for round in rows[0].rounds)
     said = f"validated: round {chosen} of {result.round} was chosen on validation, and is shown on test."
+    if rows[0].rule == "last":
+        said = f"last: nothing was validated, and round {chosen} of {result.round} is shown on test."
     return html_table(rows, columns(rows), said)
+
+
+def _rows(run: Run) -> list[Row]:
+    """The row of a run as it was validated; where nothing was, of its last round."""
+    rows = headline([run])
+    return rows if rows[0].picked else headline([run], "last")
 
 
 def html_table(rows: Sequence[Row], among: Sequence[Column], said: str) -> str:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -133,7 +134,7 @@ class Result:
         """The round that a selection rule settles on."""
         goal = goal_of(self.setup.sim.federation.task)
         if show == "validated" and (why := self._unvalidated):
-            raise ValueError(f"{why}: ask for show='last', or hold rows out for validation")
+            raise ValueError(f"{why}: ask for show='last', or hold more rows out for validation")
         selected = select(self.history(goal.name, "pooled", point, epochs=epochs), show, goal.higher)
         return self.round if selected.round is None else selected.round
 
@@ -170,11 +171,10 @@ class Result:
         chosen, point = self._settled(show), self.method.scored
         about: dict[str, Any] = {"setup": self.setup, "folder": self.folder}
         why = self._unvalidated if show == "validated" else ""
+        reason = why or f"round {chosen}, which {show!r} chooses, is not kept in this run"
+        note = f"{reason}: these are the models after its last round, {self.round}"
         if (kept := self._kept(chosen)) is not None:
-            note = f"{why}: these are the models after its last round, {self.round}" if why else ""
-            return Delivery(show, chosen, point, note, kept=kept, **about)
-        note = (f"round {chosen}, which {show!r} chooses, is not kept in this run: these are the models after its last "
-                f"round, {self.round}")  # fmt: skip
+            return Delivery(show, chosen, point, note if why else "", kept=kept, **about)
         if (kept := self._kept(self.round)) is not None:
             return Delivery(show, self.round, point, note, kept=kept, **about)
         return Delivery(show, max(self.round, 1), "received", note, kept=self._end, **about)
@@ -204,10 +204,18 @@ class Result:
 
     @property
     def _unvalidated(self) -> str:
-        """Why no round can be chosen on validation; empty if one can."""
-        told = self.setup.sim.federation
-        held = bool(told.validation.sizes[: told.members].any())
-        return "" if held else "no member has validation rows, so 'validated' chooses no round"
+        """Why no round can be chosen on validation; empty if one can.
+
+        Who has fewer rows than may be told is not scored, and of many members only a sample is: what was scored counts.
+        """
+        sim, goal = self.setup.sim, goal_of(self.setup.sim.federation.task).name
+        mine = [x for x in self.lines if x["kind"] == "score" and (x["group"], x["part"]) == ("members", "validation")]
+        values = [x["metrics"].get(goal, {}).get("pooled") for x in mine]
+        enough = bool((sim.federation.validation.sizes[: sim.federation.members] >= sim.min_count).any())
+        if any(v is not None and not math.isnan(v) for v in values) or (enough and not mine):
+            return ""
+        rows = "validation rows" if sim.min_count == 1 else f"{sim.min_count} validation rows (min_count)"
+        return f"no member{' that was scored' if enough else ''} has {rows}, so 'validated' chooses no round"
 
     def predict_proba(self, client: int | str, x: Any, point: str | None = None, show: str = "validated",
                       scaled: bool = False) -> Tensor:  # fmt: skip

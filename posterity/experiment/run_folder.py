@@ -29,6 +29,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
 from posterity.core.tree import Tree, tree_filled, tree_named
+from posterity.evaluate.infinite import restored
 from posterity.experiment import integrity
 from posterity.experiment.integrity import DamagedFile
 
@@ -74,7 +75,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def clean(value: Any) -> Any:
-    """`value` as JSON allows it: numbers that are not finite become null."""
+    """`value` as JSON allows it: numbers that are not finite become null (`read_lines` knows which were infinite)."""
     if isinstance(value, Mapping):
         return {str(k): clean(v) for k, v in value.items()}
     if isinstance(value, (list, tuple)):
@@ -94,12 +95,12 @@ def append_lines(path: Path, lines: list[dict[str, Any]]) -> int:
 
 
 def read_lines(path: Path, length: int | None = None) -> list[dict[str, Any]]:
-    """The lines of a file, or of its first bytes."""
+    """The lines of a file, or of its first bytes, with the infinite scores that they were written from."""
     data = integrity.read_regular(path) if path.exists() or length is None else b""
     try:
-        return [json.loads(line) for line in data[:length].decode().splitlines() if line.strip()]
-    except (ValueError, RecursionError) as error:
-        raise DamagedFile(f"{path} holds a line that is no JSON ({error}); {integrity.ADVICE}") from None
+        return [restored(json.loads(line)) for line in data[:length].decode().splitlines() if line.strip()]
+    except (ValueError, RecursionError, AttributeError) as error:
+        raise DamagedFile(f"{path} holds a line that is no JSON object ({error}); {integrity.ADVICE}") from None
 
 
 def save_checkpoint(folder: Path, trees: Mapping[str, Tree], facts: Mapping[str, Any], name: str = CHECKPOINT) -> None:

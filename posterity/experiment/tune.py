@@ -20,6 +20,7 @@ from posterity import __version__
 from posterity.evaluate import goal_of
 from posterity.experiment.compare import fitting
 from posterity.experiment.config import Config, literal, quoted, read_toml
+from posterity.experiment.divergence import why_diverged
 from posterity.experiment.result import Result
 from posterity.experiment.run import start_run
 from posterity.experiment.search_space import Dimension, Values, first_values, search_space, tell_space
@@ -62,11 +63,14 @@ class Tried:
 
 
 def validation_score(result: Result) -> tuple[float, bool]:
-    """The best score of a run on the validation half (nan if there is none), and whether higher is better."""
+    """The best score of a run on the validation half (nan if there is none), and whether higher is better.
+
+    Whether it has exploded is judged there, too: a test score must not even decide that a trial does not count.
+    """
     goal = goal_of(result.setup.sim.federation.task)
     found = [entry.get("validation") for entry in result.history(goal.name, "pooled")]
     known = [float(value) for value in found if value is not None and not math.isnan(value)]
-    if result.diverged or not known:
+    if not known or why_diverged(result.lines, result.federation, result.method.scored, "validation"):
         return math.nan, goal.higher
     return (max(known) if goal.higher else min(known)), goal.higher
 
@@ -104,12 +108,16 @@ def tune_method(
     config: Config, name: str, budget: Budget, out: Path, suggest: Suggest, score: Score = run_score,
     tell: Callable[[str], None] = lambda line: None,
 ) -> list[Tried]:  # fmt: skip
-    """All trials of one method (its settings in brackets are not tuned); those in its file are not repeated."""
+    """The trials of one method (its settings in brackets are not tuned); those in its file are not repeated.
+
+    Those beyond the budget, of a larger search before, do not count: other methods did not get them.
+    """
     variant = parse_variant(name)
     config = replace(config, method=variant.method, set={**config.set, **variant.settings})
     space = search_space(variant.method, _given(config))
     path = out / f"{variant.folder}.jsonl"
-    for number in range(budget.trials if space else 1):  # without anything to tune, the defaults are all there is
+    count = budget.trials if space else 1  # without anything to tune, the defaults are all there is
+    for number in range(count):
         done = read_trials(path)
         before = [trial for trial in done if trial.number < number]
         trial = next((trial for trial in done if trial.number == number), None)
@@ -120,7 +128,7 @@ def tune_method(
                 found, higher = score(replace(config, seed=seed, set={**config.set, **values}))
                 _write(path, number, values, seed, found, higher)
                 tell(f"{name} trial {number + 1} of {budget.trials}, seed {seed}: {found:.4g} with {values}")
-    return read_trials(path)
+    return [trial for trial in read_trials(path) if trial.number < count]
 
 
 def _given(config: Config) -> list[str]:

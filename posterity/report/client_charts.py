@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -38,7 +39,7 @@ def client_dots(arm: Arm, rule: str) -> list[Dot]:
             continue
         sizes = selected.score.by_client("n")
         for k, value in enumerate(selected.score.by_client(goal(run).name)):
-            if value is None:
+            if value is None or math.isinf(value):  # no place on the axis; the table of clients has it
                 continue
             shown = f"{100 * value:.1f} %" if goal(run).share else plain(value)
             n = sizes[k] if k < len(sizes) else None

@@ -138,7 +138,9 @@ def text(mean: float, sd: float | None, column: Column) -> str:
 
 
 def _figures(value: float, digits: int) -> str:
-    """With digits behind the point; what has exploded by its power of ten."""
+    """With digits behind the point; what has exploded by its power of ten, or infinite."""
+    if math.isinf(value):
+        return "∞" if value > 0 else "−∞"
     return f"{value:.{digits}f}" if abs(value) < LARGE else f"{value:.1e}"
 
 

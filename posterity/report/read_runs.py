@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from posterity.evaluate.client_scores import stored
+from posterity.evaluate.infinite import restored
 from posterity.report.logs import ReportError, RunLog, find_runs, read_log, read_packed
 
 POINTS = ("received", "adapted", "trained")  # the protocol's; its file imports PyTorch, and a report needs none
@@ -39,7 +40,7 @@ class ScoreLine:
         return self.metrics.get(metric, {}).get(weight)
 
     def by_client(self, metric: str) -> list[float | None]:
-        return [_number(x) for x in self.clients.get(metric) or ()]
+        return [_reading(x) for x in self.clients.get(metric) or ()]
 
 
 @dataclass(frozen=True)
@@ -221,7 +222,7 @@ def _metrics(lines: Sequence[Mapping[str, Any]]) -> tuple[tuple[RoundLine, ...],
         if raw.get("kind") == "round":
             rounds[int(raw["round"])] = _round(raw)
         elif raw.get("kind") == "score":
-            score = _score(raw)
+            score = _score(restored(raw))
             scores[score.round, score.point, score.epochs, score.group, score.part] = score
     return tuple(rounds[r] for r in sorted(rounds)), tuple(scores[k] for k in sorted(scores))
 

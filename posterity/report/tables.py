@@ -32,6 +32,7 @@ INCIDENTAL = {
     "name",
     "threads",
     "metrics",
+    "keep",
 }
 
 
@@ -214,12 +215,12 @@ def by_seed(row: Row, column: Column) -> dict[str, float]:
 
 
 def summarise(values: Iterable[float | None], column: Column) -> Cell | None:
-    """Mean ± sample sd over the runs that have the number; None where none has."""
-    known = [v for v in values if v is not None]
-    if not known:
+    """Mean ± sample sd over the runs that have the number; None where none has, or the mean is undefined."""
+    known = [v for v in values if v is not None and not math.isnan(v)]  # a gap between infinities is none
+    if not known or {math.inf, -math.inf} <= set(known):
         return None
     mean = statistics.fmean(known)
     if math.isinf(mean):
-        return Cell(mean, None, len(known), "∞" if mean > 0 else "−∞")
+        return Cell(mean, None, len(known), text(mean, None, column))
     sd = statistics.stdev(known) if len(known) > 1 else None
     return Cell(mean, sd, len(known), text(mean, sd, column))

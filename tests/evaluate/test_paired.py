@@ -176,6 +176,25 @@ def test_a_client_without_rows_has_no_say() -> None:
     assert compare_pair(ours, theirs).interval == pytest.approx(bare.interval)
 
 
+@pytest.mark.parametrize("same", [True, False])
+def test_a_sample_of_the_clients_is_not_paired_with_all_of_them(same: bool) -> None:
+    """The round that validation chose has a sample, another method's last round has everybody: either way round."""
+    a, b, sizes = two(3, 4, 20, True)
+    some = np.arange(20) % 3 == 0
+    few = np.where(some, sizes, 0.0)
+    part = {
+        s: Sample(float(np.average(row[some], weights=few[s][some])), ClientValues(np.where(some, row, np.nan), few[s],
+                                                                                   s, "all" if same else s))
+        for s, row in enumerate(a)
+    }  # fmt: skip
+    whole = method(b, sizes, same)
+    for pair in (compare_pair(part, whole), compare_pair(whole, part)):
+        assert pair.design == "seeds"
+        each = [abs(part[s].value - whole[s].value) for s in range(4)]
+        assert np.abs(pair.each) == pytest.approx(each)
+    assert compare_pair(part, part).design == ("crossed" if same else "nested"), "the same sample is paired"
+
+
 def test_few_or_no_shared_seeds() -> None:
     one = compare_pair({0: Sample(0.9), 1: Sample(0.8)}, {1: Sample(0.7), 2: Sample(0.7)})
     assert (one.seeds, one.p, one.interval) == (1, None, None)

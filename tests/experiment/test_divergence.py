@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import warnings
 from pathlib import Path
 
@@ -15,6 +16,7 @@ import posterity
 from posterity.cli.conclude import conclude
 from posterity.cli.diverged import EXIT, notes_of
 from posterity.cli.output import Output
+from posterity.experiment import run_folder
 from posterity.experiment.divergence import why_diverged
 
 TINY = {"dataset": "digits", "clients": 3, "subset": "5%", "rounds": 2, "evaluate_every": 2, "engine": "stacked"}
@@ -59,13 +61,15 @@ def test_an_ordinary_run_is_a_result(tmp_path: Path):
         (0.7, 0.8, False),
         (40.0, 0.6, False),
         (3.8e8, 0.6, True),
-        (None, 0.9, False),
-        (None, 0.0, True),
+        (math.inf, 0.9, False),
+        (math.inf, 0.0, True),
+        (None, 0.0, False),
+        (math.nan, 0.0, False),
         (900, 0.4, False),
     ],
 )
 def test_what_no_honest_model_could_have_is_exploded(nll, accuracy, exploded):
-    """Three classes: guessing has NLL log 3, and a thousand times that is 1,099; null is infinite in a file."""
+    """Three classes: guessing has NLL log 3, and a thousand times that is 1,099; None is undefined."""
     lines = [*played(False, False), *scored(nll, accuracy)]
     assert ("exploded" in why_diverged(lines, points(classes=3), "received")) == exploded
 
@@ -79,8 +83,19 @@ def test_squared_errors_are_held_against_the_targets():
     toy = federate([(torch.ones(4, 1), torch.tensor([0.0, 1.0, 2.0, 3.0]))])
     line = {"kind": "score", "round": 1, "group": "members", "point": "received", "part": "test"}
     found = [why_diverged([*played(False), {**line, "metrics": {"mse": {"pooled": e}}}], toy, "received")
-             for e in (3.0, 1e5, 1e8)]  # fmt: skip
-    assert [bool(why) for why in found] == [False, False, True]
+             for e in (3.0, 1e5, 1e8, math.inf, None)]  # fmt: skip
+    assert [bool(why) for why in found] == [False, False, True, True, False]
+
+
+@pytest.mark.parametrize(("error", "clients", "exploded"), [(math.inf, 1.0, True), (math.nan, 0.0, False)])
+def test_a_file_says_what_the_run_said(error, clients, exploded, tmp_path: Path):
+    """Without held-out rows there is no squared error; JSON writes that as it writes an infinite one."""
+    toy = federate([(torch.ones(4, 1), torch.tensor([0.0, 1.0, 2.0, 3.0]))])
+    line = {"kind": "score", "round": 1, "group": "members", "point": "received", "part": "test"}
+    lines = [*played(False), {**line, "metrics": {"mse": {"pooled": error, "clients": clients}}}]
+    run_folder.append_lines(tmp_path / "metrics.jsonl", lines)
+    found = [why_diverged(each, toy, "received") for each in (lines, run_folder.read_lines(tmp_path / "metrics.jsonl"))]
+    assert [bool(why) for why in found] == [exploded] * 2
 
 
 @pytest.mark.parametrize(("empty", "lost"), [((True, False), False), ((True, True, False), True), ((True,), True)])

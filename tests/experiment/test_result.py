@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 
 import pytest
@@ -12,6 +13,9 @@ from kinds import everything
 import posterity
 from posterity import data, models
 from posterity.experiment import run_folder
+from posterity.experiment.notebook import as_run
+from posterity.report import headline
+from posterity.report.selected_round import select_round
 
 SMALL = {"dataset": "digits", "clients": 6, "rounds": 4, "evaluate_every": 2, "subset": "25%", "lr": 0.1}
 
@@ -118,6 +122,28 @@ def test_save_and_load(result, tmp_path):
         result.save(tmp_path / "kept")
 
 
+def test_an_infinite_score_stays_infinite_in_a_folder(tmp_path):
+    """JSON has no infinity, and a mean over seeds must not lose the one that was certain and wrong."""
+    own = data.load("digits", clients=6, subset="25%", seed=0)
+    x = own.x.clone()
+    x[own.test.rows[own.test.offsets[2]]] = 3e38  # the network overflows
+    own = replace(own, x=x)
+    made = posterity.run("fedavg", federation=own, rounds=2, lr=0.1, out=tmp_path / "run")
+    again = posterity.load(tmp_path / "run", federation=own)
+    assert made.metric("nll") == again.metric("nll") == math.inf
+    assert made.clients()["nll"] == again.clients()["nll"] == as_run_client_values(made)
+    assert [k for k, nll in enumerate(again.clients()["nll"]) if nll == math.inf] == [2]
+    assert again.history("nll") == made.history("nll")
+    assert "NLL ∞" in repr(made)
+    assert "NLL ∞" in repr(replace(made, folder=None))
+
+
+def as_run_client_values(result):
+    """What a run without a folder shows of its clients' NLL."""
+    run = as_run(replace(result, folder=None))
+    return select_round(run, "validated").score.by_client("nll")
+
+
 @pytest.mark.parametrize("name", ["metrics.jsonl", "run.json", "checkpoint.safetensors", "notes.txt"])
 def test_nothing_is_saved_among_other_files(result, tmp_path, name):
     (tmp_path / name).write_text("precious")
@@ -141,6 +167,31 @@ def test_without_validation_rows_no_round_is_validated(tmp_path):
         with pytest.warns(UserWarning, match="'validated' chooses no round"):
             shown = result.predict_proba(0, own.x[:3])
         assert torch.equal(shown, result.predict_proba(0, own.x[:3], show="last"))
+
+
+@pytest.mark.parametrize(
+    ("sizes", "changes", "why"),
+    [
+        ((4, 4, 4, 4), {"min_count": 5}, r"no member has 5 validation rows \(min_count\)"),
+        ((0, 0, 0, 4), {"evaluate_clients": "1"}, "no member that was scored has validation rows"),
+    ],
+)
+def test_too_few_validation_rows_are_none(tmp_path, sizes, changes, why):
+    """Who has fewer rows than may be told is not scored; the report and Python agree that nothing was validated."""
+    own = data.load("digits", clients=4, subset="20%", seed=9)
+    begins = own.validation.offsets.tolist()
+    few = [own.validation.rows[begin : begin + size] for begin, size in zip(begins, sizes, strict=False)]
+    own = replace(own, validation=data.Part.of(few))
+    made = posterity.run(method="fedper", federation=own, rounds=2, evaluate_every=1, **changes)
+    for result in (made, posterity.load(made.save(tmp_path / "kept"), federation=own)):
+        with pytest.raises(ValueError, match=f"{why}, so 'validated' chooses no round: ask for show='last'"):
+            result.metric()
+        assert result.metric(show="last") > 0
+        assert result.delivered().note.endswith("chooses no round: these are the models after its last round, 2")
+        assert headline([as_run(result)])[0].picked == ()
+        assert f"Accuracy {100 * result.metric(show='last'):.1f} %" in repr(result)
+        assert repr(result).endswith("(last, received)>")
+        assert "nothing was validated, and round 2 of 2 is shown" in result._repr_html_()
 
 
 def test_a_federation_of_your_own_must_be_handed_in_again_to_go_on(tmp_path):

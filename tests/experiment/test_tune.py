@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import math
 import tomllib
+from copy import deepcopy
 from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 
+import posterity
 from posterity import methods
 from posterity.core.hyperparameters import knobs
 from posterity.experiment.compare import planned
@@ -100,6 +102,23 @@ def test_every_method_has_the_same_budget_and_the_defaults_come_first(tmp_path):
         assert len(calls) == 4 * 2
         assert calls[0] == {**({"mu": 0.01} if method == "fedprox" else {}), "local.lr": 0.01}
     assert {seed for _, seed, _ in seen} == {0, 1}
+
+
+def test_trials_of_a_larger_search_before_do_not_count(tmp_path):
+    """Later trials are better here, so the sixth would win; the other method gets two."""
+    seen = []
+
+    def score(config):
+        seen.append(config.method)
+        return 0.5 + 0.01 * len(seen), True
+
+    tune(BASE, ["fedprox"], Budget(6), tmp_path, along, score)
+    path = tune(BASE, ["fedprox", "ditto"], Budget(2), tmp_path, along, score)
+    found = tomllib.loads(path.read_text())["methods"]
+    assert {name: (told["trial"], told["trials"]) for name, told in found.items()} == {
+        "fedprox": (2, 2), "ditto": (2, 2)}  # fmt: skip
+    assert len(read_trials(tmp_path / "fedprox.jsonl")) == 6  # they stay for a larger one
+    assert seen == ["fedprox"] * 6 + ["ditto"] * 2
 
 
 def test_the_best_on_validation_is_chosen_and_the_file_says_how(tmp_path):
@@ -258,9 +277,11 @@ def test_flags_are_not_tuned(tmp_path):
 class Told:
     """A result whose test scores may not be looked at."""
 
-    def __init__(self, values, diverged=""):
-        self.values, self.diverged = values, diverged
-        self.setup = SimpleNamespace(sim=SimpleNamespace(federation=SimpleNamespace(task="classification")))
+    lines, method = (), SimpleNamespace(scored="received")
+    federation = SimpleNamespace(task="classification")
+
+    def __init__(self, values):
+        self.values, self.setup = values, SimpleNamespace(sim=SimpleNamespace(federation=self.federation))
 
     def history(self, metric, rule):
         assert (metric, rule) == ("accuracy", "pooled")
@@ -280,24 +301,34 @@ class Told:
 def test_the_score_is_the_best_round_on_validation():
     assert validation_score(Told([0.2, 0.7, 0.4, None, math.nan])) == (0.7, True)
     assert math.isnan(validation_score(Told([None]))[0])
-    assert math.isnan(validation_score(Told([0.9], "it has exploded"))[0])
 
 
-def test_a_real_run_scores_what_its_history_says():
-    import posterity
+SHORT = {"dataset": "digits", "clients": 4, "rounds": 2, "subset": "15%", "engine": "stacked", "evaluate_every": 1}
 
-    settings = {
-        "dataset": "digits",
-        "clients": 4,
-        "rounds": 2,
-        "subset": "15%",
-        "engine": "stacked",
-        "evaluate_every": 1,
-    }
-    result = posterity.run("fedavg", lr=0.2, **settings)
-    expected = max(entry["validation"] for entry in result.history("accuracy"))
-    config = Config(method="fedavg", set={"local.lr": 0.2}, **settings)
+
+@pytest.fixture(scope="module")
+def short():
+    return posterity.run("fedavg", lr=0.2, **SHORT)
+
+
+def test_a_real_run_scores_what_its_history_says(short):
+    expected = max(entry["validation"] for entry in short.history("accuracy"))
+    config = Config(method="fedavg", set={"local.lr": 0.2}, **SHORT)
     assert run_score(config) == (expected, True)
+
+
+def with_nll(result, part, value):
+    """The result, as if a part of the held-out rows had this NLL."""
+    lines = deepcopy(result.lines)
+    for line in lines:
+        if line["kind"] == "score" and line["part"] == part:
+            line["metrics"]["nll"]["pooled"] = value
+    return replace(result, lines=lines)
+
+
+def test_whether_a_trial_has_exploded_is_judged_on_validation_alone(short):
+    assert validation_score(with_nll(short, "test", 1e5)) == validation_score(short)
+    assert math.isnan(validation_score(with_nll(short, "validation", 1e5))[0])
 
 
 def test_a_comparison_takes_the_file(tmp_path):

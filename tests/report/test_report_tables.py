@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 import statistics
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import pytest
 from fake_runs import comparison, write_run
 
+from posterity.experiment.config import Config
 from posterity.report import ReportError, columns, finding, headline, load_runs
 from posterity.report.columns import human_bytes
 from posterity.report.selected_round import select_round
+from posterity.report.tables import INCIDENTAL
 
 
 def lines(folder: Path, **wanted: Any) -> list[dict[str, Any]]:
@@ -100,6 +103,17 @@ def test_settings_tell_rows_of_one_method_apart(tmp_path: Path) -> None:
     write_run(tmp_path / "a", "fedavg", 0.7, 0, lr=0.1)
     write_run(tmp_path / "b", "fedavg", 0.6, 0, lr=0.01)
     assert [r.label for r in headline(load_runs(tmp_path))] == ["FedAvg (lr 0.1)", "FedAvg (lr 0.01)"]
+
+
+def test_rounds_that_are_kept_for_predictions_make_no_other_method(tmp_path: Path) -> None:
+    for seed, keep in ((0, "validated"), (1, "validated,paper")):
+        config = write_run(tmp_path / f"seed-{seed}", "fedavg", 0.7, seed) / "config.toml"
+        config.write_text(f'keep = "{keep}"\n{config.read_text()}')
+    assert [(r.label, r.seeds) for r in headline(load_runs(tmp_path))] == [("FedAvg", 2)]
+
+
+def test_what_makes_no_other_run_makes_no_other_method() -> None:
+    assert {f.name for f in fields(Config) if not f.compare} <= INCIDENTAL
 
 
 def test_missing_validation_leaves_the_rule_empty(tmp_path: Path) -> None:

@@ -1,0 +1,90 @@
+"""JSON has no infinity: what a line lost on its way to a file is there again where the line is read."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+
+from posterity.evaluate import per_client, score, summarise
+from posterity.evaluate.client_scores import ClientColumns, StoredLine, key_of, stored, write_columns
+from posterity.evaluate.infinite import UNBOUNDED, restored
+from posterity.experiment import run_folder
+from posterity.experiment.scoring import Scored, ScoringPlace, listed_clients, score_line
+
+CERTAIN, FAIR = [0.0, -math.inf], [math.log(0.6), math.log(0.4)]
+SOME = {  # three clients: one wrong beyond all measure, one fair, one without rows
+    "classification": (torch.tensor([CERTAIN, FAIR, FAIR]), torch.tensor([1, 0, 1]), 2),
+    "regression": (torch.tensor([[math.inf, 1.0], [0.5, 1.0], [0.2, 2.0]]), torch.tensor([0.0, 1.0, 0.0]), 0),
+}
+NONE = (torch.zeros(0, 2), torch.zeros(0, dtype=torch.int64), 2)
+
+
+def line_of(task: str, rows: tuple[torch.Tensor, torch.Tensor, int], *offsets: int, train: tuple[int, ...]) -> dict:
+    outputs, y, classes = rows
+    scored = Scored(score(outputs, y, torch.tensor(offsets), classes, task), None, {})
+    values = per_client(scored.scores)
+    place = ScoringPlace(3, "received", 0, "members")
+    line = score_line(place, task, "test", scored, torch.tensor(train), values)
+    return line | {"clients": listed_clients(scored, values)}
+
+
+def same(one: object, other: object) -> bool:
+    """Equal, where what is undefined may be None or NaN."""
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(same(one[k], other[k]) for k in one)
+    if isinstance(one, list) and isinstance(other, list):
+        return len(one) == len(other) and all(map(same, one, other))
+    undefined = [x is None or x != x for x in (one, other)]
+    return all(undefined) or one == other
+
+
+LINES = {
+    "an infinite client": line_of("classification", SOME["classification"], 0, 1, 3, 3, train=(5, 5, 5)),
+    "an infinite error": line_of("regression", SOME["regression"], 0, 1, 3, 3, train=(5, 5, 5)),
+    "fair clients": line_of("classification", SOME["classification"], 1, 2, 3, 3, train=(5, 5, 5)),
+    "nobody has trained": line_of("classification", SOME["classification"], 1, 2, 3, 3, train=(0, 0, 0)),
+    "nobody has rows": line_of("classification", NONE, 0, 0, 0, train=(5, 5)),
+    "nobody has targets": line_of("regression", (NONE[0], NONE[1].float(), 0), 0, 0, train=(5,)),
+}
+
+
+@pytest.mark.parametrize("line", LINES.values(), ids=LINES)
+def test_a_line_that_was_read_is_the_one_that_was_written(line: dict, tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    run_folder.append_lines(path, [line])
+    assert "Infinity" not in path.read_text()
+    (read,) = run_folder.read_lines(path)
+    assert same(read, line)
+    assert same(restored(read), line)  # nothing is put back twice
+
+
+@pytest.mark.parametrize("task", SOME)
+def test_only_these_metrics_are_ever_infinite(task: str) -> None:
+    outputs, y, classes = SOME[task]
+    found = summarise(score(outputs, y, torch.tensor([0, 1, 3, 3]), classes, task), torch.tensor([5, 5, 5]))
+    infinite = {name for name, by in found.items() if any(math.isinf(v) for v in by.values())}
+    assert infinite == {"classification": {"nll"}, "regression": {"mse", "nll"}}[task]
+    assert infinite <= set(UNBOUNDED)
+
+
+def test_every_form_of_the_clients_numbers_knows_infinity(tmp_path: Path) -> None:
+    """Read again from a line when somebody asks, or columns in a file."""
+    line = LINES["an infinite client"]
+    run_folder.append_lines(tmp_path / "metrics.jsonl", [line])
+    later = StoredLine(tmp_path / "metrics.jsonl", 3, key_of(line))
+    assert same(dict(later), line["clients"])
+    columns = ClientColumns(3, torch.arange(3), {"n": torch.tensor([1, 2, 0]), "nll": torch.tensor([math.inf, 0.7, 1])})
+    (written,) = write_columns(tmp_path, [{**line, "clients": columns}])
+    again = stored(json.loads(json.dumps(run_folder.clean(written))), tmp_path)
+    assert restored(again)["clients"]["nll"][0] == math.inf
+
+
+def test_lines_of_other_kinds_and_odd_ones_pass() -> None:
+    for line in ({"kind": "round", "loss": None}, {"kind": "score", "metrics": None}, {"kind": "score"}):
+        assert restored(line) == line
+    odd = {"kind": "score", "metrics": {"nll": None, "mse": {"clients": 2}}, "clients": {"nll": [None], "n": [1, 2]}}
+    assert restored(odd) == odd
