@@ -476,12 +476,12 @@ def test_what_fine_tuning_adds_at_the_end(table, data):
 
 
 def test_a_servers_momentum_and_fine_tuning():
-    found = {}
+    found = {"FedEP-FT, since its mend": load_runs(RAW / "fedep-fall.jsonl.gz")}
     for run in load_runs(RAW / "finetuning-fall.jsonl.gz"):
         mine = {name.rpartition(".")[2]: value for name, value in run.fields.items()}
         key = run.config["method"].partition("[")[0], mine.get("burn_rounds"), mine.get("server_momentum")
         found.setdefault(MOMENTUM[key], []).append(run)
-    assert len(found) == 6
+    assert len(found) == 7
     for name, runs in found.items():
         last = len(runs[0].rounds)
         assert last == (3000 if name == "FedAvg-FT, longer" else 600)
