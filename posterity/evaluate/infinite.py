@@ -20,10 +20,8 @@ def restored(line: Mapping[str, Any]) -> dict[str, Any]:
     if line.get("kind") != "score" or not isinstance(metrics, dict):
         return dict(line)
     again = {name: _summary(metrics[name]) for name in UNBOUNDED if name in metrics}
-    each = (
-        {"clients": restored_clients(clients)} if isinstance(clients, dict) else {}
-    )  # columns in a file know infinity
-    return {**line, "metrics": {**metrics, **again}, **each}
+    known = restored_clients(clients) if isinstance(clients, dict) else clients  # columns in a file know infinity
+    return {**line, "metrics": {**metrics, **again}, **({"clients": known} if "clients" in line else {})}
 
 
 def restored_clients(clients: Mapping[str, Any]) -> dict[str, Any]:
