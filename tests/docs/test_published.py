@@ -489,6 +489,17 @@ def test_a_servers_momentum_and_fine_tuning():
         assert cells(FALLS, name)[1:] == [*curve, _held(runs, "received", last), _trained(runs)], name
 
 
+def test_fedep_on_digits_since_its_mend():
+    """As the tables of the page, where FedEP's rows are from before."""
+    text = (ROOT / "docs/results/baselines.md").read_text()
+    runs = load_runs(RAW / "baselines-fedep.jsonl.gz")
+    for alpha in ("0.1", "0.3"):
+        (row,) = headline([run for run in runs if run.config["partition"] == f"dirichlet:{alpha}"])
+        assert len(row.picked) == 5
+        assert f"{row.cells['accuracy'].text} % (Dirichlet({alpha}))" in text
+        assert f"{row.cells['bytes'].text} a round; raw metrics: `docs/results/raw/baselines-fedep" in text
+
+
 LABELS = {"fedavg": "FedAvg", "fedper": "FedPer", "pfedgp": "pFedGP"}
 
 
