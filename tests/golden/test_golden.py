@@ -25,6 +25,8 @@ needs_hashes = pytest.mark.skipif(not KNOWN, reason=f"no hashes for {identity()}
 @needs_hashes
 @pytest.mark.parametrize("case", CASES)
 def test_it_ends_with_the_same_bits(case):
+    if case not in KNOWN:
+        pytest.skip(f"no hash of {case} for {identity()}: its numbers were moved, and are to be recorded anew there")
     with impatient():
         assert hash_of(case) == KNOWN[case]
 
