@@ -106,6 +106,6 @@ def shuffle_labels(y: Tensor, rows: Tensor, seed: int) -> Tensor:
 
 
 def _moments(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and sd of each feature in double precision; sd 1 where a feature does not vary."""
+    """Mean and sd of each feature in double precision; sd 1 where a feature does not vary, whatever its unit."""
     mean, sd = x.double().mean(0), x.double().std(0, correction=0)
-    return mean, torch.where(sd > 1e-6 * (1 + mean.abs()), sd, torch.ones_like(sd))
+    return mean, torch.where(sd > 1e-6 * mean.abs(), sd, torch.ones_like(sd))  # less is float32's rounding

@@ -51,6 +51,16 @@ def test_features_of_a_table_are_scaled_by_each_client(tmp_path: Path) -> None:
     assert everybody.x[members].mean(0).abs().max() < 1e-6
 
 
+@pytest.mark.parametrize("unit", [1e-9, 1e9])
+def test_the_unit_of_a_feature_does_not_matter(tmp_path: Path, unit: float) -> None:
+    there = load(written(tmp_path / "a.csv", table(ROWS)))
+    rows = [(*row[:3], row[3] * unit) for row in ROWS]
+    assert torch.allclose(load(written(tmp_path / "b.csv", table(rows))).x, there.x, atol=1e-5)
+    constant = load(written(tmp_path / "c.csv", table([(*row[:3], 0.1 * unit) for row in ROWS])))
+    assert constant.x[:, 1].abs().max() < 1e-6
+    assert (constant.preprocessing.scale[:, 1] == 1).all()  # type: ignore[index]
+
+
 def test_names_of_columns_and_words_as_labels(tmp_path: Path) -> None:
     rows = [(f"site {k}", ("ill", "healthy")[i], a, d) for k, i, a, d in ROWS]
     path = written(tmp_path / "a.csv", table(rows, "hospital;diagnosis;age;dose".replace(";", ",")))
