@@ -21,6 +21,9 @@ from posterity.data.archive import ROOM, Array, check_file
 from posterity.data.pool import DataError
 
 MISSING = ("", "nan", "na", "n/a", "null", "none")
+INDEX = re.compile(
+    r"__index_level_\d+__"
+)  # numbers of rows that pandas keeps in a Parquet file, and hides when it reads
 LARGEST = float(np.finfo(np.float32).max)
 HINTS = (  # a value that is no number, and what helps
     (re.compile(r"[+-]?\d{1,3}([ '.]\d{3})+(,\d+)?"), "write numbers without separators of thousands, with a point"),
@@ -128,12 +131,15 @@ def read_parquet(path: Path) -> Sheet:
             raise DataError(
                 f"{path}: {size:,} bytes unpacked; expected at most {ROOM:,}; use an .npz file of numpy.savez"
             )
-        stored = parquet.ParquetFile(path).read().to_pydict()
+        table = parquet.ParquetFile(path).read()
+        columns = [[_as_text(value) for value in column.to_pylist()] for column in table.columns]
     except DataError:
         raise
     except (ValueError, OSError, MemoryError) as error:  # pyarrow's own errors are among these
         raise DataError(f"{path}: cannot be read ({error}); expected a whole .parquet file; copy it again") from None
-    return Sheet(path, {name: [_as_text(v) for v in values] for name, values in stored.items()})
+    header = [name.strip() for name in table.column_names]
+    _check_header(path, header)
+    return Sheet(path, {n: values for n, values in zip(header, columns, strict=True) if not INDEX.fullmatch(n)})
 
 
 def _text_of(path: Path) -> str:
@@ -189,7 +195,9 @@ def _is_number(value: str) -> bool:
 def _as_text(value: Any) -> str:
     if value is None:
         return ""
-    return str(int(value)) if isinstance(value, bool) else str(value)
+    if isinstance(value, bytes):  # text of programs that do not mark it as such (Impala, older Spark)
+        value = value.decode()
+    return str(int(value)) if isinstance(value, bool) else str(value).strip()
 
 
 def _short(value: str) -> str:
