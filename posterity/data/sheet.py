@@ -68,7 +68,9 @@ class Sheet:
         """A column in which nothing is missing."""
         for row, value in enumerate(self.columns[name]):
             if value.lower() in MISSING:
-                raise DataError(f"{self.place(row, name)}: empty; expected a value; fill it in or drop the row")
+                what = f"{value!r}, which is read as a missing value" if value else "empty"
+                more = "; a class or client that is called so needs another name" if value else ""
+                raise DataError(f"{self.place(row, name)}: {what}; expected a value; fill it in or drop the row{more}")
         return np.array(self.columns[name], dtype=np.str_)
 
     def _no_number(self, name: str) -> DataError:

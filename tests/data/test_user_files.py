@@ -199,7 +199,8 @@ def test_a_quantity_taken_for_classes_is_noted(tmp_path: Path) -> None:
         ("client,target,age\n0,1,\n", "line 2, column age: ''; expected a number"),
         ("client,target,age\n0,1,nan\n", "column age: 'nan'"),
         ("client,target,age\n0,,3\n", "line 2, column target: empty"),
-        ("client,target,age\n,1,3\n", "line 2, column client: empty"),
+        ("client,target,age\n,1,3\n", "line 2, column client: empty; expected a value; fill it in or drop the row$"),
+        ("client,target,age\n0,None,3\n", "'None', which is read as a missing value;.*needs another name$"),
         ("client,target,age\n0,1,3\n1,1,4\n", "all targets are '1'; expected at least two classes"),
     ],
 )
