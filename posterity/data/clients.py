@@ -150,7 +150,8 @@ def _of_stored(pool: Pool, amount: int) -> str:
 
 def divide(pool: Pool, spec: FederationSpec, share: float, empty: set[int]) -> ClientRows:
     """The rows of each client, and the test rows that are not taken out of them."""
-    partition = parse_partition(spec.partition or ("natural" if pool.owner is not None else DEFAULT_PARTITION))
+    rule = spec.partition or ("natural" if pool.owner is not None else DEFAULT_PARTITION)
+    partition = parse_partition(rule)
     rows, test, notes = _set_aside(pool, spec, share)
     common = test if spec.test_partition == "common" else None
     if partition.name == "natural":
@@ -159,15 +160,18 @@ def divide(pool: Pool, spec: FederationSpec, share: float, empty: set[int]) -> C
     count = DEFAULT_CLIENTS if spec.clients is None else spec.clients
     if pool.group is not None and count > 1:  # one client has whole groups whatever the law
         raise DataError(
-            f"partition {spec.partition!r} would divide the rows of one group among clients; expected natural "
+            f"partition {rule!r} would divide the rows of one group among clients; expected natural "
             "clients; name the client column and use the partition natural, or leave the group out"
         )
+    if pool.may_repeat and not spec.partition and count > 1:
+        notes += (f"no column names the clients, so {rule} divides the rows among {count} made-up ones: give "
+                  "client_column if a column says whose a row is",)  # fmt: skip
     owned = _apply(pool, partition, rows, count, spec.seed, "partition")
     held = None
     if spec.test_partition == "independent":
         held = _apply(pool, partition.lenient(), test, count, spec.seed, "test partition")
     if left := len(rows) - sum(map(len, owned)):
-        notes += (f"partition {spec.partition}: {left} of {len(rows)} rows are given to no client",)
+        notes += (f"partition {rule}: {left} of {len(rows)} rows are given to no client",)
     return ClientRows(tuple(f"client {k}" for k in range(count)), owned, partition, held, common, notes)
 
 

@@ -139,6 +139,16 @@ def test_features_that_never_vary_are_named(tmp_path: Path) -> None:
     assert "same value" not in noted(str(tmp_path / "study"))
 
 
+def test_clients_that_nobody_named_are_noted(tmp_path: Path) -> None:
+    path = table(tmp_path / "a.csv", [(i % 3, *row[1:]) for i, row in enumerate(ROWS)], "ward,target,age,dose")
+    note = "no column names the clients, so dirichlet:0.3 divides the rows among 2 made-up ones: give client_column"
+    assert note in noted(path, clients=2)
+    assert "made-up" not in noted(path, clients=2, partition="iid")
+    assert "made-up" not in noted(path, client_column="ward")
+    with pytest.raises(DataError, match=r"partition 'dirichlet:0.3' would divide the rows of one group"):
+        load(path, group="ward")
+
+
 def test_names_that_are_nearly_the_same_are_named(tmp_path: Path) -> None:
     rows = [(("A 1", "a1")[i % 2], ("yes", "no", "Yes ", "no")[i % 4], *row[2:]) for i, row in enumerate(ROWS)]
     told = noted(table(tmp_path / "a.csv", rows))
