@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from posterity.core.hyperparameters import nearest
+from posterity.core.text import plain
 from posterity.data import split
 from posterity.data.checks import remarks
 from posterity.data.federation import Federation, FederationSpec, Part
@@ -56,7 +57,12 @@ def assemble(pool: Pool, spec: FederationSpec) -> Federation:
     fitted = split.fit_scaling(pool.x, train, members, pool.scale)
     names = tuple(found.names[k] for k in order)
     y = _spoilt(pool, names, train, seed)
-    notes = (*pool.notes, *found.notes, *_remarks(pool, train, held, share, late), *remarks(pool, train, held, members))
+    notes = (
+        *pool.notes,
+        *found.notes,
+        *_remarks(pool, names, train, held, share, late),
+        *remarks(pool, train, held, members),
+    )
     public = None
     if given:
         train, public = split.give_public(train, members, given, seed)
@@ -106,7 +112,9 @@ def _spoilt(pool: Pool, names: tuple[str, ...], train: list[Tensor], seed: int) 
     return split.shuffle_labels(pool.y, train[names.index(name)], seed)
 
 
-def _remarks(pool: Pool, train: list[Tensor], held: list[Tensor], share: float, late: int) -> list[str]:
+def _remarks(
+    pool: Pool, names: tuple[str, ...], train: list[Tensor], held: list[Tensor], share: float, late: int
+) -> list[str]:
     notes = []
     if late:
         notes.append(f"newcomers: the last {late} clients take no part in training")
@@ -119,6 +127,12 @@ def _remarks(pool: Pool, train: list[Tensor], held: list[Tensor], share: float, 
     if pool.scale != "none":
         who = "its own" if pool.scale == "client" else "all members'"
         notes.append(f"features are standardised for each client by {who} training rows")
+    single = [plain(name) for name, rows in zip(names, train, strict=True) if len(rows) == 1]
+    if pool.scale == "client" and single:
+        shown = ", ".join(single[:5]) + (", …" if len(single) > 5 else "")
+        notes.append(f"{len(single)} clients have a single training row ({shown}), which says where their features lie "
+                     "and not how far they spread, so their other rows are in raw units and their scores and "
+                     f"predictions mean nothing: give {tell_option('scale', 'all')}")  # fmt: skip
     return notes
 
 

@@ -149,6 +149,16 @@ def test_clients_that_nobody_named_are_noted(tmp_path: Path) -> None:
         load(path, group="ward")
 
 
+def test_clients_whose_features_cannot_be_scaled_are_named(tmp_path: Path) -> None:
+    rows = [*ROWS, ("p", 0, 5, 70), ("q", 1, 5, 70), ("q", 0, 6, 90)]  # one row, and two, of which one is held out
+    path = table(tmp_path / "a.csv", rows)
+    said = noted(path)
+    assert "2 clients have a single training row (p, q), which says where their features lie" in said
+    assert "give --set data.scale=all" in said
+    assert "single training row" not in noted(path, options={"scale": "all"})
+    assert "single training row" not in noted(table(tmp_path / "b.csv", ROWS))
+
+
 def test_names_that_are_nearly_the_same_are_named(tmp_path: Path) -> None:
     rows = [(("A 1", "a1")[i % 2], ("yes", "no", "Yes ", "no")[i % 4], *row[2:]) for i, row in enumerate(ROWS)]
     told = noted(table(tmp_path / "a.csv", rows))
