@@ -105,7 +105,7 @@ def predict(
     federation, samples = read_site_file(told.config, client, data)
     for read in (file, data):
         check_place(out, read)
-    rows = read_rows(file, samples.kind.columns, told.config.client_column or CLIENT)
+    rows = read_rows(file, samples.kind.columns, told.config.client_column or CLIENT, client)
     found = predict_rows(ClientSite(told.config, told.experiment, samples, records), federation, rows.x)
     numbers = as_numbers(found.outputs, not found.classes)
     write_predictions(out, as_csv([client] * len(numbers), numbers, found.classes))

@@ -25,9 +25,11 @@ from posterity.data.archive import Array, check_file, read_npz
 from posterity.data.federation import Federation
 from posterity.data.pool import DataError
 from posterity.data.sheet import read_csv, read_parquet
-from posterity.data.tables import CLIENT, SUFFIXES, listed
+from posterity.data.tables import CLIENT, SUFFIXES, check_numbers, listed, named_values
 from posterity.experiment import run_folder
 from posterity.experiment.result import Result
+
+ASIDE = "--client was given, so the file's own clients are not looked at"
 
 
 @dataclass(frozen=True)
@@ -45,8 +47,8 @@ def predict_file(
     """The predictions for a file as the text of a CSV file, and what to say beside it."""
     result = _finished(folder, trust)
     told = result.setup.sim.federation
-    asked = read_rows(file, told.preprocessing.columns, result.config.client_column or CLIENT)
-    owners, notes = _owners(file, asked, client, told)
+    asked = read_rows(file, told.preprocessing.columns, result.config.client_column or CLIENT, client)
+    owners, notes = _owners(file, asked, client, told), list(asked.notes)
     delivery = result.delivered(show)
     why = run_folder.read_json(folder / run_folder.RUN).get("diverged") or result.diverged
     notes += [f"this is no result: {why}"] if why else []
@@ -58,8 +60,9 @@ def predict_file(
         rows = [i for i, owner in enumerate(owners) if owner == who]
         for i, output in zip(rows, _answers(result, who, asked.x[rows], show), strict=True):
             outputs[i] = output
+    notes += _unanswered([told.names[k] for k in owners], outputs)
     classes = told.class_names or tuple(map(str, range(told.classes)))
-    return as_csv([told.names[k] for k in owners], outputs, classes), [*asked.notes, *notes]
+    return as_csv([told.names[k] for k in owners], outputs, classes), notes
 
 
 def _finished(folder: Path, trust: bool) -> Result:
@@ -74,15 +77,25 @@ def _finished(folder: Path, trust: bool) -> Result:
     return posterity.load(folder, trust=trust)
 
 
-def read_rows(path: Path, columns: Sequence[str], who: str) -> FileRows:
+def _unanswered(owners: Sequence[str], outputs: list[list[float]]) -> list[str]:
+    """A remark on rows for which a model has no number."""
+    whose = [name for name, values in zip(owners, outputs, strict=True) if np.isnan(values).any()]
+    if not whose:
+        return []
+    names = listed(map(plain, dict.fromkeys(whose)))
+    return [f"{len(whose)} rows have no prediction: the models of {names} give nan for them"]
+
+
+def read_rows(path: Path, columns: Sequence[str], who: str, client: str | None = None) -> FileRows:
     """The samples of a .csv, .parquet or .npz file, in the order of a run's columns.
 
-    `who` names the column of clients in the training's table; where it is missing, `client` does.
+    `who` names the column of clients in the training's table; where it is missing, `client` does. It is not looked at
+    where the one `client` is asked for, whoever's the rows are.
     """
     check_file(path, "a .csv, .npz or .parquet file")
     kind = path.suffix.lower()
     if kind == ".npz":
-        return _from_arrays(path, read_npz(path), who)
+        return _from_arrays(path, read_npz(path), who, client)
     if kind not in (".csv", ".parquet"):
         raise DataError(f"{path}: unknown kind of file; expected {', '.join(SUFFIXES)}; convert it")
     if not columns:
@@ -94,7 +107,9 @@ def read_rows(path: Path, columns: Sequence[str], who: str) -> FileRows:
     extra = [name for name in sheet.columns if name not in columns and name != who]
     notes = (f"{path}: columns that are no features are not looked at: {listed(map(plain, extra))}",) * bool(extra)
     x = np.stack([sheet.numbers(name) for name in columns], axis=1)
-    return FileRows(x, [str(name) for name in sheet.words(who)] if who in sheet.columns else None, notes)
+    if who not in sheet.columns or client is not None:
+        return FileRows(x, None, notes + (ASIDE,) * (who in sheet.columns))
+    return FileRows(x, [str(name) for name in sheet.words(who)], notes)
 
 
 def _clients_column(who: str, found: Collection[str], features: Collection[str]) -> str:
@@ -110,27 +125,31 @@ def _check_columns(path: Path, found: Mapping[str, Any], columns: Sequence[str])
                         "that the run was trained on, by their names; add or rename columns")  # fmt: skip
 
 
-def _from_arrays(path: Path, stored: dict[str, Array], who: str) -> FileRows:
+def _from_arrays(path: Path, stored: dict[str, Array], who: str, client: str | None) -> FileRows:
     if "x" not in stored:
         raise DataError(f"{path}: arrays {listed(stored) or 'none'}; expected x and perhaps {who}; rename them")
     x, who = stored["x"], _clients_column(who, stored, ("x",))
-    if x.dtype.kind not in "biuf" or (x.dtype.kind == "f" and not np.isfinite(x).all()):
-        raise DataError(f"{path}: x holds {x.dtype}, or values that are missing or infinite; expected numbers; mend it")
+    if x.dtype.kind not in "biuf" or x.ndim < 1:
+        raise DataError(f"{path}: x holds {x.dtype} in the shape {x.shape}; expected a row of numbers for each sample")
+    check_numbers(path, x)
+    x = x[:, None] if x.ndim == 1 else x  # as it is when it is trained on
     if who in stored and stored[who].shape != (len(x),):
         raise DataError(f"{path}: x has {len(x)} rows and {who} the shape {stored[who].shape}; expected ({len(x)},)")
     extra = [name for name in stored if name not in ("x", who)]
     notes = (f"{path}: arrays that are not looked at: {listed(map(plain, extra))}",) * bool(extra)
-    return FileRows(x, [str(name) for name in stored[who]] if who in stored else None, notes)
+    if who not in stored or client is not None:
+        return FileRows(x, None, notes + (ASIDE,) * (who in stored))
+    return FileRows(x, [str(name) for name in named_values(path, who, stored[who], True)], notes)
 
 
-def _owners(path: Path, asked: FileRows, client: str | None, told: Federation) -> tuple[list[int], list[str]]:
-    """Whose model predicts each row, and remarks."""
+def _owners(path: Path, asked: FileRows, client: str | None, told: Federation) -> list[int]:
+    """Whose model predicts each row."""
     if not len(asked.x):
         raise DataError(f"{path}: no rows; expected samples to predict for; fill in the file")
     names = {name: number for number, name in enumerate(told.names)}
     if client is None and asked.client is None:
         if told.clients == 1:
-            return [0] * len(asked.x), []
+            return [0] * len(asked.x)
         raise DataError(f"{path}: whose rows are these? Expected a column that names a client of each row, or --client "
                         f"NAME with one of {listed(told.names)}")  # fmt: skip
     given = [client] * len(asked.x) if client is not None else list(asked.client or ())
@@ -138,8 +157,7 @@ def _owners(path: Path, asked: FileRows, client: str | None, told: Federation) -
         if name not in names:
             where = "--client" if client is not None else f"{path}, row {row}"
             raise DataError(f"{where}: there is no client {name!r} in this run; {nearest(name, told.names)}")
-    aside = ["--client was given, so the file's own clients are not looked at"] if client and asked.client else []
-    return [names[name] for name in given], aside
+    return [names[name] for name in given]
 
 
 def _answers(result: Result, client: int, x: Array, show: str) -> list[list[float]]:
@@ -162,7 +180,7 @@ def as_csv(owners: Sequence[str], outputs: list[list[float]], classes: Sequence[
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(["row", "client", *(("mean", "sd") if regression else ("predicted", *(f"p_{c}" for c in classes)))])
     for row, (owner, values) in enumerate(zip(owners, outputs, strict=True)):
-        best = [] if regression else [classes[int(np.argmax(values))]]
+        best = [] if regression else ["" if np.isnan(values).any() else classes[int(np.argmax(values))]]
         writer.writerow([row, owner, *best, *(f"{value:.6g}" for value in values)])
     return text.getvalue()
 

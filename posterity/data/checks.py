@@ -170,14 +170,15 @@ def as_tensors(record: T, names: tuple[str, ...], whose: str) -> T:
         given = getattr(record, name)
         if given is None:
             continue
-        value = given if isinstance(given, Tensor) else _tensor(given, f"{whose}: {name}")
+        value = given if isinstance(given, Tensor) else tensor_of(given, f"{whose}: {name}")
         small = name == "y" and not value.is_floating_point() and value.dtype not in (torch.int64, torch.int32)
         if value is not given or small:
             made[name] = value.long() if small else value
     return replace(record, **made) if made else record
 
 
-def _tensor(given: Any, what: str) -> Tensor:
+def tensor_of(given: Any, what: str) -> Tensor:
+    """Numbers as a tensor, whatever their order of bytes."""
     array = np.asarray(given)
     if array.dtype.kind not in "biuf":
         raise DataError(f"{what} is a {type(given).__name__} of type {array.dtype}; expected a tensor or an array of "

@@ -15,6 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from posterity.core.hyperparameters import nearest
+from posterity.data.checks import tensor_of
 from posterity.data.files import pictures as as_pictures
 from posterity.data.pool import DataError
 
@@ -33,11 +35,15 @@ class Preprocessing:
     scale: Tensor | None = None
 
     def apply(self, x: Any, client: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """Raw samples as the client's model expects them: of `shape`, in the type of the federation's samples."""
-        raw = torch.as_tensor(np.asarray(x)) if not isinstance(x, Tensor) else x.detach().cpu()
+        """Raw samples as the client's model expects them: of `shape`, in the type of the federation's samples.
+
+        Columns of a data frame are found by their names; an array has them in the order of `columns`.
+        """
+        raw = x.detach().cpu() if isinstance(x, Tensor) else tensor_of(_as_array(x, self.columns), "x")
         if raw.dtype == torch.uint8 and len(shape) == 3 and dtype.is_floating_point:
             raw = self._picture(raw, shape)
         check_shape(raw, shape)
+        _check_values(raw, self.columns)
         if not dtype.is_floating_point:
             return as_indices(raw, dtype)
         if self.shift is None or self.scale is None:
@@ -53,6 +59,30 @@ class Preprocessing:
                             "federation's x; convert them as its dataset does (most: x / 127.5 - 1)")  # fmt: skip
         channels_first = tuple(raw.shape[1:]) == shape and shape[0] in (1, 3) and raw.shape[-1] not in (1, 3)
         return as_pictures((raw.permute(0, 2, 3, 1) if channels_first else raw).numpy())
+
+
+def _as_array(x: Any, columns: tuple[str, ...]) -> Any:
+    """The features of a data frame in the order of `columns`; a mix of types (numbers, truth values) as numbers."""
+    names = getattr(x, "columns", None)
+    if columns and names is not None and all(isinstance(name, str) for name in names):
+        if missing := [name for name in columns if name not in names]:
+            raise DataError(f"x has no column {missing[0]!r}; {nearest(missing[0], list(names))}")
+        x = x[list(columns)]
+    array = np.asarray(x)
+    try:
+        return array.astype(np.float64) if array.dtype.kind == "O" else array
+    except (ValueError, TypeError) as error:
+        raise DataError(f"x holds what is no number ({error}); expected numbers; convert or remove it") from None
+
+
+def _check_values(x: Tensor, columns: tuple[str, ...]) -> None:
+    """Refuse what a file would be refused for: a model answers nan, and the largest of these is the first class."""
+    if not x.is_floating_point() or bool((fine := x.float().isfinite()).all()):
+        return
+    row, *place = (~fine).nonzero()[0].tolist()
+    which = f", column {columns[place[0]]}" if columns and place else ""
+    raise DataError(f"x, row {row}{which}: {float(x[(row, *place)])}; expected a number (nothing missing or infinite, "
+                    f"nothing beyond {torch.finfo(torch.float32).max:.1e}); fill it in or drop the row")  # fmt: skip
 
 
 def check_shape(x: Tensor, shape: tuple[int, ...]) -> None:

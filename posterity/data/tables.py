@@ -89,16 +89,16 @@ def _from_arrays(path: Path, stored: dict[str, Array], columns: Columns) -> Tabl
                 f"{path}: x has {len(x)} rows and {name} the shape {stored[name].shape}; expected ({len(x)},); mend "
                 "the array"
             )
-    y = _words(path, target, stored[target])
-    who, which = (None if name is None else _words(path, name, stored[name], True) for name in (client, group))
+    y = named_values(path, target, stored[target])
+    who, which = (None if name is None else named_values(path, name, stored[name], True) for name in (client, group))
     if x.dtype.kind not in "biuf":
         raise DataError(f"{path}: x holds {x.dtype}; expected numbers; convert it")
-    _check_numbers(path, x)
+    check_numbers(path, x)
     x = x[:, None] if x.ndim == 1 else x
     return Table(path, x, y, who, which, official_test=official)
 
 
-def _words(path: Path, name: str, values: Array, every: bool = False) -> Array:
+def named_values(path: Path, name: str, values: Array, every: bool = False) -> Array:
     """An array of numbers or texts that name something; with `every`, a missing one is refused here."""
     if values.dtype.kind not in "biufUS":
         raise DataError(f"{path}: {name} holds {values.dtype}; expected numbers or texts; convert it")
@@ -115,9 +115,12 @@ def _words(path: Path, name: str, values: Array, every: bool = False) -> Array:
     return values
 
 
-def _check_numbers(path: Path, x: Array) -> None:
+def check_numbers(path: Path, x: Array) -> None:
     """Refuse what is missing, infinite or too large for float32."""
-    if x.dtype.kind != "f" or not x.size or (fine := np.abs(x) <= LARGEST).all():
+    if x.dtype.kind != "f" or not x.size:
+        return
+    fine = np.abs(x) <= min(LARGEST, float(np.finfo(x.dtype).max))  # what float16 cannot hold compares as infinite
+    if fine.all():
         return
     row = int(np.argwhere(~fine)[0][0])
     value = x[row].reshape(-1)[~fine[row].reshape(-1)][0]

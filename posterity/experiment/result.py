@@ -13,6 +13,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -251,10 +252,18 @@ class Result:
         names = self.setup.sim.federation.names
         if isinstance(client, str) and client in names:
             return int(names.index(client))
-        if isinstance(client, int) and 0 <= client < len(names):
-            return client
+        if isinstance(client, (int, np.integer)) and not isinstance(client, bool) and 0 <= client < len(names):
+            self._check_number(int(client))
+            return int(client)
         raise ValueError(f"there is no client {client!r}: give a number from 0 to {len(names) - 1}, or a name "
                          f"such as {names[0]!r}")  # fmt: skip
+
+    def _check_number(self, client: int) -> None:
+        """Warn where the number of one client is the name of another, as where sites are called 1, 2, 3."""
+        names = self.setup.sim.federation.names
+        if str(client) in names and names[client] != str(client):
+            told = f"client {client} is the one with this number, counted from 0, whose name is {names[client]!r}"
+            warnings.warn(f"{told}; for the client called {client} give '{client}'", stacklevel=4)
 
     def save_models(self, folder: Path) -> str:
         """Write the models that are delivered and cannot be made again without data; what `run.json` says of them."""

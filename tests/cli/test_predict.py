@@ -156,6 +156,7 @@ def test_what_is_wrong_with_a_file_is_said(project, tmp_path):
     text, notes = ask([{**good, "site": "nowhere"}], client="north")
     assert read_answers(text)[0]["client"] == "north"
     assert "--client was given" in notes[0]
+    assert ask([{**good, "site": ""}], client="north")[0] == text
 
 
 def test_a_column_called_client_says_whose_rows_they_are(project, tmp_path):
@@ -181,6 +182,76 @@ def test_the_rows_that_are_read_are_not_replaced(project, call):
                             "predictions; give another\n"  # fmt: skip
     assert rows.read_bytes() == before
     assert call("predict", str(project / "runs"), "in.csv", "--out", "out.csv")[0] == 0
+
+
+class Frame:
+    """What `predict_proba` needs of a data frame."""
+
+    def __init__(self, columns: dict[str, list[object]]) -> None:
+        self.stored, self.columns = columns, list(columns)
+
+    def __getitem__(self, names: list[str]) -> Frame:
+        return Frame({name: self.stored[name] for name in names})
+
+    def __array__(self, dtype: object = None, copy: object = None) -> np.ndarray:
+        return np.array(list(zip(*self.stored.values(), strict=True)), dtype=object)
+
+
+def test_columns_of_a_data_frame_are_found_by_their_names(project):
+    result = posterity.load(project / "runs")
+    asked = Frame({"site": ["north"], "weight": [70_000], "age": [61], "creatinine": [90.5]})
+    expected = result.predict_proba("north", [[61.0, 90.5, 70_000.0]])
+    assert torch.equal(result.predict_proba("north", asked), expected)
+    with pytest.raises(ValueError, match="x has no column 'weight'; did you mean 'wieght'"):
+        result.predict_proba("north", Frame({"age": [61], "creatinine": [90.5], "wieght": [70_000]}))
+
+
+def test_values_that_a_file_may_not_have_are_refused_in_memory_too(project):
+    """A model would answer nan, and the largest of these is the first class."""
+    result = posterity.load(project / "runs")
+    for wrong, message in (
+        ([[61.0, 90.0, 70_000.0], [61.0, np.nan, 70_000.0]], "x, row 1, column creatinine: nan; expected a number"),
+        (np.array([[61.0, None, 70_000.0]], dtype=object), "row 0, column creatinine: nan"),
+        ([[61.0, 90.0, 1e39]], r"row 0, column weight: 1e\+39"),
+        (torch.tensor([[torch.inf, 90.0, 70_000.0]]), "row 0, column age: inf"),
+        (np.array([[61.0, "high", 70_000.0]], dtype=object), "x holds what is no number .*high"),
+        ([["61", "90", "70000"]], "expected a tensor or an array of numbers"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            result.predict_proba("north", wrong)
+    right = np.array([[61.0, 90.0, 70_000.0]])
+    same = result.predict_proba("north", right)
+    assert torch.equal(result.predict_proba("north", right.astype(">f8")), same)
+    mixed = np.array([[61, 90.0, 70_000], [True, 90.0, 70_000]], dtype=object)
+    assert torch.equal(result.predict_proba("north", mixed)[:1], same)
+
+
+def test_arrays_of_a_file_are_read_as_those_of_training(tmp_path):
+    """One feature as a plain list, clients as bytes; clients whose names are numbers that others have."""
+    x, y = np.random.default_rng(0).normal(60, 9, 60), np.arange(60) % 2
+    who = np.array([b"1", b"2", b"3"])[np.arange(60) % 3]
+    np.savez(tmp_path / "a.npz", x=x, y=y, client=who)
+    config = Config(method="local", dataset=str(tmp_path / "a.npz"), rounds=1, set={"model.hidden": "4"})
+    run.start_run(config, tmp_path / "run")
+    np.savez(tmp_path / "new.npz", x=x[:3], client=who[:3])
+    text, _ = command.predict_file(tmp_path / "run", tmp_path / "new.npz")
+    answers, result = read_answers(text), posterity.load(tmp_path / "run")
+    assert [answer["client"] for answer in answers] == ["1", "2", "3"]
+    assert [float(a["p_0"]) for a in answers] == pytest.approx(
+        [result.predict_proba(name, x[k : k + 1, None])[0, 0].item() for k, name in enumerate("123")], rel=1e-5
+    )
+    with pytest.warns(UserWarning, match="client 1 is the one with this number.*'2'.*called 1 give '1'"):
+        found = result.predict_proba(np.int64(1), x[:1, None])
+    assert torch.equal(found, result.predict_proba("2", x[:1, None]))
+    for x in (np.array([60.0, np.inf], dtype=np.float16), np.array([60.0, 1e39])):
+        np.savez(tmp_path / "new.npz", x=x, client=who[:2])
+        with pytest.raises(ValueError, match=r"new.npz: x has .* in row 1"):
+            command.predict_file(tmp_path / "run", tmp_path / "new.npz")
+
+
+def test_what_has_no_prediction_has_no_class():
+    assert command.as_csv(["a", "b"], [[np.nan, np.nan], [0.25, 0.75]], ["ill", "well"]).splitlines()[1:] == [
+        "0,a,,nan,nan", "1,b,well,0.25,0.75"]  # fmt: skip
 
 
 class Stopped(Exception):

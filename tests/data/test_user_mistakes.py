@@ -199,6 +199,7 @@ def test_arrays_with_values_that_cannot_be_used(tmp_path: Path) -> None:
     x, y, who = np.random.default_rng(0).normal(size=(12, 2)), np.arange(12) % 2, np.arange(12) // 4
     for arrays, message in (
         ({"x": x * [1, np.nan]}, "feature 1 of x is missing in all 12 rows"),
+        ({"x": (x * [1, np.inf]).astype(np.float16)}, "a missing or infinite value in row 0"),
         ({"x": x * 1e39}, r"x has the value .*e\+3., beyond 3.4e\+38, in row 1"),
         ({"client": np.where(who == 1, np.nan, who)}, "client has no value in row 4"),
         ({"client": np.array(["a", "", "b"] * 4)}, "client has no value in row 1"),
