@@ -6,6 +6,7 @@ were put together by hand are looked at in `data/federation_checks.py`.
 
 from __future__ import annotations
 
+import unicodedata
 from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -79,12 +80,18 @@ def _constant(pool: Pool, features: tuple[str, ...]) -> list[str]:
 
 
 def alike(names: tuple[str, ...], what: str) -> list[str]:
-    """Names that differ in capitals or spaces only."""
+    """Names that differ in capitals or spaces only, or in how a character is stored (é, or e and an accent)."""
     groups: dict[str, list[str]] = {}
     for name in names:
-        groups.setdefault("".join(name.split()).casefold(), []).append(name)
-    nearly = [" and ".join(map(repr, same)) for same in groups.values() if len(same) > 1]
-    return [f"the {what} {same} differ in capitals or spaces only: write them alike if they are one" for same in nearly]
+        seen = "".join(c for c in unicodedata.normalize("NFKC", name) if unicodedata.category(c) != "Cf")
+        groups.setdefault("".join(seen.split()).casefold(), []).append(name)
+    said = []
+    for same in (same for same in groups.values() if len(same) > 1):
+        plainly = len({"".join(name.split()).casefold() for name in same}) == 1
+        how = "capitals or spaces" if plainly else "capitals, spaces or how their characters are stored"
+        shown = " and ".join(repr(name) if plainly else ascii(name) for name in same)
+        said.append(f"the {what} {shown} differ in {how} only: write them alike if they are one")
+    return said
 
 
 def _lonely(pool: Pool) -> list[str]:
