@@ -83,7 +83,9 @@ def alike(names: tuple[str, ...], what: str) -> list[str]:
     """Names that differ in capitals or spaces only, or in how a character is stored (é, or e and an accent)."""
     groups: dict[str, list[str]] = {}
     for name in names:
-        seen = "".join(c for c in unicodedata.normalize("NFKC", name) if unicodedata.category(c) != "Cf")
+        seen = name
+        if not name.isascii():
+            seen = "".join(c for c in unicodedata.normalize("NFKC", name) if unicodedata.category(c) != "Cf")
         groups.setdefault("".join(seen.split()).casefold(), []).append(name)
     said = []
     for same in (same for same in groups.values() if len(same) > 1):

@@ -21,7 +21,7 @@ from posterity.core.hyperparameters import nearest
 from posterity.core.network import Task
 from posterity.core.parse import convert
 from posterity.data.archive import Array, list_folder
-from posterity.data.checks import pool_remarks
+from posterity.data.checks import alike, pool_remarks
 from posterity.data.federation import Options
 from posterity.data.files import pictures
 from posterity.data.image_folder import read_image_folder
@@ -47,11 +47,11 @@ def read_user_files(path: Path, columns: Columns, options: Options) -> Pool:
         clients = [table.path.stem if files else table.path.name for table in tables]
         sizes = [len(table.y) for table in tables]
         owner: Tensor | None = torch.repeat_interleave(torch.arange(len(tables)), torch.tensor(sizes))
-        group = _group_per_file(tables)
+        group, groups = _group_per_file(tables)
     else:
         tables = [read_table(path, columns)]
         owner, clients = _numbered(tables[0].client)
-        group = _group_of_one(tables[0], owner, clients)
+        group, groups = _group_of_one(tables[0], owner, clients)
     y, names, notes = _labels(
         path, np.concatenate([table.y for table in tables if len(table.y)] or [np.zeros(0)]), task
     )
@@ -62,7 +62,7 @@ def read_user_files(path: Path, columns: Columns, options: Options) -> Pool:
         may_repeat=True, notes=tables[0].notes + notes, columns=tables[0].features,
         pictures=tables[0].x.dtype == np.uint8 and x.dim() == 4,
     )  # fmt: skip
-    return pool.noting(*pool_remarks(pool, tables[0].features))
+    return pool.noting(*pool_remarks(pool, tables[0].features), *_split_groups(groups))
 
 
 def _official(tables: list[Table]) -> Tensor | None:
@@ -137,10 +137,11 @@ def _numbered(values: Array | None) -> tuple[Tensor | None, list[str]]:
     return torch.from_numpy(rank[number]), [str(found[i]) for i in order]
 
 
-def _group_of_one(table: Table, owner: Tensor | None, clients: list[str]) -> Tensor | None:
+def _group_of_one(table: Table, owner: Tensor | None, clients: list[str]) -> tuple[Tensor | None, list[str]]:
+    """Which group each row is of, and the names of groups."""
     group, names = _numbered(table.group)
     if group is None or owner is None:
-        return group
+        return group, names
     pairs = np.unique(torch.stack([group, owner], 1).numpy(), axis=0)  # (pairs, 2)
     shared = np.flatnonzero(np.bincount(pairs[:, 0]) > 1)
     if len(shared):
@@ -149,15 +150,21 @@ def _group_of_one(table: Table, owner: Tensor | None, clients: list[str]) -> Ten
             f"{table.path}: group {names[int(shared[0])]!r} has rows at the clients {', '.join(where)}; expected every "
             "group at one client, or its rows could be in training and test; use ids that are unique, or mend them"
         )
-    return group
+    return group, names
 
 
-def _group_per_file(tables: list[Table]) -> Tensor | None:
+def _group_per_file(tables: list[Table]) -> tuple[Tensor | None, list[str]]:
     """Groups of all files; equal ids in two files are two groups."""
     if any(table.group is None for table in tables):
-        return None
+        return None, []
     joined = [np.char.add(f"{i}/", t.group.astype(np.str_)) for i, t in enumerate(tables) if t.group is not None]
-    return _numbered(np.concatenate(joined))[0]
+    return _numbered(np.concatenate(joined))
+
+
+def _split_groups(names: list[str]) -> list[str]:
+    """A remark on groups that may be one: its rows could be trained on and tested on."""
+    told = alike(tuple(names), "groups")
+    return [*told[:1], *([f"{len(told) - 1} more such cases among the groups"] if len(told) > 1 else [])]
 
 
 def _labels(path: Path, y: Array, task: Task) -> tuple[Tensor, tuple[str, ...], tuple[str, ...]]:

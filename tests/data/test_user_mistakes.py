@@ -169,6 +169,17 @@ def test_names_that_are_nearly_the_same_are_named(tmp_path: Path) -> None:
     assert r"'Ko\u0308ln' and 'K\xf6ln' and 'K\xf6ln\u200b' differ in capitals, spaces or how their characters" in told
 
 
+def test_groups_that_may_be_one_are_named(tmp_path: Path) -> None:
+    """Else a patient who is written in two ways is trained on and tested on."""
+    rows = [(*row, f"{'pP'[i % 2]}{row[0]}{i // 4}") for i, row in enumerate(ROWS)]
+    path = table(tmp_path / "a.csv", rows, "client,target,age,dose,patient")
+    told = noted(path, group="patient")
+    assert "the groups 'P00' and 'p00' differ in capitals or spaces only" in told
+    assert "more such cases among the groups" in told
+    assert "the groups" not in noted(table(tmp_path / "b.csv", [(*r, r[2]) for r in ROWS], "client,target,age,dose,p"),
+                                     group="p")  # fmt: skip
+
+
 def test_held_out_rows_that_were_trained_on_are_counted(tmp_path: Path) -> None:
     copies = [(k, i % 2, i % 2, i % 2) for k in range(3) for i in range(10)]
     assert "6 of 6 held-out rows equal a training row in all features and the target" in noted(
