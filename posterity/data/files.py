@@ -56,6 +56,9 @@ def decode(data: bytes, size: int = 0) -> Array:
         with opened, Image.open(io.BytesIO(data), formats=FORMATS) as picture:
             if picture.width * picture.height > PIXELS:
                 raise OSError(f"{picture.width}×{picture.height} pixels; at most {PIXELS:,} are opened")
+            if picture.mode.startswith(("I", "F")):  # converted, whatever is above 255 would be white
+                raise OSError("more than 8 bits a pixel; which values become 0 to 255 is yours to say: scale it, or "
+                              "put the values into an .npz file")  # fmt: skip
             colour = picture.convert("RGB")
             return np.asarray(colour.resize((size, size)) if size else colour)
     except Image.DecompressionBombError:

@@ -275,6 +275,18 @@ def paint(path: Path, shade: int | tuple[int, int, int], size: int = 8) -> None:
     image.new("RGB" if isinstance(shade, tuple) else "L", (size, size), shade).save(path)
 
 
+def test_pictures_of_16_bits_are_refused(tmp_path: Path) -> None:
+    """X-rays are often stored so; converted to 8 bits they would be white all over."""
+    image = pytest.importorskip("PIL.Image")
+    deep = np.arange(64, dtype=np.uint16).reshape(8, 8) * 1000
+    for client in ("north", "south"):
+        for kind in ("ill", "well"):
+            (tmp_path / client / kind).mkdir(parents=True)
+            image.fromarray(deep).save(tmp_path / client / kind / "0.png")
+    with pytest.raises(DataError, match=r"0.png: cannot be read as a picture \(more than 8 bits a pixel;.*an \.npz"):
+        load(str(tmp_path))
+
+
 def test_picture_folders(tmp_path: Path) -> None:
     for client in ("ann", "bob"):
         for kind, shade in (("cat", 0), ("dog", 255)):
