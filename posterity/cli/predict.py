@@ -47,8 +47,9 @@ def predict_file(
     """The predictions for a file as the text of a CSV file, and what to say beside it."""
     result = _finished(folder, trust)
     told = result.setup.sim.federation
-    asked = read_rows(file, told.preprocessing.columns, result.config.client_column or CLIENT, client)
-    owners, notes = _owners(file, asked, client, told), list(asked.notes)
+    column = result.config.client_column or CLIENT
+    asked = read_rows(file, told.preprocessing.columns, column, client)
+    owners, notes = _owners(file, asked, client, column, told), list(asked.notes)
     delivery = result.delivered(show)
     why = run_folder.read_json(folder / run_folder.RUN).get("diverged") or result.diverged
     notes += [f"this is no result: {why}"] if why else []
@@ -142,7 +143,7 @@ def _from_arrays(path: Path, stored: dict[str, Array], who: str, client: str | N
     return FileRows(x, [str(name) for name in named_values(path, who, stored[who], True)], notes)
 
 
-def _owners(path: Path, asked: FileRows, client: str | None, told: Federation) -> list[int]:
+def _owners(path: Path, asked: FileRows, client: str | None, column: str, told: Federation) -> list[int]:
     """Whose model predicts each row."""
     if not len(asked.x):
         raise DataError(f"{path}: no rows; expected samples to predict for; fill in the file")
@@ -150,8 +151,9 @@ def _owners(path: Path, asked: FileRows, client: str | None, told: Federation) -
     if client is None and asked.client is None:
         if told.clients == 1:
             return [0] * len(asked.x)
-        raise DataError(f"{path}: whose rows are these? Expected a column that names a client of each row, or --client "
-                        f"NAME with one of {listed(told.names)}")  # fmt: skip
+        called = " or ".join(dict.fromkeys((repr(column), repr(CLIENT))))
+        raise DataError(f"{path}: whose rows are these? Expected a column called {called} that names a client of each "
+                        f"row, or --client NAME with one of {listed(told.names)}")  # fmt: skip
     given = [client] * len(asked.x) if client is not None else list(asked.client or ())
     for row, name in enumerate(given):
         if name not in names:

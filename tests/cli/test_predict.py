@@ -139,7 +139,7 @@ def test_a_folder_stands_alone(project, tmp_path, monkeypatch):
 def test_what_is_wrong_with_a_file_is_said(project, tmp_path):
     ask = lambda rows, **more: command.predict_file(project / "runs", write_table(tmp_path / "a.csv", rows), **more)  # noqa: E731
     good = {"age": 60, "creatinine": 90, "weight": 70_000}
-    with pytest.raises(ValueError, match=r"whose rows are these\? .*--client NAME with one of "):
+    with pytest.raises(ValueError, match=r"these\? .* a column called 'site' or 'client' .*--client NAME with one of "):
         ask([good])
     with pytest.raises(ValueError, match="row 0: there is no client 'nrth' in this run; did you mean 'north'"):
         ask([{**good, "site": "nrth"}])
