@@ -37,8 +37,11 @@ def looks_like_path(dataset: str) -> bool:
     return bool(dataset) and ("/" in dataset or "\\" in dataset or dataset.endswith(SUFFIXES) or Path(dataset).exists())
 
 
-def read_user_files(path: Path, columns: Columns, options: Options) -> Pool:
-    """A pool from the user's files; options are `scale`, `task` and, for pictures, `size`."""
+def read_user_files(path: Path, columns: Columns, options: Options, least: int = 2) -> Pool:
+    """A pool from the user's files; options are `scale`, `task` and, for pictures, `size`.
+
+    Fewer classes than `least` are refused: all clients' files must have two, and one client's may have a single one.
+    """
     _check_options(path, options)
     task = cast(Task, options.get("task", "classification"))
     if path.is_dir():
@@ -53,7 +56,7 @@ def read_user_files(path: Path, columns: Columns, options: Options) -> Pool:
         owner, clients = _numbered(tables[0].client)
         group, groups = _group_of_one(tables[0], owner, clients)
     y, names, notes = _labels(
-        path, np.concatenate([table.y for table in tables if len(table.y)] or [np.zeros(0)]), task
+        path, np.concatenate([table.y for table in tables if len(table.y)] or [np.zeros(0)]), task, least
     )
     scale = cast(Scaling, options.get("scale", "client" if tables[0].features else "none"))
     x = _features(tables, scale == "none")
@@ -167,7 +170,7 @@ def _split_groups(names: list[str]) -> list[str]:
     return [*told[:1], *([f"{len(told) - 1} more such cases among the groups"] if len(told) > 1 else [])]
 
 
-def _labels(path: Path, y: Array, task: Task) -> tuple[Tensor, tuple[str, ...], tuple[str, ...]]:
+def _labels(path: Path, y: Array, task: Task, least: int) -> tuple[Tensor, tuple[str, ...], tuple[str, ...]]:
     """Targets for the task, names of the classes, and remarks."""
     if not len(y):
         raise DataError(f"{path}: no rows at all; expected samples; fill in the file")
@@ -197,7 +200,7 @@ def _labels(path: Path, y: Array, task: Task) -> tuple[Tensor, tuple[str, ...], 
         )
     number, names = _numbered(y if numbers is None or np.abs(numbers).max() > EXACT else numbers.astype(np.int64))
     assert number is not None
-    if len(names) < 2:
+    if len(names) < least:
         raise DataError(f"{path}: all targets are {names[0]!r}; expected at least two classes; check the target column")
     many = numbers is not None and len(names) > max(20, len(y) / 4)
     note = (

@@ -9,9 +9,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from posterity import data
 from posterity.core.codec import fingerprint
+from posterity.data.clients import assemble
 from posterity.data.federation import Federation, FederationSpec
+from posterity.data.tables import Columns
+from posterity.data.user_files import read_user_files
 from posterity.experiment.config import Config
 from posterity.experiment.setup import DTYPES, load_federation
 from posterity.experiment.without_data import fingerprint_of
@@ -118,10 +120,12 @@ def find_client(names: Sequence[str], name: str) -> int:
 
 
 def read_file(config: Config, path: Path) -> Federation:
-    """A federation of one client, whose file it is."""
+    """A federation of one client, whose file it is; other clients may have the classes that it lacks."""
     asked = {f.name: getattr(config, f.name) for f in fields(FederationSpec) if f.name not in ("seed", "options")}
     one = {"dataset": str(path), "clients": 1, "partition": "iid", "newcomers": "0", "public": "0"}
-    return data.build(FederationSpec(**{**asked, **one}, seed=config.seed, options=config.settings("data")))
+    spec = FederationSpec(**{**asked, **one}, seed=config.seed, options=config.settings("data"))
+    columns = Columns(spec.target, spec.client_column, spec.group)
+    return assemble(read_user_files(path, columns, spec.options, least=1), spec)
 
 
 __all__ = [

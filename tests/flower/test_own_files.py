@@ -24,7 +24,7 @@ def write_site(folder, name, rows, columns):
     draw = torch.Generator().manual_seed(rows + len(name))
     lines = [",".join([*columns, "outcome"])]
     for i in range(rows):
-        ill = i % 2
+        ill = 0 if name == "healthy" else i % 2
         value = {"a": 8 * ill + torch.randn((), generator=draw).item(), "b": torch.randn((), generator=draw).item()}
         lines.append(",".join([*(f"{value[c]:.3f}" for c in columns), ("well", "ill")[ill]]))
     path = folder / f"{name}.csv"
@@ -32,11 +32,11 @@ def write_site(folder, name, rows, columns):
     return path
 
 
-def run_files(config, folder, before=lambda make, made: None):
+def run_files(config, folder, before=lambda make, made: None, sites=SITES):
     """A run of three sites with files of their own: the server, its lines, the sites, and what they read."""
     config = replace(config, dataset="unused", clients=3, subset=None, partition=None, target="outcome")
     made, make, lines = {}, {}, []
-    for node, (name, (rows, columns)) in enumerate(SITES.items()):
+    for node, (name, (rows, columns)) in enumerate(sites.items()):
         made[name] = read_site_file(config, name, write_site(folder, name, rows, columns))
         make[node] = partial(ClientSite, config, "test", made[name][1], folder / "records")
     before(make, made)
@@ -70,6 +70,17 @@ def test_from_files_to_each_sites_predictions(spec, point, tmp_path):
         assert ("no score" in found.note) == (point == "trained")
         if site.samples.name != "west":
             assert found.outputs.argmax(1).tolist() == [1, 0]
+
+
+def test_a_site_with_a_single_class_takes_part(tmp_path):
+    """As it does in a simulation; what it lacks is a class of the others."""
+    sites = {"east": SITES["east"], "healthy": (40, ("a", "b")), "west": SITES["west"]}
+    config = configuration("fedavg", rounds=2, min_count=5, lr=0.1)
+    server, (lines, make, made) = run_files(config, tmp_path, sites=sites)
+    assert [line["accepted"] for line in lines if line["kind"] == "round"] == [3, 3]
+    assert server.agreement.kind.classes == ("ill", "well")
+    found = predict_rows(make[1](), made["healthy"][0], [[0.0, 0.0]])
+    assert (found.classes, found.outputs.shape) == (("ill", "well"), (1, 2))
 
 
 def test_a_patients_rows_stay_in_one_part_of_a_sites_file(tmp_path):
