@@ -57,15 +57,15 @@ def check_pool(pool: Pool, name: str) -> Pool:
 
 def pool_remarks(pool: Pool, features: tuple[str, ...]) -> list[str]:
     """What a user may not know about the own rows: features that never vary, names that are nearly the same."""
-    return [*_constant(pool, features), *alike(pool.class_names, "classes"), *alike(pool.owner_names, "clients"),
-            *_lonely(pool)]  # fmt: skip
+    return [*_constant(pool, features), *alike(pool.class_names, "classes"), *alike(pool.owner_names, "clients")]
 
 
-def remarks(pool: Pool, train: list[Tensor], held: list[Tensor], members: int) -> list[str]:
+def remarks(pool: Pool, names: tuple[str, ...], train: list[Tensor], held: list[Tensor], members: int) -> list[str]:
     """What a reader of the scores should know about the rows: held-out ones that were trained on, unlearnt classes."""
     trained = torch.cat(train[:members]) if members else torch.zeros(0, dtype=torch.int64)
     kept = torch.cat(held) if held else trained[:0]
-    return [*_repeated(pool, trained, kept), *_unlearnt(pool, trained, kept)]
+    owned = [torch.cat(pair) for pair in zip(train, held, strict=True)]
+    return [*_lonely(pool, names, owned), *_repeated(pool, trained, kept), *_unlearnt(pool, trained, kept)]
 
 
 def _constant(pool: Pool, features: tuple[str, ...]) -> list[str]:
@@ -96,13 +96,11 @@ def alike(names: tuple[str, ...], what: str) -> list[str]:
     return said
 
 
-def _lonely(pool: Pool) -> list[str]:
-    """A remark on clients whose rows are all of one class."""
-    if pool.owner is None or pool.task == "regression":
+def _lonely(pool: Pool, names: tuple[str, ...], groups: list[Tensor]) -> list[str]:
+    """A remark on clients whose rows are all of one class, in files of the user."""
+    if not pool.may_repeat or pool.task == "regression":
         return []
-    cells = torch.unique(torch.stack([pool.owner, pool.y], 1), dim=0)  # (cells, 2)
-    kinds = torch.bincount(cells[:, 0], minlength=len(pool.owner_names))
-    lonely = [name for name, kind in zip(pool.owner_names, kinds.tolist(), strict=True) if kind == 1]
+    lonely = [name for name, rows in zip(names, groups, strict=True) if len(torch.unique(pool.y[rows])) == 1]
     if not lonely:
         return []
     shown = ", ".join(map(plain, lonely[:5])) + (", …" if len(lonely) > 5 else "")

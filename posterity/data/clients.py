@@ -61,7 +61,7 @@ def assemble(pool: Pool, spec: FederationSpec) -> Federation:
         *pool.notes,
         *found.notes,
         *_remarks(pool, names, train, held, share, late),
-        *remarks(pool, train, held, members),
+        *remarks(pool, names, train, held, members),
     )
     public = None
     if given:

@@ -169,6 +169,23 @@ def test_names_that_are_nearly_the_same_are_named(tmp_path: Path) -> None:
     assert r"'Ko\u0308ln' and 'K\xf6ln' and 'K\xf6ln\u200b' differ in capitals, spaces or how their characters" in told
 
 
+def test_clients_of_one_class_are_those_that_take_part(tmp_path: Path) -> None:
+    """Not those that were left out by --clients; and those that a subset leaves with a single class are."""
+    path = table(tmp_path / "a.csv", [(k, i % 2 if k else 0, *rest) for k, i, *rest in ROWS])
+    assert "1 clients have one class only (0)" in noted(path)
+    for seed in range(4):
+        federation = load(path, clients=1, seed=seed)
+        assert any("one class only" in note for note in federation.notes) == (federation.names == ("0",))
+    federation = load(path, subset=4)
+    lonely = [k for k in range(federation.clients) if _kinds(federation, k) == 1]
+    assert any(f"{len(lonely)} clients have one class only" in note for note in federation.notes)
+
+
+def _kinds(federation: Federation, client: int) -> int:
+    parts = (federation.train, federation.validation, federation.test)
+    return len(torch.cat([federation.y[part.client(client)] for part in parts]).unique())
+
+
 def test_groups_that_may_be_one_are_named(tmp_path: Path) -> None:
     """Else a patient who is written in two ways is trained on and tested on."""
     rows = [(*row, f"{'pP'[i % 2]}{row[0]}{i // 4}") for i, row in enumerate(ROWS)]
