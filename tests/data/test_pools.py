@@ -120,7 +120,8 @@ def test_every_name_has_its_own_rows(tmp_path: Path) -> None:
 def test_a_missing_label_is_no_class(tmp_path: Path, word: str) -> None:
     path = tmp_path / "a.csv"
     path.write_text(f"client,target,age\n0,ill,3\n0,well,4\n1,{word},5\n1,ill,6\n")
-    with pytest.raises(DataError, match="line 4, column target: empty"):
+    said = f"'{word}', which is read as a missing value" if word else "empty"
+    with pytest.raises(DataError, match=f"line 4, column target: {said}; expected a value"):
         load(str(path))
 
 
