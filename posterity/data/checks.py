@@ -6,6 +6,7 @@ were put together by hand are looked at in `data/federation_checks.py`.
 
 from __future__ import annotations
 
+import re
 import unicodedata
 from collections.abc import Callable
 from dataclasses import replace
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T", "Pool", "Federation")  # records of tensors
 COLUMNS = ("x", "y", "owner", "group", "official_test", "domain", "common")
+WHOLE = re.compile(r"0*(\d+)(?:\.0*)?")  # 7, 007, 7.0
 AT_ONCE = 2**24  # values that are looked at together
 
 
@@ -80,20 +82,33 @@ def _constant(pool: Pool, features: tuple[str, ...]) -> list[str]:
 
 
 def alike(names: tuple[str, ...], what: str) -> list[str]:
-    """Names that differ in capitals or spaces only, or in how a character is stored (é, or e and an accent)."""
+    """Names that differ in capitals or spaces only, in how a number is written (7, 07, 7.0), or a character stored."""
     groups: dict[str, list[str]] = {}
     for name in names:
-        seen = name
-        if not name.isascii():
-            seen = "".join(c for c in unicodedata.normalize("NFKC", name) if unicodedata.category(c) != "Cf")
-        groups.setdefault("".join(seen.split()).casefold(), []).append(name)
+        groups.setdefault(_sounds(name), []).append(name)
     said = []
     for same in (same for same in groups.values() if len(same) > 1):
-        plainly = len({"".join(name.split()).casefold() for name in same}) == 1
-        how = "capitals or spaces" if plainly else "capitals, spaces or how their characters are stored"
-        shown = " and ".join(repr(name) if plainly else ascii(name) for name in same)
+        how, show = "capitals or spaces", repr
+        if number := _number(same[0]):
+            how = f"how the number {number} is written"
+        elif len({"".join(name.split()).casefold() for name in same}) > 1:
+            how, show = "capitals, spaces or how their characters are stored", ascii
+        shown = " and ".join(map(show, same))
         said.append(f"the {what} {shown} differ in {how} only: write them alike if they are one")
     return said
+
+
+def _sounds(name: str) -> str:
+    """A name without what is easily written in another way: é may be one character, or e and an accent."""
+    if not name.isascii():
+        name = "".join(c for c in unicodedata.normalize("NFKC", name) if unicodedata.category(c) != "Cf")
+    return _number(name) or "".join(name.split()).casefold()
+
+
+def _number(name: str) -> str:
+    """A whole number, with or without zeros around it, as it is usually written; empty if it is none."""
+    found = WHOLE.fullmatch(name)
+    return found[1] if found else ""
 
 
 def _lonely(pool: Pool, names: tuple[str, ...], groups: list[Tensor]) -> list[str]:

@@ -97,7 +97,8 @@ def read_csv(path: Path) -> Sheet:
     text = _text_of(path)
     first = text.partition("\n")[0].partition("\r")[0]
     if not first.strip():
-        raise DataError(f"{path}: the file is empty; expected a header line with column names; remove or fill it")
+        what = "its first line is blank" if text.strip() else "the file is empty"
+        raise DataError(f"{path}: {what}; expected a header line with column names; remove or fill it")
     separator = max(",;\t", key=first.count)
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=separator, strict=True)
     rows: list[list[str]] = []

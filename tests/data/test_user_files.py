@@ -190,6 +190,7 @@ def test_a_quantity_taken_for_classes_is_noted(tmp_path: Path) -> None:
     ("text", "message"),
     [
         ("", "the file is empty; expected a header line"),
+        ("\nclient,target,age\n0,1,3\n", "its first line is blank; expected a header line"),
         ("client,target,age\n", "no rows at all"),
         ("client,target,client\n1,2,3\n", "a different name for each column"),
         ("client,age\n0,1\n", "columns client, age; expected one called target or y or label"),

@@ -167,6 +167,10 @@ def test_names_that_are_nearly_the_same_are_named(tmp_path: Path) -> None:
     stored = [(("K\u00f6ln", "Ko\u0308ln", "K\u00f6ln\u200b")[i % 3], *row[1:]) for i, row in enumerate(ROWS)]
     told = noted(table(tmp_path / "b.csv", stored))
     assert r"'Ko\u0308ln' and 'K\xf6ln' and 'K\xf6ln\u200b' differ in capitals, spaces or how their characters" in told
+    told = noted(
+        table(tmp_path / "c.csv", [(("7", "007", "70", "7.0")[i % 4], *row[1:]) for i, row in enumerate(ROWS)])
+    )
+    assert "the clients '007' and '7' and '7.0' differ in how the number 7 is written only" in told
 
 
 def test_clients_of_one_class_are_those_that_take_part(tmp_path: Path) -> None:
