@@ -44,6 +44,9 @@ class Preprocessing:
             raw = self._picture(raw, shape)
         check_shape(raw, shape)
         _check_values(raw, self.columns)
+        if self.pictures and raw.numel() and (top := float(raw.abs().max())) > 1 + 1e-6:
+            raise DataError(f"x has values up to {top:g} in type {raw.dtype}; expected bytes (uint8, 0 to 255), or "
+                            "numbers from -1 to 1 (a byte / 127.5 - 1); convert it")  # fmt: skip
         if not dtype.is_floating_point:
             return as_indices(raw, dtype)
         if self.shift is None or self.scale is None:

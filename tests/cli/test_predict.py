@@ -323,6 +323,9 @@ def test_pictures_as_bytes(tmp_path):
     result = posterity.load(tmp_path / "run")
     whole = result.predict_proba("b", x[:5])
     assert torch.equal(whole, result.predict_proba("b", torch.from_numpy(x[:5])[:, None].float() / 127.5 - 1))
+    for bytes_of_another_type in (x[:5, None].astype(int), x[:5, None].astype(float)):
+        with pytest.raises(ValueError, match=r"x has values up to 25\d in type torch.*; expected bytes \(uint8"):
+            result.predict_proba("b", bytes_of_another_type)
     text, _ = command.predict_file(tmp_path / "run", tmp_path / "scans.npz")
     found = [[float(a["p_0"]), float(a["p_1"])] for a in read_answers(text) if a["client"] == "b"]
     assert found == [pytest.approx(p, rel=1e-5) for p in result.predict_proba("b", x[1::3]).tolist()]
