@@ -30,6 +30,7 @@ from posterity.data.sheet import LARGEST
 from posterity.data.tables import SUFFIXES, Columns, Table, read_table
 
 EXACT = 2**53  # whole numbers up to here are one float each
+LARGE = 10  # a feature beyond was hardly standardised
 CHOICES = {"scale": ("none", "client", "all"), "task": ("classification", "regression"), "size": ()}
 
 
@@ -65,7 +66,11 @@ def read_user_files(path: Path, columns: Columns, options: Options, least: int =
         may_repeat=True, notes=tables[0].notes + notes, columns=tables[0].features,
         pictures=tables[0].x.dtype == np.uint8 and x.dim() == 4,
     )  # fmt: skip
-    return pool.noting(*pool_remarks(pool, tables[0].features), *_split_groups(groups))
+    return pool.noting(
+        *pool_remarks(pool, tables[0].features),
+        *_split_groups(groups),
+        *(() if tables[0].features else _unscaled(x, options)),
+    )
 
 
 def _official(tables: list[Table]) -> Tensor | None:
@@ -162,6 +167,14 @@ def _group_per_file(tables: list[Table]) -> tuple[Tensor | None, list[str]]:
         return None, []
     joined = [np.char.add(f"{i}/", t.group.astype(np.str_)) for i, t in enumerate(tables) if t.group is not None]
     return _numbered(np.concatenate(joined))
+
+
+def _unscaled(x: Tensor, options: Options) -> list[str]:
+    """A remark on arrays of a user who did not say how they are scaled: columns of a table are, arrays are not."""
+    if x.dim() != 2 or "scale" in options or not x.numel() or float(x.abs().max()) <= LARGE:
+        return []
+    return [f"features go in as they are, with values up to {float(x.abs().max()):g}: if they are quantities, give "
+            f"{tell_option('scale', 'client')}"]  # fmt: skip
 
 
 def _split_groups(names: list[str]) -> list[str]:

@@ -249,6 +249,18 @@ def test_arrays_with_values_that_cannot_be_used(tmp_path: Path) -> None:
     assert load(str(tmp_path / "a.npz")).classes == 2
 
 
+def test_large_values_of_arrays_are_noted(tmp_path: Path) -> None:
+    """Columns of a table are standardised, arrays are not unless that is asked for."""
+    x, y = np.random.default_rng(0).normal(size=(12, 2)), np.arange(12) % 2
+    np.savez(tmp_path / "a.npz", x=x * 1000, y=y, client=y)
+    np.savez(tmp_path / "b.npz", x=x, y=y, client=y)
+    note = "features go in as they are, with values up to"
+    assert note in noted(str(tmp_path / "a.npz"))
+    assert note not in noted(str(tmp_path / "a.npz"), options={"scale": "none"})
+    assert note not in noted(str(tmp_path / "b.npz"))
+    assert note not in noted(table(tmp_path / "c.csv", ROWS))
+
+
 def test_two_files_of_one_client(tmp_path: Path) -> None:
     table(tmp_path / "north.csv", [row[1:] for row in ROWS], "target,age,dose")
     np.savez(tmp_path / "north.npz", x=np.zeros((4, 2)), y=np.arange(4) % 2)
