@@ -115,7 +115,10 @@ def _lonely(pool: Pool, names: tuple[str, ...], groups: list[Tensor]) -> list[st
     """A remark on clients whose rows are all of one class, in files of the user."""
     if not pool.may_repeat or pool.task == "regression":
         return []
-    lonely = [name for name, rows in zip(names, groups, strict=True) if len(torch.unique(pool.y[rows])) == 1]
+    owner = torch.repeat_interleave(torch.arange(len(names)), torch.tensor([len(rows) for rows in groups]))
+    cells = torch.unique(torch.stack([owner, pool.y[torch.cat(groups)]], 1), dim=0)  # (cells, 2)
+    kinds = torch.bincount(cells[:, 0], minlength=len(names))
+    lonely = [name for name, kind in zip(names, kinds.tolist(), strict=True) if kind == 1]
     if not lonely:
         return []
     shown = ", ".join(map(plain, lonely[:5])) + (", …" if len(lonely) > 5 else "")
