@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T", "Pool", "Federation")  # records of tensors
 COLUMNS = ("x", "y", "owner", "group", "official_test", "domain", "common")
-WHOLE = re.compile(r"0*(\d+)(?:\.0*)?")  # 7, 007, 7.0
+INTEGER = re.compile(r"0*(\d+)(?:\.0*)?")  # 7, 007, 7.0
 AT_ONCE = 2**24  # values that are looked at together
 
 
@@ -107,7 +107,7 @@ def _sounds(name: str) -> str:
 
 def _number(name: str) -> str:
     """A whole number, with or without zeros around it, as it is usually written; empty if it is none."""
-    found = WHOLE.fullmatch(name)
+    found = INTEGER.fullmatch(name)
     return found[1] if found else ""
 
 
