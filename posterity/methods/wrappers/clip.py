@@ -19,9 +19,9 @@ federated learning?", 2019, section 4.
 
 Differs from the paper: weights are bounded as well; running statistics of batch norm are leaves like any other, for
 they move the average too. Clients shorten what they send, and as an attacker would not, a server across machines leaves
-out what is longer (`inspect`). Behind a wrapper that changes messages afterwards (`+clip+dp`) it cannot tell. Kinds that
-are neither Mean nor Sum, and means with a weight for every number, are refused, and so is `+dp+clip`: it would take
-differences for parameters.
+out what is longer (`inspect`). Behind a wrapper that changes messages afterwards (`+clip+dp`) it cannot tell. Kinds
+that are neither Mean nor Sum, and means with a weight for every number, are refused, and so is `+dp+clip`: it would
+take differences for parameters.
 """
 
 from __future__ import annotations

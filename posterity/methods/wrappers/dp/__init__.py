@@ -19,8 +19,9 @@ R_q(α) is the Rényi divergence of a sampled round, and R_1(α) = α/2z² that 
 
     R(α) = log( b (1 − q + q e^{(α−1) R_1(α)}) + (1 − b) e^{(α−1) R_q(α)} ) / (α − 1),   b = (1 − q)^{n−1}        # (5)
 
-A cohort of fixed size gets no credit for having been drawn: ε is that of everybody in every round. ε is told with
-clients and rounds before the run, and stands in its page.
+Where many of the n leave or fall silent, ε is larger than was told. A cohort of fixed size gets no credit for having
+been drawn: ε is that of everybody in every round. It is told with clients and rounds before the run, and stands in its
+page. It is that of real numbers: the noise is made of 32 random bits a number and rounded, by no secure sampler.
 
 What is promised: two runs, in one of which a client's contributions are zero, can hardly be told apart by whoever sees
 all that the server makes of the messages: its model after every round. A client's personal record never leaves it,
