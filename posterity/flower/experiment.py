@@ -58,6 +58,8 @@ def run_experiment(
             finish(server)
             release(server)
             save(server)
+        elif not leave:
+            watch({"kind": "note", "text": f"{folder} holds all of this run, which has ended: nobody is asked again"})
         update_facts(server)  # a kill may have come between the last checkpoint and this
     return server
 

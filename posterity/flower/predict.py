@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from posterity.core.codec import read_facts
+from posterity.core.codec import CodecError, read_facts
 from posterity.core.protocol import Method
 from posterity.data.federation import Federation
 from posterity.engine.client import predict_client
@@ -47,7 +47,13 @@ def predict_rows(site: ClientSite, federation: Federation, x: Any) -> SitePredic
         raise ValueError(f"there is no {path}: this client has not been scored yet in the experiment "
                          f"{site.experiment!r}; give its name and its records' folder, or finish the run")  # fmt: skip
     data = path.read_bytes()
-    asked, found = ClientQuestion.of(read_facts(data)), open_question(site, data)
+    asked = ClientQuestion.of(read_facts(data))
+    try:
+        found = open_question(site, data)
+    except CodecError as error:
+        raise ValueError(f"{path} does not go with the settings of the app's folder ({error}): write into its "
+                         "pyproject.toml what was given to 'flwr run -c', or put back what it had"
+                         ) from error  # fmt: skip
     here, method = found.mine.kind, found.agreement.method
     round, epochs, note = _point(method, asked, left_in(site.place) == asked.round)
     rows = federation.preprocessing.apply(x, 0, federation.shape, DTYPES[site.config.dtype])

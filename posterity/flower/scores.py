@@ -6,7 +6,9 @@ server makes of everybody's sums the lines that a simulation writes (`experiment
 Sums over all rows of a part (right answers, log-probabilities, …) leave if the part has `min_count` rows. Sums over a
 bin of confidence or over a class may be of a single row, so they leave only where `min_count` is 1; otherwise the site
 sends the metrics that are made of them, and what is pooled over sites is not known. What is ordered by row (AUROC)
-never leaves: of two classes the site sends those metrics, too.
+never leaves: of two classes the site sends those metrics, too. A metric that is itself of few rows stays at home: what
+tells classes apart (sensitivity is the recall of one) where a class has fewer than `min_count` rows, and the largest
+gap of a bin where a bin has. What is told of both halves together must not be that of a small half by subtraction.
 """
 
 from __future__ import annotations
@@ -14,6 +16,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
+from functools import reduce
+from operator import add
 from typing import Any
 
 import torch
@@ -34,6 +38,7 @@ from posterity.flower.agreement import SampleKind
 
 PARTS = ("validation", "test", "held")  # of every table of scores, and the order of lines
 TOTALS = ("correct", "nll", "brier", "square")  # sums over all rows of a part
+OF_ALL = {"ece", "ece_flat"}  # metrics that are of all rows of a part, though made of sums by bin
 MOST = 2**40  # rows: more is a mistake
 Line = dict[str, Any]
 
@@ -48,8 +53,9 @@ def scored_rows(outputs: Tensor, y: Tensor, kind: SampleKind) -> Scored:
 
 def tell_scores(validation: Scored, test: Scored, site: Site, point: str, epochs: int, least: int) -> Line:
     """The tables of a client at a point, for JSON; what was fitted on the validation part is not judged by it."""
-    held = test if fits_validation(passes_at(site, point, epochs)) else validation + test
-    return {name: _tell(part, least) for name, part in zip(PARTS, (validation, test, held), strict=True)}
+    fitted = fits_validation(passes_at(site, point, epochs))
+    halves = ((validation,), (test,), (test,) if fitted else (validation, test))
+    return {name: _tell(parts, least) for name, parts in zip(PARTS, halves, strict=True)}
 
 
 def tell_loss(loss: Tensor | None) -> list[float] | None:
@@ -57,14 +63,29 @@ def tell_loss(loss: Tensor | None) -> list[float] | None:
     return loss.double().tolist() if loss is not None and bool(loss.isfinite().all()) else None
 
 
-def _tell(scored: Scored, least: int) -> Line:
+def _tell(parts: Sequence[Scored], least: int) -> Line:
+    """What is said of some parts together."""
+    scored = reduce(add, parts)
     scores, rows = scored.scores, int(scored.scores.n)
     if not rows:
         return {"n": 0}
     sums = {name: getattr(scores, name)[0].tolist() for name in _leaving(scores, least)}
     unknown = {m.name for m in _told_metrics(scores.classes, least)}
+    unknown = {name for name in unknown if not any(_is_of_few(name, each.scores, least) for each in parts)}
     values = per_client(scores, scored.ranks)
     return clean({"n": rows, "sums": sums, "metrics": {n: float(v[0]) for n, v in values.items() if n in unknown}})
+
+
+def _is_of_few(metric: str, scores: Scores, least: int) -> bool:
+    """Whether a metric of a part may be of fewer than `least` rows, or show by subtraction what is."""
+    if metric in OF_ALL:
+        return False
+    counts, enough = scores.support, least
+    if metric == "mce":
+        counts = scores.bins[..., 0]
+    elif metric == "mce_flat":  # a row has a probability for every class, and all may be in one bin
+        counts, enough = scores.flat[..., 0], least * scores.classes
+    return bool(((counts > 0) & (counts < enough)).any())
 
 
 def _told_metrics(classes: int, least: int) -> list[Metric]:

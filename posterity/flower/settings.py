@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from posterity.core.parse import convert
 from posterity.experiment.config import Config, from_table
 from posterity.flower.rules import RoundRules
 from posterity.methods import split_preset
@@ -39,15 +41,25 @@ def read_settings(table: Mapping[str, Any]) -> RunSettings:
     config = from_table({**{n: v for n, v in rest.items() if not n.startswith("set.")}, "set": chosen})
     if config.min_count is None:
         config = replace(config, min_count=1 if _of_paper(config) else MIN_COUNT)
-    sites = int(given["sites"]) or config.clients
+    sites = int(_number(given, "sites", int, 0, "a whole number")) or config.clients
     if not sites:
         raise ValueError("the run config does not say how many sites there are; give sites = 3, or clients = 3 where "
                          "a dataset is divided among them")  # fmt: skip
     experiment = str(given["experiment"])
     out = Path(str(given["out"]) or f"runs/{experiment}")
     leave = tuple(name.strip() for name in str(given["leave"]).split(",") if name.strip())
-    return RunSettings(config, experiment, out, sites, float(given["deadline"]),
-                       RoundRules(str(given["minimum"]), int(given["tries"])), leave)  # fmt: skip
+    deadline, tries = _number(given, "deadline", float, 1, "seconds"), _number(given, "tries", int, 1, "a whole number")
+    return RunSettings(config, experiment, out, sites, deadline, RoundRules(str(given["minimum"]), int(tries)), leave)
+
+
+def _number(given: Mapping[str, Any], name: str, kind: type, least: int, what: str) -> float:
+    try:
+        found: float = convert(given[name], kind)
+    except (TypeError, ValueError, OverflowError):
+        found = math.nan
+    if not found >= least:
+        raise ValueError(f"{name} = {given[name]!r} was given in the run config: give {what}, {least} or more")
+    return found
 
 
 def _of_paper(config: Config) -> bool:

@@ -237,6 +237,13 @@ def test_rules_and_who_leaves_are_read():
     assert adapter.read_settings(RUN).leave == ()
 
 
+@pytest.mark.parametrize(("name", "given", "least"), [("sites", "many", 0), ("sites", -2, 0), ("sites", 2.5, 0),
+    ("deadline", -5, 1), ("deadline", "nan", 1), ("tries", "twice", 1), ("tries", 0, 1)])  # fmt: skip
+def test_numbers_that_are_none_are_named(name, given, least):
+    with pytest.raises(ValueError, match=f"{name} = {given!r} was given in the run config: give .*, {least} or more"):
+        adapter.read_settings({**RUN, name: given})
+
+
 @pytest.mark.parametrize(("found", "fits"), [("1.39.9", False), ("1.40.0", True), ("1.42.3", True), ("1.43.0", False)])
 def test_another_flower_is_refused(found, fits, monkeypatch):
     monkeypatch.setattr(adapter, "version", lambda name: found)

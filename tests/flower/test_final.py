@@ -94,3 +94,15 @@ def test_who_is_away_for_good_may_be_taken_out(tmp_path):
     server = run_experiment(config, exchange, tmp_path / "server", 3, lines.append, wait=0, leave=("client 1",))
     assert server.lacking == []
     assert server.roster.gone.keys() == {"client 1"}
+
+
+def test_a_run_that_has_ended_says_so_and_asks_nobody(tmp_path):
+    config, again = configuration("fedavg", rounds=1), []
+    exchange = Away(sites(config, tmp_path))
+    run_once(config, tmp_path, exchange, [])
+    asked, before = len(exchange.visited), {path: path.read_bytes() for path in (tmp_path / "server").iterdir()}
+    run_once(config, tmp_path, exchange, again)
+    (note,) = again
+    assert note["text"].endswith("holds all of this run, which has ended: nobody is asked again")
+    assert len(exchange.visited) == asked
+    assert {path: path.read_bytes() for path in (tmp_path / "server").iterdir()} == before

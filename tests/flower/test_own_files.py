@@ -83,6 +83,15 @@ def test_a_site_with_a_single_class_takes_part(tmp_path):
     assert (found.classes, found.outputs.shape) == (("ill", "well"), (1, 2))
 
 
+def test_predictions_with_other_settings_than_the_runs_say_what_to_do(tmp_path):
+    """As when 'flwr run -c' was given something that the app's folder does not have."""
+    _, (_, make, made) = run_files(configuration("fedper", rounds=1, min_count=5), tmp_path)
+    site = make[1]()
+    other = replace(site, config=replace(site.config, lr=0.5))
+    with pytest.raises(ValueError, match=r"offer\.bin does not go with the settings .* given to 'flwr run -c'"):
+        predict_rows(other, made["north"][0], [[0.0, 0.0]])
+
+
 def test_a_patients_rows_stay_in_one_part_of_a_sites_file(tmp_path):
     """`group` names a column of the site's own file: it is no feature, and no value of it is in two parts."""
     lines = [f"{i}.5,p{i // 4},{('well', 'ill')[i % 2]}" for i in range(80)]

@@ -6,8 +6,10 @@ import difflib
 import json
 import re
 from dataclasses import fields, replace
+from types import SimpleNamespace
 
 import pytest
+import torch
 from core.test_codec import with_header
 
 import posterity
@@ -15,7 +17,7 @@ from posterity.core.codec import CodecError
 from posterity.experiment.config import Config
 from posterity.experiment.run_folder import clean, read_json, read_lines
 from posterity.flower.agreement import SampleKind
-from posterity.flower.scores import read_scores
+from posterity.flower.scores import read_scores, scored_rows, tell_scores
 from posterity.report import write_report
 
 from .in_process import configuration, deploy, node_of
@@ -103,10 +105,37 @@ def test_what_may_be_of_few_rows_is_not_pooled(tmp_path):
     assert set(line["metrics"]["accuracy"]) == {"pooled", "mean", "train_weighted", "clients"}
     for name in ("ece", "auroc", "balanced_accuracy", "sensitivity"):
         assert set(line["metrics"][name]) == {"mean", "train_weighted", "clients"}
-        assert line["metrics"][name]["clients"] == 2.0
+        assert line["metrics"][name]["clients"] == (2.0 if name == "ece" else 0.0)  # three of each class, or fewer
     assert line["bins"] == []
     assert write_report(tmp_path / "server").is_file()
     assert list(server.roster.numbers) == sorted(SITES)
+
+
+def told(validation, test, least):
+    """The metrics that a site sends of two halves, each given by its labels and the probabilities of class 1."""
+
+    def scored(y, p):
+        p = torch.tensor(p, dtype=torch.float64)
+        return scored_rows(torch.stack((1 - p, p), 1).log(), torch.tensor(y), TWO)
+
+    site = SimpleNamespace(passes=lambda epochs=None: (), prepare=lambda: ())
+    tables = tell_scores(scored(*validation), scored(*test), site, "received", 0, least)
+    return {part: tables[part]["metrics"] for part in ("validation", "test", "held")}
+
+
+def test_a_metric_that_is_of_few_rows_stays_at_home():
+    """Of ten rows one is positive: sensitivity says whether it was found, and a bin of one row with what confidence."""
+    many, few = ([0, 1] * 5, [0.12, 0.88] * 5), ([0] * 9 + [1], [0.12] * 8 + [0.6, 0.7])
+    by_class = {"balanced_accuracy", "sensitivity", "specificity", "auroc", "auprc", "calibration_slope",
+                "calibration_intercept"}  # fmt: skip
+    every = by_class | {"ece", "ece_flat", "mce", "mce_flat"}
+    found = told(many, few, 5)
+    assert set(found["validation"]) == every
+    assert set(found["test"]) == set(found["held"]) == {"ece", "ece_flat"}  # both halves less one is the other
+    assert set(told(many, many, 5)["held"]) == every
+    assert set(told(many, many, 6)["held"]) == {"ece", "ece_flat", "mce"}  # five rows of each class in either half
+    assert set(told(many, few, 1)["test"]) == by_class - {"balanced_accuracy", "sensitivity", "specificity"}
+    assert set(told(many, ([0] * 10, [0.12] * 10), 5)["test"]) == every  # a class that is not there
 
 
 @pytest.mark.parametrize(

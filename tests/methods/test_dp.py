@@ -73,6 +73,21 @@ def test_what_has_no_noise_is_not_reported():
     assert run.logs[0].report == {}
 
 
+def test_what_has_no_length_is_not_sent_as_it_is():
+    """In units of a bound that float64 hardly holds, every length is infinite: better no message than a long one."""
+    federation = points(EQUAL)
+    run = Run(Private(FedAvg(TRAINING), 5e-324, noise=0.0), federation, mlp(federation)).rounds(1)
+    assert run.logs[0].accepted == 0
+
+
+def test_clip_stands_before_it():
+    """Behind it, +clip would measure differences from the broadcast and send what is as long as the broadcast."""
+    assert isinstance(build("fedavg+clip+dp"), Private)
+    for spec in ("fedavg+dp+clip", "fedavg+dp+ft+clip"):
+        with pytest.raises(ValueError, match=r"\+clip behind \+dp"):
+            build(spec)
+
+
 def test_a_method_that_sends_nothing():
     federation = points(EQUAL)
     assert Run(Private(Local(TRAINING)), federation, mlp(federation)).rounds(1).logs[0].bytes_up == 0
@@ -131,7 +146,7 @@ def test_what_is_told(monkeypatch):
     assert "as if all took part in all rounds" in told
     (told,) = Private(FedAvg(), cohort=9.0).announce(Plan(30, 10, 9.0, 0.3))
     assert "probability 0.3, drawn in secret" in told
-    assert asked == [(1.5, 30**-1.1, 10, None), (1.0, 1e-3, 10, None), (1.0, 30**-1.1, 10, 0.3)]
+    assert asked == [(1.5, 30**-1.1, 10, None, 30), (1.0, 1e-3, 10, None, 30), (1.0, 30**-1.1, 10, 0.3, 30)]
 
 
 def test_a_run_tells_it(tmp_path):
@@ -153,6 +168,9 @@ def test_bad_hyper_parameters():
     for bad in ({"bound": -1.0}, {"noise": -1.0}, {"noise": math.nan}, {"delta": 2.0}, {"cohort": 0.5}):
         with pytest.raises(ValueError, match=f"{next(iter(bad))} must be at"):
             Private(FedAvg(), **bad)
+    for name in ("bound", "sum_bound"):
+        with pytest.raises(ValueError, match=f"{name} 0 was given: nothing can be measured in it"):
+            Private(FedAvg(), **{name: 0.0})
     for bad in (0.0, 1.0):
         with pytest.raises(ValueError, match="both excluded"):
             Private(FedAvg(), delta=bad)
@@ -167,3 +185,16 @@ def test_a_bound_that_nobody_meets_and_batch_norm():
     model = models.build("mlp_bn", federation.shape, federation.classes, hidden=(8,))
     run = Run(Private(FedAvg(TRAINING), 5.0, noise=0.0), federation, model).rounds(2)
     assert all(torch.isfinite(leaf).all() for leaf in run.state.params.values())
+
+
+def test_noise_makes_no_variance_negative():
+    """A network with the root of a negative variance predicts nothing but NaN."""
+    from posterity import models
+
+    federation = points(EQUAL)
+    model = models.build("mlp_bn", federation.shape, federation.classes, hidden=(8,))
+    params = Run(Private(FedAvg(TRAINING), noise=30.0), federation, model).rounds(1).state.params
+    variances = torch.cat([leaf for name, leaf in params.items() if name.endswith("running_var")])
+    assert bool((variances > 0).all())
+    assert 0 < int((variances == 1).sum()) < len(variances)  # some stayed, others have their noise
+    assert any(bool((leaf < 0).any()) for name, leaf in params.items() if name.endswith("running_mean"))

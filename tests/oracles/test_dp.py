@@ -135,3 +135,38 @@ def test_epsilon_of_poisson_sampling(z, rounds, delta, chance):
     found, plain = epsilon(z, delta, rounds, chance), renyi_bound(z, rounds, delta, chance)
     assert 0.6 * plain < found <= plain * (1 + 1e-9)
     assert found < epsilon(z, delta, rounds)
+
+
+def delta_of_losses(eps, rounds, branches):
+    """δ of so many rounds, of which an onlooker sees the branch: (chance, P, Q, chance that nothing is made)."""
+    x, bins, width = np.linspace(-13, 14, 200_001), 2**17, 4e-3
+    losses = np.zeros(bins)
+    for chance, p, q, nothing in branches:
+        place = np.round((np.log(p(x)) - np.log(q(x))) / width).astype(int)
+        np.add.at(losses, place % bins, chance * p(x) * (x[1] - x[0]))
+        losses[0] += chance * nothing
+    total = np.fft.irfft(np.fft.rfft(losses) ** rounds, bins)
+    loss = width * np.where(np.arange(bins) > bins // 2, np.arange(bins) - bins, np.arange(bins))
+    return float((total * (1 - np.exp(np.minimum(eps - loss, 0)))).sum())
+
+
+@pytest.mark.parametrize(("rounds", "chance", "clients"), [(300, 0.01, 100), (100, 0.05, 20), (100, 0.25, 20)])
+def test_epsilon_holds_for_who_knows_who_else_came(rounds, chance, clients):
+    """A round that nobody joined adds no noise: the losses of all rounds, added up on a grid, hold the promise."""
+    pytest.importorskip("dp_accounting", reason="ε needs the extra dp (pip install 'posterity[dp]')")
+    delta, alone = clients**-1.1, (1 - chance) ** (clients - 1)
+
+    def still(x):
+        return norm.pdf(x)
+
+    def sampled(x):
+        return chance * norm.pdf(x, 1) + (1 - chance) * norm.pdf(x)
+
+    by_itself = (alone, lambda x: chance * norm.pdf(x, 1), lambda x: chance * norm.pdf(x), 1 - chance)
+    branches = ((1 - alone, sampled, still, 0.0), by_itself)
+    found = epsilon(1.0, delta, rounds, chance, clients)
+    assert delta_of_losses(found, rounds, branches) <= delta
+    assert delta_of_losses(found / 2, rounds, branches) > delta
+    assert epsilon(1.0, delta, rounds, chance) < found <= epsilon(1.0, delta, rounds)
+    if chance * clients < 5:
+        assert delta_of_losses(epsilon(1.0, delta, rounds, chance), rounds, branches) > delta  # noise every round

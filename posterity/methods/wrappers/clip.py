@@ -19,12 +19,14 @@ federated learning?", 2019, section 4.
 
 Differs from the paper: weights are bounded as well; running statistics of batch norm are leaves like any other, for
 they move the average too. Clients shorten what they send, and as an attacker would not, a server across machines leaves
-out what is longer (`inspect`). Behind a wrapper that changes messages afterwards (`+metavd`, `+drop`, `+dp`) it cannot
-tell. Kinds that are neither Mean nor Sum, and means with a weight for every number, are refused.
+out what is longer (`inspect`). Behind a wrapper that changes messages afterwards (`+clip+dp`) it cannot tell. Kinds
+that are neither Mean nor Sum, and means with a weight for every number, are refused, and so is `+dp+clip`: it would
+take differences for parameters.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -105,6 +107,14 @@ def check_kind(name: str, part: Any, suffix: str) -> Mean | Sum:
     return part
 
 
+def layers(method: Any) -> Iterator[Any]:
+    """A method and those that it wraps, from the outside in."""
+    yield method
+    while hasattr(method, "inner"):
+        method = method.inner
+        yield method
+
+
 @dataclass(frozen=True)
 class Clip(Wrapper):
     bound: float = hyper(10.0, "C: longest contribution to a mean; inf: any", "ours: see above how to choose it")
@@ -113,6 +123,9 @@ class Clip(Wrapper):
     def __post_init__(self) -> None:
         check_fields(self)
         within(self, bound=(0, None), sum_bound=(0, None))
+        if any(getattr(layer, "secret", False) for layer in layers(self.method)):
+            raise ValueError("+clip behind +dp would measure what was shortened already, and from another origin: ε "
+                             "would not hold. Write +clip before +dp, or leave it out")  # fmt: skip
 
     @property
     def label(self) -> str:

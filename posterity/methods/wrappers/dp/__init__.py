@@ -11,22 +11,30 @@ so that a sum, whose sensitivity is known, is all that is seen of them. T rounds
 
     δ = Φ(μ/2 − ε/μ) − e^ε Φ(−μ/2 − ε/μ),   μ = √T/z                                                              # (4)
 
-(Balle and Wang 2018, Theorem 8; Gaussians compose to a Gaussian). Where each client takes part by chance q,
+(Balle and Wang 2018, Theorem 8; Gaussians compose to a Gaussian). Where each of n clients takes part by chance q,
 independently and in secret (`--participation p:q`), the moments accountant for Poisson sampling is used. Both are those
-of the library dp-accounting (`pip install 'posterity[dp]'`). A cohort of fixed size gets no credit for having been
-drawn: ε is that of everybody in every round. ε is told with clients and rounds before the run, and stands in its page.
+of the library dp-accounting (`pip install 'posterity[dp]'`). A round that nobody joined adds no noise: then the model
+stays as it is, so that who knows that the others were away, with probability b, sees whether the last client was. If
+R_q(α) is the Rényi divergence of a sampled round, and R_1(α) = α/2z² that of one with everybody, a round has
+
+    R(α) = log( b (1 − q + q e^{(α−1) R_1(α)}) + (1 − b) e^{(α−1) R_q(α)} ) / (α − 1),   b = (1 − q)^{n−1}        # (5)
+
+Where many of the n leave or fall silent, ε is larger than was told. A cohort of fixed size gets no credit for having
+been drawn: ε is that of everybody in every round. It is told with clients and rounds before the run, and stands in its
+page. It is that of real numbers: the noise is made of 32 random bits a number and rounded, by no secure sampler.
 
 What is promised: two runs, in one of which a client's contributions are zero, can hardly be told apart by whoever sees
 all that the server makes of the messages: its model after every round. A client's personal record never leaves it,
-and is not noisy; whoever sees its predictions sees its data's influence. Losses and scores that a simulation writes
-are not covered, nor is a choice of hyper-parameters by them. What the inner method reports of a round's sum is left
-out, for that sum has no noise yet.
+and is not noisy; whoever sees its predictions sees its data's influence. Losses, scores and sizes of cohorts that a
+run writes are not covered, nor is a choice of hyper-parameters by them. What the inner method reports of a round's sum
+is left out, for that sum has no noise yet. Nor is anybody protected from the server itself, which adds the noise.
 
 Reference: McMahan, Ramage, Talwar and Zhang, "Learning differentially private recurrent language models", ICLR 2018,
 Algorithm 1 with the fixed-denominator estimator.
 
 Differs from the paper: weights are 1 instead of min(n_k/ŵ, 1); full participation has the exact ε (4) instead of the
-moments accountant's bound; several parts of a message are shortened together. A round that nobody joined adds no noise.
+moments accountant's bound; several parts of a message are shortened together; (5), since empty rounds add no noise;
+a running variance of batch norm that the noise made negative stays as it was.
 Below 20 clients a run is refused: the noise would drown them, or ε be nothing to speak of. The mechanism itself is the
 same for any number, so the laws look at it on their smaller federation; what refuses is the plan of a run.
 """

@@ -7,6 +7,8 @@ import math
 from functools import cache
 from typing import Any
 
+import numpy as np
+
 
 def library(name: str = "dp_accounting") -> Any:
     """The library, which is asked for when somebody wants an ε: it takes seconds to import."""
@@ -20,14 +22,28 @@ def library(name: str = "dp_accounting") -> Any:
 
 
 @cache
-def epsilon(noise: float, delta: float, rounds: int, chance: float | None = None) -> float:
-    """ε of so many rounds at this δ; `chance` is that of a client to take part in a round (None: always)."""
+def epsilon(
+    noise: float, delta: float, rounds: int, chance: float | None = None, clients: float = math.inf
+) -> float:  # fmt: skip
+    """ε of so many rounds at this δ; `chance` is that of each of the `clients` to take part in one (None: always)."""
     if noise == 0:
         return math.inf
     if chance is None or chance == 1:
         exact: float = library().get_epsilon_gaussian(noise / math.sqrt(rounds), delta)  # (4)
         return exact
-    dp, accountant = library(), library("dp_accounting.rdp").RdpAccountant()
-    accountant.compose(dp.PoissonSampledDpEvent(chance, dp.GaussianDpEvent(noise)), rounds)
-    found: float = accountant.get_epsilon(delta)
+    dp, rdp = library(), library("dp_accounting.rdp")
+    accountant = rdp.RdpAccountant()
+    accountant.compose(dp.PoissonSampledDpEvent(chance, dp.GaussianDpEvent(noise)))
+    spent = rounds * _with_empty_rounds(accountant.orders, accountant.rdp, noise, chance, clients)
+    found: float = rdp.compute_epsilon(accountant.orders, spent, delta)[0]
     return min(found, epsilon(noise, delta, rounds))  # not to be asked never tells more
+
+
+def _with_empty_rounds(orders: Any, sampled: Any, noise: float, chance: float, clients: float) -> Any:
+    """Rényi divergence of a round that adds no noise where nobody came; `sampled` is that of one that always does."""
+    alone = (1 - chance) ** (clients - 1)
+    if alone == 0:
+        return sampled
+    seen = np.logaddexp(math.log1p(-chance), math.log(chance) + (orders - 1) * orders / (2 * noise**2))
+    hidden = math.log1p(-alone) + (orders - 1) * sampled
+    return np.logaddexp(math.log(alone) + seen, hidden) / (orders - 1)  # (5)

@@ -42,6 +42,7 @@ from posterity.methods.wrappers.clip import broadcast, check_kind, length, origi
 from posterity.methods.wrappers.dp.accountant import epsilon
 
 FEWEST = 20  # clients of a run
+VARIANCE = "running_var"  # the end of the name of a batch norm's leaf
 NOISE = 0x6470  # of the server's key: apart from what the inner method draws
 
 
@@ -61,6 +62,14 @@ def noisy(tree: Tree, spread: float, key: Tensor) -> Tree:
     return tree_map(lambda leaf: leaf + spread * normal(next(keys), leaf.shape, torch.float64).to(leaf), tree)
 
 
+def with_variances(made: Tree, known: Params) -> Tree:
+    """Running variances of batch norm that the noise made negative stay as they were: nothing divides by their root."""
+    if not isinstance(made, dict):
+        return made
+    names = [name for name in made if name.endswith(VARIANCE) and name in known]
+    return {**made, **{name: torch.where(made[name] > 0, made[name], known[name].to(made[name])) for name in names}}
+
+
 @dataclass(frozen=True)
 class Private(Wrapper):
     bound: float = hyper(1.0, "S: longest contribution of a client to a mean", "ours: about the length of an update")
@@ -78,6 +87,10 @@ class Private(Wrapper):
         within(self, bound=(0, None), sum_bound=(0, None), noise=(0, None), delta=(0, 1), cohort=(1, None))
         if self.delta is not None and not 0 < self.delta < 1:
             raise ValueError(f"delta must be between 0 and 1, both excluded; {self.delta} was given")
+        for name in ("bound", "sum_bound"):
+            if getattr(self, name) == 0:
+                raise ValueError(f"{name} 0 was given: nothing can be measured in it, nor shortened to it; give a "
+                                 "positive number, about the length of an update")  # fmt: skip
         endless = [name for name in ("bound", "sum_bound") if getattr(self, name) == math.inf]
         if self.noise and (endless or not math.isfinite(self.noise)):
             raise ValueError(f"noise {self.noise} with {endless[0] if endless else 'bound'} {self.bound} has no end: "
@@ -102,7 +115,7 @@ class Private(Wrapper):
         if not tree_leaves(moved):
             return parts, personal
         far = length({n: tree_map(lambda d, s=self.bound_of(parts[n]): d / s, tree) for n, tree in moved.items()})
-        short = tree_map(lambda d: torch.where(far > 1, d / far, d), moved)  # (1)
+        short = tree_map(lambda d: torch.where(far <= 1, d, d / far), moved)  # (1): nan stays nan
         one = torch.ones_like(here.n)
         each = {n: Mean(one, short[n]) if isinstance(p, Mean) else replace(p, value=short[n]) for n, p in parts.items()}
         return each, personal
@@ -129,8 +142,10 @@ class Private(Wrapper):
             return replace(part, value=noisy(part.value, spread, key))  # (3)
         count = state.clients if self.cohort is None else self.cohort
         summed = noisy(tree_map(lambda v: part.weight * v, part.value), spread, key)
-        start = origin(part, self.known(name, shared))
-        return Mean(torch.full_like(part.weight, count), tree_map(lambda o, d: o + d / count, start, summed))  # (2)
+        known = self.known(name, shared)
+        start = origin(part, known)
+        made = tree_map(lambda o, d: o + d / count, start, summed)  # (2)
+        return Mean(torch.full_like(part.weight, count), with_variances(made, known))
 
     def report(self, state: State, total: Message) -> dict[str, Tensor]:
         return {}  # `total` has no noise
@@ -152,7 +167,8 @@ class Private(Wrapper):
     def promise(self, plan: Plan) -> str:
         """ε, δ, and what they are about."""
         delta = plan.clients**-1.1 if self.delta is None else self.delta
-        spent = epsilon(self.noise, delta, plan.rounds, plan.chance)
+        able = plan.clients if plan.chance is None else plan.cohort / plan.chance
+        spent = epsilon(self.noise, delta, plan.rounds, plan.chance, able)
         if math.isinf(spent):
             return "+dp without noise: contributions are shortened, and nothing is private (ε = ∞)"
         if plan.chance is not None:
@@ -163,5 +179,5 @@ class Private(Wrapper):
             how = "all in every round"
         return (f"+dp: ε = {spent:.3g}, δ = {delta:.2g} for each client as a whole, after {plan.rounds} rounds with "
                 f"{plan.clients} clients, {how} (noise {self.noise:g}, bound {self.bound:g}); this is about the "
-                "server's model, not about losses and scores that a simulation writes; personal records never "
-                "leave their client")  # fmt: skip
+                "server's model, not about losses, scores and sizes of cohorts that a run writes; personal records "
+                "never leave their client")  # fmt: skip
