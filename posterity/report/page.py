@@ -160,6 +160,7 @@ def _pairs(comparison: Comparison, show: str) -> dict[str, Any]:
     tested = [comparison] if comparison.tested else []
     return {
         "comparison": comparison,
+        "untested": verdict.untested(comparison),
         "pairs": verdict.lines(comparison, comparison.listed) if tested else [],
         "explained": verdict.explained(comparison, show) if tested else [],
         "reach": verdict.reach(comparison),
