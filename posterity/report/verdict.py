@@ -85,7 +85,7 @@ def untested(comparison: Comparison) -> str:
     if comparison.tested:
         return ""
     if len(comparison.rows) < 2:
-        return "no two methods here have a result"
+        return "no two methods here have results to compare"
     return "no difference varies from seed to seed" if _share_seeds(comparison) else "no two methods share two seeds"
 
 
