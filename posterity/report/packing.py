@@ -58,8 +58,8 @@ def _packed(log: RunLog) -> dict[str, Any]:
     chosen = {selected.round for rule in RULES if (selected := select_round(run, rule)) is not None}
     own, rows = (run.scored, main_epochs(run, run.scored)), log.facts.get("engine") == FLOWER
     lines = [kept for line in log.lines if (kept := _kept(line, chosen, own, rows)) is not None]
-    whole = [_with_clients(line, log.folder) for line in lines]
-    return {"folder": log.folder.name, "facts": log.facts, "config": log.config, "lines": _short(whole)}
+    packed = _short([_with_clients(line, log.folder) for line in lines])
+    return {"folder": log.folder.name, "facts": log.facts, "config": log.config, "lines": packed}
 
 
 def _kept(line: Mapping[str, Any], chosen: set[int], own: tuple[str, int], rows: bool) -> Mapping[str, Any] | None:

@@ -150,6 +150,7 @@ def _client_tables(rows: Sequence[Row]) -> dict[str, Any]:
     return {
         "members": members[: client_table.TABLES],
         "members_said": client_table.told(members, column),
+        "leading": client_table.leading(members[: client_table.TABLES]),
         "newcomers": newcomers[: client_table.TABLES],
         "newcomers_said": client_table.told(newcomers, column),
     }
