@@ -272,7 +272,8 @@ def test_a_rival_that_diverged_is_not_left_unsaid(tmp_path: Path) -> None:
     rows = headline(load_runs(tmp_path))
     assert finding(rows).endswith("over 3 seeds; no other method here has a result to compare it with.")
     assert caption(rows).endswith("nothing is tested, because no two methods here have results to compare.")
-    assert "nothing is tested, because no two methods here have results to compare" in write_report(tmp_path).read_text("utf-8")
+    page = write_report(tmp_path).read_text(encoding="utf-8")
+    assert "nothing is tested, because no two methods here have results to compare" in page
     diverge(tmp_path / "fedper" / "seed-0")
     assert finding(headline(load_runs(tmp_path))) == ("Every method has a run that diverged, so nothing is compared.")
     facts = json.loads((tmp_path / "fedper" / "seed-1" / "run.json").read_text())
