@@ -22,7 +22,7 @@ import torch
 from safetensors.torch import load, save
 from torch import Tensor
 
-from posterity.evaluate.infinite import restored_clients
+from posterity.evaluate.infinite import restored
 
 LISTED = 2000  # clients up to which a line carries every client's numbers
 HELD = 100  # clients up to which a run holds these numbers in memory although they are in its folder
@@ -92,7 +92,7 @@ class StoredLine(Mapping[str, list[Any]]):
         with self.path.open(encoding="utf-8") as file:
             for text in file:
                 if wanted in text[:200] and (line := json.loads(text))["kind"] == "score" and key_of(line) == self.key:
-                    last = restored_clients(line["clients"])  # of a round that was repeated, the later one
+                    last = restored(line)["clients"]  # of a round that was repeated, the later one
         return last
 
     def __getitem__(self, name: str) -> list[Any]:

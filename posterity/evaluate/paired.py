@@ -47,7 +47,7 @@ from posterity.evaluate.student import power, quantile, shift_for, two_sided
 LEVEL = 0.05
 POWER = 0.8
 MOST = 1000  # seeds: beyond that the answer is "more"
-GRAIN = 1e-9  # a spread below this part of the difference is rounding
+GRAIN = 1e-6  # a spread below this part of the numbers is rounding: packed ones have seven digits
 
 
 @dataclass(frozen=True, eq=False)
@@ -137,7 +137,7 @@ def compare_pair(first: Samples, second: Samples) -> Paired:
     if len(each) < 2:
         return pair
     made = _crossed(pair, each, known) if design == "crossed" else _nested(pair, each, known)
-    return _tested(made)
+    return _tested(made, GRAIN * max(abs(samples[s].value) for samples in (first, second) for s in shared))
 
 
 def holm(ps: Sequence[float | None]) -> list[tuple[float | None, int]]:
@@ -252,9 +252,10 @@ def _variance(values: NDArray[np.float64], sizes: NDArray[np.float64]) -> float:
     return float((weights**2 * away**2 / (1 - weights)).sum())  # (1)
 
 
-def _tested(pair: Paired) -> Paired:
-    """With its p-value. Differences that agree to the last digit have no spread to test against, unless all are 0."""
+def _tested(pair: Paired, rounding: float) -> Paired:
+    """With its p-value. Differences that agree but for rounding have no spread to test against, unless all are 0."""
     assert pair.error is not None
-    if pair.error > GRAIN * abs(pair.difference):
+    if pair.error > rounding:
         return replace(pair, p=two_sided(pair.difference / pair.error, pair.df))
-    return replace(pair, p=1.0) if pair.difference == 0 else replace(pair, error=None)
+    level = abs(pair.difference) <= rounding
+    return replace(pair, difference=0.0, p=1.0) if level else replace(pair, error=None)

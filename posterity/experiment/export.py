@@ -1,8 +1,8 @@
 """The headline table for a paper, a repository or a spreadsheet: Markdown, LaTeX, CSV.
 
-Markdown and LaTeX print what the terminal prints (`Cell.text`: mean ± sd over seeds; bold is the best, or not separated
-from the best); CSV has the numbers as they are. Labels may come from anywhere, so each form escapes what it would act
-on.
+Markdown and LaTeX print what the terminal prints (`Cell.text`: mean ± sd over seeds; bold is the best, and where
+that is tested what is not separated from it); CSV has the numbers as they are. Labels may come from anywhere, so each
+form escapes what it would act on.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Sequence
 
 from posterity.core.text import plain
-from posterity.report import Column, Row
+from posterity.report import Column, Row, main_comparison, verdict
 
 RULE = {"validated": "round chosen on validation, shown on test", "paper": "best round on all held-out data",
         "last": "last round, shown on test"}  # fmt: skip
@@ -33,8 +33,16 @@ def caption(rows: Sequence[Row]) -> str:
     """What the numbers are, in a sentence."""
     rule = rows[0].rule
     over = f"mean ± sample standard deviation over {_seeds(rows)}; " if max(r.seeds for r in rows) > 1 else ""
-    bold = "bold: the best of its column, and what is not separated from it" if len(rows) > 1 else "one method"
-    return f"{rule}: {RULE[rule]}; {over}{bold}."
+    return f"{rule}: {RULE[rule]}; {over}{_bold(rows)}."
+
+
+def _bold(rows: Sequence[Row]) -> str:
+    """What bold means: where nothing is tested, a number that is not bold has not been found to be worse."""
+    if len(rows) == 1:
+        return "one method"
+    why = verdict.untested(main_comparison(rows))
+    more = f"; nothing is tested, because {why}" if why else ", and what is not separated from it"
+    return f"bold: the best of its column{more}"
 
 
 def _seeds(rows: Sequence[Row]) -> str:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from posterity.core.hyperparameters import nearest
 from posterity.core.text import plain
+from posterity.evaluate.infinite import noted
 from posterity.experiment import run_folder
 from posterity.experiment.config import to_toml
 from posterity.experiment.export import name_of
@@ -33,7 +34,7 @@ def as_run(result: Result) -> Run:
         return load_runs(result.folder)[0]
     facts = describe(result.config, result.setup, "posterity.run(...)")
     seconds = sum(line.get("seconds") or 0.0 for line in result.lines if line["kind"] == "round")
-    lines = [run_folder.clean(line) for line in result.lines]
+    lines = [run_folder.clean(noted(line)) for line in result.lines]
     log = RunLog(Path(result.config.method), {**facts, "status": "finished", "seconds": seconds},
                  to_toml(result.config), lines)  # fmt: skip
     return read_run(log)

@@ -15,7 +15,7 @@ from posterity.report import Run
 from posterity.report.columns import Column, metric_column, user_metrics
 from posterity.report.line_charts import LearningCurve, line_chart, thin
 from posterity.report.logs import write_atomic
-from posterity.report.selected_round import WEIGHT, goal, main_epochs, series
+from posterity.report.selected_round import goal, main_epochs, series
 from posterity.report.tables import Arm, arms
 
 WIDTH = 720.0
@@ -55,7 +55,7 @@ def plot(runs: Sequence[Run], metric: str | None = None, part: str = "test") -> 
     if part not in PARTS:
         raise ValueError(f"there is no part {part!r} of the held-out data: {nearest(part, PARTS)}")
     column = _column(runs, metric or goal(runs[0]).name)
-    lines = [line for arm in arms(runs) if (line := _curve(arm, column.key, part)) is not None]
+    lines = [line for arm in arms(runs) if (line := _curve(arm, column, part)) is not None]
     if not lines:
         raise ValueError(f"{column.key} has no value at any scored round on {part}")
     title = f"{column.noun}{', %' if column.unit == '%' else ''}, {part}"
@@ -70,12 +70,13 @@ def _column(runs: Sequence[Run], metric: str) -> Column:
     return metric_column(known.get(metric, {"name": metric}))
 
 
-def _curve(arm: Arm, metric: str, part: str) -> LearningCurve | None:
-    """The mean over seeds at the rounds that all of them have."""
+def _curve(arm: Arm, column: Column, part: str) -> LearningCurve | None:
+    """The mean over seeds at the rounds that all of them have, clients weighed as in the column of a table."""
+    _, metric, weight = column.source
     courses = []
     for run in arm.runs:
         scores = series(run, part, run.scored, main_epochs(run, run.scored))
-        found = {r: s.value(metric, WEIGHT) for r, s in scores.items()}
+        found = {r: s.value(metric, weight) for r, s in scores.items()}
         courses.append({r: v for r, v in found.items() if v is not None and math.isfinite(v)})
     shared = thin(sorted(set.intersection(*(set(course) for course in courses))))
     values = [[course[r] for course in courses] for r in shared]

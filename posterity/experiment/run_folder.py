@@ -29,7 +29,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
 from posterity.core.tree import Tree, tree_filled, tree_named
-from posterity.evaluate.infinite import restored
+from posterity.evaluate.infinite import noted, restored
 from posterity.experiment import integrity
 from posterity.experiment.integrity import DamagedFile
 
@@ -88,7 +88,7 @@ def clean(value: Any) -> Any:
 def append_lines(path: Path, lines: list[dict[str, Any]]) -> int:
     """Append JSON lines, force them to disk, and return the file's length."""
     with integrity.open_regular(path, "ab") as file:
-        file.write("".join(json.dumps(clean(line)) + "\n" for line in lines).encode())
+        file.write("".join(json.dumps(clean(noted(line))) + "\n" for line in lines).encode())
         file.flush()
         os.fsync(file.fileno())
         return file.tell()
@@ -99,7 +99,7 @@ def read_lines(path: Path, length: int | None = None) -> list[dict[str, Any]]:
     data = integrity.read_regular(path) if path.exists() or length is None else b""
     try:
         return [restored(json.loads(line)) for line in data[:length].decode().splitlines() if line.strip()]
-    except (ValueError, RecursionError, AttributeError) as error:
+    except (ValueError, RecursionError, AttributeError, TypeError) as error:
         raise DamagedFile(f"{path} holds a line that is no JSON object ({error}); {integrity.ADVICE}") from None
 
 

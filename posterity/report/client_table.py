@@ -138,6 +138,12 @@ def _range(counts: Sequence[float]) -> str:
     return f"{low:.0f}" if low == high else f"{low:.0f}–{high:.0f}"
 
 
+def leading(tables: Sequence[ClientTable]) -> str:
+    """By whom the clients of these tables are ordered: some seeds may be without the leading method."""
+    labels = {table.arms[0].label for table in tables}
+    return labels.pop() if len(labels) == 1 else "the first method of a table"
+
+
 def told(tables: Sequence[ClientTable], column: Column) -> list[str]:
     """What a reader must know about these tables, in sentences."""
     said = []

@@ -5,7 +5,8 @@ A file of packed runs is gzipped text with a JSON object a run: `folder` (its na
 
     rounds      all; the method's diagnostics at the rounds that the three rules choose
     scores      at the run's own evaluation point and of the common test set, of all rounds; at the chosen ones also at
-                the other points, of newcomers, and with the numbers of every client
+                the other points, of newcomers, and with the numbers of every client, also where these are in files of
+                their own; of a run across machines all rounds have the rows of every client
 
 Numbers keep seven significant digits. The same runs give the same bytes.
 """
@@ -15,16 +16,20 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from posterity.evaluate.client_scores import stored
 from posterity.report.logs import ReportError, RunLog, find_runs, read_log, write_atomic
 from posterity.report.read_runs import read_run
+from posterity.report.remarks import FLOWER
 from posterity.report.selected_round import RULES, main_epochs, select_round
 
 ROUND = ("kind", "round", "cohort", "accepted", "refused", "empty", "loss", "bytes_up", "bytes_down", "seconds",
          "rolled_back", "notes")  # fmt: skip
+FILE = ("clients_file", "clients_checksum")  # where a line has the numbers of very many clients
 DIGITS = 7
 
 
@@ -51,13 +56,14 @@ def pack_runs(folder: Path, out: Path) -> Path:
 def _packed(log: RunLog) -> dict[str, Any]:
     run = read_run(log)
     chosen = {selected.round for rule in RULES if (selected := select_round(run, rule)) is not None}
-    own = (run.scored, main_epochs(run, run.scored))
-    lines = [kept for line in log.lines if (kept := _kept(line, chosen, own)) is not None]
-    return {"folder": log.folder.name, "facts": log.facts, "config": log.config, "lines": _short(lines)}
+    own, rows = (run.scored, main_epochs(run, run.scored)), log.facts.get("engine") == FLOWER
+    lines = [kept for line in log.lines if (kept := _kept(line, chosen, own, rows)) is not None]
+    packed = _short([_with_clients(line, log.folder) for line in lines])
+    return {"folder": log.folder.name, "facts": log.facts, "config": log.config, "lines": packed}
 
 
-def _kept(line: Mapping[str, Any], chosen: set[int], own: tuple[str, int]) -> Mapping[str, Any] | None:
-    """What is kept of a line, or None."""
+def _kept(line: Mapping[str, Any], chosen: set[int], own: tuple[str, int], rows: bool) -> Mapping[str, Any] | None:
+    """What is kept of a line, or None; `rows`: with those of every client, since a site may have been away."""
     if line.get("kind") == "round":
         names = (*ROUND, "report") if line["round"] in chosen else ROUND
         return {name: line[name] for name in names if name in line}
@@ -67,7 +73,23 @@ def _kept(line: Mapping[str, Any], chosen: set[int], own: tuple[str, int]) -> Ma
         return line
     group = line.get("group", "members")
     mine = (line["point"], line.get("epochs") or 0) == own and group == "members"
-    return {**line, "clients": {}, "bins": [], "flat": []} if mine or group == "common" else None
+    bare = {name: value for name, value in line.items() if name not in FILE}
+    clients = {"n": line["clients"]["n"]} if rows and line.get("clients") else {}
+    return {**bare, "clients": clients, "bins": [], "flat": []} if mine or group == "common" else None
+
+
+def _with_clients(line: Mapping[str, Any], folder: Path) -> Mapping[str, Any]:
+    """A line with the numbers of very many clients in itself: a packed file has no others beside it."""
+    if not line.get("clients_file"):
+        return line
+    columns = stored(line, folder)["clients"]
+    clients = {name: [_finite(value) for value in values] for name, values in columns.items()}
+    return {name: value for name, value in line.items() if name not in FILE} | {"clients": clients}
+
+
+def _finite(value: float) -> float | None:
+    """As a line of metrics.jsonl has it (`evaluate/infinite.py`)."""
+    return value if math.isfinite(value) else None
 
 
 def _short(value: Any) -> Any:

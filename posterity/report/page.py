@@ -150,6 +150,7 @@ def _client_tables(rows: Sequence[Row]) -> dict[str, Any]:
     return {
         "members": members[: client_table.TABLES],
         "members_said": client_table.told(members, column),
+        "leading": client_table.leading(members[: client_table.TABLES]),
         "newcomers": newcomers[: client_table.TABLES],
         "newcomers_said": client_table.told(newcomers, column),
     }
@@ -160,6 +161,7 @@ def _pairs(comparison: Comparison, show: str) -> dict[str, Any]:
     tested = [comparison] if comparison.tested else []
     return {
         "comparison": comparison,
+        "untested": verdict.untested(comparison),
         "pairs": verdict.lines(comparison, comparison.listed) if tested else [],
         "explained": verdict.explained(comparison, show) if tested else [],
         "reach": verdict.reach(comparison),

@@ -62,7 +62,8 @@ def uneven(rows: Sequence[Row]) -> list[str]:
 
 def _uneven(label: str, run: Run, selected: SelectedRound) -> str:
     scores = series(run, selected.score.part, run.scored, main_epochs(run, run.scored))
-    who = {round: {k for k, n in enumerate(score.by_client("n")) if n} for round, score in sorted(scores.items())}
+    known = {round: rows for round, score in sorted(scores.items()) if (rows := score.by_client("n"))}  # if not packed
+    who = {round: {k for k, n in enumerate(rows) if n} for round, rows in known.items()}
     every = set().union(*who.values())
     fewer = [f"round {round} on {len(some)} of {len(every)}" for round, some in who.items() if some != every]
     if not fewer:

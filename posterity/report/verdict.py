@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from posterity.evaluate.paired import MOST, Paired
 from posterity.report.columns import Column, metric_column, text
-from posterity.report.divergence import has_diverged
+from posterity.report.divergence import DIVERGED, has_diverged
 from posterity.report.ranking import Comparison, compare_methods
 from posterity.report.read_runs import Run, ScoreLine
 from posterity.report.selected_round import PART, goal
@@ -65,13 +65,14 @@ def tell(comparison: Comparison, rows: Sequence[Row]) -> str:
     if len(comparison.rows) == 1:
         over = f"over {top.n} seeds" if top.n > 1 else "with a single seed"
         shown = f"{comparison.rows[0].label} reaches {_name(column)} of {quoted(top, column)} {over}"
-        return f"{shown}; there is no other method here to compare it with."
+        return f"{shown}; {_alone(rows)} to compare it with."
     lead = f"{_lead(comparison)}, {_rival(comparison)}"
     if comparison.winner is not None:
         others = len(comparison.rows) - 1
         return f"{lead}; it is separated from {f'the {others} other methods' if others > 1 else 'it'}."
     if not comparison.tested:
-        few = "No two methods share two seeds, so there is no spread to test against (--seeds 0-9 gives ten)."
+        why, more = untested(comparison), "" if _share_seeds(comparison) else " (--seeds 0-9 gives ten)"
+        few = f"{why[0].upper()}{why[1:]}, so there is no spread to test against{more}."
         return f"No method is called better. {lead}. {few}"
     names = [comparison.rows[k].label for k in comparison.level]
     verb = "is" if len(names) == 1 else "are"
@@ -79,11 +80,32 @@ def tell(comparison: Comparison, rows: Sequence[Row]) -> str:
     return f"No method is separated from all others. {lead}; {level}. {reach(comparison)}"
 
 
+def untested(comparison: Comparison) -> str:
+    """Why no pair of methods is tested, in a clause; empty where one is."""
+    if comparison.tested:
+        return ""
+    if len(comparison.rows) < 2:
+        return "no two methods here have results to compare"
+    return "no difference varies from seed to seed" if _share_seeds(comparison) else "no two methods share two seeds"
+
+
+def _share_seeds(comparison: Comparison) -> bool:
+    return any(pair.seeds > 1 for pair in comparison.pairs.values())
+
+
+def _alone(rows: Sequence[Row]) -> str:
+    """Of a single method that has a result; others may have diverged, or go on still."""
+    return "there is no other method here" if len(rows) == 1 else "no other method here has a result"
+
+
 def _unsettled(column: Column, rows: Sequence[Row]) -> str:
     if all(has_diverged(row.mark) for row in rows):
-        return "Every run diverged, so nothing is compared."
+        every = "Every run" if all(row.mark == DIVERGED for row in rows) else "Every method has a run that"
+        return f"{every} diverged, so nothing is compared."
     if any(column.key in row.cells for row in rows):
-        return "No run has finished, so nothing is compared yet; what is shown is provisional."
+        some = any(has_diverged(row.mark) for row in rows)
+        none = "No method has a result (some diverged)" if some else "No run has finished"
+        return f"{none}, so nothing is compared yet; what is shown is provisional."
     return f"The scores that the rule “{rows[0].rule}” needs were not written, so nothing can be ranked by it."
 
 
@@ -234,7 +256,7 @@ def quoted(cell: Cell, column: Column) -> str:
 def signed(value: float, column: Column) -> str:
     """With a sign, a true minus included; what rounds to nothing has none."""
     shown = text(abs(value), None, column)
-    return shown if not float(shown) else f"{'−' if value < 0 else '+'}{shown}"
+    return f"{'−' if value < 0 else '+'}{shown}" if any(digit in shown for digit in "123456789") else shown
 
 
 def amount(size: float, column: Column) -> str:

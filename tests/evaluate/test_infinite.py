@@ -62,6 +62,24 @@ def test_a_line_that_was_read_is_the_one_that_was_written(line: dict, tmp_path: 
     assert same(restored(read), line)  # nothing is put back twice
 
 
+def test_a_metric_of_ones_own_is_infinite_where_it_was_and_undefined_where_it_was(tmp_path: Path) -> None:
+    """A perplexity of exp(1000), and of a client without rows; a plain null would be missing from every mean."""
+    mine = {"pooled": math.inf, "mean": math.inf, "train_weighted": math.nan, "clients": 2.0}
+    loss = {"pooled": -math.inf, "mean": -0.5}
+    line = LINES["an infinite client"]
+    line = {**line, "metrics": {**line["metrics"], "perplexity": mine, "log": loss},
+            "clients": {**line["clients"], "perplexity": [math.inf, 1.7, math.nan]}}  # fmt: skip
+    path = tmp_path / "metrics.jsonl"
+    run_folder.append_lines(path, [line])
+    assert "Infinity" not in path.read_text()
+    (read,) = run_folder.read_lines(path)
+    assert same(read, line)
+    assert same(restored(read), line)
+    assert same(dict(StoredLine(path, 3, key_of(line))), line["clients"])
+    packed = {**json.loads(path.read_text()), "clients": {}}  # a round that no rule chose
+    assert same(restored(packed), {**line, "clients": {}})
+
+
 @pytest.mark.parametrize("task", SOME)
 def test_only_these_metrics_are_ever_infinite(task: str) -> None:
     outputs, y, classes = SOME[task]

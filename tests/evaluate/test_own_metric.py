@@ -20,6 +20,7 @@ from torch import Tensor
 import posterity
 from posterity.evaluate import METRICS, Metric, Statistics, check_task, load_metrics, score, summarise, user_sums
 from posterity.experiment import run_folder
+from posterity.experiment.plot import plot
 from posterity.report import columns, headline, load_runs, write_report
 from posterity.report.columns import table_columns
 
@@ -135,6 +136,13 @@ def test_the_module_may_be_absent_where_the_run_is_reported(
     assert {c.key: c.better for c in columns(rows)}["kappa"] == 1
     best = max(rows, key=lambda row: row.cells["kappa"].mean)
     assert best.cells["kappa"].best
+
+
+def test_it_can_be_drawn_whatever_it_is_of(folder: Path) -> None:
+    """What each client has is drawn as the table has it: the mean over clients; there is no value of all rows."""
+    runs = load_runs(folder / "both" / "fedavg")
+    for name in ("kappa", "worst_recall", "whole"):
+        assert "FedAvg" in plot(runs, name).svg
 
 
 @pytest.mark.everything

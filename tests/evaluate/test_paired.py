@@ -138,6 +138,25 @@ def test_seeds_that_agree_by_grain_are_not_proof() -> None:
     assert compare_pair(plain(0.7 + 1e-16, 0.7, 0.7), plain(0.6, 0.6, 0.6)).p is None, "rounding is no spread"
 
 
+def test_seven_digits_are_no_spread() -> None:
+    """A row of seven more with each seed; a packed file has 0.1428572 of the one and 0.1428571 of the other."""
+    whole = [plain(*values) for values in ((4 / 7, 5 / 7), (3 / 7, 4 / 7))]
+    packed = [plain(*(float(f"{x.value:.7g}") for x in each.values())) for each in whole]
+    assert packed[0] != whole[0]
+    assert [compare_pair(*each).p for each in (whole, packed)] == [None, None]
+
+
+def test_sums_in_another_order_do_not_tell_methods_apart() -> None:
+    """The same method twice, but for the last digits; a spread of a hundred thousandth is one."""
+    ours, theirs = plain(0.7, 0.8, 0.75), plain(0.7 + 1.0e-13, 0.8 + 1.1e-13, 0.75 + 0.9e-13)
+    pair = compare_pair(ours, theirs)
+    assert (pair.p, pair.needed) == (1.0, None)
+    other = plain(0.7 + 3e-5, 0.8 + 5e-5, 0.75 + 4e-5)
+    assert compare_pair(ours, other).p == pytest.approx(
+        stats.ttest_rel([0.7, 0.8, 0.75], [x.value for x in other.values()]).pvalue
+    )
+
+
 def test_identical_methods() -> None:
     a, _, sizes = two(0, 4, 5, False)
     for pair in (

@@ -8,7 +8,7 @@ import pytest
 from fake_runs import comparison, write_exact
 from handmade import run_of, scored
 
-from posterity.report import headline, load_runs
+from posterity.report import headline, load_runs, write_report
 from posterity.report.client_table import CELLS, LINES, TABLES, ClientTable, client_tables, told
 from posterity.report.summary import longest_adapted
 from posterity.report.verdict import goal_column
@@ -46,6 +46,16 @@ def test_a_row_is_a_client_at_the_chosen_round_over_seeds(tmp_path: Path) -> Non
         ("hospital 2", "0–30", ["50.0", "20.0"]),
         ("hospital 0", "10", ["80.0 ± 14.1", "20.0"]),
     ]
+
+
+def test_a_page_says_by_whom_the_clients_of_every_table_are_ordered(tmp_path: Path) -> None:
+    """FedPer leads, but FedAvg alone ran seed 0: its table is in FedAvg's order."""
+    write_exact(tmp_path, "fedavg", {0: [0.5, 0.6], 1: [0.5, 0.6]})
+    write_exact(tmp_path, "fedper", {1: [0.9, 0.8]})
+    assert [table.arms[0].label for table in tables(tmp_path)] == ["FedAvg", "FedPer"]
+    assert "Worst served by the first method of a table first." in write_report(tmp_path).read_text(encoding="utf-8")
+    write_exact(tmp_path, "fedper", {0: [0.9, 0.8]})
+    assert "Worst served by FedPer first." in write_report(tmp_path).read_text(encoding="utf-8")
 
 
 def test_tints_run_from_the_lowest_to_the_highest_value(tmp_path: Path) -> None:

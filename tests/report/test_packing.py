@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import gzip
+import json
 
 import pytest
+import torch
 from fake_runs import comparison, write_run
 
-from posterity.report import ReportError, headline, load_runs, pack_runs, write_report
+from posterity.evaluate.client_scores import ClientColumns, write_columns
+from posterity.report import ReportError, finding, headline, load_runs, pack_runs, write_report
+from posterity.report.remarks import uneven
 from posterity.report.selected_round import RULES, select_round
 
 
@@ -74,3 +78,52 @@ def test_another_file_is_told(tmp_path, content):
     path.write_bytes(content)
     with pytest.raises(ReportError, match=r"other\.gz"):
         load_runs(path)
+
+
+def rewritten(folder, change):
+    """Every log below a folder with other lines."""
+    for path in folder.rglob("metrics.jsonl"):
+        lines = change(path.parent, [json.loads(line) for line in path.read_text().splitlines()])
+        path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def in_files(folder, lines):
+    """Clients' numbers as a run of more than 2,000 keeps them: float32, a file a round; the last is not scored."""
+    for line in (x for x in lines if x["kind"] == "score"):
+        size = len(line["clients"]["n"])
+        some = {name: torch.tensor(values[:-1]).float() for name, values in line["clients"].items()}
+        line["clients"] = ClientColumns(size, torch.arange(size - 1).int(), some)
+    rounds = {line["round"]: [x for x in lines if x["round"] == line["round"]] for line in lines}
+    return [line for some in rounds.values() for line in write_columns(folder, some)]
+
+
+def test_clients_whose_numbers_are_in_files_are_packed_too(tmp_path):
+    """The page of the packed file ended with the name of a file that is not there."""
+    folder = comparison(tmp_path / "runs", {"fedavg": 0.7, "fedper": 0.8}, rounds=4, clients=12)
+    rewritten(folder, in_files)
+    packed = pack_runs(folder, tmp_path / "table.jsonl.gz")
+    ours, theirs = headline(load_runs(packed)), headline(load_runs(folder))
+    assert finding(ours) == finding(theirs)
+    one, other = (rows[0].picked[0][1].score for rows in (ours, theirs))
+    assert one.by_client("n") == other.by_client("n")
+    assert one.by_client("accuracy")[-1] is other.by_client("accuracy")[-1] is None
+    assert one.by_client("accuracy")[:-1] == pytest.approx(other.by_client("accuracy")[:-1], rel=1e-6)
+    assert "Every client under every method" in write_report(packed).read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("away", [False, True])
+def test_sites_are_away_where_they_were_and_only_there(tmp_path, away):
+    """Of a run across machines; the rounds that no rule chose have no numbers of clients in a packed file."""
+    folder = comparison(tmp_path / "runs", {"fedavg": 0.7}, 1, rounds=6, clients=3)
+
+    def leave(_, lines):
+        for line in (x for x in lines if x["kind"] == "score" and x["round"] == 4 and away):
+            line["clients"]["n"][1] = 0
+        return lines
+
+    rewritten(folder, leave)
+    path = folder / "fedavg" / "seed-0" / "run.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "engine": "flower"}))
+    told = uneven(headline(load_runs(pack_runs(folder, tmp_path / "table.jsonl.gz"))))
+    assert told == uneven(headline(load_runs(folder)))
+    assert ["round 4 on 2 of 3" in each for each in told] == [True] * away

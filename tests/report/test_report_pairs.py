@@ -17,6 +17,7 @@ from fake_runs import comparison, write_exact, write_run
 from scipy import stats
 
 from posterity.cli import show
+from posterity.experiment.export import caption
 from posterity.report import finding, headline, load_runs, main_comparison, verdict, write_report
 from posterity.report.columns import table_columns
 from posterity.report.critical import critical_chart
@@ -232,6 +233,57 @@ def test_one_seed_is_no_test(tmp_path: Path) -> None:
     assert "nothing is tested, because no two methods share two seeds" in page
 
 
+def test_where_nothing_is_tested_a_table_does_not_say_that_others_are_worse(tmp_path: Path) -> None:
+    """What is not bold is separated from the best only where somebody has looked."""
+    comparison(tmp_path, {"fedper": 0.85, "fedavg": 0.5}, 1)
+    rows = headline(load_runs(tmp_path))
+    assert caption(rows).endswith(
+        "bold: the best of its column; nothing is tested, because no two methods share two seeds."
+    )
+    write_run(tmp_path / "fedper" / "seed-1", "fedper", 0.85, 1)
+    write_run(tmp_path / "fedavg" / "seed-1", "fedavg", 0.5, 1)
+    assert caption(headline(load_runs(tmp_path))).endswith(
+        "bold: the best of its column, and what is not separated from it."
+    )
+
+
+def test_the_same_difference_with_each_seed_is_told_as_it_is(tmp_path: Path) -> None:
+    """One client, eight rows: both methods have three seeds, and the second has one row more with each."""
+    write_exact(tmp_path, "fedavg", {0: [0.5], 1: [0.625], 2: [0.75]})
+    write_exact(tmp_path, "fedper", {0: [0.625], 1: [0.75], 2: [0.875]})
+    said = finding(headline(load_runs(tmp_path)))
+    assert "the same with each seed, so there is no spread to test" in said
+    assert said.endswith(". No difference varies from seed to seed, so there is no spread to test against.")
+    page = write_report(tmp_path).read_text(encoding="utf-8")
+    assert "nothing is tested, because no difference varies from seed to seed" in page
+    assert "no two methods share two seeds" not in page
+
+
+def test_a_rival_that_diverged_is_not_left_unsaid(tmp_path: Path) -> None:
+    """One of two methods has no result, then both, by a single seed each; then one of them goes on still."""
+
+    def diverge(folder: Path) -> None:
+        facts = json.loads((folder / "run.json").read_text())
+        (folder / "run.json").write_text(json.dumps({**facts, "diverged": "the run has exploded"}))
+
+    for method in ("fedavg", "fedper"):
+        write_exact(tmp_path, method, four(0.70, 0.72, 0.71))
+    diverge(tmp_path / "fedavg" / "seed-0")
+    rows = headline(load_runs(tmp_path))
+    assert finding(rows).endswith("over 3 seeds; no other method here has a result to compare it with.")
+    assert caption(rows).endswith("nothing is tested, because no two methods here have results to compare.")
+    page = write_report(tmp_path).read_text(encoding="utf-8")
+    assert "nothing is tested, because no two methods here have results to compare" in page
+    diverge(tmp_path / "fedper" / "seed-0")
+    assert finding(headline(load_runs(tmp_path))) == ("Every method has a run that diverged, so nothing is compared.")
+    facts = json.loads((tmp_path / "fedper" / "seed-1" / "run.json").read_text())
+    for seed in range(3):
+        (tmp_path / "fedper" / f"seed-{seed}" / "run.json").write_text(json.dumps({**facts, "status": "running"}))
+    assert finding(headline(load_runs(tmp_path))).startswith(
+        "No method has a result (some diverged), so nothing is compared yet"
+    )
+
+
 def test_methods_without_a_shared_seed(tmp_path: Path) -> None:
     write_exact(tmp_path, "fedavg", {0: [0.5, 0.6], 1: [0.5, 0.6]})
     write_exact(tmp_path, "fedper", {2: [0.8, 0.9], 3: [0.8, 0.9]})
@@ -300,6 +352,11 @@ def test_scores_that_are_not_numbers(tmp_path: Path) -> None:
     assert [(r.label, r.cells["nll"].text, r.cells["nll"].best) for r in rows[:1]] == [("FedPer", "∞", False)]
     assert {r.label: r.cells["nll"].best for r in rows} == {"FedPer": False, "FedAvg": True, "Local": False}
     assert not re.search(r"\bnan\b", write_report(tmp_path).read_text(encoding="utf-8"))
+
+
+def test_a_difference_of_bytes_has_a_sign_and_its_unit() -> None:
+    column = next(c for c in table_columns([]) if c.key == "bytes")
+    assert [verdict.signed(x, column) for x in (-770_000.0, 0.0, 20.0)] == ["−770 kB", "0 B", "+20 B"]
 
 
 def test_bytes_are_equal_or_not(tmp_path: Path) -> None:
