@@ -116,13 +116,22 @@ def _plan(config: Config, names: list[str], seeds: list[int], out: Path) -> list
     """The runs of each method; every mistake is told before the first run."""
     planned = []
     for variant, each in configs_of(config, names):
-        methods.build(variant.method, each.settings(), each.training())
+        _check_method(variant, each)
         runs = [(out / variant.folder / f"seed-{seed}", replace(each, seed=seed)) for seed in seeds]
         for path, wanted in runs:
             if (path / run_folder.CONFIG).exists():
                 check_settings(path, wanted)
         planned.append((variant, runs))
     return planned
+
+
+def _check_method(variant: Variant, config: Config) -> None:
+    """Refuse a value that a method cannot have: another one may have a setting of that name, with other values."""
+    try:
+        methods.build(variant.method, config.settings(), config.training())
+    except ValueError as error:
+        raise ValueError(f"{variant.name}: {error}; what is meant for one method of a comparison stands in brackets "
+                         "behind it, as in fedprox[mu=0.1]") from None  # fmt: skip
 
 
 def configs_of(config: Config, names: list[str]) -> list[tuple[Variant, Config]]:
@@ -212,19 +221,12 @@ def execute(tasks: list[Task], watching: Watching, jobs: int) -> None:
 
 def fitting(name: str, config: Config, names: list[str]) -> dict[str, object]:
     """Settings of one method in a comparison: what only others have is theirs; what none has is a mistake."""
-    shared = {k: v for k, v in config.set.items() if not k.startswith(("model.", "data.", "local."))}
-    kept = {k: v for k, v in config.set.items() if k not in shared}
-    for key, value in shared.items():
-        errors = {}
-        for each in names:
-            try:
-                methods.build(each, {key: value})
-            except ValueError as error:
-                errors[each] = error
-        if len(errors) == len(names):
-            raise next(iter(errors.values()))
-        if name not in errors:
+    kept = {}
+    for key, value in config.set.items():
+        if key.startswith(("model.", "data.", "local.")) or methods.has_setting(name, key):
             kept[key] = value
+        elif not any(methods.has_setting(each, key) for each in names):
+            methods.build(name, {key: value})  # which says what is possible
     return kept
 
 
