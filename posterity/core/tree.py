@@ -7,7 +7,7 @@ are stored and sent: names survive a reordering, positions do not.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from functools import cache
 from typing import Any, TypeVar, dataclass_transform
@@ -135,6 +135,19 @@ def tree_cat(trees: list[Tree]) -> Tree:
 def tree_rows(tree: Tree, index: Any) -> Tree:
     """`leaf[index]` for every leaf: one client, a slice or a list of clients of a stacked tree."""
     return tree_map(lambda leaf: leaf[index], tree)
+
+
+def own_memory(leaves: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The same leaves, of which none lies in the memory of another one: safetensors refuses those that do.
+
+    `State(params, anchor=params)` is nothing unusual.
+    """
+    found, taken = dict[str, Tensor](), set[int]()
+    for name, leaf in leaves.items():
+        place = leaf.untyped_storage().data_ptr()
+        found[name] = leaf.clone() if place in taken else leaf
+        taken.add(place)
+    return found
 
 
 def tree_cast(tree: Tree, dtype: torch.dtype) -> Tree:
