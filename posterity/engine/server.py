@@ -98,12 +98,15 @@ class Accumulator:
         self.bytes_up, self.bytes_down = self.bytes_up + other.bytes_up, self.bytes_down + other.bytes_down
         self.sizes |= other.sizes
 
-    def log(self, round: int, cohort: int, summed: Callable[[list[float]], list[float]] = list) -> RoundLog:
-        """The round in numbers; `summed` adds those of other processes."""
+    def log(
+        self, round: int, cohort: int, summed: Callable[[list[float]], list[float]] = list,
+        joined: Callable[[list[Refusal]], list[Refusal]] = list,
+    ) -> RoundLog:  # fmt: skip
+        """The round in numbers; `summed` adds those of other processes, `joined` their refusals."""
         mine = [self.accepted, *self.losses.tolist(), self.bytes_up, self.bytes_down]
         accepted, loss, samples, up, down = summed(mine)
         mean = loss / samples if samples else float("nan")
-        return RoundLog(round, cohort, int(accepted), tuple(self.refused), mean, int(up), int(down))
+        return RoundLog(round, cohort, int(accepted), tuple(joined(self.refused)), mean, int(up), int(down))
 
 
 def combine(method: Method, state: State, total: Message, now: Now) -> tuple[State, dict[str, Tensor]]:
