@@ -9,13 +9,14 @@ import json
 import math
 import os
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from posterity.core.hyperparameters import Knob, check_fields, flat_settings, hyper, knobs, nearest, parse
+from posterity.core.parse import MISTAKES, convert
 
 # The partitions with an example, written out: `data/partition.py`, which declares them, needs PyTorch, and this file is
 # read for every `--help`. A test holds the two equal.
@@ -148,6 +149,14 @@ def from_table(table: Mapping[str, Any], base: Config | None = None) -> Config:
         else:
             raise ValueError(f"there is no setting {name!r}: {nearest(field_name, [*known, 'set'])}")
     return Config(**values)
+
+
+def distinct_seeds(seeds: Iterable[Any]) -> list[int]:
+    """The seeds of a comparison, each once, as whole numbers of Python: those of numpy are in no file."""
+    try:
+        return list(dict.fromkeys(convert(as_file_has_it(seed), int) for seed in seeds))
+    except MISTAKES:
+        raise ValueError(f"seeds takes whole numbers; {seeds!r} was given") from None
 
 
 @cache

@@ -110,7 +110,8 @@ def test_a_value_that_one_method_cannot_have_is_refused(planned, tmp_path, names
     one, other = names
     ((key, value),) = setting.items()
     compare_runs(BASE, [f"{one}[{key}={value}]", other], [0], tmp_path, quiet)
-    assert [dict(task.config.set) for task in planned] == [{"model.hidden": "8", key: str(value)}, {"model.hidden": "8"}]
+    found = [dict(task.config.set) for task in planned]
+    assert found == [{"model.hidden": "8", key: str(value)}, {"model.hidden": "8"}]
 
 
 def test_a_setting_counts_together_with_the_others(planned, tmp_path):
