@@ -18,6 +18,7 @@ from posterity.engine.multi_seed import MultiSeed
 from posterity.engine.participation import Participation
 from posterity.engine.round import answer, train_rounds
 from posterity.experiment import run_folder, verify, without_data
+from posterity.experiment.begin_again import check_settings
 from posterity.experiment.config import Config, from_table, read_toml, to_toml
 from posterity.experiment.divergence import tell
 from posterity.experiment.fingerprint import check_unchanged
@@ -114,8 +115,10 @@ def run_seeds(
     if len({out.parent for out in outs or ()}) > 1:
         raise ValueError("the folders of seeds that run at once must stand side by side in one folder")
     begun = [out for out in outs or () if (out / run_folder.CONFIG).exists()]
-    for out in outs or ():
+    for out, config in zip(outs or (), configs, strict=False):
         verify.check_files(out)
+        if out in begun:
+            check_settings(out, config)
     facts = verify.read_facts(begun[0]) if begun else None
     setups: list[Setup] = []
     for config in configs:  # trials choose for the first, and so for all
