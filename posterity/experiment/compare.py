@@ -15,7 +15,7 @@ import torch
 from posterity import methods
 from posterity.data import Partition, parse_partition
 from posterity.evaluate import load_metrics
-from posterity.experiment import run_folder
+from posterity.experiment import run_folder, verify
 from posterity.experiment.begin_again import (
     DataNow,
     Tell,
@@ -96,9 +96,10 @@ def compare_runs(
     tasks = [task for variant, runs in planned for task in tasks_left(runs, together, variant.name)]
     _tell_share(config, min(jobs, len(tasks)), tell)
     tasks.sort(key=lambda task: seeds.index(task.config.seed))  # the first seed of all methods, then the second
-    out.mkdir(parents=True, exist_ok=True)
+    verify.make_folder(out)
     plan = {"methods": names, "seeds": seeds, "config": to_toml(config), "together": together}
-    run_folder.write_json(out / PLAN, plan)
+    with verify.disk_told(out):
+        run_folder.write_json(out / PLAN, plan)
     try:
         execute(tasks, watching, jobs)
     except WorkerLost as lost:

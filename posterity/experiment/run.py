@@ -53,7 +53,7 @@ def start_run(
     if (out / run_folder.CONFIG).exists():
         raise ValueError(f"{out} already holds a run: go on with 'posterity resume {out}', or give another --out")
     with verify.disk_told(out):
-        out.mkdir(parents=True, exist_ok=True)
+        verify.make_folder(out)
         verify.check_files(out)
         with run_folder.locked(out):
             _begin(config, setup, out)
@@ -129,7 +129,7 @@ def run_seeds(
     with ExitStack() as stack:
         stack.enter_context(verify.disk_told(outs[0].parent))
         for out, config, setup in zip(outs, configs, setups, strict=True):
-            out.mkdir(parents=True, exist_ok=True)
+            verify.make_folder(out)
             stack.enter_context(run_folder.locked(out))
             if out in begun:
                 check_unchanged(told := verify.read_facts(out), config, out)

@@ -322,6 +322,20 @@ def test_a_run_on_a_disk_that_may_only_be_read(store, made, small_disk, tmp_path
         posterity.load(small_disk / "cut")
 
 
+def test_a_place_where_nothing_may_be_written_is_told(made, small_disk):
+    result = posterity.load(made["memory finished"])
+    subprocess.run(["mount", "-o", "remount,ro", small_disk], check=True)
+    out, told = small_disk / "runs" / "one", r"one cannot be made \(Read-only file system: .*give a folder"
+    for write in (
+        lambda: run.start_run(small(), out),
+        lambda: run.run_seeds([small()], [out]),
+        lambda: compare_runs(small(), ["local"], [0], out, lambda title, rounds: pytest.fail("it began")),
+        lambda: result.save(out),
+    ):
+        with pytest.raises(ValueError, match=told):
+            write()
+
+
 # --- a disk that is full -----------------------------------------------------------------------------------------
 @pytest.mark.parametrize("store", STORES)
 def test_a_full_disk_is_told_and_nothing_is_lost(store, ends, small_disk):
