@@ -137,7 +137,7 @@ def tree_rows(tree: Tree, index: Any) -> Tree:
     return tree_map(lambda leaf: leaf[index], tree)
 
 
-def own_memory(leaves: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def unshared(leaves: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The same leaves, of which none lies in the memory of another one: safetensors refuses those that do.
 
     `State(params, anchor=params)` is nothing unusual.

@@ -22,7 +22,7 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from posterity.core.messages import Message, merge
-from posterity.core.tree import Tree, own_memory, tree_filled, tree_named
+from posterity.core.tree import Tree, tree_filled, tree_named, unshared
 from posterity.engine.parent import is_worker
 
 MEETING = "POSTERITY_MEETING"  # environment: the file by which processes of one machine find each other
@@ -204,7 +204,7 @@ def _as_text(data: Tensor) -> str:
 
 
 def _packed(named: dict[str, Tensor], device: str) -> Tensor:
-    data = save(own_memory({n: t.detach().cpu().contiguous() for n, t in named.items()}))
+    data = save(unshared({n: t.detach().cpu().contiguous() for n, t in named.items()}))
     return torch.frombuffer(bytearray(data), dtype=torch.uint8).to(device)
 
 
