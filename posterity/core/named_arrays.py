@@ -22,8 +22,8 @@ START = struct.Struct("<4sBI")  # magic, version, length of the header
 HEADER = 2**26  # bytes of a header at most
 DTYPES = {
     str(dtype).removeprefix("torch."): dtype
-    for dtype in (torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.uint8,
-                  torch.bool)
+    for dtype in (torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int16,
+                  torch.int8, torch.uint8, torch.bool)
 }  # fmt: skip
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 Place = tuple[torch.dtype, tuple[int, ...], int]  # type, shape, and where it begins in the payload

@@ -141,6 +141,16 @@ class Pass:
     copies: int = 8
     scratch: Callable[[int, Network], int] | None = None
 
+    def __post_init__(self) -> None:
+        for name in ("epochs", "batch", "most"):
+            given = getattr(self, name)
+            if (given is None and name == "epochs") or (given is not None and not given >= 1):
+                raise ValueError(f"a Pass takes {name} of 1 or more; {given} was given: leave out a pass that is to do "
+                                 "nothing")  # fmt: skip
+        if self.on not in ("train", "validation"):
+            raise ValueError(f"a Pass is on 'train' or 'validation', for what is tested is not trained on; {self.on!r} "
+                             "was given")  # fmt: skip
+
 
 @dataclass(frozen=True)
 class Facts:

@@ -7,7 +7,7 @@ are stored and sent: names survive a reordering, positions do not.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from functools import cache
 from typing import Any, TypeVar, dataclass_transform
@@ -64,7 +64,7 @@ def tree_map(function: Callable[..., Any], tree: Tree, *others: Tree) -> Tree:
     if isinstance(tree, dict):
         return {k: tree_map(function, v, *[o[k] for o in others]) for k, v in tree.items()}
     if isinstance(tree, (tuple, list)):
-        return type(tree)(tree_map(function, *vs) for vs in zip(tree, *others, strict=True))
+        return _sequence(tree, [tree_map(function, *vs) for vs in zip(tree, *others, strict=True)])
     if _is_record(tree):
         names = _field_names(tree.__class__)
         return _like(tree, {n: tree_map(function, getattr(tree, n), *[getattr(o, n) for o in others]) for n in names})
@@ -97,7 +97,7 @@ def tree_parts(tree: Tree) -> list[tuple[str, Any]]:
     if isinstance(tree, dict):
         return [(str(k), v) for k, v in tree.items()]
     if isinstance(tree, (tuple, list)):
-        return [(str(i), v) for i, v in enumerate(tree)]
+        return list(zip(getattr(tree, "_fields", map(str, range(len(tree)))), tree, strict=True))
     return [(n, getattr(tree, n)) for n in _field_names(tree.__class__)]
 
 
@@ -106,7 +106,7 @@ def tree_with_parts(tree: Tree, parts: Iterable[Any]) -> Tree:
     if isinstance(tree, dict):
         return dict(zip(tree, parts, strict=True))
     if isinstance(tree, (tuple, list)):
-        return type(tree)(parts)
+        return _sequence(tree, list(parts))
     return _like(tree, dict(zip(_field_names(tree.__class__), parts, strict=True)))
 
 
@@ -135,6 +135,19 @@ def tree_cat(trees: list[Tree]) -> Tree:
 def tree_rows(tree: Tree, index: Any) -> Tree:
     """`leaf[index]` for every leaf: one client, a slice or a list of clients of a stacked tree."""
     return tree_map(lambda leaf: leaf[index], tree)
+
+
+def unshared(leaves: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The same leaves, of which none lies in the memory of another one: safetensors refuses those that do.
+
+    `State(params, anchor=params)` is nothing unusual.
+    """
+    found, taken = dict[str, Tensor](), set[int]()
+    for name, leaf in leaves.items():
+        place = leaf.untyped_storage().data_ptr()
+        found[name] = leaf.clone() if place in taken else leaf
+        taken.add(place)
+    return found
 
 
 def tree_cast(tree: Tree, dtype: torch.dtype) -> Tree:
@@ -184,12 +197,17 @@ def _collect(tree: Tree, found: list[Any]) -> None:
         found.append(tree)
 
 
+def _sequence(tree: Tree, parts: list[Any]) -> Tree:
+    """A tuple or a list like `tree`; a named tuple takes its fields one by one."""
+    return type(tree)(*parts) if hasattr(tree, "_fields") else type(tree)(parts)
+
+
 def _mapped(function: Callable[..., Any], tree: Tree) -> Tree:
     """`tree_map` of one tree: by far the most frequent."""
     if isinstance(tree, dict):
         return {k: _mapped(function, v) for k, v in tree.items()}
     if isinstance(tree, (tuple, list)):
-        return type(tree)([_mapped(function, v) for v in tree])
+        return _sequence(tree, [_mapped(function, v) for v in tree])
     if _is_record(tree):
         return _like(tree, {n: _mapped(function, getattr(tree, n)) for n in _field_names(tree.__class__)})
     return function(tree)

@@ -22,7 +22,7 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from posterity.core.messages import Message, merge
-from posterity.core.tree import Tree, tree_filled, tree_named
+from posterity.core.tree import Tree, tree_filled, tree_named, unshared
 from posterity.engine.parent import is_worker
 
 MEETING = "POSTERITY_MEETING"  # environment: the file by which processes of one machine find each other
@@ -128,6 +128,17 @@ class Processes:
             dist.all_gather(told, mine)
         return [sum(column) for column in zip(*(t.tolist() for t in told), strict=True)]
 
+    def said(self, text: str, source: int) -> str:
+        """What the process `source` says, at all of them."""
+        if self.size == 1:
+            return text
+        mine = {"text": _as_bytes(text)} if self.rank == source else None
+        return _as_text(self._broadcast(mine, source)["text"])
+
+    def heard(self, text: str) -> list[str]:
+        """At process 0 what every process says, in their order; elsewhere only what this one says."""
+        return [_as_text(found["text"]) for found in self.collect({"text": _as_bytes(text)})]
+
     def collect(self, named: dict[str, Tensor]) -> list[dict[str, Tensor]]:
         """At process 0 what every process has, in their order; elsewhere only one's own."""
         if self.size == 1:
@@ -184,8 +195,16 @@ def deal(counts: list[int], size: int) -> Tensor:
     return torch.tensor(owners, dtype=torch.int64)
 
 
+def _as_bytes(text: str) -> Tensor:
+    return torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
+
+
+def _as_text(data: Tensor) -> str:
+    return data.cpu().numpy().tobytes().decode()
+
+
 def _packed(named: dict[str, Tensor], device: str) -> Tensor:
-    data = save({n: t.detach().cpu().contiguous() for n, t in named.items()})
+    data = save(unshared({n: t.detach().cpu().contiguous() for n, t in named.items()}))
     return torch.frombuffer(bytearray(data), dtype=torch.uint8).to(device)
 
 

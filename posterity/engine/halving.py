@@ -25,7 +25,15 @@ def take_blocks(
 ) -> None:
     """`take` all clients, a block at a time. It may change nothing before its last step that needs memory."""
     for block in blocks(sim, clients, passes, work):
-        _take(sim, block, work, take)
+        _take_pieces(sim, block, work, take)
+
+
+def _take_pieces(sim: Simulation, block: Tensor, work: Work, take: Callable[[Tensor], None]) -> None:
+    """A block, in pieces no larger than what has been found to fit since it was planned."""
+    while len(block):
+        most = sim.limit.of(work, len(block))
+        _take(sim, block[:most], work, take)
+        block = block[most:]
 
 
 def _take(sim: Simulation, block: Tensor, work: Work, take: Callable[[Tensor], None]) -> None:
@@ -42,8 +50,7 @@ def _take(sim: Simulation, block: Tensor, work: Work, take: Callable[[Tensor], N
     sim.limit.lower(work, half, len(block))
     sim.traces.forget()
     free(sim.root.device)
-    for piece in torch.split(block, half):
-        _take(sim, piece, work, take)
+    _take_pieces(sim, block, work, take)
 
 
 def out_of_memory(error: RuntimeError) -> bool:

@@ -5,8 +5,9 @@ Everything is written for several seeds at once (`multi_seed.py`); one simulatio
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 
 import torch
@@ -20,7 +21,7 @@ from posterity.engine.api import Engine
 from posterity.engine.client import Site, at, passes_at, personal_at
 from posterity.engine.halving import give_back, take_blocks
 from posterity.engine.multi_seed import MultiSeed
-from posterity.engine.server import Accumulator, RoundLog, next_state
+from posterity.engine.server import Accumulator, Refusal, RoundLog, next_state
 from posterity.engine.settle import STUCK, goes_on, rolled_back, settle, unusable
 from posterity.engine.simulation import Simulation
 from posterity.engine.store import Store
@@ -137,19 +138,27 @@ def finish_round(
     after, why = state, ""
     if total is not None:
         after, report, why = next_state(sim.method, state, total, moment(sim, round, rounds, log.accepted))
-    if any(sim.processes.tell(float(bool(why)))):
-        return state, rolled_back(log, unusable(why or "see above"))
+    said = sim.processes.said(json.dumps([why, {name: float(value) for name, value in report.items()}]), root)
+    why, told = json.loads(said)
+    if why:
+        return state, rolled_back(log, unusable(why))
     after = sim.processes.share_out(after, root)
     if not lasts(after):
         return state, rolled_back(log, STUCK)
     for clients, records in accumulator.records:  # only now: if `combine` fails, the records stay as they were too
         store.write(clients, records)
-    return after, replace(log, report={name: float(value) for name, value in report.items()})
+    return after, replace(log, report=told)
 
 
 def _log(sim: Simulation, accumulator: Accumulator, round: int, cohort: int) -> RoundLog:
-    """The round in numbers, over all processes."""
-    return accumulator.log(round, cohort, sim.processes.summed)
+    """The round in numbers, over all processes; at the first of them all refusals."""
+    return accumulator.log(round, cohort, sim.processes.summed, partial(_all_refused, sim))
+
+
+def _all_refused(sim: Simulation, mine: list[Refusal]) -> list[Refusal]:
+    """The messages that were left out, of all processes at the first one."""
+    said = sim.processes.heard(json.dumps([asdict(refusal) for refusal in mine]))
+    return [Refusal(**told) for each in said for told in json.loads(each)]
 
 
 @dataclass(frozen=True)

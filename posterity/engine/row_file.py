@@ -133,7 +133,8 @@ def unpack_rows(rows: Bytes, like: Tree) -> Tree:
     for name, leaf in tree_named(like):
         size = leaf[0].numel() * leaf.element_size()
         flat = torch.from_numpy(rows[:, place : place + size].copy())
-        named[name] = flat.view(leaf.dtype).reshape(len(rows), *leaf.shape[1:]).to(leaf.device)
+        some = flat.view(leaf.dtype) if size else flat.to(leaf.dtype)  # no bytes have no other type
+        named[name] = some.reshape(len(rows), *leaf.shape[1:]).to(leaf.device)
         place += size
     return tree_filled(like, named)
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from posterity.core.messages import Message, acceptable, fold_stack, merge, message_bytes
 from posterity.core.protocol import Method, Now, State
-from posterity.core.tree import Tree, tree_finite, tree_like, tree_rows
+from posterity.core.tree import Tree, tree_finite, tree_like, tree_named, tree_rows
 from posterity.core.wire import wire_bytes
 from posterity.engine.client import Visit
 from posterity.engine.usable import UNSOLVABLE, USABLE, largest_sent, why_unusable
@@ -98,18 +98,26 @@ class Accumulator:
         self.bytes_up, self.bytes_down = self.bytes_up + other.bytes_up, self.bytes_down + other.bytes_down
         self.sizes |= other.sizes
 
-    def log(self, round: int, cohort: int, summed: Callable[[list[float]], list[float]] = list) -> RoundLog:
-        """The round in numbers; `summed` adds those of other processes."""
+    def log(
+        self, round: int, cohort: int, summed: Callable[[list[float]], list[float]] = list,
+        joined: Callable[[list[Refusal]], list[Refusal]] = list,
+    ) -> RoundLog:  # fmt: skip
+        """The round in numbers; `summed` adds those of other processes, `joined` their refusals."""
         mine = [self.accepted, *self.losses.tolist(), self.bytes_up, self.bytes_down]
         accepted, loss, samples, up, down = summed(mine)
         mean = loss / samples if samples else float("nan")
-        return RoundLog(round, cohort, int(accepted), tuple(self.refused), mean, int(up), int(down))
+        return RoundLog(round, cohort, int(accepted), tuple(joined(self.refused)), mean, int(up), int(down))
 
 
 def combine(method: Method, state: State, total: Message, now: Now) -> tuple[State, dict[str, Tensor]]:
     """The next state, in the shape and types of the last, and what the method reports about it."""
-    state = tree_like(method.combine(state, total, now), state)
-    return state, method.report(state, total)
+    after = method.combine(state, total, now)
+    before = {name for name, _ in tree_named(state)}
+    if new := [name for name, _ in tree_named(after) if name not in before]:
+        raise ValueError(f"{method.label}: combine returned {', '.join(new)}, which the State before had not; a State "
+                         "has the same names in every round, so init makes what combine will fill")  # fmt: skip
+    after = tree_like(after, state)
+    return after, method.report(after, total)
 
 
 def next_state(method: Method, state: State, total: Message, now: Now) -> tuple[State, dict[str, Tensor], str]:

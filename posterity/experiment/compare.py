@@ -15,7 +15,7 @@ import torch
 from posterity import methods
 from posterity.data import Partition, parse_partition
 from posterity.evaluate import load_metrics
-from posterity.experiment import run_folder
+from posterity.experiment import run_folder, verify
 from posterity.experiment.begin_again import (
     DataNow,
     Tell,
@@ -96,9 +96,10 @@ def compare_runs(
     tasks = [task for variant, runs in planned for task in tasks_left(runs, together, variant.name)]
     _tell_share(config, min(jobs, len(tasks)), tell)
     tasks.sort(key=lambda task: seeds.index(task.config.seed))  # the first seed of all methods, then the second
-    out.mkdir(parents=True, exist_ok=True)
+    verify.make_folder(out)
     plan = {"methods": names, "seeds": seeds, "config": to_toml(config), "together": together}
-    run_folder.write_json(out / PLAN, plan)
+    with verify.disk_told(out):
+        run_folder.write_json(out / PLAN, plan)
     try:
         execute(tasks, watching, jobs)
     except WorkerLost as lost:
@@ -116,13 +117,22 @@ def _plan(config: Config, names: list[str], seeds: list[int], out: Path) -> list
     """The runs of each method; every mistake is told before the first run."""
     planned = []
     for variant, each in configs_of(config, names):
-        methods.build(variant.method, each.settings(), each.training())
+        _check_method(variant, each)
         runs = [(out / variant.folder / f"seed-{seed}", replace(each, seed=seed)) for seed in seeds]
         for path, wanted in runs:
             if (path / run_folder.CONFIG).exists():
                 check_settings(path, wanted)
         planned.append((variant, runs))
     return planned
+
+
+def _check_method(variant: Variant, config: Config) -> None:
+    """Refuse a value that a method cannot have: another one may have a setting of that name, with other values."""
+    try:
+        methods.build(variant.method, config.settings(), config.training())
+    except ValueError as error:
+        raise ValueError(f"{variant.name}: {error}; what is meant for one method of a comparison stands in brackets "
+                         "behind it, as in fedprox[mu=0.1]") from None  # fmt: skip
 
 
 def configs_of(config: Config, names: list[str]) -> list[tuple[Variant, Config]]:
@@ -212,19 +222,12 @@ def execute(tasks: list[Task], watching: Watching, jobs: int) -> None:
 
 def fitting(name: str, config: Config, names: list[str]) -> dict[str, object]:
     """Settings of one method in a comparison: what only others have is theirs; what none has is a mistake."""
-    shared = {k: v for k, v in config.set.items() if not k.startswith(("model.", "data.", "local."))}
-    kept = {k: v for k, v in config.set.items() if k not in shared}
-    for key, value in shared.items():
-        errors = {}
-        for each in names:
-            try:
-                methods.build(each, {key: value})
-            except ValueError as error:
-                errors[each] = error
-        if len(errors) == len(names):
-            raise next(iter(errors.values()))
-        if name not in errors:
+    kept = {}
+    for key, value in config.set.items():
+        if key.startswith(("model.", "data.", "local.")) or methods.has_setting(name, key):
             kept[key] = value
+        elif not any(methods.has_setting(each, key) for each in names):
+            methods.build(name, {key: value})  # which says what is possible
     return kept
 
 

@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from posterity.core.hyperparameters import Knob, check_fields, flat_settings, hyper, knobs, nearest, parse
+from posterity.core.parse import MISTAKES, convert
 
 # The partitions with an example, written out: `data/partition.py`, which declares them, needs PyTorch, and this file is
 # read for every `--help`. A test holds the two equal.
@@ -140,12 +142,21 @@ def from_table(table: Mapping[str, Any], base: Config | None = None) -> Config:
         if field_name == "set":
             if not isinstance(value, Mapping):
                 raise ValueError(f"set takes a table of settings ([set] in TOML); {value!r} was given")
-            values["set"] = {**values.get("set", {}), **flat_settings(value)}
+            given = {key: as_file_has_it(each) for key, each in flat_settings(value).items()}
+            values["set"] = {**values.get("set", {}), **given}
         elif field_name in known:
             values[field_name] = parse(value, known[field_name])
         else:
             raise ValueError(f"there is no setting {name!r}: {nearest(field_name, [*known, 'set'])}")
     return Config(**values)
+
+
+def distinct_seeds(seeds: Iterable[Any]) -> list[int]:
+    """The seeds of a comparison, each once, as whole numbers of Python: those of numpy are in no file."""
+    try:
+        return list(dict.fromkeys(convert(as_file_has_it(seed), int) for seed in seeds))
+    except MISTAKES:
+        raise ValueError(f"seeds takes whole numbers; {seeds!r} was given") from None
 
 
 @cache
@@ -168,6 +179,17 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise ValueError(f"{path} is not a text file in UTF-8; expected a configuration in TOML") from None
     except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise ValueError(f"{path} is not TOML: {error}") from None
+
+
+def as_file_has_it(value: Any) -> Any:
+    """A setting from Python as it is read back from a file: no None, and no numbers of numpy or PyTorch."""
+    if value is None:
+        return "none"
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    if isinstance(value, (list, tuple)):
+        return [as_file_has_it(each) for each in value]
+    return value.tolist() if hasattr(value, "tolist") else value
 
 
 def to_toml(config: Config) -> str:
@@ -202,4 +224,9 @@ def literal(value: Any) -> str:
         return str(value).lower()
     if isinstance(value, (list, tuple)):
         return "[" + ", ".join(literal(v) for v in value) + "]"
-    return quoted(value) if isinstance(value, str) else repr(value)
+    if isinstance(value, str):
+        return quoted(value)
+    if not isinstance(value, (int, float)):
+        raise ValueError(f"{value!r} is a {type(value).__name__}, which no file of settings can hold: give a text, a "
+                         "number, true or false, or a list of these")  # fmt: skip
+    return repr(int(value) if isinstance(value, int) else float(value))  # a float of numpy has another `repr`

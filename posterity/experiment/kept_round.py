@@ -74,8 +74,8 @@ class Kept:
     def save_state(self, folder: Path, each: int) -> None:
         """The file beside its records, of which there are `each` in a piece."""
         trees = {"state": self.state, "known": {"clients": self.records.known}}
-        if self.late is not self.state:  # a State may hand on leaves that did not change, and a file has none twice
-            trees["late"] = tree_map(torch.clone, self.late)
+        if self.late is not self.state:
+            trees["late"] = self.late
         run_folder.save_checkpoint(folder, trees, {"round": self.round, "each": each}, file_of(self.round))
 
 

@@ -35,7 +35,7 @@ from posterity.experiment.kept_round import PIECE, Kept, read_kept
 from posterity.experiment.place import RUN_MARKS, check_out
 from posterity.experiment.plot import Plot, plot
 from posterity.experiment.setup import Setup, describe, records_like
-from posterity.experiment.verify import Lines, write_run
+from posterity.experiment.verify import Lines, make_folder, write_run
 
 
 @dataclass(frozen=True)
@@ -277,7 +277,7 @@ class Result:
         check_out(out)
         if any((out / mark).exists() for mark in RUN_MARKS):
             raise ValueError(f"{out} already holds a run; give another folder")
-        out.mkdir(parents=True, exist_ok=True)
+        make_folder(out)
         length = run_folder.append_lines(out / run_folder.METRICS, self.lines)
         for rule in dict.fromkeys((*rules_of(self.config), "last")):
             delivery = self.delivered(rule)

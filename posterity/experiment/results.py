@@ -16,7 +16,7 @@ from posterity.core.parse import split_list
 from posterity.data.federation import Federation
 from posterity.experiment import compare as comparing
 from posterity.experiment.chosen import keeping
-from posterity.experiment.config import Config
+from posterity.experiment.config import Config, distinct_seeds
 from posterity.experiment.export import FORMS, export
 from posterity.experiment.notebook import as_run, html_table
 from posterity.experiment.place import check_out
@@ -105,7 +105,7 @@ def compare_all(
 ) -> Results:
     """Every method with every seed, in a folder or in memory."""
     names = name_all(split_list(methods) if isinstance(methods, str) else list(methods))
-    each = list(seeds)
+    each = distinct_seeds(seeds)
     check_rule(show)
     _check(names, each, jobs)
     config = keeping(config, show)

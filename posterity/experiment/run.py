@@ -18,6 +18,7 @@ from posterity.engine.multi_seed import MultiSeed
 from posterity.engine.participation import Participation
 from posterity.engine.round import answer, train_rounds
 from posterity.experiment import run_folder, verify, without_data
+from posterity.experiment.begin_again import check_settings
 from posterity.experiment.config import Config, from_table, read_toml, to_toml
 from posterity.experiment.divergence import tell
 from posterity.experiment.fingerprint import check_unchanged
@@ -52,7 +53,7 @@ def start_run(
     if (out / run_folder.CONFIG).exists():
         raise ValueError(f"{out} already holds a run: go on with 'posterity resume {out}', or give another --out")
     with verify.disk_told(out):
-        out.mkdir(parents=True, exist_ok=True)
+        verify.make_folder(out)
         verify.check_files(out)
         with run_folder.locked(out):
             _begin(config, setup, out)
@@ -109,11 +110,15 @@ def run_seeds(
     model: Network | None = None,
 ) -> list[Result]:
     """Runs that differ in nothing but their seed, all at once; those in folders that were begun before go on."""
+    if outs and len(set(outs)) < len(outs):
+        raise ValueError(f"each seed is given once; the seeds {[config.seed for config in configs]} were")
     if len({out.parent for out in outs or ()}) > 1:
         raise ValueError("the folders of seeds that run at once must stand side by side in one folder")
     begun = [out for out in outs or () if (out / run_folder.CONFIG).exists()]
-    for out in outs or ():
+    for out, config in zip(outs or (), configs, strict=False):
         verify.check_files(out)
+        if out in begun:
+            check_settings(out, config)
     facts = verify.read_facts(begun[0]) if begun else None
     setups: list[Setup] = []
     for config in configs:  # trials choose for the first, and so for all
@@ -124,7 +129,7 @@ def run_seeds(
     with ExitStack() as stack:
         stack.enter_context(verify.disk_told(outs[0].parent))
         for out, config, setup in zip(outs, configs, setups, strict=True):
-            out.mkdir(parents=True, exist_ok=True)
+            verify.make_folder(out)
             stack.enter_context(run_folder.locked(out))
             if out in begun:
                 check_unchanged(told := verify.read_facts(out), config, out)

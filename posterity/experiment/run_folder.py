@@ -28,7 +28,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
-from posterity.core.tree import Tree, tree_filled, tree_named
+from posterity.core.tree import Tree, tree_filled, tree_named, unshared
 from posterity.evaluate.infinite import noted, restored
 from posterity.experiment import integrity
 from posterity.experiment.integrity import DamagedFile
@@ -106,7 +106,7 @@ def read_lines(path: Path, length: int | None = None) -> list[dict[str, Any]]:
 def save_checkpoint(folder: Path, trees: Mapping[str, Tree], facts: Mapping[str, Any], name: str = CHECKPOINT) -> None:
     """Named trees and facts in one file, with its checksum."""
     leaves = {f"{top}/{name}": leaf for top, tree in trees.items() for name, leaf in tree_named(tree)}
-    flat = {n: leaf.detach().cpu().contiguous() for n, leaf in leaves.items()}
+    flat = unshared({n: leaf.detach().cpu().contiguous() for n, leaf in leaves.items()})
     meta = {"format": integrity.FORMAT, "facts": json.dumps(facts), "checksum": integrity.BLANK}
     write_atomic(folder / name, integrity.sealed(save(flat, meta)))
 

@@ -181,7 +181,16 @@ class RunState:
         known = run_folder.restore({"clients": self.store.known}, leaves, "known")["clients"] if checkpoint else None
         self.store.recover(self.commit, known, restore, self._records_like, facts)
         if self.writes and checkpoint == self.out / run_folder.PREVIOUS:
+            self._reopen(self.out / run_folder.RUN)
             (self.out / run_folder.CHECKPOINT).unlink(missing_ok=True)  # damaged; the next must not push out this one
+
+    def _reopen(self, path: Path) -> None:
+        """What a finished run had come to counts no more when rounds are done again: its lines get other seconds."""
+        facts = run_folder.read_json(path)
+        if facts.get("status") == "finished":
+            sums = {name: told for name, told in facts.get("checksums", {}).items() if name != run_folder.METRICS}
+            before = {name: told for name, told in facts.items() if name not in ("status", "kept")}
+            run_folder.write_json(path, {**before, "checksums": sums})
 
     def _check_kept(self, out: Path, checkpoint: Path | None) -> None:
         """Refuse a folder that has lost what it would deliver."""

@@ -19,6 +19,7 @@ from posterity.experiment.config import Config
 from posterity.experiment.fingerprint import fields_of, sources, tell_changes
 from posterity.experiment.run_folder import clean, write_atomic
 from posterity.experiment.setup import load_federation
+from posterity.experiment.verify import make_folder
 from posterity.experiment.without_data import fingerprint_of
 from posterity.report.aside import MARK
 
@@ -39,7 +40,7 @@ def check_plan(config: Config, seeds: Sequence[int], search_seed: int, out: Path
         if before.get("data", plan["data"]) != plan["data"]:
             raise ValueError(f"{out} was begun with other values of {config.dataset}: rows were edited since, or moved "
                              "to other parts. Put the old data back to go on, or give another --out")  # fmt: skip
-    out.mkdir(parents=True, exist_ok=True)
+    make_folder(out)
     _write(out, {**plan, "methods": before.get("methods", {})})
 
 

@@ -140,6 +140,17 @@ def reported(folder: Path) -> Iterator[None]:
                          f"another place (posterity report {folder} --out PAGE.html)") from error  # fmt: skip
 
 
+def make_folder(folder: Path) -> None:
+    """Make a folder to write to, or say in a sentence why it cannot be made."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        if error.errno not in FULL + CLOSED:
+            raise
+        raise ValueError(f"{folder} cannot be made ({error.strerror}: {error.filename}): give a folder where you may "
+                         "write (--out)") from error  # fmt: skip
+
+
 @contextmanager
 def disk_told(folder: Path) -> Iterator[None]:
     """A disk that is full, or a folder that may not be written, in a sentence."""
@@ -162,4 +173,7 @@ def _within(name: Any, folder: Path) -> bool:
     return name is None or Path(os.path.abspath(name)).is_relative_to(os.path.abspath(folder))
 
 
-__all__ = ["Lines", "check_files", "check_state", "disk_told", "read_facts", "remark_versions", "reported", "write_run"]
+__all__ = [
+    "Lines", "check_files", "check_state", "disk_told", "make_folder", "read_facts", "remark_versions", "reported",
+    "write_run",
+]  # fmt: skip

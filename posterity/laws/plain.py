@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, is_dataclass, replace
+from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -68,6 +69,10 @@ def _records(name: str, function: Callable[..., Any], tree: Any, what: str) -> N
         _records(name, function, child, what)
 
 
+def _told(tree: Any) -> list[str]:
+    return [f"{path} of shape {shape}" for path, shape, _ in shapes(tree)]
+
+
 def _kind(value: Any) -> str:
     return (
         f"{value!r} ({type(value).__name__})" if isinstance(value, (int, float, str)) else f"a {type(value).__name__}"
@@ -107,10 +112,10 @@ class Watched(Wrapper):
             raise wrong(self.inner.combine, "combine", f"returned {_kind(new)}; expected a {type(state).__name__}, as "
                         "init returned")  # fmt: skip
         all_tensors("combine", self.inner.combine, new, type(state).__name__)
-        for (path, shape, _), (other, was, _) in zip(shapes(new), shapes(state), strict=False):
-            if (path, shape) != (other, was):
-                raise wrong(self.inner.combine, "combine", f"returned {path} of shape {shape} where the state before "
-                            f"had {other} of shape {was}; expected the same names, order and shapes")  # fmt: skip
+        for here, before in zip_longest(_told(new), _told(state), fillvalue="nothing"):
+            if here != before:
+                raise wrong(self.inner.combine, "combine", f"returned {here} where the state before had {before}; "
+                            "expected the same names, order and shapes")  # fmt: skip
         return new
 
     def report(self, state: Any, total: Any) -> Any:

@@ -76,11 +76,8 @@ def build(
     Both settings and `training` win over the values of the paper, where the spec asks for those (`@paper`). With a
     `min_count` above 1, clients send nothing about classes of which they have fewer samples.
     """
-    _refuse_brackets(spec)
-    spec, implied = expand(spec, _files(__name__))
-    words = [split_preset(word) for word in spec.split("+")]
+    spec, implied, words, layers = _layers(spec)
     short = [name.rpartition(":")[2] for name, _ in words]
-    layers = [find(words[0][0]), *(_wrapper(name) for name, _ in words[1:])]
     chosen = [paper_values(layer) if paper else {} for layer, (_, paper) in zip(layers, words, strict=True)]
     trained: dict[str, dict[str, Any]] = {name: {} for name in ("local", *training_fields(layers[0]))}
     trained["local"] |= training or {}
@@ -96,6 +93,22 @@ def build(
     for layer, values in zip(layers[1:], chosen[1:], strict=True):
         method = layer(method, **values)
     return method if min_count == 1 else Withholding(method, min_count)
+
+
+def has_setting(spec: str, key: str) -> bool:
+    """Whether a setting of this name can be given to a spec, whatever its value."""
+    spec, _, words, layers = _layers(spec)
+    if key.partition(".")[0] in ("local", *training_fields(layers[0])):
+        return True
+    return _found(key, layers, [name.rpartition(":")[2] for name, _ in words]) is not None
+
+
+def _layers(spec: str) -> tuple[str, dict[str, Any], list[tuple[str, bool]], list[type]]:
+    """A spec written out: what its name stands for, the settings that go with that, its words and their classes."""
+    _refuse_brackets(spec)
+    spec, implied = expand(spec, _files(__name__))
+    words = [split_preset(word) for word in spec.split("+")]
+    return spec, implied, words, [find(words[0][0]), *(_wrapper(name) for name, _ in words[1:])]
 
 
 def split_preset(word: str) -> tuple[str, bool]:
@@ -151,13 +164,24 @@ def _training(layer: type, name: str, chosen: Mapping[str, Any], asked: Mapping[
     return found
 
 
-def _place(key: str, layers: list[type], names: list[str], spec: str) -> tuple[int, Knob]:
-    """Which layer of the spec a setting belongs to: the outermost that has a field of this name."""
+def _tables(layers: list[type]) -> list[dict[str, Knob]]:
+    """The settings of each layer by their names."""
+    return [{k.name: k for k in knobs(layer) if k.name != "local" and k.kind is not Training} for layer in layers]
+
+
+def _found(key: str, layers: list[type], names: list[str]) -> tuple[int, Knob] | None:
+    """Which layer of the spec a setting belongs to: the outermost that has a field of this name; None: no layer."""
     prefix, _, name = key.rpartition(".")
-    tables = [{k.name: k for k in knobs(layer) if k.name != "local" and k.kind is not Training} for layer in layers]
-    for place in reversed(range(len(layers))):
-        if name in tables[place] and prefix in ("", names[place]):
-            return place, tables[place][name]
+    tables = _tables(layers)
+    places = (p for p in reversed(range(len(layers))) if name in tables[p] and prefix in ("", names[p]))
+    return next(((place, tables[place][name]) for place in places), None)
+
+
+def _place(key: str, layers: list[type], names: list[str], spec: str) -> tuple[int, Knob]:
+    """As `_found`, or an error that says what is possible."""
+    if (found := _found(key, layers, names)) is not None:
+        return found
+    tables = _tables(layers)
     trainings = ["local", *(name for name in training_fields(layers[0]) if name != "local")]
     every = [n for table in tables for n in table] + [f"{n}.{k.name}" for n in trainings for k in knobs(Training)]
     raise ValueError(f"{spec} has no setting {key!r}: {nearest(key, every)}")

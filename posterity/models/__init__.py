@@ -24,6 +24,7 @@ from posterity.nn.assembly import assemble, wrap
 from posterity.nn.functional import Model
 
 __all__ = ["Model", "NetworkInfo", "Task", "as_network", "assemble", "available", "build", "wrap"]
+SIZES = ("hidden", "width", "feature_dim")  # options that count units or channels
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,9 @@ def as_network(
     if given not in found:
         raise ValueError(unknown("model", given, found) + " Your own: 'package.module:attribute'.")
     maker: Callable[..., Model] = found[given].build
-    made = maker(shape, classes, task, **read_options(given, options or {}, _options(maker)))
+    read = read_options(given, options or {}, _options(maker))
+    _check_sizes(read)
+    made = maker(shape, classes, task, **read)
     return made if x is None or x.is_floating_point() else replace(made, integers=False)
 
 
@@ -96,6 +99,16 @@ def _outside(path: str) -> Any:
             unknown(f"callable of {source}", attribute, [n for n in vars(module) if not n.startswith("_")])
         )
     return found
+
+
+def _check_sizes(options: Mapping[str, Any]) -> None:
+    """Refuse layers without units, which train to constant predictions, and shares that are none."""
+    for name, value in options.items():
+        if name in SIZES and not all(each >= 1 for each in (value if isinstance(value, tuple) else (value,))):
+            more = " (--model linear has no hidden layer)" if name == "hidden" else ""
+            raise ValueError(f"model.{name} takes sizes of 1 or more; {value} was given{more}")
+        if name == "dropout" and not 0 <= value <= 1:
+            raise ValueError(f"model.{name} takes a share from 0 to 1; {value} was given")
 
 
 def _options(make: Callable[..., Any]) -> dict[str, Declared]:

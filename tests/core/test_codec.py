@@ -21,7 +21,7 @@ from posterity.methods._elias import coded, decoded
 from posterity.methods.pfedvmp.factors import LowRank
 from posterity.methods.qlsd import Levels, code_bytes, quantised
 
-TYPES = (torch.float32, torch.float64, torch.int64, torch.uint8, torch.bool, torch.float16)
+TYPES = (torch.float32, torch.float64, torch.int64, torch.int16, torch.int8, torch.uint8, torch.bool, torch.float16)
 
 
 def numbers(seed, shape, dtype=torch.float32):

@@ -225,6 +225,22 @@ def test_gather_adds_up_over_any_batches(engine, batch):
     assert [float(k["facts"]["n"]) for k, _ in found] == [5, 1, 7]
 
 
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        ({"epochs": 0}, "epochs of 1 or more; 0 was given: leave out a pass"),
+        ({"epochs": None}, "epochs of 1 or more; None was given"),
+        ({"most": 0}, "most of 1 or more; 0 was given"),
+        ({"batch": -1}, "batch of 1 or more; -1 was given"),
+        ({"on": "test"}, "on 'train' or 'validation', .*; 'test' was given"),
+    ],
+)
+def test_a_pass_without_a_step_is_refused(how, message):
+    """It took its one step on whatever row is first in the pool, which is another client's."""
+    with pytest.raises(ValueError, match=message):
+        replace(descend(fit, SGD()), **how)
+
+
 def test_gather_does_not_learn():
     step, look = descend(fit, SGD(0.1), epochs=5, most=3), gather("it", lambda p, b, h: b.mask.sum())
     assert not look.learns

@@ -1,6 +1,7 @@
 """Trees of tensors: records under torch.func, matching by name, path names."""
 
 from dataclasses import FrozenInstanceError, field
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -21,6 +22,7 @@ from posterity.core.tree import (
     tree_named,
     tree_rows,
     tree_stack,
+    tree_with_parts,
 )
 
 
@@ -33,6 +35,22 @@ class Pair:
 
 def pair(scale=1.0, label="plain"):
     return Pair(scale * torch.arange(3.0), {"b": scale * torch.ones(2), "a": (scale * torch.zeros(()),)}, label)
+
+
+class Named(NamedTuple):
+    params: dict
+    count: Tensor
+
+
+def test_a_named_tuple_is_a_tuple_whose_parts_have_names():
+    tree = Named({"w": torch.arange(2.0)}, torch.tensor(3))
+    assert [name for name, _ in tree_named(tree)] == ["params/w", "count"]
+    for made in (tree_map(lambda leaf: leaf + 1, tree), tree_map(torch.add, tree, tree_map(torch.ones_like, tree)),
+                 tree_filled(tree, {"params/w": torch.arange(1.0, 3.0), "count": torch.tensor(4)}),
+                 tree_with_parts(tree, [{"w": torch.arange(1.0, 3.0)}, torch.tensor(4)])):  # fmt: skip
+        assert type(made) is Named
+        assert made.params["w"].tolist() == [1.0, 2.0]
+        assert int(made.count) == 4
 
 
 def test_records_are_frozen():

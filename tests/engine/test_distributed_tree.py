@@ -11,8 +11,14 @@ import pytest
 import torch
 
 from posterity.core.messages import Mean, Sum
+from posterity.core.tree import tree_map
 from posterity.engine import distributed as processes
 from posterity.engine.distributed import Processes
+from posterity.engine.loop import ORACLE
+from posterity.engine.round import first_state, train_round
+from posterity.engine.store import Memory
+from posterity.laws import make_case
+from posterity.methods.fedavg import FedAvg
 
 PATIENCE = 5.0  # seconds until a process that nobody answers gives up
 
@@ -95,6 +101,14 @@ def test_a_state_is_shared_out(at_all, source):
     assert [end["w"].tolist() for end in ends] == [[float(source)] * 2] * 3
 
 
+def test_a_state_that_holds_a_tensor_twice_is_shared_out(at_all):
+    def shared(r):
+        leaf = torch.full((2,), float(r.rank))
+        return r.share_out({"w": leaf, "anchor": leaf}, 1)
+
+    assert [end["anchor"].tolist() for end in at_all(2, shared)] == [[1.0, 1.0]] * 2
+
+
 def test_numbers_are_told_and_added(at_all):
     assert at_all(3, lambda r: r.tell(r.rank + 0.5)) == [[0.5, 1.5, 2.5]] * 3
     assert at_all(3, lambda r: r.summed([1.0, float(r.rank)])) == [[3.0, 3.0]] * 3
@@ -108,3 +122,42 @@ def test_outputs_come_to_the_first_in_the_order_of_the_clients(at_all):
         return r.joined(mine, clients)
 
     assert [float(output) for output in at_all(3, outputs)[0]] == [4.0, 0.0, 5.0, 2.0, 1.0]
+
+
+class Telling(FedAvg):
+    """FedAvg that reports a weight; a client sends what cannot be used, and another state than the first neither."""
+
+    ill, explodes = 9, False
+
+    def message(self, carry, here):
+        sent, kept = super().message(carry, here)
+        bad = here.client == self.ill
+        return tree_map(lambda leaf: torch.where(bad, torch.nan, leaf), sent), kept
+
+    def combine(self, state, total, now):
+        after = super().combine(state, total, now)
+        return tree_map(lambda leaf: leaf * torch.inf, after) if self.explodes else after
+
+    def report(self, state, total):
+        return {"weight": total["params"].weight}
+
+
+class Exploding(Telling):
+    explodes = True
+
+
+@pytest.mark.parametrize("method", [Telling, Exploding])
+@pytest.mark.parametrize("cohort", [[1, 3, 9], [0, 1, 4, 9], [9]], ids=str)
+def test_the_first_process_knows_what_became_of_a_round(at_all, method, cohort):
+    """Client k is at process k mod 2: of the cohorts without an even number the first process has nobody."""
+    case = make_case(method())
+
+    def log_of(ranks):
+        sim = case.sim(processes=ranks)
+        return train_round(sim, ORACLE, first_state(sim), Memory(13), torch.tensor(cohort), 1, 1)[1]
+
+    alone, first = log_of(Processes()), at_all(2, log_of)[0]
+    assert [refusal.client for refusal in alone.refused] == [9]
+    assert bool(alone.report) == (len(cohort) > 1 and not alone.rolled_back)
+    assert bool(alone.rolled_back) == (len(cohort) > 1 and method.explodes)
+    assert (first.refused, first.report, first.rolled_back) == (alone.refused, alone.report, alone.rolled_back)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 import torch
@@ -12,6 +12,7 @@ import posterity
 from posterity.core.training import Training
 from posterity.data.federation import Federation
 from posterity.engine.api import Engine
+from posterity.engine.blocks import declared_bytes
 from posterity.engine.halving import out_of_memory
 from posterity.engine.stacked import STACKED
 from posterity.methods.fedper import FedPer
@@ -62,7 +63,7 @@ ON_A_CPU = {"error": RuntimeError, "text": "DefaultCPUAllocator: can't allocate 
 def test_a_block_that_does_not_fit_is_halved_and_the_run_goes_on(how):
     engine, roomy = Small(2, **how), run_of(STACKED).rounds(2)
     run = run_of(engine).rounds(2)
-    assert engine.seen == [7, 4, 2, 2, 3, 2, 1, 2, 2, 2, 1]  # later blocks are small from the start
+    assert engine.seen == [7, 4, 2, 2, 2, 1, 2, 2, 2, 1]  # later blocks are small from the start
     assert worst(run.state, roomy.state) < 1e-12
     assert worst(run.store.rows, roomy.store.rows) < 1e-12
     assert [log.accepted for log in run.logs] == [len(SIZES)] * 2
@@ -70,6 +71,15 @@ def test_a_block_that_does_not_fit_is_halved_and_the_run_goes_on(how):
     assert "in training with 7 clients at once" in notes[0]
     assert "it goes on with 2" in notes[-1]
     assert run.sim.limit.told() == []
+
+
+def test_blocks_of_the_same_round_are_small_from_the_start_too():
+    """Each that is not has every recording forgotten."""
+    engine, run = Small(2), run_of(STACKED)
+    four = 4 * declared_bytes(run.sim, torch.arange(len(SIZES)), run.sim.passes())
+    run.sim, run.engine = replace(run.sim, memory=four), engine
+    run.rounds(1)
+    assert engine.seen == [4, 2, 2, 2, 1]
 
 
 def test_what_is_asked_is_answered_in_halves_too():

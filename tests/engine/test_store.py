@@ -94,6 +94,15 @@ def test_a_system_that_does_not_listen_reads_the_same(store, deaf):
     assert bool(store.file.map.told) == (deaf == "fails")
 
 
+def test_records_of_any_kind_are_read_as_they_were_written(tmp_path):
+    store, clients = Mapped(tmp_path, CLIENTS), torch.tensor([3, 1])
+    written = {"none": torch.zeros(2, 0), "seen": torch.tensor([[True, False], [False, True]]),
+               "count": torch.tensor([2**40, -1]), "small": torch.tensor([[7], [9]], dtype=torch.int16)}  # fmt: skip
+    store.write(clients, written)
+    found = store.read(clients)
+    assert all(found[name].dtype == leaf.dtype and torch.equal(found[name], leaf) for name, leaf in written.items())
+
+
 @pytest.mark.parametrize("copy", [1, 5000, 2**22])
 def test_old_rows_go_to_the_journal_in_pieces(tmp_path, monkeypatch, copy):
     monkeypatch.setattr(row_file, "COPY", copy)

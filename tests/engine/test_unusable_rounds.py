@@ -136,3 +136,16 @@ def test_seeds_at_once_refuse_and_roll_back_as_each_alone():
             [r.client for r in e[0].refused] for e in told
         ]
         assert [r.client for r in logs[-1][i].refused] == [POISONER]
+
+
+class Growing(FedPer):
+    """FedPer whose State gets another leaf."""
+
+    def combine(self, state, total, now):
+        after = super().combine(state, total, now)
+        return replace(after, params={**after.params, "rounds": total["params"].weight})
+
+
+def test_a_state_that_grows_is_an_error_and_no_leaf_is_lost_in_silence():
+    with pytest.raises(ValueError, match="FedPer: combine returned params/rounds, which the State before had not"):
+        run_of(Growing(Training())).rounds(1)

@@ -6,7 +6,9 @@ import os
 import subprocess
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 
 from posterity import methods
 from posterity.cli.flags import read_config, read_methods, read_seeds
@@ -22,6 +24,32 @@ def test_toml_gives_the_same_record_back(tmp_path):
     path = tmp_path / "c.toml"
     path.write_text(to_toml(config))
     assert to_toml(from_table(read_toml(path))) == to_toml(config)
+
+
+@pytest.mark.parametrize(
+    ("given", "kept"),
+    [
+        (None, "none"),
+        (np.float64(0.1), 0.1),
+        (np.int64(3), 3),
+        (np.bool_(True), True),
+        (torch.tensor(2.5), 2.5),
+        ((32, np.int64(16)), [32, 16]),
+        (np.array([4, 8]), [4, 8]),
+        (Path("a") / "b", "a/b"),
+    ],
+    ids=repr,
+)
+def test_a_setting_from_python_can_be_written_and_read_back(tmp_path, given, kept):
+    config = from_table({"set": {"value": given}})
+    assert repr(config.set["value"]) == repr(kept)
+    (tmp_path / "c.toml").write_text(to_toml(config))
+    assert from_table(read_toml(tmp_path / "c.toml")) == config
+
+
+def test_a_setting_that_no_file_can_hold_is_named():
+    with pytest.raises(ValueError, match=r"<function .*> is a function, which no file of settings can hold"):
+        to_toml(from_table({"set": {"model.act": from_table}}))
 
 
 def test_any_name_of_a_file_can_be_written_and_read_back(tmp_path):
@@ -89,6 +117,7 @@ def test_mistakes_in_files_and_flags(tmp_path):
     with pytest.raises(ValueError, match="comma-separated"):
         read_methods(" , ")
     assert read_seeds("0-2,5") == [0, 1, 2, 5]
+    assert read_seeds("0-2,1") == [0, 1, 2]  # a run for each, and no two in one folder
 
 
 @pytest.mark.parametrize(

@@ -107,6 +107,21 @@ def test_a_torn_checkpoint_gives_way_to_the_one_before(store, made, ends, tmp_pa
     assert take_up(out) == Outcome("silent", "")  # both checkpoints are whole again
 
 
+def test_a_finished_run_whose_checkpoint_is_torn_is_finished_again(made, ends, tmp_path):
+    out = copy_of(made, "memory finished", tmp_path)
+    os.truncate(out / run_folder.CHECKPOINT, 100)
+    shutil.copytree(out, tmp_path / "killed")
+    assert take_up(out).kind == "remarked"
+    assert remains(out) == ends["memory"]
+    with verify.reported(out):
+        assert run_folder.read_json(out / run_folder.RUN)["status"] == "finished"
+    with every_round(stop_in=4), pytest.warns(UserWarning, match="the checkpoint before it is used"):
+        run.resume_run(tmp_path / "killed")
+    assert "status" not in run_folder.read_json(tmp_path / "killed" / run_folder.RUN)
+    posterity.load(tmp_path / "killed")
+    assert remains(tmp_path / "killed") == ends["memory"]
+
+
 @pytest.mark.parametrize("store", STORES)
 def test_without_a_whole_checkpoint_nothing_goes_on(store, made, tmp_path):
     out = copy_of(made, f"{store} cut", tmp_path)
@@ -305,6 +320,20 @@ def test_a_run_on_a_disk_that_may_only_be_read(store, made, small_disk, tmp_path
         write_report(small_disk / "run")
     with pytest.raises(ValueError, match=r"cannot be written .*not at its end"):
         posterity.load(small_disk / "cut")
+
+
+def test_a_place_where_nothing_may_be_written_is_told(made, small_disk):
+    result = posterity.load(made["memory finished"])
+    subprocess.run(["mount", "-o", "remount,ro", small_disk], check=True)
+    out, told = small_disk / "runs" / "one", r"one cannot be made \(Read-only file system: .*give a folder"
+    for write in (
+        lambda: run.start_run(small(), out),
+        lambda: run.run_seeds([small()], [out]),
+        lambda: compare_runs(small(), ["local"], [0], out, lambda title, rounds: pytest.fail("it began")),
+        lambda: result.save(out),
+    ):
+        with pytest.raises(ValueError, match=told):
+            write()
 
 
 # --- a disk that is full -----------------------------------------------------------------------------------------

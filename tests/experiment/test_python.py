@@ -10,6 +10,7 @@ import typing
 from dataclasses import fields, replace
 from xml.etree import ElementTree
 
+import numpy as np
 import pytest
 import torch
 
@@ -198,6 +199,16 @@ def test_a_comparison_in_a_folder_is_not_repeated(tmp_path):
     assert {p: p.stat().st_mtime_ns for p in (tmp_path / "two").rglob("metrics.jsonl")} == before
     assert [row.cells["accuracy"] for row in first.rows] == [row.cells["accuracy"] for row in again.rows]
     assert again.report() == tmp_path / "two" / "report.html"
+
+
+def test_seeds_of_numpy_are_whole_numbers(tmp_path):
+    short = {**SMALL, "rounds": 1}
+    made = posterity.compare("local", np.arange(2).repeat(2), out=tmp_path / "runs", **short)  # type: ignore[arg-type]
+    assert made.to_dict()["seed"] == [0, 1]
+    with pytest.raises(ValueError, match=r"seeds takes whole numbers; \[0.5\] was given"):
+        posterity.compare("local", [0.5], **short)
+    with pytest.raises(ValueError, match=r"each seed is given once; the seeds \[1, 1\] were"):
+        posterity.run_seeds([1, 1], "local", out=tmp_path / "twice", **short)
 
 
 def test_a_comparison_of_objects(result, tmp_path):

@@ -47,6 +47,14 @@ def test_a_tree_of_another_shape_is_named(tmp_path):
         run_folder.restore({"v": torch.zeros(3)}, leaves, "state")
 
 
+def test_a_tree_may_hold_a_tensor_under_two_names(tmp_path):
+    leaf = torch.arange(6.0)
+    tree = {"w": leaf, "anchor": leaf, "part": leaf[2:4], "empty": torch.zeros(0), "none": torch.zeros(0)}
+    run_folder.save_checkpoint(tmp_path, {"state": tree}, {"commit": 1})
+    again = run_folder.restore(tree, run_folder.read_checkpoint(tmp_path)[0], "state")
+    assert all(torch.equal(again[name], tree[name]) for name in tree)
+
+
 @pytest.fixture
 def runs(tmp_path):
     """Two runs that go together, with checkpoint 1 at its place and checkpoint 2 beside it."""

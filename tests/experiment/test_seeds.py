@@ -90,6 +90,9 @@ def test_from_python(tmp_path):
     assert [r.metric() for r in found] == [r.metric() for r in again]
     assert posterity.load(tmp_path / "seed-3").metric() == found[1].metric()
     assert run_folder.read_json(tmp_path / "seed-0" / run_folder.RUN)["together"] == [0, 3]
+    more = SMALL["rounds"] + 1
+    with pytest.raises(ValueError, match=rf"seed-0 holds a run with other settings \(rounds: there .*, now {more}\)"):
+        posterity.run_seeds([0, 3], "fedavg", out=tmp_path, **{**SMALL, "rounds": more})
 
 
 def go(store: str, out: Path, moment: str | None, count: int) -> None:

@@ -97,6 +97,29 @@ def test_a_setting_reaches_the_methods_that_have_it(planned, tmp_path):
         compare_runs(replace(BASE, set={"xii": 2.0}), ["fedavg", "pfedvmp"], [0], tmp_path, quiet)
 
 
+@pytest.mark.parametrize(
+    ("names", "setting", "message"),
+    [
+        (["feddyn", "apfl"], {"alpha": 2.0}, "apfl: alpha must be at least 0 and at most 1; 2.0 was given"),
+        (["pfedbred", "qlsd"], {"prior": "mh"}, "qlsd: prior takes a number; 'mh' was given"),
+    ],
+)
+def test_a_value_that_one_method_cannot_have_is_refused(planned, tmp_path, names, setting, message):
+    with pytest.raises(ValueError, match=message + r".*in brackets behind it, as in fedprox\[mu=0.1\]"):
+        compare_runs(replace(BASE, set=setting), names, [0], tmp_path, quiet)
+    one, other = names
+    ((key, value),) = setting.items()
+    compare_runs(BASE, [f"{one}[{key}={value}]", other], [0], tmp_path, quiet)
+    found = [dict(task.config.set) for task in planned]
+    assert found == [{"model.hidden": "8", key: str(value)}, {"model.hidden": "8"}]
+
+
+def test_a_setting_counts_together_with_the_others(planned, tmp_path):
+    config = replace(BASE, local_epochs=5, set={"precision": "mcmc"})  # which needs two epochs
+    compare_runs(config, ["fedep", "fedavg"], [0], tmp_path, quiet)
+    assert [dict(task.config.set) for task in planned] == [{"precision": "mcmc"}, {}]
+
+
 def test_what_is_finished_is_left_and_what_is_not_goes_on(planned, tmp_path):
     run.start_run(BASE, tmp_path / "fedavg" / "seed-0")
     compare_runs(BASE, ["fedavg"], [0, 1], tmp_path, quiet)

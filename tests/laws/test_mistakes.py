@@ -77,6 +77,16 @@ MISTAKES = {
         "        return averaged(state.params, total)\n",
         "combine returned a dict; expected a State",
     ),
+    "a state that grows": (
+        COMBINED,
+        "        return State({**averaged(state.params, total), 'more': total['params'].weight})\n",
+        r"combine returned params/more of shape \(\) where the state before had nothing",
+    ),
+    "a state that shrinks": (
+        COMBINED,
+        "        return State({'first': total['params'].weight})\n",
+        r"combine returned params/first of shape \(\) where the state before had params/",
+    ),
     "missing function": (
         "    def combine(",
         "    def combin(",

@@ -331,6 +331,12 @@ def test_a_model_for_other_data_is_refused():
     ("name", "option", "value", "text"),
     [
         ("mlp", "hidden", "abc", "model.hidden takes numbers such as 32,16; 'abc' was given"),
+        ("mlp", "hidden", "0", r"model.hidden takes sizes of 1 or more; \(0,\) was given \(--model linear"),
+        ("mlp", "hidden", "32,-16", r"model.hidden takes sizes of 1 or more; \(32, -16\) was given"),
+        ("mlp_bn", "dropout", "nan", "model.dropout takes a share from 0 to 1; nan was given"),
+        ("mlp", "dropout", "-0.5", "model.dropout takes a share from 0 to 1; -0.5 was given"),
+        ("cnn", "feature_dim", "0", "model.feature_dim takes sizes of 1 or more; 0 was given"),
+        ("resnet20", "width", "-4", "model.width takes sizes of 1 or more; -4 was given"),
         ("mlp", "norm", "maybe", "model.norm takes true or false; 'maybe' was given"),
         ("mlp", "dropout", "much", "model.dropout takes a number; 'much' was given"),
         ("cnn", "feature_dim", "1.5", "model.feature_dim takes a whole number; '1.5' was given"),
