@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, get_type_hints
 
 import typer
 
@@ -89,3 +90,15 @@ def _print_version(asked: bool) -> None:
 Version = Annotated[
     bool, typer.Option("--version", callback=_print_version, is_eager=True, help="print the version and exit")
 ]
+
+
+def with_help_of_arguments(command: Any) -> Any:
+    """The command, whose arguments say what they are: click 8.5 overwrites what older typer kept in `help`."""
+    for inner in getattr(command, "commands", {}).values():
+        with_help_of_arguments(inner)
+    silent = [each for each in command.params if each.param_type_name == "argument" and not each.help]
+    if silent:
+        said = get_type_hints(inspect.unwrap(command.callback), include_extras=True)
+        for argument in silent:
+            argument.help = said[argument.name].__metadata__[0].help
+    return command
