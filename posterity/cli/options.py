@@ -18,6 +18,8 @@ RUN, LOOK, WRITE = "Run", "Look at", "Write your own"  # panels of commands
 Folder = Annotated[Path, typer.Argument(help="folder of a run or a comparison", metavar="FOLDER")]
 Jobs = Annotated[int | None, typer.Option("--jobs", help="runs at once (default: one a core, one on a GPU)",
                                           metavar="INTEGER", rich_help_panel="Running")]  # fmt: skip
+JobsAgain = Annotated[int | None, typer.Option("--jobs", help="runs at once (default: as many as when it began)",
+                                               metavar="INTEGER", rich_help_panel="Running")]  # fmt: skip
 OUT = option(Path | None, None, "folder to write to (default: a new one under runs/)", "--out", panel=PANEL,
              metavar="FOLDER")  # fmt: skip
 COMMON = {"out": OUT, "quiet": (Quiet, False), **SHOWN}

@@ -145,6 +145,14 @@ def test_older_versions_of_typer_name_no_command():
     assert told(UsageError()) == "No such command 'xyz'."
 
 
+def test_a_mistyped_command_gets_the_nearest_once(call):
+    """Typer 0.20 names it in the message, and click 8.4 once more behind that."""
+    code, _, complaint = call("runn")
+    assert code == 2
+    assert complaint.count("Did you mean") == 1
+    assert "'run'" in complaint
+
+
 def test_networks_and_their_options(call):
     everything = call("models")[1]
     assert all(name in everything for name in ("mlp", "resnet18", "hidden"))
