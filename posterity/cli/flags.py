@@ -137,11 +137,14 @@ def read_methods(text: str) -> list[str]:
 def read_seeds(text: str) -> list[int]:
     """`0,1,2` or `0-4`."""
     try:
-        return parse_ranges(text)
+        seeds = parse_ranges(text)
     except ValueError:
         raise ValueError(
             f"--seeds takes whole numbers (0,1,2) or a range from the lower one on (0-4); {text!r} was given"
         ) from None
+    if twice := sorted({seed for seed in seeds if seeds.count(seed) > 1}):
+        raise ValueError(f"--seeds names {', '.join(map(str, twice))} more than once; {text!r} was given")
+    return seeds
 
 
 def check_jobs(jobs: int | None) -> None:

@@ -145,6 +145,8 @@ def _run_in_folders(
 def _check(names: list[str], seeds: list[int], jobs: int) -> None:
     if not names or not seeds:
         raise ValueError(f"methods and seeds must be given, at least one of each; {names} and {seeds} were")
+    if len(set(seeds)) < len(seeds):
+        raise ValueError(f"a seed is named twice: {seeds} were given")
     if jobs < 1:
         raise ValueError(f"jobs is the number of runs at once, 1 or more; {jobs} was given")
 

@@ -208,7 +208,7 @@ def test_a_comparison_of_objects(result, tmp_path):
     assert (tmp_path / "mine" / "local" / "seed-0" / "config.toml").exists()
     again = posterity.compare(**given, out=tmp_path / "mine")
     assert [row.cells["accuracy"] for row in found.rows] == [row.cells["accuracy"] for row in again.rows]
-    for wrong in ({"jobs": 2}, {"jobs": 0}, {"seeds": ()}, {"methods": []}, {"show": "best"}):
+    for wrong in ({"jobs": 2}, {"jobs": 0}, {"seeds": ()}, {"seeds": (1, 1)}, {"methods": []}, {"show": "best"}):
         with pytest.raises(ValueError):
             posterity.compare(**{**given, **wrong})
 
