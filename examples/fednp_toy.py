@@ -6,6 +6,7 @@ Both panels show the truth, the data, each client's model after its local traini
 for FedAvg and on the right for FedNP. The band is FedNP's own: each client's NPN turns q(z) into a Gaussian over the
 polynomial's coefficients, hence over curves; the three are taken as one mixture with weights n_k, and the band is its
 mean ± 3 standard deviations. DIR gets fednp_toy.png.
+Needs matplotlib, which no extra of the package brings: pip install matplotlib
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import posterity
 from posterity.core.tree import tree_rows
 from posterity.engine.store import Memory
 from posterity.experiment.result import Result
-from posterity.methods.fednp import spoken_of
+from posterity.methods.fednp.method import spoken_of
 
 mpl.use("Agg")
 import matplotlib.pyplot as plt
@@ -40,13 +41,13 @@ def train(method: str, rounds: int, seed: int, **own: Any) -> Result:
 
 def band(result: Result, x: Tensor) -> tuple[Tensor, Tensor]:
     """Mean and standard deviation at x (B,) of the mixture of curves that the clients' NPNs predict."""
-    world, z = result.setup.world, result.state.totals
-    params, h = result.state.params, world.model.features(result.state.params, x)[0]
-    names = spoken_of(params, world.model, biases=True)
+    sim, z = result.setup.sim, result.state.totals
+    params, h = result.state.params, sim.model.features(result.state.params, x)[0]
+    names = spoken_of(params, sim.model, biases=True)
     columns = torch.cat([h if params[n].dim() > 1 else torch.ones_like(h[:, :1]) for n in names], 1)  # (B, 4)
-    counts, records = world.federation.train.counts.to(h), cast(Memory, result.store).rows
+    counts, records = sim.federation.train.counts.to(h), cast(Memory, result.store).rows
     curves = []
-    for k in range(world.federation.members):
+    for k in range(sim.federation.members):
         mean, variance = result.method.classifier(tree_rows(records["npn"], k), z.mean(), z.covariance())
         curves.append(torch.stack((columns @ mean, columns**2 @ variance)))
     means, variances = torch.stack(curves, 1)  # (clients, B) each
@@ -58,7 +59,7 @@ def band(result: Result, x: Tensor) -> tuple[Tensor, Tensor]:
 def error(result: Result) -> float:
     """Mean squared error of the average model on everybody's data."""
     federation = result.federation
-    return float(((result.predict_proba(0, federation.x)[:, 0] - federation.y) ** 2).mean())
+    return float(((result.predict_proba(0, federation.x, show="last")[:, 0] - federation.y) ** 2).mean())
 
 
 def draw(axes: Any, result: Result, x: Tensor) -> None:
@@ -68,8 +69,8 @@ def draw(axes: Any, result: Result, x: Tensor) -> None:
         rows = federation.train.client(k)
         axes.plot(federation.x[rows, 0], federation.y[rows], "x", ms=4, color=colour)
         name = f"client {k + 1}"
-        axes.plot(flat, result.predict_proba(k, x, point="trained")[:, 0], lw=1, color=colour, label=name)
-    axes.plot(flat, result.predict_proba(0, x)[:, 0], "k", lw=2, label="average")
+        axes.plot(flat, result.predict_proba(k, x, "trained", "last")[:, 0], lw=1, color=colour, label=name)
+    axes.plot(flat, result.predict_proba(0, x, show="last")[:, 0], "k", lw=2, label="average")
     if result.config.method == "fednp":
         mean, sd = band(result, x)
         axes.fill_between(flat, mean - 3 * sd, mean + 3 * sd, color="0.6", alpha=0.4, lw=0, label="NPN, ± 3 sd")

@@ -17,7 +17,7 @@ from posterity.cli import interrupt, look_commands, run_commands, write_commands
 from posterity.cli.diverged import leave_it_to_the_end
 from posterity.cli.flower import flower
 from posterity.cli.mistakes import refuse_repeated, say_remarks, sentence, tell_of_yours, told
-from posterity.cli.options import RUN, WRITE, Version
+from posterity.cli.options import RUN, WRITE, Version, with_help_of_arguments
 from posterity.engine.parent import end_with_parent
 from posterity.search_path import leave_folder_out
 
@@ -42,8 +42,9 @@ def main() -> None:
     say_remarks()
     leave_folder_out()  # what you wrote yourself is found there by its name (core/outside.py)
     try:
-        refuse_repeated(get_command(app), sys.argv[1:])
-        code = app(prog_name="posterity", standalone_mode=False)  # what `typer.Exit` carried, or None
+        command = with_help_of_arguments(get_command(app))
+        refuse_repeated(command, sys.argv[1:])
+        code = command(prog_name="posterity", standalone_mode=False)  # what `typer.Exit` carried, or None
         if isinstance(code, int) and code:
             sys.exit(code)
     except (typer.Abort, KeyboardInterrupt):

@@ -18,7 +18,7 @@ import typer
 from posterity.cli.completion import COMPLETED, starting
 from posterity.core.hyperparameters import Knob, knobs
 from posterity.core.parse import parse_ranges, split_list
-from posterity.experiment.config import Config, distinct_seeds, from_table, read_toml
+from posterity.experiment.config import Config, from_table, read_toml
 
 SECTIONS = {
     "Data": ("dataset", "target", "client_column", "group", "data_dir", "clients", "newcomers", "partition", "subset",
@@ -137,11 +137,14 @@ def read_methods(text: str) -> list[str]:
 def read_seeds(text: str) -> list[int]:
     """`0,1,2` or `0-4`."""
     try:
-        return distinct_seeds(parse_ranges(text))
+        seeds = parse_ranges(text)
     except ValueError:
         raise ValueError(
             f"--seeds takes whole numbers (0,1,2) or a range from the lower one on (0-4); {text!r} was given"
         ) from None
+    if twice := sorted({seed for seed in seeds if seeds.count(seed) > 1}):
+        raise ValueError(f"--seeds names {', '.join(map(str, twice))} more than once; {text!r} was given")
+    return seeds
 
 
 def check_jobs(jobs: int | None) -> None:

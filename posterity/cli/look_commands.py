@@ -93,9 +93,9 @@ def models(
 
 @app.command(help="Show how a federation is divided: samples and classes of every client.", rich_help_panel=LOOK)
 @with_flags({}, leave_out=("method", "model", "rounds", "local_epochs", "local_steps", "batch_size", "lr", "optimiser",
-                           "participation", "min_count", "engine", "convolution", "onednn", "device", "dtype",
-                           "evaluate_every", "evaluate_clients", "evaluate_points", "newcomer_epochs", "keep",
-                           "metrics", "store", "memory"))  # fmt: skip
+                           "augment", "participation", "min_count", "engine", "convolution", "onednn", "device",
+                           "precision", "dtype", "evaluate_every", "evaluate_clients", "evaluate_points",
+                           "newcomer_epochs", "keep", "metrics", "store", "memory"))  # fmt: skip
 def partition(**given: Any) -> None:
     config = read_config(given)
     from posterity.cli import listing

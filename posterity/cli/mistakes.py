@@ -15,10 +15,17 @@ PACKAGE = str(Path(__file__).resolve().parents[1])
 
 
 def told(error: Any) -> str:
-    """What a mistake in the flags says, with the nearest command: typer names it since 0.20, and we support 0.13."""
+    """What a mistake in the flags says, with the nearest command, once.
+
+    Typer names it since 0.20, click by itself since 8.4, and we support older ones.
+    """
     message = str(getattr(error, "message", error))
     context = getattr(error, "ctx", None)
-    if "No such command" not in message or "Did you mean" in message or context is None:
+    if "No such command" not in message:
+        return message
+    if getattr(error, "possibilities", None):  # click will name them
+        return message.partition(" Did you mean")[0]
+    if "Did you mean" in message or context is None:
         return message
     close = get_close_matches(message.split("'")[1], list(getattr(context.command, "commands", {})))
     return message + (f" Did you mean {' or '.join(map(repr, close))}?" if close else "")

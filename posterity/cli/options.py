@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, get_type_hints
 
 import typer
 
@@ -17,6 +18,8 @@ RUN, LOOK, WRITE = "Run", "Look at", "Write your own"  # panels of commands
 Folder = Annotated[Path, typer.Argument(help="folder of a run or a comparison", metavar="FOLDER")]
 Jobs = Annotated[int | None, typer.Option("--jobs", help="runs at once (default: one a core, one on a GPU)",
                                           metavar="INTEGER", rich_help_panel="Running")]  # fmt: skip
+JobsAgain = Annotated[int | None, typer.Option("--jobs", help="runs at once (default: as many as when it began)",
+                                               metavar="INTEGER", rich_help_panel="Running")]  # fmt: skip
 OUT = option(Path | None, None, "folder to write to (default: a new one under runs/)", "--out", panel=PANEL,
              metavar="FOLDER")  # fmt: skip
 COMMON = {"out": OUT, "quiet": (Quiet, False), **SHOWN}
@@ -89,3 +92,15 @@ def _print_version(asked: bool) -> None:
 Version = Annotated[
     bool, typer.Option("--version", callback=_print_version, is_eager=True, help="print the version and exit")
 ]
+
+
+def with_help_of_arguments(command: Any) -> Any:
+    """The command, whose arguments say what they are: click 8.5 overwrites what older typer kept in `help`."""
+    for inner in getattr(command, "commands", {}).values():
+        with_help_of_arguments(inner)
+    silent = [each for each in command.params if each.param_type_name == "argument" and not each.help]
+    if silent:
+        said = get_type_hints(inspect.unwrap(command.callback), include_extras=True)
+        for argument in silent:
+            argument.help = said[argument.name].__metadata__[0].help
+    return command

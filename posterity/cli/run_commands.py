@@ -29,6 +29,7 @@ from posterity.cli.options import (
     TUNED,
     Folder,
     Jobs,
+    JobsAgain,
     Together,
 )
 from posterity.cli.output import SHOWN, Output, Quiet, check_output, take_names, take_output
@@ -215,7 +216,7 @@ def predict(**given: Any) -> None:
 
 
 @app.command(help="Go on with a run (or all runs of a comparison) that was stopped or killed.", rich_help_panel=RUN)
-@with_only({"folder": (Folder, ...), "jobs": (Jobs, None), "trust": TRUST, "quiet": (Quiet, False), **SHOWN})
+@with_only({"folder": (Folder, ...), "jobs": (JobsAgain, None), "trust": TRUST, "quiet": (Quiet, False), **SHOWN})
 def resume(**given: Any) -> None:
     folder, jobs, trust, quiet = (given.pop(n) for n in ("folder", "jobs", "trust", "quiet"))
     check_jobs(jobs)
@@ -231,7 +232,7 @@ def resume(**given: Any) -> None:
     if (size := launch.processes_before(folder)) > 1:
         raise typer.Exit(launch.start_workers(size))
     launch.check_runs(folder)
-    resume_all(folder, lambda title, rounds: progress(title, rounds, quiet or output.alone), jobs or 1)
+    resume_all(folder, lambda title, rounds: progress(title, rounds, quiet or output.alone), jobs)
     conclude(folder, output)
 
 

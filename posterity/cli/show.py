@@ -28,6 +28,7 @@ from posterity.report.tables import by_seed
 console = Console()
 UNBOUND = 10_000  # columns, to measure what a table would take
 ONE_CLASS = {"auprc", "sensitivity", "specificity", "calibration_slope", "calibration_intercept"}
+PAIR = 12  # characters of a pair's names that stand in a line at least
 LABEL = 28  # characters of a label; longer ones go on in the next line
 
 
@@ -136,14 +137,19 @@ def _print_pairs(comparison: Comparison) -> None:
     title = f"neighbours, paired over {verdict.paired_over(comparison)}{unit}"
     table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, header_style="bold", pad_edge=False,
                   padding=(0, 1), collapse_padding=True)  # fmt: skip
-    table.add_column("Pair", overflow="fold")
-    for head in ("Difference", "95 % interval", f"p (Holm, {comparison.tested})", "seeds needed"):
-        table.add_column(head, justify="right", no_wrap=True)
-    for line in verdict.lines(comparison, verdict.neighbours(comparison)):
+    heads = ("Difference", "95 % interval", f"p (Holm, {comparison.tested})", "seeds needed")
+    lines = verdict.lines(comparison, verdict.neighbours(comparison))
+    numbers = [(line.difference, line.interval, line.p, line.needed) for line in lines]
+    table.add_column("Pair", overflow="fold", min_width=PAIR)
+    for head, cells in zip(heads, zip(*numbers, strict=True), strict=True):
+        table.add_column(head, justify="right", no_wrap=True, min_width=max(map(len, (head, *cells))))
+    for line in lines:
         p = f"[bold]{line.p}[/bold]" if line.separated else line.p
         pair = label(f"{line.first.label} − {line.second.label}")
         table.add_row(pair, line.difference, line.interval, p, line.needed)
-    console.print(table)
+    least = console.measure(table, options=console.options.update(width=UNBOUND)).minimum
+    place = console if least <= console.width else Console(width=least)  # a terminal breaks lines; no number is cut
+    place.print(table)
 
 
 def print_json(folder: Path, show: str, report: Path | None) -> None:

@@ -38,6 +38,8 @@ def convert(value: Any, kind: Any) -> Any:
         if isinstance(value, bool) or (isinstance(value, float) and value != int(value)):
             raise ValueError(value)
         return int(value)
+    if kind is float and isinstance(value, bool):
+        raise ValueError(value)
     if kind is not float and isinstance(value, (Mapping, list, tuple, set, type)):  # these are no words
         raise ValueError(value)
     return float(value) if kind is float else str(value)

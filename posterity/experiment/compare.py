@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import tomllib
 from collections.abc import Callable, Mapping
@@ -9,11 +10,13 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from posterity import methods
 from posterity.data import Partition, parse_partition
+from posterity.engine.process_settings import with_threads
 from posterity.evaluate import load_metrics
 from posterity.experiment import run_folder, verify
 from posterity.experiment.begin_again import (
@@ -35,6 +38,7 @@ from posterity.experiment.variants import Variant, parse_variants
 from posterity.experiment.workers import WorkerLost, Workers
 
 PLAN = "comparison.json"  # what a comparison is to run, so that `resume` knows what has not begun
+MOST_THREADS = 1024  # that a plan may ask for
 Watching = Callable[[str, int], AbstractContextManager[Watch]]
 
 
@@ -69,12 +73,14 @@ def compare_runs(
     together: bool = False,
     tell: Tell = tell_user,
     again: bool = True,
+    threads: int | None = None,
 ) -> None:
     """Run every method with every seed under `out`; what is finished stays, what was interrupted goes on.
 
     A method may have settings of its own (`fedprox[mu=0.1]`, see `variants.py`). With `together`, the seeds of a method
     run at once where none of them has begun alone. Runs whose method or data were edited since are moved aside and done
-    again, or, without `again`, are refused.
+    again, or, without `again`, are refused. A run that has not begun gets `threads`, by default its share of what there
+    is, however many runs are left: engine and rounding depend on it.
     """
     load_metrics(config.metrics)  # for its mistakes
     planned = _plan(config, names, seeds, out)
@@ -97,13 +103,25 @@ def compare_runs(
     _tell_share(config, min(jobs, len(tasks)), tell)
     tasks.sort(key=lambda task: seeds.index(task.config.seed))  # the first seed of all methods, then the second
     verify.make_folder(out)
+    threads = threads or _share(jobs, len(planned) * (1 if together else len(seeds)))
     plan = {"methods": names, "seeds": seeds, "config": to_toml(config), "together": together}
     with verify.disk_told(out):
-        run_folder.write_json(out / PLAN, plan)
+        run_folder.write_json(out / PLAN, {**plan, "jobs": jobs, "threads": threads})
     try:
-        execute(tasks, watching, jobs)
+        execute(tasks, watching, jobs, threads)
     except WorkerLost as lost:
         raise WorkerLost(f"{lost}; go on with: posterity resume {shlex.quote(str(out))}") from lost
+
+
+def _count(plan: Mapping[str, Any], name: str) -> int | None:
+    """A count of a plan; None of an earlier one that has none, or where it cannot be one."""
+    value = plan.get(name)
+    return value if isinstance(value, int) and 1 <= value <= MOST_THREADS else None
+
+
+def _share(jobs: int, tasks: int) -> int:
+    """The threads of each run where `jobs` of so many in all run at once."""
+    return max(1, torch.get_num_threads() // (jobs if tasks > 1 else 1))
 
 
 def _tell_share(config: Config, at_once: int, tell: Tell) -> None:
@@ -161,20 +179,23 @@ def _refuse(changed: Mapping[str, Mapping[Path, tuple[str, ...]]], out: Path) ->
             )
 
 
-def resume_all(folder: Path, watching: Watching, jobs: int = 1, tell: Tell = tell_user) -> None:
-    """Go on with every unfinished run in or under `folder`; of a comparison, also with those not yet begun."""
+def resume_all(folder: Path, watching: Watching, jobs: int | None = None, tell: Tell = tell_user) -> None:
+    """Go on with every unfinished run in or under `folder`; of a comparison, also with those not yet begun.
+
+    A comparison has as many runs at once as when it began, unless `jobs` says otherwise, with as many threads.
+    """
     if (folder / PLAN).exists():
         plan = run_folder.read_json(folder / PLAN)
         config = from_table(tomllib.loads(plan["config"]))
-        together = plan.get("together", False)
-        compare_runs(config, plan["methods"], plan["seeds"], folder, watching, jobs, together, tell, again=False)
+        together, at_once = plan.get("together", False), jobs or min(_count(plan, "jobs") or 1, os.cpu_count() or 1)
+        compare_runs(config, plan["methods"], plan["seeds"], folder, watching, at_once, together, tell, again=False,
+                     threads=_count(plan, "threads"))  # fmt: skip
         return
     found = runs_below(folder) if folder.is_dir() else []
     if not found:
         raise ValueError(f"{folder} holds no run (there is no {run_folder.CONFIG} in or under it)")
-    execute(
-        tasks_left([(path, from_table(read_toml(path / run_folder.CONFIG))) for path in found], False), watching, jobs
-    )
+    runs = [(path, from_table(read_toml(path / run_folder.CONFIG))) for path in found]
+    execute(tasks_left(runs, False), watching, jobs or 1, _share(jobs or 1, len(runs)))
 
 
 def _check_clients(config: Config, begun: list[Path]) -> None:
@@ -207,15 +228,15 @@ def tasks_left(runs: list[Run], together: bool, name: str = "") -> list[Task]:
     return tasks + ([Task.of(left, name)] if together and left else [Task.of([run], name) for run in left])
 
 
-def execute(tasks: list[Task], watching: Watching, jobs: int) -> None:
-    """All tasks: one after the other, or in `jobs` processes that share the cores."""
+def execute(tasks: list[Task], watching: Watching, jobs: int, threads: int) -> None:
+    """All tasks, each with so many threads: one after the other, or in `jobs` processes that share the cores."""
     if jobs <= 1 or len(tasks) <= 1:
         for task in tasks:
-            with watching(task.title, task.config.rounds) as watch:
+            with with_threads(threads), watching(task.title, task.config.rounds) as watch:
                 task.do(watch)
         return
     total, done = sum(task.config.rounds for task in tasks), count(1)
-    threads, title = max(1, torch.get_num_threads() // jobs), f"{len(tasks)} runs, {jobs} at once"
+    title = f"{len(tasks)} runs, {jobs} at once"
     with Workers(min(jobs, len(tasks)), threads) as workers, watching(title, total) as watch:
         workers.work(tasks, lambda lines: watch(next(done), total, lines), tell_user)
 

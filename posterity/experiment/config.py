@@ -151,10 +151,10 @@ def from_table(table: Mapping[str, Any], base: Config | None = None) -> Config:
     return Config(**values)
 
 
-def distinct_seeds(seeds: Iterable[Any]) -> list[int]:
-    """The seeds of a comparison, each once, as whole numbers of Python: those of numpy are in no file."""
+def whole_seeds(seeds: Iterable[Any]) -> list[int]:
+    """The seeds of a comparison as whole numbers of Python: those of numpy are in no file."""
     try:
-        return list(dict.fromkeys(convert(as_file_has_it(seed), int) for seed in seeds))
+        return [convert(as_file_has_it(seed), int) for seed in seeds]
     except MISTAKES:
         raise ValueError(f"seeds takes whole numbers; {seeds!r} was given") from None
 

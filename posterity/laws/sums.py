@@ -122,7 +122,8 @@ def tree_sum(parts: Parts) -> Message:
 @law(
     "empty",
     "Combining the total of no clients raises, or leaves the state as it was; it never invents one.",
-    "reading total[...].value where total[...].mean() would raise. Use mean(), or mean(missing=...) to keep leaves.",
+    "reading total[...].value where total[...].mean() would raise. Use mean(), or mean(missing=...) to keep leaves; "
+    "of a Bag or Rows without a row (len(total[...].client) == 0) return the state.",
 )
 def law_empty(case: Case) -> None:
     made, sim = history(case, "stacked"), case.sim()

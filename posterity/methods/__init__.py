@@ -52,6 +52,8 @@ def find(name: str) -> type:
         return _outside(name)
     found = available()
     if name not in found:
+        if name in _files(f"{__name__}.wrappers"):
+            raise ValueError(f"{name!r} is a wrapper, which stands behind a method: fedavg+{name}")
         possible = [*found, *names()]
         raise ValueError(f"there is no method {name!r}: {nearest(name, possible)}; your own: 'package.module:Class'")
     return found[name]

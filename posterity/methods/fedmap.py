@@ -66,7 +66,7 @@ from posterity.core import (
 WEIGHTINGS = ("per_sample", "posterior", "likelihood", "num_examples", "uniform")
 REPRESENTABLE = ("num_examples", "uniform")  # weights that need no logarithm: a plain, secure-sum compatible mean
 SCORING_BATCH = 256  # samples at once when L_k is computed; has no influence on the result
-AUTHORS = Training(lr=1e-3, epochs=50, batch=64, optimiser="adam")  # Adam: appendix (synthetic); numbers: code 2cb8dee
+AUTHORS = Training(lr=1e-3, epochs=50, batch=64, optimiser="adam")  # Adam: §4.2 (synthetic data); numbers: code 2cb8dee
 
 
 @record

@@ -61,8 +61,8 @@ class MAML(Method):
     server_lr: float = hyper(0.9, "η_s: step size of the server", f"{CODE}; the paper searches 0.6 … 1")
     server_momentum: float = hyper(0.9, "μ: momentum of the server", CODE)
     server_clip: float | None = hyper(None, "longest mean update", "ours: off", paper=100.0)
-    adapt_steps: int | None = hyper(1, "steps of adaptation per epoch of `adapt`; none: whole epochs", "MetaVD §4")
-    adapt_batch: int = hyper(64, "batch size of the adaptation", "MetaVD §4")
+    adapt_steps: int | None = hyper(1, "steps of adaptation per epoch of `adapt`; none: epochs", "MetaVD, appendix E")
+    adapt_batch: int = hyper(64, "batch size of the adaptation", "MetaVD, appendix E")
     loss: Loss = fit  # on the query; a wrapper may replace it
     support_loss: Loss = fit  # of the adaptation; a wrapper may replace it
 

@@ -74,8 +74,8 @@ class PerFedAvg(Method):
     balance: str = hyper(
         "clients", "whose mean objective is minimised", f"Fallah et al. 2020; {CODE}: samples", BALANCES
     )
-    adapt_steps: int | None = hyper(1, "steps of adaptation per epoch of `adapt`; none: whole epochs", "MetaVD §4")
-    adapt_batch: int = hyper(64, "batch size of the adaptation", "MetaVD §4")
+    adapt_steps: int | None = hyper(1, "steps of adaptation per epoch of `adapt`; none: epochs", "MetaVD, appendix E")
+    adapt_batch: int = hyper(64, "batch size of the adaptation", "MetaVD, appendix E")
     loss: Loss = fit  # on the query; a wrapper may replace it
     support_loss: Loss = fit  # of the adaptation; a wrapper may replace it
 

@@ -49,8 +49,8 @@ class Reptile(Method):
                              search=(0.6, 1.0, "linear"))  # fmt: skip
     server_momentum: float = hyper(0.9, "μ: momentum of the server", CODE)
     server_clip: float | None = hyper(None, "longest mean update", "ours: off", paper=100.0)
-    adapt_steps: int | None = hyper(1, "steps of adaptation per epoch of `adapt`; none: whole epochs", "MetaVD §4")
-    adapt_batch: int = hyper(64, "batch size of the adaptation", "MetaVD §4")
+    adapt_steps: int | None = hyper(1, "steps of adaptation per epoch of `adapt`; none: epochs", "MetaVD, appendix E")
+    adapt_batch: int = hyper(64, "batch size of the adaptation", "MetaVD, appendix E")
     loss: Loss = fit  # a wrapper may replace it
 
     def __post_init__(self) -> None:

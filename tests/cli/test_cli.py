@@ -13,7 +13,7 @@ import pytest
 from rich.console import Console
 
 from posterity import data
-from posterity.cli import listing
+from posterity.cli import listing, show
 
 SMALL = ["--dataset", "digits", "--clients", "5", "--rounds", "2", "--subset", "20%", "--quiet"]
 
@@ -126,6 +126,17 @@ def test_listings(call):
     assert "digits" in call("datasets")[1]
     assert "client" in call("partition", "--dataset", "digits", "--clients", "3")[1].lower()
     assert call("version")[1].strip() == "0.1.0"
+
+
+@pytest.mark.parametrize("width", [40, 80])
+def test_a_narrow_terminal_cuts_no_number_of_a_pair(call, monkeypatch, width):
+    monkeypatch.setattr(show, "console", Console(width=width))
+    raw = Path(__file__).parents[2] / "docs" / "results" / "raw" / "demo.jsonl.gz"
+    code, out, _ = call("report", str(raw), "--out", "demo.html")
+    assert code == 0
+    assert "…" not in out
+    lines = [" ".join(line.split()) for line in out.splitlines()]
+    assert any("FedAvg-FT" in line and line.endswith("+3.2 −2.9 to +9.4 1.00 12") for line in lines)
 
 
 @pytest.mark.parametrize(("width", "fits"), [(80, True), (61, True), (60, False), (30, False)])

@@ -109,3 +109,18 @@ def test_completion_as_bash_asks_for_it():
     done = subprocess.run([sys.executable, "-m", "posterity"], capture_output=True, text=True, check=False,
                           env={**os.environ, **asked})  # fmt: skip
     assert done.stdout.split() == ["fedproto", "fedprox"], done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("report",), "folder of a run or a comparison, or a file of packed"),
+        (("methods",), "a method, wrapper or package.module:Class"),
+        (("new", "method"), "its name, as Python writes names"),
+    ],
+)
+def test_an_argument_says_what_it_is(call, words, said):
+    """With typer 0.20 and click 8.5, which has a `help` of its own, arguments said nothing."""
+    code, out, _ = call(*words, "--help")
+    assert code == 0
+    assert said in out

@@ -30,12 +30,22 @@ def test_a_range_of_no_seed_is_refused_before_anything_is_written(call):
     assert not list(Path().iterdir())
 
 
+@pytest.mark.parametrize(("seeds", "twice"), [("0,0", "0"), ("1-3,0,2-5", "2, 3")])
+def test_a_seed_named_twice_is_refused_before_anything_is_written(call, seeds, twice):
+    """Two processes wrote one folder: "dup/fedavg/seed-0 is being written by another process"."""
+    code, _, complaint = call("compare", "--methods", "fedavg", "--seeds", seeds, "--out", "out", *SMALL)
+    assert code == 2
+    assert f"--seeds names {twice} more than once" in complaint
+    assert not list(Path().iterdir())
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
         ('[method]\nname = "fedavg"', "method takes a word; the table {'name': 'fedavg'} was given"),
         ('dataset = ["digits"]', "dataset takes a word; the list ['digits'] was given"),
         ("subset = [1, 2]", "subset takes a word or none; the list [1, 2] was given"),
+        ("lr = true", "lr takes a number or none; True was given"),
     ],
 )
 def test_a_setting_of_another_kind_says_what_it_is(call, text, message):
@@ -143,6 +153,14 @@ def test_older_versions_of_typer_name_no_command():
     assert told(UsageError()) == "No such command 'comapre'. Did you mean 'compare'?"
     UsageError.message = "No such command 'xyz'."
     assert told(UsageError()) == "No such command 'xyz'."
+
+
+def test_a_mistyped_command_gets_the_nearest_once(call):
+    """Typer 0.20 names it in the message, and click 8.4 once more behind that."""
+    code, _, complaint = call("runn")
+    assert code == 2
+    assert complaint.count("Did you mean") == 1
+    assert "'run'" in complaint
 
 
 def test_networks_and_their_options(call):

@@ -50,7 +50,7 @@ def edit(tmp_path, monkeypatch):
 def planned(monkeypatch):
     """What comparisons would run."""
     tasks = []
-    monkeypatch.setattr(compare, "execute", lambda some, watching, jobs: tasks.extend(some))
+    monkeypatch.setattr(compare, "execute", lambda some, *_: tasks.extend(some))
     return tasks
 
 

@@ -203,10 +203,12 @@ def test_a_comparison_in_a_folder_is_not_repeated(tmp_path):
 
 def test_seeds_of_numpy_are_whole_numbers(tmp_path):
     short = {**SMALL, "rounds": 1}
-    made = posterity.compare("local", np.arange(2).repeat(2), out=tmp_path / "runs", **short)  # type: ignore[arg-type]
+    made = posterity.compare("local", np.arange(2), out=tmp_path / "runs", **short)  # type: ignore[arg-type]
     assert made.to_dict()["seed"] == [0, 1]
     with pytest.raises(ValueError, match=r"seeds takes whole numbers; \[0.5\] was given"):
         posterity.compare("local", [0.5], **short)
+    with pytest.raises(ValueError, match=r"a seed is named twice: \[0, 0, 1, 1\] were given"):
+        posterity.compare("local", np.arange(2).repeat(2), **short)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"each seed is given once; the seeds \[1, 1\] were"):
         posterity.run_seeds([1, 1], "local", out=tmp_path / "twice", **short)
 
@@ -219,7 +221,7 @@ def test_a_comparison_of_objects(result, tmp_path):
     assert (tmp_path / "mine" / "local" / "seed-0" / "config.toml").exists()
     again = posterity.compare(**given, out=tmp_path / "mine")
     assert [row.cells["accuracy"] for row in found.rows] == [row.cells["accuracy"] for row in again.rows]
-    for wrong in ({"jobs": 2}, {"jobs": 0}, {"seeds": ()}, {"methods": []}, {"show": "best"}):
+    for wrong in ({"jobs": 2}, {"jobs": 0}, {"seeds": ()}, {"seeds": (1, 1)}, {"methods": []}, {"show": "best"}):
         with pytest.raises(ValueError):
             posterity.compare(**{**given, **wrong})
 

@@ -74,7 +74,7 @@ def test_a_resumed_run_has_the_engine_and_the_threads_that_it_began_with(tmp_pat
 def planned(monkeypatch):
     """What comparisons would run."""
     tasks = []
-    monkeypatch.setattr(compare, "execute", lambda some, watching, jobs: tasks.extend(some))
+    monkeypatch.setattr(compare, "execute", lambda some, *_: tasks.extend(some))
     return tasks
 
 
@@ -131,3 +131,31 @@ def test_what_is_finished_is_left_and_what_is_not_goes_on(planned, tmp_path):
     assert [task.title for task in planned] == ["fedavg seed 0", "fedavg seed 1"]
     with pytest.raises(ValueError, match=r"other settings \(lr: there not set, now 0.5\): give another --out"):
         compare_runs(replace(BASE, lr=0.5), ["fedavg"], [0], tmp_path, quiet)
+
+
+def test_runs_that_have_not_begun_get_the_threads_of_their_comparison(tmp_path, monkeypatch):
+    """However many are left: of a network with convolutions the engine depends on them, and so do the bits."""
+    asked = []
+    monkeypatch.setattr(compare.os, "cpu_count", lambda: 2)
+    monkeypatch.setattr(compare, "execute", lambda tasks, watching, *how: asked.append((len(tasks), *how)))
+    with with_threads(2):
+        compare_runs(BASE, ["fedavg", "local"], [0], tmp_path, quiet, 2)
+        run.start_run(replace(BASE, method="local"), tmp_path / "local" / "seed-0")
+        compare_runs(BASE, ["fedavg", "local"], [0], tmp_path, quiet, 2)
+        resume_all(tmp_path, quiet)
+    assert asked == [(2, 2, 1), (1, 2, 1), (1, 2, 1)]  # tasks, runs at once, threads of each
+
+
+def test_what_is_run_one_after_the_other_has_its_threads(monkeypatch):
+    seen = []
+
+    class Counted:
+        title, config = "fedavg seed 0", BASE
+
+        def do(self, watch):
+            seen.append(torch.get_num_threads())
+
+    with with_threads(2):
+        compare.execute([Counted()], quiet, 2, 1)
+        assert torch.get_num_threads() == 2
+    assert seen == [1]

@@ -85,6 +85,6 @@ def test_each_has_its_own_folder_settings_and_label(tmp_path, monkeypatch):
     assert len({row.label for row in rows}) == 4
     assert any("0.1" in row.label for row in rows)
     left = []
-    monkeypatch.setattr(compare, "execute", lambda tasks, watching, jobs: left.extend(tasks))
+    monkeypatch.setattr(compare, "execute", lambda tasks, *_: left.extend(tasks))
     resume_all(tmp_path, quiet)  # the plan has the brackets
     assert left == []

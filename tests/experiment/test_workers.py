@@ -190,7 +190,7 @@ def test_a_task_travels_as_text():
                                                      ({}, 3, ""), ({"memory": 10**9}, 4, "")])  # fmt: skip
 def test_more_runs_at_once_than_a_gpu_has_room_for_are_told(tmp_path, monkeypatch, more, jobs, named):
     told: list[str] = []
-    monkeypatch.setattr(compare, "execute", lambda tasks, watching, jobs: None)
+    monkeypatch.setattr(compare, "execute", lambda tasks, *_: None)
     config = Config(dataset="digits", clients=4, rounds=1, subset="15%", device="cuda", **more)
     compare.compare_runs(config, ["fedavg", "local"], [0, 1], tmp_path, lambda *_: None, jobs, tell=told.append)
     assert [sentence[: len(named)] for sentence in told] == ([named] if named else [])
