@@ -21,9 +21,7 @@ from posterity.data.archive import ROOM, Array, check_file
 from posterity.data.pool import DataError
 
 MISSING = ("", "nan", "na", "n/a", "null", "none")
-INDEX = re.compile(
-    r"__index_level_\d+__"
-)  # numbers of rows that pandas keeps in a Parquet file, and hides when it reads
+INDEX = re.compile(r"__index_level_\d+__")  # of rows, which pandas keeps in a Parquet file and hides when it reads
 LARGEST = float(np.finfo(np.float32).max)
 HINTS = (  # a value that is no number, and what helps
     (re.compile(r"[+-]?\d{1,3}([ '.]\d{3})+(,\d+)?"), "write numbers without separators of thousands, with a point"),
