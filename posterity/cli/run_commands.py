@@ -62,7 +62,7 @@ def run(**given: Any) -> None:
     interrupt.writes_to(folder)
     setup = _set_up(config)
     if started_first() and not output.alone:
-        print_setup(setup)
+        print_setup(setup, config.dataset)
     with progress(config.method, config.rounds, quiet or output.alone or not started_first()) as watch:
         start_run(config, folder, watch, setup=setup)
     conclude(folder, output)
@@ -105,7 +105,7 @@ def compare(**given: Any) -> None:
     if not output.alone:
         from posterity.cli.remarks import print_notes
 
-        print_notes(folder)
+        print_notes(folder, config.dataset)
 
 
 @app.command(help="Tune methods on validation data alone, each with the same budget; finished trials are not repeated.",
