@@ -87,12 +87,13 @@ def run_seeds(
     """
     from posterity.core.outside import name_method
     from posterity.experiment.config import from_table
+    from posterity.experiment.results import check_seeds
     from posterity.experiment.run import run_seeds as start
 
     name, network = _named(model)
-    spec = name_method(method)
-    configs = [from_table({**settings, "method": spec, **name, "seed": seed}) for seed in seeds]
-    outs = None if out is None else [Path(out) / f"seed-{seed}" for seed in seeds]
+    spec, each = name_method(method), check_seeds(seeds)
+    configs = [from_table({**settings, "method": spec, **name, "seed": seed}) for seed in each]
+    outs = None if out is None else [Path(out) / f"seed-{seed}" for seed in each]
     return start(configs, outs, federation=federation, model=network)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -105,7 +105,7 @@ def compare_all(
 ) -> Results:
     """Every method with every seed, in a folder or in memory."""
     names = name_all(split_list(methods) if isinstance(methods, str) else list(methods))
-    each = list(seeds)
+    each = check_seeds(seeds)
     check_rule(show)
     _check(names, each, jobs)
     config = keeping(config, show)
@@ -142,11 +142,19 @@ def _run_in_folders(
     return [done.get(path) or resume_run(path, federation=federation, model=model) for path, _ in seeds]
 
 
+def check_seeds(seeds: Any) -> list[int]:
+    """The seeds that were given from Python: several, each once."""
+    if isinstance(seeds, str) or not isinstance(seeds, Iterable):
+        raise ValueError(f"seeds are whole numbers in a list, such as [0, 1, 2]; {seeds!r} was given")
+    found = list(seeds)
+    if len(set(found)) < len(found):
+        raise ValueError(f"a seed is named twice: {found} were given")
+    return found
+
+
 def _check(names: list[str], seeds: list[int], jobs: int) -> None:
     if not names or not seeds:
         raise ValueError(f"methods and seeds must be given, at least one of each; {names} and {seeds} were")
-    if len(set(seeds)) < len(seeds):
-        raise ValueError(f"a seed is named twice: {seeds} were given")
     if jobs < 1:
         raise ValueError(f"jobs is the number of runs at once, 1 or more; {jobs} was given")
 
@@ -156,4 +164,4 @@ def _unwatched(title: str, rounds: int) -> Iterator[Watch]:
     yield silent
 
 
-__all__ = ["Results", "compare_all"]
+__all__ = ["Results", "check_seeds", "compare_all"]

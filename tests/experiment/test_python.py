@@ -224,3 +224,19 @@ def test_a_method_may_be_given_by_its_class() -> None:
 
     with pytest.raises(ValueError, match=r"Inside cannot be found again .* give 'mine:Inside'"):
         posterity.compare([Inside], **SMALL)
+
+
+@pytest.mark.parametrize(
+    ("seeds", "message"), [(2, "in a list, such as"), ("0,1", "in a list"), ([0, 1, 0], "a seed is named twice")]
+)
+def test_seeds_that_are_none_are_refused(seeds, message, tmp_path):
+    with pytest.raises(ValueError, match=message):
+        posterity.compare("fedavg", seeds=seeds, **SMALL)
+    with pytest.raises(ValueError, match=message):
+        posterity.run_seeds(seeds, "fedavg", out=tmp_path / "seeds", **SMALL)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_federation_of_another_type_is_refused():
+    with pytest.raises(ValueError, match=r"federation is of type str; expected a posterity\.Federation; the name"):
+        posterity.run("fedavg", federation="digits", rounds=1)
