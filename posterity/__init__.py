@@ -86,13 +86,13 @@ def run_seeds(
     is the same for all seeds; by default the seed moves the partition, too. The rest is as in `run`.
     """
     from posterity.core.outside import name_method
-    from posterity.experiment.config import from_table
+    from posterity.experiment.config import check_seeds, from_table
     from posterity.experiment.run import run_seeds as start
 
     name, network = _named(model)
-    spec = name_method(method)
-    configs = [from_table({**settings, "method": spec, **name, "seed": seed}) for seed in seeds]
-    outs = None if out is None else [Path(out) / f"seed-{seed}" for seed in seeds]
+    spec, each = name_method(method), check_seeds(seeds)
+    configs = [from_table({**settings, "method": spec, **name, "seed": seed}) for seed in each]
+    outs = None if out is None else [Path(out) / f"seed-{seed}" for seed in each]
     return start(configs, outs, federation=federation, model=network)
 
 

@@ -22,6 +22,9 @@ INDICES = (torch.int64, torch.int32)  # other whole numbers are masks, or no ind
 
 def check_federation(federation: Federation) -> Federation:
     """Refuse a federation whose clients, rows, labels or values cannot be used; rows with two owners are noted."""
+    if not isinstance(federation, Federation):
+        raise DataError(f"federation is of type {type(federation).__name__}; expected a posterity.Federation; the name "
+                        "or the path of a dataset goes into dataset=")  # fmt: skip
     if federation.absent:  # there are no rows to look at
         return federation
     whose = f"federation {federation.name!r}"

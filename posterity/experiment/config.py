@@ -151,12 +151,17 @@ def from_table(table: Mapping[str, Any], base: Config | None = None) -> Config:
     return Config(**values)
 
 
-def whole_seeds(seeds: Iterable[Any]) -> list[int]:
-    """The seeds of a comparison as whole numbers of Python: those of numpy are in no file."""
+def check_seeds(seeds: Any) -> list[int]:
+    """The seeds that were given from Python, each once, as its own whole numbers: those of numpy are in no file."""
+    if isinstance(seeds, str) or not isinstance(seeds, Iterable):
+        raise ValueError(f"seeds are whole numbers in a list, such as [0, 1, 2]; {seeds!r} was given")
     try:
-        return [convert(as_file_has_it(seed), int) for seed in seeds]
+        found = [convert(as_file_has_it(seed), int) for seed in seeds]
     except MISTAKES:
         raise ValueError(f"seeds takes whole numbers; {seeds!r} was given") from None
+    if len(set(found)) < len(found):
+        raise ValueError(f"a seed is named twice: {found} were given")
+    return found
 
 
 @cache

@@ -16,7 +16,7 @@ from posterity.core.parse import split_list
 from posterity.data.federation import Federation
 from posterity.experiment import compare as comparing
 from posterity.experiment.chosen import keeping
-from posterity.experiment.config import Config, whole_seeds
+from posterity.experiment.config import Config, check_seeds
 from posterity.experiment.export import FORMS, export
 from posterity.experiment.notebook import as_run, html_table
 from posterity.experiment.place import check_out
@@ -105,7 +105,7 @@ def compare_all(
 ) -> Results:
     """Every method with every seed, in a folder or in memory."""
     names = name_all(split_list(methods) if isinstance(methods, str) else list(methods))
-    each = whole_seeds(seeds)
+    each = check_seeds(seeds)
     check_rule(show)
     _check(names, each, jobs)
     config = keeping(config, show)
@@ -145,8 +145,6 @@ def _run_in_folders(
 def _check(names: list[str], seeds: list[int], jobs: int) -> None:
     if not names or not seeds:
         raise ValueError(f"methods and seeds must be given, at least one of each; {names} and {seeds} were")
-    if len(set(seeds)) < len(seeds):
-        raise ValueError(f"a seed is named twice: {seeds} were given")
     if jobs < 1:
         raise ValueError(f"jobs is the number of runs at once, 1 or more; {jobs} was given")
 

@@ -110,8 +110,6 @@ def run_seeds(
     model: Network | None = None,
 ) -> list[Result]:
     """Runs that differ in nothing but their seed, all at once; those in folders that were begun before go on."""
-    if outs and len(set(outs)) < len(outs):
-        raise ValueError(f"each seed is given once; the seeds {[config.seed for config in configs]} were")
     if len({out.parent for out in outs or ()}) > 1:
         raise ValueError("the folders of seeds that run at once must stand side by side in one folder")
     begun = [out for out in outs or () if (out / run_folder.CONFIG).exists()]

@@ -207,10 +207,6 @@ def test_seeds_of_numpy_are_whole_numbers(tmp_path):
     assert made.to_dict()["seed"] == [0, 1]
     with pytest.raises(ValueError, match=r"seeds takes whole numbers; \[0.5\] was given"):
         posterity.compare("local", [0.5], **short)
-    with pytest.raises(ValueError, match=r"a seed is named twice: \[0, 0, 1, 1\] were given"):
-        posterity.compare("local", np.arange(2).repeat(2), **short)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match=r"each seed is given once; the seeds \[1, 1\] were"):
-        posterity.run_seeds([1, 1], "local", out=tmp_path / "twice", **short)
 
 
 def test_a_comparison_of_objects(result, tmp_path):
@@ -237,3 +233,19 @@ def test_a_method_may_be_given_by_its_class() -> None:
 
     with pytest.raises(ValueError, match=r"Inside cannot be found again .* give 'mine:Inside'"):
         posterity.compare([Inside], **SMALL)
+
+
+@pytest.mark.parametrize(
+    ("seeds", "message"), [(2, "in a list, such as"), ("0,1", "in a list"), ([0, 1, 0], "a seed is named twice")]
+)
+def test_seeds_that_are_none_are_refused(seeds, message, tmp_path):
+    with pytest.raises(ValueError, match=message):
+        posterity.compare("fedavg", seeds=seeds, **SMALL)
+    with pytest.raises(ValueError, match=message):
+        posterity.run_seeds(seeds, "fedavg", out=tmp_path / "seeds", **SMALL)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_federation_of_another_type_is_refused():
+    with pytest.raises(ValueError, match=r"federation is of type str; expected a posterity\.Federation; the name"):
+        posterity.run("fedavg", federation="digits", rounds=1)
