@@ -1,6 +1,7 @@
 """How often a comparison of methods names a winner: where there is none, and where there is one.
 
     python benchmarks/comparisons.py [--comparisons 2000] [--seed 0] [--out docs/results/comparisons.md]
+    python benchmarks/comparisons.py --few [--comparisons 2000] [--seed 0] [--out docs/results/comparisons.md]
     python benchmarks/comparisons.py --runs FOLDER [--out docs/results/comparisons.md]
 
 Simulated runs: rows in clients, clients in seeds. A row of client k is answered correctly by method m with seed s when
@@ -12,6 +13,7 @@ Twenty clients hold 4 to 16 test rows each (as on digits). `nested`: clients and
 `crossed`: they are the same with every seed. Three rules judge the same numbers: the former one (ahead by more than
 the larger standard deviation over seeds), a t-test on the seeds' differences, and `posterity.evaluate.paired`. The
 size of the effect was set so that the t-test sees it in 91 % of comparisons with ten seeds. Takes a minute on a core.
+`--few` has fewer clients, or one of them most rows, and tells how often the library's intervals hold the truth.
 
 With `--runs`, the folder of a comparison instead: every pair by the library, and by scipy on what `metrics.jsonl` says.
 """
@@ -38,6 +40,7 @@ from posterity.evaluate.student import quantile
 from posterity.report import headline, load_runs, main_comparison, verdict
 
 SEEDS = (3, 5, 10)
+FEW_SEEDS = (2, *SEEDS)
 METHODS, CLIENTS, ROWS = 4, 20, (4, 16)
 BATCH = 100  # comparisons drawn at once
 Array = NDArray[np.float64]
@@ -55,6 +58,8 @@ class Setting:
     client: float = 0.5  # of a client, for all methods alike
     apart: float = 0.15  # of a client, for one method
     row: float = 0.5  # variance of a row that is the same for all methods; the rest is noise
+    clients: int = CLIENTS
+    largest: int | None = None  # rows of the first client; None: as many as the others
 
 
 SETTINGS = (
@@ -62,23 +67,32 @@ SETTINGS = (
     Setting("nested, seeds in common", False, 0.6, 0.29),
     Setting("crossed, seeds in common", True, 0.6, 0.3),
 )
+FEW = tuple(
+    Setting(f"{clients} clients{', one with 80 % of the rows' if largest else ''}", crossed, 0.6, 0.0, clients=clients,
+            largest=largest)
+    for crossed in (True, False)
+    for clients, largest in ((20, None), (20, 760), (5, None), (5, 160), (2, None))
+)  # fmt: skip
 
 
 def draw(setting: Setting, count: int, effect: float, rng: np.random.Generator) -> tuple[Array, Array]:
     """Accuracies (comparisons, methods, seeds, clients), and the clients' test rows (comparisons, seeds, clients)."""
     seeds, once = SEEDS[-1], 1 if setting.crossed else SEEDS[-1]
-    shape = (count, METHODS, seeds, CLIENTS, ROWS[1])
+    clients, most = setting.clients, setting.largest or ROWS[1]
+    shape = (count, METHODS, seeds, clients, most)
 
     def normal(sd: float, *size: int) -> Array:
         return sd * rng.standard_normal(size)
 
-    level = 0.9 + normal(setting.common, count, 1, seeds, 1) + normal(setting.client, count, 1, once, CLIENTS)
-    level = level + normal(setting.own, count, METHODS, seeds, 1) + normal(setting.apart, count, METHODS, once, CLIENTS)
+    level = 0.9 + normal(setting.common, count, 1, seeds, 1) + normal(setting.client, count, 1, once, clients)
+    level = level + normal(setting.own, count, METHODS, seeds, 1) + normal(setting.apart, count, METHODS, once, clients)
     level[:, 0] += effect
-    latent = level[..., None] + normal(np.sqrt(setting.row), count, 1, once, CLIENTS, ROWS[1])
+    latent = level[..., None] + normal(np.sqrt(setting.row), count, 1, once, clients, most)
     latent = latent + normal(np.sqrt(1 - setting.row), *shape)
-    sizes = rng.integers(ROWS[0], ROWS[1] + 1, (count, once, CLIENTS)).repeat(seeds // once, axis=1)
-    held = np.arange(ROWS[1]) < sizes[:, None, ..., None]
+    sizes = rng.integers(ROWS[0], ROWS[1] + 1, (count, once, clients)).repeat(seeds // once, axis=1)
+    if setting.largest:
+        sizes[..., 0], sizes[..., 1:] = setting.largest, sum(ROWS) // 2
+    held = np.arange(most) < sizes[:, None, ..., None]
     return ((latent > 0) & held).sum(-1) / sizes[:, None], sizes.astype(float)
 
 
@@ -140,13 +154,16 @@ def winner(pairs: dict[tuple[int, int], Paired]) -> int | None:
     return None
 
 
-def simulate(setting: Setting, comparisons: int, effect: float, seed: int) -> dict[int, Shares]:
+def simulate(
+    setting: Setting, comparisons: int, effect: float, seed: int, among: Sequence[int] = SEEDS
+) -> dict[int, Shares]:
     """The shares with each number of seeds."""
-    rng = np.random.default_rng([seed, SETTINGS.index(setting), effect > 0])
-    batches = [draw(setting, min(BATCH, comparisons - k), effect, rng) for k in range(0, comparisons, BATCH)]
+    rng = np.random.default_rng([seed, (*SETTINGS, *FEW).index(setting), effect > 0])
+    batch = max(1, BATCH * CLIENTS * ROWS[1] // (setting.clients * (setting.largest or ROWS[1])))
+    batches = [draw(setting, min(batch, comparisons - k), effect, rng) for k in range(0, comparisons, batch)]
     accuracy, sizes = (np.concatenate(part) for part in zip(*batches, strict=True))
     truth = expected(setting, effect) if effect else 0.0
-    return {seeds: judge(setting, seeds, accuracy, sizes, truth) for seeds in SEEDS}
+    return {seeds: judge(setting, seeds, accuracy, sizes, truth) for seeds in among}
 
 
 def expected(setting: Setting, effect: float) -> float:
@@ -168,6 +185,19 @@ def table(found: Sequence[tuple[Setting, float, dict[int, Shares]]]) -> str:
         for seeds, s in by_seeds.items():
             cells = " | ".join(f"{100 * x:.1f} %" for x in (s.former, s.t_test, s.ours, s.of_four, s.covered))
             lines.append(f"| {setting.name} | {told} | {seeds} | {cells} |")
+    return "\n".join(lines)
+
+
+def few_table(found: Sequence[tuple[Setting, dict[int, Shares]]]) -> str:
+    """Markdown: how many intervals hold the truth, in percent, of two methods that are equally good."""
+    lines = [
+        f"| test rows | clients | {' | '.join(f'{seeds} seeds' for seeds in FEW_SEEDS)} |",
+        "|---|---|--:|--:|--:|--:|",
+    ]
+    for setting, by_seeds in found:
+        same = "the same with every seed (crossed)" if setting.crossed else "drawn anew with every seed (nested)"
+        cells = " | ".join(f"{100 * by_seeds[seeds].covered:.1f} %" for seeds in FEW_SEEDS)
+        lines.append(f"| {same} | {setting.name} | {cells} |")
     return "\n".join(lines)
 
 
@@ -251,6 +281,7 @@ def main() -> None:
     parser.add_argument(
         "--runs", type=Path, help="folder of a comparison to check against scipy, in place of simulating"
     )
+    parser.add_argument("--few", action="store_true", help="few clients, or one with most rows: do intervals hold?")
     parser.add_argument("--comparisons", type=int, default=2000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, help="page whose table between the two marks is replaced")
@@ -262,12 +293,17 @@ def main() -> None:
         if given.out:
             replace_between(given.out, "digits", text)
         return
-    found = [(s, e, simulate(s, given.comparisons, e, given.seed)) for s in SETTINGS for e in (0.0, s.effect)]
-    head = f"`python benchmarks/comparisons.py --comparisons {given.comparisons} --seed {given.seed}`, {versions()}."
-    text = f"{head}\n\n{table(found)}"
+    if given.few:
+        few = [(s, simulate(s, given.comparisons, 0.0, given.seed, FEW_SEEDS)) for s in FEW]
+        mark, flag, shown = "few clients", " --few", few_table(few)
+    else:
+        found = [(s, e, simulate(s, given.comparisons, e, given.seed)) for s in SETTINGS for e in (0.0, s.effect)]
+        mark, flag, shown = "simulation", "", table(found)
+    command = f"python benchmarks/comparisons.py{flag} --comparisons {given.comparisons} --seed {given.seed}"
+    text = f"`{command}`, {versions()}.\n\n{shown}"
     print(text)
     if given.out:
-        replace_between(given.out, "simulation", text)
+        replace_between(given.out, mark, text)
 
 
 def versions() -> str:

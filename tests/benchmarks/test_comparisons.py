@@ -36,6 +36,26 @@ def test_the_whole_script_fills_a_page(script, monkeypatch, tmp_path, capsys):
         script.replace_between(tmp_path / "bare.md", "simulation", "text")
 
 
+def test_few_clients_fill_their_table(script, monkeypatch, tmp_path, capsys):
+    page = tmp_path / "page.md"
+    page.write_text("<!-- few clients -->\n<!-- end of few clients -->\n")
+    monkeypatch.setattr(sys, "argv", ["comparisons.py", "--few", "--comparisons", "2", "--out", str(page)])
+    script.main()
+    assert "`python benchmarks/comparisons.py --few --comparisons 2 --seed 0`" in page.read_text()
+    rows = [
+        line.split("|")[3:-1] for line in capsys.readouterr().out.splitlines() if line.startswith("| ") and "%" in line
+    ]
+    assert len(rows) == len(script.FEW)
+    assert {cell.strip() for row in rows for cell in row} <= {"0.0 %", "50.0 %", "100.0 %"}
+
+
+def test_one_client_has_most_rows(script):
+    setting = next(each for each in script.FEW if each.largest and each.clients == 5)
+    accuracy, sizes = script.draw(setting, 3, 0.0, np.random.default_rng(0))
+    assert accuracy.shape == (3, 4, 10, 5)
+    assert (sizes[..., 0] / sizes.sum(-1) == 0.8).all()
+
+
 def test_true_difference_and_pairing_of_the_draws(script):
     setting = script.SETTINGS[1]
     accuracy, sizes = script.draw(setting, 60, setting.effect, np.random.default_rng(0))
