@@ -10,6 +10,7 @@ should (its exit code, a text that must be there) ends the recipe: the page is w
 from __future__ import annotations
 
 import argparse
+import datetime
 import os
 import random
 import re
@@ -20,6 +21,8 @@ import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
+
+from posterity.experiment.run_facts import source_commit
 
 ROOT = Path(__file__).parents[1]
 MOST = 45  # lines of output that the page shows of a step
@@ -36,7 +39,8 @@ class Net(nn.Module):
         return self.head(self.body(x))
 """
 HOW = """Written by `python recipes/first_ten_minutes.py --out docs/first_ten_minutes.md`: every command was run in a
-fresh virtual environment with the wheel and nothing else ({installed})."""
+fresh virtual environment with the wheel and nothing else ({installed}),
+on {date} at commit {commit}."""
 OWN = "--dataset hospitals.csv --target outcome --client-column hospital --rounds 20"
 
 
@@ -128,7 +132,8 @@ def wait_for_runs(folder: Path, started: subprocess.Popen[str]) -> None:
 
 def page(done: list[tuple[Step, str]], installed: str) -> str:
     """The transcript as Markdown."""
-    text = ["# The first ten minutes", "", HOW.format(installed=installed), ""]
+    how = HOW.format(installed=installed, date=datetime.date.today(), commit=source_commit())
+    text = ["# The first ten minutes", "", how, ""]
     for step, output in done:
         lines = [
             line.rstrip() for line in re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", output).replace("\r", "\n").splitlines()
