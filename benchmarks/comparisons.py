@@ -67,10 +67,12 @@ SETTINGS = (
     Setting("nested, seeds in common", False, 0.6, 0.29),
     Setting("crossed, seeds in common", True, 0.6, 0.3),
 )
+APART = {0.15: "", 0.5: ", methods suit some far better"}  # sd of a client for one method, and how it is told
 FEW = tuple(
-    Setting(f"{clients} clients{', one with 80 % of the rows' if largest else ''}", crossed, 0.6, 0.0, clients=clients,
-            largest=largest)
+    Setting(f"{clients} clients{', one with 80 % of the rows' if largest else ''}{told}", crossed, 0.6, 0.0,
+            apart=apart, clients=clients, largest=largest)
     for crossed in (True, False)
+    for apart, told in APART.items()
     for clients, largest in ((20, None), (20, 760), (5, None), (5, 160), (2, None))
 )  # fmt: skip
 
