@@ -106,7 +106,16 @@ def _unsettled(column: Column, rows: Sequence[Row]) -> str:
         some = any(has_diverged(row.mark) for row in rows)
         none = "No method has a result (some diverged)" if some else "No run has finished"
         return f"{none}, so nothing is compared yet; what is shown is provisional."
+    if not any(_held_out(run) for row in rows for run in row.arm.runs):
+        return "No member holds rows out (--split), so nothing is scored."
     return f"The scores that the rule “{rows[0].rule}” needs were not written, so nothing can be ranked by it."
+
+
+def _held_out(run: Run) -> bool:
+    """Whether a member has rows that were kept from training, as far as the folder tells."""
+    fed = run.federation
+    held = (*fed.validation[: fed.members], *fed.test[: fed.members])
+    return not held or any(held)
 
 
 def _lead(comparison: Comparison) -> str:

@@ -249,3 +249,8 @@ def test_seeds_that_are_none_are_refused(seeds, message, tmp_path):
 def test_a_federation_of_another_type_is_refused():
     with pytest.raises(ValueError, match=r"federation is of type str; expected a posterity\.Federation; the name"):
         posterity.run("fedavg", federation="digits", rounds=1)
+
+
+def test_a_comparison_in_which_nothing_is_held_out_says_so():
+    made = posterity.compare("local", [0], **{**SMALL, "rounds": 1, "split": "100/0"})
+    assert made.finding == "No member holds rows out (--split), so nothing is scored."
