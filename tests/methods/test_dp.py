@@ -198,3 +198,10 @@ def test_noise_makes_no_variance_negative():
     assert bool((variances > 0).all())
     assert 0 < int((variances == 1).sum()) < len(variances)  # some stayed, others have their noise
     assert any(bool((leaf < 0).any()) for name, leaf in params.items() if name.endswith("running_mean"))
+
+
+def test_orders_that_the_library_leaves_out_are_no_news_to_a_user(caplog, capfd):
+    pytest.importorskip("dp_accounting", reason="ε needs the extra dp (pip install 'posterity[dp]')")
+    accountant.epsilon.cache_clear()
+    assert 0 < accountant.epsilon(2.0, 0.01, 3, 0.2, 20) < 1
+    assert "converge" not in caplog.text + capfd.readouterr().err

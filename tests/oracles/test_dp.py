@@ -170,3 +170,20 @@ def test_epsilon_holds_for_who_knows_who_else_came(rounds, chance, clients):
     assert epsilon(1.0, delta, rounds, chance) < found <= epsilon(1.0, delta, rounds)
     if chance * clients < 5:
         assert delta_of_losses(epsilon(1.0, delta, rounds, chance), rounds, branches) > delta  # noise every round
+
+
+@pytest.mark.parametrize("clients", [2, 20])
+def test_epsilon_of_a_round_that_may_be_empty_is_5(clients):
+    """The mixture by hand, converted by the library."""
+    rdp = pytest.importorskip("dp_accounting.rdp", reason="ε needs the extra dp (pip install 'posterity[dp]')")
+    dp = pytest.importorskip("dp_accounting")
+    z, rounds, chance, delta = 2.0, 7, 0.2, 1e-3
+    sampled = rdp.RdpAccountant()
+    sampled.compose(dp.PoissonSampledDpEvent(chance, dp.GaussianDpEvent(z)))
+    orders, b = [a for a in sampled.orders if a < 60], (1 - chance) ** (clients - 1)
+    each = []
+    for a, hidden in zip(orders, sampled.rdp, strict=False):
+        seen = 1 - chance + chance * math.exp((a - 1) * a / (2 * z**2))
+        each.append(rounds * math.log(b * seen + (1 - b) * math.exp((a - 1) * hidden)) / (a - 1))
+    expected = rdp.compute_epsilon(orders, each, delta)[0]
+    assert epsilon(z, delta, rounds, chance, clients) == pytest.approx(expected, rel=1e-9)
