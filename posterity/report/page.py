@@ -103,7 +103,7 @@ def contents(runs: Sequence[Run], show: str) -> dict[str, Any]:
         "runs": runs,
         "references": {run.label: run.reference for run in runs if run.reference},
         "federation": runs[0].federation,
-        "notes": sorted({note for run in runs for note in run.federation.notes}),
+        "notes": sorted(remarks.data_notes(runs)),
         "worst_note": verdict.worst_note(rows),
         **_figures(rows, runs[0].federation, show),
         **_pairs(comparison, show),

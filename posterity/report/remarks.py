@@ -5,12 +5,14 @@ What a reader must know before comparing is in `summary.py`, the finding in `ver
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from posterity.report.read_runs import Run
 from posterity.report.selected_round import PART, SelectedRound, main_epochs, series
 from posterity.report.tables import Row
 
+NUMBER = re.compile(r"\d+")
 FLOWER = "flower"  # the engine of a run across machines (`experiment/run.py`, which imports PyTorch)
 
 
@@ -88,6 +90,14 @@ def run_notes(rows: Sequence[Row]) -> list[tuple[str, str]]:
                 if row.label not in labels:
                     labels.append(row.label)
     return [("" if len(labels) == len(rows) > 1 else ", ".join(labels), note) for note, labels in who.items()]
+
+
+def data_notes(runs: Sequence[Run]) -> list[str]:
+    """What was noticed about the data, each once: seeds hold other rows out, and so may differ in the numbers."""
+    found: dict[str, list[str]] = {}
+    for note in dict.fromkeys(note for run in runs for note in run.federation.notes):
+        found.setdefault(NUMBER.sub("#", note), []).append(note)
+    return [same[0] + (" (other numbers with other seeds)" if len(same) > 1 else "") for same in found.values()]
 
 
 def _sentences(given: object) -> list[str]:

@@ -39,4 +39,8 @@ def test_after_a_comparison_each_once(visits, call):
 
 def test_published_data_are_known(call):
     small = ("--dataset", "digits", "--clients", "3", "--subset", "10%", "--rounds", "1", "--quiet", "--out", "runs")
-    assert "note: subset" not in call("run", "--method", "local", *small)[1]
+    code, printed, _ = call("run", "--method", "local", *small)
+    assert code == 0
+    assert "Accuracy" in printed
+    assert "note: subset" not in printed
+    assert "subset: 180 of 1797 rows" in Path("runs/report.html").read_text()
