@@ -21,17 +21,18 @@ def critical_chart(comparison: Comparison, width: float) -> str:
     column = comparison.column
     rows = [row for row in comparison.rows[:SHOWN] if math.isfinite(row.cells[column.key].mean)]
     bars = [(a, min(b, len(rows) - 1)) for a, b in comparison.together if a < len(rows) - 1]
-    longest = max(len(row.label) for row in rows)
+    is_share = column.unit == "%"
+    measured = f"{column.noun}, %" if is_share else column.title
+    longest = max(len(measured), *(len(row.label) for row in rows))
     margin = min(CHARACTER * longest + 24, 0.3 * width)
     x = AxisScale(*widen(row.cells[column.key].mean for row in rows), margin, width - margin)
     foot = 42 + BAR * len(bars) + 12
     canvas = Canvas(width, foot + STEP * math.ceil(len(rows) / 2) + 6, "Methods on one axis, bars over equals")
-    is_share = column.unit == "%"
     for tick in ticks(x.low, x.high, max(3, int((x.end - x.start) / 60))):
         canvas.line(x(tick), 26, x(tick), 32, "axis")
         canvas.text(x(tick), 20, percent(tick) if is_share else plain(tick), "tick", "middle")
     canvas.line(x.start, 32, x.end, 32, "axis")
-    canvas.text(x.start - 8, 36, f"{column.noun}, %" if is_share else column.title, "tick", "end")
+    canvas.text(x.start - 8, 36, shorten(measured, margin - 8), "tick", "end")
     for k, (first, last) in enumerate(bars):
         ends = sorted(x(rows[m].cells[column.key].mean) for m in (first, last))
         level = 44 + BAR * k

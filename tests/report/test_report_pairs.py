@@ -24,6 +24,7 @@ from posterity.report.critical import critical_chart
 from posterity.report.ranking import compare_methods
 from posterity.report.read_runs import ScoreLine
 from posterity.report.summary import at, by_point
+from posterity.report.svg import CHARACTER
 
 METHODS = {"fedavg": 0.71, "fedper": 0.74, "pfedvmp": 0.78, "local": 0.775}
 
@@ -403,6 +404,8 @@ def test_picture_places_methods_and_joins_equals(tmp_path: Path, width: float) -
     reach = [float(v) for e in drawn for k, v in e.items() if k in ("x", "x1", "x2", "cx")]
     assert min(reach) >= 0
     assert max(reach) <= width
+    (name,) = [e for e in drawn if e["text"].startswith("accuracy")]
+    assert float(name["x"]) - CHARACTER * len(name["text"]) >= 0, "the axis' name ends at its place, and begins inside"
 
 
 def test_page_shows_the_pairs(trio: Path, tmp_path: Path) -> None:
