@@ -6,11 +6,12 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from posterity.cli import figures
 from posterity.cli.neutral import label
-from posterity.cli.show import console, ruled_table, say, say_sentence
+from posterity.cli.show import console, least_width, print_uncut, ruled_table, say, say_sentence
 from posterity.experiment.begin_again import runs_below
 from posterity.experiment.run_folder import RUN, read_json
 from posterity.report.logs import write_atomic
@@ -21,6 +22,8 @@ from posterity.reproduce.gather import Gathered, gather, other_size, read_places
 from posterity.reproduce.order import order
 from posterity.reproduce.page import HEADS, SECONDS, TIMES, markdown, order_as_reported
 from posterity.reproduce.recipe import Recipe, RecipeCell, find, recipes
+
+NAME, GAP = 9, 14  # characters of a method's name, and of a difference, that stand in a line at least
 
 
 def print_recipes(folder: Path, places: Sequence[Path] = ()) -> None:
@@ -98,15 +101,15 @@ def _conclude(recipe: Recipe, found: Gathered, folder: Path) -> None:
 def show_table(recipe: Recipe, found: Gathered) -> None:
     """What there is of a table, in the terminal."""
     say(f"{recipe.id}: {recipe.paper}, {recipe.title}")
-    run = [cell for cell in recipe.cells if found.of(cell)]
+    run, timed = [cell for cell in recipe.cells if found.of(cell)], False
     for cell in run:
         each = entries(recipe, cell, found)
-        console.print(_terminal(cell, with_numbers(each)))
+        timed = _print_cell(cell, with_numbers(each)) or timed
         for told in (other_size(recipe, cell, found.of(cell)), order(each), order_as_reported(recipe, cell, found),
                      without_numbers(each)):  # fmt: skip
             if told:
                 say_sentence(told)
-    if recipe.timed and run:
+    if recipe.timed and timed:
         say_sentence(f"{SECONDS}: {TIMES}")
     if missing := [cell.name for cell in recipe.cells if cell not in run]:
         say_sentence(f"not yet run: {', '.join(missing)}")
@@ -118,21 +121,26 @@ def show_table(recipe: Recipe, found: Gathered) -> None:
         say_sentence(f"differs from the paper: {departure}")
 
 
-def _terminal(cell: RecipeCell, found: Sequence[Entry]) -> Table:
-    heads = ("Method", "paper", *(HEADS[rule] for rule in RULES), "seeds",
-             f"{held_against(found).line.name} less it")  # fmt: skip
-    timed = any(each.seconds for each in found)
-    table = ruled_table(cell.name, *heads, *([SECONDS] if timed else []))
-    for each in found:
-        cells = (
-            each.name,
-            each.paper,
-            *(each.ours[rule] for rule in RULES),
-            str(each.seeds or ""),
-            gap(each),
-            *([each.seconds] if timed else []),
-        )
-        table.add_row(*map(label, cells))
+def _print_cell(cell: RecipeCell, found: Sequence[Entry]) -> bool:
+    """A column of the paper's table; whether it shows the seconds, for which a narrow terminal has no room."""
+    timed = _terminal(cell, found, timed=any(each.seconds for each in found))
+    fits = least_width(timed) <= console.width
+    print_uncut(timed if fits else _terminal(cell, found, timed=False))
+    return fits
+
+
+def _terminal(cell: RecipeCell, found: Sequence[Entry], timed: bool) -> Table:
+    table = Table(title=label(cell.name), title_justify="left", box=SIMPLE_HEAD, header_style="bold", pad_edge=False,
+                  padding=(0, 1), collapse_padding=True)  # fmt: skip
+    heads = ("paper", *(HEADS[rule] for rule in RULES), "seeds", *([SECONDS] if timed else []))
+    numbers = [(each.paper, *(each.ours[rule] for rule in RULES), str(each.seeds or ""),
+                *([each.seconds] if timed else [])) for each in found]  # fmt: skip
+    table.add_column("Method", overflow="fold", min_width=NAME)
+    for head, cells in zip(heads, zip(*numbers, strict=True), strict=True):
+        table.add_column(head, justify="right", no_wrap=True, min_width=max(map(len, (head, *cells))))
+    table.add_column(label(f"{held_against(found).line.name} less it (95 %)"), overflow="fold", min_width=GAP)
+    for each, cells in zip(found, numbers, strict=True):
+        table.add_row(*map(label, (each.name, *cells, gap(each))))
     return table
 
 

@@ -87,6 +87,17 @@ def fitting(rows: Sequence[Row], every: Sequence[Column]) -> list[Column]:
     return few[:1]
 
 
+def least_width(table: Table) -> int:
+    """The characters that a table takes across at least: where its names are folded, and no number is."""
+    return console.measure(table, options=console.options.update(width=UNBOUND)).minimum
+
+
+def print_uncut(table: Table) -> None:
+    """Print a table, in a terminal that is too narrow with lines that it breaks: no number is cut."""
+    place = console if (least := least_width(table)) <= console.width else Console(width=least)
+    place.print(table)
+
+
 def _width(table: Table) -> int:
     """The characters that a table takes across if nobody cuts it."""
     return console.measure(table, options=console.options.update(width=UNBOUND)).maximum
@@ -147,9 +158,7 @@ def _print_pairs(comparison: Comparison) -> None:
         p = f"[bold]{line.p}[/bold]" if line.separated else line.p
         pair = label(f"{line.first.label} − {line.second.label}")
         table.add_row(pair, line.difference, line.interval, p, line.needed)
-    least = console.measure(table, options=console.options.update(width=UNBOUND)).minimum
-    place = console if least <= console.width else Console(width=least)  # a terminal breaks lines; no number is cut
-    place.print(table)
+    print_uncut(table)
 
 
 def print_json(folder: Path, show: str, report: Path | None) -> None:

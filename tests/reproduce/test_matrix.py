@@ -8,6 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from posterity.cli import show
+from posterity.cli.reproduce import show_table
+from posterity.reproduce.beside import entries
 from posterity.reproduce.elsewhere import without_recipe
 from posterity.reproduce.figures import figures
 from posterity.reproduce.gather import gather, read_places
@@ -77,3 +80,21 @@ def test_the_readmes_table_is_the_stored_one():
     page = (RESULTS / "tables" / "V-T1a" / "table.md").read_text(encoding="utf-8")
     assert len(rows) > 10
     assert "\n".join(rows) in page
+
+
+@pytest.mark.parametrize("width", [60, 80, 100, 140])
+def test_a_terminal_shows_whole_numbers_whatever_its_width(width, capsys, monkeypatch):
+    """PFLlib's rows, as the page has them; seconds of a round are shown, and explained, where there is room."""
+    recipe = find("P-T1")
+    found = gather(recipe, published("P-T1"))
+    monkeypatch.setattr(show.console, "_width", width)
+    monkeypatch.setattr(show.console, "_height", 60)
+    show_table(recipe, found)
+    out = capsys.readouterr().out
+    lines = out.splitlines()
+    for each in entries(recipe, recipe.cells[0], found):
+        assert each.seeds == 3
+        numbers = [each.paper, *each.ours.values(), *([each.seconds] if width >= 100 else [])]
+        assert any(all(number in line for number in numbers) for line in lines), each.name
+    assert ("s a round" in out) == (width >= 100)
+    assert "FedCP less it (95 %)" in out or width < 140
