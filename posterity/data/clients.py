@@ -119,9 +119,9 @@ def _remarks(
     if late:
         notes.append(f"newcomers: the last {late} clients take no part in training")
     if untrained := sum(not len(rows) for rows in train):
-        notes.append(f"{untrained} clients have no training data: they are never asked to train")
+        notes.append(f"clients without training data, which are never asked to train: {untrained}")
     if share and (unscored := sum(not len(rows) for rows in held)):
-        notes.append(f"{unscored} clients have too little data to hold anything out: they are not scored")
+        notes.append(f"clients with too little data to hold anything out, which are not scored: {unscored}")
     if pool.outlier is not None:
         notes.append(f"outlier: the training labels of {pool.owner_names[pool.outlier]} are shuffled")
     if pool.scale != "none":
@@ -130,7 +130,7 @@ def _remarks(
     single = [plain(name) for name, rows in zip(names, train, strict=True) if len(rows) == 1]
     if pool.scale == "client" and single:
         shown = ", ".join(single[:5]) + (", …" if len(single) > 5 else "")
-        notes.append(f"{len(single)} clients have a single training row ({shown}), which says where their features lie "
+        notes.append(f"clients with a single training row: {len(single)} ({shown}). It says where their features lie "
                      "and not how far they spread, so their other rows are in raw units and their scores and "
                      f"predictions mean nothing: give {tell_option('scale', 'all')}")  # fmt: skip
     return notes

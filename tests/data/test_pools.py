@@ -97,7 +97,7 @@ def test_every_client_is_a_newcomer_sometimes_and_the_members_keep_their_order()
 def test_nobody_is_called_unscored_where_nothing_is_held_out() -> None:
     assert not any("not scored" in note for note in load("digits", split="100/0").notes)
     tiny = pool(owner=torch.arange(ROWS).clamp(max=1), owner_names=("one row", "the rest"))
-    assert any("1 clients have too little data" in note for note in assemble(tiny, FederationSpec("mine")).notes)
+    assert any("which are not scored: 1" in note for note in assemble(tiny, FederationSpec("mine")).notes)
 
 
 def test_shuffled_labels_are_a_copy() -> None:

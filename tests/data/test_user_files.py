@@ -163,8 +163,8 @@ def test_an_empty_client_stays_and_is_noted(tmp_path: Path) -> None:
     assert f.names == ("a", "b", "c")
     assert f.train.counts.tolist() == [24, 0, 1]
     assert f.test.counts.tolist() == [3, 0, 0]
-    assert any("1 clients have no training data" in note for note in f.notes)
-    assert any("2 clients have too little data" in note for note in f.notes)
+    assert any("without training data, which are never asked to train: 1" in note for note in f.notes)
+    assert any("too little data to hold anything out, which are not scored: 2" in note for note in f.notes)
     assert any("1 clients have one class only (c)" in note for note in f.notes)
     assert "b" in load(str(tmp_path), subset="50%").names
 

@@ -153,7 +153,7 @@ def test_clients_whose_features_cannot_be_scaled_are_named(tmp_path: Path) -> No
     rows = [*ROWS, ("p", 0, 5, 70), ("q", 1, 5, 70), ("q", 0, 6, 90)]  # one row, and two, of which one is held out
     path = table(tmp_path / "a.csv", rows)
     said = noted(path)
-    assert "2 clients have a single training row (p, q), which says where their features lie" in said
+    assert "clients with a single training row: 2 (p, q). It says where their features lie" in said
     assert "give --set data.scale=all" in said
     assert "single training row" not in noted(path, options={"scale": "all"})
     assert "single training row" not in noted(table(tmp_path / "b.csv", ROWS))
