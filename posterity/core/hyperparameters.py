@@ -8,6 +8,7 @@ becomes a value is said in `core/parse.py`; configurations (`experiment/config.p
 from __future__ import annotations
 
 import difflib
+import math
 import types
 import typing
 from collections.abc import Mapping
@@ -23,14 +24,14 @@ UNSTATED: Any = object()  # the paper says nothing else than the default; None i
 
 def hyper(
     default: Any, doc: str, source: str = "", choices: tuple[str, ...] = (), paper: Any = UNSTATED,
-    search: Search | None = None,
+    search: Search | None = None, infinite: bool = False,
 ) -> Any:  # fmt: skip
     """A field of a method: its default, its meaning, where the default comes from, its allowed values, the paper's.
 
     A last choice such as `package.module:engine` allows anything of that form. `search` is where tuning looks for it:
-    (lowest, highest, "log") or (lowest, highest, "linear"), or some values.
+    (lowest, highest, "log") or (lowest, highest, "linear"), or some values. `infinite`: whether `inf` means something.
     """
-    said = {"doc": doc, "source": source, "choices": choices, "paper": paper, "search": search}
+    said = {"doc": doc, "source": source, "choices": choices, "paper": paper, "search": search, "infinite": infinite}
     return field(default=default, metadata=said)
 
 
@@ -46,6 +47,7 @@ class Knob:
     choices: tuple[str, ...]
     paper: Any = UNSTATED
     search: Search | None = None
+    infinite: bool = False
 
     @property
     def differs(self) -> bool:
@@ -62,7 +64,8 @@ def knobs(cls: type) -> list[Knob]:
 def _knob(f: Field[Any], kind: Any) -> Knob:
     default = None if f.default is MISSING else f.default
     said = f.metadata
-    return Knob(f.name, kind, default, said["doc"], said["source"], said["choices"], said["paper"], said["search"])
+    return Knob(f.name, kind, default, said["doc"], said["source"], said["choices"], said["paper"], said["search"],
+                said["infinite"])  # fmt: skip
 
 
 def paper_values(cls: type) -> dict[str, Any]:
@@ -97,6 +100,8 @@ def parse(text: Any, knob: Knob) -> Any:
     except MISTAKES:
         raise ValueError(f"{knob.name} takes {describe(knob.kind)}; {_kind_of(text)}{text!r} was given "
                          f"({knob.doc})") from None  # fmt: skip
+    if isinstance(value, float) and not math.isfinite(value) and not (knob.infinite and value > 0):
+        raise ValueError(f"{knob.name} must be a finite number; {value} was given ({knob.doc})")
     if knob.choices and value not in knob.choices and not (":" in str(value) and ":" in knob.choices[-1]):
         raise ValueError(f"{knob.name} = {value!r} is unknown: {nearest(str(value), knob.choices)}")
     return value

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import tomllib
 from collections.abc import Iterable, Mapping
@@ -103,8 +102,6 @@ class Config:
             value = getattr(self, name)
             if value is not None and not low <= value < MOST:
                 raise ValueError(f"{name} must be at least {low} and below 2**63; {value} was given")
-        if self.lr is not None and not math.isfinite(self.lr):
-            raise ValueError(f"lr must be a finite number; {self.lr} was given")
         _check_texts(self)
         few = self.evaluate_clients
         if few is not None and few != "all" and not (few.isdecimal() and int(few)):

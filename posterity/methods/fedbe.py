@@ -130,8 +130,8 @@ class FedBE(Method):
         within(self, samples=(0, None), scale=(0, None), floor=(0, None), server_steps=(0, None), swa_start=(0, 1))
         within(self, server_batch=(1, None), server_lr=(0, None), server_weight_decay=(0, None), swa_every=(1, None))
         for name in ("temperature", "concentration"):
-            if not 0 < getattr(self, name) < float("inf"):
-                raise ValueError(f"{name} must be above 0 and finite; {getattr(self, name)} was given")
+            if getattr(self, name) <= 0:
+                raise ValueError(f"{name} must be above 0; {getattr(self, name)} was given")
         if not 0 <= self.server_momentum < 1:
             raise ValueError(f"server_momentum must be at least 0 and below 1; {self.server_momentum} was given")
 

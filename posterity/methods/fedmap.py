@@ -83,7 +83,7 @@ class FedMAP(Method):
 
     local: Training = hyper(Training(), "how the clients train", paper=AUTHORS)
     sigma2: float = hyper(15.0, "σ²: variance of the prior", "authors' code 2cb8dee; the paper gives no value",
-                          search=(0.1, 100.0, "log"))  # fmt: skip
+                          search=(0.1, 100.0, "log"), infinite=True)  # fmt: skip
     weighting: str = hyper("per_sample", "log ω_k", "authors' 2025 code; erratum A1", WEIGHTINGS, paper="posterior")
     prior_scale: str = hyper("per_batch", "λ: 1 (eq. 7) or 1/N_k (eq. 6)", "eq. 7; erratum A3", ("per_batch", "bayes"))
     start_at: str = hyper("own", "where local training starts: the client's estimate or γ", "Alg. 2", ("own", "prior"))

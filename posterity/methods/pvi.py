@@ -131,7 +131,7 @@ class PVI(Method):
     def __post_init__(self) -> None:
         check_fields(self)
         within(self, damping=(0, 1), scale_lr=(0, None), draws=(1, None), samples=(0, None))
-        if not 0 < self.prior_scale < math.inf:
+        if self.prior_scale <= 0:
             raise ValueError(f"prior_scale is a standard deviation and must be positive; {self.prior_scale} was given")
 
     def init(self, model: Network, params: Params, facts: Facts) -> State:

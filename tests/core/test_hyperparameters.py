@@ -1,9 +1,11 @@
 """Hyper-parameters: parsing flags and TOML values, errors that say what was expected; how clients train."""
 
-from dataclasses import dataclass
+import typing
+from dataclasses import dataclass, replace
 
 import pytest
 
+from posterity import methods
 from posterity.core.hyperparameters import (
     UNSTATED,
     Knob,
@@ -62,7 +64,6 @@ def test_a_field_may_have_the_value_of_its_paper():
     [
         ("rate", "1e-3", 1e-3),
         ("rate", 2, 2.0),
-        ("rate", "inf", float("inf")),
         ("count", "7", 7),
         ("count", 7.0, 7),
         ("limit", "none", None),
@@ -150,3 +151,37 @@ def test_training_makes_optimisers_and_schedules():
     assert Training(lr=0.2, optimiser="rmsprop", clip=1.0).make_optimiser() == RMSprop(0.2, clip=1.0)
     assert Training(epochs=3, batch=7).schedule() == {"epochs": 3, "batch": 7}
     assert Training(epochs=3, steps=5, batch=7).schedule() == {"epochs": 5, "batch": 7, "most": 5}
+
+
+@pytest.mark.parametrize("given", ["inf", "-inf", "nan", float("inf"), float("nan")], ids=repr)
+def test_a_number_is_finite_unless_its_field_says_otherwise(given):
+    endless = replace(KNOBS["rate"], infinite=True)
+    with pytest.raises(ValueError, match=r"rate must be a finite number; (-?inf|nan) was given \(a rate\)"):
+        parse(given, KNOBS["rate"])
+    if float(given) == float("inf"):
+        assert parse(given, endless) == float("inf")
+    else:
+        with pytest.raises(ValueError, match="rate must be a finite number"):
+            parse(given, endless)
+
+
+LAYERS = {**methods.available(), **{f"fedavg+{name}": layer for name, layer in methods.suffixes().items()}}
+
+
+@pytest.mark.parametrize("spec", sorted(LAYERS))
+def test_no_method_takes_an_infinite_number_that_means_nothing_to_it(spec):
+    """From the command line, where `inf` is a number like others to Python."""
+    for knob in knobs(LAYERS[spec]):
+        if knob.kind is not float and float not in typing.get_args(knob.kind):
+            continue
+        if knob.infinite:
+            assert (spec, knob.name) in ENDLESS
+        else:
+            with pytest.raises(ValueError, match="must be a finite number; inf was given"):
+                methods.build(spec, {knob.name: "inf"})
+
+
+ENDLESS = {
+    ("fedmap", "sigma2"),
+    *((f"fedavg+{name}", bound) for name in ("clip", "dp") for bound in ("bound", "sum_bound")),
+}

@@ -185,7 +185,7 @@ def test_remarks():
     [
         ({"alpha": -0.1}, "alpha must be at least 0 and at most 1"),
         ({"alpha": 1.1}, "alpha must be at least 0 and at most 1"),
-        ({"alpha": float("nan")}, "alpha must be at least 0"),
+        ({"alpha": float("nan")}, "alpha must be a finite number; nan"),
         ({"adaptive": "maybe"}, "adaptive takes true or false"),
     ],
 )

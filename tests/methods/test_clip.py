@@ -117,8 +117,9 @@ def test_kinds_that_have_no_length_are_refused_by_name():
 
 
 def test_bad_hyper_parameters():
-    for bad in (-1.0, math.nan):
-        with pytest.raises(ValueError, match="bound must be at least 0"):
-            Clip(FedAvg(), bad)
+    with pytest.raises(ValueError, match="bound must be at least 0"):
+        Clip(FedAvg(), -1.0)
+    with pytest.raises(ValueError, match="bound must be a finite number; nan was given"):
+        Clip(FedAvg(), math.nan)
     with pytest.raises(ValueError, match="sum_bound must be at least 0"):
         Clip(FedAvg(), sum_bound=-1.0)

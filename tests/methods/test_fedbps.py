@@ -186,10 +186,10 @@ def test_dead_units_have_the_prior_variance():
     [
         ({"p": -0.1}, "p must be at least 0"),
         ({"p": 1.1}, "p must be at least 0 and at most 1"),
-        ({"p": math.nan}, "p must be at least 0"),
+        ({"p": math.nan}, "p must be a finite number; nan"),
         ({"curvature": "gnn"}, "did you mean 'ggn'"),
         ({"prior": 0.0}, "prior must be positive"),
-        ({"prior": math.nan}, "prior must be positive"),
+        ({"prior": math.nan}, "prior must be a finite number; nan"),
         ({"probes": 0}, "probes must be at least 1"),
         ({"score": "printed"}, "score = 'printed' is unknown"),
         ({"loss_scale": "per_batch"}, "loss_scale = 'per_batch' is unknown"),

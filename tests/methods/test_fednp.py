@@ -401,7 +401,7 @@ def test_it_is_found_by_name_and_wrapped():
     ("given", "message"),
     [
         ({"lam": -0.1}, "lam must be at least 0"),
-        ({"lam": math.nan}, "lam must be at least 0"),
+        ({"lam": math.nan}, "lam must be a finite number; nan"),
         ({"moments": "closed_form"}, "did you mean 'closed'"),
         ({"points": 3}, "points must be at least 17"),
         ({"latent": 0}, "latent must be at least 1"),

@@ -79,7 +79,7 @@ def test_laws_hold_after_the_burn_in(model):
     ("given", "message"),
     [
         ({"rho": -0.1}, "rho must be at least 0"),
-        ({"rho": math.nan}, "rho must be at least 0"),
+        ({"rho": math.nan}, "rho must be a finite number; nan"),
         ({"samples": 0}, "samples must be at least 1"),
         ({"burn": -1}, "burn must be at least 0"),
         ({"burn_rounds": 1.5}, "burn_rounds takes a whole number"),

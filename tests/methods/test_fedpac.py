@@ -269,7 +269,7 @@ def test_the_papers_values():
     ("given", "message"),
     [
         ({"lam": -1.0}, "lam must be at least 0"),
-        ({"lam": float("nan")}, "lam must be at least 0"),
+        ({"lam": float("nan")}, "lam must be a finite number; nan"),
         ({"head_lr": -0.1}, "head_lr must be at least 0"),
         ({"head_epochs": 0}, "head_epochs must be at least 1"),
         ({"collaboration": "sometimes"}, "collaboration takes true or false"),

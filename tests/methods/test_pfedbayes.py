@@ -148,7 +148,7 @@ def test_gradient_steps_weigh_the_divergence_by_zeta_over_n():
         ({"zeta": -1.0}, "zeta must be at least 0"),
         ({"inner": 0}, "inner must be at least 1"),
         ({"beta": 1.5}, "beta must be at least 0 and at most 1"),
-        ({"spread": float("nan")}, "spread must be at least 0"),
+        ({"spread": float("nan")}, "spread must be a finite number; nan"),
         ({"copy_lr": -1.0}, "copy_lr must be at least 0"),
         ({"rho": 50.0}, "rho must be at least -20 and at most 20"),
         ({"solver": "newton"}, "solver"),

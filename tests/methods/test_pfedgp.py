@@ -246,8 +246,13 @@ def test_bad_hyper_parameters():
         with pytest.raises(ValueError, match=rf"{name} must be at least 1; 0 was given"):
             PFedGP(**{name: 0})
     for name in ("scale", "length", "jitter"):
-        for value in (0.0, -1.0, math.inf, math.nan):
-            with pytest.raises(ValueError, match=rf"{name} must be above 0 and finite"):
+        for value, expected in (
+            (0.0, "above 0"),
+            (-1.0, "above 0"),
+            (math.inf, "a finite number"),
+            (math.nan, "a finite number"),
+        ):
+            with pytest.raises(ValueError, match=rf"{name} must be {expected}"):
                 PFedGP(**{name: value})
     with pytest.raises(ValueError, match=r"inference = 'mcmc' is unknown"):
         PFedGP(inference="mcmc")

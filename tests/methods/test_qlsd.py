@@ -148,7 +148,7 @@ def test_the_values_of_the_paper():
         ({"step": -1.0}, "step must be at least 0; -1"),
         ({"levels": -1}, "levels must be at least 0"),
         ({"levels": 0.5}, "levels takes a whole number"),
-        ({"prior": float("nan")}, "prior must be at least 0"),
+        ({"prior": float("nan")}, "prior must be a finite number; nan"),
         ({"temperature": -0.1}, "temperature must be at least 0"),
         ({"average": 0}, "average must be at least 1"),
         ({"burn": -1}, "burn must be at least 0"),

@@ -116,8 +116,8 @@ class FedBPS(Method):
     def __post_init__(self) -> None:
         check_fields(self)
         within(self, p=(0, 1), probes=(1, None), within_scale=(0, None))
-        if not 0 < self.prior < torch.inf:
-            raise ValueError(f"prior must be positive and finite: dead units have no other precision; got {self.prior}")
+        if self.prior <= 0:
+            raise ValueError(f"prior must be positive: dead units have no other precision; got {self.prior}")
 
     def init(self, model: Network, params: Params, facts: Facts) -> State:
         unknown = {n: torch.zeros_like(params[n]) for n in trainable(params, model)}

@@ -121,8 +121,8 @@ class PFedGP(Method):
         check_fields(self)
         within(self, chains=(1, None), test_chains=(1, None), gibbs_steps=(1, None))
         for name in ("scale", "length", "jitter"):
-            if not 0 < getattr(self, name) < float("inf"):
-                raise ValueError(f"{name} must be above 0 and finite; {getattr(self, name)} was given")
+            if getattr(self, name) <= 0:
+                raise ValueError(f"{name} must be above 0; {getattr(self, name)} was given")
 
     # --- server -------------------------------------------------------------------------------------------------------
     def init(self, model: Network, params: Params, facts: Facts) -> State:

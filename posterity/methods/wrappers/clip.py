@@ -117,8 +117,9 @@ def layers(method: Any) -> Iterator[Any]:
 
 @dataclass(frozen=True)
 class Clip(Wrapper):
-    bound: float = hyper(10.0, "C: longest contribution to a mean; inf: any", "ours: see above how to choose it")
-    sum_bound: float | None = hyper(None, "longest contribution to a sum; none: as `bound`", "ours")
+    bound: float = hyper(10.0, "C: longest contribution to a mean; inf: any", "ours: see above how to choose it",
+                         infinite=True)  # fmt: skip
+    sum_bound: float | None = hyper(None, "longest contribution to a sum; none: as `bound`", "ours", infinite=True)
 
     def __post_init__(self) -> None:
         check_fields(self)

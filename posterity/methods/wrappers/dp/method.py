@@ -72,8 +72,9 @@ def with_variances(made: Tree, known: Params) -> Tree:
 
 @dataclass(frozen=True)
 class Private(Wrapper):
-    bound: float = hyper(1.0, "S: longest contribution of a client to a mean", "ours: about the length of an update")
-    sum_bound: float | None = hyper(None, "longest contribution to a sum; none: as `bound`", "ours")
+    bound: float = hyper(1.0, "S: longest contribution of a client to a mean", "ours: about the length of an update",
+                         infinite=True)  # fmt: skip
+    sum_bound: float | None = hyper(None, "longest contribution to a sum; none: as `bound`", "ours", infinite=True)
     noise: float = hyper(1.0, "z: standard deviation of the sum's noise, in units of S", "ours")
     delta: float | None = hyper(None, "δ; none: clients^-1.1", "McMahan et al. 2018, Table 1")
     cohort: float | None = hyper(
@@ -92,9 +93,9 @@ class Private(Wrapper):
                 raise ValueError(f"{name} 0 was given: nothing can be measured in it, nor shortened to it; give a "
                                  "positive number, about the length of an update")  # fmt: skip
         endless = [name for name in ("bound", "sum_bound") if getattr(self, name) == math.inf]
-        if self.noise and (endless or not math.isfinite(self.noise)):
-            raise ValueError(f"noise {self.noise} with {endless[0] if endless else 'bound'} {self.bound} has no end: "
-                             "give finite numbers, or noise 0 (which is not private)")  # fmt: skip
+        if self.noise and endless:
+            raise ValueError(f"noise {self.noise} with an infinite {endless[0]} has no end: give a finite number, or "
+                             "noise 0 (which is not private)")  # fmt: skip
 
     @property
     def label(self) -> str:
