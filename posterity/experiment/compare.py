@@ -6,7 +6,7 @@ import os
 import shlex
 import tomllib
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
@@ -180,7 +180,7 @@ def _refuse(changed: Mapping[str, Mapping[Path, tuple[str, ...]]], out: Path) ->
 
 
 def resume_all(folder: Path, watching: Watching, jobs: int | None = None, tell: Tell = tell_user) -> None:
-    """Go on with every unfinished run in or under `folder`; of a comparison, also with those not yet begun.
+    """Go on with every unfinished run in or under `folder`; of its last comparison, also with those not yet begun.
 
     A comparison has as many runs at once as when it began, unless `jobs` says otherwise, with as many threads.
     """
@@ -188,14 +188,29 @@ def resume_all(folder: Path, watching: Watching, jobs: int | None = None, tell: 
         plan = run_folder.read_json(folder / PLAN)
         config = from_table(tomllib.loads(plan["config"]))
         together, at_once = plan.get("together", False), jobs or min(_count(plan, "jobs") or 1, os.cpu_count() or 1)
-        compare_runs(config, plan["methods"], plan["seeds"], folder, watching, at_once, together, tell, again=False,
-                     threads=_count(plan, "threads"))  # fmt: skip
+        threads, names = _count(plan, "threads"), plan["methods"]
+        compare_runs(config, names, plan["seeds"], folder, watching, at_once, together, tell, again=False,
+                     threads=threads)  # fmt: skip
+        if others := _others_left(folder, {path for path, _ in planned(config, names, plan["seeds"], folder)}):
+            execute(tasks_left(others, False), watching, at_once, threads or _share(at_once, len(others)))
         return
     found = runs_below(folder) if folder.is_dir() else []
     if not found:
         raise ValueError(f"{folder} holds no run (there is no {run_folder.CONFIG} in or under it)")
     runs = [(path, from_table(read_toml(path / run_folder.CONFIG))) for path in found]
     execute(tasks_left(runs, False), watching, jobs or 1, _share(jobs or 1, len(runs)))
+
+
+def _others_left(out: Path, wanted: set[Path]) -> list[Run]:
+    """Unfinished runs that an earlier comparison began here; not of methods edited since, which were remarked on."""
+    now, found = DataNow(), []
+    for path in runs_below(out, "*/seed-*"):
+        if path in wanted or _finished(path):
+            continue
+        with suppress(ValueError):  # a method that is not there any more
+            if path not in find_changed(path.parent, now):
+                found.append((path, from_table(read_toml(path / run_folder.CONFIG))))
+    return found
 
 
 def _check_clients(config: Config, begun: list[Path]) -> None:

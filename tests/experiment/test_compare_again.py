@@ -135,6 +135,25 @@ def test_an_unfinished_run_whose_method_was_edited_does_not_go_on(edit, tmp_path
     assert run.resume_run(path).round == 1  # what was there was put back
 
 
+def test_what_an_earlier_comparison_began_goes_on_too(edit, tmp_path, planned):
+    """The plan is the newest comparison's; the folder's table has the runs of both."""
+    compare_runs(BASE, ["fedavg", NAME, "local"], [0, 1], tmp_path, quiet)  # stopped before any of them began
+    paths = [tmp_path / name / "seed-0" for name in ("fedavg", "own_for_again-Own", "local")]
+    for path, method in zip(paths, ("fedavg", NAME, "local"), strict=True):
+        run.start_run(replace(BASE, method=method), path)
+    for path in paths[:2]:
+        run_folder.write_json(
+            path / run_folder.RUN, {**run_folder.read_json(path / run_folder.RUN), "status": "running"}
+        )
+    compare_runs(BASE, ["fedper"], [0], tmp_path, quiet)
+    go = lambda: (planned.clear(), resume_all(tmp_path, quiet), [task.path for task in planned])[-1]  # noqa: E731
+    assert go() == [tmp_path / "fedper" / "seed-0", *paths[:2]]
+    edit("hyper(1.0", "hyper(2.0")
+    assert go() == [tmp_path / "fedper" / "seed-0", paths[0]]
+    edit("class Own", "class Other")
+    assert go() == [tmp_path / "fedper" / "seed-0", paths[0]]
+
+
 def test_a_finished_run_of_an_edited_method_is_still_read(edit, tmp_path):
     run.start_run(replace(BASE, method=NAME), tmp_path / "run")
     edit("class Own(FedAvg):", "class Own(FedAvg):\n    other = 1")
