@@ -69,9 +69,18 @@ FORMS = {
 }
 
 
+MIXED = {"cifar100": 60_000, "celeba": 200_288, "femnist": 805_263}
+"""Rows of whole data sets (LEAF's paper has the last two): a mix is divided among its clients with all of them."""
+
+
 def form_of(dataset: str) -> Form:
-    """Of a data set; of the largest one for a mix."""
-    return max((FORMS[name] for name in dataset.split("+")), key=lambda each: each.rows)
+    """Of a data set; for a mix that of CIFAR-100, whose pictures all of them are made like."""
+    return FORMS["cifar100" if "+" in dataset else dataset]
+
+
+def in_a_mix(dataset: str) -> float:
+    """How many times the rows that are timed a mix has, and so its clients and their rounds."""
+    return sum(MIXED[name] for name in dataset.split("+")) / form_of(dataset).rows if "+" in dataset else 1.0
 
 
 def noise(data_dir: object, seed: int, *, of: str = "cifar10", rows: int = 0) -> Pool:
@@ -217,6 +226,11 @@ def tabulate_rows(files: list[Path]) -> str:
     return "\n".join(lines)
 
 
+def longer(timed: float | str, config: Config) -> float | str:
+    """The seconds of a round with as many rows as this setting has; of what was refused, why."""
+    return timed if isinstance(timed, str) else timed * in_a_mix(config.dataset)
+
+
 def tabulate(files: list[Path]) -> str:
     """Markdown: a line for every table with a setting that was timed, in it or in another table."""
     timed: dict[tuple[str, ...], float | str] = {}
@@ -227,8 +241,8 @@ def tabulate(files: list[Path]) -> str:
             timed[key] = row["seconds"]
     lines = ["| table | s a round of FedAvg | minutes a seed | rows taken for FedAvg's cost |", "|---|--:|--:|---|"]
     for recipe in recipes().values():
-        asked = {cell.folder: work(config) for cell, config in settings(recipe)}
-        mine = {folder: timed[key] for folder, key in asked.items() if key in timed}
+        asked = {cell.folder: config for cell, config in settings(recipe)}
+        mine = {folder: longer(timed[key], each) for folder, each in asked.items() if (key := work(each)) in timed}
         seconds = {folder: value for folder, value in mine.items() if not isinstance(value, str)}
         if not mine:
             continue

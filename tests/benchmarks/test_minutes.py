@@ -47,6 +47,16 @@ def test_large_networks_are_timed_by_a_few_steps(benchmark):
     assert benchmark.lightened(config) == (config, 0, 1.0)
 
 
+def test_a_mix_takes_longer_by_its_rows(benchmark):
+    (cell, config), *_ = benchmark.settings(recipes()["M-T13"])
+    assert config.dataset == "celeba+cifar100"
+    assert benchmark.longer(0.1, config) == pytest.approx(0.1 * (200_288 + 60_000) / 60_000)
+    assert benchmark.longer("no room", config) == "no room"
+    (_, alone), *_ = benchmark.settings(recipes()["M-T7"])
+    assert benchmark.work(alone) == benchmark.work(config)
+    assert benchmark.longer(0.1, alone) == 0.1
+
+
 def test_rows_are_timed_with_their_own_settings(benchmark, tmp_path):
     methods = [line.method for line in recipes()["P-T1"].lines]
     assert [name for _, name, _ in benchmark.rows_of(recipes()["P-T1"])] == methods
