@@ -48,7 +48,7 @@ def test_large_networks_are_timed_by_a_few_steps(benchmark):
 
 
 def test_a_mix_takes_longer_by_its_rows(benchmark):
-    (cell, config), *_ = benchmark.settings(recipes()["M-T13"])
+    (_, config), *_ = benchmark.settings(recipes()["M-T13"])
     assert config.dataset == "celeba+cifar100"
     assert benchmark.longer(0.1, config) == pytest.approx(0.1 * (200_288 + 60_000) / 60_000)
     assert benchmark.longer("no room", config) == "no room"
