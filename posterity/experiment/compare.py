@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import shlex
 import tomllib
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
@@ -18,7 +18,7 @@ from posterity import methods
 from posterity.data import Partition, parse_partition
 from posterity.engine.process_settings import with_threads
 from posterity.evaluate import load_metrics
-from posterity.experiment import run_folder, verify
+from posterity.experiment import integrity, run_folder, verify
 from posterity.experiment.begin_again import (
     DataNow,
     Tell,
@@ -102,15 +102,38 @@ def compare_runs(
     tasks = [task for variant, runs in planned for task in tasks_left(runs, together, variant.name)]
     _tell_share(config, min(jobs, len(tasks)), tell)
     tasks.sort(key=lambda task: seeds.index(task.config.seed))  # the first seed of all methods, then the second
-    verify.make_folder(out)
     threads = threads or _share(jobs, len(planned) * (1 if together else len(seeds)))
     plan = {"methods": names, "seeds": seeds, "config": to_toml(config), "together": together}
-    with verify.disk_told(out):
-        run_folder.write_json(out / PLAN, {**plan, "jobs": jobs, "threads": threads})
-    try:
+    with _written(out, {**plan, "jobs": jobs, "threads": threads}, [run for _, runs in planned for run in runs]):
         execute(tasks, watching, jobs, threads)
+
+
+@contextmanager
+def _written(out: Path, plan: Mapping[str, Any], runs: Sequence[Run]) -> Iterator[None]:
+    """The plan in its folder; what was there before if a mistake in the data or the network let no run begin."""
+    new, before = not out.exists(), integrity.read_regular(out / PLAN) if (out / PLAN).exists() else None
+    verify.make_folder(out)
+    with verify.disk_told(out):
+        run_folder.write_json(out / PLAN, plan)
+    try:
+        yield
     except WorkerLost as lost:
         raise WorkerLost(f"{lost}; go on with: posterity resume {shlex.quote(str(out))}") from lost
+    except ValueError:
+        if not any((path / run_folder.CONFIG).exists() for path, _ in runs):
+            _take_back(out, before, new)
+        raise
+
+
+def _take_back(out: Path, before: bytes | None, new: bool) -> None:
+    """Leave a folder as it was before a comparison was planned there."""
+    if before is not None:
+        run_folder.write_atomic(out / PLAN, before)
+        return
+    (out / PLAN).unlink()
+    if new:
+        with suppress(OSError):  # somebody else has put something there
+            out.rmdir()
 
 
 def _count(plan: Mapping[str, Any], name: str) -> int | None:

@@ -412,6 +412,20 @@ def test_who_teaches_fedbe():
     _against_the_host(found, "FedAvg, 20 % apart")
 
 
+AVERAGED = {(None, None): "FedAvg, 20 % apart, anew", ("probabilities", 0.001): "FedBE, probabilities",
+            ("logits", 0.001): "FedBE, logits", ("logits", 0.9): "FedBE, logits, steps of 0.9"}  # fmt: skip
+
+
+def test_what_of_fedbes_teachers_is_averaged():
+    found: dict[str, dict[int, float]] = {}
+    for run in load_runs(RAW / "fedbe-logits.jsonl.gz"):
+        mean_of = run.fields.get("mean_of")
+        shown = AVERAGED[mean_of, run.fields["server_lr"] if mean_of else None]
+        found.setdefault(shown, {})[run.seed] = _on_digits(run)
+    assert len(found) == 4
+    _against_the_host(found, "FedAvg, 20 % apart, anew")
+
+
 def test_removed_weights_and_inner_steps():
     """SNIP over Per-FedAvg on digits: before and since inner steps leave removed weights alone."""
     found: dict[str, dict[str, dict[int, float]]] = {}
