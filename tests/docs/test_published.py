@@ -13,12 +13,13 @@ from kinds import everything
 
 from posterity import data
 from posterity.cli.listing import unseen_note
-from posterity.evaluate.paired import Sample, compare_all
+from posterity.evaluate.paired import Sample, compare_all, compare_pair
 from posterity.report import Row, complete, headline, load_runs, main_comparison, verdict
 from posterity.report.logs import read_packed
 from posterity.report.summary import by_point, newcomers
 from posterity.reproduce.gather import gather, read_places
 from posterity.reproduce.recipe import find
+from posterity.reproduce.shown import Shown, read_samples
 
 ROOT = Path(__file__).parents[2]
 RAW = ROOT / "docs" / "results" / "raw"
@@ -518,6 +519,39 @@ def test_fedep_on_digits_since_its_mend():
         assert len(row.picked) == 5
         assert f"{row.cells['accuracy'].text} % (Dirichlet({alpha}))" in text
         assert f"{row.cells['bytes'].text} a round; raw metrics: `docs/results/raw/baselines-fedep" in text
+
+
+def _spread(runs, rule, metric="cov"):
+    return read_samples(runs, rule, Shown(metric=metric, percent=True))
+
+
+def _reach(pair):
+    """A difference with its interval, in points, as pages have it."""
+    low, high = (f"{100 * end:+.2f}".replace("-", "−") for end in pair.interval)
+    return f"{100 * pair.difference:+.2f}".replace("-", "−") + f" ({low} to {high})"
+
+
+def test_how_long_fine_tuning_moves_table_3():
+    page, found = "docs/results/README.md", {}
+    for run in load_runs(RAW / "V-T3-finetuning.jsonl.gz"):
+        found.setdefault(run.fields.get("epochs"), []).append(run)
+    rows = {None: "FedPAC", 1: "FedAvg-FT, an epoch", 5: "FedAvg-FT, 5 epochs", 20: "FedAvg-FT, 20 epochs"}
+    assert found.keys() == rows.keys()
+    for epochs, name in rows.items():
+        told = cells(page, name)[1:]
+        shown = [(0, "paper", "accuracy", 1), (1, "paper", "cov", 2), (3, "validated", "cov", 2)]
+        for place, rule, metric, digits in shown:
+            each = [100 * one.value for one in _spread(found[epochs], rule, metric).values()]
+            assert len(each) == 5
+            assert told[place] == f"{fmean(each):.{digits}f} ± {stdev(each):.{digits}f}", (name, rule, metric)
+        for place, rule in ((2, "paper"), (4, "validated")):
+            gap = compare_pair(*(_spread(found[which], rule) for which in (epochs, None)))
+            assert told[place] == (_reach(gap) if epochs else ""), (name, rule)
+    text = (ROOT / page).read_text(encoding="utf-8")
+    for epochs in (5, 20):
+        for rule in ("paper", "validated"):
+            low, high = compare_pair(_spread(found[1], rule), _spread(found[epochs], rule)).interval
+            assert f"({100 * low:.2f} to {100 * high:.2f})" in text.replace("−", "-").replace("+", "")
 
 
 LABELS = {"fedavg": "FedAvg", "fedper": "FedPer", "pfedgp": "pFedGP"}
