@@ -9,6 +9,7 @@ from posterity.cli.neutral import label
 from posterity.cli.show import console, ruled_table, say, say_sentence
 from posterity.reproduce.cells import RunRequest
 from posterity.reproduce.figures import draw_figure, figures, is_figure
+from posterity.reproduce.figures.catalogue import find_figure
 
 
 def print_figures(folder: Path) -> None:
@@ -32,4 +33,4 @@ def draw(name: str, folder: Path, asked: RunRequest, cells: Sequence[str], metho
     say(f"figure: {made.svg}; its numbers: {made.numbers}; runs: {runs}")
 
 
-__all__ = ["draw", "is_figure", "print_figures"]
+__all__ = ["draw", "find_figure", "is_figure", "print_figures"]

@@ -22,6 +22,7 @@ from posterity.engine.parent import is_worker
 GRACE = 1.0  # seconds that a command has to end by itself
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 MARKS = ("config.toml", "comparison.json")  # a folder with one of these can be gone on with
+COLUMNS = ("*", "tables/*/*")  # of a table, and of the tables that a figure is drawn from
 TUNING = "tuning.json"  # a search, which goes on when it is asked for again
 _written: list[Path] = []  # the folder of the command
 _told: list[int] = []  # the signal of which it was said that it stopped the command
@@ -49,7 +50,8 @@ def how_to_go_on() -> str:
         from posterity.experiment.trust import needs_trust  # imports PyTorch; a command that writes has it by now
 
         return f"go on with: posterity resume {shlex.quote(str(folder))}{' --trust' * needs_trust(folder)}"
-    if (folder / TUNING).exists() or any(folder.glob("*/comparison.json")):  # of a search, or a table's columns
+    begun = any(plan for depth in COLUMNS for plan in folder.glob(f"{depth}/comparison.json"))
+    if (folder / TUNING).exists() or begun:
         return f"give the same command again with --out {shlex.quote(str(folder))}: what is finished is not repeated"
     return "nothing was written yet: give the same command again"
 

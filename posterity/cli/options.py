@@ -78,7 +78,8 @@ TABLE = {  # what may be said about a table besides what it says itself
     "together": (Together, None),
     "jobs": (Jobs, None),
     **{name: flag for name, flag in config_flags().items() if name in MACHINE},
-    "out": COMMON["out"],
+    "out": option(Path | None, None, "folder to write to (default: runs/tables/ID, where a second call goes on; for "
+                  "figures runs/)", "--out", panel=PANEL, metavar="FOLDER"),
     "quiet": COMMON["quiet"],
 }  # fmt: skip
 

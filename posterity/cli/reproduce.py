@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from rich.box import SIMPLE_HEAD
@@ -13,12 +13,13 @@ from posterity.cli import figures
 from posterity.cli.neutral import label
 from posterity.cli.show import console, least_width, print_uncut, ruled_table, say, say_sentence
 from posterity.experiment.begin_again import runs_below
-from posterity.experiment.run_folder import RUN, read_json
+from posterity.experiment.config import from_table, read_toml
+from posterity.experiment.run_folder import CONFIG, RUN, read_json
 from posterity.report.logs import write_atomic
 from posterity.reproduce.beside import RULES, Entry, entries, gap, held_against, with_numbers, without_numbers
 from posterity.reproduce.cells import PAGE, RunRequest, check_place, run_cells
 from posterity.reproduce.elsewhere import without_recipe
-from posterity.reproduce.gather import Gathered, gather, other_size, read_places
+from posterity.reproduce.gather import Gathered, Size, gather, other_size, read_places, size_of
 from posterity.reproduce.order import order
 from posterity.reproduce.page import HEADS, SECONDS, TIMES, markdown, order_as_reported
 from posterity.reproduce.recipe import Recipe, RecipeCell, find, recipes
@@ -51,9 +52,16 @@ def _data(recipe: Recipe, cell: RecipeCell) -> str:
 
 
 def _finished(recipe: Recipe, folder: Path) -> int:
-    """Runs of a table that are finished in its folder; their logs are not read."""
-    paths = [path for name in recipe.folders() for path in runs_below(folder / name, "*/seed-*")]
-    return sum((path / RUN).exists() and read_json(path / RUN).get("status") == "finished" for path in paths)
+    """Runs of a table that are finished in its folder, of the paper's size; their logs are not read."""
+    return sum(_full(path, {size_of(recipe.config(cell, {}, line)) for line in lines})
+               for name, (cell, lines) in recipe.folders().items()
+               for path in runs_below(folder / name, "*/seed-*"))  # fmt: skip
+
+
+def _full(path: Path, sizes: Collection[Size]) -> bool:
+    if not (path / RUN).exists() or read_json(path / RUN).get("status") != "finished":
+        return False
+    return size_of(from_table(read_toml(path / CONFIG))) in sizes
 
 
 def _result(recipe: Recipe, found: int) -> str:
@@ -67,7 +75,7 @@ def reproduce_table(name: str, folder: Path, asked: RunRequest, cells: Sequence[
     if figures.is_figure(name):
         figures.draw(name, folder, asked, cells, methods)
         return
-    table = find(name)
+    table = find_table(name)
     check_place(table, folder)
     recipe = table.chosen(cells, methods)
     run_cells(recipe, folder, asked)
@@ -82,13 +90,15 @@ def merge_table(
     if figures.is_figure(name):
         figures.draw(name, folder, RunRequest(places=places), cells, methods)
         return
-    table = find(name)
+    table = find_table(name)
     check_place(table, folder)
-    found = gather(table, read_places(places))
-    if not found.count:
-        raise ValueError(f"{', '.join(map(str, places))}: no run of {table.id} is there, so nothing was written; give "
+    recipe, found = table.chosen(cells, methods), gather(table, read_places(places))
+    asked = {(cell.folder, line.name) for cell in recipe.cells for line in recipe.lines_of(cell)}
+    if not asked & found.runs.keys():
+        what = f"{table.id} that was asked for" if found.count else table.id
+        raise ValueError(f"{', '.join(map(str, places))}: no run of {what} is there, so nothing was written; give "
                          f"the folders and packed files of `posterity reproduce {table.id}`")  # fmt: skip
-    _conclude(table.chosen(cells, methods), found, folder)
+    _conclude(recipe, found, folder)
     say(f"table: {folder / PAGE}; runs: {', '.join(map(str, places))}")
 
 
@@ -105,7 +115,7 @@ def show_table(recipe: Recipe, found: Gathered) -> None:
     for cell in run:
         each = entries(recipe, cell, found)
         timed = _print_cell(cell, with_numbers(each)) or timed
-        for told in (other_size(recipe, cell, found.of(cell)), order(each), order_as_reported(recipe, cell, found),
+        for told in (other_size(recipe, cell, found), order(each), order_as_reported(recipe, cell, found),
                      without_numbers(each)):  # fmt: skip
             if told:
                 say_sentence(told)
@@ -151,7 +161,14 @@ def default_folder(name: str) -> Path:
     """
     if figures.is_figure(name):
         return Path(os.curdir) / "runs"
-    return Path(os.curdir) / "runs" / "tables" / find(name).id
+    return Path(os.curdir) / "runs" / "tables" / find_table(name).id
+
+
+def find_table(name: str) -> Recipe:
+    """The table with this id; of what looks like a figure's, the figures that there are."""
+    if "-F" in name.upper() and name.upper() not in {each.upper() for each in without_recipe()}:
+        figures.find_figure(name)  # which says so
+    return find(name)
 
 
 __all__ = ["default_folder", "merge_table", "print_recipes", "reproduce_table", "show_table"]

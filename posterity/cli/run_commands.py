@@ -170,7 +170,6 @@ def reproduce(**given: Any) -> None:
     check_jobs(jobs)
     from posterity.cli import launch
     from posterity.cli.progress import progress
-    from posterity.core.parse import split_list
     from posterity.reproduce.cells import RunRequest
 
     more = {name: value for name, value in given.items() if value is not None}
@@ -180,14 +179,24 @@ def reproduce(**given: Any) -> None:
     if places:
         if asked or scale != 1 or more:
             raise ValueError("--from runs nothing: it goes with --cells, --methods and --out, and no other flag")
-        merge_table(table, places, folder, split_list(cells or ""), split_list(rows or ""))
+        merge_table(table, places, folder, _split("--cells", cells), _split("--methods", rows))
         return
     request = RunRequest(
-        read_seeds(asked) if asked else None, scale, more, lambda title, rounds: progress(title, rounds, quiet),
+        None if asked is None else read_seeds(asked), scale, more, lambda title, rounds: progress(title, rounds, quiet),
         jobs or (launch.count_cores() if device == "cpu" else 1),
         device.startswith("cuda") if together is None else together,
     )  # fmt: skip
-    reproduce_table(table, folder, request, split_list(cells or ""), split_list(rows or ""))
+    reproduce_table(table, folder, request, _split("--cells", cells), _split("--methods", rows))
+
+
+def _split(flag: str, text: str | None) -> list[str]:
+    """The names of a list; none where the flag was not given."""
+    from posterity.core.parse import split_list
+
+    names = split_list(text or "")
+    if text is not None and not names:
+        raise ValueError(f"{flag} names nothing; {text!r} was given: leave the flag out for all of them")
+    return names
 
 
 @app.command(help="Predict with the clients' own models of a finished run: rows of a file in, a CSV file out.",

@@ -13,13 +13,9 @@ COMPARISON_MARKS = ("comparison.json", "comparison.json.part")
 
 def check_out(out: Path, comparison: bool = False) -> None:
     """Refuse a file, and a folder with other things in it: a run's files do not belong among them."""
+    check_folder(out)
     if not out.exists():
-        above = next(parent for parent in out.absolute().parents if parent.exists())
-        if not above.is_dir():
-            raise ValueError(f"{out} cannot be made, because {above} is a file: give another folder")
         return
-    if not out.is_dir():
-        raise ValueError(f"{out} is a file, and a folder is needed to write to: give another one")
     if any((out / mark).exists() for mark in (COMPARISON_MARKS if comparison else RUN_MARKS)):
         return  # whoever begins or goes on there says what is wrong with it, if anything
     others = sorted(path.name for path in out.iterdir() if not path.name.startswith("."))
@@ -30,6 +26,16 @@ def check_out(out: Path, comparison: bool = False) -> None:
         what = "comparison" if comparison else "run"
         raise ValueError(f"{out} holds other files ({', '.join(others[:3])}{more}) and no {what}: give an empty or a "
                          "new folder; nothing was written")  # fmt: skip
+
+
+def check_folder(out: Path) -> None:
+    """Refuse what is no folder, and cannot be made one."""
+    if not out.exists():
+        above = next(parent for parent in out.absolute().parents if parent.exists())
+        if not above.is_dir():
+            raise ValueError(f"{out} cannot be made, because {above} is a file: give another folder")
+    elif not out.is_dir():
+        raise ValueError(f"{out} is a file, and a folder is needed to write to: give another one")
 
 
 def new_folder(name: str) -> Path:

@@ -16,6 +16,8 @@ from posterity.core.random import make_key
 from posterity.core.tree import Tree
 from posterity.data.federation import Federation, FederationSpec
 from posterity.data.federation_checks import check_federation
+from posterity.data.registry import data_folder, find_dataset
+from posterity.data.source import find_form
 from posterity.engine.api import Engine
 from posterity.engine.augment import Augmentation
 from posterity.engine.autotune.choice import ROWS, EngineChoice, Wish, at_work, choose, footprint
@@ -77,6 +79,12 @@ def load_federation(config: Config) -> Federation:
     seed = config.seed if config.data_seed is None else config.data_seed
     asked = {f.name: getattr(config, f.name) for f in fields(FederationSpec) if f.name not in ("seed", "options")}
     return data.build(FederationSpec(**asked, seed=seed, options=config.settings("data")))
+
+
+def has_files(config: Config) -> bool:
+    """Whether the files of all its data sets, which it names, are here."""
+    sources = [find_dataset(name).source for name in config.dataset.split("+")]
+    return all(source is None or find_form(source, data_folder(config.data_dir)) for source in sources)
 
 
 def set_up(

@@ -13,7 +13,7 @@ from posterity.report.divergence import mark
 from posterity.report.selected_round import main_epochs, select_round
 from posterity.report.tables import point_name, summarise
 from posterity.report.verdict import signed
-from posterity.reproduce.gather import Gathered
+from posterity.reproduce.gather import Gathered, departure
 from posterity.reproduce.recipe import Line, Recipe, RecipeCell
 from posterity.reproduce.shown import Shown, find_score, read_samples, read_value
 
@@ -27,13 +27,14 @@ class Entry:
     line: Line
     paper: str
     ours: Mapping[str, str]  # selection rule -> mean ± sd over seeds, empty where nothing was run
-    seeds: int
+    seeds: int  # that the numbers are of
     point: str  # at which evaluation point ours are
     pair: Paired | None  # the row that others are held against less this one, under the rule by which rows are compared
     column: Column
     samples: Samples  # ours by seed, under that rule
     seconds: str = ""  # of the median round of a seed, which shares the device as it did
     mark: str = ""  # whether runs of it exploded: its numbers are shown, and compared with nothing
+    size: str = ""  # how its runs differ in size from the paper's: rows of different sizes are not compared
 
     @property
     def name(self) -> str:
@@ -49,12 +50,14 @@ def entries(recipe: Recipe, cell: RecipeCell, found: Gathered, by: str = "") -> 
     marks = [_mark(some, rule) for some in runs]
     mine = [read_samples(some, rule, shown) if shown.column.better and not word else {}
             for some, word in zip(runs, marks, strict=True)]  # fmt: skip
-    own = next((its for some, its in zip(reversed(runs), reversed(mine), strict=True) if some), {})
+    sizes = [departure(recipe, cell, line, found) for line in lines]
+    ran = [place for place, some in enumerate(runs) if some]
+    own, of = (mine[ran[-1]], sizes[ran[-1]]) if ran else ({}, "")
     return [
-        Entry(line, line.paper.get(cell.name, ""), {rule: _text(some, rule, shown) for rule in RULES}, len(some),
-              _point(some, shown), None if its is own else _pair(own, its), shown.column, its,
-              _seconds(some) if recipe.timed else "", word)
-        for line, some, its, word in zip(lines, runs, mine, marks, strict=True)
+        Entry(line, line.paper.get(cell.name, ""), {rule: _text(some, rule, shown) for rule in RULES},
+              _seeds(some, rule, shown), _point(some, shown), None if its is own or size != of else _pair(own, its),
+              shown.column, its, _seconds(some) if recipe.timed else "", word, size)
+        for line, some, its, word, size in zip(lines, runs, mine, marks, sizes, strict=True)
     ]  # fmt: skip
 
 
@@ -95,6 +98,11 @@ def _text(runs: Sequence[Run], rule: str, shown: Shown) -> str:
     if found is None:
         return ""
     return f"+{found.text}" if shown.shows == "gap" and found.mean > 0 else found.text
+
+
+def _seeds(runs: Sequence[Run], rule: str, shown: Shown) -> int:
+    """How many runs have a number; all of them where none has."""
+    return sum(read_value(run, rule, shown) is not None for run in runs) or len(runs)
 
 
 def _point(runs: Sequence[Run], shown: Shown) -> str:

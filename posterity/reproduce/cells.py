@@ -6,16 +6,18 @@ folder. `gather.py` reads them again, of one machine or of several.
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from posterity.experiment.compare import Watching, compare_runs
-from posterity.experiment.config import Config
+from posterity.experiment.compare import PLAN, Watching, compare_runs
+from posterity.experiment.config import Config, from_table
 from posterity.experiment.place import check_out
 from posterity.experiment.run import silent
+from posterity.experiment.run_folder import read_json
 from posterity.reproduce.recipe import Line, Recipe, RecipeCell
 
 LEAST_ROUNDS, LEAST_CLIENTS, LEAST_SAMPLES = 2, 5, 40  # of a table that is made smaller
@@ -24,6 +26,7 @@ ROWS = {"cifar10": 60_000, "cifar100": 60_000, "emnist47": 131_600, "fmnist": 70
         "tinyimagenet": 110_000}  # fmt: skip
 """Pictures of the data sets that a table divides among its clients."""
 PAGE = "table.md"
+REPORT = "report.html"  # which `posterity report` and `resume` write there
 SAMPLES = "data.samples"  # of every client of a generator
 
 
@@ -42,13 +45,31 @@ class RunRequest:
 
 def check_place(recipe: Recipe, out: Path) -> None:
     """Refuse a folder with other things in it than this table's."""
-    known = {PAGE, *recipe.folders()}
+    known = {PAGE, REPORT, *recipe.folders()}
     others = sorted({path.name for path in out.iterdir()} - known) if out.is_dir() else []
-    if others:
-        raise ValueError(f"{out} holds other files ({', '.join(others[:3])}) than runs of {recipe.id}: give an empty "
+    if visible := [name for name in others if not name.startswith(".")]:
+        raise ValueError(f"{out} holds other files ({', '.join(visible[:3])}) than runs of {recipe.id}: give an empty "
                          "or a new folder; nothing was written")  # fmt: skip
+    if other := _other_table(recipe, out):
+        raise ValueError(f"{out} holds {other}, and not {recipe.id}: give an empty or a new folder; nothing was "
+                         "written")  # fmt: skip
     for folder in recipe.folders():
         check_out(out / folder, comparison=True)
+
+
+def _other_table(recipe: Recipe, out: Path) -> str:
+    """Which other table's page or runs lie in a folder, in columns of the same names; empty if none do."""
+    first = (out / PAGE).read_text(encoding="utf-8").partition(":")[0] if (out / PAGE).is_file() else ""
+    if first.startswith("## ") and first != f"## {recipe.id}":
+        return f"the table {first.removeprefix('## ')}"
+    for folder, (cell, _) in recipe.folders().items():
+        if (out / folder / PLAN).is_file():
+            there = from_table(tomllib.loads(read_json(out / folder / PLAN)["config"]))
+            wanted = recipe.config(cell, {})
+            for name in ("dataset", "partition", "model"):
+                if (has := getattr(there, name)) != (asked := getattr(wanted, name)):
+                    return f"runs of another table ({folder}: {name} {has} instead of {asked})"
+    return ""
 
 
 def run_cells(recipe: Recipe, out: Path, asked: RunRequest) -> None:

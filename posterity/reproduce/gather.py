@@ -21,12 +21,13 @@ from posterity.report.selected_round import goal
 from posterity.report.tables import progress
 from posterity.report.verdict import goal_column
 from posterity.reproduce.cells import SAMPLES, comparisons
-from posterity.reproduce.recipe import Recipe, RecipeCell
+from posterity.reproduce.recipe import Line, Recipe, RecipeCell
 from posterity.reproduce.shown import Shown, read_value
 
-ESSENTIAL = ("method", "dataset", "partition", "split", "test_partition", "public", "model", "batch_size", "lr",
-             "optimiser", "augment")  # fmt: skip
-SIZE = ("rounds", "clients", "newcomers", "participation", "subset", "local_epochs", "local_steps")
+ESSENTIAL = ("method", "dataset", "target", "client_column", "group", "partition", "data_seed", "split",
+             "test_partition", "public", "model", "batch_size", "lr", "optimiser", "augment", "min_count")  # fmt: skip
+SIZE = ("rounds", "clients", "newcomers", "participation", "subset", "local_epochs", "local_steps",
+        "newcomer_epochs")  # fmt: skip
 SAME = 1e-5  # relative: two runs on the same kind of machine, one of them packed with seven digits
 Place = tuple[str, str]  # folder of a column, name of a row
 Size = tuple[tuple[str, str], ...]
@@ -62,12 +63,12 @@ def gather(recipe: Recipe, runs: Sequence[Run]) -> Gathered:
         if place is None:
             continue
         if not run.finished or run.seed is None:
-            remarks.append(f"{run.label}, seed {run.seed} ({run.folder}) is not in the table: {progress(run)}")
+            remarks.append(f"{run.label}, seed {run.seed} ({run.folder}) is left out: {progress(run)}")
             continue
         mine = found.setdefault(place, {})
         if (first := mine.setdefault(run.seed, run)) is not run:
             mine[run.seed] = _one_of(first, run, wanted[place], remarks)
-    kept = {place: _one_size(place, list(seeds.values()), wanted[place], remarks) for place, seeds in found.items()}
+    kept = {place: one_size(place, list(seeds.values()), wanted[place], remarks) for place, seeds in found.items()}
     return Gathered(kept, tuple(dict.fromkeys(remarks)))
 
 
@@ -133,26 +134,37 @@ def _shown(run: Run) -> Shown:
     return Shown("members" if any(run.federation.test) else "common", goal(run).name)
 
 
-def _one_size(place: Place, runs: Sequence[Run], wanted: Config, remarks: list[str]) -> tuple[Run, ...]:
+def one_size(place: Place, runs: Sequence[Run], wanted: Config, remarks: list[str]) -> tuple[Run, ...]:
     """The runs of one size, the paper's if there are some: sizes are not averaged."""
     runs = sorted(runs, key=lambda run: run.seed or 0)
     sizes = [_size(run) for run in runs]
     kept = size_of(wanted) if size_of(wanted) in sizes else sizes[0]
     for run, size in zip(runs, sizes, strict=True):
         if size != kept:
-            remarks.append(f"{place[1]}, seed {run.seed} ({run.folder}) is not in the table, because it has another "
-                           f"size than other seeds: {_differences(size, kept)}")  # fmt: skip
+            remarks.append(f"{place[1]}, seed {run.seed} ({run.folder}) is left out, because it has another size than "
+                           f"other seeds: {_differences(size, kept)}")  # fmt: skip
     return tuple(run for run, size in zip(runs, sizes, strict=True) if size == kept)
 
 
-def other_size(recipe: Recipe, cell: RecipeCell, runs: Sequence[Run]) -> str:
+def departure(recipe: Recipe, cell: RecipeCell, line: Line, found: Gathered) -> str:
+    """How the size of a row's runs differs from the paper's, in words; empty where it does not, or nothing was run."""
+    runs = found.runs.get((cell.folder, line.name), ())
+    return _differences(_size(runs[0]), size_of(recipe.config(cell, {}, line))) if runs else ""
+
+
+def other_size(recipe: Recipe, cell: RecipeCell, found: Gathered) -> str:
     """What the runs of a column have otherwise than the paper, in sentences: their size, and a part of a data set."""
-    wanted = recipe.config(cell, {})
-    told = {differences for run in runs if (differences := _differences(_size(run), size_of(wanted)))}
-    names = wanted.dataset.split("+")
-    notes = {note for run in runs for note in run.federation.notes if note.partition(":")[0] in names}
+    names: dict[str, list[str]] = {}
+    for line in recipe.lines_of(cell):
+        if found.runs.get((cell.folder, line.name)):
+            names.setdefault(departure(recipe, cell, line, found), []).append(line.name)
+    several = len(names) > 1
+    told = [f"{size} ({', '.join(rows)})" if several else size for size, rows in sorted(names.items()) if size]
+    parts = recipe.config(cell, {}).dataset.split("+")
+    notes = sorted({n for run in found.of(cell) for n in run.federation.notes if n.partition(":")[0] in parts})
     sentences = {"Not at the paper's size": told, "About the data": notes}
-    return " ".join(f"{what}: {'; '.join(sorted(said))}." for what, said in sentences.items() if said)
+    said = [f"{what}: {'; '.join(each)}." for what, each in sentences.items() if each]
+    return " ".join([*said, *["Only rows of one size are compared."] * several])
 
 
 def _differences(size: Size, other: Size) -> str:
@@ -165,4 +177,4 @@ def _said(value: str) -> str:
     return "all" if value == "None" else value
 
 
-__all__ = ["Gathered", "gather", "other_size", "read_places", "size_of"]
+__all__ = ["SIZE", "Gathered", "Size", "departure", "gather", "one_size", "other_size", "read_places", "size_of"]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from itertools import combinations
-from statistics import fmean
 
 from posterity.evaluate.paired import compare_pair
 from posterity.report.verdict import amount
@@ -23,18 +22,17 @@ def number(text: str) -> float | None:
 def order(found: Sequence[Entry], by: str = "") -> str:
     """How many pairs of rows stand in the paper's order, in a sentence, and which are told apart the other way round.
 
-    Rows of which runs exploded have no place in it. Nothing where there are no two rows to compare. `by` is the
-    selection rule that the rows were made by, if not the one without leaks.
+    Rows of which runs exploded, or that have another size, have no place in it. Nothing where there are no two rows to
+    compare. `by` is the selection rule that the rows were made by, if not the one without leaks.
     """
     rule = by or compared_by(found)
-    sound = [each for each in found if not each.mark]
-    both = [(e, p, o) for e in sound if (p := number(e.paper)) is not None and (o := _ours(e, rule)) is not None]
-    pairs = [(a, b) for a, b in combinations(both, 2) if a[1] != b[1]]
+    pairs = [(a, b, theirs, ours) for a, b in combinations(found, 2) if not a.mark and not b.mark and a.size == b.size
+             if (theirs := _theirs(a, b)) and (ours := _ours(a, b, rule)) is not None]  # fmt: skip
     if not pairs:
         return ""
-    others = [sorted((a, b), key=lambda row: -row[2]) for a, b in pairs if (a[1] - b[1]) * (a[2] - b[2]) <= 0]
+    others = [(a, b) if ours > 0 else (b, a) for a, b, theirs, ours in pairs if theirs * ours <= 0]
     told = f"{len(pairs) - len(others)} of {len(pairs)} pairs of methods are in the paper's order."
-    apart = [said for first, second in others if (said := _apart(first[0], second[0]))]
+    apart = [said for first, second in others if (said := _apart(first, second))]
     if not others:
         return told
     if not apart:
@@ -43,9 +41,19 @@ def order(found: Sequence[Entry], by: str = "") -> str:
     return f"{told} Of the others our seeds tell apart: {'; '.join(apart)}."
 
 
-def _ours(each: Entry, rule: str) -> float | None:
-    """The mean over our seeds as it is: rounded as it is printed, two rows may look equal."""
-    return fmean(sample.value for sample in each.samples.values()) if each.samples else number(each.ours[rule])
+def _theirs(first: Entry, second: Entry) -> float:
+    """By how much the paper has the first above the second; 0 where it has them level, or one of them not at all."""
+    a, b = number(first.paper), number(second.paper)
+    return 0.0 if a is None or b is None else a - b
+
+
+def _ours(first: Entry, second: Entry, rule: str) -> float | None:
+    """By how much our runs have it so: over the seeds of both, of means that are not rounded as they are printed."""
+    if first.samples and second.samples:
+        each = compare_pair(first.samples, second.samples)
+        return each.difference if each.seeds else None
+    a, b = number(first.ours[rule]), number(second.ours[rule])
+    return None if a is None or b is None else a - b
 
 
 def _apart(first: Entry, second: Entry) -> str:

@@ -36,7 +36,7 @@ def markdown(recipe: Recipe, found: Gathered) -> str:
     made = [entries(recipe, cell, found) for cell in run]
     pieces.append(_legend([entry for each in made for entry in each]))
     for cell, each in zip(run, made, strict=True):
-        pieces += [f"### {cell.name}", other_size(recipe, cell, found.of(cell)), _table(with_numbers(each))]
+        pieces += [f"### {cell.name}", other_size(recipe, cell, found), _table(with_numbers(each))]
         pieces += [order(each), order_as_reported(recipe, cell, found), without_numbers(each)]
         pieces.append(origins(recipe, cell, found))
     pieces.append(_listed("Not yet run", [cell.name for cell in recipe.cells if cell not in run]))

@@ -35,12 +35,13 @@ paper = { "Dirichlet(0.3)" = "77.70" }
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from importlib.resources import files
-from typing import Any
+from typing import Any, cast
 
 from posterity.core.hyperparameters import nearest
 from posterity.experiment.config import Config, from_table
@@ -50,6 +51,7 @@ from posterity.reproduce.shown import Shown
 SHOWN = tuple(each.name for each in fields(Shown))
 OUTCOMES = ("reproduced", "ordering reproduced", "contradicted", "in part", "begun", "not yet run")
 REPORTED = ("paper", "last")  # selection rules by which papers report
+SETTINGS = re.compile(r"\[[^]]*\]|@paper")  # of a method, in its row
 
 
 @dataclass(frozen=True)
@@ -109,17 +111,28 @@ class Recipe:
     def chosen(self, cells: Sequence[str], methods: Sequence[str]) -> Recipe:
         """The recipe with these columns and rows only, in the order of the table; all where nothing is named."""
         some = [_named(name, self.cells, "cell", self.id) for name in cells] or self.cells
-        rows = [_named(name, self.lines, "method", self.id) for name in methods] or self.lines
+        rows = [_row(name, self.lines, self.id) for name in methods] or self.lines
         return replace(self, cells=tuple(each for each in self.cells if each in some),
                        lines=tuple(each for each in self.lines if each in rows))  # fmt: skip
 
 
 def _named(name: str, among: Sequence[Any], what: str, where: str) -> Any:
     for each in among:
-        if name in (each.name, getattr(each, "method", each.name)):
+        if name.casefold() == each.name.casefold():
             return each
-    known = [each.name for each in among]
-    raise ValueError(f"{where} has no {what} {name!r}: {nearest(name, known)}")
+    raise ValueError(f"{where} has no {what} {name!r}: {nearest(name, [each.name for each in among])}")
+
+
+def _row(name: str, lines: Sequence[Line], where: str) -> Line:
+    """The row of this name, or of this method; or the paper's own row of this method with some settings."""
+    named = [line for line in lines if line.name.casefold() == name.casefold()]
+    found = named or [line for line in lines if line.method == name]
+    found = found or [line for line in lines if SETTINGS.sub("", line.method) == name.casefold()]
+    found = [line for line in found if line.paper] or found
+    if len(found) > 1:
+        raise ValueError(f"{where} has several rows of {name}: {'; '.join(line.name for line in found)}; give one of "
+                         "these names")  # fmt: skip
+    return found[0] if found else cast(Line, _named(name, lines, "method", where))
 
 
 @cache

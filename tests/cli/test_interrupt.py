@@ -62,6 +62,15 @@ def test_what_has_not_begun_cannot_go_on(tmp_path, capsys):
     assert capsys.readouterr().err == "stopped\n"
 
 
+@pytest.mark.parametrize("column", ["short", "tables/V-T1a/short"])
+def test_a_table_or_figure_goes_on_with_the_same_command(column, tmp_path, capsys):
+    (tmp_path / column).mkdir(parents=True)
+    (tmp_path / column / "comparison.json").touch()
+    assert stopped_by(signal.SIGINT, tmp_path) == 130
+    assert capsys.readouterr().err == (f"stopped; give the same command again with --out {tmp_path}: what is finished "
+                                       "is not repeated\n")  # fmt: skip
+
+
 def test_a_worker_leaves_signals_to_its_parent(monkeypatch):
     monkeypatch.setenv(WORKER, "1")
     before = signal.getsignal(signal.SIGTERM)

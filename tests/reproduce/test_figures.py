@@ -16,10 +16,10 @@ import torch
 
 import posterity
 from posterity.evaluate import per_client, score
-from posterity.report import load_runs
+from posterity.report import load_runs, pack_runs
 from posterity.reproduce.cells import RunRequest
 from posterity.reproduce.figures import catalogue, draw_figure, figures
-from posterity.reproduce.figures.drawing import KINDS
+from posterity.reproduce.figures.drawing import KINDS, PARTITION
 from posterity.reproduce.figures.material import Material
 from posterity.reproduce.figures.plain_css import without_variables
 from posterity.reproduce.figures.scatter import scatter_ratio
@@ -28,7 +28,8 @@ from posterity.reproduce.gather import gather, read_places
 from posterity.reproduce.recipe import find
 from posterity.reproduce.shown import Shown, read_value
 
-RAW = Path(__file__).parents[2] / "docs" / "results" / "raw"
+DOCS = Path(__file__).parents[2] / "docs"
+RAW, PICTURES = DOCS / "results" / "raw", DOCS / "pictures" / "figures"
 
 TINY: dict[str, Any] = {
     "dataset": "digits", "model": "mlp", "subset": "20%", "clients": 3, "rounds": 2, "batch_size": 20, "lr": 0.1,
@@ -69,7 +70,7 @@ def test_the_catalogue():
     """Every figure has a drawer, and names columns and rows that its tables have."""
     for name, figure in figures().items():
         assert figure.id == name
-        assert figure.kind in KINDS
+        assert figure.kind in {*KINDS, PARTITION}
         assert figure.needs
         assert all(recipe.cells and recipe.lines for recipe in figure.chosen((), ()))
     assert figures()["V-F2"].tables == ("V-T1a",)
@@ -93,6 +94,11 @@ def test_as_many_bubbles_as_counts_that_are_not_zero(tmp_path):
     flat = [n for row in counts for n in row if n > 0]
     assert areas[flat.index(max(flat))] == max(areas)
     assert not (tmp_path / "tables").exists()  # nothing was trained
+
+
+def test_the_title_of_a_partition_says_what_is_divided(tmp_path):
+    made = make("M-F2", tmp_path, seeds=[3], more=TINY)
+    assert [panel["setting"].partition(", α")[0] for panel in made.numbers["panels"]] == ["digits, 20% of it"] * 2
 
 
 def test_data_that_are_not_here_are_left_out_and_named(tmp_path, monkeypatch):
@@ -158,20 +164,77 @@ def test_finished_runs_are_drawn_as_they_are(curves):
 
 def test_runs_with_other_seeds_are_not_taken_as_they_are(curves):
     recipe = figures()["V-F3"].chosen([], ["FedPer", "FedAvg-FT"])[0]
-    found = Material.below(recipe, curves.folder / "tables" / "V-T1b")
-    assert found.complete
+    place = curves.folder / "tables" / "V-T1b"
+    assert Material.below(recipe, place).complete
     facts = curves.folder / "tables" / "V-T1b" / "capped-Dirichlet-0.1" / "fedper" / "seed-1" / "run.json"
     before = facts.read_text(encoding="utf-8")
     try:
         facts.write_text(before.replace('"finished"', '"running"'), encoding="utf-8")
-        assert not found.complete
+        assert not Material.below(recipe, place).complete
     finally:
         facts.write_text(before, encoding="utf-8")
 
 
+TOY: dict[str, Any] = {"engine": "stacked", "set": {"data.samples": "30"}}
+
+
+def test_what_is_asked_for_is_drawn(tmp_path):
+    """Runs of other seeds and sizes in the same folder are not averaged with it."""
+    one = make("A-F1", tmp_path, ["label skew"], seeds=[0], more={**TOY, "rounds": 2})
+    two = make("A-F1", tmp_path, ["label skew"], seeds=[1], more={**TOY, "rounds": 3})
+    assert [made.numbers["curves"][0]["seeds"] for made in (one, two)] == [[0], [1]]
+    assert [made.numbers["curves"][0]["rounds"] for made in (one, two)] == [[1, 2], [1, 2, 3]]
+    as_it_is = draw_figure("A-F1", tmp_path, cells=["label skew"])
+    assert json.loads(as_it_is.numbers.read_text())["curves"] == one.numbers["curves"]
+    (note,) = as_it_is.notes
+    assert note.endswith("is left out, because it has another size than other seeds: rounds 3 instead of 2")
+    with pytest.raises(ValueError, match=r"cannot be run: .* other settings \(rounds: there 2, now 4\)"):
+        make("A-F1", tmp_path, ["label skew"], more={**TOY, "rounds": 4})
+
+
+def test_curves_of_clients_are_not_drawn_from_packed_runs(tmp_path):
+    """They have each client's numbers at chosen rounds alone; folders of runs have all."""
+    made = make("A-F1", tmp_path / "a", ["label skew"], seeds=[0], more={**TOY, "rounds": 3})
+    place = tmp_path / "a" / "tables"
+    again = make("A-F1", tmp_path / "b", places=[place])  # the other two columns were not run
+    assert again.numbers == made.numbers
+    packed = pack_runs(place, tmp_path / "packed.jsonl.gz")
+    with pytest.raises(ValueError, match=r"each client's balanced_accuracy in \d of 3 rounds, as packed runs have it"):
+        make("A-F1", tmp_path / "c", places=[packed])
+    assert not (tmp_path / "c").exists()
+
+
+def test_rows_stand_in_the_figures_order():
+    """Each host beside the same with MetaVD, where the table has its rows by kind."""
+    (recipe,) = figures()["M-F5"].chosen([], [])
+    assert [line.name for line in recipe.lines] == list(catalogue.META)
+
+
+@pytest.mark.parametrize(("name", "more"), [("M-F5", {}), ("V-F3", {}), ("B-F3", {"cells": ["MNIST", "Fashion-MNIST",
+                                                                                           "CIFAR-10"]})])  # fmt: skip
+def test_published_figures_are_those_of_the_published_runs(name, more, tmp_path):
+    raw = {"M-F5": ["M-T8"], "V-F3": ["V-T1b"], "B-F3": ["B-T2", "B-T1"]}[name]
+    make(name, tmp_path, places=[RAW / f"{table}.jsonl.gz" for table in raw], **more)
+    made, published = (place.read_text() for place in (tmp_path / "figures" / f"{name}.svg", PICTURES / f"{name}.svg"))
+    assert made == published
+
+
+@pytest.mark.parametrize("below", ["", "deeper"])
+def test_a_file_is_no_place_for_a_figure(tmp_path, below):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ValueError, match="is a file"):
+        draw_figure("A-F1", tmp_path / "file" / below, RunRequest([0], 0.01))
+
+
+def test_mistakes_are_not_missing_data(tmp_path):
+    with pytest.raises(ValueError, match="--scale must be above 0 and at most 1; 5 was given"):
+        draw_figure("M-F2", tmp_path, RunRequest(scale=5))
+    with pytest.raises(ValueError, match=r"partition 'nonsense'"):
+        draw_figure("M-F2", tmp_path, RunRequest([0], more={**TINY, "partition": "nonsense"}))
+
+
 def test_curves_of_clients_are_those_of_the_log(tmp_path):
-    small = {"rounds": 3, "engine": "stacked", "set": {"data.samples": "60"}}
-    made = make("A-F1", tmp_path, seeds=[0], cells=["label skew"], more=small)
+    made = make("A-F1", tmp_path, seeds=[0], cells=["label skew"], more={**TOY, "rounds": 3})
     (run,) = load_runs(tmp_path)
     held = [s for s in run.scores if (s.point, s.part, s.group) == (run.scored, "held", "members")]
     shown = {c["name"]: c["mean"] for c in made.numbers["curves"]}

@@ -9,13 +9,17 @@ from pathlib import Path
 
 import pytest
 
+from posterity.cli import show
+from posterity.evaluate.paired import Sample
 from posterity.report import pack_runs
 from posterity.reproduce import recipe as recipe_files
-from posterity.reproduce.beside import entries
+from posterity.reproduce.beside import Entry, entries
 from posterity.reproduce.cells import RunRequest, run_cells
 from posterity.reproduce.figures import catalogue
 from posterity.reproduce.gather import gather, other_size, read_places
-from posterity.reproduce.recipe import read
+from posterity.reproduce.order import order
+from posterity.reproduce.recipe import Line, read
+from posterity.reproduce.shown import Shown
 
 TWO = """
 id = "X-T4"
@@ -104,7 +108,7 @@ def test_a_run_that_is_not_finished_is_named(copy):
     change(copy / "short" / "fedavg" / "seed-0" / "run.json", status="running")
     found = gather(RECIPE, read_places([copy]))
     assert found.count == 3
-    assert found.remarks[0].endswith("is not in the table: running, round 2 of 2")
+    assert found.remarks[0].endswith("is left out: running, round 2 of 2")
 
 
 def test_sizes_are_not_averaged(made, tmp_path):
@@ -129,10 +133,10 @@ def test_columns_that_differ_in_size_are_told_apart(call, made, monkeypatch, tmp
     assert "may belong to short or long and is in none" in found.remarks[0]
     monkeypatch.setattr(recipe_files, "recipes", lambda: {"X-T4": RECIPE})
     place = str(tmp_path / "long")
-    assert call("reproduce", "X-T4", "--from", place, "--cells", "short", "--out", str(tmp_path / "t"))[0] == 0
-    assert (
-        (tmp_path / "t" / "table.md").read_text().endswith("Not yet run:\n\n- short\n")
-    )  # its runs are not those of `long`
+    code, _, said = call("reproduce", "X-T4", "--from", place, "--cells", "short", "--out", str(tmp_path / "t"))
+    assert code == 2  # the runs of `long` are not its own
+    assert "no run of X-T4 that was asked for is there, so nothing was written" in " ".join(said.split())
+    assert not (tmp_path / "t").exists()
 
 
 def test_runs_of_something_else_are_left_alone(made):
@@ -141,10 +145,61 @@ def test_runs_of_something_else_are_left_alone(made):
 
 
 def test_a_part_of_a_data_set_is_told(made):
-    (first, *_) = gather(SHORT, read_places([made])).of(SHORT.cells[0])
-    assert other_size(SHORT, SHORT.cells[0], [first]) == ""
+    found = gather(SHORT, read_places([made]))
+    assert other_size(SHORT, SHORT.cells[0], found) == ""
+    (first, *_) = found.of(SHORT.cells[0])
     half = replace(first, federation=replace(first.federation, notes=("digits: the stored half", "newcomers: 2")))
-    assert other_size(SHORT, SHORT.cells[0], [half, half]) == "About the data: digits: the stored half."
+    halves = replace(found, runs={("short", "Theirs"): (half, half)})
+    assert other_size(SHORT, SHORT.cells[0], halves) == "About the data: digits: the stored half."
+
+
+def with_numbers_of_the_paper(recipe, *numbers):
+    return replace(recipe, lines=tuple(replace(line, paper={"short": number})
+                                       for line, number in zip(recipe.lines, numbers, strict=True)))  # fmt: skip
+
+
+def test_rows_of_different_sizes_are_not_compared(made, tmp_path):
+    recipe = with_numbers_of_the_paper(SHORT, "1", "2")
+    do(SHORT.chosen([], ["Theirs"]), tmp_path / "more", [0, 1], rounds=3)
+    both = gather(recipe, read_places([made]))
+    mixed = gather(recipe, read_places([made / "short" / "fedprox-mu=0.1", tmp_path / "more"]))
+    (cell,) = recipe.cells
+    alike, apart = (entries(recipe, cell, found) for found in (both, mixed))
+    assert [each.size for each in alike] == ["", ""]
+    assert [each.size for each in apart] == ["rounds 3 instead of 2", ""]
+    assert alike[0].pair is not None
+    assert apart[0].pair is None
+    assert "of 1 pairs of methods" in order(alike)
+    assert order(apart) == ""
+    assert other_size(recipe, cell, mixed) == ("Not at the paper's size: rounds 3 instead of 2 (Theirs). Only rows of "
+                                               "one size are compared.")  # fmt: skip
+
+
+@pytest.mark.parametrize("more", [{"data_seed": 5}, {"min_count": 3}], ids=lambda each: next(iter(each)))
+def test_a_run_with_other_clients_or_scores_is_another_one(made, tmp_path, more):
+    do(SHORT.chosen([], ["Theirs"]), tmp_path / "other", [2], **more)
+    assert gather(SHORT, read_places([tmp_path / "other"])).count == 0
+
+
+def test_seeds_are_those_that_have_a_number(made):
+    found = gather(SHORT, read_places([made]))
+    (cell,) = SHORT.cells
+    first, second = found.runs["short", "Theirs"]
+    unscored = replace(second, scores=())
+    some = replace(found, runs={**found.runs, ("short", "Theirs"): (first, unscored)})
+    assert [each.seeds for each in entries(SHORT, cell, some)] == [1, 2]
+
+
+def test_pairs_are_ordered_by_the_seeds_that_both_have():
+    """Ours is ahead with every seed of both; the mean of all its seeds is not."""
+    shown = Shown().column
+    values = {"Theirs": {0: 0.8, 1: 0.9}, "Ours": {0: 0.81}}
+    made = [
+        Entry(Line(name, "fedavg"), paper, {}, len(each), "", None, shown,
+              {seed: Sample(value, None) for seed, value in each.items()})
+        for (name, each), paper in zip(values.items(), ("1", "2"), strict=True)
+    ]  # fmt: skip
+    assert order(made, "validated") == "1 of 1 pairs of methods are in the paper's order."
 
 
 def test_the_command_merges(call, made, monkeypatch, tmp_path):
@@ -165,7 +220,7 @@ def test_the_command_merges(call, made, monkeypatch, tmp_path):
 
 def test_the_list_says_how_much_is_done(call, made, monkeypatch):
     monkeypatch.setattr("posterity.cli.reproduce.recipes", lambda: {"X-T4": RECIPE})
-    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setattr(show.console, "_width", 200)
     before = call("reproduce", "--list")[1]
     assert "not yet run" in before
     assert "here" not in before.partition("result: ")[0]
@@ -173,6 +228,72 @@ def test_the_list_says_how_much_is_done(call, made, monkeypatch):
     assert code == 0
     assert "4 of 8 runs" in said
     assert "N-T7" in said
+
+
+def test_the_list_counts_runs_of_the_papers_size(call, made, monkeypatch, tmp_path):
+    monkeypatch.setattr("posterity.cli.reproduce.recipes", lambda: {"X-T4": RECIPE})
+    monkeypatch.setattr(show.console, "_width", 200)
+    do(SHORT.chosen([], ["Theirs"]), tmp_path / "X-T4", [0, 1], rounds=3)
+    assert "here" not in call("reproduce", "--list", "--out", str(tmp_path))[1].partition("result: ")[0]
+    shutil.copytree(made / "short" / "fedprox-mu=0.1", tmp_path / "X-T4" / "short" / "fedprox-mu=0.1")
+    assert "here 2 of 8 runs" in call("reproduce", "--list", "--out", str(tmp_path))[1]
+
+
+def test_a_folder_is_of_one_table(call, made, copy, monkeypatch, tmp_path):
+    """Columns of two tables may have the same names."""
+    other = replace(SHORT, id="X-T5", settings={**SHORT.settings, "partition": "iid"})
+    monkeypatch.setattr(recipe_files, "recipes", lambda: {"X-T4": SHORT, "X-T5": other})
+    go = lambda name, *more: call("reproduce", name, "--out", str(copy), *more)  # noqa: E731
+    code, _, said = go("X-T5")
+    assert code == 2
+    assert "holds runs of another table (short: partition" in " ".join(said.split())
+    place = tmp_path / "page"
+    place.mkdir()
+    (place / "table.md").write_text("## X-T5: Somebody, Table 5\n")
+    code, _, said = call("reproduce", "X-T4", "--from", str(made), "--out", str(place))
+    assert code == 2
+    assert "holds the table X-T5, and not X-T4" in " ".join(said.split())
+    assert (place / "table.md").read_text().startswith("## X-T5")
+
+
+def test_what_other_commands_and_systems_leave_in_a_folder_is_no_obstacle(call, copy, monkeypatch):
+    monkeypatch.setattr(recipe_files, "recipes", lambda: {"X-T4": SHORT})
+    (copy / ".DS_Store").write_text("")
+    assert call("report", str(copy))[0] == 0
+    assert (copy / "report.html").exists()
+    assert call("reproduce", "X-T4", "--out", str(copy))[0] == 0
+    (copy / "notes.txt").write_text("")
+    code, _, said = call("reproduce", "X-T4", "--out", str(copy))
+    assert code == 2
+    assert "holds other files (notes.txt)" in " ".join(said.split())
+
+
+@pytest.mark.parametrize("flag", ["--cells", "--methods"])
+def test_an_empty_list_is_not_everything(call, flag):
+    code, _, said = call("reproduce", "V-T1c", flag, ",")
+    assert code == 2
+    assert f"{flag} names nothing" in said
+
+
+def test_an_id_like_a_figures_is_looked_up_among_figures(call):
+    code, _, said = call("reproduce", "V-F5")
+    assert code == 2
+    assert "there is no figure 'V-F5': did you mean" in " ".join(said.split())
+
+
+ROWS = [("M-T8", "fedprox", "FedProx"), ("M-T8", "FedAvg+ft", "FedAvg+FT"), 
+        ("M-T8", "perfedavg", "PerFedAvg (HF-MAML)"),
+        ("M-T8", "fedprox[mu=0.1]", "FedProx"), ("V-T1c", "pfedvmp", "pFedVMP")]  # fmt: skip
+
+
+@pytest.mark.parametrize(("table", "given", "row"), ROWS)
+def test_a_row_is_the_papers_own_unless_its_settings_are_given(table, given, row):
+    assert [line.name for line in recipe_files.find(table).chosen([], [given]).lines] == [row]
+
+
+def test_a_method_of_several_rows_names_them():
+    with pytest.raises(ValueError, match=r"V-T7 has several rows of pfedvmp: ξ₁ = 1; .* give one of these names"):
+        recipe_files.find("V-T7").chosen([], ["pfedvmp"])
 
 
 def test_a_figure_of_models_is_not_drawn_from_logs(call, tmp_path):

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
-from posterity.experiment.setup import federation_facts, load_federation
+from posterity.experiment.config import Config
+from posterity.experiment.setup import federation_facts, has_files, load_federation
 from posterity.report.partition_chart import partition
 from posterity.report.read_runs import FederationFacts, read_federation
 from posterity.reproduce.cells import RunRequest, shrunk
@@ -21,17 +21,21 @@ KEY = "Area of a disc: training samples of a client (across) and a class (up), o
 BARS = "Bars: each client's training (blue), validation (brown) and test samples (grey)."
 
 
-def draw(figure: Figure, made: Sequence[Recipe], place: Path, asked: RunRequest) -> FigureDrawing:
+def draw(figure: Figure, made: Sequence[Recipe], asked: RunRequest) -> FigureDrawing:
     """A panel for every setting whose data are here; the others are named."""
     found: list[tuple[str, FederationFacts]] = []
     missing: list[str] = []
     seed = (asked.seeds or (0,))[0]
     for recipe in made:
         for cell in recipe.cells:
+            config = recipe.config(cell, {**shrunk(recipe, cell, asked.scale), **asked.more, "seed": seed})
+            title = _title(config, cell)
             try:
-                found.append((_title(recipe, cell), _facts(recipe, cell, asked, seed)))
+                found.append((title, read_federation(federation_facts(load_federation(config)))))
             except ValueError as error:
-                missing.append(f"{_title(recipe, cell)} ({error})")
+                if has_files(config):
+                    raise
+                missing.append(f"{title} ({error})")
     if not found:
         raise ValueError(f"{figure.id} needs the labels of its data, and none are here: {'; '.join(missing)}")
     wide = any(facts.clients > MANY for _, facts in found)
@@ -43,15 +47,9 @@ def draw(figure: Figure, made: Sequence[Recipe], place: Path, asked: RunRequest)
     return FigureDrawing(svg, {"seed": seed, "panels": [_numbers(name, facts) for name, facts in found]}, tuple(left))
 
 
-def _title(recipe: Recipe, cell: RecipeCell) -> str:
-    config = recipe.config(cell, {})
+def _title(config: Config, cell: RecipeCell) -> str:
     part = f", {config.subset} of it" if config.subset else ""
     return f"{config.dataset}{part}, {cell.name}"
-
-
-def _facts(recipe: Recipe, cell: RecipeCell, asked: RunRequest, seed: int) -> FederationFacts:
-    config = recipe.config(cell, {**shrunk(recipe, cell, asked.scale), **asked.more, "seed": seed})
-    return read_federation(federation_facts(load_federation(config)))
 
 
 def _largest(facts: FederationFacts) -> int:

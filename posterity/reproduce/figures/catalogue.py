@@ -12,7 +12,7 @@ from functools import cache
 from importlib.resources import files
 
 from posterity.core.hyperparameters import nearest
-from posterity.reproduce.recipe import Recipe, read, recipes
+from posterity.reproduce.recipe import Line, Recipe, read, recipes
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,12 @@ class FigureSource:
     methods: tuple[str, ...] = ()
 
     def recipe(self) -> Recipe:
-        return known_tables()[self.table].chosen(self.cells, self.methods)
+        """The table's part, with its rows in the figure's order: reliability diagrams stand in pairs."""
+        made = known_tables()[self.table].chosen(self.cells, self.methods)
+        return replace(made, lines=tuple(sorted(made.lines, key=self._place)))
+
+    def _place(self, line: Line) -> int:
+        return self.methods.index(line.name) if self.methods else 0
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -17,14 +16,12 @@ from torch.nn.functional import normalize
 from posterity.experiment.result import Result
 from posterity.report.line_charts import thin
 from posterity.report.svg import COLOURS, Canvas
-from posterity.reproduce.cells import RunRequest
 from posterity.reproduce.figures import tsne
 from posterity.reproduce.figures.catalogue import Figure
 from posterity.reproduce.figures.features import PERPLEXITY, held_features, mark, spread_text, square_scales
-from posterity.reproduce.figures.material import FigureDrawing, collect, read_models
+from posterity.reproduce.figures.material import FigureDrawing, Material, read_models
 from posterity.reproduce.figures.predicted import predicted_heads
 from posterity.reproduce.figures.sheet import Panel, sheet
-from posterity.reproduce.recipe import Recipe
 
 SIDE = 560.0
 DRAWS = 3  # rows from each client's Gaussian for each class
@@ -41,11 +38,10 @@ class Predicted:
     sd: float  # root mean variance of a predicted weight
 
 
-def draw(figure: Figure, made: Sequence[Recipe], place: Path, asked: RunRequest) -> FigureDrawing:
+def draw(figure: Figure, made: Sequence[Material]) -> FigureDrawing:
     panels, about, numbers = [], [], []
     clients, classes = figure.options["clients"], figure.options["classes"]
-    for recipe in made:
-        found = collect(recipe, place, asked, figure.id)
+    for found in made:
         for cell in found.recipe.cells:
             runs = found.runs(cell, found.recipe.lines_of(cell)[0])
             shares, sds = [], []

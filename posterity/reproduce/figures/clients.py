@@ -5,28 +5,25 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
 from posterity.report import Run
 from posterity.report.line_charts import line_chart
 from posterity.report.selected_round import main_epochs, series
 from posterity.report.svg import COLOURS
 from posterity.report.tables import Arm
-from posterity.reproduce.cells import RunRequest
 from posterity.reproduce.figures.catalogue import Figure
 from posterity.reproduce.figures.curves import Course, mean_curve, thinned, told
-from posterity.reproduce.figures.material import FigureDrawing, Material, collect
+from posterity.reproduce.figures.material import FigureDrawing, Material
 from posterity.reproduce.figures.sheet import Panel, sheet
-from posterity.reproduce.recipe import Recipe, RecipeCell
+from posterity.reproduce.recipe import RecipeCell
 
 WIDTH = 470.0
 
 
-def draw(figure: Figure, made: Sequence[Recipe], place: Path, asked: RunRequest) -> FigureDrawing:
+def draw(figure: Figure, made: Sequence[Material]) -> FigureDrawing:
     """Clients are numbered from 1, as the paper does; those of the second half have dashed lines."""
     panels, about, numbers = [], [], []
-    for recipe in made:
-        found = collect(recipe, place, asked, figure.id)
+    for found in made:
         for cell in found.recipe.cells:
             lines = [
                 mean_curve(arm, partial(by_client, client=k, metric=figure.metric))
@@ -37,9 +34,9 @@ def draw(figure: Figure, made: Sequence[Recipe], place: Path, asked: RunRequest)
                 [replace(thinned(line), band=()) for line in lines], WIDTH, cell.name, "round", y_axis=(title, True)
             )
             remark = "mean over seeds" if lines[0].band else "one seed"
-            panels.append(Panel(f"{recipe.lines[0].name}, {cell.name}", drawn, remark))
+            panels.append(Panel(f"{found.recipe.lines[0].name}, {cell.name}", drawn, remark))
             numbers += [{"cell": cell.name, **told(figure.metric, line)} for line in lines]
-        settings = dict.fromkeys(found.about(cell) for cell in recipe.cells)
+        settings = dict.fromkeys(found.about(cell) for cell in found.recipe.cells)
         about += [
             *settings,
             "Dashed: the second half of the clients, which is the skewed one where amounts or labels are.",
@@ -58,5 +55,10 @@ def _arms(found: Material, cell: RecipeCell) -> list[Arm]:
 def by_client(run: Run, client: int, metric: str) -> Course:
     """One client's number on what it holds out, by round."""
     scores = series(run, "held", run.scored, main_epochs(run, run.scored))
+    without = [r for r, score in scores.items() if metric not in score.clients]
+    if without:
+        raise ValueError(f"the log of {run.label}, seed {run.seed} ({run.folder}) has each client's {metric} in "
+                         f"{len(scores) - len(without)} of {len(scores)} rounds, as packed runs have it, and all are "
+                         "to be drawn: give the folder of the run, or leave --from out to run it")  # fmt: skip
     found = {r: score.by_client(metric) for r, score in scores.items()}
     return {r: value for r, values in found.items() if client < len(values) and (value := values[client]) is not None}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from posterity.report import Run
@@ -13,21 +12,19 @@ from posterity.report.line_charts import LearningCurve, line_chart, thin
 from posterity.report.selected_round import main_epochs
 from posterity.report.summary import curve
 from posterity.report.tables import Arm, point_name
-from posterity.reproduce.cells import RunRequest
 from posterity.reproduce.figures.catalogue import Figure
-from posterity.reproduce.figures.material import FigureDrawing, Material, collect
+from posterity.reproduce.figures.material import FigureDrawing, Material
 from posterity.reproduce.figures.sheet import Panel, sheet
-from posterity.reproduce.recipe import Recipe, RecipeCell
+from posterity.reproduce.recipe import RecipeCell
 
 WIDTH = 940.0
 Course = Mapping[int, float]  # a value by round
 
 
-def draw(figure: Figure, made: Sequence[Recipe], place: Path, asked: RunRequest) -> FigureDrawing:
+def draw(figure: Figure, made: Sequence[Material]) -> FigureDrawing:
     """Accuracy above, loss below, for each column."""
     panels, about, numbers = [], [], []
-    for recipe in made:
-        found = collect(recipe, place, asked, figure.id)
+    for found in made:
         for cell in found.recipe.cells:
             arms = arms_of(found, cell)
             for title, y_axis, course in (

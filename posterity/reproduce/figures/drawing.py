@@ -7,20 +7,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from posterity.experiment.place import check_folder
 from posterity.report.logs import write_atomic
 from posterity.reproduce.cells import RunRequest
 from posterity.reproduce.figures import bubbles, classifiers, clients, curves, features, proportion, reliability, toy
 from posterity.reproduce.figures.catalogue import Figure, find_figure
-from posterity.reproduce.figures.material import FigureDrawing
-from posterity.reproduce.recipe import Recipe
+from posterity.reproduce.figures.material import FigureDrawing, Material, collect
 
-Draw = Callable[[Figure, Sequence[Recipe], Path, RunRequest], FigureDrawing]
-KINDS: Mapping[str, Draw] = {
-    "bubbles": bubbles.draw,
+PARTITION = "bubbles"  # the kind that needs data and no run
+KINDS: Mapping[str, Callable[[Figure, Sequence[Material]], FigureDrawing]] = {
     "classifiers": classifiers.draw,
     "clients": clients.draw,
     "curves": curves.draw,
@@ -50,19 +49,31 @@ def draw_figure(
 ) -> DrawnFigure:
     """Run what is missing, draw the figure and write it.
 
-    With places, nothing is run. Without seeds and with finished runs of the same seeds in all its rows, it is drawn
-    from these, whatever their size; the lines below its title say how large they are.
+    With places, nothing is run. Where neither seeds nor a size are asked for and all its rows have finished runs of the
+    same seeds, it is drawn from these; the lines below its title say how large they are.
     """
     figure = find_figure(name)
     if asked.places and figure.kind not in LOGS:
         raise ValueError(f"{figure.id} shows data or what models make of them, which packed runs do not hold: it is "
                          "drawn from run folders below OUT/tables; leave --from out")  # fmt: skip
-    drawing = KINDS[figure.kind](figure, figure.chosen(cells, methods), folder / "tables", asked)
+    check_folder(folder)
+    drawing = _drawn(figure, folder / "tables", asked, cells, methods)
     svg, numbers = (folder / "figures" / f"{figure.id}{suffix}" for suffix in (".svg", ".json"))
     about = {"figure": figure.id, "paper": figure.paper, "title": figure.title, "tables": figure.tables}
     write_atomic(numbers, _lines({**about, **drawing.numbers}).encode())
     write_atomic(svg, (drawing.svg + "\n").encode())
     return DrawnFigure(svg, numbers, drawing.notes)
+
+
+def _drawn(
+    figure: Figure, tables: Path, asked: RunRequest, cells: Sequence[str], methods: Sequence[str]
+) -> FigureDrawing:
+    recipes = figure.chosen(cells, methods)
+    if figure.kind == PARTITION:
+        return bubbles.draw(figure, recipes, asked)
+    made = [collect(recipe, tables, asked, figure.id) for recipe in recipes]
+    drawing = KINDS[figure.kind](figure, made)
+    return replace(drawing, notes=(*drawing.notes, *(remark for each in made for remark in each.found.remarks)))
 
 
 def _lines(numbers: Mapping[str, Any]) -> str:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,13 +19,11 @@ from posterity.report import Run
 from posterity.report.line_charts import thin
 from posterity.report.selected_round import goal
 from posterity.report.svg import COLOURS, AxisScale, Canvas
-from posterity.reproduce.cells import RunRequest
 from posterity.reproduce.figures import tsne
 from posterity.reproduce.figures.catalogue import Figure
-from posterity.reproduce.figures.material import FigureDrawing, Held, chosen_values, collect, held_rows, read_models
+from posterity.reproduce.figures.material import FigureDrawing, Held, Material, chosen_values, held_rows, read_models
 from posterity.reproduce.figures.scatter import scatter_ratio
 from posterity.reproduce.figures.sheet import Panel, sheet
-from posterity.reproduce.recipe import Recipe
 
 LARGE, SMALL = 330.0, 170.0  # sides of a panel
 PERPLEXITY = 30.0
@@ -42,11 +39,10 @@ class Plane:
     divergence: float  # what t-SNE left
 
 
-def draw(figure: Figure, made: Sequence[Recipe], place: Path, asked: RunRequest) -> FigureDrawing:
+def draw(figure: Figure, made: Sequence[Material]) -> FigureDrawing:
     panels, about, numbers = [], [], []
     clients, classes = figure.options.get("clients"), figure.options.get("classes")
-    for recipe in made:
-        found = collect(recipe, place, asked, figure.id)
+    for found in made:
         for cell in found.recipe.cells:
             for line in found.recipe.lines_of(cell):
                 runs = found.runs(cell, line)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from posterity.report import Run, load_runs
 from posterity.report.selected_round import select_round
 from posterity.reproduce.cells import RunRequest, check_place, run_cells
 from posterity.reproduce.figures.catalogue import known_tables
-from posterity.reproduce.gather import gather, read_places
+from posterity.reproduce.gather import SIZE, Gathered, gather, one_size, read_places
 from posterity.reproduce.recipe import Line, Recipe, RecipeCell
 
 SETTING = ("dataset", "partition", "subset", "clients", "model", "rounds", "local_epochs")  # what a reader must know
@@ -25,20 +25,27 @@ SETTING = ("dataset", "partition", "subset", "clients", "model", "rounds", "loca
 
 @dataclass(frozen=True)
 class Material:
-    """A table's setting and its finished runs."""
+    """A table's setting and its finished runs, in each row of one size; and what is to be said about others."""
 
     recipe: Recipe
-    runs: Callable[[RecipeCell, Line], list[Run]]  # finished ones of a row in a column, by seed
+    found: Gathered
 
     @staticmethod
-    def below(recipe: Recipe, place: Path) -> Material:
-        """With the runs of a table's own folder, whatever their data and size."""
+    def below(recipe: Recipe, place: Path, seeds: Collection[int] = ()) -> Material:
+        """With the runs of a table's own folder, whatever their data and size; of these seeds, if some are given."""
+        found, remarks = dict[tuple[str, str], tuple[Run, ...]](), list[str]()
+        for cell in recipe.cells:
+            for line in recipe.lines_of(cell):
+                folder = place / cell.folder / parse_variant(line.method).folder
+                every = load_runs(folder) if folder.is_dir() else []
+                runs = [run for run in every if run.finished and (not seeds or run.seed in seeds)]
+                row = (cell.folder, line.name)
+                found[row] = one_size(row, runs, recipe.config(cell, {}, line), remarks) if runs else ()
+        return Material(recipe, Gathered(found, tuple(remarks)))
 
-        def runs(cell: RecipeCell, line: Line) -> list[Run]:
-            folder = place / cell.folder / parse_variant(line.method).folder
-            return [run for run in load_runs(folder) if run.finished] if folder.is_dir() else []
-
-        return Material(recipe, runs)
+    def runs(self, cell: RecipeCell, line: Line) -> list[Run]:
+        """Those of a row in a column, by seed."""
+        return list(self.found.runs.get((cell.folder, line.name), ()))
 
     def every(self, cell: RecipeCell) -> list[Run]:
         """Those of all rows of a column."""
@@ -81,28 +88,29 @@ def _listed(numbers: Sequence[int], what: str, before: bool = False) -> str:
 def collect(recipe: Recipe, root: Path, asked: RunRequest, figure: str) -> Material:
     """The runs of a table under `root`; those that are missing are run, and if they cannot be, a sentence says so.
 
-    Without `seeds`, finished runs are taken as they are, of whatever size, if all rows have the same seeds; with it,
-    those seeds at the size asked for. With `places`, those that lie there are taken and none is run.
+    Where neither seeds nor a size are asked for, finished runs are taken as they are if all rows have the same seeds;
+    else these seeds, or the table's own, of that size. With `places`, those that lie there are taken and none is run.
     """
     if asked.places:
         return _read(recipe, asked.places, figure)
     place = root / recipe.id
-    found = Material.below(recipe, place)
-    if asked.seeds is None and found.complete:
-        return found
+    if asked.seeds is None and asked.scale == 1 and not asked.more.keys() & set(SIZE):
+        found = Material.below(recipe, place)
+        if found.complete:
+            return found
     try:
         check_place(known_tables()[recipe.id], place)
         run_cells(recipe, place, asked)
     except ValueError as error:
         raise ValueError(f"{figure} is drawn from runs of {recipe.id}, and what is missing of them in {place} "
                          f"cannot be run: {error}") from error  # fmt: skip
-    return found
+    return Material.below(recipe, place, asked.seeds or recipe.seeds)
 
 
 def _read(recipe: Recipe, places: Sequence[Path], figure: str) -> Material:
     """The runs of a table in folders and packed files of several machines; columns without any are left out."""
     found = gather(known_tables()[recipe.id], read_places(places))
-    every = Material(recipe, lambda cell, line: list(found.runs.get((cell.folder, line.name), ())))
+    every = Material(recipe, found)
     run = tuple(cell for cell in recipe.cells if every.every(cell))
     if not run:
         raise ValueError(f"{', '.join(map(str, places))}: no run of {recipe.id} that {figure} shows is there, so "

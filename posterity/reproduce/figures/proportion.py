@@ -5,15 +5,13 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from posterity.report.svg import AxisScale, Canvas, axes, colour, percent, spread, ticks, widen
-from posterity.reproduce.cells import RunRequest
 from posterity.reproduce.figures.catalogue import Figure
-from posterity.reproduce.figures.material import FigureDrawing, Material, chosen_values, collect
+from posterity.reproduce.figures.material import FigureDrawing, Material, chosen_values
 from posterity.reproduce.figures.sheet import Panel, sheet
 from posterity.reproduce.order import number
-from posterity.reproduce.recipe import Recipe, RecipeCell
+from posterity.reproduce.recipe import RecipeCell
 
 WIDTH, HEIGHT = 620.0, 380.0
 CAP = 5.0  # half the width of a whisker's ends
@@ -29,10 +27,9 @@ class AccuracyByShare:
     sd: tuple[float, ...]
 
 
-def draw(figure: Figure, made: Sequence[Recipe], place: Path, asked: RunRequest) -> FigureDrawing:
+def draw(figure: Figure, made: Sequence[Material]) -> FigureDrawing:
     panels, about, numbers = [], [], []
-    for recipe in made:
-        found = collect(recipe, place, asked, figure.id)
+    for found in made:
         for cell in found.recipe.cells:
             courses = [course for course in (ours(found, cell, figure.metric), printed(found, cell)) if course.p]
             panels.append(

@@ -8,19 +8,16 @@ rows of the members, judged by their own models, all clients as one.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from posterity.report.calibration import pooled_bins, reliability
 from posterity.report.selected_round import select_round
 from posterity.report.tables import Arm
-from posterity.reproduce.cells import RunRequest
 from posterity.reproduce.figures.catalogue import Figure
 from posterity.reproduce.figures.curves import arms_of
 from posterity.reproduce.figures.features import spread_text
-from posterity.reproduce.figures.material import FigureDrawing, chosen_values, collect
+from posterity.reproduce.figures.material import FigureDrawing, Material, chosen_values
 from posterity.reproduce.figures.sheet import Panel, sheet
-from posterity.reproduce.recipe import Recipe
 
 COLUMNS = 4
 AXES = {"flat": ("class probability, %", "labels, %"), "bins": ("confidence, %", "accuracy, %")}
@@ -32,10 +29,9 @@ KEY = (
 )
 
 
-def draw(figure: Figure, made: Sequence[Recipe], place: Path, asked: RunRequest) -> FigureDrawing:
+def draw(figure: Figure, made: Sequence[Material]) -> FigureDrawing:
     panels, about, numbers = [], [], []
-    for recipe in made:
-        found = collect(recipe, place, asked, figure.id)
+    for found in made:
         for cell in found.recipe.cells:
             arms = arms_of(found, cell)
             for start in range(0, len(arms), COLUMNS):

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,13 +14,11 @@ from torch import Tensor
 import posterity
 from posterity.experiment.result import Result
 from posterity.report.svg import AxisScale, Canvas, axes, number, ticks
-from posterity.reproduce.cells import RunRequest
 from posterity.reproduce.figures.catalogue import Figure
 from posterity.reproduce.figures.features import spread_text
-from posterity.reproduce.figures.material import FigureDrawing, collect, read_models
+from posterity.reproduce.figures.material import FigureDrawing, Material, read_models
 from posterity.reproduce.figures.predicted import predicted_heads
 from posterity.reproduce.figures.sheet import Panel, sheet
-from posterity.reproduce.recipe import Recipe
 
 WIDTH, HEIGHT = 330.0, 300.0
 X, Y = (-7.5, 8.5), (-80.0, 20.0)  # what is shown
@@ -42,11 +39,10 @@ class Curves:
     error: float  # of the average, on everybody's data
 
 
-def draw(figure: Figure, made: Sequence[Recipe], place: Path, asked: RunRequest) -> FigureDrawing:
+def draw(figure: Figure, made: Sequence[Material]) -> FigureDrawing:
     panels: list[Panel] = []
     about, numbers = list[str](), list[dict[str, Any]]()
-    for recipe in made:
-        found = collect(recipe, place, asked, figure.id)
+    for found in made:
         for cell in found.recipe.cells:
             for line in found.recipe.lines_of(cell):
                 runs = found.runs(cell, line)
@@ -60,8 +56,8 @@ def draw(figure: Figure, made: Sequence[Recipe], place: Path, asked: RunRequest)
                 numbers.append({"method": line.name, "seeds": [run.seed for run in runs], **_numbers(every)})
             about += [
                 found.about(cell),
-                *(f"Left open by the paper: {each}." for each in recipe.open),
-                *(f"Differs from the paper: {each}." for each in recipe.differs),
+                *(f"Left open by the paper: {each}." for each in found.recipe.open),
+                *(f"Differs from the paper: {each}." for each in found.recipe.differs),
                 _legend(numbers[0]["seeds"][0]),
             ]
     return FigureDrawing(sheet(f"{figure.paper}, {figure.title}", about, panels, len(panels)), {"methods": numbers})
