@@ -281,7 +281,7 @@ def test_an_id_like_a_figures_is_looked_up_among_figures(call):
     assert "there is no figure 'V-F5': did you mean" in " ".join(said.split())
 
 
-ROWS = [("M-T8", "fedprox", "FedProx"), ("M-T8", "FedAvg+ft", "FedAvg+FT"), 
+ROWS = [("M-T8", "fedprox", "FedProx"), ("M-T8", "FedAvg+ft", "FedAvg+FT"),
         ("M-T8", "perfedavg", "PerFedAvg (HF-MAML)"),
         ("M-T8", "fedprox[mu=0.1]", "FedProx"), ("V-T1c", "pfedvmp", "pFedVMP")]  # fmt: skip
 
