@@ -140,9 +140,24 @@ def settings(recipe: Recipe) -> Iterator[tuple[RecipeCell, Config]]:
 
 def work(config: Config) -> tuple[str, ...]:
     """What decides the time of a round: two columns with the same need be timed once."""
-    names = ("model", "subset", "clients", "split", "participation", "local_epochs", "batch_size")
+    names = ("subset", "model", "clients", "split", "participation", "local_epochs", "batch_size")
     kind = str(config.partition).partition(":")[0]  # whether clients can be full matters, not by how much they differ
-    return (kind, str(form_of(config.dataset)), *(str(getattr(config, name)) for name in names))
+    subset, *rest = (str(getattr(config, name)) for name in names)
+    return subset, kind, str(form_of(config.dataset)), *rest
+
+
+def seconds_of(config: Config, timed: Mapping[tuple[str, ...], float | str]) -> float | str | None:
+    """Of a round as it was timed; or, by its rows, as one was that divides another share of the same data."""
+    asked, *rest = work(config)
+    if (asked, *rest) in timed:
+        return timed[(asked, *rest)]
+    others = [(share(key[0]), value) for key, value in timed.items() if list(key[1:]) == rest]
+    return next((value * share(asked) / part for part, value in others if not isinstance(value, str)), None)
+
+
+def share(subset: str) -> float:
+    """How much of the data, in per cent."""
+    return 100.0 if subset == "None" else float(subset.rstrip("%"))
 
 
 def lightened(config: Config) -> tuple[Config, int, float]:
@@ -242,7 +257,8 @@ def tabulate(files: list[Path]) -> str:
     lines = ["| table | s a round of FedAvg | minutes a seed | rows taken for FedAvg's cost |", "|---|--:|--:|---|"]
     for recipe in recipes().values():
         asked = {cell.folder: config for cell, config in settings(recipe)}
-        mine = {folder: longer(timed[key], each) for folder, each in asked.items() if (key := work(each)) in timed}
+        mine = {folder: longer(value, each) for folder, each in asked.items()
+                if (value := seconds_of(each, timed)) is not None}  # fmt: skip
         seconds = {folder: value for folder, value in mine.items() if not isinstance(value, str)}
         if not mine:
             continue
