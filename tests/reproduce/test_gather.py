@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -122,6 +121,12 @@ def test_sizes_are_not_averaged(made, tmp_path):
                    for remark in found.remarks)  # fmt: skip
 
 
+def test_of_two_sizes_the_papers_counts_whichever_seed_has_it(made, tmp_path):
+    do(SHORT.chosen([], ["Theirs"]), tmp_path / "more", [0], rounds=3)
+    found = gather(SHORT, read_places([tmp_path / "more", made / "short" / "fedavg" / "seed-1"]))
+    assert [(run.seed, run.planned) for run in found.runs["short", "Theirs"]] == [(1, 2)]
+
+
 def test_columns_that_differ_in_size_are_told_apart(call, made, monkeypatch, tmp_path):
     """A run of the paper's size belongs to its column; a smaller one to that which its folder names, or to none."""
     assert {folder for folder, _ in gather(RECIPE, read_places([made])).runs} == {"short"}
@@ -175,8 +180,11 @@ def test_rows_of_different_sizes_are_not_compared(made, tmp_path):
                                                "one size are compared.")  # fmt: skip
 
 
-@pytest.mark.parametrize("more", [{"data_seed": 5}, {"min_count": 3}], ids=lambda each: next(iter(each)))
-def test_a_run_with_other_clients_or_scores_is_another_one(made, tmp_path, more):
+OTHERS = ({"partition": "iid"}, {"data_seed": 5}, {"min_count": 3}, {"set": {"local.momentum": "0.5"}})
+
+
+@pytest.mark.parametrize("more", OTHERS, ids=lambda each: next(iter(each)))
+def test_a_run_with_other_clients_scores_or_settings_is_another_one(made, tmp_path, more):
     do(SHORT.chosen([], ["Theirs"]), tmp_path / "other", [2], **more)
     assert gather(SHORT, read_places([tmp_path / "other"])).count == 0
 
@@ -302,13 +310,12 @@ def test_a_figure_of_models_is_not_drawn_from_logs(call, tmp_path):
     assert "V-F2 shows data or what models make of them" in complained
 
 
-def test_runs_of_another_table_make_no_page(call, tmp_path):
+def test_runs_of_another_table_make_no_page(call, made, tmp_path):
     """A page that was there stays."""
     page = tmp_path / "t" / "table.md"
     page.parent.mkdir()
     page.write_text("kept")
-    raw = Path(__file__).parents[2] / "docs" / "results" / "raw" / "V-T5.jsonl.gz"
-    code, _, said = call("reproduce", "V-T7", "--from", str(raw), "--out", str(page.parent))
+    code, _, said = call("reproduce", "V-T7", "--from", str(made), "--out", str(page.parent))
     assert code == 2
     assert "no run of V-T7 is there, so nothing was written" in " ".join(said.split())
     assert page.read_text() == "kept"

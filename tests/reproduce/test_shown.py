@@ -138,6 +138,13 @@ def test_newcomers_are_scored_where_members_are(people, line, folder, point, epo
     assert shown(people, "MCE", line).ours["last"] == f"{100 * mce:.2f}"
 
 
+@pytest.mark.parametrize(("value", "gap"), [(0.012, "+1.2"), (-0.012, "-1.2"), (0.0, "0.0")])
+def test_a_gap_has_its_sign(people, monkeypatch, value, gap):
+    monkeypatch.setattr("posterity.reproduce.beside.read_value", lambda run, rule, shown: value)
+    assert shown(people, "Gap", "Reptile").ours["last"] == gap
+    assert shown(people, "Test", "Reptile").ours["last"] == gap.removeprefix("+")
+
+
 def test_one_client(people):
     _, found, out = people
     line = written(out, "reptile", kind="score", round=3, part="test", point="adapted", group="members")

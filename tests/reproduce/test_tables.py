@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from dataclasses import replace
 
 import pytest
@@ -52,6 +53,9 @@ def test_the_papers_numbers_stand_beside_ours(made):
     assert ours.pair is None
     assert theirs.pair.seeds == 2
     assert theirs.pair.interval is not None
+    ahead = statistics.fmean(ours.samples[seed].value - theirs.samples[seed].value for seed in (0, 1))
+    assert ahead != 0
+    assert theirs.pair.difference == pytest.approx(ahead)  # as the column's head says
 
 
 def test_what_was_not_run_is_empty(made):
@@ -154,6 +158,7 @@ def test_the_order_names_pairs_that_our_seeds_tell_apart():
     said = order([a, b, c])
     assert said.startswith("1 of 3 pairs of methods are in the paper's order. Of the others our seeds tell apart: B ")
     assert "B above A by 10.0 percentage points (+10.0 to +10.0)." in said  # and not C above A, by 4.5 ± 180
+    assert order([a, row("E", "81", [0.70, 0.71])]).startswith("0 of 1 pairs")  # level here, and not in the paper
     assert order([a, c]).endswith("Of the others our seeds tell none apart.")
 
 
