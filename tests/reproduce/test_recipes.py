@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import pytest
 
@@ -195,6 +196,15 @@ def test_a_row_may_have_settings_of_its_own():
     assert [(config.public, config.seed, names) for config, names in made] == [
         ("4%", 3, ["fedbe"]), ("0", 3, ["fedprox[mu=0.1]"])  # the plan of most rows is the last to be written
     ]  # fmt: skip
+
+
+def test_a_row_may_be_in_some_columns_only():
+    recipe = read(SMALL, "x.toml")
+    first, second = recipe.cells
+    theirs, ours = recipe.lines
+    some = replace(recipe, lines=(replace(theirs, cells=(second.name,)), ours))
+    assert [[line.name for line in some.lines_of(cell)] for cell in (first, second)] == [["Ours"], ["Theirs", "Ours"]]
+    assert [[line.name for line in lines] for _, lines in some.folders().values()] == [["Ours"], ["Theirs", "Ours"]]
 
 
 def test_settings_of_the_table_and_of_a_column_add_up():

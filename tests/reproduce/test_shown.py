@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -160,6 +161,20 @@ def test_sparsity_is_what_a_method_reports(people):
     assert shown(people, "Sparsity", "Reptile").ours["last"] == "0.00"
 
 
+def test_sparsity_is_that_of_the_round_that_is_shown(people):
+    (run,) = people[1].runs["Test", "SNIP"]
+    rounds = tuple(replace(line, report={"removed": line.round / 10}) for line in run.rounds)
+    assert read_value(replace(run, rounds=rounds), "last", Shown(metric="sparsity")) == 0.3
+
+
+def test_every_client_has_its_own_number(people):
+    (run,) = people[1].runs["Test", "Reptile"]
+    scores = tuple(replace(score, clients={"accuracy": [0.1, 0.2, 0.3, 0.4]}) for score in run.scores)
+    members = run.federation.names[:4]
+    values = [read_value(replace(run, scores=scores), "last", Shown(client=name)) for name in members]
+    assert values == [0.1, 0.2, 0.3, 0.4]
+
+
 def test_weights_and_points(people):
     (reptile,) = people[1].runs["Test", "Reptile"]
     line = written(people[2], "reptile", kind="score", round=3, part="test", point="received", group="members")
@@ -184,3 +199,11 @@ def test_the_common_test_set_has_a_best_and_a_last_round(toy):
     assert entry.ours == {"validated": "", "paper": f"{min(errors.values()):.3f}", "last": f"{errors[4]:.3f}"}
     assert "| FedAvg |  |  | " in markdown(recipe, found)
     assert "*validated*" not in markdown(recipe, found)
+
+
+def test_the_best_round_of_a_common_test_set_need_not_be_the_last(toy):
+    (run,) = toy[1].runs["toy", "FedAvg"]
+    errors = {1: 3.0, 2: 1.0, 3: 2.0, 4: 5.0}
+    scores = tuple(replace(score, metrics={"mse": {"pooled": errors[score.round]}}) for score in run.scores)
+    values = [read_value(replace(run, scores=scores), rule, Shown("common", "mse")) for rule in ("paper", "last")]
+    assert values == [1.0, 5.0]
