@@ -16,6 +16,7 @@ from posterity.cli.listing import unseen_note
 from posterity.evaluate.paired import Sample, compare_all, compare_pair
 from posterity.report import Row, complete, headline, load_runs, main_comparison, verdict
 from posterity.report.logs import read_packed
+from posterity.report.selected_round import select_round
 from posterity.report.summary import by_point, newcomers
 from posterity.reproduce.gather import gather, read_places
 from posterity.reproduce.recipe import find
@@ -677,6 +678,33 @@ def _ours(p):
     page = (ROOT / "docs/results/tables/B-T2/table.md").read_text(encoding="utf-8")
     rows = [line.split("|") for line in page.splitlines() if line.startswith(f"| p = {p:.0%} |".replace("%", " %"))]
     return [row[3].strip() for row in rows]
+
+
+def test_a_tenth_at_home_is_fedavg():
+    rows = headline(load_runs(RAW / "B-T2-ten-fmnist.jsonl.gz"))
+    held = main_comparison(rows)
+    found = {each.arm.runs[0].fields.get("p", 0.0): each for each in held.rows}
+    assert [run.seed for each in rows for run in each.arm.runs] == [0, 1, 2] * 3
+    for p, first in ((0.0, "nothing (FedAvg)"), (0.1, "10 % at home"), (0.3, "30 % at home")):
+        assert cells(FEDBPS, first)[1] == found[p].cells["accuracy"].text
+    gains = {}
+    for p in (0.1, 0.3):
+        i, j = held.rows.index(found[p]), held.rows.index(found[0.0])
+        assert i < j
+        pair = held.pairs[i, j]
+        assert cells(FEDBPS, f"{p:.0%} at home".replace("%", " %"))[2] == told(
+            100 * pair.difference, tuple(100 * x for x in pair.interval)
+        )
+        values = [[by_seed(each)[seed] for seed in range(3)] for each in (found[p], found[0.0])]
+        gains[p] = [100 * (x - y) for x, y in zip(*values, strict=True)]
+    assert max(gains[0.1]) < 0.1
+    assert [f"{x:.1f}" for x in gains[0.3]] == ["2.9", "9.7", "5.8"]
+
+
+def by_seed(each: Row) -> dict[int, float]:
+    """A row's accuracy in each run, at the round that validation chooses."""
+    chosen = {run.seed: select_round(run, "validated") for run in each.arm.runs}
+    return {seed: found.score.value("accuracy") for seed, found in chosen.items()}
 
 
 def test_what_fedbps_ranks_by():
