@@ -61,7 +61,10 @@ def _finished(recipe: Recipe, folder: Path) -> int:
 def _full(path: Path, sizes: Collection[Size]) -> bool:
     if not (path / RUN).exists() or read_json(path / RUN).get("status") != "finished":
         return False
-    return size_of(from_table(read_toml(path / CONFIG))) in sizes
+    try:
+        return size_of(from_table(read_toml(path / CONFIG))) in sizes
+    except ValueError:  # of another version, or not as it was written
+        return False
 
 
 def _result(recipe: Recipe, found: int) -> str:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from posterity.experiment.compare import PLAN, Watching, compare_runs
-from posterity.experiment.config import Config, from_table
+from posterity.experiment.config import Config
 from posterity.experiment.place import check_out
 from posterity.experiment.run import silent
 from posterity.experiment.run_folder import read_json
@@ -64,10 +64,10 @@ def _other_table(recipe: Recipe, out: Path) -> str:
         return f"the table {first.removeprefix('## ')}"
     for folder, (cell, _) in recipe.folders().items():
         if (out / folder / PLAN).is_file():
-            there = from_table(tomllib.loads(read_json(out / folder / PLAN)["config"]))
+            there = tomllib.loads(read_json(out / folder / PLAN)["config"])  # of any version
             wanted = recipe.config(cell, {})
             for name in ("dataset", "partition", "model"):
-                if (has := getattr(there, name)) != (asked := getattr(wanted, name)):
+                if (has := there.get(name)) != (asked := getattr(wanted, name)):
                     return f"runs of another table ({folder}: {name} {has} instead of {asked})"
     return ""
 

@@ -61,7 +61,7 @@ def _apart(first: Entry, second: Entry) -> str:
     if not first.samples or not second.samples:
         return ""
     pair = compare_pair(first.samples, second.samples)
-    if level(pair) or pair.difference < 0:  # of the seeds that both have
+    if level(pair):
         return ""
     by = amount(pair.difference, first.column) + reach(pair, first.column)
     return f"{first.line.name} above {second.line.name} by {by}"

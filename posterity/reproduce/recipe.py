@@ -41,7 +41,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from importlib.resources import files
-from typing import Any, cast
+from typing import Any
 
 from posterity.core.hyperparameters import nearest
 from posterity.experiment.config import Config, from_table
@@ -120,7 +120,11 @@ def _named(name: str, among: Sequence[Any], what: str, where: str) -> Any:
     for each in among:
         if name.casefold() == each.name.casefold():
             return each
-    raise ValueError(f"{where} has no {what} {name!r}: {nearest(name, [each.name for each in among])}")
+    raise _unknown(name, among, what, where)
+
+
+def _unknown(name: str, among: Sequence[Any], what: str, where: str) -> ValueError:
+    return ValueError(f"{where} has no {what} {name!r}: {nearest(name, [each.name for each in among])}")
 
 
 def _row(name: str, lines: Sequence[Line], where: str) -> Line:
@@ -129,10 +133,12 @@ def _row(name: str, lines: Sequence[Line], where: str) -> Line:
     found = named or [line for line in lines if line.method == name]
     found = found or [line for line in lines if SETTINGS.sub("", line.method) == name.casefold()]
     found = [line for line in found if line.paper] or found
+    if not found:
+        raise _unknown(name, lines, "method", where)
     if len(found) > 1:
         raise ValueError(f"{where} has several rows of {name}: {'; '.join(line.name for line in found)}; give one of "
                          "these names")  # fmt: skip
-    return found[0] if found else cast(Line, _named(name, lines, "method", where))
+    return found[0]
 
 
 @cache

@@ -247,6 +247,17 @@ def test_the_list_counts_runs_of_the_papers_size(call, made, monkeypatch, tmp_pa
     assert "here 2 of 8 runs" in call("reproduce", "--list", "--out", str(tmp_path))[1]
 
 
+def test_a_run_of_another_version_does_not_stop_the_list(call, made, monkeypatch, tmp_path):
+    monkeypatch.setattr("posterity.cli.reproduce.recipes", lambda: {"X-T4": RECIPE})
+    monkeypatch.setattr(show.console, "_width", 200)
+    shutil.copytree(made, tmp_path / "X-T4")
+    config = tmp_path / "X-T4" / "short" / "fedavg" / "seed-0" / "config.toml"
+    config.write_text("of_another_version = 1\n" + config.read_text())
+    code, said, _ = call("reproduce", "--list", "--out", str(tmp_path))
+    assert code == 0
+    assert "here 3 of 8 runs" in said
+
+
 def test_a_folder_is_of_one_table(call, made, copy, monkeypatch, tmp_path):
     """Columns of two tables may have the same names."""
     other = replace(SHORT, id="X-T5", settings={**SHORT.settings, "partition": "iid"})
