@@ -18,10 +18,10 @@ from unittest.mock import patch
 
 import torch
 
-from posterity.engine.autotune import trials
+from posterity.engine import choose as trials
 from posterity.engine.process_settings import with_threads
-from posterity.experiment.config import Config
 from posterity.experiment.setup import load_federation, set_up
+from posterity.settings.config import Config
 
 CONFIG = Config(method="reptile", dataset="digits", clients=40, partition="dirichlet:5:1", participation="5",
                 model="metavd_cnn", batch_size=16, set={"model.width": 16, "model.hidden": "64,32"})  # fmt: skip

@@ -37,7 +37,8 @@ from numpy.typing import NDArray
 import posterity
 from posterity.evaluate.paired import ClientValues, Paired, Sample, compare_all
 from posterity.evaluate.student import quantile
-from posterity.report import headline, load_runs, main_comparison, verdict
+from posterity.report import findings as verdict
+from posterity.report import headline, load_runs, main_comparison
 
 SEEDS = (3, 5, 10)
 FEW_SEEDS = (2, *SEEDS)

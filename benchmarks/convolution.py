@@ -31,8 +31,8 @@ from torch.func import grad, vmap
 from torch.nn import functional as F
 
 from posterity import models
-from posterity.nn._grid import WindowGrid
 from posterity.nn.convolution import by_kernel, by_patches
+from posterity.nn.kernels.grid import WindowGrid
 
 IMAGE = (3, 32, 32)
 KINDS = {"float32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16}

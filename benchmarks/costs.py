@@ -38,11 +38,12 @@ import torch
 
 from posterity.data.federation import Federation
 from posterity.engine.blocks import able
-from posterity.engine.engines import ENGINES
+from posterity.engine.engines import find_engine
 from posterity.engine.round import first_state, train_round
 from posterity.engine.server import RoundLog
 from posterity.engine.simulation import Simulation
 from posterity.engine.store import Memory
+from posterity.settings.names import engine_names
 
 BOUND = 1.5  # measured / expected that is still good
 FORWARD, BACKWARD, GRADIENT, PRODUCT = 1 / 3, 2 / 3, 1, 2  # over everybody's data, in rounds of FedAvg
@@ -176,7 +177,7 @@ def rounds_of(sim: Simulation, plan: BatchPlan) -> Iterator[RoundLog]:
     """One round after another, each finished on the device."""
     state, store, everyone = first_state(sim), Memory(sim.federation.clients, plan.device), able(sim)
     for number in itertools.count(1):
-        state, log = train_round(sim, ENGINES[plan.engine], state, store, everyone, number, plan.warm + plan.rounds)
+        state, log = train_round(sim, find_engine(plan.engine), state, store, everyone, number, plan.warm + plan.rounds)
         gpu.wait(plan.device)
         yield log
 
@@ -290,7 +291,7 @@ def parse(words: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--rounds", type=int, default=5, help="that count, after a warm-up of three")
-    parser.add_argument("--engine", default="graph", choices=list(ENGINES))
+    parser.add_argument("--engine", default="graph", choices=list(engine_names()))
     parser.add_argument("--convolution", default="triton", choices=["native", "patches", "triton"])
     parser.add_argument("--only", default="", help="names with commas between; all settings of a method by its name")
     parser.add_argument("--limit", type=float, default=60, help="seconds after which a method is given up")

@@ -30,17 +30,17 @@ from typing import Any
 import torch
 
 from posterity import models
+from posterity.core.passes import Training
 from posterity.core.random import make_key
-from posterity.core.training import Training
 from posterity.data.federation import Federation, Part
-from posterity.engine.autotune.choice import EngineChoice, Wish, choose, footprint, saving
-from posterity.engine.distributed import find_processes
-from posterity.engine.engines import ENGINES
+from posterity.engine.cache import TraceCache
+from posterity.engine.choose import EngineChoice, Wish, choose, footprint, saving
+from posterity.engine.engines import find_engine
 from posterity.engine.process_settings import with_onednn, with_threads
+from posterity.engine.processes import find_processes
 from posterity.engine.round import first_state, train_round
 from posterity.engine.simulation import Simulation
 from posterity.engine.store import Memory
-from posterity.engine.tracing.trace import TraceCache
 from posterity.methods.fedavg import FedAvg
 
 CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -149,7 +149,7 @@ def our_round(sim: Simulation, way: Way) -> Callable[[int], None]:
 
     def go(round: int) -> None:
         with with_onednn(way.onednn):
-            train_round(own, ENGINES[way.engine], state, store, cohort, round, 1)
+            train_round(own, find_engine(way.engine), state, store, cohort, round, 1)
 
     return go
 

@@ -24,17 +24,16 @@ from dataclasses import replace
 import torch
 
 from posterity import models
+from posterity.core.passes import Training
 from posterity.core.random import make_key
-from posterity.core.training import Training
 from posterity.data.federation import Federation, Part
-from posterity.engine.loop import ORACLE
-from posterity.engine.replay.compiled import COMPILED
-from posterity.engine.replay.graph import GRAPH
+from posterity.engine.cache import TraceCache
+from posterity.engine.engines import ORACLE, STACKED
 from posterity.engine.round import first_state, train_round
 from posterity.engine.simulation import Simulation
-from posterity.engine.stacked import STACKED
 from posterity.engine.store import Memory
-from posterity.engine.tracing.trace import TraceCache
+from posterity.fast.compiled import engine as COMPILED
+from posterity.fast.graph import engine as GRAPH
 from posterity.methods.fedavg import FedAvg
 
 ENGINES = {"stacked": STACKED, "graph": GRAPH, "compiled": COMPILED}

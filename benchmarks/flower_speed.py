@@ -31,10 +31,10 @@ sys.path[:0] = [str(ROOT / "tests"), str(ROOT)]
 
 import numpy as np  # noqa: E402
 
-from posterity.experiment.config import Config, from_table  # noqa: E402
-from posterity.experiment.run_folder import METRICS, read_lines  # noqa: E402
 from posterity.experiment.setup import load_federation  # noqa: E402
 from posterity.flower.new_app import write_app  # noqa: E402
+from posterity.runs.folder import METRICS, read_lines  # noqa: E402
+from posterity.settings.config import Config, from_table  # noqa: E402
 
 LR, BATCH = 0.05, 10
 PYPROJECT = """[project]

@@ -29,7 +29,7 @@ from posterity.core.random import make_key
 from posterity.data.federation import Federation, Part
 from posterity.data.partition import dirichlet
 from posterity.engine.blocks import able
-from posterity.engine.engines import ENGINES
+from posterity.engine.engines import find_engine
 from posterity.engine.process_settings import ProcessSettings
 from posterity.engine.round import first_state, train_round
 from posterity.engine.simulation import Simulation
@@ -90,7 +90,7 @@ def time_rounds(sim: Simulation, engine: str, rounds: int, device: str) -> Timin
     everyone, moved = able(sim), Params()
     for number in range(1, rounds + 4):
         start = time.perf_counter()
-        state, _ = train_round(sim, ENGINES[engine], state, store, everyone, number, rounds)
+        state, _ = train_round(sim, find_engine(engine), state, store, everyone, number, rounds)
         wait(device)
         times.append(time.perf_counter() - start)
         moved = moved or {n: state.params[n] - p for n, p in sim.initial.items() if n in state.params}
@@ -130,10 +130,10 @@ def profile(sim: Simulation, engine: str, device: str, lines: int = 25) -> str:
     """Where the device's time of one round goes."""
     state, store = first_state(sim), Memory(sim.federation.clients, device)
     for number in range(1, 5):
-        train_round(sim, ENGINES[engine], state, store, able(sim), number, 5)
+        train_round(sim, find_engine(engine), state, store, able(sim), number, 5)
     activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
     with torch.profiler.profile(activities=activities) as found:
-        train_round(sim, ENGINES[engine], state, store, able(sim), 5, 5)
+        train_round(sim, find_engine(engine), state, store, able(sim), 5, 5)
         wait(device)
     table = found.key_averages()
     host = table.table(sort_by="self_cpu_time_total", row_limit=12, max_name_column_width=60)

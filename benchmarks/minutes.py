@@ -31,9 +31,9 @@ import torch
 from posterity.data import Pool
 from posterity.data.registry import available
 from posterity.experiment.compare import configs_of
-from posterity.experiment.config import Config
 from posterity.experiment.run import start_run
-from posterity.reproduce.recipe import Recipe, RecipeCell, recipes
+from posterity.papers.recipe import Recipe, RecipeCell, recipes
+from posterity.settings.config import Config
 
 RAW = Path(__file__).parents[1] / "docs" / "results" / "raw"
 RECORDED = 2  # rounds in which engines record

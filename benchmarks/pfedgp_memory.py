@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from oracles.sims import Run, federate
 
 from posterity import models
-from posterity.methods.pfedgp.method import PFedGP
+from posterity.methods.pfedgp import PFedGP
 
 INPUTS, CLASSES, HELD = 64, 10, 100
 

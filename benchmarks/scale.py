@@ -38,17 +38,16 @@ from typing import Any
 import torch
 
 from posterity import data, models
+from posterity.core.passes import Training
 from posterity.core.random import make_key
-from posterity.core.training import Training
 from posterity.data.federation import Federation, Part
 from posterity.engine.blocks import able
-from posterity.engine.distributed import Processes
-from posterity.engine.mapped_store import Mapped
+from posterity.engine.disk_store import Mapped, spans
 from posterity.engine.participation import Participation
-from posterity.engine.replay.graph import GRAPH
+from posterity.engine.processes import Processes
 from posterity.engine.round import first_state, train_round
-from posterity.engine.row_file import spans
 from posterity.engine.simulation import Simulation
+from posterity.fast.graph import engine as GRAPH
 from posterity.methods.fedper import FedPer
 
 SAMPLES, FEATURES = 5, 16

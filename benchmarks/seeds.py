@@ -28,10 +28,10 @@ from posterity.core.random import make_key
 from posterity.data.federation import Federation, Part
 from posterity.data.partition import dirichlet
 from posterity.engine.blocks import able
-from posterity.engine.engines import ENGINES
-from posterity.engine.multi_seed import MultiSeed
+from posterity.engine.engines import find_engine
 from posterity.engine.process_settings import ProcessSettings
 from posterity.engine.round import first_state, train_rounds
+from posterity.engine.seeds import MultiSeed
 from posterity.engine.simulation import Simulation
 from posterity.engine.store import Memory
 
@@ -79,7 +79,7 @@ def make_round(sims: list[Simulation], engine: str, device: str) -> Callable[[in
     cohorts = [able(sim) for sim in sims]
 
     def go(number: int) -> None:
-        ends = train_rounds(multi, ENGINES[engine], states, stores, cohorts, number, 1)
+        ends = train_rounds(multi, find_engine(engine), states, stores, cohorts, number, 1)
         states[:] = [state for state, _ in ends]
         if device.startswith("cuda"):
             torch.cuda.synchronize()

@@ -18,9 +18,9 @@ import torch
 from posterity.core import make_key
 from posterity.engine.batches import bucket, count_widths, size_classes, width_for
 from posterity.engine.participation import Participation
-from posterity.engine.replay.cuda_graphs import COARSE
-from posterity.experiment.config import Config
 from posterity.experiment.setup import load_federation
+from posterity.fast._cuda_graphs import COARSE
+from posterity.settings.config import Config
 
 SEEDS, MEMBERS = range(3), 100
 

@@ -23,7 +23,7 @@ import posterity
 from posterity.core.tree import tree_rows
 from posterity.engine.store import Memory
 from posterity.experiment.result import Result
-from posterity.methods.fednp.method import spoken_of
+from posterity.methods.fednp import spoken_of
 
 mpl.use("Agg")
 import matplotlib.pyplot as plt

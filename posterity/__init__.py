@@ -17,7 +17,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
-from posterity.experiment.parameters import Settings, SharedSettings, documented
+from posterity.settings.config import Settings, SharedSettings, documented
 
 __version__ = "0.1.0"
 
@@ -58,10 +58,10 @@ def run(
     federation: clients of your own (`posterity.Federation`) instead of `dataset`
     model: a network by name, `package.module:Net`, or your own: an nn.Module, its class, a function that makes one
     """
-    from posterity.core.outside import name_method
-    from posterity.experiment.config import from_table
-    from posterity.experiment.place import check_out
     from posterity.experiment.run import start_run
+    from posterity.runs.files import check_out
+    from posterity.settings.config import from_table
+    from posterity.settings.plugins import name_method
 
     name, network = _named(model)
     config = from_table({**settings, "method": name_method(method), **name})
@@ -85,9 +85,9 @@ def run_seeds(
     With `out`, seed k is written to `out/seed-k`; seeds that were interrupted there go on. A `federation` of your own
     is the same for all seeds; by default the seed moves the partition, too. The rest is as in `run`.
     """
-    from posterity.core.outside import name_method
-    from posterity.experiment.config import check_seeds, from_table
     from posterity.experiment.run import run_seeds as start
+    from posterity.settings.config import check_seeds, from_table
+    from posterity.settings.plugins import name_method
 
     name, network = _named(model)
     spec, each = name_method(method), check_seeds(seeds)
@@ -118,9 +118,9 @@ def compare(
     jobs: runs at once, in processes of their own (with `out`, and without objects of your own)
     together: all seeds of a method at once, as more clients
     """
-    from posterity.core.outside import name_method
-    from posterity.experiment.config import from_table
     from posterity.experiment.results import compare_all
+    from posterity.settings.config import from_table
+    from posterity.settings.plugins import name_method
 
     name, network = _named(model)
     config = from_table({**settings, **name})
@@ -140,8 +140,8 @@ def load(folder: str | Path, *, federation: Federation | None = None, model: Any
     A federation or model of your own that the run was given must be handed in again: a run's folder holds no data.
     Code that the folder names (`package.module:attribute`) is imported only with `trust`.
     """
+    from posterity.experiment.resume import check_trusted
     from posterity.experiment.run import resume_run
-    from posterity.experiment.trust import check_trusted
 
     check_trusted(Path(folder), trust)
     return resume_run(Path(folder), federation=federation, model=model)

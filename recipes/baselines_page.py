@@ -17,10 +17,10 @@ from typing import Any
 
 from common import table
 
-from posterity.cli.catalogue import everything
-from posterity.experiment.config import Config
+from posterity.cli.listing import everything
 from posterity.experiment.setup import load_federation
 from posterity.report import Row, Run, complete, headline, load_runs
+from posterity.settings.config import Config
 
 ROOT = Path(__file__).parents[1]
 PAGE, RAW = ROOT / "docs" / "results" / "baselines.md", ROOT / "docs" / "results" / "raw"

@@ -19,12 +19,12 @@ from typing import Any
 import torch
 
 import posterity
-from posterity.experiment import run_folder
 from posterity.experiment.compare import Task
-from posterity.experiment.config import Config, from_table, read_toml, to_toml
+from posterity.experiment.facts import source_commit
 from posterity.experiment.run import silent
-from posterity.experiment.run_facts import source_commit
-from posterity.experiment.verify import write_run
+from posterity.runs import folder as run_folder
+from posterity.runs.folder import write_run
+from posterity.settings.config import Config, from_table, read_toml, to_toml
 
 # --- runs -------------------------------------------------------------------------------------------------------------
 

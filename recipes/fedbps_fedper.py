@@ -12,9 +12,9 @@ from pathlib import Path
 from torch import Tensor, nn
 
 from posterity.evaluate.paired import compare_pair
-from posterity.reproduce.gather import gather, read_places
-from posterity.reproduce.recipe import find
-from posterity.reproduce.shown import read_samples
+from posterity.papers.recipe import find
+from posterity.papers.runs import gather, read_places
+from posterity.papers.shown import read_samples
 
 RAW = Path(__file__).parents[1] / "docs" / "results" / "raw"
 

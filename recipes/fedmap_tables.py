@@ -28,9 +28,9 @@ from typing import Any
 from common import perform, reached, read_run, read_score
 from fedmap_page import METHODS, METRIC, SKEWS, Line, page
 
-from posterity.experiment import run_folder
 from posterity.experiment.compare import Task
-from posterity.experiment.config import Config
+from posterity.runs import folder as run_folder
+from posterity.settings.config import Config
 
 OWN = {"fedprox": {"mu": 2.0}}  # settings of one method alone
 EPOCHS = 50  # the authors' number

@@ -30,8 +30,7 @@ from torch.func import grad
 
 from posterity import data
 from posterity.core.optim import RMSprop, clipped
-from posterity.methods.fednp.moments import log_power
-from posterity.methods.fednp.npn import npn_linear, npn_sigmoid
+from posterity.methods.fednp import log_power, npn_linear, npn_sigmoid
 
 Leaves = dict[str, Tensor]
 Normal = tuple[Tensor, Tensor]  # mean and variance of z

@@ -28,8 +28,8 @@ from common import spread, table, versions
 from torch import Tensor
 
 import posterity
-from posterity.experiment import run_folder
 from posterity.experiment.result import Result
+from posterity.runs import folder as run_folder
 
 Line = dict[str, Any]  # a cell: setting, method, what was changed, and each seed's errors
 

@@ -22,7 +22,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from posterity.experiment.run_facts import source_commit
+from posterity.experiment.facts import source_commit
 
 ROOT = Path(__file__).parents[1]
 MOST = 45  # lines of output that the page shows of a step

@@ -29,7 +29,7 @@ from common import beside, table, versions, write
 from torch import Tensor
 
 from posterity.data import DataError, parse_partition
-from posterity.data.archive import read_npz
+from posterity.data.archives import read_npz
 from posterity.data.files import VARIABLE, locate
 
 CLIENTS, ROWS = 130, 50_000

@@ -26,9 +26,9 @@ from posterity import Federation, Result
 from posterity.data import Part
 from posterity.evaluate import METRICS, Statistics, score
 from posterity.experiment.compare import Task
-from posterity.experiment.config import Config, from_table, read_toml
-from posterity.experiment.run_folder import CONFIG
 from posterity.experiment.setup import load_federation
+from posterity.runs.folder import CONFIG
+from posterity.settings.config import Config, from_table, read_toml
 
 ALPHAS = (0.1, 0.5)
 METHODS = {"fedavg": "FedAvg", "fedavg+ft": "FedAvg-FT", "pfedgp": "pFedGP"}

@@ -17,7 +17,7 @@ import pytest
 from experiment.damage import own_files
 from experiment.kills import remains
 
-from posterity.experiment import run_folder
+from posterity.runs import folder as run_folder
 
 OPERATIONS = ("open", "write", "fsync", "replace", "unlink")  # of `os`: what a run does to its folder goes through them
 

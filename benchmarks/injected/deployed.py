@@ -15,9 +15,9 @@ from typing import Any
 from flower.in_process import InProcess, sites
 
 from injected.messages import Outcome, judged, setting
-from posterity.experiment.config import Config
-from posterity.experiment.run_folder import METRICS, read_lines
 from posterity.flower.experiment import open_server
+from posterity.runs.folder import METRICS, read_lines
+from posterity.settings.config import Config
 
 CLIENTS, ROUNDS = 3, 3
 LONGEST = 400  # seconds of a run

@@ -16,7 +16,7 @@ from experiment.kills import remains
 from injected.bench import Bench, Fault, Outcome, Trial, end_of, play, watched
 from injected.copies import STORES, made
 from injected.kills import CASES, count_operations
-from posterity.experiment import run_folder
+from posterity.runs import folder as run_folder
 
 LINKS = ("config.toml", "run.json", "metrics.jsonl", "checkpoint.safetensors", "lock", "run.json.part",
          "checkpoint.next.safetensors", "personal/rows.bin", "personal/undo.bin", "personal/undo.tmp",

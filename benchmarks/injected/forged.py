@@ -14,8 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from posterity.core.codec import encode
-from posterity.core.named_arrays import join_arrays, read_array, read_header
+from posterity.flower.codec import encode, join_arrays, read_array, read_header
 
 VICTIM, AT = 1, 2  # the client whose reply is forged, and the round
 BOUND = 2.0  # of +clip

@@ -21,11 +21,11 @@ from flower.in_process import InProcess, node_of, sites
 from injected.forged import AT, VICTIM
 from injected.messages import difference, opened, setting
 from posterity.engine.server import Accumulator
-from posterity.experiment.config import Config
-from posterity.flower.request import Request
-from posterity.flower.rules import RoundRules
+from posterity.flower.question import Request
 from posterity.flower.server import ScoresByName, Server
+from posterity.flower.settings import RoundRules
 from posterity.flower.site import answer
+from posterity.settings.config import Config
 
 ENDLESS = "1e400"  # JSON has no infinity, but numbers that become one
 JUNK: tuple[Any, ...] = (

@@ -19,7 +19,7 @@ from flower.in_process import node_of, sites
 from injected.forged import AT, VICTIM
 from injected.fuzzed import begun, lied
 from injected.messages import setting
-from posterity.flower.request import Request
+from posterity.flower.question import Request
 from posterity.flower.site import ClientSite, answer
 
 CRASH, WRITTEN = "**the site crashed**", "**refused, but something was written**"

@@ -18,9 +18,9 @@ from typing import Any
 from injected.deployed import CLIENTS, LINK, ROUNDS, deployed
 from injected.forged import AT, FORGED, Forged
 from injected.messages import Outcome, difference, judged, play, setting
-from posterity.experiment.config import Config
-from posterity.experiment.run_folder import METRICS, read_lines
-from posterity.laws.assertions import largest_gap
+from posterity.laws.case import largest_gap
+from posterity.runs.folder import METRICS, read_lines
+from posterity.settings.config import Config
 
 HERE = Path(__file__).parent
 ROUNDING = 1e-6  # of float32: messages are added up in the order of their arrival, which another run need not have

@@ -15,8 +15,8 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.supernode.runtime import run_clientapp
 
-from posterity.core.codec import read_facts
-from posterity.flower import adapter
+from posterity.flower import app as adapter
+from posterity.flower.codec import read_facts
 
 from .forged import AT, FORGED, VICTIM, Seen, is_forged
 

@@ -19,7 +19,7 @@ from experiment.damage import small
 from injected.bench import Bench, Fault, Outcome, difference, end_of, forked, watched
 from posterity.experiment import run
 from posterity.experiment.compare import PLAN, compare_runs, resume_all
-from posterity.experiment.config import Config
+from posterity.settings.config import Config
 
 TINY = {"model": "linear", "clients": 3, "subset": "8%", "participation": "70%", "engine": "stacked", "set": {}}
 SEEDS = (0, 1)

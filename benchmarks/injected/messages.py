@@ -12,16 +12,16 @@ import torch
 from flower.in_process import InProcess, configuration, node_of, records, simulate, sites
 
 from injected.forged import AT, BOUND, FORGED, VICTIM, Forge, Forged, Seen, is_forged
-from posterity.core.codec import read_facts
 from posterity.core.protocol import State
 from posterity.core.tree import Tree, tree_map, tree_named, tree_rows
-from posterity.experiment.config import Config
-from posterity.experiment.run_folder import METRICS, read_lines
+from posterity.flower.codec import read_facts
 from posterity.flower.experiment import open_server, save
-from posterity.flower.rules import RoundRules
 from posterity.flower.server import Server, Watch
+from posterity.flower.settings import RoundRules
 from posterity.flower.site import answer
 from posterity.methods.wrappers.clip import length
+from posterity.runs.folder import METRICS, read_lines
+from posterity.settings.config import Config
 
 CLIENTS, ROUNDS = 4, 4
 Played = tuple[Server, list[dict[str, Any]], State]  # a run's server and lines, and the state after the forged round

@@ -18,10 +18,10 @@ from flower.in_process import InProcess, sites
 
 from injected.deployed import CLIENTS, ROUNDS
 from injected.messages import opened, setting
-from posterity.core.codec import read_facts
-from posterity.experiment.config import Config
-from posterity.flower.rules import RoundRules
-from posterity.laws.assertions import largest_gap
+from posterity.flower.codec import read_facts
+from posterity.flower.settings import RoundRules
+from posterity.laws.case import largest_gap
+from posterity.settings.config import Config
 
 
 class Ordered(InProcess):

@@ -10,11 +10,11 @@ from workload import CLASSES, SHAPE, Outcome, Workload, main, make_data, make_ne
 
 from posterity.data.federation import Federation, Part
 from posterity.engine.blocks import able
+from posterity.engine.cache import TraceCache
 from posterity.engine.round import first_state, train_round
 from posterity.engine.store import Memory
-from posterity.engine.tracing.trace import TraceCache
-from posterity.experiment.config import Config
 from posterity.experiment.setup import Setup, set_up
+from posterity.settings.config import Config
 
 
 def make_federation(work: Workload) -> Federation:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from on_posterity import make_setup, play
 from workload import Outcome, Workload, main
 
-from posterity.engine.tracing.trace import TraceCache
+from posterity.engine.cache import TraceCache
 
 
 def simulate(work: Workload) -> Outcome:

@@ -71,7 +71,7 @@ def leave(
     folder: Annotated[Path, typer.Argument(help="the folder of this site's record", metavar="RECORDS")],
     back: Annotated[bool, typer.Option("--take-back", help="stay after all, as long as it has not been asked")] = False,
 ) -> None:
-    from posterity.flower.wish import find_place, take_back, wish_to_leave
+    from posterity.flower.site import find_place, take_back, wish_to_leave
 
     place = find_place(folder)
     if back:
@@ -96,10 +96,9 @@ def predict(
     from posterity.cli.predict import as_csv, as_numbers, check_place, read_rows, write_predictions
     from posterity.data.tables import CLIENT
     from posterity.flower.new_app import read_app
-    from posterity.flower.predict import predict_rows
     from posterity.flower.samples import read_site_file
     from posterity.flower.settings import read_settings
-    from posterity.flower.site import ClientSite
+    from posterity.flower.site import ClientSite, predict_rows
 
     told = read_settings(read_app(folder))
     federation, samples = read_site_file(told.config, client, data)
@@ -112,6 +111,3 @@ def predict(
     for note in (*rows.notes, *([found.note] if found.note else [])):
         print(f"note: {note}")
     print(f"wrote {out}: {len(numbers)} rows by the model of {client} after round {found.round}, as {found.point}")
-
-
-__all__ = ["flower"]

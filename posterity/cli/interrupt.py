@@ -1,7 +1,7 @@
 """Ctrl-C and SIGTERM: the command stops within two seconds, nothing of it is left, and it says how to go on.
 
 `Stopped` is no KeyboardInterrupt, which typer would turn into a silent exit. Runs may be killed at any instant
-(`experiment/run_folder.py`), so a command that does not come to an end by itself is ended: one long operator of
+(`runs/folder.py`), so a command that does not come to an end by itself is ended: one long operator of
 PyTorch cannot be interrupted from within.
 """
 
@@ -47,7 +47,7 @@ def how_to_go_on() -> str:
         return ""
     folder = _written[0]
     if any((folder / mark).exists() for mark in MARKS):
-        from posterity.experiment.trust import needs_trust  # imports PyTorch; a command that writes has it by now
+        from posterity.experiment.resume import needs_trust  # imports PyTorch; a command that writes has it by now
 
         return f"go on with: posterity resume {shlex.quote(str(folder))}{' --trust' * needs_trust(folder)}"
     begun = any(plan for depth in COLUMNS for plan in folder.glob(f"{depth}/comparison.json"))
@@ -120,6 +120,3 @@ def tell(number: int = signal.SIGINT) -> int:
         _told.append(number)
         print("; ".join(text for text in ("stopped", how_to_go_on()) if text), file=sys.stderr, flush=True)
     return 128 + number
-
-
-__all__ = ["Stopped", "how_to_go_on", "stoppable", "stops", "tell", "writes_to"]

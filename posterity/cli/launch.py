@@ -20,13 +20,13 @@ from typing import IO, Any
 import torch
 
 from posterity.cli.interrupt import how_to_go_on
-from posterity.engine.autotune.choice import saving
-from posterity.engine.distributed import LOST, MEETING
-from posterity.engine.parent import WORKER, end_with_parent, interrupts_held, is_stopped, tell_end
-from posterity.experiment import run_folder
-from posterity.experiment.begin_again import runs_below
-from posterity.experiment.config import Config, from_table, read_toml
+from posterity.engine.choose import saving
+from posterity.engine.parent import WORKER, interrupts_held, is_stopped, tell_end
+from posterity.engine.processes import LOST, MEETING
+from posterity.experiment.resume import runs_below
 from posterity.experiment.setup import SHARED, Setup, steps_of_round
+from posterity.runs import folder as run_folder
+from posterity.settings.config import Config, from_table, read_toml
 
 GRACE = 5.0  # seconds that the others have to end by themselves when one has failed
 TOLD = 2  # exit code of a command that has said in a sentence what is wrong
@@ -167,9 +167,3 @@ def _end(workers: list[subprocess.Popen[bytes]]) -> None:
         worker.kill()
     for worker in workers:
         worker.communicate()  # waits, and closes its input
-
-
-__all__ = [
-    "check_runs", "count_cores", "end_with_parent", "launched", "may_share", "processes_asked", "processes_before",
-    "processes_worth", "start_workers"
-]  # fmt: skip

@@ -19,15 +19,22 @@ import torch
 from torch import Tensor
 
 import posterity
-from posterity.core.hyperparameters import nearest
-from posterity.core.text import plain
-from posterity.data.archive import Array, check_file, read_npz
+from posterity.data.archives import Array, check_file, read_npz
 from posterity.data.federation import Federation
 from posterity.data.pool import DataError
-from posterity.data.sheet import read_csv, read_parquet
-from posterity.data.tables import CLIENT, SUFFIXES, check_numbers, listed, named_values
-from posterity.experiment import run_folder
+from posterity.data.tables import (
+    CLIENT,
+    SUFFIXES,
+    check_numbers,
+    listed,
+    named_values,
+    read_csv,
+    read_parquet,
+)
 from posterity.experiment.result import Result
+from posterity.runs import folder as run_folder
+from posterity.settings.hyperparameters import nearest
+from posterity.settings.text import plain
 
 ASIDE = "--client was given, so the file's own clients are not looked at"
 

@@ -58,6 +58,3 @@ def _word(tensor: Tensor) -> Words:
 
 def _tensor(words: Any) -> Tensor:
     return torch.from_numpy(words.astype(np.int64))
-
-
-__all__ = ["fold", "threefry"]

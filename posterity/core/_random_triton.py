@@ -1,4 +1,3 @@
-# mypy: disable-error-code="import-not-found, import-untyped, no-untyped-def", allow-untyped-decorators
 """`random.threefry` in one kernel instead of a hundred operators: the same bits. Needs Triton and a GPU."""
 
 from __future__ import annotations
@@ -70,6 +69,3 @@ def _turn(x0, x1, A: tl.constexpr, B: tl.constexpr, C: tl.constexpr, D: tl.const
     x0 = x0 + x1
     x1 = ((x1 << D) | (x1 >> (32 - D))) ^ x0
     return x0 + one, x1 + two + NUMBER
-
-
-__all__ = ["threefry"]

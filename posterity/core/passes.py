@@ -8,24 +8,55 @@
     meta      descend on the loss after a simulated adaptation (MAML and relatives)
 
 A *loss* is `(params, batch, here) -> (masked mean, updated buffers)`. A *partition* names the leaves that move.
+
+The one place where a network's output meets a label: training, scoring and log-weights all call these.
+
+How a client trains: optimiser, step size, epochs, batch. One record, shared by every method.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.func import grad_and_value
 
-from posterity.core.network import Network
-from posterity.core.optim import SGD, Groups, Optimiser, clipped
-from posterity.core.outside import place_of_function
-from posterity.core.protocol import Batch, Carry, Here, Params, Pass
+from posterity.core.likelihood import NOISE, masked_mean, pointwise
+from posterity.core.network import Network, Params
+from posterity.core.optim import SGD, Adam, Groups, Optimiser, RMSprop, clipped
+from posterity.core.protocol import Batch, Carry, Here, Pass
 from posterity.core.random import fold
 from posterity.core.tree import Tree, tree_leaves, tree_map
+from posterity.settings.hyperparameters import check_fields, hyper, within
+from posterity.settings.plugins import place_of_function
+
+
+def fit(params: Params, batch: Batch, here: Here) -> tuple[Tensor, Params]:
+    """Mean negative log-likelihood of a batch in training mode, and the network's updated buffers."""
+    output, buffers = here.model(params, batch.x, mask=batch.layer_mask, train=True, key=here.key)
+    return masked_mean(pointwise(output, batch.y, here.model), batch.mask), buffers
+
+
+def fit_head(params: Params, batch: Batch, here: Here) -> tuple[Tensor, Params]:
+    """As `fit`, with the base in evaluation mode: nothing before the head moves, running statistics included."""
+    z, _ = here.model.features(params, batch.x)
+    output = here.model.classify(params, z, mask=batch.layer_mask, train=True, key=here.key)
+    return masked_mean(pointwise(output, batch.y, here.model), batch.mask), {}
+
+
+def log_likelihood(params: Params, batch: Batch, here: Here) -> Tensor:
+    """Sum of the log-likelihood over the real rows, in evaluation mode; densities with their constants.
+
+    For regression that is −½ log 2πs a sample, with the s of `log_predictive`: clients of other sizes have another sum.
+    """
+    output, _ = here.model(params, batch.x)
+    constant = 0.5 * math.log(2 * math.pi * NOISE) if here.model.task == "regression" else 0.0
+    return -((pointwise(output, batch.y, here.model) + constant) * batch.mask).sum()
+
 
 Loss = Callable[[Params, Batch, Here], tuple[Tensor, Params]]
 Summary = Callable[[Params, Batch, Here], Tree]
@@ -338,6 +369,37 @@ def _learning(
     return Pass(step, open=begin, close=lambda carry, here: replace(carry, opt=()), **{**how, "copies": copies})
 
 
-__all__ = ["Direction", "Loss", "Partition", "Summary", "base", "constrained", "deal", "descend", "directed",
-           "everything", "gather", "head", "held_by", "holding", "meta", "opened", "sample", "squared_distance",
-           "trainable", "watched"]  # fmt: skip
+OPTIMISERS = ("sgd", "adam", "rmsprop")
+PFEDVMP = "pFedVMP §5.1"
+
+
+@dataclass(frozen=True)
+class Training:
+    lr: float = hyper(0.01, "η: step size of the clients", PFEDVMP, search=(1e-3, 0.5, "log"))
+    epochs: int = hyper(1, "E: epochs over the client's data in a round", PFEDVMP)
+    steps: int | None = hyper(None, "exactly so many steps in a round, instead of epochs", "ours")
+    batch: int = hyper(10, "B: batch size; the last, smaller batch is kept", PFEDVMP)
+    optimiser: str = hyper("sgd", "optimiser of the clients, started anew each round", PFEDVMP, OPTIMISERS)
+    momentum: float = hyper(0.0, "momentum (sgd only)", "unspecified in pFedVMP: none")
+    weight_decay: float = hyper(0.0, "weight decay added to the gradient", "unspecified in pFedVMP: none")
+    clip: float | None = hyper(None, "longest gradient norm", "MetaVD's code uses 5; off by default")
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        within(self, lr=(0, None), epochs=(1, None), batch=(1, None), steps=(1, None), momentum=(0, 1))
+        within(self, weight_decay=(0, None), clip=(0, None))
+
+    def make_optimiser(self) -> Optimiser:
+        if self.optimiser == "sgd":
+            return SGD(self.lr, self.momentum, self.weight_decay, self.clip)
+        maker: Callable[..., Optimiser] = Adam if self.optimiser == "adam" else RMSprop
+        return maker(lr=self.lr, weight_decay=self.weight_decay, clip=self.clip)
+
+    def schedule(self) -> dict[str, Any]:
+        """Epochs, batch and cap as a `Pass` wants them; `steps` epochs always hold at least `steps` steps."""
+        if self.steps is None:
+            return {"epochs": self.epochs, "batch": self.batch}
+        return {"epochs": self.steps, "batch": self.batch, "most": self.steps}
+
+    def descend(self, loss: Loss = fit, trains: Partition = everything) -> Pass:
+        return descend(loss, self.make_optimiser(), trains, **self.schedule())

@@ -16,9 +16,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal, Protocol, cast, get_args
 
+import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from posterity.core.losses import log_predictive
+from posterity.core.likelihood import NOISE
 from posterity.core.messages import Message as Message
 from posterity.core.network import Network
 from posterity.core.network import Params as Params
@@ -224,6 +226,14 @@ class Plan:
     rounds: int
     cohort: float
     chance: float | None = None
+
+
+def log_predictive(params: Params, x: Tensor, here: Here) -> Tensor:
+    """Log-probabilities (B, classes); for regression the mean and variance of a Gaussian (B, 2)."""
+    output, _ = here.model(params, x)
+    if here.model.task == "regression":
+        return torch.stack((output, torch.full_like(output, NOISE)), -1)
+    return F.log_softmax(output, -1)
 
 
 class Method(Protocol):

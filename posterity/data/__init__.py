@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from posterity.data.clients import assemble
+from posterity.data.assemble import assemble
 from posterity.data.federation import Federation, FederationSpec, Options, Part
 from posterity.data.partition import Partition, parse_partition
 from posterity.data.pool import DataError, Pool

@@ -1,5 +1,6 @@
-"""Finding files, pictures and labels: what the files of `data/datasets` are made of (arrays: `data/archive.py`,
-forms of a distribution: `data/source.py`)."""
+"""Finding files, pictures and labels: what the files of `data/datasets` are made of (arrays: `data/archives.py`,
+forms of a distribution: `data/official.py`).
+"""
 
 from __future__ import annotations
 
@@ -13,9 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from posterity.data.archive import Array
+from posterity.data.archives import Array
+from posterity.data.official import VARIABLE
 from posterity.data.pool import DataError
-from posterity.data.source import VARIABLE
 
 PARTS = ("x_train", "y_train", "x_test", "y_test")  # arrays, as Keras names them
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP")  # what Pillow may try: others start programs (EPS) or are seldom looked after

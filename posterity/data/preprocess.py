@@ -1,6 +1,6 @@
 """What was done to samples on their way into a federation, so that new ones can go the same way: raw rows go in.
 
-`data/clients.py` writes it down, a run's folder keeps it (`experiment/without_data.py`), and `Result.predict_proba`
+`data/assemble.py` writes it down, a run's folder keeps it (`experiment/resume.py`), and `Result.predict_proba`
 applies it. It holds means and deviations of features, and no row.
 """
 
@@ -15,10 +15,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from posterity.core.hyperparameters import nearest
-from posterity.data.checks import tensor_of
 from posterity.data.files import pictures as as_pictures
-from posterity.data.pool import DataError
+from posterity.data.pool import DataError, tensor_of
+from posterity.settings.hyperparameters import nearest
 
 
 @dataclass(frozen=True)
@@ -108,6 +107,3 @@ def fingerprint(tensors: Iterable[Tensor]) -> str:
         found.update(f"{array.dtype} {tuple(array.shape)} ".encode())
         found.update(array.reshape(-1).view(torch.uint8).numpy())  # type: ignore[arg-type]
     return found.hexdigest()
-
-
-__all__ = ["Preprocessing", "check_shape", "fingerprint"]

@@ -1,7 +1,11 @@
 """Datasets found by name, and the way from a name, a mix of names, a function of yours or a path to a pool.
 
-A name is a file of `data/datasets`; `data/mix.py` joins several; `package.module:function` is a function of your own
+A name is a file of `data/datasets`; `data/registry.py` joins several; `package.module:function` is a function of your own
 with the signature of those files' `load`; a path is read by `data/user_files.py`.
+
+Several datasets in one pool (MetaVD, multi-domain): labels side by side, pictures of one shape.
+
+`data/registry.py` calls it for `--dataset a+b`.
 """
 
 from __future__ import annotations
@@ -14,18 +18,77 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from posterity.core.hyperparameters import nearest
-from posterity.core.outside import find_function
-from posterity.core.parse import MISTAKES, Declared, declared
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
 from posterity.data import datasets
-from posterity.data.checks import check_pool
-from posterity.data.federation import Federation, FederationSpec, Options
-from posterity.data.federation_checks import check_federation
-from posterity.data.mix import mix
-from posterity.data.pool import DataError, Pool
-from posterity.data.source import VARIABLE, DataSource
+from posterity.data.federation import Federation, FederationSpec, Options, check_federation
+from posterity.data.official import VARIABLE, DataSource
+from posterity.data.pool import DataError, Pool, check_pool
 from posterity.data.tables import Columns
 from posterity.data.user_files import looks_like_path, read_user_files
+from posterity.settings.hyperparameters import MISTAKES, Declared, declared, nearest
+from posterity.settings.plugins import find_function
+
+
+def mix(pools: list[Pool], mixing: str = "joint", size: int = 0) -> Pool:
+    """One pool of all rows, the labels of each dataset after those of the one before.
+
+    With `mixing="joint"` a partition sees one set of classes, so a client may have data of several datasets; with
+    "apart" each dataset is divided among its own share of the clients. Pictures take the number of pixels of the
+    first dataset unless `size` is given; grey pictures are repeated over the channels.
+    """
+    name = "+".join(pool.name for pool in pools)
+    if mixing not in ("joint", "apart"):
+        raise DataError(f'mix {name}: mixing is {mixing!r}; expected "joint" or "apart"; pick one')
+    for pool in pools:
+        if pool.task != "classification" or pool.x.ndim != 4:
+            raise DataError(f"mix {name}: {pool.name} holds no labelled pictures; expected pictures only; leave it out")
+    side = (size, size) if size else tuple(pools[0].x.shape[2:])
+    channels = max(pool.x.shape[1] for pool in pools)
+    starts = [sum(pool.classes for pool in pools[:i]) for i in range(len(pools))]
+    domain = torch.cat([torch.full((len(pool),), i) for i, pool in enumerate(pools)])
+    owners = [pool.owner for pool in pools]
+    return Pool(
+        name,
+        torch.cat([_shaped(pool.x, channels, side) for pool in pools]),
+        torch.cat([pool.y + start for pool, start in zip(pools, starts, strict=True)]),
+        sum(pool.classes for pool in pools),
+        tuple(f"{pool.name}: {c}" for pool in pools for c in pool.class_names),
+        owner=_shifted(owners, [len(pool.owner_names) for pool in pools]),
+        owner_names=tuple(f"{pool.name}: {o}" for pool in pools for o in pool.owner_names),
+        official_test=_joined([pool.official_test for pool in pools]),
+        domain=domain if mixing == "apart" else None,
+        notes=(
+            *dict.fromkeys(note for pool in pools for note in pool.notes),
+            f"mix of {name} ({mixing}): labels side by side, pictures {channels}×{side[0]}×{side[1]}",
+        ),
+    )
+
+
+def _shaped(x: Tensor, channels: int, side: tuple[int, ...]) -> Tensor:
+    if tuple(x.shape[2:]) != side:
+        x = F.interpolate(x, size=list(side), mode="bilinear", antialias=True)
+    return x if x.shape[1] == channels else x.expand(-1, channels, -1, -1)
+
+
+def _shifted(owners: list[Tensor | None], counts: list[int]) -> Tensor | None:
+    """Owners of all pools with distinct numbers, where every pool has owners."""
+    shifted, start = [], 0
+    for owner, count in zip(owners, counts, strict=True):
+        if owner is None:
+            return None
+        shifted.append(torch.where(owner < 0, owner, owner + start))
+        start += count
+    return torch.cat(shifted)
+
+
+def _joined(masks: list[Tensor | None]) -> Tensor | None:
+    """The official test splits together, where every pool has one."""
+    present = [mask for mask in masks if mask is not None]
+    return torch.cat(present) if len(present) == len(masks) else None
+
 
 DIVIDING = ("partition", "split", "subset", "test_partition", "newcomers", "public")  # settings
 GIVEN = ("data_dir", "seed")  # what the function of a dataset is called with, besides its options
@@ -150,7 +213,7 @@ def _check_divided(name: str, spec: FederationSpec, more: tuple[str, ...]) -> No
 
 
 def _names() -> list[str]:
-    return sorted(found.name for found in pkgutil.iter_modules(datasets.__path__))
+    return sorted(found.name for found in pkgutil.iter_modules(datasets.__path__) if not found.name.startswith("_"))
 
 
 def _module(name: str) -> Any:

@@ -20,10 +20,10 @@ from torch import Tensor
 
 from posterity.core import random
 from posterity.core.network import Network
-from posterity.core.parse import split_list
 from posterity.core.protocol import Batch, Carry, Here, Pass
 from posterity.data.federation import Federation
 from posterity.engine.keys import AUGMENT
+from posterity.settings.hyperparameters import split_list
 
 PAD = 4  # pixels that a crop adds on every side (He et al. 2016, CIFAR-10)
 NAMES = ("crop", "flip")
@@ -123,6 +123,3 @@ def _picture(text: str, federation: Federation) -> tuple[int, int, int]:
         raise ValueError(f"augment = {text!r} moves pictures by up to {PAD} pixels; those of {federation.name} have "
                          f"{height}×{width}, of which nothing might be left: take larger ones, or flip")  # fmt: skip
     return channels, height, width
-
-
-__all__ = ["Augmentation", "augmented"]

@@ -18,8 +18,8 @@ from posterity.core import _random_numpy as random_numpy
 from posterity.core import random
 from posterity.core.protocol import Batch, Pass
 from posterity.data.federation import Part
+from posterity.engine.cache import Same, TraceCache, play, send
 from posterity.engine.keys import ORDER
-from posterity.engine.tracing.trace import Same, TraceCache, play, send
 
 ENTRIES = 2**22  # of the rows that are laid out at once
 SMALL = 100  # rows: kernels of fewer cost what it takes to launch them

@@ -75,6 +75,3 @@ def tell_end(code: int) -> str:
     name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
     why = " (by somebody, or by the system for want of memory)" if name == "SIGKILL" else ""
     return f"was killed by {name}{why}"
-
-
-__all__ = ["WORKER", "become_worker", "end_with_parent", "interrupts_held", "is_stopped", "is_worker", "tell_end"]

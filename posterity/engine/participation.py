@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from posterity.core.parse import convert, parse_share
 from posterity.core.random import fold, uniform
 from posterity.engine.keys import COHORT
+from posterity.settings.hyperparameters import convert, parse_share
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 import torch
 
-from posterity.core.precision import with_tf32
+from posterity.core.gaussian import with_tf32
 
 MMAP_THRESHOLD, TRIM_THRESHOLD, TOP_PAD = -3, -1, -2  # names of settings in glibc's malloc.h
 USUAL = 2**17  # bytes: what all three are if nobody has set them
@@ -95,6 +95,3 @@ def _tell(apart: int, kept: int, ahead: int) -> bool:
     if tell is None:  # another C library
         return False
     return all([tell(MMAP_THRESHOLD, apart), tell(TRIM_THRESHOLD, kept), tell(TOP_PAD, ahead)])
-
-
-__all__ = ["ProcessSettings", "keep_memory", "with_onednn", "with_threads"]

@@ -17,16 +17,25 @@ from posterity.core.protocol import Carry, Facts, Here, Now, Pass, State
 from posterity.core.tree import Tree, tree_rows
 from posterity.data.federation import Part
 from posterity.engine import keys
-from posterity.engine.api import Engine
+from posterity.engine.blocks import give_back, take_blocks
+from posterity.engine.cache import play
 from posterity.engine.client import Site, at, passes_at, personal_at
-from posterity.engine.halving import give_back, take_blocks
-from posterity.engine.multi_seed import MultiSeed
-from posterity.engine.server import Accumulator, Refusal, RoundLog, next_state
-from posterity.engine.settle import STUCK, goes_on, rolled_back, settle, unusable
+from posterity.engine.engines import Engine
+from posterity.engine.seeds import MultiSeed
+from posterity.engine.server import (
+    STUCK,
+    Accumulator,
+    Refusal,
+    RoundLog,
+    goes_on,
+    has_grown,
+    next_state,
+    rolled_back,
+    settle,
+    unusable,
+)
 from posterity.engine.simulation import Simulation
 from posterity.engine.store import Store
-from posterity.engine.tracing.trace import play
-from posterity.engine.usable import has_grown
 
 
 def first_state(sim: Simulation) -> State:
@@ -243,18 +252,3 @@ def personal_model(
     site, here = arrive_client(sim, state, store, client, round)
     carry = personal_at(site, here, point)
     return carry, replace(at(here, keys.PREDICT), kept=carry.kept)
-
-
-__all__ = [
-    "Question",
-    "answer",
-    "arrive_client",
-    "finish_round",
-    "first_state",
-    "moment",
-    "personal_model",
-    "registered",
-    "score",
-    "train_round",
-    "train_rounds",
-]

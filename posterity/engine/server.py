@@ -3,23 +3,88 @@
 Messages reach an `Accumulator` one stack of clients after the other; only their sum is held. Records and messages are
 committed together or not at all: a message that is not finite, is too large to be used (`usable.py`) or breaks the
 range that it declared is left out, and its client keeps the record that it had.
+
+What of a round can be used: a message, and the state that the messages add up to.
+
+A number is usable up to 2^64, the largest whose square float32 can still hold: beyond it the norms, losses and second
+moments of the next steps are infinite, whoever is honest. What is finite and smaller may still be too much for a
+network; so a state that has grown a thousandfold in one round is tried before it is taken, by the clients that would
+go on from it. If none can, or their loss has grown as much, the round is not committed: state and records stay as they
+were. If some messages were a thousand times larger than most, the round is repeated without them, and they are refused
+by name.
+
+How a round ends, in a simulation and across machines: taken, repeated without those who stand out, or rolled back.
+
+A caller says what its `finish` does with a sum of messages (the next state and the log, or a rolled-back log and the
+state that was) and how the same round is visited `again` without some clients. Visits leave no trace before a round is
+committed, so that both may happen as often as needed.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, field
+import statistics
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from posterity.core.messages import Message, acceptable, fold_stack, merge, message_bytes
+from posterity.core.messages import Message, acceptable, fold_stack, merge, message_bytes, wire_bytes
 from posterity.core.protocol import Method, Now, State
-from posterity.core.tree import Tree, tree_finite, tree_like, tree_named, tree_rows
-from posterity.core.wire import wire_bytes
+from posterity.core.tree import Tree, tree_finite, tree_leaves, tree_like, tree_named, tree_rows
 from posterity.engine.client import Visit
-from posterity.engine.usable import UNSOLVABLE, USABLE, largest_sent, why_unusable
+
+USABLE = 2.0**64
+FAR = 1e3  # times larger: a message than most of its round, a state or a loss than the one before
+# how `combine` says that it cannot
+UNSOLVABLE = (torch.linalg.LinAlgError, np.linalg.LinAlgError, ArithmeticError)  # type: ignore[attr-defined]
+
+
+def largest_sent(stack: Tree, count: int) -> Tensor:
+    """The largest magnitude that each client of a stack sent (clients,), in float64; nan where one is nan."""
+    sizes = [_largest(leaf) for leaf in tree_leaves(stack) if leaf.is_floating_point() and leaf[0].numel()]
+    if not sizes:
+        return torch.zeros(count, dtype=torch.float64)
+    return torch.stack([size.double() for size in _on_host(sizes)]).amax(0)
+
+
+def why_unusable(after: Tree, before: Tree) -> str:
+    """Why a state cannot be used, in words; empty if it can. What was infinite before may stay so."""
+    for new, old in zip(tree_leaves(after), tree_leaves(before), strict=True):
+        if new.is_floating_point() and not bool(((new.abs() <= USABLE) | ~old.isfinite()).all()):
+            size = new[old.isfinite()].abs().max()
+            return f"it would be as large as {float(size):.3g}" if bool(size.isfinite()) else "it would not be finite"
+    return ""
+
+
+def has_grown(after: Tree, before: Tree) -> bool:
+    """Whether the largest number of a state has grown so much that clients might not be able to go on from it."""
+    sizes = [max([_size(leaf) for leaf in tree_leaves(tree) if leaf.is_floating_point() and leaf.numel()] or [0.0])
+             for tree in (after, before)]  # fmt: skip
+    return sizes[0] > FAR * max(1.0, sizes[1])
+
+
+def outstanding(sizes: Mapping[int, float]) -> list[int]:
+    """Clients whose largest number is far beyond what most clients sent: fewer than half of them."""
+    if not sizes:
+        return []
+    usual = statistics.median_low(sizes.values())
+    return sorted(client for client, size in sizes.items() if size > FAR * max(usual, 1e-30))
+
+
+def _largest(leaf: Tensor) -> Tensor:
+    flat = leaf.flatten(1) if leaf.dim() > 1 else leaf[:, None]
+    return torch.maximum(flat.amax(1), -flat.amin(1))
+
+
+def _on_host(sizes: list[Tensor]) -> list[Tensor]:
+    return [size.cpu() if size.device.type == "mps" else size for size in sizes]  # no float64 there
+
+
+def _size(leaf: Tensor) -> float:
+    return float(leaf.nan_to_num(0.0, 0.0, 0.0).abs().max())
 
 
 @dataclass(frozen=True)
@@ -143,4 +208,42 @@ def _reason(size: float) -> str:
     return "not finite or outside its declared range"
 
 
-__all__ = ["Accumulator", "Refusal", "RoundLog", "combine", "next_state"]
+Finish = Callable[[Accumulator], tuple[State, RoundLog]]
+TOO_LARGE = "the round cannot be used with it: it holds a number of magnitude {:.3g}, far beyond the others'"
+STUCK = "no client could go on from the state after it"
+
+
+def settle(
+    visited: Accumulator, finish: Finish, again: Callable[[list[int]], Accumulator],
+    sizes: Callable[[], Mapping[int, float]],
+) -> tuple[State, RoundLog]:  # fmt: skip
+    """The end of a round; if its result cannot be used, of the same round without the clients that stand out.
+
+    `sizes` are the largest numbers that the accepted clients sent; they are asked for only if the round failed.
+    """
+    after, log = finish(visited)
+    suspects = outstanding(sizes()) if log.rolled_back else []
+    if not suspects:
+        return after, log
+    others = again(suspects)
+    named = {client: visited.sizes[client] for client in suspects if client in visited.sizes}
+    others.refused += [Refusal(client, TOO_LARGE.format(size)) for client, size in named.items()]
+    then, second = finish(others)
+    if second.rolled_back:
+        return after, log
+    return then, replace(second, bytes_up=log.bytes_up, bytes_down=log.bytes_down)
+
+
+def rolled_back(log: RoundLog, why: str) -> RoundLog:
+    """The log of a round of which nothing is kept."""
+    return replace(log, accepted=0, rolled_back=why)
+
+
+def unusable(why: str) -> str:
+    """In a sentence, that a state cannot be used."""
+    return f"the state after it cannot be used: {why}"
+
+
+def goes_on(now: RoundLog, then: RoundLog) -> bool:
+    """Whether clients can go on from a round's state: by its log, and by that of visits that only tried it."""
+    return then.accepted > 0 and not then.loss > FAR * max(1.0, now.loss)  # nan: nobody counted

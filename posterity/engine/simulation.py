@@ -22,10 +22,10 @@ from posterity.data.federation import Federation, Part
 from posterity.engine import client
 from posterity.engine.augment import Augmentation, augmented
 from posterity.engine.batches import BuildBatch, build_batch
+from posterity.engine.cache import TraceCache, play
 from posterity.engine.client import Site
-from posterity.engine.distributed import Processes
 from posterity.engine.keys import CLIENT, SERVER, client_keys, fold_key
-from posterity.engine.tracing.trace import TraceCache, play
+from posterity.engine.processes import Processes
 
 Work = Literal["training", "scoring"]
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from posterity.core.tree import Tree, tree_filled, tree_map, tree_named, tree_rows
-from posterity.engine.distributed import Processes
+from posterity.engine.processes import Processes
 
 Like = Callable[[], Tree]  # gives a stack of records of the right shape
 NOTHING: Mapping[str, Any] = {}
@@ -126,6 +126,3 @@ class Memory:
     def _table(self, rows: Tree) -> Tree:
         """Rows of zeros for all clients."""
         return tree_map(lambda leaf: leaf.new_zeros(len(self.known), *leaf.shape[1:]), rows)
-
-
-__all__ = ["NOTHING", "Like", "Memory", "Store"]

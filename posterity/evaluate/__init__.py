@@ -5,14 +5,31 @@
 and `student` compare methods, `cost` counts rounds and bytes.
 """
 
-from posterity.evaluate.cost import bytes_to, rounds_to, share_of_zeros
-from posterity.evaluate.fairness import FIGURES, fairness
-from posterity.evaluate.metric import NUMBER, PERCENT, Format, Metric, Statistics
-from posterity.evaluate.metrics import METRICS, goal_of, listed_per_client
+from __future__ import annotations
+
+from posterity.evaluate.metrics import (
+    METRICS,
+    NUMBER,
+    PERCENT,
+    Format,
+    Metric,
+    Statistics,
+    goal_of,
+    listed_per_client,
+)
 from posterity.evaluate.ranks import RankedRows, rank
 from posterity.evaluate.scores import Scores, joined, score, zero
-from posterity.evaluate.selection import Selection, last, paper, select, validated
-from posterity.evaluate.summaries import Bin, Summary, curve, gap, per_client, summarise
+from posterity.evaluate.selection import (
+    Selection,
+    bytes_to,
+    last,
+    paper,
+    rounds_to,
+    select,
+    share_of_zeros,
+    validated,
+)
+from posterity.evaluate.summaries import FIGURES, Bin, Summary, curve, fairness, gap, per_client, summarise
 from posterity.evaluate.user_metrics import check_task, load_metrics, user_sums
 
 __all__ = [

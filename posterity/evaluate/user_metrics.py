@@ -10,11 +10,10 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from posterity.core.network import Task
-from posterity.core.outside import find_outside
-from posterity.evaluate.fairness import fairness
-from posterity.evaluate.metric import Metric
-from posterity.evaluate.metrics import METRICS
+from posterity.evaluate.metrics import METRICS, Metric
 from posterity.evaluate.scores import distribution, prepared, sums_by_client, zero
+from posterity.evaluate.summaries import fairness
+from posterity.settings.plugins import find_outside
 
 SHOWN = ("n", "accuracy_mean", "accuracy_train", "bytes", "seconds")  # what lines and tables have besides
 

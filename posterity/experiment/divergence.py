@@ -14,9 +14,9 @@ from typing import Any
 
 from posterity.data.federation import Federation
 from posterity.evaluate import goal_of, select
-from posterity.evaluate.absurd import absurd_nll
-from posterity.experiment import run_folder
-from posterity.report.aside import is_aside
+from posterity.evaluate.selection import absurd_nll
+from posterity.runs import folder as run_folder
+from posterity.runs.folder import is_aside
 
 FAR_OFF = 1e6  # times the variance of the targets: squared errors of one that has exploded
 ADVICE = "lower the step size (--lr), or look at the clients that metrics.jsonl names as refused"
@@ -89,6 +89,3 @@ def diverged_runs(folder: Path) -> list[str]:
     found = [path for path in found if not is_aside(path.parent, folder)]
     told = [(path.parent, run_folder.read_json(path).get("diverged")) for path in found]
     return [f"{path}: {why}" for path, why in told if why]
-
-
-__all__ = ["NoResult", "diverged_runs", "tell", "why_diverged"]

@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from posterity import core, methods
-from posterity.core.parse import split_list
-from posterity.experiment.config import Config
-from posterity.experiment.run_folder import CONFIG, clean
+from posterity.runs.folder import CONFIG, clean
+from posterity.settings.config import Config
+from posterity.settings.hyperparameters import split_list
 
 OURS = "posterity"
 CORE = core.__name__
@@ -159,7 +159,7 @@ def _libraries() -> frozenset[Path]:
 
 
 def _file(name: str) -> Path | None:
-    """The file of a module, found as `core/outside.py` finds it; but nothing is imported."""
+    """The file of a module, found as `settings/plugins.py` finds it; but nothing is imported."""
     path = getattr(sys.modules.get(name), "__file__", None)
     if path is not None:
         return Path(path).resolve() if path.endswith(".py") and Path(path).exists() else None
@@ -198,6 +198,3 @@ def _drop_docstring(node: ast.Module | ast.ClassDef | ast.FunctionDef | ast.Asyn
 
 def _digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:DIGITS]
-
-
-__all__ = ["check_unchanged", "fields_of", "sources", "tell_changes"]

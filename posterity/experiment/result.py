@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -17,25 +17,57 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from posterity.core.hyperparameters import nearest
 from posterity.core.protocol import POINTS
 from posterity.core.tree import Tree
 from posterity.data.federation import Federation
 from posterity.data.preprocess import Preprocessing
-from posterity.engine.mapped_store import Mapped
+from posterity.engine.disk_store import Mapped
 from posterity.engine.store import Store
 from posterity.evaluate import bytes_to, goal_of, rounds_to, select
 from posterity.evaluate.selection import RULES
-from posterity.experiment import notebook, run_folder, without_data
-from posterity.experiment.chosen import rules_of
-from posterity.experiment.config import Config, to_toml
-from posterity.experiment.delivery import Delivery, save_models
+from posterity.experiment import resume as without_data
 from posterity.experiment.divergence import why_diverged
-from posterity.experiment.kept_round import PIECE, Kept, read_kept
-from posterity.experiment.place import RUN_MARKS, check_out
-from posterity.experiment.plot import Plot, plot
+from posterity.experiment.models import PIECE, Delivery, Kept, read_kept, rules_of, save_models
 from posterity.experiment.setup import Setup, describe, records_like
-from posterity.experiment.verify import Lines, make_folder, write_run
+from posterity.report import Run, load_runs
+from posterity.report.show import Plot, describe_result, plot, show_result
+from posterity.runs import folder as run_folder
+from posterity.runs.files import RUN_MARKS, check_out
+from posterity.runs.folder import Lines, make_folder, write_run
+from posterity.runs.lines import noted
+from posterity.runs.read import RunLog, read_run
+from posterity.settings.config import Config, to_toml
+from posterity.settings.hyperparameters import nearest
+
+
+def to_columns(lines: Iterable[Mapping[str, Any]], rule: str = "pooled") -> dict[str, list[Any]]:
+    """Every score of a run, column to list: round, part, point, group, epochs, each metric; None where undefined."""
+    scored = [line for line in lines if line["kind"] == "score"]
+    names = list(dict.fromkeys(name for line in scored for name in line["metrics"]))
+    made: dict[str, list[Any]] = {key: [line[key] for line in scored] for key in ("round", "part", "point", "group",
+                                                                                  "epochs")}  # fmt: skip
+    for name in names:
+        made[name] = [line["metrics"].get(name, {}).get(rule) for line in scored]
+    return made
+
+
+def check_names(lines: Sequence[Mapping[str, Any]], metric: str, rule: str) -> None:
+    """Refuse a metric or an aggregation rule that no line has, naming the nearest."""
+    metrics = {name: rules for line in lines for name, rules in line["metrics"].items()}
+    if metric not in metrics:
+        raise ValueError(f"there is no metric {metric!r} in this run: {nearest(metric, metrics)}")
+    rules = [each for each in metrics[metric] if each != "clients"]  # that is how many were scored
+    if rule not in rules:
+        raise ValueError(f"there is no aggregation rule {rule!r} of {metric}: {nearest(rule, rules)}")
+
+
+def scored_at(lines: Sequence[Mapping[str, Any]], point: str, group: str) -> str:
+    """What was scored instead, the nearest first."""
+    scored = [line for line in lines if line["kind"] == "score"]
+    groups = {line["group"] for line in scored}
+    if group not in groups:
+        return nearest(group, groups)
+    return nearest(point, {line["point"] for line in scored if line["group"] == group})
 
 
 @dataclass(frozen=True)
@@ -83,7 +115,7 @@ class Result:
         """
         entries: dict[int, dict[str, Any]] = {}
         lines = self._scores(point, group, epochs)
-        notebook.check_names(lines, metric, rule)
+        check_names(lines, metric, rule)
         for line in lines:
             entry = entries.setdefault(line["round"], {"round": line["round"]})
             entry[line["part"]] = line["metrics"].get(metric, {}).get(rule)
@@ -96,7 +128,7 @@ class Result:
         known = sorted({x["epochs"] for x in mine})
         if not known:
             raise ValueError(f"no scores of {group!r} at the point {point!r} in this run: "
-                             f"{notebook.scored_at(self.lines, point, group)}")  # fmt: skip
+                             f"{scored_at(self.lines, point, group)}")  # fmt: skip
         if epochs is None and len(known) > 1:
             raise ValueError(f"{group!r} were scored at the point {point!r} after several numbers of epochs: "
                              f"{', '.join(map(str, known))}. Say which, e.g. epochs={known[0]}")  # fmt: skip
@@ -107,17 +139,17 @@ class Result:
 
     def to_dict(self, rule: str = "pooled") -> dict[str, list[Any]]:
         """Every score, column to list: `pandas.DataFrame(result.to_dict())`."""
-        return notebook.to_columns(self.lines, rule)
+        return to_columns(self.lines, rule)
 
     def plot(self, metric: str | None = None, part: str = "test") -> Plot:
         """A metric by round, drawn; a notebook shows it, `.save("curve.svg")` writes it."""
-        return plot([notebook.as_run(self)], metric, part)
+        return plot([as_run(self)], metric, part)
 
     def __repr__(self) -> str:
-        return notebook.describe_result(self)
+        return describe_result(as_run(self), self.round, self.folder)
 
     def _repr_html_(self) -> str:
-        return notebook.show_result(self)
+        return show_result(as_run(self), self.round, self.folder)
 
     def metric(self, name: str = "accuracy", rule: str = "pooled", show: str = "validated",
                point: str | None = None, epochs: int | None = None) -> float:  # fmt: skip
@@ -320,3 +352,15 @@ class Result:
         facts = copy.facts()
         copy.commit(1)
         return None, facts
+
+
+def as_run(result: Result) -> Run:
+    """A result as the report reads it, from its folder or as its folder would be."""
+    if result.folder is not None and (result.folder / run_folder.RUN).exists():
+        return load_runs(result.folder)[0]
+    facts = describe(result.config, result.setup, "posterity.run(...)")
+    seconds = sum(line.get("seconds") or 0.0 for line in result.lines if line["kind"] == "round")
+    lines = [run_folder.clean(noted(line)) for line in result.lines]
+    log = RunLog(Path(result.config.method), {**facts, "status": "finished", "seconds": seconds},
+                 to_toml(result.config), lines)  # fmt: skip
+    return read_run(log)

@@ -10,24 +10,21 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from posterity.core.hyperparameters import nearest
 from posterity.core.network import Network
-from posterity.core.parse import split_list
 from posterity.data.federation import Federation
 from posterity.experiment import compare as comparing
-from posterity.experiment.chosen import keeping
-from posterity.experiment.config import Config, check_seeds
-from posterity.experiment.export import FORMS, export
-from posterity.experiment.notebook import as_run, html_table
-from posterity.experiment.place import check_out
-from posterity.experiment.plot import Plot, plot
-from posterity.experiment.result import Result
+from posterity.experiment.compare import name_all
+from posterity.experiment.models import keeping
+from posterity.experiment.result import Result, as_run
 from posterity.experiment.run import Watch, resume_run, run_seeds, silent, start_run
-from posterity.experiment.variants import name_all
 from posterity.report import Row, Run, check_rule, columns, complete, finding, headline, load_runs
-from posterity.report.logs import write_atomic
 from posterity.report.page import render
-from posterity.report.tables import fetch
+from posterity.report.show import FORMS, Plot, export, html_table, plot
+from posterity.report.table import fetch
+from posterity.runs.files import check_out
+from posterity.runs.read import write_atomic
+from posterity.settings.config import Config, check_seeds
+from posterity.settings.hyperparameters import nearest, split_list
 
 
 @dataclass(frozen=True)
@@ -152,6 +149,3 @@ def _check(names: list[str], seeds: list[int], jobs: int) -> None:
 @contextmanager
 def _unwatched(title: str, rounds: int) -> Iterator[Watch]:
     yield silent
-
-
-__all__ = ["Results", "compare_all"]

@@ -21,7 +21,7 @@ from posterity.core.tree import tree_leaves
 from posterity.engine.keys import EVALUATED
 from posterity.engine.participation import Participation, draw_distinct
 from posterity.engine.simulation import Simulation
-from posterity.experiment.config import Config
+from posterity.settings.config import Config
 
 SHARE = 0.2  # of a run that evaluation may cost
 SAMPLE = 2000  # members up to which all are evaluated
@@ -171,6 +171,3 @@ def _row(sim: Simulation) -> float:
     """Seconds, about, of a forward pass of one row."""
     numbers = sum(leaf.numel() for leaf in tree_leaves(sim.initial))
     return (2.0 * numbers + 8.0 * sim.sample) / FLOPS
-
-
-__all__ = ["Schedule", "cost_of_evaluation", "cost_of_round", "member_points", "newcomer_epochs"]

@@ -29,7 +29,7 @@ from posterity.evaluate import (
     summarise,
     user_sums,
 )
-from posterity.evaluate.client_scores import LISTED, ClientColumns
+from posterity.runs.lines import LISTED, ClientColumns
 
 
 @dataclass(frozen=True)

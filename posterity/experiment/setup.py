@@ -1,4 +1,4 @@
-"""From a configuration (`experiment/config.py`) to what a run works on, and the facts of its folder."""
+"""From a configuration (`settings/config.py`) to what a run works on, and the facts of its folder."""
 
 from __future__ import annotations
 
@@ -9,32 +9,28 @@ from typing import Any
 import torch
 
 from posterity import data, methods, models
-from posterity.core.frozen import bind
-from posterity.core.network import Network
+from posterity.core.network import Network, bind
 from posterity.core.protocol import Plan
 from posterity.core.random import make_key
 from posterity.core.tree import Tree
-from posterity.data.federation import Federation, FederationSpec
-from posterity.data.federation_checks import check_federation
+from posterity.data.federation import Federation, FederationSpec, check_federation
+from posterity.data.official import find_form
 from posterity.data.registry import data_folder, find_dataset
-from posterity.data.source import find_form
-from posterity.engine.api import Engine
 from posterity.engine.augment import Augmentation
-from posterity.engine.autotune.choice import ROWS, EngineChoice, Wish, at_work, choose, footprint
-from posterity.engine.blocks import able, meet
-from posterity.engine.distributed import Processes, find_processes
-from posterity.engine.halving import out_of_memory
+from posterity.engine.blocks import able, meet, out_of_memory
+from posterity.engine.choose import ROWS, EngineChoice, Wish, at_work, choose, footprint
+from posterity.engine.engines import Engine
 from posterity.engine.participation import Participation
 from posterity.engine.process_settings import ProcessSettings
+from posterity.engine.processes import Processes, find_processes
 from posterity.engine.simulation import Simulation
 from posterity.engine.store import Memory
 from posterity.evaluate import Metric, check_task, load_metrics
-from posterity.experiment.config import Config
+from posterity.experiment.facts import method_facts, network_facts, software_facts
 from posterity.experiment.fingerprint import sources
-from posterity.experiment.network_facts import network_facts
-from posterity.experiment.run_facts import method_facts, software_facts
 from posterity.experiment.schedule import Schedule
 from posterity.experiment.scoring import fits_validation
+from posterity.settings.config import Config
 
 SHARED = "POSTERITY_SHARED"  # environment: why the clients are shared out among processes
 ROOM = 2**30  # bytes for stacked clients on a CPU
@@ -213,7 +209,7 @@ def describe(config: Config, setup: Setup, command: str) -> dict[str, Any]:
         "method": method_facts(config, method, fits_validation([setup.sim.prepare()])),
         "sources": sources(config, method),
         "notes": list(setup.notes),
-        "network": network_facts(setup),
+        "network": network_facts(setup.sim),
         "federation": federation_facts(federation),
         **({"metrics": [metric.facts() for metric in setup.metrics]} if setup.metrics else {}),
     }  # fmt: skip

@@ -5,27 +5,253 @@ the best score on the validation half (`validated` chooses its round so). No sco
 first trial has the defaults; what comes next is a function of seed, number and what was found before, so a search that
 was killed goes on with the trials that it would have had. Each finished run is a line of `METHOD.jsonl`; in the end
 `tuned.toml` says the best values, on which data and at which cost they were found. `compare --tuned` takes it.
+
+Where tuning looks: the fields of a method, of its wrappers and of its training that say so (`search` of `hyper`).
+
+What says nothing stays at its default, and so does what the user has given. Nothing here needs Optuna.
+
+What to try next, by Optuna's tree-structured Parzen estimator (`pip install 'posterity[tune]'`).
+
+The estimator is made anew for every trial, from the seed, the number of the trial and the trials before it: a search
+that was killed and goes on tries what it would have tried.
+
+What a search was begun with (`tuning.json`): settings, seeds, the data's values, and the source of every method.
+
+Trials made with other data or settings are not mixed with new ones: that is refused. A method that was edited since
+begins again, as in a comparison (`begin_again.py`); its trials of before are kept beside the new ones.
 """
 
 from __future__ import annotations
 
+import hashlib
+import importlib
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
-from posterity import __version__
+from posterity import __version__, methods
+from posterity.core.passes import Training
+from posterity.core.wrapper import Wrapper
 from posterity.evaluate import goal_of
-from posterity.experiment.compare import fitting
-from posterity.experiment.config import Config, literal, quoted, read_toml
+from posterity.experiment.compare import fitting, parse_variant, parse_variants
 from posterity.experiment.divergence import why_diverged
+from posterity.experiment.fingerprint import fields_of, sources, tell_changes
 from posterity.experiment.result import Result
+from posterity.experiment.resume import fingerprint_of, tell_user
 from posterity.experiment.run import start_run
-from posterity.experiment.search_space import Dimension, Values, first_values, search_space, tell_space
-from posterity.experiment.tune_plan import PLAN, begin_method, check_plan
-from posterity.experiment.variants import parse_variant, parse_variants
+from posterity.experiment.setup import load_federation
+from posterity.runs.folder import MARK, clean, make_folder, write_atomic
+from posterity.settings.config import Config, literal, quoted, read_toml
+from posterity.settings.hyperparameters import Knob, knobs
+
+DIGITS = 3  # of a value that is tried: readable, and the same in a file and in a table
+SCALES = ("log", "linear")
+Values = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Dimension:
+    """One setting that is tuned: a range of numbers, or some values."""
+
+    name: str  # as `--set` has it
+    default: Any
+    low: float = math.nan
+    high: float = math.nan
+    scale: str = "linear"
+    choices: tuple[Any, ...] = ()
+    integer: bool = False  # numbers without a fraction
+
+    def at(self, share: float) -> Any:
+        """The value so far along the dimension, from 0 to 1."""
+        if self.choices:
+            return self.choices[min(int(share * len(self.choices)), len(self.choices) - 1)]
+        if self.scale == "log":
+            value = math.exp(math.log(self.low) + share * (math.log(self.high) - math.log(self.low)))
+        else:
+            value = self.low + share * (self.high - self.low)
+        return self.rounded(value)
+
+    def rounded(self, value: float) -> Any:
+        """A number with few digits that is still within the range."""
+        if self.integer:
+            return round(value)
+        return min(max(float(f"{value:.{DIGITS}g}"), self.low), self.high)
+
+    def holds(self, value: Any) -> bool:
+        """Whether a value can be tried."""
+        if self.choices:
+            return value in self.choices
+        return isinstance(value, (int, float)) and self.low <= value <= self.high
+
+
+def search_space(spec: str, given: Iterable[str] = ()) -> list[Dimension]:
+    """The dimensions of a method with its wrappers; without settings that were `given`, with prefix or without."""
+    method, fixed = methods.build(spec), set(given)
+    found: list[Dimension] = []
+    for prefix, layer in layers(spec, method):
+        for knob in (k for k in knobs(type(layer)) if k.search is not None):
+            name = f"{prefix}{knob.name}"
+            if not fixed & {name, name if isinstance(layer, Training) else knob.name}:
+                found.append(_dimension(name, knob, getattr(layer, knob.name)))
+    return found
+
+
+def tell_space(name: str, spec: str, given: Iterable[str] = ()) -> str:
+    """In a sentence: what is searched of a method, what of its own fields is not, and how a range is declared."""
+    given = set(given)
+    searched = [each.name for each in search_space(spec, given)]
+    fixed = [(f"{prefix}{knob.name}", knob.name, getattr(layer, knob.name))
+             for prefix, layer in layers(spec, methods.build(spec)) if not isinstance(layer, Training)
+             for knob in knobs(type(layer)) if knob.search is None and knob.kind is not Training]  # fmt: skip
+    rest = {full: value for full, short, value in fixed if not given & {full, short}}
+    said = f"{name}: searched {', '.join(searched) or 'nothing'}"
+    said += f"; not searched {told(rest)}" if rest else ""
+    return said + ('; a field of yours is searched that says where: hyper(0.5, "…", search=(0.1, 0.9, "linear"))'
+                   if rest and ":" in spec else "")  # fmt: skip
+
+
+def layers(spec: str, method: Any) -> list[tuple[str, Any]]:
+    """What settings a method has, from the inside out: the prefix of their names and the record that has them."""
+    names = methods.words_of(spec)
+    found: list[tuple[str, Any]] = []
+    for name in reversed(names[1:]):
+        found.append((f"{name}.", method))
+        method = method.method
+    while isinstance(method, Wrapper):  # one that another brought along: its settings have no name in the spec
+        method = method.method
+    trainings = [(f"{name}.", value) for name, value in vars(method).items() if isinstance(value, Training)]
+    return [*trainings, ("", method), *reversed(found)]
+
+
+def _dimension(name: str, knob: Knob, default: Any) -> Dimension:
+    search = knob.search or ()
+    if len(search) == 3 and search[2] in SCALES:
+        low, high, scale = search
+        if not low < high or (scale == "log" and not low > 0):
+            raise ValueError(f"{name} is searched in {search}, which is no range: expected (lowest, highest, scale)")
+        return Dimension(name, default, low, high, scale, integer=knob.kind is int)
+    return Dimension(name, default, choices=tuple(search))
+
+
+def first_values(space: list[Dimension]) -> Values | None:
+    """The defaults, which are tried first; None if one of them is outside of its range."""
+    values = {each.name: each.default for each in space}
+    return values if all(each.holds(values[each.name]) for each in space) else None
+
+
+def told(values: Mapping[str, Any]) -> str:
+    """Settings in a line."""
+    return ", ".join(f"{name}={value}" for name, value in values.items()) or "its defaults"
+
+
+def library() -> Any:
+    """Optuna, or a sentence."""
+    try:
+        found = importlib.import_module("optuna")
+    except ImportError:
+        raise ValueError("posterity tune searches with Optuna, which is not installed: "
+                         "pip install 'posterity[tune]'") from None  # fmt: skip
+    found.logging.set_verbosity(found.logging.WARNING)
+    return found
+
+
+def parzen(seeds: Sequence[int], search_seed: int) -> Suggest:
+    """The estimator as a function of the space, of what was found and of the number of the trial."""
+    optuna = library()
+
+    def suggest(space: list[Dimension], before: Sequence[Tried], number: int) -> Values:
+        kinds = {each.name: _kind(optuna, each) for each in space}
+        higher = all(trial.higher for trial in before)
+        sampler = optuna.samplers.TPESampler(seed=_seed(search_seed, number), multivariate=True)
+        study = optuna.create_study(sampler=sampler, direction="maximize" if higher else "minimize")
+        for trial in before:
+            if not math.isnan(value := trial.value(seeds)) and _inside(space, trial.values):
+                study.add_trial(optuna.trial.create_trial(params=trial.values, distributions=kinds, value=value))
+        asked = study.ask(kinds)
+        return {each.name: asked.params[each.name] if each.choices else each.rounded(asked.params[each.name])
+                for each in space}  # fmt: skip
+
+    return suggest
+
+
+def _seed(search_seed: int, number: int) -> int:
+    """The estimator's seed for one trial: neighbours have nothing in common."""
+    return int.from_bytes(hashlib.sha256(f"{search_seed}/{number}".encode()).digest()[:4], "big")
+
+
+def _inside(space: list[Dimension], values: Values) -> bool:
+    return all(each.holds(values.get(each.name)) for each in space)
+
+
+def _kind(optuna: Any, each: Dimension) -> Any:
+    """A dimension as Optuna calls it."""
+    if each.choices:
+        return optuna.distributions.CategoricalDistribution(each.choices)
+    log = each.scale == "log"
+    if each.integer:
+        return optuna.distributions.IntDistribution(int(each.low), int(each.high), log=log)
+    return optuna.distributions.FloatDistribution(each.low, each.high, log=log)
+
+
+PLAN = "tuning.json"
+
+
+def check_plan(config: Config, seeds: Sequence[int], search_seed: int, out: Path) -> None:
+    """Refuse to go on with other data, settings or seeds; more trials or more methods may be asked for."""
+    before, plan = _read(out), _plan(config, seeds, search_seed)
+    if before:
+        pairs = [(name, before["config"].get(name), plan["config"].get(name)) for name in
+                 sorted({*before["config"], *plan["config"]})]  # fmt: skip
+        pairs += [(name, before[name], plan[name]) for name in ("seeds", "search_seed")]
+        for name, was, now in pairs:
+            if was != now:
+                raise ValueError(f"{out} was begun with {name} = {was}, and now it is {now}: give what was given "
+                                 "before, or another --out")  # fmt: skip
+        if before.get("data", plan["data"]) != plan["data"]:
+            raise ValueError(f"{out} was begun with other values of {config.dataset}: rows were edited since, or moved "
+                             "to other parts. Put the old data back to go on, or give another --out")  # fmt: skip
+    make_folder(out)
+    _write_plan(out, {**plan, "methods": before.get("methods", {})})
+
+
+def begin_method(config: Config, name: str, path: Path) -> None:
+    """Move the trials of a method aside that was edited since they were made, and write down what it is now."""
+    plan, key = _read(path.parent), path.stem
+    before = plan.get("methods", {}).get(key)
+    if path.exists() and before is None:
+        tell_user(f"remark: the trials in {path} were made before the source of a method was written down with them: "
+                  "it is taken to be the same")  # fmt: skip
+    elif path.exists() and (changes := tell_changes(before, config)):
+        place = next(free for n in count(1) if not (free := path.with_name(f"{path.name}{MARK}{n}")).exists())
+        path.rename(place)
+        tell_user(f"{name}: {'; '.join(changes)}. Its trials are kept as {place}, count no more, and are done again")
+    method = methods.build(config.method, config.settings(), config.training(), config.least)
+    now = {"sources": sources(config, method), "method": {"fields": clean(fields_of(method))}}
+    _write_plan(path.parent, {**plan, "methods": {**plan.get("methods", {}), key: now}})
+
+
+def _plan(config: Config, seeds: Sequence[int], search_seed: int) -> dict[str, Any]:
+    told = {n: v for n, v in asdict(config).items() if n not in ("method", "seed", "keep") and v is not None}
+    values = fingerprint_of(load_federation(replace(config, seed=seeds[0])))
+    found: dict[str, Any] = json.loads(
+        json.dumps({"config": told, "seeds": list(seeds), "search_seed": search_seed, "data": values})
+    )
+    return found
+
+
+def _read(out: Path) -> dict[str, Any]:
+    path = out / PLAN
+    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    return found
+
+
+def _write_plan(out: Path, plan: dict[str, Any]) -> None:
+    write_atomic(out / PLAN, json.dumps(plan, indent=1).encode())
+
 
 TUNED = "tuned.toml"
 Suggest = Callable[[list[Dimension], Sequence["Tried"], int], Values]
@@ -217,7 +443,3 @@ def _differences(about: Mapping[str, Any], config: Config) -> list[str]:
     told = [(name, *("by default" if value is None else repr(value) for value in two)) for name, *two in pairs
             if str(two[0]) != str(two[1])]  # fmt: skip
     return [f"{name} {then} (here {now})" for name, then, now in told]
-
-
-__all__ = ["PLAN", "TUNED", "Budget", "Tried", "best", "read_trials", "run_score", "to_text", "tune", "tune_method",
-           "validation_score", "with_tuned"]  # fmt: skip

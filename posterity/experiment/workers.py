@@ -4,6 +4,8 @@ A worker is Python again. Tasks go to its standard input as lines of JSON and ne
 what a method prints goes to standard error. Nothing is pickled and nothing listens. Once a second a worker says that
 it is there: one that is stopped or stuck is named, with its run, and waited for; one that died is named too, and the
 others go on. A run that fails ends the comparison, as it would without workers.
+
+What a comparison has to do, piece by piece: one run, or several seeds of it at once.
 """
 
 from __future__ import annotations
@@ -15,18 +17,65 @@ import subprocess
 import sys
 import threading
 import time
+import tomllib
 import traceback
 import warnings
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
+from posterity.core.network import Network
+from posterity.data.federation import Federation
 from posterity.engine.parent import WORKER, become_worker, interrupts_held, is_stopped, tell_end
+from posterity.experiment.result import Result
+from posterity.experiment.run import Watch, resume_run, run_seeds, start_run
+from posterity.runs import folder as run_folder
+from posterity.settings.config import Config, from_table, to_toml
 
-if TYPE_CHECKING:
-    from posterity.experiment.tasks import Task
+Run = tuple[Path, Config]
+
+
+@dataclass(frozen=True)
+class Task:
+    """One run of a comparison, and the other seeds that run at once with it."""
+
+    title: str
+    path: Path
+    config: Config
+    others: tuple[Run, ...] = ()
+
+    @staticmethod
+    def of(runs: Sequence[Run], name: str = "") -> Task:
+        """The task of one run, or of several seeds at once; `name` is the method's in this comparison."""
+        seeds = ", ".join(str(config.seed) for _, config in runs)
+        title = f"{name or runs[0][1].method} seed{'s' * (len(runs) > 1)} {seeds}"
+        return Task(title, *runs[0], tuple(runs[1:]))
+
+    @property
+    def runs(self) -> tuple[Run, ...]:
+        return ((self.path, self.config), *self.others)
+
+    def do(self, watch: Watch, federation: Federation | None = None, model: Network | None = None) -> list[Result]:
+        """Start it, or go on with it; with a federation or a network of the caller's own where they are given."""
+        if self.others:
+            paths, configs = zip(*self.runs, strict=True)
+            return run_seeds(configs, paths, watch, federation, model)
+        if (self.path / run_folder.CONFIG).exists():
+            return [resume_run(self.path, watch, federation, model)]
+        return [start_run(self.config, self.path, watch, federation, model)]
+
+    def plain(self) -> dict[str, Any]:
+        """The task as JSON allows it, for another process."""
+        return {"title": self.title, "runs": [[str(path), to_toml(config)] for path, config in self.runs]}
+
+    @staticmethod
+    def from_plain(plain: dict[str, Any]) -> Task:
+        runs = [(Path(path), from_table(tomllib.loads(text))) for path, text in plain["runs"]]
+        return Task(plain["title"], *runs[0], tuple(runs[1:]))
+
 
 BEAT = 1.0  # seconds between signs of life
 SILENCE = 30.0  # seconds without one after which a worker is named
@@ -217,7 +266,6 @@ def _do_all(tasks: queue.SimpleQueue[News], say: Callable[..., None], threads: i
     import torch  # after the first sign of life: it takes seconds
 
     from posterity.experiment.divergence import NoResult
-    from posterity.experiment.tasks import Task
 
     warnings.simplefilter("ignore", NoResult)  # it stands in the run's folder, and the parent says it at the end
     torch.set_num_threads(threads)
@@ -233,11 +281,8 @@ def _do_all(tasks: queue.SimpleQueue[News], say: Callable[..., None], threads: i
 
 def _sentence(error: Exception) -> str:
     """What went wrong; of what was not said in a sentence also the place."""
-    from posterity.core.outside import told
+    from posterity.settings.plugins import told
 
     if os.environ.get("POSTERITY_DEBUG"):
         traceback.print_exception(error)
     return str(error) if isinstance(error, ValueError) else told(error)
-
-
-__all__ = ["WorkerLost", "Workers", "serve"]

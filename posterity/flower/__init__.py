@@ -21,6 +21,6 @@
     experiment.py  an experiment from where its folder stands to its end
     adapter.py     the ServerApp and the ClientApp; nothing else of the package knows Flower
 
-What a site and the server say to each other are bytes of `core/codec.py`, so that everything but `adapter.py` also runs
+What a site and the server say to each other are bytes of `flower/codec.py`, so that everything but `adapter.py` also runs
 without Flower: `tests/flower` does so for every method. `posterity flower new DIR` writes an app (`new_app.py`).
 """

@@ -16,17 +16,16 @@ import torch
 from torch import Tensor
 
 from posterity import __version__, methods, models
-from posterity.core.codec import CodecError, fingerprint
-from posterity.core.frozen import bind, held
-from posterity.core.network import Network, Params, Task
+from posterity.core.messages import Offer
+from posterity.core.network import Network, Params, Task, bind, held
 from posterity.core.protocol import Facts, Method, Pass, State
 from posterity.core.random import fold, make_key
 from posterity.core.tree import STATIC, Tree, is_node, tree_map, tree_parts
-from posterity.core.wire import Offer
 from posterity.engine.keys import CLIENT, SERVER
-from posterity.experiment.config import Config
 from posterity.experiment.fingerprint import fields_of, sources
 from posterity.experiment.setup import DTYPES
+from posterity.flower.codec import CodecError, fingerprint
+from posterity.settings.config import Config
 
 MOST = 2**40  # samples, and numbers of one sample: more is a mistake
 TASKS = ("classification", "regression")
@@ -187,6 +186,3 @@ def agree(config: Config, kind: SampleKind, clients: int, samples: int, public: 
     method = methods.build(config.method, config.settings(), config.training(), config.least)
     key = fold(make_key(config.seed), SERVER)
     return Agreement(config, kind, Facts(clients, samples, classes, key, public), method, model, initial)
-
-
-__all__ = ["MOST", "Agreement", "SampleKind", "agree"]

@@ -3,30 +3,219 @@
 After every round the state is written with what a restart needs: the round, the clients and their numbers, and which
 message of each was the last to count. A server that dies goes on from there; sites that have trained meanwhile are told
 what counted, and take up the record of that round (`records.py`). Nobody counts twice.
+
+`run.json` in the server's folder: what `posterity report` wants to know of a run beside its lines.
+
+It is that of a simulation as far as a server knows it. How many rows sites hold out, and how many samples of each class
+they have, it does not.
+
+The end of an experiment across machines: everybody gets the final model and scores it.
+
+A site that is not there then has an older model. The run ends all the same, says who it is (`run.json`:
+`without_final_model`), and keeps what the others said; when it is started again, only those sites are asked.
+
+Clients that leave an experiment for good.
+
+They are not asked any more, whatever the method. One that keeps every client's factor apart (FedNP, FedEP, PVI) also
+loses theirs: the site sends it, for the server only has the product of all, and the state goes on without. What others
+learnt from it meanwhile stays, and so does everything of a client whose method cannot tell its part.
+
+The server's settings may name them, who then go before the next round; or a site says so itself, in place of a message
+(`wish.py`): the round goes on without it, and its factor is taken out of the state after the round.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from posterity.core.protocol import Plan
-from posterity.experiment import run_folder
-from posterity.experiment.config import Config
+from posterity.core.tree import Tree, tree_like
+from posterity.engine.server import why_unusable
+from posterity.experiment.facts import method_facts, software_facts
+from posterity.experiment.fingerprint import sources
+from posterity.experiment.run import ACROSS_MACHINES
+from posterity.experiment.scoring import fits_validation
 from posterity.flower.agreement import Agreement, SampleKind, agree
-from posterity.flower.facts import begin_facts, update_facts
-from posterity.flower.final import finish
-from posterity.flower.labels import label_remarks
-from posterity.flower.leave import depart, release
-from posterity.flower.roster import Exchange, Registered, Roster
-from posterity.flower.rules import RoundRules
-from posterity.flower.secret import open_keys
-from posterity.flower.server import Server, Watch
-from posterity.flower.unchanged import check_agreed, check_settings
+from posterity.flower.codec import CodecError, decode
+from posterity.flower.question import Line, Request
+from posterity.flower.roster import Exchange, Registered, Roster, label_remarks
+from posterity.flower.scores import read_scores, store_scores
+from posterity.flower.server import ABSENT, ScoresByName, Server, Watch, open_keys
+from posterity.flower.settings import RoundRules, check_agreed, check_settings
+from posterity.runs import folder as run_folder
+from posterity.runs import folder as verify
+from posterity.runs.files import checksum_of
+from posterity.settings.config import Config, to_toml
+
+
+def begin_facts(server: Server, notes: list[str]) -> None:
+    """`run.json` and `config.toml` of a new run."""
+    config, agreement = server.config, server.agreement
+    method = agreement.method
+    facts = {
+        **software_facts(),
+        "threads": torch.get_num_threads(),
+        "engine": ACROSS_MACHINES,
+        "command": " ".join(sys.argv),
+        "method": method_facts(config, method, fits_validation([agreement.prepare()])),
+        "sources": sources(config, method),
+        "notes": notes,
+        "federation": _federation(server),
+    }
+    verify.write_run(server.folder, facts, to_toml(config))
+
+
+def update_facts(server: Server) -> None:
+    """`run.json` once more, where somebody came late or the run has ended."""
+    path = server.folder / run_folder.RUN
+    if not path.exists():  # begun before servers wrote one
+        begin_facts(server, [])
+    before = run_folder.read_json(path)
+    now = {**before, "federation": _federation(server)}
+    now.pop("without_final_model", None)
+    if server.finished:
+        metrics = server.folder / run_folder.METRICS
+        now |= {"status": "finished", "checksums": {**before["checksums"], metrics.name: checksum_of(metrics)}}
+        now |= {"without_final_model": server.lacking} if server.lacking else {}
+    if now != before:
+        run_folder.write_json(path, now)
+
+
+def _federation(server: Server) -> dict[str, Any]:
+    kind, groups = server.agreement.kind, server.roster.groups()
+    clients = [client for group in groups.values() for client in group]
+    members, newcomers = (len(group) for group in groups.values())
+    return {
+        "name": f"data of {len(clients)} sites",
+        "task": kind.task,
+        "clients": len(clients),
+        "members": members,
+        "newcomers": newcomers,
+        "classes": len(kind.classes),
+        "class_names": list(kind.classes),
+        "names": [client.name for client in clients],
+        "train": [client.train for client in clients],
+        "notes": [],
+    }
+
+
+def finish(server: Server) -> None:
+    """The scores of the last round, with what clients receive after it; of a run that has ended, those that lack."""
+    again, before = server.finished, set(server.lacking)
+    if again:
+        server.tell_news()  # nobody is admitted any more
+    else:
+        server.look()
+    after = server.config.rounds + 1
+    request = Request(server.agreement, server.state, after, (), server.points(after))
+    asked = [client for client in server.scored(request) if not again or client.name in before]
+    scores = stored_scores(server)
+    visited = server.collect(request, asked, scores)
+    silent = [client for client in asked if client.name not in scores and client.name not in server.leaving]
+    server.lacking = [client.name for client in silent]
+    server.last = {name: store_scores(each, server.config.least) for name, each in scores.items() if silent}
+    fresh = server.score_lines(scores) if any(client.name in scores for client in asked) else ()
+    why = dict(server.named(visited.refused))
+    server.tell([*fresh, *_lost(server, silent, why), *_closing(server, before)])
+    server.finished = True
+
+
+def stored_scores(server: Server) -> ScoresByName:
+    """What sites said when they were asked before; nothing, unless the run had ended without some."""
+    kind, least = server.agreement.kind, server.config.least
+    return {name: {(each["point"], each["round"], each["epochs"]): read_scores(each, kind, least) for each in tables}
+            for name, tables in server.last.items()}  # fmt: skip
+
+
+def _lost(server: Server, silent: Sequence[Registered], why: Mapping[str, str]) -> list[Line]:
+    return [{"kind": "lost", "client": client.name, "round": server.round, "reason": why.get(client.name, ABSENT)}
+            for client in silent]  # fmt: skip
+
+
+def _closing(server: Server, before: set[str]) -> list[Line]:
+    """Who has the final model now, and who still has not."""
+    here = sorted(name for name in before - set(server.lacking) if name not in server.roster.gone | server.leaving)
+    said = [f"{', '.join(map(repr, here))}: the final model has arrived"] if here else []
+    if server.lacking:
+        said.append(f"the run has ended, and {', '.join(map(repr, server.lacking))} did not answer to the final model: "
+                    "start the run again when these sites are back, and only they are asked")  # fmt: skip
+    return [{"kind": "note", "text": text} for text in said]
+
+
+FORGOTTEN, NEVER = "", "the method cannot tell what is its part of the state"
+
+
+def depart(server: Server, names: Sequence[str]) -> None:
+    """Take clients out of an experiment; one whose factor could not be taken out may be named again."""
+    known = server.roster.numbers
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        raise ValueError(f"leave names {unknown[0]!r}, who is no client of this experiment: its clients are "
+                         f"{', '.join(map(repr, known))}")  # fmt: skip
+    for name in names:
+        if server.roster.gone.get(name) not in (FORGOTTEN, NEVER):
+            _close(server, name, f"has left before round {server.round + 1}", _forget(server, name))
+
+
+def release(server: Server) -> None:
+    """Take clients out of an experiment that said in the last round that they leave; their factor came along."""
+    for name, reply in server.leaving.items():
+        _close(server, name, f"has left by its own wish after round {server.round}", _forget(server, name, reply))
+    server.leaving.clear()
+
+
+def _close(server: Server, name: str, what: str, why: str) -> None:
+    """A client is not asked any more; `why` its factor stays, if it does."""
+    server.roster.gone[name] = why
+    if why in (FORGOTTEN, NEVER):
+        server.counted.pop(name, None)
+    done = "its factor was taken out of the state" if not why else f"what it contributed stays: {why}"
+    server.tell([{"kind": "note", "text": f"{name!r} {what}; {done}"}])
+
+
+def _forget(server: Server, name: str, reply: bytes | None = None) -> str:
+    """Take a client's factor out of the state, or say why not; without a `reply` that holds it, the site is asked."""
+    client, number, counted = server.roster.clients[name], server.roster.numbers[name], server.counted.get(name, 0)
+    if not counted:
+        return FORGOTTEN  # no message of its was ever counted
+    request = Request(server.agreement, server.state, server.round + 1, (), ask="leave")
+    like = request.factor_like(client, number)
+    if like is None:
+        return NEVER
+    if reply is not None:
+        return _take_out(server, like, reply)
+    if name not in server.roster.node:
+        return "its site is not there, so its factor is not known; name it again when it is"
+    question = (server.roster.node[name], request.question(client, number, counted))
+    for _, told in server.exchange.ask([question]):
+        try:
+            data, _ = request.heard(client, told)
+        except CodecError as error:
+            return f"its factor was not understood: {error}"
+        return _take_out(server, like, data)
+    return "its site did not answer"
+
+
+def _take_out(server: Server, like: Tree, data: bytes) -> str:
+    """The state without a client's factor, or why it stays as it is."""
+    try:
+        factor = decode(data, like, server.agreement.fingerprint)
+    except CodecError as error:
+        return f"its factor was not understood: {error}"
+    after = tree_like(server.agreement.method.forget(server.state, factor), server.state)
+    why = why_unusable(after, server.state)
+    if why:
+        return f"without its factor the state cannot be used: {why}"
+    server.state = after
+    return FORGOTTEN
+
 
 WAIT = 600.0  # seconds until enough sites are there
 SINGLE = (
@@ -147,6 +336,3 @@ def _cut(path: Path, length: int) -> None:
     """Drop lines that were written after the checkpoint."""
     with open(path, "ab") as file:
         file.truncate(min(length, os.fstat(file.fileno()).st_size))
-
-
-__all__ = ["open_server", "run_experiment", "save"]

@@ -15,8 +15,8 @@ import re
 from pathlib import Path
 from typing import Any
 
-from posterity.core.hyperparameters import knobs
-from posterity.experiment.config import Config, literal, quoted, read_toml
+from posterity.settings.config import Config, literal, quoted, read_toml
+from posterity.settings.hyperparameters import knobs
 
 NAME = re.compile("[A-Za-z][A-Za-z0-9-]{0,31}")
 WANTED, TARGET = "flwr>=1.40,<1.43", "1.41.0"
@@ -52,7 +52,7 @@ They come without warranty of any kind.
 """
 MODULE = '''"""The {side}: all of it is in posterity."""
 
-from posterity.flower.adapter import {side}_app as app
+from posterity.flower.app import {side}_app as app
 
 __all__ = ["app"]
 '''
@@ -107,6 +107,3 @@ def _chosen(config: Config) -> str:
     """The table of settings of the method, the model and the data, as `posterity run --config` has it."""
     lines = [f"{quoted(name)} = {literal(value)}" for name, value in config.set.items()]
     return "\n".join(["", "[tool.flwr.app.config.set]", *lines, ""]) if lines else ""
-
-
-__all__ = ["read_app", "write_app"]

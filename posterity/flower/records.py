@@ -20,8 +20,8 @@ from pathlib import Path
 from urllib.parse import quote
 
 from posterity.core.protocol import Personal
-from posterity.experiment.run_folder import read_saved, restore, save_checkpoint
-from posterity.flower.refusal import SiteError
+from posterity.flower.sent import SiteError
+from posterity.runs.folder import read_saved, restore, save_checkpoint
 
 TOP = "record"
 CHANGED = ("its data are not those that it was trained on before: the site must put its old file back, or take part as "
@@ -79,6 +79,3 @@ class RecordFiles:
 def _safe(name: str) -> str:
     """A name that is one folder, whatever it was."""
     return quote(name, safe=" ").replace(".", "%2E") or "%"
-
-
-__all__ = ["RecordFiles"]

@@ -3,6 +3,8 @@
 Numbers are given before the first round, in the order of names, and never change: what a server sends to one client
 alone, and what a client draws, depend on them. Who comes later gets the next number, and who leaves keeps its own. A
 node that comes back under another number is asked who it is.
+
+Labels that sites write in different ways: nobody sees two sites' files side by side, so the server remarks on it.
 """
 
 from __future__ import annotations
@@ -13,8 +15,38 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
-from posterity.core.codec import CodecError, encode, read_facts
+from posterity.data.checks import alike
 from posterity.flower.agreement import MOST, SampleKind
+from posterity.flower.codec import CodecError, encode, read_facts
+
+SHOWN = 5  # names in a list
+
+
+def label_remarks(clients: Sequence[Registered], classes: tuple[str, ...]) -> list[str]:
+    """What to say about the classes that were put together of what clients named."""
+    return [*alike(classes, "classes"), *_apart(clients)]
+
+
+def _apart(clients: Sequence[Registered]) -> list[str]:
+    """A remark where sites fall into groups that have no class in common: the same classes under other names?"""
+    groups: list[tuple[list[str], set[str]]] = []
+    for client in clients:
+        names, labels = [client.name], set(client.kind.classes)
+        touching = [group for group in groups if group[1] & labels]
+        for group in touching:
+            names, labels = group[0] + names, labels | group[1]
+        if labels:
+            groups = [group for group in groups if group not in touching] + [(names, labels)]
+    if len(groups) < 2:
+        return []
+    told = "; ".join(f"{_listed(sorted(labels))} at {_listed(names)}" for names, labels in groups)
+    return [f"sites have no class in common ({told}): write the labels alike if they mean the same, for all are "
+            "classes of the network"]  # fmt: skip
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(map(repr, names[:SHOWN])) + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "")
+
 
 PAUSE = 1.0  # seconds between two looks at who is there
 LONGEST = 200  # characters of a name
@@ -186,6 +218,3 @@ def _registered(reply: bytes | str) -> Registered:
 def _order(name: str) -> list[Any]:
     """Names in the order that people expect: client 2 before client 10."""
     return [(0, int(text), "") if text.isdecimal() else (1, 0, text) for text in re.split(r"(\d+)", name)]
-
-
-__all__ = ["Exchange", "Registered", "Roster"]

@@ -9,15 +9,15 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from posterity.core.codec import fingerprint
-from posterity.data.clients import assemble
+from posterity.data.assemble import assemble
 from posterity.data.federation import Federation, FederationSpec
 from posterity.data.tables import Columns
 from posterity.data.user_files import read_user_files
-from posterity.experiment.config import Config
+from posterity.experiment.resume import fingerprint_of
 from posterity.experiment.setup import DTYPES, load_federation
-from posterity.experiment.without_data import fingerprint_of
 from posterity.flower.agreement import SampleKind
+from posterity.flower.codec import fingerprint
+from posterity.settings.config import Config
 
 PARTS = ("train", "validation", "test")
 
@@ -126,15 +126,3 @@ def read_file(config: Config, path: Path) -> Federation:
     spec = FederationSpec(**{**asked, **one}, seed=config.seed, options=config.settings("data"))
     columns = Columns(spec.target, spec.client_column, spec.group)
     return assemble(read_user_files(path, columns, spec.options, least=1), spec)
-
-
-__all__ = [
-    "Samples",
-    "find_client",
-    "kind_of",
-    "read_file",
-    "read_public",
-    "read_samples",
-    "read_site_file",
-    "samples_of",
-]

@@ -23,18 +23,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from posterity.core.codec import CodecError
 from posterity.engine.client import Site, passes_at
 from posterity.evaluate import METRICS, Metric, Scores, joined, per_client, rank, score, zero
-from posterity.experiment.run_folder import clean
-from posterity.experiment.scoring import (
-    Scored,
-    ScoringPlace,
-    fits_validation,
-    listed_clients,
-    score_line,
-)
+from posterity.experiment.scoring import Scored, ScoringPlace, fits_validation, listed_clients, score_line
 from posterity.flower.agreement import SampleKind
+from posterity.flower.codec import CodecError
+from posterity.runs.folder import clean
 
 PARTS = ("validation", "test", "held")  # of every table of scores, and the order of lines
 TOTALS = ("correct", "nll", "brier", "square")  # sums over all rows of a part
@@ -198,6 +192,3 @@ def _drop_unknown(line: Line) -> None:
         if name not in row_means:
             summary.pop("pooled", None)
     line |= {"bins": [], "flat": []}
-
-
-__all__ = ["PointScores", "group_lines", "read_scores", "scored_rows", "store_scores", "tell_loss", "tell_scores"]

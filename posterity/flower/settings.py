@@ -1,17 +1,105 @@
-"""What an app's run config says: the keys of `posterity run`, and a few of its own."""
+"""What an app's run config says: the keys of `posterity run`, and a few of its own.
+
+When a round across machines counts: how many replies it needs, and how often they are asked for.
+
+Whether an experiment goes on with the settings that it began with, those in `config.toml` of the server's folder.
+
+A simulation that is resumed has one configuration, that of its folder. On Flower the run config is given each time, so
+it is compared. What makes method, network and rounds is in the agreement's fingerprint, where a value that is written
+out equals the same one by default; the rest is compared by name. What no server or site looks at may change.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from posterity.core.parse import convert
-from posterity.experiment.config import Config, from_table
-from posterity.flower.rules import RoundRules
 from posterity.methods import split_preset
+from posterity.runs.folder import CONFIG
+from posterity.settings.config import Config, from_table, read_toml
+from posterity.settings.hyperparameters import convert, parse_percent
+
+AMOUNT = re.compile(r"\d{1,9}|(100|\d{1,2})(\.\d+)?%")
+
+
+@dataclass(frozen=True)
+class RoundRules:
+    """When a round counts.
+
+    Attributes:
+        minimum: usable replies that it needs: a number of clients, or a share of its cohort, rounded up; a cohort that
+            is smaller than the number must be complete
+        tries: how often those whose reply is missing are asked, until the run stops
+        pause: seconds before they are asked again: a node that was killed takes a while to come back
+    """
+
+    minimum: str = "50%"
+    tries: int = 3
+    pause: float = 30.0
+
+    def __post_init__(self) -> None:
+        if not AMOUNT.fullmatch(self.minimum):
+            raise ValueError(f"minimum = {self.minimum!r} was given: give a number of clients ('2') or a share of the "
+                             "cohort ('50%')")  # fmt: skip
+        if self.tries < 1:
+            raise ValueError(f"tries = {self.tries} was given: clients must be asked once at least; give 1 or more")
+
+    def needed(self, cohort: int) -> int:
+        """Usable replies that a round with such a cohort needs; of somebody, one at least."""
+        percent = parse_percent(self.minimum)
+        wanted = int(self.minimum) if percent is None else math.ceil(percent / 100 * cohort)
+        return min(cohort, max(1, wanted))
+
+
+FREE = {"engine", "convolution", "onednn", "device", "data_dir", "evaluate_clients", "evaluate_points", "keep",
+        "metrics", "store", "memory"}  # fmt: skip
+COMPARED = {"dataset", "target", "client_column", "group", "clients", "newcomers", "partition", "subset", "split",
+            "test_partition", "public", "participation", "data_seed", "evaluate_every", "newcomer_epochs"}  # fmt: skip
+DATA = "data."  # settings of the data in [set]
+
+
+def check_settings(config: Config, folder: Path) -> None:
+    """Refuse settings that would change numbers of a run that has begun, and that no fingerprint holds."""
+    changed = [each for each in changes(config, folder) if each[0] in COMPARED or each[0].startswith(DATA)]
+    if changed:
+        raise ValueError(told(folder, changed))
+
+
+def check_agreed(config: Config, folder: Path, now: str, before: str) -> None:
+    """Refuse to go on where the fingerprint is another; settings that have changed are named."""
+    if now != before:
+        raise ValueError(told(folder, changes(config, folder)))
+
+
+def changes(config: Config, folder: Path) -> list[tuple[str, Any, Any]]:
+    """Settings with another value than the run began with: name, given, expected; a folder of before says nothing."""
+    if not (folder / CONFIG).exists():
+        return []
+    given, expected = _values(config), _values(from_table(read_toml(folder / CONFIG)))
+    names = dict.fromkeys((*expected, *given))
+    pairs = ((name, given.get(name), expected.get(name)) for name in names)
+    return [(name, now, was) for name, now, was in pairs if now != was and str(now) != str(was)]
+
+
+def told(folder: Path, changed: Iterable[tuple[str, Any, Any]]) -> str:
+    named = "; ".join(f"{name} = {_shown(now)} was given, expected {_shown(was)}" for name, now, was in changed)
+    return (f"{folder} holds another experiment ({named or 'method, configuration, network or posterity differ'}): put "
+            "back what it began with, or give 'out' another folder and 'experiment' another name")  # fmt: skip
+
+
+def _values(config: Config) -> dict[str, Any]:
+    """Whatever may make other numbers, by name."""
+    found = {each.name: getattr(config, each.name) for each in fields(config) if each.name not in {*FREE, "set"}}
+    return {**found, "evaluate_every": config.every, **config.set}
+
+
+def _shown(value: Any) -> str:
+    return "nothing" if value is None else repr(value)
+
 
 MIN_COUNT = 5  # samples behind a class's statistics or a score for it to leave a site
 DEADLINE = 3600.0  # seconds until a reply is given up
@@ -65,6 +153,3 @@ def _number(given: Mapping[str, Any], name: str, kind: type, least: int, what: s
 def _of_paper(config: Config) -> bool:
     """Whether the values are those of a paper, in which everything is sent; `experiment.py` warns."""
     return any(paper for _, paper in map(split_preset, config.method.split("+")))
-
-
-__all__ = ["DEADLINE", "MIN_COUNT", "RunSettings", "read_settings"]

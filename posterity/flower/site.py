@@ -6,36 +6,174 @@
 
 Scores and training go in one message, because on a network each message starts a process. A site that wishes to leave
 (`wish.py`) answers a visit as if it had been asked to leave.
+
+A site's own model at work: from the record and the last offer on its disk, without a server or a network.
+
+A site's own wish to leave: a file beside its record, which the site finds at the next request.
+
+    leave.json   the wish; it can be taken back
+    left.json    the request that was answered with it; from then on the site has left
+
+One becomes the other by being renamed, so that a wish is either taken back or answered, never both. A site that has
+left answers every further request in the same way, for the first answer may be lost. Its record and its last offer
+stay: it predicts as before.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from posterity.core.codec import CodecError, decode, encode, read_facts
-from posterity.core.messages import Message, acceptable
-from posterity.core.named_arrays import read_header
-from posterity.core.protocol import Personal
+from posterity.core.messages import Message, Offer, acceptable
+from posterity.core.protocol import Method, Personal
 from posterity.core.tree import tree_finite, tree_map, tree_named
-from posterity.core.wire import Offer
+from posterity.data.federation import Federation
 from posterity.engine.client import Site, Visit, predict_client, visit_client
-from posterity.experiment.config import Config
-from posterity.experiment.run_folder import write_atomic
 from posterity.experiment.scoring import Scored
+from posterity.experiment.setup import DTYPES
 from posterity.flower.agreement import Agreement, agree
+from posterity.flower.codec import CodecError, decode, encode, read_facts, read_header
 from posterity.flower.question import ClientQuestion
 from posterity.flower.records import RecordFiles
-from posterity.flower.refusal import telling
 from posterity.flower.samples import Samples
 from posterity.flower.scores import scored_rows, tell_loss, tell_scores
-from posterity.flower.sent import SampleCounts, counts_behind, describe_reply, write_sent
-from posterity.flower.wish import is_leaving, seal_wish, write_left
+from posterity.flower.sent import SENT, SampleCounts, counts_behind, describe_reply, telling, write_sent
+from posterity.runs.folder import read_json, write_atomic, write_json
+from posterity.settings.config import Config
+
+UNSCORED = ("this method is scored as trained: the model was trained once more, from the last offer, and no score in "
+            "the run's folder is of it")  # fmt: skip
+HAS_LEFT = "this client left when it was offered this model: no score in the run's folder is of it"
+NO_LATER = ("no score in the run's folder is of this model: a later one, which would be scored here, has not come to "
+            "this site; where the run was stopped or the site was away, start the run again")  # fmt: skip
+
+
+@dataclass(frozen=True)
+class SitePrediction:
+    """What a site's model says about some rows, and which model that was."""
+
+    outputs: Tensor  # probabilities (n, classes), or mean and variance (n, 2)
+    classes: tuple[str, ...]  # none for regression
+    round: int
+    point: str
+    note: str = ""  # what its user must know
+
+
+def predict_rows(site: ClientSite, federation: Federation, x: Any) -> SitePrediction:
+    """Predictions for raw rows, whose columns are in the order of the site's file (`read_file` is `federation`).
+
+    The model is that of the last offer that came to be scored, at the point where the method is scored: after the end
+    of a run, that of its last round; of a client that left, that of the offer that it did not answer. Of a run that
+    stopped in a scored round it is the model before that round. A method that is scored as trained trains once more,
+    from the last offer.
+    """
+    path = site.place / OFFER
+    if not path.is_file():
+        raise ValueError(f"there is no {path}: this client has not been scored yet in the experiment "
+                         f"{site.experiment!r}; give its name and its records' folder, or finish the run")  # fmt: skip
+    data = path.read_bytes()
+    asked = ClientQuestion.of(read_facts(data))
+    try:
+        found = open_question(site, data)
+    except CodecError as error:
+        raise ValueError(f"{path} does not go with the settings of the app's folder ({error}): write into its "
+                         "pyproject.toml what was given to 'flwr run -c', or put back what it had"
+                         ) from error  # fmt: skip
+    here, method = found.mine.kind, found.agreement.method
+    round, epochs, note = _point(method, asked, left_in(site.place) == asked.round)
+    rows = federation.preprocessing.apply(x, 0, federation.shape, DTYPES[site.config.dtype])
+    if here.columns != site.samples.kind.columns:
+        rows = rows[:, here.order_of(site.samples.kind.columns, f"client {site.samples.name!r}")]
+    offer = found.offer
+    outputs = predict_client(
+        found.machine, offer.shared, offer.own, found.record, round, rows, method.scored, epochs
+    ).double()  # fmt: skip
+    said = outputs if here.task == "regression" else outputs.exp()
+    return SitePrediction(said, here.classes, round, method.scored, note)
+
+
+def _point(method: Method, asked: ClientQuestion, left: bool) -> tuple[int, int, str]:
+    """Round and epochs of the model that an offer gives where the method is scored, and what must be said about it."""
+    points = {point: (round, epochs) for point, round, epochs in asked.score}
+    if method.scored in points and not left:
+        return (*points[method.scored], "")
+    if method.scored == "trained":
+        return asked.round, 0, UNSCORED
+    return asked.round - 1, method.adaptation if method.scored == "adapted" else 0, HAS_LEFT if left else NO_LATER
+
+
+WISH, LEFT = "leave.json", "left.json"
+
+
+# --- whoever keeps the site --------------------------------------------------------------------------------------
+def find_place(folder: Path) -> Path:
+    """The folder of the one client that has registered from `folder`: itself, or one or two levels below it."""
+    if not folder.is_dir():
+        raise ValueError(f"there is no folder {folder}: give the one that this site's node configuration calls "
+                         "'records', or RECORDS/EXPERIMENT/CLIENT in it")  # fmt: skip
+    found = sorted({path.parent for depth in ("", "*/", "*/*/") for path in folder.glob(depth + SENT)})
+    if not found:
+        raise ValueError(f"{folder} holds no {SENT}: no client has registered from there, so there is nothing to "
+                         "leave; give the folder that this site's node configuration calls 'records'")  # fmt: skip
+    if len(found) > 1:
+        raise ValueError(f"{folder} holds {len(found)} clients or experiments: give the folder of one of them, "
+                         f"{' or '.join(map(str, found))}")  # fmt: skip
+    return found[0]
+
+
+def wish_to_leave(place: Path) -> None:
+    """The client leaves at the next request."""
+    _refuse_left(place)
+    write_json(place / WISH, {"client": place.name, "experiment": place.parent.name})
+
+
+def take_back(place: Path) -> None:
+    """The client stays after all."""
+    try:
+        (place / WISH).unlink()
+    except FileNotFoundError:
+        _refuse_left(place)
+        raise ValueError(f"{place} holds no wish to leave that could be taken back: this client takes part") from None
+
+
+def _refuse_left(place: Path) -> None:
+    if (place / LEFT).exists():
+        factor = read_json(place / LEFT).get("factor")
+        what = "its factor went along" if factor else "no factor went along: what it contributed stays"
+        raise ValueError(f"{place} has left the experiment for good: it said so in round {left_in(place)} ({what}); "
+                         "its own model is still here, for 'posterity flower predict'")  # fmt: skip
+
+
+# --- the site ----------------------------------------------------------------------------------------------------
+def is_leaving(place: Path, trial: bool) -> bool:
+    """Whether a request is to be answered with the wish; a trial belongs to the round before, which is not over."""
+    return (place / LEFT).exists() or ((place / WISH).exists() and not trial)
+
+
+def seal_wish(place: Path) -> bool:
+    """Make the wish one that cannot be taken back; False: it has been, a moment ago."""
+    with suppress(FileNotFoundError):
+        os.replace(place / WISH, place / LEFT)
+    return (place / LEFT).exists()
+
+
+def left_in(place: Path) -> int:
+    """The round in which this client said that it leaves; 0: it has not."""
+    return int(read_json(place / LEFT).get("round", 0)) if (place / LEFT).exists() else 0
+
+
+def write_left(place: Path, round: int, factor: bool) -> None:
+    """What the client said when it left, for whoever asks at the site."""
+    write_json(place / LEFT, {"client": place.name, "experiment": place.parent.name, "round": round, "factor": factor})
+
 
 HELD = ("validation", "test")
 OFFER = "offer.bin"  # beside the record: the last question that was complete
@@ -229,6 +367,3 @@ def _usable(done: Visit) -> bool:
     """Whether a message and a record are finite and within what was declared: only then anything is sent or kept."""
     one = tree_map(lambda leaf: leaf[None], (done.message, done.record))
     return all(bool(verdict.all()) for verdict in (acceptable(one[0]), tree_finite(one[1])))
-
-
-__all__ = ["OFFER", "ClientSite", "answer", "machine_of", "open_question"]

@@ -24,11 +24,11 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from posterity.core.hyperparameters import nearest
 from posterity.core.protocol import Method
-from posterity.laws import draws, invariance, memory, plain, purity, records, seeds, sums, withheld
+from posterity.laws import draws, invariance, memory, plain, purity, records, sums, withheld
 from posterity.laws.case import Case, make_case
 from posterity.laws.law import FOUND, Law, LawBroken
+from posterity.settings.hyperparameters import nearest
 
 ROOTS = ("runs", "purity", "seed", "stacking")  # nothing can be told behind one of these that is broken
 ORDER: dict[str, tuple[str, ...]] = {  # laws as they are tried, and the laws whose break would break them, too
@@ -112,4 +112,4 @@ def _verdict(law: Law, looked_at: Case, cause: str) -> Verdict:
 
 
 __all__ = ["LAWS", "ROOTS", "Case", "Law", "LawBroken", "Verdict", "check", "draws", "invariance", "make_case",
-           "memory", "plain", "purity", "records", "seeds", "sums", "withheld"]  # fmt: skip
+           "memory", "plain", "purity", "records", "sums", "withheld"]  # fmt: skip

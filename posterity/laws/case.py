@@ -1,10 +1,15 @@
 """A case: what the laws look at, a method on a small federation that holds every awkward client.
 
 `history.py` runs it, the laws compare what its runs did.
+
+Comparing trees, and saying where and by how much they differ.
+
+Runs whose every message, record and state is kept, so that several laws can look at one run.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -12,16 +17,70 @@ import torch
 from torch import Tensor
 
 from posterity import models
-from posterity.core.frozen import bind
-from posterity.core.protocol import Method, Params
+from posterity.core.messages import Message
+from posterity.core.network import bind
+from posterity.core.protocol import Here, Method, Params, Pass, Personal
 from posterity.core.random import fold, make_key, normal, permutation, uniform
-from posterity.core.tree import Tree, tree_map
+from posterity.core.tree import Tree, tree_cat, tree_map, tree_named, tree_rows
 from posterity.data.federation import Federation, Part
-from posterity.engine.loop import ORACLE
-from posterity.engine.round import first_state, train_round
+from posterity.engine.client import Visit
+from posterity.engine.engines import ORACLE, Engine, find_engine
+from posterity.engine.round import first_state, score, train_round
+from posterity.engine.server import RoundLog
 from posterity.engine.simulation import Simulation
 from posterity.engine.store import Memory
-from posterity.laws.assertions import largest_gap
+
+
+class Broken(Exception):
+    """What a law found: where, and by how much. `law` turns it into a `LawBroken` with the law's name and remedy."""
+
+
+def gap(left: Tensor, right: Tensor) -> float:
+    """Largest difference, as a share of the largest number in `right` (at least 1); infinite if one is not finite."""
+    if left.numel() == 0 or (left.dtype == right.dtype and torch.equal(left, right)):
+        return 0.0
+    same = (left == right) | (left.isnan() & right.isnan())
+    difference = torch.where(same, 0.0, (left.double() - right.double()).abs())
+    size = torch.where(right.double().isfinite(), right.double().abs(), 0.0).max()
+    largest = float((difference / size.clamp(min=1)).max())
+    return largest if largest == largest else float("inf")
+
+
+def shapes(tree: Tree) -> list[tuple[str, tuple[int, ...], torch.dtype]]:
+    """Names, shapes and kinds of all leaves, in the tree's order."""
+    return [(name, tuple(leaf.shape), leaf.dtype) for name, leaf in tree_named(tree)]
+
+
+def largest_gap(left: Tree, right: Tree) -> tuple[float, str]:
+    """The largest gap of two trees and the leaf that has it; leaves are paired by name."""
+    ours, theirs = dict(tree_named(left)), dict(tree_named(right))
+    if ours.keys() != theirs.keys():
+        return float("inf"), f"(names differ: {sorted(ours.keys() ^ theirs.keys())})"
+    found = (0.0, "")
+    for name, leaf in ours.items():
+        if leaf.shape != theirs[name].shape:
+            return float("inf"), f"{name} (shapes {tuple(leaf.shape)} and {tuple(theirs[name].shape)})"
+        found = max(found, (gap(leaf, theirs[name]), name))
+    return found
+
+
+def assert_same_bits(left: Tree, right: Tree, where: str) -> None:
+    """Both trees are equal in every bit (a NaN equals a NaN)."""
+    size, leaf = largest_gap(left, right)
+    if size > 0:
+        raise Broken(f"{where}: {_leaf(leaf)}differs by {size:.1e} where every bit must be equal")
+
+
+def assert_close(left: Tree, right: Tree, where: str, slack: Callable[[], float], tolerance: float = 1e-9) -> None:
+    """Both trees are equal to `tolerance`, or to `slack()` if that is more; `slack` is only asked when it matters."""
+    size, leaf = largest_gap(left, right)
+    if size > tolerance and size > slack():
+        raise Broken(f"{where}: {_leaf(leaf)}differs by {size:.1e}; allowed is {max(tolerance, slack()):.1e}")
+
+
+def _leaf(name: str) -> str:
+    return f"leaf {name!r} " if name else ""
+
 
 SIZES = (37, 1, 21, 8, 5, 2, 30, 13, 11, 17, 3, 26, 4)  # one sample; 37, 21, 11: last batches of one
 NEWCOMERS = (9, 1)  # clients 13 and 14: never in a cohort
@@ -137,3 +196,122 @@ def _end(sim: Simulation) -> Tree:
     for number, cohort in enumerate(COHORTS, 1):
         state, _ = train_round(sim, ORACLE, state, store, torch.tensor(cohort), number, len(COHORTS))
     return tree_map(lambda leaf: leaf, (state, store.rows))
+
+
+Change = Callable[[Tensor, Message, Personal], tuple[Message, Personal]]
+
+
+@dataclass(frozen=True)
+class RoundHistory:
+    """One round, as it ended; messages and records in the order of the clients."""
+
+    clients: Tensor
+    sent: Message
+    records: Tree
+    state: Tree
+    known: Tensor
+    rows: Tree  # of all members
+    log: RoundLog
+
+
+@dataclass(frozen=True)
+class History:
+    first: Tree
+    rounds: tuple[RoundHistory, ...]
+
+    @property
+    def state(self) -> Tree:
+        return self.rounds[-1].state
+
+    def at(self, number: int) -> RoundHistory:
+        """The round of that number; the first is round 1."""
+        return self.rounds[number - 1]
+
+    def store(self, after: int | None = None) -> Memory:
+        """The records as they were after a round (before the first: 0), free to be written to."""
+        end = self.rounds[-1] if after is None else self.at(max(after, 1))
+        store = Memory(len(end.known))
+        if after is None or after >= 1:
+            store.known, store.rows = end.known.clone(), copied(end.rows)
+        return store
+
+    def before(self, number: int) -> tuple[Tree, Memory]:
+        """State and records with which a round began."""
+        return (self.first if number == 1 else self.at(number - 1).state), self.store(number - 1)
+
+
+def copied(tree: Tree) -> Tree:
+    return tree_map(lambda leaf: leaf.clone(), tree)
+
+
+@dataclass(frozen=True)
+class Spy:
+    """An engine whose visits are noted in `seen` after `change` had its way with them."""
+
+    engine: Engine
+    seen: list[tuple[Tensor, Message, Personal]]
+    change: Change | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.engine, name)  # everything else is the engine's
+
+    def visit(self, sim: Simulation, passes: tuple[Pass, ...], here: Here) -> Visit:
+        done = self.engine.visit(sim, passes, here)
+        sent, records = done.message, done.record
+        if self.change is not None:
+            sent, records = self.change(here.client, sent, records)
+        self.seen.append((here.client, sent, records))
+        return Visit(sent, records, done.loss)
+
+
+def one_round(
+    sim: Simulation,
+    engine: str,
+    state: Tree,
+    store: Memory,
+    cohort: Sequence[int],
+    number: int,
+    change: Change | None = None,
+) -> RoundHistory:
+    """One round; `store` is written to, as the engine does."""
+    seen: list[tuple[Tensor, Message, Personal]] = []
+    ids = torch.tensor(cohort, dtype=torch.int64)
+    state, log = train_round(sim, Spy(find_engine(engine), seen, change), state, store, ids, number, len(COHORTS))
+    clients = torch.cat([c for c, _, _ in seen])
+    order = torch.argsort(clients)
+    sent, records = (tree_rows(tree_cat([v[i] for v in seen]), order) for i in (1, 2))
+    return RoundHistory(clients[order], sent, records, state, store.known.clone(), copied(store.rows), log)
+
+
+def run(sim: Simulation, engine: str, cohorts: Sequence[Sequence[int]] = COHORTS) -> History:
+    """Rounds from the first state on."""
+    state = first = first_state(sim)
+    store, rounds = Memory(sim.federation.members), []
+    for number, cohort in enumerate(cohorts, 1):
+        rounds.append(one_round(sim, engine, state, store, cohort, number))
+        state = rounds[-1].state
+    return History(first, tuple(rounds))
+
+
+def history(case: Case, engine: str) -> History:
+    """The case's run with one engine, made once."""
+    made: History = case.once(f"trace {engine}", lambda: run(case.sim(), engine))
+    return made
+
+
+def outputs(
+    case: Case, engine: str, point: str, newcomers: bool = False, state: Tree = None, store: Memory | None = None
+) -> list[Tensor]:
+    """Outputs on everything held out, one tensor per scored client (or newcomer); by default after the last round."""
+    if state is None or store is None:
+        name, end = f"outputs {engine} {point} {newcomers}", history(case, "stacked")
+        made: list[Tensor] = case.once(name, lambda: outputs(case, engine, point, newcomers, end.state, end.store()))
+        return made
+    federation = case.federation
+    ids = range(federation.members, federation.clients) if newcomers else SCORED
+    parts = [federation.test, federation.validation]
+    clients = torch.tensor(list(ids))
+    found = score(
+        case.sim(), find_engine(engine), state, store, clients, len(COHORTS), parts, point, newcomers=newcomers
+    )
+    return [torch.cat(pair) for pair in zip(*found, strict=True)]

@@ -13,11 +13,10 @@ from torch import Tensor
 from posterity.core import random
 from posterity.core.protocol import Here, Pass
 from posterity.core.wrapper import Wrapper
-from posterity.engine.loop import ORACLE
+from posterity.engine.engines import ORACLE
 from posterity.engine.round import first_state, score, train_round
 from posterity.engine.store import Memory
-from posterity.laws.assertions import Broken
-from posterity.laws.case import Case, make_case
+from posterity.laws.case import Broken, Case, make_case
 from posterity.laws.law import law
 
 Words = tuple[int, ...]

@@ -1,4 +1,7 @@
-"""Laws about company: engine, order, blocks, neighbours and padding leave no trace in what a client does."""
+"""Laws about company: engine, order, blocks, neighbours and padding leave no trace in what a client does.
+
+A law about seeds: running several at once changes none of them.
+"""
 
 from __future__ import annotations
 
@@ -9,18 +12,77 @@ import torch
 from torch import Tensor
 
 from posterity.core.messages import fold_stack
+from posterity.core.network import bind
 from posterity.core.protocol import POINTS, Batch
 from posterity.core.tree import Tree, tree_bytes, tree_named, tree_rows
 from posterity.core.wrapper import Wrapper
 from posterity.engine.batches import BuildBatch, build_batch
 from posterity.engine.blocks import blocks
-from posterity.engine.round import first_state, moment
-from posterity.engine.tracing.trace import TraceCache
-from posterity.laws.assertions import assert_close
-from posterity.laws.case import COHORTS, Case, renumbered, some_order
+from posterity.engine.cache import TraceCache
+from posterity.engine.engines import STACKED
+from posterity.engine.round import Question, answer, first_state, moment, train_round, train_rounds
+from posterity.engine.seeds import MultiSeed
+from posterity.engine.simulation import Simulation
+from posterity.engine.store import Memory
+from posterity.laws.case import (
+    COHORTS,
+    SCORED,
+    Case,
+    RoundHistory,
+    assert_close,
+    history,
+    one_round,
+    outputs,
+    renumbered,
+    run,
+    some_order,
+)
 from posterity.laws.draws import keys_of_run
-from posterity.laws.history import RoundHistory, history, one_round, outputs, run
 from posterity.laws.law import law
+
+SEEDS = (0, 5)
+
+
+@law(
+    "seeds",
+    "Several seeds at once end like each of them by itself.",
+    "something that is common to all clients but reaches a client function by another way than `here`, such as a field "
+    "of the method that holds tensors, or a table in State whose size depends on the cohort. Offer it.",
+)
+def law_seeds(case: Case) -> None:
+    sims = [_simulation(case, seed) for seed in SEEDS]
+    multi, engine = MultiSeed.of(sims), STACKED
+    together, apart = ([first_state(sim) for sim in sims] for _ in range(2))
+    stores, others = ([Memory(sim.federation.clients) for sim in sims] for _ in range(2))
+    for number in (1, 2):
+        cohorts = [torch.tensor(COHORTS[(number - 1 + seed) % len(COHORTS)]) for seed in SEEDS]
+        ends = train_rounds(multi, engine, together, stores, cohorts, number, len(COHORTS))
+        together = [state for state, _ in ends]
+        for i, sim in enumerate(sims):
+            apart[i], log = train_round(sim, engine, apart[i], others[i], cohorts[i], number, len(COHORTS))
+            where = f"seed {SEEDS[i]}, round {number}"
+            assert_close(_left(together[i], stores[i]), _left(apart[i], others[i]), where, case.slack)
+            assert_close(torch.tensor(ends[i][1].loss), torch.tensor(log.loss), f"{where}, loss", case.slack)
+    parts = [(sim.federation.validation, sim.federation.test) for sim in sims]
+    for point, newcomers in (("received", False), ("adapted", False), ("trained", False), ("adapted", True)):
+        clients = range(case.federation.members, case.federation.clients) if newcomers else SCORED
+        asked = [Question(torch.tensor(list(clients)), some, point, newcomers=newcomers) for some in parts]
+        outputs = answer(multi, engine, together, stores, asked, 2)
+        for i, sim in enumerate(sims):
+            alone = answer(MultiSeed.of([sim]), engine, [apart[i]], [others[i]], [asked[i]], 2)[0]
+            assert_close(outputs[i], alone, f"predictions of seed {SEEDS[i]}, {point}", case.slack)
+
+
+def _simulation(case: Case, seed: int) -> Simulation:
+    """A simulation with other draws, another first network and another partition."""
+    federation = renumbered(case.federation, some_order(case.federation.members, seed))
+    model, initial = bind(case.model, case.model.init(seed, case.dtype))
+    return replace(case.sim(seed=seed), model=model, initial=initial, federation=federation)
+
+
+def _left(state: Tree, store: Memory) -> Tree:
+    return {"state": state, "records": store.rows, "known": store.known}
+
 
 HUGE = 1e4
 FEW = (3, 8)  # of 8 samples (one class) and of 11: mostly as many steps, and one recording is enough for both

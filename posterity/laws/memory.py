@@ -16,16 +16,14 @@ from posterity import models
 from posterity.core.protocol import Here, Pass
 from posterity.core.tree import tree_bytes
 from posterity.data.federation import Part
-from posterity.engine.api import Engine
-from posterity.engine.autotune.choice import footprint
 from posterity.engine.blocks import declared_bytes
+from posterity.engine.choose import footprint
 from posterity.engine.client import Visit
+from posterity.engine.engines import STACKED, Engine
 from posterity.engine.round import first_state, score, train_round
 from posterity.engine.simulation import Simulation
-from posterity.engine.stacked import STACKED
 from posterity.engine.store import Memory
-from posterity.laws.assertions import Broken
-from posterity.laws.case import Case, small_federation
+from posterity.laws.case import Broken, Case, small_federation
 from posterity.laws.law import law
 
 WIDE: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {  # networks whose parameters outweigh a batch
@@ -149,6 +147,3 @@ def _wide(case: Case) -> Simulation:
         case = Case(case.method, model, federation, case.seed, case.dtype)
     sim = case.sim()
     return replace(sim, sample=footprint(sim.model, case.federation.x[:2], sim.initial))
-
-
-__all__ = ["Counting", "Live", "MemoryUse", "law_memory"]

@@ -13,16 +13,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from posterity.core.outside import is_yours, place_of, place_of_class, place_of_function, told
 from posterity.core.protocol import POINTS, Carry, Method, Pass
 from posterity.core.tree import is_registered, tree_named
 from posterity.core.wrapper import Wrapper
-from posterity.engine.loop import ORACLE
+from posterity.engine.engines import ORACLE
 from posterity.engine.round import first_state, score, train_round
 from posterity.engine.store import Memory
-from posterity.laws.assertions import Broken, shapes
-from posterity.laws.case import Case
+from posterity.laws.case import Broken, Case, shapes
 from posterity.laws.law import law
+from posterity.settings.plugins import is_yours, place_of, place_of_class, place_of_function, told
 
 FEW = (3, 4, 5)  # clients of 8, 5 and 2 samples
 WRITTEN = ("init", "start", "passes", "message", "combine")  # what a method has to write
@@ -234,6 +233,3 @@ def _go(case: Case) -> None:
     score(sim, ORACLE, state, store, torch.tensor(FEW[:1]), 1, tests, case.method.scored)
     newcomer = torch.tensor([case.federation.members])
     score(sim, ORACLE, state, store, newcomer, 1, tests, "received", newcomers=True)
-
-
-__all__ = ["Watched", "law_runs", "unwritten"]

@@ -9,19 +9,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from posterity.core.outside import is_yours, place_of_function
 from posterity.core.protocol import Pass
 from posterity.core.tree import Tree, tree_named
 from posterity.core.wrapper import Wrapper
-from posterity.engine.loop import ORACLE
+from posterity.engine.engines import ORACLE
 from posterity.engine.round import first_state, score, train_round
 from posterity.engine.store import Memory
-from posterity.laws.assertions import Broken, assert_same_bits, largest_gap
-from posterity.laws.case import COHORTS, Case
-from posterity.laws.history import history, run
-from posterity.laws.law import law
-from posterity.laws.locate import line_of_change
-from posterity.nn._call import global_generators
+from posterity.laws.case import COHORTS, Broken, Case, assert_same_bits, history, largest_gap, run
+from posterity.laws.law import law, line_of_change
+from posterity.nn.model import global_generators
+from posterity.settings.plugins import is_yours, place_of_function
 
 
 def snapshot(tree: Tree) -> list[tuple[str, Tensor, int, Tensor]]:

@@ -13,12 +13,24 @@ from posterity.core.protocol import POINTS, Personal
 from posterity.core.tree import Tree, tree_filled, tree_leaves, tree_map, tree_named, tree_rows
 from posterity.data.federation import Federation
 from posterity.engine.blocks import meet
-from posterity.engine.loop import ORACLE
+from posterity.engine.engines import ORACLE
 from posterity.engine.round import first_state
 from posterity.engine.store import Memory
-from posterity.laws.assertions import Broken, assert_close, assert_same_bits, shapes
-from posterity.laws.case import COHORTS, Case
-from posterity.laws.history import Change, RoundHistory, copied, history, one_round, outputs, run
+from posterity.laws.case import (
+    COHORTS,
+    Broken,
+    Case,
+    Change,
+    RoundHistory,
+    assert_close,
+    assert_same_bits,
+    copied,
+    history,
+    one_round,
+    outputs,
+    run,
+    shapes,
+)
 from posterity.laws.law import law
 from posterity.laws.purity import snapshot, unchanged
 

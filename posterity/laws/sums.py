@@ -10,9 +10,7 @@ from typing import Any
 from posterity.core.messages import LogMean, Mean, Message, Moments, Sum, fold_stack, merge, zero_like
 from posterity.core.tree import Tree, tree_map, tree_rows
 from posterity.engine.round import moment
-from posterity.laws.assertions import Broken, assert_close, assert_same_bits
-from posterity.laws.case import COHORTS, Case
-from posterity.laws.history import RoundHistory, history
+from posterity.laws.case import COHORTS, Broken, Case, RoundHistory, assert_close, assert_same_bits, history
 from posterity.laws.law import law
 
 TREES = 4

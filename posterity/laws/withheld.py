@@ -3,7 +3,7 @@
 It is looked at from outside. A client trains; then the samples of a class that is rare there are moved, or get another
 label, and everything that is *gathered* is gathered again with the parameters as they were. What follows the samples of
 one class, in the row of this class alone, is a statistic of that class; nothing of it may be seen in the message of a
-client that withholds rare classes (`core/withhold.py`).
+client that withholds rare classes (`core/wrapper.py`).
 
 It cannot see statistics that are gathered while a pass learns, since parameters move there as well, nor those that
 `kept` and the message hold in no row of their class; and leaves of the network are no statistics of a class.
@@ -20,13 +20,11 @@ from torch import Tensor
 from posterity.core.messages import Message
 from posterity.core.protocol import Carry, Here, Personal
 from posterity.core.tree import Tree, tree_named, tree_rows
-from posterity.core.withhold import Withholding
+from posterity.core.wrapper import Withholding
 from posterity.data.federation import Federation
 from posterity.engine import client, keys
 from posterity.engine.client import Site
-from posterity.laws.assertions import Broken, gap
-from posterity.laws.case import COHORTS, Case
-from posterity.laws.history import history
+from posterity.laws.case import COHORTS, Broken, Case, gap, history
 from posterity.laws.law import law
 
 TOLERANCE = 1e-9
@@ -173,6 +171,3 @@ def _other_leaf(one: Tree, two: Tree) -> str:
         if name not in theirs or theirs[name].shape != leaf.shape or gap(leaf, theirs[name]) > TOLERANCE:
             return name or "itself"
     return ""
-
-
-__all__ = ["law_withholding"]

@@ -2,7 +2,7 @@
 
 Adding a file is all it takes to add a method; `package.module:Class` names one that lives elsewhere. `@paper` behind a
 method or a wrapper (`pfedvmp@paper`, `fedavg+metavd@paper`) takes the values of its paper instead of our defaults.
-Some specs have a name (`metavd` is `reptile+metavd`, see `posterity/spec_names.py`); a spec may begin with one.
+Some specs have a name (`metavd` is `reptile+metavd`, see `posterity/settings/names.py`); a spec may begin with one.
 """
 
 from __future__ import annotations
@@ -13,12 +13,11 @@ from collections.abc import Mapping
 from dataclasses import MISSING, fields, is_dataclass, replace
 from typing import Any
 
-from posterity.core.hyperparameters import Knob, flat_settings, knobs, nearest, paper_values, parse
-from posterity.core.outside import find_outside
-from posterity.core.training import Training
-from posterity.core.withhold import Withholding
-from posterity.core.wrapper import Wrapper
-from posterity.spec_names import NAMES, Named, expand
+from posterity.core.passes import Training
+from posterity.core.wrapper import Withholding, Wrapper
+from posterity.settings.hyperparameters import Knob, flat_settings, knobs, nearest, paper_values, parse
+from posterity.settings.names import NAMES, Named, expand
+from posterity.settings.plugins import find_outside
 
 PROTOCOL = ("init", "start", "passes", "message", "combine")
 PRESET = "paper"

@@ -40,6 +40,3 @@ def mean_size(params: Params, facts: Facts, balance: str) -> Tree:
     """N / K, where samples weigh."""
     like = next(iter(params.values()))
     return like.new_full((), facts.samples / facts.clients) if balance == "samples" else ()
-
-
-__all__ = ["BALANCES", "MODELS", "SCORED", "cloud", "from_cloud", "mean_size", "scored_beside"]

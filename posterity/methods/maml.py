@@ -41,7 +41,16 @@ from posterity.core import (
     weighted,
     within,
 )
-from posterity.methods._meta import CODE, State, adaptation, check_meta, fast_steps, first, meta_steps, server_step
+from posterity.methods._meta import (
+    CODE,
+    State,
+    adaptation,
+    check_meta,
+    fast_steps,
+    first,
+    meta_steps,
+    server_step,
+)
 
 
 @dataclass(frozen=True)

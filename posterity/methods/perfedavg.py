@@ -49,7 +49,16 @@ from posterity.core import (
     within,
 )
 from posterity.methods._drift import BALANCES
-from posterity.methods._meta import CODE, State, adaptation, check_meta, fast_steps, first, meta_steps, server_step
+from posterity.methods._meta import (
+    CODE,
+    State,
+    adaptation,
+    check_meta,
+    fast_steps,
+    first,
+    meta_steps,
+    server_step,
+)
 
 ORDERS = {"difference": "hessian_free", "exact": "exact", "none": "first"}
 

@@ -1,27 +1,27 @@
 """Small networks, each split into base and head, as pure functions of their parameters.
 
-A file of this folder with a function `build(shape, classes, task, **options)` is a network under the file's name;
+A function `NAME(shape, classes, task, **options)` in a file of this folder is a network under its name;
 `my_package.net:make` names one of your own. Layers, and how a network is called with weights handed in, are in `nn/`.
 """
 
 from __future__ import annotations
 
 import importlib
+import inspect
 import pkgutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from types import ModuleType
+from functools import cache
 from typing import Any
 
 from torch import Tensor
 
 from posterity.core.network import Network, Task
-from posterity.core.outside import import_outside
-from posterity.core.parse import Declared, declared
-from posterity.models._given import from_object, read_options
-from posterity.nn._names import unknown
-from posterity.nn.assembly import assemble, wrap
-from posterity.nn.functional import Model
+from posterity.models.module import from_object, read_options
+from posterity.nn.adopt import assemble, wrap
+from posterity.nn.model import Model
+from posterity.settings.hyperparameters import Declared, declared, unknown
+from posterity.settings.plugins import import_outside
 
 __all__ = ["Model", "NetworkInfo", "Task", "as_network", "assemble", "available", "build", "wrap"]
 SIZES = ("hidden", "width", "feature_dim")  # options that count units or channels
@@ -56,10 +56,10 @@ def as_network(
         return from_object(given, shape, classes, task, options or {}, x)
     if ":" in given:
         return from_object(_outside(given), shape, classes, task, options or {}, x, given.partition(":")[2])
-    found = _networks()
+    found = networks()
     if given not in found:
         raise ValueError(unknown("model", given, found) + " Your own: 'package.module:attribute'.")
-    maker: Callable[..., Model] = found[given].build
+    maker = found[given]
     read = read_options(given, options or {}, _options(maker))
     _check_sizes(read)
     made = maker(shape, classes, task, **read)
@@ -74,17 +74,28 @@ def build(name: str, shape: tuple[int, ...], classes: int, task: Task = "classif
 
 
 def available() -> tuple[NetworkInfo, ...]:
-    """Every network of this folder: name, first line of its file, options with defaults."""
+    """Every network of this folder: name, first line of its docstring, options with defaults."""
     return tuple(
-        NetworkInfo(n, _summary(m), {o: d.default for o, d in _options(m.build).items()})
-        for n, m in sorted(_networks().items())
+        NetworkInfo(n, _summary(m), {o: d.default for o, d in _options(m).items()})
+        for n, m in sorted(networks().items())
     )
 
 
-def _networks() -> dict[str, ModuleType]:
+@cache
+def networks() -> dict[str, Callable[..., Model]]:
+    """Every public function of this folder's files that begins with `shape, classes`, by its name."""
     files = [f.name for f in pkgutil.iter_modules(__path__) if not f.name.startswith("_")]
-    modules = {name: importlib.import_module(f"{__name__}.{name}") for name in files}
-    return {name: module for name, module in modules.items() if callable(getattr(module, "build", None))}
+    modules = [importlib.import_module(f"{__name__}.{name}") for name in files]
+    return {
+        name: made
+        for module in modules
+        for name, made in inspect.getmembers(module, inspect.isfunction)
+        if not name.startswith("_") and made.__module__ == module.__name__ and _is_network(made)
+    }
+
+
+def _is_network(function: Callable[..., Any]) -> bool:
+    return list(inspect.signature(function).parameters)[:2] == ["shape", "classes"]
 
 
 def _outside(path: str) -> Any:
@@ -115,5 +126,5 @@ def _options(make: Callable[..., Any]) -> dict[str, Declared]:
     return declared(make, ("shape", "classes", "task"))
 
 
-def _summary(module: ModuleType) -> str:
-    return (module.__doc__ or "").strip().partition("\n")[0]
+def _summary(network: Callable[..., Any]) -> str:
+    return (network.__doc__ or "").strip().partition("\n")[0]

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from posterity.core.network import Task
-from posterity.nn.assembly import assemble
-from posterity.nn.functional import Model
+from posterity.nn.adopt import assemble
+from posterity.nn.model import Model
 
 
 class Powers(nn.Module):
@@ -26,7 +26,7 @@ class Powers(nn.Module):
         return torch.cat([x, x**2, x**3], 1)
 
 
-def build(
+def cubic(
     shape: tuple[int, ...],
     classes: int = 1,
     task: Task = "regression",
@@ -35,7 +35,10 @@ def build(
     bias: bool = True,
     start: float | None = None,  # first coefficients are uniform on ±start (FedNP's programme: 0.05); None: PyTorch's
 ) -> Model:
-    """A model that is linear in its parameters, so posteriors are known in closed form."""
+    """Cubic polynomial of a scalar input: the features x, x², x³ and a linear layer on them.
+
+    A model that is linear in its parameters, so posteriors are known in closed form.
+    """
     if prod(shape) != 1:
         raise ValueError(f"cubic takes one number per sample, not an input of shape {shape}.")
     if scale <= 0:

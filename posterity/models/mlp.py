@@ -1,19 +1,46 @@
-"""Fully connected network: hidden layers with ReLU, then one linear head."""
+"""Fully connected networks: `mlp`, with batch norm `mlp_bn`, without a hidden layer `linear`."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
+from dataclasses import replace
 from itertools import pairwise
 from math import prod
 
 from torch import nn
 
 from posterity.core.network import Task
-from posterity.nn.assembly import assemble
-from posterity.nn.functional import Model
+from posterity.nn.adopt import assemble
+from posterity.nn.model import Model
 
 
-def build(
+def linear(shape: tuple[int, ...], classes: int, task: Task = "classification", *, unit: bool = False) -> Model:
+    """One linear layer: logistic or linear regression; all of it is head.
+
+    Inputs of any shape are flattened; the features are the inputs.
+    """
+    return replace(mlp(shape, classes, task, hidden=(), unit=unit), name="linear")
+
+
+def mlp_bn(
+    shape: tuple[int, ...],
+    classes: int,
+    task: Task = "classification",
+    *,
+    hidden: tuple[int, ...] = (64,),
+    eps: float = 1e-5,  # 1e-2 is well conditioned even for batches of two
+    dropout: float = 0.0,
+    unit: bool = False,
+) -> Model:
+    """Fully connected network with batch norm before each activation.
+
+    `mlp` with `norm=True`.
+    """
+    made = mlp(shape, classes, task, hidden=hidden, norm=True, eps=eps, dropout=dropout, unit=unit)
+    return replace(made, name="mlp_bn")
+
+
+def mlp(
     shape: tuple[int, ...],
     classes: int,
     task: Task = "classification",
@@ -24,7 +51,10 @@ def build(
     dropout: float = 0.0,  # after each activation
     unit: bool = False,  # two classes by a single sigmoid unit
 ) -> Model:
-    """Inputs of any shape are flattened; the features are the last hidden layer after its activation."""
+    """Fully connected network: hidden layers with ReLU, then one linear head.
+
+    Inputs of any shape are flattened; the features are the last hidden layer after its activation.
+    """
     if unit and (classes != 2 or task != "classification"):
         raise ValueError(f"unit=True is one sigmoid unit for two classes; here are {classes} classes ({task}).")
     widths = [prod(shape), *hidden]

@@ -7,8 +7,8 @@ from collections import OrderedDict
 from torch import nn
 
 from posterity.core.network import Task
-from posterity.nn.assembly import assemble
-from posterity.nn.functional import Model
+from posterity.nn.adopt import assemble
+from posterity.nn.model import Model
 
 CONVOLUTIONS = ((1, 11, 2), (3, 5, 2), (6, 3, 1), (4, 3, 1), (4, 3, 1))  # channels in widths, kernel, padding
 POOLED = (1, 2, 5)  # convolutions followed by 3×3 max-pooling of stride 2
@@ -17,7 +17,7 @@ GRID = 6  # at most 6×6 pixels reach the fully connected layers
 LARGE = 128  # images from here on keep the paper's stride of 4
 
 
-def build(
+def office_cnn(
     shape: tuple[int, ...],
     classes: int,
     task: Task = "classification",
@@ -26,7 +26,10 @@ def build(
     stride: int | None = None,  # of the first convolution; None: 4, but 2 for images smaller than 128 pixels
     eps: float = 1e-5,  # of batch norm
 ) -> Model:
-    """Five convolutions (64, 192, 384, 256, 256) and two fully connected layers (4096) with batch norm and ReLU."""
+    """FedBN's and FedMAP's network for Office images: AlexNet with batch norm after every layer but the head.
+
+    Five convolutions (64, 192, 384, 256, 256) and two fully connected layers (4096) with batch norm and ReLU.
+    """
     if len(shape) != 3:
         raise ValueError(f"office_cnn takes images (channels, height, width), not shape {shape}.")
     first = stride or (4 if min(shape[1:]) >= LARGE else 2)

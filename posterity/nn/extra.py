@@ -2,6 +2,8 @@
 
 For methods that add layers of their own (GPFL's valve, FedCP's policy, MOON's projection). A function with
 `functools.cache` makes one `Extra` for a size, so that server and clients mean the same; weights are handed in by name.
+
+Finding a layer of a network by its kind, for methods that treat one layer in a way of their own.
 """
 
 from __future__ import annotations
@@ -12,7 +14,27 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from posterity.nn._call import _LOCK, Params, leaves_of, seeded
+from posterity.core.network import Network
+from posterity.nn.model import _LOCK, Params, leaves_of, seeded
+from posterity.settings.hyperparameters import unknown
+
+
+def linear_layer(model: Network, name: str = "") -> str:
+    """The linear layer of that name; without one, the last before the head."""
+    layers = model.module.named_modules()
+    linear = [n for n, m in layers if isinstance(m, nn.Linear) and f"{n}.weight" in model.leaves]  # none that is frozen
+    if name:
+        if name not in linear:
+            raise ValueError(unknown("linear layer", name, linear))
+        return name
+    before = [n for n in linear if f"{n}.weight" in model.base_names]
+    if not before:
+        raise ValueError(
+            f"The network {model.name!r} has no linear layer before its head; name one, e.g. layer={linear[-1]!r}."
+            if linear
+            else f"The network {model.name!r} has no linear layer."
+        )
+    return before[-1]
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,6 +83,3 @@ class Extra:
         with _LOCK:  # the module is lent to one call at a time, as a network is
             output: Tensor = functional_call(self.module, own, inputs)
         return output
-
-
-__all__ = ["Extra"]

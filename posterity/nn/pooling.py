@@ -153,6 +153,3 @@ def _kernels() -> Any:
     from posterity.nn.kernels import operators  # Triton is imported here, where it is used
 
     return operators
-
-
-__all__ = ["GlobalMean", "MaxPool", "Pooling", "Put", "Take", "adopt_mean", "adopt_pool", "converted"]

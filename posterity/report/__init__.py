@@ -7,17 +7,14 @@ rows (`columns`, `tables`; `divergence` says which are no result), are compared 
 of its own (`sent_page`). Nothing here computes a metric: that is `evaluate`.
 """
 
-from posterity.report import verdict
-from posterity.report.columns import Column
-from posterity.report.logs import ReportError
+from __future__ import annotations
+
+from posterity.report import findings as verdict
+from posterity.report.findings import Comparison, complete, finding, headline, main_comparison
 from posterity.report.packing import pack_runs
-from posterity.report.page import write_report
-from posterity.report.ranking import Comparison, complete, headline
-from posterity.report.read_runs import Run, load_runs
-from posterity.report.selected_round import RULES, check_rule
-from posterity.report.sent_page import write_sent_page
-from posterity.report.tables import Cell, Row, columns
-from posterity.report.verdict import finding, main_comparison
+from posterity.report.page import write_report, write_sent_page
+from posterity.report.table import RULES, Cell, Column, Row, check_rule, columns
+from posterity.runs.read import ReportError, Run, load_runs
 
 __all__ = [
     "RULES",

@@ -21,11 +21,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from posterity.evaluate.client_scores import stored
-from posterity.report.logs import ReportError, RunLog, find_runs, read_log, write_atomic
-from posterity.report.read_runs import read_run
-from posterity.report.remarks import FLOWER
-from posterity.report.selected_round import RULES, main_epochs, select_round
+from posterity.report.sections import FLOWER
+from posterity.report.table import RULES, main_epochs, select_round
+from posterity.runs.lines import stored
+from posterity.runs.read import ReportError, RunLog, find_runs, read_log, read_run, write_atomic
 
 ROUND = ("kind", "round", "cohort", "accepted", "refused", "empty", "loss", "bytes_up", "bytes_down", "seconds",
          "rolled_back", "notes")  # fmt: skip
@@ -88,7 +87,7 @@ def _with_clients(line: Mapping[str, Any], folder: Path) -> Mapping[str, Any]:
 
 
 def _finite(value: float) -> float | None:
-    """As a line of metrics.jsonl has it (`evaluate/infinite.py`)."""
+    """As a line of metrics.jsonl has it (`runs/lines.py`)."""
     return value if math.isfinite(value) else None
 
 

@@ -1,36 +1,112 @@
 """The page itself: everything that the template `page.html` prints, gathered; the template only places it.
 
 Tables come from `tables.py` and `summary.py`, sentences from `verdict.py` and `remarks.py`, drawings from the charts.
+
+What left a site, as a page for whoever answers for its data: made of the lines of its `sent.jsonl`.
+
+A template of the package, filled: with its style sheet and its one script, everything else escaped.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import base64
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
+
 from posterity.evaluate.metrics import TERMS
 from posterity.report import (
-    calibration,
-    client_charts,
-    client_table,
-    divergence,
-    partition_chart,
-    remarks,
-    summary,
-    verdict,
+    charts as calibration,
 )
-from posterity.report.columns import axis_title, user_metrics
-from posterity.report.critical import SHOWN, critical_chart
-from posterity.report.line_charts import learning_curves, line_chart, sparks
-from posterity.report.logs import ReportError, write_atomic
-from posterity.report.ranking import Comparison, further, headline
-from posterity.report.read_runs import FederationFacts, Run, load_runs
-from posterity.report.selected_round import PART, RULES, goal
+from posterity.report import (
+    charts as client_charts,
+)
+from posterity.report import (
+    charts as partition_chart,
+)
+from posterity.report import (
+    findings as verdict,
+)
+from posterity.report import (
+    sections as client_table,
+)
+from posterity.report import (
+    sections as remarks,
+)
+from posterity.report import (
+    sections as summary,
+)
+from posterity.report import (
+    table as divergence,
+)
+from posterity.report.charts import SHOWN, critical_chart, learning_curves, line_chart, sparks
+from posterity.report.findings import Comparison, further, headline
 from posterity.report.svg import colour
-from posterity.report.tables import Row, columns
-from posterity.report.template import fill_template
+from posterity.report.table import PART, RULES, Row, axis_title, columns, goal, human_bytes, user_metrics
+from posterity.runs.read import FederationFacts, ReportError, Run, load_runs, write_atomic
+
+SINGLE = 2000  # lines that are shown one by one
+Line = Mapping[str, Any]
+
+
+def write_sent_page(out: Path, client: str, experiment: str, lines: Sequence[Line], leaves: Sequence[Line]) -> None:
+    """The page of a client in an experiment: every line, and what they come to for each leaf."""
+    size = sum(int(line["bytes"]) for line in lines)
+    counts = [int(line["count"]) for line in lines if line["count"]]  # 0: nothing was told
+    rounds = sorted({int(line["round"]) for line in lines})
+    least = f"; nothing of it is made of fewer than {min(counts)} samples" if counts else ""
+    facts = {
+        "client": client,
+        "experiment": experiment,
+        "rounds": f"{rounds[0]} … {rounds[-1]}" if rounds else "none",
+        "leaves": str(len(leaves)),
+        "bytes": f"{size:,}",
+    }
+    text = fill_template(
+        "sent.html",
+        title=f"What left {client}",
+        finding=f"{human_bytes(size)} left this site in {len(rounds)} rounds, registration included{least}, as far as "
+        "samples are behind it and are known.",
+        facts=list(facts.items()),
+        leaves=leaves,
+        lines=lines[-SINGLE:],
+        total=len(lines),
+        cut=len(lines) > SINGLE,
+    )
+    write_atomic(out, text.encode(errors="replace"))
+
+
+UNSEEN = dict.fromkeys((*range(9), *range(11, 32), 127, *range(0x202A, 0x202F), *range(0x2066, 0x206A)), "\ufffd")
+"""Characters that a reader does not see and that reorder or end what stands around them: a label may hold any."""
+
+
+def fill_template(name: str, **values: Any) -> str:
+    """The page that a template makes of `values`, as text."""
+    environment = Environment(
+        loader=PackageLoader("posterity.report", "."),
+        autoescape=select_autoescape(default=True),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    css, script = (environment.get_template(each).render() for each in ("page.css", "page.js"))
+    text = environment.get_template(name).render(css=css, script=script, policy=_policy(css, script), **values)
+    return text.translate(UNSEEN)
+
+
+def _policy(css: str, script: str) -> str:
+    """Nothing is fetched, and no script or style but the page's own is obeyed, whatever a label may hold."""
+    digests = [base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in (script, css)]
+    return (
+        "default-src 'none'; script-src 'sha256-{}'; style-src 'sha256-{}'; base-uri 'none'; form-action 'none'".format(
+            *digests
+        )
+    )
+
 
 WIDE, NARROW = 1000.0, 350.0
 
@@ -73,7 +149,7 @@ def contents(runs: Sequence[Run], show: str) -> dict[str, Any]:
         "finding": verdict.tell(comparison, rows),
         "facts": _facts(runs, rows),
         "cautions": [
-            *divergence.told(rows),
+            *divergence.describe_divergence(rows),
             *summary.cautions(runs, rows),
             *remarks.uneven(rows),
             *remarks.fitted(rows),
@@ -149,10 +225,10 @@ def _client_tables(rows: Sequence[Row]) -> dict[str, Any]:
     )
     return {
         "members": members[: client_table.TABLES],
-        "members_said": client_table.told(members, column),
+        "members_said": client_table.describe_tables(members, column),
         "leading": client_table.leading(members[: client_table.TABLES]),
         "newcomers": newcomers[: client_table.TABLES],
-        "newcomers_said": client_table.told(newcomers, column),
+        "newcomers_said": client_table.describe_tables(newcomers, column),
     }
 
 

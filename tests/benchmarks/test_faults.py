@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from posterity.experiment import run, run_state
+from posterity.experiment import run
+from posterity.experiment import run as run_state
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="forks, and looks into /proc")
 

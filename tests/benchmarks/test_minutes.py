@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from posterity.reproduce.recipe import recipes
+from posterity.papers.recipe import recipes
 
 ROOT = Path(__file__).parents[2]
 STORED = sorted((ROOT / "docs" / "results" / "raw").glob("minutes-*.json"))

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from posterity import methods
-from posterity.cli.catalogue import everything, message_facts
+from posterity.cli.listing import everything, message_facts
 
 
 @pytest.fixture(scope="module")

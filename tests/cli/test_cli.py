@@ -13,7 +13,8 @@ import pytest
 from rich.console import Console
 
 from posterity import data
-from posterity.cli import listing, show
+from posterity.cli import listing
+from posterity.cli import terminal as show
 
 SMALL = ["--dataset", "digits", "--clients", "5", "--rounds", "2", "--subset", "20%", "--quiet"]
 

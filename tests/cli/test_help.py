@@ -10,17 +10,17 @@ import pytest
 import typer
 
 from posterity import __version__
-from posterity.cli import completion
+from posterity.cli import flags as completion
 from posterity.cli.app import app
 from posterity.cli.flags import config_flags
 from posterity.data.partition import EXAMPLES
-from posterity.experiment.config import PARTITIONS
+from posterity.settings.config import PARTITIONS
 
 EVERY_HELP = """
 import sys
 import typer
 from posterity.cli.app import app, main
-from posterity.cli.completion import complete_dataset, complete_methods, complete_model
+from posterity.cli.flags import complete_dataset, complete_methods, complete_model
 
 def walk(command, words):
     yield words

@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from posterity.cli import interrupt, launch
 from posterity.engine import parent
-from posterity.engine.distributed import LOST, PeerLost, Processes
+from posterity.engine.processes import LOST, PeerLost, Processes
 
 WAIT = "import time; time.sleep(600)"
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from posterity.cli.mistakes import PACKAGE, say_remarks, told
-from posterity.experiment.place import check_out
-from posterity.experiment.run_folder import locked
+from posterity.cli.app import PACKAGE, say_remarks, told
+from posterity.runs.files import check_out
+from posterity.runs.folder import locked
 
 SMALL = ["--dataset", "digits", "--clients", "5", "--rounds", "2", "--subset", "20%", "--quiet"]
 

@@ -9,7 +9,7 @@ import pytest
 
 import posterity
 from posterity.core import Training
-from posterity.experiment.search_space import search_space
+from posterity.experiment.tune import search_space
 from posterity.laws import LAWS
 
 SMALL = ["--dataset", "digits", "--clients", "3", "--rounds", "1", "--subset", "90", "--quiet"]

@@ -15,9 +15,10 @@ from experiment.damage import as_before_kept_rounds
 
 import posterity
 from posterity.cli import predict as command
-from posterity.experiment import run, run_folder
-from posterity.experiment.config import Config
+from posterity.experiment import run
 from posterity.report import write_report
+from posterity.runs import folder as run_folder
+from posterity.settings.config import Config
 
 SITES = ("east", "north", "west")
 CONFIG = Config(method="fedmap", dataset="visits.csv", target="outcome", client_column="site", rounds=3,

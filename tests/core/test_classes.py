@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from posterity import models
-from posterity.core.classes import count_labels, sum_classes, sum_features
+from posterity.core.common import count_labels, sum_classes, sum_features
 from posterity.core.protocol import Batch
 
 Y, MASK = torch.tensor([2, 0, 2, 1, 2, 0]), torch.tensor([1.0, 1, 0, 0, 1, 1])

@@ -12,14 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from posterity.core import norm
-from posterity.core.codec import CodecError, decode, encode, fingerprint, payload_bytes, read_facts
-from posterity.core.messages import Bag, LogMean, Mean, Moments, Rows, Sum
-from posterity.core.named_arrays import START
+from posterity.core.messages import Bag, LogMean, Mean, Moments, Offer, Rows, Sparse, Sum, packed, wire_bytes
 from posterity.core.tree import tree_leaves, tree_map
-from posterity.core.wire import Offer, Sparse, packed, wire_bytes
-from posterity.methods._elias import coded, decoded
+from posterity.flower.codec import START, CodecError, decode, encode, fingerprint, payload_bytes, read_facts
 from posterity.methods.pfedvmp.factors import LowRank
-from posterity.methods.qlsd import Levels, code_bytes, quantised
+from posterity.methods.qlsd import Levels, code_bytes, coded, decoded, quantised
 
 TYPES = (torch.float32, torch.float64, torch.int64, torch.int16, torch.int8, torch.uint8, torch.bool, torch.float16)
 

@@ -6,7 +6,9 @@ from dataclasses import dataclass, replace
 import pytest
 
 from posterity import methods
-from posterity.core.hyperparameters import (
+from posterity.core.optim import SGD, Adam, RMSprop
+from posterity.core.passes import Training
+from posterity.settings.hyperparameters import (
     UNSTATED,
     Knob,
     check_fields,
@@ -17,8 +19,6 @@ from posterity.core.hyperparameters import (
     paper_values,
     parse,
 )
-from posterity.core.optim import SGD, Adam, RMSprop
-from posterity.core.training import Training
 
 
 @dataclass(frozen=True)

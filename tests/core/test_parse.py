@@ -7,8 +7,7 @@ from typing import Literal, Optional
 
 import pytest
 
-from posterity.core.outside import find_function, import_outside
-from posterity.core.parse import (
+from posterity.settings.hyperparameters import (
     Declared,
     convert,
     declared,
@@ -21,6 +20,7 @@ from posterity.core.parse import (
     split_list,
     split_name,
 )
+from posterity.settings.plugins import find_function, import_outside
 
 OLD = Optional[int]  # noqa: UP045, as others may write it
 

@@ -22,17 +22,28 @@ from oracles.sims import (
 from torch.func import vmap
 
 from posterity import models
-from posterity.core.losses import fit, fit_head
 from posterity.core.optim import SGD
-from posterity.core.passes import base, deal, descend, everything, gather, head, meta, sample, trainable, watched
+from posterity.core.passes import (
+    Training,
+    base,
+    deal,
+    descend,
+    everything,
+    fit,
+    fit_head,
+    gather,
+    head,
+    meta,
+    sample,
+    trainable,
+    watched,
+)
 from posterity.core.protocol import Batch, Carry, Here, tuned
 from posterity.core.random import make_key
-from posterity.core.training import Training
 from posterity.core.tree import tree_map, tree_rows
 from posterity.engine import keys
 from posterity.engine.blocks import meet
-from posterity.engine.loop import ORACLE
-from posterity.engine.stacked import STACKED
+from posterity.engine.engines import ORACLE, STACKED
 from posterity.methods.fedavg import FedAvg
 
 each_engine = pytest.mark.parametrize("engine", ENGINES, ids=lambda e: e.name)

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from posterity import search_path
-from posterity.core.outside import find_function, import_outside
+from posterity.settings import plugins as search_path
+from posterity.settings.plugins import find_function, import_outside
 
 ROOT = Path(__file__).parents[2]
 TRAP = "raise SystemExit('a file of the current folder was imported')\n"

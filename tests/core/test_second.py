@@ -7,10 +7,10 @@ from oracles.sims import DOUBLE, points
 from torch.func import grad
 
 from posterity import models
-from posterity.core.losses import fit
+from posterity.core.common import as_second, first_network, first_of, on_second, second_network, second_of
+from posterity.core.passes import fit
 from posterity.core.protocol import Batch
 from posterity.core.random import make_key
-from posterity.core.second import as_second, first_network, first_of, on_second, second_network, second_of
 
 FEDERATION = points((7,)).to("cpu", DOUBLE)
 MODEL = models.build("mlp_bn", FEDERATION.shape, 3, hidden=(4,))

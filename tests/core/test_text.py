@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from posterity.core.text import plain
+from posterity.settings.text import plain
 
 HOSTILE = [
     ("\x1b[2J\x1b[H", "\\x1b[2J\\x1b[H"),  # clears the screen

@@ -4,9 +4,19 @@ import pytest
 import torch
 from torch.func import vmap
 
-from posterity.core.messages import Bag, Mean, Sum, fold_stack, merge, message_bytes
+from posterity.core.messages import (
+    Bag,
+    Mean,
+    Sparse,
+    Sum,
+    fold_stack,
+    merge,
+    message_bytes,
+    packed,
+    unpacked,
+    wire_bytes,
+)
 from posterity.core.tree import tree_bytes
-from posterity.core.wire import Sparse, packed, unpacked, wire_bytes
 
 
 def stack(unsent):

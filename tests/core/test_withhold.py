@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from posterity import methods
-from posterity.core.classes import sum_classes
-from posterity.core.withhold import Withholding, without_rare
+from posterity.core.common import sum_classes
+from posterity.core.wrapper import Withholding, without_rare
 
 Y = torch.tensor([0, 1, 1, 2, 2, 2])
 Z, MASK = torch.randn(6, 3, generator=torch.Generator().manual_seed(0)), torch.tensor([1.0, 1, 1, 1, 1, 0])

@@ -14,7 +14,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from posterity.data import DataError, archive, load
+from posterity.data import DataError, load
+from posterity.data import archives as archive
 
 X, Y, WHO = np.random.default_rng(0).normal(size=(30, 3)), np.arange(30) % 2, np.arange(30) // 10
 

@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from posterity.data import DataError, Pool, load
-from posterity.data.clients import assemble
+from posterity.data.assemble import assemble
 from posterity.data.federation import FederationSpec
-from posterity.data.mix import mix
+from posterity.data.registry import mix
 
 
 def pool(name: str, shape: tuple[int, int, int], classes: int, rows: int = 300, owners: int = 0) -> Pool:

@@ -13,8 +13,7 @@ import pytest
 import torch
 
 from posterity.data import DataError, Pool, load
-from posterity.data.cifar import BatchFile, CifarLayout
-from posterity.data.clients import shrink
+from posterity.data.assemble import shrink
 from posterity.data.datasets import (
     celeba,
     cifar10,
@@ -30,9 +29,10 @@ from posterity.data.datasets import (
     office_caltech10,
     tinyimagenet,
 )
+from posterity.data.datasets._cifar import BatchFile, CifarLayout
+from posterity.data.datasets._idx import PARTS
 from posterity.data.federation import FederationSpec
-from posterity.data.idx import PARTS
-from posterity.data.source import find_form
+from posterity.data.official import find_form
 
 from .official_files import (
     Array,

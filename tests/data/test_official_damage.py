@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from posterity.data import DataError, archive
-from posterity.data.cifar import BatchFile, CifarLayout
+from posterity.data import DataError
+from posterity.data import archives as archive
+from posterity.data.archives import read_members
 from posterity.data.datasets import (
     celeba,
     cifar10,
@@ -27,10 +28,9 @@ from posterity.data.datasets import (
     office31,
     tinyimagenet,
 )
-from posterity.data.idx import PARTS
-from posterity.data.matfile import Cells, read_mat
-from posterity.data.members import read_members
-from posterity.data.plain_pickle import PlainPickleError, read_plain
+from posterity.data.datasets._cifar import BatchFile, CifarLayout, PlainPickleError, read_plain
+from posterity.data.datasets._idx import PARTS
+from posterity.data.datasets._mat import Cells, read_mat
 
 from .official_files import (
     Array,

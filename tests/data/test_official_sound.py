@@ -13,9 +13,9 @@ import pytest
 import torch
 
 from posterity.data import DataError, Pool
-from posterity.data.audio import _mel_bands, log_mel, read_wav, thinned
 from posterity.data.datasets import audiomnist, celeba, chars74k, fsdd
-from posterity.data.strokes import draw_strokes, read_strokes
+from posterity.data.datasets._sound import _mel_bands, log_mel, read_wav, thinned
+from posterity.data.datasets._strokes import draw_strokes, read_strokes
 
 from .official_files import Array, shot, tar, write, zipped
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from posterity.data.parse import read_amount, read_share, read_split
+from posterity.data.assemble import read_amount, read_share, read_split
 
 
 @pytest.mark.parametrize(

@@ -6,11 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from posterity.core.hyperparameters import knobs
 from posterity.data import DataError, parse_partition
-from posterity.data.deal import cut
-from posterity.data.partition import EXAMPLES, RULES, natural
-from posterity.experiment.config import Config
+from posterity.data.partition import EXAMPLES, RULES, cut, natural
+from posterity.settings.config import Config
+from posterity.settings.hyperparameters import knobs
 
 LABELS = torch.arange(10).repeat_interleave(200)[torch.randperm(2000, generator=torch.Generator().manual_seed(0))]
 EVERYTHING = ("dirichlet:0.5", "balanced:0.5", "capped:0.5", "quantity:0.8", "quantity-power:1.2", "iid")

@@ -7,10 +7,9 @@ import pytest
 import torch
 
 from posterity.data import DataError, Pool, load
-from posterity.data.clients import assemble
+from posterity.data.assemble import assemble, choose_newcomers, shuffle_labels
 from posterity.data.federation import FederationSpec
-from posterity.data.mix import mix
-from posterity.data.split import choose_newcomers, shuffle_labels
+from posterity.data.registry import mix
 
 ROWS = 120
 

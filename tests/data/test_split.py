@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from posterity.data.split import give_public, halve, hold_out, part_off, standardise
+from posterity.data.assemble import give_public, halve, hold_out, part_off, standardise
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,8 @@ import torch
 
 import posterity
 from posterity.data import DataError, Federation, Part, Pool, load
-from posterity.data.checks import check_pool
-from posterity.data.federation_checks import check_federation
+from posterity.data.federation import check_federation
+from posterity.data.pool import check_pool
 
 ROWS = [(k, i % 2, 10 * k + i, i * i) for k in range(3) for i in range(10)]  # client, label, age, dose
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from posterity.data.split import part_off
+from posterity.data.assemble import part_off
 
 
 def taken(sizes: list[int], amount: int, seed: int) -> int:

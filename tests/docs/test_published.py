@@ -14,13 +14,14 @@ from kinds import everything
 from posterity import data
 from posterity.cli.listing import unseen_note
 from posterity.evaluate.paired import Sample, compare_all, compare_pair
-from posterity.report import Row, complete, headline, load_runs, main_comparison, verdict
-from posterity.report.logs import read_packed
-from posterity.report.selected_round import select_round
-from posterity.report.summary import by_point, newcomers
-from posterity.reproduce.gather import gather, read_places
-from posterity.reproduce.recipe import find
-from posterity.reproduce.shown import Shown, read_samples
+from posterity.papers.recipe import find
+from posterity.papers.runs import gather, read_places
+from posterity.papers.shown import Shown, read_samples
+from posterity.report import Row, complete, headline, load_runs, main_comparison
+from posterity.report import findings as verdict
+from posterity.report.sections import by_point, newcomers
+from posterity.report.table import select_round
+from posterity.runs.read import read_packed
 
 ROOT = Path(__file__).parents[2]
 RAW = ROOT / "docs" / "results" / "raw"

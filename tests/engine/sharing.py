@@ -8,7 +8,7 @@ from safetensors.torch import save_file
 
 import posterity
 from posterity.core.tree import tree_named
-from posterity.engine.distributed import started_first
+from posterity.engine.processes import started_first
 
 KINDS = ("pfedvmp", "fedmap", "scaffold")  # matrices, log-weights, sums beside means: what a tree of totals adds up
 OTHERS = ("fedavg", "fedbps", "fedavg+metavd")  # for `make test-all`

@@ -15,29 +15,27 @@ import posterity
 from posterity import Method
 from posterity.core import weighted
 from posterity.core.messages import Message
-from posterity.core.passes import gather
+from posterity.core.passes import Training, gather
 from posterity.core.protocol import Batch, Carry, Here, Pass, Personal
 from posterity.core.random import fold, make_key
-from posterity.core.training import Training
 from posterity.engine.augment import PAD, Augmentation, augmented, moved
+from posterity.engine.cache import TraceCache
 from posterity.engine.client import visit_client
-from posterity.engine.engines import ENGINES
-from posterity.engine.multi_seed import MultiSeed
+from posterity.engine.engines import find_engine
 from posterity.engine.round import first_state, score, train_rounds
+from posterity.engine.seeds import MultiSeed
 from posterity.engine.simulation import Simulation
 from posterity.engine.store import Memory
-from posterity.engine.tracing.trace import TraceCache
 from posterity.experiment import run as run_module
-from posterity.experiment import run_folder
 from posterity.laws import make_case
-from posterity.laws.case import small_federation
-from posterity.laws.history import run
+from posterity.laws.case import run, small_federation
 from posterity.laws.invariance import fill_padding
 from posterity.methods.fedala import FedALA
 from posterity.methods.fedavg import FedAvg
 from posterity.methods.fedbps import FedBPS
 from posterity.methods.pfedgp import PFedGP
 from posterity.methods.wrappers.calibrated import Calibrated
+from posterity.runs import folder as run_folder
 
 BOTH = Augmentation((1, 8, 8), crop=True, flip=True, border=-3.0)
 LOCAL = Training(lr=0.01, batch=10)
@@ -163,7 +161,7 @@ def test_a_site_and_several_seeds_at_once_draw_the_same() -> None:
     alone = [run(sim, "oracle", COHORTS[:1]).rounds[0].records for sim in sims]
     stores, cohort = [Memory(13), Memory(13)], torch.tensor(COHORTS[0])
     states = [first_state(sim) for sim in sims]
-    train_rounds(MultiSeed.of(sims), ENGINES["stacked"], states, stores, [cohort, cohort], 1, 1)
+    train_rounds(MultiSeed.of(sims), find_engine("stacked"), states, stores, [cohort, cohort], 1, 1)
     for store, records in zip(stores, alone, strict=True):
         assert torch.equal(store.rows[cohort], records)
     site = visit_client(sims[0].site(4), states[0], (), None, 1)
@@ -178,7 +176,9 @@ def test_fine_tuning_is_augmented_alike_in_both_engines() -> None:
 
     def told(engine: str, **changes: Any) -> list[torch.Tensor]:
         sim = case.sim(**changes)
-        return score(sim, ENGINES[engine], first_state(sim), store, clients, 1, [case.federation.test], "adapted")[0]
+        return score(sim, find_engine(engine), first_state(sim), store, clients, 1, [case.federation.test], "adapted")[
+            0
+        ]
 
     alone, stacked, plain = told("oracle", augment=BOTH), told("stacked", augment=BOTH), told("stacked")
     for one, other, without in zip(alone, stacked, plain, strict=True):

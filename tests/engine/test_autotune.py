@@ -12,17 +12,17 @@ import torch
 
 import posterity
 from posterity import models
-from posterity.core.precision import with_tf32
-from posterity.engine.autotune import choice, trials
-from posterity.engine.autotune.choice import Way, Wish, choose, exchange
-from posterity.engine.autotune.trials import TURNS, Race, Trial, hold_race
-from posterity.engine.distributed import Processes
+from posterity.core.gaussian import with_tf32
+from posterity.engine import choose as choice
+from posterity.engine import choose as trials
+from posterity.engine.choose import TURNS, Race, Trial, Way, Wish, choose, exchange, hold_race
 from posterity.engine.process_settings import with_onednn, with_threads
-from posterity.engine.replay.graph import GRAPH
-from posterity.engine.replay.loop import LOOP
+from posterity.engine.processes import Processes
 from posterity.experiment import run
-from posterity.experiment.config import Config
 from posterity.experiment.setup import set_up
+from posterity.fast.graph import engine as GRAPH
+from posterity.fast.loop import engine as LOOP
+from posterity.settings.config import Config
 
 SMALL = {"dataset": "digits", "clients": 4, "rounds": 3, "evaluate_every": 3, "subset": "10%", "method": "fedavg"}
 CNN = {**SMALL, "model": "cnn", "set": {"model.feature_dim": 8}}

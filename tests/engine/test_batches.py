@@ -9,7 +9,7 @@ from posterity.core.protocol import Pass
 from posterity.core.random import fold, make_key
 from posterity.data.federation import Part
 from posterity.engine.batches import bucket, plan_batches, segments
-from posterity.engine.tracing.trace import TraceCache
+from posterity.engine.cache import TraceCache
 
 SIZES = (9, 4, 1, 0, 8)
 PART = Part.of([torch.arange(100 * k, 100 * k + n) for k, n in enumerate(SIZES)])

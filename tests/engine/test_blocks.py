@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from posterity.core.tree import tree_bytes
-from posterity.engine.autotune.choice import footprint
 from posterity.engine.blocks import blocks
-from posterity.experiment.config import Config
+from posterity.engine.choose import footprint
 from posterity.experiment.setup import set_up
+from posterity.settings.config import Config
 
 CONFIG = Config(method="fedavg", dataset="digits", clients=12, subset="40%")
 

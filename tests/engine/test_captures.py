@@ -15,14 +15,15 @@ from kinds import everything, fewer
 from posterity import methods
 from posterity.core.tree import tree_leaves
 from posterity.engine.blocks import able
-from posterity.engine.replay import cuda_graphs, graph
-from posterity.engine.replay.graph import GRAPH
+from posterity.engine.cache import Captures, TraceCache, play
+from posterity.engine.engines import STACKED
 from posterity.engine.round import first_state, score, train_round
-from posterity.engine.stacked import STACKED
 from posterity.engine.store import Memory
-from posterity.engine.tracing import trace
-from posterity.engine.tracing.captures import Captures
-from posterity.engine.tracing.trace import WARM, TraceCache, capture_call, play
+from posterity.fast import _cuda_graphs as cuda_graphs
+from posterity.fast import _trace as trace
+from posterity.fast import graph
+from posterity.fast._trace import WARM, capture_call
+from posterity.fast.graph import engine as GRAPH
 from posterity.laws import make_case
 
 

@@ -12,13 +12,12 @@ from posterity import methods
 from posterity.core.protocol import Facts, Now
 from posterity.core.tree import tree_map, tree_rows
 from posterity.engine.client import Site, Visit, predict_client, visit_client
-from posterity.engine.loop import ORACLE
+from posterity.engine.engines import ORACLE
 from posterity.engine.round import first_state, score, train_round
 from posterity.engine.server import Accumulator, combine
 from posterity.engine.store import Memory
 from posterity.laws import make_case
-from posterity.laws.assertions import largest_gap
-from posterity.laws.case import PUBLIC, SIZES
+from posterity.laws.case import PUBLIC, SIZES, largest_gap
 from posterity.methods.fedavg import FedAvg
 
 WRAPPED = ["fedavg+ft", "fedavg+calibrated", "reptile+metavd", "fedavg+drop", "fedavg+snip", "pfedvmp@paper"]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from posterity.engine.round import first_state
-from posterity.experiment.config import from_table
 from posterity.experiment.setup import set_up
+from posterity.settings.config import from_table
 
 from .test_cuda import COMPILED, SMALL
 

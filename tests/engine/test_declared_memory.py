@@ -16,7 +16,7 @@ import posterity
 from posterity import methods
 from posterity.core import SGD, Adam, Groups, RMSprop, Training, descend, fit, held_by, holding, sample
 from posterity.engine.blocks import declared_bytes
-from posterity.engine.stacked import Stacked
+from posterity.engine.engines import Stacked
 from posterity.laws import make_case
 from posterity.laws.memory import Live, law_memory
 from posterity.methods.fedavg import FedAvg

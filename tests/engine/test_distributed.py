@@ -13,9 +13,9 @@ import torch
 from kinds import everything
 from safetensors.torch import load_file
 
-from posterity.engine.distributed import Processes, deal
+from posterity.engine.processes import Processes, deal
 from posterity.experiment import setup
-from posterity.experiment.config import Config
+from posterity.settings.config import Config
 
 from .sharing import KINDS, OTHERS, end_of
 

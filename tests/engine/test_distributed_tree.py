@@ -12,9 +12,9 @@ import torch
 
 from posterity.core.messages import Mean, Sum
 from posterity.core.tree import tree_map
-from posterity.engine import distributed as processes
-from posterity.engine.distributed import Processes
-from posterity.engine.loop import ORACLE
+from posterity.engine import processes
+from posterity.engine.engines import ORACLE
+from posterity.engine.processes import Processes
 from posterity.engine.round import first_state, train_round
 from posterity.engine.store import Memory
 from posterity.laws import make_case

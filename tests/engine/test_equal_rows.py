@@ -9,11 +9,10 @@ import torch
 from oracles.sims import Run, federate, mlp, worst
 
 from posterity import methods, models
-from posterity.engine.loop import ORACLE
-from posterity.engine.replay.compiled import COMPILED
-from posterity.engine.replay.graph import GRAPH
-from posterity.engine.stacked import STACKED
-from posterity.engine.tracing.trace import TraceCache
+from posterity.engine.cache import TraceCache
+from posterity.engine.engines import ORACLE, STACKED
+from posterity.fast.compiled import engine as COMPILED
+from posterity.fast.graph import engine as GRAPH
 
 TRAINING = {"lr": 0.1, "batch": 4, "epochs": 3}
 SINGLE = torch.float32

@@ -9,17 +9,17 @@ import torch
 from torch import nn
 
 from posterity import methods
-from posterity.core.frozen import Bound, bind, held
+from posterity.core.network import Bound, bind, held
 from posterity.core.random import make_key
 from posterity.core.tree import tree_bytes
-from posterity.engine.engines import ENGINES
+from posterity.engine.engines import find_engine
 from posterity.engine.round import first_state, score, train_round
 from posterity.engine.simulation import Simulation
 from posterity.engine.store import Memory
 from posterity.laws import LAWS, Case
 from posterity.laws.case import small_federation
 from posterity.models import wrap
-from posterity.nn.find import linear_layer
+from posterity.nn.extra import linear_layer
 
 TRAINED, BACKBONE = 4 * 3 + 3 + 3 * 4 + 4, 6 * 4 + 4  # numbers: adapter and head; backbone
 METHODS = ["fedavg", "scaffold", "pfedvmp", "fedbn+calibrated", "reptile+metavd"]
@@ -45,9 +45,9 @@ def case(spec, fresh=False, dtype=torch.float64):
 def rounds(sim, engine, count=2):
     state, store, logs = first_state(sim), Memory(sim.federation.clients), []
     for number in range(1, count + 1):
-        state, log = train_round(sim, ENGINES[engine], state, store, COHORT, number, count)
+        state, log = train_round(sim, find_engine(engine), state, store, COHORT, number, count)
         logs.append(log)
-    points = [score(sim, ENGINES[engine], state, store, COHORT, count, [sim.federation.test], point)[0]
+    points = [score(sim, find_engine(engine), state, store, COHORT, count, [sim.federation.test], point)[0]
               for point in ("received", "adapted", "trained")]  # fmt: skip
     return state, logs, points
 

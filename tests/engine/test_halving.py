@@ -9,12 +9,10 @@ import torch
 from oracles.sims import Run, mlp, points, worst
 
 import posterity
-from posterity.core.training import Training
+from posterity.core.passes import Training
 from posterity.data.federation import Federation
-from posterity.engine.api import Engine
-from posterity.engine.blocks import declared_bytes
-from posterity.engine.halving import out_of_memory
-from posterity.engine.stacked import STACKED
+from posterity.engine.blocks import declared_bytes, out_of_memory
+from posterity.engine.engines import STACKED, Engine
 from posterity.methods.fedper import FedPer
 
 SIZES = (5, 4, 6, 3, 5, 4, 5)

@@ -17,17 +17,19 @@ from kinds import fewer, of_each_kind
 from posterity import methods
 from posterity.core.random import fold
 from posterity.core.tree import tree_leaves, tree_rebuilt
-from posterity.engine import stacked
+from posterity.engine import engines as stacked
 from posterity.engine.augment import Augmentation
 from posterity.engine.blocks import able
-from posterity.engine.replay import cuda_graphs, graph, inductor
-from posterity.engine.replay.compiled import COMPILED
+from posterity.engine.engines import STACKED
 from posterity.engine.round import first_state, train_round
 from posterity.engine.simulation import PER_CLIENT, solid
-from posterity.engine.stacked import STACKED
 from posterity.engine.store import Memory
-from posterity.engine.tracing.dynamic_shapes import Input, Refused, trace_any
-from posterity.engine.tracing.trace import compile_flat, fill
+from posterity.fast import _cuda_graphs as cuda_graphs
+from posterity.fast import compiled as inductor
+from posterity.fast import graph
+from posterity.fast._trace import fill
+from posterity.fast.compiled import Input, Refused, compile_flat, trace_any
+from posterity.fast.compiled import engine as COMPILED
 from posterity.laws import make_case
 
 GPU, HOST = torch.cuda.is_available(), os.environ.get("TRITON_INTERPRET") == "1"
@@ -283,7 +285,7 @@ def test_sums_of_many_terms_are_made_of_partial_ones(shape, dims, axes, way, kee
 @pytest.mark.parametrize("rows", [1, 10, 20])
 @pytest.mark.parametrize("turned", [False, True], ids=["rows", "columns"])
 def test_strips_are_products(rows, turned):
-    from posterity.engine.replay._products import strips
+    from posterity.nn.kernels.products import strips
 
     draw = torch.Generator().manual_seed(rows)
     a, b = (torch.randn(3, *size, generator=draw).to(DEVICE) for size in ((rows, 100), (100, 70)))

@@ -10,14 +10,14 @@ import torch
 from kinds import everything
 
 from posterity import methods
-from posterity.core.training import Training
+from posterity.core.passes import Training
 from posterity.core.tree import tree_leaves, tree_map
+from posterity.engine.cache import TraceCache
 from posterity.engine.process_settings import with_threads
-from posterity.engine.replay import loop
-from posterity.engine.tracing import in_place
-from posterity.engine.tracing.trace import TraceCache
+from posterity.fast import _trace as in_place
+from posterity.fast import loop
 from posterity.laws import make_case
-from posterity.laws.history import run
+from posterity.laws.case import run
 from posterity.methods.fedavg import FedAvg
 
 NEVER = 2**60

@@ -10,17 +10,16 @@ from kinds import needs
 
 import posterity
 from posterity import methods
+from posterity.core.passes import Training
 from posterity.core.protocol import keep
-from posterity.core.training import Training
 from posterity.data.federation import Part
 from posterity.engine.blocks import able
-from posterity.engine.engines import ENGINES
-from posterity.engine.multi_seed import MultiSeed, PerSeed
+from posterity.engine.cache import TraceCache
+from posterity.engine.engines import find_engine
 from posterity.engine.round import Question, answer, first_state, train_round, train_rounds
+from posterity.engine.seeds import MultiSeed, PerSeed
 from posterity.engine.store import Memory
-from posterity.engine.tracing.trace import TraceCache
-from posterity.laws.assertions import largest_gap
-from posterity.laws.case import make_case, small_federation
+from posterity.laws.case import largest_gap, make_case, small_federation
 from posterity.methods.fedavg import FedAvg
 from posterity.methods.fedmap import FedMAP
 
@@ -51,10 +50,10 @@ def both(some, engine):
         cohorts = [able(w)[i::2] for i, w in enumerate(some)]
         for number in (1, 2):
             if at_once:
-                ends = train_rounds(multi, ENGINES[engine], states, stores, cohorts, number, 2)
+                ends = train_rounds(multi, find_engine(engine), states, stores, cohorts, number, 2)
             else:
                 each = zip(some, states, stores, cohorts, strict=True)
-                ends = [train_round(w, ENGINES[engine], s, t, c, number, 2) for w, s, t, c in each]
+                ends = [train_round(w, find_engine(engine), s, t, c, number, 2) for w, s, t, c in each]
             states = [state for state, _ in ends]
         found.append([(s, t.rows, t.known) for s, t in zip(states, stores, strict=True)])
     return found
@@ -101,7 +100,7 @@ def _alone(sim, engine, state, store, question):
 
 def test_a_part_that_is_none_of_the_usual():
     some = sims()
-    multi, engine = MultiSeed.of(some), ENGINES["stacked"]
+    multi, engine = MultiSeed.of(some), find_engine("stacked")
     states, stores = [first_state(w) for w in some], [Memory(w.federation.clients) for w in some]
     parts = [Part.of([w.federation.test.client(k) for k in range(w.federation.clients)]) for w in some]
     asked = [Question(torch.tensor([2, 0]), (part,), "received") for part in parts]
@@ -113,7 +112,7 @@ def test_nobody_takes_part():
     some = sims()
     states, stores = [first_state(w) for w in some], [Memory(w.federation.clients) for w in some]
     nobody = [torch.zeros(0, dtype=torch.int64)] * 2
-    ends = train_rounds(MultiSeed.of(some), ENGINES["stacked"], states, stores, nobody, 1, 1)
+    ends = train_rounds(MultiSeed.of(some), find_engine("stacked"), states, stores, nobody, 1, 1)
     assert [log.empty for _, log in ends] == [True, True]
 
 

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 import pytest
 import torch
 
+from posterity.core.passes import Training
 from posterity.core.random import normal
-from posterity.core.training import Training
 from posterity.data.federation import Part
 from posterity.engine.client import PREDICT_ROWS
-from posterity.engine.engines import ENGINES
+from posterity.engine.engines import find_engine
 from posterity.engine.round import first_state, score
 from posterity.engine.store import Memory
 from posterity.laws import make_case
@@ -32,7 +32,7 @@ def outputs(engine):
     sim = make_case(Noisy(Training(lr=0.1))).sim()
     rows = [torch.zeros(n, dtype=torch.int64) for n in SIZES] + [torch.zeros(0, dtype=torch.int64)] * 11
     clients = torch.arange(len(SIZES))
-    return score(sim, ENGINES[engine], first_state(sim), Memory(15), clients, 1, [Part.of(rows)], "received")[0]
+    return score(sim, find_engine(engine), first_state(sim), Memory(15), clients, 1, [Part.of(rows)], "received")[0]
 
 
 @pytest.mark.parametrize("engine", ["loop", "stacked", "graph"])

@@ -10,12 +10,12 @@ import torch
 from posterity import methods
 from posterity.core.passes import gather
 from posterity.core.tree import tree_map
-from posterity.engine.engines import ENGINES
-from posterity.engine.multi_seed import MultiSeed
+from posterity.engine.engines import find_engine
 from posterity.engine.round import Question, answer, first_state, score, train_round
+from posterity.engine.seeds import MultiSeed
 from posterity.engine.store import Memory
 from posterity.laws import LawBroken, make_case
-from posterity.laws.assertions import largest_gap
+from posterity.laws.case import largest_gap
 from posterity.laws.plain import law_runs
 from posterity.methods.fedavg import FedAvg
 
@@ -42,9 +42,9 @@ class Prepared(FedAvg):
 
 def scored(sim, engine, point):
     state, store = first_state(sim), Memory(sim.federation.clients)
-    state, _ = train_round(sim, ENGINES[engine], state, store, CLIENTS, 1, 1)
+    state, _ = train_round(sim, find_engine(engine), state, store, CLIENTS, 1, 1)
     before = tree_map(torch.clone, (state, store.rows))
-    found = score(sim, ENGINES[engine], state, store, CLIENTS, 1, [sim.federation.test], point)[0]
+    found = score(sim, find_engine(engine), state, store, CLIENTS, 1, [sim.federation.test], point)[0]
     assert largest_gap(before, (state, store.rows))[0] == 0
     return torch.stack([rows[0] for rows in found])
 
@@ -67,9 +67,9 @@ def test_several_seeds_prepare_as_each_does_alone():
     sims = [make_case(Prepared()).sim(seed=seed) for seed in (0, 1)]
     states, stores = [first_state(sim) for sim in sims], [Memory(sim.federation.clients) for sim in sims]
     asked = [Question(CLIENTS, [sim.federation.test], "adapted") for sim in sims]
-    both = answer(MultiSeed.of(sims), ENGINES["stacked"], states, stores, asked, 1)
+    both = answer(MultiSeed.of(sims), find_engine("stacked"), states, stores, asked, 1)
     for sim, state, store, together in zip(sims, states, stores, both, strict=True):
-        alone = score(sim, ENGINES["stacked"], state, store, CLIENTS, 1, [sim.federation.test], "adapted")
+        alone = score(sim, find_engine("stacked"), state, store, CLIENTS, 1, [sim.federation.test], "adapted")
         assert largest_gap(torch.cat(alone[0]), torch.cat(together[0]))[0] < 1e-12
 
 

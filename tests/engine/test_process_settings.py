@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from posterity.engine.process_settings import ProcessSettings
-from posterity.experiment.config import Config
 from posterity.experiment.run import start_run
+from posterity.settings.config import Config
 
 PROGRAM = """
 import ctypes, resource, torch

@@ -15,10 +15,11 @@ import pytest
 import torch
 
 from posterity.cli import launch
-from posterity.engine.autotune.choice import EngineChoice, exchange
-from posterity.experiment import run, run_folder
-from posterity.experiment.config import Config
+from posterity.engine.choose import EngineChoice, exchange
+from posterity.experiment import run
 from posterity.experiment.setup import set_up, steps_of_round
+from posterity.runs import folder as run_folder
+from posterity.settings.config import Config
 
 CONFIG = Config(method="fedper", dataset="digits", clients=5, newcomers="1", rounds=6, evaluate_every=3, subset="20%",
                 participation="60%", dtype="float64", lr=0.05, set={"model.hidden": "8"})  # fmt: skip

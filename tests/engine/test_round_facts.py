@@ -8,14 +8,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from posterity.core.training import Training
+from posterity.core.passes import Training
 from posterity.core.tree import tree_bytes
 from posterity.data.federation import Part
 from posterity.engine.blocks import able
-from posterity.engine.loop import ORACLE
-from posterity.engine.multi_seed import MultiSeed
+from posterity.engine.engines import ORACLE, STACKED
 from posterity.engine.round import Question, answer, first_state, score, train_round, train_rounds
-from posterity.engine.stacked import STACKED
+from posterity.engine.seeds import MultiSeed
 from posterity.engine.store import Memory
 from posterity.laws import make_case
 from posterity.laws.case import SIZES

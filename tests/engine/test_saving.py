@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from posterity.core.tree import tree_bytes
-from posterity.engine.autotune.choice import PAYS, SHARING, EngineChoice, exchange, saving
-from posterity.engine.replay.graph import GRAPH
+from posterity.engine.choose import PAYS, SHARING, EngineChoice, exchange, saving
+from posterity.fast.graph import engine as GRAPH
 from posterity.laws import make_case
 from posterity.methods.fedavg import FedAvg
 

@@ -6,7 +6,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from posterity.engine.tracing.simplify import drop_views, simplify
+from posterity.fast._trace import drop_views, simplify
 
 
 def recorded(function, *inputs):

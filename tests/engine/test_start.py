@@ -10,10 +10,10 @@ import pytest
 import torch
 from oracles.sims import mlp, points
 
-from posterity.core import _later
-from posterity.engine.autotune.choice import ALONE, Wish, at_work, choose
-from posterity.engine.tracing import trace
-from posterity.engine.tracing.trace import COMPILER, TraceCache
+from posterity.core import tree as _later
+from posterity.engine.cache import COMPILER, TraceCache
+from posterity.engine.choose import ALONE, Wish, at_work, choose
+from posterity.fast import _trace as trace
 
 CPU = torch.device("cpu")
 

@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from posterity.engine import row_file
-from posterity.engine.mapped_store import Mapped
-from posterity.engine.row_file import spans
+from posterity.engine import disk_store as row_file
+from posterity.engine.disk_store import Mapped, spans
 
 PAGE = mmap.PAGESIZE
 CLIENTS, WIDTH = 400, 300  # clients, float32 numbers of a row: a row and a page are not multiples of each other

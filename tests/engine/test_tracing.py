@@ -7,7 +7,8 @@ from types import SimpleNamespace
 
 import torch
 
-from posterity.engine.tracing.trace import MOST, TraceCache, capture, play, trace_flat
+from posterity.engine.cache import MOST, TraceCache, play
+from posterity.fast._trace import capture, trace_flat
 
 
 def weigh(a, b):

@@ -8,14 +8,13 @@ import pytest
 import torch
 
 from posterity import methods
-from posterity.core.training import Training
-from posterity.engine.engines import ENGINES
+from posterity.core.passes import Training
+from posterity.engine.cache import TraceCache
+from posterity.engine.engines import find_engine
 from posterity.engine.round import first_state, score
 from posterity.engine.store import Memory
-from posterity.engine.tracing.trace import TraceCache
 from posterity.laws import make_case
-from posterity.laws.assertions import largest_gap
-from posterity.laws.history import run
+from posterity.laws.case import largest_gap, run
 from posterity.methods.fedavg import FedAvg
 
 METHODS = {
@@ -52,6 +51,6 @@ def test_a_pass_over_another_part_of_the_data(point, engine):
     clients, test = torch.arange(13), [sim.federation.test]
 
     def outputs(name):
-        return score(sim, ENGINES[name], first_state(sim), Memory(15), clients, 1, test, point)[0]
+        return score(sim, find_engine(name), first_state(sim), Memory(15), clients, 1, test, point)[0]
 
     assert largest_gap(outputs(engine), outputs("loop"))[0] < 1e-9

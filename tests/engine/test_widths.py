@@ -14,12 +14,13 @@ from posterity.core.passes import gather
 from posterity.core.tree import tree_leaves
 from posterity.engine import batches, blocks
 from posterity.engine.batches import bucket, plan_batches, size_classes, width_for
-from posterity.engine.replay import cuda_graphs, graph
-from posterity.engine.replay.graph import GRAPH
+from posterity.engine.cache import TraceCache
+from posterity.engine.engines import STACKED
 from posterity.engine.round import first_state, train_round
-from posterity.engine.stacked import STACKED
 from posterity.engine.store import Memory
-from posterity.engine.tracing.trace import TraceCache
+from posterity.fast import _cuda_graphs as cuda_graphs
+from posterity.fast import graph
+from posterity.fast.graph import engine as GRAPH
 from posterity.laws import make_case
 
 WHOLE = gather("all", lambda params, batch, here: batch.mask.sum(), batch=None, scratch=lambda rows, model: rows**2)

@@ -10,10 +10,9 @@ import pytest
 import torch
 
 from posterity.evaluate import per_client, score, summarise
-from posterity.evaluate.client_scores import ClientColumns, StoredLine, key_of, stored, write_columns
-from posterity.evaluate.infinite import UNBOUNDED, restored
-from posterity.experiment import run_folder
 from posterity.experiment.scoring import Scored, ScoringPlace, listed_clients, score_line
+from posterity.runs import folder as run_folder
+from posterity.runs.lines import UNBOUNDED, ClientColumns, StoredLine, key_of, restored, stored, write_columns
 
 CERTAIN, FAIR = [0.0, -math.inf], [math.log(0.6), math.log(0.4)]
 SOME = {  # three clients: one wrong beyond all measure, one fair, one without rows

@@ -19,10 +19,10 @@ from torch import Tensor
 
 import posterity
 from posterity.evaluate import METRICS, Metric, Statistics, check_task, load_metrics, score, summarise, user_sums
-from posterity.experiment import run_folder
-from posterity.experiment.plot import plot
 from posterity.report import columns, headline, load_runs, write_report
-from posterity.report.columns import table_columns
+from posterity.report.show import plot
+from posterity.report.table import table_columns
+from posterity.runs import folder as run_folder
 
 from .samples import predictions
 

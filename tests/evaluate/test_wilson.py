@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from scipy.stats import binomtest
 
-from posterity.evaluate.wilson import wilson
+from posterity.evaluate.student import wilson
 
 
 @pytest.mark.parametrize(("right", "trials"), [(5, 10), (0, 10), (10, 10), (1, 1), (0, 1), (997, 1000), (12, 40)])

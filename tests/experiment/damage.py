@@ -13,9 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from posterity.engine.journal import entries, read_journal
-from posterity.experiment import kept_round, run, run_folder
-from posterity.experiment.config import Config
+from posterity.engine.disk_store import entries, read_journal
+from posterity.experiment import models as kept_round
+from posterity.experiment import run
+from posterity.runs import folder as run_folder
+from posterity.settings.config import Config
 
 from .kills import remains
 

@@ -12,9 +12,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from posterity.engine.mapped_store import Mapped
-from posterity.experiment import run, run_folder
-from posterity.experiment.config import Config
+from posterity.engine.disk_store import Mapped
+from posterity.experiment import run
+from posterity.runs import folder as run_folder
+from posterity.settings.config import Config
 
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(["posterity.experiment.run", "posterity.report"])

@@ -8,11 +8,12 @@ from dataclasses import replace
 
 import pytest
 
-from posterity.experiment import compare, fingerprint, run, run_folder
-from posterity.experiment.begin_again import DataNow, begin_again, find_changed, move_aside
+from posterity.experiment import compare, fingerprint, run
 from posterity.experiment.compare import compare_runs, resume_all
-from posterity.experiment.config import Config
+from posterity.experiment.resume import DataNow, begin_again, find_changed, move_aside
 from posterity.report import load_runs
+from posterity.runs import folder as run_folder
+from posterity.settings.config import Config
 
 BASE = Config(dataset="digits", clients=4, rounds=1, subset="15%", set={"model.hidden": "4"})
 METHOD = """

@@ -12,8 +12,8 @@ import torch
 
 from posterity import methods
 from posterity.cli.flags import read_config, read_methods, read_seeds
-from posterity.experiment.config import Config, from_table, read_toml, to_toml
-from posterity.experiment.run_facts import source_commit
+from posterity.experiment.facts import source_commit
+from posterity.settings.config import Config, from_table, read_toml, to_toml
 
 ROOT = Path(__file__).parents[2]
 

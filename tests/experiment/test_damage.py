@@ -13,12 +13,15 @@ import torch
 from kinds import everything
 
 import posterity
-from posterity.engine.mapped_store import Mapped
-from posterity.experiment import kept_round, run, run_folder, verify
-from posterity.experiment.chosen import Chosen
+from posterity.engine.disk_store import Mapped
+from posterity.experiment import models as kept_round
+from posterity.experiment import run
 from posterity.experiment.compare import compare_runs, resume_all
-from posterity.experiment.trust import check_trusted, outside_names
+from posterity.experiment.models import Chosen
+from posterity.experiment.resume import check_trusted, outside_names
 from posterity.report import write_report
+from posterity.runs import folder as run_folder
+from posterity.runs import folder as verify
 
 from .damage import (
     Outcome,

@@ -11,8 +11,12 @@ from kinds import needs
 
 import posterity
 from posterity import methods
-from posterity.experiment import chosen, delivery, kept_round, run, run_folder
-from posterity.experiment.config import Config
+from posterity.experiment import models as chosen
+from posterity.experiment import models as delivery
+from posterity.experiment import models as kept_round
+from posterity.experiment import run
+from posterity.runs import folder as run_folder
+from posterity.settings.config import Config
 
 from .damage import as_before_kept_rounds
 

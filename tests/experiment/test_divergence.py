@@ -13,11 +13,10 @@ import typer
 from oracles.sims import federate, points
 
 import posterity
-from posterity.cli.conclude import conclude
-from posterity.cli.diverged import EXIT, notes_of
-from posterity.cli.output import Output
-from posterity.experiment import run_folder
+from posterity.cli.conclude import EXIT, conclude, notes_of
+from posterity.cli.flags import Output
 from posterity.experiment.divergence import why_diverged
+from posterity.runs import folder as run_folder
 
 TINY = {"dataset": "digits", "clients": 3, "subset": "5%", "rounds": 2, "evaluate_every": 2, "engine": "stacked"}
 

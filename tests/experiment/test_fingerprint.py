@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from posterity.core.outside import import_outside
 from posterity.experiment import fingerprint
-from posterity.experiment.config import Config
 from posterity.experiment.fingerprint import sources, tell_changes
+from posterity.settings.config import Config
+from posterity.settings.plugins import import_outside
 
 METHOD = """
 from dataclasses import dataclass

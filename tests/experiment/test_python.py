@@ -17,13 +17,13 @@ import torch
 import posterity
 from posterity.core.protocol import Method
 from posterity.data.federation import Federation
-from posterity.experiment import notebook
-from posterity.experiment.config import Config
-from posterity.experiment.parameters import Settings, SharedSettings
+from posterity.experiment.result import as_run
 from posterity.laws import check
 from posterity.methods.fedavg import FedAvg
 from posterity.models import wrap
 from posterity.report import columns, headline
+from posterity.report import show as notebook
+from posterity.settings.config import Config, Settings, SharedSettings
 
 SMALL = {"dataset": "digits", "clients": 4, "rounds": 2, "subset": "20%", "evaluate_every": 1, "engine": "loop"}
 
@@ -124,7 +124,7 @@ def test_a_result_shows_its_table(result):
 
 
 def test_a_label_is_no_html(result):
-    rows = headline([replace(notebook.as_run(result), label="<script>alert(1)</script>\x1b[31m")])
+    rows = headline([replace(as_run(result), label="<script>alert(1)</script>\x1b[31m")])
     html = notebook.html_table(rows, columns(rows), "said <b>")
     assert not [word for word in ("<script>", "\x1b", "said <b>") if word in html]
     assert "&lt;script&gt;" in html

@@ -12,10 +12,10 @@ from kinds import everything
 
 import posterity
 from posterity import data, models
-from posterity.experiment import run_folder
-from posterity.experiment.notebook import as_run
+from posterity.experiment.result import as_run
 from posterity.report import headline
-from posterity.report.selected_round import select_round
+from posterity.report.table import select_round
+from posterity.runs import folder as run_folder
 
 SMALL = {"dataset": "digits", "clients": 6, "rounds": 4, "evaluate_every": 2, "subset": "25%", "lr": 0.1}
 

@@ -16,9 +16,10 @@ from kinds import fewer, needs
 
 import posterity
 from posterity import methods
-from posterity.experiment import run, run_folder
+from posterity.experiment import run
 from posterity.experiment.compare import compare_runs
-from posterity.experiment.config import Config
+from posterity.runs import folder as run_folder
+from posterity.settings.config import Config
 
 from .kills import GAP, MOMENTS, arm, go, launch, remains
 

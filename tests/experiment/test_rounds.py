@@ -13,13 +13,13 @@ from oracles.sims import ENGINES, Run, mlp, points
 
 import posterity
 from posterity.core.messages import Mean
+from posterity.core.passes import Training
 from posterity.core.protocol import Now
 from posterity.core.random import make_key
-from posterity.core.training import Training
 from posterity.engine.round import first_state, train_round
 from posterity.engine.store import Memory
 from posterity.laws import make_case
-from posterity.laws.history import history
+from posterity.laws.case import history
 from posterity.methods.fedavg import FedAvg
 from posterity.methods.fedpa import FedPA
 from posterity.methods.wrappers.metavd import MetaVD

@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import save
 
-from posterity.experiment import run_folder
+from posterity.runs import folder as run_folder
 
 
 def refuse(word):

@@ -16,11 +16,11 @@ from posterity import methods
 from posterity.core.random import make_key
 from posterity.data.federation import Federation, Part
 from posterity.engine.simulation import Simulation
-from posterity.evaluate import client_scores
 from posterity.experiment import schedule
-from posterity.experiment.config import Config
 from posterity.experiment.schedule import SHARE, START, Schedule, cost_of_evaluation, cost_of_round
 from posterity.report import load_runs
+from posterity.runs import lines as client_scores
+from posterity.settings.config import Config
 
 CONFIG = Config(method="fedavg", rounds=100)
 QUICK = {"method": "fedper", "rounds": 3, "batch_size": 5, "lr": 0.1, "engine": "stacked", "evaluate_every": 1}

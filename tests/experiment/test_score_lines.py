@@ -9,10 +9,10 @@ import time
 import pytest
 
 import posterity
-from posterity.experiment import run_folder
-from posterity.experiment.config import Config
-from posterity.experiment.run_state import RunState
+from posterity.experiment.run import RunState
 from posterity.experiment.setup import set_up
+from posterity.runs import folder as run_folder
+from posterity.settings.config import Config
 
 SMALL = {"dataset": "digits", "clients": 7, "newcomers": "2", "rounds": 3, "evaluate_every": 2, "subset": "20%",
          "lr": 0.1, "partition": "quantity:0.7:8"}  # fmt: skip

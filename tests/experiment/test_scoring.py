@@ -12,14 +12,14 @@ from oracles.sims import ENGINES, Run, mlp, points, same_bits, worst
 
 import posterity
 from posterity import methods
-from posterity.cli import show
+from posterity.cli import terminal as show
 from posterity.core.protocol import Method
 from posterity.data.federation import Part
-from posterity.engine.multi_seed import MultiSeed
 from posterity.engine.round import Question, answer
-from posterity.experiment import run_folder
+from posterity.engine.seeds import MultiSeed
 from posterity.experiment.scoring import Asked, ask_common, ask_members, score_lines
 from posterity.report import headline, load_runs, write_report
+from posterity.runs import folder as run_folder
 
 SMALL = {"dataset": "digits", "clients": 5, "rounds": 3, "evaluate_every": 1, "subset": "25%", "lr": 0.1}
 EVERY = [*sorted(methods.available()), *(f"fedavg+{name}" for name in sorted(methods.suffixes())), "fedbn+calibrated"]

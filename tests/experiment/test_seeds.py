@@ -13,11 +13,12 @@ import torch
 
 import posterity
 from posterity.engine.blocks import able, blocks
-from posterity.engine.multi_seed import MultiSeed
-from posterity.experiment import run, run_folder
+from posterity.engine.seeds import MultiSeed
+from posterity.experiment import run
 from posterity.experiment.compare import compare_runs, resume_all
-from posterity.experiment.config import Config
 from posterity.experiment.setup import set_up
+from posterity.runs import folder as run_folder
+from posterity.settings.config import Config
 
 from .kills import CONTEXT, MOMENTS, arm, remains
 

@@ -9,10 +9,11 @@ import pytest
 import torch
 
 from posterity.engine.process_settings import with_threads
-from posterity.experiment import compare, run, run_folder
+from posterity.experiment import compare, run
 from posterity.experiment.compare import compare_runs, resume_all
-from posterity.experiment.config import Config, from_table
 from posterity.experiment.setup import load_federation, set_up, steps_of_round
+from posterity.runs import folder as run_folder
+from posterity.settings.config import Config, from_table
 
 BASE = Config(method="fedavg", dataset="digits", clients=5, rounds=2, subset="20%", set={"model.hidden": "8"})
 

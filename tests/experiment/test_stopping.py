@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from posterity.cli import launch
-from posterity.experiment import run_folder
+from posterity.runs import folder as run_folder
 
 from .kills import remains
 

@@ -6,8 +6,9 @@ import math
 
 import pytest
 
-from posterity.experiment import run, run_folder
-from posterity.experiment.config import Config
+from posterity.experiment import run
+from posterity.runs import folder as run_folder
+from posterity.settings.config import Config
 
 SMALL = Config(method="fedavg", dataset="digits", clients=4, rounds=4, evaluate_every=4, subset="15%")
 

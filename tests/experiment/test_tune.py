@@ -13,23 +13,27 @@ import pytest
 
 import posterity
 from posterity import methods
-from posterity.core.hyperparameters import knobs
 from posterity.experiment.compare import planned
-from posterity.experiment.config import Config
-from posterity.experiment.search_space import Dimension, first_values, layers, search_space, tell_space
 from posterity.experiment.tune import (
     PLAN,
     TUNED,
     Budget,
+    Dimension,
     Tried,
     best,
+    first_values,
+    layers,
     read_trials,
     run_score,
+    search_space,
+    tell_space,
     tune,
     tune_method,
     validation_score,
     with_tuned,
 )
+from posterity.settings.config import Config
+from posterity.settings.hyperparameters import knobs
 
 EVERY = [*sorted(methods.available()), *(f"fedavg+{name}" for name in sorted(methods.suffixes())), "vd@paper+ft"]
 BASE = Config(dataset="digits", clients=4, rounds=2)
@@ -370,7 +374,7 @@ def test_bad_budgets():
 def test_without_optuna_it_says_what_to_install(monkeypatch):
     import sys
 
-    from posterity.experiment.suggest import parzen
+    from posterity.experiment.tune import parzen
 
     monkeypatch.setitem(sys.modules, "optuna", None)
     with pytest.raises(ValueError, match=r"pip install 'posterity\[tune\]'"):
@@ -385,7 +389,7 @@ class TestOptuna:
         pytest.importorskip("optuna", reason="the search needs the extra tune (pip install 'posterity[tune]')")
 
     def test_it_finds_a_better_place_and_the_same_again(self, tmp_path):
-        from posterity.experiment.suggest import parzen
+        from posterity.experiment.tune import parzen
 
         budget = Budget(15)
         texts = [tune(BASE, ["fedprox"], budget, tmp_path / str(i), parzen((0,), 0), fake_score([])).read_text()
@@ -397,7 +401,7 @@ class TestOptuna:
         assert other.read_text() != texts[0]
 
     def test_a_kill_changes_nothing(self, tmp_path):
-        from posterity.experiment.suggest import parzen
+        from posterity.experiment.tune import parzen
 
         for trials in (4, 14):
             tune(BASE, ["fedprox"], Budget(trials), tmp_path / "parts", parzen((0,), 0), fake_score([]))
@@ -406,7 +410,7 @@ class TestOptuna:
         assert parts == whole
 
     def test_words_and_whole_numbers(self):
-        from posterity.experiment.suggest import parzen
+        from posterity.experiment.tune import parzen
 
         space = [Dimension("word", "x", choices=("x", "y")), Dimension("count", 3, 1, 9, integer=True)]
         found = [parzen((0,), 0)(space, [], number) for number in range(12)]

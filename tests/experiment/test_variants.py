@@ -6,13 +6,13 @@ from contextlib import nullcontext
 
 import pytest
 
-from posterity.core.parse import split_list
-from posterity.experiment import compare, run, run_folder
-from posterity.experiment.compare import compare_runs, resume_all
-from posterity.experiment.config import Config
-from posterity.experiment.variants import name_all, parse_variants
+from posterity.experiment import compare, run
+from posterity.experiment.compare import compare_runs, name_all, parse_variants, resume_all
 from posterity.methods import available
 from posterity.report import headline, load_runs
+from posterity.runs import folder as run_folder
+from posterity.settings.config import Config
+from posterity.settings.hyperparameters import split_list
 
 BASE = Config(dataset="digits", clients=4, rounds=1, subset="15%", set={"model.hidden": "4"})
 

@@ -13,9 +13,8 @@ from pathlib import Path
 import pytest
 
 from posterity.experiment import compare, workers
-from posterity.experiment.config import Config
-from posterity.experiment.tasks import Task
-from posterity.experiment.workers import WorkerLost, Workers
+from posterity.experiment.workers import Task, WorkerLost, Workers
+from posterity.settings.config import Config
 
 # A worker that needs no PyTorch: it does what the task's title says.
 STUB = """

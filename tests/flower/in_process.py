@@ -9,18 +9,18 @@ from pathlib import Path
 from kinds import fewer, needs
 
 from posterity.core.tree import tree_rows
-from posterity.engine.loop import ORACLE
+from posterity.engine.engines import ORACLE
 from posterity.engine.participation import Participation
 from posterity.engine.round import first_state, train_round
 from posterity.engine.simulation import BlockLimit
 from posterity.engine.store import Memory
-from posterity.experiment.config import Config, from_table
 from posterity.experiment.setup import DTYPES, load_federation, set_up
 from posterity.flower.experiment import run_experiment
 from posterity.flower.records import RecordFiles
 from posterity.flower.samples import samples_of
 from posterity.flower.site import ClientSite, answer
-from posterity.laws.assertions import largest_gap
+from posterity.laws.case import largest_gap
+from posterity.settings.config import Config, from_table
 
 EXPERIMENT = "test"
 SETTINGS = {  # such that every form of a message occurs within two rounds

@@ -8,12 +8,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from posterity.core.codec import encode
-from posterity.experiment.run_folder import read_lines
 from posterity.flower.agreement import SampleKind
+from posterity.flower.codec import encode
 from posterity.flower.experiment import open_server
 from posterity.flower.question import ClientQuestion
 from posterity.flower.sent import SENT, read_sent
+from posterity.runs.folder import read_lines
 
 from .in_process import assert_same_end, configuration, simulate
 
@@ -23,7 +23,7 @@ from flwr.app import Context, Message, RecordDict
 from flwr.common.serde import recorddict_to_proto
 from flwr.supercore.task_identity import TaskIdentity
 
-from posterity.flower import adapter
+from posterity.flower import app as adapter
 
 RUN = {"dataset": "digits", "clients": 3, "rounds": 2, "subset": "4%", "partition": "dirichlet:0.5:2", "lr": 0.05,
        "batch_size": 10, "evaluate_every": 2, "engine": "oracle", "min_count": 1, "set.model.hidden": "8"}  # fmt: skip

@@ -18,10 +18,10 @@ from pathlib import Path
 import pytest
 
 import posterity
-from posterity.experiment.config import from_table
-from posterity.experiment.run_folder import read_lines
 from posterity.flower.experiment import open_server
 from posterity.flower.new_app import write_app
+from posterity.runs.folder import read_lines
+from posterity.settings.config import from_table
 
 from .in_process import EXPERIMENT, InProcess, assert_same_end, configuration, simulate, sites
 

@@ -9,17 +9,16 @@ from dataclasses import replace
 import pytest
 import torch
 
-from posterity.core.codec import decode, encode, read_facts
-from posterity.core.named_arrays import read_header
 from posterity.core.tree import tree_leaves
-from posterity.engine.expected import message_like, site_without_data
+from posterity.engine.client import message_like, site_without_data
 from posterity.engine.round import first_state
-from posterity.experiment import run_folder
 from posterity.experiment.setup import set_up
-from posterity.flower import request as request_module
+from posterity.flower import question as request_module
+from posterity.flower.codec import decode, encode, read_facts, read_header
 from posterity.flower.experiment import run_experiment
 from posterity.flower.records import RecordFiles
 from posterity.flower.site import answer
+from posterity.runs import folder as run_folder
 
 from .in_process import InProcess, assert_same_end, configuration, deploy, federation_of, node_of, simulate, sites
 

@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from typer.testing import CliRunner
 
 from posterity.cli.app import app
-from posterity.core.codec import read_facts
-from posterity.experiment.run_folder import read_json, read_lines
+from posterity.flower.codec import read_facts
 from posterity.flower.experiment import run_experiment
-from posterity.flower.rules import RoundRules
+from posterity.flower.settings import RoundRules
 from posterity.flower.site import OFFER
 from posterity.report import write_report
+from posterity.runs.folder import read_json, read_lines
 
 from .in_process import EXPERIMENT, InProcess, configuration, node_of, sites
 

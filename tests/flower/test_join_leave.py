@@ -8,19 +8,18 @@ import pytest
 import torch
 
 from posterity import methods
-from posterity.core.codec import read_facts
 from posterity.core.tree import tree_map
-from posterity.experiment.run_folder import read_json
 from posterity.flower.agreement import SampleKind, agree
-from posterity.flower.experiment import open_server, run_experiment, save
-from posterity.flower.leave import depart
+from posterity.flower.codec import read_facts
+from posterity.flower.experiment import depart, open_server, run_experiment, save
+from posterity.flower.question import Request
 from posterity.flower.records import RecordFiles
-from posterity.flower.request import Request
-from posterity.flower.rules import RoundRules
-from posterity.laws.assertions import largest_gap
-from posterity.methods.fedep.factors import common
+from posterity.flower.settings import RoundRules
+from posterity.laws.case import largest_gap
+from posterity.methods.fedep import common
 from posterity.methods.pvi import factors
 from posterity.report import write_report
+from posterity.runs.folder import read_json
 
 from .in_process import EXPERIMENT, InProcess, assert_same_end, configuration, node_of, simulate, sites
 

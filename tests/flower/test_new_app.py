@@ -8,8 +8,8 @@ import pytest
 from typer.testing import CliRunner
 
 from posterity.cli.app import app
-from posterity.experiment.config import Config, from_table
 from posterity.flower.new_app import write_app
+from posterity.settings.config import Config, from_table
 
 
 def table_of(folder):
@@ -37,7 +37,7 @@ def test_nothing_but_flower_is_wanted_and_its_code_is_ours(tmp_path):
     for side, path in table["tool"]["flwr"]["app"]["components"].items():
         module, _, name = path.partition(":")
         text = (tmp_path / "my-app" / f"{module.replace('.', '/')}.py").read_text()
-        assert f"from posterity.flower.adapter import {side.removesuffix('app')}_app as {name}" in text
+        assert f"from posterity.flower.app import {side.removesuffix('app')}_app as {name}" in text
 
 
 @pytest.mark.parametrize("name", ["my_app", "9lives", "import", "a" * 33])

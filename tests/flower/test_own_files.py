@@ -8,11 +8,10 @@ from functools import partial
 import pytest
 import torch
 
-from posterity.experiment.run_folder import read_json
 from posterity.flower.experiment import run_experiment
-from posterity.flower.predict import predict_rows
 from posterity.flower.samples import read_site_file
-from posterity.flower.site import ClientSite
+from posterity.flower.site import ClientSite, predict_rows
+from posterity.runs.folder import read_json
 
 from .in_process import InProcess, configuration
 

@@ -5,11 +5,10 @@ from dataclasses import replace
 
 import pytest
 
-from posterity.core.codec import CodecError, encode, read_facts
 from posterity.flower.agreement import Agreement, SampleKind
-from posterity.flower.question import ClientQuestion
-from posterity.flower.request import Request
-from posterity.flower.rules import RoundRules
+from posterity.flower.codec import CodecError, encode, read_facts
+from posterity.flower.question import ClientQuestion, Request
+from posterity.flower.settings import RoundRules
 from posterity.flower.site import answer
 
 from .in_process import InProcess, configuration, node_of, sites

@@ -8,15 +8,14 @@ from functools import partial
 import pytest
 import torch
 
-from posterity.core.codec import encode
-from posterity.experiment.run_folder import read_json, read_lines
 from posterity.flower import roster as roster_module
 from posterity.flower.agreement import SampleKind, agree
+from posterity.flower.codec import encode
 from posterity.flower.experiment import run_experiment
-from posterity.flower.labels import label_remarks
-from posterity.flower.roster import Roster
+from posterity.flower.roster import Roster, label_remarks
 from posterity.flower.samples import find_client, read_samples
 from posterity.flower.site import ClientSite
+from posterity.runs.folder import read_json, read_lines
 
 from .in_process import InProcess, configuration, node_of, sites
 

@@ -7,20 +7,19 @@ from dataclasses import replace
 import pytest
 import torch
 
-from posterity.core.codec import CodecError, decode, encode
-from posterity.core.named_arrays import read_header
+from posterity.core.messages import Sparse
 from posterity.core.tree import tree_map
-from posterity.core.wire import Sparse
-from posterity.engine.expected import message_like, site_without_data
+from posterity.engine.client import message_like, site_without_data
 from posterity.engine.round import first_state
-from posterity.experiment.run_folder import read_lines
 from posterity.experiment.setup import set_up
+from posterity.flower.codec import CodecError, decode, encode, read_header
 from posterity.flower.experiment import open_server, run_experiment
-from posterity.flower.request import Request
-from posterity.flower.rules import RoundRules
+from posterity.flower.question import Request
 from posterity.flower.server import Server
+from posterity.flower.settings import RoundRules
 from posterity.flower.site import answer
 from posterity.methods.wrappers.clip import broadcast
+from posterity.runs.folder import read_lines
 
 from .in_process import InProcess, assert_same_end, configuration, federation_of, node_of, simulate, sites
 from .test_faults import message_like_of

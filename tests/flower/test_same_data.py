@@ -7,14 +7,12 @@ from dataclasses import dataclass, field
 import pytest
 import torch
 
-from posterity.experiment.run_folder import read_saved
 from posterity.flower.experiment import open_server
-from posterity.flower.predict import predict_rows
 from posterity.flower.records import CHANGED, RecordFiles
-from posterity.flower.refusal import refuse
 from posterity.flower.samples import read_site_file
-from posterity.flower.site import ClientSite, answer
-from posterity.flower.wish import wish_to_leave
+from posterity.flower.sent import refuse
+from posterity.flower.site import ClientSite, answer, predict_rows, wish_to_leave
+from posterity.runs.folder import read_saved
 
 from .in_process import configuration
 from .test_own_files import write_site

@@ -13,12 +13,12 @@ import torch
 from core.test_codec import with_header
 
 import posterity
-from posterity.core.codec import CodecError
-from posterity.experiment.config import Config
-from posterity.experiment.run_folder import clean, read_json, read_lines
 from posterity.flower.agreement import SampleKind
+from posterity.flower.codec import CodecError
 from posterity.flower.scores import read_scores, scored_rows, tell_scores
 from posterity.report import write_report
+from posterity.runs.folder import clean, read_json, read_lines
+from posterity.settings.config import Config
 
 from .in_process import configuration, deploy, node_of
 from .test_own_files import SITES, run_files

@@ -10,10 +10,9 @@ import torch
 from posterity.core.tree import tree_leaves
 from posterity.flower import server
 from posterity.flower.experiment import open_server, run_experiment
-from posterity.flower.secret import SECRET, is_secret, open_keys
-from posterity.flower.server import Server
+from posterity.flower.server import SECRET, Server, is_secret, open_keys
 from posterity.methods import build
-from posterity.methods.wrappers.dp import method as dp
+from posterity.methods.wrappers import dp
 
 from .in_process import InProcess, assert_same_end, configuration, deploy, simulate, sites
 from .test_faults import Killed, killed_at

@@ -11,21 +11,20 @@ from typer.testing import CliRunner
 
 from posterity import methods
 from posterity.cli.app import app
-from posterity.core.codec import encode, read_facts
-from posterity.core.named_arrays import read_header
 from posterity.core.protocol import Facts
 from posterity.core.random import make_key
 from posterity.core.tree import tree_leaves
-from posterity.core.withhold import without_rare
+from posterity.core.wrapper import without_rare
 from posterity.engine import client, keys
-from posterity.experiment.run_folder import read_lines
 from posterity.experiment.setup import DTYPES, set_up
+from posterity.flower.codec import encode, read_facts, read_header
 from posterity.flower.experiment import run_experiment
 from posterity.flower.samples import read_samples, samples_of
 from posterity.flower.scores import tell_loss
 from posterity.flower.sent import SENT, read_sent, summarise_sent, write_sent
 from posterity.flower.server import Server
 from posterity.flower.site import ClientSite, answer
+from posterity.runs.folder import read_lines
 
 from . import in_process
 from .in_process import InProcess, assert_same_end, configuration, deploy, federation_of, simulate, sites

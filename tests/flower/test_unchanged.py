@@ -7,13 +7,13 @@ from dataclasses import fields, replace
 import pytest
 import torch
 
-from posterity.experiment.config import Config, to_toml
-from posterity.experiment.run_folder import CONFIG
-from posterity.flower import unchanged
+from posterity.flower import settings as unchanged
 from posterity.flower.agreement import SampleKind, agree
-from posterity.flower.predict import predict_rows
 from posterity.flower.samples import read_site_file
-from posterity.flower.unchanged import check_agreed, check_settings
+from posterity.flower.settings import check_agreed, check_settings
+from posterity.flower.site import predict_rows
+from posterity.runs.folder import CONFIG
+from posterity.settings.config import Config, to_toml
 
 from .in_process import configuration, deploy
 from .test_faults import Killed, killed_at

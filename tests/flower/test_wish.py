@@ -9,18 +9,25 @@ import torch
 from typer.testing import CliRunner
 
 from posterity.cli.app import app
-from posterity.core.codec import read_facts
 from posterity.core.tree import tree_leaves
-from posterity.experiment.run_folder import read_lines
-from posterity.flower.experiment import open_server, run_experiment, save
-from posterity.flower.leave import depart, release
-from posterity.flower.predict import predict_rows
-from posterity.flower.request import Request
-from posterity.flower.rules import RoundRules
+from posterity.flower.codec import read_facts
+from posterity.flower.experiment import depart, open_server, release, run_experiment, save
+from posterity.flower.question import Request
 from posterity.flower.samples import read_site_file
 from posterity.flower.sent import SENT
-from posterity.flower.site import OFFER, ClientSite, answer
-from posterity.flower.wish import LEFT, WISH, find_place, take_back, wish_to_leave
+from posterity.flower.settings import RoundRules
+from posterity.flower.site import (
+    LEFT,
+    OFFER,
+    WISH,
+    ClientSite,
+    answer,
+    find_place,
+    predict_rows,
+    take_back,
+    wish_to_leave,
+)
+from posterity.runs.folder import read_lines
 
 from .in_process import EXPERIMENT, InProcess, configuration, node_of, sites
 from .test_own_files import write_site

@@ -7,7 +7,7 @@ from typing import Any
 
 from kinds import FEWER
 
-from posterity.core.training import Training
+from posterity.core.passes import Training
 from posterity.methods import available, suffixes
 from posterity.methods.fedavg import FedAvg
 from posterity.methods.gpfl import GPFL

@@ -10,18 +10,15 @@ import torch
 from posterity.core.messages import Mean, zero_like
 from posterity.core.random import make_key
 from posterity.core.tree import tree_leaves, tree_named
-from posterity.engine.autotune.choice import choose_engine
 from posterity.engine.blocks import able, blocks
-from posterity.engine.engines import ENGINES
-from posterity.engine.loop import ORACLE
-from posterity.engine.replay.graph import GRAPH
+from posterity.engine.choose import choose_engine
+from posterity.engine.engines import ORACLE, STACKED, find_engine
 from posterity.engine.round import first_state, personal_model, train_round
-from posterity.engine.stacked import STACKED
 from posterity.engine.store import Memory
+from posterity.fast.graph import engine as GRAPH
 from posterity.laws import make_case
-from posterity.laws.case import COHORTS, NEWCOMERS, ONE_CLASS, SCORED, SIZES
+from posterity.laws.case import COHORTS, NEWCOMERS, ONE_CLASS, SCORED, SIZES, history, one_round, outputs, run
 from posterity.laws.draws import keys_of_run
-from posterity.laws.history import history, one_round, outputs, run
 from posterity.methods.fedavg import FedAvg
 from posterity.methods.fedper import FedPer
 
@@ -135,7 +132,7 @@ def test_a_model_that_cannot_be_stacked_goes_through_the_loop():
     assert choose_engine("auto", model, *few)[0] is GRAPH
     stubborn = replace(model, unstackable=("fc: a reason",))
     engine, why = choose_engine("auto", stubborn, *few)
-    assert engine is ENGINES["loop"]
+    assert engine is find_engine("loop")
     assert why == "fc: a reason"
     with pytest.raises(ValueError, match="a reason"):
         choose_engine("stacked", stubborn, *few)

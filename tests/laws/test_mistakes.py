@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from posterity.cli.new_method import write_method
+from posterity.cli.new import write_method
 from posterity.laws import LAWS, check
 from posterity.methods import find
 

@@ -10,9 +10,9 @@ import torch
 
 from posterity.core.tree import tree_map, tree_named, tree_rows
 from posterity.engine.blocks import meet
-from posterity.engine.mapped_store import Mapped
+from posterity.engine.disk_store import Mapped
+from posterity.engine.engines import STACKED, Stacked
 from posterity.engine.round import first_state, score, train_round
-from posterity.engine.stacked import STACKED, Stacked
 from posterity.engine.store import Memory
 from posterity.laws import make_case
 from posterity.laws.case import COHORTS

@@ -20,7 +20,7 @@ from oracles.sims import (
     worst,
 )
 
-from posterity.core.training import Training
+from posterity.core.passes import Training
 from posterity.core.tree import tree_map, tree_rows
 from posterity.methods.apfl import APFL
 from posterity.methods.fedavg import FedAvg

@@ -7,7 +7,7 @@ from oracles.sims import DOUBLE, ENGINES, Run, at, each_engine, federate, mlp, p
 from scipy.optimize import minimize_scalar
 from scipy.special import log_softmax
 
-from posterity.core.training import Training
+from posterity.core.passes import Training
 from posterity.methods.fedavg import FedAvg
 from posterity.methods.wrappers.calibrated import Calibrated, fit_inverse_temperature, fit_precision
 from posterity.methods.wrappers.ft import FineTuned

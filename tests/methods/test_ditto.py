@@ -18,8 +18,8 @@ from oracles.sims import (
     worst,
 )
 
+from posterity.core.passes import Training
 from posterity.core.protocol import Pass
-from posterity.core.training import Training
 from posterity.core.tree import tree_map, tree_rows
 from posterity.methods.ditto import Ditto
 from posterity.methods.fedavg import FedAvg

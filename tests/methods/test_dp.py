@@ -9,7 +9,6 @@ import torch
 from oracles.sims import Run, each_engine, leaves, mlp, points, worst
 
 from posterity.core import Message, Plan, Training
-from posterity.experiment.config import Config
 from posterity.experiment.run import start_run
 from posterity.methods import build
 from posterity.methods.fedavg import FedAvg
@@ -18,7 +17,9 @@ from posterity.methods.fedper import FedPer
 from posterity.methods.local import Local
 from posterity.methods.perfedavg import PerFedAvg
 from posterity.methods.scaffold import SCAFFOLD
-from posterity.methods.wrappers.dp import Private, accountant
+from posterity.methods.wrappers import dp as accountant
+from posterity.methods.wrappers.dp import Private
+from posterity.settings.config import Config
 
 TRAINING = Training(lr=0.1, batch=4)
 EQUAL = (9, 9, 9)
@@ -138,7 +139,7 @@ def test_without_noise_nothing_is_promised():
 def test_what_is_told(monkeypatch):
     """ε with clients, rounds, and how the cohort is drawn; a fixed number gets no credit."""
     asked = []
-    monkeypatch.setattr("posterity.methods.wrappers.dp.method.epsilon", lambda *args: asked.append(args) or 2.5)
+    monkeypatch.setattr("posterity.methods.wrappers.dp.epsilon", lambda *args: asked.append(args) or 2.5)
     (told,) = Private(FedAvg(), noise=1.5).announce(PLAN)
     assert "ε = 2.5, δ = 0.024" in told  # 30^-1.1
     assert "10 rounds with 30 clients, all in every round" in told
@@ -151,7 +152,7 @@ def test_what_is_told(monkeypatch):
 
 def test_a_run_tells_it(tmp_path):
     pytest.importorskip("dp_accounting", reason="ε needs the extra dp (pip install 'posterity[dp]')")
-    from posterity.experiment.run_folder import read_json
+    from posterity.runs.folder import read_json
 
     start_run(Config(**SMALL, clients=20), tmp_path / "run")
     (told,) = [note for note in read_json(tmp_path / "run" / "run.json")["notes"] if note.startswith("+dp")]

@@ -7,14 +7,13 @@ import torch
 from oracles.sims import ENGINES, Run, each_engine, mlp, points, same_bits, worst
 
 from posterity import models
-from posterity.core.training import Training
-from posterity.core.wire import wire_bytes
+from posterity.core.messages import wire_bytes
+from posterity.core.passes import Training
 from posterity.engine.round import personal_model
 from posterity.methods.fedavg import FedAvg
 from posterity.methods.maml import MAML
 from posterity.methods.wrappers.drop import Drop
-from posterity.methods.wrappers.metavd import dropout
-from posterity.methods.wrappers.metavd.method import RHO, MetaVD
+from posterity.methods.wrappers.metavd import RHO, MetaVD, dropout
 
 TRAINING = Training(lr=0.1, batch=4)
 LEAF = "base.fc1.weight"

@@ -21,9 +21,8 @@ from oracles.sims import (
     worst,
 )
 
-from posterity.core.classes import count_labels
-from posterity.core.passes import gather
-from posterity.core.training import Training
+from posterity.core.common import count_labels
+from posterity.core.passes import Training, gather
 from posterity.core.tree import tree_map, tree_rows
 from posterity.methods import build
 from posterity.methods.fedala import FedALA, last_layers

@@ -6,7 +6,7 @@ import pytest
 import torch
 from oracles.sims import Run, at, each_engine, full_batch, mlp, points, q2, quadratics, scalar_model, worst
 
-from posterity.core.training import Training
+from posterity.core.passes import Training
 from posterity.core.tree import tree_rows
 from posterity.methods.fedavg import FedAvg
 from posterity.methods.local import Local

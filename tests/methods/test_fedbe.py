@@ -10,7 +10,7 @@ from oracles.sims import DOUBLE, Run, mlp, points, q2, same_bits, scalar_model, 
 
 from posterity.core import Bag, Now, Training, fold, make_key, permutation
 from posterity.data.federation import Federation
-from posterity.engine.tracing.trace import TraceCache, play
+from posterity.engine.cache import TraceCache, play
 from posterity.methods import build, fedbe
 from posterity.methods.fedavg import FedAvg
 from posterity.methods.fedbe import ORDER, SAMPLE, FedBE, State, gaussian_fit

@@ -8,7 +8,7 @@ from oracles.sims import DOUBLE, ENGINES, Run, each_engine, federate, mlp, point
 from torch import nn
 
 from posterity import models
-from posterity.core.training import Training
+from posterity.core.passes import Training
 from posterity.core.tree import tree_map, tree_rows
 from posterity.laws import check
 from posterity.methods.fedavg import FedAvg

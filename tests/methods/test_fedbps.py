@@ -22,14 +22,14 @@ from oracles.sims import (
 from torch import nn
 
 from posterity import models
-from posterity.core.training import Training
+from posterity.core.passes import Training
 from posterity.core.tree import tree_rows
 from posterity.engine.blocks import meet
-from posterity.engine.loop import ORACLE
+from posterity.engine.engines import ORACLE
 from posterity.engine.round import personal_model
 from posterity.laws import check
 from posterity.methods.fedavg import FedAvg
-from posterity.methods.fedbps.method import FedBPS, personal_entries, unpacked_like
+from posterity.methods.fedbps import FedBPS, personal_entries, unpacked_like
 from posterity.methods.local import Local
 
 TRAINING = Training(lr=0.1, batch=4, epochs=2)

@@ -8,12 +8,12 @@ import torch
 from oracles.sims import DOUBLE, ENGINES, Run, each_engine, full_batch, mlp, points, q2, same_bits, scalar_model, worst
 
 from posterity import models
-from posterity.core.hyperparameters import paper_values
+from posterity.core.passes import Training
 from posterity.core.random import make_key
-from posterity.core.training import Training
 from posterity.core.tree import tree_map, tree_rows
 from posterity.methods.fedcp import POLICY, FedCP, context, gate, kernel_mean, logistic, mmd, policy
 from posterity.methods.fedper import FedPer
+from posterity.settings.hyperparameters import paper_values
 
 TRAINING = Training(lr=0.05, batch=4, epochs=2)
 

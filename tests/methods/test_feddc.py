@@ -22,7 +22,7 @@ from oracles.sims import (
 )
 
 from posterity import methods
-from posterity.core.training import Training
+from posterity.core.passes import Training
 from posterity.core.tree import tree_map, tree_rows
 from posterity.methods._drift import cloud
 from posterity.methods.feddc import FedDC, Personal

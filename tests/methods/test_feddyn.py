@@ -23,7 +23,7 @@ from oracles.sims import (
 )
 
 from posterity import methods
-from posterity.core.training import Training
+from posterity.core.passes import Training
 from posterity.core.tree import tree_map, tree_rows
 from posterity.methods._drift import cloud
 from posterity.methods.feddyn import FedDyn

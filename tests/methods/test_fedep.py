@@ -6,15 +6,13 @@ from oracles.sims import DOUBLE, Run, at, full_batch, mlp, points, q2, same_bits
 
 from posterity import methods
 from posterity.core.gaussian import Gaussian
-from posterity.core.hyperparameters import paper_values
 from posterity.core.messages import Mean, fold_stack
+from posterity.core.passes import Training
 from posterity.core.protocol import Now
-from posterity.core.training import Training
 from posterity.core.tree import tree_map, tree_rows
 from posterity.methods.fedavg import FedAvg
-from posterity.methods.fedep import FedEP
-from posterity.methods.fedep.factors import State, common, taken_out
-from posterity.methods.fedep.precision import cut, laplace, sampled, unbiased
+from posterity.methods.fedep import FedEP, State, common, cut, laplace, sampled, taken_out, unbiased
+from posterity.settings.hyperparameters import paper_values
 
 TRAINING = Training(lr=0.1, batch=4, epochs=2)
 PLAIN = {"server_lr": 1.0, "server_momentum": 0.0}

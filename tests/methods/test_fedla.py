@@ -5,10 +5,10 @@ import torch
 from oracles.sims import Run, at, full_batch, mlp, points, q2, same_bits, scalar_model, worst
 
 from posterity import methods
-from posterity.core.hyperparameters import paper_values
-from posterity.core.training import Training
+from posterity.core.passes import Training
 from posterity.methods.fedavg import FedAvg
 from posterity.methods.fedla import FedLA
+from posterity.settings.hyperparameters import paper_values
 
 TRAINING = Training(lr=0.1, batch=4, epochs=2)
 

@@ -18,7 +18,7 @@ from oracles.sims import (
     worst,
 )
 
-from posterity.core.training import Training
+from posterity.core.passes import Training
 from posterity.core.tree import tree_rows
 from posterity.methods.fedavg import FedAvg
 from posterity.methods.fedmap import WEIGHTINGS, FedMAP

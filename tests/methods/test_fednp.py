@@ -25,15 +25,14 @@ from torch import nn
 
 from posterity import data, models
 from posterity.core.gaussian import Gaussian
-from posterity.core.training import Training
+from posterity.core.passes import Training
 from posterity.core.tree import tree_cast, tree_map, tree_rows
 from posterity.engine.blocks import meet
 from posterity.engine.simulation import select
 from posterity.laws import check
 from posterity.methods import build
 from posterity.methods.fedavg import FedAvg
-from posterity.methods.fednp.method import F_BIAS, F_NAMES, F_WEIGHT, NPN, FedNP, State
-from posterity.methods.fednp.moments import match
+from posterity.methods.fednp import F_BIAS, F_NAMES, F_WEIGHT, NPN, FedNP, State, match
 from posterity.methods.fedprox import FedProx
 
 TRAINING = Training(lr=0.1, batch=4, epochs=2)

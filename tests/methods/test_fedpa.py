@@ -6,7 +6,7 @@ import pytest
 import torch
 from oracles.sims import ENGINES, Run, at, each_engine, full_batch, leaves, mlp, points, q2, scalar_model, worst
 
-from posterity.core.training import Training
+from posterity.core.passes import Training
 from posterity.laws import check
 from posterity.methods.fedavg import FedAvg
 from posterity.methods.fedpa import FedPA

@@ -21,10 +21,8 @@ from oracles.sims import (
 )
 
 from posterity import models
-from posterity.core.classes import count_labels
-from posterity.core.losses import fit, fit_head
-from posterity.core.passes import base, descend, gather, head
-from posterity.core.training import Training
+from posterity.core.common import count_labels
+from posterity.core.passes import Training, base, descend, fit, fit_head, gather, head
 from posterity.core.tree import tree_map, tree_rows
 from posterity.methods import build
 from posterity.methods.fedpac import FedPAC

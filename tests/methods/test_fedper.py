@@ -7,8 +7,7 @@ import torch
 from oracles.sims import DOUBLE, Run, each_engine, federate, mlp, points, same_bits, worst
 
 from posterity import models
-from posterity.core.passes import base, descend
-from posterity.core.training import Training
+from posterity.core.passes import Training, base, descend
 from posterity.core.tree import tree_rows
 from posterity.methods.fedavg import FedAvg
 from posterity.methods.fedper import FedPer, split

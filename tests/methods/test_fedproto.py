@@ -5,11 +5,11 @@ import torch
 from oracles.sims import DOUBLE, ENGINES, Run, each_engine, federate, mlp, points, q2, same_bits, scalar_model, worst
 
 from posterity import models
-from posterity.core.hyperparameters import paper_values
-from posterity.core.training import Training
+from posterity.core.passes import Training
 from posterity.core.tree import tree_map, tree_rows
 from posterity.methods.fedproto import FedProto, Shared, closeness
 from posterity.methods.local import Local
+from posterity.settings.hyperparameters import paper_values
 
 TRAINING = Training(lr=0.1, batch=4, epochs=2)
 

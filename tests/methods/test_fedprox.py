@@ -15,7 +15,7 @@ from oracles.sims import (
     worst,
 )
 
-from posterity.core.training import Training
+from posterity.core.passes import Training
 from posterity.methods.fedavg import FedAvg
 from posterity.methods.fedprox import FedProx
 

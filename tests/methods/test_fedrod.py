@@ -18,11 +18,11 @@ from oracles.sims import (
     worst,
 )
 
-from posterity.core.hyperparameters import paper_values
-from posterity.core.training import Training
+from posterity.core.passes import Training
 from posterity.core.tree import tree_map, tree_rows
 from posterity.methods.fedavg import FedAvg
 from posterity.methods.fedrod import BIAS, HEAD, WEIGHT, FedROD, balanced
+from posterity.settings.hyperparameters import paper_values
 
 TRAINING = Training(lr=0.1, batch=4, epochs=2)
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from oracles.sims import Run, at, each_engine, full_batch, mlp, points, q2, quadratics, same_bits, scalar_model
 
-from posterity.core.training import Training
+from posterity.core.passes import Training
 from posterity.methods.fedavg import FedAvg
 from posterity.methods.reptile import Reptile
 from posterity.methods.wrappers.ft import FineTuned

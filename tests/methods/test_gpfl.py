@@ -9,13 +9,13 @@ import torch
 from oracles.sims import DOUBLE, Run, each_engine, full_batch, mlp, points, q2, same_bits, scalar_model, worst
 
 from posterity import models
-from posterity.core.hyperparameters import paper_values
-from posterity.core.losses import pointwise
+from posterity.core.likelihood import pointwise
+from posterity.core.passes import Training
 from posterity.core.random import make_key
-from posterity.core.training import Training
 from posterity.core.tree import tree_map, tree_rows
 from posterity.methods.fedper import FedPer
 from posterity.methods.gpfl import ADDED, GPFL, TABLE, Shared, conditions, first_layers, unit, valve
+from posterity.settings.hyperparameters import paper_values
 
 TRAINING = Training(lr=0.05, batch=4, epochs=2)
 LAYERS = ("gamma", "beta")

@@ -5,7 +5,7 @@ import torch
 from oracles.sims import DOUBLE, Run, each_engine, federate, mlp, points, same_bits, worst
 
 from posterity import methods, models
-from posterity.core.training import Training
+from posterity.core.passes import Training
 from posterity.core.tree import tree_map, tree_rows
 from posterity.methods.fedavg import FedAvg
 from posterity.methods.lgfedavg import LGFedAvg

@@ -18,7 +18,7 @@ from oracles.sims import (
 )
 
 from posterity.core import normal
-from posterity.core.training import Training
+from posterity.core.passes import Training
 from posterity.methods.fedavg import FedAvg
 from posterity.methods.maml import MAML
 from posterity.methods.reptile import Reptile

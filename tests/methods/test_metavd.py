@@ -10,10 +10,10 @@ import torch
 from oracles.sims import DOUBLE, Run, at, each_engine, full_batch, mlp, points, quadratics, scalar_model, worst
 
 from posterity import models
+from posterity.core.passes import Training
 from posterity.core.protocol import Batch
 from posterity.core.random import fold, make_key, normal
-from posterity.core.training import Training
-from posterity.engine.loop import ORACLE
+from posterity.engine.engines import ORACLE
 from posterity.engine.round import personal_model
 from posterity.laws import check
 from posterity.laws.draws import KeyLog, KeyLogged, logging_keys
@@ -24,11 +24,10 @@ from posterity.methods.local import Local
 from posterity.methods.maml import MAML
 from posterity.methods.perfedavg import PerFedAvg
 from posterity.methods.reptile import Reptile
-from posterity.methods.wrappers.metavd import dropout
+from posterity.methods.wrappers.metavd import RHO, MetaVD, dropout
+from posterity.methods.wrappers.metavd.dropout import Noisy
 from posterity.methods.wrappers.metavd.hypernet import FAMILIES, FITTED
-from posterity.methods.wrappers.metavd.method import RHO, MetaVD
-from posterity.methods.wrappers.metavd.noisy import Noisy
-from posterity.nn.find import linear_layer
+from posterity.nn.extra import linear_layer
 
 TRAINING = Training(lr=0.1, batch=4)
 SMALL = {"width": 5, "depth": 2}

@@ -8,9 +8,9 @@ import torch.nn.functional as F
 from oracles.sims import DOUBLE, ENGINES, Run, each_engine, federate, mlp, points, same_bits, worst
 
 from posterity import methods, models
+from posterity.core.passes import Training
 from posterity.core.protocol import Batch, Here
 from posterity.core.random import make_key
-from posterity.core.training import Training
 from posterity.core.tree import tree_map, tree_rows
 from posterity.methods.fedavg import FedAvg
 from posterity.methods.moon import MOON, State, contrast, projection_of, unit

@@ -6,11 +6,10 @@ import pytest
 import torch
 from oracles.sims import WEIGHT, Run, at, mlp, points, q2, quadratics, same_bits, scalar_model, worst
 
-from posterity.core.hyperparameters import paper_values
-from posterity.core.training import Training
+from posterity.core.passes import Training
 from posterity.core.tree import tree_map, tree_rows
-from posterity.methods.pfedbayes import PFedBayes
-from posterity.methods.pfedbayes.gaussians import RHO
+from posterity.methods.pfedbayes import RHO, PFedBayes
+from posterity.settings.hyperparameters import paper_values
 
 TRAINING = Training(lr=0.01, batch=4)
 CURVATURES, CENTRES, SIZES = (1.0, 4.0), (0.0, 3.0), (1, 4)

@@ -18,8 +18,8 @@ from oracles.sims import (
 )
 
 from posterity import methods
+from posterity.core.passes import Training
 from posterity.core.protocol import Batch
-from posterity.core.training import Training
 from posterity.core.tree import tree_map, tree_rows
 from posterity.methods.fedavg import FedAvg
 from posterity.methods.pfedbred import PRIORS, PFedBreD, second_batch

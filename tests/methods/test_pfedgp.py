@@ -10,14 +10,15 @@ import pytest
 import torch
 from oracles.sims import DOUBLE, ENGINES, Run, federate, full_batch, mlp, points, q2, same_bits, scalar_model, worst
 
-from posterity.core import Training, make_key, precision
-from posterity.core.precision import with_tf32
-from posterity.engine.stacked import STACKED
+from posterity.core import Training, make_key
+from posterity.core import gaussian as precision
+from posterity.core.gaussian import with_tf32
+from posterity.engine.engines import STACKED
 from posterity.methods import build
-from posterity.methods.pfedgp import PFedGP, method
-from posterity.methods.pfedgp.class_tree import grow_tree
-from posterity.methods.pfedgp.node import unit
-from posterity.methods.pfedgp.room import FIELD, HELD, at_once
+from posterity.methods import pfedgp as method
+from posterity.methods.pfedgp import PFedGP
+from posterity.methods.pfedgp.memory import FIELD, HELD, at_once
+from posterity.methods.pfedgp.node import grow_tree, unit
 
 PLAIN = full_batch(1, lr=0.3)
 X, WEIGHTS = (torch.as_tensor(a) for a in np.polynomial.hermite.hermgauss(32))

@@ -17,7 +17,7 @@ from oracles.sims import (
 )
 
 from posterity import methods
-from posterity.core.training import Training
+from posterity.core.passes import Training
 from posterity.core.tree import tree_map, tree_rows
 from posterity.methods.fedavg import FedAvg
 from posterity.methods.pfedme import PFedMe

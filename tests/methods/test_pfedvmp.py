@@ -7,12 +7,12 @@ import torch
 from oracles.sims import DOUBLE, Run, each_engine, federate, full_batch, images, mlp, points, same_bits
 
 from posterity import data, models
-from posterity.core.training import Training
+from posterity.core.passes import Training
 from posterity.core.tree import tree_rows
 from posterity.laws import LAWS, check
 from posterity.methods.fedper import FedPer
+from posterity.methods.pfedvmp import PFedVMP
 from posterity.methods.pfedvmp.factors import FORMS
-from posterity.methods.pfedvmp.method import PFedVMP
 from posterity.methods.pfedvmp.precision import MODES
 
 TRAINING = Training(lr=0.05, batch=4, epochs=1)

@@ -8,9 +8,17 @@ from hypothesis import strategies as st
 from posterity.core.gaussian import Gaussian
 from posterity.core.messages import Mean, Sum, acceptable, fold_stack, merge, message_bytes, zero_like
 from posterity.core.tree import tree_bytes, tree_leaves, tree_map, tree_rows, tree_stack
-from posterity.methods.pfedvmp.centroids import joint_mean, nearest_centroid, read_centroids
 from posterity.methods.pfedvmp.class_statistics import describe_classes
-from posterity.methods.pfedvmp.factors import FORMS, LowRank, on_the_wire, pack, unpack
+from posterity.methods.pfedvmp.factors import (
+    FORMS,
+    LowRank,
+    joint_mean,
+    nearest_centroid,
+    on_the_wire,
+    pack,
+    read_centroids,
+    unpack,
+)
 from posterity.methods.pfedvmp.precision import low_rank
 
 DOUBLE = torch.float64

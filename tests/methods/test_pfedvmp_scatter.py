@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch.func import vmap
 
-from posterity.core.losses import one_hot
-from posterity.methods.pfedvmp.scatter import ridged_inverses, scatter_roots
+from posterity.core.likelihood import one_hot
+from posterity.methods.pfedvmp.precision import ridged_inverses, scatter_roots
 
 DOUBLE, CUT = torch.float64, 1e-5
 

@@ -9,11 +9,11 @@ from kinds import needs, of_each_kind
 
 import posterity
 from posterity import methods
-from posterity.core.hyperparameters import UNSTATED, knobs, paper_values, parse
-from posterity.core.training import Training
+from posterity.core.passes import Training
 from posterity.experiment.compare import compare_runs
-from posterity.experiment.config import Config, from_table, to_toml
 from posterity.report import load_runs
+from posterity.settings.config import Config, from_table, to_toml
+from posterity.settings.hyperparameters import UNSTATED, knobs, paper_values, parse
 
 EVERY = {**methods.available(), **methods.suffixes()}
 ADAM = Training(lr=1e-3, epochs=50, batch=64, optimiser="adam")

@@ -22,9 +22,8 @@ from oracles.sims import (
 
 from posterity import methods, models
 from posterity.core.gaussian import Gaussian
-from posterity.core.losses import fit
+from posterity.core.passes import Training, fit
 from posterity.core.random import make_key
-from posterity.core.training import Training
 from posterity.core.tree import tree_map, tree_rows
 from posterity.methods.pvi import PVI, opposite_draws
 

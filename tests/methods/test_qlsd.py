@@ -5,11 +5,11 @@ import torch
 from oracles.sims import DOUBLE, WEIGHT, Run, at, federate, full_batch, mlp, points, q2, same_bits, scalar_model, worst
 
 from posterity import methods
-from posterity.core.hyperparameters import paper_values
+from posterity.core.passes import Training
 from posterity.core.random import make_key
-from posterity.core.training import Training
 from posterity.laws import check
 from posterity.methods.qlsd import QLSD, code_bytes, quantised, without_rounding
+from posterity.settings.hyperparameters import paper_values
 
 TRAINING = Training(lr=0.1, batch=4)
 

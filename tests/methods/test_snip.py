@@ -6,7 +6,7 @@ import pytest
 import torch
 from oracles.sims import DOUBLE, Run, each_engine, mlp, points, same_bits
 
-from posterity.core.training import Training
+from posterity.core.passes import Training
 from posterity.engine.round import personal_model
 from posterity.methods.fedavg import FedAvg
 from posterity.methods.local import Local

@@ -6,10 +6,10 @@ import pytest
 
 import posterity
 from posterity import methods
-from posterity.cli import completion
+from posterity.cli import flags as completion
 from posterity.methods.reptile import Reptile
 from posterity.methods.wrappers.metavd import MetaVD
-from posterity.spec_names import NAMES, Named, expand
+from posterity.settings.names import NAMES, Named, expand
 
 FAMILIES = [("metavd", "hyper", "Reptile+MetaVD"), ("vd", "naive", "Reptile+VD"),
             ("ensemblevd", "ensemble", "Reptile+EnsembleVD")]  # fmt: skip

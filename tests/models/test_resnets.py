@@ -6,7 +6,7 @@ from oracles.sims import DOUBLE, ENGINES, Run, federate, worst
 from torch import nn
 from torch.func import grad, vmap
 
-from posterity.core.training import Training
+from posterity.core.passes import Training
 from posterity.core.tree import tree_rows, tree_stack
 from posterity.methods.fedavg import FedAvg
 from posterity.models import available, build

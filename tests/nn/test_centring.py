@@ -10,8 +10,7 @@ from torch import nn
 from torch.func import functional_call, grad, jvp, vmap
 
 from posterity import models
-from posterity.nn.centring import centre, squares
-from posterity.nn.layers import Norm
+from posterity.nn.layers import Norm, centre, squares
 
 SHAPES = [(4, 3), (4, 3, 2), (4, 3, 2, 2)]
 REAL = torch.tensor([True, True, False, True])

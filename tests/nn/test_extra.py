@@ -8,8 +8,8 @@ from torch import nn
 from torch.func import vmap
 
 from posterity.core.random import fold, make_key
-from posterity.nn._call import global_generators
 from posterity.nn.extra import Extra
+from posterity.nn.model import global_generators
 
 LIKE = torch.zeros((), dtype=torch.float64)
 

@@ -10,7 +10,7 @@ from torch.func import grad, jvp, vmap
 
 from posterity.core import random
 from posterity.models import build, wrap
-from posterity.nn.functional import Model
+from posterity.nn.model import Model
 
 from . import nets
 

@@ -13,9 +13,9 @@ from torch.nn import functional as F
 
 from posterity import models
 from posterity.core.random import fold, make_key, uniform
-from posterity.nn import bilinear
-from posterity.nn._grid import WindowGrid
+from posterity.nn import convolution as bilinear
 from posterity.nn.convolution import Convolution, by_kernel
+from posterity.nn.kernels.grid import WindowGrid
 from posterity.nn.pooling import MaxPool
 
 GPU, HOST = torch.cuda.is_available(), os.environ.get("TRITON_INTERPRET") == "1"

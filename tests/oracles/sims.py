@@ -9,15 +9,14 @@ import torch
 from torch import Tensor, nn
 
 from posterity import models
+from posterity.core.passes import Training
 from posterity.core.random import make_key
-from posterity.core.training import Training
 from posterity.core.tree import tree_named
 from posterity.data.federation import Federation, Part
-from posterity.engine.loop import ORACLE
+from posterity.engine.engines import ORACLE, STACKED
 from posterity.engine.round import first_state, score, train_round
 from posterity.engine.server import RoundLog
 from posterity.engine.simulation import Simulation
-from posterity.engine.stacked import STACKED
 from posterity.engine.store import Memory
 
 ENGINES = (ORACLE, STACKED)

@@ -8,17 +8,17 @@ import pytest
 import torch
 
 from posterity.core.messages import Bag, fold_stack
+from posterity.core.passes import Training
 from posterity.core.protocol import Now
-from posterity.core.training import Training
 from posterity.core.tree import tree_map
 from posterity.engine import keys
 from posterity.engine.blocks import meet
-from posterity.engine.loop import ORACLE
+from posterity.engine.engines import ORACLE
 from posterity.methods.fedavg import FedAvg
 from posterity.methods.fedbps import FedBPS
 from posterity.methods.fedmap import WEIGHTINGS, FedMAP
 from posterity.methods.fednp import FedNP
-from posterity.methods.pfedvmp.method import PFedVMP
+from posterity.methods.pfedvmp import PFedVMP
 from posterity.methods.pfedvmp.precision import MODES
 from posterity.methods.reptile import Reptile
 from posterity.methods.wrappers.metavd import MetaVD

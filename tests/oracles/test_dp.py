@@ -14,9 +14,7 @@ from scipy.stats import norm
 from posterity.core import Now, Sum, Training, make_key
 from posterity.methods.fedavg import FedAvg
 from posterity.methods.scaffold import SCAFFOLD
-from posterity.methods.wrappers.dp import Private
-from posterity.methods.wrappers.dp.accountant import epsilon
-from posterity.methods.wrappers.dp.method import State, noisy
+from posterity.methods.wrappers.dp import Private, State, epsilon, noisy
 
 from .sims import DOUBLE, ENGINES, Run, each_engine, mlp, points
 

@@ -14,16 +14,15 @@ from torch import nn
 from torch.func import grad, hessian
 
 from posterity import models
-from posterity.core.losses import log_likelihood
 from posterity.core.messages import Moments, Sum, fold_stack, merge
+from posterity.core.passes import Training, log_likelihood
 from posterity.core.protocol import Batch, Now
 from posterity.core.random import make_key
-from posterity.core.training import Training
 from posterity.engine.blocks import meet
-from posterity.engine.loop import ORACLE
+from posterity.engine.engines import ORACLE
 from posterity.methods.fedavg import FedAvg
+from posterity.methods.fedbps import FedBPS, State, packed, personal_entries, unpacked_like
 from posterity.methods.fedbps.curvature import along, diagonal, signs, units
-from posterity.methods.fedbps.method import FedBPS, State, packed, personal_entries, unpacked_like
 from posterity.methods.fedbps.squares import held_numbers, single_layers
 from posterity.methods.local import Local
 

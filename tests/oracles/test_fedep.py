@@ -7,13 +7,11 @@ import torch
 from torch.func import vmap
 
 from posterity.core.gaussian import Gaussian
+from posterity.core.passes import Training
 from posterity.core.protocol import Batch
 from posterity.core.random import fold, make_key
-from posterity.core.training import Training
 from posterity.engine.round import arrive_client
-from posterity.methods.fedep import FedEP
-from posterity.methods.fedep.factors import ClientFactor, change, taken_out
-from posterity.methods.fedep.precision import fisher
+from posterity.methods.fedep import ClientFactor, FedEP, change, fisher, taken_out
 from posterity.methods.fedprox import FedProx
 
 from .sims import (

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from posterity.core.messages import Mean, fold_stack
+from posterity.core.passes import Training
 from posterity.core.protocol import Now
-from posterity.core.training import Training
 from posterity.methods.fedla import FedLA, State
 
 from .sims import DOUBLE, ORACLE, STACKED, WEIGHT, Run, at, full_batch, q2, quadratics, scalar_model

@@ -13,12 +13,11 @@ from scipy.special import softmax
 from scipy.stats import norm
 from torch.func import grad
 
-from posterity.core.losses import log_likelihood, log_predictive
 from posterity.core.messages import LogMean, fold_stack, merge
-from posterity.core.protocol import Batch
-from posterity.core.training import Training
+from posterity.core.passes import Training, log_likelihood
+from posterity.core.protocol import Batch, log_predictive
 from posterity.engine.blocks import meet
-from posterity.engine.loop import ORACLE
+from posterity.engine.engines import ORACLE
 from posterity.methods.fedavg import FedAvg
 from posterity.methods.fedmap import FedMAP
 from posterity.methods.local import Local

@@ -11,20 +11,25 @@ from torch.func import grad, vmap
 from posterity import models
 from posterity.core.gaussian import Gaussian
 from posterity.core.messages import Mean, Sum, fold_stack
+from posterity.core.passes import Training
 from posterity.core.protocol import Facts, Now
-from posterity.core.training import Training
 from posterity.methods.fedavg import FedAvg
-from posterity.methods.fednp.method import F_BIAS, F_WEIGHT, FedNP, State
-from posterity.methods.fednp.moments import (
+from posterity.methods.fednp import (
+    F_BIAS,
+    F_WEIGHT,
+    FedNP,
+    State,
     closed_ratios,
     constants,
     curvature,
+    kl_each,
     log_power,
     match,
+    npn_linear,
+    npn_sigmoid,
     quadrature_ratios,
     slopes,
 )
-from posterity.methods.fednp.npn import kl_each, npn_linear, npn_sigmoid
 
 from .sims import DOUBLE, ENGINES, Run, each_engine, federate, images, mlp, points, same_bits, scalar_model
 

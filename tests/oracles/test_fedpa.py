@@ -5,11 +5,11 @@ import torch
 from torch.func import vmap
 
 from posterity.core.messages import Mean, fold_stack
+from posterity.core.passes import Training
 from posterity.core.protocol import Now
-from posterity.core.training import Training
 from posterity.engine import keys
 from posterity.engine.blocks import meet
-from posterity.engine.loop import ORACLE
+from posterity.engine.engines import ORACLE
 from posterity.methods.fedpa import FedPA, State, flattened, posterior_delta, restored
 
 from .sims import DOUBLE, WEIGHT, Run, at, each_engine, full_batch, mlp, points, q2, scalar_model

@@ -4,9 +4,8 @@ import pytest
 import torch
 from scipy.optimize import minimize
 
-from posterity.core.classes import sum_classes
-from posterity.methods.fedpac.programme import collaborate, least_on_simplex
-from posterity.methods.fedpac.statistics import class_means, describe
+from posterity.core.common import sum_classes
+from posterity.methods.fedpac import class_means, collaborate, describe, least_on_simplex
 
 from .sims import DOUBLE, worst
 
@@ -144,7 +143,7 @@ def test_the_numbering_of_clients_does_not_matter_and_chunks_neither(monkeypatch
     order = torch.randperm(9, generator=draw)
     alpha = collaborate(variance, rows)
     assert worst(collaborate(variance[order], rows[order]), alpha[order][:, order]) < 1e-9
-    monkeypatch.setattr("posterity.methods.fedpac.programme.CHUNK", 200)
+    monkeypatch.setattr("posterity.methods.fedpac.CHUNK", 200)
     assert worst(collaborate(variance, rows), alpha) < 1e-12
 
 

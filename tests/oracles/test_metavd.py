@@ -9,9 +9,9 @@ import torch
 
 from posterity.core.messages import Mean
 from posterity.core.optim import SGD
+from posterity.core.passes import Training
 from posterity.core.protocol import Carry
 from posterity.core.random import make_key, normal
-from posterity.core.training import Training
 from posterity.core.tree import tree_rows
 from posterity.data.partition import dirichlet
 from posterity.engine.round import train_round
@@ -20,9 +20,8 @@ from posterity.evaluate.scores import score
 from posterity.methods.fedavg import FedAvg
 from posterity.methods.maml import MAML
 from posterity.methods.reptile import Reptile
-from posterity.methods.wrappers.metavd import dropout
+from posterity.methods.wrappers.metavd import RHO, MetaVD, dropout
 from posterity.methods.wrappers.metavd.hypernet import Predictor
-from posterity.methods.wrappers.metavd.method import RHO, MetaVD
 
 from .sims import DOUBLE, Run, each_engine, leaves, mlp, points, same_bits, worst
 

@@ -5,11 +5,9 @@ import math
 import pytest
 import torch
 
+from posterity.core.passes import Training
 from posterity.core.random import make_key
-from posterity.core.training import Training
-from posterity.methods.pfedbayes import PFedBayes
-from posterity.methods.pfedbayes.gaussians import RHO, copy_step, divergence, drawn, joined, personal_step
-from posterity.methods.pfedbayes.method import State
+from posterity.methods.pfedbayes import RHO, PFedBayes, State, copy_step, divergence, drawn, joined, personal_step
 
 from .sims import DOUBLE, WEIGHT, Run, at, q2, scalar_model
 

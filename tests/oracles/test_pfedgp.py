@@ -10,12 +10,13 @@ import torch
 from sklearn.cluster import KMeans
 
 from posterity.core import fold, make_key, normal
-from posterity.methods.pfedgp.class_tree import grow_tree, leaf_log_probabilities
 from posterity.methods.pfedgp.node import (
     alone,
     branch_log_probabilities,
     gibbs,
+    grow_tree,
     kernel,
+    leaf_log_probabilities,
     mean_field,
     predictive,
     steadied,

@@ -11,22 +11,21 @@ import torch
 from torch.func import grad
 
 from posterity import models
-from posterity.core.classes import sum_classes
+from posterity.core.common import sum_classes
 from posterity.core.gaussian import Gaussian
 from posterity.core.messages import Mean, fold_stack, merge
+from posterity.core.passes import Training
 from posterity.core.protocol import Batch, Carry, Facts, Here
-from posterity.core.training import Training
 from posterity.core.tree import tree_leaves, tree_map, tree_rows, tree_stack
 from posterity.methods.fedper import FedPer
-from posterity.methods.pfedvmp.centroids import read_centroids
+from posterity.methods.pfedvmp import PFedVMP, Shared, class_message, describe, summarise
 from posterity.methods.pfedvmp.class_statistics import (
     common_variance,
     describe_classes,
     read_sums,
     variance_message,
 )
-from posterity.methods.pfedvmp.factors import FORMS, on_the_wire, pack, unpack
-from posterity.methods.pfedvmp.method import PFedVMP, Shared, class_message, describe, summarise
+from posterity.methods.pfedvmp.factors import FORMS, on_the_wire, pack, read_centroids, unpack
 from posterity.methods.pfedvmp.precision import SCALED, low_rank, multiplied_out, scale_of, scaled_precision
 
 from . import exact

@@ -5,9 +5,9 @@ import torch
 from torch.func import vmap
 
 from posterity.core.messages import Mean, fold_stack
+from posterity.core.passes import Training
 from posterity.core.protocol import Now
 from posterity.core.random import fold, make_key
-from posterity.core.training import Training
 from posterity.methods.fedavg import FedAvg
 from posterity.methods.qlsd import QLSD, State, quantised
 

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from posterity.experiment import run_folder
 from posterity.experiment.compare import Task
-from posterity.experiment.config import from_table, read_toml
+from posterity.runs import folder as run_folder
+from posterity.settings.config import from_table, read_toml
 
 ROOT = Path(__file__).parents[2]
 OTHERS = ("fedmap@paper", "local", "fedprox", "fedbn", "fedavg")

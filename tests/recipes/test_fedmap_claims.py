@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from kinds import everything
 
-from posterity.experiment import run_folder
+from posterity.runs import folder as run_folder
 
 
 @pytest.mark.parametrize("weighting", ["num_examples", "posterior", *everything("uniform", "per_sample")])

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from posterity import data, methods
-from posterity.experiment.config import from_table
+from posterity.settings.config import from_table
 
 ROOT = Path(__file__).parents[2]
 

@@ -17,7 +17,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from posterity import methods
 from posterity.engine.server import RoundLog
 from posterity.methods.fedbps.curvature import ESTIMATORS
-from posterity.methods.pfedvmp.method import MODES
+from posterity.methods.pfedvmp import MODES
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
 ONLY = ("fedprox", "fedmap", "fedavg+snip")

@@ -9,9 +9,8 @@ from fake_runs import comparison, write_exact
 from handmade import run_of, scored
 
 from posterity.report import headline, load_runs, write_report
-from posterity.report.client_table import CELLS, LINES, TABLES, ClientTable, client_tables, told
-from posterity.report.summary import longest_adapted
-from posterity.report.verdict import goal_column
+from posterity.report.findings import goal_column
+from posterity.report.sections import CELLS, LINES, TABLES, ClientTable, client_tables, describe_tables, longest_adapted
 
 
 def tables(folder: Path, show: str = "validated") -> list[ClientTable]:
@@ -20,7 +19,7 @@ def tables(folder: Path, show: str = "validated") -> list[ClientTable]:
 
 def sentences(folder: Path) -> str:
     rows = headline(load_runs(folder))
-    return " ".join(told(tables(folder), goal_column(rows[0].arm.runs[0])))
+    return " ".join(describe_tables(tables(folder), goal_column(rows[0].arm.runs[0])))
 
 
 def named(folder: Path, method: str, seed: int, values: list[float | None], sizes: list[int]) -> None:

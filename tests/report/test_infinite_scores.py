@@ -13,14 +13,12 @@ from typing import Any
 import pytest
 from fake_runs import comparison
 
-from posterity.cli import show
-from posterity.experiment.export import export
+from posterity.cli import terminal as show
 from posterity.experiment.results import Results
 from posterity.report import columns, finding, headline, load_runs, pack_runs, write_report
-from posterity.report.columns import table_columns
-from posterity.report.read_runs import Run
-from posterity.report.selected_round import select_round
-from posterity.report.tables import summarise
+from posterity.report.show import export
+from posterity.report.table import select_round, summarise, table_columns
+from posterity.runs.read import Run
 
 
 def lose(folder: Path, metric: str, client: int = 0) -> None:

@@ -9,10 +9,10 @@ import pytest
 import torch
 from fake_runs import comparison, write_run
 
-from posterity.evaluate.client_scores import ClientColumns, write_columns
 from posterity.report import ReportError, finding, headline, load_runs, pack_runs, write_report
-from posterity.report.remarks import uneven
-from posterity.report.selected_round import RULES, select_round
+from posterity.report.sections import uneven
+from posterity.report.table import RULES, select_round
+from posterity.runs.lines import ClientColumns, write_columns
 
 
 @pytest.fixture

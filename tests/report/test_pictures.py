@@ -12,12 +12,21 @@ import pytest
 from handmade import everywhere, run_of, scored, trained
 
 from posterity.report import load_runs
-from posterity.report.calibration import pooled_bins, reliability
-from posterity.report.client_charts import Dot, client_dots, strip_chart, thinned
-from posterity.report.line_charts import learning_curves, line_chart, sparks, thin
-from posterity.report.partition_chart import partition
-from posterity.report.read_runs import FederationFacts
-from posterity.report.tables import arms
+from posterity.report.charts import (
+    Dot,
+    client_dots,
+    learning_curves,
+    line_chart,
+    partition,
+    pooled_bins,
+    reliability,
+    sparks,
+    strip_chart,
+    thin,
+    thinned,
+)
+from posterity.report.table import arms
+from posterity.runs.read import FederationFacts
 
 
 def drawn(svg: str, tag: str, css: str) -> list[dict[str, str]]:

@@ -16,15 +16,16 @@ import pytest
 from fake_runs import comparison, write_exact, write_run
 from scipy import stats
 
-from posterity.cli import show
-from posterity.experiment.export import caption
-from posterity.report import finding, headline, load_runs, main_comparison, verdict, write_report
-from posterity.report.columns import table_columns
-from posterity.report.critical import critical_chart
-from posterity.report.ranking import compare_methods
-from posterity.report.read_runs import ScoreLine
-from posterity.report.summary import at, by_point
+from posterity.cli import terminal as show
+from posterity.report import finding, headline, load_runs, main_comparison, write_report
+from posterity.report import findings as verdict
+from posterity.report.charts import critical_chart
+from posterity.report.findings import compare_methods
+from posterity.report.sections import at, by_point
+from posterity.report.show import caption
 from posterity.report.svg import CHARACTER
+from posterity.report.table import table_columns
+from posterity.runs.read import ScoreLine
 
 METHODS = {"fedavg": 0.71, "fedper": 0.74, "pfedvmp": 0.78, "local": 0.775}
 

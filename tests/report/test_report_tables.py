@@ -11,11 +11,9 @@ from typing import Any
 import pytest
 from fake_runs import comparison, write_run
 
-from posterity.experiment.config import Config
 from posterity.report import ReportError, columns, finding, headline, load_runs
-from posterity.report.columns import human_bytes
-from posterity.report.selected_round import select_round
-from posterity.report.tables import INCIDENTAL
+from posterity.report.table import INCIDENTAL, human_bytes, select_round
+from posterity.settings.config import Config
 
 
 def lines(folder: Path, **wanted: Any) -> list[dict[str, Any]]:

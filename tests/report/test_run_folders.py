@@ -8,7 +8,8 @@ import pytest
 from handmade import edited, everywhere, run_of, scored, trained
 
 from posterity.core.protocol import POINTS
-from posterity.report import headline, load_runs, read_runs
+from posterity.report import headline, load_runs
+from posterity.runs import read as read_runs
 
 
 def test_of_two_lines_about_the_same_the_later_counts(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from handmade import edited
 from test_report_page import Outline, outline, words
 
 from posterity.report import ReportError, load_runs, pack_runs, write_report
-from posterity.report import logs as logs_of
+from posterity.runs import read as logs_of
 
 EVIL = (
     "</style></script><script>alert(1)</script><img src=x onerror=alert(2)>",

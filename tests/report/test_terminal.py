@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 from fake_runs import comparison, write_run
 
-from posterity.cli import progress, show
-from posterity.cli.output import Output, check_output, split_metrics
+from posterity.cli import terminal as progress
+from posterity.cli import terminal as show
+from posterity.cli.flags import Output, check_output, split_metrics
 from posterity.report import columns, headline, load_runs
 from posterity.report.page import render
 

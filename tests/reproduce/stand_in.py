@@ -13,7 +13,7 @@ import torch
 
 from posterity.data import Pool
 from posterity.data.registry import available
-from posterity.reproduce.recipe import Recipe
+from posterity.papers.recipe import Recipe
 
 EMBEDDED = {each.name for each in available() if each.embedded}
 NATURAL = {each.name for each in available() if each.natural}

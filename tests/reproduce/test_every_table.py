@@ -9,13 +9,11 @@ from pathlib import Path
 import pytest
 
 from posterity.experiment.compare import planned
-from posterity.experiment.config import Config, to_toml
-from posterity.reproduce.beside import entries
-from posterity.reproduce.cells import RunRequest, comparisons, run_cells, shrunk
-from posterity.reproduce.gather import gather, read_places
-from posterity.reproduce.order import number
-from posterity.reproduce.page import markdown
-from posterity.reproduce.recipe import Line, Recipe, recipes
+from posterity.papers.beside import entries, number
+from posterity.papers.page import markdown
+from posterity.papers.recipe import Line, Recipe, recipes
+from posterity.papers.runs import RunRequest, comparisons, gather, read_places, run_cells, shrunk
+from posterity.settings.config import Config, to_toml
 
 from .stand_in import stand_in
 

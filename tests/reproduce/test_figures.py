@@ -16,17 +16,15 @@ import torch
 
 import posterity
 from posterity.evaluate import per_client, score
+from posterity.papers.figures import catalogue, draw_figure, figures
+from posterity.papers.figures.drawing import KINDS, PARTITION
+from posterity.papers.figures.features import scatter_ratio
+from posterity.papers.figures.material import Material
+from posterity.papers.figures.sheet import Panel, sheet, without_variables
+from posterity.papers.recipe import find
+from posterity.papers.runs import RunRequest, gather, read_places
+from posterity.papers.shown import Shown, read_value
 from posterity.report import load_runs, pack_runs
-from posterity.reproduce.cells import RunRequest
-from posterity.reproduce.figures import catalogue, draw_figure, figures
-from posterity.reproduce.figures.drawing import KINDS, PARTITION
-from posterity.reproduce.figures.material import Material
-from posterity.reproduce.figures.plain_css import without_variables
-from posterity.reproduce.figures.scatter import scatter_ratio
-from posterity.reproduce.figures.sheet import Panel, sheet
-from posterity.reproduce.gather import gather, read_places
-from posterity.reproduce.recipe import find
-from posterity.reproduce.shown import Shown, read_value
 
 DOCS = Path(__file__).parents[2] / "docs"
 RAW, PICTURES = DOCS / "results" / "raw", DOCS / "pictures" / "figures"
@@ -291,8 +289,8 @@ def test_features_of_personal_models_are_the_clients_own(tmp_path):
 
 def test_predicted_classifiers(features):
     """Drawn from N-F3's runs; the share of rows that point to their class is computed here by loops."""
-    from posterity.reproduce.figures.classifiers import DRAWS, agreement, predict_rows
-    from posterity.reproduce.figures.features import held_features
+    from posterity.papers.figures.classifiers import DRAWS, agreement, predict_rows
+    from posterity.papers.figures.features import held_features
 
     made = make("N-F5", features.folder)
     result = posterity.load(features.folder / "tables" / "N-F3" / "CIFAR-100" / "fednp" / "seed-0")
@@ -379,8 +377,8 @@ def test_the_toys_curves(toy):
 
 def test_the_band_is_the_mixture_of_the_clients_predictions(toy):
     """Against draws: coefficients of a client chosen by its samples, drawn from what its NPN predicts."""
-    from posterity.reproduce.figures.predicted import predicted_heads
-    from posterity.reproduce.figures.toy import mixture
+    from posterity.papers.figures.classifiers import predicted_heads
+    from posterity.papers.figures.toy import mixture
 
     result = posterity.load(toy.folder / "tables" / "N-F1" / "scaled" / "fednp-lam=0.01-biases=true" / "seed-0")
     x = torch.tensor([[-6.0], [0.5], [7.0]])

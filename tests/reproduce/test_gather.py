@@ -8,17 +8,15 @@ from dataclasses import replace
 
 import pytest
 
-from posterity.cli import show
+from posterity.cli import terminal as show
 from posterity.evaluate.paired import Sample
+from posterity.papers import recipe as recipe_files
+from posterity.papers.beside import Entry, entries, order
+from posterity.papers.figures import catalogue
+from posterity.papers.recipe import Line, read
+from posterity.papers.runs import RunRequest, gather, other_size, read_places, run_cells
+from posterity.papers.shown import Shown
 from posterity.report import pack_runs
-from posterity.reproduce import recipe as recipe_files
-from posterity.reproduce.beside import Entry, entries
-from posterity.reproduce.cells import RunRequest, run_cells
-from posterity.reproduce.figures import catalogue
-from posterity.reproduce.gather import gather, other_size, read_places
-from posterity.reproduce.order import order
-from posterity.reproduce.recipe import Line, read
-from posterity.reproduce.shown import Shown
 
 TWO = """
 id = "X-T4"
@@ -227,7 +225,7 @@ def test_the_command_merges(call, made, monkeypatch, tmp_path):
 
 
 def test_the_list_says_how_much_is_done(call, made, monkeypatch):
-    monkeypatch.setattr("posterity.cli.reproduce.recipes", lambda: {"X-T4": RECIPE})
+    monkeypatch.setattr("posterity.papers.cli.recipes", lambda: {"X-T4": RECIPE})
     monkeypatch.setattr(show.console, "_width", 200)
     before = call("reproduce", "--list")[1]
     assert "not yet run" in before
@@ -239,7 +237,7 @@ def test_the_list_says_how_much_is_done(call, made, monkeypatch):
 
 
 def test_the_list_counts_runs_of_the_papers_size(call, made, monkeypatch, tmp_path):
-    monkeypatch.setattr("posterity.cli.reproduce.recipes", lambda: {"X-T4": RECIPE})
+    monkeypatch.setattr("posterity.papers.cli.recipes", lambda: {"X-T4": RECIPE})
     monkeypatch.setattr(show.console, "_width", 200)
     do(SHORT.chosen([], ["Theirs"]), tmp_path / "X-T4", [0, 1], rounds=3)
     assert "here" not in call("reproduce", "--list", "--out", str(tmp_path))[1].partition("result: ")[0]
@@ -248,7 +246,7 @@ def test_the_list_counts_runs_of_the_papers_size(call, made, monkeypatch, tmp_pa
 
 
 def test_a_run_of_another_version_does_not_stop_the_list(call, made, monkeypatch, tmp_path):
-    monkeypatch.setattr("posterity.cli.reproduce.recipes", lambda: {"X-T4": RECIPE})
+    monkeypatch.setattr("posterity.papers.cli.recipes", lambda: {"X-T4": RECIPE})
     monkeypatch.setattr(show.console, "_width", 200)
     shutil.copytree(made, tmp_path / "X-T4")
     config = tmp_path / "X-T4" / "short" / "fedavg" / "seed-0" / "config.toml"

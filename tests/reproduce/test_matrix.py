@@ -8,14 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from posterity.cli import show
-from posterity.cli.reproduce import show_table
-from posterity.reproduce.beside import entries
-from posterity.reproduce.elsewhere import without_recipe
-from posterity.reproduce.figures import figures
-from posterity.reproduce.gather import gather, read_places
-from posterity.reproduce.page import markdown
-from posterity.reproduce.recipe import find, recipes
+from posterity.cli import terminal as show
+from posterity.papers.beside import entries
+from posterity.papers.cli import show_table
+from posterity.papers.figures import figures
+from posterity.papers.page import markdown
+from posterity.papers.recipe import find, recipes, without_recipe
+from posterity.papers.runs import gather, read_places
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
 OF_OTHERS = {"V-T2": ["V-T2", "V-T1a", "V-T1b"], "V-T3": ["V-T1a", "V-T1c"], "V-T7": ["V-T7", "V-T1a"],

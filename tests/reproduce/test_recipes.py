@@ -8,13 +8,12 @@ from dataclasses import replace
 import pytest
 
 from posterity import methods, models
-from posterity.core.parse import split_list
-from posterity.experiment.variants import parse_variant
-from posterity.reproduce.cells import comparisons, shrunk
-from posterity.reproduce.elsewhere import without_recipe
-from posterity.reproduce.figures import figures
-from posterity.reproduce.order import number
-from posterity.reproduce.recipe import find, read, recipes
+from posterity.experiment.compare import parse_variant
+from posterity.papers.beside import number
+from posterity.papers.figures import figures
+from posterity.papers.recipe import find, read, recipes, without_recipe
+from posterity.papers.runs import comparisons, shrunk
+from posterity.settings.hyperparameters import split_list
 
 SMALL = """
 id = "X-T1"

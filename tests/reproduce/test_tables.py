@@ -10,15 +10,12 @@ import torch
 
 import posterity
 from posterity.evaluate.paired import Sample
-from posterity.reproduce import recipe as recipe_files
-from posterity.reproduce.beside import RULES, Entry, entries, held_against, with_numbers, without_numbers
-from posterity.reproduce.cells import RunRequest, run_cells
-from posterity.reproduce.gather import gather, read_places
-from posterity.reproduce.order import order
-from posterity.reproduce.origin import origins
-from posterity.reproduce.page import markdown
-from posterity.reproduce.recipe import Line, read
-from posterity.reproduce.shown import Shown, read_value
+from posterity.papers import recipe as recipe_files
+from posterity.papers.beside import RULES, Entry, entries, held_against, order, with_numbers, without_numbers
+from posterity.papers.page import markdown, origins
+from posterity.papers.recipe import Line, read
+from posterity.papers.runs import RunRequest, gather, read_places, run_cells
+from posterity.papers.shown import Shown, read_value
 
 from .test_recipes import SMALL
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from posterity.reproduce.figures import tsne
-from posterity.reproduce.figures.scatter import scatter_ratio
+from posterity.papers.figures import features as tsne
+from posterity.papers.figures.features import scatter_ratio
 
 
 @pytest.fixture(scope="module")

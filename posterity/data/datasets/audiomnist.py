@@ -2,7 +2,7 @@
 
 S. Becker et al., "AudioMNIST", J. Franklin Institute 2023 (MIT licence). A client is a speaker. Read from the folder
 `data` of its repository (01 … 60, files `DIGIT_SPEAKER_TAKE.wav` at 48 kHz) or GitHub's archive of it, or, where there
-is neither, from a compact file with takes 0 to 14. Sound becomes pictures as `posterity/data/audio.py` says.
+is neither, from a compact file with takes 0 to 14. Sound becomes pictures as `posterity/data/datasets/_sound.py` says.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from posterity.data.archive import read_npz
+from posterity.data.archives import read_npz
+from posterity.data.datasets._sound import DIGITS, read_spoken
 from posterity.data.files import integers, pictures
+from posterity.data.official import DataSource, File, Form, locate_form
 from posterity.data.pool import Pool
-from posterity.data.source import DataSource, File, Form, locate_form
-from posterity.data.spoken import DIGITS, read_spoken
 
 FILES = ("spoken_digits/audiomnist_logmel.npz",)
 NATURAL = True

@@ -15,13 +15,12 @@ from typing import Any
 
 import numpy as np
 
-from posterity.data.archive import Array
+from posterity.data.archives import Array, read_file, walk_members
+from posterity.data.datasets._leaf import leaf_forms, leaf_pool
 from posterity.data.files import decode_member, integers, pictures
-from posterity.data.image_folder import LARGEST, read_picture
-from posterity.data.leaf_json import leaf_forms, leaf_pool
-from posterity.data.members import read_file, walk_members
+from posterity.data.official import DataSource, File, Form, locate_form
 from posterity.data.pool import DataError, Pool
-from posterity.data.source import DataSource, File, Form, locate_form
+from posterity.data.user_files import LARGEST_SIDE, read_picture
 
 FILES = ("celeba/data/train", "celeba/data/test", "celeba/data/raw/img_align_celeba")
 NATURAL = True
@@ -45,8 +44,8 @@ SOURCE = DataSource(
 
 
 def load(data_dir: Path | None, seed: int, *, size: int = 84) -> Pool:
-    if not 1 <= size <= LARGEST:
-        raise DataError(f"celeba: size={size}; expected 1 to {LARGEST} pixels; change it")
+    if not 1 <= size <= LARGEST_SIDE:
+        raise DataError(f"celeba: size={size}; expected 1 to {LARGEST_SIDE} pixels; change it")
     found = locate_form("celeba", SOURCE, data_dir)
     if found.form.key == "official":
         return _official(found.paths, size)

@@ -2,7 +2,7 @@
 
 T. de Campos, B. Babu, M. Varma, "Character Recognition in Natural Images", VISAPP 2009: the hand-drawn English part,
 rendered from pen strokes. A client is a writer, with one picture of each class. Read from a compact file, or from the
-strokes in the official `EnglishHnd.tgz` or its unpacked folder, drawn as `posterity/data/strokes.py` says.
+strokes in the official `EnglishHnd.tgz` or its unpacked folder, drawn as `posterity/data/datasets/_strokes.py` says.
 """
 
 from __future__ import annotations
@@ -12,12 +12,11 @@ from pathlib import Path, PurePosixPath
 
 import numpy as np
 
-from posterity.data.archive import Array, read_npz
+from posterity.data.archives import Array, read_npz, walk_members
+from posterity.data.datasets._strokes import draw_strokes, read_strokes
 from posterity.data.files import integers, names, pictures
-from posterity.data.members import walk_members
+from posterity.data.official import DataSource, File, Form, locate_form
 from posterity.data.pool import DataError, Pool
-from posterity.data.source import DataSource, File, Form, locate_form
-from posterity.data.strokes import draw_strokes, read_strokes
 
 FILES = ("chars74k_writers/chars74k_hnd_28.npz",)
 NATURAL = True

@@ -12,11 +12,11 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from posterity.data.archive import Array, read_npz
-from posterity.data.cifar import BatchFile, CifarLayout, Labels, read_cifar
+from posterity.data.archives import Array, read_npz
+from posterity.data.datasets._cifar import BatchFile, CifarLayout, Labels, read_cifar
 from posterity.data.files import integers, pictures, unsheet
+from posterity.data.official import DataSource, File, Form, locate_form
 from posterity.data.pool import Pool
-from posterity.data.source import DataSource, File, Form, locate_form
 
 FILES = ("cifar10/cifar10_half_a.npz",)
 NATURAL = False

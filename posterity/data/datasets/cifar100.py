@@ -11,11 +11,11 @@ from pathlib import Path
 
 import torch
 
-from posterity.data.archive import read_npz
-from posterity.data.cifar import BatchFile, CifarLayout, Labels, read_cifar
+from posterity.data.archives import read_npz
+from posterity.data.datasets._cifar import BatchFile, CifarLayout, Labels, read_cifar
 from posterity.data.files import integers, names, pictures, unsheet
+from posterity.data.official import DataSource, File, Form, locate_form
 from posterity.data.pool import DataError, Pool
-from posterity.data.source import DataSource, File, Form, locate_form
 
 FILES = ("cifar100/cifar100_half.npz",)
 NATURAL = False

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from posterity.data.archive import read_npz
+from posterity.data.archives import read_npz
 from posterity.data.files import integers
 from posterity.data.pool import Pool
 

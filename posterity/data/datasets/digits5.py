@@ -16,12 +16,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from posterity.data.archive import Array, read_npz
+from posterity.data.archives import Array, read_npz
+from posterity.data.datasets._idx import check_labels
+from posterity.data.datasets._mat import Cells, read_mat
 from posterity.data.files import integers, join_parts, pictures
-from posterity.data.idx import check_labels
-from posterity.data.matfile import Cells, read_mat
+from posterity.data.official import DataSource, File, Form, locate_form
 from posterity.data.pool import DataError, Pool
-from posterity.data.source import DataSource, File, Form, locate_form
 
 FILES = tuple(
     f"digits5/{name}"

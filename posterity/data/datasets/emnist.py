@@ -9,12 +9,11 @@ from __future__ import annotations
 
 from pathlib import Path, PurePosixPath
 
-from posterity.core.hyperparameters import nearest
-from posterity.data.archive import Array
-from posterity.data.idx import idx_forms, idx_pool, read_idx, unpack_idx
-from posterity.data.members import read_members
+from posterity.data.archives import Array, read_members
+from posterity.data.datasets._idx import idx_forms, idx_pool, read_idx, unpack_idx
+from posterity.data.official import DataSource, File, Form, Found, locate_form
 from posterity.data.pool import DataError, Pool
-from posterity.data.source import DataSource, File, Form, Found, locate_form
+from posterity.settings.hyperparameters import nearest
 
 FILES = ("emnist/gzip.zip",)
 NATURAL = False

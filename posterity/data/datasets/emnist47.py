@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from posterity.data.archive import read_npz
+from posterity.data.archives import read_npz
 from posterity.data.datasets import emnist
 from posterity.data.files import integers, names, pictures
+from posterity.data.official import DataSource, File, Form, locate_form
 from posterity.data.pool import Pool
-from posterity.data.source import DataSource, File, Form, locate_form
 
 FILES = ("emnist47/emnist47.npz",)
 NATURAL = False

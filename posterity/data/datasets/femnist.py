@@ -13,10 +13,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from posterity.data.archive import Array
-from posterity.data.leaf_json import WRONG, leaf_forms, leaf_pool
+from posterity.data.archives import Array
+from posterity.data.datasets._leaf import WRONG, leaf_forms, leaf_pool
+from posterity.data.official import DataSource, locate_form
 from posterity.data.pool import DataError, Pool
-from posterity.data.source import DataSource, locate_form
 
 FILES = ("femnist/data/train", "femnist/data/test")
 NATURAL = True

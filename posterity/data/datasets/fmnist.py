@@ -9,10 +9,9 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from posterity.data.idx import PARTS, idx_forms, idx_pool, read_idx
-from posterity.data.keras import keras_pool
+from posterity.data.datasets._idx import PARTS, idx_forms, idx_pool, keras_pool, read_idx
+from posterity.data.official import DataSource, File, Form, locate_form
 from posterity.data.pool import Pool
-from posterity.data.source import DataSource, File, Form, locate_form
 
 FILES = tuple(f"fashion_mnist/{name}.gz" for name in PARTS)
 NATURAL = False

@@ -2,18 +2,18 @@
 
 Z. Jackson et al. (CC BY-SA 4.0). A client is a speaker. Read from a compact file, from the folder `recordings` of its
 repository (files `DIGIT_SPEAKER_TAKE.wav` at 8 kHz) or from GitHub's archive of it. Sound becomes pictures as
-`posterity/data/audio.py` says.
+`posterity/data/datasets/_sound.py` says.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from posterity.data.archive import read_npz
+from posterity.data.archives import read_npz
+from posterity.data.datasets._sound import DIGITS, read_spoken
 from posterity.data.files import integers, names, pictures
+from posterity.data.official import DataSource, File, Form, locate_form
 from posterity.data.pool import Pool
-from posterity.data.source import DataSource, File, Form, locate_form
-from posterity.data.spoken import DIGITS, read_spoken
 
 FILES = ("spoken_digits/fsdd_logmel.npz",)
 NATURAL = True

@@ -11,11 +11,10 @@ from pathlib import Path
 
 import numpy as np
 
-from posterity.data.archive import Array, read_npz, unpack_xz
-from posterity.data.idx import PARTS, idx_forms, idx_pool, read_idx
-from posterity.data.keras import keras_arrays
+from posterity.data.archives import Array, read_npz, unpack_xz
+from posterity.data.datasets._idx import PARTS, idx_forms, idx_pool, keras_arrays, read_idx
+from posterity.data.official import DataSource, File, Form, locate_form
 from posterity.data.pool import DataError, Pool
-from posterity.data.source import DataSource, File, Form, locate_form
 
 FILES = ("mnist/mnist.npz",)
 NATURAL = False

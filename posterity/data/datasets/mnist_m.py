@@ -12,12 +12,11 @@ from pathlib import Path, PurePosixPath
 import numpy as np
 import torch
 
-from posterity.data.archive import read_npz
+from posterity.data.archives import read_members, read_npz
+from posterity.data.datasets._idx import check_labels
 from posterity.data.files import decode_member, integers, pictures, unsheet
-from posterity.data.idx import check_labels
-from posterity.data.members import read_members
+from posterity.data.official import DataSource, File, Form, locate_form
 from posterity.data.pool import DataError, Pool
-from posterity.data.source import DataSource, File, Form, locate_form
 
 FILES = ("mnist_m/mnist_m_2k.npz",)
 NATURAL = False

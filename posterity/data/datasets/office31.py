@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from posterity.data.domains import read_domains
+from posterity.data.datasets._domains import read_domains
+from posterity.data.official import DataSource, File, Form, locate_form
 from posterity.data.pool import Pool
-from posterity.data.source import DataSource, File, Form, locate_form
 
 FILES = ("office31/amazon", "office31/dslr", "office31/webcam")
 NATURAL = True

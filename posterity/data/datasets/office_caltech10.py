@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from posterity.data.archive import read_npz
-from posterity.data.domains import read_domains
+from posterity.data.archives import read_npz
+from posterity.data.datasets._domains import read_domains
 from posterity.data.files import integers, names, pictures, unsheet
+from posterity.data.official import DataSource, File, Form, locate_form
 from posterity.data.pool import Pool
-from posterity.data.source import DataSource, File, Form, locate_form
 
 FILES = ("office_caltech10/office_caltech10_64.npz",)
 NATURAL = True

@@ -12,11 +12,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from posterity.data.archive import Array, read_npz
+from posterity.data.archives import Array, read_members, read_npz
 from posterity.data.files import decode_all, decode_member, integers, names, pictures
-from posterity.data.members import read_members
+from posterity.data.official import DataSource, File, Form, locate_form
 from posterity.data.pool import DataError, Pool
-from posterity.data.source import DataSource, File, Form, locate_form
 
 FILES = ("tinyimagenet_subset/tinyimagenet_subset.npz",)
 NATURAL = False

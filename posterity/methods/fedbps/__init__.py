@@ -32,10 +32,191 @@ Differs from the paper (errata, numbered by us):
 The estimator of the curvature, unnamed in the paper, is `curvature`. Running statistics of batch norm are averaged and
 common (so p = 1 is local training for networks without them). The whole of w_g is sent down, and the mask as bits: a
 client that joins late starts at w_g. Adaptation trains and then takes the common entries back from w_g (4).
+
+FedBPS, the method: posterior variances (2), the personal entries (3), the mixed model (4), merged moments (5).
+
+The paper is summed up in the folder's `__init__.py`. Estimators of the curvature in (2) are in `curvature.py`.
 """
 
 from __future__ import annotations
 
-from posterity.methods.fedbps.method import FedBPS
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from posterity.core import (
+    Batch,
+    Carry,
+    Facts,
+    Here,
+    Loss,
+    Mean,
+    Message,
+    Method,
+    Moments,
+    Network,
+    Now,
+    Own,
+    Params,
+    Pass,
+    Personal,
+    Point,
+    Sum,
+    Training,
+    check_fields,
+    fit,
+    gather,
+    hyper,
+    packed,
+    record,
+    trainable,
+    tree_leaves,
+    tree_map,
+    unpacked,
+    within,
+)
+from posterity.methods.fedbps.curvature import ESTIMATORS, diagonal
+from posterity.methods.fedbps.squares import held_numbers
+
+CURVATURE_BATCH = 32  # rows whose gradients are held at once
+AUTHORS = Training(lr=0.01, epochs=5, batch=128, momentum=0.9, weight_decay=5e-4)  # §4.1
+
+
+@record
+class State:
+    params: Params  # w_g, and the averaged buffers
+    variance: Params  # v_g of the trainable leaves
+    mask: Tensor  # M, eight entries in a byte
+
+
+@record
+class Shared:
+    params: Params
+    mask: Tensor
+
+
+def top(score: Tensor, count: int) -> Tensor:
+    """True on exactly `count` entries of the largest score (P,); among equals the first come first."""
+    order = torch.argsort(score, descending=True, stable=True)
+    return torch.zeros_like(score, dtype=torch.bool).index_fill(0, order[:count], True)
+
+
+def personal_entries(variance: Params, share: float, scope: str) -> Tensor:
+    """M (P,): the most uncertain `share` of all entries together, or of each tensor by itself.
+
+    Ranked in float32: the two logits of a binary head have equal variances but for the last bits of float64, and those
+    bits, which another engine or device has otherwise, are not to decide.
+    """
+    flat = [leaf.flatten().float() for leaf in variance.values()]
+    groups = flat if scope == "per_tensor" else [torch.cat(flat)]
+    return torch.cat([top(group, round(share * len(group))) for group in groups])  # (3)
+
+
+def unpacked_like(mask: Tensor, like: Params) -> Params:
+    """Booleans in the shapes of `like`, from the bytes of `packed`."""
+    sizes = [leaf.numel() for leaf in like.values()]
+    parts = torch.split(unpacked(mask, [sum(sizes)]), sizes)
+    return {n: part.reshape(leaf.shape) for (n, leaf), part in zip(like.items(), parts, strict=True)}
+
+
+def mixed(own: Params, shared: Shared) -> Params:
+    """The client's entries where M = 1, else the common ones; leaves that `own` lacks are common."""
+    mask = unpacked_like(shared.mask, own)
+    return {n: torch.where(mask[n], own[n], p) if n in own else p for n, p in shared.params.items()}  # (4)
+
+
+@dataclass(frozen=True)
+class FedBPS(Method):
+    label: ClassVar[str] = "FedBPS"
+    reference: ClassVar[str] = "FedBPS, conference paper"
+    absent: ClassVar[str] = "cohort only: an absent client keeps its parameters and is not in the moments"
+    scored: ClassVar[Point] = "received"
+
+    local: Training = hyper(Training(), "how the clients train", paper=AUTHORS)
+    p: float = hyper(0.7, "share of the parameters that is personal", "§4.1; 0.3, 0.5, 0.7 and 0.9 in Table 2",
+                     search=(0.3, 0.9, "linear"))  # fmt: skip
+    curvature: str = hyper("ggn", "estimator of the diagonal curvature", "unspecified: ours", ESTIMATORS)
+    probes: int = hyper(8, "sign vectors per batch of `hutchinson`", "unspecified: ours")
+    prior: float = hyper(5e-4, "τ: precision of the prior per sample", "the paper's weight decay; erratum B1")
+    score: str = hyper("variance", "what is averaged: 1/curvature, or the curvature as printed", "erratum B1",
+                       ("variance", "hessian"))  # fmt: skip
+    loss_scale: str = hyper("sum", "posterior of the summed or of the mean loss", "erratum B4", ("sum", "mean"))
+    within_scale: float = hyper(1.0, "factor on v_i against the disagreement", "ours, for studies; erratum B4")
+    scope: str = hyper("global", "p of all parameters, or of each tensor", "§3.2: one threshold",
+                       ("global", "per_tensor"))  # fmt: skip
+    loss: Loss = fit  # a wrapper may replace it
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        within(self, p=(0, 1), probes=(1, None), within_scale=(0, None))
+        if self.prior <= 0:
+            raise ValueError(f"prior must be positive: dead units have no other precision; got {self.prior}")
+
+    def init(self, model: Network, params: Params, facts: Facts) -> State:
+        unknown = {n: torch.zeros_like(params[n]) for n in trainable(params, model)}
+        return State(params, unknown, packed(personal_entries(unknown, self.p, self.scope)))
+
+    def offer(self, state: State, client: Tensor | None) -> tuple[Shared, Own]:
+        return Shared(state.params, state.mask), ()
+
+    def join(self, here: Here) -> Personal:
+        return {n: here.shared.params[n] for n in trainable(here.initial, here.model)}
+
+    def start(self, here: Here) -> Params:
+        return mixed(here.personal, here.shared)
+
+    def summed_curvature(self, params: Params, batch: Batch, here: Here) -> Params:
+        return diagonal(self.curvature, params, batch, here, self.probes)
+
+    def passes(self) -> tuple[Pass, ...]:
+        held: dict[str, Any] = {"copies": 24} if self.curvature == "hutchinson" else {"scratch": held_numbers}
+        look = gather("curvature", self.summed_curvature, batch=CURVATURE_BATCH, **held)
+        return self.local.descend(self.loss), look
+
+    def variance(self, h: Tensor, n: Tensor) -> Tensor:
+        """v_i from the curvature of the mean loss; an indefinite estimate counts as no curvature."""
+        h, count = h.clamp(min=0), n if self.loss_scale == "sum" else torch.ones_like(n)
+        if self.score == "hessian":
+            return self.within_scale * count * h
+        return self.within_scale / (count * (h + self.prior))  # (2)
+
+    def message(self, carry: Carry, here: Here) -> tuple[Message, Personal]:
+        n = here.n.clamp(min=1)
+        own = {name: carry.params[name] for name in trainable(carry.params, here.model)}
+        square = tree_map(lambda h: n * self.variance(h / n, n), {name: carry.kept["curvature"][name] for name in own})
+        total = torch.stack([leaf.sum() for leaf in tree_leaves(square)]).sum()
+        sent = {"moments": Moments(n, own, square), "within": Sum(total)}
+        rest = {name: p for name, p in carry.params.items() if name not in own}
+        return sent | ({"rest": Mean(n, rest)} if rest else {}), own
+
+    def combine(self, state: State, total: Message, now: Now) -> State:
+        variance = total["moments"].variance()  # (5)
+        rest = total["rest"].mean() if "rest" in total else {}
+        new = total["moments"].mean | rest
+        mask = packed(personal_entries(variance, self.p, self.scope))
+        return State({n: new[n] for n in state.params}, variance, mask)
+
+    def report(self, state: State, total: Message) -> dict[str, Tensor]:
+        """The share of Σ v_g that is disagreement; what is left is uncertainty within the clients."""
+        full = torch.stack([leaf.sum() for leaf in tree_leaves(total["moments"].square)]).sum()
+        tiny = torch.finfo(full.dtype).tiny
+        return {"disagreement_share": (1 - total["within"].value / full.clamp(min=tiny)).clamp(min=0)}
+
+    def adapt(self, epochs: int) -> tuple[Pass, ...]:
+        return tuple(_remixed(p) for p in super().adapt(epochs))  # without the curvature
+
+
+def _remixed(each: Pass) -> Pass:
+    """`each`, after which the trained leaves keep their personal entries only."""
+
+    def close(carry: Carry, here: Here) -> Carry:
+        carry = each.close(carry, here)
+        common = Shared(carry.params | {n: here.shared.params[n] for n in here.personal}, here.shared.mask)
+        return replace(carry, params=mixed({n: carry.params[n] for n in here.personal}, common))
+
+    return replace(each, close=close)
+
 
 __all__ = ["FedBPS"]

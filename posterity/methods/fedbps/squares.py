@@ -243,6 +243,3 @@ def _by_rows(apart: Params, params: Params, batch: Batch, model: Network, marks:
 
 def _weighted_square(weight: Tensor, g: Tensor) -> Tensor:
     return weight * g * g
-
-
-__all__ = ["LayerShapes", "Roots", "held_numbers", "single_layers", "sum_squares"]

@@ -52,6 +52,3 @@ def from_exponentials(lots: Tensor, c: Tensor) -> Tensor:
     mean = (mean_of(c) - rate.sum(-1)).clamp(min=0)
     deviation = (variance_of(c) - (rate**2).sum(-1)).clamp(min=0).sqrt().minimum(mean)
     return (rate * lots[..., :-1]).sum(-1) + mean + deviation * (lots[..., -1] - 1)
-
-
-__all__ = ["TERMS", "exponential", "from_exponentials", "mean_of", "variance_of"]

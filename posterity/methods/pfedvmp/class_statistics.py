@@ -89,14 +89,3 @@ def common_variance(total: Sum, previous: Tensor) -> Tensor:
     logarithm, weight = total.value["logarithm"], total.value["weight"]
     found = (logarithm / torch.where(weight > 0, weight, 1)).exp()
     return torch.where(weight > 0, found, previous.to(found))
-
-
-__all__ = [
-    "Classes",
-    "Found",
-    "Spread",
-    "common_variance",
-    "describe_classes",
-    "read_sums",
-    "variance_message",
-]

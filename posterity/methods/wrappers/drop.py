@@ -48,8 +48,7 @@ from posterity.core import (
     unpacked,
     within,
 )
-from posterity.methods.wrappers.metavd import dropout
-from posterity.methods.wrappers.metavd.method import RHO, MetaVD
+from posterity.methods.wrappers.metavd import RHO, MetaVD, dropout
 
 TENSORS = 2  # θ and ρ
 TALLY = 8  # bytes of a client's count of dropped weights: for the report, nobody sends it

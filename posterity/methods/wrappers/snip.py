@@ -51,7 +51,7 @@ from posterity.core import (
     within,
 )
 from posterity.methods.wrappers.drop import Drop
-from posterity.nn.find import linear_layer
+from posterity.nn.extra import linear_layer
 
 
 @record

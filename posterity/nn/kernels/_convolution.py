@@ -26,8 +26,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from posterity.nn._grid import WindowGrid
 from posterity.nn.kernels._programs import add, contract, correlate, pack
+from posterity.nn.kernels.grid import WindowGrid
 
 SLICE, SLICES = 256, 32  # `weigh` adds up this many places at least in one slice, and makes at most that many slices
 BLOCK = 32  # side of the square that one program of `pack` turns
@@ -192,6 +192,3 @@ def _squares(high: int, wide: int, side: int = BLOCK) -> int:
 
 def _up(number: int, step: int) -> int:
     return -(-number // step) * step
-
-
-__all__ = ["Tile", "contract_tile", "convolve", "correlate_tile", "spread", "weigh"]

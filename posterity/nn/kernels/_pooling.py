@@ -1,4 +1,3 @@
-# mypy: disable-error-code="import-not-found, import-untyped, no-untyped-def", allow-untyped-decorators
 """Largest of every 2 × 2 pixels, of images that lie channel last, and its transposes. Needs Triton."""
 
 from __future__ import annotations
@@ -104,6 +103,3 @@ def _put(y, place, x, N, H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, BLOC
     which = tl.load(place + at, mask=inside, other=-1).to(tl.int32)
     value = tl.load(y + at, mask=inside & (which == i % 2 * 2 + j % 2), other=0.0)
     tl.store(x + e, value, mask=e < N)
-
-
-__all__ = ["pool", "put", "take"]

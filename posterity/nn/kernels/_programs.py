@@ -1,4 +1,3 @@
-# mypy: disable-error-code="import-not-found, import-untyped, no-untyped-def", allow-untyped-decorators
 """The programs behind `_convolution.py`.
 
 Letters are those of a convolution: B images of C channels and H × W pixels, O outputs of HO × WO, windows R × Q, steps
@@ -149,6 +148,3 @@ def _square(O: tl.constexpr, K: tl.constexpr, BLOCK: tl.constexpr):
         tl.program_id(0) % wide * BLOCK + tl.arange(0, BLOCK),
     )
     return tl.program_id(1).to(tl.int64) * O * K, o, k
-
-
-__all__ = ["add", "contract", "correlate", "pack"]

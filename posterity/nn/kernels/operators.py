@@ -1,4 +1,3 @@
-# mypy: disable-error-code="no-untyped-call", allow-untyped-decorators
 """The kernels of convolution and pooling as operators that PyTorch knows by name.
 
 A tracer follows functions on tensors without content, on which no kernel can be started. It writes down the operator
@@ -10,8 +9,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, library
 
-from posterity.nn._grid import WindowGrid
 from posterity.nn.kernels import _convolution, _pooling
+from posterity.nn.kernels.grid import WindowGrid
 
 Numbers = list[int]  # of a grid: shape, window, stride, padding
 
@@ -117,6 +116,3 @@ def _last(like: Tensor, lead: tuple[int, ...], image: tuple[int, ...]) -> Tensor
     """Room for images (..., C, H, W) that lie channel last."""
     *batch, channels, high, wide = image
     return like.new_empty(*lead, *batch, high, wide, channels).movedim(-1, -3)
-
-
-__all__ = ["convolve", "pool", "put", "spread", "take", "weigh"]

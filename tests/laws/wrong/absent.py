@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from posterity.core.averaging import averaged, weighted
+from posterity.core.common import averaged, weighted
 from posterity.core.messages import Rows
 from posterity.core.protocol import Params
 from posterity.core.tree import record

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from posterity.core.averaging import weighted
+from posterity.core.common import weighted
 from posterity.methods.fedavg import FedAvg
 
 LAW = "recording"

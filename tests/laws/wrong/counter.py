@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from posterity.core.averaging import averaged
+from posterity.core.common import averaged
 from posterity.methods.fedavg import FedAvg, State
 
 LAW = "resume"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from posterity.core.losses import masked_mean, pointwise
+from posterity.core.likelihood import masked_mean, pointwise
 from posterity.core.random import make_key
 from posterity.methods.fedavg import FedAvg as Right
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from posterity.core import holding
-from posterity.core.averaging import weighted
+from posterity.core.common import weighted
 from posterity.methods.fedavg import FedAvg
 
 LAW = "memory"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from posterity.core.losses import fit
+from posterity.core.passes import fit
 from posterity.core.protocol import Batch
 from posterity.core.random import normal
 from posterity.methods.fedavg import FedAvg

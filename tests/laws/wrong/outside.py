@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from posterity.core.averaging import averaged
+from posterity.core.common import averaged
 from posterity.core.protocol import Params
 from posterity.core.tree import record
 from posterity.methods.fedavg import FedAvg

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from posterity.core.losses import pointwise
+from posterity.core.likelihood import pointwise
 from posterity.methods.fedavg import FedAvg as Right
 
 LAW = "mask"

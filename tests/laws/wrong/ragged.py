@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from posterity.core.averaging import averaged, weighted
+from posterity.core.common import averaged, weighted
 from posterity.core.messages import Bag
 from posterity.core.protocol import Params
 from posterity.core.tree import record

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from posterity.core.averaging import weighted
+from posterity.core.common import weighted
 from posterity.core.messages import Mean
 from posterity.methods.fedavg import FedAvg
 

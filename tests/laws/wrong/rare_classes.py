@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from posterity.core.classes import count_labels
+from posterity.core.common import count_labels
 from posterity.core.messages import Sum
 from posterity.core.passes import gather
 from posterity.methods.fedavg import FedAvg

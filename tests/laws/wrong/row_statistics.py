@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from posterity.core.losses import log_predictive
+from posterity.core.protocol import log_predictive
 from posterity.methods.fedavg import FedAvg
 
 LAW = "engines"

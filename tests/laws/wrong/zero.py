@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import torch
 
-from posterity.core.averaging import weighted
+from posterity.core.common import weighted
 from posterity.core.tree import Tree, record, tree_map
 from posterity.methods.fedavg import FedAvg
 

@@ -10,19 +10,55 @@ A client's noise is a tensor ρ of the weight's shape, in one of two forms:
 Kingma, Salimans and Welling, "Variational dropout and the local reparameterization trick", NeurIPS 2015;
 Molchanov, Ashukha and Vetrov, "Variational dropout sparsifies deep neural networks", ICML 2017 (log-uniform prior);
 Liu et al., "Variational Bayesian dropout with a hierarchical prior", CVPR 2019 (γ* = θ²(1 + α)).
+
+f̄ of (4): a network in which one linear layer's weights are Gaussian, a stand-in for the model of a host's `here`.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.func import vmap
 
-from posterity.core import Bag, Carry, Here, Mean, Message, normal
+from posterity.core import Bag, Carry, Here, Mean, Message, Network, Params, fold, normal
+
+
+@dataclass(frozen=True, eq=False)
+class Noisy:
+    """`model`, with `draws` draws of a layer's noise averaged at the output; layers before it are run once.
+
+    New running statistics are those of the first draw. Everything else is asked of the model.
+    """
+
+    model: Network
+    layer: str
+    variance: Tensor  # of every weight of the layer
+    key: Tensor
+    draws: int
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.model, name)
+
+    def __call__(self, params: Params, x: Tensor, *more: Any, **how: Any) -> Any:
+        call: Any = self.model
+
+        def one(draw: Tensor) -> tuple[Tensor, Params]:
+            key = fold(self.key, draw)
+            change = {self.layer: lambda seen, output: perturbed(seen, output, self.variance, key)}
+            found: tuple[Tensor, Params] = call(params, x, *more, around=change, **how)
+            return found
+
+        if self.draws == 1:
+            return one(torch.zeros((), dtype=torch.int64, device=x.device))
+        outputs, buffers = vmap(one)(torch.arange(self.draws, device=x.device))
+        return outputs.mean(0), {n: b[0] for n, b in buffers.items()}
+
 
 FORMS = ("log_variance", "alpha")
 PRIORS = ("hierarchical", "log_uniform")

@@ -18,7 +18,20 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.func import grad, vjp
 
-from posterity.core import SGD, Batch, Carry, Here, Loss, Pass, Tree, clipped, normal, record, tree_map, tree_rows
+from posterity.core import (
+    SGD,
+    Batch,
+    Carry,
+    Here,
+    Loss,
+    Pass,
+    Tree,
+    clipped,
+    normal,
+    record,
+    tree_map,
+    tree_rows,
+)
 from posterity.methods.wrappers.metavd.dropout import LEAST, centred
 
 FAMILIES = ("hyper", "ensemble", "naive")

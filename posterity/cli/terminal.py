@@ -1,0 +1,347 @@
+"""The end of a command that ran something, or shows what was run: the report's page, its table, runs that diverged.
+
+The end of a command whose runs came to nothing or exploded: a sentence for each, and exit code 3. Files stay.
+
+Names that came from somebody's file, in a terminal: neither acted on (`settings/text.py`) nor read as rich's markup.
+
+Progress while runs go: a live line in a terminal; in a file or a pipe a plain line now and then.
+
+What must be known of a run besides its numbers: why one client after another, whose weights, which rows are copies.
+
+What was noticed about the data is said of files of the user's own; those of a published data set are known.
+
+What the terminal shows of results: the report's own table (`report/table.py`), or the same numbers in another form.
+
+`conclude.py` calls it; `progress.py` shows runs that go, `listing.py` what is no result, `export.py` tables for others.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Column as RichColumn
+from rich.table import Table
+
+from posterity.cli.conclude import label, notes_of
+from posterity.cli.flags import Output
+from posterity.data.user_files import looks_like_path
+from posterity.evaluate import METRICS
+from posterity.experiment.run import Watch, silent
+from posterity.experiment.setup import Setup
+from posterity.report import (
+    Column,
+    Comparison,
+    Row,
+    columns,
+    complete,
+    headline,
+    load_runs,
+    main_comparison,
+)
+from posterity.report import (
+    findings as verdict,
+)
+from posterity.report.sections import data_notes, fitted, positive_class, run_notes, uneven, unlike
+from posterity.report.show import RULE, export, name_of
+from posterity.report.table import by_seed, describe_divergence
+from posterity.runs.read import POINTS
+from posterity.settings.text import plain
+
+EVERY = 10.0  # seconds between two plain lines
+
+
+@contextmanager
+def progress(title: str, total: int, quiet: bool) -> Iterator[Watch]:
+    """Show how far a run is: rounds, time left, what was last scored, clients per second."""
+    if quiet:
+        yield silent
+    elif console.is_terminal and not console.is_dumb_terminal:
+        with _live(title, total) as watch:
+            yield watch
+    else:
+        yield _lines(title)
+
+
+@contextmanager
+def _live(title: str, total: int) -> Iterator[Watch]:
+    bar = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=12),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(compact=True),
+        TextColumn("{task.fields[note]}"),
+        console=console,
+    )
+    task, told = bar.add_task(label(title), total=total, note=""), _Told()
+    try:
+
+        def watch(round: int, rounds: int, lines: list[dict[str, Any]]) -> None:
+            bar.start()  # not before the first round: a mistake in the settings should stand alone
+            for note in told.news(lines):
+                bar.console.print(plain(note), markup=False, highlight=False)
+            bar.update(task, completed=round, note=told.note(lines))
+
+        yield watch
+    finally:
+        bar.stop()
+
+
+def _lines(title: str) -> Watch:
+    told, printed = _Told(), [0.0]
+
+    def watch(round: int, rounds: int, lines: list[dict[str, Any]]) -> None:
+        note, now = told.note(lines), time.monotonic()
+        for each in told.news(lines):
+            print(f"{plain(title)}: {plain(each)}", flush=True)
+        if round < rounds and printed[0] and now - printed[0] < EVERY:
+            return
+        printed[0] = now
+        left = told.seconds / max(1, told.rounds) * (rounds - round)
+        rest = f", {left:,.0f} s left" if round < rounds else f", {told.seconds:,.1f} s"
+        print(f"{plain(title)}: round {round:,} of {rounds:,}, {note}{rest}", flush=True)
+
+    return watch
+
+
+class _Told:
+    """What the rounds so far have said."""
+
+    def __init__(self) -> None:
+        self.begun, self.visits, self.rounds, self.scored = time.perf_counter(), 0, 0, ""
+        self.said: set[str] = set()
+
+    @property
+    def seconds(self) -> float:
+        return time.perf_counter() - self.begun
+
+    def news(self, lines: list[dict[str, Any]]) -> list[str]:
+        """What a round notes that no round before it has: the runs of a comparison often say the same."""
+        found = [note for note in notes_of(lines) if note not in self.said]
+        self.said.update(found)
+        return found
+
+    def note(self, lines: Sequence[Mapping[str, Any]]) -> str:
+        """The last scores of all members on validation, named, and the speed."""
+        self.rounds += 1
+        self.visits += lines[0]["cohort"]
+        self.scored = scores_told(lines) or self.scored
+        speed = f"{self.visits / max(1e-9, self.seconds):,.0f} clients/s"
+        return f"{self.scored}, {speed}" if self.scored else speed
+
+
+def scores_told(lines: Sequence[Mapping[str, Any]]) -> str:
+    """`validation accuracy 0.831 (received), 0.852 (trained)`; empty where the round was not scored."""
+    found = [x for x in lines if x["kind"] == "score" and x["part"] == "validation" and x["group"] == "members"]
+    if not found:
+        return ""
+    metric = next(m for m in METRICS if m.goal and m.name in found[-1]["metrics"])
+    last = {x["point"]: x["metrics"][metric.name]["pooled"] for x in found}
+    texts = {point: "undefined" if value is None else f"{value:.3f}" for point, value in last.items()}
+    numbers = ", ".join(f"{texts[point]} ({point})" for point in POINTS if point in texts)
+    return f"validation {metric.noun or metric.name} {numbers}"
+
+
+def print_setup(setup: Setup, dataset: str) -> None:
+    """Before a run: why the loop was taken instead of a stack, and the notes of its network, method and data."""
+    if setup.engine.name == "loop" and setup.remark:
+        say_sentence(f"note: one client after another (loop): {setup.remark}")
+    for note in (*setup.notes, *(setup.sim.federation.notes if looks_like_path(dataset) else ())):
+        say_sentence(f"note: {note}")
+
+
+def print_notes(folder: Path, dataset: str) -> None:
+    """After a comparison: the notes of all its runs, each once, with who says it, and of their data."""
+    runs = load_runs(folder)
+    for who, note in run_notes(headline(runs)):
+        say_sentence(f"note: {who}: {note}" if who else f"note: {note}")
+    for note in data_notes(runs) if looks_like_path(dataset) else ():
+        say_sentence(f"note: {note}")
+
+
+console = Console()
+UNBOUND = 10_000  # columns, to measure what a table would take
+ONE_CLASS = {"auprc", "sensitivity", "specificity", "calibration_slope", "calibration_intercept"}
+PAIR = 12  # characters of a pair's names that stand in a line at least
+LABEL = 28  # characters of a label; longer ones go on in the next line
+
+
+def show_runs(folder: Path, output: Output, page: Path | None) -> None:
+    """The results of a folder in the form that was asked for."""
+    if output.form == "json":
+        print_json(folder, output.show, page)
+    elif output.alone:
+        rows, shown, _ = choose_columns(folder, output)
+        print(export(output.form, rows, shown), end="")
+    else:
+        print_table(folder, output.show, output)
+        if page is not None:
+            say(f"report: {page}")
+
+
+def say(line: str) -> None:
+    """A line that ends with a path or a command: never broken, never read as markup."""
+    console.print(plain(line), soft_wrap=True, markup=False, highlight=False)
+
+
+def choose_columns(folder: Path, output: Output) -> tuple[list[Row], list[Column], list[str]]:
+    """Rows and columns of a table: those asked for by name, or all of the main one; and names that nothing fills."""
+    rows = headline(load_runs(folder), output.show)
+    if not output.metrics:
+        return rows, columns(rows), []
+    rows = complete(rows)
+    every = {c.key: c for table in ("main", "further") for c in columns(rows, table)}
+    missing = [name for name in output.metrics if name not in every]
+    return rows, [every[name] for name in output.metrics if name in every], missing
+
+
+def print_table(folder: Path, show: str, output: Output | None = None) -> None:
+    """The headline table of a run or comparison, its numbers exactly as the report prints them."""
+    output = output or Output(show)
+    rows, every, missing = choose_columns(folder, output)
+    shown = every if output.wide or output.metrics else fitting(rows, every)
+    table = make_table(rows, shown, len(shown) == len(every))
+    place = console if (width := _width(table)) <= console.width else Console(width=width)  # a terminal breaks lines
+    place.print(table)
+    _print_notes(rows, shown, every, missing)
+    comparison = main_comparison(rows)
+    if comparison.tested:
+        _print_pairs(comparison)
+    say_sentence(verdict.tell(comparison, rows))
+    for remark in [
+        *describe_divergence(rows),
+        *unlike(rows),
+        *uneven(rows),
+        *(fitted(rows) if show == "paper" else ()),
+    ]:
+        say_sentence(remark)
+
+
+def fitting(rows: Sequence[Row], every: Sequence[Column]) -> list[Column]:
+    """All columns where there is room for them; else the few that answer the question, as far as they fit."""
+    few = [c for c in every if not c.wide_only]
+    for shown in (list(every), *(few[:count] for count in range(len(few), 1, -1))):
+        if _width(make_table(rows, shown, len(shown) == len(every))) <= console.width:
+            return shown
+    return few[:1]
+
+
+def least_width(table: Table) -> int:
+    """The characters that a table takes across at least: where its names are folded, and no number is."""
+    return console.measure(table, options=console.options.update(width=UNBOUND)).minimum
+
+
+def print_uncut(table: Table) -> None:
+    """Print a table, in a terminal that is too narrow with lines that it breaks: no number is cut."""
+    place = console if (least := least_width(table)) <= console.width else Console(width=least)
+    place.print(table)
+
+
+def _width(table: Table) -> int:
+    """The characters that a table takes across if nobody cuts it."""
+    return console.measure(table, options=console.options.update(width=UNBOUND)).maximum
+
+
+def _print_notes(rows: Sequence[Row], shown: Sequence[Column], every: Sequence[Column], missing: list[str]) -> None:
+    keys = {c.key for c in shown}
+    left = [c.key for c in every if c.key not in keys]
+    if left:
+        say_sentence(f"also measured (--wide, or by name with --metrics): {', '.join(left)}")
+    if missing:
+        say_sentence(f"not measured here: {', '.join(missing)}")
+    if "worst10" in keys and (note := verdict.worst_note(rows)):
+        say_sentence(note)
+    if keys & ONE_CLASS and (note := positive_class(rows[0].arm.runs[0])):
+        say_sentence(note)
+
+
+def say_sentence(text: str) -> None:
+    """Prose, broken at blanks."""
+    console.print(label(text))
+
+
+def ruled_table(title: str, *heads: str) -> Table:
+    """An empty table whose cells are folded where they are too long, and never cut."""
+    return Table(*(RichColumn(head, overflow="fold") for head in heads), title=title, title_justify="left")
+
+
+def make_table(rows: Sequence[Row], shown: Sequence[Column], wide: bool) -> Table:
+    """The table for a terminal; where it is narrow, evaluation points lose their epochs."""
+    show = rows[0].rule
+    table = Table(title=f"{show}: {RULE[show]}", title_justify="left", header_style="bold", box=SIMPLE_HEAD,
+                  pad_edge=False, padding=(0, 1), collapse_padding=True)  # fmt: skip
+    table.add_column("Method", max_width=None if wide else LABEL, overflow="fold", no_wrap=wide)
+    table.add_column("scored at", no_wrap=True)
+    for column in shown:
+        table.add_column(label(column.heading.replace(" per ", "/")), justify="right", no_wrap=True)
+    for row in rows:
+        cells = [row.cells.get(c.key) for c in shown]
+        texts = ["" if c is None else f"[bold]{c.text}[/bold]" if c.best else c.text for c in cells]
+        table.add_row(label(name_of(row)), row.point if wide else row.point.partition(",")[0], *texts)
+    return table
+
+
+def _print_pairs(comparison: Comparison) -> None:
+    """Neighbours in the ranking; the report has more pairs, and says what was tested."""
+    unit = ", in percentage points" if comparison.column.unit == "%" else ""
+    title = f"neighbours, paired over {verdict.paired_over(comparison)}{unit}"
+    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, header_style="bold", pad_edge=False,
+                  padding=(0, 1), collapse_padding=True)  # fmt: skip
+    heads = ("Difference", "95 % interval", f"p (Holm, {comparison.tested})", "seeds needed")
+    lines = verdict.lines(comparison, verdict.neighbours(comparison))
+    numbers = [(line.difference, line.interval, line.p, line.needed) for line in lines]
+    table.add_column("Pair", overflow="fold", min_width=PAIR)
+    for head, cells in zip(heads, zip(*numbers, strict=True), strict=True):
+        table.add_column(head, justify="right", no_wrap=True, min_width=max(map(len, (head, *cells))))
+    for line in lines:
+        p = f"[bold]{line.p}[/bold]" if line.separated else line.p
+        pair = label(f"{line.first.label} − {line.second.label}")
+        table.add_row(pair, line.difference, line.interval, p, line.needed)
+    print_uncut(table)
+
+
+def print_json(folder: Path, show: str, report: Path | None) -> None:
+    """The same numbers for another program, with those of every seed and of both tables."""
+    rows = complete(headline(load_runs(folder), show))
+    every = [*columns(rows), *columns(rows, "further")]
+    table = [{"method": r.label, "point": r.point, "mark": r.mark, "rounds": list(r.rounds), "seeds": r.seeds,
+              "values": {c.key: _value(r, c) for c in every if c.key in r.cells}, "worst10_rows": _worst(r)}
+             for r in rows]  # fmt: skip
+    comparison = main_comparison(rows)
+    facts = {"folder": str(folder), "show": show, "report": str(report) if report else None, "rows": table,
+             "finding": verdict.tell(comparison, rows), "diverged": describe_divergence(rows),
+             "cautions": unlike(rows), "pairs": _pairs(comparison)}  # fmt: skip
+    print(json.dumps(facts))
+
+
+def _value(row: Row, column: Column) -> dict[str, Any]:
+    cell = row.cells[column.key]
+    seeds = {seed: _finite(value) for seed, value in by_seed(row, column).items()}
+    return {"mean": _finite(cell.mean), "sd": _finite(cell.sd), "seeds": seeds}
+
+
+def _pairs(comparison: Comparison) -> list[dict[str, Any]]:
+    """All pairs, the better ranked first; `p` by itself, `holm` adjusted for all pairs."""
+    labels = [row.label for row in comparison.rows]
+    return [{"first": labels[i], "second": labels[j], "metric": comparison.column.key, "seeds": pair.seeds,
+             "difference": _finite(pair.difference), "interval": list(pair.interval) if pair.interval else None,
+             "p": pair.p, "holm": pair.holm, "separated": pair.separated, "design": pair.design,
+             "seeds_needed": pair.needed if pair.p is not None else None}
+            for (i, j), pair in comparison.pairs.items()]  # fmt: skip
+
+
+def _worst(row: Row) -> list[int] | None:
+    """Held-out rows behind the worst tenth of the clients, for each run; None where nobody knows."""
+    found = [verdict.worst_rows(selected.score) for _, selected in row.picked] if "worst10" in row.cells else []
+    return [behind[2] for behind in found if behind is not None] or None
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and value == value and abs(value) != float("inf") else None

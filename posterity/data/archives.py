@@ -1,0 +1,307 @@
+"""Files that expand when they are read: an .npz is a ZIP of arrays, others are packed by gzip or xz.
+
+A few kilobytes can claim to be terabytes. Nothing is allocated before it is known what a file says it holds, whether
+its own length agrees, and whether that is within `most_bytes`: `EXPANDS` times the file, and always `ROOM`. Arrays that
+are stored as they are (`numpy.savez`) never expand, so they may be as large as the disk.
+
+Files of an official distribution, read alike from a folder, a ZIP file or a tar archive; nothing is written to disk.
+
+Links, pipes and devices, names that lead out of the archive, and what would expand beyond `most_bytes` are refused
+(`data/archives.py` has the limits).
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import lzma
+import math
+import os
+import stat
+import tarfile
+import zipfile
+import zlib
+from collections.abc import Callable, Collection, Iterable, Iterator
+from pathlib import Path, PurePosixPath
+from typing import IO, Any
+
+import numpy as np
+from numpy.lib import format as npy
+from numpy.typing import NDArray
+
+from posterity.data.pool import DataError
+
+Array = NDArray[Any]
+ROOM, EXPANDS = 4 * 2**30, 20
+BROKEN = (  # what reading a damaged or hostile archive raises
+    ValueError, TypeError, OSError, EOFError, RuntimeError, MemoryError, KeyError, zipfile.BadZipFile, zlib.error,
+    lzma.LZMAError,
+)  # fmt: skip
+KINDS = {stat.S_ISFIFO: "a pipe", stat.S_ISDIR: "a folder", stat.S_ISSOCK: "a socket", stat.S_ISCHR: "a device",
+         stat.S_ISBLK: "a device"}  # fmt: skip
+
+
+def check_file(path: Path, expected: str, inside: Path | None = None) -> None:
+    """Refuse what is no ordinary file, before it is opened: a pipe would wait for ever, a device never ends.
+
+    With `inside`, also a link that leads out of that folder.
+    """
+    try:
+        mode = path.stat().st_mode
+    except OSError as error:
+        why = "there is no such file" if isinstance(error, FileNotFoundError) else error.strerror or str(error)
+        raise DataError(f"{path}: {why}; expected {expected}; check the path") from None
+    if not stat.S_ISREG(mode):
+        kind = next((word for test, word in KINDS.items() if test(mode)), "no ordinary file")
+        raise DataError(f"{path}: is {kind}; expected {expected}; remove it or name another")
+    if inside is not None and not _within(path, inside):
+        raise DataError(
+            f"{path}: is a link to {os.path.realpath(path)}, outside of {inside}; expected {expected} inside; copy it"
+        )
+
+
+def list_folder(path: Path) -> list[Path]:
+    """What a folder holds, by name, without what is hidden."""
+    try:
+        return sorted(p for p in path.iterdir() if not p.name.startswith("."))
+    except OSError as error:
+        raise DataError(f"{path}: {error.strerror}; expected a folder that can be read; mend its rights") from None
+
+
+def most_bytes(path: Path) -> int:
+    """How much a file may expand to."""
+    return max(ROOM, EXPANDS * path.stat().st_size)
+
+
+def read_npz(path: Path, *needed: str) -> dict[str, Array]:
+    """All arrays of an .npz file, among them those `needed`."""
+    found = _read_members(path)
+    check_arrays(path, found, needed)
+    return found
+
+
+def check_arrays(path: Path, found: Collection[str], needed: Iterable[str]) -> None:
+    """Refuse a file of arrays that lacks some of those `needed`."""
+    if missing := [name for name in needed if name not in found]:
+        raise DataError(
+            f"{path}: arrays {', '.join(found) or 'none'}; expected also {', '.join(missing)}; is it another file of "
+            "this name? fetch the right one"
+        )
+
+
+def _read_members(path: Path) -> dict[str, Array]:
+    check_file(path, "an .npz file")
+    try:
+        with zipfile.ZipFile(path) as stored:
+            members = [m for m in stored.infolist() if not m.is_dir()]
+            check_size(path, sum(m.file_size for m in members))
+            return {m.filename.removesuffix(".npy"): _read_member(stored, m) for m in members}
+    except DataError:
+        raise
+    except BROKEN as error:
+        raise DataError(
+            f"{path}: cannot be read ({told(error)}); expected an .npz of plain arrays (no objects, no pickles), "
+            "whole; copy it again, or write it with numpy.savez"
+        ) from None
+
+
+def read_gzip(path: Path) -> bytes:
+    """What a file packed by gzip holds."""
+    check_file(path, "a .gz file")
+    most = most_bytes(path)
+    try:
+        with gzip.open(path) as stored:
+            data = stored.read(most + 1)
+    except BROKEN as error:
+        raise DataError(f"{path}: cannot be read ({told(error)}); expected a whole .gz file; copy it again") from None
+    check_size(path, len(data))
+    return data
+
+
+def unpack_gzip(data: bytes, name: str) -> bytes:
+    """What bytes packed by gzip hold, where they were a member of an archive; at most `ROOM`."""
+    try:
+        with gzip.GzipFile(fileobj=io.BytesIO(data)) as stored:
+            found = stored.read(ROOM + 1)
+    except BROKEN as error:
+        raise DataError(f"{name}: cannot be read ({told(error)}); expected gzip; fetch the archive again") from None
+    if len(found) > ROOM:
+        raise DataError(f"{name}: expands beyond {_amount(ROOM)}; expected less; fetch the archive again")
+    return found
+
+
+def unpack_xz(data: bytes, size: int) -> bytes:
+    """Exactly `size` bytes out of xz, or a ValueError."""
+    found = lzma.LZMADecompressor().decompress(data, size + 1)
+    if len(found) != size:
+        raise ValueError(f"{len(found)} bytes or more instead of {size}")
+    return found
+
+
+def _read_member(stored: zipfile.ZipFile, member: zipfile.ZipInfo) -> Array:
+    """One array, once its header is seen to agree with what the archive says."""
+    with stored.open(member) as file:
+        if not member.filename.endswith(".npy"):
+            raise ValueError(f"it holds {member.filename!r}, which is no array")
+        shape, kind = _read_header(file)
+        header = file.tell()
+    claimed, present = math.prod(shape) * kind.itemsize, member.file_size - header
+    if kind.hasobject:
+        raise ValueError(f"{member.filename!r} holds objects")
+    if min(shape, default=0) < 0 or claimed != present:
+        raise ValueError(
+            f"{member.filename!r} claims {_amount(claimed)} in the shape {shape} and has {_amount(present)}"
+        )
+    with stored.open(member) as file:
+        found: Array = npy.read_array(file, allow_pickle=False)
+        file.read(1)  # the end: here the checksum is compared
+    return found
+
+
+def _read_header(file: IO[bytes]) -> tuple[tuple[int, ...], np.dtype[Any]]:
+    version = npy.read_magic(file)
+    if version not in ((1, 0), (2, 0)):
+        raise ValueError(f"an array in the format {version}")
+    read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
+    shape, _, kind = read(file)
+    return shape, kind
+
+
+def check_size(path: Path, size: int) -> None:
+    """Refuse what would expand, or has expanded, beyond the limit of its file."""
+    if size > (most := most_bytes(path)):
+        raise DataError(
+            f"{path}: {_amount(path.stat().st_size)} that expand to {_amount(size)} or more; expected at most "
+            f"{_amount(most)}; if that is right, store the arrays as they are (numpy.savez)"
+        )
+
+
+def _within(path: Path, folder: Path) -> bool:
+    home = os.path.realpath(folder)
+    return os.path.commonpath([home, os.path.realpath(path)]) == home
+
+
+def _amount(size: int) -> str:
+    for unit, step in (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if size >= step:
+            return f"{size / step:.1f} {unit}"
+    return f"{size} bytes"
+
+
+def told(error: BaseException) -> str:
+    """What an error says, or what it is."""
+    return str(error) or type(error).__name__
+
+
+Wanted = Callable[[str], bool]
+Members = Iterator[tuple[str, bytes]]
+TARS = (".tar", ".tar.gz", ".tgz")
+
+
+def read_members(path: Path, wanted: Wanted) -> dict[str, bytes]:
+    """The files whose name, relative to the folder or archive, is wanted, in the order of their names."""
+    return dict(sorted(walk_members(path, wanted)))
+
+
+def walk_members(path: Path, wanted: Wanted) -> Members:
+    """The same files one by one, in the order in which they are met: never more than one is held."""
+    if path.is_dir():
+        yield from _from_folder(path, wanted)
+        return
+    check_file(path, "an archive")
+    read = _from_tar if path.name.endswith(TARS) else _from_zip
+    try:
+        yield from read(path, wanted)
+    except DataError:
+        raise
+    except (*BROKEN, tarfile.TarError) as error:
+        raise DataError(
+            f"{path}: cannot be read ({told(error)}); expected the archive as it is published, complete; fetch it again"
+        ) from None
+
+
+def _from_folder(path: Path, wanted: Wanted) -> Members:
+    for folder, folders, files in os.walk(path):
+        folders.sort()
+        for name in files:
+            file = Path(folder, name)
+            inner = file.relative_to(path).as_posix()
+            if wanted(inner):
+                check_file(file, "a file of the dataset", path)
+                yield inner, read_file(file)
+
+
+def read_file(path: Path) -> bytes:
+    """The bytes of an ordinary file."""
+    check_file(path, "a file")
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise DataError(
+            f"{path}: cannot be read ({told(error)}); expected a file of the dataset; mend its rights"
+        ) from None
+
+
+def _from_zip(path: Path, wanted: Wanted) -> Members:
+    total = 0
+    with zipfile.ZipFile(path) as stored:
+        for member in stored.infolist():
+            name = _inner(path, member.filename)
+            if member.is_dir() or not wanted(name):
+                continue
+            if (kind := stat.S_IFMT(member.external_attr >> 16)) and kind != stat.S_IFREG:
+                _refuse(path, name)
+            total += member.file_size
+            check_size(path, total)
+            yield name, stored.read(member)
+
+
+def _from_tar(path: Path, wanted: Wanted) -> Members:
+    total = 0
+    opened: Callable[[Path, str], Any] = gzip.open if path.name.endswith("gz") else open
+    with opened(path, "rb") as source, tarfile.open(fileobj=_Limited(source, path), mode="r|") as stored:
+        for member in stored:
+            name = _inner(path, member.name)
+            if member.isdir() or not wanted(name):
+                continue
+            if not member.isreg() or member.issparse():
+                _refuse(path, name)
+            total += member.size
+            check_size(path, total)
+            stream = stored.extractfile(member)
+            assert stream is not None
+            data = stream.read()
+            if len(data) != member.size:
+                raise EOFError(f"{name} ends after {len(data)} of {member.size} bytes")
+            yield name, data
+
+
+class _Limited(io.RawIOBase):
+    """A file that is refused once it has given more bytes than it may expand to."""
+
+    def __init__(self, source: IO[bytes], path: Path) -> None:
+        self.source, self.path, self.given, self.most = source, path, 0, most_bytes(path)
+
+    def read(self, size: int = -1) -> bytes:
+        data = self.source.read(min(size, self.most + 1) if size >= 0 else self.most + 1)
+        self.given += len(data)
+        check_size(self.path, self.given)
+        return data
+
+
+def _inner(path: Path, name: str) -> str:
+    """The name inside an archive, once it is seen to stay there."""
+    place = PurePosixPath(name.replace("\\", "/"))
+    if place.is_absolute() or ".." in place.parts:
+        raise DataError(
+            f"{path}: holds {name!r}, a name that leads out of it; expected the archive as it is published; fetch it "
+            "again from its official source"
+        )
+    return place.as_posix()
+
+
+def _refuse(path: Path, name: str) -> None:
+    raise DataError(
+        f"{path}: {name!r} is a link, a device or a file with holes; expected an ordinary file; fetch the archive "
+        "again from its official source"
+    )

@@ -1,0 +1,402 @@
+"""From a pool to a federation: which client owns which rows, what is held out, who comes late.
+
+`assemble` is the whole way: a subset (`shrink`), the rows of each client (`divide`: the data's own clients, or a rule
+of `data/partition.py`), then the steps of `data/assemble.py`. What was asked for is a `FederationSpec` of
+`data/federation.py`; the pool comes from `data/registry.py`.
+
+Amounts that users ask of data: `settings/hyperparameters.py` reads them, the sentences about wrong ones stand here.
+
+From a client's rows to its training, validation and test rows; and the rows that leave the clients.
+
+`data/assemble.py` takes these steps one after the other, each with its own stream of `data/rng.py`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from numpy.random import Generator
+from torch import Tensor
+
+from posterity.data.checks import remarks
+from posterity.data.federation import Federation, FederationSpec, Part
+from posterity.data.partition import Partition, natural, parse_partition
+from posterity.data.pool import DataError, Pool, Scaling, tell_option
+from posterity.data.preprocess import Preprocessing, fingerprint
+from posterity.data.rng import Purpose, stream
+from posterity.settings.hyperparameters import MISTAKES, nearest, parse_amount, parse_share, parse_split
+from posterity.settings.text import plain
+
+DEFAULT_PARTITION, DEFAULT_CLIENTS = "dirichlet:0.3", 20
+TEST_PARTITIONS = ("same", "independent", "common")
+
+
+@dataclass(frozen=True)
+class ClientRows:
+    """Who owns which rows, before (`held` is None) or after the split."""
+
+    names: tuple[str, ...]
+    owned: list[Tensor]
+    partition: Partition
+    held: list[Tensor] | None = None
+    common: Tensor | None = None
+    notes: tuple[str, ...] = ()
+
+
+def assemble(pool: Pool, spec: FederationSpec) -> Federation:
+    """Divide, split, choose newcomers, standardise, give public rows: in this order, each with its own stream."""
+    _check(spec, pool)
+    share, given, seed = read_split(spec.split), read_share(spec.public, "public"), spec.seed
+    pool, empty = shrink(pool, spec)
+    found = divide(pool, spec, share, empty)
+    train, held = found.owned, found.held
+    if held is None:
+        train, held = hold_out(train, share, seed, pool.group)
+    validation, test = halve(held, seed, pool.group)
+    late = read_newcomers(spec.newcomers, len(train))
+    order = choose_newcomers(len(train), late, seed)
+    members = len(order) - late
+    train, held, validation, test = ([rows[k] for k in order] for rows in (train, held, validation, test))
+    x = standardise(pool.x, train, held, members, pool.scale, found.common)
+    fitted = fit_scaling(pool.x, train, members, pool.scale)
+    names = tuple(found.names[k] for k in order)
+    y = _spoilt(pool, names, train, seed)
+    notes = (
+        *pool.notes,
+        *found.notes,
+        *_remarks(pool, names, train, held, share, late),
+        *remarks(pool, names, train, held, members),
+    )
+    public = None
+    if given:
+        train, public = give_public(train, members, given, seed)
+        notes += (f"public: {len(public)} unlabelled rows were taken out of the members' training data",)
+    return Federation(
+        pool.name,
+        pool.task,
+        x,
+        y,
+        pool.classes,
+        Part.of(train),
+        Part.of(validation),
+        Part.of(test),
+        members,
+        names,
+        class_names=pool.class_names,
+        common=pool.common if found.common is None else found.common,
+        public=public,
+        partition=found.partition,
+        notes=notes,
+        preprocessing=Preprocessing(pool.columns, pool.pictures, *(fitted or ())),
+        fingerprint=fingerprint((pool.x, y, *train, *validation, *test)) if fitted else "",
+    )
+
+
+def _check(spec: FederationSpec, pool: Pool) -> None:
+    kind = spec.test_partition
+    if kind not in TEST_PARTITIONS:
+        raise DataError(f"test_partition is {kind!r}; {nearest(kind, TEST_PARTITIONS)}")
+    if kind == "common" and pool.scale == "client":
+        raise DataError(
+            'test_partition is "common" and every client scales its own features; expected one scale for rows that '
+            f"belong to no client; give {tell_option('scale', 'all')}, or none instead of all"
+        )
+
+
+def _spoilt(pool: Pool, names: tuple[str, ...], train: list[Tensor], seed: int) -> Tensor:
+    """The labels; those of the outlier's training rows are shuffled, and what it holds out stays as it is."""
+    if pool.outlier is None:
+        return pool.y
+    name = pool.owner_names[pool.outlier]
+    if name not in names:
+        raise DataError(
+            f"outlier {name!r} is none of the clients {', '.join(names[:5])} …; expected one that takes part; keep the "
+            "data's own clients, all of them"
+        )
+    return shuffle_labels(pool.y, train[names.index(name)], seed)
+
+
+def _remarks(
+    pool: Pool, names: tuple[str, ...], train: list[Tensor], held: list[Tensor], share: float, late: int
+) -> list[str]:
+    notes = []
+    if late:
+        notes.append(f"newcomers: the last {late} clients take no part in training")
+    if untrained := sum(not len(rows) for rows in train):
+        notes.append(f"clients without training data, which are never asked to train: {untrained}")
+    if share and (unscored := sum(not len(rows) for rows in held)):
+        notes.append(f"clients with too little data to hold anything out, which are not scored: {unscored}")
+    if pool.outlier is not None:
+        notes.append(f"outlier: the training labels of {pool.owner_names[pool.outlier]} are shuffled")
+    if pool.scale != "none":
+        who = "its own" if pool.scale == "client" else "all members'"
+        notes.append(f"features are standardised for each client by {who} training rows")
+    single = [plain(name) for name, rows in zip(names, train, strict=True) if len(rows) == 1]
+    if pool.scale == "client" and single:
+        shown = ", ".join(single[:5]) + (", …" if len(single) > 5 else "")
+        notes.append(f"clients with a single training row: {len(single)} ({shown}). It says where their features lie "
+                     "and not how far they spread, so their other rows are in raw units and their scores and "
+                     f"predictions mean nothing: give {tell_option('scale', 'all')}")  # fmt: skip
+    return notes
+
+
+def shrink(pool: Pool, spec: FederationSpec) -> tuple[Pool, set[int]]:
+    """The subset asked for, and the owners that had no row even before."""
+    owners = len(pool.owner_names)
+    before = set() if pool.owner is None else set(range(owners)) - set(pool.owner.tolist())
+    if spec.subset is None:
+        return pool, before
+    amount = read_amount(spec.subset, len(pool), "subset")
+    if amount < 1:
+        raise DataError(
+            f"subset is {spec.subset!r}, which leaves no row of {len(pool)}; expected at least one; raise it"
+        )
+    rows = torch.from_numpy(stream(spec.seed, "subset").permutation(len(pool))[:amount]).sort().values
+    note = f"subset: {amount} of {len(pool)} rows, drawn uniformly before the partition{_of_stored(pool, amount)}"
+    return pool.take(rows).noting(note), before
+
+
+def _of_stored(pool: Pool, amount: int) -> str:
+    """A share is one of the rows that are stored: say so where the dataset has more."""
+    if pool.published <= len(pool):
+        return ""
+    return (
+        f"; {len(pool):,} of the {pool.published:,} rows of {pool.name} are stored, so this is "
+        f"{100 * amount / len(pool):.3g} % of the stored part and {100 * amount / pool.published:.3g} % of the dataset"
+    )
+
+
+def divide(pool: Pool, spec: FederationSpec, share: float, empty: set[int]) -> ClientRows:
+    """The rows of each client, and the test rows that are not taken out of them."""
+    rule = spec.partition or ("natural" if pool.owner is not None else DEFAULT_PARTITION)
+    partition = parse_partition(rule)
+    rows, test, notes = _set_aside(pool, spec, share)
+    common = test if spec.test_partition == "common" else None
+    if partition.name == "natural":
+        clients = _natural(pool, spec, partition, rows, empty)
+        return replace(clients, common=common, notes=notes + clients.notes)
+    count = DEFAULT_CLIENTS if spec.clients is None else spec.clients
+    if pool.group is not None and count > 1:  # one client has whole groups whatever the law
+        raise DataError(
+            f"partition {rule!r} would divide the rows of one group among clients; expected natural "
+            "clients; name the client column and use the partition natural, or leave the group out"
+        )
+    if pool.may_repeat and not spec.partition and count > 1:
+        notes += (f"no column names the clients, so {rule} divides the rows among {count} made-up ones: give "
+                  "client_column if a column says whose a row is",)  # fmt: skip
+    owned = _apply(pool, partition, rows, count, spec.seed, "partition")
+    held = None
+    if spec.test_partition == "independent":
+        held = _apply(pool, partition.lenient(), test, count, spec.seed, "test partition")
+    if left := len(rows) - sum(map(len, owned)):
+        notes += (f"partition {rule}: {left} of {len(rows)} rows are given to no client",)
+    return ClientRows(tuple(f"client {k}" for k in range(count)), owned, partition, held, common, notes)
+
+
+def _set_aside(pool: Pool, spec: FederationSpec, share: float) -> tuple[Tensor, Tensor, tuple[str, ...]]:
+    """Rows to divide among clients, test rows kept out of that, and what to tell about them."""
+    everything = torch.arange(len(pool))
+    official = pool.official_test
+    if spec.test_partition == "same":
+        merged = official is not None and bool(official.any())
+        return everything, everything[:0], ("the official training and test splits are merged",) * merged
+    if official is not None and official.any() and not official.all():
+        rows, test, source = everything[~official], everything[official], "the official test split"
+    else:
+        test, rows = part_off(everything, round(share * len(pool)), stream(spec.seed, "held out"), pool.group)
+        source = f"{len(test)} rows held out at random"
+    if not len(test):
+        raise DataError(
+            f"test_partition {spec.test_partition!r} with split {spec.split!r} leaves no test rows; "
+            "expected some; hold out more"
+        )
+    how = (
+        "divided independently of the training rows" if spec.test_partition == "independent" else "one common test set"
+    )
+    return rows, test, (f"test: {source}, {how}",)
+
+
+def _natural(pool: Pool, spec: FederationSpec, partition: Partition, rows: Tensor, empty: set[int]) -> ClientRows:
+    """The clients the data came with, or as many of them as were asked for."""
+    if pool.owner is None:
+        raise DataError(
+            f"partition natural: {pool.name} has no clients of its own; expected an owner for each row; name a client "
+            f"column or use a law such as {DEFAULT_PARTITION}"
+        )
+    if spec.test_partition == "independent":
+        raise DataError(
+            'test_partition "independent" needs a law such as dirichlet:0.5, not natural clients; use "same"'
+        )
+    owned = [rows[g] for g in natural(pool.owner[rows], len(pool.owner_names))]
+    # A client that loses all its rows to a subset is gone; one whose own file is empty stays, and is noted.
+    ids = [k for k, mine in enumerate(owned) if len(mine) or k in empty]
+    gone = len(owned) - len(ids)
+    wanted = len(ids) if spec.clients is None else spec.clients
+    if not 1 <= wanted <= len(ids):
+        raise DataError(
+            f"{wanted} clients asked for; expected 1 to {len(ids)}, the natural clients of {pool.name}; lower the "
+            f"number or use a law such as {DEFAULT_PARTITION}"
+        )
+    if wanted < len(ids):
+        ids = sorted(stream(spec.seed, "clients").choice(ids, wanted, replace=False).tolist())
+    notes = (f"{gone} clients have no rows left after the subset and are dropped",) * bool(gone)
+    return ClientRows(tuple(pool.owner_names[k] for k in ids), [owned[k] for k in ids], partition, notes=notes)
+
+
+def _apply(pool: Pool, partition: Partition, rows: Tensor, clients: int, seed: int, purpose: Purpose) -> list[Tensor]:
+    """Divide `rows`; the datasets of a mix that is kept apart are divided one after the other."""
+    rng = stream(seed, purpose)
+    if pool.domain is None:
+        return [rows[g] for g in partition.divide(pool.y[rows], clients, rng)]
+    domains = sorted(set(pool.domain.tolist()))
+    owned = []
+    for d, chunk in zip(domains, torch.arange(clients).tensor_split(len(domains)), strict=True):
+        here = rows[pool.domain[rows] == d]
+        owned += [here[g] for g in partition.divide(pool.y[here], len(chunk), rng)]
+    return owned
+
+
+def read_share(value: str | float, what: str) -> float:
+    """A share in [0, 1) from "20%" or 0.2."""
+    try:
+        share = parse_share(value)
+    except ValueError:
+        share = -1.0
+    if not 0 <= share < 1:  # also refuses nan
+        raise DataError(f'{what} is {value!r}; expected a share below 1 such as "20%" or 0.2')
+    return share
+
+
+def read_amount(value: str | float, total: int, what: str) -> int:
+    """How many of `total` are meant by "25%", by a share below 1, or by a whole number."""
+    try:
+        return parse_amount(value, total)
+    except MISTAKES:
+        raise DataError(
+            f'{what} is {value!r}; expected a percentage such as "25%" or a whole number up to {total}'
+        ) from None
+
+
+def read_newcomers(value: str | float, clients: int) -> int:
+    """How many of the clients come late; somebody must be left to train."""
+    late = read_amount(value, clients, "newcomers")
+    if late >= clients > 0:
+        raise DataError(
+            f"newcomers is {value!r}; expected up to {clients - 1} of {clients} clients, so that somebody is left to "
+            "train; lower it"
+        )
+    if not late and parse_share(value) > 0:
+        raise DataError(f"newcomers is {value!r}, which is nobody of {clients} clients; expected 0 or more; raise it")
+    return late
+
+
+def read_split(text: str) -> float:
+    """The share held out, from "80/20"."""
+    try:
+        train, held = parse_split(text)
+    except ValueError:
+        train, held = 0.0, 0.0
+    if train <= 0 or held < 0 or not abs(train + held - 100) <= 1e-6:  # also refuses nan
+        raise DataError(
+            f'split is {text!r}; expected two percentages that add up to 100, the first above 0, such as "80/20"'
+        )
+    return held / 100
+
+
+def hold_out(
+    owned: list[Tensor], share: float, seed: int, group: Tensor | None = None
+) -> tuple[list[Tensor], list[Tensor]]:
+    """Training and held-out rows of each client: at least one row of each where the client has two to divide."""
+    pairs = []
+    for k, rows in enumerate(owned):
+        amount = min(max(round(share * len(rows)), 1 if share > 0 else 0), len(rows) - 1) if len(rows) else 0
+        held, train = part_off(rows, amount, stream(seed, "split", k), group)
+        pairs.append((train, held))
+    return [train for train, _ in pairs], [held for _, held in pairs]
+
+
+def halve(held: list[Tensor], seed: int, group: Tensor | None = None) -> tuple[list[Tensor], list[Tensor]]:
+    """Validation and test rows of each client; a single held-out row is a test row."""
+    pairs = [part_off(rows, len(rows) // 2, stream(seed, "halve", k), group) for k, rows in enumerate(held)]
+    return [validation for validation, _ in pairs], [test for _, test in pairs]
+
+
+def part_off(rows: Tensor, amount: int, rng: Generator, group: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """About `amount` random rows, and the others: whole groups, and never everything."""
+    if amount <= 0:
+        return rows[:0], rows
+    if group is None:
+        order = torch.from_numpy(rng.permutation(len(rows)))
+        return rows[order[:amount]].sort().values, rows[order[amount:]].sort().values
+    kinds, which, sizes = np.unique(group[rows].numpy(), return_inverse=True, return_counts=True)
+    taken, total = np.zeros(len(kinds), dtype=bool), 0
+    for g in rng.permutation(len(kinds)):
+        if total + sizes[g] / 2 <= amount and taken.sum() < len(kinds) - 1:
+            taken[g] = True
+            total += sizes[g]
+    if not taken.any() and len(kinds) > 1:
+        taken[sizes.argmin()] = True  # every group is larger than wanted: the smallest is nearest
+    mask = torch.from_numpy(taken[which])
+    return rows[mask], rows[~mask]
+
+
+def choose_newcomers(clients: int, count: int, seed: int) -> list[int]:
+    """An order of the clients in which `count` random ones come last."""
+    last = set(stream(seed, "newcomers").choice(clients, count, replace=False).tolist())
+    return [k for k in range(clients) if k not in last] + sorted(last)
+
+
+def give_public(train: list[Tensor], members: int, share: float, seed: int) -> tuple[list[Tensor], Tensor]:
+    """Training rows that remain with the clients, and those that members give to the public set."""
+    kept, given = list(train), []
+    for k in range(members):
+        amount = min(round(share * len(train[k])), len(train[k]) - 1)
+        public, kept[k] = part_off(train[k], amount, stream(seed, "public", k))
+        given.append(public)
+    return kept, torch.cat(given)
+
+
+def fit_scaling(x: Tensor, train: list[Tensor], members: int, scale: Scaling) -> tuple[Tensor, Tensor] | None:
+    """Mean and sd of each feature on training rows, (clients, *shape), or (1, *shape) for all members together.
+
+    Only training rows are looked at. A feature that is constant there is only centred; who has none leaves x as it is.
+    """
+    if scale == "none":
+        return None
+    groups = [torch.cat(train[:members])] if scale == "all" else train
+    shape = x.shape[1:]
+    found = [_moments(x[mine]) if len(mine) else (torch.zeros(shape).double(), torch.ones(shape).double())
+             for mine in groups]  # fmt: skip
+    return torch.stack([mean for mean, _ in found]), torch.stack([sd for _, sd in found])
+
+
+def standardise(
+    x: Tensor, train: list[Tensor], held: list[Tensor], members: int, scale: Scaling, common: Tensor | None = None
+) -> Tensor:
+    """Features with mean 0 and sd 1 on training rows: each client's own, or all members' together."""
+    fitted = fit_scaling(x, train, members, scale)
+    if fitted is None:
+        return x
+    x, (mean, sd) = x.clone(), fitted
+    for k, (mine, rest) in enumerate(zip(train, held, strict=True)):
+        rows, which = torch.cat([mine, rest]), k if scale == "client" else 0
+        x[rows] = ((x[rows].double() - mean[which]) / sd[which]).to(x.dtype)
+    if scale == "all" and common is not None:
+        x[common] = ((x[common].double() - mean[0]) / sd[0]).to(x.dtype)
+    return x
+
+
+def shuffle_labels(y: Tensor, rows: Tensor, seed: int) -> Tensor:
+    """Labels in which those of `rows` have changed places at random: as many of each class, and nothing to learn."""
+    order = torch.from_numpy(stream(seed, "outlier").permutation(len(rows)))
+    y = y.clone()
+    y[rows] = y[rows[order]]
+    return y
+
+
+def _moments(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and sd of each feature in double precision; sd 1 where a feature does not vary, whatever its unit."""
+    mean, sd = x.double().mean(0), x.double().std(0, correction=0)
+    return mean, torch.where(sd > 1e-6 * mean.abs(), sd, torch.ones_like(sd))  # less is float32's rounding

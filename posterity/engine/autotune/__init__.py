@@ -1,1 +1,0 @@
-"""Which engine and which kernels a run uses: measured at its start."""

@@ -1,0 +1,447 @@
+"""The undo journal of records on disk (`mapped_store.py`): rows as they were at a checkpoint, each with its checksum.
+
+    head    number of the checkpoint, width of a row, a mark, checksum     8 bytes each
+    entry   client (8 bytes), its old row (width bytes), checksum (8 bytes)
+
+Journals from before checksums have neither mark nor checksums.
+
+Personal records in a file that may be larger than memory (`row_file.py`), safe from a kill at any moment.
+
+Rows of clients that were never met do not exist. The file changes through an undo journal: before a row is overwritten
+for the first time since the last commit, its old bytes are appended to the journal and forced to disk. After a kill,
+`Mapped` puts the old rows back, so what it holds is exactly what the last checkpoint knew. The journal of the
+checkpoint before is kept, too: should the last be damaged, two journals lead back to the one before. The checkpoint
+holds a checksum of every row; all are compared when a run is taken up.
+
+Rows of bytes in a file that may be larger than memory, and records as such rows.
+
+Rows that were never written take no space (the file is sparse). Rows are read through a map and written through the
+file: a disk that is full is an error then, not a signal.
+
+The rows that are read at once lie anywhere in the file. The system is told so, or it would read megabytes around each
+of them, and it is told which rows come next, so that it fetches them all at once. Such advice changes times, never
+bytes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import mmap
+import os
+import warnings
+import weakref
+from base64 import b64decode, b64encode
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from posterity.core.tree import Tree, tree_filled, tree_like, tree_map, tree_named
+from posterity.engine.processes import Processes
+from posterity.engine.store import NOTHING, Like
+
+Index = np.ndarray[tuple[int], np.dtype[np.int64]]
+Bytes = np.ndarray[tuple[int, int], np.dtype[np.uint8]]
+MARK = b"undo v2\n"
+SUM = 8  # bytes of a row's checksum: what it guards against is chance
+
+
+@dataclass(frozen=True)
+class Journal:
+    """The head of a journal's file."""
+
+    path: Path
+    number: int  # of the checkpoint whose rows it holds
+    width: int
+    begins: int  # where the entries begin
+    sums: int  # bytes of an entry's checksum
+
+    @property
+    def entry(self) -> int:
+        return 8 + self.width + self.sums
+
+
+def row_sums(rows: Bytes) -> Bytes:
+    """The checksum (n, 8) of each row."""
+    found = b"".join(hashlib.sha256(row).digest()[:SUM] for row in np.ascontiguousarray(rows))
+    return np.frombuffer(found, np.uint8).reshape(len(rows), SUM)
+
+
+def start_journal(path: Path, number: int, width: int) -> None:
+    """An empty journal, at once or not at all."""
+    head = np.array([number, width], np.int64).tobytes() + MARK
+    fresh = path.with_suffix(".tmp")
+    with fresh.open("wb") as file:
+        file.write(head + hashlib.sha256(head).digest()[:SUM])
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(fresh, path)
+    with suppress(OSError):  # not every system opens folders
+        folder = os.open(path.parent, os.O_RDONLY)
+        os.fsync(folder)
+        os.close(folder)
+
+
+def append_rows(path: Path, clients: Index, rows: Iterator[Bytes]) -> None:
+    """Old rows of `clients`, piece by piece, forced to disk."""
+    with path.open("ab") as file:
+        place = 0
+        for some in rows:
+            names = clients[place : place + len(some)].reshape(-1, 1).view(np.uint8)  # (some, 8)
+            entries = np.concatenate((names, some), 1)
+            file.write(np.concatenate((entries, row_sums(entries)), 1).tobytes())
+            place += len(some)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def read_journal(path: Path) -> Journal | None:
+    """The head of a journal; None if there is no such file."""
+    try:
+        with path.open("rb") as file:
+            head = file.read(24 + SUM)
+    except FileNotFoundError:
+        return None
+    number, width = (int(n) for n in np.frombuffer(head[:16].ljust(16, b"\xff"), np.int64))
+    marked = head[16:24] == MARK and head[24:] == hashlib.sha256(head[:24]).digest()[:SUM]
+    if marked:
+        return Journal(path, number, width, 24 + SUM, SUM)
+    begun = int.from_bytes(head[16:24], "little") if len(head) >= 24 else 0  # the first client of an older journal
+    if not (0 <= number < 2**40 and 0 <= width < 2**40 and begun < 2**40):
+        raise damaged(path)
+    return Journal(path, number, width, 16, 0)
+
+
+def entries(journal: Journal, clients: int) -> Iterator[tuple[int, Bytes]]:
+    """Clients and their old rows (1, width). Half an entry at the end is of a row that was not touched yet."""
+    if not journal.width:
+        return
+    with journal.path.open("rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        file.seek(journal.begins)
+        for left in reversed(range((size - journal.begins) // journal.entry)):
+            raw = np.frombuffer(file.read(journal.entry), np.uint8).reshape(1, -1)
+            told, found = raw[:, : 8 + journal.width], raw[:, 8 + journal.width :]
+            client = int(told[0, :8].view(np.int64)[0])
+            if not 0 <= client < clients or (journal.sums and not np.array_equal(row_sums(told), found)):
+                if left:
+                    raise damaged(journal.path)
+                warnings.warn(f"the last entry of {journal.path} is damaged; its row was not touched yet, or is found "
+                              "to be wrong below", stacklevel=2)  # fmt: skip
+                return
+            yield client, told[:, 8:]
+
+
+def damaged(path: Path) -> ValueError:
+    return ValueError(f"{path} is not as it was written (a damaged disk, a torn copy, or an edit): put a whole copy of "
+                      "the run's folder back, or begin again in another folder")  # fmt: skip
+
+
+class Mapped:
+    """Rows of fixed width in `rows.bin`, journals in `undo.bin` and, of the checkpoint before, `undo.previous.bin`."""
+
+    def __init__(self, folder: Path, clients: int, number: int = 0, only_read: bool = False) -> None:
+        if not only_read:
+            folder.mkdir(parents=True, exist_ok=True)
+        self.path, self.journal, self.older = (folder / n for n in ("rows.bin", "undo.bin", "undo.previous.bin"))
+        self.known = torch.zeros(clients, dtype=torch.bool)
+        self.template: Tree = None
+        self.width = 0
+        self.saved = np.zeros(clients, bool)  # whose old row is in the journal
+        self.sums = np.zeros((clients, SUM), np.uint8)  # checksums of the rows, as of `prepare`
+        self.file: RowFile | None = None  # none for a record without numbers, and before the first
+        self.number, self.only_read = number, only_read  # number of the checkpoint that the journal belongs to
+
+    @property
+    def ready(self) -> bool:
+        return self.template is not None
+
+    def expect_like(self, rows: Tree) -> None:
+        self._open(rows)
+
+    def read(self, clients: Tensor) -> Tree:
+        if self.file is None:
+            return tree_map(lambda leaf: leaf[:1].expand(len(clients), *leaf.shape[1:]), self.template)
+        clients = clients.cpu()
+        self.prefetch(clients)
+        return unpack_rows(self.file.read(clients.numpy()), self.template)
+
+    def write(self, clients: Tensor, rows: Tree) -> None:
+        self._open(rows)
+        if self.file is not None:
+            index = clients.cpu().numpy()
+            self._remember(index)
+            self.file.write(index, pack_rows(tree_like(rows, self.template)))  # in the order of names that the file has
+        self.known[clients.cpu()] = True
+
+    def prefetch(self, clients: Tensor) -> None:
+        """Ask the system for the rows of `clients`, as far as there are any."""
+        if self.file is not None:
+            index = clients.cpu()
+            self.file.prefetch(index[self.known[index]].sort().values.numpy())
+
+    def prepare(self) -> Tree:
+        """Force all rows to disk, before the checkpoint that will own them is written."""
+        if self.file is not None and not self.only_read:
+            self.file.sync()
+            for some, rows in self.file.read_pieces(np.flatnonzero(self.saved)):
+                self.sums[some] = row_sums(rows)
+        return None
+
+    def facts(self) -> dict[str, Any]:
+        return {"rows": {"width": self.width, "sums": b64encode(self.sums.tobytes()).decode()}}
+
+    def commit(self, number: int) -> None:
+        """Start a new journal for the checkpoint of that number, which is on disk now; the old one is kept."""
+        self.number, self.saved = number, np.zeros(len(self.known), bool)
+        with suppress(FileNotFoundError):
+            os.replace(self.journal, self.older)
+        start_journal(self.journal, number, self.width)
+
+    def recover(
+        self, number: int, known: Tensor | None, restore: Callable[[Tree], Tree], like: Like,
+        facts: Mapping[str, Any] = NOTHING,
+    ) -> None:  # fmt: skip
+        self.number = number
+        told = facts.get("rows")
+        if not self.only_read:
+            self.undo(verified=told is not None)
+        if known is None:
+            return
+        self.known = known.cpu()
+        if not bool(known.any()):
+            return
+        record = like()
+        if row_width(record) and not self.path.exists():
+            raise ValueError(f"{self.path} is missing, but the checkpoint knows the records of {int(known.sum())} "
+                             "clients that it held: put the folder 'personal' of the same run back, or begin again in "
+                             "another folder")  # fmt: skip
+        self._open(record)
+        self._verify(told)
+
+    def gather(self, processes: Processes, like: Like) -> None:
+        """Records on disk belong to one process."""
+
+    def undo(self, verified: bool = True) -> int:
+        """Undo what was written after the checkpoint `number`; returns how many rows were put back.
+
+        A journal newer than the checkpoint leads back to it only if that of the checkpoint itself is there, and only if
+        the rows are `verified` afterwards.
+        """
+        found = {j.number: j for j in (self._older(), read_journal(self.journal)) if j is not None and j.width}
+        back = sorted((n for n in found if n >= self.number), reverse=True)
+        if back and (back != [*range(back[0], self.number - 1, -1)] or (len(back) > 1 and not verified)):
+            raise ValueError(f"{self.journal.parent} is newer than the checkpoint beside it (checkpoint {back[0]} "
+                             f"against {self.number}): the folder was copied while the run wrote, or files of two "
+                             "copies were mixed. Put all files of one copy back, or begin again in another folder"
+                             )  # fmt: skip
+        if not back or not self.path.exists():
+            return 0  # the journal of an older checkpoint: the newer one already owns these rows
+        count = sum(self._put_back(found[number]) for number in back)
+        start_journal(self.journal, self.number, found[back[0]].width)  # what follows starts a clean list
+        if len(back) > 1:
+            self.older.unlink()
+        return count
+
+    def _put_back(self, journal: Journal) -> int:
+        """The rows of a journal, back in the file; how many."""
+        if self.path.stat().st_size != len(self.known) * journal.width:
+            raise damaged(self.path)
+        count = 0
+        with self.path.open("r+b", buffering=0) as file:
+            for client, row in entries(journal, len(self.known)):
+                write_at(file.fileno(), client * journal.width, row)
+                count += 1
+            os.fsync(file.fileno())
+        return count
+
+    def _open(self, like: Tree) -> None:
+        """Open the file as soon as a row has been seen and its width is known."""
+        if self.template is not None:
+            return
+        self.template = like
+        self.width = row_width(like)
+        if not self.width:
+            return
+        self.file = RowFile(self.path, len(self.known), self.width, self.only_read)
+        if self.only_read:
+            return
+        found = read_journal(self.journal)
+        if found is None or found.number < self.number:
+            self.commit(self.number)
+        elif (found.number, found.width, found.sums) != (self.number, self.width, SUM):
+            start_journal(self.journal, self.number, self.width)
+
+    def _verify(self, told: Mapping[str, Any] | None) -> None:
+        """Compare every row with its checksum; of a folder from before checksums they are computed."""
+        if self.file is None:
+            return
+        known, wrong = np.flatnonzero(self.known.numpy()), []
+        if told is not None:
+            self.sums = self._sums_of(told)
+        for some, rows in self.file.read_pieces(known):
+            found = row_sums(rows)
+            if told is None:
+                self.sums[some] = found
+            wrong += some[(self.sums[some] != found).any(1)].tolist()
+        for some, rows in self.file.read_pieces(np.setdiff1d(self.file.written(), known)):
+            wrong += some[rows.any(1)].tolist()  # nobody has met them
+        if wrong:
+            raise ValueError(f"{self.path}: the records of {len(wrong)} clients (the first: client {wrong[0]}) are not "
+                             "those that the checkpoint knows (a damaged disk, a torn copy, or files of two copies): "
+                             "put a whole copy of the run's folder back, or begin again in another folder")  # fmt: skip
+        self._older()  # what is not needed today should be whole, too
+        if (journal := read_journal(self.journal)) is not None:
+            _check(journal, len(self.known))
+
+    def _sums_of(self, told: Any) -> Bytes:
+        """The checksums that a checkpoint holds."""
+        try:
+            return np.frombuffer(b64decode(told["sums"]), np.uint8).reshape(len(self.known), SUM).copy()
+        except (LookupError, TypeError, ValueError):
+            raise damaged(self.path) from None
+
+    def _older(self) -> Journal | None:
+        """The journal of the checkpoint before, if it is there and whole."""
+        try:
+            journal = read_journal(self.older)
+            if journal is not None:
+                _check(journal, len(self.known))
+        except ValueError:
+            warnings.warn(f"{self.older} is damaged; it is needed only if the last checkpoint is, too", stacklevel=2)
+            return None
+        return journal
+
+    def _remember(self, index: Index) -> None:
+        """Write rows to the journal that it does not have yet, before others take their places."""
+        assert self.file is not None
+        new = index[~self.saved[index]]
+        if len(new):
+            append_rows(self.journal, new, (rows for _, rows in self.file.read_pieces(new)))
+            self.saved[new] = True
+
+
+def _check(journal: Journal, clients: int) -> None:
+    """Read all entries of a journal, for their mistakes."""
+    for _ in entries(journal, clients):
+        pass
+
+
+COPY = 2**22  # bytes of rows that are copied or compared at once
+
+
+class RowFile:
+    """One row of `width` bytes for each client; the file is made if it is not there."""
+
+    def __init__(self, path: Path, clients: int, width: int, only_read: bool = False) -> None:
+        self.width, self.size = width, clients * width
+        if not path.exists():
+            with path.open("wb") as file:
+                file.truncate(self.size)
+        elif path.stat().st_size != self.size:
+            raise ValueError(
+                f"{path} holds {path.stat().st_size} bytes, but {clients} clients x {width} "
+                "bytes are expected: it belongs to another method, model or federation; use another --out folder"
+            )
+        self.descriptor = os.open(path, (os.O_RDONLY if only_read else os.O_RDWR) | getattr(os, "O_BINARY", 0))
+        weakref.finalize(self, os.close, self.descriptor)
+        self.map: np.memmap[tuple[int, int], np.dtype[np.uint8]] = np.memmap(
+            path, np.uint8, "r", shape=(clients, width)
+        )
+        _advise(self.map, "MADV_RANDOM", [(0, self.size)])
+
+    def read(self, clients: Index) -> Bytes:
+        return np.asarray(self.map[clients])
+
+    def read_pieces(self, clients: Index) -> Iterator[tuple[Index, Bytes]]:
+        """Rows of some clients, a few megabytes at a time."""
+        most = max(1, COPY // self.width)
+        for some in (clients[i : i + most] for i in range(0, len(clients), most)):
+            yield some, self.read(some)
+
+    def prefetch(self, clients: Index) -> None:
+        """Ask the system for the rows of `clients` (ascending); it fetches them while others work."""
+        _advise(self.map, "MADV_WILLNEED", spans(clients, self.width))
+
+    def write(self, clients: Index, rows: Bytes) -> None:
+        """Write rows to their places, those of neighbours at once."""
+        order = np.argsort(clients, kind="stable")
+        begins = np.flatnonzero(np.append(True, np.diff(clients[order]) != 1))
+        for some in np.split(order, begins[1:]):
+            write_at(self.descriptor, int(clients[some[0]]) * self.width, rows[some])
+
+    def sync(self) -> None:
+        """Force all rows to disk."""
+        os.fsync(self.descriptor)
+
+    def written(self) -> Index:
+        """Clients whose rows take space on the disk."""
+        place, found = 0, [np.zeros(0, np.int64)]
+        while place < self.size and hasattr(os, "SEEK_DATA"):
+            try:
+                place = os.lseek(self.descriptor, place, os.SEEK_DATA)
+                end = min(self.size, os.lseek(self.descriptor, place, os.SEEK_HOLE))
+            except OSError:  # nothing but a hole follows
+                break
+            found.append(np.arange(place // self.width, -(-end // self.width)))
+            place = end
+        return np.unique(np.concatenate(found))
+
+
+def write_at(descriptor: int, place: int, rows: Bytes) -> None:
+    """All bytes of `rows` at a place of a file, or an error."""
+    left = memoryview(rows.tobytes())
+    os.lseek(descriptor, place, os.SEEK_SET)
+    while left:
+        left = left[os.write(descriptor, left) :]
+
+
+def spans(rows: Index, width: int) -> list[tuple[int, int]]:
+    """First byte and length of the pages under some rows (ascending); pages that follow each other are one span."""
+    if not len(rows):
+        return []
+    first, last = rows * width // mmap.PAGESIZE, ((rows + 1) * width - 1) // mmap.PAGESIZE  # page of each row's ends
+    begins = np.flatnonzero(np.append(True, first[1:] > last[:-1] + 1))
+    ends = np.append(begins[1:], len(rows)) - 1
+    start, length = first[begins] * mmap.PAGESIZE, (last[ends] - first[begins] + 1) * mmap.PAGESIZE
+    return list(zip(start.tolist(), length.tolist(), strict=True))
+
+
+def _advise(rows: Bytes, advice: str, where: list[tuple[int, int]]) -> None:
+    """Tell the system how pages will be used, if it has such a call (Windows has not)."""
+    pages: Any = rows.base
+    if not hasattr(pages, "madvise"):
+        return
+    with suppress(OSError):  # a system that does not listen reads as it always did
+        for first, length in where:
+            pages.madvise(getattr(mmap, advice), first, length)
+
+
+def row_width(records: Tree) -> int:
+    """Bytes of one record of a stack."""
+    return sum(leaf[0].numel() * leaf.element_size() for _, leaf in tree_named(records))
+
+
+def pack_rows(records: Tree) -> Bytes:
+    """A stack of records as one row of bytes per client."""
+    flat = [
+        leaf.detach().cpu().contiguous().reshape(len(leaf), -1).view(torch.uint8) for _, leaf in tree_named(records)
+    ]
+    return torch.cat(flat, 1).numpy()
+
+
+def unpack_rows(rows: Bytes, like: Tree) -> Tree:
+    """The stack of records that `pack_rows` made the rows of, on the devices of records that look `like` them."""
+    named, place = {}, 0
+    for name, leaf in tree_named(like):
+        size = leaf[0].numel() * leaf.element_size()
+        flat = torch.from_numpy(rows[:, place : place + size].copy())
+        some = flat.view(leaf.dtype) if size else flat.to(leaf.dtype)  # no bytes have no other type
+        named[name] = some.reshape(len(rows), *leaf.shape[1:]).to(leaf.device)
+        place += size
+    return tree_filled(like, named)

@@ -1,0 +1,233 @@
+"""Several seeds of one experiment at once: their clients are simply more clients.
+
+Every seed keeps its own state, records, partition, cohorts and keys; only the work of the clients is done together.
+What the clients of a seed have in common (the broadcast, the first leaves) reaches a client of the joint simulation as
+something that it alone was sent, and a wrapper puts it back into its place before the method looks. So neither methods
+nor engines know of seeds, and every seed ends as it would by itself, up to rounding. One seed is its own simulation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from posterity.core.messages import Message
+from posterity.core.network import held, rebound
+from posterity.core.protocol import Batch, Carry, Here, Own, Params, Pass, Personal, Shared, State, keep
+from posterity.core.tree import Tree, record, tree_cat, tree_map, tree_rows
+from posterity.core.wrapper import Wrapper
+from posterity.data.federation import Federation, Part
+from posterity.engine.blocks import meet
+from posterity.engine.cache import TraceCache, send, shape_of
+from posterity.engine.client import Visit
+from posterity.engine.engines import Engine
+from posterity.engine.simulation import PER_CLIENT, Simulation
+from posterity.engine.store import Store
+
+End = Callable[[Carry, Here], Carry]
+
+
+@record
+class SeedOffer:
+    """What a client of several seeds gets by itself: all that it has in common with its seed's other clients, too."""
+
+    shared: Shared
+    own: Own
+    initial: Params
+    client: Tensor  # () its number within its seed
+    still: Params  # what the network holds itself, where seeds differ in it
+
+
+def of_seed(here: Here) -> Here:
+    """`here` as it is in the simulation of the client's own seed."""
+    offer: SeedOffer = here.own
+    model = rebound(here.model, offer.still) if offer.still else here.model
+    return replace(here, shared=offer.shared, own=offer.own, initial=offer.initial, client=offer.client, model=model)
+
+
+@dataclass(frozen=True)
+class PerSeed(Wrapper):
+    """A method whose clients belong to several seeds: its client functions see what they would see in their own."""
+
+    def start(self, here: Here) -> Params:
+        return self.inner.start(of_seed(here))
+
+    def passes(self) -> tuple[Pass, ...]:
+        return tuple(map(_per_seed, self.inner.passes()))
+
+    def adapt(self, epochs: int) -> tuple[Pass, ...]:
+        return tuple(map(_per_seed, self.inner.adapt(epochs)))
+
+    def prepare(self) -> tuple[Pass, ...]:
+        return tuple(map(_per_seed, self.inner.prepare()))
+
+    def message(self, carry: Carry, here: Here) -> tuple[Message, Personal]:
+        return self.inner.message(carry, of_seed(here))
+
+    def predict(self, carry: Carry, x: Tensor, here: Here) -> Tensor:
+        return self.inner.predict(carry, x, of_seed(here))
+
+
+def _per_seed(each: Pass) -> Pass:
+    """A pass whose functions see their own seed; its clients hold two more copies of the leaves."""
+
+    def step(carry: Carry, batch: Batch, here: Here) -> Carry:
+        return each.step(carry, batch, of_seed(here))
+
+    return replace(each, step=step, open=_end(each.open), close=_end(each.close), copies=each.copies + 2)
+
+
+def _end(function: End) -> End:
+    """What opens or closes a pass; what does nothing stays what it is, so that engines can leave it out."""
+    return keep if function is keep else lambda carry, here: function(carry, of_seed(here))
+
+
+@dataclass(frozen=True)
+class SeedClients:
+    """Clients of one seed in a block: their places there, their numbers within the seed, and what they were offered."""
+
+    seed: int
+    places: Tensor | None  # None: all of the block
+    clients: Tensor
+    offered: Tree
+
+    def of(self, visit: Visit) -> Visit:
+        """Their part of what a block sent."""
+        if self.places is None:
+            return visit
+        sent, kept = (tree_rows(tree, self.places) for tree in (visit.message, visit.record))
+        return Visit(sent, kept, None if visit.loss is None else visit.loss[self.places])
+
+
+@dataclass(frozen=True)
+class MultiSeed:
+    """Simulations that differ in their seed, and one joint simulation of all their clients."""
+
+    sims: tuple[Simulation, ...]
+    joint: Simulation
+    base: Tensor  # (seeds + 1,) on the host: where each seed's clients begin in the joint simulation
+    shifts: tuple[int, ...]  # where its samples begin there
+    apart: bool = False  # whether their networks hold different frozen leaves
+
+    @staticmethod
+    def of(sims: Sequence[Simulation]) -> MultiSeed:
+        """They may differ in data, partition, first leaves and keys, but in no shape."""
+        _check(sims)
+        counts = torch.tensor([sim.federation.clients for sim in sims])
+        base = torch.cat((counts.new_zeros(1), counts.cumsum(0)))
+        first, federations = sims[0], [sim.federation for sim in sims]
+        if len(sims) == 1:
+            return MultiSeed((first,), first, base, (0,))
+        shifts = _shifts(federations)
+        per_seed: Any = PerSeed(first.method)  # a method in all but its class variables
+        joint = replace(first, method=per_seed, federation=_join(federations, shifts),
+                        traces=TraceCache(first.traces.patience, notes=first.traces.notes))  # fmt: skip
+        return MultiSeed(tuple(sims), joint, base, shifts, _differ([held(sim.model) for sim in sims]))
+
+    def numbers(self, clients: Sequence[Tensor]) -> Tensor:
+        """The numbers in the joint simulation of some clients of each seed."""
+        return torch.cat([some + base for some, base in zip(clients, self.base.tolist()[:-1], strict=True)])
+
+    def part(self, parts: Sequence[Part]) -> Part:
+        """A part of each seed as one of the joint simulation."""
+        if len(parts) == 1:
+            return parts[0]
+        for name in ("validation", "test"):
+            if all(part is getattr(s.federation, name) for part, s in zip(parts, self.sims, strict=True)):
+                joined: Part = getattr(self.joint.federation, name)
+                return joined
+        return _join_parts(parts, self.shifts)
+
+    def meet(
+        self, engine: Engine, states: Sequence[State], stores: Sequence[Store], clients: Tensor, round: int,
+        newcomers: bool = False,
+    ) -> tuple[Here, list[SeedClients]]:  # fmt: skip
+        """The stacked `here` of a block, after each client has been met in the simulation of its own seed."""
+        if len(self.sims) == 1:
+            here, offered = meet(self.joint, engine, states[0], stores[0], clients, round, newcomers)
+            return here, [SeedClients(0, None, clients, offered)]
+        owner = torch.searchsorted(self.base, clients.cpu(), right=True) - 1  # (m,) seed of each
+        heres, by_seed = [], []
+        present, which = torch.unique(owner, return_inverse=True)
+        for seed in present.tolist():
+            places = send(torch.nonzero(owner == seed)[:, 0], clients.device)
+            mine = clients[places] - int(self.base[seed])
+            here, offered = meet(self.sims[seed], engine, states[seed], stores[seed], mine, round, newcomers)
+            heres.append(here)
+            by_seed.append(SeedClients(seed, places, mine, offered))
+        return self._stack(heres, by_seed, send(which, clients.device), clients), by_seed
+
+    def _stack(self, heres: list[Here], by_seed: list[SeedClients], which: Tensor, clients: Tensor) -> Here:
+        """One `here` of several; `which` (m,) is the place of each client's among them."""
+        place = torch.argsort(torch.cat([each.places for each in by_seed if each.places is not None]))
+        mine = {name: tree_rows(tree_cat([getattr(h, name) for h in heres]), place) for name in PER_CLIENT}
+        shared, initial = (
+            tree_map(lambda *leaves: torch.stack(leaves)[which], *[getattr(h, name) for h in heres])
+            for name in ("shared", "initial")
+        )
+        still = {}
+        if self.apart:
+            frozen = [held(self.sims[each.seed].model) for each in by_seed]
+            still = tree_map(lambda *leaves: torch.stack(leaves)[which], *frozen)
+        mine |= {"own": SeedOffer(shared, mine["own"], initial, mine["client"], still), "client": clients}
+        return replace(heres[0], **mine, shared=(), initial={}, model=self.joint.model)
+
+    def split(self, outputs: list[list[Tensor]], clients: Sequence[Tensor]) -> list[list[list[Tensor]]]:
+        """Outputs of all clients, part by part, as those of each seed; at process 0 those of all processes."""
+        ends = torch.tensor([len(each) for each in clients]).cumsum(0).tolist()
+        spans = [slice(begin, end) for begin, end in zip([0, *ends], ends, strict=False)]
+        each = zip(self.sims, spans, clients, strict=True)
+        return [[sim.processes.joined(part[span], some) for part in outputs] for sim, span, some in each]
+
+
+def _differ(frozen: Sequence[Params]) -> bool:
+    return any(not torch.equal(leaf, other[name]) for other in frozen[1:] for name, leaf in frozen[0].items())
+
+
+def _join(federations: Sequence[Federation], shifts: Sequence[int]) -> Federation:
+    """The clients of all federations as one; samples that are the same in all are held once."""
+    first = federations[0]
+    pools = federations if shifts[-1] else [first]
+    parts: dict[str, Any] = {
+        n: _join_parts([getattr(f, n) for f in federations], shifts) for n in ("train", "validation", "test")
+    }
+    names = tuple(name for f in federations for name in f.names)
+    return replace(first, x=torch.cat([f.x for f in pools]), y=torch.cat([f.y for f in pools]), **parts,
+                   members=len(names), names=names, common=None, public=None)  # fmt: skip
+
+
+def _shifts(federations: Sequence[Federation]) -> tuple[int, ...]:
+    """Where the samples of each federation begin in the joint pool; all at 0 if they are the same."""
+    first = federations[0]
+    if all(f.x.shape == first.x.shape and torch.equal(f.x, first.x) and torch.equal(f.y, first.y) for f in federations):
+        return (0,) * len(federations)
+    return tuple(sum(len(f.x) for f in federations[:i]) for i in range(len(federations)))
+
+
+def _join_parts(parts: Sequence[Part], shifts: Sequence[int]) -> Part:
+    rows = torch.cat([part.rows + shift for part, shift in zip(parts, shifts, strict=True)])
+    counts = torch.cat([part.counts for part in parts])
+    return Part(rows, torch.cat((counts.new_zeros(1), counts.cumsum(0))))
+
+
+def _check(sims: Sequence[Simulation]) -> None:
+    first = sims[0]
+    if len(sims) > 1 and first.processes.size > 1:
+        raise ValueError("several seeds at once need one process; run them one by one, or without torchrun")
+    for sim in sims[1:]:
+        pairs = {
+            "methods": (first.method, sim.method),
+            "shapes of the network's parameters": tuple(shape_of((s.initial, held(s.model))) for s in (first, sim)),
+            "numbers of clients": (first.federation.clients, sim.federation.clients),
+            "shapes of a sample": (first.federation.shape, sim.federation.shape),
+            "numbers of classes": (first.federation.classes, sim.federation.classes),
+            "augmentations": (first.augment, sim.augment),
+        }
+        for what, (one, other) in pairs.items():
+            if one != other:
+                raise ValueError(f"seeds can only run at once with equal {what}; {one} and {other} were given: "
+                                 "run them one by one (--apart)")  # fmt: skip

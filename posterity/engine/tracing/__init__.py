@@ -1,1 +1,0 @@
-"""Functions of tensors as flat lists of operators."""

@@ -1,0 +1,198 @@
+"""A network in whatever form it is given: a module, a class or function that makes one, or a `Model`.
+
+It is run once on a few rows before anything else (`nn/adopt.py`), so that what is wrong with it is said in a
+sentence. Names are read by `models.build`.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+from posterity.core.network import Network, Task
+from posterity.nn.adopt import checked, refuse_draws, sample_rows, try_out
+from posterity.nn.layers import twin, unstackable
+from posterity.nn.model import Model, leaves_of, seeded
+from posterity.settings.hyperparameters import MISTAKES, Declared, declared, describe, unknown
+from posterity.settings.plugins import told
+
+Options = Mapping[str, Any]
+KEPT = "the network's weights are those that it came with; the seed does not move them (hand over its class, or a function that makes it, to draw them from the seed)"  # fmt: skip  # noqa: E501
+
+
+def from_object(
+    given: Any, shape: tuple[int, ...], classes: int, task: Task, options: Options, x: Tensor | None, name: str = ""
+) -> Network:
+    """The network of an object that is no name."""
+    if isinstance(given, Model):
+        return _looked_at(given, shape, classes, options, x)
+    if isinstance(given, nn.Module):
+        return _from_module(given, None, shape, classes, task, options, x, name or type(given).__name__)
+    if not callable(given) or hasattr(given, "leaves"):
+        return _foreign(given)
+    name = name or getattr(given, "__name__", type(given).__name__)
+    maker = Maker(given, name, shape, classes, task, {n: v for n, v in options.items() if n != "head"})
+    with seeded(0):
+        made = maker()
+    if isinstance(made, Model):
+        return _looked_at(made, shape, classes, {}, x)
+    if not isinstance(made, nn.Module):
+        raise ValueError(f"{name!r} returned {type(made).__name__}; it must return an nn.Module.")
+    return _from_module(made, maker, shape, classes, task, options, x, name)
+
+
+class Maker:
+    """A class or function that makes a network, and what it is called with."""
+
+    def __init__(
+        self, make: Callable[..., Any], name: str, shape: tuple[int, ...], classes: int, task: Task, options: Options
+    ) -> None:
+        self.make, self.name, self.shape = make, name, shape
+        known = {"shape": shape, "classes": classes, "num_classes": classes, "task": task,
+                 "in_features": prod(shape), "in_channels": shape[0] if shape else 1}  # fmt: skip
+        takes = declared(make)
+        free = {n: d for n, d in takes.items() if n not in known}
+        chosen = read_options(name, options, free)
+        missing = [n for n, d in free.items() if d.required and n not in chosen]
+        self.args: tuple[Any, ...] = ()
+        if len(missing) == 2 and missing == list(takes)[:2]:  # (shape, classes) by other names
+            self.args, missing = (shape, classes), []
+        if missing:
+            raise ValueError(
+                f"{name} needs {' and '.join(map(repr, missing))}, which nobody gave: it is called with those of "
+                f"{', '.join(known)} that it names; give the others a default, or --set model.{missing[0]}=VALUE"
+            )
+        self.options = {**{n: v for n, v in known.items() if n in takes}, **chosen}
+        if not takes and _takes_two(make):
+            self.args = (shape, classes)
+
+    def __call__(self) -> Any:
+        try:
+            made = self.make(*self.args, **self.options)
+        except ValueError:
+            raise  # a sentence of its author
+        except Exception as error:
+            raise ValueError(f"{self.name!r} could not make the network: {told(error)}") from error
+        if isinstance(made, nn.Module) and any(is_lazy(p) for p in made.parameters()):
+            with torch.no_grad():  # lazy layers take their shapes from a first batch
+                made.eval()(torch.zeros(2, *self.shape))
+        return made
+
+
+def read_options(name: str, given: Options, possible: Mapping[str, Declared]) -> dict[str, Any]:
+    """Options as what the maker of a network declares: by its annotation, else like its default."""
+    found: dict[str, Any] = {}
+    for option, value in given.items():
+        if option not in possible:
+            raise ValueError(unknown(f"option of {name}", option, possible))
+        found[option] = _read(option, value, possible[option])
+    return found
+
+
+def _read(option: str, value: Any, known: Declared) -> Any:
+    several = isinstance(known.default, tuple)
+    if several and isinstance(value, (int, float)):
+        value = (value,)
+    try:
+        read = known.read(value)
+    except MISTAKES:
+        what = "numbers such as 32,16" if several else describe(known.kind)
+        raise ValueError(f"model.{option} takes {what}; {value!r} was given") from None
+    if several and known.kind is None and not isinstance(read, tuple):
+        read = tuple(read) if isinstance(read, list) else (read,)
+    return tuple(read) if isinstance(read, list) else read
+
+
+def _takes_two(make: Callable[..., Any]) -> bool:
+    """Whether a function without named parameters takes two all the same: `lambda *a`, or one written in C."""
+    try:
+        kinds = [p.kind for p in inspect.signature(make).parameters.values()]
+    except (ValueError, TypeError):
+        return True
+    return inspect.Parameter.VAR_POSITIONAL in kinds
+
+
+def _from_module(
+    module: nn.Module, maker: Maker | None, shape: tuple[int, ...], classes: int, task: Task, options: Options,
+    x: Tensor | None, name: str,
+) -> Model:  # fmt: skip
+    """The model of a module that is made: by `maker`, or by the user, whose weights are then kept."""
+    extra = [n for n in options if n != "head"]
+    if maker is None and extra:
+        raise ValueError(f"the network {name!r} is made already and takes no option {extra[0]!r}: hand over its class")
+    new, rows = twin(module), sample_rows(x, shape)
+    seen = try_out(new, name, classes, task, rows)
+    head = _head(options.get("head"), module, maker, name, seen.head, seen.last)
+    rows = rows.long() if seen.integers else rows.to(_kind(new))
+    refuse_draws(new, name, rows)
+    model = Model(new, head, classes, task, name, unstackable(new), shape, maker, maker is not None,
+                  integers=seen.integers)  # fmt: skip
+    return replace(checked(model), notes=_notes(model))
+
+
+def _head(
+    asked: Any, module: nn.Module, maker: Maker | None, name: str, found: str, last: str
+) -> str | tuple[str, ...]:
+    """Where the head begins: as asked, as the class says, or the last linear layer."""
+    head = asked or getattr(maker and maker.make, "head", None) or getattr(module, "head", None)
+    if isinstance(head, nn.Module):
+        return "head"  # a sub-module called head names itself
+    if head or found:
+        return tuple(head) if isinstance(head, list) else head or found
+    names = ", ".join(n for n, _ in module.named_children())
+    why = f": something happens after its last linear layer, {last!r}" if last else ": it calls no linear layer last"
+    raise ValueError(
+        f"{name!r} does not say where its head begins{why}. Name the part after which nothing happens: "
+        f'--set model.head=NAME, or head = "NAME" in the class; one of {names}.'
+    )
+
+
+def _looked_at(model: Model, shape: tuple[int, ...], classes: int, options: Options, x: Tensor | None) -> Model:
+    """A `Model` that was put together before the data were known: does it fit them?"""
+    if options:
+        raise ValueError(f"the network {model.name!r} is made already and takes no option {next(iter(options))!r}")
+    if model.shape is not None and model.shape != shape:
+        raise ValueError(f"the network {model.name!r} is made for inputs of shape {model.shape}; the data have {shape}")
+    if model.task == "classification" and model.classes != classes:
+        raise ValueError(f"the network {model.name!r} is made for {model.classes} classes; the data have {classes}")
+    rows = sample_rows(x, shape)
+    seen = try_out(model.module, model.name, classes, model.task, rows)
+    rows = rows.long() if seen.integers else rows.to(_kind(model.module))
+    refuse_draws(model.module, model.name, rows)
+    model = replace(model, integers=seen.integers)
+    return replace(model, notes=(*model.notes, *_notes(model)))
+
+
+def _notes(model: Model) -> tuple[str, ...]:
+    """What a reader must know about the weights that a run begins with."""
+    if not model.fresh:
+        return (KEPT,)
+    again = model.init(0)
+    if odd := [n for n, p in model.init(0).items() if not torch.equal(p, again[n])]:
+        raise ValueError(
+            f"made twice with the same seed, the network {model.name!r} has other weights ({odd[0]}): it draws from a "
+            "generator of its own. Draw with torch's functions, without a generator."
+        )
+    if not model.unseeded:
+        return ()
+    names = ", ".join(model.unseeded[:5]) + (", …" if len(model.unseeded) > 5 else "")
+    return (f"the network's first weights are drawn from the seed but for {names}, which its maker sets itself",)
+
+
+def _foreign(given: Any) -> Network:
+    if all(hasattr(given, name) for name in ("leaves", "init", "trainable")):
+        return given
+    raise ValueError(
+        f"model is a {type(given).__name__}; expected a name, an nn.Module, or a class or function that makes one"
+    )
+
+
+def _kind(module: nn.Module) -> torch.dtype:
+    return next((t.dtype for t in leaves_of(module).values() if t.is_floating_point()), torch.float32)

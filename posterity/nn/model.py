@@ -1,0 +1,502 @@
+"""Calling a network, or its tail, with weights handed in by name.
+
+`functional_call` lends tensors to the module and takes them back; this file adds what else a call needs (training
+flag, mask, key, hooks) and gives all of that back too, whatever happens inside.
+
+A network as a pure function of its parameters, split where its head begins.
+
+`Model` never changes: parameters go in as a dict of tensors, new running statistics come out as another. It works
+unchanged under `vmap`, `grad`, `jvp` and any nesting of them.
+"""
+
+from __future__ import annotations
+
+import copy
+import random
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, overload
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from posterity.core.network import Network, Task
+from posterity.nn.convolution import Way, possible_ways, rewire, way_of
+from posterity.nn.layers import NORMS, KeyedDropout, Norm, twin
+from posterity.settings.hyperparameters import unknown
+from posterity.settings.plugins import told
+
+Params = dict[str, Tensor]
+Around = Mapping[str, Callable[[Tensor, Tensor], Tensor]]
+
+_LOCK = threading.RLock()  # a module is lent to one call at a time; nested calls of the same thread pass
+_CALLS: list[object] = []  # those under way, the innermost last; only the lock's holder looks at it
+_LENT: dict[type[nn.Module], tuple[str, ...]] = {Norm: ("training", "mask"), KeyedDropout: ("training", "key", "uses")}
+_CLEAN: dict[str, Any] = {"training": False, "mask": None, "key": None, "uses": 0}
+
+
+def leaves_of(module: nn.Module) -> Params:
+    """Parameters and persistent floating buffers by name, in the module's order; tied tensors once."""
+    found: Params = dict(module.named_parameters())
+    for prefix, layer in module.named_modules():
+        for name, buffer in layer._buffers.items():
+            if buffer is not None and buffer.is_floating_point() and name not in layer._non_persistent_buffers_set:
+                found[f"{prefix}.{name}" if prefix else name] = buffer
+    return found
+
+
+@dataclass(frozen=True, eq=False)
+class BoundModule:
+    """A module and how its tensors are called in the whole network."""
+
+    module: nn.Module
+    wires: dict[str, str]  # name in the module -> name of the leaf
+    constants: Params  # buffers that are no leaves: integer tables and the like
+    masks: tuple[str, ...]
+    keys: tuple[str, ...]
+    layers: dict[str, nn.Module]
+    attends: bool = False  # its attention is computed by plain products, which can be stacked
+
+    @staticmethod
+    def of(module: nn.Module, full: nn.Module) -> BoundModule:
+        """`module` is `full` or a part of it."""
+        called = {id(t): n for n, t in leaves_of(full).items()}
+        wires = {n: called[id(t)] for n, t in leaves_of(module).items()}
+        constants = {n: b for n, b in module.named_buffers() if n not in wires}
+        named = dict(module.named_modules())
+        masks = tuple(_inside(n, "mask") for n, m in named.items() if isinstance(m, Norm))
+        keys = tuple(_inside(n, "key") for n, m in named.items() if isinstance(m, KeyedDropout))
+        attends = any(isinstance(m, nn.MultiheadAttention) for m in named.values())
+        return BoundModule(module, wires, constants, masks, keys, named, attends)
+
+    def __call__(
+        self,
+        params: Params,
+        x: Tensor,
+        mask: Tensor | None = None,
+        train: bool = False,
+        key: Tensor | None = None,
+        around: Around | None = None,
+        want: tuple[str, ...] = (),
+    ) -> tuple[Tensor, Params, Params]:
+        """Output, the tensors after the call by leaf name, inputs seen by the layers in `want`."""
+        lent = self._lent(params, x, mask, key)
+        seen: Params = {}
+        plain = _plain_attention() if self.attends else nullcontext()
+        with _LOCK, _turn(self.layers, train) as token, ExitStack() as hooks, plain:
+            for name in want:
+                handle = self._layer(name).register_forward_pre_hook(_note(token, seen, name))
+                hooks.callback(handle.remove)
+            for name, change in (around or {}).items():
+                handle = self._layer(name).register_forward_hook(_change(token, change))
+                hooks.callback(handle.remove)
+            output = functional_call(self.module, lent, (x,))
+        for name in want:
+            if name not in seen:
+                raise ValueError(f"Layer {name!r} was not called by the network's forward, so it saw no input.")
+        return output, {leaf: lent[local] for local, leaf in self.wires.items()}, seen
+
+    def _lent(self, params: Params, x: Tensor, mask: Tensor | None, key: Tensor | None) -> Params:
+        missing = [leaf for leaf in self.wires.values() if leaf not in params]
+        if missing:  # functional_call would silently use the module's own weights
+            raise KeyError(f"The parameters lack {', '.join(missing[:5])}{' …' if len(missing) > 5 else ''}.")
+        lent = {local: params[leaf] for local, leaf in self.wires.items()}
+        lent |= {name: buffer.to(x.device) for name, buffer in self.constants.items()}
+        if mask is not None:
+            lent |= dict.fromkeys(self.masks, mask)
+        if key is not None:
+            lent |= dict.fromkeys(self.keys, key)
+        return lent
+
+    def _layer(self, name: str) -> nn.Module:
+        if not name or name not in self.layers:
+            raise ValueError(unknown("layer", name, self.layers))
+        return self.layers[name]
+
+
+@contextmanager
+def _turn(layers: Mapping[str, nn.Module], train: bool) -> Iterator[object]:
+    """The module for one call: its flag set, nothing of a call around this one in sight, all given back at the end."""
+    before = [(m, {n: getattr(m, n) for n in _LENT.get(type(m), ("training",))}) for m in layers.values()]
+    token = object()
+    try:
+        _CALLS.append(token)
+        for m, values in before:
+            for name in values:
+                setattr(m, name, _CLEAN[name])
+            m.training = train
+        yield token
+    finally:
+        _CALLS.pop()
+        for m, values in before:
+            for name, value in values.items():
+                setattr(m, name, value)
+
+
+@contextmanager
+def _plain_attention() -> Iterator[None]:
+    """Attention by products of matrices inside: PyTorch's fused operators have no rule for many clients at once."""
+    fast = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        with sdpa_kernel(SDPBackend.MATH):
+            yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast)
+
+
+def _note(token: object, seen: Params, name: str) -> Callable[[nn.Module, tuple[Any, ...]], None]:
+    def hook(_: nn.Module, inputs: tuple[Any, ...]) -> None:
+        if _CALLS[-1] is token:  # a call inside this one has its own hooks
+            seen[name] = inputs[0]
+
+    return hook
+
+
+def _change(
+    token: object, change: Callable[[Tensor, Tensor], Tensor]
+) -> Callable[[nn.Module, tuple[Any, ...], Any], Any]:
+    def hook(_: nn.Module, inputs: tuple[Any, ...], output: Any) -> Any:
+        return change(inputs[0], output) if _CALLS[-1] is token else output
+
+    return hook
+
+
+def _inside(layer: str, name: str) -> str:
+    return f"{layer}.{name}" if layer else name
+
+
+def global_generators() -> dict[str, Any]:
+    """The states of the generators that anybody may draw from, by the name of their library."""
+    state: Any = np.random.get_state()
+    with torch._C._DisableFuncTorch():  # inside of `grad`, PyTorch 2.6 could not read the state
+        torch_state = torch.get_rng_state().tolist()
+    return {
+        "torch": torch_state,
+        "numpy.random": (state[1].tolist(), state[2]),
+        "random": random.getstate(),
+    }
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """The global generators (PyTorch's of the CPU) at `seed` inside, and as they were before afterwards."""
+    others = np.random.get_state(), random.getstate()
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)  # torch.manual_seed would also reseed the accelerators
+        np.random.seed(seed % 2**32)
+        random.seed(seed)
+        try:
+            yield
+        finally:
+            np.random.set_state(others[0])
+            random.setstate(others[1])
+
+
+@dataclass(frozen=True, eq=False)
+class Model:
+    """A network without its weights. Two models are equal only if they are the same object."""
+
+    module: nn.Module = field(repr=False)  # twinned; lent out during a call, never changed by it
+    head: str | tuple[str, ...]  # where the head begins; in a Sequential, all that follows belongs to it
+    classes: int
+    task: Task = "classification"
+    name: str = "model"
+    unstackable: tuple[str, ...] = ()  # reasons why many clients cannot run at once
+    shape: tuple[int, ...] | None = None  # of one input, where known
+    make: Callable[[], nn.Module] | None = field(default=None, repr=False)  # builds the network anew for `init`
+    fresh: bool = True  # False: `init` returns the weights the module came with
+    compute: torch.dtype | None = None  # what layers compute in, if not in the parameters' own type
+    integers: bool | None = None  # whether inputs are integers, to look something up with; None: as they come
+    notes: tuple[str, ...] = ()  # what a reader of its results must know
+
+    def __post_init__(self) -> None:
+        if self.task not in ("classification", "regression"):
+            raise ValueError(unknown("task", str(self.task), ("classification", "regression")))
+        named = dict(self.module.named_modules())
+        if not self.heads:
+            raise ValueError(f"A model needs a head. Possible: {', '.join(n for n in named if n)}.")
+        for name in self.heads:
+            if not name or name not in named:
+                raise ValueError(unknown("sub-module for the head called", name, named))
+
+    # --- names ---------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def heads(self) -> tuple[str, ...]:
+        """Names of the sub-modules given as the head."""
+        return (self.head,) if isinstance(self.head, str) else tuple(self.head)
+
+    @cached_property
+    def leaves(self) -> tuple[str, ...]:
+        """All parameters and floating buffers, in the module's order."""
+        return tuple(leaves_of(self.module))
+
+    @cached_property
+    def buffers(self) -> frozenset[str]:
+        """Leaves that are computed, not trained: running statistics."""
+        return frozenset(self.leaves) - {n for n, _ in self.module.named_parameters()}
+
+    @cached_property
+    def trainable(self) -> frozenset[str]:
+        """Leaves that gradients move: parameters that ask for one."""
+        return frozenset(n for n, p in self.module.named_parameters() if p.requires_grad)
+
+    @cached_property
+    def norms(self) -> frozenset[str]:
+        """Leaves of normalisation layers (batch, group, layer, instance norm), running statistics included."""
+        inside = [n for n, m in self.module.named_modules() if isinstance(m, NORMS)]
+        return frozenset(n for n in self.leaves if n.rpartition(".")[0] in inside)
+
+    @cached_property
+    def head_names(self) -> frozenset[str]:
+        """Leaves of the head, its buffers included."""
+        tops = [*self.heads, *(n for n, _ in self._tail)]
+        return frozenset(n for n in self.leaves if any(n == top or n.startswith(top + ".") for top in tops))
+
+    @cached_property
+    def base_names(self) -> frozenset[str]:
+        """Leaves before the head."""
+        return frozenset(self.leaves) - self.head_names
+
+    @cached_property
+    def size(self) -> int:
+        """Number of parameters, buffers not counted."""
+        return sum(p.numel() for p in self.module.parameters())
+
+    @cached_property
+    def feature_shape(self) -> tuple[int, ...]:
+        """Shape of the head's input for one sample."""
+        if self.shape is not None:
+            return self._probe[0]
+        first: nn.Module = self.module.get_submodule(self.heads[0])
+        while isinstance(first, nn.Sequential) and len(first):
+            first = first[0]
+        if isinstance(first, nn.Linear):
+            return (first.in_features,)
+        raise ValueError(f"The head {self.heads[0]!r} does not tell its input's size; give the model a shape.")
+
+    @cached_property
+    def feature_dim(self) -> int:
+        """Length of the feature vector that `features` returns and `classify` takes."""
+        return int(torch.Size(self.feature_shape).numel())
+
+    # --- weights -------------------------------------------------------------------------------------------------
+
+    def init(self, seed: int, dtype: torch.dtype = torch.float32) -> Params:
+        """Initial leaves: a function of the seed alone, drawn as PyTorch draws them."""
+        if not self.fresh:
+            source = self.module
+        else:
+            with seeded(seed):
+                source = _reset(self.module) if self.make is None else twin(self.make())
+        found = leaves_of(source)
+        return {n: found[n].detach().clone().to(dtype) for n in self.leaves}
+
+    @cached_property
+    def unseeded(self) -> tuple[str, ...]:
+        """Parameters that no seed moves although they are no constants: all of a network that came with its weights."""
+        one, other = self.init(0), self.init(1)
+        trained = [n for n in self.leaves if n not in self.buffers]
+        return tuple(
+            n for n in trained if torch.equal(one[n], other[n]) and bool((one[n] != one[n].flatten()[:1]).any())
+        )
+
+    @cached_property
+    def way(self) -> str:
+        """How its convolutions are computed; empty if it has none."""
+        return way_of(self.module)
+
+    def ways(self, device: str) -> tuple[Way, ...]:
+        """The ways that its convolutions could be computed in on a device, the usual one last; none if it has none."""
+        return possible_ways(device) if self.way else ()
+
+    def rewired(self, way: Way) -> Model:
+        """The same network whose convolutions compute in another way; itself if it has none."""
+        module = copy.deepcopy(self.module)
+        return replace(self, module=module) if rewire(module, way) else self
+
+    def lowered(self, compute: torch.dtype) -> Model:
+        """The same network that computes in a smaller type; parameters, outputs and features stay as they are."""
+        return replace(self, compute=compute)
+
+    # --- calls ---------------------------------------------------------------------------------------------------
+
+    @overload
+    def __call__(
+        self,
+        params: Params,
+        x: Tensor,
+        mask: Tensor | None = None,
+        train: bool = False,
+        key: Tensor | None = None,
+        around: Around | None = None,
+    ) -> tuple[Tensor, Params]: ...
+
+    @overload
+    def __call__(
+        self,
+        params: Params,
+        x: Tensor,
+        mask: Tensor | None = None,
+        train: bool = False,
+        key: Tensor | None = None,
+        around: Around | None = None,
+        *,
+        want: tuple[str, ...],
+    ) -> tuple[Tensor, Params, Params]: ...
+
+    def __call__(
+        self,
+        params: Params,
+        x: Tensor,
+        mask: Tensor | None = None,
+        train: bool = False,
+        key: Tensor | None = None,
+        around: Around | None = None,
+        want: tuple[str, ...] = (),
+    ) -> tuple[Tensor, Params] | tuple[Tensor, Params, Params]:
+        """Logits (B, C) or values (B,), and new buffers ({} unless `train`); with `want`, also inputs seen by layers.
+
+        `mask` (B,) is 1 for real rows and 0 for padding; `key` feeds dropout; `around={layer: f(input, output)}`
+        replaces a layer's output. Entries of `params` that the network does not know are ignored.
+        """
+        output, after, seen = self._run(self._full, params, x, mask, train, key, around, want)
+        buffers = {n: after[n] for n in self.leaves if n in self.buffers} if train else {}
+        output = self._finish(output)
+        return (output, buffers) if not want else (output, buffers, seen)
+
+    def logits(
+        self, params: Params, x: Tensor, mask: Tensor | None = None, train: bool = False, key: Tensor | None = None
+    ) -> Tensor:
+        """The output alone: logits (B, C), or values (B,) for regression."""
+        return self(params, x, mask, train, key)[0]
+
+    def features(
+        self, params: Params, x: Tensor, mask: Tensor | None = None, train: bool = False, key: Tensor | None = None
+    ) -> tuple[Tensor, Params]:
+        """What the head is given (B, d), and new buffers."""
+        first = self.heads[0]
+        _, buffers, seen = self(params, x, mask, train, key, want=(first,))
+        return seen[first].flatten(1), buffers
+
+    def classify(
+        self, params: Params, z: Tensor, mask: Tensor | None = None, train: bool = False, key: Tensor | None = None
+    ) -> Tensor:
+        """The head alone: logits (B, C), or values (B,), of features z (B, d)."""
+        if self._tail_part is None:
+            raise ValueError(
+                f"The head is made of several sub-modules ({', '.join(self.heads)}) and only the network's own forward "
+                "knows how they follow each other. Put them into one nn.Sequential and name that as the head."
+            )
+        if self.shape is not None:
+            z = z.reshape(z.shape[0], *self.feature_shape)
+        return self._finish(self._run(self._tail_part, params, z, mask, train, key)[0])
+
+    def _run(
+        self, part: BoundModule, params: Params, x: Tensor, mask: Tensor | None, train: bool, key: Tensor | None,
+        around: Around | None = None, want: tuple[str, ...] = (),
+    ) -> tuple[Tensor, Params, Params]:  # fmt: skip
+        """`part`, in the smaller type if there is one; statistics of batch norm are never rounded."""
+        if part is self._full:  # what reaches the head is computed, and never an index
+            x = _as_input(x, self.integers, params)
+        if self.compute is None:
+            return part(params, x, mask, train, key, around, want)
+        small, floats = self.compute, x.is_floating_point()
+        kind = x.dtype if floats else _kind_of(params)
+        full = {_join(n, leaf) for n, m in self.module.named_modules() if isinstance(m, Norm) for leaf in leaves_of(m)}
+        low = {n: p if n in full or not p.is_floating_point() else p.to(small) for n, p in params.items()}
+        changes = {name: _between(change, kind) for name, change in (around or {}).items()}
+        output, after, seen = part(low, x.to(small) if floats else x, mask, train, key, changes, want)
+        return output.to(kind), after, {name: s.to(kind) for name, s in seen.items()}
+
+    def _finish(self, output: Tensor) -> Tensor:
+        if self.task == "regression":
+            return output.squeeze(-1) if output.dim() > 1 and output.shape[-1] == 1 else output
+        if output.dim() == 1:
+            output = output[:, None]
+        if output.shape[-1] == 1 and self.classes == 2:  # one sigmoid unit is two logits, 0 and o
+            return torch.cat([torch.zeros_like(output), output], -1)
+        return output
+
+    # --- structure -----------------------------------------------------------------------------------------------
+
+    @cached_property
+    def _full(self) -> BoundModule:
+        return BoundModule.of(self.module, self.module)
+
+    @cached_property
+    def _tail(self) -> tuple[tuple[str, nn.Module], ...]:
+        """Names and layers from the head to the output, as far as they are known to follow each other."""
+        path, found = self.heads[0], list[tuple[str, nn.Module]]()
+        while path:
+            parent, _, name = path.rpartition(".")
+            home = self.module.get_submodule(parent)
+            if type(home).forward is not nn.Sequential.forward:  # only the network's own forward knows what follows
+                return tuple(found) or (((path, self.module.get_submodule(path)),) if len(self.heads) == 1 else ())
+            children = [(n, m) for n, m in home._modules.items() if m is not None]
+            start = [n for n, _ in children].index(name) + (1 if found else 0)
+            found += [(_join(parent, n), m) for n, m in children[start:]]
+            path = parent
+        return tuple(found)
+
+    @cached_property
+    def _tail_part(self) -> BoundModule | None:
+        return BoundModule.of(nn.Sequential(*(m for _, m in self._tail)), self.module) if self._tail else None
+
+    @cached_property
+    def _probe(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Shapes of the head's input and of the output for one sample, found by running two."""
+        assert self.shape is not None
+        own = {n: t.detach() for n, t in leaves_of(self.module).items()}
+        kind = next((t.dtype for t in own.values()), torch.float32)
+        try:
+            output, _, seen = self(own, torch.zeros(2, *self.shape, dtype=kind), want=(self.heads[0],))
+        except Exception as error:
+            text = f"The network {self.name!r} does not run on inputs of shape {self.shape}: {told(error)}"
+            raise ValueError(text) from error
+        return tuple(seen[self.heads[0]].shape[1:]), tuple(output.shape[1:])
+
+
+if TYPE_CHECKING:
+
+    def _is_network(model: Model) -> Network:
+        return model
+
+
+def _kind_of(params: Params) -> torch.dtype:
+    """The type of the parameters."""
+    return next((p.dtype for p in params.values() if p.is_floating_point()), torch.float32)
+
+
+def _as_input(x: Tensor, integers: bool | None, params: Params) -> Tensor:
+    """Inputs in the kind of numbers that the network takes, where that is known."""
+    if integers:
+        return x.long()
+    return x if integers is None or x.is_floating_point() else x.to(_kind_of(params))
+
+
+def _reset(module: nn.Module) -> nn.Module:
+    new = copy.deepcopy(module)
+    for layer in new.modules():
+        if callable(reset := getattr(layer, "reset_parameters", None)):
+            reset()
+    for layer in new.modules():  # attention draws what its parts do not, as it does when it is made
+        if not hasattr(layer, "reset_parameters") and callable(reset := getattr(layer, "_reset_parameters", None)):
+            reset()
+    return new
+
+
+def _between(change: Callable[[Tensor, Tensor], Tensor], kind: torch.dtype) -> Callable[[Tensor, Tensor], Tensor]:
+    """`change` of a layer's input and output, given in `kind`."""
+    return lambda x, output: change(x.to(kind), output.to(kind)).to(output.dtype)
+
+
+def _join(prefix: str, name: str) -> str:
+    return f"{prefix}.{name}" if prefix else name

@@ -1,0 +1,13 @@
+"""Figures of the papers at one command each: `posterity reproduce V-F2` writes an SVG and the numbers behind it.
+
+`catalogue` says what there is and which table's runs a figure is drawn from, `material` finds or makes these, one
+module for each kind of figure draws (`bubbles`, `curves`, `clients`, `features`, `reliability`, `toy`, `classifiers`,
+`proportion`), `sheet` puts panels on one sheet, `drawing` writes.
+"""
+
+from __future__ import annotations
+
+from posterity.papers.figures.catalogue import Figure, figures, is_figure
+from posterity.papers.figures.drawing import DrawnFigure, draw_figure
+
+__all__ = ["DrawnFigure", "Figure", "draw_figure", "figures", "is_figure"]

@@ -1,0 +1,560 @@
+"""Reliability diagrams: how often a prediction is right, against how sure it was, with an interval for every bin.
+
+`svg.py` draws, `page.py` places.
+
+How well each client is served: a row of dots per method, the worst and the best by name.
+
+`svg.py` draws, `page.py` places; who holds which data is in `partition_chart.py`.
+
+The critical-difference picture: methods on one axis, bars over neighbours that are not separated.
+
+After Demšar (2006), with the metric itself on the axis in place of mean ranks, and pairs judged as everywhere here
+(`ranking.py`).
+
+Line charts: the headline metric against rounds and bytes, and the sparklines of a method's own diagnostics.
+
+`svg.py` draws, `page.py` places; charts of clients are in `client_charts.py`.
+
+Who holds which data: a disc for every client and class, and below them the sizes of the clients' parts.
+
+`svg.py` draws, `page.py` places.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+
+import numpy as np
+
+from posterity.evaluate.student import wilson
+from posterity.report.findings import Comparison, quoted
+from posterity.report.sections import curve
+from posterity.report.svg import (
+    CHARACTER,
+    AxisScale,
+    Canvas,
+    axes,
+    colour,
+    log_ticks,
+    number,
+    percent,
+    plain,
+    shorten,
+    spread,
+    ticks,
+    widen,
+)
+from posterity.report.table import Arm, axis_title, goal, human_bytes, select_round
+from posterity.runs.read import FederationFacts, Run
+
+CAP = 2.5  # half the width of a whisker's ends
+
+
+def pooled_bins(arm: Arm, rule: str, kind: str = "bins") -> list[tuple[float, float, float]]:
+    """Count, sum of confidence and sum of correct of each bin, added over seeds; "flat": of all class probabilities."""
+    found = [
+        bins
+        for run in arm.runs
+        if (selected := select_round(run, rule)) is not None and (bins := getattr(selected.score, kind))
+    ]
+    if not found or len({len(b) for b in found}) > 1:
+        return []
+    total = np.sum(np.asarray(found, dtype=float), axis=0)
+    return [(float(a), float(b), float(c)) for a, b, c in total] if total[:, 0].sum() > 0 else []
+
+
+def reliability(
+    arm: Arm, bins: Sequence[tuple[float, float, float]], seeds: int = 1, x_title: str = "confidence, %",
+    y_title: str = "accuracy, %",
+) -> str:  # fmt: skip
+    """Accuracy against confidence by bin; below it the share of predictions in each bin, which says what to ignore.
+
+    Whiskers are Wilson's intervals for the count of one seed on average: seeds may predict the same rows, and then
+    more of them are not more evidence.
+    """
+    canvas = Canvas(220, 268, f"Reliability of {arm.label}")
+    x, y = AxisScale(0, 1, 34, 212), AxisScale(0, 1, 190, 22)
+    for tick in (0.0, 0.5, 1.0):
+        canvas.line(x.start, y(tick), x.end, y(tick), "grid")
+        canvas.text(x.start - 5, y(tick) + 4, percent(tick), "tick", "end")
+        canvas.text(x(tick), 252, percent(tick), "tick", "middle" if tick < 1 else "end")
+    canvas.line(x(0), y(0), x(1), y(1), "ideal")
+    total, most = sum(n for n, _, _ in bins), max(n for n, _, _ in bins)
+    step = 1 / len(bins)
+    curve: list[tuple[float, float, str]] = []
+    for k, (n, confidence, correct) in enumerate(bins):
+        if n <= 0:
+            continue
+        low, high = wilson(correct / n, n / max(seeds, 1))
+        told = (
+            f"{n:.0f} of {total:.0f} predictions; confidence {confidence / n:.3f}, accuracy {correct / n:.3f}, "
+            f"95 % interval {low:.3f} to {high:.3f}"
+        )
+        bar = 38 * n / (most or 1)
+        canvas.add("rect", f"count {colour(arm.index)}", told, x=x(k * step) + 0.5, y=238 - bar, height=max(bar, 0.5),
+                   width=x(step) - x(0) - 1)  # fmt: skip
+        _whisker(canvas, x(confidence / n), y(low), y(high), f"whisker {colour(arm.index)}")
+        curve.append((x(confidence / n), y(correct / n), told))
+    canvas.path([(cx, cy) for cx, cy, _ in curve], f"line {colour(arm.index)}")
+    for cx, cy, told in curve:
+        canvas.add("circle", f"dot {colour(arm.index)}", told, cx=cx, cy=cy, r=2.5)
+    canvas.line(x.start, 238, x.end, 238, "axis")
+    canvas.text(x.end, 265, x_title, "tick", "end")
+    canvas.text(x.start - 26, y.end - 12, y_title, "tick")
+    return canvas.svg()
+
+
+def _whisker(canvas: Canvas, at: float, low: float, high: float, css: str) -> None:
+    """A stroke from one end of an interval to the other, with a short bar at each."""
+    ends = [(at - CAP, low), (at + CAP, low), (at, low), (at, high), (at - CAP, high), (at + CAP, high)]
+    canvas.path(ends, css)
+
+
+DOTS = 1600  # in the chart: beyond that the picture no longer changes, only the page's size
+MOST_DOTS = 200  # per method
+SMALL = 6.2  # mean width of a character at 11 px
+
+
+@dataclass(frozen=True)
+class Dot:
+    """One client in one run."""
+
+    value: float
+    told: str
+    name: str = ""
+
+
+def client_dots(arm: Arm, rule: str) -> list[Dot]:
+    """The headline metric of every client of every run, ascending."""
+    dots = []
+    for run in arm.runs:
+        selected = select_round(run, rule)
+        if selected is None:
+            continue
+        sizes = selected.score.by_client("n")
+        for k, value in enumerate(selected.score.by_client(goal(run).name)):
+            if value is None or math.isinf(value):  # no place on the axis; the table of clients has it
+                continue
+            shown = f"{100 * value:.1f} %" if goal(run).share else plain(value)
+            n = sizes[k] if k < len(sizes) else None
+            size = f", {n:.0f} samples" if n is not None else ""
+            name = run.federation.client(k)
+            label = f"{name}, seed {run.seed}" if len(arm.runs) > 1 else name
+            dots.append(Dot(value, f"{name}, seed {run.seed}: {shown}{size}", label))
+    return sorted(dots, key=lambda d: d.value)
+
+
+def dots_shown(methods: int) -> int:
+    """How many dots a method may draw."""
+    return min(MOST_DOTS, max(DOTS // max(methods, 1), 40))
+
+
+def strip_chart(dots_by_arm: Sequence[tuple[Arm, Sequence[Dot]]], width: float, title: str) -> str:
+    """A row per method: every client a dot, and over them a box of the quartiles with whiskers at 10 and 90 %."""
+    metric = goal(dots_by_arm[0][0].runs[0])
+    is_share = metric.share
+    narrow = width < 500
+    pitch = 76 if narrow else 60  # a narrow page has no room for methods beside the rows, so they go above
+    longest = max(len(arm.label) for arm, _ in dots_by_arm)
+    left = 12 if narrow else min(CHARACTER * longest + 26, 220)
+    canvas = Canvas(width, pitch * len(dots_by_arm) + 46, title)
+    low, high = widen((d.value for _, dots in dots_by_arm for d in dots), 0.0, 1.0 if is_share else None)
+    x = AxisScale(low, high, left, width - 16)
+    foot = pitch * len(dots_by_arm) + 6
+    for tick in ticks(low, high, int((x.end - x.start) / 80)):
+        canvas.line(x(tick), 4, x(tick), foot, "grid")
+        canvas.text(x(tick), foot + 15, percent(tick) if is_share else plain(tick), "tick", "middle")
+    canvas.text(x.end, foot + 33, axis_title(metric, " of a client"), "name", "end")
+    for row, (arm, dots) in enumerate(dots_by_arm):
+        centre = pitch * row + (40 if narrow else 26)
+        name = shorten(arm.label, width - 20 if narrow else left - 14)
+        at, level, anchor = (left, centre - 22, "start") if narrow else (left - 12, centre + 4, "end")
+        canvas.text(at, level, name, f"end {colour(arm.index)}", anchor)
+        _dots(canvas, x, centre, arm, thinned(dots, dots_shown(len(dots_by_arm))), tooltips=not narrow)
+        _box(canvas, x, centre, dots)
+        _name_extremes(canvas, x, centre + 29, dots)
+    return canvas.svg()
+
+
+def thinned(dots: Sequence[Dot], most: int) -> Sequence[Dot]:
+    """An even selection by rank, the worst and the best client among them."""
+    return dots if len(dots) <= most else [dots[round(k * (len(dots) - 1) / (most - 1))] for k in range(most)]
+
+
+def _dots(canvas: Canvas, x: AxisScale, centre: float, arm: Arm, dots: Sequence[Dot], tooltips: bool) -> None:
+    """Dots at their value; the height within the row is only there to keep them apart."""
+    # golden ratio: neighbours in value are far apart in height
+    places = [(x(dot.value), centre + 24 * ((k * 0.618034) % 1.0 - 0.5)) for k, dot in enumerate(dots)]
+    if not tooltips:  # one path of round points is a tenth of the bytes
+        steps = "".join(f"M{number(a)} {number(b)}h0" for a, b in places)
+        canvas.add("path", f"points {colour(arm.index)}", d=steps)
+        return
+    group = canvas.add("g", f"client {colour(arm.index)}")
+    for dot, (a, b) in zip(dots, places, strict=True):
+        canvas.add("circle", "", dot.told, group, cx=a, cy=b, r=3)
+
+
+def _name_extremes(canvas: Canvas, x: AxisScale, level: float, dots: Sequence[Dot]) -> None:
+    """The names of the clients with the lowest and the highest value, below their dots and clear of each other."""
+    if not dots or not dots[0].name:
+        return
+    ends = [dots[0], dots[-1]] if len(dots) > 1 else [dots[0]]
+    names = [_name(dot, dots, (x.end - x.start) / 2 - 12) for dot in ends]
+    widths = [SMALL * len(name) for name in names]
+    wanted = [min(max(x(dot.value), x.start + w / 2), x.end - w / 2) for dot, w in zip(ends, widths, strict=True)]
+    if len(ends) > 1:
+        apart = (widths[0] + widths[1]) / 2 + 14
+        short = max(apart - (wanted[1] - wanted[0]), 0.0)
+        left = max(wanted[0] - short / 2, x.start + widths[0] / 2)
+        right = min(max(wanted[1], left + apart), x.end - widths[1] / 2)
+        wanted = [min(left, right - apart), right]
+    for dot, name, at in zip(ends, names, wanted, strict=True):
+        canvas.path([(x(dot.value), level - 15), (at, level - 9)], "lead")
+        canvas.text(at, level, name, "extreme", "middle")
+
+
+def _name(dot: Dot, dots: Sequence[Dot], room: float) -> str:
+    """One client by name, and how many others have the same value."""
+    others = sum(other.value == dot.value for other in dots) - 1
+    more = f" and {others} more" if others else ""
+    return shorten(dot.name, room - CHARACTER * len(more)) + more
+
+
+def _box(canvas: Canvas, x: AxisScale, centre: float, dots: Sequence[Dot]) -> None:
+    if len(dots) < 4:
+        return  # quartiles of three clients say less than the three dots
+    p10, q1, median, q3, p90 = (x(float(q)) for q in np.quantile([d.value for d in dots], [0.1, 0.25, 0.5, 0.75, 0.9]))
+    canvas.line(p10, centre, q1, centre, "box")
+    canvas.line(q3, centre, p90, centre, "box")
+    canvas.add("rect", "box", x=q1, y=centre - 9, width=max(q3 - q1, 0.5), height=18)
+    canvas.line(median, centre - 9, median, centre + 9, "median")
+
+
+SHOWN = 40  # methods: with more, the first forty
+BAR, STEP = 9.0, 20.0
+
+
+def critical_chart(comparison: Comparison, width: float) -> str:
+    """Means across; below the axis the bars, and below them the names, the outermost first."""
+    column = comparison.column
+    rows = [row for row in comparison.rows[:SHOWN] if math.isfinite(row.cells[column.key].mean)]
+    bars = [(a, min(b, len(rows) - 1)) for a, b in comparison.together if a < len(rows) - 1]
+    is_share = column.unit == "%"
+    measured = f"{column.noun}, %" if is_share else column.title
+    longest = max(len(measured), *(len(row.label) for row in rows))
+    margin = min(CHARACTER * longest + 24, 0.3 * width)
+    x = AxisScale(*widen(row.cells[column.key].mean for row in rows), margin, width - margin)
+    foot = 42 + BAR * len(bars) + 12
+    canvas = Canvas(width, foot + STEP * math.ceil(len(rows) / 2) + 6, "Methods on one axis, bars over equals")
+    for tick in ticks(x.low, x.high, max(3, int((x.end - x.start) / 60))):
+        canvas.line(x(tick), 26, x(tick), 32, "axis")
+        canvas.text(x(tick), 20, percent(tick) if is_share else plain(tick), "tick", "middle")
+    canvas.line(x.start, 32, x.end, 32, "axis")
+    canvas.text(x.start - 8, 36, shorten(measured, margin - 8), "tick", "end")
+    for k, (first, last) in enumerate(bars):
+        ends = sorted(x(rows[m].cells[column.key].mean) for m in (first, last))
+        level = 44 + BAR * k
+        canvas.add("line", "joined", f"not separated: {rows[first].label} to {rows[last].label}",
+                   x1=ends[0] - 5, x2=ends[1] + 5, y1=level, y2=level)  # fmt: skip
+    across = sorted(rows, key=lambda row: row.cells[column.key].mean)
+    half = (len(across) + 1) // 2
+    for side, names in (("end", across[:half]), ("start", across[half:][::-1])):
+        for k, row in enumerate(names):
+            at, level = x(row.cells[column.key].mean), foot + STEP * k + 8
+            edge = x.start - 8 if side == "end" else x.end + 8
+            canvas.path([(at, 32), (at, level), (edge, level)], f"elbow {colour(row.arm.index)}")
+            told = f"{row.label}: {quoted(row.cells[column.key], column)}"
+            canvas.add("circle", f"dot {colour(row.arm.index)}", told, cx=at, cy=32, r=4)
+            place = edge - 5 if side == "end" else edge + 5
+            label = shorten(row.label, margin - 14)
+            canvas.text(place, level + 4, label, f"end {colour(row.arm.index)}", side)
+    return canvas.svg()
+
+
+MOST_POINTS = 160  # points of a line: more than that no screen resolves
+BUDGET = 1600  # points of a chart: the page must stay small with twenty methods on it
+
+
+@dataclass(frozen=True)
+class LearningCurve:
+    """A method's mean over seeds; `band` is its sd at the same places, empty for a single seed."""
+
+    arm: Arm
+    x: tuple[float, ...]
+    y: tuple[float, ...]
+    band: tuple[float, ...]
+
+
+def learning_curves(found: Sequence[Arm], part: str, against: str = "round") -> list[LearningCurve]:
+    """The headline metric of each method by round, or by bytes sent up and down since the start."""
+    made = []
+    for arm in found:
+        curves = [{r: v for r, v in curve(run, part).items() if math.isfinite(v)} for run in arm.runs]
+        shared = sorted(set.intersection(*(set(c) for c in curves)))  # a mean must not change its members midway
+        totals = [_totals(run) for run in arm.runs]
+        paid = {r: _paid(totals, r) if against == "bytes" else float(r) for r in shared}
+        kept = thin([r for r in shared if paid[r] is not None], min(MOST_POINTS, max(BUDGET // len(found), 30)))
+        values = [[c[r] for c in curves] for r in kept]
+        band = tuple(statistics.stdev(v) for v in values) if len(curves) > 1 else ()
+        if kept:
+            xs = tuple(x for r in kept if (x := paid[r]) is not None)
+            made.append(LearningCurve(arm, xs, tuple(statistics.fmean(v) for v in values), band))
+    return made
+
+
+def _paid(totals: Sequence[dict[int, float]], at: int) -> float | None:
+    known = [t[at] for t in totals if t.get(at)]
+    return statistics.fmean(known) if known else None
+
+
+def _totals(run: Run) -> dict[int, float]:
+    """Bytes sent from the start up to and including each round."""
+    return dict(zip((r.round for r in run.rounds), accumulate(r.traffic or 0.0 for r in run.rounds), strict=True))
+
+
+def thin(items: Sequence[int], most: int = MOST_POINTS) -> list[int]:
+    """At most `most` of the items, evenly spaced, first and last among them."""
+    if len(items) <= most:
+        return list(items)
+    return [items[round(k * (len(items) - 1) / (most - 1))] for k in range(most)]
+
+
+def line_chart(
+    lines: Sequence[LearningCurve], width: float, title: str, x_title: str, against: str = "round",
+    y_axis: tuple[str, bool] | None = None,
+) -> str:  # fmt: skip
+    """Mean lines with bands of ± one sd, named at their ends; the y axis is the headline metric's, or has a title and
+    says whether its values are shares."""
+    metric = goal(lines[0].arm.runs[0])
+    y_title, is_share = y_axis or (axis_title(metric), metric.share)
+    canvas, x, y = _frame(lines, width, title, against, is_share)
+    x_text: Callable[[float], str] = _round_bytes if against == "bytes" else plain
+    about = int((x.end - x.start) / 60)
+    across = log_ticks(x.low, x.high) if x.log else ticks(x.low, x.high, about)
+    across = [value for value in across if against == "bytes" or value.is_integer()]  # there is no half a round
+    axes(canvas, x, y, _apart(across, x, x_text), ticks(y.low, y.high, 8), x_text, percent if is_share else plain)
+    canvas.text(x.start - 6, y.end - 14, y_title, "name", "start")
+    canvas.text(x.end, y.start + 34, x_title, "name", "end")
+    for line in lines:
+        if line.band:
+            top = [(x(a), y(min(m + s, y.high))) for a, m, s in zip(line.x, line.y, line.band, strict=True)]
+            low = [(x(a), y(max(m - s, y.low))) for a, m, s in zip(line.x, line.y, line.band, strict=True)]
+            canvas.path([*top, *reversed(low)], f"band {colour(line.arm.index)}", closed=True)
+    for line in lines:
+        points = [(x(a), y(m)) for a, m in zip(line.x, line.y, strict=True)]
+        canvas.path(points, f"line {colour(line.arm.index)}", title=line.arm.label)
+        canvas.add("circle", f"dot {colour(line.arm.index)}", cx=points[-1][0], cy=points[-1][1], r=2.5)
+    _name_ends(canvas, lines, x, y)
+    return canvas.svg()
+
+
+def _round_bytes(count: float) -> str:
+    """Ticks are round numbers: 2 MB, not 2.00 MB."""
+    size, unit = human_bytes(count).split()
+    return f"{float(size):g} {unit}"
+
+
+def _frame(
+    lines: Sequence[LearningCurve], width: float, title: str, against: str, is_share: bool
+) -> tuple[Canvas, AxisScale, AxisScale]:
+    height = max(300.0 if width < 500 else 360.0, 15.0 * len(lines) + 110)
+    longest = max(len(line.arm.label) for line in lines)
+    margin = min(CHARACTER * longest + 40, 0.34 * width)
+    values = [
+        m + k * s
+        for line in lines
+        for m, s in zip(line.y, line.band or [0.0] * len(line.y), strict=True)
+        for k in (-1, 1)
+    ]
+    low, high = widen(values, floor=0.0, ceiling=1.0 if is_share else None)
+    ends = [line.x[-1] for line in lines]
+    log = against == "bytes" and max(ends) > 12 * min(ends)
+    first = min(line.x[0] for line in lines) if log or against == "round" else 0.0
+    last = max(ends)
+    x = AxisScale(first if last > first else 0.0, last or 1.0, 46, width - margin, log)  # one round alone is the last
+    return Canvas(width, height, title), x, AxisScale(low, high, height - 44, 34)
+
+
+def _apart(values: Sequence[float], x: AxisScale, text: Callable[[float], str]) -> list[float]:
+    """The ticks whose labels do not run into each other."""
+    kept: list[float] = []
+    for value in values:
+        if not kept or x(value) - x(kept[-1]) > CHARACTER * (len(text(value)) + len(text(kept[-1]))) / 2 + 8:
+            kept.append(value)
+    return kept
+
+
+def _name_ends(canvas: Canvas, lines: Sequence[LearningCurve], x: AxisScale, y: AxisScale) -> None:
+    """Names in one column right of the plot, each tied to its line's end by a thin leader."""
+    wanted = [y(line.y[-1]) for line in lines]
+    column = x.end + (18 if len(lines) <= 8 else 30)
+    for line, end, place in zip(lines, wanted, spread(wanted, 15, y.end + 4, y.start - 4), strict=True):
+        canvas.path(
+            [(x(line.x[-1]) + 4, end), (x.end + 6, end), (column - 3, place)], f"leader {colour(line.arm.index)}"
+        )
+        label = shorten(line.arm.label, canvas.width - column)
+        canvas.text(column, place + 4, label, f"end {colour(line.arm.index)}")
+
+
+@dataclass(frozen=True)
+class Spark:
+    """One diagnostic of one method: its course, and where it began and ended."""
+
+    arm: Arm
+    name: str
+    svg: str
+    first: str
+    last: str
+
+
+def sparks(found: Sequence[Arm]) -> list[Spark]:
+    """Training loss and the method's own scalars, mean over seeds."""
+    made = []
+    for arm in found:
+        names = sorted({k for run in arm.runs for r in run.rounds for k in r.report})
+        for name in ["training loss", *names]:
+            course = _course(arm, name)
+            if course:
+                label = f"{name} of {arm.label}"
+                made.append(Spark(arm, name, _spark(course, arm, label), plain(course[0][1]), plain(course[-1][1])))
+    return made
+
+
+def _course(arm: Arm, name: str) -> list[tuple[int, float]]:
+    heard: dict[int, list[float]] = {}
+    for run in arm.runs:
+        for r in run.rounds:
+            value = r.loss if name == "training loss" else r.report.get(name)
+            if value is not None:
+                heard.setdefault(r.round, []).append(value)
+    return [(r, statistics.fmean(heard[r])) for r in thin(sorted(heard), 80)]
+
+
+def _spark(course: Sequence[tuple[int, float]], arm: Arm, title: str) -> str:
+    canvas = Canvas(140, 26, title)
+    low, high = widen([v for _, v in course])
+    x, y = AxisScale(course[0][0], course[-1][0], 3, 137), AxisScale(low, high, 23, 3)
+    points = [(x(r), y(v)) for r, v in course]
+    if any(a != b for a, b in pairwise(points)):
+        canvas.path(points, f"spark {colour(arm.index)}", title=title)
+    canvas.add("circle", f"dot {colour(arm.index)}", cx=points[-1][0], cy=points[-1][1], r=2)
+    return canvas.svg()
+
+
+TOLD = 900  # bubbles with a tooltip
+CLIENTS = 60
+CLASSES = 100
+LONGEST = 20  # characters of a client's name below the bars
+SLOPE = 60  # degrees at which it stands
+
+
+@dataclass(frozen=True)
+class Frame:
+    """Where things are: clients across from `left`, one every `step` pixels; sizes from `top` downwards."""
+
+    left: float
+    step: float
+    top: float
+    shown: int  # clients
+
+    def middle(self, k: int) -> float:
+        return self.left + self.step * (k + 0.5)
+
+    @property
+    def right(self) -> float:
+        return self.left + self.step * self.shown
+
+
+def partition(federation: FederationFacts, width: float, most: int = CLIENTS, overlap: bool = False) -> str:
+    """The first `most` clients across, classes up, area = samples; below, the size of each client's parts.
+
+    With `overlap` discs may cover their neighbours a little, and are larger where clients or classes are many.
+    """
+    shown = min(federation.clients, most)
+    counts = [row[:CLASSES] for row in federation.histogram[:shown]]
+    classes = max((len(row) for row in counts), default=0)
+    pitch = 18 if classes <= 20 else 12 if classes <= 50 else 7
+    names = [federation.class_names[c] if c < len(federation.class_names) else str(c) for c in range(classes)]
+    left = min(max((CHARACTER * len(n) for n in names), default=0) + 16, 0.28 * width) if classes else 0
+    left = max(left, 52 if federation.numbered else 68)  # the first sloping name begins left of its bar
+    frame = Frame(left, min((width - left - 8) / max(shown, 1), 36), pitch * classes + 22, shown)
+    below = _names(federation, frame)
+    canvas = Canvas(width, frame.top + 86 + _depth(federation, below), f"Partition of {federation.name}")
+    for c, name in enumerate(names):
+        if pitch > 10 or c % 10 == 0:  # a hundred lines and names would be noise
+            canvas.line(left, pitch * c + 14, frame.right, pitch * c + 14, "grid")
+            canvas.text(left - 8, pitch * c + 18, shorten(name, left - 12), "tick", "end")
+    told = names if width > 500 else []
+    radius = 0.55 * math.sqrt(frame.step * pitch) if overlap else min(frame.step, pitch * 1.15) / 2
+    _bubbles(canvas, frame, federation, counts, pitch, radius, told)
+    _sizes(canvas, frame, federation)
+    _name_clients(canvas, frame, federation, below)
+    return canvas.svg()
+
+
+def _bubbles(
+    canvas: Canvas, frame: Frame, federation: FederationFacts, counts: Sequence[Sequence[int]], pitch: float,
+    radius: float, told: Sequence[str],
+) -> None:  # fmt: skip
+    """A disc for every client and class; each says what it is where class names are given and the page stays small."""
+    group = canvas.add("g", "bubble")
+    most = max((n for row in counts for n in row), default=1) or 1
+    spoken = bool(told) and sum(n > 0 for row in counts for n in row) <= TOLD
+    for k, row in enumerate(counts):
+        for c, n in enumerate(row):
+            if n > 0:
+                title = f"{federation.client(k)}, class {told[c]}: {n} samples" if spoken else ""
+                r = max(radius * math.sqrt(n / most), 0.6)
+                canvas.add("circle", "", title, group, cx=frame.middle(k), cy=pitch * c + 14, r=r)
+
+
+def _sizes(canvas: Canvas, frame: Frame, federation: FederationFacts) -> None:
+    """Stacked bars: training, validation and test samples of each client."""
+    parts = [(name, getattr(federation, name)) for name in ("train", "validation", "test")]
+    sizes = [[v[k] if k < len(v) else 0 for _, v in parts] for k in range(frame.shown)]
+    most = max((sum(s) for s in sizes), default=1) or 1
+    y = AxisScale(0, most, frame.top + 68, frame.top + 8)
+    for tick in ticks(0, most, 2):
+        canvas.line(frame.left, y(tick), frame.right, y(tick), "grid")
+        canvas.text(frame.left - 8, y(tick) + 4, plain(tick), "tick", "end")
+    for k, size in enumerate(sizes):
+        told = f"{federation.client(k)}: " + ", ".join(f"{n} {name}" for (name, _), n in zip(parts, size, strict=True))
+        below = 0
+        for (name, _), n in zip(parts, size, strict=True):
+            if n:
+                canvas.add("rect", f"part {name}", told, x=frame.middle(k) - 0.38 * frame.step, y=y(below + n),
+                           width=frame.step * 0.76, height=y(below) - y(below + n))  # fmt: skip
+            below += n
+
+
+def _names(federation: FederationFacts, frame: Frame) -> dict[int, str]:
+    """What stands below the bars, for as many clients as there is room; sloping names stand closer than numbers."""
+    room = 26 if federation.numbered else 13
+    every = next(e for e in (1, 2, 5, 10, 20, 50, 100) if e * frame.step > room)
+    names = {k: federation.client(k) for k in range(0, frame.shown, every)}
+    if federation.numbered:
+        return {k: name.removeprefix("client ") for k, name in names.items()}
+    return {k: shorten(name, CHARACTER * LONGEST) for k, name in names.items()}
+
+
+def _depth(federation: FederationFacts, names: dict[int, str]) -> float:
+    """How far the names reach down."""
+    if federation.numbered:
+        return 24
+    return math.sin(math.radians(SLOPE)) * SMALL * max((len(name) for name in names.values()), default=0) + 10
+
+
+def _name_clients(canvas: Canvas, frame: Frame, federation: FederationFacts, names: dict[int, str]) -> None:
+    for k, name in names.items():
+        at, level = frame.middle(k) + 3, frame.top + 80
+        if federation.numbered:
+            canvas.text(frame.middle(k), frame.top + 83, name, "tick", "middle")
+        else:
+            slope = f"rotate({-SLOPE} {number(at)} {number(level)})"
+            canvas.add("text", "tick", x=at, y=level, text_anchor="end", transform=slope).text = name
+    if federation.numbered:
+        canvas.text(frame.right, frame.top + 100, "client", "name", "end")

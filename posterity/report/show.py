@@ -1,0 +1,277 @@
+"""The headline table for a paper, a repository or a spreadsheet: Markdown, LaTeX, CSV.
+
+Markdown and LaTeX print what the terminal prints (`Cell.text`: mean ± sd over seeds; bold is the best, and where
+that is tested what is not separated from it); CSV has the numbers as they are. Labels may come from anywhere, so each
+form escapes what it would act on.
+
+Results as people look at them in Python: a table in a notebook, columns for a data frame, names nearly right.
+
+`result.py` and `results.py` call it; the numbers are those of the report (`report/table.py`).
+
+A curve that stands alone: the report's line chart with its colours inside, for a notebook or a file.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+import re
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+from xml.etree import ElementTree
+
+from posterity.evaluate import METRICS
+from posterity.report import (
+    Row,
+    Run,
+    columns,
+    headline,
+    main_comparison,
+)
+from posterity.report import (
+    findings as verdict,
+)
+from posterity.report.charts import LearningCurve, line_chart, thin
+from posterity.report.table import Arm, Column, arms, goal, main_epochs, metric_column, series, user_metrics
+from posterity.runs.read import write_atomic
+from posterity.settings.hyperparameters import nearest
+from posterity.settings.text import plain
+
+RULE = {"validated": "round chosen on validation, shown on test", "paper": "best round on all held-out data",
+        "last": "last round, shown on test"}  # fmt: skip
+LATEX = {
+    "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
+    "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$", "−": r"$-$", "∞": r"$\infty$", "≥": r"$\geq$",
+    "×": r"$\times$", "µ": r"$\mu$", "…": r"\ldots{}", "<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}",
+}  # fmt: skip
+
+
+def export(form: str, rows: Sequence[Row], columns: Sequence[Column]) -> str:
+    """The table in one of the forms."""
+    return FORMS[form](rows, columns)
+
+
+def caption(rows: Sequence[Row]) -> str:
+    """What the numbers are, in a sentence."""
+    rule = rows[0].rule
+    over = f"mean ± sample standard deviation over {_seeds(rows)}; " if max(r.seeds for r in rows) > 1 else ""
+    return f"{rule}: {RULE[rule]}; {over}{_bold(rows)}."
+
+
+def _bold(rows: Sequence[Row]) -> str:
+    """What bold means: where nothing is tested, a number that is not bold has not been found to be worse."""
+    if len(rows) == 1:
+        return "one method"
+    why = verdict.untested(main_comparison(rows))
+    more = f"; nothing is tested, because {why}" if why else ", and what is not separated from it"
+    return f"bold: the best of its column{more}"
+
+
+def _seeds(rows: Sequence[Row]) -> str:
+    counts = sorted({row.seeds for row in rows})
+    told = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
+    return f"{told} seeds"
+
+
+def name_of(row: Row) -> str:
+    return row.label + (f" ({row.mark})" if row.mark else "")
+
+
+def markdown(rows: Sequence[Row], columns: Sequence[Column]) -> str:
+    heads = ["Method", "scored at", "seeds", *(c.heading for c in columns)]
+    lines = [[_md(head) for head in heads], ["---", "---", *["--:"] * (len(columns) + 1)]]
+    for row in rows:
+        cells = [_cell(row, c, _md, "**{}**") for c in columns]
+        lines.append([_md(name_of(row)), _md(row.point), str(row.seeds), *cells])
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines) + f"\n\n{_md(caption(rows))}\n"
+
+
+def latex(rows: Sequence[Row], columns: Sequence[Column]) -> str:
+    heads = ["Method", "scored at", "seeds", *(c.heading for c in columns)]
+    lines = [f"% {plain(caption(rows))}", rf"\begin{{tabular}}{{ll{'r' * (len(columns) + 1)}}}", r"\hline"]
+    lines += [" & ".join(_tex(head) for head in heads) + r" \\", r"\hline"]
+    for row in rows:
+        cells = [_cell(row, c, _tex, r"\textbf{{{}}}") for c in columns]
+        lines.append(" & ".join([_tex(name_of(row)), _tex(row.point), str(row.seeds), *cells]) + r" \\")
+    return "\n".join([*lines, r"\hline", r"\end{tabular}"]) + "\n"
+
+
+def comma_separated(rows: Sequence[Row], columns: Sequence[Column]) -> str:
+    """Shares as shares (0.955), bytes as bytes; a spreadsheet must not take a label for a formula."""
+    made = io.StringIO()
+    writer = csv.writer(made, lineterminator="\n")
+    writer.writerow(["method", "point", "rule", "seeds", *(n for c in columns for n in (c.key, f"{c.key}_sd"))])
+    for row in rows:
+        cells = [row.cells.get(c.key) for c in columns]
+        numbers = [v for c in cells for v in ((None, None) if c is None else (c.mean, c.sd))]
+        writer.writerow([_sheet(name_of(row)), row.point, row.rule, row.seeds, *(_raw(v) for v in numbers)])
+    return made.getvalue()
+
+
+def _raw(value: float | None) -> str:
+    return "" if value is None else repr(float(value))
+
+
+def _sheet(text: str) -> str:
+    text = plain(text)
+    return f"'{text}" if text[:1] in ("=", "+", "-", "@") else text
+
+
+def _cell(row: Row, column: Column, escaped: Callable[[str], str], bold: str) -> str:
+    cell = row.cells.get(column.key)
+    if cell is None:
+        return ""
+    return bold.format(escaped(cell.text)) if cell.best else escaped(cell.text)
+
+
+def _md(text: str) -> str:
+    return re.sub(r"([\\`*_\[\]<>|~#!])", r"\\\1", plain(text))
+
+
+def _tex(text: str) -> str:
+    return "".join(LATEX.get(character, character) for character in plain(text))
+
+
+FORMS: dict[str, Callable[[Sequence[Row], Sequence[Column]], str]] = {
+    "markdown": markdown,
+    "latex": latex,
+    "csv": comma_separated,
+}
+
+
+TABLE = "border-collapse:collapse;font-variant-numeric:tabular-nums"
+CELL = "padding:0.25em 0.8em 0.25em 0;text-align:{}"
+
+
+def describe_result(run: Run, round: int, folder: Path | None) -> str:
+    """A line for a prompt."""
+    name, rounds = plain(run.label), f"{round} rounds"
+    rows = _rows(run) if run.scores else []
+    shown = [c for c in columns(rows) if not c.wide_only] if rows else []
+    cells = [f"{c.title} {rows[0].cells[c.key].text}{' %' if c.unit == '%' else ''}" for c in shown]
+    at = f" ({rows[0].rule}, {rows[0].point})" if rows else ""
+    place = f", {folder}" if folder is not None else ""
+    return f"<Result of {name} on {plain(run.federation.name)}, {rounds}{place}: {', '.join(cells) or 'no scores'}{at}>"
+
+
+def show_result(run: Run, round: int, folder: Path | None) -> str:
+    """The table of one result for a notebook."""
+    if not run.scores:
+        return f"<p>{escape(describe_result(run, round, folder))}</p>"
+    rows = _rows(run)
+    chosen = ", ".join(str(each) for each in rows[0].rounds)
+    said = f"validated: round {chosen} of {round} was chosen on validation, and is shown on test."
+    if rows[0].rule == "last":
+        said = f"last: nothing was validated, and round {chosen} of {round} is shown on test."
+    return html_table(rows, columns(rows), said)
+
+
+def _rows(run: Run) -> list[Row]:
+    """The row of a run as it was validated; where nothing was, of its last round."""
+    rows = headline([run])
+    return rows if rows[0].picked else headline([run], "last")
+
+
+def html_table(rows: Sequence[Row], among: Sequence[Column], said: str) -> str:
+    """The headline table as HTML without a style sheet; the best of a column is bold."""
+    heads = "".join(_notebook_cell("th", escape(plain(h)), at > 1) for at, h in enumerate(
+        ("Method", "scored at", *(c.heading for c in among))))  # fmt: skip
+    lines = []
+    for row in rows:
+        cells = [row.cells.get(c.key) for c in among]
+        texts = ["" if c is None else f"<b>{escape(c.text)}</b>" if c.best else escape(c.text) for c in cells]
+        lines.append("".join([_notebook_cell("td", escape(plain(name_of(row))), False), _notebook_cell("td", escape(row.point), False),
+                              *(_notebook_cell("td", text, True) for text in texts)]))  # fmt: skip
+    body = "".join(f"<tr>{line}</tr>" for line in lines)
+    table = f'<table style="{TABLE}"><thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table>'
+    return f"{table}<p>{escape(plain(said))}</p>"
+
+
+def _notebook_cell(tag: str, inner: str, number: bool) -> str:
+    return f'<{tag} style="{CELL.format("right" if number else "left")}">{inner}</{tag}>'
+
+
+WIDTH = 720.0
+COLOURS = ("#0072b2", "#d55e00", "#00845f", "#b8548c", "#9a6a00", "#3d4248", "#3b96cf", "#7a52c7")
+STYLES = {
+    "tick": "fill:#586069;font-size:11px", "name": "fill:#586069", "end": "fill:{m};font-weight:600",
+    "grid": "stroke:#e9ecef", "axis": "stroke:#586069", "line": "fill:none;stroke:{m};stroke-width:2",
+    "band": "fill:{m};opacity:.15", "leader": "fill:none;stroke:{m};opacity:.45", "dot": "fill:{m}",
+    "dash1": "stroke-dasharray:6 3", "dash2": "stroke-dasharray:2 2.5",
+}  # fmt: skip  # what the report's style sheet says of these classes
+PARTS = ("validation", "test", "held")
+
+
+@dataclass(frozen=True)
+class Plot:
+    """A drawing: a notebook shows it, `save("curve.svg")` writes it."""
+
+    svg: str
+
+    def save(self, path: str | Path) -> Path:
+        """Write the SVG; browsers, LaTeX (by Inkscape or rsvg-convert) and word processors read it."""
+        out = Path(path)
+        if out.suffix.lower() != ".svg":
+            raise ValueError(f"a plot is an SVG: give a name such as {out.with_suffix('.svg')}, not {out}")
+        write_atomic(out, self.svg.encode())
+        return out
+
+    def _repr_svg_(self) -> str:
+        return self.svg
+
+    def __repr__(self) -> str:
+        return f"<Plot of {len(self.svg):,} characters; save('curve.svg') writes it>"
+
+
+def plot(runs: Sequence[Run], metric: str | None = None, part: str = "test") -> Plot:
+    """A metric by round: a line a method, a band of ± one sd over seeds."""
+    if part not in PARTS:
+        raise ValueError(f"there is no part {part!r} of the held-out data: {nearest(part, PARTS)}")
+    column = _column(runs, metric or goal(runs[0]).name)
+    lines = [line for arm in arms(runs) if (line := _curve(arm, column, part)) is not None]
+    if not lines:
+        raise ValueError(f"{column.key} has no value at any scored round on {part}")
+    title = f"{column.noun}{', %' if column.unit == '%' else ''}, {part}"
+    return Plot(_standing_alone(line_chart(lines, WIDTH, title, "round", y_axis=(title, column.unit == "%"))))
+
+
+def _column(runs: Sequence[Run], metric: str) -> Column:
+    known = {m.name: m.facts() for m in METRICS} | dict(user_metrics(runs))
+    measured = {name for run in runs for score in run.scores[-1:] for name in score.metrics}
+    if metric not in measured:
+        raise ValueError(f"there is no metric {metric!r} in this run: {nearest(metric, measured)}")
+    return metric_column(known.get(metric, {"name": metric}))
+
+
+def _curve(arm: Arm, column: Column, part: str) -> LearningCurve | None:
+    """The mean over seeds at the rounds that all of them have, clients weighed as in the column of a table."""
+    _, metric, weight = column.source
+    courses = []
+    for run in arm.runs:
+        scores = series(run, part, run.scored, main_epochs(run, run.scored))
+        found = {r: s.value(metric, weight) for r, s in scores.items()}
+        courses.append({r: v for r, v in found.items() if v is not None and math.isfinite(v)})
+    shared = thin(sorted(set.intersection(*(set(course) for course in courses))))
+    values = [[course[r] for course in courses] for r in shared]
+    if not shared:
+        return None
+    band = tuple(statistics.stdev(v) for v in values) if len(courses) > 1 else ()
+    return LearningCurve(arm, tuple(map(float, shared)), tuple(statistics.fmean(v) for v in values), band)
+
+
+def _standing_alone(svg: str) -> str:
+    """Classes become attributes: a page that shows it has another style sheet, or none."""
+    root = ElementTree.fromstring(svg)
+    root.set("xmlns", "http://www.w3.org/2000/svg")
+    root.set("style", "font:12px system-ui,'DejaVu Sans',sans-serif;background:#ffffff")
+    for each in root.iter():
+        words = each.attrib.pop("class", "").split()
+        colour = next((COLOURS[int(w[1:])] for w in words if w[:1] == "m" and w[1:].isdigit()), "#3d4248")
+        style = ";".join(STYLES[w].replace("{m}", colour) for w in words if w in STYLES)
+        if style:
+            each.set("style", style)
+    return ElementTree.tostring(root, encoding="unicode")

@@ -1,7 +1,0 @@
-"""Tables of the papers at one command each: `posterity reproduce V-T1a` prints the paper's numbers beside ours."""
-
-from __future__ import annotations
-
-from posterity.reproduce.recipe import Line, Recipe, RecipeCell, recipes
-
-__all__ = ["Line", "Recipe", "RecipeCell", "recipes"]

@@ -1,0 +1,400 @@
+"""What runs wrote, as files: a run folder, or what `posterity pack` made of many (`packing.py`).
+
+`runs/folder.py` writes run folders; `read_runs.py` makes records of what is read here.
+
+Run folders, read into frozen records; or a file into which `posterity pack` put them (`packing.py`).
+
+A run folder holds `config.toml`, `run.json` and `metrics.jsonl`. A run that is still going, or was killed, may end in
+half a line; that line is ignored. A resumed run may have written a round twice; the later line counts.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import math
+import os
+import stat
+import tomllib
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from posterity.runs.folder import is_aside
+from posterity.runs.lines import restored, stored
+
+UNPACKED = 2**29  # bytes that a file of packed runs may expand to: the largest published one has 8 MB
+
+
+class ReportError(ValueError):
+    """A folder that cannot be reported on; the message says which, and what to do."""
+
+
+@dataclass(frozen=True)
+class RunLog:
+    """What a run wrote, as it stands in its folder or in a file of packed runs."""
+
+    folder: Path
+    facts: Mapping[str, Any]  # run.json
+    config: str  # config.toml
+    lines: Sequence[Mapping[str, Any]]  # metrics.jsonl
+
+
+def write_atomic(path: Path, data: bytes) -> None:
+    """All of `data` at `path`, or what was there before."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        draft.unlink(missing_ok=True)
+        with draft.open("xb") as file:  # a new file: nothing is written through a link that somebody put there
+            file.write(data)
+        os.replace(draft, path)
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def find_runs(folder: Path) -> list[Path]:
+    """The run folders at or below `folder`."""
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise ReportError(
+            f"{folder} is neither a folder nor a file of packed runs. Give a run folder, a folder that contains run "
+            "folders, or a file that `posterity pack` wrote."
+        )
+    found = sorted({p.parent for p in folder.rglob("run.json") if not is_aside(p.parent, folder)})
+    if not found:
+        raise ReportError(f"No run folder in {folder}: none of its folders has a run.json. Start one: posterity run …")
+    return found
+
+
+def read_log(folder: Path) -> RunLog:
+    """What a run folder holds."""
+    config, facts, metrics = (_text(folder / name) for name in ("config.toml", "run.json", "metrics.jsonl"))
+    return RunLog(
+        folder, _json(folder / "run.json", facts or ""), config or "", _lines(folder / "metrics.jsonl", metrics)
+    )
+
+
+def _text(path: Path) -> str | None:
+    """A file of a run folder, None if it is not there. What lies elsewhere is not read: the folder may be anybody's."""
+    try:
+        kind = path.lstat().st_mode
+    except FileNotFoundError:
+        return None
+    if not stat.S_ISREG(kind):  # a link leads out of the folder, a pipe never ends
+        what = "a symbolic link" if stat.S_ISLNK(kind) else "no regular file"
+        raise ReportError(f"{path} is {what}, and a report reads only what a run wrote. Put the file itself there.")
+    return path.read_text(encoding="utf-8", errors="replace")
+
+
+def read_packed(path: Path) -> list[RunLog]:
+    """The runs of a file that `posterity pack` wrote."""
+    try:
+        raws = [json.loads(line) for line in _unpacked(path).decode().split("\n") if line]
+        if not raws:
+            raise ValueError("it is empty")
+        return [RunLog(Path(raw["folder"]), raw["facts"], raw["config"], raw["lines"]) for raw in raws]
+    except (OSError, EOFError, ValueError, KeyError, TypeError, RecursionError, zlib.error) as error:
+        raise ReportError(f"{path} is no file of packed runs ({error}). `posterity pack FOLDER` writes one.") from error
+
+
+def _unpacked(path: Path) -> bytes:
+    """All of a packed file, unless it expands beyond what any table needs."""
+    with gzip.open(path) as file:
+        data = file.read(UNPACKED + 1)
+    if len(data) > UNPACKED:
+        raise ValueError(f"it expands to more than {UNPACKED // 2**20} MiB")
+    return data
+
+
+def _json(path: Path, text: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ReportError(f"{path} is not valid JSON: {error}. Was it edited by hand?") from error
+    if not isinstance(value, dict):
+        raise ReportError(f"{path} should hold a JSON object, not a {type(value).__name__}.")
+    return value
+
+
+def _lines(path: Path, text: str | None) -> list[dict[str, Any]]:
+    """The lines of a log, without the half line at the end of a log whose writer was stopped."""
+    lines = (text or "").removesuffix("\n").split("\n")
+    found = []
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            found.append(json.loads(line))
+        except (ValueError, RecursionError) as error:
+            if number == len(lines):
+                break
+            raise ReportError(f"{path}, line {number} is not valid JSON: {error}. Restore it or delete it.") from error
+    return found
+
+
+POINTS = ("received", "adapted", "trained")  # the protocol's; its file imports PyTorch, and a report needs none
+
+
+@dataclass(frozen=True)
+class ScoreLine:
+    """One line of scores: a round, an evaluation point, a group of clients and a part of their data."""
+
+    round: int
+    point: str
+    epochs: int
+    group: str
+    part: str
+    metrics: Mapping[str, Mapping[str, float | None]]
+    fairness: Mapping[str, float | None]
+    clients: Mapping[str, Sequence[Any]]  # as read: of hundreds of rounds a page looks at one
+    bins: Sequence[Sequence[Any]]  # of the most probable class
+    flat: Sequence[Sequence[Any]] = ()  # of all class probabilities; older logs have none
+
+    def value(self, metric: str, weight: str = "pooled") -> float | None:
+        return self.metrics.get(metric, {}).get(weight)
+
+    def by_client(self, metric: str) -> list[float | None]:
+        return [_reading(x) for x in self.clients.get(metric) or ()]
+
+
+@dataclass(frozen=True)
+class RoundLine:
+    """What one round of training cost and said about itself."""
+
+    round: int
+    cohort: int
+    refused: tuple[tuple[int | str, str], ...]  # (client's number, or its name; reason)
+    empty: bool
+    loss: float | None
+    bytes_up: float | None
+    bytes_down: float | None
+    seconds: float | None
+    report: Mapping[str, float | None]
+    rolled_back: str = ""  # why nothing of it was kept
+    notes: tuple[str, ...] = ()
+
+    @property
+    def traffic(self) -> float | None:
+        known = [b for b in (self.bytes_up, self.bytes_down) if b is not None]
+        return sum(known) if known else None
+
+
+@dataclass(frozen=True)
+class FederationFacts:
+    """Who took part: sizes and class counts per client, and what the data set's reader assumed."""
+
+    name: str
+    task: str
+    clients: int
+    members: int
+    newcomers: int
+    classes: int
+    class_names: tuple[str, ...]
+    names: tuple[str, ...]
+    train: tuple[int, ...]
+    validation: tuple[int, ...]
+    test: tuple[int, ...]
+    histogram: tuple[tuple[int, ...], ...]
+    notes: tuple[str, ...]
+    rule: str = ""  # of the partition; empty for clients put together by hand, and in old folders
+    fingerprint: str = ""  # of values and parts; empty in old folders
+
+    def client(self, index: int) -> str:
+        """The client's own name where it has one, else its number."""
+        return self.names[index] if index < len(self.names) else f"client {index}"
+
+    @property
+    def numbered(self) -> bool:
+        """Whether the clients have no names of their own, only the numbers that a partition gave them."""
+        return all(name.removeprefix("client ").isdecimal() for name in self.names)
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """One run: what was asked for, where it ran, and everything it measured."""
+
+    folder: Path
+    name: str
+    label: str
+    reference: str
+    scored: str
+    seed: int | None
+    status: str
+    seconds: float | None
+    planned: int | None
+    federation: FederationFacts
+    rounds: tuple[RoundLine, ...]
+    scores: tuple[ScoreLine, ...]
+    config: Mapping[str, Any] = field(repr=False)
+    config_text: str = field(repr=False)
+    facts: Mapping[str, Any] = field(repr=False)
+
+    @property
+    def fields(self) -> Mapping[str, Any]:
+        """The method's hyper-parameters as they were in force, where the log has them."""
+        return (self.facts.get("method") or {}).get("fields") or {}
+
+    @property
+    def adapt_steps(self) -> int | None:
+        """The steps that clients take for an epoch of adaptation; None: whole epochs. The outermost wrapper decides."""
+        keys = sorted((k for k in self.fields if k.rsplit(".", 1)[-1] == "adapt_steps"), key=lambda k: k.count("."))
+        return next((int(self.fields[k]) for k in keys if self.fields[k] is not None), None)
+
+    @property
+    def finished(self) -> bool:
+        return self.status == "finished"
+
+    @cached_property
+    def index(self) -> dict[tuple[str, str, int, str], dict[int, ScoreLine]]:
+        """The scores by (part, point, epochs, group), then by round: a page asks for them hundreds of times."""
+        found: dict[tuple[str, str, int, str], dict[int, ScoreLine]] = {}
+        for s in self.scores:
+            found.setdefault((s.part, s.point, s.epochs, s.group), {})[s.round] = s
+        return found
+
+    @property
+    def reached(self) -> int:
+        """The last round seen, whether it was scored or only trained."""
+        return max([r.round for r in self.rounds] + [s.round for s in self.scores], default=0)
+
+
+def load_runs(folder: Path) -> list[Run]:
+    """Every run at or below `folder`, or in a file of packed runs, by label and then by seed in numerical order."""
+    logs = read_packed(folder) if Path(folder).is_file() else [read_log(f) for f in find_runs(folder)]
+    runs = [read_run(log) for log in logs]
+    return sorted(runs, key=lambda r: (r.label.casefold(), r.seed if r.seed is not None else -1, str(r.folder)))
+
+
+def read_run(log: RunLog) -> Run:
+    """One run from its log."""
+    try:
+        return _run(log)
+    except ReportError:
+        raise
+    except (TypeError, ValueError, KeyError, AttributeError, OverflowError, RecursionError) as error:
+        raise ReportError(
+            f"{log.folder} holds something that no run writes ({type(error).__name__}: {error}). Was it edited by hand?"
+        ) from error
+
+
+def _run(log: RunLog) -> Run:
+    folder, facts, text = log.folder, log.facts, log.config
+    try:
+        config = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ReportError(f"{folder / 'config.toml'} is not valid TOML: {error}") from error
+    method = facts.get("method") or {}
+    name = str(method.get("name") or config.get("method") or folder.name)
+    rounds, scores = _metrics([stored(line, folder) if line.get("clients_file") else line for line in log.lines])
+    return Run(
+        folder=folder,
+        name=name,
+        label=str(method.get("label") or name),
+        reference=str(method.get("reference") or ""),
+        scored=next((p for p in (config.get("scored"), method.get("scored")) if p in POINTS), "received"),
+        seed=config.get("seed"),
+        status=str(facts.get("status") or "running"),
+        seconds=_number(facts.get("seconds")) or sum(r.seconds or 0.0 for r in rounds) or None,  # 0 until it ends
+        planned=config.get("rounds"),
+        federation=read_federation(facts.get("federation") or {}, str(facts.get("evaluate_remark") or "")),
+        rounds=rounds,
+        scores=scores,
+        config=config,
+        config_text=text,
+        facts=facts,
+    )
+
+
+def read_federation(raw: Mapping[str, Any], remark: str = "") -> FederationFacts:
+    """The clients as `run.json` has them."""
+    train = tuple(int(n) for n in raw.get("train") or ())
+    clients = int(raw.get("clients") or len(train))
+    return FederationFacts(
+        name=str(raw.get("name") or "unnamed data"),
+        task=str(raw.get("task") or "classification"),
+        clients=clients,
+        members=int(raw.get("members") or clients),
+        newcomers=int(raw.get("newcomers") or 0),
+        classes=int(raw.get("classes") or 0),
+        class_names=tuple(str(c) for c in raw.get("class_names") or ()),
+        names=tuple(str(n) for n in raw.get("names") or ()),
+        train=train,
+        validation=tuple(int(n) for n in raw.get("validation") or ()),
+        test=tuple(int(n) for n in raw.get("test") or ()),
+        histogram=tuple(tuple(int(n) for n in row) for row in raw.get("histogram") or ()),
+        notes=(*(str(n) for n in raw.get("notes") or ()), *([remark] if remark else [])),
+        rule=str((raw.get("partition") or {}).get("rule") or ""),
+        fingerprint=str(raw.get("fingerprint") or ""),
+    )
+
+
+def _metrics(lines: Sequence[Mapping[str, Any]]) -> tuple[tuple[RoundLine, ...], tuple[ScoreLine, ...]]:
+    """Rounds and scores; of two lines about the same thing the later one, because a resumed run repeats rounds."""
+    rounds: dict[int, RoundLine] = {}
+    scores: dict[tuple[int, str, int, str, str], ScoreLine] = {}
+    for raw in lines:
+        if raw.get("kind") == "round":
+            rounds[int(raw["round"])] = _round(raw)
+        elif raw.get("kind") == "score":
+            score = _score(restored(raw))
+            scores[score.round, score.point, score.epochs, score.group, score.part] = score
+    return tuple(rounds[r] for r in sorted(rounds)), tuple(scores[k] for k in sorted(scores))
+
+
+def _round(raw: Mapping[str, Any]) -> RoundLine:
+    refused = tuple((_client(r.get("client")), str(r.get("reason", ""))) for r in raw.get("refused") or ())
+    return RoundLine(
+        round=int(raw["round"]),
+        cohort=int(raw.get("cohort") or 0),
+        refused=refused,
+        empty=bool(raw.get("empty")),
+        loss=_number(raw.get("loss")),
+        bytes_up=_number(raw.get("bytes_up")),
+        bytes_down=_number(raw.get("bytes_down")),
+        seconds=_number(raw.get("seconds")),
+        report={str(k): _number(v) for k, v in (raw.get("report") or {}).items()},
+        rolled_back=str(raw.get("rolled_back") or ""),
+        notes=tuple(str(note) for note in raw.get("notes") or ()),
+    )
+
+
+def _client(told: Any) -> int | str:
+    """A simulation numbers its clients, a server across machines knows their names."""
+    known = isinstance(told, str) or (isinstance(told, int) and told >= 0)
+    return told if known else f"client {told!s:.20}"
+
+
+def _score(raw: Mapping[str, Any]) -> ScoreLine:
+    metrics = {
+        str(k): {str(w): _reading(x) for w, x in (v if isinstance(v, dict) else {"pooled": v}).items()}
+        for k, v in (raw.get("metrics") or {}).items()
+    }
+    return ScoreLine(
+        round=int(raw["round"]),
+        point=str(raw["point"]),
+        epochs=int(raw.get("epochs") or 0),
+        group=str(raw.get("group") or "members"),
+        part=str(raw["part"]),
+        metrics=metrics,
+        fairness={str(k): _number(v) for k, v in (raw.get("fairness") or {}).items()},
+        clients=raw.get("clients") or {},
+        bins=raw.get("bins") or (),
+        flat=raw.get("flat") or (),
+    )
+
+
+def _number(value: Any) -> float | None:
+    """A finite number, or None: JSON written by Python may hold NaN, and no figure can draw it."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return None
+    return float(value) if math.isfinite(value) else None
+
+
+def _reading(value: Any) -> float | None:
+    """A metric may be infinite (a prediction that was certain and wrong), and a table must show that."""
+    infinite = isinstance(value, float) and math.isinf(value)
+    return value if infinite else _number(value)

@@ -1,0 +1,332 @@
+"""What a run is: one frozen record, equal to a TOML file and to a set of flags (`cli/flags.py`).
+
+`experiment/setup.py` makes from it what a run works on: federation, network, method, engine.
+
+The parameters of `posterity.run` and its like: the fields of `Config`, typed, documented and named when mistyped.
+
+`Settings` is what a type checker and an editor see. `documented` gives a function the same parameters at run time, so
+that `help` and notebooks show each with its default and meaning. A test holds both equal to `Config`. Nothing here
+imports PyTorch.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+import tomllib
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass, field, fields
+from functools import cache, wraps
+from pathlib import Path
+from typing import Any, ParamSpec, TypedDict, TypeVar
+
+from posterity.settings.hyperparameters import (
+    MISTAKES,
+    Knob,
+    check_fields,
+    convert,
+    flat_settings,
+    hyper,
+    knobs,
+    nearest,
+    parse,
+)
+
+# The partitions with an example, written out: `data/partition.py`, which declares them, needs PyTorch, and this file is
+# read for every `--help`. A test holds the two equal.
+PARTITIONS = "dirichlet:0.3, balanced:0.5, capped:0.3, pathological:3:100, major:2:0.2, quantity:1, iid"
+LOCAL = {"local_epochs": "epochs", "local_steps": "steps", "batch_size": "batch", "lr": "lr", "optimiser": "optimiser"}
+
+
+LEAST = {"rounds": 1, "evaluate_every": 1, "newcomer_epochs": 1, "memory": 1, "min_count": 1, "seed": 0, "data_seed": 0}
+MOST = 2**63  # of whole numbers: what a tensor can hold
+ENGINES = ("auto", "loop", "stacked", "graph", "compiled", "processes", "oracle", "package.module:engine")
+
+
+@dataclass(frozen=True)
+class Config:
+    method: str = hyper("pfedvmp", "method, with suffixes (fedavg+ft, pfedvmp@paper), or package.module:Class")
+    dataset: str = hyper(
+        "digits", "dataset by name, a mix (a+b), package.module:function, or the path of your own data"
+    )
+    target: str | None = hyper(None, "column of the label in your own table")
+    client_column: str | None = hyper(None, "column that says whose row it is")
+    group: str | None = hyper(None, "column whose value (a patient) is never in two parts")
+    data_dir: str | None = hyper(None, "folder with the data sets' files (default: POSTERITY_DATA)")
+    clients: int | None = hyper(None, "number of clients to divide the data among (default: 20, or the data's own)")
+    newcomers: str = hyper("0", "clients held out entirely: a number or a share (20%)")
+    partition: str | None = hyper(None, f"{PARTITIONS}, or package.module:function")
+    subset: str | None = hyper(None, "share of the data to use (25%), drawn before the partition")
+    split: str = hyper("80/20", "training / held out, per client")
+    test_partition: str = hyper(
+        "same", "whose distribution the held-out part has", "", ("same", "independent", "common")
+    )
+    public: str = hyper("0", "share of the training data given to the server without labels (an assumption)")
+    model: str = hyper("mlp", "network by name, or package.module:make")
+    rounds: int = hyper(100, "rounds of training")
+    local_epochs: int | None = hyper(None, "epochs on a client in a round")
+    local_steps: int | None = hyper(None, "exactly so many steps in a round, instead of epochs")
+    batch_size: int | None = hyper(None, "samples in a step")
+    lr: float | None = hyper(None, "step size of the clients")
+    optimiser: str | None = hyper(None, "sgd, adam or rmsprop")
+    augment: str | None = hyper(
+        None, "what happens to training pictures at random: crop (after padding by 4), flip, or crop,flip"
+    )
+    participation: str = hyper("all", "who takes part in a round: all, 10, 10% or p:0.3")
+    min_count: int | None = hyper(
+        None,
+        "samples behind a class's statistics or a score for it to be sent (default: 1; on Flower 5, 1 with @paper)",
+    )
+    seed: int = hyper(0, "moves partition, initial model and batches together")
+    data_seed: int | None = hyper(None, "fixes the partition whatever the seed")
+    engine: str = hyper("auto", "how clients run", "", ENGINES)
+    convolution: str = hyper(
+        "auto", "how convolutions are computed", "", ("auto", "native", "last", "patches", "triton")
+    )
+    onednn: str = hyper("auto", "whether PyTorch convolves by oneDNN on a CPU", "", ("auto", "on", "off"))
+    device: str = hyper("cpu", "cpu or cuda")
+    precision: str = hyper(
+        "ieee", "of layers: exact, tf32 (GPU, faster) or bf16 (fastest)", "", ("ieee", "tf32", "bf16")
+    )
+    dtype: str = hyper("float32", "precision of the clients", "", ("float32", "float64"))
+    evaluate_every: int | None = hyper(
+        None, "rounds between evaluations (default: such that they cost at most a fifth of the run, 20 at most)"
+    )
+    evaluate_clients: str | None = hyper(
+        None, "members that are evaluated: all, or a number (default: up to 2,000 drawn by the seed, at the end all)"
+    )
+    evaluate_points: str = hyper(
+        "all",
+        "points that are scored: all, or the method's own alone (the others train all members)",
+        "",
+        ("all", "own"),
+    )
+    newcomer_epochs: int = hyper(5, "epochs after which newcomers are scored, besides 0 and 1")
+    keep: str = field(  # two runs that differ in it are the same run
+        default="validated", compare=False,
+        metadata=hyper("validated", "selection rules whose round is kept for predictions: validated, paper").metadata,
+    )  # fmt: skip
+    metrics: str | None = hyper(None, "further metrics of your own: package.module:name, separated by commas")
+    store: str = hyper("memory", "where personal records live", "", ("memory", "disk"))
+    memory: int | None = hyper(None, "bytes that stacked clients may take at once (default: 1 GiB, a third of a GPU)")
+    set: Mapping[str, Any] = field(default_factory=dict)  # settings of method, model. and data.
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        for name, low in LEAST.items():
+            value = getattr(self, name)
+            if value is not None and not low <= value < MOST:
+                raise ValueError(f"{name} must be at least {low} and below 2**63; {value} was given")
+        _check_texts(self)
+        few = self.evaluate_clients
+        if few is not None and few != "all" and not (few.isdecimal() and int(few)):
+            raise ValueError(f"evaluate_clients must be 'all' or a number of clients; {few!r} was given")
+        if self.local_epochs is not None and self.local_steps is not None:
+            raise ValueError("give --local-epochs or --local-steps, not both")
+
+    @property
+    def every(self) -> int:
+        """Rounds between evaluations, if they cost little (`schedule.py`)."""
+        return self.evaluate_every or max(1, self.rounds // 20)
+
+    @property
+    def least(self) -> int:
+        """Samples that must stand behind what a client sends about a class, or about its scores."""
+        return self.min_count or 1
+
+    def training(self) -> dict[str, Any]:
+        """The flags that belong to the clients' training, where given."""
+        return {LOCAL[n]: getattr(self, n) for n in LOCAL if getattr(self, n) is not None}
+
+    def settings(self, prefix: str = "") -> dict[str, Any]:
+        """Settings under `prefix.`, or those of the method, which have none of the reserved prefixes."""
+        if prefix:
+            return {k.removeprefix(f"{prefix}."): v for k, v in self.set.items() if k.startswith(f"{prefix}.")}
+        return {k: v for k, v in self.set.items() if not k.startswith(("model.", "data."))}
+
+
+def from_table(table: Mapping[str, Any], base: Config | None = None) -> Config:
+    """A configuration from named values (a TOML table, flags), checked one by one; `base` gives the rest."""
+    known = _known()
+    values = {f.name: getattr(base, f.name) for f in fields(Config)} if base else {}
+    for name, value in table.items():
+        field_name = name.replace("-", "_")
+        if field_name == "set":
+            if not isinstance(value, Mapping):
+                raise ValueError(f"set takes a table of settings ([set] in TOML); {value!r} was given")
+            given = {key: as_file_has_it(each) for key, each in flat_settings(value).items()}
+            values["set"] = {**values.get("set", {}), **given}
+        elif field_name in known:
+            values[field_name] = parse(value, known[field_name])
+        else:
+            raise ValueError(f"there is no setting {name!r}: {nearest(field_name, [*known, 'set'])}")
+    return Config(**values)
+
+
+def check_seeds(seeds: Any) -> list[int]:
+    """The seeds that were given from Python, each once, as its own whole numbers: those of numpy are in no file."""
+    if isinstance(seeds, str) or not isinstance(seeds, Iterable):
+        raise ValueError(f"seeds are whole numbers in a list, such as [0, 1, 2]; {seeds!r} was given")
+    try:
+        found = [convert(as_file_has_it(seed), int) for seed in seeds]
+    except MISTAKES:
+        raise ValueError(f"seeds takes whole numbers; {seeds!r} was given") from None
+    if len(set(found)) < len(found):
+        raise ValueError(f"a seed is named twice: {found} were given")
+    return found
+
+
+@cache
+def _known() -> dict[str, Knob]:
+    """The fields of a configuration by their names; Python takes milliseconds to read their types."""
+    return {knob.name: knob for knob in knobs(Config)}
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """The table of a TOML file."""
+    try:
+        if path.exists() and not path.is_file():  # a pipe would wait for ever
+            raise ValueError(f"{path} is no file; expected a configuration in TOML")
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ValueError(f"there is no configuration file {path}") from None
+    except OSError as error:
+        raise ValueError(f"the configuration file {path} cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise ValueError(f"{path} is not a text file in UTF-8; expected a configuration in TOML") from None
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        raise ValueError(f"{path} is not TOML: {error}") from None
+
+
+def as_file_has_it(value: Any) -> Any:
+    """A setting from Python as it is read back from a file: no None, and no numbers of numpy or PyTorch."""
+    if value is None:
+        return "none"
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    if isinstance(value, (list, tuple)):
+        return [as_file_has_it(each) for each in value]
+    return value.tolist() if hasattr(value, "tolist") else value
+
+
+def to_toml(config: Config) -> str:
+    """The configuration as TOML: reading it back gives an equal record."""
+    table = {n: v for n, v in asdict(config).items() if v is not None and n != "set"}
+    lines = [f"{name} = {literal(value)}" for name, value in table.items()]
+    if config.set:
+        lines += ["", "[set]", *(f"{quoted(k)} = {literal(v)}" for k, v in config.set.items())]
+    return "\n".join(lines) + "\n"
+
+
+def _check_texts(config: Config) -> None:
+    """Refuse texts that no file can hold: halves of characters, as in a path that is not UTF-8."""
+    texts = {f.name: getattr(config, f.name) for f in fields(config)} | dict(config.set)
+    for name, value in texts.items():
+        try:
+            str(value).encode()
+        except UnicodeEncodeError:
+            raise ValueError(
+                f"{name} is {value!r}, which is not UTF-8; expected text that a run's folder can hold; rename it"
+            ) from None
+
+
+def quoted(text: str) -> str:
+    """A basic string of TOML, which writes control characters as JSON does, and DEL as well."""
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def literal(value: Any) -> str:
+    """A value as TOML writes it."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, (list, tuple)):
+        return "[" + ", ".join(literal(v) for v in value) + "]"
+    if isinstance(value, str):
+        return quoted(value)
+    if not isinstance(value, (int, float)):
+        raise ValueError(f"{value!r} is a {type(value).__name__}, which no file of settings can hold: give a text, a "
+                         "number, true or false, or a list of these")  # fmt: skip
+    return repr(int(value) if isinstance(value, int) else float(value))  # a float of numpy has another `repr`
+
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class SharedSettings(TypedDict, total=False):
+    """Settings that all runs of a comparison have in common."""
+
+    dataset: str
+    target: str | None
+    client_column: str | None
+    group: str | None
+    data_dir: str | None
+    clients: int | None
+    newcomers: str
+    partition: str | None
+    subset: str | None
+    split: str
+    test_partition: str
+    public: str
+    rounds: int
+    local_epochs: int | None
+    local_steps: int | None
+    batch_size: int | None
+    lr: float | None
+    optimiser: str | None
+    augment: str | None
+    participation: str
+    min_count: int | None
+    data_seed: int | None
+    engine: str
+    convolution: str
+    onednn: str
+    device: str
+    precision: str
+    dtype: str
+    evaluate_every: int | None
+    evaluate_clients: str | None
+    evaluate_points: str
+    newcomer_epochs: int
+    keep: str
+    metrics: str | None
+    store: str
+    memory: int | None
+    set: Mapping[str, Any]
+
+
+class Settings(SharedSettings, total=False):
+    """Settings of one run."""
+
+    seed: int
+
+
+def documented(function: Callable[P, R]) -> Callable[P, R]:
+    """A function `(…, **settings: Unpack[Settings])` that shows all of its parameters and refuses others."""
+    takes = inspect.signature(function).parameters.values()
+    fixed = [p for p in takes if p.kind is not p.VAR_KEYWORD]
+    left_out = {p.name for p in fixed}
+    if any("SharedSettings" in str(p.annotation) for p in takes):
+        left_out |= {"method", "seed"}  # there are several of them
+    shown = [knob for knob in knobs(Config) if knob.name not in left_out]
+    kind = inspect.Parameter.KEYWORD_ONLY
+    more = [inspect.Parameter(k.name, kind, default=k.default, annotation=k.kind) for k in shown]
+    more.append(inspect.Parameter("set", kind, default={}, annotation=Mapping[str, Any]))
+    names = [p.name for p in (*fixed, *more)]
+
+    @wraps(function)
+    def checked(*args: P.args, **kwargs: P.kwargs) -> R:
+        for name in kwargs:
+            if name not in names:
+                raise TypeError(f"{function.__name__} has no parameter {name!r}: {nearest(name, names)}. Settings of a "
+                                f"method, a model or data go into set={{{name!r}: …}}")  # fmt: skip
+        return function(*args, **kwargs)
+
+    checked.__signature__ = inspect.signature(function).replace(parameters=[*fixed, *more])  # type: ignore[attr-defined]
+    lines = [
+        f"    {knob.name}: {knob.doc}" + (f" ({', '.join(knob.choices)})" if knob.choices else "") for knob in shown
+    ]
+    lines.append("    set: settings of the method, and model.* and data.*, by name: set={'xi': 10, 'model.hidden': 32}")
+    checked.__doc__ = f"{inspect.cleandoc(function.__doc__ or '')}\n\nSettings:\n" + "\n".join(lines) + "\n"
+    return checked
