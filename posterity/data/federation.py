@@ -1,7 +1,7 @@
 """A federation: one pool of samples, and which client owns which rows of it; and what may be asked of one.
 
 Nothing is copied per client and nothing is padded: `x` and `y` are flat, and a `Part` lists the rows of every
-client one after the other with offsets between them. `data/assemble.py` makes a `Federation` from a `data/pool.py` and a
+client one after the other with offsets between them. `data/assemble.py` makes a `Federation` from a pool and a
 `FederationSpec`.
 
 What is looked at before a federation that somebody else put together is used: names, parts, rows, labels, values.

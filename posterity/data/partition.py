@@ -2,7 +2,7 @@
 
 A rule is a pure function of labels, number of clients, a numpy generator and its own numbers, and returns the rows of
 each client; no row is given out twice. Inside, a rule only decides *how many* samples of each class a client gets;
-`data/partition.py` then picks which ones. No rule knows the clients' numbers: before anything is drawn, all have the same
+which ones is drawn afterwards. No rule knows the clients' numbers: before anything is drawn, all have the same
 distribution. `data/assemble.py` applies them. A rule of your own is `package.module:function` on the command line.
 
 From shares to whole numbers of rows, and from numbers to rows: what the rules of `data/partition.py` share.

@@ -1,7 +1,7 @@
 """Datasets found by name, and the way from a name, a mix of names, a function of yours or a path to a pool.
 
-A name is a file of `data/datasets`; `data/registry.py` joins several; `package.module:function` is a function of your own
-with the signature of those files' `load`; a path is read by `data/user_files.py`.
+A name is a file of `data/datasets`; `data/registry.py` joins several; `package.module:function` is a function
+of your own with the signature of those files' `load`; a path is read by `data/user_files.py`.
 
 Several datasets in one pool (MetaVD, multi-domain): labels side by side, pictures of one shape.
 

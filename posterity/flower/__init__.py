@@ -19,8 +19,8 @@
     unchanged.py   whether a run goes on with the settings that it began with
     server.py      rounds: offers out, messages added up, state saved
     experiment.py  an experiment from where its folder stands to its end
-    adapter.py     the ServerApp and the ClientApp; nothing else of the package knows Flower
+    app.py         the ServerApp and the ClientApp; nothing else of the package knows Flower
 
-What a site and the server say to each other are bytes of `flower/codec.py`, so that everything but `adapter.py` also runs
-without Flower: `tests/flower` does so for every method. `posterity flower new DIR` writes an app (`new_app.py`).
+What a site and the server say to each other are bytes of `flower/codec.py`, so that everything but `app.py` also
+runs without Flower: `tests/flower` does so for every method. `posterity flower new DIR` writes an app (`new_app.py`).
 """

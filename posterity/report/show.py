@@ -184,7 +184,8 @@ def html_table(rows: Sequence[Row], among: Sequence[Column], said: str) -> str:
     for row in rows:
         cells = [row.cells.get(c.key) for c in among]
         texts = ["" if c is None else f"<b>{escape(c.text)}</b>" if c.best else escape(c.text) for c in cells]
-        lines.append("".join([_notebook_cell("td", escape(plain(name_of(row))), False), _notebook_cell("td", escape(row.point), False),
+        lines.append("".join([_notebook_cell("td", escape(plain(name_of(row))), False),
+                              _notebook_cell("td", escape(row.point), False),
                               *(_notebook_cell("td", text, True) for text in texts)]))  # fmt: skip
     body = "".join(f"<tr>{line}</tr>" for line in lines)
     table = f'<table style="{TABLE}"><thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table>'

@@ -2,7 +2,7 @@
 
 Flags, TOML keys, tables of documentation and error messages are made from these fields. A field has a default, which is
 what we recommend, and may have a second value, `paper`: what its paper states, where that is something else. How a text
-becomes a value is said in `settings/hyperparameters.py`; configurations (`settings/config.py`) are made of such fields too.
+becomes a value is said below; configurations (`settings/config.py`) are made of such fields too.
 
 From text to values: the one place where what was typed on a command line, or stands in a TOML file, is read.
 

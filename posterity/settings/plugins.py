@@ -1,7 +1,7 @@
 """What you wrote yourself and name on the command line as `package.module:attribute`: a method, a network, a dataset, a
 partition, a metric, an engine.
 
-The current folder is searched for them, and for nothing else (`posterity/settings/plugins.py`): one file there is enough.
+The current folder is searched for them, and for nothing else: one file there is enough.
 When what you wrote fails, `place_of` says where: your file and line, and not the library's.
 
 Where Python looks for modules while the command line works: the current folder only for what is named.
