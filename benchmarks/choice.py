@@ -48,7 +48,7 @@ def count_choices(starts: int) -> dict[str, Counter[str]]:
             with wall if name == "the clock" else nullcontext():
                 made = set_up(CONFIG, federation, threads=1)
             onednn = "" if made.choice.onednn else " without oneDNN"
-            counter[f"{made.engine.name}, {made.sim.model.way}{onednn}"] += 1
+            counter[f"{made.engine.name}, {made.sim.model.conv_backend}{onednn}"] += 1
     return found
 
 

@@ -127,7 +127,7 @@ def operation(layer: Layer, name: str, way: str, clients: int, kind: str) -> Cas
 
 def step(network: str, batch: int, way: str, clients: int, kind: str) -> Case:
     """The gradient of the whole network for a batch of every client."""
-    model = models.build(network, IMAGE, 10).rewired(way)  # type: ignore[arg-type]
+    model = models.build(network, IMAGE, 10).with_conv_backend(way)  # type: ignore[arg-type]
     params = {n: p.expand(clients, *p.shape).to("cuda", KINDS[kind]).contiguous() for n, p in model.init(0).items()}
     x = torch.randn(clients, batch, *IMAGE, device="cuda", dtype=KINDS[kind])
     y = torch.randint(0, 10, (clients, batch), device="cuda")

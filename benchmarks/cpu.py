@@ -142,7 +142,7 @@ def single(go: Callable[[int], None]) -> Callable[[int], None]:
 
 def our_round(sim: Simulation, way: Way) -> Callable[[int], None]:
     """A round by one of our ways, on recordings of its own."""
-    model = sim.model.rewired(way.convolution)  # type: ignore[arg-type]
+    model = sim.model.with_conv_backend(way.convolution)  # type: ignore[arg-type]
     own = replace(sim, model=model, traces=TraceCache(patience=0))
     state, store = first_state(own), Memory(own.federation.clients)
     cohort = torch.arange(own.federation.clients)
@@ -204,7 +204,7 @@ def _serve(name: str, rank: int, port: int, pipe: Connection) -> None:
 
 
 def _way_of(choice: EngineChoice) -> Way:
-    return Way(choice.engine.name, choice.model.way or "native", choice.onednn)
+    return Way(choice.engine.name, choice.model.conv_backend or "native", choice.onednn)
 
 
 def measure(name: str, rounds: int) -> dict[str, Any]:

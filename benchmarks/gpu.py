@@ -64,8 +64,8 @@ def make_simulation(
 ) -> Simulation:
     """The simulation of a short name of `METHODS` or of any method's spec; `settings` are added."""
     name, chosen = METHODS.get(method, (method, {}))
-    model = models.build("cnn", (3, 32, 32), CLASSES).rewired(way)
-    model = model.lowered(torch.bfloat16) if precision == "bf16" else model
+    model = models.build("cnn", (3, 32, 32), CLASSES).with_conv_backend(way)
+    model = model.with_compute_dtype(torch.bfloat16) if precision == "bf16" else model
     initial = {n: p.to(device) for n, p in model.init(0).items()}
     made = methods.build(name, {**chosen, **(settings or {})}, {"lr": 0.01, "batch": 10, "epochs": 1})
     return Simulation(made, model, federation, initial, make_key(0, device), 2**36)

@@ -59,7 +59,7 @@ def make_simulations(setting: Setting, method: str, seeds: int, device: str, mem
     x = torch.randn(setting.images, *setting.shape, generator=generator).to(device)
     y = torch.randint(0, CLASSES, (setting.images,), generator=generator)
     model = models.build(setting.network, setting.shape, CLASSES)
-    model = model.rewired(setting.way) if device.startswith("cuda") and setting.way != "native" else model
+    model = model.with_conv_backend(setting.way) if device.startswith("cuda") and setting.way != "native" else model
     made = methods.build(method, {}, {"lr": 0.01, "batch": 10, "epochs": 1})
     names, sims = tuple(str(k) for k in range(setting.clients)), []
     for seed in range(seeds):

@@ -50,7 +50,7 @@ def play(setup: Setup, work: Workload) -> Outcome:
         seconds.append(time.perf_counter() - since)
     module = make_network(work)
     module.load_state_dict(state.params)
-    way = f", convolutions {sim.model.way}" if setup.remark else ""
+    way = f", convolutions {sim.model.conv_backend}" if setup.remark else ""
     return Outcome(begun, seconds, module, f"engine {setup.engine.name}{way}; {setup.remark}".rstrip("; "))
 
 

@@ -72,12 +72,12 @@ class Bound:
     def init(self, seed: int, dtype: torch.dtype = torch.float32) -> Params:
         return {n: p for n, p in self.model.init(seed, dtype).items() if n not in self.still}
 
-    def rewired(self, way: Any) -> Network:
-        other = self.model.rewired(way)
+    def with_conv_backend(self, backend: Any) -> Network:
+        other = self.model.with_conv_backend(backend)
         return as_network(self if other is self.model else replace(self, model=other))
 
-    def lowered(self, compute: torch.dtype) -> Network:
-        return as_network(replace(self, model=self.model.lowered(compute)))
+    def with_compute_dtype(self, compute: torch.dtype) -> Network:
+        return as_network(replace(self, model=self.model.with_compute_dtype(compute)))
 
 
 def bind(model: Network, params: Params) -> tuple[Network, Params]:
@@ -225,7 +225,7 @@ class Network(Protocol):
         ...
 
     @property
-    def way(self) -> str:
+    def conv_backend(self) -> str:
         """How its convolutions are computed; empty if it has none."""
         ...
 
@@ -233,14 +233,14 @@ class Network(Protocol):
         """Initial leaves: a function of the seed alone."""
         ...
 
-    def ways(self, device: str) -> tuple[str, ...]:
-        """The ways that its convolutions could be computed in on a device, the usual one last."""
+    def conv_backends(self, device: str) -> tuple[str, ...]:
+        """What could compute its convolutions on a device, the usual one last."""
         ...
 
-    def rewired(self, way: Any) -> Network:
-        """The same network whose convolutions compute in another of its `ways`."""
+    def with_conv_backend(self, backend: Any) -> Network:
+        """The same network whose convolutions are computed by another of its `conv_backends`."""
         ...
 
-    def lowered(self, compute: torch.dtype) -> Network:
+    def with_compute_dtype(self, compute: torch.dtype) -> Network:
         """The same network that computes in a smaller type."""
         ...

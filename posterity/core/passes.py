@@ -233,7 +233,7 @@ def meta(
 def opened(passes: tuple[Pass, ...], change: Callable[[Carry, Here], Carry]) -> tuple[Pass, ...]:
     """`passes` after `change`; without passes, one that does nothing else."""
     if not passes:
-        return (Pass(lambda carry, batch, here: carry, open=change, batch=1, most=1, shuffle=False, learns=False),)
+        return (Pass(lambda carry, batch, here: carry, open=change, batch=1, max_steps=1, shuffle=False, learns=False),)
     first = passes[0]
     return (replace(first, open=lambda carry, here: first.open(change(carry, here), here)), *passes[1:])
 
@@ -399,7 +399,7 @@ class Training:
         """Epochs, batch and cap as a `Pass` wants them; `steps` epochs always hold at least `steps` steps."""
         if self.steps is None:
             return {"epochs": self.epochs, "batch": self.batch}
-        return {"epochs": self.steps, "batch": self.batch, "most": self.steps}
+        return {"epochs": self.steps, "batch": self.batch, "max_steps": self.steps}
 
     def descend(self, loss: Loss = fit, trains: Partition = everything) -> Pass:
         return descend(loss, self.make_optimiser(), trains, **self.schedule())

@@ -121,7 +121,7 @@ class Pass:
         close: after the last step; finishes what is in `carry.kept`, and leaves `carry.opt` empty
         epochs: over the client's data
         batch: samples of a step; None: all data in one batch
-        most: at most so many steps
+        max_steps: at most so many steps
         shuffle: whether each epoch has an order of its own, drawn by key
         learns: whether fine-tuning repeats it (`gather` does not learn)
         on: which of the client's data
@@ -136,7 +136,7 @@ class Pass:
     close: Callable[[Carry, Here], Carry] = keep
     epochs: int = 1
     batch: int | None = 10
-    most: int | None = None
+    max_steps: int | None = None
     shuffle: bool = True
     learns: bool = True
     on: Literal["train", "validation"] = "train"
@@ -144,7 +144,7 @@ class Pass:
     scratch: Callable[[int, Network], int] | None = None
 
     def __post_init__(self) -> None:
-        for name in ("epochs", "batch", "most"):
+        for name in ("epochs", "batch", "max_steps"):
             given = getattr(self, name)
             if (given is None and name == "epochs") or (given is not None and not given >= 1):
                 raise ValueError(f"a Pass takes {name} of 1 or more; {given} was given: leave out a pass that is to do "
@@ -337,4 +337,4 @@ def tuned(passes: tuple[Pass, ...], epochs: int) -> tuple[Pass, ...]:
     if epochs == 0:
         return ()
     last = max((i for i, p in enumerate(passes) if p.learns), default=-1)
-    return tuple(replace(p, epochs=epochs, most=None) if p.learns else p for p in passes[: last + 1])
+    return tuple(replace(p, epochs=epochs, max_steps=None) if p.learns else p for p in passes[: last + 1])

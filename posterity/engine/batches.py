@@ -165,8 +165,8 @@ def plan_batches(work: Pass, part: Part, clients: Tensor, keys: Tensor, traces: 
     batch = batch if work.batch is None else min(work.batch, batch)
     per_epoch = torch.div(count + batch - 1, batch, rounding_mode="floor")
     steps = per_epoch * work.epochs
-    if work.most is not None:
-        steps = steps.clamp(max=work.most)
+    if work.max_steps is not None:
+        steps = steps.clamp(max=work.max_steps)
     epochs = torch.div(steps + per_epoch - 1, per_epoch.clamp(min=1), rounding_mode="floor").clamp(min=0)
     length = count * epochs  # entries of each client's playlist
     start = length.cumsum(0) - length
@@ -175,7 +175,7 @@ def plan_batches(work: Pass, part: Part, clients: Tensor, keys: Tensor, traces: 
     else:
         playlist = part.rows.new_zeros(1)
     longest = -(-int(part.sizes.max()) // batch) * work.epochs
-    longest = longest if work.most is None else min(longest, work.most)
+    longest = longest if work.max_steps is None else min(longest, work.max_steps)
     on_device = send(torch.stack((start, count)), keys.device)
     most = len(part.sizes) if known is None else known[batch]
     return BatchPlan(playlist, on_device[0], on_device[1], count, steps, batch, longest, most)

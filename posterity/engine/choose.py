@@ -64,7 +64,11 @@ class Way:
     @property
     def label(self) -> str:
         names = {"native": "", "last": " channel last"}
-        kind = "loop" + names.get(self.model.way, f" {self.model.way}") if self.engine == "loop" else self.model.way
+        kind = (
+            "loop" + names.get(self.model.conv_backend, f" {self.model.conv_backend}")
+            if self.engine == "loop"
+            else self.model.conv_backend
+        )
         return kind if self.onednn else f"{kind} without oneDNN"
 
     @property
@@ -184,10 +188,10 @@ def saving(choice: EngineChoice, sim: Simulation, steps: float) -> float:
 def _ways(wish: Wish, engine: str, model: Network, trial: Trial) -> Iterator[Way]:
     """All ways that were not ruled out, the usual one first."""
     device, asked = trial.x.device.type, wish.convolution
-    possible = model.ways(device) if hasattr(model, "ways") else ()
+    possible = model.conv_backends(device) if hasattr(model, "conv_backends") else ()
     switches = (True, False) if wish.onednn == "auto" and _has_onednn(device) else (wish.onednn != "off",)
     if not possible:
-        yield Way(engine, model if asked == "auto" else model.rewired(asked), switches[0])
+        yield Way(engine, model if asked == "auto" else model.with_conv_backend(asked), switches[0])
         return
     kinds = tuple(reversed(possible)) if asked == "auto" else (asked,)  # the usual one last, and here first
     if engine == "loop" or (engine == "auto" and device == "cpu"):
@@ -205,7 +209,7 @@ def _ways(wish: Wish, engine: str, model: Network, trial: Trial) -> Iterator[Way
 def _switched(engine: str, kinds: Sequence[str], model: Network, switches: tuple[bool, ...]) -> Iterator[Way]:
     """With oneDNN and without, where that could make a difference: patches are products of matrices."""
     for kind in kinds:
-        wired = model.rewired(kind)
+        wired = model.with_conv_backend(kind)
         yield from (Way(engine, wired, on) for on in (switches if kind == "native" else switches[:1]))
 
 
@@ -351,8 +355,9 @@ class Trial:
             most = max(limit, FAIR * own[name])
             if not far <= most:
                 raise ValueError(
-                    f"convolutions computed by {other.way!r} are wrong on this machine (the gradient of {name} differs "
-                    f"from PyTorch's own by {far:.0%}; {most:.0%} may be rounding): use --convolution native"
+                    f"convolutions computed by {other.conv_backend!r} are wrong on this machine (the gradient of "
+                    f"{name} differs from PyTorch's own by {far:.0%}; {most:.0%} may be rounding): "
+                    "use --convolution native"
                 )
 
     def _together(self, clients: int) -> tuple[Params, Tensor]:

@@ -381,7 +381,7 @@ def _as_before(config: Config, facts: dict[str, Any]) -> Config:
 def _like(config: Config, setup: Setup) -> Config:
     """The configuration with what was chosen for another seed."""
     choice = setup.choice
-    way, onednn = choice.model.way or "auto", "on" if choice.onednn else "off"
+    way, onednn = choice.model.conv_backend or "auto", "on" if choice.onednn else "off"
     every = setup.schedule.every if setup.schedule else config.every
     return replace(config, engine=choice.engine.name, convolution=way, onednn=onednn, evaluate_every=every)
 

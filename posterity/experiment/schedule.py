@@ -155,7 +155,7 @@ def _passes(sim: Simulation, passes: Iterable[Pass], clients: float) -> float:
         rows = _mean(sim, each.on)
         batch = min(each.batch or rows, rows) or 1.0
         steps = math.ceil(rows / batch) * each.epochs
-        steps = steps if each.most is None else min(steps, each.most)
+        steps = steps if each.max_steps is None else min(steps, each.max_steps)
         seconds += SKEW * steps * STEP + (3 if each.learns else 1) * steps * batch * clients * _row(sim)
     return seconds
 

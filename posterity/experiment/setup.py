@@ -107,7 +107,7 @@ def set_up(
     given = config.model if model is None else model
     options = config.settings("model") if model is None else {}
     model = models.as_network(given, federation.shape, federation.classes, federation.task, options, federation.x)
-    model = model.lowered(torch.bfloat16) if config.precision == "bf16" else model
+    model = model.with_compute_dtype(torch.bfloat16) if config.precision == "bf16" else model
     model, initial = bind(model, {n: p.to(device) for n, p in model.init(config.seed, dtype).items()})
     method = methods.build(config.method, config.settings(), config.training(), config.least)
     federation = _on_device(federation, device, dtype)
@@ -178,7 +178,7 @@ def steps_of_round(config: Config, sim: Simulation) -> float:
     steps = 0
     for each in (p for p in sim.passes() if p.learns):
         taken = -(-counts // (each.batch or int(counts.max()))) * each.epochs
-        steps += int((taken if each.most is None else taken.clamp(max=each.most)).sum())
+        steps += int((taken if each.max_steps is None else taken.clamp(max=each.max_steps)).sum())
     return float(steps)
 
 
@@ -199,7 +199,7 @@ def describe(config: Config, setup: Setup, command: str) -> dict[str, Any]:
         "device": _device_name(config.device),
         "engine": setup.engine.name,
         "engine_remark": "; ".join(text for text in (os.environ.get(SHARED), setup.remark) if text),
-        "convolution": setup.sim.model.way,
+        "convolution": setup.sim.model.conv_backend,
         "onednn": "on" if setup.choice.onednn else "off",
         "precision": config.precision,
         "memory": setup.sim.memory,

@@ -181,7 +181,7 @@ def agree(config: Config, kind: SampleKind, clients: int, samples: int, public: 
     some = torch.zeros((2, *kind.shape), dtype=torch.int64 if kind.integers else dtype)
     options, classes = config.settings("model"), len(kind.classes)
     model = models.as_network(config.model, kind.shape, classes, kind.task, options, some)
-    model = model.lowered(torch.bfloat16) if config.precision == "bf16" else model
+    model = model.with_compute_dtype(torch.bfloat16) if config.precision == "bf16" else model
     model, initial = bind(model, model.init(config.seed, dtype))
     method = methods.build(config.method, config.settings(), config.training(), config.least)
     key = fold(make_key(config.seed), SERVER)

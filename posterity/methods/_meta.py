@@ -85,8 +85,8 @@ def adaptation(work: Pass, epochs: int, steps: int | None, batch: int) -> tuple[
     if epochs == 0:
         return ()
     if steps is None:
-        return (replace(work, epochs=epochs, batch=batch, most=None),)
-    return (replace(work, epochs=epochs * steps, batch=batch, most=epochs * steps),)
+        return (replace(work, epochs=epochs, batch=batch, max_steps=None),)
+    return (replace(work, epochs=epochs * steps, batch=batch, max_steps=epochs * steps),)
 
 
 def check_meta(method: Any) -> None:

@@ -107,7 +107,7 @@ class Ditto(Method):
 
     def personal_pass(self) -> Pass:
         train = self.local.descend(on_second(self.pulled if self.lam else self.loss), second_network)
-        return holding((replace(train, epochs=self.personal_epochs, most=None),), copies=TWO)[0]
+        return holding((replace(train, epochs=self.personal_epochs, max_steps=None),), copies=TWO)[0]
 
     def passes(self) -> tuple[Pass, ...]:
         return *holding((self.local.descend(self.loss, first_network),), copies=TWO), self.personal_pass()

@@ -114,7 +114,7 @@ class FedRep(Method):
         return {n: known[n] for n in here.initial}
 
     def head_phase(self, epochs: int) -> tuple[Pass, ...]:
-        return (replace(self.local.descend(fit_head, head), epochs=epochs, most=None),) if epochs else ()  # (1)
+        return (replace(self.local.descend(fit_head, head), epochs=epochs, max_steps=None),) if epochs else ()  # (1)
 
     def passes(self) -> tuple[Pass, ...]:
         return (*self.head_phase(self.head_epochs), self.local.descend(self.loss, base))  # (2)

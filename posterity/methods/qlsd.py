@@ -290,8 +290,8 @@ class QLSD(Method):
 
     def passes(self) -> tuple[Pass, ...]:
         """One batch, or all, with steps of length 0: gradients and running statistics, θ stays."""
-        most = None if self.full else 1
-        found = watched("slope", self.seen, self.loss, SGD(0.0), trainable, batch=self.local.batch, most=most)
+        max_steps = None if self.full else 1
+        found = watched("slope", self.seen, self.loss, SGD(0.0), trainable, batch=self.local.batch, max_steps=max_steps)
         return holding((found,), copies=8)  # what the quantiser draws and makes
 
     def adapt(self, epochs: int) -> tuple[Pass, ...]:

@@ -143,7 +143,7 @@ class SCAFFOLD(Method):
             new = mean_slope(before, end.params, list(here.shared.control), self.local.lr, here)
             return replace(end, params=before, kept={"loss": loss, "variate": new})
 
-        return replace(more, open=begin, close=close, epochs=1, most=None, learns=False)
+        return replace(more, open=begin, close=close, epochs=1, max_steps=None, learns=False)
 
     def message(self, carry: Carry, here: Here) -> tuple[Message, Personal]:
         if self.variate == "I":

@@ -4,7 +4,7 @@ When every client has its own filters, PyTorch runs a grouped convolution with f
 mostly idle. Patches laid out by a strided copy turn it into one batched matrix product, forward and backward, at
 several times the speed; they cost k² times the memory of the input. The kernels (`kernels/_convolution.py`) find the
 patches by index arithmetic while they multiply; they need a GPU. On a CPU, images of one client that lie channel last
-are pooled several times faster. Which way wins depends on device and sizes, so the engine measures (`Model.rewired`).
+are pooled several times faster. Which one wins depends on device and sizes: the engine chooses (`engine/choose.py`).
 All compute the same sums; only their rounding differs.
 
 A convolution and its two gradients as differentiable functions of stacks of clients, by `nn/kernels`.

@@ -309,20 +309,20 @@ class Model:
         )
 
     @cached_property
-    def way(self) -> str:
+    def conv_backend(self) -> str:
         """How its convolutions are computed; empty if it has none."""
         return way_of(self.module)
 
-    def ways(self, device: str) -> tuple[Way, ...]:
-        """The ways that its convolutions could be computed in on a device, the usual one last; none if it has none."""
-        return possible_ways(device) if self.way else ()
+    def conv_backends(self, device: str) -> tuple[Way, ...]:
+        """What could compute its convolutions on a device, the usual one last; none if it has none."""
+        return possible_ways(device) if self.conv_backend else ()
 
-    def rewired(self, way: Way) -> Model:
-        """The same network whose convolutions compute in another way; itself if it has none."""
+    def with_conv_backend(self, backend: Way) -> Model:
+        """The same network whose convolutions are computed by another backend; itself if it has none."""
         module = copy.deepcopy(self.module)
-        return replace(self, module=module) if rewire(module, way) else self
+        return replace(self, module=module) if rewire(module, backend) else self
 
-    def lowered(self, compute: torch.dtype) -> Model:
+    def with_compute_dtype(self, compute: torch.dtype) -> Model:
         """The same network that computes in a smaller type; parameters, outputs and features stay as they are."""
         return replace(self, compute=compute)
 

@@ -150,7 +150,7 @@ def test_training_makes_optimisers_and_schedules():
     assert Training(lr=0.2, optimiser="adam").make_optimiser() == Adam(0.2)
     assert Training(lr=0.2, optimiser="rmsprop", clip=1.0).make_optimiser() == RMSprop(0.2, clip=1.0)
     assert Training(epochs=3, batch=7).schedule() == {"epochs": 3, "batch": 7}
-    assert Training(epochs=3, steps=5, batch=7).schedule() == {"epochs": 5, "batch": 7, "most": 5}
+    assert Training(epochs=3, steps=5, batch=7).schedule() == {"epochs": 5, "batch": 7, "max_steps": 5}
 
 
 @pytest.mark.parametrize("given", ["inf", "-inf", "nan", float("inf"), float("nan")], ids=repr)

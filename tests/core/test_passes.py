@@ -241,7 +241,7 @@ def test_gather_adds_up_over_any_batches(engine, batch):
     [
         ({"epochs": 0}, "epochs of 1 or more; 0 was given: leave out a pass"),
         ({"epochs": None}, "epochs of 1 or more; None was given"),
-        ({"most": 0}, "most of 1 or more; 0 was given"),
+        ({"max_steps": 0}, "max_steps of 1 or more; 0 was given"),
         ({"batch": -1}, "batch of 1 or more; -1 was given"),
         ({"on": "test"}, "on 'train' or 'validation', .*; 'test' was given"),
     ],
@@ -253,11 +253,11 @@ def test_a_pass_without_a_step_is_refused(how, message):
 
 
 def test_gather_does_not_learn():
-    step, look = descend(fit, SGD(0.1), epochs=5, most=3), gather("it", lambda p, b, h: b.mask.sum())
+    step, look = descend(fit, SGD(0.1), epochs=5, max_steps=3), gather("it", lambda p, b, h: b.mask.sum())
     assert not look.learns
     assert tuned((step, look), 0) == ()
     cut = tuned((look, step, look), 2)
-    assert [(p.learns, p.epochs, p.most) for p in cut] == [(False, 1, None), (True, 2, None)]
+    assert [(p.learns, p.epochs, p.max_steps) for p in cut] == [(False, 1, None), (True, 2, None)]
 
 
 # --- sample ----------------------------------------------------------------------------------------------------------

@@ -71,7 +71,7 @@ def test_every_way_is_tried_on_a_cpu(cnn, clock):
 def test_the_clearly_fastest_is_taken(cnn, clock, times, engine, way, onednn):
     clock(**times)
     found = choose(Wish(), *cnn)
-    assert (found.engine, found.model.way, found.onednn) == (engine, way, onednn)
+    assert (found.engine, found.model.conv_backend, found.onednn) == (engine, way, onednn)
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,7 @@ def test_what_was_asked_for_is_not_tried(cnn, clock, wish, tried):
     found = choose(wish, *cnn)
     assert asked == tried
     if not tried:
-        assert found.model.way == wish.convolution
+        assert found.model.conv_backend == wish.convolution
         assert found.onednn == (wish.onednn != "off")
 
 
@@ -107,7 +107,7 @@ def test_processes_take_what_the_first_takes(cnn, clock, monkeypatch):
         Processes, "tell", lambda processes, number: [3.0, number]
     )  # the first process found another way best
     found = choose(Wish(), *cnn, processes=Processes(1, 2))
-    assert (found.engine, found.model.way, found.onednn) == (GRAPH, "native", True)
+    assert (found.engine, found.model.conv_backend, found.onednn) == (GRAPH, "native", True)
 
 
 def test_a_process_for_each_core_is_tried_with_one_thread(cnn, monkeypatch):
@@ -143,7 +143,7 @@ def test_slopes_that_are_only_rounding_do_not_make_a_way_wrong():
     model = models.build("office_cnn", (3, 70, 70), 5, width=4)
     params = model.init(0)
     trial = Trial.of(torch.randn(8, 3, 70, 70, generator=torch.Generator().manual_seed(0)), params, 8, 2)
-    patches = model.rewired("patches")
+    patches = model.with_conv_backend("patches")
     many = trial._together(2)
     found, right = (trials._slopes(each, *many) for each in (patches, model))
     name = "base.conv1.bias"
@@ -379,7 +379,7 @@ def test_the_choice_is_reported_and_repeated(clock, tmp_path, monkeypatch):
     asked.clear()
     clock(patches=0.1)  # what would be chosen now
     again = run.resume_run(tmp_path / "cut")
-    assert (again.setup.engine, again.setup.sim.model.way) == (GRAPH, "native")
+    assert (again.setup.engine, again.setup.sim.model.conv_backend) == (GRAPH, "native")
     assert not again.setup.settings.onednn
     assert asked == []
     assert all(torch.equal(whole.state.params[n], p) for n, p in again.state.params.items())

@@ -71,7 +71,7 @@ def test_without_shuffling_rows_come_as_they_lie():
 
 @pytest.mark.parametrize("most", [1, 3, 5])
 def test_so_many_steps_and_no_more(most):
-    found = steps_of([0, 4, 1, 2, 3], epochs=most, most=most)
+    found = steps_of([0, 4, 1, 2, 3], epochs=most, max_steps=most)
     assert [len(steps) for steps in found] == [most, most, most, most, 0]
 
 

@@ -96,7 +96,7 @@ def test_it_stays_a_network():
     full, x = model.init(3), torch.randn(5, 6)
     bound, params = bind(model, full)
     assert isinstance(bound, Bound)
-    for other in (bound, bound.lowered(torch.bfloat16), bound.rewired("patches")):
+    for other in (bound, bound.with_compute_dtype(torch.bfloat16), bound.with_conv_backend("patches")):
         assert set(other.leaves) == set(params)
     assert set(bound.init(4)) == set(params)
     assert torch.equal(bound(params, x)[0], model(full, x)[0])

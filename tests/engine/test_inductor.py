@@ -303,7 +303,7 @@ def test_convolutions_by_kernels_inside_compiled_steps(monkeypatch):
     monkeypatch.setattr(cuda_graphs, "capture", lambda traces, body: body)
     made = make_case(methods.build("fedprox", {}, {"lr": 0.05, "batch": 4}), "cnn", torch.float32)
     engines = STACKED, _engine(on_gpu)
-    sims = [replace(made.sim(), model=made.model.rewired("triton")) for _ in engines]
+    sims = [replace(made.sim(), model=made.model.with_conv_backend("triton")) for _ in engines]
     states = [_rounds(sim, engine, 1, SMALL) for sim, engine in zip(sims, engines, strict=True)]
     for a, b in zip(*map(tree_leaves, states), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)

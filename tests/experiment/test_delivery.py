@@ -182,4 +182,4 @@ def test_a_run_whose_convolutions_are_patches_is_loaded_without_its_data(tmp_pat
     posterity.run("fedper", out=tmp_path / "run", convolution="patches", **few)
     result = posterity.load(tmp_path / "run")
     assert result.setup.sim.federation.absent
-    assert result.setup.choice.model.way == "patches"
+    assert result.setup.choice.model.conv_backend == "patches"

@@ -95,7 +95,7 @@ def test_settings_and_flags_override_the_paper():
     assert method.local == Training(lr=0.5, epochs=10, batch=7)
     assert methods.build("perfedavg@paper", {"local.lr": 0.3}).local == Training(lr=0.3, steps=10)
     assert methods.build("perfedavg@paper", {}, {"epochs": 2}).local == Training(epochs=2)  # instead of ten steps
-    assert methods.build("perfedavg@paper", {"local.steps": 4}, {"epochs": 2}).local.schedule()["most"] == 4
+    assert methods.build("perfedavg@paper", {"local.steps": 4}, {"epochs": 2}).local.schedule()["max_steps"] == 4
 
 
 def test_each_part_of_a_spec_has_its_own_preset():

@@ -83,7 +83,11 @@ def test_one_value_goes_by_the_running_statistics_whatever_the_mask_says():
 @pytest.mark.parametrize("name", ["cnn", "lenet5", "resnet20"])
 def test_channels_last_computes_the_same(name):
     model = models.build(name, (3, 16, 16), 5)
-    last, params, x = model.rewired("last"), model.init(0, torch.float64), torch.randn(2, 4, 3, 16, 16).double()
+    last, params, x = (
+        model.with_conv_backend("last"),
+        model.init(0, torch.float64),
+        torch.randn(2, 4, 3, 16, 16).double(),
+    )
 
     def slope(network):
         def one(params, x):
@@ -103,7 +107,7 @@ def test_channels_last_computes_the_same(name):
 def test_channels_last_reaches_the_pooling():
     model = models.build("cnn", (3, 32, 32), 5)
     seen = []
-    for network in (model, model.rewired("last")):
+    for network in (model, model.with_conv_backend("last")):
         params, x = network.init(0), torch.randn(2, 3, 32, 32)
         network(params, x, around={"base.pool1": lambda x, y: seen.append(x) or y})
     assert [x.is_contiguous(memory_format=torch.channels_last) for x in seen] == [False, True]

@@ -1,4 +1,4 @@
-"""Convolution by patches against PyTorch's own, stacked and not, to second order; what `rewired` refuses."""
+"""Convolution by patches against PyTorch's own, stacked and not, to second order; what `with_conv_backend` refuses."""
 
 import pytest
 import torch
@@ -112,7 +112,7 @@ def test_tensors_of_the_host_never_reach_a_kernel(case, monkeypatch):
 
 def test_every_convolution_is_rewired_and_the_original_left_alone():
     model = models.build("cnn", (3, 32, 32), 10)
-    other = model.rewired("patches")
+    other = model.with_conv_backend("patches")
     for made, way in ((model, "native"), (other, "patches")):
         assert [m.way for m in made.module.modules() if isinstance(m, Convolution)] == [way, way]
 
@@ -120,13 +120,13 @@ def test_every_convolution_is_rewired_and_the_original_left_alone():
 def test_refusals(monkeypatch):
     model = models.build("cnn", (3, 32, 32), 10)
     with pytest.raises(ValueError, match="patches"):
-        model.rewired("pathces")
+        model.with_conv_backend("pathces")
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     monkeypatch.setattr(convolution, "find_spec", lambda name: None)
     with pytest.raises(ValueError, match="package triton"):
-        model.rewired("triton")
+        model.with_conv_backend("triton")
     monkeypatch.setattr(convolution, "find_spec", lambda name: name)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(ValueError, match="CUDA device"):
-        model.rewired("triton")
+        model.with_conv_backend("triton")
     assert WAYS == ("native", "patches", "triton", "last")

@@ -215,7 +215,7 @@ def test_the_first_layers_input_gets_no_gradient(monkeypatch):
 
 @on_gpu
 def test_a_network_inside_a_cuda_graph():
-    model = models.build("cnn", (3, 32, 32), 10).rewired("triton")
+    model = models.build("cnn", (3, 32, 32), 10).with_conv_backend("triton")
     draw = torch.Generator().manual_seed(0)
     x = torch.randn(5, 10, 3, 32, 32, generator=draw).to(DEVICE)
     y = torch.randint(0, 10, (5, 10), generator=draw).to(DEVICE)

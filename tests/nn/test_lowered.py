@@ -16,7 +16,7 @@ SMALL = {"dataset": "digits", "clients": 4, "rounds": 2, "subset": "20%", "devic
 )
 def test_outputs_and_gradients_are_near_those_of_float32(name):
     full = models.build(name, SHAPES[name], 10)
-    low, params = full.lowered(torch.bfloat16), full.init(0)
+    low, params = full.with_compute_dtype(torch.bfloat16), full.init(0)
     x = torch.randn(6, *SHAPES[name], generator=torch.Generator().manual_seed(0))
     found = []
     for model in (full, low):
@@ -31,7 +31,7 @@ def test_outputs_and_gradients_are_near_those_of_float32(name):
 
 def test_features_heads_and_changed_layers():
     full = models.build("mlp_bn", (1, 8, 8), 10)
-    low, params = full.lowered(torch.bfloat16), full.init(0)
+    low, params = full.with_compute_dtype(torch.bfloat16), full.init(0)
     x = torch.randn(5, 1, 8, 8, generator=torch.Generator().manual_seed(1))
     z, _ = low.features(params, x)
     assert z.dtype == torch.float32
@@ -48,7 +48,7 @@ def test_features_heads_and_changed_layers():
 
 
 def test_clients_stack():
-    model = models.build("lenet5", (1, 28, 28), 10).lowered(torch.bfloat16)
+    model = models.build("lenet5", (1, 28, 28), 10).with_compute_dtype(torch.bfloat16)
     params = {n: torch.stack([model.init(0)[n], model.init(1)[n]]) for n in model.leaves}
     x = torch.randn(2, 3, 1, 28, 28, generator=torch.Generator().manual_seed(2))
     together = vmap(model.logits)(params, x)

@@ -40,4 +40,4 @@ class FineTuned(Wrapper):
         if self.adapt_steps is None:
             return passes
         count = epochs * self.adapt_steps  # a client has a batch in every epoch, so these epochs have as many steps
-        return tuple(replace(each, epochs=count, most=count) if each.learns else each for each in passes)
+        return tuple(replace(each, epochs=count, max_steps=count) if each.learns else each for each in passes)

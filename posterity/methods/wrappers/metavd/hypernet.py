@@ -174,4 +174,4 @@ def fitting(asked: Predictor, loss: Loss, leaf: str, steps: int, lr: float, batc
         row: Any = carry.kept[FITTED]
         return replace(carry, kept={**carry.kept, FITTED: row - lr * grad(value)(row)})
 
-    return Pass(step, edge, edge, epochs=steps, most=steps, batch=batch, learns=False)
+    return Pass(step, edge, edge, epochs=steps, max_steps=steps, batch=batch, learns=False)
