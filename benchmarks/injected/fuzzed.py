@@ -1,7 +1,8 @@
 """Messages that were damaged at random, given to a server that waits for a client's reply.
 
-Half of them are the honest reply with bytes cut, swapped, doubled, zeroed or overwritten (as `tests/core/test_codec.py`
-does); the other half has something in its header replaced by what does not belong there, and is whole otherwise.
+Half of them are the honest reply with bytes cut, swapped, doubled, zeroed or overwritten (as
+`tests/flower/test_codec.py` does); the other half has something in its header replaced by what does not belong there,
+and is whole otherwise.
 """
 
 from __future__ import annotations

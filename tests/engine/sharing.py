@@ -1,4 +1,4 @@
-"""What `test_distributed.py` starts in several processes: a few runs whose end the first process writes down."""
+"""What `test_processes_distributed.py` starts in several processes: runs whose end the first process writes down."""
 
 import sys
 from pathlib import Path

@@ -10,7 +10,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from core.test_codec import with_header
 
 import posterity
 from posterity.flower.agreement import SampleKind
@@ -21,7 +20,8 @@ from posterity.runs.folder import clean, read_json, read_lines
 from posterity.settings.config import Config
 
 from .in_process import configuration, deploy, node_of
-from .test_own_files import SITES, run_files
+from .test_codec import with_header
+from .test_samples_own_files import SITES, run_files
 
 NAMES = ("round", "point", "epochs", "group", "part")
 WHERE = {"point": "received", "round": 1, "epochs": 0}

@@ -1,6 +1,7 @@
 """FedMAP: the specification's oracles O1 to O10 and the numbers of its errata, on the functions the engine runs.
 
-O11 (balanced accuracy) is in tests/evaluate/test_metrics.py, O12 (the generator) in tests/data/test_generators.py.
+O11 (balanced accuracy) is in tests/evaluate/test_metrics.py, O12 (the generator) in
+tests/data/test_datasets_generated.py.
 """
 
 import math

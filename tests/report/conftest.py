@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from fake_runs import comparison, write_run
+
+from .fake_runs import comparison, write_run
 
 
 @pytest.fixture(scope="session")

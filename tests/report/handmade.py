@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from fake_runs import write_run
+from .fake_runs import write_run
 
 
 def scored(round: int, value: float, part: str = "test", point: str = "received", epochs: int = 0,

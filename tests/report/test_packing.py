@@ -7,12 +7,13 @@ import json
 
 import pytest
 import torch
-from fake_runs import comparison, write_run
 
 from posterity.report import ReportError, finding, headline, load_runs, pack_runs, write_report
 from posterity.report.sections import uneven
 from posterity.report.table import RULES, select_round
 from posterity.runs.lines import ClientColumns, write_columns
+
+from .fake_runs import comparison, write_run
 
 
 @pytest.fixture

@@ -26,7 +26,7 @@ SHARED_FORMULAS = {  # of a paper, and of a kind of message or a likelihood that
         "(3): the constant of a density without its half",
     ],
 }
-AREAS = ["data", "engine", "evaluate", "experiment", "flower", "report", "reproduce"]
+AREAS = ["data", "engine", "evaluate", "experiment", "flower", "report", "papers"]
 ACROSS = ["terminal"]  # what people are shown comes from several folders
 
 

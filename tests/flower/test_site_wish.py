@@ -30,8 +30,8 @@ from posterity.flower.site import (
 from posterity.runs.folder import read_lines
 
 from .in_process import EXPERIMENT, InProcess, configuration, node_of, sites
-from .test_own_files import write_site
-from .test_rounds import Spoiling, gone
+from .test_samples_own_files import write_site
+from .test_server_rounds import Spoiling, gone
 
 AT_ONCE = RoundRules(pause=0)
 

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_runs import comparison
 
 from posterity.cli import terminal as show
 from posterity.experiment.results import Results
@@ -19,6 +18,8 @@ from posterity.report import columns, finding, headline, load_runs, pack_runs, w
 from posterity.report.show import export
 from posterity.report.table import select_round, summarise, table_columns
 from posterity.runs.read import Run
+
+from .fake_runs import comparison
 
 
 def lose(folder: Path, metric: str, client: int = 0) -> None:

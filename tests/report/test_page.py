@@ -1,4 +1,4 @@
-"""The page: it parses, it fetches nothing, and it says what the tables say. `test_browser.py` opens it."""
+"""The page: it parses, it fetches nothing, and it says what the tables say. `test_page_browser.py` opens it."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from fake_runs import comparison, write_run
-from handmade import everywhere, run_of, trained
 
 from posterity.report import finding, headline, load_runs, write_report
 from posterity.report.svg import spread, ticks
+
+from .fake_runs import comparison, write_run
+from .handmade import everywhere, run_of, trained
 
 VOID = {"meta", "br", "hr", "img", "input", "link"}
 

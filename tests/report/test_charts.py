@@ -9,7 +9,6 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
-from handmade import everywhere, run_of, scored, trained
 
 from posterity.report import load_runs
 from posterity.report.charts import (
@@ -27,6 +26,8 @@ from posterity.report.charts import (
 )
 from posterity.report.table import arms
 from posterity.runs.read import FederationFacts
+
+from .handmade import everywhere, run_of, scored, trained
 
 
 def drawn(svg: str, tag: str, css: str) -> list[dict[str, str]]:

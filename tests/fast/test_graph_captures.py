@@ -1,6 +1,6 @@
 """Places that captures share: the same numbers, and memory that does not grow with the number of recordings.
 
-What a GPU would capture is warmed up and called here as it is, on the CPU; `test_cuda.py` has the rest.
+What a GPU would capture is warmed up and called here as it is, on the CPU; `tests/behaviour/test_cuda.py` has the rest.
 """
 
 from __future__ import annotations

@@ -9,13 +9,14 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from browser import CHROMIUM, Browser
-from fake_runs import comparison
-from handmade import edited
-from test_strangers import EVIL, poisoned
 
 from posterity.evaluate import METRICS
 from posterity.report import headline, load_runs, write_report
+
+from .browser import CHROMIUM, Browser
+from .fake_runs import comparison
+from .handmade import edited
+from .test_page_strangers import EVIL, poisoned
 
 pytestmark = [
     pytest.mark.everything,

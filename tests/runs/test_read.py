@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from handmade import edited, everywhere, run_of, scored, trained
+from report.handmade import edited, everywhere, run_of, scored, trained
 
 from posterity.core.protocol import POINTS
 from posterity.report import headline, load_runs

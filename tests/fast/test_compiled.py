@@ -1,6 +1,6 @@
 """Steps written down for any number of clients and compiled once: the same numbers as stacked ones.
 
-What a GPU would capture is called here as it is, on the CPU; `test_cuda.py` has the rest.
+What a GPU would capture is called here as it is, on the CPU; `tests/behaviour/test_cuda.py` has the rest.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from posterity.flower.site import ClientSite, answer, predict_rows, wish_to_leav
 from posterity.runs.folder import read_saved
 
 from .in_process import configuration
-from .test_own_files import write_site
+from .test_samples_own_files import write_site
 
 NAMES = ("x", "y", "z")
 CONFIG = configuration("fedper", rounds=4, evaluate_every=1, min_count=5, dataset="unused", subset=None,

@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_runs import comparison, write_run
 
 from posterity.report import ReportError, columns, finding, headline, load_runs
 from posterity.report.table import INCIDENTAL, human_bytes, select_round
 from posterity.settings.config import Config
+
+from .fake_runs import comparison, write_run
 
 
 def lines(folder: Path, **wanted: Any) -> list[dict[str, Any]]:

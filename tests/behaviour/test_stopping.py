@@ -11,11 +11,10 @@ import time
 from pathlib import Path
 
 import pytest
+from experiment.kills import remains
 
 from posterity.cli import launch
 from posterity.runs import folder as run_folder
-
-from .kills import remains
 
 pytestmark = [pytest.mark.everything, pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")]
 LONG = ["--dataset", "digits", "--clients", "5", "--rounds", "400", "--evaluate-every", "200", "--subset", "20%",

@@ -11,12 +11,13 @@ import threading
 from pathlib import Path
 
 import pytest
-from fake_runs import comparison, write_run
-from handmade import edited
-from test_report_page import Outline, outline, words
 
 from posterity.report import ReportError, load_runs, pack_runs, write_report
 from posterity.runs import read as logs_of
+
+from .fake_runs import comparison, write_run
+from .handmade import edited
+from .test_page import Outline, outline, words
 
 EVIL = (
     "</style></script><script>alert(1)</script><img src=x onerror=alert(2)>",

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_runs import comparison, write_run
+from report.fake_runs import comparison, write_run
 
 from posterity.cli import terminal as progress
 from posterity.cli import terminal as show

@@ -13,7 +13,6 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
-from fake_runs import comparison, write_exact, write_run
 from scipy import stats
 
 from posterity.cli import terminal as show
@@ -26,6 +25,8 @@ from posterity.report.show import caption
 from posterity.report.svg import CHARACTER
 from posterity.report.table import table_columns
 from posterity.runs.read import ScoreLine
+
+from .fake_runs import comparison, write_exact, write_run
 
 METHODS = {"fedavg": 0.71, "fedper": 0.74, "pfedvmp": 0.78, "local": 0.775}
 

@@ -17,7 +17,7 @@ from posterity.papers.recipe import Line, read
 from posterity.papers.runs import RunRequest, gather, read_places, run_cells
 from posterity.papers.shown import Shown, read_value
 
-from .test_recipes import SMALL
+from .test_recipe import SMALL
 
 TINY = {"rounds": 2, "engine": "stacked", "evaluate_every": 1}
 

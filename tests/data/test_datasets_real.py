@@ -91,7 +91,7 @@ def test_natural_clients_hold_one_writer_each() -> None:
     assert (f.train.counts + f.validation.counts + f.test.counts).tolist() == [62] * 40
 
 
-@pytest.mark.everything  # tests/data/test_mix.py mixes colour and grey of generated data
+@pytest.mark.everything  # tests/data/test_registry_mix.py mixes colour and grey of generated data
 def test_a_mix_of_colour_and_grey() -> None:
     need("cifar100", "chars74k")
     f = load("cifar100+chars74k", partition="dirichlet:0.5", clients=30, subset="20%")

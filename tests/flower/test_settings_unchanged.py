@@ -16,8 +16,8 @@ from posterity.runs.folder import CONFIG
 from posterity.settings.config import Config, to_toml
 
 from .in_process import configuration, deploy
-from .test_faults import Killed, killed_at
-from .test_own_files import run_files
+from .test_experiment_faults import Killed, killed_at
+from .test_samples_own_files import run_files
 
 BEGAN = configuration("fedper", rounds=3, evaluate_every=4)
 OTHERS = {

@@ -296,7 +296,7 @@ def output(change):
         (output(torch.tanh), r"does not say where its head begins: something happens after.*'top'.*model.head=NAME"),
         (lambda: 3, "must return an nn.Module"),
         (3.5, "model is a float; expected a name, an nn.Module, or a class or function"),
-        (lambda: nn.Linear("a", 2), r"test_given.py, line \d+, in <lambda>.*raised"),
+        (lambda: nn.Linear("a", 2), r"test_models_given.py, line \d+, in <lambda>.*raised"),
     ],
 )  # fmt: skip
 def test_sentences(given, text):

@@ -15,7 +15,7 @@ from posterity.methods import build
 from posterity.methods.wrappers import dp
 
 from .in_process import InProcess, assert_same_end, configuration, deploy, simulate, sites
-from .test_faults import Killed, killed_at
+from .test_experiment_faults import Killed, killed_at
 
 NOISY = {"dp.noise": "1"}
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from fake_runs import comparison, write_exact
-from handmade import run_of, scored
 
 from posterity.report import headline, load_runs, write_report
 from posterity.report.findings import goal_column
 from posterity.report.sections import CELLS, LINES, TABLES, ClientTable, client_tables, describe_tables, longest_adapted
+
+from .fake_runs import comparison, write_exact
+from .handmade import run_of, scored
 
 
 def tables(folder: Path, show: str = "validated") -> list[ClientTable]:

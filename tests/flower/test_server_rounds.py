@@ -22,7 +22,7 @@ from posterity.methods.wrappers.clip import broadcast
 from posterity.runs.folder import read_lines
 
 from .in_process import InProcess, assert_same_end, configuration, federation_of, node_of, simulate, sites
-from .test_faults import message_like_of
+from .test_experiment_faults import message_like_of
 
 AT_ONCE = RoundRules(pause=0)
 

@@ -6,12 +6,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from handmade import everywhere, run_of, scored, trained
 
 from posterity.report import headline, load_runs
 from posterity.report.sections import at, by_point, cautions, every_run, newcomers
 from posterity.report.table import epochs_scored, point_name, select_round
 from posterity.runs.read import Run
+
+from .handmade import everywhere, run_of, scored, trained
 
 VALIDATION = {2: 0.3, 4: 0.9, 6: 0.6}  # round 4 is chosen
 TEST = {2: 0.31, 4: 0.71, 6: 0.81}

@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_runs import write_exact, write_run
 
 from posterity.cli import terminal as show
 from posterity.cli.flags import Output
 from posterity.report import findings as verdict
 from posterity.report import headline, load_runs, main_comparison, write_report
 from posterity.report.sections import cautions, unlike
+
+from .fake_runs import write_exact, write_run
 
 VALUES = {s: [0.5 + 0.01 * s, 0.7, 0.6] for s in range(3)}
 NUMBERED, NAMED = ["client 0", "client 1", "client 2"], ["north", "south", "west"]

@@ -6,12 +6,11 @@ from collections import OrderedDict
 
 import pytest
 import torch
+from experiment.damage import every_round
 from torch import nn
 
 import posterity
 from posterity.experiment import run
-
-from .damage import every_round
 
 SETTING = {"dataset": "digits", "clients": 3, "subset": "20%", "rounds": 2, "evaluate_every": 1, "lr": 0.3}
 

@@ -61,7 +61,7 @@ def both(some, engine):
 
 @pytest.mark.parametrize("engine", ["loop", "stacked", "graph"])
 def test_every_engine(engine):
-    some = sims(traces=TraceCache(patience=2**60 if engine == "loop" else 0))  # what a loop records: test_loop.py
+    some = sims(traces=TraceCache(patience=2**60 if engine == "loop" else 0))  # see tests/fast/test_loop.py
     together, alone = both(some, engine)
     assert largest_gap(together, alone)[0] < 1e-9
 
