@@ -14,6 +14,7 @@ The commands for what you write yourself: `posterity new method | check`.
 from __future__ import annotations
 
 import os
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -185,34 +186,32 @@ def _compare(
 @with_only(TABLE)
 def reproduce(**given: Any) -> None:
     table, listed, out, quiet = (given.pop(n) for n in ("table", "list_them", "out", "quiet"))
-    from posterity.papers.cli import default_folder, merge_table, print_recipes, reproduce_table
-
+    papers = import_module("posterity.papers.cli")  # the floor above, found by its place, and by this command alone
     places = given.pop("places") or []
     if table is None or listed:
-        print_recipes(out or Path("runs") / "tables", places)
+        papers.print_recipes(out or Path("runs") / "tables", places)
         return
     jobs, together, scale = (given.pop(n) for n in ("jobs", "together", "scale"))
     cells, rows, asked = (given.pop(n) for n in ("cells", "methods", "seeds"))
     check_jobs(jobs)
     from posterity.cli import launch
     from posterity.cli.terminal import progress
-    from posterity.papers.runs import RunRequest
 
     more = {name: value for name, value in given.items() if value is not None}
     device = str(more.get("device", "cpu"))
-    folder = out or default_folder(table)
+    folder = out or papers.default_folder(table)
     interrupt.writes_to(folder)
     if places:
         if asked or scale != 1 or more:
             raise ValueError("--from runs nothing: it goes with --cells, --methods and --out, and no other flag")
-        merge_table(table, places, folder, _split("--cells", cells), _split("--methods", rows))
+        papers.merge_table(table, places, folder, _split("--cells", cells), _split("--methods", rows))
         return
-    request = RunRequest(
+    request = papers.RunRequest(
         None if asked is None else read_seeds(asked), scale, more, lambda title, rounds: progress(title, rounds, quiet),
         jobs or (launch.count_cores() if device == "cpu" else 1),
         device.startswith("cuda") if together is None else together,
     )  # fmt: skip
-    reproduce_table(table, folder, request, _split("--cells", cells), _split("--methods", rows))
+    papers.reproduce_table(table, folder, request, _split("--cells", cells), _split("--methods", rows))
 
 
 def _split(flag: str, text: str | None) -> list[str]:

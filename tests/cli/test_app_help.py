@@ -35,7 +35,7 @@ for words in [[], *walk(typer.main.get_command(app), [])]:
         except SystemExit as stop:
             assert not stop.code, (words, stop.code)
 assert complete_methods("fedavg,fedp") and complete_dataset("dig") and complete_model("ml")
-print("imported:", [name for name in ("torch", "numpy", "jinja2") if name in sys.modules])
+print("imported:", [name for name in ("torch", "numpy", "jinja2", "posterity.papers") if name in sys.modules])
 """
 
 
