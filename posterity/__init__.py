@@ -18,8 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
 from posterity.settings.config import Settings, SharedSettings, documented
-
-__version__ = "0.1.0"
+from posterity.version import __version__
 
 if TYPE_CHECKING:
     from posterity.core.protocol import Method

@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from posterity import __version__
 from posterity.cli import interrupt
 from posterity.cli.conclude import conclude, write_page
 from posterity.cli.flags import (
@@ -62,6 +61,7 @@ from posterity.cli.flags import (
 )
 from posterity.runs.files import check_out, new_folder
 from posterity.settings.config import Config
+from posterity.version import __version__
 
 if TYPE_CHECKING:
     from posterity.experiment.setup import Setup

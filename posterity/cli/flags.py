@@ -25,10 +25,10 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 
-from posterity import __version__
 from posterity.settings.config import Config, from_table, read_toml
 from posterity.settings.hyperparameters import Knob, knobs, parse_ranges, split_list
 from posterity.settings.names import NAMES
+from posterity.version import __version__
 
 PACKAGE = Path(__file__).parents[1]
 

@@ -14,13 +14,14 @@ from typing import Any
 
 import torch
 
-from posterity import __version__, methods
+from posterity import methods
 from posterity.core.network import held
 from posterity.core.protocol import Method
 from posterity.data.preprocess import fingerprint
 from posterity.engine.simulation import Simulation
 from posterity.experiment.fingerprint import fields_of
 from posterity.settings.config import Config
+from posterity.version import __version__
 
 
 def network_facts(sim: Simulation) -> dict[str, Any]:

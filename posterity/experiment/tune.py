@@ -33,7 +33,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from posterity import __version__, methods
+from posterity import methods
 from posterity.core.passes import Training
 from posterity.core.wrapper import Wrapper
 from posterity.evaluate import goal_of
@@ -47,6 +47,7 @@ from posterity.experiment.setup import load_federation
 from posterity.runs.folder import MARK, clean, make_folder, write_atomic
 from posterity.settings.config import Config, literal, quoted, read_toml
 from posterity.settings.hyperparameters import Knob, knobs
+from posterity.version import __version__
 
 DIGITS = 3  # of a value that is tried: readable, and the same in a file and in a table
 SCALES = ("log", "linear")

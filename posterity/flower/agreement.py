@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from posterity import __version__, methods, models
+from posterity import methods, models
 from posterity.core.messages import Offer
 from posterity.core.network import Network, Params, Task, bind, held
 from posterity.core.protocol import Facts, Method, Pass, State
@@ -26,6 +26,7 @@ from posterity.experiment.fingerprint import fields_of, sources
 from posterity.experiment.setup import DTYPES
 from posterity.flower.codec import CodecError, fingerprint
 from posterity.settings.config import Config
+from posterity.version import __version__
 
 MOST = 2**40  # samples, and numbers of one sample: more is a mistake
 TASKS = ("classification", "regression")

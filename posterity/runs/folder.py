@@ -35,11 +35,11 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
-from posterity import __version__
 from posterity.core.tree import Tree, tree_filled, tree_named, unshared
 from posterity.runs import files as integrity
 from posterity.runs.files import ADVICE, DamagedFile
 from posterity.runs.lines import noted, restored
+from posterity.version import __version__
 
 CHECKPOINT, METRICS, CONFIG, RUN = "checkpoint.safetensors", "metrics.jsonl", "config.toml", "run.json"
 PREVIOUS, NEXT, PLEDGE = "checkpoint.previous.safetensors", "checkpoint.next.safetensors", "together.json"
