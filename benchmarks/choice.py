@@ -1,72 +1,75 @@
-"""What `--engine auto` chooses on a busy machine: by the clock, as it once did, and by the thread's own time, in turn.
+"""How far `--engine auto` is from the best on a CPU: the rule's choice against every other way, timed in turns.
 
-    python benchmarks/choice.py [--starts 16] [--busy 5]
+    python benchmarks/choice.py [--quick] [--only lenet-10,cnn-10] [--threads 2] [--json FILE]
 
-A run of MetaVD's network on digits is set up again and again on one thread, while `--busy` processes multiply matrices
-for random moments of up to a second. Bits are the same for the same choice only, so all of them should be one.
+The workloads of `cpu.py` and two of the size of MetaVD's network; for each, milliseconds of a round in every way that a
+run could begin with at once (`compiled` first compiles for a minute), what the rule of `engine/choose.py` takes, the
+best, and their ratio; in the end the geometric mean and the worst of the ratios. `--quick`: without the slow ones,
+in about two minutes. Everything is seeded; what varies is the machine.
 """
 
 from __future__ import annotations
 
 import argparse
-import multiprocessing
-import random
+import json
+import math
+import platform
 import time
-from collections import Counter
-from contextlib import nullcontext
-from unittest.mock import patch
+from typing import Any
 
 import torch
+from cpu import BATCH, CONVOLVING, CORES, EVERY, WARM, WORKLOADS, Way, Workload, decide, make_simulation, our_round
 
-from posterity.engine import choose as trials
-from posterity.engine.process_settings import with_threads
-from posterity.experiment.setup import load_federation, set_up
-from posterity.settings.config import Config
-
-CONFIG = Config(method="reptile", dataset="digits", clients=40, partition="dirichlet:5:1", participation="5",
-                model="metavd_cnn", batch_size=16, set={"model.width": 16, "model.hidden": "64,32"})  # fmt: skip
-LONGEST = 1.0  # seconds of a busy moment, and of a pause
-
-
-def toil() -> None:
-    torch.set_num_threads(1)
-    matrix = torch.ones(300, 300)
-    while True:
-        end = time.perf_counter() + random.uniform(0, LONGEST)
-        while time.perf_counter() < end:
-            matrix @ matrix
-        time.sleep(random.uniform(0, LONGEST))
+LOADS = {
+    **WORKLOADS,
+    "metavd-20": Workload("metavd_cnn", (1, 8, 8), 20, {"width": 16, "hidden": (64, 32)}),
+    "lenet-100": Workload("lenet5", (1, 28, 28), 100),
+}
+SLOW = ("cnn-100", "resnet20-10", "lenet-100")
 
 
-def count_choices(starts: int) -> dict[str, Counter[str]]:
-    """How often each way was chosen, by clock."""
-    federation = load_federation(CONFIG)
-    found: dict[str, Counter[str]] = {"the clock": Counter(), "own time": Counter()}
-    for _ in range(starts):
-        for name, counter in found.items():
-            wall = patch.object(trials, "clock_of", lambda device: time.perf_counter)
-            with wall if name == "the clock" else nullcontext():
-                made = set_up(CONFIG, federation, threads=1)
-            onednn = "" if made.choice.onednn else " without oneDNN"
-            counter[f"{made.engine.name}, {made.sim.model.conv_backend}{onednn}"] += 1
-    return found
+def time_ways(name: str, rounds: int) -> dict[str, Any]:
+    """Milliseconds of a round in each way (the least of several: others may be at work), and the rule's way."""
+    load = LOADS[name]
+    sim = make_simulation(load)
+    ways = {**EVERY, **(CONVOLVING if load.convolves else {})}
+    go = {n: our_round(sim, way) for n, way in ways.items()}
+    clock = time.thread_time if torch.get_num_threads() == 1 else time.perf_counter  # what others do counts less so
+    took: dict[str, list[float]] = {n: [] for n in go}
+    for round in range(1, WARM + rounds + 1):
+        for n, one in go.items():
+            begun = clock()
+            one(round)
+            took[n].append(1000 * (clock() - begun))
+    choice = decide(sim)
+    rule = Way(choice.engine.name, choice.model.conv_backend or "native", choice.onednn)
+    times = {n: min(found[WARM:]) for n, found in took.items()}
+    return {"times": times, "rule": next(n for n, way in ways.items() if way == rule), "remark": choice.remark}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--starts", type=int, default=16)
-    parser.add_argument("--busy", type=int, default=5)
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--only", help="workloads, comma separated")
+    parser.add_argument("--threads", type=int, default=CORES)
+    parser.add_argument("--json", help="also write the numbers to this file")
     options = parser.parse_args()
-    context = multiprocessing.get_context("spawn")
-    others = [context.Process(target=toil, daemon=True) for _ in range(options.busy)]
-    for other in others:
-        other.start()
-    with with_threads(1):
-        for name, counter in count_choices(options.starts).items():
-            shown = "; ".join(f"{count} {way}" for way, count in counter.most_common())
-            print(f"{name}: {shown} ({max(counter.values()) / options.starts:.0%} alike)")
-    for other in others:
-        other.terminate()
+    torch.set_num_threads(options.threads)
+    print(f"torch {torch.__version__}, {platform.machine()}, {options.threads} threads, batch {BATCH}, seed 0")
+    names = options.only.split(",") if options.only else [n for n in LOADS if not (options.quick and n in SLOW)]
+    found = {}
+    for name in names:
+        found[name] = one = time_ways(name, 3 if options.quick else 7)
+        best = min(one["times"], key=lambda n: one["times"][n])
+        one["ratio"] = one["times"][one["rule"]] / one["times"][best]
+        shown = ", ".join(f"{n} {ms:.1f}" for n, ms in one["times"].items())
+        print(f"{name}: rule {one['rule']}, best {best}, ratio {one['ratio']:.2f}   ({shown})", flush=True)
+    ratios = [one["ratio"] for one in found.values()]
+    mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
+    print(f"geometric mean {mean:.2f}, worst {max(ratios):.2f}")
+    if options.json:
+        with open(options.json, "w") as file:
+            json.dump(found, file, indent=1)
 
 
 if __name__ == "__main__":

@@ -7,8 +7,8 @@ round is timed, from the broadcast to the new state. `plain` is what one would w
 autograd and an optimiser per client, one client after the other, all cores as threads (`plain, 1 thread`: one of them).
 The ways take turns, so that a busy moment of the machine hits all of them; recordings are made in the rounds before,
 which are not counted. `loop` has as many clients side by side as there are cores, each with one thread. `processes` is
-one process of one thread per core, with the clients shared out. `auto` is what the trials at the start of a run choose
-for a run that is long enough to repay them. Slow workloads have fewer rounds.
+one process of one thread per core, with the clients shared out. `auto` is what the rule of `engine/choose.py` takes
+(`choice.py` says how far it is from the best). Slow workloads have fewer rounds.
 """
 
 from __future__ import annotations
@@ -33,8 +33,9 @@ from posterity import models
 from posterity.core.passes import Training
 from posterity.core.random import make_key
 from posterity.data.federation import Federation, Part
+from posterity.engine.blocks import footprint
 from posterity.engine.cache import TraceCache
-from posterity.engine.choose import EngineChoice, Wish, choose, footprint, saving
+from posterity.engine.choose import EngineChoice, Wish, choose
 from posterity.engine.engines import find_engine
 from posterity.engine.process_settings import with_onednn, with_threads
 from posterity.engine.processes import find_processes
@@ -154,10 +155,9 @@ def our_round(sim: Simulation, way: Way) -> Callable[[int], None]:
     return go
 
 
-def decide(sim: Simulation, cores: int = 1) -> EngineChoice:
+def decide(sim: Simulation) -> EngineChoice:
     """What `auto` chooses."""
-    few, processes = sim.federation.x[:2], sim.processes
-    return choose(Wish(), sim.model, few, sim.initial, processes, BATCH, sim.federation.members, cores)
+    return choose(Wish(), sim.model, sim.federation.x[:2], sim.initial, BATCH)
 
 
 class Team:
@@ -212,7 +212,7 @@ def measure(name: str, rounds: int) -> dict[str, Any]:
     load = WORKLOADS[name]
     sim = make_simulation(load)
     ways = {**EVERY, **(CONVOLVING if load.convolves else FLAT)}
-    choice = decide(sim, CORES)
+    choice = decide(sim)
     team = Team(name)
     plain = plain_round(sim)
     go = {PLAIN: plain, SINGLE: single(plain), **{n: our_round(sim, way) for n, way in ways.items()}, SHARED: team.go}
@@ -226,10 +226,10 @@ def measure(name: str, rounds: int) -> dict[str, Any]:
             break
     team.end()
     steps = int(((sim.federation.train.counts + BATCH - 1) // BATCH).sum())
-    chosen = SHARED if saving(choice, sim, steps) else next(n for n, way in ways.items() if way == _way_of(choice))
+    chosen = next(n for n, way in ways.items() if way == _way_of(choice))
     times = {n: 1000 * statistics.median(found[WARM:]) for n, found in took.items()}
-    return {"times": times, "auto": chosen, "remark": choice.remark, "apart": choice.apart, "step": choice.step,
-            "team": vars(team.way), "steps": steps, "load": os.getloadavg()[0]}  # fmt: skip
+    return {"times": times, "auto": chosen, "remark": choice.remark, "team": vars(team.way), "steps": steps,
+            "load": os.getloadavg()[0]}  # fmt: skip
 
 
 def show(name: str, found: dict[str, Any]) -> None:
@@ -238,8 +238,7 @@ def show(name: str, found: dict[str, Any]) -> None:
     for way, took in times.items():
         mark = "  <- auto" if way == found["auto"] else ""
         print(f"  {way:>18} {took:>9.1f} ms  plain/it {times[PLAIN] / took:>6.2f}{mark}")
-    team, now, then = found["team"], 1000 * found["step"], 1000 * found["apart"]
-    print(f"  trials: {found['remark'] or 'none'}; a step {now:.2f} ms, with a process per core {then:.2f} ms")
+    team = found["team"]
     print(
         f"  each process: {team['engine']} {team['convolution']}{'' if team['onednn'] else ' without oneDNN'}",
         flush=True,

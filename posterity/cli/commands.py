@@ -96,19 +96,14 @@ def run(**given: Any) -> None:
 
 
 def _set_up(config: Config) -> Setup:
-    """What a run needs; or the same command in several processes, where that was asked for or is clearly faster."""
+    """What a run needs; or the same command in several processes, where that was asked for."""
     from posterity.cli import launch
     from posterity.experiment.setup import set_up
 
-    size, why = launch.processes_asked(config), ""
+    size = launch.processes_asked(config)
     if size == 1:
-        setup = set_up(config, cores=launch.count_cores() if launch.may_share(config) else 1)
-        size = launch.processes_worth(config, setup) if launch.may_share(config) else 1
-        if size == 1:
-            return setup
-        now, then = (1000 * seconds for seconds in (setup.choice.step, setup.choice.apart))
-        why = f"{size} processes of one thread: {then:.1f} ms a step instead of {now:.1f}"
-    raise typer.Exit(launch.start_workers(size, why))
+        return set_up(config)
+    raise typer.Exit(launch.start_workers(size))
 
 
 @app.command(help="Run several methods with several seeds on the same federations; finished runs are not repeated.",

@@ -20,17 +20,14 @@ from typing import IO, Any
 import torch
 
 from posterity.cli.interrupt import how_to_go_on
-from posterity.engine.choose import saving
 from posterity.engine.parent import WORKER, interrupts_held, is_stopped, tell_end
 from posterity.engine.processes import LOST, MEETING
 from posterity.experiment.resume import runs_below
-from posterity.experiment.setup import SHARED, Setup, steps_of_round
 from posterity.runs import folder as run_folder
 from posterity.settings.config import Config, from_table, read_toml
 
 GRACE = 5.0  # seconds that the others have to end by themselves when one has failed
 TOLD = 2  # exit code of a command that has said in a sentence what is wrong
-WORTH = 2.0  # times the start of this process that others must save before they are started unasked: they repeat it
 SILENCE = 30.0  # seconds after which a process that is stopped is named
 
 
@@ -57,22 +54,6 @@ def processes_asked(config: Config) -> int:
     return count_cores()
 
 
-def may_share(config: Config) -> bool:
-    """Whether `auto` may start processes."""
-    alone = config.engine == "auto" and config.store == "memory" and not launched()
-    return alone and config.device == "cpu" and count_cores() > 1
-
-
-def processes_worth(config: Config, setup: Setup, begun: float | None = None) -> int:
-    """The processes that pay for their start according to the trials; 1 = none do.
-
-    Each would import, load and try again what this process has, in `begun` seconds, by default its own so far.
-    """
-    begun = time.process_time() if begun is None else begun
-    saved = config.rounds * saving(setup.choice, setup.sim, steps_of_round(config, setup.sim))
-    return count_cores() if saved > WORTH * begun else 1
-
-
 def processes_before(folder: Path) -> int:
     """The processes that an unfinished run was shared out among by this machine; 1 if it was not."""
     if launched() or not (folder / run_folder.CONFIG).exists():
@@ -96,18 +77,18 @@ def check_runs(folder: Path) -> None:
 def _processes_of(folder: Path) -> int:
     """Processes among which the command line shared out a run that is not finished."""
     config, facts = from_table(read_toml(folder / run_folder.CONFIG)), run_folder.read_json(folder / run_folder.RUN)
-    chosen = config.engine in ("auto", "processes") and config.device == "cpu"
+    chosen = config.engine == "processes" and config.device == "cpu"
     return int(facts.get("processes", 1)) if chosen and facts.get("status") != "finished" else 1
 
 
-def start_workers(size: int, why: str = "") -> int:
+def start_workers(size: int) -> int:
     """This command line again in `size` processes; its exit code."""
     torch.set_num_threads(1)  # nothing is computed here any more
     command = [sys.executable, "-m", "posterity", *sys.argv[1:]]
     with ExitStack() as stack:
         meeting = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "meeting"  # readable by this user alone
         common = {**os.environ, "WORLD_SIZE": str(size), MEETING: str(meeting), "GLOO_SOCKET_IFNAME": _loopback(),
-                  "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", WORKER: "1", SHARED: why}  # fmt: skip
+                  "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", WORKER: "1"}  # fmt: skip
         complaints = [stack.enter_context(tempfile.TemporaryFile()) for _ in range(size)]
         workers: list[subprocess.Popen[bytes]] = []
         stack.callback(_end, workers)

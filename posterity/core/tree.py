@@ -3,57 +3,19 @@
 `torch.utils._pytree` is private, so this is the only file that imports it. A *tree* is a tensor, a record, or a
 tuple, list or dict of trees; a *leaf* is a tensor. Leaves have path names ("params/head.weight"), which is how they
 are stored and sent: names survive a reordering, positions do not.
-
-`torch.func.grad` without `torch._dynamo`, which takes longer to import than PyTorch itself.
-
-`torch.func.grad` names `torch._dynamo.compiled_autograd._disable()`, and naming it imports the compiler: 1.6 seconds at
-the start of every run, for a switch that can only be on if the compiler has been imported. Until it is, a stand-in
-answers: the switch is off, and whatever else is asked of it imports the real module, which then takes its place.
-PyTorch up to 2.7 imports the compiler in `torch.func.vmap` by itself: with it a run starts that much later.
 """
 
 from __future__ import annotations
 
-import importlib
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, fields
 from functools import cache
-from types import ModuleType
 from typing import Any, TypeVar, dataclass_transform
 
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-REAL = "torch._dynamo"
-
-
-class _Later(ModuleType):
-    """A module that is imported as soon as something is asked of it that it does not answer by itself."""
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(importlib.import_module(self.__name__), name)
-
-
-def _disable() -> AbstractContextManager[None]:
-    if REAL in sys.modules:
-        real: AbstractContextManager[None] = importlib.import_module(f"{REAL}.compiled_autograd")._disable()
-        return real
-    return nullcontext()
-
-
-def import_dynamo_later() -> None:
-    """Put the stand-in where PyTorch looks for its compiler, unless that is there already."""
-    if REAL in sys.modules or isinstance(vars(torch).get("_dynamo"), _Later):
-        return
-    switch, package = _Later(f"{REAL}.compiled_autograd"), _Later(REAL)
-    vars(switch)["_disable"], vars(package)["compiled_autograd"] = _disable, switch
-    vars(torch)["_dynamo"] = package
-
-
-import_dynamo_later()
 Tree = Any
 """A nested structure of tensors: the type checker cannot say more than this."""
 

@@ -18,7 +18,8 @@ from itertools import groupby
 import torch
 from torch import Tensor
 
-from posterity.core.protocol import Here, Pass, Personal
+from posterity.core.network import Network
+from posterity.core.protocol import Here, Params, Pass, Personal
 from posterity.core.tree import Tree, tree_bytes, tree_cat, tree_rows
 from posterity.data.federation import Part
 from posterity.engine.batches import SMALL, size_classes, width_for, widths
@@ -136,6 +137,22 @@ def declared_bytes(sim: Simulation, ids: Tensor, passes: Iterable[Pass]) -> int:
     walks = tuple(passes) or sim.passes()  # a prediction alone holds no more than training does
     return max([p.copies * held + row * (p.batch or widest) + _scratch(sim, p, ids) for p in walks]
                or [8 * held + row])  # fmt: skip
+
+
+def footprint(model: Network, x: Tensor, params: Params) -> int:
+    """Bytes that one sample leaves behind for the backward pass: a few for an MLP, a thousand an input for a ResNet."""
+    kept: dict[int, int] = {}
+
+    def note(tensor: Tensor) -> Tensor:
+        kept[tensor.data_ptr()] = tensor.numel() * tensor.element_size()
+        return tensor.detach()  # a node that kept its own result as it is would never be freed, nor the data it saw
+
+    leaves = {n: p.detach().requires_grad_(p.is_floating_point()) for n, p in params.items()}
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        model(leaves, x, mask=x.new_ones(len(x)), train=True, key=torch.zeros(2, dtype=torch.int64, device=x.device))
+    for p in leaves.values():
+        kept.pop(p.data_ptr(), None)
+    return sum(kept.values()) // len(x)
 
 
 def _scratch(sim: Simulation, each: Pass, ids: Tensor) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -17,8 +16,8 @@ from posterity.data.federation import Federation, FederationSpec, check_federati
 from posterity.data.official import find_form
 from posterity.data.registry import data_folder, find_dataset
 from posterity.engine.augment import Augmentation
-from posterity.engine.blocks import able, meet, out_of_memory
-from posterity.engine.choose import ROWS, EngineChoice, Wish, at_work, choose, footprint
+from posterity.engine.blocks import able, footprint, meet, out_of_memory
+from posterity.engine.choose import EngineChoice, Wish, at_work, choose
 from posterity.engine.engines import Engine
 from posterity.engine.participation import Participation
 from posterity.engine.process_settings import ProcessSettings
@@ -32,7 +31,6 @@ from posterity.experiment.schedule import Schedule
 from posterity.experiment.scoring import fits_validation
 from posterity.settings.config import Config
 
-SHARED = "POSTERITY_SHARED"  # environment: why the clients are shared out among processes
 ROOM = 2**30  # bytes for stacked clients on a CPU
 GPU_SHARE = 3  # one part in so many of a GPU's memory
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
@@ -56,7 +54,7 @@ class Setup:
 
     @property
     def remark(self) -> str:
-        """Why this engine, if anything was measured or could not be stacked."""
+        """Why this engine, if clients run one by one."""
         return self.choice.remark
 
     @property
@@ -87,13 +85,11 @@ def set_up(
     config: Config,
     federation: Federation | None = None,
     model: Network | None = None,
-    cores: int = 1,
     threads: int | None = None,
 ) -> Setup:
     """Everything a run needs; a federation or a model of your own may be handed in.
 
-    With several `cores`, trials also say what a process for each of them would save. `threads` are those of a run that
-    is resumed.
+    `threads` are those of a run that is resumed.
     """
     _check_device(config.device)
     metrics = load_metrics(config.metrics)
@@ -113,13 +109,11 @@ def set_up(
     federation = _on_device(federation, device, dtype)
     few = federation.x[:2]
     wish = Wish(_inner(config.engine, processes), config.convolution, config.onednn)
-    batch = next((p.batch for p in method.passes() if p.learns and p.batch), ROWS[0])
+    batch = next((p.batch for p in method.passes() if p.learns and p.batch), 10)
     settings = ProcessSettings(tf32=config.precision == "tf32", threads=threads)
     with settings.applied():
-        choice = choose(
-            wish, model, few, initial, processes, batch, federation.members, cores, _busy(config, federation, batch)
-        )
-    settings = replace(settings, onednn=choice.onednn, keeps_memory=not few.is_cuda)
+        choice = choose(wish, model, few, initial, batch, _busy(config, federation, batch))
+    settings = replace(settings, onednn=choice.onednn)
     root, processes = make_key(config.seed, device), processes.dealt(federation.train.counts, federation.members)
     sample, memory = footprint(choice.model, few, initial), config.memory or _room(device)
     sim = Simulation(method, choice.model, federation, initial, root, memory, sample, processes, augment=augment,
@@ -170,18 +164,6 @@ def _inner(engine: str, processes: Processes) -> str:
     return "auto" if engine == "processes" else engine
 
 
-def steps_of_round(config: Config, sim: Simulation) -> float:
-    """Steps that the clients of a round take all together, if the cohort is like that of the first round."""
-    everybody = able(sim)
-    cohort = Participation.parse(config.participation).draw(everybody, sim.root, 1)
-    counts = sim.federation.train.counts[cohort]
-    steps = 0
-    for each in (p for p in sim.passes() if p.learns):
-        taken = -(-counts // (each.batch or int(counts.max()))) * each.epochs
-        steps += int((taken if each.max_steps is None else taken.clamp(max=each.max_steps)).sum())
-    return float(steps)
-
-
 def records_like(setup: Setup, state: Tree) -> Tree:
     """A stack of one record, in the shape that `join` gives them; nothing of it is kept."""
     sim = setup.sim
@@ -198,7 +180,7 @@ def describe(config: Config, setup: Setup, command: str) -> dict[str, Any]:
         "processes": setup.sim.processes.size,
         "device": _device_name(config.device),
         "engine": setup.engine.name,
-        "engine_remark": "; ".join(text for text in (os.environ.get(SHARED), setup.remark) if text),
+        "engine_remark": setup.remark,
         "convolution": setup.sim.model.conv_backend,
         "onednn": "on" if setup.choice.onednn else "off",
         "precision": config.precision,

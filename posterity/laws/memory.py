@@ -16,8 +16,7 @@ from posterity import models
 from posterity.core.protocol import Here, Pass
 from posterity.core.tree import tree_bytes
 from posterity.data.federation import Part
-from posterity.engine.blocks import declared_bytes
-from posterity.engine.choose import footprint
+from posterity.engine.blocks import declared_bytes, footprint
 from posterity.engine.client import Visit
 from posterity.engine.engines import STACKED, Engine
 from posterity.engine.round import first_state, score, train_round

@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from posterity.core.tree import tree_bytes
-from posterity.engine.blocks import blocks
-from posterity.engine.choose import footprint
+from posterity.engine.blocks import blocks, footprint
 from posterity.experiment.setup import set_up
 from posterity.settings.config import Config
 

@@ -8,16 +8,13 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 from posterity.cli import launch
-from posterity.engine.choose import EngineChoice, exchange
 from posterity.experiment import run
-from posterity.experiment.setup import set_up, steps_of_round
 from posterity.runs import folder as run_folder
 from posterity.settings.config import Config
 
@@ -132,9 +129,9 @@ def test_what_only_another_process_complains_about_is_shown(tmp_path):
 @pytest.fixture
 def started(monkeypatch):
     """Workers are noted, not started."""
-    noted: list[tuple[int, str]] = []
+    noted: list[int] = []
     monkeypatch.delenv("WORLD_SIZE", raising=False)
-    monkeypatch.setattr(launch, "start_workers", lambda size, why="": noted.append((size, why)) or 0)
+    monkeypatch.setattr(launch, "start_workers", lambda size: noted.append(size) or 0)
     return noted
 
 
@@ -154,43 +151,12 @@ def test_where_processes_cannot_work_the_reason_is_told(call, started, monkeypat
     assert message in complaint
 
 
-def test_auto_starts_processes_only_where_they_pay(monkeypatch):
-    monkeypatch.setattr(launch, "count_cores", lambda: 4)
-    monkeypatch.delenv("WORLD_SIZE", raising=False)
-    setup = set_up(CONFIG)
-    steps = steps_of_round(CONFIG, setup.sim)
-    counts = sorted(setup.sim.federation.train.counts[:4].tolist())
-    assert sum(-(-n // 10) for n in counts[:2]) <= steps <= sum(-(-n // 10) for n in counts[-3:])  # 60 % of 4 clients
-
-    def worth(step: float, apart: float, rounds: int, begun: float = 3.0) -> int:
-        measured = replace(setup, choice=EngineChoice(setup.engine, setup.sim.model, step=step, apart=apart))
-        return launch.processes_worth(replace(CONFIG, rounds=rounds), measured, begun)
-
-    assert worth(0.0, 0.0, 10**6) == 1  # nothing was measured
-    assert worth(1.0, 0.5, 10**3) == 4
-    assert worth(1.0, 0.99, 10**6) == 1  # not clearly faster
-    assert worth(1e-5, 1e-6, 10**6) == 1  # the exchange costs more
-    saved = steps * 0.5 - exchange(setup.sim)  # seconds of a round
-    assert worth(1.0, 0.5, 10, 4.9 * saved) == 4
-    assert worth(1.0, 0.5, 10, 5.1 * saved) == 1  # over before they have started
-    assert worth(1.0, 0.5, 10**6, None) == 4  # the start of this process, whatever it was, took less than a month
-
-
-def test_auto_says_why_it_starts_processes(call, started, monkeypatch):
-    monkeypatch.setattr(launch, "count_cores", lambda: 2)
-    monkeypatch.setattr(launch, "processes_worth", lambda config, setup: 2)
-    code, _, _ = call("run", *FLAGS, "--rounds", "1")
-    assert code == 0
-    assert [size for size, _ in started] == [2]
-    assert "2 processes of one thread" in started[0][1]
-
-
 @pytest.mark.parametrize(
     ("engine", "status", "processes", "expected"),
     [
         ("processes", "running", 2, 2),
-        ("auto", "running", 2, 2),
-        ("auto", "finished", 2, 1),
+        ("auto", "running", 2, 1),
+        ("processes", "finished", 2, 1),
         ("graph", "running", 2, 1),  # the user shared it out, and may do so again
         ("auto", "running", 1, 1),
     ],

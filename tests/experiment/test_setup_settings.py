@@ -11,7 +11,7 @@ import torch
 from posterity.engine.process_settings import with_threads
 from posterity.experiment import compare, run
 from posterity.experiment.compare import compare_runs, resume_all
-from posterity.experiment.setup import load_federation, set_up, steps_of_round
+from posterity.experiment.setup import load_federation, set_up
 from posterity.runs import folder as run_folder
 from posterity.settings.config import Config, from_table
 
@@ -44,17 +44,6 @@ def test_a_data_seed_of_zero_is_a_seed():
 def test_the_seed_moves_the_first_leaves():
     one, other = (set_up(replace(BASE, seed=seed, data_seed=0)).sim.initial for seed in (0, 1))
     assert any(not torch.equal(one[name], other[name]) for name in one)
-
-
-@pytest.mark.parametrize(("changes", "taken"), [
-    ({"local_epochs": 2, "batch_size": 10}, lambda n: 2 * -(-n // 10)),
-    ({"local_steps": 3, "batch_size": 10}, lambda n: 3),
-    ({"batch_size": 7}, lambda n: -(-n // 7)),
-])  # fmt: skip
-def test_steps_of_a_round_by_hand(changes, taken):
-    config = replace(BASE, **changes)
-    sim = set_up(config).sim
-    assert steps_of_round(config, sim) == sum(taken(n) for n in sim.federation.train.counts.tolist())
 
 
 def test_a_resumed_run_has_the_engine_and_the_threads_that_it_began_with(tmp_path):

@@ -11,15 +11,12 @@ from posterity.core.messages import Mean, zero_like
 from posterity.core.random import make_key
 from posterity.core.tree import tree_leaves, tree_named
 from posterity.engine.blocks import able, blocks
-from posterity.engine.choose import choose_engine
-from posterity.engine.engines import ORACLE, STACKED, find_engine
+from posterity.engine.engines import ORACLE, STACKED
 from posterity.engine.round import first_state, personal_model, train_round
 from posterity.engine.store import Memory
-from posterity.fast.graph import engine as GRAPH
 from posterity.laws import make_case
 from posterity.laws.case import COHORTS, NEWCOMERS, ONE_CLASS, SCORED, SIZES, history, one_round, outputs, run
 from posterity.laws.draws import keys_of_run
-from posterity.methods.fedavg import FedAvg
 from posterity.methods.fedper import FedPer
 
 from .roster import LOCAL
@@ -124,17 +121,3 @@ def test_a_round_leaves_the_state_it_began_with_alone(fedper):
     before = [t.clone() for t in tree_leaves(state)]
     one_round(fedper.sim(), "stacked", state, store, COHORTS[1], 2)
     assert all(torch.equal(a, b) for a, b in zip(before, tree_leaves(state), strict=True))
-
-
-def test_a_model_that_cannot_be_stacked_goes_through_the_loop():
-    sim = make_case(FedAvg(LOCAL)).sim()
-    model, few = sim.model, (sim.federation.x[:2], sim.initial)
-    assert choose_engine("auto", model, *few)[0] is GRAPH
-    stubborn = replace(model, unstackable=("fc: a reason",))
-    engine, why = choose_engine("auto", stubborn, *few)
-    assert engine is find_engine("loop")
-    assert why == "fc: a reason"
-    with pytest.raises(ValueError, match="a reason"):
-        choose_engine("stacked", stubborn, *few)
-    with pytest.raises(ValueError, match="possible"):
-        choose_engine("fast", model, *few)
