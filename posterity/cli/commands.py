@@ -60,7 +60,7 @@ from posterity.cli.flags import (
     with_only,
 )
 from posterity.runs.files import check_out, new_folder
-from posterity.settings.config import Config
+from posterity.settings.config import Config, settings_where
 from posterity.version import __version__
 
 if TYPE_CHECKING:
@@ -133,7 +133,8 @@ def compare(**given: Any) -> None:
 @app.command(help="Tune methods on validation data alone, each with the same budget; finished trials are not repeated.",
              rich_help_panel=RUN)  # fmt: skip
 @with_flags({"methods": METHODS, "trials": TRIALS, "seeds": ONE_SEED, "search_seed": SEARCH_SEED, "out": COMMON["out"],
-             "quiet": COMMON["quiet"]}, leave_out=("method", "seed", "metrics", "keep"))  # fmt: skip
+             "quiet": COMMON["quiet"]},
+            leave_out=("method", "seed", *settings_where(lambda use: use.role == "output")))  # fmt: skip
 def tune(**given: Any) -> None:
     names, seeds = read_methods(given.pop("methods")), read_seeds(given.pop("seeds"))
     trials, search_seed, out, quiet = (given.pop(n) for n in ("trials", "search_seed", "out", "quiet"))
@@ -336,10 +337,7 @@ def models(
 
 
 @app.command(help="Show how a federation is divided: samples and classes of every client.", rich_help_panel=LOOK)
-@with_flags({}, leave_out=("method", "model", "rounds", "local_epochs", "local_steps", "batch_size", "lr", "optimiser",
-                           "augment", "participation", "min_count", "engine", "convolution", "onednn", "device",
-                           "precision", "dtype", "evaluate_every", "evaluate_clients", "evaluate_points",
-                           "newcomer_epochs", "keep", "metrics", "store", "memory"))  # fmt: skip
+@with_flags({}, leave_out=settings_where(lambda use: use.role not in ("data", "draws")))
 def partition(**given: Any) -> None:
     config = read_config(given)
     from posterity.cli import listing

@@ -25,7 +25,7 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 
-from posterity.settings.config import Config, from_table, read_toml
+from posterity.settings.config import USES, Config, from_table, read_toml, settings_where
 from posterity.settings.hyperparameters import Knob, knobs, parse_ranges, split_list
 from posterity.settings.names import NAMES
 from posterity.version import __version__
@@ -78,16 +78,8 @@ COMPLETED: dict[str, Callable[[str], list[str]]] = {
 }
 
 
-SECTIONS = {
-    "Data": ("dataset", "target", "client_column", "group", "data_dir", "clients", "newcomers", "partition", "subset",
-             "split", "test_partition", "public"),
-    "Training": ("method", "model", "rounds", "local_epochs", "local_steps", "batch_size", "lr", "optimiser",
-                 "augment", "participation", "min_count"),
-    "Machine": ("engine", "convolution", "onednn", "device", "precision", "dtype", "store", "memory"),
-    "Output": ("metrics",),
-}  # fmt: skip
-ELSE = "Running"  # the panel of every other field
-PANELS = ("Data", "Training", "Running", "Machine", "Output")  # as `--help` has them
+RUNNING = "Running"
+PANELS = ("Data", "Training", RUNNING, "Machine", "Output")  # as `--help` has them
 RULES = "validated (round chosen on validation, shown on test), paper (best round on all held out) or last"
 WORDS = {int: "INTEGER", float: "FLOAT", str: "TEXT", bool: "BOOLEAN"}
 ROOM = 20  # characters of a choice that a help of 80 columns has room for beside the flag
@@ -111,19 +103,17 @@ def option(
 
 def config_flags(leave_out: tuple[str, ...] = ()) -> dict[str, tuple[Any, Any]]:
     """One flag per field; every flag defaults to None, so that only what the user gave overrides a file."""
-    panels = {name: panel for panel, names in SECTIONS.items() for name in names}
-    flags = {}
-    for knob in knobs(Config):
-        if knob.name not in leave_out:
-            flags[knob.name] = _flag(knob, panels.get(knob.name, ELSE))
+    flags = {knob.name: _flag(knob) for knob in knobs(Config) if knob.name not in leave_out}
     settings = "a setting of the method (xi=50), of its training (local.momentum=0.9), model.* or data.*; repeatable"
     flags["set"] = option(list[str] | None, None, settings, "--set", panel="Training", metavar="NAME=VALUE")
-    flags["config"] = option(Path | None, None, "TOML file with any of these settings", "--config", panel=ELSE,
+    flags["config"] = option(Path | None, None, "TOML file with any of these settings", "--config", panel=RUNNING,
                              metavar="FILE")  # fmt: skip
     return flags
 
 
-def _flag(knob: Knob, panel: str) -> tuple[Any, Any]:
+def _flag(knob: Knob) -> tuple[Any, Any]:
+    role = USES[knob.name].role.capitalize()
+    panel = role if role in PANELS else RUNNING
     choice = f"[{'|'.join(knob.choices)}]"
     wide = bool(knob.choices) and len(choice) > ROOM
     doc = knob.doc + (f": {', '.join(knob.choices)}" if wide else "")
@@ -340,18 +330,8 @@ Together = Annotated[bool | None, typer.Option("--together/--apart", help="all s
                                                "clients (default: on a GPU)", rich_help_panel="Running")]  # fmt: skip
 
 
-MACHINE = (
-    "data_dir",
-    "evaluate_every",
-    "evaluate_points",
-    "engine",
-    "convolution",
-    "onednn",
-    "device",
-    "precision",
-    "dtype",
-    "store",
-    "memory",
+HOW = settings_where(  # what says how a table of a paper is computed, and when it is scored
+    lambda use: use.role == "machine" or (use.role == "scores" and not use.size)
 )
 TABLE = {  # what may be said about a table besides what it says itself
     "table": (Annotated[str | None, typer.Argument(help="its id: V-T1a, or that of a figure: V-F2")], None),
@@ -370,7 +350,7 @@ TABLE = {  # what may be said about a table besides what it says itself
                      "of packed runs, and run nothing; repeatable", "--from", panel="Running", metavar="PLACE"),
     "together": (Together, None),
     "jobs": (Jobs, None),
-    **{name: flag for name, flag in config_flags().items() if name in MACHINE},
+    **{name: flag for name, flag in config_flags().items() if name in ("data_dir", *HOW)},
     "out": option(Path | None, None, "folder to write to (default: runs/tables/ID, where a second call goes on; for "
                   "figures runs/)", "--out", panel=PANEL, metavar="FOLDER"),
     "quiet": COMMON["quiet"],

@@ -10,11 +10,11 @@ from urllib.parse import unquote
 import typer
 
 from posterity.cli.flags import config_flags, option, read_config, with_only
+from posterity.settings.config import settings_where
 
 flower = typer.Typer(no_args_is_help=True, rich_markup_mode="rich", help="The same methods across machines, on Flower.")
 STARTING = {"clients": "3", "rounds": "10"}  # of an app for which nothing was said
-ALONE = ("engine", "convolution", "onednn", "device", "store", "memory", "keep", "metrics",
-         "evaluate_clients", "evaluate_points")  # fmt: skip
+ALONE = settings_where(lambda use: use.changes in ("sample", "rounding", "nothing") and use.role != "data")
 FLAGS = {
     "folder": (Annotated[Path, typer.Argument(help="folder to write, named as the app shall be", metavar="DIR")], ...),
     "sites": option(int | None, None, "sites that must be there before round 1 (default: --clients)", "--sites",

@@ -28,6 +28,7 @@ from posterity.data.official import VARIABLE, DataSource
 from posterity.data.pool import DataError, Pool, check_pool
 from posterity.data.tables import Columns
 from posterity.data.user_files import looks_like_path, read_user_files
+from posterity.settings.config import settings_where
 from posterity.settings.hyperparameters import MISTAKES, Declared, declared, nearest
 from posterity.settings.plugins import find_function
 
@@ -90,7 +91,7 @@ def _joined(masks: list[Tensor | None]) -> Tensor | None:
     return torch.cat(present) if len(present) == len(masks) else None
 
 
-DIVIDING = ("partition", "split", "subset", "test_partition", "newcomers", "public")  # settings
+DIVIDING = settings_where(lambda use: use.changes == "division")
 GIVEN = ("data_dir", "seed")  # what the function of a dataset is called with, besides its options
 
 

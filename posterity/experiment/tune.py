@@ -45,7 +45,7 @@ from posterity.experiment.resume import fingerprint_of, tell_user
 from posterity.experiment.run import start_run
 from posterity.experiment.setup import load_federation
 from posterity.runs.folder import MARK, clean, make_folder, write_atomic
-from posterity.settings.config import Config, literal, quoted, read_toml
+from posterity.settings.config import Config, literal, quoted, read_toml, settings_where
 from posterity.settings.hyperparameters import Knob, knobs
 from posterity.version import __version__
 
@@ -257,9 +257,8 @@ def _write_plan(out: Path, plan: dict[str, Any]) -> None:
 TUNED = "tuned.toml"
 Suggest = Callable[[list[Dimension], Sequence["Tried"], int], Values]
 Score = Callable[[Config], tuple[float, bool]]
-SAME = ("dataset", "partition", "clients", "model", "split", "subset", "test_partition", "newcomers", "rounds")
-ALSO = ("target", "client_column", "group", "public", "participation", "local_epochs", "local_steps", "batch_size",
-        "lr", "optimiser", "augment", "min_count", "data_seed")  # fmt: skip
+ALIKE = settings_where(lambda use: use.changes in ("data", "division", "cohort", "training", "method"))
+SAME = tuple(name for name in ALIKE if name != "method")  # what values are tuned for
 
 
 @dataclass(frozen=True)
@@ -401,7 +400,7 @@ def tune(
 
 def to_text(config: Config, budget: Budget, found: Mapping[str, Mapping[str, Any]]) -> str:
     """The file of tuned values."""
-    facts = {name: getattr(config, name) for name in (*SAME, *ALSO) if getattr(config, name) is not None}
+    facts = {name: getattr(config, name) for name in SAME if getattr(config, name) is not None}
     facts |= {"trials": budget.trials, "seeds": list(budget.seeds), "search_seed": budget.search_seed}
     lines = ["# Values chosen by `posterity tune` on the validation half of the clients' data; no test score was seen.",
              "# posterity compare --tuned THIS_FILE --methods … takes them.", "", "[about]",
@@ -436,11 +435,9 @@ def with_tuned(names: Sequence[str], config: Config, path: Path) -> tuple[list[s
 
 def _differences(about: Mapping[str, Any], config: Config) -> list[str]:
     """Settings that were others when values were tuned; what the file leaves out had its default, None."""
-    names = (*SAME, *ALSO) if "participation" in about else SAME  # files of before know nothing about the others
-    pairs = [(name, about.get(name), getattr(config, name)) for name in names]
-    if len(names) > len(SAME):
-        set_then = about.get("set", {})
-        pairs += [(name, set_then.get(name), config.set.get(name)) for name in {**set_then, **config.set}]
+    set_then = about.get("set", {})
+    pairs = [(name, about.get(name), getattr(config, name)) for name in SAME]
+    pairs += [(name, set_then.get(name), config.set.get(name)) for name in {**set_then, **config.set}]
     told = [(name, *("by default" if value is None else repr(value) for value in two)) for name, *two in pairs
             if str(two[0]) != str(two[1])]  # fmt: skip
     return [f"{name} {then} (here {now})" for name, then, now in told]

@@ -25,12 +25,12 @@ from posterity.engine.keys import CLIENT, SERVER
 from posterity.experiment.fingerprint import fields_of, sources
 from posterity.experiment.setup import DTYPES
 from posterity.flower.codec import CodecError, fingerprint
-from posterity.settings.config import Config
+from posterity.settings.config import Config, settings_where
 from posterity.version import __version__
 
 MOST = 2**40  # samples, and numbers of one sample: more is a mistake
 TASKS = ("classification", "regression")
-ROWS = ("partition", "newcomers", "subset", "split", "test_partition", "group", "data_seed")  # which rows are for what
+ROWS = settings_where(lambda use: use.changes == "division")  # which rows are for what
 
 
 @dataclass(frozen=True)

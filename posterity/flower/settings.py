@@ -20,7 +20,7 @@ from typing import Any
 
 from posterity.methods import split_preset
 from posterity.runs.folder import CONFIG
-from posterity.settings.config import Config, from_table, read_toml
+from posterity.settings.config import Config, from_table, read_toml, settings_where
 from posterity.settings.hyperparameters import convert, parse_percent
 
 AMOUNT = re.compile(r"\d{1,9}|(100|\d{1,2})(\.\d+)?%")
@@ -55,10 +55,8 @@ class RoundRules:
         return min(cohort, max(1, wanted))
 
 
-FREE = {"engine", "convolution", "onednn", "device", "data_dir", "evaluate_clients", "evaluate_points", "keep",
-        "metrics", "store", "memory"}  # fmt: skip
-COMPARED = {"dataset", "target", "client_column", "group", "clients", "newcomers", "partition", "subset", "split",
-            "test_partition", "public", "participation", "data_seed", "evaluate_every", "newcomer_epochs"}  # fmt: skip
+FREE = settings_where(lambda use: use.changes in ("sample", "rounding", "nothing"))
+COMPARED = settings_where(lambda use: use.changes in ("data", "division", "cohort", "scores"))
 DATA = "data."  # settings of the data in [set]
 
 

@@ -29,7 +29,7 @@ from posterity.report.findings import goal_column
 from posterity.report.table import goal, progress, text
 from posterity.runs.files import check_out
 from posterity.runs.folder import PLAN, read_json
-from posterity.settings.config import Config, from_table
+from posterity.settings.config import Config, from_table, settings_where
 
 LEAST_ROUNDS, LEAST_CLIENTS, LEAST_SAMPLES = 2, 5, 40  # of a table that is made smaller
 LEAST_ROWS = 500  # of a client, training and held out: more than any partition of a table asks for
@@ -144,10 +144,9 @@ def _fewer_clients(full: Config, scale: float) -> dict[str, Any]:
     return made
 
 
-ESSENTIAL = ("method", "dataset", "target", "client_column", "group", "partition", "data_seed", "split",
-             "test_partition", "public", "model", "batch_size", "lr", "optimiser", "augment", "min_count")  # fmt: skip
-SIZE = ("rounds", "clients", "newcomers", "participation", "subset", "local_epochs", "local_steps",
-        "newcomer_epochs")  # fmt: skip
+SIZE = settings_where(lambda use: use.size)
+WHAT = ("data", "division", "cohort", "training", "method")
+ESSENTIAL = settings_where(lambda use: use.changes in WHAT and not use.size)  # makes a run another one, of any size
 SAME = 1e-5  # relative: two runs on the same kind of machine, one of them packed with seven digits
 Place = tuple[str, str]  # folder of a column, name of a row
 Size = tuple[tuple[str, str], ...]

@@ -41,6 +41,7 @@ from posterity.report.table import (
     text,
 )
 from posterity.runs.read import POINTS, RoundLine, Run, ScoreLine
+from posterity.settings.config import settings_where
 
 LINES = 60  # of a table: with more clients, the worst and the best served
 CELLS = 3000  # of all tables: the page must stay small
@@ -293,8 +294,7 @@ def _method(run: Run) -> dict[str, object]:
 
 
 # A difference in one of these makes a comparison between methods one between something else as well.
-SETTING = ("dataset", "subset", "partition", "clients", "newcomers", "split", "test_partition", "public", "model",
-           "augment", "rounds", "participation", "batch_size", "local_epochs", "local_steps")  # fmt: skip
+SETTING = settings_where(lambda use: use.changes in ("data", "division", "cohort", "training") and use.role != "draws")
 
 
 @dataclass(frozen=True)

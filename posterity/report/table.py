@@ -30,6 +30,7 @@ from typing import Any
 from posterity.evaluate import FIGURES, METRICS, Metric, goal_of, select
 from posterity.evaluate.selection import absurd_nll
 from posterity.runs.read import ReportError, Run, ScoreLine
+from posterity.settings.config import settings_where
 
 RULES = {
     "validated": "the round is chosen on the validation half of the held-out data; "
@@ -286,21 +287,7 @@ def select_round(run: Run, rule: str) -> SelectedRound | None:
 
 
 # What may differ between the seeds of one method without making it another method.
-INCIDENTAL = {
-    "seed",
-    "data_seed",
-    "data_dir",
-    "device",
-    "engine",
-    "store",
-    "memory",
-    "out",
-    "folder",
-    "name",
-    "threads",
-    "metrics",
-    "keep",
-}
+INCIDENTAL = settings_where(lambda use: use.role == "draws" or use.changes in ("rounding", "nothing"))
 
 
 @dataclass(frozen=True)

@@ -1,12 +1,9 @@
-"""What a run is: one frozen record, equal to a TOML file and to a set of flags (`cli/flags.py`).
+"""What a run is: one frozen record, equal to a TOML file, a set of flags (`cli/flags.py`) and parameters in Python.
 
-`experiment/setup.py` makes from it what a run works on: federation, network, method, engine.
-
-The parameters of `posterity.run` and its like: the fields of `Config`, typed, documented and named when mistyped.
-
-`Settings` is what a type checker and an editor see. `documented` gives a function the same parameters at run time, so
-that `help` and notebooks show each with its default and meaning. A test holds both equal to `Config`. Nothing here
-imports PyTorch.
+A setting is one field of `Config`: it says its text, its role, what another value of it changes, and how small it may
+be. Whoever needs some of the settings filters them by that (`settings_where`); nobody keeps a list of names.
+`experiment/setup.py` makes from it what a run works on: federation, network, method, engine. Nothing here imports
+PyTorch.
 """
 
 from __future__ import annotations
@@ -19,7 +16,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from functools import cache, wraps
 from pathlib import Path
-from typing import Any, ParamSpec, TypedDict, TypeVar
+from typing import Any, Literal, ParamSpec, TypedDict, TypeVar
 
 from posterity.settings.hyperparameters import (
     MISTAKES,
@@ -33,91 +30,147 @@ from posterity.settings.hyperparameters import (
     parse,
 )
 
+Role = Literal["data", "training", "draws", "scores", "machine", "output"]
+ROLES: dict[str, Role] = {  # what another value of a setting changes, and where help lists it if nothing else is said
+    "data": "data",  # which samples and clients there are
+    "division": "data",  # whose a row is, and for what
+    "cohort": "training",  # who takes part in a round
+    "training": "training",  # what all methods of a comparison have in common
+    "method": "training",  # what a method may have for itself
+    "draws": "draws",  # partition, initial model and batches
+    "scores": "scores",  # when scores are computed, and which
+    "sample": "scores",  # whose scores a simulation computes
+    "precision": "machine",  # how exactly layers compute
+    "rounding": "machine",  # the last bits, at most
+    "nothing": "output",
+}
+
+
+@dataclass(frozen=True)
+class Use:
+    """What a setting is for, and what else is true of it."""
+
+    changes: str  # a key of ROLES
+    role: Role
+    size: bool  # a smaller run has less of it
+    least: int | None  # the smallest value
+    local: str  # the field of `Training` that it sets
+
+
+def setting(
+    default: Any, doc: str, changes: str, choices: tuple[str, ...] = (), *, role: Role | None = None,
+    size: bool = False, least: int | None = None, local: str = "", compare: bool = True,
+) -> Any:  # fmt: skip
+    """A field of `Config`; `compare=False`: two runs that differ in it alone are the same run."""
+    use = Use(changes, role or ROLES[changes], size, least, local)
+    return field(default=default, compare=compare, metadata={**hyper(default, doc, "", choices).metadata, "use": use})
+
+
+MOST = 2**63  # of whole numbers: what a tensor can hold
+ENGINES = ("auto", "loop", "stacked", "graph", "compiled", "processes", "oracle", "package.module:engine")
 # The partitions with an example, written out: `data/partition.py`, which declares them, needs PyTorch, and this file is
 # read for every `--help`. A test holds the two equal.
 PARTITIONS = "dirichlet:0.3, balanced:0.5, capped:0.3, pathological:3:100, major:2:0.2, quantity:1, iid"
-LOCAL = {"local_epochs": "epochs", "local_steps": "steps", "batch_size": "batch", "lr": "lr", "optimiser": "optimiser"}
-
-
-LEAST = {"rounds": 1, "evaluate_every": 1, "newcomer_epochs": 1, "memory": 1, "min_count": 1, "seed": 0, "data_seed": 0}
-MOST = 2**63  # of whole numbers: what a tensor can hold
-ENGINES = ("auto", "loop", "stacked", "graph", "compiled", "processes", "oracle", "package.module:engine")
 
 
 @dataclass(frozen=True)
 class Config:
-    method: str = hyper("pfedvmp", "method, with suffixes (fedavg+ft, pfedvmp@paper), or package.module:Class")
-    dataset: str = hyper(
-        "digits", "dataset by name, a mix (a+b), package.module:function, or the path of your own data"
+    method: str = setting(
+        "pfedvmp", "method, with suffixes (fedavg+ft, pfedvmp@paper), or package.module:Class", "method"
     )
-    target: str | None = hyper(None, "column of the label in your own table")
-    client_column: str | None = hyper(None, "column that says whose row it is")
-    group: str | None = hyper(None, "column whose value (a patient) is never in two parts")
-    data_dir: str | None = hyper(None, "folder with the data sets' files (default: POSTERITY_DATA)")
-    clients: int | None = hyper(None, "number of clients to divide the data among (default: 20, or the data's own)")
-    newcomers: str = hyper("0", "clients held out entirely: a number or a share (20%)")
-    partition: str | None = hyper(None, f"{PARTITIONS}, or package.module:function")
-    subset: str | None = hyper(None, "share of the data to use (25%), drawn before the partition")
-    split: str = hyper("80/20", "training / held out, per client")
-    test_partition: str = hyper(
-        "same", "whose distribution the held-out part has", "", ("same", "independent", "common")
+    dataset: str = setting(
+        "digits", "dataset by name, a mix (a+b), package.module:function, or the path of your own data", "data"
     )
-    public: str = hyper("0", "share of the training data given to the server without labels (an assumption)")
-    model: str = hyper("mlp", "network by name, or package.module:make")
-    rounds: int = hyper(100, "rounds of training")
-    local_epochs: int | None = hyper(None, "epochs on a client in a round")
-    local_steps: int | None = hyper(None, "exactly so many steps in a round, instead of epochs")
-    batch_size: int | None = hyper(None, "samples in a step")
-    lr: float | None = hyper(None, "step size of the clients")
-    optimiser: str | None = hyper(None, "sgd, adam or rmsprop")
-    augment: str | None = hyper(
-        None, "what happens to training pictures at random: crop (after padding by 4), flip, or crop,flip"
+    target: str | None = setting(None, "column of the label in your own table", "data")
+    client_column: str | None = setting(None, "column that says whose row it is", "data")
+    group: str | None = setting(None, "column whose value (a patient) is never in two parts", "division")
+    data_dir: str | None = setting(
+        None, "folder with the data sets' files (default: POSTERITY_DATA)", "nothing", role="data"
     )
-    participation: str = hyper("all", "who takes part in a round: all, 10, 10% or p:0.3")
-    min_count: int | None = hyper(
+    clients: int | None = setting(
+        None, "number of clients to divide the data among (default: 20, or the data's own)", "data", size=True
+    )
+    newcomers: str = setting("0", "clients held out entirely: a number or a share (20%)", "division", size=True)
+    partition: str | None = setting(None, f"{PARTITIONS}, or package.module:function", "division")
+    subset: str | None = setting(
+        None, "share of the data to use (25%), drawn before the partition", "division", size=True
+    )
+    split: str = setting("80/20", "training / held out, per client", "division")
+    test_partition: str = setting(
+        "same", "whose distribution the held-out part has", "division", ("same", "independent", "common")
+    )
+    public: str = setting(
+        "0", "share of the training data given to the server without labels (an assumption)", "division"
+    )
+    model: str = setting("mlp", "network by name, or package.module:make", "training")
+    rounds: int = setting(100, "rounds of training", "training", size=True, least=1)
+    local_epochs: int | None = setting(None, "epochs on a client in a round", "training", size=True, local="epochs")
+    local_steps: int | None = setting(
+        None, "exactly so many steps in a round, instead of epochs", "training", size=True, local="steps"
+    )
+    batch_size: int | None = setting(None, "samples in a step", "training", local="batch")
+    lr: float | None = setting(None, "step size of the clients", "method", local="lr")
+    optimiser: str | None = setting(None, "sgd, adam or rmsprop", "method", local="optimiser")
+    augment: str | None = setting(
+        None, "what happens to training pictures at random: crop (after padding by 4), flip, or crop,flip", "training"
+    )
+    participation: str = setting("all", "who takes part in a round: all, 10, 10% or p:0.3", "cohort", size=True)
+    min_count: int | None = setting(
         None,
         "samples behind a class's statistics or a score for it to be sent (default: 1; on Flower 5, 1 with @paper)",
+        "method",
+        least=1,
     )
-    seed: int = hyper(0, "moves partition, initial model and batches together")
-    data_seed: int | None = hyper(None, "fixes the partition whatever the seed")
-    engine: str = hyper("auto", "how clients run", "", ENGINES)
-    convolution: str = hyper(
-        "auto", "how convolutions are computed", "", ("auto", "native", "last", "patches", "triton")
+    seed: int = setting(0, "moves partition, initial model and batches together", "draws", least=0)
+    data_seed: int | None = setting(None, "fixes the partition whatever the seed", "division", role="draws", least=0)
+    engine: str = setting("auto", "how clients run", "rounding", ENGINES)
+    convolution: str = setting(
+        "auto", "how convolutions are computed", "rounding", ("auto", "native", "last", "patches", "triton")
     )
-    onednn: str = hyper("auto", "whether PyTorch convolves by oneDNN on a CPU", "", ("auto", "on", "off"))
-    device: str = hyper("cpu", "cpu or cuda")
-    precision: str = hyper(
-        "ieee", "of layers: exact, tf32 (GPU, faster) or bf16 (fastest)", "", ("ieee", "tf32", "bf16")
+    onednn: str = setting("auto", "whether PyTorch convolves by oneDNN on a CPU", "rounding", ("auto", "on", "off"))
+    device: str = setting("cpu", "cpu or cuda", "rounding")
+    precision: str = setting(
+        "ieee", "of layers: exact, tf32 (GPU, faster) or bf16 (fastest)", "precision", ("ieee", "tf32", "bf16")
     )
-    dtype: str = hyper("float32", "precision of the clients", "", ("float32", "float64"))
-    evaluate_every: int | None = hyper(
-        None, "rounds between evaluations (default: such that they cost at most a fifth of the run, 20 at most)"
+    dtype: str = setting("float32", "precision of the clients", "precision", ("float32", "float64"))
+    evaluate_every: int | None = setting(
+        None,
+        "rounds between evaluations (default: such that they cost at most a fifth of the run, 20 at most)",
+        "scores",
+        least=1,
     )
-    evaluate_clients: str | None = hyper(
-        None, "members that are evaluated: all, or a number (default: up to 2,000 drawn by the seed, at the end all)"
+    evaluate_clients: str | None = setting(
+        None,
+        "members that are evaluated: all, or a number (default: up to 2,000 drawn by the seed, at the end all)",
+        "sample",
     )
-    evaluate_points: str = hyper(
+    evaluate_points: str = setting(
         "all",
         "points that are scored: all, or the method's own alone (the others train all members)",
-        "",
+        "sample",
         ("all", "own"),
     )
-    newcomer_epochs: int = hyper(5, "epochs after which newcomers are scored, besides 0 and 1")
-    keep: str = field(  # two runs that differ in it are the same run
-        default="validated", compare=False,
-        metadata=hyper("validated", "selection rules whose round is kept for predictions: validated, paper").metadata,
-    )  # fmt: skip
-    metrics: str | None = hyper(None, "further metrics of your own: package.module:name, separated by commas")
-    store: str = hyper("memory", "where personal records live", "", ("memory", "disk"))
-    memory: int | None = hyper(None, "bytes that stacked clients may take at once (default: 1 GiB, a third of a GPU)")
+    newcomer_epochs: int = setting(
+        5, "epochs after which newcomers are scored, besides 0 and 1", "scores", size=True, least=1
+    )
+    keep: str = setting(
+        "validated", "selection rules whose round is kept for predictions: validated, paper", "nothing", compare=False
+    )
+    metrics: str | None = setting(
+        None, "further metrics of your own: package.module:name, separated by commas", "nothing"
+    )
+    store: str = setting("memory", "where personal records live", "rounding", ("memory", "disk"))
+    memory: int | None = setting(
+        None, "bytes that stacked clients may take at once (default: 1 GiB, a third of a GPU)", "rounding", least=1
+    )
     set: Mapping[str, Any] = field(default_factory=dict)  # settings of method, model. and data.
 
     def __post_init__(self) -> None:
         check_fields(self)
-        for name, low in LEAST.items():
+        for name, use in USES.items():
             value = getattr(self, name)
-            if value is not None and not low <= value < MOST:
-                raise ValueError(f"{name} must be at least {low} and below 2**63; {value} was given")
+            if use.least is not None and value is not None and not use.least <= value < MOST:
+                raise ValueError(f"{name} must be at least {use.least} and below 2**63; {value} was given")
         _check_texts(self)
         few = self.evaluate_clients
         if few is not None and few != "all" and not (few.isdecimal() and int(few)):
@@ -137,13 +190,26 @@ class Config:
 
     def training(self) -> dict[str, Any]:
         """The flags that belong to the clients' training, where given."""
-        return {LOCAL[n]: getattr(self, n) for n in LOCAL if getattr(self, n) is not None}
+        given = {use.local: getattr(self, name) for name, use in USES.items() if use.local}
+        return {name: value for name, value in given.items() if value is not None}
 
     def settings(self, prefix: str = "") -> dict[str, Any]:
         """Settings under `prefix.`, or those of the method, which have none of the reserved prefixes."""
         if prefix:
             return {k.removeprefix(f"{prefix}."): v for k, v in self.set.items() if k.startswith(f"{prefix}.")}
         return {k: v for k, v in self.set.items() if not k.startswith(("model.", "data."))}
+
+
+USES: dict[str, Use] = {f.name: f.metadata["use"] for f in fields(Config) if "use" in f.metadata}
+
+
+def settings_where(chosen: Callable[[Use], bool]) -> tuple[str, ...]:
+    """The settings whose use is `chosen`, in the order of `Config`.
+
+    >>> settings_where(lambda use: use.role == "draws")
+    ('seed', 'data_seed')
+    """
+    return tuple(name for name, use in USES.items() if chosen(use))
 
 
 def from_table(table: Mapping[str, Any], base: Config | None = None) -> Config:

@@ -80,7 +80,7 @@ def test_every_setting_is_a_visible_parameter(function):
 
 
 def test_type_checkers_see_the_settings():
-    """`parameters.py` writes out what a type checker cannot compute: a new field of `Config` must be added there."""
+    """`SharedSettings` writes out what a type checker cannot compute: a new field of `Config` must be added there."""
     hints = typing.get_type_hints(Config)
     assert typing.get_type_hints(Settings) == {n: t for n, t in hints.items() if n not in ("method", "model")}
     assert set(typing.get_type_hints(SharedSettings)) == set(typing.get_type_hints(Settings)) - {"seed"}

@@ -1,10 +1,13 @@
-"""The examples of CONTRIBUTING.md: one file each, used from the command line as is written there."""
+"""The examples of CONTRIBUTING.md: one file or one field, used from the command line as is written there."""
 
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
+import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -16,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
 SECTION = re.compile(r"## Add an? (\w+)\n.*?```python\n# (\w+\.py)\n(.*?)```\n\n```sh\n(.*?)\n```", re.S)
 EXAMPLES = {what: (file, code, command) for what, file, code, command in SECTION.findall(TEXT)}
-THINGS = ("method", "dataset", "partition", "metric", "network", "engine")
+FILES = ("method", "dataset", "partition", "metric", "network", "engine")
 
 
 def typed(folder: Path, command: str) -> int:
@@ -40,10 +43,10 @@ def typed(folder: Path, command: str) -> int:
 
 
 def test_there_is_an_example_of_everything():
-    assert tuple(EXAMPLES) == THINGS
+    assert tuple(EXAMPLES) == (*FILES, "setting")
 
 
-@pytest.mark.parametrize("what", THINGS)
+@pytest.mark.parametrize("what", FILES)
 def test_one_file_is_enough(what, tmp_path):
     file, code, command = EXAMPLES[what]
     (tmp_path / file).write_text(code)
@@ -56,6 +59,25 @@ def test_one_file_is_enough(what, tmp_path):
         found = [line["metrics"]["top2"]["pooled"] for line in lines if "top2" in line.get("metrics", {})]
         assert found
         assert all(0 <= value <= 1 for value in found)
+
+
+def test_one_field_is_enough(tmp_path):
+    """In a copy of the package that has the field, and nothing else that the package here has not."""
+    file, code, command = EXAMPLES["setting"]
+    package, name = tmp_path / "posterity", code.split(":")[0].strip()
+    package.mkdir()
+    for each in (ROOT / "posterity").iterdir():
+        if each.name != "settings":
+            (package / each.name).symlink_to(each)
+    shutil.copytree(ROOT / "posterity" / "settings", package / "settings", ignore=shutil.ignore_patterns("__pycache__"))
+    text, place = (package / "settings" / file).read_text(), "    set: Mapping"
+    assert text.count(f"\n{place}") == 2  # the last field of `Config`, and the last parameter
+    (package / "settings" / file).write_text(text.replace(place, f"{code}{place}", 1))
+    start = [sys.executable, "-m", *shlex.split(command)]
+    subprocess.run(start, check=True, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(tmp_path)})
+    assert f"{name} = 0.9\n" in (tmp_path / "runs" / "setting" / "config.toml").read_text()
+    facts = json.loads((tmp_path / "runs" / "setting" / "run.json").read_text())
+    assert (facts["status"], facts["method"]["fields"][f"local.{name}"]) == ("finished", 0.9)
 
 
 @pytest.mark.everything

@@ -353,9 +353,6 @@ def test_a_comparison_takes_the_file(tmp_path):
     fixed = tune(replace(BASE, set={"mu": 0.5}), ["fedprox"], Budget(1), tmp_path / "mu", along, fake_score([]))
     assert with_tuned(["fedprox"], BASE, fixed)[1] == [f"{fixed} was tuned with mu 0.5 (here by default)"]
     assert with_tuned(["fedprox"], replace(BASE, set={"mu": "0.5"}), fixed)[1] == []
-    old = tmp_path / "old.toml"  # before the other settings were written down
-    old.write_text("".join(x for x in path.open() if not x.startswith(("participation", "public"))))
-    assert with_tuned(["fedavg"], replace(BASE, batch_size=5), old)[1] == []
     with pytest.raises(ValueError, match="has no values for 'fedper': tune it as well"):
         with_tuned(["fedavg", "fedper"], BASE, path)
     other = tmp_path / "other.toml"

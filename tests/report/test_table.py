@@ -112,7 +112,7 @@ def test_rounds_that_are_kept_for_predictions_make_no_other_method(tmp_path: Pat
 
 
 def test_what_makes_no_other_run_makes_no_other_method() -> None:
-    assert {f.name for f in fields(Config) if not f.compare} <= INCIDENTAL
+    assert {f.name for f in fields(Config) if not f.compare} <= {*INCIDENTAL}
 
 
 def test_missing_validation_leaves_the_rule_empty(tmp_path: Path) -> None:

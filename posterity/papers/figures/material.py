@@ -27,8 +27,9 @@ from posterity.papers.runs import (
 )
 from posterity.report import Run, load_runs
 from posterity.report.table import select_round
+from posterity.settings.config import settings_where
 
-SETTING = ("dataset", "partition", "subset", "clients", "model", "rounds", "local_epochs")  # what a reader must know
+SETTING = settings_where(lambda use: use.changes in ("data", "division", "training") or use.size)
 
 
 @dataclass(frozen=True)
