@@ -1,11 +1,8 @@
-"""All metrics of the package: a record here is all it takes to add one (`metric.py` says what a record holds).
+"""All metrics of the package. A `Metric` is all that scoring, selection, tables, terminal and report know about one.
 
-The order is that of the report's columns. Undefined is nan, never zero: a client without held-out rows has no
-accuracy. `summaries.py` computes them; how unequal clients are is in `fairness.py`.
-
-A metric as one record: all that scoring, selection, tables, terminal and report have to know about it.
-
-`metrics.py` declares those of the package, `user_metrics.py` finds one of your own, `summaries.py` computes them.
+A record in `METRICS` is all it takes to add one; the order is that of the report's columns. Undefined is nan, never
+zero: a client without held-out rows has no accuracy. `summaries.py` computes metrics and says how unequal clients are;
+`user_metrics.py` finds one of your own.
 """
 
 from __future__ import annotations
@@ -20,7 +17,7 @@ import torch
 from torch import Tensor
 
 from posterity.core.network import Task
-from posterity.evaluate.ranks import RankedRows, cut, ordering, recalibration
+from posterity.evaluate.ranks import RankedRows, ordering, recalibration
 from posterity.evaluate.scores import Scores
 
 Better = Literal["higher", "lower"] | float
@@ -44,7 +41,6 @@ class Statistics:
 
     scores: Scores
     ranks: RankedRows | None = None
-    threshold: float = 0.5  # above which class 1 is predicted
     sums: Mapping[str, Tensor] = field(default_factory=dict)  # metric → its own sums (clients, k), see `row_sums`
 
     @property
@@ -71,29 +67,15 @@ class Statistics:
         return self.scores.hits / self.scores.support  # (clients, classes), 0/0 is nan: the client has no such class
 
     @cached_property
-    def sensitivity_specificity(self) -> tuple[Tensor, Tensor]:
-        """At the threshold; without rows only the most probable class is known."""
-        if self.ranks is not None:
-            return cut(self.ranks, self.scores.clients, self.threshold)
-        if self.threshold != 0.5:
-            raise ValueError(f"threshold {self.threshold} needs `ranks`: the sums only know the most probable class")
-        specificity, sensitivity = self.recall.unbind(1)
-        return sensitivity, specificity
-
-    @cached_property
     def auroc_auprc(self) -> tuple[Tensor, Tensor]:
-        return ordering(self._rows, self.scores.clients)
+        assert self.ranks is not None
+        return ordering(self.ranks, self.scores.clients)
 
     @cached_property
     def slope_intercept(self) -> tuple[Tensor, Tensor]:
         """Of the recalibration."""
-        return recalibration(self._rows, self.scores.clients)
-
-    @property
-    def _rows(self) -> RankedRows:
-        if self.ranks is None:
-            raise ValueError("this metric needs the rows in the order of their scores (`ranks`)")
-        return self.ranks
+        assert self.ranks is not None
+        return recalibration(self.ranks, self.scores.clients)
 
 
 def _gaps(bins: Tensor) -> Tensor:
@@ -150,40 +132,20 @@ class Metric:
         """One value per client, checked."""
         found, expected = self.compute(statistics), statistics.scores.n.shape  # (clients,)
         if not isinstance(found, Tensor) or found.shape != expected:
-            clients = statistics.scores.clients
             got = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
-            raise ValueError(
-                f"metric {self.name!r} must give one value per client, a tensor ({clients},); it gave {got}"
-            )
+            raise ValueError(f"metric {self.name!r} must give one value per client, a tensor {tuple(expected)}; "
+                             f"it gave {got}")  # fmt: skip
         return found
 
     def facts(self) -> dict[str, Any]:
         """What a reader of its values needs, where the module that declares it may be absent (`run.json`)."""
-        return {
-            "name": self.name,
-            "label": self.label,
-            "better": self.better,
-            "unit": self.format.unit,
-            "digits": self.format.digits,
-            "noun": self.noun or self.label,
-            "meaning": self.meaning,
-            "scope": self.scope,
-            "row_mean": self.row_mean,
-            "table": self.table,
-            "wide_only": self.wide_only,
-        }
+        names = ("name", "label", "better", "meaning", "scope", "row_mean", "table", "wide_only")
+        found = {name: getattr(self, name) for name in names}
+        return {**found, "unit": self.format.unit, "digits": self.format.digits, "noun": self.noun or self.label}
 
 
 def _largest(gaps: Tensor, n: Tensor) -> Tensor:
     return torch.where(n > 0, gaps.nan_to_num(0.0).amax(1), math.nan)
-
-
-def _mse(s: Statistics) -> Tensor:
-    return s.scores.square / s.n
-
-
-def _accuracy(s: Statistics) -> Tensor:
-    return s.scores.correct / s.n
 
 
 def _balanced_accuracy(s: Statistics) -> Tensor:
@@ -191,21 +153,9 @@ def _balanced_accuracy(s: Statistics) -> Tensor:
     return s.recall.nanmean(1)
 
 
-def _nll(s: Statistics) -> Tensor:
-    return s.scores.nll / s.n
-
-
-def _brier(s: Statistics) -> Tensor:
-    return s.scores.brier / s.n
-
-
 def _ece(s: Statistics) -> Tensor:
     """Over 15 bins of the top-label confidence."""
     return (s.gaps * s.scores.bins[..., 0]).nansum(1) / s.n
-
-
-def _mce(s: Statistics) -> Tensor:
-    return _largest(s.gaps, s.n)
 
 
 def _ece_flat(s: Statistics) -> Tensor:
@@ -213,57 +163,33 @@ def _ece_flat(s: Statistics) -> Tensor:
     return (s.flat_gaps * s.scores.flat[..., 0]).nansum(1) / (s.n * s.scores.classes)  # dropped ones count in the total
 
 
-def _mce_flat(s: Statistics) -> Tensor:
-    return _largest(s.flat_gaps, s.n)
-
-
-def _sensitivity(s: Statistics) -> Tensor:
-    return s.sensitivity_specificity[0]  # class 1 is the positive one
-
-
-def _specificity(s: Statistics) -> Tensor:
-    return s.sensitivity_specificity[1]
-
-
-def _auroc(s: Statistics) -> Tensor:
-    return s.auroc_auprc[0]
-
-
-def _auprc(s: Statistics) -> Tensor:
-    return s.auroc_auprc[1]
-
-
-def _slope(s: Statistics) -> Tensor:
-    return s.slope_intercept[0]
-
-
-def _intercept(s: Statistics) -> Tensor:
-    return s.slope_intercept[1]
-
-
 METRICS: tuple[Metric, ...] = (
-    Metric("mse", "MSE", "lower", _mse, noun="mean squared error", task="regression", row_mean=True, goal=True),
-    Metric("accuracy", "Accuracy", "higher", _accuracy, PERCENT, noun="accuracy", task="classification", row_mean=True,
-           goal=True),
+    Metric("mse", "MSE", "lower", lambda s: s.scores.square / s.n, noun="mean squared error", task="regression",
+           row_mean=True, goal=True),
+    Metric("accuracy", "Accuracy", "higher", lambda s: s.scores.correct / s.n, PERCENT, noun="accuracy",
+           task="classification", row_mean=True, goal=True),
     Metric("balanced_accuracy", "Balanced accuracy", "higher", _balanced_accuracy, PERCENT, task="classification",
            wide_only=True),
-    Metric("auroc", "AUROC", "higher", _auroc, task="classification", classes=2, source="rows"),
-    Metric("auprc", "AUPRC", "higher", _auprc, task="classification", classes=2, source="rows", listed=False,
+    Metric("auroc", "AUROC", "higher", lambda s: s.auroc_auprc[0], task="classification", classes=2, source="rows"),
+    Metric("auprc", "AUPRC", "higher", lambda s: s.auroc_auprc[1], task="classification", classes=2, source="rows",
+           listed=False, wide_only=True),
+    Metric("sensitivity", "Sensitivity", "higher", lambda s: s.recall[:, 1], PERCENT, task="classification", classes=2,
+           listed=False, wide_only=True),  # class 1 is the positive one
+    Metric("specificity", "Specificity", "higher", lambda s: s.recall[:, 0], PERCENT, task="classification", classes=2,
+           listed=False, wide_only=True),
+    Metric("nll", "NLL", "lower", lambda s: s.scores.nll / s.n, row_mean=True),
+    Metric("brier", "Brier", "lower", lambda s: s.scores.brier / s.n, task="classification", row_mean=True,
            wide_only=True),
-    Metric("sensitivity", "Sensitivity", "higher", _sensitivity, PERCENT, task="classification", classes=2,
-           listed=False, wide_only=True),
-    Metric("specificity", "Specificity", "higher", _specificity, PERCENT, task="classification", classes=2,
-           listed=False, wide_only=True),
-    Metric("nll", "NLL", "lower", _nll, row_mean=True),
-    Metric("brier", "Brier", "lower", _brier, task="classification", row_mean=True, wide_only=True),
     Metric("ece", "ECE", "lower", _ece, task="classification"),
-    Metric("mce", "MCE", "lower", _mce, task="classification", listed=False, table="further"),
+    Metric("mce", "MCE", "lower", lambda s: _largest(s.gaps, s.n), task="classification", listed=False,
+           table="further"),
     Metric("ece_flat", "ECE, all classes", "lower", _ece_flat, task="classification", listed=False, table="further"),
-    Metric("mce_flat", "MCE, all classes", "lower", _mce_flat, task="classification", listed=False, table=None),
-    Metric("calibration_slope", "Calibration slope", 1.0, _slope, task="classification", classes=2, source="rows",
-           listed=False, table="further"),
-    Metric("calibration_intercept", "Calibration intercept", 0.0, _intercept, task="classification", classes=2,
-           source="rows", listed=False, table="further"),
+    Metric("mce_flat", "MCE, all classes", "lower", lambda s: _largest(s.flat_gaps, s.n), task="classification",
+           listed=False, table=None),
+    Metric("calibration_slope", "Calibration slope", 1.0, lambda s: s.slope_intercept[0], task="classification",
+           classes=2, source="rows", listed=False, table="further"),
+    Metric("calibration_intercept", "Calibration intercept", 0.0, lambda s: s.slope_intercept[1],
+           task="classification", classes=2, source="rows", listed=False, table="further"),
 )  # fmt: skip
 
 TERMS: dict[str, tuple[tuple[str, str], ...]] = {

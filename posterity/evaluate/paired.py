@@ -126,17 +126,15 @@ def compare_all(methods: Sequence[Samples]) -> dict[tuple[int, int], Paired]:
 def compare_pair(first: Samples, second: Samples) -> Paired:
     """The paired difference of two methods by the design that their samples allow."""
     shared = sorted(s for s in first.keys() & second.keys() if math.isfinite(first[s].value - second[s].value))
-    each = [first[s].value - second[s].value for s in shared]
+    each = tuple(first[s].value - second[s].value for s in shared)
     found = [_differences(first[s].clients, second[s].clients) for s in shared]
     known = [one for one in found if one is not None]
-    if len(known) < len(shared):
-        known = []
+    known = known if len(known) == len(shared) else []
     design = "seeds" if not known else "crossed" if _same(known) else "nested"
-    mean = math.fsum(each) / len(each) if each else math.nan
-    pair = Paired(tuple(each), mean, design)
+    pair = Paired(each, math.fsum(each) / len(each) if each else math.nan, design)
     if len(each) < 2:
         return pair
-    made = _crossed(pair, each, known) if design == "crossed" else _nested(pair, each, known)
+    made = _crossed(pair, known) if design == "crossed" else _nested(pair, known)
     return _tested(made, GRAIN * max(abs(samples[s].value) for samples in (first, second) for s in shared))
 
 
@@ -216,14 +214,14 @@ def _same(known: Sequence[ClientValues]) -> bool:
     return len(known) > 1 and all(c.who == first.who and np.array_equal(c.sizes, first.sizes) for c in known)
 
 
-def _nested(pair: Paired, each: Sequence[float], known: Sequence[ClientValues]) -> Paired:
-    inside = math.fsum(_variance(one.values, one.sizes) for one in known) / len(each)
+def _nested(pair: Paired, known: Sequence[ClientValues]) -> Paired:
+    inside = math.fsum(_variance(one.values, one.sizes) for one in known) / pair.seeds
     spread = max(_between(pair), inside)
-    return replace(pair, per_seed=spread, error=math.sqrt(spread / len(each)), df=len(each) - 1)  # (2)
+    return replace(pair, per_seed=spread, error=math.sqrt(spread / pair.seeds), df=pair.seeds - 1)  # (2)
 
 
-def _crossed(pair: Paired, each: Sequence[float], known: Sequence[ClientValues]) -> Paired:
-    sizes, seeds = known[0].sizes, len(each)
+def _crossed(pair: Paired, known: Sequence[ClientValues]) -> Paired:
+    sizes, seeds = known[0].sizes, pair.seeds
     table = np.stack([one.values for one in known])  # (seeds, clients)
     weights = sizes / sizes.sum()
     by_client, by_seed = table.mean(0), table @ weights

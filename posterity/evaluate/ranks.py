@@ -43,8 +43,6 @@ class RankedRows:
 
 def rank(outputs: Tensor, y: Tensor, offsets: Tensor) -> RankedRows:
     """Ranked rows of clients that lie one after the other; the arguments are those of `score` with two classes."""
-    if outputs.dim() != 2 or outputs.shape[1] != 2:
-        raise ValueError(f"ranks exist for two classes: outputs must be (rows, 2), not {tuple(outputs.shape)}")
     outputs, y, offsets = prepared(outputs, y, offsets)
     logs = distribution(outputs, y)
     owner = owners(offsets, len(outputs))
@@ -74,19 +72,6 @@ def ordering(ranks: RankedRows, clients: int) -> tuple[Tensor, Tensor]:
     gain = _by_client(owner, positive * precision, clients)
     both = (positives > 0) & (negatives > 0)
     return torch.where(both, wins / (positives * negatives), math.nan), torch.where(both, gain / positives, math.nan)
-
-
-def cut(ranks: RankedRows, clients: int, threshold: float) -> tuple[Tensor, Tensor]:
-    """Sensitivity and specificity of each client when class 1 is said above `threshold`; nan without such rows."""
-    if not 0 < threshold < 1:
-        raise ValueError(f"threshold must lie between 0 and 1, not {threshold}")
-    ranks = ranks.real()
-    client, label = ranks.client, ranks.label
-    # strictly above, so that 0.5 agrees with the most probable class, which is class 0 on a tie
-    said = (ranks.score > math.log(threshold / (1 - threshold))).double()
-    hit, positives = _by_client(client, said * label, clients), _by_client(client, label, clients)
-    spared, negatives = _by_client(client, (1 - said) * (1 - label), clients), _by_client(client, 1 - label, clients)
-    return hit / positives, spared / negatives  # 0/0 is nan, as it should be
 
 
 def recalibration(ranks: RankedRows, clients: int) -> tuple[Tensor, Tensor]:

@@ -15,6 +15,7 @@ Nothing here waits for the device: no value is looked at on the host. What needs
 from __future__ import annotations
 
 import math
+from dataclasses import fields
 
 import torch
 from torch import Tensor
@@ -44,11 +45,6 @@ class Scores:
 
     def __add__(self, other: Scores) -> Scores:
         """Scores of the rows of both: the clients are the same, the rows are not."""
-        if self.hits.shape != other.hits.shape:
-            raise ValueError(
-                f"cannot add scores of {tuple(self.hits.shape)} and {tuple(other.hits.shape)} (clients, classes): "
-                "`+` joins rows of the same clients; use `joined` to put different clients side by side"
-            )
         total: Scores = tree_map(torch.add, self, other)
         return total
 
@@ -69,20 +65,9 @@ class Scores:
 def zero(clients: int, classes: int, device: torch.device | str = "cpu") -> Scores:
     """Scores of no rows at all: the neutral element of `+`."""
 
-    def none(*shape: int) -> Tensor:
-        return torch.zeros(clients, *shape, dtype=torch.float64, device=device)
-
-    return Scores(
-        n=none(),
-        correct=none(),
-        nll=none(),
-        brier=none(),
-        bins=none(BINS, 3),
-        flat=none(FLAT, 3),
-        hits=none(classes),
-        support=none(classes),
-        square=none(),
-    )
+    wide = {"bins": (BINS, 3), "flat": (FLAT, 3), "hits": (classes,), "support": (classes,)}
+    sizes = {each.name: (clients, *wide.get(each.name, ())) for each in fields(Scores)}
+    return Scores(**{name: torch.zeros(size, dtype=torch.float64, device=device) for name, size in sizes.items()})
 
 
 def joined(parts: list[Scores]) -> Scores:
@@ -99,7 +84,10 @@ def score(outputs: Tensor, y: Tensor, offsets: Tensor, classes: int, task: Task)
     variance that is not positive) is scored as certain and wrong, with an infinite nll: it must not pass unseen, and
     nan is kept for "no data".
     """
-    _check(outputs, y, offsets, classes, task)
+    width = 2 if task == "regression" else classes
+    if outputs.dim() != 2 or outputs.shape[1] != width:
+        what = "mean and variance" if task == "regression" else "one log-probability per class"
+        raise ValueError(f"outputs must be (rows, {width}), {what}; got {tuple(outputs.shape)}")
     outputs, y, offsets = prepared(outputs, y, offsets)
     sums = _Sums(owners(offsets, len(outputs)), len(offsets) - 1)
     return _regression(outputs, y.double(), sums) if task == "regression" else _classification(outputs, y, sums)
@@ -213,21 +201,3 @@ def _regression(outputs: Tensor, y: Tensor, sums: _Sums) -> Scores:
     square = torch.where(square.isnan(), math.inf, square)
     named = {"n": n, "nll": sums.of(nll, limbs=3)[:, 0], "square": sums.of(square, limbs=3)[:, 0]}
     return Scores(**{**empty.__dict__, **named})
-
-
-def _check(outputs: Tensor, y: Tensor, offsets: Tensor, classes: int, task: Task) -> None:
-    """Shapes only: looking at values would make the host wait for the device."""
-    if task not in ("classification", "regression"):
-        raise ValueError(f"task is {task!r}; it must be 'classification' or 'regression'")
-    width = 2 if task == "regression" else classes
-    if task == "classification" and classes < 2:
-        raise ValueError(f"classification needs at least two classes, not {classes}")
-    if outputs.dim() != 2 or outputs.shape[1] != width:
-        what = "mean and variance" if task == "regression" else "one log-probability per class"
-        raise ValueError(f"outputs must be (rows, {width}), {what}; got {tuple(outputs.shape)}")
-    if y.numel() != len(outputs):
-        raise ValueError(f"{len(outputs)} rows of outputs but {y.numel()} labels")
-    if offsets.dim() != 1 or len(offsets) < 1:
-        raise ValueError(
-            f"offsets must be (clients + 1,), the bounds of each client's rows; got {tuple(offsets.shape)}"
-        )

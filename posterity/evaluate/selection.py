@@ -1,17 +1,14 @@
-"""Which round a table shows. Every rule sees the same run; a table must name the one it used.
+"""Which round a table shows, where a score stops being one, and what a result cost.
 
-An entry is `{"round", "validation", "test", "held"}`: the metric on the half that chooses, on the half that is
-reported, and on both together. `validated` is honest; `paper` chooses and reports on the same rows, as most papers
-do; `last` chooses nothing. `experiment/result.py` and `report/table.py` make entries of a run's lines; the
-metric and whether more of it is better are in `metrics.py`.
+Every rule of selection sees the same run, and a table must name the one it used. An entry is `{"round", "validation",
+"test", "held"}`: the metric on the half that chooses, on the half that is reported, and on both together. `validated`
+is honest; `paper` chooses and reports on the same rows, as most papers do; `last` chooses nothing.
 
-Where a score stops being one: said once, for a run that judges itself and for a table that judges runs.
+A cost is rounds and bytes until an accuracy is reached, from a history of `{"round", "accuracy", "bytes_up",
+"bytes_down"}`. Bytes are *cumulative*: all that was sent by (up) and to (down) the clients from the start up to and
+including that round. Rounds without an evaluation may be left out or have an accuracy of None or nan.
 
-What a result cost: rounds and bytes until an accuracy is reached, and how sparse a tree is.
-
-A history is a list of entries `{"round", "accuracy", "bytes_up", "bytes_down"}`. Bytes are *cumulative*: all that was
-sent by (up) and to (down) the clients from the start up to and including that round. Rounds without an evaluation
-may be left out or have an accuracy of None or nan. `experiment/result.py` makes such histories of a run's lines.
+`experiment/result.py` and `report/table.py` make entries and histories of a run's lines.
 """
 
 from __future__ import annotations
@@ -26,53 +23,8 @@ import torch
 from posterity.core.tree import Tree, tree_leaves
 from posterity.settings.hyperparameters import nearest
 
-TIMES = 1e3  # the NLL of guessing: no network that learnt anything is so sure and so wrong
-
-
-def absurd_nll(classes: int) -> float:
-    """The mean NLL from which on a run has exploded."""
-    return TIMES * math.log(max(classes, 2))
-
-
-RoundCost = Mapping[str, float | None]
-
-
-def rounds_to(history: Sequence[RoundCost], accuracy: float) -> int | None:
-    """The first round whose accuracy is at least `accuracy`, or None if there is none."""
-    entry = _first(history, accuracy)
-    return None if entry is None else int(_number(entry, "round"))
-
-
-def bytes_to(history: Sequence[RoundCost], accuracy: float) -> int | None:
-    """Bytes sent in both directions until the first round whose accuracy is at least `accuracy`, or None."""
-    ordered = sorted(history, key=lambda entry: _number(entry, "round"))
-    sent = [_number(e, "bytes_up") + _number(e, "bytes_down") for e in ordered]
-    if any(later < earlier for earlier, later in pairwise(sent)):
-        raise ValueError("bytes fall from one round to the next: they must be totals since the start, not per round")
-    entry = _first(history, accuracy)
-    return None if entry is None else int(_number(entry, "bytes_up") + _number(entry, "bytes_down"))
-
-
-def share_of_zeros(tree: Tree) -> float:
-    """Share of exact zeros among the floating entries of a tree (counters are no weights); nan if it has none."""
-    leaves = [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor) and leaf.is_floating_point()]
-    size = sum(leaf.numel() for leaf in leaves)
-    return sum(int((leaf == 0).sum()) for leaf in leaves) / size if size else math.nan
-
-
-def _first(history: Sequence[RoundCost], accuracy: float) -> RoundCost | None:
-    reached = [e for e in history if (value := e.get("accuracy")) is not None and value >= accuracy]  # nan is not
-    return min(reached, key=lambda entry: _number(entry, "round"), default=None)
-
-
-def _number(entry: RoundCost, name: str) -> float:
-    value = entry.get(name)
-    if value is None:
-        raise ValueError(f"history entry {dict(entry)} has no {name!r}")
-    return value
-
-
-RoundValues = Mapping[str, float | None]
+Entry = Mapping[str, float | None]
+"""A round, by the names above."""
 
 
 @dataclass(frozen=True)
@@ -83,37 +35,37 @@ class Selection:
     value: float
 
 
-def validated(entries: Sequence[RoundValues], higher: bool = True) -> Selection:
+def validated(entries: Sequence[Entry], higher: bool = True) -> Selection:
     """The test value at the round with the best validation value (the earliest of equals)."""
     return _best(entries, "validation", "test", higher)
 
 
-def paper(entries: Sequence[RoundValues], higher: bool = True) -> Selection:
+def paper(entries: Sequence[Entry], higher: bool = True) -> Selection:
     """The best value on all held-out rows over the rounds: optimistic, for comparison with printed tables."""
     return _best(entries, "held", "held", higher)
 
 
-def last(entries: Sequence[RoundValues], higher: bool = True) -> Selection:
+def last(entries: Sequence[Entry], higher: bool = True) -> Selection:
     """The test value at the last round, whatever it is."""
     entry = _ordered(entries)[-1]
     return Selection(_round(entry), _value(entry, "test"))
 
 
-RULES: dict[str, Callable[[Sequence[RoundValues], bool], Selection]] = {
+RULES: dict[str, Callable[[Sequence[Entry], bool], Selection]] = {
     "validated": validated,
     "paper": paper,
     "last": last,
 }
 
 
-def select(entries: Sequence[RoundValues], rule: str = "validated", higher: bool = True) -> Selection:
+def select(entries: Sequence[Entry], rule: str = "validated", higher: bool = True) -> Selection:
     """The selection of the named rule; `higher` says whether a larger value is better."""
     if rule not in RULES:
         raise ValueError(f"there is no selection rule {rule!r}: {nearest(rule, RULES)}")
     return RULES[rule](entries, higher)
 
 
-def _best(entries: Sequence[RoundValues], by: str, shown: str, higher: bool) -> Selection:
+def _best(entries: Sequence[Entry], by: str, shown: str, higher: bool) -> Selection:
     known = [entry for entry in _ordered(entries) if not math.isnan(_value(entry, by))]
     if not known:  # a run that diverged at once still has a row in the table
         return Selection(None, math.nan)
@@ -122,19 +74,50 @@ def _best(entries: Sequence[RoundValues], by: str, shown: str, higher: bool) -> 
     return Selection(_round(best), _value(best, shown))
 
 
-def _ordered(entries: Sequence[RoundValues]) -> list[RoundValues]:
+def _ordered(entries: Sequence[Entry]) -> list[Entry]:
     if not entries:
         raise ValueError("no round was evaluated, so none can be selected: evaluate at least once in the run")
     return sorted(entries, key=_round)
 
 
-def _round(entry: RoundValues) -> int:
-    value = entry.get("round")
-    if value is None:
-        raise ValueError(f"entry {dict(entry)} does not say its round")
-    return int(value)
+def _round(entry: Entry) -> int:
+    return int(entry["round"] or 0)
 
 
-def _value(entry: RoundValues, name: str) -> float:
+def _value(entry: Entry, name: str) -> float:
     value = entry.get(name)
     return math.nan if value is None else float(value)
+
+
+def diverged_nll(classes: int) -> float:
+    """The mean NLL from which on a run has diverged: a thousand times that of guessing.
+
+    No network that learnt anything is so sure and so wrong.
+    """
+    return 1e3 * math.log(max(classes, 2))
+
+
+def rounds_to(history: Sequence[Entry], accuracy: float) -> int | None:
+    """The first round whose accuracy is at least `accuracy`, or None if there is none."""
+    entry = _first(history, accuracy)
+    return None if entry is None else _round(entry)
+
+
+def bytes_to(history: Sequence[Entry], accuracy: float) -> int | None:
+    """Bytes sent in both directions until the first round whose accuracy is at least `accuracy`, or None."""
+    sent = [_value(entry, "bytes_up") + _value(entry, "bytes_down") for entry in sorted(history, key=_round)]
+    if any(later < earlier for earlier, later in pairwise(sent)):
+        raise ValueError("bytes fall from one round to the next: they must be totals since the start, not per round")
+    entry = _first(history, accuracy)
+    return None if entry is None else int(_value(entry, "bytes_up") + _value(entry, "bytes_down"))
+
+
+def _first(history: Sequence[Entry], accuracy: float) -> Entry | None:
+    return min((entry for entry in history if _value(entry, "accuracy") >= accuracy), key=_round, default=None)
+
+
+def share_of_zeros(tree: Tree) -> float:
+    """Share of exact zeros among the floating entries of a tree (counters are no weights); nan if it has none."""
+    leaves = [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor) and leaf.is_floating_point()]
+    size = sum(leaf.numel() for leaf in leaves)
+    return sum(int((leaf == 0).sum()) for leaf in leaves) / size if size else math.nan

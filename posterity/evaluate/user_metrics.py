@@ -1,6 +1,6 @@
 """Metrics of your own (`--metrics package.module:name`): found, checked, and their sums taken in a scoring pass.
 
-A metric is a `Metric` (`metric.py`) at the top of a module; those of the package are in `metrics.py`.
+A metric is a `Metric` at the top of a module; those of the package are in `metrics.py`.
 """
 
 from __future__ import annotations
@@ -21,10 +21,13 @@ SHOWN = ("n", "accuracy_mean", "accuracy_train", "bytes", "seconds")  # what lin
 def load_metrics(text: str | None) -> tuple[Metric, ...]:
     """The metrics that a list `package.module:name, …` names."""
     found: list[Metric] = []
-    for path in (word.strip() for word in (text or "").split(",")):
-        if path:
-            found.append(_load(path))
-            _check_name(found[-1].name, path, [metric.name for metric in found[:-1]])
+    for path in filter(None, map(str.strip, (text or "").split(","))):
+        metric = _load(path)
+        if not metric.name.isidentifier():
+            raise ValueError(f"the name {metric.name!r} of the metric {path!r} must be a word: letters, digits, _")
+        if metric.name in {*(each.name for each in (*METRICS, *found)), *fairness(zero(1, 2)), *SHOWN}:
+            raise ValueError(f"the name {metric.name!r} of the metric {path!r} is taken; give it another one")
+        found.append(metric)
     return tuple(found)
 
 
@@ -72,10 +75,3 @@ def _load(path: str) -> Metric:
         raise ValueError(f"{path!r} is not a metric (a posterity.evaluate.Metric); metrics in {module}: "
                          f"{', '.join(some) or 'none'}")  # fmt: skip
     return metric
-
-
-def _check_name(name: str, path: str, others: Sequence[str]) -> None:
-    if not name.isidentifier():
-        raise ValueError(f"the name {name!r} of the metric {path!r} must be a word: letters, digits, _")
-    if name in {*(metric.name for metric in METRICS), *fairness(zero(1, 2)), *SHOWN, *others}:
-        raise ValueError(f"the name {name!r} of the metric {path!r} is taken; give it another one")

@@ -14,7 +14,7 @@ from typing import Any
 
 from posterity.data.federation import Federation
 from posterity.evaluate import goal_of, select
-from posterity.evaluate.selection import absurd_nll
+from posterity.evaluate.selection import diverged_nll
 from posterity.runs import folder as run_folder
 from posterity.runs.folder import is_aside
 
@@ -56,7 +56,7 @@ def _why_exploded(scores: Sequence[Mapping[str, Any]], federation: Federation, p
             return ""
         error, spread = _pooled(metrics, "mse"), float(federation.y.double().var())
         return "" if error <= FAR_OFF * max(spread, 1e-30) or math.isnan(error) else _told(chosen, "MSE", error, part)
-    nll, limit = _pooled(metrics, "nll"), absurd_nll(federation.classes)
+    nll, limit = _pooled(metrics, "nll"), diverged_nll(federation.classes)
     blind = _pooled(metrics, "accuracy") <= 1 / federation.classes  # one row of probability 0 is an infinite NLL, too
     return _told(chosen, "NLL", nll, part) if limit < nll < math.inf or (nll == math.inf and blind) else ""
 

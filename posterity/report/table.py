@@ -28,7 +28,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from posterity.evaluate import FIGURES, METRICS, Metric, goal_of, select
-from posterity.evaluate.selection import absurd_nll
+from posterity.evaluate.selection import diverged_nll
 from posterity.runs.read import ReportError, Run, ScoreLine
 from posterity.settings.config import settings_where
 
@@ -191,7 +191,7 @@ def diverged(run: Run, selected: SelectedRound) -> str:
         return str(describe_divergence)
     score = selected.score
     if run.federation.task != "regression":
-        nll, limit = score.value("nll"), absurd_nll(run.federation.classes)
+        nll, limit = score.value("nll"), diverged_nll(run.federation.classes)
         return f"NLL {nll:.1e} at round {score.round}" if nll is not None and limit <= nll < math.inf else ""
     mse, first = score.value("mse"), _first_error(run, score.part)
     if mse is None or not first or mse < GROWTH * first:

@@ -19,23 +19,23 @@ COUNTS = [50, 0, 33, 80, 1]
 RANKED = ("auroc", "auprc", "sensitivity", "specificity", "calibration_slope", "calibration_intercept")
 
 
-def found(logs: Tensor, y: Tensor, offsets: Tensor, threshold: float = 0.5) -> dict[str, Tensor]:
-    return per_client(score(logs, y, offsets, 2, "classification"), rank(logs, y, offsets), threshold)
+def found(logs: Tensor, y: Tensor, offsets: Tensor) -> dict[str, Tensor]:
+    return per_client(score(logs, y, offsets, 2, "classification"), rank(logs, y, offsets))
 
 
 def test_against_scikit_learn_on_each_client_with_ties() -> None:
     logs, y, offsets = predictions(COUNTS, 2)
     logs = (logs[:, 1].exp() * 8).round().clamp(1, 7) / 8  # few levels: many ties
     logs = torch.stack([1 - logs, logs], 1).log()
-    values = found(logs, y, offsets, 0.3)
+    values = found(logs, y, offsets)
     for k in (0, 2, 3):
         mine = slice(offsets[k], offsets[k + 1])
         p, label = logs[mine, 1].exp().numpy(), y[mine].numpy()
         assert values["auroc"][k].item() == pytest.approx(roc_auc_score(label, p), abs=1e-12)
         assert values["auprc"][k].item() == pytest.approx(average_precision_score(label, p), abs=1e-12)
         assert values["brier"][k].item() == pytest.approx(2 * brier_score_loss(label, p), abs=1e-12)
-        assert values["sensitivity"][k].item() == pytest.approx(recall_score(label, p > 0.3), abs=1e-12)
-        assert values["specificity"][k].item() == pytest.approx(recall_score(label, p > 0.3, pos_label=0), abs=1e-12)
+        assert values["sensitivity"][k].item() == pytest.approx(recall_score(label, p > 0.5), abs=1e-12)
+        assert values["specificity"][k].item() == pytest.approx(recall_score(label, p > 0.5, pos_label=0), abs=1e-12)
     assert all(values[name][1].isnan() for name in RANKED)
     assert values["auroc"][4].isnan()  # one row, one class
 
@@ -56,17 +56,6 @@ def test_joining_in_any_order_is_the_whole() -> None:
     scores = score(logs, y, offsets, 2, "classification")
     for name, value in per_client(scores, left + right).items():
         torch.testing.assert_close(value, per_client(scores, whole)[name], rtol=1e-10, atol=1e-10, equal_nan=True)
-
-
-def test_default_cut_agrees_with_the_most_probable_class() -> None:
-    logs, y, offsets = predictions(COUNTS, 2)
-    logs[::5] = math.log(0.5)
-    scores = score(logs, y, offsets, 2, "classification")
-    with_ranks, without = per_client(scores, rank(logs, y, offsets)), per_client(scores)
-    for name in ("sensitivity", "specificity"):
-        torch.testing.assert_close(with_ranks[name], without[name], rtol=0, atol=0, equal_nan=True)
-    with pytest.raises(ValueError, match="needs `ranks`"):
-        per_client(scores, threshold=0.2)
 
 
 def test_recalibration_is_logistic_regression() -> None:
@@ -131,7 +120,3 @@ def test_padding_rows_are_left_out() -> None:
     middle = found(logs, y, offsets[1:3])
     for name, value in found(logs, y, offsets).items():
         torch.testing.assert_close(middle[name], value[1:2], rtol=1e-12, atol=1e-12)
-    with pytest.raises(ValueError, match="two classes"):
-        rank(torch.zeros(3, 3), torch.zeros(3), torch.tensor([0, 3]))
-    with pytest.raises(ValueError, match="between 0 and 1"):
-        found(logs, y, offsets, 1.0)

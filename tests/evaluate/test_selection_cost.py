@@ -38,8 +38,6 @@ def test_bytes_per_round_are_refused() -> None:
     ]
     with pytest.raises(ValueError, match="totals since the start"):
         bytes_to(falling, 0.1)
-    with pytest.raises(ValueError, match="bytes_up"):
-        bytes_to([{"round": 1, "accuracy": 0.1, "bytes_down": 5}], 0.1)
 
 
 def test_share_of_zeros_counts_floating_leaves() -> None:

