@@ -14,73 +14,63 @@ from typing import Any
 
 import torch
 
-from posterity.core import (
-    SGD,
-    Loss,
-    Message,
-    Network,
-    Params,
-    Pass,
-    Training,
-    averaged,
-    check_fields,
-    clipped,
-    descend,
-    meta,
-    record,
-    tree_map,
-    within,
-)
+from posterity import core
 
 CODE = "MetaVD's released code"
 
 
-@record
+@core.record
 class State:
-    params: Params  # w
-    velocity: Params  # v, of the trainable leaves; {} without momentum
+    params: core.Params  # w
+    velocity: core.Params  # v, of the trainable leaves; {} without momentum
 
 
-def first(model: Network, params: Params, momentum: float) -> State:
+def first(model: core.Network, params: core.Params, momentum: float) -> State:
     """The server before the first round."""
     moving = [n for n in params if n in model.trainable] if momentum else []
     return State(params, {n: torch.zeros_like(params[n]) for n in moving})
 
 
 def server_step(
-    state: State, total: Message, model: Network, lr: float, momentum: float, clip: float | None
+    state: State, total: core.Message, model: core.Network, lr: float, momentum: float, clip: float | None
 ) -> State:  # fmt: skip
     """The mean update as a meta-gradient; without momentum and clip, FedAvg's server (bit for bit).
 
     Running statistics have neither step, momentum nor clip: they are the mean.
     """
-    new = averaged(state.params, total, lr, model)
+    new = core.averaged(state.params, total, lr, model)
     if not momentum and clip is None:
         return State(new, state.velocity)
     target = total["params"].mean()
     names = list(state.velocity) if momentum else [n for n in target if model is None or n not in model.buffers]
-    update = clipped({n: target[n] - state.params[n] for n in names}, clip)
+    update = core.clipped({n: target[n] - state.params[n] for n in names}, clip)
     if momentum:
-        update = tree_map(lambda v, u: momentum * v + u, state.velocity, update)
+        update = core.tree_map(lambda v, u: momentum * v + u, state.velocity, update)
     moved = {n: state.params[n] + lr * update[n] for n in names}
     return State({**new, **moved}, update if momentum else state.velocity)
 
 
 def meta_steps(
-    local: Training, support_loss: Loss, loss: Loss, fast: float, order: str, queries: int = 1, **how: Any
-) -> Pass:
+    local: core.Training,
+    support_loss: core.Loss,
+    loss: core.Loss,
+    fast: float,
+    order: str,
+    queries: int = 1,
+    **how: Any,
+) -> core.Pass:
     """A pass of meta-steps; one step takes `local.batch` samples for every batch that its `order` uses."""
     batches = 1 + queries + (order == "hessian_free")
     how = {**local.schedule(), **how, "batch": batches * local.batch}
-    return meta(support_loss, loss, fast, local.make_optimiser(), order=order, queries=queries, **how)
+    return core.meta(support_loss, loss, fast, local.make_optimiser(), order=order, queries=queries, **how)
 
 
-def fast_steps(local: Training, loss: Loss, fast: float) -> Pass:
+def fast_steps(local: core.Training, loss: core.Loss, fast: float) -> core.Pass:
     """Plain descent of size `fast`: what MAML's clients do before they are scored."""
-    return descend(loss, SGD(fast, 0.0, local.weight_decay, local.clip))
+    return core.descend(loss, core.SGD(fast, 0.0, local.weight_decay, local.clip))
 
 
-def adaptation(work: Pass, epochs: int, steps: int | None, batch: int) -> tuple[Pass, ...]:
+def adaptation(work: core.Pass, epochs: int, steps: int | None, batch: int) -> tuple[core.Pass, ...]:
     """`work` cut to `steps` steps of `batch` samples for each of the `epochs`; whole epochs if `steps` is None."""
     if epochs == 0:
         return ()
@@ -91,6 +81,6 @@ def adaptation(work: Pass, epochs: int, steps: int | None, batch: int) -> tuple[
 
 def check_meta(method: Any) -> None:
     """Refuse a method whose server or adaptation cannot be as its fields say."""
-    check_fields(method)
-    within(method, server_lr=(0, None), server_momentum=(0, 1), server_clip=(0, None))
-    within(method, adapt_steps=(1, None), adapt_batch=(1, None))
+    core.check_fields(method)
+    core.within(method, server_lr=(0, None), server_momentum=(0, 1), server_clip=(0, None))
+    core.within(method, adapt_steps=(1, None), adapt_batch=(1, None))

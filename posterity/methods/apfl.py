@@ -28,155 +28,124 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from posterity.core import (
-    Batch,
-    Carry,
-    Facts,
-    Here,
-    Loss,
-    Message,
-    Method,
-    Network,
-    Now,
-    Optimiser,
-    Params,
-    Pass,
-    Point,
-    Training,
-    Tree,
-    as_second,
-    averaged,
-    check_fields,
-    descend,
-    first_of,
-    fit,
-    holding,
-    hyper,
-    log_predictive,
-    record,
-    second_network,
-    second_of,
-    trainable,
-    weighted,
-    within,
-)
+from posterity import core
 
 ALPHA = "mixing weight"  # α_k lies beside the leaves of the second network, v_k
 SOURCE = "FL-bench; PFLlib has 1.0, FedRep's code 0.75"
 TWO = 4  # more copies of the leaves that a step holds: there are two networks, their gradients, and the mixture
 
 
-@record
+@core.record
 class State:
-    params: Params  # w
+    params: core.Params  # w
 
 
-@record
+@core.record
 class Personal:
-    model: Params  # v_k
+    model: core.Params  # v_k
     alpha: Tensor  # α_k ()
 
 
-def mixture(params: Params, model: Network) -> Params:
+def mixture(params: core.Params, model: core.Network) -> core.Params:
     """v̄_k: the trainable leaves of both networks mixed; the rest is the second one's."""
-    mine = second_of(params)
+    mine = core.second_of(params)
     alpha = mine[ALPHA]
     mixed = {n: alpha * mine[n] + (1 - alpha) * params[n] for n in model.leaves if n in model.trainable}  # (1)
     return {n: mixed[n] if n in mixed else mine[n] for n in model.leaves}
 
 
-def with_alpha(names: Iterable[str], model: Network) -> list[str]:
+def with_alpha(names: Iterable[str], model: core.Network) -> list[str]:
     """Partition: the second network and the mixing weight."""
-    return [*second_network(names, model), *as_second({ALPHA: torch.empty(0)})]
+    return [*core.second_network(names, model), *core.as_second({ALPHA: torch.empty(0)})]
 
 
 @dataclass(frozen=True)
 class Mixing:
     """An optimiser for the second network, and plain descent within [0, 1] for the mixing weight."""
 
-    inner: Optimiser
+    inner: core.Optimiser
     lr: float
 
-    def open(self, params: Tree) -> Tree:
+    def open(self, params: core.Tree) -> core.Tree:
         return self.inner.open(_rest(params))
 
-    def update(self, gradient: Tree, state: Tree, params: Tree) -> tuple[Tree, Tree]:
+    def update(self, gradient: core.Tree, state: core.Tree, params: core.Tree) -> tuple[core.Tree, core.Tree]:
         moved, state = self.inner.update(_rest(gradient), state, _rest(params))  # (2)
         alpha = {n: (params[n] - self.lr * gradient[n]).clamp(0, 1) for n in params if n not in moved}  # (3)
         return {**moved, **alpha}, state
 
 
-def _rest(params: Params) -> Params:
-    return {n: p for n, p in params.items() if n not in as_second({ALPHA: p})}
+def _rest(params: core.Params) -> core.Params:
+    return {n: p for n, p in params.items() if n not in core.as_second({ALPHA: p})}
 
 
-def side_by_side(first: Pass, second: Pass) -> Pass:
+def side_by_side(first: core.Pass, second: core.Pass) -> core.Pass:
     """Two passes over the same batches, each step from where both were; `second` moves the second network alone."""
 
-    def begin(carry: Carry, here: Here) -> Carry:
+    def begin(carry: core.Carry, here: core.Here) -> core.Carry:
         opened = first.open(carry, here), second.open(carry, here)
         return replace(opened[1], opt=tuple(each.opt for each in opened))
 
-    def step(carry: Carry, batch: Batch, here: Here) -> Carry:
+    def step(carry: core.Carry, batch: core.Batch, here: core.Here) -> core.Carry:
         one = first.step(replace(carry, opt=carry.opt[0]), batch, here)
         two = second.step(replace(carry, opt=carry.opt[1]), batch, here)
-        params = {**first_of(one.params), **as_second(second_of(two.params))}
-        return Carry(params, two.kept, (one.opt, two.opt))  # the loss that is reported is of what predicts
+        params = {**core.first_of(one.params), **core.as_second(core.second_of(two.params))}
+        return core.Carry(params, two.kept, (one.opt, two.opt))  # the loss that is reported is of what predicts
 
     both = replace(first, open=begin, step=step, close=lambda carry, here: replace(carry, opt=()))
-    return holding((both,), copies=TWO + second.copies - Pass.copies)[0]
+    return core.holding((both,), copies=TWO + second.copies - core.Pass.copies)[0]
 
 
 @dataclass(frozen=True)
-class APFL(Method):
+class APFL(core.Method):
     label: ClassVar[str] = "APFL"
     reference: ClassVar[str] = "Deng, Kamani and Mahdavi, 2020"
     absent: ClassVar[str] = "cohort only: an absent client keeps its model and its mixing weight"
-    scored: ClassVar[Point] = "received"
+    scored: ClassVar[core.Point] = "received"
 
-    local: Training = hyper(Training(), "how the clients train both models")
-    alpha: float = hyper(0.5, "α: share of the client's own model, at first", SOURCE, search=(0.1, 0.9, "linear"))
-    adaptive: bool = hyper(True, "whether clients learn α; false: it stays", "Deng et al. 2020")
-    loss: Loss = fit  # a wrapper may replace it
+    local: core.Training = core.hyper(core.Training(), "how the clients train both models")
+    alpha: float = core.hyper(0.5, "α: share of the client's own model, at first", SOURCE, search=(0.1, 0.9, "linear"))
+    adaptive: bool = core.hyper(True, "whether clients learn α; false: it stays", "Deng et al. 2020")
+    loss: core.Loss = core.fit  # a wrapper may replace it
 
     def __post_init__(self) -> None:
-        check_fields(self)
-        within(self, alpha=(0, 1))
+        core.check_fields(self)
+        core.within(self, alpha=(0, 1))
 
-    def init(self, model: Network, params: Params, facts: Facts) -> State:
+    def init(self, model: core.Network, params: core.Params, facts: core.Facts) -> State:
         return State(params)
 
-    def remarks(self, model: Network) -> tuple[str, ...]:
+    def remarks(self, model: core.Network) -> tuple[str, ...]:
         if self.adaptive or 0 < self.alpha < 1:
             return ()
         what = "the clients' models stay unused: this is FedAvg" if not self.alpha else "every client trains alone"
         return (f"APFL with α = {self.alpha:g} that is not learnt: {what}",)
 
-    def join(self, here: Here) -> Personal:
+    def join(self, here: core.Here) -> Personal:
         return Personal(dict(here.shared.params), torch.full_like(here.n, self.alpha))
 
-    def start(self, here: Here) -> Params:
+    def start(self, here: core.Here) -> core.Params:
         mine = {**here.personal.model, ALPHA: here.personal.alpha}
-        return {**here.shared.params, **as_second(mine)}
+        return {**here.shared.params, **core.as_second(mine)}
 
-    def mixed_loss(self, params: Params, batch: Batch, here: Here) -> tuple[Tensor, Params]:
+    def mixed_loss(self, params: core.Params, batch: core.Batch, here: core.Here) -> tuple[Tensor, core.Params]:
         value, buffers = self.loss(mixture(params, here.model), batch, here)
-        return value, as_second(buffers)
+        return value, core.as_second(buffers)
 
-    def passes(self) -> tuple[Pass, ...]:
-        how, trains = self.local.make_optimiser(), second_network
+    def passes(self) -> tuple[core.Pass, ...]:
+        how, trains = self.local.make_optimiser(), core.second_network
         if self.adaptive:
             how, trains = Mixing(how, self.local.lr), with_alpha
-        mixed = descend(self.mixed_loss, how, trains, **self.local.schedule())
-        return (side_by_side(self.local.descend(self.loss, trainable), mixed),)
+        mixed = core.descend(self.mixed_loss, how, trains, **self.local.schedule())
+        return (side_by_side(self.local.descend(self.loss, core.trainable), mixed),)
 
-    def message(self, carry: Carry, here: Here) -> tuple[Message, Personal]:
-        mine = second_of(carry.params)
+    def message(self, carry: core.Carry, here: core.Here) -> tuple[core.Message, Personal]:
+        mine = core.second_of(carry.params)
         kept = Personal({n: mine[n] for n in here.personal.model}, mine[ALPHA])
-        return weighted(first_of(carry.params), here), kept
+        return core.weighted(core.first_of(carry.params), here), kept
 
-    def combine(self, state: State, total: Message, now: Now) -> State:
-        return State(averaged(state.params, total))
+    def combine(self, state: State, total: core.Message, now: core.Now) -> State:
+        return State(core.averaged(state.params, total))
 
-    def predict(self, carry: Carry, x: Tensor, here: Here) -> Tensor:
-        return log_predictive(mixture(carry.params, here.model), x, here)
+    def predict(self, carry: core.Carry, x: Tensor, here: core.Here) -> Tensor:
+        return core.log_predictive(mixture(carry.params, here.model), x, here)

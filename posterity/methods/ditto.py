@@ -24,102 +24,70 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from posterity.core import (
-    Batch,
-    Carry,
-    Facts,
-    Here,
-    Loss,
-    Message,
-    Method,
-    Network,
-    Now,
-    Params,
-    Pass,
-    Personal,
-    Point,
-    Training,
-    as_second,
-    averaged,
-    check_fields,
-    first_network,
-    first_of,
-    fit,
-    holding,
-    hyper,
-    log_predictive,
-    on_second,
-    record,
-    second_network,
-    second_of,
-    squared_distance,
-    tuned,
-    weighted,
-    within,
-)
+from posterity import core
 
 TWO = 2  # more copies of the leaves that a step holds: there are two networks, of which it moves one
 
 
-@record
+@core.record
 class State:
-    params: Params  # w
+    params: core.Params  # w
 
 
 @dataclass(frozen=True)
-class Ditto(Method):
+class Ditto(core.Method):
     label: ClassVar[str] = "Ditto"
     reference: ClassVar[str] = "Li et al., ICML 2021"
     absent: ClassVar[str] = "cohort only: an absent client keeps its model"
-    scored: ClassVar[Point] = "received"
+    scored: ClassVar[core.Point] = "received"
 
-    local: Training = hyper(Training(), "how the clients train, both models")
-    lam: float = hyper(
+    local: core.Training = core.hyper(core.Training(), "how the clients train, both models")
+    lam: float = core.hyper(
         1.0,
         "λ: pull of the personal model to the broadcast",
         "FL-bench; the paper tries 0.1, 1 and 2",
         search=(0.01, 10.0, "log"),
     )
-    personal_epochs: int = hyper(1, "E_p: epochs of the personal model in a round", "FL-bench and PFLlib")
-    loss: Loss = fit  # a wrapper may replace it
+    personal_epochs: int = core.hyper(1, "E_p: epochs of the personal model in a round", "FL-bench and PFLlib")
+    loss: core.Loss = core.fit  # a wrapper may replace it
 
     def __post_init__(self) -> None:
-        check_fields(self)
-        within(self, lam=(0, None), personal_epochs=(1, None))
+        core.check_fields(self)
+        core.within(self, lam=(0, None), personal_epochs=(1, None))
 
-    def init(self, model: Network, params: Params, facts: Facts) -> State:
+    def init(self, model: core.Network, params: core.Params, facts: core.Facts) -> State:
         return State(params)
 
-    def remarks(self, model: Network) -> tuple[str, ...]:
+    def remarks(self, model: core.Network) -> tuple[str, ...]:
         if self.lam:
             return ()
         return ("Ditto with lam = 0 predicts as local training does: no personal model ever sees the others",)
 
-    def join(self, here: Here) -> Personal:
+    def join(self, here: core.Here) -> core.Personal:
         return dict(here.shared.params)
 
-    def start(self, here: Here) -> Params:
-        return {**here.shared.params, **as_second(here.personal)}
+    def start(self, here: core.Here) -> core.Params:
+        return {**here.shared.params, **core.as_second(here.personal)}
 
-    def pulled(self, params: Params, batch: Batch, here: Here) -> tuple[Tensor, Params]:
+    def pulled(self, params: core.Params, batch: core.Batch, here: core.Here) -> tuple[Tensor, core.Params]:
         value, buffers = self.loss(params, batch, here)
-        return value + 0.5 * self.lam * squared_distance(params, here.shared.params, here.model), buffers  # (a)
+        return value + 0.5 * self.lam * core.squared_distance(params, here.shared.params, here.model), buffers  # (a)
 
-    def personal_pass(self) -> Pass:
-        train = self.local.descend(on_second(self.pulled if self.lam else self.loss), second_network)
-        return holding((replace(train, epochs=self.personal_epochs, max_steps=None),), copies=TWO)[0]
+    def personal_pass(self) -> core.Pass:
+        train = self.local.descend(core.on_second(self.pulled if self.lam else self.loss), core.second_network)
+        return core.holding((replace(train, epochs=self.personal_epochs, max_steps=None),), copies=TWO)[0]
 
-    def passes(self) -> tuple[Pass, ...]:
-        return *holding((self.local.descend(self.loss, first_network),), copies=TWO), self.personal_pass()
+    def passes(self) -> tuple[core.Pass, ...]:
+        return *core.holding((self.local.descend(self.loss, core.first_network),), copies=TWO), self.personal_pass()
 
-    def adapt(self, epochs: int) -> tuple[Pass, ...]:
-        return tuned((self.personal_pass(),), epochs)
+    def adapt(self, epochs: int) -> tuple[core.Pass, ...]:
+        return core.tuned((self.personal_pass(),), epochs)
 
-    def message(self, carry: Carry, here: Here) -> tuple[Message, Personal]:
-        return weighted(first_of(carry.params), here), second_of(carry.params)
+    def message(self, carry: core.Carry, here: core.Here) -> tuple[core.Message, core.Personal]:
+        return core.weighted(core.first_of(carry.params), here), core.second_of(carry.params)
 
-    def combine(self, state: State, total: Message, now: Now) -> State:
-        return State(averaged(state.params, total))
+    def combine(self, state: State, total: core.Message, now: core.Now) -> State:
+        return State(core.averaged(state.params, total))
 
-    def predict(self, carry: Carry, x: Tensor, here: Here) -> Tensor:
-        return log_predictive(second_of(carry.params), x, here)
+    def predict(self, carry: core.Carry, x: Tensor, here: core.Here) -> Tensor:
+        return core.log_predictive(core.second_of(carry.params), x, here)

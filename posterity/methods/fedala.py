@@ -33,46 +33,24 @@ import torch
 from torch import Tensor
 from torch.func import grad
 
-from posterity.core import (
-    Batch,
-    Carry,
-    Facts,
-    Here,
-    Loss,
-    Message,
-    Method,
-    Network,
-    Now,
-    Params,
-    Pass,
-    Point,
-    Training,
-    averaged,
-    check_fields,
-    fit,
-    hyper,
-    record,
-    tree_map,
-    weighted,
-    within,
-)
+from posterity import core
 
 AUTHORS = "authors' code"
 
 
-@record
+@core.record
 class State:
-    params: Params  # w
+    params: core.Params  # w
 
 
-@record
+@core.record
 class Personal:
-    model: Params  # θ_k, of the last p layers
-    weights: Params  # W_k
+    model: core.Params  # θ_k, of the last p layers
+    weights: core.Params  # W_k
     visits: Tensor  # () how often the client has trained
 
 
-def last_layers(model: Network, count: int) -> list[str]:
+def last_layers(model: core.Network, count: int) -> list[str]:
     """The trainable leaves of the last `count` layers; leaves of one module (weight and bias) are a layer."""
     names = [n for n in model.leaves if n in model.trainable]
     layers = list(dict.fromkeys(n.rpartition(".")[0] for n in names))
@@ -80,48 +58,48 @@ def last_layers(model: Network, count: int) -> list[str]:
     return [n for n in names if n.rpartition(".")[0] in last]
 
 
-def between(mine: Params, broadcast: Params, weights: Params) -> Params:
+def between(mine: core.Params, broadcast: core.Params, weights: core.Params) -> core.Params:
     """θ̂: bit for bit θ_k where a weight is 0 and w where it is 1."""
     return {n: torch.lerp(mine[n], broadcast[n], weights[n]) for n in weights}  # (1)
 
 
 @dataclass(frozen=True)
-class FedALA(Method):
+class FedALA(core.Method):
     label: ClassVar[str] = "FedALA"
     reference: ClassVar[str] = "Zhang et al., AAAI 2023"
     absent: ClassVar[str] = "cohort only: an absent client keeps its last layers and their weights"
-    scored: ClassVar[Point] = "received"
+    scored: ClassVar[core.Point] = "received"
 
-    local: Training = hyper(Training(), "how the clients train", paper=Training(lr=0.005))
-    layers: int = hyper(1, "p: how many of the network's last layers, counted by modules with weights", AUTHORS)
-    weight_lr: float = hyper(1.0, "η_W: step size of the weights W", AUTHORS, search=(0.1, 10.0, "log"))
-    share: float = hyper(0.8, "s: share of a client's samples that W learns from", AUTHORS)
-    first_epochs: int = hyper(1, "epochs for W the first time; one later", "ours: see the docstring", paper=11)
-    loss: Loss = fit  # a wrapper may replace it
+    local: core.Training = core.hyper(core.Training(), "how the clients train", paper=core.Training(lr=0.005))
+    layers: int = core.hyper(1, "p: how many of the network's last layers, counted by modules with weights", AUTHORS)
+    weight_lr: float = core.hyper(1.0, "η_W: step size of the weights W", AUTHORS, search=(0.1, 10.0, "log"))
+    share: float = core.hyper(0.8, "s: share of a client's samples that W learns from", AUTHORS)
+    first_epochs: int = core.hyper(1, "epochs for W the first time; one later", "ours: see the docstring", paper=11)
+    loss: core.Loss = core.fit  # a wrapper may replace it
 
     def __post_init__(self) -> None:
-        check_fields(self)
-        within(self, layers=(0, None), weight_lr=(0, None), share=(0, 1), first_epochs=(1, None))
+        core.check_fields(self)
+        core.within(self, layers=(0, None), weight_lr=(0, None), share=(0, 1), first_epochs=(1, None))
         if not self.share > 0:
             raise ValueError(f"share must be above 0; {self.share} was given (layers = 0 learns no weights)")
 
-    def init(self, model: Network, params: Params, facts: Facts) -> State:
+    def init(self, model: core.Network, params: core.Params, facts: core.Facts) -> State:
         return State(params)
 
-    def remarks(self, model: Network) -> tuple[str, ...]:
+    def remarks(self, model: core.Network) -> tuple[str, ...]:
         if last_layers(model, self.layers):
             return ()
         return ("FedALA with layers = 0 keeps nothing at the clients: this is FedAvg",)
 
-    def join(self, here: Here) -> Personal:
+    def join(self, here: core.Here) -> Personal:
         mine = {n: here.shared.params[n] for n in last_layers(here.model, self.layers)}
-        return Personal(mine, tree_map(torch.ones_like, mine), torch.zeros_like(here.n))
+        return Personal(mine, core.tree_map(torch.ones_like, mine), torch.zeros_like(here.n))
 
-    def start(self, here: Here) -> Params:
+    def start(self, here: core.Here) -> core.Params:
         mixed = between(here.personal.model, here.shared.params, here.personal.weights)
         return {n: mixed.get(n, p) for n, p in here.shared.params.items()}
 
-    def learning(self, batch: Batch, here: Here) -> Batch:
+    def learning(self, batch: core.Batch, here: core.Here) -> core.Batch:
         """The rows of a batch that W learns from: the first ⌈s n⌉ of an epoch, in epochs that this client needs."""
         size = self.local.batch
         steps = torch.div(here.n + size - 1, size, rounding_mode="floor").clamp(min=1).to(here.step)
@@ -130,35 +108,35 @@ class FedALA(Method):
         used = (row < torch.ceil(self.share * here.n)) & (here.step // steps < epochs)
         return replace(batch, mask=batch.mask * used.to(batch.mask), padded=True)
 
-    def learn_weights(self) -> Pass:
-        def begin(carry: Carry, here: Here) -> Carry:
+    def learn_weights(self) -> core.Pass:
+        def begin(carry: core.Carry, here: core.Here) -> core.Carry:
             return replace(carry, kept={**carry.kept, "weights": here.personal.weights})
 
-        def step(carry: Carry, batch: Batch, here: Here) -> Carry:
+        def step(carry: core.Carry, batch: core.Batch, here: core.Here) -> core.Carry:
             some, weights = self.learning(batch, here), carry.kept["weights"]
 
-            def lost(weights: Params) -> Tensor:
+            def lost(weights: core.Params) -> Tensor:
                 mixed = between(here.personal.model, here.shared.params, weights)
                 return self.loss({**carry.params, **mixed}, some, here)[0]
 
             slope = grad(lost)(weights)
-            moved = tree_map(lambda w, g: (w - self.weight_lr * g).clamp(0, 1), weights, slope)  # (2)
+            moved = core.tree_map(lambda w, g: (w - self.weight_lr * g).clamp(0, 1), weights, slope)  # (2)
             return replace(carry, kept={**carry.kept, "weights": moved})
 
-        def close(carry: Carry, here: Here) -> Carry:
+        def close(carry: core.Carry, here: core.Here) -> core.Carry:
             mixed = between(here.personal.model, here.shared.params, carry.kept["weights"])
             return replace(carry, params={**carry.params, **mixed})
 
-        return Pass(step, begin, close, epochs=self.first_epochs, batch=self.local.batch, learns=False)
+        return core.Pass(step, begin, close, epochs=self.first_epochs, batch=self.local.batch, learns=False)
 
-    def passes(self) -> tuple[Pass, ...]:
+    def passes(self) -> tuple[core.Pass, ...]:
         train = self.local.descend(self.loss)
         return (self.learn_weights(), train) if self.layers else (train,)
 
-    def message(self, carry: Carry, here: Here) -> tuple[Message, Personal]:
+    def message(self, carry: core.Carry, here: core.Here) -> tuple[core.Message, Personal]:
         mine = {n: carry.params[n] for n in here.personal.model}
         weights = carry.kept["weights"] if self.layers else here.personal.weights
-        return weighted(carry.params, here), Personal(mine, weights, here.personal.visits + 1)
+        return core.weighted(carry.params, here), Personal(mine, weights, here.personal.visits + 1)
 
-    def combine(self, state: State, total: Message, now: Now) -> State:
-        return State(averaged(state.params, total))
+    def combine(self, state: State, total: core.Message, now: core.Now) -> State:
+        return State(core.averaged(state.params, total))

@@ -15,61 +15,40 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from posterity.core import (
-    Carry,
-    Facts,
-    Here,
-    Loss,
-    Message,
-    Method,
-    Network,
-    Now,
-    Params,
-    Pass,
-    Personal,
-    Point,
-    Training,
-    averaged,
-    check_fields,
-    fit,
-    hyper,
-    record,
-    weighted,
-    within,
-)
+from posterity import core
 
 
-@record
+@core.record
 class State:
-    params: Params  # w
+    params: core.Params  # w
 
 
 @dataclass(frozen=True)
-class FedAvg(Method):
+class FedAvg(core.Method):
     label: ClassVar[str] = "FedAvg"
     reference: ClassVar[str] = "McMahan et al., AISTATS 2017"
     absent: ClassVar[str] = "cohort only"
-    scored: ClassVar[Point] = "received"
+    scored: ClassVar[core.Point] = "received"
 
-    local: Training = hyper(Training(), "how the clients train")
-    server_lr: float = hyper(1.0, "η_s: step size of the server", "McMahan et al. 2017")
-    loss: Loss = fit  # a wrapper may replace it
+    local: core.Training = core.hyper(core.Training(), "how the clients train")
+    server_lr: float = core.hyper(1.0, "η_s: step size of the server", "McMahan et al. 2017")
+    loss: core.Loss = core.fit  # a wrapper may replace it
 
     def __post_init__(self) -> None:
-        check_fields(self)
-        within(self, server_lr=(0, None))
+        core.check_fields(self)
+        core.within(self, server_lr=(0, None))
 
-    def init(self, model: Network, params: Params, facts: Facts) -> State:
+    def init(self, model: core.Network, params: core.Params, facts: core.Facts) -> State:
         return State(params)
 
-    def start(self, here: Here) -> Params:
+    def start(self, here: core.Here) -> core.Params:
         return here.shared.params
 
-    def passes(self) -> tuple[Pass, ...]:
+    def passes(self) -> tuple[core.Pass, ...]:
         return (self.local.descend(self.loss),)
 
-    def message(self, carry: Carry, here: Here) -> tuple[Message, Personal]:
-        return weighted(carry.params, here), ()
+    def message(self, carry: core.Carry, here: core.Here) -> tuple[core.Message, core.Personal]:
+        return core.weighted(carry.params, here), ()
 
-    def combine(self, state: State, total: Message, now: Now) -> State:
-        return State(averaged(state.params, total, self.server_lr, now.model))
+    def combine(self, state: State, total: core.Message, now: core.Now) -> State:
+        return State(core.averaged(state.params, total, self.server_lr, now.model))

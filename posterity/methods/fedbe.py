@@ -34,64 +34,36 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.func import grad
 
-from posterity.core import (
-    SGD,
-    Bag,
-    Carry,
-    Facts,
-    Here,
-    Loss,
-    Mean,
-    Message,
-    Method,
-    Network,
-    Now,
-    Params,
-    Pass,
-    Personal,
-    Point,
-    Training,
-    check_fields,
-    fit,
-    fold,
-    hyper,
-    normal,
-    permutation,
-    record,
-    trainable,
-    tree_map,
-    uniform,
-    within,
-)
+from posterity import core
 
 PAPER, METAVD = "authors' code", "MetaVD's released code"
-AUTHORS_TRAINING = Training(lr=0.01, epochs=20, momentum=0.9, weight_decay=1e-3)  # of their CNN
+AUTHORS_TRAINING = core.Training(lr=0.01, epochs=20, momentum=0.9, weight_decay=1e-3)  # of their CNN
 TRIES = 12  # candidates of a Gamma draw, each accepted with probability 0.95 or more
 ROWS = 512  # public rows that a teacher predicts at once
 SAMPLE, ORDER = 1, 2  # folded into the key of the round
 
 
-@record
+@core.record
 class State:
-    params: Params  # w
+    params: core.Params  # w
 
 
-def gaussian_fit(each: Params, share: Tensor) -> tuple[Params, Params]:
+def gaussian_fit(each: core.Params, share: Tensor) -> tuple[core.Params, core.Params]:
     """Mean and variance of models (m, ...) with shares (m,)."""
-    mean = Mean.fold(Mean(share, each)).value
-    return mean, tree_map(lambda t, w: torch.tensordot(share / share.sum(), (t - w) ** 2, 1), each, mean)  # (a)
+    mean = core.Mean.fold(core.Mean(share, each)).value
+    return mean, core.tree_map(lambda t, w: torch.tensordot(share / share.sum(), (t - w) ** 2, 1), each, mean)  # (a)
 
 
 def log_gamma(key: Tensor, shape: Tensor) -> Tensor:
     """Logarithms of Gamma(shape) draws, like `shape`: the first accepted candidate of Marsaglia and Tsang (2000)."""
     d = shape + 1 - 1 / 3  # of Gamma(shape + 1), which U^(1/shape) then shrinks: right for small shapes too
-    x = normal(fold(key, 0), (TRIES, *shape.shape), shape.dtype)
+    x = core.normal(core.fold(key, 0), (TRIES, *shape.shape), shape.dtype)
     v = (1 + x / torch.sqrt(9 * d)) ** 3
-    u = 1 - uniform(fold(key, 1), x.shape, shape.dtype)
+    u = 1 - core.uniform(core.fold(key, 1), x.shape, shape.dtype)
     safe = torch.where(v > 0, v, 1)
     accepted = (v > 0) & (torch.log(u) < 0.5 * x**2 + d - d * safe + d * torch.log(safe))
     chosen = torch.argmax(accepted.to(torch.int64), 0)
-    small = 1 - uniform(fold(key, 2), shape.shape, shape.dtype)
+    small = 1 - core.uniform(core.fold(key, 2), shape.shape, shape.dtype)
     return torch.log(d) + torch.log(safe).gather(0, chosen[None])[0] + torch.log(small) / shape
 
 
@@ -101,62 +73,63 @@ def dirichlet(key: Tensor, alpha: Tensor, count: int) -> Tensor:
 
 
 @dataclass(frozen=True)
-class FedBE(Method):
+class FedBE(core.Method):
     label: ClassVar[str] = "FedBE"
     reference: ClassVar[str] = "Chen and Chao, ICLR 2021"
     absent: ClassVar[str] = "cohort only"
-    scored: ClassVar[Point] = "received"
+    scored: ClassVar[core.Point] = "received"
 
-    local: Training = hyper(Training(), "how the clients train", paper=AUTHORS_TRAINING)
-    samples: int = hyper(10, "M: models that are drawn", PAPER)
-    sampling: str = hyper("gaussian", "where models are drawn from", PAPER, ("gaussian", "dirichlet"))
-    scale: float = hyper(0.1, "c: share of the standard deviation (gaussian)", PAPER)
-    floor: float = hyper(1e-6, "least variance of an entry (gaussian)", METAVD)
-    concentration: float = hyper(1.0, "α: the larger, the nearer to the mean (dirichlet)", PAPER)
-    clients_teach: bool = hyper(True, "whether the clients' models are teachers", PAPER)
-    mean_of: str = hyper("probabilities", "what of the teachers is averaged", PAPER, ("probabilities", "logits"))
-    temperature: float = hyper(1.0, "T: below 1 sharpens the teachers' mean", "ours: none", paper=0.5)
-    server_steps: int = hyper(72, "steps of distillation; 0 = FedAvg", METAVD, paper=1580)
-    server_batch: int = hyper(64, "public rows of a step", METAVD, paper=128)
-    server_lr: float = hyper(1e-3, "step size of distillation", PAPER, search=(0.0001, 0.01, "log"))
-    server_momentum: float = hyper(0.9, "momentum of distillation", PAPER)
-    server_weight_decay: float = hyper(1e-5, "weight decay of distillation", PAPER)
-    swa_start: float = hyper(0.75, "share of the steps before the first that is averaged", METAVD, paper=0.3165)
-    swa_every: int = hyper(3, "steps from one that is averaged to the next", METAVD, paper=25)
-    loss: Loss = fit  # a wrapper may replace it
+    local: core.Training = core.hyper(core.Training(), "how the clients train", paper=AUTHORS_TRAINING)
+    samples: int = core.hyper(10, "M: models that are drawn", PAPER)
+    sampling: str = core.hyper("gaussian", "where models are drawn from", PAPER, ("gaussian", "dirichlet"))
+    scale: float = core.hyper(0.1, "c: share of the standard deviation (gaussian)", PAPER)
+    floor: float = core.hyper(1e-6, "least variance of an entry (gaussian)", METAVD)
+    concentration: float = core.hyper(1.0, "α: the larger, the nearer to the mean (dirichlet)", PAPER)
+    clients_teach: bool = core.hyper(True, "whether the clients' models are teachers", PAPER)
+    mean_of: str = core.hyper("probabilities", "what of the teachers is averaged", PAPER, ("probabilities", "logits"))
+    temperature: float = core.hyper(1.0, "T: below 1 sharpens the teachers' mean", "ours: none", paper=0.5)
+    server_steps: int = core.hyper(72, "steps of distillation; 0 = FedAvg", METAVD, paper=1580)
+    server_batch: int = core.hyper(64, "public rows of a step", METAVD, paper=128)
+    server_lr: float = core.hyper(1e-3, "step size of distillation", PAPER, search=(0.0001, 0.01, "log"))
+    server_momentum: float = core.hyper(0.9, "momentum of distillation", PAPER)
+    server_weight_decay: float = core.hyper(1e-5, "weight decay of distillation", PAPER)
+    swa_start: float = core.hyper(0.75, "share of the steps before the first that is averaged", METAVD, paper=0.3165)
+    swa_every: int = core.hyper(3, "steps from one that is averaged to the next", METAVD, paper=25)
+    loss: core.Loss = core.fit  # a wrapper may replace it
 
     def __post_init__(self) -> None:
-        check_fields(self)
-        within(self, samples=(0, None), scale=(0, None), floor=(0, None), server_steps=(0, None), swa_start=(0, 1))
-        within(self, server_batch=(1, None), server_lr=(0, None), server_weight_decay=(0, None), swa_every=(1, None))
+        core.check_fields(self)
+        core.within(self, samples=(0, None), scale=(0, None), floor=(0, None), server_steps=(0, None), swa_start=(0, 1))
+        core.within(self, server_batch=(1, None), server_lr=(0, None), server_weight_decay=(0, None))
+        core.within(self, swa_every=(1, None))
         for name in ("temperature", "concentration"):
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name} must be above 0; {getattr(self, name)} was given")
         if not 0 <= self.server_momentum < 1:
             raise ValueError(f"server_momentum must be at least 0 and below 1; {self.server_momentum} was given")
 
-    def init(self, model: Network, params: Params, facts: Facts) -> State:
+    def init(self, model: core.Network, params: core.Params, facts: core.Facts) -> State:
         if not facts.classes:
             raise ValueError("FedBE averages the teachers' class probabilities; a regression was given: take fedavg")
         if not facts.public:
             raise ValueError("FedBE distils on rows of the server, and there are none: give it some with --public 4%")
         return State(params)
 
-    def remarks(self, model: Network) -> tuple[str, ...]:
+    def remarks(self, model: core.Network) -> tuple[str, ...]:
         if not self.server_steps:
             return ("FedBE without server steps is FedAvg: teachers are not asked",)
         return ("FedBE trains on public rows at the server, without labels: other methods do not assume such rows",)
 
-    def start(self, here: Here) -> Params:
+    def start(self, here: core.Here) -> core.Params:
         return here.shared.params
 
-    def passes(self) -> tuple[Pass, ...]:
+    def passes(self) -> tuple[core.Pass, ...]:
         return (self.local.descend(self.loss),)
 
-    def message(self, carry: Carry, here: Here) -> tuple[Message, Personal]:
-        return {"models": Bag(here.client, {"n": here.n, "params": carry.params})}, ()
+    def message(self, carry: core.Carry, here: core.Here) -> tuple[core.Message, core.Personal]:
+        return {"models": core.Bag(here.client, {"n": here.n, "params": carry.params})}, ()
 
-    def combine(self, state: State, total: Message, now: Now) -> State:
+    def combine(self, state: State, total: core.Message, now: core.Now) -> State:
         sent = total["models"].value
         if not len(sent["n"]):
             raise ValueError("the mean of nothing: no client sent a model")
@@ -164,23 +137,32 @@ class FedBE(Method):
         if not self.server_steps or now.public is None:
             return State(mean)
         like = next(iter(state.params.values()))  # the run's own precision; sums come in float64
-        mean, variance, each = (tree_map(lambda leaf: leaf.to(like), tree) for tree in (mean, variance, sent["params"]))
+        mean, variance, each = (
+            core.tree_map(lambda leaf: leaf.to(like), tree) for tree in (mean, variance, sent["params"])
+        )
         public = now.public.to(like)
         trees = (mean, variance, each, sent["n"].to(like), public, now.key)
         return State(now.play("learn", partial(self.learn, now.model), *trees))
 
     def learn(
-        self, model: Network, mean: Params, variance: Params, each: Params, size: Tensor, public: Tensor, key: Tensor
-    ) -> Params:
+        self,
+        model: core.Network,
+        mean: core.Params,
+        variance: core.Params,
+        each: core.Params,
+        size: Tensor,
+        public: Tensor,
+        key: Tensor,
+    ) -> core.Params:
         """The student of a round's teachers."""
-        drawn = self.draws(mean, variance, each, size, trainable(mean, model), fold(key, SAMPLE))
+        drawn = self.draws(mean, variance, each, size, core.trainable(mean, model), core.fold(key, SAMPLE))
         target = self.target(self.teachers(mean, each, drawn), public, model)
-        return self.distilled(mean, target, public, model, fold(key, ORDER))
+        return self.distilled(mean, target, public, model, core.fold(key, ORDER))
 
     # --- the ensemble -------------------------------------------------------------------------------------------------
     def draws(
-        self, mean: Params, variance: Params, each: Params, size: Tensor, names: list[str], key: Tensor
-    ) -> list[Params]:
+        self, mean: core.Params, variance: core.Params, each: core.Params, size: Tensor, names: list[str], key: Tensor
+    ) -> list[core.Params]:
         """M models; leaves that are not `names` are the mean's."""
         if self.sampling == "dirichlet":
             gamma = dirichlet(key, self.concentration * size / size.sum(), self.samples)
@@ -189,19 +171,19 @@ class FedBE(Method):
         for number in range(self.samples):
             model = dict(mean)
             for place, n in enumerate(names):
-                noise = normal(fold(fold(key, number), place), mean[n].shape, mean[n].dtype)
+                noise = core.normal(core.fold(core.fold(key, number), place), mean[n].shape, mean[n].dtype)
                 model[n] = mean[n] + self.scale * variance[n].clamp(min=self.floor).sqrt() * noise  # (b)
             drawn.append(model)
         return drawn
 
-    def teachers(self, mean: Params, each: Params, drawn: list[Params]) -> list[Params]:
+    def teachers(self, mean: core.Params, each: core.Params, drawn: list[core.Params]) -> list[core.Params]:
         count = len(next(iter(each.values()))) if self.clients_teach else 0
         return [mean, *({n: leaf[k] for n, leaf in each.items()} for k in range(count)), *drawn]
 
-    def target(self, teachers: list[Params], public: Tensor, model: Network) -> Tensor:
+    def target(self, teachers: list[core.Params], public: Tensor, model: core.Network) -> Tensor:
         """p̄ (rows, classes)."""
 
-        def told(params: Params) -> Tensor:
+        def told(params: core.Params) -> Tensor:
             logits = torch.cat([model(params, some)[0] for some in torch.split(public, ROWS)])
             return logits if self.mean_of == "logits" else torch.softmax(logits, -1)
 
@@ -210,14 +192,16 @@ class FedBE(Method):
         return torch.softmax(logits / self.temperature, -1)  # (d)
 
     # --- the student --------------------------------------------------------------------------------------------------
-    def distilled(self, mean: Params, target: Tensor, public: Tensor, model: Network, key: Tensor) -> Params:
-        def divergence(student: Params, rows: Tensor) -> Tensor:
+    def distilled(
+        self, mean: core.Params, target: Tensor, public: Tensor, model: core.Network, key: Tensor
+    ) -> core.Params:
+        def divergence(student: core.Params, rows: Tensor) -> Tensor:
             told = torch.log_softmax(model({**mean, **student}, public[rows])[0], -1)
             return F.kl_div(told, target[rows], reduction="sum") / len(rows)  # (e)
 
-        tool = SGD(self.server_lr, self.server_momentum, self.server_weight_decay)
-        student = {n: mean[n] for n in trainable(mean, model)}
-        state, kept = tool.open(student), list[Params]()
+        tool = core.SGD(self.server_lr, self.server_momentum, self.server_weight_decay)
+        student = {n: mean[n] for n in core.trainable(mean, model)}
+        state, kept = tool.open(student), list[core.Params]()
         for step, rows in enumerate(self.batches(len(public), key)):
             student, state = tool.update(grad(divergence)(student, rows), state, student)
             if self.averages(step):
@@ -229,7 +213,7 @@ class FedBE(Method):
     def batches(self, rows: int, key: Tensor) -> list[Tensor]:
         """Which public rows each step sees: every epoch has an order of its own, its last batch may be smaller."""
         per = -(-rows // self.server_batch)
-        orders = (permutation(fold(key, epoch), rows) for epoch in range(-(-self.server_steps // per)))
+        orders = (core.permutation(core.fold(key, epoch), rows) for epoch in range(-(-self.server_steps // per)))
         return [some for order in orders for some in torch.split(order, self.server_batch)][: self.server_steps]
 
     def averages(self, step: int) -> bool:

@@ -28,32 +28,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from posterity.core import (
-    STATIC,
-    Batch,
-    Carry,
-    Facts,
-    Here,
-    Loss,
-    Message,
-    Method,
-    Network,
-    Now,
-    Own,
-    Params,
-    Pass,
-    Point,
-    Training,
-    averaged,
-    check_fields,
-    fit,
-    gather,
-    hyper,
-    opened,
-    record,
-    tuned,
-    weighted,
-)
+from posterity import core
 
 KEEPS = ("layers", "statistics")
 NEWCOMERS = ("data", "initial", "mean")
@@ -61,24 +36,24 @@ TUNED = "tuned"  # in `kept`: fine-tuning has begun
 SETTLING_BATCH = 256  # samples at once when a newcomer's statistics are set
 
 
-@record
+@core.record
 class State:
-    params: Params  # s, and the first (or, with `mean`, the mean) normalisation layers
-    home: frozenset[str] = field(metadata={STATIC: True})  # names of the leaves that stay at home
+    params: core.Params  # s, and the first (or, with `mean`, the mean) normalisation layers
+    home: frozenset[str] = field(metadata={core.STATIC: True})  # names of the leaves that stay at home
 
 
-@record
+@core.record
 class Shared:
-    params: Params
+    params: core.Params
 
 
-@record
+@core.record
 class Record:
-    norms: Params  # b_k
+    norms: core.Params  # b_k
     met: Tensor  # () 1 once the client has trained
 
 
-def statistics(params: Params, batch: Batch, here: Here) -> Params:
+def statistics(params: core.Params, batch: core.Batch, here: core.Here) -> core.Params:
     """A batch's mean and variance in every norm, times its rows: what running statistics with momentum 1 would be."""
     _, buffers = here.model(params, batch.x, mask=batch.layer_mask, train=True, key=here.key)
     rows, found = batch.mask.sum(), {}
@@ -89,12 +64,12 @@ def statistics(params: Params, batch: Batch, here: Here) -> Params:
     return found
 
 
-def tuning(carry: Carry, here: Here) -> Carry:
+def tuning(carry: core.Carry, here: core.Here) -> core.Carry:
     """Says that what follows is fine-tuning: it begins with the running statistics that were received."""
     return replace(carry, kept={**carry.kept, TUNED: ()})
 
 
-def settled(carry: Carry, here: Here) -> Carry:
+def settled(carry: core.Carry, here: core.Here) -> core.Carry:
     """The mean of what `statistics` found in place of a newcomer's running statistics."""
     if "loss" in carry.kept and TUNED not in carry.kept:
         return carry  # trained by the round's own passes: what they left is scored
@@ -105,33 +80,39 @@ def settled(carry: Carry, here: Here) -> Carry:
 
 
 @dataclass(frozen=True)
-class FedBN(Method):
+class FedBN(core.Method):
     label: ClassVar[str] = "FedBN"
     reference: ClassVar[str] = "Li et al., ICLR 2021"
     absent: ClassVar[str] = "cohort only: an absent client keeps its normalisation layers"
-    scored: ClassVar[Point] = "received"
+    scored: ClassVar[core.Point] = "received"
 
-    local: Training = hyper(Training(), "how the clients train", paper=Training(lr=0.01, epochs=1, batch=32))
-    keeps: str = hyper("layers", "what stays at home: whole norm layers, or their running statistics", "Alg. 1", KEEPS)
-    newcomers: str = hyper("data", "norm layers of a client that has not trained", "ours; not in the paper", NEWCOMERS)
-    loss: Loss = fit  # a wrapper may replace it
+    local: core.Training = core.hyper(
+        core.Training(), "how the clients train", paper=core.Training(lr=0.01, epochs=1, batch=32)
+    )
+    keeps: str = core.hyper(
+        "layers", "what stays at home: whole norm layers, or their running statistics", "Alg. 1", KEEPS
+    )
+    newcomers: str = core.hyper(
+        "data", "norm layers of a client that has not trained", "ours; not in the paper", NEWCOMERS
+    )
+    loss: core.Loss = core.fit  # a wrapper may replace it
 
     def __post_init__(self) -> None:
-        check_fields(self)
+        core.check_fields(self)
 
-    def home(self, model: Network) -> frozenset[str]:
+    def home(self, model: core.Network) -> frozenset[str]:
         """Names of the leaves that stay at home."""
         names: frozenset[str] = model.norms if self.keeps == "layers" else model.norms & model.buffers
         return names
 
-    def sent(self, params: Params, home: frozenset[str]) -> Params:
+    def sent(self, params: core.Params, home: frozenset[str]) -> core.Params:
         """The leaves that travel."""
         return {n: p for n, p in params.items() if n not in home or self.newcomers == "mean"}
 
-    def init(self, model: Network, params: Params, facts: Facts) -> State:
+    def init(self, model: core.Network, params: core.Params, facts: core.Facts) -> State:
         return State(params, self.home(model))
 
-    def offer(self, state: State, client: Tensor | None) -> tuple[Shared, Own]:
+    def offer(self, state: State, client: Tensor | None) -> tuple[Shared, core.Own]:
         return Shared(self.sent(state.params, state.home)), ()
 
     def outside(self) -> str:
@@ -140,34 +121,34 @@ class FedBN(Method):
         kept = "normalisation layers" if self.keeps == "layers" else "running statistics"
         return f"the server's model with the initial {kept}: the clients' stay at home (newcomers=mean sends them)"
 
-    def remarks(self, model: Network) -> tuple[str, ...]:
+    def remarks(self, model: core.Network) -> tuple[str, ...]:
         if self.home(model):
             return ()
         what = "normalisation layers" if self.keeps == "layers" else "running statistics of normalisation layers"
         return (f"FedBN is FedAvg here, bit for bit: the network {model.name!r} has no {what} that could stay at home",)
 
-    def join(self, here: Here) -> Record:
+    def join(self, here: core.Here) -> Record:
         first = {**here.initial, **here.shared.params}
         return Record({n: first[n] for n in here.initial if n in self.home(here.model)}, torch.zeros_like(here.n))
 
-    def start(self, here: Here) -> Params:
+    def start(self, here: core.Here) -> core.Params:
         known = {**here.shared.params, **here.personal.norms}
         return {n: known[n] for n in here.initial}
 
-    def passes(self) -> tuple[Pass, ...]:
+    def passes(self) -> tuple[core.Pass, ...]:
         return (self.local.descend(self.loss),)  # (1)
 
-    def message(self, carry: Carry, here: Here) -> tuple[Message, Record]:
+    def message(self, carry: core.Carry, here: core.Here) -> tuple[core.Message, Record]:
         home = self.home(here.model)
         norms = {n: p for n, p in carry.params.items() if n in home}
-        return weighted(self.sent(carry.params, home), here), Record(norms, torch.ones_like(here.n))
+        return core.weighted(self.sent(carry.params, home), here), Record(norms, torch.ones_like(here.n))
 
-    def combine(self, state: State, total: Message, now: Now) -> State:
-        return State(averaged(state.params, total), state.home)  # (2)
+    def combine(self, state: State, total: core.Message, now: core.Now) -> State:
+        return State(core.averaged(state.params, total), state.home)  # (2)
 
-    def adapt(self, epochs: int) -> tuple[Pass, ...]:
-        return opened(tuned(self.passes(), epochs), tuning) if epochs else ()
+    def adapt(self, epochs: int) -> tuple[core.Pass, ...]:
+        return core.opened(core.tuned(self.passes(), epochs), tuning) if epochs else ()
 
-    def prepare(self) -> tuple[Pass, ...]:
-        settle = replace(gather("statistics", statistics, batch=SETTLING_BATCH), close=settled)
+    def prepare(self) -> tuple[core.Pass, ...]:
+        settle = replace(core.gather("statistics", statistics, batch=SETTLING_BATCH), close=settled)
         return (settle,) if self.newcomers == "data" else ()

@@ -35,33 +35,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from posterity.core import (
-    Batch,
-    Carry,
-    Facts,
-    Here,
-    Message,
-    Method,
-    Network,
-    Now,
-    Params,
-    Pass,
-    Personal,
-    Point,
-    Training,
-    averaged,
-    check_fields,
-    fold,
-    holding,
-    hyper,
-    masked_mean,
-    norm,
-    pointwise,
-    record,
-    uniform,
-    weighted,
-    within,
-)
+from posterity import core
 from posterity.methods.fedper import split
 from posterity.nn.extra import Extra
 
@@ -70,9 +44,9 @@ WIDTHS = (10.0, 15.0, 20.0, 50.0)  # a of the kernels
 NOISE_DRAW = 2**24  # folded into the key: behind all numbers that dropout folds
 
 
-@record
+@core.record
 class State:
-    params: Params  # base, mean of the mixed heads, policy
+    params: core.Params  # base, mean of the mixed heads, policy
 
 
 @cache
@@ -80,24 +54,24 @@ def policy(size: int) -> Extra:
     return Extra(POLICY, nn.Sequential(nn.Linear(size, 2 * size), nn.LayerNorm(2 * size), nn.ReLU()))
 
 
-def policy_numbers(model: Network) -> int:
+def policy_numbers(model: core.Network) -> int:
     return policy(model.feature_dim).numbers
 
 
 def logistic(key: Tensor, like: Tensor) -> Tensor:
     """Noise for a gate (B, d): the difference of two Gumbel variables."""
-    u = uniform(key, like.shape, like.dtype).clamp(min=torch.finfo(like.dtype).tiny)
+    u = core.uniform(key, like.shape, like.dtype).clamp(min=torch.finfo(like.dtype).tiny)
     return torch.log(u) - torch.log1p(-u)
 
 
 def context(weight: Tensor) -> Tensor:
     """v_k (d,) of the head's weight matrix (C, d); 0 if its columns sum to 0."""
     total = weight.sum(0)
-    length = norm(total)
+    length = core.norm(total)
     return total / torch.where(length > 0, length, 1)  # (a)
 
 
-def gate(params: Params, z: Tensor, condition: Tensor, noise: Tensor | float = 0.0) -> Tensor:
+def gate(params: core.Params, z: Tensor, condition: Tensor, noise: Tensor | float = 0.0) -> Tensor:
     """r (B, d): how much of each feature goes to the client's own head."""
     size = z.shape[-1]
     pair = policy(size)(params, z * condition).reshape(-1, 2, size)
@@ -116,7 +90,7 @@ def mmd(x: Tensor, y: Tensor, mask: Tensor) -> Tensor:
     return kernel_mean(x, x, mask) + kernel_mean(y, y, mask) - 2 * kernel_mean(x, y, mask)
 
 
-def is_one_linear_layer(model: Network) -> bool:
+def is_one_linear_layer(model: core.Network) -> bool:
     """Whether the head is one linear layer on the features."""
     name = model.heads[0]
     layer = model.module.get_submodule(name)
@@ -125,23 +99,23 @@ def is_one_linear_layer(model: Network) -> bool:
 
 
 @dataclass(frozen=True)
-class FedCP(Method):
+class FedCP(core.Method):
     label: ClassVar[str] = "FedCP"
     reference: ClassVar[str] = "Zhang et al., KDD 2023"
     absent: ClassVar[str] = "cohort only: an absent client keeps its head"
-    scored: ClassVar[Point] = "received"
+    scored: ClassVar[core.Point] = "received"
 
-    local: Training = hyper(Training(), "how the clients train", paper=Training(lr=0.005))
-    lam: float = hyper(
+    local: core.Training = core.hyper(core.Training(), "how the clients train", paper=core.Training(lr=0.005))
+    lam: float = core.hyper(
         5.0, "λ: pull of the features to those of the received base", "authors' CNN script", search=(0.1, 10.0, "log")
     )
-    noisy: bool = hyper(False, "draw the gates' noise in predictions too", "ours; released code does")
+    noisy: bool = core.hyper(False, "draw the gates' noise in predictions too", "ours; released code does")
 
     def __post_init__(self) -> None:
-        check_fields(self)
-        within(self, lam=(0, None))
+        core.check_fields(self)
+        core.within(self, lam=(0, None))
 
-    def init(self, model: Network, params: Params, facts: Facts) -> State:
+    def init(self, model: core.Network, params: core.Params, facts: core.Facts) -> State:
         if model.task != "classification":
             raise ValueError("FedCP makes its context of classes' weights; this task is regression. Use fedper there")
         if not is_one_linear_layer(model):
@@ -150,49 +124,49 @@ class FedCP(Method):
                 f"the network {model.name!r} is something else. Name its last linear layer as the head, or use fedper"
             )
         like = next(iter(params.values()))
-        return State({**params, **policy(model.feature_dim).init(fold(facts.key, 0), like)})
+        return State({**params, **policy(model.feature_dim).init(core.fold(facts.key, 0), like)})
 
     def outside(self) -> str:
         return "the server's model, its head as both heads"
 
-    def remarks(self, model: Network) -> tuple[str, ...]:
+    def remarks(self, model: core.Network) -> tuple[str, ...]:
         if model.base_names:
             return ()
         return (f"FedCP shares its policy and mixed head only: all of the network {model.name!r} is head",)
 
-    def join(self, here: Here) -> Personal:
+    def join(self, here: core.Here) -> core.Personal:
         return split(here.shared.params, here.model.head_names)[1]
 
-    def start(self, here: Here) -> Params:
+    def start(self, here: core.Here) -> core.Params:
         return {**here.shared.params, **here.personal}
 
-    def logits(self, params: Params, z: Tensor, here: Here, noise: Tensor | float) -> Tensor:
+    def logits(self, params: core.Params, z: Tensor, here: core.Here, noise: Tensor | float) -> Tensor:
         """Of features z (B, d), by both heads."""
         r = gate(params, z, context(here.personal[f"{here.model.heads[0]}.weight"]), noise)
         common = here.model.classify(here.shared.params, (1 - r) * z)
         return here.model.classify(params, r * z) + common  # (c)
 
-    def loss(self, params: Params, batch: Batch, here: Here) -> tuple[Tensor, Params]:
+    def loss(self, params: core.Params, batch: core.Batch, here: core.Here) -> tuple[Tensor, core.Params]:
         z, buffers = here.model.features(params, batch.x, mask=batch.layer_mask, train=True, key=here.key)
-        logits = self.logits(params, z, here, logistic(fold(here.key, NOISE_DRAW), z))
-        value = masked_mean(pointwise(logits, batch.y, here.model), batch.mask)
+        logits = self.logits(params, z, here, logistic(core.fold(here.key, NOISE_DRAW), z))
+        value = core.masked_mean(core.pointwise(logits, batch.y, here.model), batch.mask)
         if self.lam:
             received, _ = here.model.features(here.shared.params, batch.x)
             value = value + self.lam * mmd(z, received, batch.mask)  # (d)
         return value, buffers
 
-    def passes(self) -> tuple[Pass, ...]:
-        return holding((self.local.descend(self.loss),), leaves=policy_numbers)
+    def passes(self) -> tuple[core.Pass, ...]:
+        return core.holding((self.local.descend(self.loss),), leaves=policy_numbers)
 
-    def message(self, carry: Carry, here: Here) -> tuple[Message, Personal]:
+    def message(self, carry: core.Carry, here: core.Here) -> tuple[core.Message, core.Personal]:
         common, head = split(carry.params, here.model.head_names)
         mixed = {n: 0.5 * p + 0.5 * here.shared.params[n] for n, p in head.items()}  # (e)
-        return weighted({**common, **mixed}, here), head
+        return core.weighted({**common, **mixed}, here), head
 
-    def combine(self, state: State, total: Message, now: Now) -> State:
-        return State(averaged(state.params, total))
+    def combine(self, state: State, total: core.Message, now: core.Now) -> State:
+        return State(core.averaged(state.params, total))
 
-    def predict(self, carry: Carry, x: Tensor, here: Here) -> Tensor:
+    def predict(self, carry: core.Carry, x: Tensor, here: core.Here) -> Tensor:
         z, _ = here.model.features(carry.params, x)
-        noise = logistic(fold(here.key, NOISE_DRAW), z) if self.noisy else 0.0
+        noise = logistic(core.fold(here.key, NOISE_DRAW), z) if self.noisy else 0.0
         return F.log_softmax(self.logits(carry.params, z, here, noise), -1)

@@ -33,149 +33,119 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from posterity.core import (
-    STATIC,
-    Batch,
-    Carry,
-    Facts,
-    Here,
-    Loss,
-    Mean,
-    Message,
-    Method,
-    Network,
-    Now,
-    Own,
-    Params,
-    Pass,
-    Point,
-    Sparse,
-    Sum,
-    Training,
-    Tree,
-    check_fields,
-    fit,
-    holding,
-    hyper,
-    mean_slope,
-    opened,
-    record,
-    require_plain_sgd,
-    squared_distance,
-    trainable,
-    tree_map,
-    tuned,
-)
+from posterity import core
 from posterity.methods._drift import BALANCES, MODELS, SCORED, cloud, from_cloud, mean_size, scored_beside
 
-AUTHORS_TRAINING = Training(lr=0.1, epochs=5, batch=50, weight_decay=1e-3)
+AUTHORS_TRAINING = core.Training(lr=0.1, epochs=5, batch=50, weight_decay=1e-3)
 
 
-@record
+@core.record
 class State:
-    params: Params  # θ̄
-    drift: Params  # h̄, for every trainable leaf
-    slope: Params  # g
-    size: Tree  # N / K, where s_k needs it
-    clients: int = field(metadata={STATIC: True})  # K
+    params: core.Params  # θ̄
+    drift: core.Params  # h̄, for every trainable leaf
+    slope: core.Params  # g
+    size: core.Tree  # N / K, where s_k needs it
+    clients: int = field(metadata={core.STATIC: True})  # K
 
 
-@record
+@core.record
 class Shared:
-    params: Params  # w
-    slope: Params  # g
-    average: Params  # θ̄, for scoring alone
-    size: Tree
+    params: core.Params  # w
+    slope: core.Params  # g
+    average: core.Params  # θ̄, for scoring alone
+    size: core.Tree
 
 
-@record
+@core.record
 class Personal:
-    drift: Params  # h_k
-    slope: Params  # g_k
+    drift: core.Params  # h_k
+    slope: core.Params  # g_k
 
 
 @dataclass(frozen=True)
-class FedDC(Method):
+class FedDC(core.Method):
     label: ClassVar[str] = "FedDC"
     reference: ClassVar[str] = "Gao et al., CVPR 2022"
     absent: ClassVar[str] = "delta messages: an absent client's drift and gradient stay part of the means"
-    scored: ClassVar[Point] = "received"
+    scored: ClassVar[core.Point] = "received"
     differences: ClassVar[tuple[str, ...]] = ("params",)
 
-    local: Training = hyper(Training(), "how the clients train", paper=AUTHORS_TRAINING)
-    alpha: float = hyper(
+    local: core.Training = core.hyper(core.Training(), "how the clients train", paper=AUTHORS_TRAINING)
+    alpha: float = core.hyper(
         0.1, "α: strength of the pull towards w − h_k", "authors' MNIST script", paper=0.01, search=(0.001, 1.0, "log")
     )
-    balance: str = hyper("clients", "whose mean loss is minimised: clients' or samples'", "uniform means", BALANCES,
-                         paper="samples")  # fmt: skip
-    predicts: str = hyper("average", "scored model: mean of the last clients, or w", "authors' tables", MODELS)
-    loss: Loss = fit  # a wrapper may replace it
+    balance: str = core.hyper(
+        "clients", "whose mean loss is minimised: clients' or samples'", "uniform means", BALANCES, paper="samples"
+    )
+    predicts: str = core.hyper("average", "scored model: mean of the last clients, or w", "authors' tables", MODELS)
+    loss: core.Loss = core.fit  # a wrapper may replace it
 
     def __post_init__(self) -> None:
-        check_fields(self)
+        core.check_fields(self)
         if not self.alpha > 0:
             raise ValueError(f"alpha must be above 0; {self.alpha} was given. Without a pull take scaffold")
-        require_plain_sgd(self.local, "FedDC")
+        core.require_plain_sgd(self.local, "FedDC")
 
-    def init(self, model: Network, params: Params, facts: Facts) -> State:
-        none = {n: torch.zeros_like(params[n]) for n in trainable(params, model)}
+    def init(self, model: core.Network, params: core.Params, facts: core.Facts) -> State:
+        none = {n: torch.zeros_like(params[n]) for n in core.trainable(params, model)}
         size = mean_size(params, facts, self.balance)
-        return State(params, none, tree_map(torch.clone, none), size, facts.clients)
+        return State(params, none, core.tree_map(torch.clone, none), size, facts.clients)
 
-    def offer(self, state: State, client: Tensor | None) -> tuple[Sparse, Own]:
+    def offer(self, state: State, client: Tensor | None) -> tuple[core.Sparse, core.Own]:
         w = cloud(state.params, state.drift)
         average, unsent = scored_beside(state.params, self.predicts)
         scoring = tuple(f"average/{n}" for n in average)
-        return Sparse(Shared(w, state.slope, average, state.size), unsent, known=scoring), ()
+        return core.Sparse(Shared(w, state.slope, average, state.size), unsent, known=scoring), ()
 
     def outside(self) -> str:
         return SCORED[self.predicts]
 
-    def join(self, here: Here) -> Personal:
-        none = tree_map(torch.zeros_like, here.shared.part.slope)
-        return Personal(none, tree_map(torch.clone, none))
+    def join(self, here: core.Here) -> Personal:
+        none = core.tree_map(torch.zeros_like, here.shared.part.slope)
+        return Personal(none, core.tree_map(torch.clone, none))
 
-    def start(self, here: Here) -> Params:
+    def start(self, here: core.Here) -> core.Params:
         return here.shared.part.average or here.shared.part.params
 
-    def share(self, here: Here) -> Tensor | float:
+    def share(self, here: core.Here) -> Tensor | float:
         """s_k: the client's samples, in those of a mean client."""
         return here.n.clamp(min=1) / here.shared.part.size if self.balance == "samples" else 1.0
 
-    def corrected(self, params: Params, batch: Batch, here: Here) -> tuple[Tensor, Params]:
+    def corrected(self, params: core.Params, batch: core.Batch, here: core.Here) -> tuple[Tensor, core.Params]:
         """The loss with its penalty; the linear term adds to the gradient and nothing to the value."""
         value, buffers = self.loss(params, batch, here)
         known, mine, share = here.shared.part, here.personal, self.share(here)
         centre = {n: known.params[n] - h for n, h in mine.drift.items()}
         tilt = {n: g / share - mine.slope[n] for n, g in known.slope.items()}
         linear = torch.stack([(t * params[n]).sum() for n, t in tilt.items()]).sum()
-        pull = 0.5 * self.alpha / share * squared_distance(params, centre, here.model)
+        pull = 0.5 * self.alpha / share * core.squared_distance(params, centre, here.model)
         return value + pull + (linear - linear.detach()), buffers  # (1)
 
-    def passes(self) -> tuple[Pass, ...]:
+    def passes(self) -> tuple[core.Pass, ...]:
         train = self.local.descend(self.corrected)
 
-        def close(carry: Carry, here: Here) -> Carry:
+        def close(carry: core.Carry, here: core.Here) -> core.Carry:
             end, known, mine = train.close(carry, here), here.shared.part, here.personal.slope
-            seen, share = mean_slope(known.params, end.params, mine, self.local.lr, here), self.share(here)
+            seen, share = core.mean_slope(known.params, end.params, mine, self.local.lr, here), self.share(here)
             new = {n: g - known.slope[n] / share + seen[n] for n, g in mine.items()}  # (2)
             return replace(end, kept={**end.kept, "slope": new})
 
-        return holding(opened((replace(train, close=close),), from_cloud), copies=3)  # the record has two more
+        found = core.opened((replace(train, close=close),), from_cloud)
+        return core.holding(found, copies=3)  # the record has two more
 
-    def adapt(self, epochs: int) -> tuple[Pass, ...]:
-        return tuned((self.local.descend(self.loss),), epochs)
+    def adapt(self, epochs: int) -> tuple[core.Pass, ...]:
+        return core.tuned((self.local.descend(self.loss),), epochs)
 
-    def message(self, carry: Carry, here: Here) -> tuple[Message, Personal]:
+    def message(self, carry: core.Carry, here: core.Here) -> tuple[core.Message, Personal]:
         w, mine, share = here.shared.part.params, here.personal, self.share(here)
         moved, slope = {n: p - w[n] for n, p in carry.params.items()}, carry.kept["slope"]
         drift = {n: h + moved[n] for n, h in mine.drift.items()}  # (2)
-        change = tree_map(lambda new, old: share * (new - old), slope, mine.slope)
-        return {"params": Mean(torch.ones_like(here.n), moved), "slope": Sum(change)}, Personal(drift, slope)
+        change = core.tree_map(lambda new, old: share * (new - old), slope, mine.slope)
+        return {"params": core.Mean(torch.ones_like(here.n), moved), "slope": core.Sum(change)}, Personal(drift, slope)
 
-    def combine(self, state: State, total: Message, now: Now) -> State:
+    def combine(self, state: State, total: core.Message, now: core.Now) -> State:
         moved, count, w = total["params"].mean(), total["params"].weight, cloud(state.params, state.drift)
         params = {n: p + moved[n] for n, p in w.items()}  # (3)
         drift = {n: h + count / state.clients * moved[n] for n, h in state.drift.items()}  # (3)
-        slope = tree_map(lambda g, d: g + d / state.clients, state.slope, total["slope"].value)  # (4)
+        slope = core.tree_map(lambda g, d: g + d / state.clients, state.slope, total["slope"].value)  # (4)
         return State(params, drift, slope, state.size, state.clients)

@@ -33,122 +33,95 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from posterity.core import (
-    STATIC,
-    Batch,
-    Carry,
-    Facts,
-    Here,
-    Loss,
-    Mean,
-    Message,
-    Method,
-    Network,
-    Now,
-    Own,
-    Params,
-    Pass,
-    Personal,
-    Point,
-    Sparse,
-    Training,
-    Tree,
-    check_fields,
-    fit,
-    hyper,
-    opened,
-    record,
-    squared_distance,
-    trainable,
-    tuned,
-)
+from posterity import core
 from posterity.methods._drift import BALANCES, MODELS, SCORED, cloud, from_cloud, mean_size, scored_beside
 
-AUTHORS_TRAINING = Training(lr=0.1, epochs=5, batch=50, weight_decay=1e-3, clip=10.0)
+AUTHORS_TRAINING = core.Training(lr=0.1, epochs=5, batch=50, weight_decay=1e-3, clip=10.0)
 
 
-@record
+@core.record
 class State:
-    params: Params  # θ̄
-    drift: Params  # h̄, for every trainable leaf
-    size: Tree  # N / K, where α_k needs it
-    clients: int = field(metadata={STATIC: True})  # K
+    params: core.Params  # θ̄
+    drift: core.Params  # h̄, for every trainable leaf
+    size: core.Tree  # N / K, where α_k needs it
+    clients: int = field(metadata={core.STATIC: True})  # K
 
 
-@record
+@core.record
 class Shared:
-    params: Params  # w
-    average: Params  # θ̄, for scoring alone
-    size: Tree
+    params: core.Params  # w
+    average: core.Params  # θ̄, for scoring alone
+    size: core.Tree
 
 
 @dataclass(frozen=True)
-class FedDyn(Method):
+class FedDyn(core.Method):
     label: ClassVar[str] = "FedDyn"
     reference: ClassVar[str] = "Acar et al., ICLR 2021"
     absent: ClassVar[str] = "delta messages: an absent client's drift stays part of the mean drift"
-    scored: ClassVar[Point] = "received"
+    scored: ClassVar[core.Point] = "received"
     differences: ClassVar[tuple[str, ...]] = ("params",)
 
-    local: Training = hyper(Training(), "how the clients train", paper=AUTHORS_TRAINING)
-    alpha: float = hyper(
+    local: core.Training = core.hyper(core.Training(), "how the clients train", paper=AUTHORS_TRAINING)
+    alpha: float = core.hyper(
         0.1,
         "α: strength of the pull towards w − h_k",
         "FL-bench; paper: 0.1 … 0.001",
         paper=0.01,
         search=(0.001, 1.0, "log"),
     )
-    balance: str = hyper("clients", "whose mean loss is minimised: clients' or samples'", "uniform means", BALANCES,
-                         paper="samples")  # fmt: skip
-    predicts: str = hyper("average", "scored model: mean of the last clients, or w", "authors' tables", MODELS)
-    loss: Loss = fit  # a wrapper may replace it
+    balance: str = core.hyper(
+        "clients", "whose mean loss is minimised: clients' or samples'", "uniform means", BALANCES, paper="samples"
+    )
+    predicts: str = core.hyper("average", "scored model: mean of the last clients, or w", "authors' tables", MODELS)
+    loss: core.Loss = core.fit  # a wrapper may replace it
 
     def __post_init__(self) -> None:
-        check_fields(self)
+        core.check_fields(self)
         if not self.alpha > 0:
             raise ValueError(f"alpha must be above 0; {self.alpha} was given. Without a pull take fedavg")
 
-    def init(self, model: Network, params: Params, facts: Facts) -> State:
-        drift = {n: torch.zeros_like(params[n]) for n in trainable(params, model)}
+    def init(self, model: core.Network, params: core.Params, facts: core.Facts) -> State:
+        drift = {n: torch.zeros_like(params[n]) for n in core.trainable(params, model)}
         size = mean_size(params, facts, self.balance)
         return State(params, drift, size, facts.clients)
 
-    def offer(self, state: State, client: Tensor | None) -> tuple[Sparse, Own]:
+    def offer(self, state: State, client: Tensor | None) -> tuple[core.Sparse, core.Own]:
         w = cloud(state.params, state.drift)
         average, unsent = scored_beside(state.params, self.predicts)
         scoring = tuple(f"average/{n}" for n in average)
-        return Sparse(Shared(w, average, state.size), unsent, known=scoring), ()
+        return core.Sparse(Shared(w, average, state.size), unsent, known=scoring), ()
 
     def outside(self) -> str:
         return SCORED[self.predicts]
 
-    def join(self, here: Here) -> Personal:
+    def join(self, here: core.Here) -> core.Personal:
         w = here.shared.part.params
-        return {n: torch.zeros_like(w[n]) for n in trainable(w, here.model)}
+        return {n: torch.zeros_like(w[n]) for n in core.trainable(w, here.model)}
 
-    def start(self, here: Here) -> Params:
+    def start(self, here: core.Here) -> core.Params:
         return here.shared.part.average or here.shared.part.params
 
-    def penalised(self, params: Params, batch: Batch, here: Here) -> tuple[Tensor, Params]:
+    def penalised(self, params: core.Params, batch: core.Batch, here: core.Here) -> tuple[Tensor, core.Params]:
         value, buffers = self.loss(params, batch, here)
         known, drift = here.shared.part, here.personal
         alpha = self.alpha * known.size / here.n.clamp(min=1) if self.balance == "samples" else self.alpha
         centre = {n: known.params[n] - h for n, h in drift.items()}
-        return value + 0.5 * alpha * squared_distance(params, centre, here.model), buffers  # (1)
+        return value + 0.5 * alpha * core.squared_distance(params, centre, here.model), buffers  # (1)
 
-    def passes(self) -> tuple[Pass, ...]:
-        return opened((self.local.descend(self.penalised),), from_cloud)
+    def passes(self) -> tuple[core.Pass, ...]:
+        return core.opened((self.local.descend(self.penalised),), from_cloud)
 
-    def adapt(self, epochs: int) -> tuple[Pass, ...]:
-        return tuned((self.local.descend(self.loss),), epochs)
+    def adapt(self, epochs: int) -> tuple[core.Pass, ...]:
+        return core.tuned((self.local.descend(self.loss),), epochs)
 
-    def message(self, carry: Carry, here: Here) -> tuple[Message, Personal]:
+    def message(self, carry: core.Carry, here: core.Here) -> tuple[core.Message, core.Personal]:
         w = here.shared.part.params
         moved = {n: p - w[n] for n, p in carry.params.items()}
         drift = {n: h + moved[n] for n, h in here.personal.items()}  # (2)
-        return {"params": Mean(torch.ones_like(here.n), moved)}, drift
+        return {"params": core.Mean(torch.ones_like(here.n), moved)}, drift
 
-    def combine(self, state: State, total: Message, now: Now) -> State:
+    def combine(self, state: State, total: core.Message, now: core.Now) -> State:
         moved, count, w = total["params"].mean(), total["params"].weight, cloud(state.params, state.drift)
         params = {n: p + moved[n] for n, p in w.items()}  # (3)
         drift = {n: h + count / state.clients * moved[n] for n, h in state.drift.items()}  # (3)

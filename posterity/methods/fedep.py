@@ -62,129 +62,92 @@ import torch
 from torch import Tensor
 from torch.func import grad
 
-from posterity.core import (
-    NOISE,
-    SGD,
-    STATIC,
-    Batch,
-    Carry,
-    Facts,
-    Gaussian,
-    Here,
-    Loss,
-    Mean,
-    Message,
-    Method,
-    Network,
-    Now,
-    Own,
-    Params,
-    Pass,
-    Personal,
-    Point,
-    Training,
-    Tree,
-    categorical,
-    check_fields,
-    clipped,
-    fit,
-    gather,
-    holding,
-    hyper,
-    norm,
-    pointwise,
-    record,
-    trainable,
-    tree_map,
-    tuned,
-    uniform,
-    within,
-)
+from posterity import core
 
 __all__ = ["FedEP"]
 
 
-Factors = dict[str, Gaussian]  # of every trainable leaf, diagonal
+Factors = dict[str, core.Gaussian]  # of every trainable leaf, diagonal
 
 
-@record
+@core.record
 class State:
-    params: Params  # µ, and running statistics
-    precision: Params  # Λ
-    velocity: Tree  # the server's momentum, like Factors; () without; not broadcast
-    anchor: Params  # µ at the end of burn-in, of which unmet clients own a share; {} without sites
+    params: core.Params  # µ, and running statistics
+    precision: core.Params  # Λ
+    velocity: core.Tree  # the server's momentum, like Factors; () without; not broadcast
+    anchor: core.Params  # µ at the end of burn-in, of which unmet clients own a share; {} without sites
     begun: Tensor  # () 1 after the first round that is not burn-in
     samples: Tensor  # N, ()
-    clients: int = field(metadata={STATIC: True})  # K
+    clients: int = field(metadata={core.STATIC: True})  # K
 
 
-@record
+@core.record
 class Shared:
-    params: Params
-    precision: Params
-    anchor: Params
+    params: core.Params
+    precision: core.Params
+    anchor: core.Params
     samples: Tensor
-    clients: int = field(metadata={STATIC: True})
+    clients: int = field(metadata={core.STATIC: True})
 
 
-@record
+@core.record
 class ClientFactor:
     factors: Factors
-    velocity: Tree  # like the server's
+    velocity: core.Tree  # like the server's
     met: Tensor  # () 1 after the first visit that is not burn-in
 
 
 def common(offered: State | Shared) -> Factors:
     """q in natural parameters."""
-    return {n: Gaussian.of(offered.params[n], precision) for n, precision in offered.precision.items()}
+    return {n: core.Gaussian.of(offered.params[n], precision) for n, precision in offered.precision.items()}
 
 
-def anchored(state: State) -> Params:
+def anchored(state: State) -> core.Params:
     """The µ with which burn-in ended, which is today's until it has; {} without sites."""
     return {n: torch.where(state.begun > 0, mu, state.params[n]) for n, mu in state.anchor.items()}
 
 
 def taken_out(q: Factors, site: Factors) -> Factors:
     """The cavity; an improper one would drive its client away, so its precision is cut at 0."""
-    return {n: Gaussian((q[n] - site[n]).precision.clamp(min=0), (q[n] - site[n]).shift) for n in q}  # (a)
+    return {n: core.Gaussian((q[n] - site[n]).precision.clamp(min=0), (q[n] - site[n]).shift) for n in q}  # (a)
 
 
-def change(q: Factors, mean: Params, precision: Params) -> Factors:
+def change(q: Factors, mean: core.Params, precision: core.Params) -> Factors:
     """Δ: from q to the tilted factor."""
-    return {n: Gaussian.of(mean[n], precision[n]) - q[n] for n in q}  # (d)
+    return {n: core.Gaussian.of(mean[n], precision[n]) - q[n] for n in q}  # (d)
 
 
 PRECISIONS = ("identity", "laplace", "mcmc")
 SHRINKAGE = 1e-4  # s
 
 
-def fisher(params: Params, batch: Batch, here: Here) -> Params:
+def fisher(params: core.Params, batch: core.Batch, here: core.Here) -> core.Params:
     """An unbiased estimate of the diagonal Fisher information of a batch: the square of one summed gradient.
 
     For labels that the model itself draws, the samples' gradients are independent and have mean 0, so that products of
     two of them have mean 0 too. A regression target is drawn one deviation above or below the prediction.
     """
-    names = trainable(params, here.model)
+    names = core.trainable(params, here.model)
 
-    def surprise(moving: Params) -> Tensor:
+    def surprise(moving: core.Params) -> Tensor:
         output, _ = here.model({**params, **moving}, batch.x)
-        return (pointwise(output, drawn(output.detach(), here), here.model) * batch.mask).sum()
+        return (core.pointwise(output, drawn(output.detach(), here), here.model) * batch.mask).sum()
 
-    return tree_map(torch.square, grad(surprise)({n: params[n] for n in names}))
+    return core.tree_map(torch.square, grad(surprise)({n: params[n] for n in names}))
 
 
-def drawn(output: Tensor, here: Here) -> Tensor:
+def drawn(output: Tensor, here: core.Here) -> Tensor:
     """Labels or targets (B,) as the model expects them."""
     if here.model.task == "regression":
-        return output + NOISE**0.5 * torch.where(uniform(here.key, output.shape, output.dtype) < 0.5, -1, 1)
-    return categorical(here.key, output)
+        return output + core.NOISE**0.5 * torch.where(core.uniform(here.key, output.shape, output.dtype) < 0.5, -1, 1)
+    return core.categorical(here.key, output)
 
 
-def cut(tree: Params) -> Params:
+def cut(tree: core.Params) -> core.Params:
     """All numbers within two deviations of their mean."""
     flat = torch.cat([leaf.flatten() for leaf in tree.values()])
     mean, reach = flat.mean(), 2 * flat.std(correction=0)
-    return tree_map(lambda leaf: torch.minimum(torch.maximum(leaf, mean - reach), mean + reach), tree)
+    return core.tree_map(lambda leaf: torch.minimum(torch.maximum(leaf, mean - reach), mean + reach), tree)
 
 
 def unbiased(square: Tensor, mean: Tensor, count: Tensor) -> Tensor:
@@ -192,50 +155,58 @@ def unbiased(square: Tensor, mean: Tensor, count: Tensor) -> Tensor:
     return (square - count * mean**2).clamp(min=0) / (count - 1).clamp(min=1)
 
 
-def laplace(cavity: Params, information: Params, decay: Tensor, scale: float) -> Params:
+def laplace(cavity: core.Params, information: core.Params, decay: Tensor, scale: float) -> core.Params:
     """Λ' from the Fisher information of the client's data, and `decay` = w n_k."""
-    return tree_map(lambda c, f: c + scale * (f + decay), cavity, cut(information))
+    return core.tree_map(lambda c, f: c + scale * (f + decay), cavity, cut(information))
 
 
-def sampled(cavity: Params, variance: Params, identity: Tensor) -> Params:
+def sampled(cavity: core.Params, variance: core.Params, identity: Tensor) -> core.Params:
     """Λ' from variances of samples, of the length that the cavity and λ̄ n_k together have."""
-    found = cut(tree_map(lambda v: 1 / (SHRINKAGE + (1 - SHRINKAGE) * v), variance))
-    length = norm(tree_map(lambda c: c + identity, cavity))
-    return tree_map(lambda p: p * (length / norm(found)), found)
+    found = cut(core.tree_map(lambda v: 1 / (SHRINKAGE + (1 - SHRINKAGE) * v), variance))
+    length = core.norm(core.tree_map(lambda c: c + identity, cavity))
+    return core.tree_map(lambda p: p * (length / core.norm(found)), found)
 
 
 AUTHORS = "authors' CIFAR-100 example"
-AUTHORS_TRAINING = Training(lr=0.01, epochs=10, batch=20, momentum=0.9)
+AUTHORS_TRAINING = core.Training(lr=0.01, epochs=10, batch=20, momentum=0.9)
 
 
 @dataclass(frozen=True)
-class FedEP(Method):
+class FedEP(core.Method):
     label: ClassVar[str] = "FedEP"
     reference: ClassVar[str] = "Guo et al., ICLR 2023"
     absent: ClassVar[str] = "delta messages: an absent client's site stays part of q"
-    scored: ClassVar[Point] = "received"
+    scored: ClassVar[core.Point] = "received"
     differences: ClassVar[tuple[str, ...]] = ("change",)
 
-    local: Training = hyper(Training(), "how the clients train", paper=AUTHORS_TRAINING)
-    sites: bool = hyper(True, "clients keep factors of their own; false: FedSEP, which keeps nothing", "the paper")
-    precision: str = hyper("identity", "how the tilted precision is found", "its simplest and cheapest", PRECISIONS)
-    identity: float = hyper(
+    local: core.Training = core.hyper(core.Training(), "how the clients train", paper=AUTHORS_TRAINING)
+    sites: bool = core.hyper(True, "clients keep factors of their own; false: FedSEP, which keeps nothing", "the paper")
+    precision: str = core.hyper(
+        "identity", "how the tilted precision is found", "its simplest and cheapest", PRECISIONS
+    )
+    identity: float = core.hyper(
         0.05, "λ̄: first precision, and that of 'identity', of each sample", AUTHORS, search=(0.005, 0.5, "log")
     )
-    scale: float = hyper(1.0, "c: what the Fisher information of 'laplace' is multiplied by", "1: the posterior's own")
-    fisher_epochs: int = hyper(5, "passes over the data for the Fisher information ('laplace')", "5 to 10 in the paper")
-    damping: float | None = hyper(None, "δ; none: 1/K with sites, 1/m without", "the paper's 1/m, see there")
-    clip: float | None = hyper(None, "longest change that a client sends", "off", paper=100.0)
-    floor: float = hyper(0.01, "least precision, as a fraction of the first", "ours")
-    burn_rounds: int = hyper(100, "rounds of FedAvg at the start", "as FedPA; the paper's checkpoints", paper=400)
-    server_lr: float = hyper(0.5, "step size of the server", AUTHORS)
-    server_momentum: float = hyper(0.9, "momentum of the server", AUTHORS)
-    loss: Loss = fit  # a wrapper may replace it
+    scale: float = core.hyper(
+        1.0, "c: what the Fisher information of 'laplace' is multiplied by", "1: the posterior's own"
+    )
+    fisher_epochs: int = core.hyper(
+        5, "passes over the data for the Fisher information ('laplace')", "5 to 10 in the paper"
+    )
+    damping: float | None = core.hyper(None, "δ; none: 1/K with sites, 1/m without", "the paper's 1/m, see there")
+    clip: float | None = core.hyper(None, "longest change that a client sends", "off", paper=100.0)
+    floor: float = core.hyper(0.01, "least precision, as a fraction of the first", "ours")
+    burn_rounds: int = core.hyper(100, "rounds of FedAvg at the start", "as FedPA; the paper's checkpoints", paper=400)
+    server_lr: float = core.hyper(0.5, "step size of the server", AUTHORS)
+    server_momentum: float = core.hyper(0.9, "momentum of the server", AUTHORS)
+    loss: core.Loss = core.fit  # a wrapper may replace it
 
     def __post_init__(self) -> None:
-        check_fields(self)
-        within(self, scale=(0, None), fisher_epochs=(1, None), damping=(0, None), clip=(0, None), server_lr=(0, None))
-        within(self, burn_rounds=(0, None))
+        core.check_fields(self)
+        core.within(
+            self, scale=(0, None), fisher_epochs=(1, None), damping=(0, None), clip=(0, None), server_lr=(0, None)
+        )
+        core.within(self, burn_rounds=(0, None))
         for name in ("identity", "floor"):
             if not getattr(self, name) > 0:
                 given = getattr(self, name)
@@ -253,42 +224,42 @@ class FedEP(Method):
         """Iterates of a round that the tilted mean is made of."""
         return self.local.epochs if self.local.steps is None else 1
 
-    def server(self) -> SGD:
-        return SGD(self.server_lr, self.server_momentum)
+    def server(self) -> core.SGD:
+        return core.SGD(self.server_lr, self.server_momentum)
 
-    def moved(self, factors: Factors, velocity: Tree, step: Factors) -> tuple[Factors, Any]:
+    def moved(self, factors: Factors, velocity: core.Tree, step: Factors) -> tuple[Factors, Any]:
         """Natural parameters after a step, and its momentum: the server's and the sites' rule."""
-        found, after = self.server().update(tree_map(torch.neg, step), velocity, factors)  # (e), (f)
+        found, after = self.server().update(core.tree_map(torch.neg, step), velocity, factors)  # (e), (f)
         return found, after
 
     # --- server -------------------------------------------------------------------------------------------------------
-    def init(self, model: Network, params: Params, facts: Facts) -> State:
-        names = trainable(params, model)
+    def init(self, model: core.Network, params: core.Params, facts: core.Facts) -> State:
+        names = core.trainable(params, model)
         first = {n: torch.full_like(params[n], self.identity * max(facts.samples, 1)) for n in names}
         samples = next(iter(params.values())).new_full((), facts.samples)
         anchor = {n: params[n] for n in names} if self.sites else {}
         state = State(params, first, (), anchor, torch.zeros_like(samples), samples, facts.clients)
         return replace(state, velocity=self.server().open(common(state)))
 
-    def offer(self, state: State, client: Tensor | None) -> tuple[Shared, Own]:
+    def offer(self, state: State, client: Tensor | None) -> tuple[Shared, core.Own]:
         return Shared(state.params, state.precision, anchored(state), state.samples, state.clients), ()
 
-    def combine(self, state: State, total: Message, now: Now) -> State:
+    def combine(self, state: State, total: core.Message, now: core.Now) -> State:
         mean, count = total["change"].mean(), total["change"].weight
         late, damped = now.round > self.burn_rounds, 1.0
         if late and (self.sites or self.damping is not None):
             damped = count * (1 / state.clients if self.damping is None else self.damping)
-        step = tree_map(lambda d: d * damped, mean)
-        wide = tree_map(lambda leaf, d: leaf.to(d), common(state), step)
+        step = core.tree_map(lambda d: d * damped, mean)
+        wide = core.tree_map(lambda leaf, d: leaf.to(d), common(state), step)
         lasting = state.begun if late else 1.0  # momentum of burn-in is in no site, and would move q for good
-        velocity = tree_map(lambda v: v.to(count) * lasting, state.velocity)
+        velocity = core.tree_map(lambda v: v.to(count) * lasting, state.velocity)
         q, after = self.moved(wide, velocity, step)  # (f)
         begun = torch.full_like(state.begun, float(late))
         new = replace(self.product(state, q, after), anchor=anchored(state), begun=begun)
         rest = total["rest"].mean() if "rest" in total else {}
         return replace(new, params={n: rest.get(n, p) for n, p in new.params.items()})
 
-    def product(self, state: State, q: Factors, velocity: Tree) -> State:
+    def product(self, state: State, q: Factors, velocity: core.Tree) -> State:
         """The State with another q; where its precision would be too small, µ stays what it was."""
         like = next(iter(q.values())).precision
         least = self.floor * self.identity * state.samples.to(like).clamp(min=1)
@@ -301,27 +272,29 @@ class FedEP(Method):
     def forget(self, state: State, factor: ClientFactor) -> State:
         """Without a client's site, and without its momentum, which would go on moving q."""
         q = {n: f - factor.factors[n] for n, f in common(state).items()}
-        return self.product(state, q, tree_map(torch.sub, state.velocity, factor.velocity))
+        return self.product(state, q, core.tree_map(torch.sub, state.velocity, factor.velocity))
 
     # --- one client ---------------------------------------------------------------------------------------------------
-    def join(self, here: Here) -> Personal:
+    def join(self, here: core.Here) -> core.Personal:
         if not self.sites:
             return ()
-        empty = tree_map(torch.zeros_like, common(here.shared))
+        empty = core.tree_map(torch.zeros_like, common(here.shared))
         return ClientFactor(empty, self.server().open(empty), torch.zeros_like(here.n))
 
-    def start(self, here: Here) -> Params:
+    def start(self, here: core.Here) -> core.Params:
         return here.shared.params
 
-    def site(self, here: Here, q: Factors) -> Factors:
+    def site(self, here: core.Here, q: Factors) -> Factors:
         """The client's factor: without sites its share of q, before its first visit its share of the first q."""
         share = here.n / here.shared.samples.clamp(min=1)
         if not self.sites:
-            return tree_map(lambda leaf: share * leaf, q)
-        own = {n: Gaussian.of(mu, torch.full_like(mu, self.identity) * here.n) for n, mu in here.shared.anchor.items()}
-        return tree_map(lambda mine, e: torch.where(here.personal.met > 0, mine, e), here.personal.factors, own)
+            return core.tree_map(lambda leaf: share * leaf, q)
+        own = {
+            n: core.Gaussian.of(mu, torch.full_like(mu, self.identity) * here.n) for n, mu in here.shared.anchor.items()
+        }
+        return core.tree_map(lambda mine, e: torch.where(here.personal.met > 0, mine, e), here.personal.factors, own)
 
-    def penalised(self, params: Params, batch: Batch, here: Here) -> tuple[Tensor, Params]:
+    def penalised(self, params: core.Params, batch: core.Batch, here: core.Here) -> tuple[Tensor, core.Params]:
         """The mean loss and the cavity's energy, up to a constant, as a function of θ − µ."""
         value, buffers = self.loss(params, batch, here)
         q, mu = common(here.shared), here.shared.params
@@ -332,90 +305,90 @@ class FedEP(Method):
         late = (here.round > self.burn_rounds).to(here.n)
         return value + late * energy / here.n.clamp(min=1), buffers
 
-    def passes(self) -> tuple[Pass, ...]:
+    def passes(self) -> tuple[core.Pass, ...]:
         if self.precision != "laplace":
             return (self.averaging(),)
-        return self.averaging(), gather("fisher", fisher, epochs=self.fisher_epochs, batch=self.local.batch)
+        return self.averaging(), core.gather("fisher", fisher, epochs=self.fisher_epochs, batch=self.local.batch)
 
-    def averaging(self) -> Pass:
+    def averaging(self) -> core.Pass:
         descent = self.local.descend(self.penalised)
         found = averaged_over_epochs(descent, self.samples, self.burn_rounds, spread=self.precision == "mcmc")  # (b)
-        return holding((found,), copies=14)[0]  # q, the site and the cavity have two tensors for each leaf, and momenta
+        return core.holding((found,), copies=14)[0]  # q, site and cavity have two tensors for each leaf, and momenta
 
-    def adapt(self, epochs: int) -> tuple[Pass, ...]:
-        return tuned((self.local.descend(self.loss),), epochs)
+    def adapt(self, epochs: int) -> tuple[core.Pass, ...]:
+        return core.tuned((self.local.descend(self.loss),), epochs)
 
-    def tilted(self, cavity: Factors, carry: Carry, here: Here) -> Params:
+    def tilted(self, cavity: Factors, carry: core.Carry, here: core.Here) -> core.Params:
         """Λ' of the cavity with the client's data."""
         held, plain = {n: f.precision for n, f in cavity.items()}, self.identity * here.n
         if self.precision == "laplace":
-            information = tree_map(lambda f: f / self.fisher_epochs, carry.kept["fisher"])
+            information = core.tree_map(lambda f: f / self.fisher_epochs, carry.kept["fisher"])
             return laplace(held, information, self.local.weight_decay * here.n, self.scale)
         if self.precision == "mcmc":
             return sampled(held, carry.kept["spread"], plain)
-        return tree_map(lambda c: c + plain, held)  # (c)
+        return core.tree_map(lambda c: c + plain, held)  # (c)
 
-    def message(self, carry: Carry, here: Here) -> tuple[Message, Personal]:
+    def message(self, carry: core.Carry, here: core.Here) -> tuple[core.Message, core.Personal]:
         q, early = common(here.shared), here.round <= self.burn_rounds
         site = self.site(here, q)
         found = self.tilted(taken_out(q, site), carry, here)
         precision = {n: torch.where(early, q[n].precision, found[n]) for n in q}
         raw = change(q, {n: carry.params[n] for n in q}, precision)
-        sent = tree_map(lambda a, b: torch.where(early, a, b), raw, clipped(raw, self.clip))
+        sent = core.tree_map(lambda a, b: torch.where(early, a, b), raw, core.clipped(raw, self.clip))
         rest = {n: p for n, p in carry.params.items() if n not in q}
-        told: Message = {"change": Mean(torch.where(early, here.n, 1), sent)}
-        return told | ({"rest": Mean(here.n, rest)} if rest else {}), self.renewed(site, sent, here)
+        told: core.Message = {"change": core.Mean(torch.where(early, here.n, 1), sent)}
+        return told | ({"rest": core.Mean(here.n, rest)} if rest else {}), self.renewed(site, sent, here)
 
-    def renewed(self, site: Factors, sent: Factors, here: Here) -> Personal:
+    def renewed(self, site: Factors, sent: Factors, here: core.Here) -> core.Personal:
         """The client's record after a visit."""
         if not self.sites:
             return ()
         damping = 1 / here.shared.clients if self.damping is None else self.damping
-        step = tree_map(lambda d: damping * d, sent)
+        step = core.tree_map(lambda d: damping * d, sent)
         new = ClientFactor(*self.moved(site, here.personal.velocity, step), torch.ones_like(here.n))  # (e)
         early = here.round <= self.burn_rounds
-        return tree_map(lambda old, now: torch.where(early, old, now), here.personal, new)
+        return core.tree_map(lambda old, now: torch.where(early, old, now), here.personal, new)
 
-    def factor(self, personal: Personal) -> ClientFactor | None:
+    def factor(self, personal: core.Personal) -> ClientFactor | None:
         return personal if self.sites else None
 
-    def remarks(self, model: Network) -> tuple[str, ...]:
+    def remarks(self, model: core.Network) -> tuple[str, ...]:
         if self.sites or self.precision != "identity":
             return ()
         return ("FedSEP with precision 'identity' never changes its precision: it is FedAvg of equally weighted "
                 "clients that are pulled to the broadcast by λ̄(N − n_k)/n_k.",)  # fmt: skip
 
 
-def averaged_over_epochs(descent: Pass, samples: int, burn_rounds: int, spread: bool) -> Pass:
+def averaged_over_epochs(descent: core.Pass, samples: int, burn_rounds: int, spread: bool) -> core.Pass:
     """The same descent with the mean of `samples` iterates at its end (in burn-in, the last one of all).
 
     Sums are of θ − µ. With `spread` the variances of the iterates are kept for (c).
     """
 
-    def begin(carry: Carry, here: Here) -> Carry:
+    def begin(carry: core.Carry, here: core.Here) -> core.Carry:
         carry = descent.open(carry, here)
         zeros = {n: torch.zeros_like(carry.params[n]) for n in here.shared.precision}
         sums = {"far": zeros, **({"square": zeros} if spread else {})}
         return replace(carry, kept={**carry.kept, **sums, "count": here.n * 0})
 
-    def step(carry: Carry, batch: Batch, here: Here) -> Carry:
+    def step(carry: core.Carry, batch: core.Batch, here: core.Here) -> core.Carry:
         carry, steps = descent.step(carry, batch, here), here.steps.clamp(min=1)
         done = [(here.step + i) * samples // steps for i in (0, 1)]
         last = (done[1] > done[0]).to(here.n)
         far = {n: last * (carry.params[n] - here.shared.params[n]) for n in here.shared.precision}
-        sums = {"far": tree_map(torch.add, carry.kept["far"], far), "count": carry.kept["count"] + last}
+        sums = {"far": core.tree_map(torch.add, carry.kept["far"], far), "count": carry.kept["count"] + last}
         if spread:
-            sums["square"] = tree_map(lambda s, f: s + f**2, carry.kept["square"], far)
+            sums["square"] = core.tree_map(lambda s, f: s + f**2, carry.kept["square"], far)
         return replace(carry, kept={**carry.kept, **sums})
 
-    def end(carry: Carry, here: Here) -> Carry:
+    def end(carry: core.Carry, here: core.Here) -> core.Carry:
         carry, early = descent.close(carry, here), here.round <= burn_rounds
         count = carry.kept["count"].clamp(min=1)
-        far = tree_map(lambda s: s / count, carry.kept["far"])
+        far = core.tree_map(lambda s: s / count, carry.kept["far"])
         mean = {n: torch.where(early, carry.params[n], here.shared.params[n] + f) for n, f in far.items()}  # (b)
         kept = {n: v for n, v in carry.kept.items() if n not in ("far", "square", "count")}
         if spread:
-            kept["spread"] = tree_map(lambda s, f: unbiased(s, f, count), carry.kept["square"], far)
+            kept["spread"] = core.tree_map(lambda s, f: unbiased(s, f, count), carry.kept["square"], far)
         return replace(carry, params={**carry.params, **mean}, kept=kept)
 
     return replace(descent, open=begin, step=step, close=end)

@@ -31,110 +31,84 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from posterity.core import (
-    Batch,
-    Carry,
-    Facts,
-    Here,
-    Loss,
-    Mean,
-    Message,
-    Method,
-    Network,
-    Now,
-    Params,
-    Pass,
-    Personal,
-    Point,
-    Training,
-    check_fields,
-    everything,
-    fit,
-    holding,
-    hyper,
-    record,
-    trainable,
-    tuned,
-    watched,
-    within,
-)
+from posterity import core
 
 RELEASED = "released code"
-RELEASED_TRAINING = Training(lr=0.01, epochs=40, batch=32, clip=10.0)
+RELEASED_TRAINING = core.Training(lr=0.01, epochs=40, batch=32, clip=10.0)
 
 
-@record
+@core.record
 class State:
-    params: Params  # w
-    precision: Params  # Ω, for every trainable leaf
+    params: core.Params  # w
+    precision: core.Params  # Ω, for every trainable leaf
 
 
 @dataclass(frozen=True)
-class FedLA(Method):
+class FedLA(core.Method):
     label: ClassVar[str] = "FedLA"
     reference: ClassVar[str] = "Liu et al. 2021, arXiv:2102.01936"
     absent: ClassVar[str] = "cohort only"
-    scored: ClassVar[Point] = "received"
+    scored: ClassVar[core.Point] = "received"
 
-    local: Training = hyper(Training(), "how the clients train", paper=RELEASED_TRAINING)
-    importance: float = hyper(
+    local: core.Training = core.hyper(core.Training(), "how the clients train", paper=RELEASED_TRAINING)
+    importance: float = core.hyper(
         1.0,
         "λ: strength of the pull to the server's mean",
         "of 0, 1, 100 in the " + RELEASED,
         search=(0.1, 10.0, "log"),
     )
-    eps: float = hyper(1e-5, "ε: precision that every number has at least", RELEASED)
-    fallback: bool = hyper(True, "numbers without curvature are averaged, not moved to 0", "ours", paper=False)
-    loss: Loss = fit  # a wrapper may replace it
+    eps: float = core.hyper(1e-5, "ε: precision that every number has at least", RELEASED)
+    fallback: bool = core.hyper(True, "numbers without curvature are averaged, not moved to 0", "ours", paper=False)
+    loss: core.Loss = core.fit  # a wrapper may replace it
 
     def __post_init__(self) -> None:
-        check_fields(self)
-        within(self, importance=(0, None))
+        core.check_fields(self)
+        core.within(self, importance=(0, None))
         if not self.eps > 0:
             raise ValueError(
                 f"eps must be above 0; {self.eps} was given: in the first round no number need have curvature"
             )
 
-    def init(self, model: Network, params: Params, facts: Facts) -> State:
-        return State(params, {n: torch.zeros_like(params[n]) for n in trainable(params, model)})
+    def init(self, model: core.Network, params: core.Params, facts: core.Facts) -> State:
+        return State(params, {n: torch.zeros_like(params[n]) for n in core.trainable(params, model)})
 
-    def start(self, here: Here) -> Params:
+    def start(self, here: core.Here) -> core.Params:
         return here.shared.params
 
-    def pull(self, here: Here) -> Params:
+    def pull(self, here: core.Here) -> core.Params:
         """λΩ/r: how steeply the penalty rises."""
         return {n: self.importance / here.round.to(here.n) * omega for n, omega in here.shared.precision.items()}
 
-    def penalised(self, params: Params, batch: Batch, here: Here) -> tuple[Tensor, Params]:
+    def penalised(self, params: core.Params, batch: core.Batch, here: core.Here) -> tuple[Tensor, core.Params]:
         value, buffers = self.loss(params, batch, here)
         pull, w = self.pull(here), here.shared.params
         return value + 0.5 * torch.stack(
             [(pull[n] * (params[n] - w[n]) ** 2).sum() for n in pull]
         ).sum(), buffers  # (a)
 
-    def curvature(self, slope: Params, params: Params, batch: Batch, here: Here) -> Params:
+    def curvature(self, slope: core.Params, params: core.Params, batch: core.Batch, here: core.Here) -> core.Params:
         """The share of a batch in (b); `slope` is that of (a)."""
         pull, w, share = self.pull(here), here.shared.params, batch.mask.sum() / here.n.clamp(min=1)
         own = {n: slope[n] - pull[n] * (params[n] - w[n]) if self.importance else slope[n] for n in pull}
         return {n: share * g**2 for n, g in own.items()}  # (b)
 
-    def passes(self) -> tuple[Pass, ...]:
+    def passes(self) -> tuple[core.Pass, ...]:
         loss = self.penalised if self.importance else self.loss
         how = self.local.schedule()
-        found = watched("curvature", self.curvature, loss, self.local.make_optimiser(), everything, **how)
-        return holding((found,), copies=4)  # the pull, the precision, and what is sent
+        found = core.watched("curvature", self.curvature, loss, self.local.make_optimiser(), core.everything, **how)
+        return core.holding((found,), copies=4)  # the pull, the precision, and what is sent
 
-    def adapt(self, epochs: int) -> tuple[Pass, ...]:
-        return tuned((self.local.descend(self.loss),), epochs)
+    def adapt(self, epochs: int) -> tuple[core.Pass, ...]:
+        return core.tuned((self.local.descend(self.loss),), epochs)
 
-    def message(self, carry: Carry, here: Here) -> tuple[Message, Personal]:
+    def message(self, carry: core.Carry, here: core.Here) -> tuple[core.Message, core.Personal]:
         precision = {n: omega + carry.kept["curvature"][n] for n, omega in here.shared.precision.items()}  # (b)
         least = self.eps if self.fallback else 0.0
         shift = {n: (omega + least) * carry.params[n] for n, omega in precision.items()}
         rest = {n: p for n, p in carry.params.items() if n not in precision}
-        return {"laplace": Mean(here.n, {"precision": precision, "shift": shift, "rest": rest})}, ()
+        return {"laplace": core.Mean(here.n, {"precision": precision, "shift": shift, "rest": rest})}, ()
 
-    def combine(self, state: State, total: Message, now: Now) -> State:
+    def combine(self, state: State, total: core.Message, now: core.Now) -> State:
         found = total["laplace"].mean()
         mean = {n: found["shift"][n] / (omega + self.eps) for n, omega in found["precision"].items()}  # (c)
         new = mean | found["rest"]

@@ -36,81 +36,62 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from posterity.core import (
-    Batch,
-    Carry,
-    Facts,
-    Here,
-    LogMean,
-    Loss,
-    Mean,
-    Message,
-    Method,
-    Network,
-    Now,
-    Params,
-    Pass,
-    Personal,
-    Point,
-    Sum,
-    Training,
-    check_fields,
-    fit,
-    gather,
-    hyper,
-    log_likelihood,
-    record,
-    squared_distance,
-)
+from posterity import core
 
 WEIGHTINGS = ("per_sample", "posterior", "likelihood", "num_examples", "uniform")
 REPRESENTABLE = ("num_examples", "uniform")  # weights that need no logarithm: a plain, secure-sum compatible mean
 SCORING_BATCH = 256  # samples at once when L_k is computed; has no influence on the result
-AUTHORS = Training(lr=1e-3, epochs=50, batch=64, optimiser="adam")  # Adam: §4.2 (synthetic data); numbers: code 2cb8dee
+AUTHORS = core.Training(lr=1e-3, epochs=50, batch=64, optimiser="adam")  # Adam: §4.2 (synthetic data); code 2cb8dee
 
 
-@record
+@core.record
 class State:
-    params: Params  # γ
+    params: core.Params  # γ
 
 
 @dataclass(frozen=True)
-class FedMAP(Method):
+class FedMAP(core.Method):
     label: ClassVar[str] = "FedMAP"
     reference: ClassVar[str] = "FedMAP, 2024"
     absent: ClassVar[str] = "cohort only: an absent client keeps its estimate and does not vote on γ"
-    scored: ClassVar[Point] = "trained"
+    scored: ClassVar[core.Point] = "trained"
 
-    local: Training = hyper(Training(), "how the clients train", paper=AUTHORS)
-    sigma2: float = hyper(15.0, "σ²: variance of the prior", "authors' code 2cb8dee; the paper gives no value",
-                          search=(0.1, 100.0, "log"), infinite=True)  # fmt: skip
-    weighting: str = hyper("per_sample", "log ω_k", "authors' 2025 code; erratum A1", WEIGHTINGS, paper="posterior")
-    prior_scale: str = hyper("per_batch", "λ: 1 (eq. 7) or 1/N_k (eq. 6)", "eq. 7; erratum A3", ("per_batch", "bayes"))
-    start_at: str = hyper("own", "where local training starts: the client's estimate or γ", "Alg. 2", ("own", "prior"))
-    loss: Loss = fit  # a wrapper may replace it
+    local: core.Training = core.hyper(core.Training(), "how the clients train", paper=AUTHORS)
+    sigma2: float = core.hyper(15.0, "σ²: variance of the prior", "authors' code 2cb8dee; the paper gives no value",
+                               search=(0.1, 100.0, "log"), infinite=True)  # fmt: skip
+    weighting: str = core.hyper(
+        "per_sample", "log ω_k", "authors' 2025 code; erratum A1", WEIGHTINGS, paper="posterior"
+    )
+    prior_scale: str = core.hyper(
+        "per_batch", "λ: 1 (eq. 7) or 1/N_k (eq. 6)", "eq. 7; erratum A3", ("per_batch", "bayes")
+    )
+    start_at: str = core.hyper(
+        "own", "where local training starts: the client's estimate or γ", "Alg. 2", ("own", "prior")
+    )
+    loss: core.Loss = core.fit  # a wrapper may replace it
 
     def __post_init__(self) -> None:
-        check_fields(self)
+        core.check_fields(self)
         if not self.sigma2 > 0:
             raise ValueError(f"sigma2 is a variance and must be positive (inf = no prior); {self.sigma2} was given")
 
-    def init(self, model: Network, params: Params, facts: Facts) -> State:
+    def init(self, model: core.Network, params: core.Params, facts: core.Facts) -> State:
         return State(params)
 
-    def join(self, here: Here) -> Personal:
+    def join(self, here: core.Here) -> core.Personal:
         return here.shared.params
 
-    def start(self, here: Here) -> Params:
+    def start(self, here: core.Here) -> core.Params:
         if self.start_at == "own":
             return here.personal
         buffers = here.model.buffers
         return {n: here.personal[n] if n in buffers else p for n, p in here.shared.params.items()}
 
-    def log_prior(self, params: Params, here: Here) -> Tensor:
+    def log_prior(self, params: core.Params, here: core.Here) -> Tensor:
         """log ρ_γ(θ) up to its constant: −R_k."""
-        return -squared_distance(params, here.shared.params, here.model) / (2 * self.sigma2)  # (5)
+        return -core.squared_distance(params, here.shared.params, here.model) / (2 * self.sigma2)  # (5)
 
-    def posterior_loss(self, params: Params, batch: Batch, here: Here) -> tuple[Tensor, Params]:
+    def posterior_loss(self, params: core.Params, batch: core.Batch, here: core.Here) -> tuple[Tensor, core.Params]:
         """Minus the log-likelihood per sample, minus the log-prior in the chosen scale."""
         value, buffers = self.loss(params, batch, here)  # (1)
         log_prior = self.log_prior(params, here)
@@ -118,9 +99,9 @@ class FedMAP(Method):
             return value - log_prior / here.n.clamp(min=1), buffers  # (6)
         return value - log_prior, buffers  # (7)
 
-    def passes(self) -> tuple[Pass, ...]:
+    def passes(self) -> tuple[core.Pass, ...]:
         estimate = self.local.descend(self.posterior_loss)  # (2)
-        return estimate, gather("log_likelihood", log_likelihood, batch=SCORING_BATCH)
+        return estimate, core.gather("log_likelihood", core.log_likelihood, batch=SCORING_BATCH)
 
     def log_weight(self, log_lik: Tensor, log_prior: Tensor, n: Tensor) -> Tensor:
         """log ω_k of the weightings that underflow as plain numbers."""
@@ -129,19 +110,19 @@ class FedMAP(Method):
         joint = log_lik + log_prior  # (8)
         return joint / n if self.weighting == "per_sample" else joint
 
-    def message(self, carry: Carry, here: Here) -> tuple[Message, Personal]:
+    def message(self, carry: core.Carry, here: core.Here) -> tuple[core.Message, core.Personal]:
         if self.weighting in REPRESENTABLE:
             weight = here.n if self.weighting == "num_examples" else torch.ones_like(here.n)
-            return {"params": Mean(weight, carry.params), "square": Sum(weight**2)}, carry.params
+            return {"params": core.Mean(weight, carry.params), "square": core.Sum(weight**2)}, carry.params
         log_prior = self.log_prior(carry.params, here)
         log_weight = self.log_weight(carry.kept["log_likelihood"].double(), log_prior.double(), here.n.double())
-        return {"params": LogMean(log_weight, carry.params)}, carry.params
+        return {"params": core.LogMean(log_weight, carry.params)}, carry.params
 
-    def combine(self, state: State, total: Message, now: Now) -> State:  # (4)
+    def combine(self, state: State, total: core.Message, now: core.Now) -> State:  # (4)
         return State(total["params"].mean())  # (9)
 
-    def report(self, state: State, total: Message) -> dict[str, Tensor]:
+    def report(self, state: State, total: core.Message) -> dict[str, Tensor]:
         mean = total["params"]
-        if isinstance(mean, Mean):
+        if isinstance(mean, core.Mean):
             return {"effective_clients": mean.weight**2 / total["square"].value}
         return {"effective_clients": mean.effective()}

@@ -65,40 +65,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from posterity.core import (
-    Batch,
-    Carry,
-    Facts,
-    Gaussian,
-    Here,
-    Mean,
-    Message,
-    Method,
-    Network,
-    Now,
-    Params,
-    Pass,
-    Personal,
-    Point,
-    Sum,
-    Training,
-    Tree,
-    averaged,
-    check_fields,
-    fit,
-    fold,
-    gather,
-    head,
-    holding,
-    hyper,
-    masked_mean,
-    pointwise,
-    record,
-    squared_distance,
-    trainable,
-    uniform,
-    within,
-)
+from posterity import core
 
 __all__ = ["FedNP"]
 
@@ -206,7 +173,7 @@ def slopes(m: Tensor, s: Tensor, f: Tensor, kind: str, points: int = POINTS) -> 
     return f * first, torch.where(steep, (1 - spread) / s, f * f * kappa).clamp(min=0)
 
 
-def match(m: Tensor, s: Tensor, f: Tensor, kind: str, points: int = POINTS) -> tuple[Tensor, Tensor, Gaussian]:
+def match(m: Tensor, s: Tensor, f: Tensor, kind: str, points: int = POINTS) -> tuple[Tensor, Tensor, core.Gaussian]:
     """Mean and variance of the cavity N(m, s) times σ(f z), and the site: what the factor adds to the cavity.
 
     `m` and `s` have one shape; `f` has it too, or is one number. Sums over points are formed in float64.
@@ -217,7 +184,7 @@ def match(m: Tensor, s: Tensor, f: Tensor, kind: str, points: int = POINTS) -> t
     first, second = slopes(m, s, f, kind, points)
     second = torch.minimum(second, SHARE[kind] / s)
     left = 1 - s * second
-    site = Gaussian((second / left).to(dtype), ((first + m * second) / left).to(dtype))  # Algorithm 1, line 8
+    site = core.Gaussian((second / left).to(dtype), ((first + m * second) / left).to(dtype))  # Algorithm 1, line 8
     return (m + s * first).to(dtype), (s * left).to(dtype), site  # (9), (10)
 
 
@@ -228,84 +195,88 @@ SCORING_BATCH = 256  # samples at once when f is computed on all data; has no in
 TINY = 1e-12  # least variance of a predicted weight
 
 
-@record
+@core.record
 class State:
-    params: Params  # θ, with the layer of f
-    totals: Gaussian  # τ₀ + Σ λ_k and Σ η_k
+    params: core.Params  # θ, with the layer of f
+    totals: core.Gaussian  # τ₀ + Σ λ_k and Σ η_k
 
 
-def spoken_of(params: Params, model: Network, biases: bool) -> list[str]:
+def spoken_of(params: core.Params, model: core.Network, biases: bool) -> list[str]:
     """Leaves of the classifier that the NPN predicts: its weight matrices, or all that it trains."""
-    names = head(params, model)
+    names = core.head(params, model)
     return [n for n in names if biases or params[n].dim() > 1] or names
 
 
 @dataclass(frozen=True)
-class FedNP(Method):
+class FedNP(core.Method):
     label: ClassVar[str] = "FedNP"
     reference: ClassVar[str] = "FedNP, AAAI 2023"
     absent: ClassVar[str] = "delta messages: the sites of absent clients stay in the totals"
-    scored: ClassVar[Point] = "received"
+    scored: ClassVar[core.Point] = "received"
 
-    local: Training = hyper(Training(), "how the clients train", "ours", paper=Training(lr=0.01, epochs=10, batch=128))
-    lam: float = hyper(0.01, "λ: weight of both divergences", "D.3: best of 0.001, 0.01, 0.1, 1",
-                       search=(1e-3, 1.0, "log"))  # fmt: skip
-    moments: str = hyper("quadrature", "moments of the tilted density", "ours", KINDS, paper="closed")
-    points: int = hyper(POINTS, "points of the quadrature", "ours: error below 1e-6; Table 6 tries 100 to 10000")
-    latent: int = hyper(10, "D_z: dimension of z, and width of the layer of f", "D.3")
-    eps: float = hyper(0.01, "ε: variance of the classifier around its value", "unspecified in §4.3: ours")
-    tau0: float = hyper(1.0, "τ₀: precision of the prior of z", "Algorithm 1, line 2; erratum N9")
-    f_output: str = hyper("scalar", "one f for all of z, or one each", "D.3; erratum N10", ("scalar", "vector"))
-    detach_f: bool = hyper(False, "do not train f", "erratum N11: the released code does not")
-    biases: bool = hyper(False, "let the NPN predict the classifier's biases too", "authors' code: weights alone")
-    weighting: str = hyper("num_examples", "weight of a client", "§4; erratum N7", ("num_examples", "uniform"))
-    mu: float = hyper(0.0, "µ: pull of the host towards the broadcast; > 0 is FedNP on FedProx", "FedNP on FedAvg")
+    local: core.Training = core.hyper(
+        core.Training(), "how the clients train", "ours", paper=core.Training(lr=0.01, epochs=10, batch=128)
+    )
+    lam: float = core.hyper(0.01, "λ: weight of both divergences", "D.3: best of 0.001, 0.01, 0.1, 1",
+                            search=(1e-3, 1.0, "log"))  # fmt: skip
+    moments: str = core.hyper("quadrature", "moments of the tilted density", "ours", KINDS, paper="closed")
+    points: int = core.hyper(POINTS, "points of the quadrature", "ours: error below 1e-6; Table 6 tries 100 to 10000")
+    latent: int = core.hyper(10, "D_z: dimension of z, and width of the layer of f", "D.3")
+    eps: float = core.hyper(0.01, "ε: variance of the classifier around its value", "unspecified in §4.3: ours")
+    tau0: float = core.hyper(1.0, "τ₀: precision of the prior of z", "Algorithm 1, line 2; erratum N9")
+    f_output: str = core.hyper("scalar", "one f for all of z, or one each", "D.3; erratum N10", ("scalar", "vector"))
+    detach_f: bool = core.hyper(False, "do not train f", "erratum N11: the released code does not")
+    biases: bool = core.hyper(False, "let the NPN predict the classifier's biases too", "authors' code: weights alone")
+    weighting: str = core.hyper("num_examples", "weight of a client", "§4; erratum N7", ("num_examples", "uniform"))
+    mu: float = core.hyper(0.0, "µ: pull of the host towards the broadcast; > 0 is FedNP on FedProx", "FedNP on FedAvg")
 
     def __post_init__(self) -> None:
-        check_fields(self)
-        within(self, lam=(0, None), points=(17, None), latent=(1, None), mu=(0, None))
-        within(self, eps=(1e-12, None), tau0=(1e-12, None))
+        core.check_fields(self)
+        core.within(self, lam=(0, None), points=(17, None), latent=(1, None), mu=(0, None))
+        core.within(self, eps=(1e-12, None), tau0=(1e-12, None))
 
-    def init(self, model: Network, params: Params, facts: Facts) -> State:
-        if not head(params, model):
+    def init(self, model: core.Network, params: core.Params, facts: core.Facts) -> State:
+        if not core.head(params, model):
             raise ValueError("FedNP predicts the classifier's weights, but no leaf of the model's head is trained")
         like, size, key = next(iter(params.values())), model.feature_dim, facts.key
         bound = size**-0.5  # as PyTorch's linear layers
         layer = [((self.latent, size), F_WEIGHT), ((self.latent,), F_BIAS)]
-        first = {n: (2 * uniform(fold(key, i), s, torch.float64) - 1) * bound for i, (s, n) in enumerate(layer)}
+        first = {
+            n: (2 * core.uniform(core.fold(key, i), s, torch.float64) - 1) * bound for i, (s, n) in enumerate(layer)
+        }
         zero = like.new_zeros(self.latent)
-        return State({**params, **{n: p.to(like) for n, p in first.items()}}, Gaussian(zero + self.tau0, zero))
+        return State({**params, **{n: p.to(like) for n, p in first.items()}}, core.Gaussian(zero + self.tau0, zero))
 
-    def join(self, here: Here) -> Personal:
+    def join(self, here: core.Here) -> core.Personal:
         names = spoken_of(here.initial, here.model, self.biases)
         size, wide = sum(here.initial[n].numel() for n in names), self.latent
         shapes = ((wide, wide), (wide,), (wide, size), (size,))
-        draws = (uniform(fold(here.key, i), shape, here.n.dtype) for i, shape in enumerate(shapes))
+        draws = (core.uniform(core.fold(here.key, i), shape, here.n.dtype) for i, shape in enumerate(shapes))
         npn = {n: NPN_RANGE * (2 * u - 1) for n, u in zip(NPN, draws, strict=True)}
         zero = torch.zeros_like(here.shared.totals.shift)
-        return {"site": Gaussian(zero, zero), "npn": npn}
+        return {"site": core.Gaussian(zero, zero), "npn": npn}
 
-    def start(self, here: Here) -> Params:
+    def start(self, here: core.Here) -> core.Params:
         return {**here.shared.params, **here.personal["npn"]}
 
-    def factors(self, params: Params, h: Tensor) -> Tensor:
+    def factors(self, params: core.Params, h: Tensor) -> Tensor:
         """What each sample contributes to f: (B, D_z), or (B, 1) if all of z have one."""
         out = h @ params[F_WEIGHT].T + params[F_BIAS]
         return out if self.f_output == "vector" else out.mean(-1, keepdim=True)
 
-    def matched(self, f: Tensor, here: Here) -> tuple[Tensor, Tensor, Gaussian]:
+    def matched(self, f: Tensor, here: core.Here) -> tuple[Tensor, Tensor, core.Gaussian]:
         """z_m, z_s and the client's new site for the factor σ(f z)."""
         cavity = here.shared.totals - here.personal["site"]  # (6)
         s = 1 / cavity.precision.clamp(min=self.tau0)  # sites are never negative: only rounding is below
         return match(cavity.shift * s, s, f, self.moments, self.points)
 
-    def classifier(self, params: Params, z_m: Tensor, z_s: Tensor) -> tuple[Tensor, Tensor]:
+    def classifier(self, params: core.Params, z_m: Tensor, z_s: Tensor) -> tuple[Tensor, Tensor]:
         """Mean and variance of every weight of the classifier."""
         w1, b1, w2, b2 = (params[n] for n in NPN)
         mean, variance = npn_linear(*npn_sigmoid(*npn_linear(z_m, z_s, w1, b1)), w2, b2)  # (17)
         return mean, variance.clamp(min=TINY)
 
-    def divergence(self, params: Params, f: Tensor, here: Here) -> Tensor:
+    def divergence(self, params: core.Params, f: Tensor, here: core.Here) -> Tensor:
         """Both divergences, that of the classifier averaged over its weights."""
         z_m, z_s, _ = self.matched(f.detach() if self.detach_f else f, here)
         mean, variance = self.classifier(params, z_m, z_s)
@@ -313,63 +284,63 @@ class FedNP(Method):
         about = kl_each(mean, variance, now, self.eps).mean()  # (18)
         return about + kl_each(z_m, z_s, torch.zeros_like(z_m), 1 / self.tau0).sum()  # (47)
 
-    def loss(self, params: Params, batch: Batch, here: Here) -> tuple[Tensor, Params]:
+    def loss(self, params: core.Params, batch: core.Batch, here: core.Here) -> tuple[Tensor, core.Params]:
         first = here.model.heads[0]
         output, buffers, seen = here.model(
             params, batch.x, mask=batch.layer_mask, train=True, key=here.key, want=(first,)
         )
-        value = masked_mean(pointwise(output, batch.y, here.model), batch.mask)  # (1)
+        value = core.masked_mean(core.pointwise(output, batch.y, here.model), batch.mask)  # (1)
         each = self.factors(params, seen[first].flatten(1))
         f = (each * batch.mask[:, None]).sum(0) / batch.mask.sum().clamp(min=1)
         return self.pulled(value + self.lam * self.divergence(params, f, here), params, here), buffers  # (19)
 
-    def plain(self, params: Params, batch: Batch, here: Here) -> tuple[Tensor, Params]:
+    def plain(self, params: core.Params, batch: core.Batch, here: core.Here) -> tuple[Tensor, core.Params]:
         """The loss for λ = 0: FedAvg's, or FedProx's."""
-        value, buffers = fit(params, batch, here)
+        value, buffers = core.fit(params, batch, here)
         return self.pulled(value, params, here), buffers
 
-    def pulled(self, value: Tensor, params: Params, here: Here) -> Tensor:
+    def pulled(self, value: Tensor, params: core.Params, here: core.Here) -> Tensor:
         if not self.mu:
             return value
-        return value + 0.5 * self.mu * squared_distance(params, here.shared.params, here.model)
+        return value + 0.5 * self.mu * core.squared_distance(params, here.shared.params, here.model)
 
-    def summary(self, params: Params, batch: Batch, here: Here) -> Tree:
+    def summary(self, params: core.Params, batch: core.Batch, here: core.Here) -> core.Tree:
         h, _ = here.model.features(params, batch.x)
         return {"sum": (self.factors(params, h) * batch.mask[:, None]).sum(0), "count": batch.mask.sum()}
 
-    def trains(self, names: Iterable[str], model: Network) -> list[str]:
+    def trains(self, names: Iterable[str], model: core.Network) -> list[str]:
         """The network, and for λ > 0 the NPN and, unless it is detached, f."""
         found = list(names)
         own = [n for n in found if n in NPN or (n in F_NAMES and not self.detach_f)]
-        return trainable(found, model) + (own if self.lam else [])
+        return core.trainable(found, model) + (own if self.lam else [])
 
-    def passes(self) -> tuple[Pass, ...]:
+    def passes(self) -> tuple[core.Pass, ...]:
         learn = self.local.descend(self.loss if self.lam else self.plain, self.trains)
-        return *holding((learn,), leaves=self.added_numbers), gather("f", self.summary, batch=SCORING_BATCH)
+        return *core.holding((learn,), leaves=self.added_numbers), core.gather("f", self.summary, batch=SCORING_BATCH)
 
-    def added_numbers(self, model: Network) -> int:
+    def added_numbers(self, model: core.Network) -> int:
         """Of f and the NPN, which predicts the head, about."""
         told = sum(p.numel() for n, p in model.module.named_parameters() if n in model.head_names)
         return (self.latent + 1) * (self.latent + model.feature_dim + told)
 
-    def message(self, carry: Carry, here: Here) -> tuple[Message, Personal]:
+    def message(self, carry: core.Carry, here: core.Here) -> tuple[core.Message, core.Personal]:
         f = carry.kept["f"]["sum"] / carry.kept["f"]["count"].clamp(min=1)
         _, _, site = self.matched(f, here)
         weight = here.n if self.weighting == "num_examples" else torch.ones_like(here.n)
         params = {n: carry.params[n] for n in here.shared.params}
         kept = {"site": site, "npn": {n: carry.params[n] for n in NPN}}
-        return {"params": Mean(weight, params), "site": Sum(site - here.personal["site"])}, kept
+        return {"params": core.Mean(weight, params), "site": core.Sum(site - here.personal["site"])}, kept
 
-    def combine(self, state: State, total: Message, now: Now) -> State:
-        return State(averaged(state.params, total), state.totals + total["site"].value)  # (5)
+    def combine(self, state: State, total: core.Message, now: core.Now) -> State:
+        return State(core.averaged(state.params, total), state.totals + total["site"].value)  # (5)
 
-    def factor(self, personal: Personal) -> Gaussian:
+    def factor(self, personal: core.Personal) -> core.Gaussian:
         return personal["site"]
 
-    def forget(self, state: State, factor: Gaussian) -> State:
+    def forget(self, state: State, factor: core.Gaussian) -> State:
         return State(state.params, state.totals - factor)  # (5)
 
-    def report(self, state: State, total: Message) -> dict[str, Tensor]:
+    def report(self, state: State, total: core.Message) -> dict[str, Tensor]:
         return {"z_mean": state.totals.mean().mean(), "z_variance": state.totals.covariance().mean()}
 
 

@@ -37,48 +37,21 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from posterity.core import (
-    SGD,
-    Carry,
-    Facts,
-    Here,
-    Loss,
-    Mean,
-    Message,
-    Method,
-    Network,
-    Now,
-    Own,
-    Params,
-    Pass,
-    Personal,
-    Point,
-    Training,
-    check_fields,
-    fit,
-    holding,
-    hyper,
-    record,
-    sample,
-    trainable,
-    tree_map,
-    tuned,
-    within,
-)
+from posterity import core
 
 AUTHORS = "authors' EMNIST example"
-AUTHORS_TRAINING = Training(lr=0.02, epochs=5, batch=20, momentum=0.9)  # of that example, which is the preset "paper"
+AUTHORS_TRAINING = core.Training(lr=0.02, epochs=5, batch=20, momentum=0.9)  # that example's: the preset "paper"
 
 
-@record
+@core.record
 class State:
-    params: Params  # w
-    velocity: Params  # the server's momentum; not broadcast
+    params: core.Params  # w
+    velocity: core.Params  # the server's momentum; not broadcast
 
 
-@record
+@core.record
 class Shared:
-    params: Params
+    params: core.Params
 
 
 def posterior_delta(samples: Tensor, filled: Tensor, w: Tensor, rho: float) -> Tensor:
@@ -102,77 +75,77 @@ def posterior_delta(samples: Tensor, filled: Tensor, w: Tensor, rho: float) -> T
     return delta * (1 + (count - 1).clamp(min=0) * rho)  # (b)
 
 
-def flattened(params: Params, batched: int = 0) -> Tensor:
+def flattened(params: core.Params, batched: int = 0) -> Tensor:
     """All leaves as one vector (d,), or (ℓ, d) where they have a first axis of samples."""
     return torch.cat([leaf.flatten(batched) for leaf in params.values()], batched)
 
 
-def restored(vector: Tensor, like: Params) -> Params:
+def restored(vector: Tensor, like: core.Params) -> core.Params:
     parts = torch.split(vector, [leaf.numel() for leaf in like.values()])
     return {n: part.reshape(leaf.shape) for (n, leaf), part in zip(like.items(), parts, strict=True)}
 
 
 @dataclass(frozen=True)
-class FedPA(Method):
+class FedPA(core.Method):
     label: ClassVar[str] = "FedPA"
     reference: ClassVar[str] = "Al-Shedivat et al., ICLR 2021"
     absent: ClassVar[str] = "cohort only"
-    scored: ClassVar[Point] = "received"
+    scored: ClassVar[core.Point] = "received"
     differences: ClassVar[tuple[str, ...]] = ("delta",)
 
-    local: Training = hyper(Training(), "how the clients train", paper=AUTHORS_TRAINING)
-    rho: float = hyper(0.01, "ρ: trust in the sample covariance; 0 = none", AUTHORS + "; 0.1 by their flags",
-                       search=(1e-3, 1.0, "log"))  # fmt: skip
-    samples: int = hyper(4, "ℓ: posterior samples of a round", AUTHORS + ": 5 epochs, 1 for mixing")
-    burn: int = hyper(1, "stretches for mixing before the first sample", AUTHORS)
-    burn_rounds: int = hyper(100, "rounds at the start that send FedAvg's deltas", "authors' flags", paper=400)
-    server_lr: float = hyper(0.5, "η_s: step size of the server", AUTHORS)
-    server_momentum: float = hyper(0.9, "momentum of the server", AUTHORS)
-    loss: Loss = fit  # a wrapper may replace it
+    local: core.Training = core.hyper(core.Training(), "how the clients train", paper=AUTHORS_TRAINING)
+    rho: float = core.hyper(0.01, "ρ: trust in the sample covariance; 0 = none", AUTHORS + "; 0.1 by their flags",
+                            search=(1e-3, 1.0, "log"))  # fmt: skip
+    samples: int = core.hyper(4, "ℓ: posterior samples of a round", AUTHORS + ": 5 epochs, 1 for mixing")
+    burn: int = core.hyper(1, "stretches for mixing before the first sample", AUTHORS)
+    burn_rounds: int = core.hyper(100, "rounds at the start that send FedAvg's deltas", "authors' flags", paper=400)
+    server_lr: float = core.hyper(0.5, "η_s: step size of the server", AUTHORS)
+    server_momentum: float = core.hyper(0.9, "momentum of the server", AUTHORS)
+    loss: core.Loss = core.fit  # a wrapper may replace it
 
     def __post_init__(self) -> None:
-        check_fields(self)
-        within(self, rho=(0, None), samples=(1, None), burn=(0, None), burn_rounds=(0, None), server_lr=(0, None))
+        core.check_fields(self)
+        core.within(self, rho=(0, None), samples=(1, None), burn=(0, None), burn_rounds=(0, None), server_lr=(0, None))
         if not 0 <= self.server_momentum < 1:
             raise ValueError(f"server_momentum must be at least 0 and below 1; {self.server_momentum} was given")
 
-    def server(self) -> SGD:
-        return SGD(self.server_lr, self.server_momentum)
+    def server(self) -> core.SGD:
+        return core.SGD(self.server_lr, self.server_momentum)
 
-    def init(self, model: Network, params: Params, facts: Facts) -> State:
-        return State(params, {n: torch.zeros_like(params[n]) for n in trainable(params, model)})
+    def init(self, model: core.Network, params: core.Params, facts: core.Facts) -> State:
+        return State(params, {n: torch.zeros_like(params[n]) for n in core.trainable(params, model)})
 
-    def offer(self, state: State, client: Tensor | None) -> tuple[Shared, Own]:
+    def offer(self, state: State, client: Tensor | None) -> tuple[Shared, core.Own]:
         return Shared(state.params), ()
 
-    def start(self, here: Here) -> Params:
+    def start(self, here: core.Here) -> core.Params:
         return here.shared.params
 
-    def passes(self) -> tuple[Pass, ...]:
+    def passes(self) -> tuple[core.Pass, ...]:
         how, stretches = self.local.schedule(), self.burn + self.samples
-        walk = sample(self.loss, self.local.make_optimiser(), 0, stretches, trainable, **how)
-        return holding((walk,), copies=4 + stretches)  # (c) of all samples
+        walk = core.sample(self.loss, self.local.make_optimiser(), 0, stretches, core.trainable, **how)
+        return core.holding((walk,), copies=4 + stretches)  # (c) of all samples
 
-    def adapt(self, epochs: int) -> tuple[Pass, ...]:
-        return tuned((self.local.descend(self.loss),), epochs)
+    def adapt(self, epochs: int) -> tuple[core.Pass, ...]:
+        return core.tuned((self.local.descend(self.loss),), epochs)
 
     def delta(self, last: Tensor, samples: Tensor, filled: Tensor, w: Tensor, round: Tensor) -> Tensor:
         """What a client sends: FedAvg's delta in rounds 1 … burn_rounds or without samples, else the posterior's."""
         plain = (round <= self.burn_rounds) | (filled.sum() == 0)
         return torch.where(plain, last - w, posterior_delta(samples, filled, w, self.rho))
 
-    def message(self, carry: Carry, here: Here) -> tuple[Message, Personal]:
-        names = trainable(carry.params, here.model)
+    def message(self, carry: core.Carry, here: core.Here) -> tuple[core.Message, core.Personal]:
+        names = core.trainable(carry.params, here.model)
         last, w = ({n: tree[n] for n in names} for tree in (carry.params, here.shared.params))
         kept = flattened({n: carry.kept["samples"][n] for n in names}, 1)[self.burn :]
         filled = carry.kept["filled"][self.burn :]
         delta = restored(self.delta(flattened(last), kept, filled, flattened(w), here.round), w)
         rest = {n: p for n, p in carry.params.items() if n not in w}
-        sent = {"delta": Mean(here.n, delta)}
-        return sent | ({"rest": Mean(here.n, rest)} if rest else {}), ()
+        sent = {"delta": core.Mean(here.n, delta)}
+        return sent | ({"rest": core.Mean(here.n, rest)} if rest else {}), ()
 
-    def combine(self, state: State, total: Message, now: Now) -> State:
-        slope = tree_map(torch.neg, total["delta"].mean())  # the server descends, so the sign turns
+    def combine(self, state: State, total: core.Message, now: core.Now) -> State:
+        slope = core.tree_map(torch.neg, total["delta"].mean())  # the server descends, so the sign turns
         w = {n: state.params[n].to(g) for n, g in slope.items()}
         velocity = {n: state.velocity[n].to(g) for n, g in slope.items()}
         moved, after = self.server().update(slope, velocity, w)  # (a)

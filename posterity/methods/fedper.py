@@ -16,83 +16,62 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from posterity.core import (
-    STATIC,
-    Carry,
-    Facts,
-    Here,
-    Loss,
-    Message,
-    Method,
-    Network,
-    Now,
-    Own,
-    Params,
-    Pass,
-    Personal,
-    Point,
-    Training,
-    averaged,
-    fit,
-    hyper,
-    record,
-    weighted,
-)
+from posterity import core
 
 
-@record
+@core.record
 class State:
-    params: Params  # the shared base, and the common first head
-    head: frozenset[str] = field(metadata={STATIC: True})  # names of the leaves that stay at home
+    params: core.Params  # the shared base, and the common first head
+    head: frozenset[str] = field(metadata={core.STATIC: True})  # names of the leaves that stay at home
 
 
-@record
+@core.record
 class Shared:
-    base: Params
+    base: core.Params
 
 
-def split(params: Params, head: frozenset[str]) -> tuple[Params, Params]:
+def split(params: core.Params, head: frozenset[str]) -> tuple[core.Params, core.Params]:
     """Base and head of a network's leaves, buffers included."""
     base = {n: p for n, p in params.items() if n not in head}
     return base, {n: p for n, p in params.items() if n in head}
 
 
 @dataclass(frozen=True)
-class FedPer(Method):
+class FedPer(core.Method):
     label: ClassVar[str] = "FedPer"
     reference: ClassVar[str] = "Arivazhagan et al., 2019"
     absent: ClassVar[str] = "cohort only: an absent client keeps its head"
-    scored: ClassVar[Point] = "received"
+    scored: ClassVar[core.Point] = "received"
 
-    local: Training = hyper(Training(), "how the clients train")
-    loss: Loss = fit  # a wrapper may replace it
+    local: core.Training = core.hyper(core.Training(), "how the clients train")
+    loss: core.Loss = core.fit  # a wrapper may replace it
 
-    def init(self, model: Network, params: Params, facts: Facts) -> State:
+    def init(self, model: core.Network, params: core.Params, facts: core.Facts) -> State:
         return State(params, model.head_names)
 
-    def offer(self, state: State, client: Tensor | None) -> tuple[Shared, Own]:
+    def offer(self, state: State, client: Tensor | None) -> tuple[Shared, core.Own]:
         return Shared(split(state.params, state.head)[0]), ()
 
     def outside(self) -> str:
         return "the server's base with the initial head"
 
-    def remarks(self, model: Network) -> tuple[str, ...]:
+    def remarks(self, model: core.Network) -> tuple[str, ...]:
         if model.base_names:
             return ()
         return (f"FedPer shares nothing here: all of the network {model.name!r} is head, so every client trains alone",)
 
-    def join(self, here: Here) -> Personal:
+    def join(self, here: core.Here) -> core.Personal:
         return split(here.initial, here.model.head_names)[1]
 
-    def start(self, here: Here) -> Params:
+    def start(self, here: core.Here) -> core.Params:
         return {n: here.personal.get(n, here.shared.base.get(n)) for n in here.initial}
 
-    def passes(self) -> tuple[Pass, ...]:
+    def passes(self) -> tuple[core.Pass, ...]:
         return (self.local.descend(self.loss),)
 
-    def message(self, carry: Carry, here: Here) -> tuple[Message, Personal]:
+    def message(self, carry: core.Carry, here: core.Here) -> tuple[core.Message, core.Personal]:
         base, head = split(carry.params, here.model.head_names)
-        return weighted(base, here), head
+        return core.weighted(base, here), head
 
-    def combine(self, state: State, total: Message, now: Now) -> State:
-        return State(averaged(state.params, total), state.head)
+    def combine(self, state: State, total: core.Message, now: core.Now) -> State:
+        return State(core.averaged(state.params, total), state.head)

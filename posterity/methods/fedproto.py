@@ -35,31 +35,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from posterity.core import (
-    Batch,
-    Carry,
-    Facts,
-    Here,
-    Mean,
-    Message,
-    Method,
-    Network,
-    Now,
-    Own,
-    Params,
-    Pass,
-    Personal,
-    Point,
-    Training,
-    check_fields,
-    gather,
-    hyper,
-    masked_mean,
-    pointwise,
-    record,
-    sum_features,
-    within,
-)
+from posterity import core
 
 SCORING_BATCH = 256  # samples at once when features are averaged; has no influence on the result
 BELOW = 1e-6  # so that the nearest prototype is known where there is only one
@@ -67,14 +43,14 @@ WEIGHTINGS = ("uniform", "counts")
 PREDICTS = ("prototypes", "head")
 
 
-@record
+@core.record
 class State:
-    params: Params  # the common first network, never changed
+    params: core.Params  # the common first network, never changed
     prototypes: Tensor  # P (C, d)
     known: Tensor  # 1 where somebody has reported the class (C,)
 
 
-@record
+@core.record
 class Shared:
     prototypes: Tensor
     known: Tensor
@@ -88,82 +64,82 @@ def closeness(z: Tensor, shared: Shared) -> Tensor:
 
 
 @dataclass(frozen=True)
-class FedProto(Method):
+class FedProto(core.Method):
     label: ClassVar[str] = "FedProto"
     reference: ClassVar[str] = "Tan et al., AAAI 2022"
     absent: ClassVar[str] = "cohort only: an absent client keeps its network, a class that is absent its prototype"
-    scored: ClassVar[Point] = "received"
+    scored: ClassVar[core.Point] = "received"
     class_statistics: ClassVar[Mapping[str, tuple[str, ...]]] = {"features": ("prototypes",)}
 
-    local: Training = hyper(Training(), "how the clients train", paper=Training(momentum=0.5))
-    lam: float = hyper(
+    local: core.Training = core.hyper(core.Training(), "how the clients train", paper=core.Training(momentum=0.5))
+    lam: float = core.hyper(
         1.0, "λ: pull of features to the prototype of their class", "authors' code", search=(0.1, 10.0, "log")
     )
-    weighting: str = hyper(
+    weighting: str = core.hyper(
         "uniform", "weight of a client's class mean", "all released code", WEIGHTINGS, paper="counts"
     )
-    predicts: str = hyper("prototypes", "what predicts: the nearest prototype or the head", "the paper", PREDICTS)
+    predicts: str = core.hyper("prototypes", "what predicts: the nearest prototype or the head", "the paper", PREDICTS)
 
     def __post_init__(self) -> None:
-        check_fields(self)
-        within(self, lam=(0, None))
+        core.check_fields(self)
+        core.within(self, lam=(0, None))
 
-    def init(self, model: Network, params: Params, facts: Facts) -> State:
+    def init(self, model: core.Network, params: core.Params, facts: core.Facts) -> State:
         if model.task != "classification":
             raise ValueError("FedProto has prototypes of classes; this task is regression. Use local or fedper there")
         zero = next(iter(params.values())).new_zeros(())
         known, prototypes = zero.expand(facts.classes) * 1, zero.expand(facts.classes, model.feature_dim) * 1
         return State(params, prototypes, known)
 
-    def offer(self, state: State, client: Tensor | None) -> tuple[Shared, Own]:
+    def offer(self, state: State, client: Tensor | None) -> tuple[Shared, core.Own]:
         return Shared(state.prototypes, state.known), ()
 
     def outside(self) -> str:
         return "the initial model, beside the server's prototypes: no model is sent"
 
-    def remarks(self, model: Network) -> tuple[str, ...]:
+    def remarks(self, model: core.Network) -> tuple[str, ...]:
         if self.lam:
             return ()
         return ("With lam = 0 FedProto trains every client alone, bit for bit: prototypes only predict",)
 
-    def join(self, here: Here) -> Personal:
+    def join(self, here: core.Here) -> core.Personal:
         return here.initial
 
-    def start(self, here: Here) -> Params:
+    def start(self, here: core.Here) -> core.Params:
         return here.personal
 
     def pull(self, z: Tensor, y: Tensor, shared: Shared) -> Tensor:
         """‖z − P_y‖² / d of each sample (B,); 0 for classes without prototype."""
         return ((z - shared.prototypes[y]) ** 2).mean(-1) * shared.known[y]
 
-    def loss(self, params: Params, batch: Batch, here: Here) -> tuple[Tensor, Params]:
+    def loss(self, params: core.Params, batch: core.Batch, here: core.Here) -> tuple[Tensor, core.Params]:
         first = here.model.heads[0]
         output, buffers, seen = here.model(
             params, batch.x, mask=batch.layer_mask, train=True, key=here.key, want=(first,)
         )
-        each = pointwise(output, batch.y, here.model)
+        each = core.pointwise(output, batch.y, here.model)
         if self.lam:
             each = each + self.lam * self.pull(seen[first].flatten(1), batch.y, here.shared)  # (a)
-        return masked_mean(each, batch.mask), buffers
+        return core.masked_mean(each, batch.mask), buffers
 
-    def passes(self) -> tuple[Pass, ...]:
-        return self.local.descend(self.loss), gather("features", sum_features, batch=SCORING_BATCH)
+    def passes(self) -> tuple[core.Pass, ...]:
+        return self.local.descend(self.loss), core.gather("features", core.sum_features, batch=SCORING_BATCH)
 
-    def message(self, carry: Carry, here: Here) -> tuple[Message, Personal]:
+    def message(self, carry: core.Carry, here: core.Here) -> tuple[core.Message, core.Personal]:
         count, total = carry.kept["features"]["count"], carry.kept["features"]["sum"]
         mean = total / count.clamp(min=1)[:, None]  # (b)
         weight = count if self.weighting == "counts" else (count > 0).to(count)
-        return {"prototypes": Mean(weight.to(here.n.dtype), mean.to(here.n.dtype))}, carry.params
+        return {"prototypes": core.Mean(weight.to(here.n.dtype), mean.to(here.n.dtype))}, carry.params
 
-    def combine(self, state: State, total: Message, now: Now) -> State:
+    def combine(self, state: State, total: core.Message, now: core.Now) -> State:
         said = total["prototypes"]
         known = torch.maximum(state.known, (said.weight > 0).to(state.known))
         return State(state.params, said.mean(missing=state.prototypes), known)  # (c)
 
-    def report(self, state: State, total: Message) -> dict[str, Tensor]:
+    def report(self, state: State, total: core.Message) -> dict[str, Tensor]:
         return {"known_classes": state.known.sum()}
 
-    def predict(self, carry: Carry, x: Tensor, here: Here) -> Tensor:
+    def predict(self, carry: core.Carry, x: Tensor, here: core.Here) -> Tensor:
         first = here.model.heads[0]
         output, _, seen = here.model(carry.params, x, want=(first,))
         if self.predicts == "head":

@@ -18,72 +18,48 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from posterity.core import (
-    Batch,
-    Carry,
-    Facts,
-    Here,
-    Loss,
-    Message,
-    Method,
-    Network,
-    Now,
-    Params,
-    Pass,
-    Personal,
-    Point,
-    Training,
-    averaged,
-    check_fields,
-    fit,
-    hyper,
-    record,
-    squared_distance,
-    tuned,
-    weighted,
-    within,
-)
+from posterity import core
 
 
-@record
+@core.record
 class State:
-    params: Params  # w
+    params: core.Params  # w
 
 
 @dataclass(frozen=True)
-class FedProx(Method):
+class FedProx(core.Method):
     label: ClassVar[str] = "FedProx"
     reference: ClassVar[str] = "Li et al., MLSys 2020"
     absent: ClassVar[str] = "cohort only"
-    scored: ClassVar[Point] = "received"
+    scored: ClassVar[core.Point] = "received"
 
-    local: Training = hyper(Training(), "how the clients train")
-    mu: float = hyper(0.01, "µ: pull towards the broadcast model", "FedNP's tuned value; the paper tries 0.001 … 1",
-                      search=(1e-3, 1.0, "log"))  # fmt: skip
-    loss: Loss = fit  # a wrapper may replace it
+    local: core.Training = core.hyper(core.Training(), "how the clients train")
+    mu: float = core.hyper(0.01, "µ: pull towards the broadcast", "FedNP's tuned value; the paper tries 0.001 … 1",
+                           search=(1e-3, 1.0, "log"))  # fmt: skip
+    loss: core.Loss = core.fit  # a wrapper may replace it
 
     def __post_init__(self) -> None:
-        check_fields(self)
-        within(self, mu=(0, None))
+        core.check_fields(self)
+        core.within(self, mu=(0, None))
 
-    def init(self, model: Network, params: Params, facts: Facts) -> State:
+    def init(self, model: core.Network, params: core.Params, facts: core.Facts) -> State:
         return State(params)
 
-    def start(self, here: Here) -> Params:
+    def start(self, here: core.Here) -> core.Params:
         return here.shared.params
 
-    def penalised(self, params: Params, batch: Batch, here: Here) -> tuple[Tensor, Params]:
+    def penalised(self, params: core.Params, batch: core.Batch, here: core.Here) -> tuple[Tensor, core.Params]:
         value, buffers = self.loss(params, batch, here)
-        return value + 0.5 * self.mu * squared_distance(params, here.shared.params, here.model), buffers  # (2)
+        return value + 0.5 * self.mu * core.squared_distance(params, here.shared.params, here.model), buffers  # (2)
 
-    def passes(self) -> tuple[Pass, ...]:
+    def passes(self) -> tuple[core.Pass, ...]:
         return (self.local.descend(self.penalised if self.mu else self.loss),)
 
-    def adapt(self, epochs: int) -> tuple[Pass, ...]:
-        return tuned((self.local.descend(self.loss),), epochs)
+    def adapt(self, epochs: int) -> tuple[core.Pass, ...]:
+        return core.tuned((self.local.descend(self.loss),), epochs)
 
-    def message(self, carry: Carry, here: Here) -> tuple[Message, Personal]:
-        return weighted(carry.params, here), ()
+    def message(self, carry: core.Carry, here: core.Here) -> tuple[core.Message, core.Personal]:
+        return core.weighted(carry.params, here), ()
 
-    def combine(self, state: State, total: Message, now: Now) -> State:
-        return State(averaged(state.params, total))
+    def combine(self, state: State, total: core.Message, now: core.Now) -> State:
+        return State(core.averaged(state.params, total))

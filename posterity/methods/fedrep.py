@@ -27,67 +27,43 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from posterity.core import (
-    STATIC,
-    Carry,
-    Facts,
-    Here,
-    Loss,
-    Message,
-    Method,
-    Network,
-    Now,
-    Own,
-    Params,
-    Pass,
-    Personal,
-    Point,
-    Training,
-    averaged,
-    base,
-    check_fields,
-    fit,
-    fit_head,
-    head,
-    hyper,
-    record,
-    weighted,
-    within,
-)
+from posterity import core
 
-AUTHORS_TRAINING = Training(lr=0.01, epochs=1, batch=10, momentum=0.5, weight_decay=1e-4)
+AUTHORS_TRAINING = core.Training(lr=0.01, epochs=1, batch=10, momentum=0.5, weight_decay=1e-4)
 
 
-@record
+@core.record
 class State:
-    params: Params  # the shared base, and the common first head
-    head: frozenset[str] = field(metadata={STATIC: True})  # names of the leaves that stay at home
+    params: core.Params  # the shared base, and the common first head
+    head: frozenset[str] = field(metadata={core.STATIC: True})  # names of the leaves that stay at home
 
 
-@record
+@core.record
 class Shared:
-    base: Params
+    base: core.Params
 
 
 @dataclass(frozen=True)
-class FedRep(Method):
+class FedRep(core.Method):
     label: ClassVar[str] = "FedRep"
     reference: ClassVar[str] = "Collins et al., ICML 2021"
     absent: ClassVar[str] = "cohort only: an absent client keeps its head"
-    scored: ClassVar[Point] = "received"
+    scored: ClassVar[core.Point] = "received"
 
-    local: Training = hyper(
-        Training(), "how the clients train; its epochs are those of the base", paper=AUTHORS_TRAINING
+    local: core.Training = core.hyper(
+        core.Training(), "how the clients train; its epochs are those of the base", paper=AUTHORS_TRAINING
     )
-    head_epochs: int = hyper(1, "E_h: epochs of the head, before the base", "PFLlib; pFedVMP does not say", paper=10)
-    loss: Loss = fit  # of the base phase; a wrapper may replace it
+    head_epochs: int = core.hyper(
+        1, "E_h: epochs of the head, before the base", "PFLlib; pFedVMP does not say", paper=10
+    )
+    loss: core.Loss = core.fit  # of the base phase; a wrapper may replace it
 
     def __post_init__(self) -> None:
-        check_fields(self)
-        within(self, head_epochs=(0, None))
+        core.check_fields(self)
+        core.within(self, head_epochs=(0, None))
 
-    def init(self, model: Network, params: Params, facts: Facts) -> State:
-        for part, names in (("base", base(params, model)), ("head", head(params, model))):
+    def init(self, model: core.Network, params: core.Params, facts: core.Facts) -> State:
+        for part, names in (("base", core.base(params, model)), ("head", core.head(params, model))):
             if not names:
                 raise ValueError(
                     f"FedRep trains a head and a base in turn, and the network {model.name!r} has no {part} that could "
@@ -95,37 +71,38 @@ class FedRep(Method):
                 )
         return State(params, model.head_names)
 
-    def offer(self, state: State, client: Tensor | None) -> tuple[Shared, Own]:
+    def offer(self, state: State, client: Tensor | None) -> tuple[Shared, core.Own]:
         return Shared({n: p for n, p in state.params.items() if n not in state.head}), ()
 
     def outside(self) -> str:
         return "the server's base with the initial head"
 
-    def remarks(self, model: Network) -> tuple[str, ...]:
+    def remarks(self, model: core.Network) -> tuple[str, ...]:
         if self.head_epochs:
             return ()
         return ("with head_epochs=0 no round trains a head: every client has the common first one",)
 
-    def join(self, here: Here) -> Personal:
+    def join(self, here: core.Here) -> core.Personal:
         return {n: p for n, p in here.initial.items() if n in here.model.head_names}
 
-    def start(self, here: Here) -> Params:
+    def start(self, here: core.Here) -> core.Params:
         known = {**here.shared.base, **here.personal}
         return {n: known[n] for n in here.initial}
 
-    def head_phase(self, epochs: int) -> tuple[Pass, ...]:
-        return (replace(self.local.descend(fit_head, head), epochs=epochs, max_steps=None),) if epochs else ()  # (1)
+    def head_phase(self, epochs: int) -> tuple[core.Pass, ...]:
+        phase = replace(self.local.descend(core.fit_head, core.head), epochs=epochs, max_steps=None)  # (1)
+        return (phase,) if epochs else ()
 
-    def passes(self) -> tuple[Pass, ...]:
-        return (*self.head_phase(self.head_epochs), self.local.descend(self.loss, base))  # (2)
+    def passes(self) -> tuple[core.Pass, ...]:
+        return (*self.head_phase(self.head_epochs), self.local.descend(self.loss, core.base))  # (2)
 
-    def adapt(self, epochs: int) -> tuple[Pass, ...]:
+    def adapt(self, epochs: int) -> tuple[core.Pass, ...]:
         return self.head_phase(epochs)
 
-    def message(self, carry: Carry, here: Here) -> tuple[Message, Personal]:
+    def message(self, carry: core.Carry, here: core.Here) -> tuple[core.Message, core.Personal]:
         home = here.model.head_names
         shared = {n: p for n, p in carry.params.items() if n not in home}
-        return weighted(shared, here), {n: p for n, p in carry.params.items() if n in home}
+        return core.weighted(shared, here), {n: p for n, p in carry.params.items() if n in home}
 
-    def combine(self, state: State, total: Message, now: Now) -> State:
-        return State(averaged(state.params, total), state.head)  # (3)
+    def combine(self, state: State, total: core.Message, now: core.Now) -> State:
+        return State(core.averaged(state.params, total), state.head)  # (3)

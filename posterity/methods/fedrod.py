@@ -32,43 +32,16 @@ from typing import ClassVar
 import torch.nn.functional as F
 from torch import Tensor
 
-from posterity.core import (
-    Batch,
-    Carry,
-    Facts,
-    Groups,
-    Here,
-    Message,
-    Method,
-    Network,
-    Now,
-    Params,
-    Pass,
-    Personal,
-    Point,
-    Training,
-    averaged,
-    check_fields,
-    count_labels,
-    descend,
-    everything,
-    gather,
-    hyper,
-    masked_mean,
-    pointwise,
-    record,
-    weighted,
-    within,
-)
+from posterity import core
 
 WEIGHT, BIAS = HEAD = ("fedrod/weight", "fedrod/bias")  # q_k: (C, d) and (C,)
 COUNTING_BATCH = 256  # samples at once when labels are counted; has no influence on the result
 PREDICTS = ("personal", "generic")
 
 
-@record
+@core.record
 class State:
-    params: Params  # b and h
+    params: core.Params  # b and h
 
 
 def balanced(logits: Tensor, counts: Tensor, gamma: float) -> Tensor:
@@ -76,27 +49,29 @@ def balanced(logits: Tensor, counts: Tensor, gamma: float) -> Tensor:
     return logits + gamma * counts.clamp(min=1).log()
 
 
-def added(params: Params, z: Tensor) -> Tensor:
+def added(params: core.Params, z: Tensor) -> Tensor:
     """q_k(z): what the personal head adds to the generic logits (B, C)."""
     return F.linear(z, params[WEIGHT], params[BIAS])
 
 
 @dataclass(frozen=True)
-class FedROD(Method):
+class FedROD(core.Method):
     label: ClassVar[str] = "FedROD"
     reference: ClassVar[str] = "Chen and Chao, ICLR 2022"
     absent: ClassVar[str] = "cohort only: an absent client keeps its head"
-    scored: ClassVar[Point] = "received"
+    scored: ClassVar[core.Point] = "received"
 
-    local: Training = hyper(Training(), "how the clients train", paper=Training(epochs=5, momentum=0.9))
-    gamma: float = hyper(1.0, "γ: power of the class counts in the balanced softmax; 0 = none", "FL-bench: 1")
-    predicts: str = hyper("personal", "which model predicts", "the personalised task", PREDICTS)
+    local: core.Training = core.hyper(
+        core.Training(), "how the clients train", paper=core.Training(epochs=5, momentum=0.9)
+    )
+    gamma: float = core.hyper(1.0, "γ: power of the class counts in the balanced softmax; 0 = none", "FL-bench: 1")
+    predicts: str = core.hyper("personal", "which model predicts", "the personalised task", PREDICTS)
 
     def __post_init__(self) -> None:
-        check_fields(self)
-        within(self, gamma=(0, None))
+        core.check_fields(self)
+        core.within(self, gamma=(0, None))
 
-    def init(self, model: Network, params: Params, facts: Facts) -> State:
+    def init(self, model: core.Network, params: core.Params, facts: core.Facts) -> State:
         if model.task != "classification":
             raise ValueError("FedROD balances classes; this task is regression. Use fedper for a personal head there")
         return State(params)
@@ -104,43 +79,43 @@ class FedROD(Method):
     def outside(self) -> str:
         return "the server's generic model: no head is added"
 
-    def remarks(self, model: Network) -> tuple[str, ...]:
+    def remarks(self, model: core.Network) -> tuple[str, ...]:
         if self.gamma:
             return ()
         return ("With gamma = 0 FedROD balances nothing: its generic model is FedAvg's, bit for bit",)
 
-    def join(self, here: Here) -> Personal:
+    def join(self, here: core.Here) -> core.Personal:
         zero, classes = here.n * 0, here.model.classes
         return {WEIGHT: zero.expand(classes, here.model.feature_dim) * 1, BIAS: zero.expand(classes) * 1}
 
-    def start(self, here: Here) -> Params:
+    def start(self, here: core.Here) -> core.Params:
         return {**here.shared.params, **here.personal}
 
-    def loss(self, params: Params, batch: Batch, here: Here) -> tuple[Tensor, Params]:
+    def loss(self, params: core.Params, batch: core.Batch, here: core.Here) -> tuple[Tensor, core.Params]:
         """Both risks in one value: no leaf has a gradient from both."""
         first = here.model.heads[0]
         generic, buffers, seen = here.model(
             params, batch.x, mask=batch.layer_mask, train=True, key=here.key, want=(first,)
         )
         shown = balanced(generic, here.kept["labels"], self.gamma) if self.gamma else generic
-        common = pointwise(shown, batch.y, here.model)  # (a)
+        common = core.pointwise(shown, batch.y, here.model)  # (a)
         personal = generic.detach() + added(params, seen[first].flatten(1).detach())
-        return masked_mean(common + pointwise(personal, batch.y, here.model), batch.mask), buffers  # (b)
+        return core.masked_mean(common + core.pointwise(personal, batch.y, here.model), batch.mask), buffers  # (b)
 
-    def passes(self) -> tuple[Pass, ...]:
+    def passes(self) -> tuple[core.Pass, ...]:
         each = self.local.make_optimiser()
-        apart = Groups(lambda name: int(name in HEAD), (each, each))
-        learn = descend(self.loss, apart, everything, **self.local.schedule())
-        return (gather("labels", count_labels, batch=COUNTING_BATCH), learn) if self.gamma else (learn,)
+        apart = core.Groups(lambda name: int(name in HEAD), (each, each))
+        learn = core.descend(self.loss, apart, core.everything, **self.local.schedule())
+        return (core.gather("labels", core.count_labels, batch=COUNTING_BATCH), learn) if self.gamma else (learn,)
 
-    def message(self, carry: Carry, here: Here) -> tuple[Message, Personal]:
+    def message(self, carry: core.Carry, here: core.Here) -> tuple[core.Message, core.Personal]:
         common = {n: carry.params[n] for n in here.initial}
-        return weighted(common, here), {n: carry.params[n] for n in HEAD}
+        return core.weighted(common, here), {n: carry.params[n] for n in HEAD}
 
-    def combine(self, state: State, total: Message, now: Now) -> State:
-        return State(averaged(state.params, total))  # (c)
+    def combine(self, state: State, total: core.Message, now: core.Now) -> State:
+        return State(core.averaged(state.params, total))  # (c)
 
-    def predict(self, carry: Carry, x: Tensor, here: Here) -> Tensor:
+    def predict(self, carry: core.Carry, x: Tensor, here: core.Here) -> Tensor:
         first = here.model.heads[0]
         logits, _, seen = here.model(carry.params, x, want=(first,))
         if self.predicts == "personal":

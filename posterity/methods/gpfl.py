@@ -40,40 +40,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from posterity.core import (
-    STATIC,
-    Batch,
-    Carry,
-    Facts,
-    Groups,
-    Here,
-    Message,
-    Method,
-    Network,
-    Now,
-    Own,
-    Params,
-    Pass,
-    Personal,
-    Point,
-    Training,
-    averaged,
-    check_fields,
-    count_labels,
-    descend,
-    everything,
-    fold,
-    gather,
-    holding,
-    hyper,
-    masked_mean,
-    norm,
-    normal,
-    pointwise,
-    record,
-    weighted,
-    within,
-)
+from posterity import core
 from posterity.methods.fedper import split
 from posterity.nn.extra import Extra
 
@@ -82,16 +49,16 @@ TABLE = ADDED + "table"
 COUNTING_BATCH = 256  # samples at once when labels are counted; has no influence on the result
 
 
-@record
+@core.record
 class State:
-    params: Params  # base, table and valve, and the common first head
+    params: core.Params  # base, table and valve, and the common first head
     begun: Tensor  # () 0 before the first aggregation, then 1
-    head: frozenset[str] = field(metadata={STATIC: True})  # names of the leaves that stay at home
+    head: frozenset[str] = field(metadata={core.STATIC: True})  # names of the leaves that stay at home
 
 
-@record
+@core.record
 class Shared:
-    base: Params  # with table and valve
+    base: core.Params  # with table and valve
     begun: Tensor
 
 
@@ -101,25 +68,25 @@ def layers(name: str, size: int) -> Extra:
     return Extra(ADDED + name, nn.Sequential(nn.Linear(size, size), nn.ReLU(), nn.LayerNorm(size)))
 
 
-def first_layers(classes: int, size: int, key: Tensor, like: Tensor) -> Params:
+def first_layers(classes: int, size: int, key: Tensor, like: Tensor) -> core.Params:
     """First values of the table (standard normal, as of PyTorch's embeddings) and of the valve."""
-    table = normal(fold(key, 0), (classes, size), torch.float64).to(like)
-    valves = [layers(name, size).init(fold(key, i), like) for i, name in enumerate(("gamma", "beta"), 1)]
+    table = core.normal(core.fold(key, 0), (classes, size), torch.float64).to(like)
+    valves = [layers(name, size).init(core.fold(key, i), like) for i, name in enumerate(("gamma", "beta"), 1)]
     return {TABLE: table, **valves[0], **valves[1]}
 
 
-def added_numbers(model: Network) -> int:
+def added_numbers(model: core.Network) -> int:
     """Of the table and the valve."""
     return model.classes * model.feature_dim + sum(layers(n, model.feature_dim).numbers for n in ("gamma", "beta"))
 
 
-def valve(params: Params, z: Tensor, u: Tensor) -> Tensor:
+def valve(params: core.Params, z: Tensor, u: Tensor) -> Tensor:
     """Features z (B, d) as the condition u (d,) lets them through."""
     gamma, beta = (layers(name, u.shape[-1])(params, u) for name in ("gamma", "beta"))
     return torch.relu(z * (gamma + 1) + beta)  # (a)
 
 
-def conditions(here: Here) -> tuple[Tensor, Tensor]:
+def conditions(here: core.Here) -> tuple[Tensor, Tensor]:
     """u_G and u_k (d,) of a client whose labels have been counted."""
     counts, begun = here.kept["labels"], here.shared.begun
     table, total = here.personal.get(TABLE, here.shared.base[TABLE]), counts.sum()  # its own one, if it keeps one
@@ -135,29 +102,29 @@ def unit(rows: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class GPFL(Method):
+class GPFL(core.Method):
     label: ClassVar[str] = "GPFL"
     reference: ClassVar[str] = "Zhang et al., ICCV 2023"
     absent: ClassVar[str] = "cohort only: an absent client keeps its head (and with `lagged` its table)"
-    scored: ClassVar[Point] = "received"
+    scored: ClassVar[core.Point] = "received"
 
-    local: Training = hyper(Training(), "how the clients train", paper=Training(lr=0.005))
-    lam: float = hyper(
+    local: core.Training = core.hyper(core.Training(), "how the clients train", paper=core.Training(lr=0.005))
+    lam: float = core.hyper(
         0.01,
         "λ: pull to the received embedding of the class",
         "authors' scripts, CNN and MLP",
         search=(0.0001, 0.1, "log"),
     )
-    mu: float = hyper(0.1, "µ: weight decay of table and valve", "authors' scripts, CNN and MLP")
-    lagged: bool = hyper(
+    mu: float = core.hyper(0.1, "µ: weight decay of table and valve", "authors' scripts, CNN and MLP")
+    lagged: bool = core.hyper(
         False, "make u of the table that the client trained when it was last asked", "ours; true in authors' code"
     )
 
     def __post_init__(self) -> None:
-        check_fields(self)
-        within(self, lam=(0, None), mu=(0, None))
+        core.check_fields(self)
+        core.within(self, lam=(0, None), mu=(0, None))
 
-    def init(self, model: Network, params: Params, facts: Facts) -> State:
+    def init(self, model: core.Network, params: core.Params, facts: core.Facts) -> State:
         if model.task != "classification":
             raise ValueError("GPFL has an embedding of each class; this task is regression. Use fedper there")
         if model.head_names & model.buffers:
@@ -169,63 +136,63 @@ class GPFL(Method):
         added = first_layers(facts.classes, model.feature_dim, facts.key, like)
         return State({**params, **added}, like.new_zeros(()), model.head_names)
 
-    def offer(self, state: State, client: Tensor | None) -> tuple[Shared, Own]:
+    def offer(self, state: State, client: Tensor | None) -> tuple[Shared, core.Own]:
         return Shared(split(state.params, state.head)[0], state.begun), ()
 
     def outside(self) -> str:
         return "the server's base and valve, with the initial head and the mean of the class embeddings"
 
-    def remarks(self, model: Network) -> tuple[str, ...]:
+    def remarks(self, model: core.Network) -> tuple[str, ...]:
         if model.base_names:
             return ()
         return (f"GPFL shares its table and valve only: all of the network {model.name!r} is head",)
 
-    def join(self, here: Here) -> Personal:
+    def join(self, here: core.Here) -> core.Personal:
         return self.kept_at_home(here.initial, here.shared.base[TABLE], here.model)
 
-    def kept_at_home(self, params: Params, table: Tensor, model: Network) -> Params:
+    def kept_at_home(self, params: core.Params, table: Tensor, model: core.Network) -> core.Params:
         """The head, and the table if the client will make use of it."""
         head = split(params, model.head_names)[1]
         return {**head, TABLE: table} if self.lagged else head
 
-    def start(self, here: Here) -> Params:
+    def start(self, here: core.Here) -> core.Params:
         return {**here.shared.base, **split(here.personal, here.model.head_names)[1]}
 
-    def general(self, params: Params, seen: Tensor, batch: Batch, here: Here) -> Tensor:
+    def general(self, params: core.Params, seen: Tensor, batch: core.Batch, here: core.Here) -> Tensor:
         """What everybody's view costs, for features V(z, u_G)."""
         cosine = unit(seen) @ unit(params[TABLE]).T  # (B, C)
-        value = masked_mean(pointwise(cosine, batch.y, here.model), batch.mask)  # (d)
+        value = core.masked_mean(core.pointwise(cosine, batch.y, here.model), batch.mask)  # (d)
         away = (seen - here.shared.base[TABLE][batch.y]) * batch.mask[:, None]
-        return value + self.lam * norm(away)  # (e)
+        return value + self.lam * core.norm(away)  # (e)
 
-    def loss(self, params: Params, batch: Batch, here: Here) -> tuple[Tensor, Params]:
+    def loss(self, params: core.Params, batch: core.Batch, here: core.Here) -> tuple[Tensor, core.Params]:
         z, buffers = here.model.features(params, batch.x, mask=batch.layer_mask, train=True, key=here.key)
         common, personal = conditions(here)
         bent = valve(params, z, personal)
         output = here.model.classify(params, bent, mask=batch.layer_mask, train=True, key=here.key)
-        value = masked_mean(pointwise(output, batch.y, here.model), batch.mask)  # (c)
+        value = core.masked_mean(core.pointwise(output, batch.y, here.model), batch.mask)  # (c)
         return value + self.general(params, valve(params, z, common), batch, here), buffers
 
-    def passes(self) -> tuple[Pass, ...]:
+    def passes(self) -> tuple[core.Pass, ...]:
         decayed = replace(self.local, weight_decay=self.local.weight_decay + self.mu)
         optimisers = self.local.make_optimiser(), decayed.make_optimiser()
-        apart = Groups(lambda name: int(name.startswith(ADDED)), optimisers)
-        learn = descend(self.loss, apart, everything, **self.local.schedule())
-        return *self.prepare(), *holding((learn,), leaves=added_numbers)
+        apart = core.Groups(lambda name: int(name.startswith(ADDED)), optimisers)
+        learn = core.descend(self.loss, apart, core.everything, **self.local.schedule())
+        return *self.prepare(), *core.holding((learn,), leaves=added_numbers)
 
-    def prepare(self) -> tuple[Pass, ...]:
+    def prepare(self) -> tuple[core.Pass, ...]:
         """The client's class frequencies, without which there is no u_k."""
-        count = gather("labels", count_labels, anew=True, batch=COUNTING_BATCH)
-        return holding((count,), leaves=added_numbers)
+        count = core.gather("labels", core.count_labels, anew=True, batch=COUNTING_BATCH)
+        return core.holding((count,), leaves=added_numbers)
 
-    def message(self, carry: Carry, here: Here) -> tuple[Message, Personal]:
+    def message(self, carry: core.Carry, here: core.Here) -> tuple[core.Message, core.Personal]:
         common, _ = split(carry.params, here.model.head_names)
-        return weighted(common, here), self.kept_at_home(carry.params, carry.params[TABLE], here.model)
+        return core.weighted(common, here), self.kept_at_home(carry.params, carry.params[TABLE], here.model)
 
-    def combine(self, state: State, total: Message, now: Now) -> State:
-        return State(averaged(state.params, total), torch.ones_like(state.begun), state.head)
+    def combine(self, state: State, total: core.Message, now: core.Now) -> State:
+        return State(core.averaged(state.params, total), torch.ones_like(state.begun), state.head)
 
-    def predict(self, carry: Carry, x: Tensor, here: Here) -> Tensor:
+    def predict(self, carry: core.Carry, x: Tensor, here: core.Here) -> Tensor:
         z, _ = here.model.features(carry.params, x)
         _, personal = conditions(here)
         return F.log_softmax(here.model.classify(carry.params, valve(carry.params, z, personal)), -1)

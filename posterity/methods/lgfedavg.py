@@ -27,76 +27,53 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from posterity.core import (
-    STATIC,
-    Carry,
-    Facts,
-    Here,
-    Loss,
-    Mean,
-    Message,
-    Method,
-    Network,
-    Now,
-    Own,
-    Params,
-    Pass,
-    Point,
-    Sparse,
-    Training,
-    averaged,
-    check_fields,
-    fit,
-    hyper,
-    record,
-    tree_bytes,
-    weighted,
-    within,
-)
+from posterity import core
 
 
-@record
+@core.record
 class State:
-    params: Params  # the shared head, and the common beginning of all bases
-    head: frozenset[str] = field(metadata={STATIC: True})  # names of the leaves that travel
+    params: core.Params  # the shared head, and the common beginning of all bases
+    head: frozenset[str] = field(metadata={core.STATIC: True})  # names of the leaves that travel
 
 
-@record
+@core.record
 class Shared:
-    params: Params  # the head; with a warm start the base too
+    params: core.Params  # the head; with a warm start the base too
 
 
-@record
+@core.record
 class Personal:
-    base: Params  # b_k
+    base: core.Params  # b_k
     begun: Tensor  # () 1 once the client has trained a base of its own
 
 
 @dataclass(frozen=True)
-class LGFedAvg(Method):
+class LGFedAvg(core.Method):
     label: ClassVar[str] = "LG-FedAvg"
     reference: ClassVar[str] = "Liang et al., 2020"
     absent: ClassVar[str] = "cohort only: an absent client keeps its base"
-    scored: ClassVar[Point] = "received"
+    scored: ClassVar[core.Point] = "received"
 
-    local: Training = hyper(Training(), "how the clients train")
-    warm_rounds: int = hyper(0, "R: rounds at the start that are FedAvg's", "FedBPS, PFLlib; the paper starts warm")
-    loss: Loss = fit  # a wrapper may replace it
+    local: core.Training = core.hyper(core.Training(), "how the clients train")
+    warm_rounds: int = core.hyper(
+        0, "R: rounds at the start that are FedAvg's", "FedBPS, PFLlib; the paper starts warm"
+    )
+    loss: core.Loss = core.fit  # a wrapper may replace it
 
     def __post_init__(self) -> None:
-        check_fields(self)
-        within(self, warm_rounds=(0, None))
+        core.check_fields(self)
+        core.within(self, warm_rounds=(0, None))
 
-    def init(self, model: Network, params: Params, facts: Facts) -> State:
+    def init(self, model: core.Network, params: core.Params, facts: core.Facts) -> State:
         return State(params, model.head_names)
 
-    def offer(self, state: State, client: Tensor | None) -> tuple[Shared, Own]:
+    def offer(self, state: State, client: Tensor | None) -> tuple[Shared, core.Own]:
         return Shared({n: p for n, p in state.params.items() if n in state.head or self.warm_rounds}), ()
 
     def outside(self) -> str:
         return f"the server's head on the {'base of the warm start' if self.warm_rounds else 'initial base'}"
 
-    def remarks(self, model: Network) -> tuple[str, ...]:
+    def remarks(self, model: core.Network) -> tuple[str, ...]:
         if not model.base_names:
             return (
                 f"LG-FedAvg is FedAvg here, bit for bit: all of the network {model.name!r} is head, which is shared",
@@ -105,29 +82,31 @@ class LGFedAvg(Method):
             return (f"LG-FedAvg shares nothing here: the network {model.name!r} has no weights in its head",)
         return ()
 
-    def join(self, here: Here) -> Personal:
+    def join(self, here: core.Here) -> Personal:
         base = {n: p for n, p in here.initial.items() if n not in here.model.head_names}
         return Personal(base, torch.zeros_like(here.n))
 
-    def start(self, here: Here) -> Params:
+    def start(self, here: core.Here) -> core.Params:
         known, mine = {**here.initial, **here.shared.params}, here.personal
         base = {n: torch.where(mine.begun > 0, p, known[n]) for n, p in mine.base.items()}
         return {n: base.get(n, known[n]) for n in here.initial}
 
-    def passes(self) -> tuple[Pass, ...]:
+    def passes(self) -> tuple[core.Pass, ...]:
         return (self.local.descend(self.loss),)  # (1)
 
-    def message(self, carry: Carry, here: Here) -> tuple[Message, Personal]:
+    def message(self, carry: core.Carry, here: core.Here) -> tuple[core.Message, Personal]:
         names = here.model.head_names
         base = {n: p for n, p in carry.params.items() if n not in names}
         begun = (here.round > self.warm_rounds).to(here.n)
-        sent: dict[str, Any] = weighted({n: p for n, p in carry.params.items() if n in names}, here)
+        sent: dict[str, Any] = core.weighted({n: p for n, p in carry.params.items() if n in names}, here)
         if self.warm_rounds:
             warm, leaves = here.round <= self.warm_rounds, tuple(f"value/{n}" for n in base)
-            sent["base"] = Sparse(Mean(here.n * (1 - begun), base), ~warm * tree_bytes(base), warm, leaves)
+            sent["base"] = core.Sparse(
+                core.Mean(here.n * (1 - begun), base), ~warm * core.tree_bytes(base), warm, leaves
+            )
         return sent, Personal(base, begun)
 
-    def combine(self, state: State, total: Message, now: Now) -> State:
-        params = averaged(state.params, total)  # (2)
+    def combine(self, state: State, total: core.Message, now: core.Now) -> State:
+        params = core.averaged(state.params, total)  # (2)
         old = {n: p for n, p in state.params.items() if n not in state.head}
         return State({**params, **(total["base"].mean(old) if "base" in total else {})}, state.head)

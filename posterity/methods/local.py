@@ -15,61 +15,43 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from posterity.core import (
-    Carry,
-    Facts,
-    Here,
-    Message,
-    Method,
-    Network,
-    Now,
-    Own,
-    Params,
-    Pass,
-    Personal,
-    Point,
-    Shared,
-    Training,
-    Tree,
-    hyper,
-    record,
-)
+from posterity import core
 
 
-@record
+@core.record
 class State:
-    params: Params  # w₀, never changed
+    params: core.Params  # w₀, never changed
 
 
 @dataclass(frozen=True)
-class Local(Method):
+class Local(core.Method):
     label: ClassVar[str] = "Local"
     reference: ClassVar[str] = "every client alone"
     absent: ClassVar[str] = "cohort only: an absent client keeps its model"
-    scored: ClassVar[Point] = "trained"
+    scored: ClassVar[core.Point] = "trained"
 
-    local: Training = hyper(Training(), "how the clients train")
+    local: core.Training = core.hyper(core.Training(), "how the clients train")
 
-    def init(self, model: Network, params: Params, facts: Facts) -> State:
+    def init(self, model: core.Network, params: core.Params, facts: core.Facts) -> State:
         return State(params)
 
-    def offer(self, state: State, client: Any) -> tuple[Shared, Own]:
+    def offer(self, state: State, client: Any) -> tuple[core.Shared, core.Own]:
         return (), ()
 
     def outside(self) -> str:
         return "the initial model: nothing is sent"
 
-    def join(self, here: Here) -> Personal:
+    def join(self, here: core.Here) -> core.Personal:
         return here.initial
 
-    def start(self, here: Here) -> Params:
+    def start(self, here: core.Here) -> core.Params:
         return here.personal
 
-    def passes(self) -> tuple[Pass, ...]:
+    def passes(self) -> tuple[core.Pass, ...]:
         return (self.local.descend(),)
 
-    def message(self, carry: Carry, here: Here) -> tuple[Message, Personal]:
+    def message(self, carry: core.Carry, here: core.Here) -> tuple[core.Message, core.Personal]:
         return {}, carry.params
 
-    def combine(self, state: State, total: Message, now: Now) -> Tree:
+    def combine(self, state: State, total: core.Message, now: core.Now) -> core.Tree:
         return state

@@ -22,25 +22,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from posterity.core import (
-    Carry,
-    Facts,
-    Here,
-    Loss,
-    Message,
-    Method,
-    Network,
-    Now,
-    Params,
-    Pass,
-    Personal,
-    Point,
-    Training,
-    fit,
-    hyper,
-    weighted,
-    within,
-)
+from posterity import core
 from posterity.methods._meta import (
     CODE,
     State,
@@ -54,49 +36,51 @@ from posterity.methods._meta import (
 
 
 @dataclass(frozen=True)
-class MAML(Method):
+class MAML(core.Method):
     label: ClassVar[str] = "MAML"
     reference: ClassVar[str] = "Finn et al., ICML 2017; Chen et al., 2018"
     absent: ClassVar[str] = "cohort only"
-    scored: ClassVar[Point] = "adapted"
+    scored: ClassVar[core.Point] = "adapted"
 
-    local: Training = hyper(Training(), "how the clients train; lr is γ, the step size of the meta-steps",
-                            paper=Training(lr=0.1, epochs=5, batch=64, clip=5.0))  # fmt: skip
-    fast: float = hyper(0.02, "α: step size of the adaptation", CODE, search=(1e-3, 0.2, "log"))
-    order: str = hyper("exact", "with second derivatives, or without (FO-MAML)", "Finn et al.", ("exact", "first"))
-    inner: int = hyper(1, "I: steps of the simulated adaptation", CODE)
-    part_clip: float | None = hyper(None, "longest gradient of an inner step", "ours: off", paper=5.0)
-    queries: int = hyper(2, "batches of a query, each as large as the support", CODE)
-    server_lr: float = hyper(0.9, "η_s: step size of the server", f"{CODE}; the paper searches 0.6 … 1")
-    server_momentum: float = hyper(0.9, "μ: momentum of the server", CODE)
-    server_clip: float | None = hyper(None, "longest mean update", "ours: off", paper=100.0)
-    adapt_steps: int | None = hyper(1, "steps of adaptation per epoch of `adapt`; none: epochs", "MetaVD, appendix E")
-    adapt_batch: int = hyper(64, "batch size of the adaptation", "MetaVD, appendix E")
-    loss: Loss = fit  # on the query; a wrapper may replace it
-    support_loss: Loss = fit  # of the adaptation; a wrapper may replace it
+    local: core.Training = core.hyper(core.Training(), "how the clients train; lr is γ, the step size of meta-steps",
+                                 paper=core.Training(lr=0.1, epochs=5, batch=64, clip=5.0))  # fmt: skip
+    fast: float = core.hyper(0.02, "α: step size of the adaptation", CODE, search=(1e-3, 0.2, "log"))
+    order: str = core.hyper("exact", "with second derivatives, or without (FO-MAML)", "Finn et al.", ("exact", "first"))
+    inner: int = core.hyper(1, "I: steps of the simulated adaptation", CODE)
+    part_clip: float | None = core.hyper(None, "longest gradient of an inner step", "ours: off", paper=5.0)
+    queries: int = core.hyper(2, "batches of a query, each as large as the support", CODE)
+    server_lr: float = core.hyper(0.9, "η_s: step size of the server", f"{CODE}; the paper searches 0.6 … 1")
+    server_momentum: float = core.hyper(0.9, "μ: momentum of the server", CODE)
+    server_clip: float | None = core.hyper(None, "longest mean update", "ours: off", paper=100.0)
+    adapt_steps: int | None = core.hyper(
+        1, "steps of adaptation per epoch of `adapt`; none: epochs", "MetaVD, appendix E"
+    )
+    adapt_batch: int = core.hyper(64, "batch size of the adaptation", "MetaVD, appendix E")
+    loss: core.Loss = core.fit  # on the query; a wrapper may replace it
+    support_loss: core.Loss = core.fit  # of the adaptation; a wrapper may replace it
 
     def __post_init__(self) -> None:
         check_meta(self)
-        within(self, fast=(0, None), inner=(0, None), queries=(1, None), part_clip=(0, None))
+        core.within(self, fast=(0, None), inner=(0, None), queries=(1, None), part_clip=(0, None))
 
-    def init(self, model: Network, params: Params, facts: Facts) -> State:
+    def init(self, model: core.Network, params: core.Params, facts: core.Facts) -> State:
         return first(model, params, self.server_momentum)
 
-    def offer(self, state: State, client: Any) -> tuple[Params, tuple[()]]:
+    def offer(self, state: State, client: Any) -> tuple[core.Params, tuple[()]]:
         return state.params, ()  # the velocity stays on the server
 
-    def start(self, here: Here) -> Params:
+    def start(self, here: core.Here) -> core.Params:
         return here.shared
 
-    def passes(self) -> tuple[Pass, ...]:
+    def passes(self) -> tuple[core.Pass, ...]:
         how = (self.support_loss, self.loss, self.fast, self.order, self.queries)
         return (meta_steps(self.local, *how, inner=self.inner, clip=self.part_clip),)
 
-    def message(self, carry: Carry, here: Here) -> tuple[Message, Personal]:
-        return weighted(carry.params, here), ()
+    def message(self, carry: core.Carry, here: core.Here) -> tuple[core.Message, core.Personal]:
+        return core.weighted(carry.params, here), ()
 
-    def combine(self, state: State, total: Message, now: Now) -> State:
+    def combine(self, state: State, total: core.Message, now: core.Now) -> State:
         return server_step(state, total, now.model, self.server_lr, self.server_momentum, self.server_clip)
 
-    def adapt(self, epochs: int) -> tuple[Pass, ...]:
+    def adapt(self, epochs: int) -> tuple[core.Pass, ...]:
         return adaptation(fast_steps(self.local, self.loss, self.fast), epochs, self.adapt_steps, self.adapt_batch)

@@ -33,44 +33,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from posterity.core import (
-    NOISE,
-    Batch,
-    Carry,
-    Facts,
-    Here,
-    Message,
-    Method,
-    Network,
-    Now,
-    Params,
-    Pass,
-    Personal,
-    Point,
-    Training,
-    averaged,
-    check_fields,
-    fit,
-    fold,
-    hyper,
-    log_predictive,
-    masked_mean,
-    pointwise,
-    record,
-    tuned,
-    weighted,
-    within,
-)
+from posterity import core
 from posterity.nn.extra import Extra
 
-AUTHORS_TRAINING = Training(lr=0.01, epochs=10, batch=64, momentum=0.9, weight_decay=1e-5)
+AUTHORS_TRAINING = core.Training(lr=0.01, epochs=10, batch=64, momentum=0.9, weight_decay=1e-5)
 SHORTEST = 1e-8  # length that a vector has at least
 FIRST_LAYERS = 1  # number that the projection's first values fold into the key of the run
 
 
-@record
+@core.record
 class State:
-    params: Params  # w, and the projection if there is one
+    params: core.Params  # w, and the projection if there is one
 
 
 @functools.cache
@@ -91,57 +64,59 @@ def contrast(z: Tensor, towards: Tensor, away: Tensor, temperature: float) -> Te
 
 
 @dataclass(frozen=True)
-class MOON(Method):
+class MOON(core.Method):
     label: ClassVar[str] = "MOON"
     reference: ClassVar[str] = "Li et al., CVPR 2021"
     absent: ClassVar[str] = "cohort only: an absent client keeps its last model"
-    scored: ClassVar[Point] = "received"
+    scored: ClassVar[core.Point] = "received"
 
-    local: Training = hyper(Training(), "how the clients train", paper=AUTHORS_TRAINING)
-    mu: float = hyper(
+    local: core.Training = core.hyper(core.Training(), "how the clients train", paper=AUTHORS_TRAINING)
+    mu: float = core.hyper(
         1.0,
         "µ: weight of the contrast",
         "FedNP's tuned value; the paper's for CIFAR-100",
         paper=5.0,
         search=(0.1, 10.0, "log"),
     )
-    temperature: float = hyper(0.5, "τ: temperature of the contrast", "Li et al. 2021, §4.1")
-    projection: bool = hyper(False, "two more layers between base and head", "FedNP and PFLlib have none", paper=True)
+    temperature: float = core.hyper(0.5, "τ: temperature of the contrast", "Li et al. 2021, §4.1")
+    projection: bool = core.hyper(
+        False, "two more layers between base and head", "FedNP and PFLlib have none", paper=True
+    )
 
     def __post_init__(self) -> None:
-        check_fields(self)
-        within(self, mu=(0, None))
+        core.check_fields(self)
+        core.within(self, mu=(0, None))
         if not self.temperature > 0:
             raise ValueError(f"temperature must be above 0; {self.temperature} was given (the paper's is 0.5)")
 
-    def init(self, model: Network, params: Params, facts: Facts) -> State:
+    def init(self, model: core.Network, params: core.Params, facts: core.Facts) -> State:
         if not self.projection:
             return State(params)
         like = next(iter(params.values()))
-        more = projection_of(model.feature_dim).init(fold(facts.key, FIRST_LAYERS), like)
+        more = projection_of(model.feature_dim).init(core.fold(facts.key, FIRST_LAYERS), like)
         return State({**params, **more})
 
-    def remarks(self, model: Network) -> tuple[str, ...]:
+    def remarks(self, model: core.Network) -> tuple[str, ...]:
         if self.projection or model.base_names:
             return ()
         return (f"MOON is FedAvg here: all of the network {model.name!r} is head, so nobody's features differ",)
 
-    def join(self, here: Here) -> Personal:
+    def join(self, here: core.Here) -> core.Personal:
         return self.remembered(here.shared.params, here)
 
-    def remembered(self, params: Params, here: Here) -> Params:
+    def remembered(self, params: core.Params, here: core.Here) -> core.Params:
         """What makes the features z."""
         return {n: p for n, p in params.items() if n not in here.model.head_names}
 
-    def start(self, here: Here) -> Params:
+    def start(self, here: core.Here) -> core.Params:
         return here.shared.params
 
-    def features(self, params: Params, x: Tensor, here: Here) -> Tensor:
+    def features(self, params: core.Params, x: Tensor, here: core.Here) -> Tensor:
         """z (B, d) in evaluation mode."""
         z, _ = here.model.features(params, x)
         return projection_of(here.model.feature_dim)(params, z) if self.projection else z
 
-    def run(self, params: Params, batch: Batch, here: Here) -> tuple[Tensor, Tensor, Params]:
+    def run(self, params: core.Params, batch: core.Batch, here: core.Here) -> tuple[Tensor, Tensor, core.Params]:
         """Outputs, z (B, d) and new buffers, in training mode."""
         model = here.model
         how: dict[str, Any] = {"mask": batch.layer_mask, "train": True, "key": here.key}
@@ -153,36 +128,37 @@ class MOON(Method):
         z = projection_of(model.feature_dim)(params, z)
         return model.classify(params, z, **how), z, buffers
 
-    def plain(self, params: Params, batch: Batch, here: Here) -> tuple[Tensor, Params]:
+    def plain(self, params: core.Params, batch: core.Batch, here: core.Here) -> tuple[Tensor, core.Params]:
         """f_k: the loss without the contrast."""
         if not self.projection:
-            return fit(params, batch, here)
+            return core.fit(params, batch, here)
         output, _, buffers = self.run(params, batch, here)
-        return masked_mean(pointwise(output, batch.y, here.model), batch.mask), buffers
+        return core.masked_mean(core.pointwise(output, batch.y, here.model), batch.mask), buffers
 
-    def contrasted(self, params: Params, batch: Batch, here: Here) -> tuple[Tensor, Params]:
+    def contrasted(self, params: core.Params, batch: core.Batch, here: core.Here) -> tuple[Tensor, core.Params]:
         output, z, buffers = self.run(params, batch, here)
-        value = masked_mean(pointwise(output, batch.y, here.model), batch.mask)
+        value = core.masked_mean(core.pointwise(output, batch.y, here.model), batch.mask)
         towards = self.features(here.shared.params, batch.x, here)
         away = self.features({**here.shared.params, **here.personal}, batch.x, here)
-        return value + self.mu * masked_mean(contrast(z, towards, away, self.temperature), batch.mask), buffers  # (4)
+        contrasts = contrast(z, towards, away, self.temperature)
+        return value + self.mu * core.masked_mean(contrasts, batch.mask), buffers  # (4)
 
-    def passes(self) -> tuple[Pass, ...]:
+    def passes(self) -> tuple[core.Pass, ...]:
         return (self.local.descend(self.contrasted if self.mu else self.plain),)
 
-    def adapt(self, epochs: int) -> tuple[Pass, ...]:
-        return tuned((self.local.descend(self.plain),), epochs)
+    def adapt(self, epochs: int) -> tuple[core.Pass, ...]:
+        return core.tuned((self.local.descend(self.plain),), epochs)
 
-    def message(self, carry: Carry, here: Here) -> tuple[Message, Personal]:
-        return weighted(carry.params, here), self.remembered(carry.params, here)
+    def message(self, carry: core.Carry, here: core.Here) -> tuple[core.Message, core.Personal]:
+        return core.weighted(carry.params, here), self.remembered(carry.params, here)
 
-    def combine(self, state: State, total: Message, now: Now) -> State:
-        return State(averaged(state.params, total))
+    def combine(self, state: State, total: core.Message, now: core.Now) -> State:
+        return State(core.averaged(state.params, total))
 
-    def predict(self, carry: Carry, x: Tensor, here: Here) -> Tensor:
+    def predict(self, carry: core.Carry, x: Tensor, here: core.Here) -> Tensor:
         if not self.projection:
-            return log_predictive(carry.params, x, here)
+            return core.log_predictive(carry.params, x, here)
         output = here.model.classify(carry.params, self.features(carry.params, x, here))
         if here.model.task == "regression":
-            return torch.stack((output, torch.full_like(output, NOISE)), -1)
+            return torch.stack((output, torch.full_like(output, core.NOISE)), -1)
         return F.log_softmax(output, -1)

@@ -28,26 +28,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from posterity.core import (
-    Carry,
-    Facts,
-    Here,
-    Loss,
-    Mean,
-    Message,
-    Method,
-    Network,
-    Now,
-    Params,
-    Pass,
-    Personal,
-    Point,
-    Training,
-    fit,
-    hyper,
-    weighted,
-    within,
-)
+from posterity import core
 from posterity.methods._drift import BALANCES
 from posterity.methods._meta import (
     CODE,
@@ -64,56 +45,62 @@ ORDERS = {"difference": "hessian_free", "exact": "exact", "none": "first"}
 
 
 @dataclass(frozen=True)
-class PerFedAvg(Method):
+class PerFedAvg(core.Method):
     label: ClassVar[str] = "Per-FedAvg"
     reference: ClassVar[str] = "Fallah et al., NeurIPS 2020"
     absent: ClassVar[str] = "cohort only"
-    scored: ClassVar[Point] = "adapted"
+    scored: ClassVar[core.Point] = "adapted"
 
-    local: Training = hyper(Training(), "how the clients train; lr is β of the meta-steps", paper=Training(steps=10))
-    fast: float = hyper(0.02, "α: step size of the adaptation", CODE, search=(1e-3, 0.2, "log"))
-    hvp: str = hyper("difference", "Hessian-vector product of the meta-gradient", "Fallah et al. 2020", tuple(ORDERS))
-    delta: float = hyper(1e-3, "δ: width of the difference", f"FL-bench; {CODE} uses 1e-4, too little for float32")
-    inner: int = hyper(1, "steps of the simulated adaptation", "Fallah et al. 2020")
-    part_clip: float | None = hyper(None, "longest inner gradient; by differences, also of the query, and product",
-                                    f"{CODE} uses 5; off by default")  # fmt: skip
-    server_lr: float = hyper(1.0, "η_s: step size of the server", f"Fallah et al. 2020; {CODE} uses 0.9")
-    server_momentum: float = hyper(0.0, "μ: momentum of the server", f"Fallah et al. 2020; {CODE} uses 0.9")
-    server_clip: float | None = hyper(None, "longest mean update", f"{CODE} uses 100; off by default")
-    balance: str = hyper(
+    local: core.Training = core.hyper(
+        core.Training(), "how the clients train; lr is β of the meta-steps", paper=core.Training(steps=10)
+    )
+    fast: float = core.hyper(0.02, "α: step size of the adaptation", CODE, search=(1e-3, 0.2, "log"))
+    hvp: str = core.hyper(
+        "difference", "Hessian-vector product of the meta-gradient", "Fallah et al. 2020", tuple(ORDERS)
+    )
+    delta: float = core.hyper(1e-3, "δ: width of the difference", f"FL-bench; {CODE} uses 1e-4, too little for float32")
+    inner: int = core.hyper(1, "steps of the simulated adaptation", "Fallah et al. 2020")
+    part_clip: float | None = core.hyper(None, "longest inner gradient; by differences, also of the query, and product",
+                                         f"{CODE} uses 5; off by default")  # fmt: skip
+    server_lr: float = core.hyper(1.0, "η_s: step size of the server", f"Fallah et al. 2020; {CODE} uses 0.9")
+    server_momentum: float = core.hyper(0.0, "μ: momentum of the server", f"Fallah et al. 2020; {CODE} uses 0.9")
+    server_clip: float | None = core.hyper(None, "longest mean update", f"{CODE} uses 100; off by default")
+    balance: str = core.hyper(
         "clients", "whose mean objective is minimised", f"Fallah et al. 2020; {CODE}: samples", BALANCES
     )
-    adapt_steps: int | None = hyper(1, "steps of adaptation per epoch of `adapt`; none: epochs", "MetaVD, appendix E")
-    adapt_batch: int = hyper(64, "batch size of the adaptation", "MetaVD, appendix E")
-    loss: Loss = fit  # on the query; a wrapper may replace it
-    support_loss: Loss = fit  # of the adaptation; a wrapper may replace it
+    adapt_steps: int | None = core.hyper(
+        1, "steps of adaptation per epoch of `adapt`; none: epochs", "MetaVD, appendix E"
+    )
+    adapt_batch: int = core.hyper(64, "batch size of the adaptation", "MetaVD, appendix E")
+    loss: core.Loss = core.fit  # on the query; a wrapper may replace it
+    support_loss: core.Loss = core.fit  # of the adaptation; a wrapper may replace it
 
     def __post_init__(self) -> None:
         check_meta(self)
-        within(self, fast=(0, None), inner=(0, None), part_clip=(0, None))
+        core.within(self, fast=(0, None), inner=(0, None), part_clip=(0, None))
         if not self.delta > 0:
             raise ValueError(f"delta is the width of a difference and must be positive; {self.delta} was given")
 
-    def init(self, model: Network, params: Params, facts: Facts) -> State:
+    def init(self, model: core.Network, params: core.Params, facts: core.Facts) -> State:
         return first(model, params, self.server_momentum)
 
-    def offer(self, state: State, client: Any) -> tuple[Params, tuple[()]]:
+    def offer(self, state: State, client: Any) -> tuple[core.Params, tuple[()]]:
         return state.params, ()  # the velocity stays on the server
 
-    def start(self, here: Here) -> Params:
+    def start(self, here: core.Here) -> core.Params:
         return here.shared
 
-    def passes(self) -> tuple[Pass, ...]:
+    def passes(self) -> tuple[core.Pass, ...]:
         how = (self.support_loss, self.loss, self.fast, ORDERS[self.hvp])
         return (meta_steps(self.local, *how, delta=self.delta, inner=self.inner, clip=self.part_clip),)
 
-    def message(self, carry: Carry, here: Here) -> tuple[Message, Personal]:
+    def message(self, carry: core.Carry, here: core.Here) -> tuple[core.Message, core.Personal]:
         if self.balance == "samples":
-            return weighted(carry.params, here), ()
-        return {"params": Mean(torch.ones_like(here.n), carry.params)}, ()
+            return core.weighted(carry.params, here), ()
+        return {"params": core.Mean(torch.ones_like(here.n), carry.params)}, ()
 
-    def combine(self, state: State, total: Message, now: Now) -> State:
+    def combine(self, state: State, total: core.Message, now: core.Now) -> State:
         return server_step(state, total, now.model, self.server_lr, self.server_momentum, self.server_clip)
 
-    def adapt(self, epochs: int) -> tuple[Pass, ...]:
+    def adapt(self, epochs: int) -> tuple[core.Pass, ...]:
         return adaptation(fast_steps(self.local, self.loss, self.fast), epochs, self.adapt_steps, self.adapt_batch)

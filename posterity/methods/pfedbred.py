@@ -33,158 +33,123 @@ import torch
 from torch import Tensor
 from torch.func import grad
 
-from posterity.core import (
-    SGD,
-    STATIC,
-    Batch,
-    Carry,
-    Facts,
-    Here,
-    Loss,
-    Message,
-    Method,
-    Network,
-    Now,
-    Own,
-    Params,
-    Pass,
-    Personal,
-    Point,
-    Training,
-    as_second,
-    averaged,
-    check_fields,
-    deal,
-    directed,
-    first_network,
-    first_of,
-    fit,
-    fold,
-    hyper,
-    log_predictive,
-    meta,
-    proximal,
-    record,
-    second_of,
-    trainable,
-    tree_map,
-    weighted,
-    within,
-)
+from posterity import core
 
 AUTHORS = "authors' code"
-AUTHORS_TRAINING = Training(lr=0.01, steps=20, batch=20)
+AUTHORS_TRAINING = core.Training(lr=0.01, steps=20, batch=20)
 PRIORS = ("mh", "meg", "lg")
 AHEAD = 1  # folded into the key for the meta-step: draws of its own
 
 
-@record
+@core.record
 class State:
-    params: Params  # w
-    buffers: frozenset[str] = field(metadata={STATIC: True})  # names of leaves that have no β
+    params: core.Params  # w
+    buffers: frozenset[str] = field(metadata={core.STATIC: True})  # names of leaves that have no β
 
 
-@record
+@core.record
 class Shared:
-    params: Params
+    params: core.Params
 
 
-def second_batch(batch: Batch) -> Batch:
+def second_batch(batch: core.Batch) -> core.Batch:
     """B′, the second of the two batches that `meta` deals; the first where the second is empty."""
-    first, second = deal(batch, 1, 1)
+    first, second = core.deal(batch, 1, 1)
     some, size = second.mask.sum() > 0, len(second.mask)
     x, y, mask = (torch.where(some, getattr(second, n), getattr(first, n)[:size]) for n in ("x", "y", "mask"))
-    return Batch(x, y, mask)
+    return core.Batch(x, y, mask)
 
 
 @dataclass(frozen=True)
-class PFedBreD(Method):
+class PFedBreD(core.Method):
     label: ClassVar[str] = "pFedBreD"
     reference: ClassVar[str] = "Shi et al., NeurIPS 2023"
     absent: ClassVar[str] = "cohort only: an absent client keeps its models"
-    scored: ClassVar[Point] = "received"
+    scored: ClassVar[core.Point] = "received"
 
-    local: Training = hyper(Training(), "how the clients train; lr is η", paper=AUTHORS_TRAINING)
-    prior: str = hyper("mh", "how the prior mean is read off the common model", "the paper's main method", PRIORS)
-    lam: float = hyper(
+    local: core.Training = core.hyper(core.Training(), "how the clients train; lr is η", paper=AUTHORS_TRAINING)
+    prior: str = core.hyper("mh", "how the prior mean is read off the common model", "the paper's main method", PRIORS)
+    lam: float = core.hyper(
         15.0, "λ: pull of the personal model to its prior mean", AUTHORS + "; 30 for its DNN", search=(1.0, 50.0, "log")
     )
-    eta_p: float = hyper(0.05, "η_p: step from the common model to the prior mean", AUTHORS)
-    alpha: float = hyper(0.01, "α: both steps of mh", AUTHORS)
-    prox_steps: int = hyper(5, "K: steps of the personal model for a batch", AUTHORS)
-    prox_lr: float = hyper(
+    eta_p: float = core.hyper(0.05, "η_p: step from the common model to the prior mean", AUTHORS)
+    alpha: float = core.hyper(0.01, "α: both steps of mh", AUTHORS)
+    prox_steps: int = core.hyper(5, "K: steps of the personal model for a batch", AUTHORS)
+    prox_lr: float = core.hyper(
         0.05, "η_θ: step size of the personal model", "ours: K steps come near the minimiser", paper=0.01
     )
-    beta: float = hyper(1.0, "β: step size of the server", AUTHORS)
-    loss: Loss = fit  # a wrapper may replace it
+    beta: float = core.hyper(1.0, "β: step size of the server", AUTHORS)
+    loss: core.Loss = core.fit  # a wrapper may replace it
 
     def __post_init__(self) -> None:
-        check_fields(self)
-        within(self, lam=(0, None), eta_p=(0, None), alpha=(0, None), prox_steps=(1, None))
-        within(self, prox_lr=(0, None), beta=(0, None))
+        core.check_fields(self)
+        core.within(self, lam=(0, None), eta_p=(0, None), alpha=(0, None), prox_steps=(1, None))
+        core.within(self, prox_lr=(0, None), beta=(0, None))
 
-    def init(self, model: Network, params: Params, facts: Facts) -> State:
+    def init(self, model: core.Network, params: core.Params, facts: core.Facts) -> State:
         return State(params, model.buffers)
 
-    def offer(self, state: State, client: Tensor | None) -> tuple[Shared, Own]:
+    def offer(self, state: State, client: Tensor | None) -> tuple[Shared, core.Own]:
         return Shared(state.params), ()
 
-    def kept(self, theta: Params, local: Params, here: Here) -> Personal:
+    def kept(self, theta: core.Params, local: core.Params, here: core.Here) -> core.Personal:
         """θ_k, and l_k where the prior looks at it."""
-        last = {n: local[n] for n in trainable(local, here.model)}
+        last = {n: local[n] for n in core.trainable(local, here.model)}
         return {"theta": theta} if self.prior == "lg" else {"theta": theta, "last": last}
 
-    def join(self, here: Here) -> Personal:
+    def join(self, here: core.Here) -> core.Personal:
         return self.kept(dict(here.shared.params), here.shared.params, here)
 
-    def start(self, here: Here) -> Params:
-        return {**here.shared.params, **as_second(here.personal["theta"])}
+    def start(self, here: core.Here) -> core.Params:
+        return {**here.shared.params, **core.as_second(here.personal["theta"])}
 
-    def centre(self, moving: Params, still: Params, batch: Batch, here: Here) -> Params:
+    def centre(self, moving: core.Params, still: core.Params, batch: core.Batch, here: core.Here) -> core.Params:
         """µ, the mean of the prior."""
         if self.prior == "lg":
-            pull = grad(lambda m: self.loss({**first_of(still), **m}, batch, here)[0])(moving)  # (a)
+            pull = grad(lambda m: self.loss({**core.first_of(still), **m}, batch, here)[0])(moving)  # (a)
         else:
-            theta, last = second_of(still), here.personal["last"]
+            theta, last = core.second_of(still), here.personal["last"]
             pull = {n: last[n] - theta[n] for n in moving}  # (b)
-        return tree_map(lambda w, p: w - self.eta_p * p, moving, pull)  # (a), (b)
+        return core.tree_map(lambda w, p: w - self.eta_p * p, moving, pull)  # (a), (b)
 
-    def direction(self, moving: Params, still: Params, batch: Batch, here: Here) -> tuple[Params, Tensor, Params]:
+    def direction(
+        self, moving: core.Params, still: core.Params, batch: core.Batch, here: core.Here
+    ) -> tuple[core.Params, Tensor, core.Params]:
         """Where the local model goes, and the personal model that says so."""
         centre = self.centre(moving, still, batch, here)
         begin = centre if self.prior == "lg" else moving
-        theta, value, buffers = proximal(
-            self.loss, begin, centre, first_of(still), batch, here, self.lam, self.prox_lr, self.prox_steps
+        theta, value, buffers = core.proximal(
+            self.loss, begin, centre, core.first_of(still), batch, here, self.lam, self.prox_lr, self.prox_steps
         )  # (d)
-        slope = tree_map(lambda m, p: self.lam * (m - p), centre, theta)  # (e)
-        return slope, value, {**buffers, **as_second({**theta, **buffers})}
+        slope = core.tree_map(lambda m, p: self.lam * (m - p), centre, theta)  # (e)
+        return slope, value, {**buffers, **core.as_second({**theta, **buffers})}
 
-    def passes(self) -> tuple[Pass, ...]:
+    def passes(self) -> tuple[core.Pass, ...]:
         how: dict[str, Any] = {**self.local.schedule(), "copies": 12}
         if self.prior == "mh":
             how["batch"] = 2 * self.local.batch
-        train = directed(self.direction, self.local.make_optimiser(), first_network, **how)
-        ahead = meta(self.loss, self.loss, self.alpha, SGD(self.alpha), first_network, order="first")
+        train = core.directed(self.direction, self.local.make_optimiser(), core.first_network, **how)
+        ahead = core.meta(self.loss, self.loss, self.alpha, core.SGD(self.alpha), core.first_network, order="first")
 
-        def step(carry: Carry, batch: Batch, here: Here) -> Carry:
-            met = ahead.step(replace(carry, opt=()), batch, replace(here, key=fold(here.key, AHEAD)))  # (c)
+        def step(carry: core.Carry, batch: core.Batch, here: core.Here) -> core.Carry:
+            met = ahead.step(replace(carry, opt=()), batch, replace(here, key=core.fold(here.key, AHEAD)))  # (c)
             return train.step(replace(carry, params=met.params), second_batch(batch), here)
 
         return (replace(train, step=step) if self.prior == "mh" else train,)
 
-    def message(self, carry: Carry, here: Here) -> tuple[Message, Personal]:
-        local = first_of(carry.params)
-        return weighted(local, here), self.kept(second_of(carry.params), local, here)
+    def message(self, carry: core.Carry, here: core.Here) -> tuple[core.Message, core.Personal]:
+        local = core.first_of(carry.params)
+        return core.weighted(local, here), self.kept(core.second_of(carry.params), local, here)
 
-    def combine(self, state: State, total: Message, now: Now) -> State:
+    def combine(self, state: State, total: core.Message, now: core.Now) -> State:
         mean = total["params"].mean()
-        mixed = averaged(state.params, total, self.beta)  # (f)
+        mixed = core.averaged(state.params, total, self.beta)  # (f)
         return State({**mixed, **{n: p for n, p in mean.items() if n in state.buffers}}, state.buffers)
 
-    def predict(self, carry: Carry, x: Tensor, here: Here) -> Tensor:
-        return log_predictive(second_of(carry.params), x, here)
+    def predict(self, carry: core.Carry, x: Tensor, here: core.Here) -> Tensor:
+        return core.log_predictive(core.second_of(carry.params), x, here)
 
-    def remarks(self, model: Network) -> tuple[str, ...]:
+    def remarks(self, model: core.Network) -> tuple[str, ...]:
         said = []
         if not self.eta_p and self.prior != "mh":
             said.append(f"pFedBreD ({self.prior}) with eta_p = 0 is pFedMe")

@@ -29,113 +29,88 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from posterity.core import (
-    STATIC,
-    Batch,
-    Carry,
-    Facts,
-    Here,
-    Loss,
-    Message,
-    Method,
-    Network,
-    Now,
-    Own,
-    Params,
-    Pass,
-    Personal,
-    Point,
-    Training,
-    as_second,
-    averaged,
-    check_fields,
-    directed,
-    first_network,
-    first_of,
-    fit,
-    hyper,
-    log_predictive,
-    proximal,
-    record,
-    second_of,
-    weighted,
-    within,
-)
+from posterity import core
 
 AUTHORS = "authors' code"
 
 
-@record
+@core.record
 class State:
-    params: Params  # w
-    buffers: frozenset[str] = field(metadata={STATIC: True})  # names of leaves that have no β
+    params: core.Params  # w
+    buffers: frozenset[str] = field(metadata={core.STATIC: True})  # names of leaves that have no β
 
 
-@record
+@core.record
 class Shared:
-    params: Params
+    params: core.Params
 
 
 @dataclass(frozen=True)
-class PFedMe(Method):
+class PFedMe(core.Method):
     label: ClassVar[str] = "pFedMe"
     reference: ClassVar[str] = "Dinh et al., NeurIPS 2020"
     absent: ClassVar[str] = "cohort only: an absent client keeps its model"
-    scored: ClassVar[Point] = "received"
+    scored: ClassVar[core.Point] = "received"
 
-    local: Training = hyper(Training(), "how the clients train; lr is η", paper=Training(lr=0.005, steps=20, batch=20))
-    lam: float = hyper(15.0, "λ: pull of the personal model to the local one", AUTHORS, search=(1.0, 50.0, "log"))
-    prox_steps: int = hyper(5, "K: steps of the personal model for a batch", AUTHORS)
-    prox_lr: float = hyper(
+    local: core.Training = core.hyper(
+        core.Training(), "how the clients train; lr is η", paper=core.Training(lr=0.005, steps=20, batch=20)
+    )
+    lam: float = core.hyper(15.0, "λ: pull of the personal model to the local one", AUTHORS, search=(1.0, 50.0, "log"))
+    prox_steps: int = core.hyper(5, "K: steps of the personal model for a batch", AUTHORS)
+    prox_lr: float = core.hyper(
         0.05, "η_p: step size of the personal model", "ours: K steps come near the minimiser", paper=0.01
     )
-    warm: bool = hyper(False, "begin the K steps where those of the batch before ended", "ours; true in " + AUTHORS)
-    beta: float = hyper(1.0, "β: step size of the server", AUTHORS)
-    loss: Loss = fit  # a wrapper may replace it
+    warm: bool = core.hyper(
+        False, "begin the K steps where those of the batch before ended", "ours; true in " + AUTHORS
+    )
+    beta: float = core.hyper(1.0, "β: step size of the server", AUTHORS)
+    loss: core.Loss = core.fit  # a wrapper may replace it
 
     def __post_init__(self) -> None:
-        check_fields(self)
-        within(self, lam=(0, None), prox_steps=(1, None), prox_lr=(0, None), beta=(0, None))
+        core.check_fields(self)
+        core.within(self, lam=(0, None), prox_steps=(1, None), prox_lr=(0, None), beta=(0, None))
 
-    def init(self, model: Network, params: Params, facts: Facts) -> State:
+    def init(self, model: core.Network, params: core.Params, facts: core.Facts) -> State:
         return State(params, model.buffers)
 
-    def offer(self, state: State, client: Tensor | None) -> tuple[Shared, Own]:
+    def offer(self, state: State, client: Tensor | None) -> tuple[Shared, core.Own]:
         return Shared(state.params), ()
 
-    def join(self, here: Here) -> Personal:
+    def join(self, here: core.Here) -> core.Personal:
         return dict(here.shared.params)
 
-    def start(self, here: Here) -> Params:
-        return {**here.shared.params, **as_second(here.personal)}
+    def start(self, here: core.Here) -> core.Params:
+        return {**here.shared.params, **core.as_second(here.personal)}
 
-    def direction(self, moving: Params, still: Params, batch: Batch, here: Here) -> tuple[Params, Tensor, Params]:
+    def direction(
+        self, moving: core.Params, still: core.Params, batch: core.Batch, here: core.Here
+    ) -> tuple[core.Params, Tensor, core.Params]:
         """The gradient of the envelope at the local model, and the personal model that it comes from."""
         begin = moving
         if self.warm:
-            begin = {n: torch.where(here.step > 0, second_of(still)[n], w) for n, w in moving.items()}
-        theta, value, buffers = proximal(
-            self.loss, begin, moving, first_of(still), batch, here, self.lam, self.prox_lr, self.prox_steps
+            begin = {n: torch.where(here.step > 0, core.second_of(still)[n], w) for n, w in moving.items()}
+        theta, value, buffers = core.proximal(
+            self.loss, begin, moving, core.first_of(still), batch, here, self.lam, self.prox_lr, self.prox_steps
         )  # (a)
         slope = {n: self.lam * (w - theta[n]) for n, w in moving.items()}  # (b)
-        return slope, value, {**buffers, **as_second({**theta, **buffers})}
+        return slope, value, {**buffers, **core.as_second({**theta, **buffers})}
 
-    def passes(self) -> tuple[Pass, ...]:
+    def passes(self) -> tuple[core.Pass, ...]:
         how = self.local.schedule()
-        return (directed(self.direction, self.local.make_optimiser(), first_network, copies=12, **how),)
+        return (core.directed(self.direction, self.local.make_optimiser(), core.first_network, copies=12, **how),)
 
-    def message(self, carry: Carry, here: Here) -> tuple[Message, Personal]:
-        return weighted(first_of(carry.params), here), second_of(carry.params)
+    def message(self, carry: core.Carry, here: core.Here) -> tuple[core.Message, core.Personal]:
+        return core.weighted(core.first_of(carry.params), here), core.second_of(carry.params)
 
-    def combine(self, state: State, total: Message, now: Now) -> State:
+    def combine(self, state: State, total: core.Message, now: core.Now) -> State:
         mean = total["params"].mean()
-        mixed = averaged(state.params, total, self.beta)  # (c)
+        mixed = core.averaged(state.params, total, self.beta)  # (c)
         return State({**mixed, **{n: p for n, p in mean.items() if n in state.buffers}}, state.buffers)
 
-    def predict(self, carry: Carry, x: Tensor, here: Here) -> Tensor:
-        return log_predictive(second_of(carry.params), x, here)
+    def predict(self, carry: core.Carry, x: Tensor, here: core.Here) -> Tensor:
+        return core.log_predictive(core.second_of(carry.params), x, here)
 
-    def remarks(self, model: Network) -> tuple[str, ...]:
+    def remarks(self, model: core.Network) -> tuple[str, ...]:
         said = []
         if not self.lam:
             said.append("pFedMe with lam = 0 never moves the common model")

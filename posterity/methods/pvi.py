@@ -36,74 +36,42 @@ import torch
 from torch import Tensor
 from torch.func import grad_and_value
 
-from posterity.core import (
-    STATIC,
-    Batch,
-    Carry,
-    Facts,
-    Gaussian,
-    Here,
-    Loss,
-    Mean,
-    Message,
-    Method,
-    Network,
-    Now,
-    Own,
-    Params,
-    Pass,
-    Personal,
-    Point,
-    Sum,
-    Training,
-    check_fields,
-    directed,
-    fit,
-    fold,
-    hyper,
-    kl,
-    log_predictive,
-    normal,
-    record,
-    trainable,
-    tree_map,
-    within,
-)
+from posterity import core
 
 SCALE = "log_scale/"  # before a leaf's name: the logarithm of its standard deviation
 DRAWS = 2**21  # from here on, numbers that draws fold into the key
-PAPER = Training(lr=1e-3, optimiser="adam")
-Factors = dict[str, Gaussian]  # of every trainable leaf, flattened
+PAPER = core.Training(lr=1e-3, optimiser="adam")
+Factors = dict[str, core.Gaussian]  # of every trainable leaf, flattened
 
 
-@record
+@core.record
 class State:
-    params: Params  # the mean of q, and running statistics
-    precision: Params  # of q, for every trainable leaf
-    clients: int = field(metadata={STATIC: True})  # K
+    params: core.Params  # the mean of q, and running statistics
+    precision: core.Params  # of q, for every trainable leaf
+    clients: int = field(metadata={core.STATIC: True})  # K
 
 
-def factors(mean: Params, precision: Params) -> Factors:
+def factors(mean: core.Params, precision: core.Params) -> Factors:
     """Natural parameters of the leaves that have a precision."""
-    return {n: Gaussian.of(mean[n].flatten(), p.flatten()) for n, p in precision.items()}
+    return {n: core.Gaussian.of(mean[n].flatten(), p.flatten()) for n, p in precision.items()}
 
 
-def precisions(params: Params) -> Params:
+def precisions(params: core.Params) -> core.Params:
     """1 / σ² of the leaves that have a scale."""
     return {n.removeprefix(SCALE): torch.exp(-2 * p) for n, p in params.items() if n.startswith(SCALE)}
 
 
 def opposite_draws(key: Tensor, like: Tensor, pairs: int) -> Tensor:
     """2 · `pairs` standard draws for each number of `like` (2 · pairs, ...): ε and −ε, with a variance of exactly 1."""
-    half = normal(key, (pairs, *like.shape), like.dtype)
+    half = core.normal(key, (pairs, *like.shape), like.dtype)
     half = half / torch.sqrt((half**2).mean(0).clamp(min=torch.finfo(like.dtype).tiny))
     return torch.cat((half, -half))
 
 
-def drawn(params: Params, key: Tensor, pairs: int) -> list[Params]:
+def drawn(params: core.Params, key: Tensor, pairs: int) -> list[core.Params]:
     """Networks m ± σε."""
     names = [n.removeprefix(SCALE) for n in params if n.startswith(SCALE)]
-    noise = {n: opposite_draws(fold(key, DRAWS + i), params[n], pairs) for i, n in enumerate(names)}
+    noise = {n: opposite_draws(core.fold(key, DRAWS + i), params[n], pairs) for i, n in enumerate(names)}
     network = {n: p for n, p in params.items() if not n.startswith(SCALE)}
     return [
         {**network, **{n: params[n] + torch.exp(params[SCALE + n]) * noise[n][i] for n in names}}
@@ -112,59 +80,63 @@ def drawn(params: Params, key: Tensor, pairs: int) -> list[Params]:
 
 
 @dataclass(frozen=True)
-class PVI(Method):
+class PVI(core.Method):
     label: ClassVar[str] = "PVI"
     reference: ClassVar[str] = "Bui et al., 2018; Ashman et al., 2022"
     absent: ClassVar[str] = "remembered factor: an absent client's site stays in q"
-    scored: ClassVar[Point] = "received"
+    scored: ClassVar[core.Point] = "received"
 
-    local: Training = hyper(Training(), "how the clients train the means", paper=PAPER)
-    prior_scale: float = hyper(
+    local: core.Training = core.hyper(core.Training(), "how the clients train the means", paper=PAPER)
+    prior_scale: float = core.hyper(
         0.1, "standard deviation of the prior around the first weights", "ours", search=(0.01, 1.0, "log")
     )
-    damping: float | None = hyper(None, "ρ: share of its update that a client makes; none: 1/K", "Ashman et al. 2022")
-    scale_lr: float = hyper(0.1, "longest step of a log σ", "ours")
-    draws: int = hyper(1, "pairs of draws for a step", "ours")
-    samples: int = hyper(4, "pairs of draws for a prediction; 0: the mean predicts", "ours")
-    loss: Loss = fit  # a wrapper may replace it
+    damping: float | None = core.hyper(
+        None, "ρ: share of its update that a client makes; none: 1/K", "Ashman et al. 2022"
+    )
+    scale_lr: float = core.hyper(0.1, "longest step of a log σ", "ours")
+    draws: int = core.hyper(1, "pairs of draws for a step", "ours")
+    samples: int = core.hyper(4, "pairs of draws for a prediction; 0: the mean predicts", "ours")
+    loss: core.Loss = core.fit  # a wrapper may replace it
 
     def __post_init__(self) -> None:
-        check_fields(self)
-        within(self, damping=(0, 1), scale_lr=(0, None), draws=(1, None), samples=(0, None))
+        core.check_fields(self)
+        core.within(self, damping=(0, 1), scale_lr=(0, None), draws=(1, None), samples=(0, None))
         if self.prior_scale <= 0:
             raise ValueError(f"prior_scale is a standard deviation and must be positive; {self.prior_scale} was given")
 
-    def init(self, model: Network, params: Params, facts: Facts) -> State:
-        prior = {n: torch.full_like(params[n], self.prior_scale**-2) for n in trainable(params, model)}
+    def init(self, model: core.Network, params: core.Params, facts: core.Facts) -> State:
+        prior = {n: torch.full_like(params[n], self.prior_scale**-2) for n in core.trainable(params, model)}
         return State(params, prior, facts.clients)
 
-    def offer(self, state: State, client: Any) -> tuple[State, Own]:
+    def offer(self, state: State, client: Any) -> tuple[State, core.Own]:
         return state, ()
 
     def outside(self) -> str:
         return "the server's Gaussian over the weights"
 
-    def join(self, here: Here) -> Personal:
-        return tree_map(torch.zeros_like, factors(here.shared.params, here.shared.precision))
+    def join(self, here: core.Here) -> core.Personal:
+        return core.tree_map(torch.zeros_like, factors(here.shared.params, here.shared.precision))
 
-    def start(self, here: Here) -> Params:
+    def start(self, here: core.Here) -> core.Params:
         return {**here.shared.params, **{SCALE + n: -0.5 * torch.log(p) for n, p in here.shared.precision.items()}}
 
-    def cavity(self, here: Here) -> Factors:
+    def cavity(self, here: core.Here) -> Factors:
         """q without the client's own site; rounding leaves it as narrow as the prior."""
         q = factors(here.shared.params, here.shared.precision)
         without = {n: q[n] - here.personal[n] for n in q}  # (a)
-        return {n: Gaussian(g.precision.clamp(min=self.prior_scale**-2), g.shift) for n, g in without.items()}
+        return {n: core.Gaussian(g.precision.clamp(min=self.prior_scale**-2), g.shift) for n, g in without.items()}
 
-    def free_energy(self, params: Params, batch: Batch, here: Here) -> tuple[Tensor, Params]:
+    def free_energy(self, params: core.Params, batch: core.Batch, here: core.Here) -> tuple[Tensor, core.Params]:
         """(b), divided by the client's samples."""
         found = [self.loss(each, batch, here) for each in drawn(params, here.key, self.draws)]
         mine, cavity = factors(params, precisions(params)), self.cavity(here)
-        divergence = torch.stack([kl(mine[n], cavity[n]) for n in cavity]).sum()
+        divergence = torch.stack([core.kl(mine[n], cavity[n]) for n in cavity]).sum()
         value = torch.stack([value for value, _ in found]).mean()
         return value + divergence / here.n.clamp(min=1), found[0][1]  # (b)
 
-    def direction(self, moving: Params, still: Params, batch: Batch, here: Here) -> tuple[Params, Tensor, Params]:
+    def direction(
+        self, moving: core.Params, still: core.Params, batch: core.Batch, here: core.Here
+    ) -> tuple[core.Params, Tensor, core.Params]:
         """The gradient of the means; the scales make their step here."""
         scales = {n: p for n, p in still.items() if n.startswith(SCALE)}
         slope, (value, buffers) = grad_and_value(
@@ -174,12 +146,12 @@ class PVI(Method):
         moved = {n: p - self.scale_lr * natural[n] for n, p in scales.items()}
         return {n: slope[n] for n in moving}, value, {**buffers, **moved}
 
-    def passes(self) -> tuple[Pass, ...]:
+    def passes(self) -> tuple[core.Pass, ...]:
         copies = 24 + 7 * self.draws
         how = self.local.schedule()
-        return (directed(self.direction, self.local.make_optimiser(), trainable, copies=copies, **how),)
+        return (core.directed(self.direction, self.local.make_optimiser(), core.trainable, copies=copies, **how),)
 
-    def message(self, carry: Carry, here: Here) -> tuple[Message, Personal]:
+    def message(self, carry: core.Carry, here: core.Here) -> tuple[core.Message, core.Personal]:
         before = factors(here.shared.params, here.shared.precision)
         after = factors(carry.params, precisions(carry.params))
         rate = 1 / here.shared.clients if self.damping is None else self.damping
@@ -187,14 +159,14 @@ class PVI(Method):
         change = {n: self.allowed(here.personal[n], d) for n, d in asked.items()}
         site = {n: here.personal[n] + d for n, d in change.items()}  # (c)
         rest = {n: p for n, p in carry.params.items() if n in here.shared.params and n not in change}
-        return {"change": Sum(change)} | ({"rest": Mean(here.n, rest)} if rest else {}), site
+        return {"change": core.Sum(change)} | ({"rest": core.Mean(here.n, rest)} if rest else {}), site
 
-    def allowed(self, site: Gaussian, change: Gaussian) -> Gaussian:
+    def allowed(self, site: core.Gaussian, change: core.Gaussian) -> core.Gaussian:
         """`change`, and nothing where the site's precision would become negative."""
         proper = site.precision + change.precision >= 0
-        return tree_map(lambda leaf: torch.where(proper, leaf, 0), change)
+        return core.tree_map(lambda leaf: torch.where(proper, leaf, 0), change)
 
-    def combine(self, state: State, total: Message, now: Now) -> State:
+    def combine(self, state: State, total: core.Message, now: core.Now) -> State:
         after = self.moved(state, total["change"].value)  # (d)
         rest = total["rest"].mean() if "rest" in total else {}
         return State({**after.params, **rest}, after.precision, state.clients)
@@ -204,24 +176,26 @@ class PVI(Method):
         params, precision = dict(state.params), dict(state.precision)
         for n, q in factors(state.params, state.precision).items():
             after = q + change[n]
-            narrow = Gaussian(after.precision.clamp(min=self.prior_scale**-2), after.shift)
+            narrow = core.Gaussian(after.precision.clamp(min=self.prior_scale**-2), after.shift)
             params[n] = narrow.mean().reshape(params[n].shape)
             precision[n] = narrow.precision.reshape(params[n].shape)
         return State(params, precision, state.clients)
 
-    def factor(self, personal: Personal) -> Factors:
+    def factor(self, personal: core.Personal) -> Factors:
         return personal
 
     def forget(self, state: State, factor: Factors) -> State:
         return self.moved(state, {n: site * -1 for n, site in factor.items()})
 
-    def report(self, state: State, total: Message) -> dict[str, Tensor]:
+    def report(self, state: State, total: core.Message) -> dict[str, Tensor]:
         return {"scale": torch.cat([p.flatten() for p in state.precision.values()]).rsqrt().mean()}
 
-    def predict(self, carry: Carry, x: Tensor, here: Here) -> Tensor:
+    def predict(self, carry: core.Carry, x: Tensor, here: core.Here) -> Tensor:
         if not self.samples:
-            return log_predictive(carry.params, x, here)
-        found = torch.stack([log_predictive(each, x, here) for each in drawn(carry.params, here.key, self.samples)])
+            return core.log_predictive(carry.params, x, here)
+        found = torch.stack(
+            [core.log_predictive(each, x, here) for each in drawn(carry.params, here.key, self.samples)]
+        )
         if here.model.task == "regression":  # mean and variance of the mixture
             mean, variance = found.unbind(-1)
             return torch.stack((mean.mean(0), variance.mean(0) + mean.var(0, unbiased=False)), -1)

@@ -49,44 +49,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from posterity.core import (
-    SGD,
-    STATIC,
-    Batch,
-    Carry,
-    Facts,
-    Here,
-    Loss,
-    Mean,
-    Message,
-    Method,
-    Network,
-    Now,
-    Own,
-    Params,
-    Pass,
-    Personal,
-    Point,
-    Sparse,
-    Training,
-    check_fields,
-    fit,
-    fold,
-    holding,
-    hyper,
-    log_predictive,
-    mixture,
-    norm,
-    normal,
-    record,
-    trainable,
-    tree_map,
-    tree_rows,
-    tuned,
-    uniform,
-    watched,
-    within,
-)
+from posterity import core
 
 Bits = npt.NDArray[np.uint8]
 
@@ -147,44 +110,44 @@ RELEASED = "released code"
 ROUNDING = 4  # times the precision of the numbers: what is smaller beside the rest is no gradient
 
 
-@record
+@core.record
 class State:
-    params: Params  # θ, the last sample
-    past: Params  # trainable leaves (M, ...) of kept samples; {} if predictions are the last one's
+    params: core.Params  # θ, the last sample
+    past: core.Params  # trainable leaves (M, ...) of kept samples; {} if predictions are the last one's
     samples: Tensor  # N, ()
-    clients: int = field(metadata={STATIC: True})  # K
+    clients: int = field(metadata={core.STATIC: True})  # K
 
 
-@record
+@core.record
 class Shared:
-    params: Params
-    past: Params
+    params: core.Params
+    past: core.Params
 
 
 def quantised(v: Tensor, levels: int, key: Tensor) -> tuple[Tensor, Tensor]:
     """Q(v) and the levels 0 … s that its entries have; a tensor of zeros stays one."""
-    length = norm(v)
+    length = core.norm(v)
     r = (levels * (v.abs() / torch.where(length > 0, length, 1))).clamp(max=levels)
     low = r.floor()
-    level = low + (uniform(key, v.shape, v.dtype) < r - low).to(v.dtype)  # (d)
+    level = low + (core.uniform(key, v.shape, v.dtype) < r - low).to(v.dtype)  # (d)
     return length * torch.sign(v) * level / levels, level  # (d)
 
 
-def without_rounding(slope: Params) -> Params:
+def without_rounding(slope: core.Params) -> core.Params:
     """`slope`, with tensors that are only the rounding of the others (a bias before batch norm) as the zeros they are.
 
     Quantised by their own norm they would travel as noise, another one for every order of summation.
     """
-    least = ROUNDING * torch.finfo(next(iter(slope.values())).dtype).eps * norm(slope)
-    return tree_map(lambda v: torch.where(norm(v) > least, v, 0), slope)
+    least = ROUNDING * torch.finfo(next(iter(slope.values())).dtype).eps * core.norm(slope)
+    return core.tree_map(lambda v: torch.where(core.norm(v) > least, v, 0), slope)
 
 
-@record
-class Levels(Sparse):
+@core.record
+class Levels(core.Sparse):
     """A mean whose leaves are Q(v): a norm for every leaf and the levels of its entries are what travels."""
 
-    norms: Params = field(default_factory=dict)  # ‖v‖ of each leaf, ()
-    levels: int = field(default=1, metadata={STATIC: True})  # s
+    norms: core.Params = field(default_factory=dict)  # ‖v‖ of each leaf, ()
+    levels: int = field(default=1, metadata={core.STATIC: True})  # s
 
     def to_arrays(self) -> dict[str, Tensor]:
         """The weight, norms and codes; a leaf that is no multiple of norm / s (`+clip` shortened it) goes as it is."""
@@ -209,7 +172,7 @@ class Levels(Sparse):
             norms[name], code = take(f"norm/{name}", (), like.dtype), take(f"code/{name}", None, torch.uint8)
             level = decoded(code, like.numel(), self.levels).reshape(like.shape).to(like)
             values[name] = norms[name] * level / self.levels  # (d)
-        return replace(self, part=Mean(weight, values), norms=norms)
+        return replace(self, part=core.Mean(weight, values), norms=norms)
 
 
 def code_bytes(level: Tensor, levels: int) -> Tensor:
@@ -221,40 +184,40 @@ def code_bytes(level: Tensor, levels: int) -> Tensor:
 
 
 @dataclass(frozen=True)
-class QLSD(Method):
+class QLSD(core.Method):
     label: ClassVar[str] = "QLSD"
     reference: ClassVar[str] = "Vono et al., AISTATS 2022"
     absent: ClassVar[str] = "cohort only"
-    scored: ClassVar[Point] = "received"
+    scored: ClassVar[core.Point] = "received"
     differences: ClassVar[tuple[str, ...]] = ("slope",)
 
-    local: Training = hyper(
-        Training(), "lr and batch are those of a round; fine-tuning uses all of it", paper=Training(batch=64)
+    local: core.Training = core.hyper(
+        core.Training(), "lr and batch are those of a round; fine-tuning uses all of it", paper=core.Training(batch=64)
     )
-    step: float | None = hyper(None, "γ: step size on the summed loss; none: local.lr / N", "ours", paper=1e-5)
-    full: bool = hyper(False, "gradients of all data instead of one batch", "QLSD#")
-    levels: int = hyper(256, "s: levels of the quantiser; 0: gradients are sent as they are", RELEASED)
-    prior: float = hyper(
+    step: float | None = core.hyper(None, "γ: step size on the summed loss; none: local.lr / N", "ours", paper=1e-5)
+    full: bool = core.hyper(False, "gradients of all data instead of one batch", "QLSD#")
+    levels: int = core.hyper(256, "s: levels of the quantiser; 0: gradients are sent as they are", RELEASED)
+    prior: float = core.hyper(
         1.0, "τ: precision of the Gaussian prior", "ours: unit weights", paper=200.0, search=(0.1, 10.0, "log")
     )
-    temperature: float = hyper(1.0, "T: 1 samples from the posterior, 0 descends without noise", "the paper")
-    average: int = hyper(1, "M: predictions are averaged over so many kept samples; 1: the last alone", "ours")
-    burn: int = hyper(0, "rounds before the first sample is kept (average > 1)", "ours")
-    thin: int = hyper(1, "rounds from one kept sample to the next (average > 1)", "ours")
-    loss: Loss = fit  # a wrapper may replace it
+    temperature: float = core.hyper(1.0, "T: 1 samples from the posterior, 0 descends without noise", "the paper")
+    average: int = core.hyper(1, "M: predictions are averaged over so many kept samples; 1: the last alone", "ours")
+    burn: int = core.hyper(0, "rounds before the first sample is kept (average > 1)", "ours")
+    thin: int = core.hyper(1, "rounds from one kept sample to the next (average > 1)", "ours")
+    loss: core.Loss = core.fit  # a wrapper may replace it
 
     def __post_init__(self) -> None:
-        check_fields(self)
-        within(self, step=(0, None), levels=(0, 2**20), prior=(0, None), temperature=(0, None))
-        within(self, average=(1, None), burn=(0, None), thin=(1, None))
+        core.check_fields(self)
+        core.within(self, step=(0, None), levels=(0, 2**20), prior=(0, None), temperature=(0, None))
+        core.within(self, average=(1, None), burn=(0, None), thin=(1, None))
 
     # --- server -------------------------------------------------------------------------------------------------------
-    def init(self, model: Network, params: Params, facts: Facts) -> State:
-        names = trainable(params, model) if self.average > 1 else []
+    def init(self, model: core.Network, params: core.Params, facts: core.Facts) -> State:
+        names = core.trainable(params, model) if self.average > 1 else []
         past = {n: params[n].expand(self.average, *params[n].shape).clone() for n in names}
         return State(params, past, next(iter(params.values())).new_full((), facts.samples), facts.clients)
 
-    def offer(self, state: State, client: Tensor | None) -> tuple[Shared, Own]:
+    def offer(self, state: State, client: Tensor | None) -> tuple[Shared, core.Own]:
         return Shared(state.params, state.past), ()
 
     def rate(self, state: State) -> Tensor:
@@ -262,13 +225,13 @@ class QLSD(Method):
         wide = state.samples.double()
         return self.local.lr / wide.clamp(min=1) if self.step is None else torch.full_like(wide, self.step)
 
-    def combine(self, state: State, total: Message, now: Now) -> State:
+    def combine(self, state: State, total: core.Message, now: core.Now) -> State:
         slope, gamma = total["slope"].mean(), self.rate(state)
         new = dict(total["rest"].mean()) if "rest" in total else {}
         for number, (name, mean) in enumerate(slope.items()):
             theta = state.params[name].to(mean)
             drift = state.clients * mean + self.prior * theta  # (b)
-            noise = normal(fold(now.key, number), mean.shape, mean.dtype).to(mean)
+            noise = core.normal(core.fold(now.key, number), mean.shape, mean.dtype).to(mean)
             new[name] = theta - gamma * drift + torch.sqrt(2 * gamma * self.temperature) * noise  # (c)
         past = {n: self.remembered(slots, new[n].to(slots), now.round) for n, slots in state.past.items()}
         return State({n: new[n] for n in state.params}, past, state.samples, state.clients)
@@ -280,43 +243,47 @@ class QLSD(Method):
         return torch.stack([new if i >= taken or i == place else slots[i] for i in range(self.average)])
 
     # --- one client ---------------------------------------------------------------------------------------------------
-    def start(self, here: Here) -> Params:
+    def start(self, here: core.Here) -> core.Params:
         return here.shared.params
 
-    def seen(self, slope: Params, params: Params, batch: Batch, here: Here) -> tuple[Params, Tensor]:
+    def seen(
+        self, slope: core.Params, params: core.Params, batch: core.Batch, here: core.Here
+    ) -> tuple[core.Params, Tensor]:
         """The gradient summed over a batch, and how many samples it has."""
         count = batch.mask.sum()
-        return tree_map(lambda g: g * count, slope), count
+        return core.tree_map(lambda g: g * count, slope), count
 
-    def passes(self) -> tuple[Pass, ...]:
+    def passes(self) -> tuple[core.Pass, ...]:
         """One batch, or all, with steps of length 0: gradients and running statistics, θ stays."""
         max_steps = None if self.full else 1
-        found = watched("slope", self.seen, self.loss, SGD(0.0), trainable, batch=self.local.batch, max_steps=max_steps)
-        return holding((found,), copies=8)  # what the quantiser draws and makes
+        found = core.watched(
+            "slope", self.seen, self.loss, core.SGD(0.0), core.trainable, batch=self.local.batch, max_steps=max_steps
+        )
+        return core.holding((found,), copies=8)  # what the quantiser draws and makes
 
-    def adapt(self, epochs: int) -> tuple[Pass, ...]:
-        return tuned((self.local.descend(self.loss),), epochs)
+    def adapt(self, epochs: int) -> tuple[core.Pass, ...]:
+        return core.tuned((self.local.descend(self.loss),), epochs)
 
-    def message(self, carry: Carry, here: Here) -> tuple[Message, Personal]:
+    def message(self, carry: core.Carry, here: core.Here) -> tuple[core.Message, core.Personal]:
         summed, count = carry.kept["slope"]
-        slope = tree_map(lambda g: here.n * g / count.clamp(min=1), summed)  # (a)
+        slope = core.tree_map(lambda g: here.n * g / count.clamp(min=1), summed)  # (a)
         rest = {n: p for n, p in carry.params.items() if n not in slope}
-        sent: Message = {"slope": self.compressed(slope, here)}
-        return sent | ({"rest": Mean(here.n, rest)} if rest else {}), ()
+        sent: core.Message = {"slope": self.compressed(slope, here)}
+        return sent | ({"rest": core.Mean(here.n, rest)} if rest else {}), ()
 
-    def compressed(self, slope: Params, here: Here) -> Mean | Levels:
+    def compressed(self, slope: core.Params, here: core.Here) -> core.Mean | Levels:
         """The gradient as it travels: every client counts as one, for it is a sum over the client's samples."""
         one = torch.ones_like(here.n)
         if not self.levels:
-            return Mean(one, slope)
+            return core.Mean(one, slope)
         slope = without_rounding(slope)
-        found = {n: quantised(g, self.levels, fold(here.key, i)) for i, (n, g) in enumerate(slope.items())}
+        found = {n: quantised(g, self.levels, core.fold(here.key, i)) for i, (n, g) in enumerate(slope.items())}
         unsent = [(q.numel() - 1) * q.element_size() - code_bytes(level, self.levels) for q, level in found.values()]
-        mean, norms = Mean(one, {n: q for n, (q, _) in found.items()}), {n: norm(g) for n, g in slope.items()}
+        mean, norms = core.Mean(one, {n: q for n, (q, _) in found.items()}), {n: core.norm(g) for n, g in slope.items()}
         return Levels(mean, torch.stack(unsent).sum(), norms=norms, levels=self.levels)
 
-    def predict(self, carry: Carry, x: Tensor, here: Here) -> Tensor:
+    def predict(self, carry: core.Carry, x: Tensor, here: core.Here) -> Tensor:
         if not here.shared.past or "loss" in carry.kept:  # a model that was trained here is one
-            return log_predictive(carry.params, x, here)
-        kept = [{**carry.params, **tree_rows(here.shared.past, i)} for i in range(self.average)]
-        return mixture(torch.stack([log_predictive(params, x, here) for params in kept]), here.model.task)
+            return core.log_predictive(carry.params, x, here)
+        kept = [{**carry.params, **core.tree_rows(here.shared.past, i)} for i in range(self.average)]
+        return core.mixture(torch.stack([core.log_predictive(params, x, here) for params in kept]), here.model.task)

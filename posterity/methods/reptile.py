@@ -16,63 +16,50 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from posterity.core import (
-    Carry,
-    Facts,
-    Here,
-    Loss,
-    Message,
-    Method,
-    Network,
-    Now,
-    Params,
-    Pass,
-    Personal,
-    Point,
-    Training,
-    fit,
-    hyper,
-    weighted,
-)
+from posterity import core
 from posterity.methods._meta import CODE, State, adaptation, check_meta, first, server_step
 
 
 @dataclass(frozen=True)
-class Reptile(Method):
+class Reptile(core.Method):
     label: ClassVar[str] = "Reptile"
     reference: ClassVar[str] = "Nichol et al., 2018"
     absent: ClassVar[str] = "cohort only"
-    scored: ClassVar[Point] = "adapted"
+    scored: ClassVar[core.Point] = "adapted"
 
-    local: Training = hyper(Training(), "how the clients train", paper=Training(lr=0.02, epochs=5, batch=64, clip=5.0))
-    server_lr: float = hyper(0.9, "η_s: step size of the server", f"{CODE}; the paper searches 0.6 … 1",
-                             search=(0.6, 1.0, "linear"))  # fmt: skip
-    server_momentum: float = hyper(0.9, "μ: momentum of the server", CODE)
-    server_clip: float | None = hyper(None, "longest mean update", "ours: off", paper=100.0)
-    adapt_steps: int | None = hyper(1, "steps of adaptation per epoch of `adapt`; none: epochs", "MetaVD, appendix E")
-    adapt_batch: int = hyper(64, "batch size of the adaptation", "MetaVD, appendix E")
-    loss: Loss = fit  # a wrapper may replace it
+    local: core.Training = core.hyper(
+        core.Training(), "how the clients train", paper=core.Training(lr=0.02, epochs=5, batch=64, clip=5.0)
+    )
+    server_lr: float = core.hyper(0.9, "η_s: step size of the server", f"{CODE}; the paper searches 0.6 … 1",
+                                  search=(0.6, 1.0, "linear"))  # fmt: skip
+    server_momentum: float = core.hyper(0.9, "μ: momentum of the server", CODE)
+    server_clip: float | None = core.hyper(None, "longest mean update", "ours: off", paper=100.0)
+    adapt_steps: int | None = core.hyper(
+        1, "steps of adaptation per epoch of `adapt`; none: epochs", "MetaVD, appendix E"
+    )
+    adapt_batch: int = core.hyper(64, "batch size of the adaptation", "MetaVD, appendix E")
+    loss: core.Loss = core.fit  # a wrapper may replace it
 
     def __post_init__(self) -> None:
         check_meta(self)
 
-    def init(self, model: Network, params: Params, facts: Facts) -> State:
+    def init(self, model: core.Network, params: core.Params, facts: core.Facts) -> State:
         return first(model, params, self.server_momentum)
 
-    def offer(self, state: State, client: Any) -> tuple[Params, tuple[()]]:
+    def offer(self, state: State, client: Any) -> tuple[core.Params, tuple[()]]:
         return state.params, ()  # the velocity stays on the server
 
-    def start(self, here: Here) -> Params:
+    def start(self, here: core.Here) -> core.Params:
         return here.shared
 
-    def passes(self) -> tuple[Pass, ...]:
+    def passes(self) -> tuple[core.Pass, ...]:
         return (self.local.descend(self.loss),)
 
-    def message(self, carry: Carry, here: Here) -> tuple[Message, Personal]:
-        return weighted(carry.params, here), ()
+    def message(self, carry: core.Carry, here: core.Here) -> tuple[core.Message, core.Personal]:
+        return core.weighted(carry.params, here), ()
 
-    def combine(self, state: State, total: Message, now: Now) -> State:
+    def combine(self, state: State, total: core.Message, now: core.Now) -> State:
         return server_step(state, total, now.model, self.server_lr, self.server_momentum, self.server_clip)
 
-    def adapt(self, epochs: int) -> tuple[Pass, ...]:
+    def adapt(self, epochs: int) -> tuple[core.Pass, ...]:
         return adaptation(self.local.descend(self.loss), epochs, self.adapt_steps, self.adapt_batch)

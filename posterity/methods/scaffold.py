@@ -32,134 +32,107 @@ import torch
 from torch import Tensor
 from torch.func import grad
 
-from posterity.core import (
-    STATIC,
-    Batch,
-    Carry,
-    Facts,
-    Here,
-    Loss,
-    Mean,
-    Message,
-    Method,
-    Network,
-    Now,
-    Params,
-    Pass,
-    Personal,
-    Point,
-    Sum,
-    Training,
-    check_fields,
-    fit,
-    gather,
-    hyper,
-    mean_slope,
-    record,
-    require_plain_sgd,
-    trainable,
-    tree_map,
-    tuned,
-    within,
-)
+from posterity import core
 
 VARIATES = ("II", "I", "fednp")
 
 
-@record
+@core.record
 class State:
-    params: Params  # w
-    control: Params  # c, for every trainable leaf
-    clients: int = field(metadata={STATIC: True})  # K
+    params: core.Params  # w
+    control: core.Params  # c, for every trainable leaf
+    clients: int = field(metadata={core.STATIC: True})  # K
 
 
 @dataclass(frozen=True)
-class SCAFFOLD(Method):
+class SCAFFOLD(core.Method):
     label: ClassVar[str] = "SCAFFOLD"
     reference: ClassVar[str] = "Karimireddy et al., ICML 2020"
     absent: ClassVar[str] = "delta messages: an absent client's variate stays part of c"
-    scored: ClassVar[Point] = "received"
+    scored: ClassVar[core.Point] = "received"
     differences: ClassVar[tuple[str, ...]] = ("params",)
 
-    local: Training = hyper(Training(), "how the clients train")
-    server_lr: float = hyper(
+    local: core.Training = core.hyper(core.Training(), "how the clients train")
+    server_lr: float = core.hyper(
         1.0, "η_g: step size of the server", "Karimireddy et al. 2020, §7", search=(0.5, 1.5, "linear")
     )
-    variate: str = hyper("II", "how c_k is renewed: option I or II, or as FedNP's code", "the common choice", VARIATES)
-    loss: Loss = fit  # a wrapper may replace it
+    variate: str = core.hyper(
+        "II", "how c_k is renewed: option I or II, or as FedNP's code", "the common choice", VARIATES
+    )
+    loss: core.Loss = core.fit  # a wrapper may replace it
 
     def __post_init__(self) -> None:
-        check_fields(self)
-        within(self, server_lr=(0, None))
+        core.check_fields(self)
+        core.within(self, server_lr=(0, None))
         if self.variate != "I":
-            require_plain_sgd(self.local, f"variate {self.variate!r}", ", or variate 'I'")
+            core.require_plain_sgd(self.local, f"variate {self.variate!r}", ", or variate 'I'")
 
-    def init(self, model: Network, params: Params, facts: Facts) -> State:
-        return State(params, {n: torch.zeros_like(params[n]) for n in trainable(params, model)}, facts.clients)
+    def init(self, model: core.Network, params: core.Params, facts: core.Facts) -> State:
+        return State(params, {n: torch.zeros_like(params[n]) for n in core.trainable(params, model)}, facts.clients)
 
-    def join(self, here: Here) -> Personal:
-        return tree_map(torch.zeros_like, here.shared.control)
+    def join(self, here: core.Here) -> core.Personal:
+        return core.tree_map(torch.zeros_like, here.shared.control)
 
-    def start(self, here: Here) -> Params:
+    def start(self, here: core.Here) -> core.Params:
         return here.shared.params
 
-    def corrected(self, params: Params, batch: Batch, here: Here) -> tuple[Tensor, Params]:
+    def corrected(self, params: core.Params, batch: core.Batch, here: core.Here) -> tuple[Tensor, core.Params]:
         """The loss, with c − c_k added to its gradient and nothing to its value."""
         value, buffers = self.loss(params, batch, here)
         control = here.shared.control
         linear = torch.stack([((control[n] - here.personal[n]) * params[n]).sum() for n in control]).sum()  # (3)
         return value + (linear - linear.detach()), buffers
 
-    def slope(self, params: Params, batch: Batch, here: Here) -> Params:
+    def slope(self, params: core.Params, batch: core.Batch, here: core.Here) -> core.Params:
         """The gradient at the received w, times the rows of the batch."""
-        still, names = here.shared.params, trainable(here.shared.params, here.model)
+        still, names = here.shared.params, core.trainable(here.shared.params, here.model)
         found = grad(lambda moving: self.loss({**still, **moving}, batch, here)[0])({n: still[n] for n in names})
-        return tree_map(lambda g: g * batch.mask.sum(), found)
+        return core.tree_map(lambda g: g * batch.mask.sum(), found)
 
-    def passes(self) -> tuple[Pass, ...]:
+    def passes(self) -> tuple[core.Pass, ...]:
         train = self.local.descend(self.corrected)
         if self.variate == "I":
-            return train, gather("slope", self.slope, batch=self.local.batch)
+            return train, core.gather("slope", self.slope, batch=self.local.batch)
         if self.variate == "fednp":
             return train, self.another_epoch()
 
-        def close(carry: Carry, here: Here) -> Carry:
+        def close(carry: core.Carry, here: core.Here) -> core.Carry:
             end, control = train.close(carry, here), here.shared.control
-            moved = mean_slope(here.shared.params, end.params, list(control), self.local.lr, here)
+            moved = core.mean_slope(here.shared.params, end.params, list(control), self.local.lr, here)
             new = {n: here.personal[n] - control[n] + moved[n] for n in control}  # (4), option II
             return replace(end, kept={**end.kept, "variate": new})
 
         return (replace(train, close=close),)
 
-    def another_epoch(self) -> Pass:
+    def another_epoch(self) -> core.Pass:
         """An uncorrected epoch that leaves its mean gradient behind, and the leaves as they were."""
         more = self.local.descend(self.loss)
 
-        def begin(carry: Carry, here: Here) -> Carry:
+        def begin(carry: core.Carry, here: core.Here) -> core.Carry:
             return replace(more.open(carry, here), kept={**carry.kept, "before": (carry.params, carry.kept["loss"])})
 
-        def close(carry: Carry, here: Here) -> Carry:
+        def close(carry: core.Carry, here: core.Here) -> core.Carry:
             end, (before, loss) = more.close(carry, here), carry.kept["before"]
-            new = mean_slope(before, end.params, list(here.shared.control), self.local.lr, here)
+            new = core.mean_slope(before, end.params, list(here.shared.control), self.local.lr, here)
             return replace(end, params=before, kept={"loss": loss, "variate": new})
 
         return replace(more, open=begin, close=close, epochs=1, max_steps=None, learns=False)
 
-    def message(self, carry: Carry, here: Here) -> tuple[Message, Personal]:
+    def message(self, carry: core.Carry, here: core.Here) -> tuple[core.Message, core.Personal]:
         if self.variate == "I":
-            new = tree_map(lambda g: g / here.n.clamp(min=1), carry.kept["slope"])  # (4), option I
+            new = core.tree_map(lambda g: g / here.n.clamp(min=1), carry.kept["slope"])  # (4), option I
         else:
             new = carry.kept["variate"]
         moved = {n: p - here.shared.params[n] for n, p in carry.params.items()}
-        change = tree_map(torch.sub, new, here.personal)
-        return {"params": Mean(torch.ones_like(here.n), moved), "control": Sum(change)}, new
+        change = core.tree_map(torch.sub, new, here.personal)
+        return {"params": core.Mean(torch.ones_like(here.n), moved), "control": core.Sum(change)}, new
 
-    def combine(self, state: State, total: Message, now: Now) -> State:
+    def combine(self, state: State, total: core.Message, now: core.Now) -> State:
         moved, change = total["params"].mean(), total["control"].value
         rate = {n: self.server_lr if n in state.control else 1.0 for n in moved}  # buffers have no step size
         params = {n: p + rate[n] * moved[n] for n, p in state.params.items()}
-        control = tree_map(lambda c, d: c + d / state.clients, state.control, change)
+        control = core.tree_map(lambda c, d: c + d / state.clients, state.control, change)
         return State(params, control, state.clients)  # (5)
 
-    def adapt(self, epochs: int) -> tuple[Pass, ...]:
-        return tuned((self.local.descend(self.loss),), epochs)
+    def adapt(self, epochs: int) -> tuple[core.Pass, ...]:
+        return core.tuned((self.local.descend(self.loss),), epochs)

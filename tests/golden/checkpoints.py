@@ -43,7 +43,7 @@ METHODS = (
 )
 WRAPPED = ("fedavg+ft", "fedavg+calibrated", "reptile+metavd", "fedavg+drop", "fedavg+snip", "pfedvmp@paper")
 BEFORE = {"reptile+metavd": "reptile+metavd", "fedavg+drop": "fedavg+metavd+drop"}  # in which β was 10
-RECORDERS = ("posterity.fast._trace", "posterity.engine.record")  # the second until commit 139cb26
+RECORDERS = ("posterity.engine.cache", "posterity.engine.record")  # the second until commit 139cb26
 CALLS = 3  # before a recording, so that two short rounds replay something
 
 

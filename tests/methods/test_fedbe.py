@@ -8,10 +8,11 @@ import torch
 from kinds import everything
 from oracles.sims import DOUBLE, Run, mlp, points, q2, same_bits, scalar_model, worst
 
+from posterity import core
 from posterity.core import Bag, Now, Training, fold, make_key, permutation
 from posterity.data.federation import Federation
 from posterity.engine.cache import TraceCache, play
-from posterity.methods import build, fedbe
+from posterity.methods import build
 from posterity.methods.fedavg import FedAvg
 from posterity.methods.fedbe import ORDER, SAMPLE, FedBE, State, gaussian_fit
 
@@ -57,7 +58,7 @@ def test_teachers_and_their_target():
 def test_an_epoch_is_ordered_once(monkeypatch):
     """On a GPU an order is as many launches as the rest of a step, or more; it was drawn at every step."""
     drawn = []
-    monkeypatch.setattr(fedbe, "permutation", lambda key, rows: drawn.append(rows) or permutation(key, rows))
+    monkeypatch.setattr(core, "permutation", lambda key, rows: drawn.append(rows) or permutation(key, rows))
     assert len(FedBE(server_batch=4, server_steps=7).batches(10, make_key(0))) == 7
     assert drawn == [10, 10, 10]
 

@@ -14,14 +14,14 @@ from torch import nn
 from torch.func import grad, hessian
 
 from posterity import models
-from posterity.core.messages import Moments, Sum, fold_stack, merge
+from posterity.core.messages import Moments, Sum, fold_stack, merge, packed
 from posterity.core.passes import Training, log_likelihood
 from posterity.core.protocol import Batch, Now
 from posterity.core.random import make_key
 from posterity.engine.blocks import meet
 from posterity.engine.engines import ORACLE
 from posterity.methods.fedavg import FedAvg
-from posterity.methods.fedbps import FedBPS, State, packed, personal_entries, unpacked_like
+from posterity.methods.fedbps import FedBPS, State, personal_entries, unpacked_like
 from posterity.methods.fedbps.curvature import along, diagonal, signs, units
 from posterity.methods.fedbps.squares import held_numbers, single_layers
 from posterity.methods.local import Local

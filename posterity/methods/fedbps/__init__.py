@@ -46,54 +46,24 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from posterity.core import (
-    Batch,
-    Carry,
-    Facts,
-    Here,
-    Loss,
-    Mean,
-    Message,
-    Method,
-    Moments,
-    Network,
-    Now,
-    Own,
-    Params,
-    Pass,
-    Personal,
-    Point,
-    Sum,
-    Training,
-    check_fields,
-    fit,
-    gather,
-    hyper,
-    packed,
-    record,
-    trainable,
-    tree_leaves,
-    tree_map,
-    unpacked,
-    within,
-)
+from posterity import core
 from posterity.methods.fedbps.curvature import ESTIMATORS, diagonal
 from posterity.methods.fedbps.squares import held_numbers
 
 CURVATURE_BATCH = 32  # rows whose gradients are held at once
-AUTHORS = Training(lr=0.01, epochs=5, batch=128, momentum=0.9, weight_decay=5e-4)  # §4.1
+AUTHORS = core.Training(lr=0.01, epochs=5, batch=128, momentum=0.9, weight_decay=5e-4)  # §4.1
 
 
-@record
+@core.record
 class State:
-    params: Params  # w_g, and the averaged buffers
-    variance: Params  # v_g of the trainable leaves
+    params: core.Params  # w_g, and the averaged buffers
+    variance: core.Params  # v_g of the trainable leaves
     mask: Tensor  # M, eight entries in a byte
 
 
-@record
+@core.record
 class Shared:
-    params: Params
+    params: core.Params
     mask: Tensor
 
 
@@ -103,7 +73,7 @@ def top(score: Tensor, count: int) -> Tensor:
     return torch.zeros_like(score, dtype=torch.bool).index_fill(0, order[:count], True)
 
 
-def personal_entries(variance: Params, share: float, scope: str) -> Tensor:
+def personal_entries(variance: core.Params, share: float, scope: str) -> Tensor:
     """M (P,): the most uncertain `share` of all entries together, or of each tensor by itself.
 
     Ranked in float32: the two logits of a binary head have equal variances but for the last bits of float64, and those
@@ -114,65 +84,65 @@ def personal_entries(variance: Params, share: float, scope: str) -> Tensor:
     return torch.cat([top(group, round(share * len(group))) for group in groups])  # (3)
 
 
-def unpacked_like(mask: Tensor, like: Params) -> Params:
+def unpacked_like(mask: Tensor, like: core.Params) -> core.Params:
     """Booleans in the shapes of `like`, from the bytes of `packed`."""
     sizes = [leaf.numel() for leaf in like.values()]
-    parts = torch.split(unpacked(mask, [sum(sizes)]), sizes)
+    parts = torch.split(core.unpacked(mask, [sum(sizes)]), sizes)
     return {n: part.reshape(leaf.shape) for (n, leaf), part in zip(like.items(), parts, strict=True)}
 
 
-def mixed(own: Params, shared: Shared) -> Params:
+def mixed(own: core.Params, shared: Shared) -> core.Params:
     """The client's entries where M = 1, else the common ones; leaves that `own` lacks are common."""
     mask = unpacked_like(shared.mask, own)
     return {n: torch.where(mask[n], own[n], p) if n in own else p for n, p in shared.params.items()}  # (4)
 
 
 @dataclass(frozen=True)
-class FedBPS(Method):
+class FedBPS(core.Method):
     label: ClassVar[str] = "FedBPS"
     reference: ClassVar[str] = "FedBPS, conference paper"
     absent: ClassVar[str] = "cohort only: an absent client keeps its parameters and is not in the moments"
-    scored: ClassVar[Point] = "received"
+    scored: ClassVar[core.Point] = "received"
 
-    local: Training = hyper(Training(), "how the clients train", paper=AUTHORS)
-    p: float = hyper(0.7, "share of the parameters that is personal", "§4.1; 0.3, 0.5, 0.7 and 0.9 in Table 2",
-                     search=(0.3, 0.9, "linear"))  # fmt: skip
-    curvature: str = hyper("ggn", "estimator of the diagonal curvature", "unspecified: ours", ESTIMATORS)
-    probes: int = hyper(8, "sign vectors per batch of `hutchinson`", "unspecified: ours")
-    prior: float = hyper(5e-4, "τ: precision of the prior per sample", "the paper's weight decay; erratum B1")
-    score: str = hyper("variance", "what is averaged: 1/curvature, or the curvature as printed", "erratum B1",
-                       ("variance", "hessian"))  # fmt: skip
-    loss_scale: str = hyper("sum", "posterior of the summed or of the mean loss", "erratum B4", ("sum", "mean"))
-    within_scale: float = hyper(1.0, "factor on v_i against the disagreement", "ours, for studies; erratum B4")
-    scope: str = hyper("global", "p of all parameters, or of each tensor", "§3.2: one threshold",
-                       ("global", "per_tensor"))  # fmt: skip
-    loss: Loss = fit  # a wrapper may replace it
+    local: core.Training = core.hyper(core.Training(), "how the clients train", paper=AUTHORS)
+    p: float = core.hyper(0.7, "share of the parameters that is personal", "§4.1; 0.3, 0.5, 0.7 and 0.9 in Table 2",
+                          search=(0.3, 0.9, "linear"))  # fmt: skip
+    curvature: str = core.hyper("ggn", "estimator of the diagonal curvature", "unspecified: ours", ESTIMATORS)
+    probes: int = core.hyper(8, "sign vectors per batch of `hutchinson`", "unspecified: ours")
+    prior: float = core.hyper(5e-4, "τ: precision of the prior per sample", "the paper's weight decay; erratum B1")
+    score: str = core.hyper("variance", "what is averaged: 1/curvature, or the curvature as printed", "erratum B1",
+                            ("variance", "hessian"))  # fmt: skip
+    loss_scale: str = core.hyper("sum", "posterior of the summed or of the mean loss", "erratum B4", ("sum", "mean"))
+    within_scale: float = core.hyper(1.0, "factor on v_i against the disagreement", "ours, for studies; erratum B4")
+    scope: str = core.hyper("global", "p of all parameters, or of each tensor", "§3.2: one threshold",
+                            ("global", "per_tensor"))  # fmt: skip
+    loss: core.Loss = core.fit  # a wrapper may replace it
 
     def __post_init__(self) -> None:
-        check_fields(self)
-        within(self, p=(0, 1), probes=(1, None), within_scale=(0, None))
+        core.check_fields(self)
+        core.within(self, p=(0, 1), probes=(1, None), within_scale=(0, None))
         if self.prior <= 0:
             raise ValueError(f"prior must be positive: dead units have no other precision; got {self.prior}")
 
-    def init(self, model: Network, params: Params, facts: Facts) -> State:
-        unknown = {n: torch.zeros_like(params[n]) for n in trainable(params, model)}
-        return State(params, unknown, packed(personal_entries(unknown, self.p, self.scope)))
+    def init(self, model: core.Network, params: core.Params, facts: core.Facts) -> State:
+        unknown = {n: torch.zeros_like(params[n]) for n in core.trainable(params, model)}
+        return State(params, unknown, core.packed(personal_entries(unknown, self.p, self.scope)))
 
-    def offer(self, state: State, client: Tensor | None) -> tuple[Shared, Own]:
+    def offer(self, state: State, client: Tensor | None) -> tuple[Shared, core.Own]:
         return Shared(state.params, state.mask), ()
 
-    def join(self, here: Here) -> Personal:
-        return {n: here.shared.params[n] for n in trainable(here.initial, here.model)}
+    def join(self, here: core.Here) -> core.Personal:
+        return {n: here.shared.params[n] for n in core.trainable(here.initial, here.model)}
 
-    def start(self, here: Here) -> Params:
+    def start(self, here: core.Here) -> core.Params:
         return mixed(here.personal, here.shared)
 
-    def summed_curvature(self, params: Params, batch: Batch, here: Here) -> Params:
+    def summed_curvature(self, params: core.Params, batch: core.Batch, here: core.Here) -> core.Params:
         return diagonal(self.curvature, params, batch, here, self.probes)
 
-    def passes(self) -> tuple[Pass, ...]:
+    def passes(self) -> tuple[core.Pass, ...]:
         held: dict[str, Any] = {"copies": 24} if self.curvature == "hutchinson" else {"scratch": held_numbers}
-        look = gather("curvature", self.summed_curvature, batch=CURVATURE_BATCH, **held)
+        look = core.gather("curvature", self.summed_curvature, batch=CURVATURE_BATCH, **held)
         return self.local.descend(self.loss), look
 
     def variance(self, h: Tensor, n: Tensor) -> Tensor:
@@ -182,36 +152,38 @@ class FedBPS(Method):
             return self.within_scale * count * h
         return self.within_scale / (count * (h + self.prior))  # (2)
 
-    def message(self, carry: Carry, here: Here) -> tuple[Message, Personal]:
+    def message(self, carry: core.Carry, here: core.Here) -> tuple[core.Message, core.Personal]:
         n = here.n.clamp(min=1)
-        own = {name: carry.params[name] for name in trainable(carry.params, here.model)}
-        square = tree_map(lambda h: n * self.variance(h / n, n), {name: carry.kept["curvature"][name] for name in own})
-        total = torch.stack([leaf.sum() for leaf in tree_leaves(square)]).sum()
-        sent = {"moments": Moments(n, own, square), "within": Sum(total)}
+        own = {name: carry.params[name] for name in core.trainable(carry.params, here.model)}
+        square = core.tree_map(
+            lambda h: n * self.variance(h / n, n), {name: carry.kept["curvature"][name] for name in own}
+        )
+        total = torch.stack([leaf.sum() for leaf in core.tree_leaves(square)]).sum()
+        sent = {"moments": core.Moments(n, own, square), "within": core.Sum(total)}
         rest = {name: p for name, p in carry.params.items() if name not in own}
-        return sent | ({"rest": Mean(n, rest)} if rest else {}), own
+        return sent | ({"rest": core.Mean(n, rest)} if rest else {}), own
 
-    def combine(self, state: State, total: Message, now: Now) -> State:
+    def combine(self, state: State, total: core.Message, now: core.Now) -> State:
         variance = total["moments"].variance()  # (5)
         rest = total["rest"].mean() if "rest" in total else {}
         new = total["moments"].mean | rest
-        mask = packed(personal_entries(variance, self.p, self.scope))
+        mask = core.packed(personal_entries(variance, self.p, self.scope))
         return State({n: new[n] for n in state.params}, variance, mask)
 
-    def report(self, state: State, total: Message) -> dict[str, Tensor]:
+    def report(self, state: State, total: core.Message) -> dict[str, Tensor]:
         """The share of Σ v_g that is disagreement; what is left is uncertainty within the clients."""
-        full = torch.stack([leaf.sum() for leaf in tree_leaves(total["moments"].square)]).sum()
+        full = torch.stack([leaf.sum() for leaf in core.tree_leaves(total["moments"].square)]).sum()
         tiny = torch.finfo(full.dtype).tiny
         return {"disagreement_share": (1 - total["within"].value / full.clamp(min=tiny)).clamp(min=0)}
 
-    def adapt(self, epochs: int) -> tuple[Pass, ...]:
+    def adapt(self, epochs: int) -> tuple[core.Pass, ...]:
         return tuple(_remixed(p) for p in super().adapt(epochs))  # without the curvature
 
 
-def _remixed(each: Pass) -> Pass:
+def _remixed(each: core.Pass) -> core.Pass:
     """`each`, after which the trained leaves keep their personal entries only."""
 
-    def close(carry: Carry, here: Here) -> Carry:
+    def close(carry: core.Carry, here: core.Here) -> core.Carry:
         carry = each.close(carry, here)
         common = Shared(carry.params | {n: here.shared.params[n] for n in here.personal}, here.shared.mask)
         return replace(carry, params=mixed({n: carry.params[n] for n in here.personal}, common))

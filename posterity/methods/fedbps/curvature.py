@@ -20,56 +20,43 @@ import torch
 from torch import Tensor
 from torch.func import grad, vjp, vmap
 
-from posterity.core import (
-    NOISE,
-    Batch,
-    Here,
-    Network,
-    Params,
-    categorical,
-    fold,
-    log_likelihood,
-    normal,
-    trainable,
-    tree_map,
-    uniform,
-)
+from posterity import core
 from posterity.methods.fedbps.squares import sum_squares
 
 ESTIMATORS = ("ggn", "mc_fisher", "empirical_fisher", "hutchinson", "exact")
 
 
-def diagonal(estimator: str, params: Params, batch: Batch, here: Here, probes: int = 8) -> Params:
+def diagonal(estimator: str, params: core.Params, batch: core.Batch, here: core.Here, probes: int = 8) -> core.Params:
     """The estimator's sum over the real rows, for the trainable leaves of the network."""
-    names = set(trainable(params, here.model))
+    names = set(core.trainable(params, here.model))
     moving = {n: p for n, p in params.items() if n in names}
     still = {n: p for n, p in params.items() if n not in names}
     if estimator in ("hutchinson", "exact"):
-        drawn = (signs(fold(here.key, s), moving, 1) for s in range(probes))  # one by one: each holds all activations
+        drawn = (signs(core.fold(here.key, s), moving, 1) for s in range(probes))  # one by one: each holds activations
         groups, share = (drawn, probes) if estimator == "hutchinson" else ([units(moving)], 1)
-        found = along(lambda m: -log_likelihood({**still, **m}, batch, here), moving, groups)
-        return tree_map(lambda leaf: leaf / share, found)
+        found = along(lambda m: -core.log_likelihood({**still, **m}, batch, here), moving, groups)
+        return core.tree_map(lambda leaf: leaf / share, found)
     if estimator == "ggn":
         return sum_squares(moving, params, batch, here.model, batch.y, lambda o, _: every_root(o, here.model))
     if estimator == "empirical_fisher":
         return sum_squares(moving, params, batch, here.model, batch.y, lambda o, y: alone(residual(o, y, here.model)))
     if estimator != "mc_fisher":
         raise ValueError(f"curvature {estimator!r} is unknown; possible: {', '.join(ESTIMATORS)}")
-    keys = fold(here.key, torch.arange(len(batch.mask), device=here.key.device))  # of each row: padding moves none
+    keys = core.fold(here.key, torch.arange(len(batch.mask), device=here.key.device))  # of each row: padding moves none
     return sum_squares(moving, params, batch, here.model, keys, lambda o, key: alone(drawn_root(o, key, here.model)))
 
 
-def residual(output: Tensor, y: Tensor, model: Network) -> Tensor:
+def residual(output: Tensor, y: Tensor, model: core.Network) -> Tensor:
     """Gradient of one row's negative log-likelihood by the output: p − e_y, or (f − y)/noise."""
     if model.task == "regression":
-        return (output - y) / NOISE
+        return (output - y) / core.NOISE
     return torch.softmax(output, -1) - (torch.arange(len(output), device=output.device) == y).to(output.dtype)
 
 
-def every_root(output: Tensor, model: Network) -> tuple[Tensor, Tensor]:
+def every_root(output: Tensor, model: core.Network) -> tuple[Tensor, Tensor]:
     """Weights (R,) and roots (R, ...) whose weighted outer products are the Hessian of the loss by the output."""
     if model.task == "regression":
-        return torch.full_like(output, 1 / NOISE)[None], torch.ones_like(output)[None]
+        return torch.full_like(output, 1 / core.NOISE)[None], torch.ones_like(output)[None]
     p = torch.softmax(output, -1)
     return p, p - torch.eye(len(output), dtype=output.dtype, device=output.device)
 
@@ -79,31 +66,31 @@ def alone(root: Tensor) -> tuple[Tensor, Tensor]:
     return torch.ones((1,), dtype=root.dtype, device=root.device), root[None]
 
 
-def drawn_root(output: Tensor, key: Tensor, model: Network) -> Tensor:
+def drawn_root(output: Tensor, key: Tensor, model: core.Network) -> Tensor:
     """The residual of one label drawn from the model itself."""
     if model.task == "regression":
-        return normal(key, output.shape, output.dtype) / NOISE**0.5
-    return residual(output, categorical(key, output), model)
+        return core.normal(key, output.shape, output.dtype) / core.NOISE**0.5
+    return residual(output, core.categorical(key, output), model)
 
 
 # --- products with the Hessian --------------------------------------------------------------------------------------
-def along(function: Callable[[Params], Tensor], point: Params, groups: Iterable[Params]) -> Params:
+def along(function: Callable[[core.Params], Tensor], point: core.Params, groups: Iterable[core.Params]) -> core.Params:
     """Σ_s u_s ⊙ H u_s over all directions, by differentiating the gradient once more; a group (S, ...) is at once."""
     _, pull = vjp(grad(function), point)[:2]
-    products = (vmap(lambda u: tree_map(torch.mul, u, pull(u)[0]))(group) for group in groups)
-    sums = (tree_map(lambda leaf: leaf.sum(0), each) for each in products)
-    return reduce(lambda total, term: tree_map(torch.add, total, term), sums)
+    products = (vmap(lambda u: core.tree_map(torch.mul, u, pull(u)[0]))(group) for group in groups)
+    sums = (core.tree_map(lambda leaf: leaf.sum(0), each) for each in products)
+    return reduce(lambda total, term: core.tree_map(torch.add, total, term), sums)
 
 
-def signs(key: Tensor, like: Params, count: int) -> Params:
+def signs(key: Tensor, like: core.Params, count: int) -> core.Params:
     """`count` directions of independent signs (count, ...)."""
     return {
-        n: 1 - 2 * (uniform(fold(key, i), (count, *p.shape), p.dtype) < 0.5).to(p.dtype)
+        n: 1 - 2 * (core.uniform(core.fold(key, i), (count, *p.shape), p.dtype) < 0.5).to(p.dtype)
         for i, (n, p) in enumerate(like.items())
     }
 
 
-def units(like: Params) -> Params:
+def units(like: core.Params) -> core.Params:
     """The P unit vectors as directions (P, ...)."""
     sizes = [p.numel() for p in like.values()]
     first = next(iter(like.values()))

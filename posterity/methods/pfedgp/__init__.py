@@ -53,35 +53,7 @@ import torch
 from torch import Tensor
 from torch.func import grad_and_value, vmap
 
-from posterity.core import (
-    STATIC,
-    Batch,
-    Carry,
-    Facts,
-    Here,
-    Mean,
-    Message,
-    Method,
-    Network,
-    Now,
-    Own,
-    Params,
-    Pass,
-    Personal,
-    Point,
-    Training,
-    averaged,
-    base,
-    check_fields,
-    exact_products,
-    fold,
-    gather,
-    hyper,
-    one_hot,
-    record,
-    sum_classes,
-    within,
-)
+from posterity import core
 from posterity.methods.pfedgp.memory import FIELD, HELD, at_once, conditioning_room, training_room
 from posterity.methods.pfedgp.node import (
     alone,
@@ -97,22 +69,22 @@ from posterity.methods.pfedgp.node import (
 )
 
 AUTHORS = "authors' code"
-AUTHORS_TRAINING = Training(lr=0.05, epochs=3, momentum=0.9, weight_decay=1e-3, clip=50.0)  # of CIFAR-10
+AUTHORS_TRAINING = core.Training(lr=0.05, epochs=3, momentum=0.9, weight_decay=1e-3, clip=50.0)  # of CIFAR-10
 CHAINS = 1  # folded into the key of a step: the chains' draws are not dropout's
 
 
-@record
+@core.record
 class State:
-    params: Params  # the embedding, and a head that nobody uses
-    head: frozenset[str] = field(metadata={STATIC: True})
+    params: core.Params  # the embedding, and a head that nobody uses
+    head: frozenset[str] = field(metadata={core.STATIC: True})
 
 
-@record
+@core.record
 class Shared:
-    base: Params
+    base: core.Params
 
 
-@record
+@core.record
 class Split:
     """Half of each class, and the other half: embeddings, which rows are real, and their sides (nodes, rows)."""
 
@@ -123,13 +95,13 @@ class Split:
     asked_sides: Tensor  # (nodes, t)
 
 
-def halves(u: Tensor, batch: Batch, sides: Tensor) -> Split:
+def halves(u: Tensor, batch: core.Batch, sides: Tensor) -> Split:
     """Of each class the first, third, … sample is given and the others are asked: a class of one is given.
 
     Either half is moved to the front and cut to the most rows that it can have: a quarter of the kernel's numbers.
     """
     rows, classes = len(batch.mask), sides.shape[1]
-    hot = one_hot(batch.y, classes, batch.mask)
+    hot = core.one_hot(batch.y, classes, batch.mask)
     rank = ((hot.cumsum(0) - 1) * hot).sum(-1)  # of a sample within its class
     given = batch.mask * (rank % 2 == 0).to(batch.mask)
     asked = batch.mask - given
@@ -140,89 +112,93 @@ def halves(u: Tensor, batch: Batch, sides: Tensor) -> Split:
 
 
 @dataclass(frozen=True)
-class PFedGP(Method):
+class PFedGP(core.Method):
     label: ClassVar[str] = "pFedGP"
     reference: ClassVar[str] = "Achituve et al., NeurIPS 2021"
     absent: ClassVar[str] = "cohort only: clients keep nothing"
-    scored: ClassVar[Point] = "received"
+    scored: ClassVar[core.Point] = "received"
 
-    local: Training = hyper(
+    local: core.Training = core.hyper(
         AUTHORS_TRAINING, "how the clients train; an epoch is one step on all data, so batch is not used", AUTHORS
     )
-    inference: str = hyper("gibbs", "chains of draws, or one mean field without any", AUTHORS, ("gibbs", "vb"))
-    chains: int = hyper(20, "chains of a node in training (gibbs)", AUTHORS)
-    test_chains: int = hyper(30, "chains of a node for a prediction (gibbs)", AUTHORS)
-    gibbs_steps: int = hyper(5, "steps of a chain, or of the mean field", AUTHORS)
-    scale: float = hyper(8.0, "s: variance of the kernel", AUTHORS)
-    length: float = hyper(1.0, "ℓ: length of the kernel", AUTHORS, search=(0.1, 10.0, "log"))
-    jitter: float = hyper(1e-3, "added to the kernel's diagonal; up to a hundred times as much if need be", AUTHORS)
-    branch: str = hyper("mean", "E σ(f) of a branch, or exp(E log σ(f)) as released", "paper", ("mean", "log_mean"))
+    inference: str = core.hyper("gibbs", "chains of draws, or one mean field without any", AUTHORS, ("gibbs", "vb"))
+    chains: int = core.hyper(20, "chains of a node in training (gibbs)", AUTHORS)
+    test_chains: int = core.hyper(30, "chains of a node for a prediction (gibbs)", AUTHORS)
+    gibbs_steps: int = core.hyper(5, "steps of a chain, or of the mean field", AUTHORS)
+    scale: float = core.hyper(8.0, "s: variance of the kernel", AUTHORS)
+    length: float = core.hyper(1.0, "ℓ: length of the kernel", AUTHORS, search=(0.1, 10.0, "log"))
+    jitter: float = core.hyper(
+        1e-3, "added to the kernel's diagonal; up to a hundred times as much if need be", AUTHORS
+    )
+    branch: str = core.hyper(
+        "mean", "E σ(f) of a branch, or exp(E log σ(f)) as released", "paper", ("mean", "log_mean")
+    )
 
     def __post_init__(self) -> None:
-        check_fields(self)
-        within(self, chains=(1, None), test_chains=(1, None), gibbs_steps=(1, None))
+        core.check_fields(self)
+        core.within(self, chains=(1, None), test_chains=(1, None), gibbs_steps=(1, None))
         for name in ("scale", "length", "jitter"):
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name} must be above 0; {getattr(self, name)} was given")
 
     # --- server -------------------------------------------------------------------------------------------------------
-    def init(self, model: Network, params: Params, facts: Facts) -> State:
+    def init(self, model: core.Network, params: core.Params, facts: core.Facts) -> State:
         if facts.classes < 2:
             what = f"{facts.classes} classes" if facts.classes else "a regression"
             raise ValueError(f"pFedGP builds a tree of classes and needs two or more; {what} was given: take fedavg")
         return State(params, model.head_names)
 
-    def offer(self, state: State, client: Tensor | None) -> tuple[Shared, Own]:
+    def offer(self, state: State, client: Tensor | None) -> tuple[Shared, core.Own]:
         return Shared({n: p for n, p in state.params.items() if n not in state.head}), ()
 
-    def combine(self, state: State, total: Message, now: Now) -> State:
-        return State(averaged(state.params, total), state.head)
+    def combine(self, state: State, total: core.Message, now: core.Now) -> State:
+        return State(core.averaged(state.params, total), state.head)
 
     def outside(self) -> str:
         return "nobody: a classifier needs a client's labelled data, so that all classes are equally likely"
 
-    def remarks(self, model: Network) -> tuple[str, ...]:
+    def remarks(self, model: core.Network) -> tuple[str, ...]:
         said = f"pFedGP does not use the head of the network {model.name!r}: it is neither trained nor sent"
         if model.base_names:
             return (said,)
         return (said, f"pFedGP learns nothing here: all of the network {model.name!r} is head")
 
     # --- client -------------------------------------------------------------------------------------------------------
-    def start(self, here: Here) -> Params:
+    def start(self, here: core.Here) -> core.Params:
         return {n: here.shared.base.get(n, p) for n, p in here.initial.items()}
 
-    def passes(self) -> tuple[Pass, ...]:
-        sums = gather("classes", self.class_sums, anew=True, batch=None)
-        learn = replace(self.local.descend(self.predictive_loss, base), batch=None, scratch=self.training_scratch)
+    def passes(self) -> tuple[core.Pass, ...]:
+        sums = core.gather("classes", self.class_sums, anew=True, batch=None)
+        learn = replace(self.local.descend(self.predictive_loss, core.base), batch=None, scratch=self.training_scratch)
         return replace(sums, close=self.plant), learn
 
-    def prepare(self) -> tuple[Pass, ...]:
+    def prepare(self) -> tuple[core.Pass, ...]:
         """The classifier from all training data, before any prediction."""
-        return (Pass(self.condition, batch=None, shuffle=False, learns=False, scratch=self.conditioning_scratch),)
+        return (core.Pass(self.condition, batch=None, shuffle=False, learns=False, scratch=self.conditioning_scratch),)
 
-    def message(self, carry: Carry, here: Here) -> tuple[Message, Personal]:
+    def message(self, carry: core.Carry, here: core.Here) -> tuple[core.Message, core.Personal]:
         sent = {n: p for n, p in carry.params.items() if n in here.model.base_names}
-        return {"params": Mean(torch.ones_like(here.n), sent)}, ()  # (h)
+        return {"params": core.Mean(torch.ones_like(here.n), sent)}, ()  # (h)
 
-    def class_sums(self, params: Params, batch: Batch, here: Here) -> dict[str, Tensor]:
+    def class_sums(self, params: core.Params, batch: core.Batch, here: core.Here) -> dict[str, Tensor]:
         u = unit(here.model.features(params, batch.x)[0])
-        return sum_classes(u, batch.y, batch.mask, here.model.classes)
+        return core.sum_classes(u, batch.y, batch.mask, here.model.classes)
 
-    def plant(self, carry: Carry, here: Here) -> Carry:
+    def plant(self, carry: core.Carry, here: core.Here) -> core.Carry:
         """The tree of this round; it does not change while the embedding is trained."""
         sums = carry.kept["classes"]
         sides = grow_tree(sums["sum"] / sums["count"].clamp(min=1)[:, None], sums["count"])
         return replace(carry, kept={**carry.kept, "sides": sides})
 
     # --- training -----------------------------------------------------------------------------------------------------
-    def predictive_loss(self, params: Params, batch: Batch, here: Here) -> tuple[Tensor, Params]:
+    def predictive_loss(self, params: core.Params, batch: core.Batch, here: core.Here) -> tuple[Tensor, core.Params]:
         """−log p of the asked half given the other. Nodes are differentiated one group after another, to save memory:
         the loss returned is linear in the embeddings, with its value and slope there."""
         z, buffers = here.model.features(params, batch.x, mask=batch.layer_mask, train=True, key=here.key)
         split = halves(unit(z), batch, here.kept["sides"])
         given, asked = split.given.detach(), split.asked.detach()
-        with exact_products(z):  # kernels rounded to ten bits have no factors
-            delta, omega = self.augment(given, split.mask, split.given_sides, fold(here.key, CHAINS), self.chains)
+        with core.exact_products(z):  # kernels rounded to ten bits have no factors
+            delta, omega = self.augment(given, split.mask, split.given_sides, core.fold(here.key, CHAINS), self.chains)
             nodes, chains, rows = omega.shape
             of_node = grad_and_value(partial(self.node_loss, split.mask, delta), argnums=(0, 1))
             slopes, values = vmap(of_node, (None, None, 0, 0, 0), chunk_size=at_once(nodes, chains, rows, self.held))(
@@ -256,26 +232,26 @@ class PFedGP(Method):
         else:
             run = vmap(partial(gibbs, k, root, steps=self.gibbs_steps),
                        chunk_size=at_once(nodes * chains, 1, rows, self.held))  # fmt: skip
-            keys = fold(key, torch.arange(nodes * chains, device=key.device))
+            keys = core.fold(key, torch.arange(nodes * chains, device=key.device))
             omega = run(0.5 * sides.repeat_interleave(chains, 0), keys).reshape(nodes, chains, rows)
         return delta, omega * (sides != 0).to(omega)[:, None]
 
     # --- prediction ---------------------------------------------------------------------------------------------------
-    def condition(self, carry: Carry, batch: Batch, here: Here) -> Carry:
+    def condition(self, carry: core.Carry, batch: core.Batch, here: core.Here) -> core.Carry:
         """Keep what predictions need: the embeddings of all training data, the tree, and ω."""
         u = unit(here.model.features(carry.params, batch.x)[0])
-        sums = sum_classes(u, batch.y, batch.mask, here.model.classes)
+        sums = core.sum_classes(u, batch.y, batch.mask, here.model.classes)
         sides = grow_tree(sums["sum"] / sums["count"].clamp(min=1)[:, None], sums["count"]).to(u)
-        row_sides = sides @ one_hot(batch.y, here.model.classes, batch.mask).T  # (nodes, n)
-        with exact_products(u):
+        row_sides = sides @ core.one_hot(batch.y, here.model.classes, batch.mask).T  # (nodes, n)
+        with core.exact_products(u):
             delta, omega = self.augment(u, batch.mask, row_sides, here.key, self.test_chains)
         classifier = {"u": u, "mask": batch.mask, "row_sides": row_sides, "sides": sides, "count": sums["count"],
                       "delta": delta, "omega": omega}  # fmt: skip
         return replace(carry, kept={**carry.kept, "classifier": classifier})
 
-    def predict(self, carry: Carry, x: Tensor, here: Here) -> Tensor:
+    def predict(self, carry: core.Carry, x: Tensor, here: core.Here) -> Tensor:
         features = unit(here.model.features(carry.params, x)[0])
-        with exact_products(x):
+        with core.exact_products(x):
             return self.classify(features, carry.kept["classifier"])
 
     def classify(self, asked: Tensor, known: dict[str, Tensor]) -> Tensor:
@@ -298,11 +274,11 @@ class PFedGP(Method):
         """Numbers in one matrix of all chains that are computed at once."""
         return FIELD if self.inference == "vb" else HELD
 
-    def training_scratch(self, rows: int, model: Network) -> int:
+    def training_scratch(self, rows: int, model: core.Network) -> int:
         chains = 1 if self.inference == "vb" else self.chains
         return training_room(rows, model.classes, model.feature_dim, chains, self.gibbs_steps, self.held)
 
-    def conditioning_scratch(self, rows: int, model: Network) -> int:
+    def conditioning_scratch(self, rows: int, model: core.Network) -> int:
         chains = 1 if self.inference == "vb" else self.test_chains
         return conditioning_room(rows, model.classes, model.feature_dim, chains, self.gibbs_steps, self.held)
 

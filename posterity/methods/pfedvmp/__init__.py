@@ -52,37 +52,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from posterity.core import (
-    STATIC,
-    Batch,
-    Carry,
-    Facts,
-    Gaussian,
-    Here,
-    Message,
-    Method,
-    Network,
-    Now,
-    Own,
-    Params,
-    Pass,
-    Personal,
-    Point,
-    Sum,
-    Training,
-    Tree,
-    averaged,
-    check_fields,
-    gather,
-    hyper,
-    masked_mean,
-    pointwise,
-    record,
-    sum_classes,
-    tree_cast,
-    weighted,
-    within,
-)
+from posterity import core
 from posterity.methods.fedper import split
 from posterity.methods.pfedvmp.class_statistics import (
     Classes,
@@ -107,91 +77,95 @@ STEEP = 0.05  # 2 ξ₁ lr / d: a step draws features by this times the squared 
 UPLOAD = "how matrices Λ are sent: whole or half, both float64; directions ('printed' alone), rounded as clients do"
 
 
-@record
+@core.record
 class State:
-    params: Params  # the shared base θᵇ, and the common first head
+    params: core.Params  # the shared base θᵇ, and the common first head
     centroids: Tensor  # µ_k (K, d)
     known: Tensor  # 1 where somebody has reported the class (K,)
     spread: Tensor  # () variance of a feature within a class at a typical client; 0 until somebody has any
-    head: frozenset[str] = field(metadata={STATIC: True})
+    head: frozenset[str] = field(metadata={core.STATIC: True})
 
 
-@record
+@core.record
 class Shared:
-    base: Params
+    base: core.Params
     centroids: Tensor
     known: Tensor
     spread: Tensor
 
 
-def summarise(z: Tensor, y: Tensor, mask: Tensor, classes: int, mode: str) -> Tree:
+def summarise(z: Tensor, y: Tensor, mask: Tensor, classes: int, mode: str) -> core.Tree:
     """What is gathered: all features at once for matrices; else sums, to which a batch at a time is added."""
-    return {"z": z, "y": y, "mask": mask} if mode in MATRICES else sum_classes(z, y, mask, classes)
+    return {"z": z, "y": y, "mask": mask} if mode in MATRICES else core.sum_classes(z, y, mask, classes)
 
 
-def describe(gathered: Tree, classes: int, mode: str) -> Found:
+def describe(gathered: core.Tree, classes: int, mode: str) -> Found:
     """The statistics of what was gathered."""
     return describe_classes(**gathered, classes=classes) if mode in MATRICES else read_sums(gathered)
 
 
-def class_message(found: Found, mode: str, nu0: float, shared: Shared, upload: str = "dense") -> Sum | LowRank:
+def class_message(found: Found, mode: str, nu0: float, shared: Shared, upload: str = "dense") -> core.Sum | LowRank:
     """The client's factors of all class centroids, and the class counts; a class without samples says nothing (E4)."""
     mean = torch.where(found.count[:, None] > 0, found.mean - shared.centroids, 0)
     if upload == "low_rank" and isinstance(found, Classes):
         return LowRank.of(found, mean)  # (11) in factors
     own, plain = precisions(found, mode, nu0, shared.spread)
-    return pack(None if own is None else Gaussian.of(mean, own), Gaussian.of(mean, plain), found.count, upload)
+    return pack(
+        None if own is None else core.Gaussian.of(mean, own), core.Gaussian.of(mean, plain), found.count, upload
+    )
 
 
-def matrix_numbers(rows: int, model: Network) -> int:
+def matrix_numbers(rows: int, model: core.Network) -> int:
     """What a message holds: a covariance and a precision for each class, of twice as many bytes."""
     return 5 * model.classes * model.feature_dim**2
 
 
 @dataclass(frozen=True)
-class PFedVMP(Method):
+class PFedVMP(core.Method):
     label: ClassVar[str] = "pFedVMP"
     reference: ClassVar[str] = "pFedVMP, manuscript"
     absent: ClassVar[str] = "cohort only: a class that no member of the cohort has keeps its centroid"
-    scored: ClassVar[Point] = "received"
+    scored: ClassVar[core.Point] = "received"
     class_statistics: ClassVar[Mapping[str, tuple[str, ...]]] = {"features": ("classes", "spread")}
 
-    local: Training = hyper(Training(), "how the clients train")
-    xi: float = hyper(50.0, "ξ₁: pull of features to the centroid of their class", "Table 7, CIFAR-10 Dir(0.3)",
-                      search=(0.5, 100.0, "log"))  # fmt: skip
-    mode: str = hyper("shrinkage", "precision message", "errata E2 and E3", MODES, paper="printed")
-    alpha: float = hyper(1.0, "α: ridge of the printed precision", "§5.1")
-    nu0: float = hyper(10.0, "ν₀: prior samples behind the shrunken covariance", "unspecified: ours")
-    reduction: str = hyper("mean", "pull averaged or summed over features", "erratum E1", ("mean", "sum"))
-    warmup: str = hyper("skip", "unknown centroids: no pull, or the prior mean 0", "unspecified", ("skip", "zero"))
-    prior: bool = hyper(False, "add the prior N(0, I) of the centroids once", "eq. 4 has it, eq. 13 not: erratum E5")
-    upload: str = hyper("symmetric", UPLOAD, "half of the paper's dense matrix", FORMS, paper="dense")
+    local: core.Training = core.hyper(core.Training(), "how the clients train")
+    xi: float = core.hyper(50.0, "ξ₁: pull of features to the centroid of their class", "Table 7, CIFAR-10 Dir(0.3)",
+                           search=(0.5, 100.0, "log"))  # fmt: skip
+    mode: str = core.hyper("shrinkage", "precision message", "errata E2 and E3", MODES, paper="printed")
+    alpha: float = core.hyper(1.0, "α: ridge of the printed precision", "§5.1")
+    nu0: float = core.hyper(10.0, "ν₀: prior samples behind the shrunken covariance", "unspecified: ours")
+    reduction: str = core.hyper("mean", "pull averaged or summed over features", "erratum E1", ("mean", "sum"))
+    warmup: str = core.hyper("skip", "unknown centroids: no pull, or the prior mean 0", "unspecified", ("skip", "zero"))
+    prior: bool = core.hyper(
+        False, "add the prior N(0, I) of the centroids once", "eq. 4 has it, eq. 13 not: erratum E5"
+    )
+    upload: str = core.hyper("symmetric", UPLOAD, "half of the paper's dense matrix", FORMS, paper="dense")
 
     def __post_init__(self) -> None:
-        check_fields(self)
-        within(self, xi=(0, None), alpha=(0, None), nu0=(1e-6, None))
+        core.check_fields(self)
+        core.within(self, xi=(0, None), alpha=(0, None), nu0=(1e-6, None))
         if self.upload == "low_rank" and self.mode != "printed":
             raise ValueError(f"upload = 'low_rank' sends factors of eq. 11, so mode must be 'printed', not {self.mode}")
 
-    def init(self, model: Network, params: Params, facts: Facts) -> State:
+    def init(self, model: core.Network, params: core.Params, facts: core.Facts) -> State:
         if model.task != "classification":
             raise ValueError("pFedVMP speaks about classes; this task is regression")
         zero = next(iter(params.values())).new_zeros(())
         known, centroids = zero.expand(facts.classes).clone(), zero.expand(facts.classes, model.feature_dim).clone()
         return State(params, centroids, known, zero.clone(), model.head_names)
 
-    def offer(self, state: State, client: Tensor | None) -> tuple[Shared, Own]:
+    def offer(self, state: State, client: Tensor | None) -> tuple[Shared, core.Own]:
         base, _ = split(state.params, state.head)
         return Shared(base, state.centroids, state.known, state.spread), state.known.new_tensor(float(client is None))
 
     def outside(self) -> str:
         return "the server's base with a newcomer's head"
 
-    def join(self, here: Here) -> Personal:
+    def join(self, here: core.Here) -> core.Personal:
         first = split(here.initial, here.model.head_names)[1]
         return nearest_centroid(first, here.shared.centroids, here.shared.known, here.own)
 
-    def start(self, here: Here) -> Params:
+    def start(self, here: core.Here) -> core.Params:
         return {n: here.personal.get(n, here.shared.base.get(n)) for n in here.initial}
 
     def pull(self, z: Tensor, y: Tensor, shared: Shared) -> Tensor:
@@ -200,44 +174,44 @@ class PFedVMP(Method):
         rho = square.mean(-1) if self.reduction == "mean" else square.sum(-1)
         return rho * shared.known[y] if self.warmup == "skip" else rho
 
-    def loss(self, params: Params, batch: Batch, here: Here) -> tuple[Tensor, Params]:
+    def loss(self, params: core.Params, batch: core.Batch, here: core.Here) -> tuple[Tensor, core.Params]:
         head = here.model.heads[0]
         output, buffers, seen = here.model(
             params, batch.x, mask=batch.layer_mask, train=True, key=here.key, want=(head,)
         )
-        each = pointwise(output, batch.y, here.model)
+        each = core.pointwise(output, batch.y, here.model)
         if self.xi:
             each = each + self.xi * self.pull(seen[head].flatten(1), batch.y, here.shared)  # (9)
-        return masked_mean(each, batch.mask), buffers
+        return core.masked_mean(each, batch.mask), buffers
 
-    def features(self, params: Params, batch: Batch, here: Here) -> Tree:
+    def features(self, params: core.Params, batch: core.Batch, here: core.Here) -> core.Tree:
         z, _ = here.model.features(params, batch.x)
         return summarise(z, batch.y, batch.mask, here.model.classes, self.mode)
 
-    def passes(self) -> tuple[Pass, ...]:
+    def passes(self) -> tuple[core.Pass, ...]:
         learn = self.local.descend(self.loss)
         if self.mode not in MATRICES:
-            return learn, gather("features", self.features, batch=SCORING_BATCH)
-        return learn, gather("features", self.features, batch=None, scratch=matrix_numbers)
+            return learn, core.gather("features", self.features, batch=SCORING_BATCH)
+        return learn, core.gather("features", self.features, batch=None, scratch=matrix_numbers)
 
-    def message(self, carry: Carry, here: Here) -> tuple[Message, Personal]:
+    def message(self, carry: core.Carry, here: core.Here) -> tuple[core.Message, core.Personal]:
         base, head = split(carry.params, here.model.head_names)
         found = describe(carry.kept["features"], here.model.classes, self.mode)
         factors = class_message(found, self.mode, self.nu0, here.shared, self.upload)
-        said = {**weighted(base, here), "classes": on_the_wire(factors, here.n.dtype)}
+        said = {**core.weighted(base, here), "classes": on_the_wire(factors, here.n.dtype)}
         if self.mode in SCALED:
-            said["spread"] = tree_cast(variance_message(found, self.nu0), here.n.dtype)
+            said["spread"] = core.tree_cast(variance_message(found, self.nu0), here.n.dtype)
         return said, head
 
-    def combine(self, state: State, total: Message, now: Now) -> State:
-        params = averaged(state.params, total)  # (10), (12)
+    def combine(self, state: State, total: core.Message, now: core.Now) -> State:
+        params = core.averaged(state.params, total)  # (10), (12)
         spread = common_variance(total["spread"], state.spread) if self.mode in SCALED else state.spread
         unit = self.alpha if self.mode == "printed" else 1 / torch.where(spread > 0, spread, 1)  # 1 for `count`
         centroids = read_centroids(total["classes"], unit, state.centroids, self.prior)  # (13), (4)
         known = torch.maximum(state.known, (total["classes"].value["count"] > 0).to(state.known))
         return State(params, centroids, known, spread, state.head)
 
-    def remarks(self, model: Network) -> tuple[str, ...]:
+    def remarks(self, model: core.Network) -> tuple[str, ...]:
         length = model.feature_dim if self.reduction == "mean" else 1
         step = 2 * self.local.lr * self.xi / length  # of features to their centroid, for inputs of length 1
         if self.local.optimiser != "sgd" or step <= STEEP:
@@ -247,7 +221,7 @@ class PFedVMP(Method):
             f"at most {STEEP:g}; xi = {STEEP * length / (2 * self.local.lr):.2g} would be",
         )
 
-    def report(self, state: State, total: Message) -> dict[str, Tensor]:
+    def report(self, state: State, total: core.Message) -> dict[str, Tensor]:
         return {"known_classes": state.known.sum()}
 
 

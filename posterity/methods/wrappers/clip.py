@@ -33,75 +33,57 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from posterity.core import (
-    Carry,
-    Here,
-    Mean,
-    Message,
-    Now,
-    Personal,
-    Shared,
-    Sparse,
-    State,
-    Sum,
-    Tree,
-    Wrapper,
-    check_fields,
-    hyper,
-    tree_leaves,
-    tree_map,
-    within,
-)
+from posterity import core
 
 SLACK = 1 + 1e-4  # a length that was cut to the bound is rounded
 SHORTENED = "clip.shortened"  # the name under which clients say that they met the bound
 
 
-def broadcast(shared: Shared) -> dict[str, Any]:
+def broadcast(shared: core.Shared) -> dict[str, Any]:
     """The leaves that everybody was sent, whatever stands around them."""
-    while isinstance(shared, Sparse) or hasattr(shared, "host"):
-        shared = shared.part if isinstance(shared, Sparse) else shared.host
+    while isinstance(shared, core.Sparse) or hasattr(shared, "host"):
+        shared = shared.part if isinstance(shared, core.Sparse) else shared.host
     found = getattr(shared, "params", shared)
     return found if isinstance(found, dict) else {}
 
 
-def origin(part: Mean | Sum, known: dict[str, Any]) -> Tree:
+def origin(part: core.Mean | core.Sum, known: dict[str, Any]) -> core.Tree:
     """Where a contribution is measured from: leaves in `known` from there, everything else from 0."""
-    zero = tree_map(torch.zeros_like, part.value)
-    if not isinstance(part, Mean) or not isinstance(zero, dict):
+    zero = core.tree_map(torch.zeros_like, part.value)
+    if not isinstance(part, core.Mean) or not isinstance(zero, dict):
         return zero
     fits = [n for n in zero if isinstance(known.get(n), Tensor) and known[n].shape == getattr(zero[n], "shape", None)]
     return {n: known[n].to(zero[n]) if n in fits else zero[n] for n in zero}  # (1)
 
 
-def length(tree: Tree) -> Tensor:
+def length(tree: core.Tree) -> Tensor:
     """Euclidean norm of all leaves together, whose squares need not be representable."""
-    leaves = [leaf.flatten() for leaf in tree_leaves(tree) if leaf.numel()]
+    leaves = [leaf.flatten() for leaf in core.tree_leaves(tree) if leaf.numel()]
     largest = torch.stack([leaf.abs().amax() for leaf in leaves]).amax()
     scale = torch.where(largest > 0, largest, 1)
     return scale * torch.stack([((leaf / scale) ** 2).sum() for leaf in leaves]).sum().sqrt()
 
 
-def shortened(value: Tree, start: Tree, bound: float) -> tuple[Tree, Tensor]:
+def shortened(value: core.Tree, start: core.Tree, bound: float) -> tuple[core.Tree, Tensor]:
     """`value` at most `bound` away from `start`, and whether it was farther. What is not finite stays so."""
-    if not tree_leaves(value):
+    if not core.tree_leaves(value):
         return value, torch.zeros((), dtype=torch.bool)
-    moved = tree_map(torch.sub, value, start)
+    moved = core.tree_map(torch.sub, value, start)
     far = length(moved)
     over = far > bound
-    return tree_map(lambda v, o, d: torch.where(over, o + d / far * bound, v), value, start, moved), over  # (2)
+    return core.tree_map(lambda v, o, d: torch.where(over, o + d / far * bound, v), value, start, moved), over  # (2)
 
 
-def check_kind(name: str, part: Any, suffix: str) -> Mean | Sum:
+def check_kind(name: str, part: Any, suffix: str) -> core.Mean | core.Sum:
     """The part of a message, if its length says how far it can move the total."""
     kind = type(part).__name__
-    if not isinstance(part, (Mean, Sum)):
+    if not isinstance(part, (core.Mean, core.Sum)):
         raise ValueError(f"{suffix} bounds messages that are a Mean or a Sum; this method sends {name!r} as a {kind}, "
                          f"whose length does not say how far it moves the total. Leave {suffix} out")  # fmt: skip
-    if isinstance(part, Mean) and not (isinstance(part.weight, Tensor) and part.weight.dim() == 0):
+    if isinstance(part, core.Mean) and not (isinstance(part.weight, Tensor) and part.weight.dim() == 0):
         raise ValueError(f"{suffix} bounds means with one weight for all leaves; this method sends {name!r} with a "
                          f"weight for every number. Leave {suffix} out")  # fmt: skip
-    if not all(leaf.is_floating_point() for leaf in tree_leaves(part.value)):
+    if not all(leaf.is_floating_point() for leaf in core.tree_leaves(part.value)):
         raise ValueError(f"{suffix} shortens real numbers; this method sends whole numbers as {name!r}. "
                          f"Leave {suffix} out")  # fmt: skip
     return part
@@ -116,14 +98,14 @@ def layers(method: Any) -> Iterator[Any]:
 
 
 @dataclass(frozen=True)
-class Clip(Wrapper):
-    bound: float = hyper(10.0, "C: longest contribution to a mean; inf: any", "ours: see above how to choose it",
-                         infinite=True)  # fmt: skip
-    sum_bound: float | None = hyper(None, "longest contribution to a sum; none: as `bound`", "ours", infinite=True)
+class Clip(core.Wrapper):
+    bound: float = core.hyper(10.0, "C: longest contribution to a mean; inf: any", "ours: see above how to choose it",
+                              infinite=True)  # fmt: skip
+    sum_bound: float | None = core.hyper(None, "longest contribution to a sum; none: as `bound`", "ours", infinite=True)
 
     def __post_init__(self) -> None:
-        check_fields(self)
-        within(self, bound=(0, None), sum_bound=(0, None))
+        core.check_fields(self)
+        core.within(self, bound=(0, None), sum_bound=(0, None))
         if any(getattr(layer, "secret", False) for layer in layers(self.method)):
             raise ValueError("+clip behind +dp would measure what was shortened already, and from another origin: ε "
                              "would not hold. Write +clip before +dp, or leave it out")  # fmt: skip
@@ -132,23 +114,23 @@ class Clip(Wrapper):
     def label(self) -> str:
         return f"{self.inner.label}+Clip"
 
-    def bound_of(self, part: Mean | Sum) -> float:
-        return self.sum_bound if isinstance(part, Sum) and self.sum_bound is not None else self.bound
+    def bound_of(self, part: core.Mean | core.Sum) -> float:
+        return self.sum_bound if isinstance(part, core.Sum) and self.sum_bound is not None else self.bound
 
-    def part(self, name: str, given: Any, here: Here) -> tuple[Any, Tensor]:
+    def part(self, name: str, given: Any, here: core.Here) -> tuple[Any, Tensor]:
         """One part of a message within its bounds, and whether it was outside."""
-        if isinstance(given, Sparse):
+        if isinstance(given, core.Sparse):
             inside, over = self.part(name, given.part, here)
             return replace(given, part=inside), over
         part = check_kind(name, given, "+clip")
         known = {} if name in self.inner.differences else broadcast(here.shared)
         value, over = shortened(part.value, origin(part, known), self.bound_of(part))
-        if isinstance(part, Sum):
+        if isinstance(part, core.Sum):
             return replace(part, value=value), over
         weight = torch.minimum(part.weight.clamp(min=0), here.n.to(part.weight))  # (3)
-        return Mean(weight, value), over | (part.weight != weight)
+        return core.Mean(weight, value), over | (part.weight != weight)
 
-    def inspect(self, message: Message, here: Here) -> str:
+    def inspect(self, message: core.Message, here: core.Here) -> str:
         """A site that is not honest does not clip what it sends, so a server looks."""
         wide = replace(self, bound=SLACK * self.bound, sum_bound=self.sum_bound and SLACK * self.sum_bound)
         for name, given in message.items():
@@ -156,19 +138,19 @@ class Clip(Wrapper):
                 return f"{name!r} is longer than +clip allows ({self.bound:g}), or weighs more than its samples"
         return self.inner.inspect({n: part for n, part in message.items() if n != SHORTENED}, here)
 
-    def message(self, carry: Carry, here: Here) -> tuple[Message, Personal]:
+    def message(self, carry: core.Carry, here: core.Here) -> tuple[core.Message, core.Personal]:
         sent, personal = self.inner.message(carry, here)
         parts = {name: self.part(name, given, here) for name, given in sent.items()}
         over = torch.stack([torch.zeros_like(here.n, dtype=torch.bool), *(over for _, over in parts.values())]).any()
-        return {**{name: part for name, (part, _) in parts.items()}, SHORTENED: Sum(over.to(here.n))}, personal
+        return {**{name: part for name, (part, _) in parts.items()}, SHORTENED: core.Sum(over.to(here.n))}, personal
 
-    def combine(self, state: State, total: Message, now: Now) -> State:
+    def combine(self, state: core.State, total: core.Message, now: core.Now) -> core.State:
         return self.inner.combine(state, inner_total(total), now)
 
-    def report(self, state: State, total: Message) -> dict[str, Tensor]:
+    def report(self, state: core.State, total: core.Message) -> dict[str, Tensor]:
         return {**self.inner.report(state, inner_total(total)), "shortened": total[SHORTENED].value}
 
 
-def inner_total(total: Message) -> Message:
+def inner_total(total: core.Message) -> core.Message:
     """What the inner method's clients sent."""
     return {name: part for name, part in total.items() if name != SHORTENED}

@@ -60,32 +60,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from posterity.core import (
-    STATIC,
-    Carry,
-    Facts,
-    Here,
-    Mean,
-    Message,
-    Network,
-    Now,
-    Own,
-    Params,
-    Personal,
-    Plan,
-    Shared,
-    Sum,
-    Tree,
-    Wrapper,
-    check_fields,
-    fold,
-    hyper,
-    normal,
-    record,
-    tree_leaves,
-    tree_map,
-    within,
-)
+from posterity import core
 from posterity.methods.wrappers.clip import broadcast, check_kind, length, origin
 
 __all__ = ["Private"]
@@ -147,23 +122,23 @@ VARIANCE = "running_var"  # the end of the name of a batch norm's leaf
 NOISE = 0x6470  # of the server's key: apart from what the inner method draws
 
 
-@record
+@core.record
 class State:
-    host: Tree
-    clients: int = field(metadata={STATIC: True})
+    host: core.Tree
+    clients: int = field(metadata={core.STATIC: True})
 
     @property
-    def params(self) -> Params:
+    def params(self) -> core.Params:
         return self.host.params
 
 
-def noisy(tree: Tree, spread: float, key: Tensor) -> Tree:
+def noisy(tree: core.Tree, spread: float, key: Tensor) -> core.Tree:
     """`tree` with Gaussian noise of standard deviation `spread` on every number."""
-    keys = iter([fold(key, i) for i in range(len(tree_leaves(tree)))])
-    return tree_map(lambda leaf: leaf + spread * normal(next(keys), leaf.shape, torch.float64).to(leaf), tree)
+    keys = iter([core.fold(key, i) for i in range(len(core.tree_leaves(tree)))])
+    return core.tree_map(lambda leaf: leaf + spread * core.normal(next(keys), leaf.shape, torch.float64).to(leaf), tree)
 
 
-def with_variances(made: Tree, known: Params) -> Tree:
+def with_variances(made: core.Tree, known: core.Params) -> core.Tree:
     """Running variances of batch norm that the noise made negative stay as they were: nothing divides by their root."""
     if not isinstance(made, dict):
         return made
@@ -172,21 +147,21 @@ def with_variances(made: Tree, known: Params) -> Tree:
 
 
 @dataclass(frozen=True)
-class Private(Wrapper):
-    bound: float = hyper(1.0, "S: longest contribution of a client to a mean", "ours: about the length of an update",
-                         infinite=True)  # fmt: skip
-    sum_bound: float | None = hyper(None, "longest contribution to a sum; none: as `bound`", "ours", infinite=True)
-    noise: float = hyper(1.0, "z: standard deviation of the sum's noise, in units of S", "ours")
-    delta: float | None = hyper(None, "δ; none: clients^-1.1", "McMahan et al. 2018, Table 1")
-    cohort: float | None = hyper(
+class Private(core.Wrapper):
+    bound: float = core.hyper(1.0, "S: longest contribution of a client to a mean", "ours: about an update's length",
+                              infinite=True)  # fmt: skip
+    sum_bound: float | None = core.hyper(None, "longest contribution to a sum; none: as `bound`", "ours", infinite=True)
+    noise: float = core.hyper(1.0, "z: standard deviation of the sum's noise, in units of S", "ours")
+    delta: float | None = core.hyper(None, "δ; none: clients^-1.1", "McMahan et al. 2018, Table 1")
+    cohort: float | None = core.hyper(
         None, "m: clients of a round, on average; none: all", "McMahan et al. 2018, Algorithm 1"
     )
 
     secret: ClassVar[bool] = True  # sites must not be able to draw the noise: on Flower it is not of the seed
 
     def __post_init__(self) -> None:
-        check_fields(self)
-        within(self, bound=(0, None), sum_bound=(0, None), noise=(0, None), delta=(0, 1), cohort=(1, None))
+        core.check_fields(self)
+        core.within(self, bound=(0, None), sum_bound=(0, None), noise=(0, None), delta=(0, 1), cohort=(1, None))
         if self.delta is not None and not 0 < self.delta < 1:
             raise ValueError(f"delta must be between 0 and 1, both excluded; {self.delta} was given")
         for name in ("bound", "sum_bound"):
@@ -202,58 +177,63 @@ class Private(Wrapper):
     def label(self) -> str:
         return f"{self.inner.label} (private)"
 
-    def bound_of(self, part: Mean | Sum) -> float:
-        return self.sum_bound if isinstance(part, Sum) and self.sum_bound is not None else self.bound
+    def bound_of(self, part: core.Mean | core.Sum) -> float:
+        return self.sum_bound if isinstance(part, core.Sum) and self.sum_bound is not None else self.bound
 
-    def known(self, name: str, shared: Shared) -> Params:
+    def known(self, name: str, shared: core.Shared) -> core.Params:
         return {} if name in self.inner.differences else broadcast(shared)
 
     # --- one client ----------------------------------------------------------------------------------------------
-    def message(self, carry: Carry, here: Here) -> tuple[Message, Personal]:
+    def message(self, carry: core.Carry, here: core.Here) -> tuple[core.Message, core.Personal]:
         sent, personal = self.inner.message(carry, here)
         parts = {name: check_kind(name, part, "+dp") for name, part in sent.items()}
         starts = {name: origin(part, self.known(name, here.shared)) for name, part in parts.items()}
-        moved = {name: tree_map(torch.sub, part.value, starts[name]) for name, part in parts.items()}
-        if not tree_leaves(moved):
+        moved = {name: core.tree_map(torch.sub, part.value, starts[name]) for name, part in parts.items()}
+        if not core.tree_leaves(moved):
             return parts, personal
-        far = length({n: tree_map(lambda d, s=self.bound_of(parts[n]): d / s, tree) for n, tree in moved.items()})
-        short = tree_map(lambda d: torch.where(far <= 1, d, d / far), moved)  # (1): nan stays nan
+        far = length({n: core.tree_map(lambda d, s=self.bound_of(parts[n]): d / s, tree) for n, tree in moved.items()})
+        short = core.tree_map(lambda d: torch.where(far <= 1, d, d / far), moved)  # (1): nan stays nan
         one = torch.ones_like(here.n)
-        each = {n: Mean(one, short[n]) if isinstance(p, Mean) else replace(p, value=short[n]) for n, p in parts.items()}
+        each = {
+            n: core.Mean(one, short[n]) if isinstance(p, core.Mean) else replace(p, value=short[n])
+            for n, p in parts.items()
+        }
         return each, personal
 
     # --- the server ----------------------------------------------------------------------------------------------
-    def init(self, model: Network, params: Params, facts: Facts) -> State:
+    def init(self, model: core.Network, params: core.Params, facts: core.Facts) -> State:
         return State(self.inner.init(model, params, facts), facts.clients)
 
-    def offer(self, state: State, client: Tensor | None) -> tuple[Shared, Own]:
+    def offer(self, state: State, client: Tensor | None) -> tuple[core.Shared, core.Own]:
         return self.inner.offer(state.host, client)
 
-    def combine(self, state: State, total: Message, now: Now) -> State:
+    def combine(self, state: State, total: core.Message, now: core.Now) -> State:
         if not now.cohort:
             raise ValueError("the sum of nothing: no client sent a message")
         shared, _ = self.inner.offer(state.host, None)
-        made = {name: self.private(name, total[name], state, shared, fold(fold(now.key, NOISE), i))
+        made = {name: self.private(name, total[name], state, shared, core.fold(core.fold(now.key, NOISE), i))
                 for i, name in enumerate(total)}  # fmt: skip
         return State(self.inner.combine(state.host, made, now), state.clients)
 
-    def private(self, name: str, part: Mean | Sum, state: State, shared: Shared, key: Tensor) -> Mean | Sum:
+    def private(
+        self, name: str, part: core.Mean | core.Sum, state: State, shared: core.Shared, key: Tensor
+    ) -> core.Mean | core.Sum:
         """A total with its noise, as the inner method knows it."""
         spread = self.noise * self.bound_of(part) if self.noise else 0.0
-        if isinstance(part, Sum):
+        if isinstance(part, core.Sum):
             return replace(part, value=noisy(part.value, spread, key))  # (3)
         count = state.clients if self.cohort is None else self.cohort
-        summed = noisy(tree_map(lambda v: part.weight * v, part.value), spread, key)
+        summed = noisy(core.tree_map(lambda v: part.weight * v, part.value), spread, key)
         known = self.known(name, shared)
         start = origin(part, known)
-        made = tree_map(lambda o, d: o + d / count, start, summed)  # (2)
-        return Mean(torch.full_like(part.weight, count), with_variances(made, known))
+        made = core.tree_map(lambda o, d: o + d / count, start, summed)  # (2)
+        return core.Mean(torch.full_like(part.weight, count), with_variances(made, known))
 
-    def report(self, state: State, total: Message) -> dict[str, Tensor]:
+    def report(self, state: State, total: core.Message) -> dict[str, Tensor]:
         return {}  # `total` has no noise
 
     # --- in words ------------------------------------------------------------------------------------------------
-    def announce(self, plan: Plan) -> tuple[str, ...]:
+    def announce(self, plan: core.Plan) -> tuple[str, ...]:
         if plan.clients < FEWEST:
             raise ValueError(
                 f"+dp needs at least {FEWEST} clients; this run has {plan.clients}. With so few, either the noise "
@@ -266,7 +246,7 @@ class Private(Wrapper):
             )
         return (*self.inner.announce(plan), self.promise(plan))
 
-    def promise(self, plan: Plan) -> str:
+    def promise(self, plan: core.Plan) -> str:
         """ε, δ, and what they are about."""
         delta = plan.clients**-1.1 if self.delta is None else self.delta
         able = plan.clients if plan.chance is None else plan.cohort / plan.chance

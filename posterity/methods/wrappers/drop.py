@@ -26,63 +26,42 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from posterity.core import (
-    Bag,
-    Carry,
-    Facts,
-    Here,
-    Message,
-    Network,
-    Now,
-    Params,
-    Pass,
-    Personal,
-    Sparse,
-    Tree,
-    Wrapper,
-    check_fields,
-    constrained,
-    hyper,
-    packed,
-    record,
-    unpacked,
-    within,
-)
+from posterity import core
 from posterity.methods.wrappers.metavd import RHO, MetaVD, dropout
 
 TENSORS = 2  # θ and ρ
 TALLY = 8  # bytes of a client's count of dropped weights: for the report, nobody sends it
 
 
-@record
+@core.record
 class State:
-    host: Tree
+    host: core.Tree
     begun: Tensor  # () whether the next round drops weights
 
     @property
-    def params(self) -> Params:
+    def params(self) -> core.Params:
         return self.host.params
 
 
-@record
+@core.record
 class Own:
-    host: Tree
+    host: core.Tree
     keep: Tensor  # (⌈K/8⌉,) eight weights in a byte
 
 
-def view(here: Here) -> Here:
+def view(here: core.Here) -> core.Here:
     """What MetaVD sees."""
     return replace(here, own=here.own.part.host)
 
 
 @dataclass(frozen=True)
-class Drop(Wrapper):
-    threshold: float = hyper(0.9, "dropout rate above which a weight is dropped", "MetaVD, Tables 16 and 17")
-    after: int = hyper(150, "rounds before the first in which weights are dropped", "MetaVD, Tables 16 and 17")
+class Drop(core.Wrapper):
+    threshold: float = core.hyper(0.9, "dropout rate above which a weight is dropped", "MetaVD, Tables 16 and 17")
+    after: int = core.hyper(150, "rounds before the first in which weights are dropped", "MetaVD, Tables 16 and 17")
 
     def __post_init__(self) -> None:
-        check_fields(self)
-        within(self, threshold=(0, 1), after=(0, None))
+        core.check_fields(self)
+        core.within(self, threshold=(0, 1), after=(0, None))
         if not isinstance(self.method, MetaVD):
             object.__setattr__(self, "method", MetaVD(self.method))
         form: str = self.method.noise_param
@@ -97,24 +76,24 @@ class Drop(Wrapper):
         return f"{self.inner.label}+DP"
 
     # --- the server ----------------------------------------------------------------------------------------------
-    def init(self, model: Network, params: Params, facts: Facts) -> State:
+    def init(self, model: core.Network, params: core.Params, facts: core.Facts) -> State:
         host = self.inner.init(model, params, facts)
         return State(host, host.warmth.new_tensor(self.after == 0, dtype=torch.bool))
 
-    def offer(self, state: State, client: Tensor | None) -> tuple[Any, Sparse]:
+    def offer(self, state: State, client: Tensor | None) -> tuple[Any, core.Sparse]:
         shared, own = self.inner.offer(state.host, client)
         theta = state.params[state.host.leaf]
         keep = dropout.rate(own.rho, theta, self.method.noise_param) <= self.threshold  # footnote 1
         keep = keep | ~state.begun
-        pattern, gone = packed(keep), (~keep).sum()
+        pattern, gone = core.packed(keep), (~keep).sum()
         unsent = torch.where(gone > 0, TENSORS * theta.element_size() * gone, len(pattern))  # nothing gone, no pattern
         elsewhere = (f"params/{state.host.leaf}",)
-        return shared, Sparse(Own(own, pattern), unsent, keep, ("host/rho",), elsewhere, "keep")
+        return shared, core.Sparse(Own(own, pattern), unsent, keep, ("host/rho",), elsewhere, "keep")
 
-    def combine(self, state: State, total: Message, now: Now) -> State:
+    def combine(self, state: State, total: core.Message, now: core.Now) -> State:
         return State(self.inner.combine(state.host, total, now), torch.tensor(now.round >= self.after))
 
-    def report(self, state: State, total: Message) -> dict[str, Tensor]:
+    def report(self, state: State, total: core.Message) -> dict[str, Tensor]:
         theta, each = state.params[state.host.leaf], total[dropout.LAYER].value["dropped"].double()
         pattern = math.ceil(theta.numel() / 8) * (each > 0).sum()  # down only
         saved = 2 * TENSORS * theta.element_size() * each.sum() - pattern
@@ -122,41 +101,41 @@ class Drop(Wrapper):
         return {**self.inner.report(state.host, total), **mine}
 
     # --- one client ----------------------------------------------------------------------------------------------
-    def masked(self, params: Params, here: Here) -> Params:
+    def masked(self, params: core.Params, here: core.Here) -> core.Params:
         leaf = self.method.leaf(here)
-        keep = unpacked(here.own.part.keep, params[leaf].shape)
+        keep = core.unpacked(here.own.part.keep, params[leaf].shape)
         known = {leaf: torch.where(keep, params[leaf], 0), RHO: torch.where(keep, params[RHO], dropout.LEAST)}
         return {**params, **known}
 
-    def fix(self, carry: Carry, here: Here) -> Carry:
+    def fix(self, carry: core.Carry, here: core.Here) -> core.Carry:
         return replace(carry, params=self.masked(carry.params, here))
 
-    def join(self, here: Here) -> Personal:
+    def join(self, here: core.Here) -> core.Personal:
         return self.inner.join(view(here))
 
-    def start(self, here: Here) -> Params:
+    def start(self, here: core.Here) -> core.Params:
         return self.masked(self.inner.start(view(here)), here)
 
-    def passes(self) -> tuple[Pass, ...]:
-        return constrained(self.inner.passes(), view, self.fix)
+    def passes(self) -> tuple[core.Pass, ...]:
+        return core.constrained(self.inner.passes(), view, self.fix)
 
-    def adapt(self, epochs: int) -> tuple[Pass, ...]:
-        return constrained(self.inner.adapt(epochs), view, self.fix)
+    def adapt(self, epochs: int) -> tuple[core.Pass, ...]:
+        return core.constrained(self.inner.adapt(epochs), view, self.fix)
 
-    def prepare(self) -> tuple[Pass, ...]:
-        return constrained(self.inner.prepare(), view, self.fix)
+    def prepare(self) -> tuple[core.Pass, ...]:
+        return core.constrained(self.inner.prepare(), view, self.fix)
 
-    def message(self, carry: Carry, here: Here) -> tuple[Message, Personal]:
+    def message(self, carry: core.Carry, here: core.Here) -> tuple[core.Message, core.Personal]:
         """What the server does not receive it fills in with what it has."""
         leaf, had = self.method.leaf(here), self.inner.start(view(here))
-        keep = unpacked(here.own.part.keep, had[leaf].shape)
+        keep = core.unpacked(here.own.part.keep, had[leaf].shape)
         filled = {n: torch.where(keep, carry.params[n], had[n]) for n in (leaf, RHO)}
         sent, personal = self.inner.message(replace(carry, params={**carry.params, **filled}), view(here))
         gone, layer = (~keep).sum(), sent[dropout.LAYER]
         unsent = TENSORS * had[leaf].element_size() * gone + TALLY
-        bag = Bag(layer.client, {**layer.value, "dropped": gone})
-        part = Sparse(bag, unsent, keep, ("value/theta", "value/rho"), known=("value/dropped",))
+        bag = core.Bag(layer.client, {**layer.value, "dropped": gone})
+        part = core.Sparse(bag, unsent, keep, ("value/theta", "value/rho"), known=("value/dropped",))
         return {**sent, dropout.LAYER: part}, personal
 
-    def predict(self, carry: Carry, x: Tensor, here: Here) -> Tensor:
+    def predict(self, carry: core.Carry, x: Tensor, here: core.Here) -> Tensor:
         return self.inner.predict(carry, x, view(here))

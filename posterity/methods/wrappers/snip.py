@@ -25,102 +25,78 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from posterity.core import (
-    STATIC,
-    Carry,
-    Facts,
-    Here,
-    Mean,
-    Message,
-    Network,
-    Now,
-    Params,
-    Pass,
-    Personal,
-    Sparse,
-    Tree,
-    Wrapper,
-    check_fields,
-    constrained,
-    hyper,
-    packed,
-    record,
-    tree_filled,
-    tree_named,
-    unpacked,
-    within,
-)
+from posterity import core
 from posterity.methods.wrappers.drop import Drop
 from posterity.nn.extra import linear_layer
 
 
-@record
+@core.record
 class State:
-    host: Tree
+    host: core.Tree
     keep: Tensor  # whether a weight is kept
     pruned: Tensor  # () whether the choice has been made
-    leaf: str = field(metadata={STATIC: True})
+    leaf: str = field(metadata={core.STATIC: True})
 
     @property
-    def params(self) -> Params:
+    def params(self) -> core.Params:
         return cut(self.host.params, self.leaf, self.keep)
 
 
-@record
+@core.record
 class Shared:
-    host: Tree
+    host: core.Tree
     keep: Tensor  # (⌈K/8⌉,) eight weights in a byte
-    leaf: str = field(metadata={STATIC: True})
+    leaf: str = field(metadata={core.STATIC: True})
 
 
 @dataclass(frozen=True, eq=False)
 class Pruned:
     """`model` without the removed weights of a leaf, whatever it is given for them; the rest is asked of the model."""
 
-    model: Network
+    model: core.Network
     leaf: str
     keep: Tensor
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.model, name)
 
-    def __call__(self, params: Params, *args: Any, **how: Any) -> Any:
+    def __call__(self, params: core.Params, *args: Any, **how: Any) -> Any:
         return self.model(cut(params, self.leaf, self.keep), *args, **how)
 
-    def logits(self, params: Params, *args: Any, **how: Any) -> Tensor:
+    def logits(self, params: core.Params, *args: Any, **how: Any) -> Tensor:
         output: Tensor = self(params, *args, **how)[0]
         return output
 
-    def features(self, params: Params, *args: Any, **how: Any) -> tuple[Tensor, Params]:
+    def features(self, params: core.Params, *args: Any, **how: Any) -> tuple[Tensor, core.Params]:
         return self.model.features(cut(params, self.leaf, self.keep), *args, **how)
 
-    def classify(self, params: Params, *args: Any, **how: Any) -> Tensor:
+    def classify(self, params: core.Params, *args: Any, **how: Any) -> Tensor:
         return self.model.classify(cut(params, self.leaf, self.keep), *args, **how)
 
 
-def cut(params: Params, leaf: str, keep: Tensor) -> Params:
+def cut(params: core.Params, leaf: str, keep: Tensor) -> core.Params:
     """Parameters without the removed weights; a method may ask the network with a part of its leaves."""
     return {**params, leaf: torch.where(keep, params[leaf], 0)} if leaf in params else params
 
 
-def view(here: Here) -> Here:
+def view(here: core.Here) -> core.Here:
     """What the inner method sees."""
     return replace(here, shared=here.shared.part.host)
 
 
-def kept(here: Here) -> Tensor:
+def kept(here: core.Here) -> Tensor:
     """Which weights of the layer are kept."""
     known = here.shared.part
-    return unpacked(known.keep, here.initial[known.leaf].shape)
+    return core.unpacked(known.keep, here.initial[known.leaf].shape)
 
 
-def prune(here: Here) -> Here:
+def prune(here: core.Here) -> core.Here:
     """What the passes of the inner method see: its network is without the removed weights."""
     model: Any = Pruned(here.model, here.shared.part.leaf, kept(here))
     return replace(view(here), model=model)
 
 
-def fix(carry: Carry, here: Here) -> Carry:
+def fix(carry: core.Carry, here: core.Here) -> core.Carry:
     """The carry without the removed weights."""
     return replace(carry, params=cut(carry.params, here.shared.part.leaf, kept(here)))
 
@@ -135,13 +111,13 @@ def most_sensitive(weight: Tensor, gradient: Tensor, sparsity: float) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Snip(Wrapper):
-    sparsity: float = hyper(0.7, "share of the layer's weights that are removed", "MetaVD, Tables 16 and 17")
-    layer: str = hyper("", "the pruned layer; none named: the last linear layer before the head", "MetaVD's code")
+class Snip(core.Wrapper):
+    sparsity: float = core.hyper(0.7, "share of the layer's weights that are removed", "MetaVD, Tables 16 and 17")
+    layer: str = core.hyper("", "the pruned layer; none named: the last linear layer before the head", "MetaVD's code")
 
     def __post_init__(self) -> None:
-        check_fields(self)
-        within(self, sparsity=(0, 1))
+        core.check_fields(self)
+        core.within(self, sparsity=(0, 1))
         if isinstance(self.method, Drop):
             raise ValueError("+snip and +drop both prune the layer before the output: take one of them")
 
@@ -149,66 +125,66 @@ class Snip(Wrapper):
     def label(self) -> str:
         return f"{self.inner.label}+SNIP"
 
-    def init(self, model: Network, params: Params, facts: Facts) -> State:
+    def init(self, model: core.Network, params: core.Params, facts: core.Facts) -> State:
         leaf = f"{linear_layer(model, self.layer)}.weight"
         keep = torch.ones_like(params[leaf], dtype=torch.bool)
         return State(self.inner.init(model, params, facts), keep, keep.new_zeros(()), leaf)
 
-    def offer(self, state: State, client: Tensor | None) -> tuple[Sparse, Any]:
+    def offer(self, state: State, client: Tensor | None) -> tuple[core.Sparse, Any]:
         shared, own = self.inner.offer(state.host, client)
-        found = dict(tree_named(shared))
+        found = dict(core.tree_named(shared))
         sent = next((name for name in found if name.endswith(f"/{state.leaf}")), None)
         if sent is not None:
-            shared = tree_filled(shared, {**found, sent: torch.where(state.keep, found[sent], 0)})
-        pattern, gone = packed(state.keep), (~state.keep).sum()
+            shared = core.tree_filled(shared, {**found, sent: torch.where(state.keep, found[sent], 0)})
+        pattern, gone = core.packed(state.keep), (~state.keep).sum()
         saved = gone * (0 if sent is None else found[sent].element_size())
         unsent = torch.where(gone > 0, saved, len(pattern))  # nothing removed, no pattern
         told = Shared(shared, pattern, state.leaf)
-        return Sparse(told, unsent, state.keep, () if sent is None else (f"host/{sent}",), pattern="keep"), own
+        return core.Sparse(told, unsent, state.keep, () if sent is None else (f"host/{sent}",), pattern="keep"), own
 
-    def combine(self, state: State, total: Message, now: Now) -> State:
+    def combine(self, state: State, total: core.Message, now: core.Now) -> State:
         host = self.inner.combine(state.host, total, now)
         keep, weight = state.keep, state.host.params[state.leaf]
         if not bool(state.pruned):
             keep = most_sensitive(weight, weight - host.params[state.leaf].to(weight), self.sparsity)
         return State(host, keep, torch.ones_like(state.pruned), state.leaf)
 
-    def report(self, state: State, total: Message) -> dict[str, Tensor]:
+    def report(self, state: State, total: core.Message) -> dict[str, Tensor]:
         """What each client saves from the next round on: removed weights down and up, less the pattern."""
         gone = (~state.keep).sum().double()
         size = state.host.params[state.leaf].element_size()
-        saved = 2 * size * gone - len(packed(state.keep)) * (gone > 0)
+        saved = 2 * size * gone - len(core.packed(state.keep)) * (gone > 0)
         mine = {"removed": gone / state.keep.numel(), "bytes_saved_each": saved}
         return {**self.inner.report(state.host, total), **mine}
 
-    def join(self, here: Here) -> Personal:
+    def join(self, here: core.Here) -> core.Personal:
         return self.inner.join(view(here))
 
-    def start(self, here: Here) -> Params:
-        return fix(Carry(self.inner.start(view(here)), {}, ()), here).params
+    def start(self, here: core.Here) -> core.Params:
+        return fix(core.Carry(self.inner.start(view(here)), {}, ()), here).params
 
-    def passes(self) -> tuple[Pass, ...]:
-        return constrained(self.inner.passes(), prune, fix)
+    def passes(self) -> tuple[core.Pass, ...]:
+        return core.constrained(self.inner.passes(), prune, fix)
 
-    def adapt(self, epochs: int) -> tuple[Pass, ...]:
-        return constrained(self.inner.adapt(epochs), prune, fix)
+    def adapt(self, epochs: int) -> tuple[core.Pass, ...]:
+        return core.constrained(self.inner.adapt(epochs), prune, fix)
 
-    def prepare(self) -> tuple[Pass, ...]:
-        return constrained(self.inner.prepare(), prune, fix)
+    def prepare(self) -> tuple[core.Pass, ...]:
+        return core.constrained(self.inner.prepare(), prune, fix)
 
-    def message(self, carry: Carry, here: Here) -> tuple[Message, Personal]:
+    def message(self, carry: core.Carry, here: core.Here) -> tuple[core.Message, core.Personal]:
         sent, personal = self.inner.message(carry, view(here))
         leaf, mean = here.shared.part.leaf, sent.get("params")
-        if not (isinstance(mean, Mean) and leaf in mean.value):  # a method whose layer goes another way, or nowhere
+        if not (isinstance(mean, core.Mean) and leaf in mean.value):  # a method whose layer goes another way
             return sent, personal
         keep = kept(here)
         unsent = mean.value[leaf].element_size() * (~keep).sum()
-        return {**sent, "params": Sparse(mean, unsent, keep, (f"value/{leaf}",))}, personal
+        return {**sent, "params": core.Sparse(mean, unsent, keep, (f"value/{leaf}",))}, personal
 
-    def inspect(self, message: Message, here: Here) -> str:
+    def inspect(self, message: core.Message, here: core.Here) -> str:
         """Removed weights are 0 in the message and in the broadcast, so lengths are those of what was sent."""
-        sent = {name: part.part if isinstance(part, Sparse) else part for name, part in message.items()}
+        sent = {name: part.part if isinstance(part, core.Sparse) else part for name, part in message.items()}
         return self.inner.inspect(sent, view(here))
 
-    def predict(self, carry: Carry, x: Tensor, here: Here) -> Tensor:
+    def predict(self, carry: core.Carry, x: Tensor, here: core.Here) -> Tensor:
         return self.inner.predict(carry, x, view(here))

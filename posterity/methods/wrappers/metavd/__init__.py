@@ -56,31 +56,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from posterity.core import (
-    SGD,
-    STATIC,
-    Batch,
-    Carry,
-    Facts,
-    Here,
-    Message,
-    Method,
-    Network,
-    Now,
-    Params,
-    Pass,
-    Personal,
-    Tree,
-    Wrapper,
-    check_fields,
-    fold,
-    holding,
-    hyper,
-    mixture,
-    opened,
-    record,
-    within,
-)
+from posterity import core
 from posterity.methods.fedavg import FedAvg
 from posterity.methods.maml import MAML
 from posterity.methods.perfedavg import PerFedAvg
@@ -97,56 +73,58 @@ CODE = "released code 5d70c2b"
 QUERY, SUPPORT, TEST = 1, 2, 3  # draws of one call
 
 
-@record
+@core.record
 class State:
-    host: Tree
+    host: core.Tree
     source: Source  # ψ, e and their momenta
     warmth: Tensor  # () share of β that is in force: it rises from near 0 to 1
-    leaf: str = field(metadata={STATIC: True})  # the weight that is Gaussian
+    leaf: str = field(metadata={core.STATIC: True})  # the weight that is Gaussian
 
     @property
-    def params(self) -> Params:
+    def params(self) -> core.Params:
         return self.host.params  # θ
 
 
-@record
+@core.record
 class Own:
     rho: Tensor  # ρ^m
     warmth: Tensor  # ()
-    lent: Tree = ()  # ψ, for newcomers that fit their embedding
+    lent: core.Tree = ()  # ψ, for newcomers that fit their embedding
 
 
 @dataclass(frozen=True)
-class MetaVD(Wrapper):
-    layer: str = hyper("", "the Gaussian layer; none named: the last linear one before the head", "paper §4")
-    noise_param: str = hyper("log_variance", "what ρ is the logarithm of", f"{CODE}; M5", dropout.FORMS, paper="alpha")
-    beta: float = hyper(1.0, "β: weight of the mean divergence", "ours: 10 costs 15 points; the paper searches 1 … 15",
-                        search=(1.0, 15.0, "linear"), paper=10.0)  # fmt: skip
-    anneal: float = hyper(0.02, "share of the rounds over which β rises from near 0", CODE)
-    kl: str = hyper("mean", "β times the mean divergence, or K/n times it (β unused)", "M6", ("mean", "elbo"))
-    prior: str = hyper("hierarchical", "prior of the weights", "paper §3.2", dropout.PRIORS)
-    draws: int = hyper(3, "noise draws of a step, logits averaged; 0: no noise", CODE)
-    family: str = hyper("hyper", "source of ρ: hyper-network, one per client, one for all", "§4.2", FAMILIES)
-    embedding: int | None = hyper(None, "length of e; none: 1 + clients/4", "paper §4")
-    width: int = hyper(200, "units of the hyper-network's hidden layers", "appendix E")
-    depth: int = hyper(3, "hidden layers of the hyper-network", f"{CODE}; M8")
-    hyper_lr: float = hyper(0.9, "η: step size of ψ and e", CODE)
-    hyper_momentum: float = hyper(0.6, "momentum of ψ, and of ρ where there is no hyper-network", CODE)
-    embedding_momentum: float = hyper(0.3, "momentum of e", CODE)
-    hyper_decay: float = hyper(5e-4, "weight decay of ψ and e", CODE)
-    moves: str = hyper("cohort", "whose e momentum and decay move: the cohort's, or everybody's",
-                       "ours; the release moves all", MOVES, paper="all")  # fmt: skip
-    hyper_clip: float | None = hyper(100.0, "longest step of ψ and e together", CODE)
-    test_noise: str = hyper("floor", "noise at scoring: the floor for all, or the client's", CODE, TEST_NOISE)
-    test_draws: int = hyper(0, "draws whose probabilities are averaged; 0: the mean weights", "ours; M11")
-    fit_steps: int = hyper(10, "steps on e for newcomers (fit_embedding)", "ours")
-    fit_lr: float = hyper(0.1, "step size on e for newcomers (fit_embedding)", "ours")
+class MetaVD(core.Wrapper):
+    layer: str = core.hyper("", "the Gaussian layer; none named: the last linear one before the head", "paper §4")
+    noise_param: str = core.hyper(
+        "log_variance", "what ρ is the logarithm of", f"{CODE}; M5", dropout.FORMS, paper="alpha"
+    )
+    beta: float = core.hyper(1.0, "β: weight of the mean divergence", "ours: 10 costs 15 points; paper: 1 … 15",
+                             search=(1.0, 15.0, "linear"), paper=10.0)  # fmt: skip
+    anneal: float = core.hyper(0.02, "share of the rounds over which β rises from near 0", CODE)
+    kl: str = core.hyper("mean", "β times the mean divergence, or K/n times it (β unused)", "M6", ("mean", "elbo"))
+    prior: str = core.hyper("hierarchical", "prior of the weights", "paper §3.2", dropout.PRIORS)
+    draws: int = core.hyper(3, "noise draws of a step, logits averaged; 0: no noise", CODE)
+    family: str = core.hyper("hyper", "source of ρ: hyper-network, one per client, one for all", "§4.2", FAMILIES)
+    embedding: int | None = core.hyper(None, "length of e; none: 1 + clients/4", "paper §4")
+    width: int = core.hyper(200, "units of the hyper-network's hidden layers", "appendix E")
+    depth: int = core.hyper(3, "hidden layers of the hyper-network", f"{CODE}; M8")
+    hyper_lr: float = core.hyper(0.9, "η: step size of ψ and e", CODE)
+    hyper_momentum: float = core.hyper(0.6, "momentum of ψ, and of ρ where there is no hyper-network", CODE)
+    embedding_momentum: float = core.hyper(0.3, "momentum of e", CODE)
+    hyper_decay: float = core.hyper(5e-4, "weight decay of ψ and e", CODE)
+    moves: str = core.hyper("cohort", "whose e momentum and decay move: the cohort's, or everybody's",
+                            "ours; the release moves all", MOVES, paper="all")  # fmt: skip
+    hyper_clip: float | None = core.hyper(100.0, "longest step of ψ and e together", CODE)
+    test_noise: str = core.hyper("floor", "noise at scoring: the floor for all, or the client's", CODE, TEST_NOISE)
+    test_draws: int = core.hyper(0, "draws whose probabilities are averaged; 0: the mean weights", "ours; M11")
+    fit_steps: int = core.hyper(10, "steps on e for newcomers (fit_embedding)", "ours")
+    fit_lr: float = core.hyper(0.1, "step size on e for newcomers (fit_embedding)", "ours")
 
     def __post_init__(self) -> None:
-        check_fields(self)
-        within(self, beta=(0, None), anneal=(0, 1), draws=(0, None), test_draws=(0, None), hyper_decay=(0, None))
-        within(self, embedding=(1, None), width=(1, None), depth=(1, None), fit_steps=(1, None), fit_lr=(0, None))
-        within(self, hyper_lr=(0, None), hyper_momentum=(0, 1), embedding_momentum=(0, 1), hyper_clip=(0, None))
+        core.check_fields(self)
+        core.within(self, beta=(0, None), anneal=(0, 1), draws=(0, None), test_draws=(0, None), hyper_decay=(0, None))
+        core.within(self, embedding=(1, None), width=(1, None), depth=(1, None), fit_steps=(1, None), fit_lr=(0, None))
+        core.within(self, hyper_lr=(0, None), hyper_momentum=(0, 1), embedding_momentum=(0, 1), hyper_clip=(0, None))
         if not (isinstance(self.method, tuple(HOSTS.values())) or self.declared == LOSSES):
             possible, given = ", ".join(HOSTS), type(self.method).__name__
             raise ValueError(f"+metavd needs a host with loss and support_loss: {possible}; not {given}")
@@ -157,7 +135,7 @@ class MetaVD(Wrapper):
         return LOSSES & set(getattr(self.method, "__dataclass_fields__", ()))
 
     @property
-    def inner(self) -> Method:
+    def inner(self) -> core.Method:
         mine = {"loss": self.elbo, "support_loss": self.noisy_support}
         return replace(self.method, **{name: mine[name] for name in self.declared})
 
@@ -170,71 +148,75 @@ class MetaVD(Wrapper):
     def predictor(self) -> Predictor:
         """h, and how the server moves ψ and e."""
         rows = self.hyper_momentum if self.family == "ensemble" else self.embedding_momentum  # there they are ρ
-        of_net, of_rows = (SGD(self.hyper_lr, momentum, self.hyper_decay) for momentum in (self.hyper_momentum, rows))
+        of_net, of_rows = (
+            core.SGD(self.hyper_lr, momentum, self.hyper_decay) for momentum in (self.hyper_momentum, rows)
+        )
         return Predictor(self.family, self.embedding, self.width, self.depth, of_net, of_rows, self.hyper_clip,
                          self.moves == "all", self.noise_param)  # fmt: skip
 
     # --- one client ----------------------------------------------------------------------------------------------
-    def leaf(self, here: Here) -> str:
+    def leaf(self, here: core.Here) -> str:
         return f"{linear_layer(here.model, self.layer)}.weight"
 
-    def start(self, here: Here) -> Params:
+    def start(self, here: core.Here) -> core.Params:
         return {**self.inner.start(here), RHO: here.own.rho}
 
-    def noisy(self, params: Params, here: Here, draw: int, count: int) -> Here:
+    def noisy(self, params: core.Params, here: core.Here, draw: int, count: int) -> core.Here:
         """`here` with a model whose layer is noisy."""
         if count == 0:
             return here
         name = self.leaf(here)
         spread = dropout.variance(params[RHO], params[name], self.noise_param)  # (3)
-        return replace(here, model=Noisy(here.model, name.removesuffix(".weight"), spread, fold(here.key, draw), count))
+        return replace(
+            here, model=Noisy(here.model, name.removesuffix(".weight"), spread, core.fold(here.key, draw), count)
+        )
 
-    def elbo(self, params: Params, batch: Batch, here: Here) -> tuple[Tensor, Params]:
+    def elbo(self, params: core.Params, batch: core.Batch, here: core.Here) -> tuple[Tensor, core.Params]:
         value, buffers = self.method.loss(params, batch, self.noisy(params, here, QUERY, self.draws))
         theta = params[self.leaf(here)]
         each = dropout.divergence(params[RHO], theta, self.noise_param, self.prior)
         weight = theta.numel() / here.n.clamp(min=1) if self.kl == "elbo" else self.beta
         return value + weight * here.own.warmth * each.mean(), buffers  # (4)
 
-    def noisy_support(self, params: Params, batch: Batch, here: Here) -> tuple[Tensor, Params]:
+    def noisy_support(self, params: core.Params, batch: core.Batch, here: core.Here) -> tuple[Tensor, core.Params]:
         """The adaptation that MAML simulates: no divergence."""
         return self.method.support_loss(params, batch, self.noisy(params, here, SUPPORT, self.draws))
 
-    def message(self, carry: Carry, here: Here) -> tuple[Message, Personal]:
+    def message(self, carry: core.Carry, here: core.Here) -> tuple[core.Message, core.Personal]:
         plain = {n: p for n, p in carry.params.items() if n != RHO}
         sent, personal = self.inner.message(replace(carry, params=plain), here)
         return dropout.apart(sent, self.leaf(here), carry.params[RHO], here.client), personal
 
-    def passes(self) -> tuple[Pass, ...]:
-        return holding(self.inner.passes(), leaves=self.layer_numbers)
+    def passes(self) -> tuple[core.Pass, ...]:
+        return core.holding(self.inner.passes(), leaves=self.layer_numbers)
 
-    def adapt(self, epochs: int) -> tuple[Pass, ...]:
+    def adapt(self, epochs: int) -> tuple[core.Pass, ...]:
         passes = self.inner.adapt(epochs)
         if self.test_noise == "fit_embedding" and epochs:
             passes = fitting(self.predictor, self.elbo, RHO, self.fit_steps, self.fit_lr), *passes
         if self.test_noise == "floor" and epochs:
-            passes = opened(passes, dropout.quiet(RHO))
-        return holding(passes, leaves=self.layer_numbers)
+            passes = core.opened(passes, dropout.quiet(RHO))
+        return core.holding(passes, leaves=self.layer_numbers)
 
-    def layer_numbers(self, model: Network) -> int:
+    def layer_numbers(self, model: core.Network) -> int:
         """Of ρ and of the variance that it gives the Gaussian layer's weights."""
         weight: Tensor = model.module.get_submodule(linear_layer(model, self.layer)).weight  # type: ignore[assignment]
         return 2 * weight.numel()
 
-    def prepare(self) -> tuple[Pass, ...]:
+    def prepare(self) -> tuple[core.Pass, ...]:
         passes = self.inner.prepare()
         if self.test_noise == "floor":
-            passes = opened(passes, dropout.quiet(RHO))
-        return holding(passes, leaves=self.layer_numbers)
+            passes = core.opened(passes, dropout.quiet(RHO))
+        return core.holding(passes, leaves=self.layer_numbers)
 
-    def predict(self, carry: Carry, x: Tensor, here: Here) -> Tensor:
+    def predict(self, carry: core.Carry, x: Tensor, here: core.Here) -> Tensor:
         if self.test_draws == 0:
             return self.inner.predict(carry, x, here)
         models = [self.noisy(carry.params, here, TEST + i, 1) for i in range(self.test_draws)]
-        return mixture(torch.stack([self.inner.predict(carry, x, noisy) for noisy in models]), here.model.task)
+        return core.mixture(torch.stack([self.inner.predict(carry, x, noisy) for noisy in models]), here.model.task)
 
     # --- the server ----------------------------------------------------------------------------------------------
-    def init(self, model: Network, params: Params, facts: Facts) -> State:
+    def init(self, model: core.Network, params: core.Params, facts: core.Facts) -> State:
         leaf = f"{linear_layer(model, self.layer)}.weight"
         source = self.predictor.first(params[leaf], facts.clients, facts.key)
         warmth = params[leaf].new_tensor(dropout.ramp(0, self.anneal))
@@ -245,7 +227,7 @@ class MetaVD(Wrapper):
         rho, lent = self.predictor.serve(state.source, client, state.params[state.leaf].shape, self.test_noise)
         return shared, Own(rho, state.warmth, lent)
 
-    def combine(self, state: State, total: Message, now: Now) -> State:
+    def combine(self, state: State, total: core.Message, now: core.Now) -> State:
         host = self.inner.combine(state.host, dropout.together(total, state.leaf, self.noise_param), now)  # (5)
         bag, like = total[dropout.LAYER], state.source.embedding
         share = (bag.value["weight"] / bag.value["weight"].sum()).to(like)  # g^m
@@ -253,7 +235,7 @@ class MetaVD(Wrapper):
         warmth = state.warmth.new_tensor(dropout.ramp(now.round, self.anneal * now.rounds))
         return State(host, source, warmth, state.leaf)
 
-    def report(self, state: State, total: Message) -> dict[str, Tensor]:
+    def report(self, state: State, total: core.Message) -> dict[str, Tensor]:
         """Appendix H: the mean divergence and dropout rate of the cohort's weights after training."""
         value = total[dropout.LAYER].value
         pair = (value["rho"], value["theta"], self.noise_param)

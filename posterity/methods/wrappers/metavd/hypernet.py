@@ -18,20 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.func import grad, vjp
 
-from posterity.core import (
-    SGD,
-    Batch,
-    Carry,
-    Here,
-    Loss,
-    Pass,
-    Tree,
-    clipped,
-    normal,
-    record,
-    tree_map,
-    tree_rows,
-)
+from posterity import core
 from posterity.methods.wrappers.metavd.dropout import LEAST, centred
 
 FAMILIES = ("hyper", "ensemble", "naive")
@@ -42,16 +29,16 @@ FITTED = "fitted embedding"  # what a newcomer has fitted, in `kept`
 Weights = dict[str, Tensor]
 
 
-@record
+@core.record
 class Source:
     """What the server keeps."""
 
     net: Weights  # ψ
     embedding: Tensor  # (clients, length): e
-    velocity: Tree  # momenta of ψ and e
+    velocity: core.Tree  # momenta of ψ and e
 
 
-@record
+@core.record
 class Lent:
     """What a newcomer needs to fit an embedding of its own."""
 
@@ -89,8 +76,8 @@ class Predictor:
     length: int | None  # of an embedding; None: 1 + clients/4
     width: int
     depth: int
-    of_net: SGD
-    of_embedding: SGD
+    of_net: core.SGD
+    of_embedding: core.SGD
     clip: float | None
     everybody: bool = False  # whether momentum and decay move the embeddings of absent clients, too
     form: str = "log_variance"  # what ρ is the logarithm of
@@ -101,7 +88,7 @@ class Predictor:
         if self.family == "hyper":
             length = 1 + clients // 4 if self.length is None else self.length
             net = first_weights(int(key[0]), (length, *[self.width] * self.depth, weight.numel()), weight)
-            embedding = normal(key, (clients, length), torch.float64).to(weight)
+            embedding = core.normal(key, (clients, length), torch.float64).to(weight)
         elif self.family == "ensemble":
             embedding = weight.new_full((clients, weight.numel()), LEAST)
         else:
@@ -116,7 +103,7 @@ class Predictor:
             rho = rows if self.family == "ensemble" else net["rho"].expand(*rows.shape[:-1], -1)
         return rho.reshape(*rows.shape[:-1], *shape)
 
-    def serve(self, source: Source, client: Tensor | None, shape: torch.Size, noise: str) -> tuple[Tensor, Tree]:
+    def serve(self, source: Source, client: Tensor | None, shape: torch.Size, noise: str) -> tuple[Tensor, core.Tree]:
         """A client's ρ; and a newcomer's, which has no embedding, with what it is lent to fit one."""
         if client is not None:
             return self.ask(source.net, source.embedding.index_select(0, client[None])[0], shape), ()
@@ -135,35 +122,35 @@ class Predictor:
         made: Any = vjp(lambda net, rows: self.ask(net, rows, shape), source.net, rows)
         before, pull = made
         slope = pull(share.reshape(-1, *[1] * len(shape)) * (rho - before))  # g^m Δρ^m
-        of_net, of_rows = clipped(tree_map(torch.neg, slope), self.clip)
+        of_net, of_rows = core.clipped(core.tree_map(torch.neg, slope), self.clip)
         net, net_speed = self.of_net.update(of_net, source.velocity[0], source.net)
         table, speeds = source.embedding, source.velocity[1]
         if self.everybody:
             table, speeds = self.of_embedding.update(_placed(torch.zeros_like(table), clients, of_rows), speeds, table)
         else:
-            moved = self.of_embedding.update(of_rows, tree_rows(speeds, clients), rows)
+            moved = self.of_embedding.update(of_rows, core.tree_rows(speeds, clients), rows)
             table, speeds = _placed((table, speeds), clients, moved)
         return replace(source, net=net, embedding=table, velocity=(net_speed, speeds))
 
 
-def _placed(tree: Tree, clients: Tensor, rows: Tree) -> Tree:
-    return tree_map(lambda old, new: old.index_copy(0, clients, new), tree, rows)
+def _placed(tree: core.Tree, clients: Tensor, rows: core.Tree) -> core.Tree:
+    return core.tree_map(lambda old, new: old.index_copy(0, clients, new), tree, rows)
 
 
-def fitting(asked: Predictor, loss: Loss, leaf: str, steps: int, lr: float, batch: int = 64) -> Pass:
+def fitting(asked: Predictor, loss: core.Loss, leaf: str, steps: int, lr: float, batch: int = 64) -> core.Pass:
     """A newcomer fits its embedding by `steps` steps on `loss`, and `leaf` becomes the ρ of it.
 
     `here.own.lent` is what the server lends it, or () for a member, which keeps the ρ that it has.
     """
 
-    def edge(carry: Carry, here: Here) -> Carry:
+    def edge(carry: core.Carry, here: core.Here) -> core.Carry:
         if here.own.lent == ():
             return carry
         row: Any = carry.kept.get(FITTED, here.own.lent.embedding)
         rho = asked.ask(here.own.lent.net, row, carry.params[leaf].shape)
-        return Carry({**carry.params, leaf: rho}, {**carry.kept, FITTED: row}, carry.opt)
+        return core.Carry({**carry.params, leaf: rho}, {**carry.kept, FITTED: row}, carry.opt)
 
-    def step(carry: Carry, data: Batch, here: Here) -> Carry:
+    def step(carry: core.Carry, data: core.Batch, here: core.Here) -> core.Carry:
         if here.own.lent == ():
             return carry
 
@@ -174,4 +161,4 @@ def fitting(asked: Predictor, loss: Loss, leaf: str, steps: int, lr: float, batc
         row: Any = carry.kept[FITTED]
         return replace(carry, kept={**carry.kept, FITTED: row - lr * grad(value)(row)})
 
-    return Pass(step, edge, edge, epochs=steps, max_steps=steps, batch=batch, learns=False)
+    return core.Pass(step, edge, edge, epochs=steps, max_steps=steps, batch=batch, learns=False)
