@@ -12,7 +12,8 @@ import typer
 from posterity.cli.app import app
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "docs" / "results").glob("*.md"))]
+FOLDERS = (ROOT / "docs", ROOT / "docs" / "design", ROOT / "docs" / "results")
+PAGES = [ROOT / "README.md", *(page for folder in FOLDERS for page in sorted(folder.glob("*.md")))]
 
 
 def blocks(page: Path, language: str) -> list[str]:
