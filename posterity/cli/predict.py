@@ -21,16 +21,8 @@ from torch import Tensor
 import posterity
 from posterity.data.archives import Array, check_file, read_npz
 from posterity.data.federation import Federation
-from posterity.data.pool import DataError
-from posterity.data.tables import (
-    CLIENT,
-    SUFFIXES,
-    check_numbers,
-    listed,
-    named_values,
-    read_csv,
-    read_parquet,
-)
+from posterity.data.pool import DataError, listed
+from posterity.data.tables import CLIENT, SUFFIXES, check_numbers, named_values, read_csv, read_parquet
 from posterity.experiment.result import Result
 from posterity.runs import folder as run_folder
 from posterity.settings.hyperparameters import nearest

@@ -1,13 +1,12 @@
 """Data: datasets by name, the user's own files, and every way the papers divide them among clients.
 
-The way to a federation: `registry.py` reads a `Pool` (a file of `datasets/`, several by `mix.py`, or a path by
-`user_files.py`), `clients.py` divides it by a rule of `partition.py` and splits it (`split.py`) into a `Federation`.
+The way to a federation: `registry.py` reads a `Pool` (a file of `datasets/`, several of them, or a path by
+`user_files.py`), `assemble.py` divides it by a rule of `partition.py` and splits it into a `Federation`.
 
-To add a dataset, put a file into `datasets/` with a docstring, `FILES`, `NATURAL` and
-`load(data_dir, seed, *, …options…) -> Pool`. To add a partition, write its function in `partition.py` and declare it in
-`RULES` there. Outside of this package a function of the same arguments will do: `--dataset my_module:load` (it may
-also return a `Federation`) and `--partition my_module:rule:0.5`, where `rule(y, clients, rng, alpha)` returns the rows
-of each client.
+To add a dataset, put a file into `datasets/` (its `__init__.py` says what is in one). To add a partition, write its
+function in `partition.py` and declare it in `RULES` there. Outside of this package a function of the same arguments
+will do: `--dataset my_module:load` (it may also return a `Federation`) and `--partition my_module:rule:0.5`, where
+`rule(y, clients, rng, alpha)` returns the rows of each client.
 """
 
 from __future__ import annotations

@@ -1,13 +1,9 @@
-"""Files that expand when they are read: an .npz is a ZIP of arrays, others are packed by gzip or xz.
+"""Files of somebody else's, read under limits: .npz, .gz, and official archives, alike from a folder, a ZIP or a tar.
 
 A few kilobytes can claim to be terabytes. Nothing is allocated before it is known what a file says it holds, whether
 its own length agrees, and whether that is within `most_bytes`: `EXPANDS` times the file, and always `ROOM`. Arrays that
-are stored as they are (`numpy.savez`) never expand, so they may be as large as the disk.
-
-Files of an official distribution, read alike from a folder, a ZIP file or a tar archive; nothing is written to disk.
-
-Links, pipes and devices, names that lead out of the archive, and what would expand beyond `most_bytes` are refused
-(`data/archives.py` has the limits).
+are stored as they are (`numpy.savez`) never expand, so they may be as large as the disk. Links, pipes and devices, and
+names that lead out of an archive, are refused; nothing is written to disk.
 """
 
 from __future__ import annotations
@@ -17,25 +13,29 @@ import io
 import lzma
 import math
 import os
+import re
 import stat
 import tarfile
 import zipfile
 import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import IO, Any
 
-import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
 from posterity.data.pool import DataError
 
 Array = NDArray[Any]
+Wanted = Callable[[str], bool]
+Members = Iterator[tuple[str, bytes]]
 ROOM, EXPANDS = 4 * 2**30, 20
-BROKEN = (  # what reading a damaged or hostile archive raises
-    ValueError, TypeError, OSError, EOFError, RuntimeError, MemoryError, KeyError, zipfile.BadZipFile, zlib.error,
-    lzma.LZMAError,
+TARS = (".tar", ".tar.gz", ".tgz")
+BROKEN = (  # what reading a damaged or hostile file raises
+    ValueError, TypeError, OSError, EOFError, RuntimeError, MemoryError, LookupError, zipfile.BadZipFile, zlib.error,
+    lzma.LZMAError, tarfile.TarError,
 )  # fmt: skip
 KINDS = {stat.S_ISFIFO: "a pipe", stat.S_ISDIR: "a folder", stat.S_ISSOCK: "a socket", stat.S_ISCHR: "a device",
          stat.S_ISBLK: "a device"}  # fmt: skip
@@ -49,15 +49,14 @@ def check_file(path: Path, expected: str, inside: Path | None = None) -> None:
     try:
         mode = path.stat().st_mode
     except OSError as error:
-        why = "there is no such file" if isinstance(error, FileNotFoundError) else error.strerror or str(error)
+        why = "there is no such file" if isinstance(error, FileNotFoundError) else error.strerror
         raise DataError(f"{path}: {why}; expected {expected}; check the path") from None
     if not stat.S_ISREG(mode):
         kind = next((word for test, word in KINDS.items() if test(mode)), "no ordinary file")
         raise DataError(f"{path}: is {kind}; expected {expected}; remove it or name another")
-    if inside is not None and not _within(path, inside):
-        raise DataError(
-            f"{path}: is a link to {os.path.realpath(path)}, outside of {inside}; expected {expected} inside; copy it"
-        )
+    real = os.path.realpath(path)
+    if inside is not None and not Path(real).is_relative_to(os.path.realpath(inside)):
+        raise DataError(f"{path}: is a link to {real}, outside of {inside}; expected {expected} inside; copy it")
 
 
 def list_folder(path: Path) -> list[Path]:
@@ -68,14 +67,56 @@ def list_folder(path: Path) -> list[Path]:
         raise DataError(f"{path}: {error.strerror}; expected a folder that can be read; mend its rights") from None
 
 
+@contextmanager
+def reading(what: object, expected: str) -> Iterator[None]:
+    """Errors of a damaged or hostile file become a sentence."""
+    try:
+        yield
+    except DataError:
+        raise
+    except BROKEN as error:
+        why = str(error) or type(error).__name__
+        raise DataError(f"{what}: cannot be read ({why}); expected {expected}") from None
+
+
 def most_bytes(path: Path) -> int:
     """How much a file may expand to."""
     return max(ROOM, EXPANDS * path.stat().st_size)
 
 
+def check_size(path: Path, size: int) -> None:
+    """Refuse what would expand, or has expanded, beyond the limit of its file."""
+    if size > (most := most_bytes(path)):
+        raise DataError(
+            f"{path}: {_amount(path.stat().st_size)} that expand to {_amount(size)} or more; expected at most "
+            f"{_amount(most)}; if that is right, store the arrays as they are (numpy.savez)"
+        )
+
+
+def _amount(size: int) -> str:
+    for unit, step in (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if size >= step:
+            return f"{size / step:.1f} {unit}"
+    return f"{size} bytes"
+
+
+def read_file(path: Path) -> bytes:
+    """The bytes of an ordinary file."""
+    check_file(path, "a file")
+    with reading(path, "a file of the dataset; mend its rights"):
+        return path.read_bytes()
+
+
 def read_npz(path: Path, *needed: str) -> dict[str, Array]:
     """All arrays of an .npz file, among them those `needed`."""
-    found = _read_members(path)
+    check_file(path, "an .npz file")
+    with (
+        reading(path, "an .npz of plain arrays (no objects, no pickles), whole; copy it again, or use numpy.savez"),
+        zipfile.ZipFile(path) as stored,
+    ):
+        members = [m for m in stored.infolist() if not m.is_dir()]
+        check_size(path, sum(m.file_size for m in members))
+        found = {m.filename.removesuffix(".npy"): _read_member(stored, m) for m in members}
     check_arrays(path, found, needed)
     return found
 
@@ -83,48 +124,45 @@ def read_npz(path: Path, *needed: str) -> dict[str, Array]:
 def check_arrays(path: Path, found: Collection[str], needed: Iterable[str]) -> None:
     """Refuse a file of arrays that lacks some of those `needed`."""
     if missing := [name for name in needed if name not in found]:
-        raise DataError(
-            f"{path}: arrays {', '.join(found) or 'none'}; expected also {', '.join(missing)}; is it another file of "
-            "this name? fetch the right one"
-        )
+        held = ", ".join(found) or "none"
+        raise DataError(f"{path}: arrays {held}; expected also {', '.join(missing)}; is it another file of this name?")
 
 
-def _read_members(path: Path) -> dict[str, Array]:
-    check_file(path, "an .npz file")
-    try:
-        with zipfile.ZipFile(path) as stored:
-            members = [m for m in stored.infolist() if not m.is_dir()]
-            check_size(path, sum(m.file_size for m in members))
-            return {m.filename.removesuffix(".npy"): _read_member(stored, m) for m in members}
-    except DataError:
-        raise
-    except BROKEN as error:
-        raise DataError(
-            f"{path}: cannot be read ({told(error)}); expected an .npz of plain arrays (no objects, no pickles), "
-            "whole; copy it again, or write it with numpy.savez"
-        ) from None
+def _read_member(stored: zipfile.ZipFile, member: zipfile.ZipInfo) -> Array:
+    """One array, once its header is seen to agree with what the archive says."""
+    name = member.filename
+    with stored.open(member) as file:
+        if not name.endswith(".npy"):
+            raise ValueError(f"it holds {name!r}, which is no array")
+        version = npy.read_magic(file)
+        if version not in ((1, 0), (2, 0)):
+            raise ValueError(f"an array in the format {version}")
+        read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
+        shape, _, kind = read(file)
+        claimed, present = math.prod(shape) * kind.itemsize, member.file_size - file.tell()
+    if kind.hasobject:
+        raise ValueError(f"{name!r} holds objects")
+    if min(shape, default=0) < 0 or claimed != present:
+        raise ValueError(f"{name!r} claims {_amount(claimed)} in the shape {shape} and has {_amount(present)}")
+    with stored.open(member) as file:
+        found: Array = npy.read_array(file, allow_pickle=False)
+        file.read(1)  # the end: here the checksum is compared
+    return found
 
 
 def read_gzip(path: Path) -> bytes:
     """What a file packed by gzip holds."""
     check_file(path, "a .gz file")
-    most = most_bytes(path)
-    try:
-        with gzip.open(path) as stored:
-            data = stored.read(most + 1)
-    except BROKEN as error:
-        raise DataError(f"{path}: cannot be read ({told(error)}); expected a whole .gz file; copy it again") from None
+    with reading(path, "a whole .gz file; copy it again"), gzip.open(path) as stored:
+        data = stored.read(most_bytes(path) + 1)
     check_size(path, len(data))
     return data
 
 
 def unpack_gzip(data: bytes, name: str) -> bytes:
     """What bytes packed by gzip hold, where they were a member of an archive; at most `ROOM`."""
-    try:
-        with gzip.GzipFile(fileobj=io.BytesIO(data)) as stored:
-            found = stored.read(ROOM + 1)
-    except BROKEN as error:
-        raise DataError(f"{name}: cannot be read ({told(error)}); expected gzip; fetch the archive again") from None
+    with reading(name, "gzip; fetch the archive again"), gzip.GzipFile(fileobj=io.BytesIO(data)) as stored:
+        found = stored.read(ROOM + 1)
     if len(found) > ROOM:
         raise DataError(f"{name}: expands beyond {_amount(ROOM)}; expected less; fetch the archive again")
     return found
@@ -138,86 +176,35 @@ def unpack_xz(data: bytes, size: int) -> bytes:
     return found
 
 
-def _read_member(stored: zipfile.ZipFile, member: zipfile.ZipInfo) -> Array:
-    """One array, once its header is seen to agree with what the archive says."""
-    with stored.open(member) as file:
-        if not member.filename.endswith(".npy"):
-            raise ValueError(f"it holds {member.filename!r}, which is no array")
-        shape, kind = _read_header(file)
-        header = file.tell()
-    claimed, present = math.prod(shape) * kind.itemsize, member.file_size - header
-    if kind.hasobject:
-        raise ValueError(f"{member.filename!r} holds objects")
-    if min(shape, default=0) < 0 or claimed != present:
-        raise ValueError(
-            f"{member.filename!r} claims {_amount(claimed)} in the shape {shape} and has {_amount(present)}"
-        )
-    with stored.open(member) as file:
-        found: Array = npy.read_array(file, allow_pickle=False)
-        file.read(1)  # the end: here the checksum is compared
-    return found
-
-
-def _read_header(file: IO[bytes]) -> tuple[tuple[int, ...], np.dtype[Any]]:
-    version = npy.read_magic(file)
-    if version not in ((1, 0), (2, 0)):
-        raise ValueError(f"an array in the format {version}")
-    read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
-    shape, _, kind = read(file)
-    return shape, kind
-
-
-def check_size(path: Path, size: int) -> None:
-    """Refuse what would expand, or has expanded, beyond the limit of its file."""
-    if size > (most := most_bytes(path)):
-        raise DataError(
-            f"{path}: {_amount(path.stat().st_size)} that expand to {_amount(size)} or more; expected at most "
-            f"{_amount(most)}; if that is right, store the arrays as they are (numpy.savez)"
-        )
-
-
-def _within(path: Path, folder: Path) -> bool:
-    home = os.path.realpath(folder)
-    return os.path.commonpath([home, os.path.realpath(path)]) == home
-
-
-def _amount(size: int) -> str:
-    for unit, step in (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
-        if size >= step:
-            return f"{size / step:.1f} {unit}"
-    return f"{size} bytes"
-
-
-def told(error: BaseException) -> str:
-    """What an error says, or what it is."""
-    return str(error) or type(error).__name__
-
-
-Wanted = Callable[[str], bool]
-Members = Iterator[tuple[str, bytes]]
-TARS = (".tar", ".tar.gz", ".tgz")
-
-
 def read_members(path: Path, wanted: Wanted) -> dict[str, bytes]:
     """The files whose name, relative to the folder or archive, is wanted, in the order of their names."""
     return dict(sorted(walk_members(path, wanted)))
 
 
+def read_named(path: Path, names: Collection[str]) -> dict[str, bytes]:
+    """The files of these names, whatever folder of the archive they are in."""
+    found = walk_members(path, lambda member: PurePosixPath(member).name in names)
+    stored = {PurePosixPath(member).name: data for member, data in found}
+    if missing := [name for name in names if name not in stored]:
+        raise DataError(f"{path}: has no {', '.join(missing)}; expected {', '.join(names)}; fetch the archive again")
+    return stored
+
+
+def walk_matching(path: Path, form: re.Pattern[str]) -> Iterator[tuple[re.Match[str], str, bytes]]:
+    """The files whose own name is of this form: what the form found, the place of the file, and its bytes."""
+    for member, data in walk_members(path, lambda member: form.fullmatch(PurePosixPath(member).name) is not None):
+        if match := form.fullmatch(PurePosixPath(member).name):
+            yield match, f"{path}: {member}", data
+
+
 def walk_members(path: Path, wanted: Wanted) -> Members:
-    """The same files one by one, in the order in which they are met: never more than one is held."""
+    """The wanted files one by one, in the order in which they are met: never more than one is held."""
     if path.is_dir():
         yield from _from_folder(path, wanted)
         return
     check_file(path, "an archive")
-    read = _from_tar if path.name.endswith(TARS) else _from_zip
-    try:
-        yield from read(path, wanted)
-    except DataError:
-        raise
-    except (*BROKEN, tarfile.TarError) as error:
-        raise DataError(
-            f"{path}: cannot be read ({told(error)}); expected the archive as it is published, complete; fetch it again"
-        ) from None
+    with reading(path, "the archive as it is published, complete; fetch it again"):
+        yield from (_from_tar if path.name.endswith(TARS) else _from_zip)(path, wanted)
 
 
 def _from_folder(path: Path, wanted: Wanted) -> Members:
@@ -231,17 +218,6 @@ def _from_folder(path: Path, wanted: Wanted) -> Members:
                 yield inner, read_file(file)
 
 
-def read_file(path: Path) -> bytes:
-    """The bytes of an ordinary file."""
-    check_file(path, "a file")
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise DataError(
-            f"{path}: cannot be read ({told(error)}); expected a file of the dataset; mend its rights"
-        ) from None
-
-
 def _from_zip(path: Path, wanted: Wanted) -> Members:
     total = 0
     with zipfile.ZipFile(path) as stored:
@@ -249,10 +225,8 @@ def _from_zip(path: Path, wanted: Wanted) -> Members:
             name = _inner(path, member.filename)
             if member.is_dir() or not wanted(name):
                 continue
-            if (kind := stat.S_IFMT(member.external_attr >> 16)) and kind != stat.S_IFREG:
-                _refuse(path, name)
-            total += member.file_size
-            check_size(path, total)
+            kind = stat.S_IFMT(member.external_attr >> 16)
+            total += _counted(path, name, kind in (0, stat.S_IFREG), total, member.file_size)
             yield name, stored.read(member)
 
 
@@ -264,10 +238,7 @@ def _from_tar(path: Path, wanted: Wanted) -> Members:
             name = _inner(path, member.name)
             if member.isdir() or not wanted(name):
                 continue
-            if not member.isreg() or member.issparse():
-                _refuse(path, name)
-            total += member.size
-            check_size(path, total)
+            total += _counted(path, name, member.isreg() and not member.issparse(), total, member.size)
             stream = stored.extractfile(member)
             assert stream is not None
             data = stream.read()
@@ -295,13 +266,17 @@ def _inner(path: Path, name: str) -> str:
     if place.is_absolute() or ".." in place.parts:
         raise DataError(
             f"{path}: holds {name!r}, a name that leads out of it; expected the archive as it is published; fetch it "
-            "again from its official source"
+            "from its official source"
         )
     return place.as_posix()
 
 
-def _refuse(path: Path, name: str) -> None:
-    raise DataError(
-        f"{path}: {name!r} is a link, a device or a file with holes; expected an ordinary file; fetch the archive "
-        "again from its official source"
-    )
+def _counted(path: Path, name: str, ordinary: bool, total: int, size: int) -> int:
+    """The size of a member, once it is seen to be a file, and not too large beside those before."""
+    if not ordinary:
+        raise DataError(
+            f"{path}: {name!r} is a link, a device or a file with holes; expected an ordinary file; fetch the archive "
+            "from its official source"
+        )
+    check_size(path, total + size)
+    return size

@@ -1,14 +1,9 @@
 """From a pool to a federation: which client owns which rows, what is held out, who comes late.
 
 `assemble` is the whole way: a subset (`shrink`), the rows of each client (`divide`: the data's own clients, or a rule
-of `data/partition.py`), then the steps of `data/assemble.py`. What was asked for is a `FederationSpec` of
-`data/federation.py`; the pool comes from `data/registry.py`.
-
-Amounts that users ask of data: `settings/hyperparameters.py` reads them, the sentences about wrong ones stand here.
-
-From a client's rows to its training, validation and test rows; and the rows that leave the clients.
-
-`data/assemble.py` takes these steps one after the other, each with its own stream of `data/rng.py`.
+of `data/partition.py`), training, validation and test rows, newcomers, a scale, public rows. Each step has its own
+stream of `data/rng.py`. What is asked for is a `FederationSpec`; `settings/hyperparameters.py` reads its amounts, the
+sentences about wrong ones stand here.
 """
 
 from __future__ import annotations
@@ -23,11 +18,10 @@ from torch import Tensor
 from posterity.data.checks import remarks
 from posterity.data.federation import Federation, FederationSpec, Part
 from posterity.data.partition import Partition, natural, parse_partition
-from posterity.data.pool import DataError, Pool, Scaling, tell_option
+from posterity.data.pool import DataError, Pool, Scaling, listed, tell_option
 from posterity.data.preprocess import Preprocessing, fingerprint
 from posterity.data.rng import Purpose, stream
 from posterity.settings.hyperparameters import MISTAKES, nearest, parse_amount, parse_share, parse_split
-from posterity.settings.text import plain
 
 DEFAULT_PARTITION, DEFAULT_CLIENTS = "dirichlet:0.3", 20
 TEST_PARTITIONS = ("same", "independent", "common")
@@ -59,16 +53,12 @@ def assemble(pool: Pool, spec: FederationSpec) -> Federation:
     order = choose_newcomers(len(train), late, seed)
     members = len(order) - late
     train, held, validation, test = ([rows[k] for k in order] for rows in (train, held, validation, test))
-    x = standardise(pool.x, train, held, members, pool.scale, found.common)
     fitted = fit_scaling(pool.x, train, members, pool.scale)
+    x = standardise(pool.x, train, held, fitted, found.common)
     names = tuple(found.names[k] for k in order)
     y = _spoilt(pool, names, train, seed)
-    notes = (
-        *pool.notes,
-        *found.notes,
-        *_remarks(pool, names, train, held, share, late),
-        *remarks(pool, names, train, held, members),
-    )
+    notes = (*pool.notes, *found.notes, *_remarks(pool, names, train, held, share, late))
+    notes += tuple(remarks(pool, names, train, held, members))
     public = None
     if given:
         train, public = give_public(train, members, given, seed)
@@ -99,10 +89,8 @@ def _check(spec: FederationSpec, pool: Pool) -> None:
     if kind not in TEST_PARTITIONS:
         raise DataError(f"test_partition is {kind!r}; {nearest(kind, TEST_PARTITIONS)}")
     if kind == "common" and pool.scale == "client":
-        raise DataError(
-            'test_partition is "common" and every client scales its own features; expected one scale for rows that '
-            f"belong to no client; give {tell_option('scale', 'all')}, or none instead of all"
-        )
+        given = 'test_partition is "common" and every client scales its own features'
+        raise DataError(f"{given}; expected one scale for all; give {tell_option('scale', 'all')}, or none")
 
 
 def _spoilt(pool: Pool, names: tuple[str, ...], train: list[Tensor], seed: int) -> Tensor:
@@ -111,10 +99,8 @@ def _spoilt(pool: Pool, names: tuple[str, ...], train: list[Tensor], seed: int) 
         return pool.y
     name = pool.owner_names[pool.outlier]
     if name not in names:
-        raise DataError(
-            f"outlier {name!r} is none of the clients {', '.join(names[:5])} …; expected one that takes part; keep the "
-            "data's own clients, all of them"
-        )
+        given = f"outlier {name!r} is none of the clients {listed(names, 5)}"
+        raise DataError(f"{given}; expected one that takes part; keep the data's own clients, all of them")
     return shuffle_labels(pool.y, train[names.index(name)], seed)
 
 
@@ -133,12 +119,11 @@ def _remarks(
     if pool.scale != "none":
         who = "its own" if pool.scale == "client" else "all members'"
         notes.append(f"features are standardised for each client by {who} training rows")
-    single = [plain(name) for name, rows in zip(names, train, strict=True) if len(rows) == 1]
+    single = [name for name, rows in zip(names, train, strict=True) if len(rows) == 1]
     if pool.scale == "client" and single:
-        shown = ", ".join(single[:5]) + (", …" if len(single) > 5 else "")
-        notes.append(f"clients with a single training row: {len(single)} ({shown}). It says where their features lie "
-                     "and not how far they spread, so their other rows are in raw units and their scores and "
-                     f"predictions mean nothing: give {tell_option('scale', 'all')}")  # fmt: skip
+        who = f"clients with a single training row: {len(single)} ({listed(single, 5)})"
+        notes.append(f"{who}. It says where their features lie and not how far they spread: their other rows are in "
+                     f"raw units, and their scores mean nothing; give {tell_option('scale', 'all')}")  # fmt: skip
     return notes
 
 
@@ -150,22 +135,14 @@ def shrink(pool: Pool, spec: FederationSpec) -> tuple[Pool, set[int]]:
         return pool, before
     amount = read_amount(spec.subset, len(pool), "subset")
     if amount < 1:
-        raise DataError(
-            f"subset is {spec.subset!r}, which leaves no row of {len(pool)}; expected at least one; raise it"
-        )
+        raise DataError(f"subset is {spec.subset!r}, which leaves no row of {len(pool)}; expected some; raise it")
     rows = torch.from_numpy(stream(spec.seed, "subset").permutation(len(pool))[:amount]).sort().values
-    note = f"subset: {amount} of {len(pool)} rows, drawn uniformly before the partition{_of_stored(pool, amount)}"
+    note = f"subset: {amount} of {len(pool)} rows, drawn uniformly before the partition"
+    if pool.published > len(pool):  # a share is one of the rows that are stored
+        stored, whole = (f"{100 * amount / of:.3g} %" for of in (len(pool), pool.published))
+        note += f"; {len(pool):,} of the {pool.published:,} rows of {pool.name} are stored, so this is "
+        note += f"{stored} of the stored part and {whole} of the dataset"
     return pool.take(rows).noting(note), before
-
-
-def _of_stored(pool: Pool, amount: int) -> str:
-    """A share is one of the rows that are stored: say so where the dataset has more."""
-    if pool.published <= len(pool):
-        return ""
-    return (
-        f"; {len(pool):,} of the {pool.published:,} rows of {pool.name} are stored, so this is "
-        f"{100 * amount / len(pool):.3g} % of the stored part and {100 * amount / pool.published:.3g} % of the dataset"
-    )
 
 
 def divide(pool: Pool, spec: FederationSpec, share: float, empty: set[int]) -> ClientRows:
@@ -179,13 +156,11 @@ def divide(pool: Pool, spec: FederationSpec, share: float, empty: set[int]) -> C
         return replace(clients, common=common, notes=notes + clients.notes)
     count = DEFAULT_CLIENTS if spec.clients is None else spec.clients
     if pool.group is not None and count > 1:  # one client has whole groups whatever the law
-        raise DataError(
-            f"partition {rule!r} would divide the rows of one group among clients; expected natural "
-            "clients; name the client column and use the partition natural, or leave the group out"
-        )
+        given = f"partition {rule!r} would divide the rows of one group among clients"
+        raise DataError(f"{given}; expected natural clients; name the client column, or leave the group out")
     if pool.may_repeat and not spec.partition and count > 1:
-        notes += (f"no column names the clients, so {rule} divides the rows among {count} made-up ones: give "
-                  "client_column if a column says whose a row is",)  # fmt: skip
+        given = f"no column names the clients, so {rule} divides the rows among {count} made-up ones"
+        notes += (f"{given}: give client_column if a column says whose a row is",)
     owned = _apply(pool, partition, rows, count, spec.seed, "partition")
     held = None
     if spec.test_partition == "independent":
@@ -208,37 +183,28 @@ def _set_aside(pool: Pool, spec: FederationSpec, share: float) -> tuple[Tensor, 
         test, rows = part_off(everything, round(share * len(pool)), stream(spec.seed, "held out"), pool.group)
         source = f"{len(test)} rows held out at random"
     if not len(test):
-        raise DataError(
-            f"test_partition {spec.test_partition!r} with split {spec.split!r} leaves no test rows; "
-            "expected some; hold out more"
-        )
-    how = (
-        "divided independently of the training rows" if spec.test_partition == "independent" else "one common test set"
-    )
+        given = f"test_partition {spec.test_partition!r} with split {spec.split!r}"
+        raise DataError(f"{given} leaves no test rows; expected some; hold out more")
+    common = spec.test_partition == "common"
+    how = "one common test set" if common else "divided independently of the training rows"
     return rows, test, (f"test: {source}, {how}",)
 
 
 def _natural(pool: Pool, spec: FederationSpec, partition: Partition, rows: Tensor, empty: set[int]) -> ClientRows:
     """The clients the data came with, or as many of them as were asked for."""
     if pool.owner is None:
-        raise DataError(
-            f"partition natural: {pool.name} has no clients of its own; expected an owner for each row; name a client "
-            f"column or use a law such as {DEFAULT_PARTITION}"
-        )
+        raise DataError(f"partition natural: {pool.name} has no clients of its own; expected an owner for each row; "
+                        f"name a client column or use a law such as {DEFAULT_PARTITION}")  # fmt: skip
     if spec.test_partition == "independent":
-        raise DataError(
-            'test_partition "independent" needs a law such as dirichlet:0.5, not natural clients; use "same"'
-        )
+        raise DataError('test_partition "independent" needs a law such as dirichlet:0.5, not natural clients')
     owned = [rows[g] for g in natural(pool.owner[rows], len(pool.owner_names))]
     # A client that loses all its rows to a subset is gone; one whose own file is empty stays, and is noted.
     ids = [k for k, mine in enumerate(owned) if len(mine) or k in empty]
     gone = len(owned) - len(ids)
     wanted = len(ids) if spec.clients is None else spec.clients
     if not 1 <= wanted <= len(ids):
-        raise DataError(
-            f"{wanted} clients asked for; expected 1 to {len(ids)}, the natural clients of {pool.name}; lower the "
-            f"number or use a law such as {DEFAULT_PARTITION}"
-        )
+        known = f"1 to {len(ids)}, the natural clients of {pool.name}"
+        raise DataError(f"{wanted} clients asked for; expected {known}; or use a law such as {DEFAULT_PARTITION}")
     if wanted < len(ids):
         ids = sorted(stream(spec.seed, "clients").choice(ids, wanted, replace=False).tolist())
     notes = (f"{gone} clients have no rows left after the subset and are dropped",) * bool(gone)
@@ -274,19 +240,16 @@ def read_amount(value: str | float, total: int, what: str) -> int:
     try:
         return parse_amount(value, total)
     except MISTAKES:
-        raise DataError(
-            f'{what} is {value!r}; expected a percentage such as "25%" or a whole number up to {total}'
-        ) from None
+        wanted = f'a percentage such as "25%" or a whole number up to {total}'
+        raise DataError(f"{what} is {value!r}; expected {wanted}") from None
 
 
 def read_newcomers(value: str | float, clients: int) -> int:
     """How many of the clients come late; somebody must be left to train."""
     late = read_amount(value, clients, "newcomers")
     if late >= clients > 0:
-        raise DataError(
-            f"newcomers is {value!r}; expected up to {clients - 1} of {clients} clients, so that somebody is left to "
-            "train; lower it"
-        )
+        wanted = f"up to {clients - 1} of {clients} clients, so that somebody is left to train"
+        raise DataError(f"newcomers is {value!r}; expected {wanted}; lower it")
     if not late and parse_share(value) > 0:
         raise DataError(f"newcomers is {value!r}, which is nobody of {clients} clients; expected 0 or more; raise it")
     return late
@@ -299,9 +262,8 @@ def read_split(text: str) -> float:
     except ValueError:
         train, held = 0.0, 0.0
     if train <= 0 or held < 0 or not abs(train + held - 100) <= 1e-6:  # also refuses nan
-        raise DataError(
-            f'split is {text!r}; expected two percentages that add up to 100, the first above 0, such as "80/20"'
-        )
+        wanted = "two percentages that add up to 100, the first above 0"
+        raise DataError(f'split is {text!r}; expected {wanted}, such as "80/20"')
     return held / 100
 
 
@@ -309,12 +271,11 @@ def hold_out(
     owned: list[Tensor], share: float, seed: int, group: Tensor | None = None
 ) -> tuple[list[Tensor], list[Tensor]]:
     """Training and held-out rows of each client: at least one row of each where the client has two to divide."""
-    pairs = []
+    train, held = list(owned), list(owned)
     for k, rows in enumerate(owned):
-        amount = min(max(round(share * len(rows)), 1 if share > 0 else 0), len(rows) - 1) if len(rows) else 0
-        held, train = part_off(rows, amount, stream(seed, "split", k), group)
-        pairs.append((train, held))
-    return [train for train, _ in pairs], [held for _, held in pairs]
+        amount = min(max(round(share * len(rows)), 1 if share > 0 else 0), len(rows) - 1)
+        held[k], train[k] = part_off(rows, amount, stream(seed, "split", k), group)
+    return train, held
 
 
 def halve(held: list[Tensor], seed: int, group: Tensor | None = None) -> tuple[list[Tensor], list[Tensor]]:
@@ -365,26 +326,29 @@ def fit_scaling(x: Tensor, train: list[Tensor], members: int, scale: Scaling) ->
     """
     if scale == "none":
         return None
-    groups = [torch.cat(train[:members])] if scale == "all" else train
-    shape = x.shape[1:]
-    found = [_moments(x[mine]) if len(mine) else (torch.zeros(shape).double(), torch.ones(shape).double())
-             for mine in groups]  # fmt: skip
+    groups, shape = [torch.cat(train[:members])] if scale == "all" else train, x.shape[1:]
+    nothing = torch.zeros(shape).double(), torch.ones(shape).double()
+    found = [_moments(x[mine]) if len(mine) else nothing for mine in groups]
     return torch.stack([mean for mean, _ in found]), torch.stack([sd for _, sd in found])
 
 
 def standardise(
-    x: Tensor, train: list[Tensor], held: list[Tensor], members: int, scale: Scaling, common: Tensor | None = None
+    x: Tensor,
+    train: list[Tensor],
+    held: list[Tensor],
+    fitted: tuple[Tensor, Tensor] | None,
+    common: Tensor | None = None,
 ) -> Tensor:
-    """Features with mean 0 and sd 1 on training rows: each client's own, or all members' together."""
-    fitted = fit_scaling(x, train, members, scale)
+    """Features with mean 0 and sd 1 on training rows, by what `fit_scaling` found; rows of nobody by all members'."""
     if fitted is None:
         return x
     x, (mean, sd) = x.clone(), fitted
-    for k, (mine, rest) in enumerate(zip(train, held, strict=True)):
-        rows, which = torch.cat([mine, rest]), k if scale == "client" else 0
+    groups = [torch.cat(pair) for pair in zip(train, held, strict=True)]
+    if len(mean) == 1 and common is not None:
+        groups.append(common)
+    for k, rows in enumerate(groups):
+        which = k if len(mean) > 1 else 0
         x[rows] = ((x[rows].double() - mean[which]) / sd[which]).to(x.dtype)
-    if scale == "all" and common is not None:
-        x[common] = ((x[common].double() - mean[0]) / sd[0]).to(x.dtype)
     return x
 
 

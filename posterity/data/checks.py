@@ -1,24 +1,17 @@
-"""What is looked at once rows are divided, or handed in by somebody else: values, owners, rows in two parts.
+"""What a reader should know about rows that are divided: repeated ones, classes that nobody learns, names alike.
 
-`data/assemble.py` asks for `remarks`; `data/registry.py` checks what a function of the user returned. Federations that
-were put together by hand are looked at in `data/federation.py`.
+`data/assemble.py` asks for `remarks`, `data/user_files.py` for `pool_remarks`.
 """
 
 from __future__ import annotations
 
 import re
 import unicodedata
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from posterity.data.pool import Pool
-from posterity.settings.text import plain
-
-if TYPE_CHECKING:
-    pass
-
+from posterity.data.pool import Pool, listed
 
 INTEGER = re.compile(r"0*(\d+)(?:\.0*)?")  # 7, 007, 7.0
 
@@ -42,9 +35,8 @@ def _constant(pool: Pool, features: tuple[str, ...]) -> list[str]:
     same = torch.nonzero((pool.x == pool.x[:1]).all(0))[:, 0].tolist()
     if not same:
         return []
-    has = "features have" if len(same) > 1 else "feature has"
-    shown = ", ".join(plain(features[i]) if features else str(i) for i in same[:5]) + (", …" if len(same) > 5 else "")
-    return [f"{len(same)} {has} the same value in every row and can teach nothing: {shown}"]
+    names = listed([features[i] if features else i for i in same], 5)
+    return [f"{len(same)} features have the same value in every row and can teach nothing: {names}"]
 
 
 def alike(names: tuple[str, ...], what: str) -> list[str]:
@@ -52,7 +44,7 @@ def alike(names: tuple[str, ...], what: str) -> list[str]:
     groups: dict[str, list[str]] = {}
     for name in names:
         groups.setdefault(_sounds(name), []).append(name)
-    said = []
+    found = []
     for same in (same for same in groups.values() if len(same) > 1):
         how, show = "capitals or spaces", repr
         if number := _number(same[0]):
@@ -60,8 +52,8 @@ def alike(names: tuple[str, ...], what: str) -> list[str]:
         elif len({"".join(name.split()).casefold() for name in same}) > 1:
             how, show = "capitals, spaces or how their characters are stored", ascii
         shown = " and ".join(map(show, same))
-        said.append(f"the {what} {shown} differ in {how} only: write them alike if they are one")
-    return said
+        found.append(f"the {what} {shown} differ in {how} only: write them alike if they are one")
+    return found
 
 
 def _sounds(name: str) -> str:
@@ -87,7 +79,7 @@ def _lonely(pool: Pool, names: tuple[str, ...], groups: list[Tensor]) -> list[st
     lonely = [name for name, kind in zip(names, kinds.tolist(), strict=True) if kind == 1]
     if not lonely:
         return []
-    shown = ", ".join(map(plain, lonely[:5])) + (", …" if len(lonely) > 5 else "")
+    shown = listed(lonely, 5)
     return [f"{len(lonely)} clients have one class only ({shown}): AUROC means nothing there, accuracy little"]
 
 
@@ -100,8 +92,8 @@ def _repeated(pool: Pool, trained: Tensor, kept: Tensor) -> list[str]:
     copies = sum(row in seen for row in again)
     if not copies:
         return []
-    return [f"{copies} of {len(kept)} held-out rows equal a training row in all features and the target: their scores "
-            "say little about new rows; drop copies, or keep what belongs together in one part (--group)"]  # fmt: skip
+    advice = "drop copies, or keep what belongs together in one part (--group)"
+    return [f"{copies} of {len(kept)} held-out rows equal a training row in all features and the target: {advice}"]
 
 
 def _unlearnt(pool: Pool, trained: Tensor, kept: Tensor) -> list[str]:
@@ -111,7 +103,6 @@ def _unlearnt(pool: Pool, trained: Tensor, kept: Tensor) -> list[str]:
     found = torch.nonzero((there == 0) & (asked > 0))[:, 0].tolist()
     if not found:
         return []
-    names = ", ".join(repr(pool.class_names[c]) if pool.class_names else str(c) for c in found[:5])
-    more = f" and {len(found) - 5} others" if len(found) > 5 else ""
+    classes = listed([repr(pool.class_names[c]) if pool.class_names else c for c in found], 5)
     rows = int(asked[found].sum())
-    return [f"no member trains on the class {names}{more}, which {rows} held-out rows have: nobody can learn it"]
+    return [f"no member trains on the class {classes}, which {rows} held-out rows have: nobody can learn it"]

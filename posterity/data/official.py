@@ -7,7 +7,7 @@ holds the complete dataset comes before one that holds a part of it, and of two 
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 
@@ -35,6 +35,11 @@ class Form:
     files: tuple[File, ...]
 
 
+def form(key: str, title: str, *files: File | str) -> Form:
+    """A form of these files; a name stands for a file of unknown size."""
+    return Form(key, title, tuple(File(file) if isinstance(file, str) else file for file in files))
+
+
 @dataclass(frozen=True)
 class DataSource:
     """The official place of a dataset, and the forms that are read."""
@@ -45,13 +50,14 @@ class DataSource:
     system: Path | None = None  # where a package of the operating system puts the files
     advice: str = ""  # a further way to the files
 
-    def data_dir_places(self, data_dir: Path | None) -> list[Path]:
-        """The folders in which files are looked for first."""
-        return [data_dir / name for name in self.folders] if data_dir else []
-
     def places(self, data_dir: Path | None) -> list[Path]:
         """The folders in which files are looked for."""
-        return [*self.data_dir_places(data_dir), *([self.system] if self.system else [])]
+        below = [data_dir / name for name in self.folders] if data_dir else []
+        return [*below, *([self.system] if self.system else [])]
+
+    def among(self, keys: tuple[str, ...]) -> list[Form]:
+        """The forms with these keys; all without any."""
+        return [form for form in self.forms if not keys or form.key in keys]
 
 
 @dataclass(frozen=True)
@@ -67,9 +73,8 @@ def find_form(source: DataSource, data_dir: Path | None, among: tuple[str, ...] 
 
     Any form in the data folder is before any of the system's: who put files there means them.
     """
-    forms = [form for form in source.forms if not among or form.key in among]
-    for places in (source.data_dir_places(data_dir), source.places(None)):
-        for form, place in product(forms, places):
+    for places in (replace(source, system=None).places(data_dir), source.places(None)):
+        for form, place in product(source.among(among), places):
             paths = tuple(place / file.name for file in form.files)
             if all(os.path.exists(path) for path in paths):
                 return Found(form, paths)
@@ -80,29 +85,26 @@ def locate_form(name: str, source: DataSource, data_dir: Path | None, among: tup
     """The first form of which every file is there, or a sentence about what is missing."""
     if found := find_form(source, data_dir, among):
         return found
-    forms = [form for form in source.forms if not among or form.key in among]
+    forms = source.among(among)
     published = [form for form in forms if form.key not in OURS] or forms
     expected = ", or ".join(" and ".join(file.name for file in form.files) for form in published)
+    where = f"`posterity datasets {name}` says where the files come from"
+    point = f"set {VARIABLE} or pass data_dir (--data-dir)"
     if data_dir is None and source.system is None:
-        raise DataError(
-            f"dataset {name}: no data folder given; expected one that holds {expected}; set the environment variable "
-            f"{VARIABLE} or pass data_dir (--data-dir); `posterity datasets {name}` says where the files come from"
-        )
+        raise DataError(f"dataset {name}: no data folder given; expected one that holds {expected}; {point}; {where}")
     looked = ", ".join(str(place) for place in source.places(data_dir))
     gone = data_dir is not None and not os.path.isdir(data_dir)
     given = f"the data folder {data_dir} does not exist" if gone else _incomplete(source, forms, data_dir)
     raise DataError(
         f"dataset {name}: {given or 'none of its files is there'} (looked in {looked}); expected {expected}; put the "
-        f"files into one of these folders, or point {VARIABLE} or data_dir (--data-dir) to the folder above it; "
-        f"`posterity datasets {name}` says where they come from{source.advice and '; '}{source.advice}"
+        f"files into one of these folders, or {point}; {where}{source.advice and '; '}{source.advice}"
     )
 
 
 def _incomplete(source: DataSource, forms: list[Form], data_dir: Path | None) -> str:
     """What is missing of a form that is there in part."""
-    for form in forms:
-        for place in source.places(data_dir):
-            missing = [file.name for file in form.files if not os.path.exists(place / file.name)]
-            if 0 < len(missing) < len(form.files):
-                return f"{place} has {len(form.files) - len(missing)} files, and not {', '.join(missing)}"
+    for form, place in product(forms, source.places(data_dir)):
+        missing = [file.name for file in form.files if not os.path.exists(place / file.name)]
+        if 0 < len(missing) < len(form.files):
+            return f"{place} has {len(form.files) - len(missing)} files, and not {', '.join(missing)}"
     return ""

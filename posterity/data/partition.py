@@ -4,8 +4,6 @@ A rule is a pure function of labels, number of clients, a numpy generator and it
 each client; no row is given out twice. Inside, a rule only decides *how many* samples of each class a client gets;
 which ones is drawn afterwards. No rule knows the clients' numbers: before anything is drawn, all have the same
 distribution. `data/assemble.py` applies them. A rule of your own is `package.module:function` on the command line.
-
-From shares to whole numbers of rows, and from numbers to rows: what the rules of `data/partition.py` share.
 """
 
 from __future__ import annotations
@@ -22,10 +20,116 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from posterity.data.pool import DataError
-from posterity.settings.hyperparameters import MISTAKES, declared, nearest, split_name
+from posterity.settings.hyperparameters import MISTAKES, Declared, declared, nearest, split_name
 from posterity.settings.plugins import find_function
 
 Counts = NDArray[np.int64]
+
+
+GIVEN = ("y", "clients", "rng")  # what every rule is called with, besides its numbers
+LENIENT = {"minimum": 1, "samples": None}  # for a held-out part, which is smaller: one row a client, what fits
+
+
+@dataclass(frozen=True)
+class Rule:
+    """The declaration of a partition: how it is typed, what divides the rows, with which numbers, and the version."""
+
+    name: str  # as typed; `package.module:function` for one of your own
+    form: str  # its numbers as they are typed; those in brackets may be left out
+    function: Callable[..., Any] | None  # of y, clients, rng and the numbers; None for the data's own clients
+    parameters: tuple[str, ...] = ()  # what the numbers are called in the function, and in a run's folder
+    version: int = 1  # which rows a rule gives out for a seed may change with the version, and only with it
+    example: str = ""  # as `--help` shows it
+
+    @property
+    def usage(self) -> str:
+        return self.name + self.form
+
+    @property
+    def least(self) -> int:
+        """How many numbers must be typed."""
+        return len(self.parameters) - self.form.count("[")
+
+    @property
+    def declared(self) -> dict[str, Declared]:
+        """Types and defaults of the numbers."""
+        return declared(self.function, GIVEN) if self.function else {}
+
+    @property
+    def defaults(self) -> dict[str, Any]:
+        """The values of numbers that may be left out; 0 for the others."""
+        return {n: 0 if i < self.least else self.declared[n].default for i, n in enumerate(self.parameters)}
+
+    def read(self, text: str, numbers: list[str]) -> Partition:
+        """The partition that was typed as `text`."""
+        if not self.least <= len(numbers) <= len(self.parameters):
+            given = f"partition {text!r}: {len(numbers)} numbers after the name"
+            raise DataError(f"{given}; expected the form {self.usage}")
+        known, pairs = self.declared, zip(self.parameters, numbers, strict=False)
+        try:
+            typed = {name: known[name].read_given(number) for name, number in pairs}
+        except MISTAKES as error:
+            raise DataError(f"partition {text!r}: {error}; expected the form {self.usage} with numbers in it") from None
+        return Partition(self.name, tuple((self.defaults | typed).items()))
+
+
+@dataclass(frozen=True)
+class Partition:
+    """A rule by its name, and its numbers."""
+
+    name: str
+    numbers: tuple[tuple[str, Any], ...] = ()  # by the names of the rule's parameters
+
+    @property
+    def version(self) -> int:
+        return find_rule(self.name).version
+
+    def facts(self) -> dict[str, Any]:
+        """The rule, its version and the numbers that it was given, for a run's folder."""
+        defaults = find_rule(self.name).defaults
+        return {"rule": self.name, "version": self.version, **{n: v for n, v in self.numbers if v != defaults[n]}}
+
+    def divide(self, y: Tensor, clients: int, rng: Generator) -> list[Tensor]:
+        """Rows of each client."""
+        function = find_rule(self.name).function
+        if function is None:
+            raise DataError(
+                "partition 'natural': expected a law that divides rows; natural clients need an owner column"
+            )
+        owned = function(y=y, clients=clients, rng=rng, **dict(self.numbers))
+        return owned if self.name in RULES else check_rows(owned, self.name, len(y), clients)
+
+    def lenient(self) -> Partition:
+        """The same rule for a held-out part."""
+        return replace(self, numbers=tuple((n, LENIENT.get(n, v)) for n, v in self.numbers))
+
+
+def parse_partition(text: str) -> Partition:
+    """Read a partition as written on the command line: `dirichlet:0.3`, `pathological:3:100`, `my_module:rule:2`, …"""
+    name, numbers = split_name(text)
+    if name not in RULES and numbers and numbers[0].isidentifier():
+        name, numbers = f"{name}:{numbers[0]}", numbers[1:]
+    return find_rule(name, text).read(text, numbers)
+
+
+def find_rule(name: str, text: str | None = None) -> Rule:
+    """The rule called `name`, or one of your own; `text` is what was typed."""
+    if name in RULES:
+        return RULES[name]
+    typed = name if text is None else text
+    if ":" not in name:
+        raise DataError(f"partition {typed!r}: unknown name {name!r}; {nearest(name, RULES)}")
+    try:
+        function = find_function(name, "partition")
+    except ValueError as error:
+        raise DataError(f"partition {typed!r}: {error}; by name, {nearest(name.split(':')[0], RULES)}") from None
+    known = declared(function)
+    if missing := [n for n in GIVEN if n not in known]:
+        wanted = f"{name.split(':')[1]}({', '.join(GIVEN)}, …its numbers…) that returns the rows of each client"
+        raise DataError(f"partition {typed!r}: the function has no parameter {', '.join(missing)}; expected {wanted}")
+    own = {n: d for n, d in sorted(known.items(), key=lambda item: not item[1].required) if n not in GIVEN}
+    form = "".join(f":{n.upper()}" if d.required else f"[:{n.upper()}]" for n, d in own.items())
+    return Rule(name, form, function, tuple(own), getattr(function, "version", 1))
 
 
 def check(holds: bool, given: str, expected: str, remedy: str) -> None:
@@ -44,12 +148,8 @@ def check_clients(y: Tensor, clients: int) -> None:
 
 def count_classes(y: Tensor, clients: int) -> tuple[NDArray[np.int64], Counts]:
     """Labels renumbered over the classes present, and the size of each class."""
-    check(
-        not y.is_floating_point(),
-        "targets are numbers, not classes",
-        "integer labels",
-        "use the partition iid or natural for regression",
-    )
+    remedy = "use the partition iid or natural for regression"
+    check(not y.is_floating_point(), "targets are numbers, not classes", "integer labels", remedy)
     check_clients(y, clients)
     _, labels = np.unique(y.numpy(), return_inverse=True)
     return labels.astype(np.int64), np.bincount(labels).astype(np.int64)
@@ -98,11 +198,9 @@ def resample(draw: Callable[[], Counts], rows: int, clients: int, minimum: int, 
         if (smallest := int(counts.sum(1).min())) >= minimum:
             return counts
         best = max(best, smallest)
-    raise DataError(
-        f"partition: {rows} rows over {clients} clients; expected at least {minimum} rows a client, but the best of "
-        f"{tries} draws left a client with {best}; use fewer clients, a larger alpha, or a lower minimum "
-        "(for example dirichlet:0.3:1)"
-    )
+    given = f"partition: {rows} rows over {clients} clients; expected at least {minimum} rows a client"
+    remedy = "use fewer clients, a larger alpha, or a lower minimum (for example dirichlet:0.3:1)"
+    raise DataError(f"{given}, but the best of {tries} draws left a client with {best}; {remedy}")
 
 
 def deal(labels: NDArray[np.int64], counts: Counts, rng: Generator) -> list[Tensor]:
@@ -122,124 +220,15 @@ def check_rows(owned: Any, name: str, rows: int, clients: int) -> list[Tensor]:
         count = f" of {len(owned)}" if isinstance(owned, list | tuple) else ""
         raise DataError(f"partition {name!r} returned a {type(owned).__name__}{count}; {wanted}")
     found = [np.sort(np.asarray(mine).flatten()) for mine in owned]
-    kinds = {str(mine.dtype) for mine in found if len(mine) and mine.dtype.kind not in "iu"}
-    if kinds:
+    if kinds := {str(mine.dtype) for mine in found if len(mine) and mine.dtype.kind not in "iu"}:
         raise DataError(f"partition {name!r} returned rows of type {', '.join(sorted(kinds))}; {wanted}")
-    together = np.concatenate([mine.astype(np.int64) for mine in found]) if found else np.zeros(0, dtype=np.int64)
+    found = [mine.astype(np.int64) for mine in found]
+    together = np.concatenate(found)
     if len(together) and not 0 <= together.min() <= together.max() < rows:
         raise DataError(f"partition {name!r} returned rows from {together.min()} to {together.max()}; {wanted}")
-    if len(np.unique(together)) < len(together):
-        twice = np.flatnonzero(np.bincount(together) > 1)[0]
-        raise DataError(f"partition {name!r} gives out row {twice} more than once; expected every row at most once")
-    return [torch.from_numpy(mine.astype(np.int64)) for mine in found]
-
-
-GIVEN = ("y", "clients", "rng")  # what every rule is called with, besides its numbers
-LENIENT = {
-    "minimum": 1,
-    "samples": None,
-}  # for a held-out part, which is smaller: one row a client, samples as they fit
-
-
-@dataclass(frozen=True)
-class Rule:
-    """The declaration of a partition: how it is typed, what divides the rows, with which numbers, and the version."""
-
-    name: str  # as typed; `package.module:function` for one of your own
-    form: str  # its numbers as they are typed; those in brackets may be left out
-    function: Callable[..., Any] | None  # of y, clients, rng and the numbers; None for the data's own clients
-    parameters: tuple[str, ...] = ()  # what the numbers are called in the function, and in a run's folder
-    version: int = 1  # which rows a rule gives out for a seed may change with the version, and only with it
-    example: str = ""  # as `--help` shows it
-
-    @property
-    def usage(self) -> str:
-        return self.name + self.form
-
-    @property
-    def least(self) -> int:
-        """How many numbers must be typed."""
-        return len(self.parameters) - self.form.count("[")
-
-    @property
-    def defaults(self) -> dict[str, Any]:
-        """The values of numbers that may be left out; 0 for the others."""
-        known = declared(self.function, GIVEN) if self.function else {}
-        return {n: 0 if i < self.least else known[n].default for i, n in enumerate(self.parameters)}
-
-    def read(self, text: str, numbers: list[str]) -> Partition:
-        """The partition that was typed as `text`."""
-        if not self.least <= len(numbers) <= len(self.parameters):
-            raise DataError(
-                f"partition {text!r}: {len(numbers)} numbers after the name; expected the form {self.usage}"
-            )
-        known = declared(self.function, GIVEN) if self.function else {}
-        try:
-            typed = {n: known[n].read_given(number) for n, number in zip(self.parameters, numbers, strict=False)}
-        except MISTAKES as error:
-            raise DataError(f"partition {text!r}: {error}; expected the form {self.usage} with numbers in it") from None
-        return Partition(self.name, tuple((self.defaults | typed).items()))
-
-
-@dataclass(frozen=True)
-class Partition:
-    """A rule by its name, and its numbers."""
-
-    name: str
-    numbers: tuple[tuple[str, Any], ...] = ()  # by the names of the rule's parameters
-
-    @property
-    def version(self) -> int:
-        return find_rule(self.name).version
-
-    def facts(self) -> dict[str, Any]:
-        """The rule, its version and the numbers that it was given, for a run's folder."""
-        defaults = find_rule(self.name).defaults
-        return {"rule": self.name, "version": self.version, **{n: v for n, v in self.numbers if v != defaults[n]}}
-
-    def divide(self, y: Tensor, clients: int, rng: Generator) -> list[Tensor]:
-        """Rows of each client."""
-        function = find_rule(self.name).function
-        if function is None:
-            raise DataError(
-                f"partition {self.name!r}: expected a law that divides rows; natural clients need an owner column"
-            )
-        owned = function(y=y, clients=clients, rng=rng, **dict(self.numbers))
-        return owned if self.name in RULES else check_rows(owned, self.name, len(y), clients)
-
-    def lenient(self) -> Partition:
-        """The same rule for a held-out part."""
-        return replace(self, numbers=tuple((n, LENIENT.get(n, v)) for n, v in self.numbers))
-
-
-def parse_partition(text: str) -> Partition:
-    """Read a partition as written on the command line: `dirichlet:0.3`, `pathological:3:100`, `my_module:rule:2`, …"""
-    name, numbers = split_name(text)
-    if name not in RULES and numbers and numbers[0].isidentifier():
-        name, numbers = f"{name}:{numbers[0]}", numbers[1:]
-    return find_rule(name, text).read(text, numbers)
-
-
-def find_rule(name: str, text: str | None = None) -> Rule:
-    """The rule called `name`, or one of your own; `text` is what was typed."""
-    if name in RULES:
-        return RULES[name]
-    typed = name if text is None else text
-    if ":" not in name:
-        raise DataError(f"partition {typed!r}: unknown name {name!r}; {nearest(name, RULES)}")
-    try:
-        function = find_function(name, "partition")
-    except ValueError as error:
-        raise DataError(f"partition {typed!r}: {error}; by name, {nearest(name.split(':')[0], RULES)}") from None
-    known = declared(function)
-    if missing := [n for n in GIVEN if n not in known]:
-        raise DataError(
-            f"partition {typed!r}: the function has no parameter {', '.join(missing)}; expected "
-            f"{name.split(':')[1]}({', '.join(GIVEN)}, …its numbers…) that returns the rows of each client"
-        )
-    own = {n: d for n, d in sorted(known.items(), key=lambda item: not item[1].required) if n not in GIVEN}
-    form = "".join(f":{n.upper()}" if d.required else f"[:{n.upper()}]" for n, d in own.items())
-    return Rule(name, form, function, tuple(own), getattr(function, "version", 1))
+    if len(twice := np.flatnonzero(np.bincount(together) > 1)):
+        raise DataError(f"partition {name!r} gives out row {twice[0]} more than once; expected every row at most once")
+    return [torch.from_numpy(mine) for mine in found]
 
 
 def dirichlet(
@@ -302,12 +291,9 @@ def pathological(y: Tensor, clients: int, kinds: int, rng: Generator, samples: i
     chosen = choose_classes(clients, kinds, len(sizes), rng)  # (clients, classes)
     wanted = chosen.sum(0)
     fits = int((sizes[wanted > 0] // wanted[wanted > 0]).min())
-    check(
-        1 <= (fits if samples is None else samples) <= fits,
-        f"{clients} clients with {kinds} classes and {samples or 'some'} rows of each",
-        f"at most {fits} rows of a class per client, since the rarest class has {sizes.min()}",
-        "lower the samples or classes per client, or the number of clients",
-    )
+    given = f"{clients} clients with {kinds} classes and {samples or 'some'} rows of each"
+    wanted = f"at most {fits} rows of a class per client, since the rarest class has {sizes.min()}"
+    check(1 <= (fits if samples is None else samples) <= fits, given, wanted, "lower one of these numbers")
     return deal(labels, chosen * (samples or fits), rng)
 
 

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeVar
 
@@ -20,97 +20,7 @@ from posterity.settings.text import plain
 T = TypeVar("T")  # a record of tensors
 COLUMNS = ("x", "y", "owner", "group", "official_test", "domain", "common")
 AT_ONCE = 2**24  # values that are looked at together
-
-
-def check_pool(pool: Pool, name: str) -> Pool:
-    """Refuse a pool whose tensors do not fit together or whose values cannot be used."""
-    whose = f"dataset {name!r}"
-    pool = as_tensors(pool, COLUMNS, whose)
-    n = len(pool.y) if pool.y.dim() else 0
-    for what in ("x", "owner", "group", "official_test", "domain"):
-        column: Tensor | None = getattr(pool, what)
-        if column is not None and (column.dim() < 1 or len(column) != n):
-            raise DataError(f"{whose}: {what} has the shape {tuple(column.shape)} and y {n} rows; expected as "
-                            "many of both; mend what is returned")  # fmt: skip
-    if pool.y.dim() != 1:
-        raise DataError(f"{whose}: y has the shape {tuple(pool.y.shape)}; expected ({n},); flatten it")
-    check_kind(pool.y, pool.task, whose)
-    if pool.task == "classification" and n:
-        low, high = int(pool.y.min()), int(pool.y.max())
-        if low < 0 or high >= pool.classes:
-            raise DataError(f"{whose}: labels from {low} to {high} and classes={pool.classes}; expected "
-                            f"labels from 0 to {pool.classes - 1}; mend labels or classes")  # fmt: skip
-    if (
-        pool.owner is not None
-        and n
-        and not -1 <= int(pool.owner.min()) <= int(pool.owner.max()) < len(pool.owner_names)
-    ):
-        raise DataError(f"{whose}: owner names clients up to {int(pool.owner.max())} and owner_names has "
-                        f"{len(pool.owner_names)}; expected a name for each; add names")  # fmt: skip
-    check_features(pool.x, whose)
-    return pool
-
-
-def check_features(
-    x: Tensor, whose: str, used: Tensor | None = None, owner: Callable[[int], str] = lambda row: ""
-) -> None:  # fmt: skip
-    """Refuse features that are missing or infinite in a row that is `used` (on the host; None: all are)."""
-    if not x.is_floating_point() or not x.numel():
-        return
-    bad = _not_finite(x)
-    bad = bad if used is None else bad & used
-    if not bool(bad.any()):
-        return
-    flat = x.reshape(len(x), -1)
-    none = torch.nonzero(~flat.isfinite().any(0))[:, 0]
-    if len(none):
-        more = f", as are {len(none) - 1} others" if len(none) > 1 else ""
-        raise DataError(
-            f"{whose}: feature {int(none[0])} is missing or infinite in all {len(x)} rows{more}; expected numbers; "
-            "remove it"
-        )
-    row = int(torch.nonzero(bad)[0, 0])
-    feature = int(torch.nonzero(~flat[row].isfinite())[0, 0])
-    raise DataError(f"{whose}: feature {feature} of row {row}{owner(row)} is {float(flat[row, feature])}; expected "
-                    "numbers; fill or drop it")  # fmt: skip
-
-
-def _not_finite(x: Tensor) -> Tensor:
-    """Which rows hold a missing or infinite value, on the host; x is read once, some rows at a time."""
-    each = max(1, AT_ONCE // max(1, x[0].numel()))
-    return torch.cat([~some.reshape(len(some), -1).isfinite().all(1).cpu() for some in torch.split(x, each)])
-
-
-def check_kind(y: Tensor, task: str, whose: str) -> None:
-    """Refuse labels that are no whole numbers."""
-    if task == "classification" and (y.is_floating_point() or y.is_complex()):
-        raise DataError(f"{whose}: y is of type {y.dtype} and the task is classification; expected labels of type "
-                        "torch.int64; convert them, or set the task to regression")  # fmt: skip
-
-
-def as_tensors(record: T, names: tuple[str, ...], whose: str) -> T:
-    """The record with tensors where somebody gave arrays, and labels of a type that can be counted."""
-    made: dict[str, Any] = {}
-    for name in names:
-        given = getattr(record, name)
-        if given is None:
-            continue
-        value = given if isinstance(given, Tensor) else tensor_of(given, f"{whose}: {name}")
-        small = name == "y" and not value.is_floating_point() and value.dtype not in (torch.int64, torch.int32)
-        if value is not given or small:
-            made[name] = value.long() if small else value
-    changed: T = replace(record, **made)  # type: ignore[type-var]
-    return changed if made else record
-
-
-def tensor_of(given: Any, what: str) -> Tensor:
-    """Numbers as a tensor, whatever their order of bytes."""
-    array = np.asarray(given)
-    if array.dtype.kind not in "biuf":
-        raise DataError(f"{what} is a {type(given).__name__} of type {array.dtype}; expected a tensor or an array of "
-                        "numbers; convert it")  # fmt: skip
-    return torch.from_numpy(np.require(array, array.dtype.newbyteorder("="), ["C", "W"]))
-
+SHOWN = 12  # names in a sentence
 
 Scaling = Literal["none", "client", "all"]
 """Who fits mean and sd of each feature: nobody, every client on its own training rows, all members together."""
@@ -178,3 +88,103 @@ class Pool:
     def noting(self, *notes: str) -> Pool:
         """The pool with further remarks for the report."""
         return replace(self, notes=self.notes + notes)
+
+
+def listed(names: Iterable[object], most: int = SHOWN) -> str:
+    """The first of many names, for a sentence."""
+    every = [plain(name) for name in names]
+    return ", ".join(every[:most]) + (f", … ({len(every)} in all)" if len(every) > most else "")
+
+
+def check_pool(pool: Pool, name: str) -> Pool:
+    """Refuse a pool whose tensors do not fit together or whose values cannot be used."""
+    whose = f"dataset {name!r}"
+    pool = as_tensors(pool, COLUMNS, whose)
+    check_lengths(pool, ("x", "owner", "group", "official_test", "domain"), whose)
+    check_targets(pool.y, pool.task, pool.classes, whose)
+    owner, names = pool.owner, len(pool.owner_names)
+    if owner is not None and len(owner) and not -1 <= int(owner.min()) <= int(owner.max()) < names:
+        given = f"owner names clients up to {int(owner.max())} and owner_names has {names}"
+        raise DataError(f"{whose}: {given}; expected a name for each; add names")
+    check_features(pool.x, whose)
+    return pool
+
+
+def check_lengths(record: Any, columns: tuple[str, ...], whose: str) -> None:
+    """Refuse tensors that have not as many rows as y."""
+    y = record.y
+    if y.dim() != 1:
+        raise DataError(f"{whose}: y has the shape {tuple(y.shape)}; expected (rows,); flatten it")
+    for what in columns:
+        column: Tensor | None = getattr(record, what)
+        if column is not None and (column.dim() < 1 or len(column) != len(y)):
+            given = f"{what} has the shape {tuple(column.shape)} and y {len(y)} rows"
+            raise DataError(f"{whose}: {given}; expected as many of both; mend what is given")
+
+
+def check_targets(
+    y: Tensor,
+    task: str,
+    classes: int,
+    whose: str,
+    owner: Callable[[int], str] = lambda row: "",
+    rows: Tensor | None = None,
+) -> None:
+    """Refuse labels that are no whole numbers or that no class has, and targets that are no numbers, in these rows."""
+    if task == "classification" and (y.is_floating_point() or y.is_complex()):
+        given = f"y is of type {y.dtype} and the task is classification"
+        raise DataError(f"{whose}: {given}; expected labels of type torch.int64; convert them, or set the task")
+    mine = y if rows is None else y[rows]
+    wrong = (mine < 0) | (mine >= classes) if task == "classification" else ~mine.isfinite()
+    if bool(wrong.any()):
+        row = int(torch.nonzero(wrong)[0, 0])
+        row = row if rows is None else int(rows[row])
+        wanted = f"labels from 0 to {classes - 1}" if task == "classification" else "numbers"
+        raise DataError(
+            f"{whose}: y of row {row}{owner(row)} is {y[row].item()}; expected {wanted}; mend y, or classes"
+        )
+
+
+def check_features(
+    x: Tensor, whose: str, used: Tensor | None = None, owner: Callable[[int], str] = lambda row: ""
+) -> None:
+    """Refuse features that are missing or infinite in a row that is `used` (on the host; None: all are)."""
+    if not x.is_floating_point() or not x.numel():
+        return
+    each = max(1, AT_ONCE // max(1, x[0].numel()))  # x is read once, some rows at a time
+    bad = torch.cat([~some.reshape(len(some), -1).isfinite().all(1).cpu() for some in torch.split(x, each)])
+    bad = bad if used is None else bad & used
+    if not bool(bad.any()):
+        return
+    flat = x.reshape(len(x), -1)
+    if none := torch.nonzero(~flat.isfinite().any(0))[:, 0].tolist():
+        given = f"feature {listed(none)} is missing or infinite in all {len(x)} rows"
+        raise DataError(f"{whose}: {given}; expected numbers; remove it")
+    row = int(torch.nonzero(bad)[0, 0])
+    feature = int(torch.nonzero(~flat[row].isfinite())[0, 0])
+    given = f"feature {feature} of row {row}{owner(row)} is {float(flat[row, feature])}"
+    raise DataError(f"{whose}: {given}; expected numbers; fill or drop it")
+
+
+def as_tensors(record: T, names: tuple[str, ...], whose: str) -> T:
+    """The record with tensors where somebody gave arrays, and labels of a type that can be counted."""
+    made: dict[str, Any] = {}
+    for name in names:
+        given = getattr(record, name)
+        if given is None:
+            continue
+        value = given if isinstance(given, Tensor) else tensor_of(given, f"{whose}: {name}")
+        small = name == "y" and not value.is_floating_point() and value.dtype not in (torch.int64, torch.int32)
+        if value is not given or small:
+            made[name] = value.long() if small else value
+    changed: T = replace(record, **made)  # type: ignore[type-var]
+    return changed if made else record
+
+
+def tensor_of(given: Any, what: str) -> Tensor:
+    """Numbers as a tensor, whatever their order of bytes."""
+    array = np.asarray(given)
+    if array.dtype.kind not in "biuf":
+        kind = f"{what} is a {type(given).__name__} of type {array.dtype}"
+        raise DataError(f"{kind}; expected a tensor or an array of numbers; convert it")
+    return torch.from_numpy(np.require(array, array.dtype.newbyteorder("="), ["C", "W"]))

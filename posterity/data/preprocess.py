@@ -41,13 +41,17 @@ class Preprocessing:
         raw = x.detach().cpu() if isinstance(x, Tensor) else tensor_of(_as_array(x, self.columns), "x")
         if raw.dtype == torch.uint8 and len(shape) == 3 and dtype.is_floating_point:
             raw = self._picture(raw, shape)
-        check_shape(raw, shape)
+        if tuple(raw.shape[1:]) != shape:
+            wanted = f"(samples, {', '.join(map(str, shape))})"
+            raise ValueError(f"x has shape {tuple(raw.shape)}; expected {wanted}")
         _check_values(raw, self.columns)
         if self.pictures and raw.numel() and (top := float(raw.abs().max())) > 1 + 1e-6:
-            raise DataError(f"x has values up to {top:g} in type {raw.dtype}; expected bytes (uint8, 0 to 255), or "
-                            "numbers from -1 to 1 (a byte / 127.5 - 1); convert it")  # fmt: skip
-        if not dtype.is_floating_point:
-            return as_indices(raw, dtype)
+            wanted = "bytes (uint8, 0 to 255), or numbers from -1 to 1 (a byte / 127.5 - 1)"
+            raise DataError(f"x has values up to {top:g} in type {raw.dtype}; expected {wanted}; convert it")
+        if not dtype.is_floating_point:  # indices of an embedding
+            if raw.is_floating_point() and bool((odd := raw[raw != raw.round()]).numel()):
+                raise DataError(f"x holds {float(odd[0]):g}; expected whole numbers, as the run was trained on")
+            return raw.to(dtype)
         if self.shift is None or self.scale is None:
             return raw.to(dtype)
         row = client if len(self.shift) > 1 else 0
@@ -57,8 +61,8 @@ class Preprocessing:
     def _picture(self, raw: Tensor, shape: tuple[int, ...]) -> Tensor:
         """Bytes as they are in an .npz: channels last, first, or none."""
         if not self.pictures:
-            raise DataError("x holds bytes (uint8), but this run's pictures were no bytes; expected numbers as in the "
-                            "federation's x; convert them as its dataset does (most: x / 127.5 - 1)")  # fmt: skip
+            wanted = "numbers as in the federation's x; convert them as its dataset does (most: x / 127.5 - 1)"
+            raise DataError(f"x holds bytes (uint8), but this run's pictures were no bytes; expected {wanted}")
         channels_first = tuple(raw.shape[1:]) == shape and shape[0] in (1, 3) and raw.shape[-1] not in (1, 3)
         return as_pictures((raw.permute(0, 2, 3, 1) if channels_first else raw).numpy())
 
@@ -83,20 +87,10 @@ def _check_values(x: Tensor, columns: tuple[str, ...]) -> None:
         return
     row, *place = (~fine).nonzero()[0].tolist()
     which = f", column {columns[place[0]]}" if columns and place else ""
-    raise DataError(f"x, row {row}{which}: {float(x[(row, *place)])}; expected a number (nothing missing or infinite, "
-                    f"nothing beyond {torch.finfo(torch.float32).max:.1e}); fill it in or drop the row")  # fmt: skip
-
-
-def check_shape(x: Tensor, shape: tuple[int, ...]) -> None:
-    if tuple(x.shape[1:]) != shape:
-        raise ValueError(f"x has shape {tuple(x.shape)}; expected (samples, {', '.join(map(str, shape))})")
-
-
-def as_indices(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """Samples that are whole numbers (indices of an embedding)."""
-    if x.is_floating_point() and bool((x != x.round()).any()):
-        raise DataError(f"x holds {float(x[x != x.round()][0]):g}; expected whole numbers, as the run was trained on")
-    return x.to(dtype)
+    limit = f"nothing missing or infinite, nothing beyond {torch.finfo(torch.float32).max:.1e}"
+    raise DataError(
+        f"x, row {row}{which}: {float(x[(row, *place)])}; expected a number ({limit}); fill it in or drop it"
+    )
 
 
 def fingerprint(tensors: Iterable[Tensor]) -> str:

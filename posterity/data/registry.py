@@ -1,11 +1,7 @@
 """Datasets found by name, and the way from a name, a mix of names, a function of yours or a path to a pool.
 
-A name is a file of `data/datasets`; `data/registry.py` joins several; `package.module:function` is a function
-of your own with the signature of those files' `load`; a path is read by `data/user_files.py`.
-
-Several datasets in one pool (MetaVD, multi-domain): labels side by side, pictures of one shape.
-
-`data/registry.py` calls it for `--dataset a+b`.
+A name is a file of `data/datasets`; `a+b` are several in one pool (`mix`); `package.module:function` is a function of
+your own with the signature of those files' `load`; a path is read by `data/user_files.py`.
 """
 
 from __future__ import annotations
@@ -31,6 +27,152 @@ from posterity.data.user_files import looks_like_path, read_user_files
 from posterity.settings.config import settings_where
 from posterity.settings.hyperparameters import MISTAKES, Declared, declared, nearest
 from posterity.settings.plugins import find_function
+
+DIVIDING = settings_where(lambda use: use.changes == "division")
+GIVEN = ("data_dir", "seed")  # what the function of a dataset is called with, besides its options
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """What `posterity datasets` shows about one dataset."""
+
+    name: str
+    description: str
+    natural: bool  # has clients of its own
+    source: DataSource | None = None  # None if embedded
+    text: str = ""  # all that its file says about it
+
+    @property
+    def embedded(self) -> bool:
+        return self.source is None
+
+
+def available() -> list[Dataset]:
+    """Every dataset that `load` knows by name."""
+    modules = {name: _module(name) for name in _names()}
+    texts = {name: (module.__doc__ or "").strip() for name, module in modules.items()}
+    return [
+        Dataset(name, texts[name].split("\n")[0], module.NATURAL, getattr(module, "SOURCE", None), texts[name])
+        for name, module in modules.items()
+    ]
+
+
+def find_dataset(name: str) -> Dataset:
+    """What is known about one dataset."""
+    known = {each.name: each for each in available()}
+    if name not in known:
+        raise DataError(f"dataset {name!r} is not known; {nearest(name, known)}")
+    return known[name]
+
+
+def options(name: str) -> dict[str, Any]:
+    """Options of a dataset with their defaults."""
+    return {key: known.default for key, known in _declared(name).items()}
+
+
+def data_folder(given: str | Path | None) -> Path | None:
+    """The folder that was named, or that of the environment variable."""
+    folder = given or os.environ.get(VARIABLE)
+    return Path(folder) if folder else None
+
+
+def read_dataset(spec: FederationSpec) -> Pool | Federation:
+    """The pool behind a registered name, a mix such as `cifar100+chars74k`, a function or a path.
+
+    Only a function of your own may return a whole federation instead.
+    """
+    dataset, names = spec.dataset, _names()
+    columns = Columns(spec.target, spec.client_column, spec.group)
+    is_path = dataset not in names and looks_like_path(dataset)
+    if columns != Columns() and not is_path:
+        given = f"dataset {dataset!r} with target, client_column or group"
+        raise DataError(f"{given}; expected these only with the path of your own data; leave them out")
+    if is_path:
+        return read_user_files(Path(dataset), columns, spec.options)
+    parts = dataset.split("+")
+    return _read_mix(parts, spec) if len(parts) > 1 else _read(dataset, spec, spec.options)
+
+
+def _read_mix(parts: list[str], spec: FederationSpec) -> Pool:
+    of_mix, of_parts = declared(mix, ("pools",)), [_declared(part) for part in parts]  # all names are known
+    if unused := sorted(set(spec.options) - {key for known in (of_mix, *of_parts) for key in known}):
+        given = f"dataset {spec.dataset!r}: no part of the mix has the option {', '.join(unused)}"
+        raise DataError(f"{given}; leave it out")
+    pools = []
+    for part, known in zip(parts, of_parts, strict=True):
+        pool = _read(
+            part, spec, {key: value for key, value in spec.options.items() if key in known and key not in of_mix}
+        )
+        if isinstance(pool, Federation):
+            raise DataError(f"dataset {part!r} returned a Federation; expected a Pool in a mix; return that")
+        pools.append(pool)
+    values = {
+        key: _coerced(spec.dataset, key, spec.options[key], d) for key, d in of_mix.items() if key in spec.options
+    }
+    return mix(pools, **values)
+
+
+def _read(name: str, spec: FederationSpec, options: Options) -> Pool | Federation:
+    """What the function of one dataset returns."""
+    load, known = _find(name), _declared(name)
+    for key in options:
+        if key not in known:
+            hint = nearest(key, known) if known else "it has none, leave them out"
+            raise DataError(f"dataset {name}: unknown option {key!r}; {hint}")
+    values = {key: _coerced(name, key, value, known[key]) for key, value in options.items()}
+    if spec.clients is not None and "clients" in known:
+        values.setdefault("clients", spec.clients)  # a generator makes as many clients as were asked for
+    found: Any = load(data_folder(spec.data_dir), spec.seed, **values)
+    if isinstance(found, Federation):
+        _check_divided(name, spec, () if "clients" in known else ("clients",))
+        return check_federation(found)
+    if not isinstance(found, Pool):
+        kind = type(found).__name__
+        raise DataError(f"dataset {name!r} returned a {kind}; expected a Pool or a Federation of posterity.data")
+    return check_pool(found, name) if ":" in name else found
+
+
+def _check_divided(name: str, spec: FederationSpec, more: tuple[str, ...]) -> None:
+    """Refuse settings that a federation, whose rows are divided and split already, cannot follow."""
+    usual = {f.name: f.default for f in fields(FederationSpec) if f.name in (*DIVIDING, *more)}
+    if asked := [key for key, value in usual.items() if str(getattr(spec, key)) != str(value)]:
+        given = f"dataset {name!r} returned a Federation, which is divided already"
+        raise DataError(f"{given}; expected no {', '.join(asked)}; leave them out, or return a Pool")
+
+
+def _names() -> list[str]:
+    return sorted(found.name for found in pkgutil.iter_modules(datasets.__path__) if not found.name.startswith("_"))
+
+
+def _module(name: str) -> Any:
+    return import_module(f"{datasets.__name__}.{name}")
+
+
+def _find(name: str) -> Callable[..., Any]:
+    """The function of a dataset: `load` of a file of `data/datasets`, or one of your own."""
+    if name in _names():
+        found: Callable[..., Any] = _module(name).load
+        return found
+    if ":" not in name:
+        raise DataError(f"dataset {name!r} is not known and is not a path; {nearest(name, _names())}")
+    try:
+        return find_function(name, "dataset")
+    except ValueError as error:
+        raise DataError(str(error)) from None
+
+
+def _declared(name: str) -> dict[str, Declared]:
+    """Options of a dataset with their types and defaults."""
+    return {key: known for key, known in declared(_find(name), GIVEN).items() if not known.required}
+
+
+def _coerced(name: str, key: str, value: str | int | float, known: Declared) -> Any:
+    """An option as typed on a command line, in the type that the dataset declares."""
+    try:
+        return known.read(value)
+    except MISTAKES:
+        wanted = f"a value like {known.default!r}"
+        raise DataError(f"dataset {name}: option {key} is {value!r}; expected {wanted}; change it") from None
 
 
 def mix(pools: list[Pool], mixing: str = "joint", size: int = 0) -> Pool:
@@ -89,162 +231,3 @@ def _joined(masks: list[Tensor | None]) -> Tensor | None:
     """The official test splits together, where every pool has one."""
     present = [mask for mask in masks if mask is not None]
     return torch.cat(present) if len(present) == len(masks) else None
-
-
-DIVIDING = settings_where(lambda use: use.changes == "division")
-GIVEN = ("data_dir", "seed")  # what the function of a dataset is called with, besides its options
-
-
-@dataclass(frozen=True)
-class Dataset:
-    """What `posterity datasets` shows about one dataset."""
-
-    name: str
-    description: str
-    natural: bool  # has clients of its own
-    files: tuple[str, ...]  # needed in the data folder, in one of the forms of the source
-    source: DataSource | None = None  # None if embedded
-    text: str = ""  # all that its file says about it
-
-    @property
-    def embedded(self) -> bool:
-        return not self.files
-
-
-def available() -> list[Dataset]:
-    """Every dataset that `load` knows by name."""
-    found = []
-    for name in _names():
-        module = _module(name)
-        text = (module.__doc__ or "").strip()
-        source = getattr(module, "SOURCE", None)
-        found.append(Dataset(name, text.split("\n")[0], module.NATURAL, module.FILES, source, text))
-    return found
-
-
-def find_dataset(name: str) -> Dataset:
-    """What is known about one dataset."""
-    known = {each.name: each for each in available()}
-    if name not in known:
-        raise DataError(f"dataset {name!r} is not known; {nearest(name, known)}")
-    return known[name]
-
-
-def options(name: str) -> dict[str, Any]:
-    """Options of a dataset with their defaults."""
-    return {key: known.default for key, known in _declared(name).items()}
-
-
-def data_folder(given: str | Path | None) -> Path | None:
-    """The folder that was named, or that of the environment variable."""
-    folder = given or os.environ.get(VARIABLE)
-    return Path(folder) if folder else None
-
-
-def read_dataset(spec: FederationSpec) -> Pool | Federation:
-    """The pool behind a registered name, a mix such as `cifar100+chars74k`, a function or a path.
-
-    Only a function of your own may return a whole federation instead.
-    """
-    dataset, names = spec.dataset, _names()
-    columns = Columns(spec.target, spec.client_column, spec.group)
-    is_path = dataset not in names and looks_like_path(dataset)
-    if columns != Columns() and not is_path:
-        raise DataError(
-            f"dataset {dataset!r} with target, client_column or group; expected these only with the path of your own "
-            "data; leave them out"
-        )
-    if is_path:
-        return read_user_files(Path(dataset), columns, spec.options)
-    parts = dataset.split("+")
-    if len(parts) == 1:
-        return _read(dataset, spec, spec.options)
-    return _read_mix(parts, spec)
-
-
-def _read_mix(parts: list[str], spec: FederationSpec) -> Pool:
-    for part in parts:
-        _find(part)  # a name that is not known is told before anything is read
-    known = declared(mix, ("pools",))
-    mixing = {key: value for key, value in spec.options.items() if key in known}
-    rest = {key: value for key, value in spec.options.items() if key not in known}
-    options = [{key: value for key, value in rest.items() if key in _declared(part)} for part in parts]
-    pools = [_read(part, spec, accepted) for part, accepted in zip(parts, options, strict=True)]
-    if unused := sorted(set(rest) - {key for accepted in options for key in accepted}):
-        raise DataError(
-            f"dataset {spec.dataset!r}: no part of the mix has the option {', '.join(unused)}; leave it out"
-        )
-    for part, pool in zip(parts, pools, strict=True):
-        if isinstance(pool, Federation):
-            raise DataError(f"dataset {part!r} returned a Federation; expected a Pool in a mix; return that")
-    values = {key: _coerced(spec.dataset, key, value, known[key]) for key, value in mixing.items()}
-    return mix([pool for pool in pools if isinstance(pool, Pool)], **values)
-
-
-def _read(name: str, spec: FederationSpec, options: Options) -> Pool | Federation:
-    """What the function of one dataset returns."""
-    load, known = _find(name), _declared(name)
-    for key in options:
-        if key not in known:
-            hint = nearest(key, known) if known else "it has none, leave them out"
-            raise DataError(f"dataset {name}: unknown option {key!r}; {hint}")
-    values = {key: _coerced(name, key, value, known[key]) for key, value in options.items()}
-    if spec.clients is not None and "clients" in known:
-        values.setdefault("clients", spec.clients)  # a generator makes as many clients as were asked for
-    pool: Any = load(data_folder(spec.data_dir), spec.seed, **values)
-    if not isinstance(pool, Pool | Federation):
-        raise DataError(
-            f"dataset {name!r} returned a {type(pool).__name__}; expected a Pool or a Federation of posterity.data; "
-            "return one"
-        )
-    if isinstance(pool, Federation):
-        _check_divided(name, spec, () if "clients" in known else ("clients",))
-        return check_federation(pool)
-    return check_pool(pool, name) if ":" in name else pool
-
-
-def _check_divided(name: str, spec: FederationSpec, more: tuple[str, ...]) -> None:
-    """Refuse settings that a federation, whose rows are divided and split already, cannot follow."""
-    usual = {f.name: f.default for f in fields(FederationSpec) if f.name in (*DIVIDING, *more)}
-    if asked := [key for key, value in usual.items() if str(getattr(spec, key)) != str(value)]:
-        raise DataError(
-            f"dataset {name!r} returned a Federation, which is divided already; expected no {', '.join(asked)}; "
-            "leave them out, or return a Pool"
-        )
-
-
-def _names() -> list[str]:
-    return sorted(found.name for found in pkgutil.iter_modules(datasets.__path__) if not found.name.startswith("_"))
-
-
-def _module(name: str) -> Any:
-    return import_module(f"{datasets.__name__}.{name}")
-
-
-def _find(name: str) -> Callable[..., Any]:
-    """The function of a dataset: `load` of a file of `data/datasets`, or one of your own."""
-    names = _names()
-    if name in names:
-        found: Callable[..., Any] = _module(name).load
-        return found
-    if ":" not in name:
-        raise DataError(f"dataset {name!r} is not known and is not a path; {nearest(name, names)}")
-    try:
-        return find_function(name, "dataset")
-    except ValueError as error:
-        raise DataError(str(error)) from None
-
-
-def _declared(name: str) -> dict[str, Declared]:
-    """Options of a dataset with their types and defaults."""
-    return {key: known for key, known in declared(_find(name), GIVEN).items() if not known.required}
-
-
-def _coerced(name: str, key: str, value: str | int | float, known: Declared) -> Any:
-    """An option as typed on a command line, in the type that the dataset declares."""
-    try:
-        return known.read(value)
-    except MISTAKES:
-        raise DataError(
-            f"dataset {name}: option {key} is {value!r}; expected a value like {known.default!r}; change it"
-        ) from None

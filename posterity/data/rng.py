@@ -11,18 +11,9 @@ from typing import Literal, get_args
 import numpy as np
 
 Purpose = Literal[
-    "generate",
-    "subset",
-    "partition",
-    "test partition",
-    "held out",
-    "split",
-    "halve",
-    "newcomers",
-    "public",
-    "clients",
+    "generate", "subset", "partition", "test partition", "held out", "split", "halve", "newcomers", "public", "clients",
     "outlier",
-]
+]  # fmt: skip
 
 
 def stream(seed: int, purpose: Purpose, client: int | None = None) -> np.random.Generator:

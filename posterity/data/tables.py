@@ -1,10 +1,6 @@
-"""A user's tables: columns of `data/tables.py`, or arrays of an .npz, as features, target, client and group.
+"""A user's tables: columns of a CSV or Parquet file, or arrays of an .npz, as features, target, client and group.
 
-`data/user_files.py` makes a pool of them.
-
-Columns of text out of a CSV or Parquet file, and numbers made of them; what is wrong is named by line and column.
-
-`data/tables.py` decides which column is what.
+What is wrong is named by line and column. `data/user_files.py` makes a pool of tables.
 """
 
 from __future__ import annotations
@@ -15,33 +11,32 @@ import difflib
 import io
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from posterity.data.archives import ROOM, Array, check_file, read_npz
+from posterity.data.archives import ROOM, Array, check_file, read_file, read_npz, reading
 from posterity.data.files import PARTS, join_parts
-from posterity.data.pool import DataError
+from posterity.data.pool import SHOWN, DataError, listed
 from posterity.settings.hyperparameters import nearest
 
 MISSING = ("", "nan", "na", "n/a", "null", "none")
 INDEX = re.compile(r"__index_level_\d+__")  # of rows, which pandas keeps in a Parquet file and hides when it reads
 LARGEST = float(np.finfo(np.float32).max)
-HINTS = (  # a value that is no number, and what helps
-    (re.compile(r"[+-]?\d{1,3}([ '.]\d{3})+(,\d+)?"), "write numbers without separators of thousands, with a point"),
-    (re.compile(r"[+-]?\d{1,3}(,\d{3})+(\.\d+)?"), "write numbers without separators of thousands (1234), or, if the "
-     "comma is a decimal one, with a point (1.234)"),
-    (re.compile(r"[+-]?\d+,\d+"), "write decimal numbers with a point (1.5)"),
-    (re.compile(r"[+-]?[\d.]+ ?%"), "write shares without the sign (0.05)"),
-    (re.compile(r"\d{1,4}([-/.])\d{1,2}\1\d{1,4}([ T].*)?"), "a date is no quantity: give days since a first one, or "
-     "remove the column"),
-    (re.compile(r"true|false|yes|no", re.IGNORECASE), "write 1 and 0"),
-    (re.compile(r"[^\d]*[a-z].*", re.IGNORECASE), "of a category, make one column of 0 and 1 for each value; or remove "
-     "the column"),
-)  # fmt: skip
+HINTS = {  # a value that is no number, and what helps
+    r"[+-]?\d{1,3}([ '.]\d{3})+(,\d+)?": "write numbers without separators of thousands, with a point",
+    r"[+-]?\d{1,3}(,\d{3})+(\.\d+)?": "write numbers without separators of thousands (1234), or a decimal point",
+    r"[+-]?\d+,\d+": "write decimal numbers with a point (1.5)",
+    r"[+-]?[\d.]+ ?%": "write shares without the sign (0.05)",
+    r"\d{1,4}([-/.])\d{1,2}\1\d{1,4}([ T].*)?": "a date is no quantity: give days since a first one",
+    r"(?i)true|false|yes|no": "write 1 and 0",
+    r"(?i)[^\d]*[a-z].*": "of a category, make one column of 0 and 1 for each value, or remove the column",
+}
+TARGETS, CLIENT = ("target", "y", "label"), "client"
+SUFFIXES = (".csv", ".npz", ".parquet")
 
 
 @dataclass(frozen=True)
@@ -82,19 +77,16 @@ class Sheet:
         values = self.columns[name]
         blank = sum(value.lower() in MISSING for value in values)
         if blank == len(values) > 1:
-            return DataError(
-                f"{self.path}, column {name}: no value at all in {blank} rows; expected numbers; remove the column"
-            )
+            where = f"{self.path}, column {name}"
+            return DataError(f"{where}: no value at all in {blank} rows; expected numbers; remove the column")
         row, value = next((row, value) for row, value in enumerate(values) if not _is_number(value))
         advice = "fill it in, drop the row, or remove the column"
         if value.lower() in MISSING:
             advice += f" ({blank} of {len(values)} rows lack a value)" if blank > 1 else ""
         else:
-            advice = next((hint for form, hint in HINTS if form.fullmatch(value)), advice)
-        return DataError(
-            f"{self.place(row, name)}: {_short(value)}; expected a number (nothing missing or infinite, nothing beyond "
-            f"{LARGEST:.1e}); {advice}"
-        )
+            advice = next((hint for form, hint in HINTS.items() if re.fullmatch(form, value)), advice)
+        return DataError(f"{self.place(row, name)}: {_short(value)}; expected a number (nothing missing or infinite, "
+                         f"nothing beyond {LARGEST:.1e}); {advice}")  # fmt: skip
 
 
 def read_csv(path: Path) -> Sheet:
@@ -118,10 +110,9 @@ def read_csv(path: Path) -> Sheet:
                 rows.append(row)
                 lines.append(reader.line_num)
     except csv.Error as error:
-        raise DataError(
-            f"{path}, line {reader.line_num}: {error}; expected a CSV file whose quotation marks are closed and whose "
-            f"values are short (the last whole row ends in line {lines[-1] if lines else 1}); mend it"
-        ) from None
+        whole = f"the last whole row ends in line {lines[-1] if lines else 1}"
+        raise DataError(f"{path}, line {reader.line_num}: {error}; expected a CSV file whose quotation marks are "
+                        f"closed and whose values are short ({whole}); mend it") from None  # fmt: skip
     found = zip(*rows, strict=True) if rows else [()] * len(header)
     return Sheet(path, {n: [v.strip() for v in values] for n, values in zip(header, found, strict=True)}, lines)
 
@@ -132,59 +123,41 @@ def read_parquet(path: Path) -> Sheet:
     except ImportError:
         raise DataError(f'{path}: Parquet files need pyarrow; pip install "posterity[parquet]", or use CSV') from None
     check_file(path, "a .parquet file")
-    try:
+    with reading(path, "a whole .parquet file; copy it again"):  # pyarrow's own errors are among those
         facts = parquet.read_metadata(path)
         size = sum(facts.row_group(i).total_byte_size for i in range(facts.num_row_groups))
         if size > ROOM:
-            raise DataError(
-                f"{path}: {size:,} bytes unpacked; expected at most {ROOM:,}; use an .npz file of numpy.savez"
-            )
+            raise DataError(f"{path}: {size:,} bytes unpacked; expected at most {ROOM:,}; use an .npz of numpy.savez")
         table = parquet.ParquetFile(path).read()
         columns = [[_as_text(value) for value in column.to_pylist()] for column in table.columns]
-    except DataError:
-        raise
-    except (ValueError, OSError, MemoryError) as error:  # pyarrow's own errors are among these
-        raise DataError(f"{path}: cannot be read ({error}); expected a whole .parquet file; copy it again") from None
     header = [name.strip() for name in table.column_names]
     _check_header(path, header)
     return Sheet(path, {n: values for n, values in zip(header, columns, strict=True) if not INDEX.fullmatch(n)})
 
 
 def _text_of(path: Path) -> str:
-    check_file(path, "a CSV file")
-    try:
-        data = path.read_bytes()
-        return _decoded(path, data)
-    except UnicodeDecodeError as error:
-        line = data.count(b"\n", 0, error.start) + 1
-        raise DataError(
-            f"{path}: not a text file in UTF-8 (line {line} has the byte {data[error.start]:#x}: Latin-1?); expected a "
-            "CSV file; save it as UTF-8"
-        ) from None
-    except OSError as error:
-        raise DataError(f"{path}: {error.strerror}; expected a CSV file that can be read; mend its rights") from None
-
-
-def _decoded(path: Path, data: bytes) -> str:
+    data = read_file(path)
     if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         raise DataError(f"{path}: text in UTF-16; expected a CSV file in UTF-8; save it as UTF-8")
-    if (place := data.find(b"\0")) >= 0:
+    place, what = data.find(b"\0"), "a NUL byte"
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        place = error.start if place < 0 else place
+        what = what if data[place] == 0 else f"the byte {data[place]:#x}: Latin-1?"
+    if place >= 0:
         line = data.count(b"\n", 0, place) + 1
-        raise DataError(f"{path}, line {line}: a NUL byte; expected a CSV file, which is text; save it as UTF-8")
-    return data.decode("utf-8-sig")
+        raise DataError(f"{path}: line {line} has {what}; expected a CSV file, text in UTF-8; save it as UTF-8")
+    return text
 
 
 def _check_header(path: Path, header: list[str]) -> None:
     if "" in header:
-        raise DataError(
-            f"{path}: column {header.index('') + 1} of the header has no name; expected a name for each column (is it "
-            "an index that a program wrote?); name or remove it"
-        )
-    if twice := [name for name, count in Counter(header).items() if count > 1]:
-        raise DataError(
-            f"{path}: the header has {', '.join(map(_short, twice[:5]))} more than once; expected a different name for "
-            "each column; rename them"
-        )
+        place = header.index("") + 1
+        raise DataError(f"{path}: column {place} of the header has no name (is it an index that a program wrote?); "
+                        "expected a name for each column; name or remove it")  # fmt: skip
+    if twice := [_short(name) for name, count in Counter(header).items() if count > 1]:
+        raise DataError(f"{path}: the header has {listed(twice)} more than once; expected different names; rename them")
 
 
 def _uneven(path: Path, line: int, row: list[str], header: list[str], separator: str) -> DataError:
@@ -210,11 +183,6 @@ def _as_text(value: Any) -> str:
 
 def _short(value: str) -> str:
     return repr(value if len(value) <= 40 else value[:39] + "…")
-
-
-TARGETS, CLIENT = ("target", "y", "label"), "client"
-SUFFIXES = (".csv", ".npz", ".parquet")
-SHOWN = 12  # names of columns in a sentence
 
 
 @dataclass(frozen=True)
@@ -277,11 +245,8 @@ def _from_arrays(path: Path, stored: dict[str, Array], columns: Columns) -> Tabl
     if x.ndim < 1:
         raise DataError(f"{path}: x is a single value; expected an array with a row for each sample; mend it")
     for name in (target, client, group):
-        if name is not None and stored[name].shape != (len(x),):
-            raise DataError(
-                f"{path}: x has {len(x)} rows and {name} the shape {stored[name].shape}; expected ({len(x)},); mend "
-                "the array"
-            )
+        if name is not None and (given := stored[name].shape) != (len(x),):
+            raise DataError(f"{path}: x has {len(x)} rows and {name} the shape {given}; expected ({len(x)},); mend it")
     y = named_values(path, target, stored[target])
     who, which = (None if name is None else named_values(path, name, stored[name], True) for name in (client, group))
     if x.dtype.kind not in "biuf":
@@ -302,9 +267,7 @@ def named_values(path: Path, name: str, values: Array, every: bool = False) -> A
     blank = ~np.isfinite(values) if values.dtype.kind == "f" else values == "" if values.dtype.kind == "U" else None
     if every and blank is not None and blank.any():
         row = int(np.flatnonzero(blank)[0])
-        raise DataError(
-            f"{path}: {name} has no value in row {row}; expected one in every row; fill it in or drop the row"
-        )
+        raise DataError(f"{path}: {name} has no value in row {row}; expected one in every row; fill it in or drop it")
     return values
 
 
@@ -319,10 +282,8 @@ def check_numbers(path: Path, x: Array) -> None:
     value = x[row].reshape(-1)[~fine[row].reshape(-1)][0]
     none = np.flatnonzero(np.isnan(x).reshape(len(x), -1).all(0))
     if len(none):
-        raise DataError(
-            f"{path}: feature {none[0]} of x is missing in all {len(x)} rows"
-            f"{f', as are {len(none) - 1} others' if len(none) > 1 else ''}; expected numbers; remove it"
-        )
+        which = f"feature {listed(none)} of x"
+        raise DataError(f"{path}: {which} is missing in all {len(x)} rows; expected numbers; remove it")
     what = f"the value {value:g}, beyond {LARGEST:.1e}," if np.isfinite(value) else "a missing or infinite value"
     raise DataError(f"{path}: x has {what} in row {row}; expected numbers; fill, rescale or drop it")
 
@@ -331,9 +292,8 @@ def _special(path: Path, stored: Mapping[str, Any], columns: Columns) -> tuple[s
     """The names of target, client and group, all different."""
     target = _find(path, stored, columns.target, TARGETS, "target")
     if target is None:
-        raise DataError(
-            f"{path}: columns {listed(stored)}; expected one called {' or '.join(TARGETS)}; name it: target=…"
-        )
+        wanted = " or ".join(TARGETS)
+        raise DataError(f"{path}: columns {listed(stored)}; expected one called {wanted}; name it: target=…")
     client = _find(path, stored, columns.client, (CLIENT,), "client_column")
     group = _find(path, stored, columns.group, (), "group")
     for first, second, one, other, why in (
@@ -342,10 +302,8 @@ def _special(path: Path, stored: Mapping[str, Any], columns: Columns) -> tuple[s
         (client, group, "client_column", "group", "a client's rows would all be trained on or all be held out"),
     ):
         if first is not None and first == second:
-            raise DataError(
-                f"{path}: {one} and {other} are both {first!r}, and so {why}; expected two different columns; name "
-                "another or leave one out"
-            )
+            given = f"{one} and {other} are both {first!r}, and so {why}"
+            raise DataError(f"{path}: {given}; expected different columns; name another or leave one out")
     return target, client, group
 
 
@@ -356,12 +314,6 @@ def _find(path: Path, stored: Mapping[str, Any], name: str | None, usual: tuple[
     if name not in stored:
         possible = list(stored)
         if len(possible) > 4 * SHOWN:
-            possible = difflib.get_close_matches(name, possible, SHOWN) or [*possible[:SHOWN], "…"]
+            possible = difflib.get_close_matches(name, possible, SHOWN) or possible[:SHOWN]
         raise DataError(f"{path}: no column {name!r} for {what}; {nearest(name, possible)}")
     return name
-
-
-def listed(names: Iterable[str]) -> str:
-    """The first names of many."""
-    every = [*names]
-    return ", ".join(every[:SHOWN]) + (f", … ({len(every)} in all)" if len(every) > SHOWN else "")

@@ -4,9 +4,7 @@ one file       data.npz (arrays x, y, client), data.csv or data.parquet (target,
 file a client  folder/hospital_1.csv, folder/hospital_2.csv, …
 pictures       folder/client/class/*.png
 
-`data/tables.py` reads the tables, `data/user_files.py` the pictures; `data/registry.py` calls this for a path.
-
-A user's image folder, `client/class/*.png`, as one table per client: `data/user_files.py` joins them.
+`data/tables.py` reads the tables; `data/registry.py` calls `read_user_files` for a path.
 """
 
 from __future__ import annotations
@@ -24,98 +22,12 @@ from posterity.data.archives import Array, check_file, list_folder
 from posterity.data.checks import alike, pool_remarks
 from posterity.data.federation import Options
 from posterity.data.files import decode, pictures
-from posterity.data.pool import DataError, Pool, Scaling, tell_option
+from posterity.data.pool import DataError, Pool, Scaling, listed, tell_option
 from posterity.data.tables import LARGEST, SUFFIXES, Columns, Table, read_table
 from posterity.settings.hyperparameters import convert, nearest
 
 KINDS = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
 LARGEST_SIDE = 4096  # pixels, when pictures are resized
-
-
-def read_image_folder(path: Path, size: int) -> list[Table]:
-    """A table per client folder; pictures are resized to size×size unless size is 0; grey ones stay grey."""
-    if size > LARGEST_SIDE:
-        raise DataError(f"{path}: option size is {size}; expected at most {LARGEST_SIDE} pixels; lower it")
-    clients = list_folders(path)
-    files = {
-        client: [(f, kind.name) for kind in list_folders(client) for f in list_pictures(kind)] for client in clients
-    }
-    if not any(files.values()):
-        raise DataError(
-            f"{path}: neither .csv, .npz or .parquet files nor pictures in client/class/ folders; expected one of "
-            f"these ({', '.join(KINDS)}); check the path"
-        )
-    shape: tuple[int, ...] | None = None
-    tables = {}
-    for client, listed in files.items():
-        shots = []
-        for file, _ in listed:
-            shot = read_picture(file, size, path)
-            shape = shape or shot.shape
-            if shot.shape != shape:
-                raise DataError(
-                    f"{file}: {shot.shape[1]}×{shot.shape[0]} pixels; expected {shape[1]}×{shape[0]} as in the first "
-                    f"picture; give {tell_option('size', 32)} to resize all"
-                )
-            shots.append(shot)
-        tables[client] = shots
-    grey = all((shot == shot[..., :1]).all() for shots in tables.values() for shot in shots)
-    notes = _left_out(clients)
-    return [
-        _table(client, shots, [kind for _, kind in files[client]], shape, grey, notes)
-        for client, shots in tables.items()
-    ]
-
-
-def _table(
-    client: Path,
-    shots: list[Array],
-    kinds: list[str],
-    shape: tuple[int, ...] | None,
-    grey: bool,
-    notes: tuple[str, ...],
-) -> Table:
-    x = np.stack(shots) if shots else np.zeros((0, *(shape or ())), dtype=np.uint8)
-    return Table(client, x[..., :1] if grey else x, np.array(kinds, dtype=np.str_), notes=notes)
-
-
-def read_picture(file: Path, size: int, root: Path) -> Array:
-    """A picture (height, width, 3), which must lie inside of `root`."""
-    check_file(file, "a picture", root)
-    try:
-        return decode(file.read_bytes(), size)
-    except OSError as error:
-        raise DataError(
-            f"{file}: cannot be read as a picture ({error}); expected {', '.join(KINDS)}; remove it"
-        ) from None
-
-
-def list_folders(path: Path) -> list[Path]:
-    """The folders in a folder, by name."""
-    found = [p for p in list_folder(path) if p.is_dir()]
-    for folder in found:
-        if not folder.name.isprintable() and any("\ud800" <= c <= "\udfff" for c in folder.name):
-            raise DataError(f"{folder}: a name that is not UTF-8; expected one that can be written; rename the folder")
-    return found
-
-
-def list_pictures(path: Path) -> list[Path]:
-    """The files in a folder that are pictures by their suffix."""
-    return [p for p in list_folder(path) if p.suffix.lower() in KINDS]
-
-
-def _left_out(clients: list[Path]) -> tuple[str, ...]:
-    """A remark on files that stand where pictures are expected, and are none."""
-    kinds = [kind for client in clients for kind in list_folders(client)]
-    others = [p for kind in kinds for p in list_folder(kind) if p.suffix.lower() not in KINDS and not p.is_dir()]
-    if not others:
-        return ()
-    shown = ", ".join(str(p.relative_to(p.parents[2])) for p in others[:3]) + (", …" if len(others) > 3 else "")
-    return (
-        f"{len(others)} files in the class folders are left out, since they are none of {', '.join(KINDS)}: {shown}",
-    )
-
-
 EXACT = 2**53  # whole numbers up to here are one float each
 LARGE = 10  # a feature beyond was hardly standardised
 CHOICES = {"scale": ("none", "client", "all"), "task": ("classification", "regression"), "size": ()}
@@ -143,9 +55,8 @@ def read_user_files(path: Path, columns: Columns, options: Options, least: int =
         tables = [read_table(path, columns)]
         owner, clients = _numbered(tables[0].client)
         group, groups = _group_of_one(tables[0], owner, clients)
-    y, names, notes = _labels(
-        path, np.concatenate([table.y for table in tables if len(table.y)] or [np.zeros(0)]), task, least
-    )
+    given = np.concatenate([table.y for table in tables if len(table.y)] or [np.zeros(0)])
+    y, names, notes = _labels(path, given, task, least)
     scale = cast(Scaling, options.get("scale", "client" if tables[0].features else "none"))
     x = _features(tables, scale == "none")
     pool = Pool(
@@ -162,8 +73,8 @@ def read_user_files(path: Path, columns: Columns, options: Options, least: int =
 
 def _official(tables: list[Table]) -> Tensor | None:
     """Which rows the files themselves keep for testing, if all say so."""
-    told = [table.official_test for table in tables if table.official_test is not None]
-    return torch.from_numpy(np.concatenate(told)) if len(told) == len(tables) else None
+    given = [table.official_test for table in tables if table.official_test is not None]
+    return torch.from_numpy(np.concatenate(given)) if len(given) == len(tables) else None
 
 
 def _check_options(path: Path, options: Options) -> None:
@@ -172,37 +83,29 @@ def _check_options(path: Path, options: Options) -> None:
             raise DataError(f"{path}: unknown option {key!r}; {nearest(key, CHOICES)}")
         if CHOICES[key] and value not in CHOICES[key]:
             raise DataError(f"{path}: option {key} is {value!r}; expected {' or '.join(CHOICES[key])}; pick one")
-    if not str(options.get("size", 0)).isdigit():
-        raise DataError(
-            f"{path}: option size is {options['size']!r}; expected a number of pixels such as 32; change it"
-        )
+    if not str(size := options.get("size", 0)).isdigit():
+        raise DataError(f"{path}: option size is {size!r}; expected a number of pixels such as 32; change it")
 
 
 def _one_each(files: list[Path], columns: Columns) -> list[Table]:
     """A table per client; all must have the same features."""
+    folder = files[0].parent
     if columns.client is not None:
-        raise DataError(
-            f"{files[0].parent}: client_column={columns.client!r} and a folder; expected one or the other, since each "
-            "file of a folder is one client; leave client_column out"
-        )
+        raise DataError(f"{folder}: client_column={columns.client!r} and a folder, in which each file is one client; "
+                        "expected one of them; leave client_column out")  # fmt: skip
     for one, other in pairwise(sorted(file.stem for file in files)):
         if one == other:
-            raise DataError(f"{files[0].parent}: two files for the client {one!r}; expected one for each; remove one")
-    tables = [read_table(file, columns, file.parent) for file in files]
+            raise DataError(f"{folder}: two files for the client {one!r}; expected one for each; remove one")
+    tables = [read_table(file, columns, folder) for file in files]
     first = tables[0]
     for table in tables:
         if table.features != first.features:
-            odd = set(table.features) ^ set(first.features)
-            what = ", ".join(sorted(odd)) if odd else "their order"
-            raise DataError(
-                f"{table.path}: feature columns differ from those of {first.path.name} ({what}); expected the same "
-                "columns in the same order in every file; rename, add, drop or reorder columns"
-            )
+            odd = ", ".join(sorted(set(table.features) ^ set(first.features))) or "their order"
+            raise DataError(f"{table.path}: feature columns differ from those of {first.path.name} ({odd}); expected "
+                            "the same in the same order in every file; change them")  # fmt: skip
         if table.x.shape[1:] != first.x.shape[1:] or table.x.dtype != first.x.dtype:
-            raise DataError(
-                f"{table.path}: samples are {table.x.dtype} of shape {table.x.shape[1:]}; expected {first.x.dtype} "
-                f"{first.x.shape[1:]} as in {first.path.name}; convert them"
-            )
+            given, wanted = (f"{each.x.dtype} of shape {each.x.shape[1:]}" for each in (table, first))
+            raise DataError(f"{table.path}: samples are {given}; expected {wanted} as in {first.path.name}")
     return tables
 
 
@@ -240,11 +143,10 @@ def _group_of_one(table: Table, owner: Tensor | None, clients: list[str]) -> tup
     pairs = np.unique(torch.stack([group, owner], 1).numpy(), axis=0)  # (pairs, 2)
     shared = np.flatnonzero(np.bincount(pairs[:, 0]) > 1)
     if len(shared):
-        where = [clients[k] for g, k in pairs.tolist() if g == int(shared[0])]
-        raise DataError(
-            f"{table.path}: group {names[int(shared[0])]!r} has rows at the clients {', '.join(where)}; expected every "
-            "group at one client, or its rows could be in training and test; use ids that are unique, or mend them"
-        )
+        odd = names[int(shared[0])]
+        where = ", ".join(clients[k] for g, k in pairs.tolist() if g == int(shared[0]))
+        raise DataError(f"{table.path}: group {odd!r} has rows at the clients {where}; expected every "
+                        "group at one client, or it could be trained on and tested on; mend the ids")  # fmt: skip
     return group, names
 
 
@@ -258,16 +160,16 @@ def _group_per_file(tables: list[Table]) -> tuple[Tensor | None, list[str]]:
 
 def _unscaled(x: Tensor, options: Options) -> list[str]:
     """A remark on arrays of a user who did not say how they are scaled: columns of a table are, arrays are not."""
-    if x.dim() != 2 or "scale" in options or not x.numel() or float(x.abs().max()) <= LARGE:
+    if x.dim() != 2 or "scale" in options or not x.numel() or (top := float(x.abs().max())) <= LARGE:
         return []
-    return [f"features go in as they are, with values up to {float(x.abs().max()):g}: if they are quantities, give "
-            f"{tell_option('scale', 'client')}"]  # fmt: skip
+    advice = f"if they are quantities, give {tell_option('scale', 'client')}"
+    return [f"features go in as they are, with values up to {top:g}: {advice}"]
 
 
 def _split_groups(names: list[str]) -> list[str]:
     """A remark on groups that may be one: its rows could be trained on and tested on."""
-    told = alike(tuple(names), "groups")
-    return [*told[:1], *([f"{len(told) - 1} more such cases among the groups"] if len(told) > 1 else [])]
+    pairs = alike(tuple(names), "groups")
+    return [*pairs[:1], *([f"{len(pairs) - 1} more such cases among the groups"] if len(pairs) > 1 else [])]
 
 
 def _labels(path: Path, y: Array, task: Task, least: int) -> tuple[Tensor, tuple[str, ...], tuple[str, ...]]:
@@ -282,28 +184,95 @@ def _labels(path: Path, y: Array, task: Task, least: int) -> tuple[Tensor, tuple
         row = int(np.flatnonzero(~np.isfinite(numbers))[0])
         raise DataError(f"{path}: target {y[row]} in row {row}; expected a label; fill it in or drop the row")
     if task == "regression":
-        if numbers is None:
-            raise DataError(
-                f"{path}: targets such as {str(y[0])!r}; expected numbers for regression; use classification"
-            )
-        if np.abs(numbers).max() > LARGEST or (numbers == numbers[0]).all():
-            worst = numbers[np.abs(numbers).argmax()]
-            raise DataError(
-                f"{path}: targets such as {worst:g}{' in every row' * bool((numbers == worst).all())}; "
-                f"expected different numbers up to {LARGEST:.1e}; check the target column"
-            )
-        return torch.from_numpy(numbers.astype(np.float32)), (), ()
+        return _targets(path, y, numbers), (), ()
     if numbers is not None and (broken := numbers != np.round(numbers)).any():
-        raise DataError(
-            f"{path}: target {numbers[broken][0]:g} is not a whole number; expected class labels; for regression give "
-            f"{tell_option('task', 'regression')}"
-        )
+        raise DataError(f"{path}: target {numbers[broken][0]:g} is not a whole number; expected class labels; for "
+                        f"regression give {tell_option('task', 'regression')}")  # fmt: skip
     number, names = _numbered(y if numbers is None or np.abs(numbers).max() > EXACT else numbers.astype(np.int64))
     assert number is not None
     if len(names) < least:
         raise DataError(f"{path}: all targets are {names[0]!r}; expected at least two classes; check the target column")
     many = numbers is not None and len(names) > max(20, len(y) / 4)
-    note = (
-        f"{len(names)} classes for {len(y)} rows: if the target is a quantity, give {tell_option('task', 'regression')}"
-    )
-    return number, tuple(names), (note,) * many
+    advice = f"if the target is a quantity, give {tell_option('task', 'regression')}"
+    return number, tuple(names), (f"{len(names)} classes for {len(y)} rows: {advice}",) * many
+
+
+def _targets(path: Path, y: Array, numbers: Array | None) -> Tensor:
+    """Numbers to predict, not all the same."""
+    if numbers is None:
+        raise DataError(f"{path}: targets such as {str(y[0])!r}; expected numbers for regression; use classification")
+    if np.abs(numbers).max() > LARGEST or (numbers == numbers[0]).all():
+        worst = numbers[np.abs(numbers).argmax()]
+        where = " in every row" * bool((numbers == worst).all())
+        raise DataError(f"{path}: targets such as {worst:g}{where}; expected different numbers up to {LARGEST:.1e}")
+    return torch.from_numpy(numbers.astype(np.float32))
+
+
+def read_image_folder(path: Path, size: int) -> list[Table]:
+    """A table per client folder; pictures are resized to size×size unless size is 0; grey ones stay grey."""
+    check_side(str(path), size, 0)
+    clients = list_folders(path)
+    files = {c: [(file, kind.name) for kind in list_folders(c) for file in list_pictures(kind)] for c in clients}
+    if not any(files.values()):
+        raise DataError(
+            f"{path}: neither .csv, .npz or .parquet files nor pictures in client/class/ folders; expected one of "
+            f"these ({', '.join(KINDS)}); check the path"
+        )
+    shape: tuple[int, ...] | None = None
+    shots: dict[Path, list[Array]] = {client: [] for client in clients}
+    for client, file in ((c, file) for c in clients for file, _ in files[c]):
+        shot = read_picture(file, size, path)
+        shape = shape or shot.shape
+        if shot.shape != shape:
+            pixels, first = (f"{side[1]}×{side[0]}" for side in (shot.shape, shape))
+            raise DataError(
+                f"{file}: {pixels} pixels; expected {first} as in the first picture; to resize all give "
+                f"{tell_option('size', 32)}"
+            )
+        shots[client].append(shot)
+    grey = all((shot == shot[..., :1]).all() for found in shots.values() for shot in found)
+    notes = _left_out(clients)
+    tables = []
+    for client, found in shots.items():
+        x = np.stack(found) if found else np.zeros((0, *(shape or ())), dtype=np.uint8)
+        kinds = np.array([kind for _, kind in files[client]], dtype=np.str_)
+        tables.append(Table(client, x[..., :1] if grey else x, kinds, notes=notes))
+    return tables
+
+
+def check_side(whose: str, size: int, least: int = 1) -> None:
+    """Refuse pictures of no or of too many pixels."""
+    if not least <= size <= LARGEST_SIDE:
+        raise DataError(f"{whose}: size={size}; expected {least} to {LARGEST_SIDE} pixels; change it")
+
+
+def read_picture(file: Path, size: int, root: Path) -> Array:
+    """A picture (height, width, 3), which must lie inside of `root`."""
+    check_file(file, "a picture", root)
+    try:
+        return decode(file.read_bytes(), size)
+    except OSError as error:
+        kinds = ", ".join(KINDS)
+        raise DataError(f"{file}: cannot be read as a picture ({error}); expected {kinds}; remove it") from None
+
+
+def list_folders(path: Path) -> list[Path]:
+    """The folders in a folder, by name."""
+    found = [p for p in list_folder(path) if p.is_dir()]
+    for folder in found:
+        if any("\ud800" <= c <= "\udfff" for c in folder.name):
+            raise DataError(f"{folder}: a name that is not UTF-8; expected one that can be written; rename the folder")
+    return found
+
+
+def list_pictures(path: Path) -> list[Path]:
+    """The files in a folder that are pictures by their suffix."""
+    return [p for p in list_folder(path) if p.suffix.lower() in KINDS]
+
+
+def _left_out(clients: list[Path]) -> tuple[str, ...]:
+    """A remark on files that stand where pictures are expected, and are none."""
+    files = [p for client in clients for kind in list_folders(client) for p in list_folder(kind) if not p.is_dir()]
+    others = [str(p.relative_to(p.parents[2])) for p in files if p.suffix.lower() not in KINDS]
+    note = f"{len(others)} files in the class folders are left out: {listed(others)} (read are {', '.join(KINDS)})"
+    return (note,) * bool(others)

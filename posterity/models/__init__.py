@@ -21,7 +21,7 @@ from posterity.models.module import from_object, read_options
 from posterity.nn.adopt import assemble, wrap
 from posterity.nn.model import Model
 from posterity.settings.hyperparameters import Declared, declared, unknown
-from posterity.settings.plugins import import_outside
+from posterity.settings.plugins import find_function
 
 __all__ = ["Model", "NetworkInfo", "Task", "as_network", "assemble", "available", "build", "wrap"]
 SIZES = ("hidden", "width", "feature_dim")  # options that count units or channels
@@ -55,7 +55,9 @@ def as_network(
     if not isinstance(given, str):
         return from_object(given, shape, classes, task, options or {}, x)
     if ":" in given:
-        return from_object(_outside(given), shape, classes, task, options or {}, x, given.partition(":")[2])
+        return from_object(
+            find_function(given, "model"), shape, classes, task, options or {}, x, given.partition(":")[2]
+        )
     found = networks()
     if given not in found:
         raise ValueError(unknown("model", given, found) + " Your own: 'package.module:attribute'.")
@@ -75,9 +77,10 @@ def build(name: str, shape: tuple[int, ...], classes: int, task: Task = "classif
 
 def available() -> tuple[NetworkInfo, ...]:
     """Every network of this folder: name, first line of its docstring, options with defaults."""
+    found = {name: (make.__doc__ or "", _options(make)) for name, make in sorted(networks().items())}
     return tuple(
-        NetworkInfo(n, _summary(m), {o: d.default for o, d in _options(m).items()})
-        for n, m in sorted(networks().items())
+        NetworkInfo(name, text.strip().partition("\n")[0], {o: d.default for o, d in options.items()})
+        for name, (text, options) in found.items()
     )
 
 
@@ -86,30 +89,12 @@ def networks() -> dict[str, Callable[..., Model]]:
     """Every public function of this folder's files that begins with `shape, classes`, by its name."""
     files = [f.name for f in pkgutil.iter_modules(__path__) if not f.name.startswith("_")]
     modules = [importlib.import_module(f"{__name__}.{name}") for name in files]
+    functions = [pair for module in modules for pair in inspect.getmembers(module, inspect.isfunction)]
     return {
         name: made
-        for module in modules
-        for name, made in inspect.getmembers(module, inspect.isfunction)
-        if not name.startswith("_") and made.__module__ == module.__name__ and _is_network(made)
+        for name, made in functions
+        if not name.startswith("_") and list(inspect.signature(made).parameters)[:2] == ["shape", "classes"]
     }
-
-
-def _is_network(function: Callable[..., Any]) -> bool:
-    return list(inspect.signature(function).parameters)[:2] == ["shape", "classes"]
-
-
-def _outside(path: str) -> Any:
-    """What `package.module:attribute` names: a class, a function, or a module that is made already."""
-    source, _, attribute = path.partition(":")
-    module = import_outside(source)
-    if module is None:
-        raise ValueError(f"There is no module {source!r} to take the model {path!r} from; is it on the path?")
-    found = getattr(module, attribute, None)
-    if not callable(found):
-        raise ValueError(
-            unknown(f"callable of {source}", attribute, [n for n in vars(module) if not n.startswith("_")])
-        )
-    return found
 
 
 def _check_sizes(options: Mapping[str, Any]) -> None:
@@ -124,7 +109,3 @@ def _check_sizes(options: Mapping[str, Any]) -> None:
 
 def _options(make: Callable[..., Any]) -> dict[str, Declared]:
     return declared(make, ("shape", "classes", "task"))
-
-
-def _summary(network: Callable[..., Any]) -> str:
-    return (network.__doc__ or "").strip().partition("\n")[0]

@@ -13,56 +13,67 @@ from posterity.nn.model import Model
 
 SMALL = 16  # the least side that two unpadded 5×5 convolutions with 2×2 pooling leave a pixel of
 LEAST = 4  # the same with padding 2
+BIAS = 1e-3  # standard deviation of the first biases of MetaVD's network
 
 Padding = int | tuple[int, int] | None
-
-
-def padded(shape: tuple[int, ...], padding: Padding) -> tuple[int, int]:
-    """Padding of the two convolutions: as given, else none, or 2 for images smaller than 16 pixels."""
-    if len(shape) != 3:
-        raise ValueError(f"A convolutional network takes images (channels, height, width), not shape {shape}.")
-    small = min(shape[1:]) < SMALL
-    first, second = (padding, padding) if isinstance(padding, int) else padding or ((2, 2) if small else (0, 0))
-    if min(_sides(shape, (first, second))) < 1:
-        raise ValueError(
-            f"Images of {shape[1]}×{shape[2]} are too small for two 5×5 convolutions with padding {(first, second)}: "
-            f"at least {SMALL} pixels without padding, {LEAST} with padding=2 (the default for small images)."
-        )
-    return first, second
+Make = Callable[[], nn.Module]
 
 
 def stack(
     shape: tuple[int, ...],
-    channels: tuple[int, int],
+    channels: tuple[int, ...],
     widths: tuple[int, ...],
     outputs: int,
-    padding: tuple[int, int],
-    activation: Callable[[], nn.Module] = nn.ReLU,
+    padding: tuple[int, ...],
+    kernel: int = 5,
+    activations: tuple[Make, Make] = (nn.ReLU, nn.ReLU),  # of convolutions, and of fully connected layers
 ) -> nn.Module:
-    """`base`: conv–pool–activation twice, then fully connected layers with activation; `head`: one linear layer."""
+    """`base`: conv–pool–activation, then fully connected layers with activation; `head`: one linear layer."""
     base: OrderedDict[str, nn.Module] = OrderedDict()
     before = shape[0]
     for i, (after, pad) in enumerate(zip(channels, padding, strict=True), 1):
-        base[f"conv{i}"] = nn.Conv2d(before, after, 5, padding=pad)
+        base[f"conv{i}"] = nn.Conv2d(before, after, kernel, padding=pad)
         base[f"pool{i}"] = nn.MaxPool2d(2)  # before the activation: it is monotone, so the result is the same
-        base[f"act{i}"] = activation()  # and there is a quarter to compute
+        base[f"act{i}"] = activations[0]()  # and there is a quarter to compute
         before = after
-    height, width = _sides(shape, padding)
+    height, width = _sides(shape, padding, kernel)
     base["flatten"] = nn.Flatten()
     before *= height * width
     for i, after in enumerate(widths, 1):
         base[f"fc{i}"] = nn.Linear(before, after)
-        base[f"act{i + 2}"] = activation()
+        base[f"act{i + len(channels)}"] = activations[1]()
         before = after
     return nn.Sequential(OrderedDict(base=nn.Sequential(base), head=nn.Linear(before, outputs)))
 
 
-def _sides(shape: tuple[int, ...], padding: tuple[int, int]) -> tuple[int, int]:
-    """Height and width after both convolutions and poolings."""
+def _sides(shape: tuple[int, ...], padding: tuple[int, ...], kernel: int = 5) -> tuple[int, int]:
+    """Height and width after all convolutions and poolings."""
     height, width = shape[1:]
     for pad in padding:
-        height, width = (max(height + 2 * pad - 4, 0) // 2, max(width + 2 * pad - 4, 0) // 2)
+        height, width = (max(side + 2 * pad - kernel + 1, 0) // 2 for side in (height, width))
     return height, width
+
+
+def _lenet(
+    name: str, channels: tuple[int, int], widths: tuple[int, ...], padding: Padding, activation: Make,
+    shape: tuple[int, ...], classes: int, task: Task,
+) -> Model:  # fmt: skip
+    """Two 5×5 convolutions, padded as given, else not, or by 2 for images smaller than 16 pixels."""
+    if len(shape) != 3:
+        raise ValueError(f"A convolutional network takes images (channels, height, width), not shape {shape}.")
+    default = (2, 2) if min(shape[1:]) < SMALL else (0, 0)
+    pads = (padding, padding) if isinstance(padding, int) else padding or default
+    if min(_sides(shape, pads)) < 1:
+        raise ValueError(
+            f"Images of {shape[1]}×{shape[2]} are too small for two 5×5 convolutions with padding {pads}: "
+            f"at least {SMALL} pixels without padding, {LEAST} with padding=2 (the default for small images)."
+        )
+    outputs = 1 if task == "regression" else classes
+
+    def make() -> nn.Module:
+        return stack(shape, channels, widths, outputs, pads, activations=(activation, activation))
+
+    return assemble(make, "head", shape, classes, task, name)
 
 
 def cnn(
@@ -77,12 +88,7 @@ def cnn(
 
     LeakyReLU(0.1) throughout; the features are the fully connected layer after its activation.
     """
-    pads, outputs = padded(shape, padding), 1 if task == "regression" else classes
-
-    def make() -> nn.Module:
-        return stack(shape, (32, 64), (feature_dim,), outputs, pads, lambda: nn.LeakyReLU(0.1))
-
-    return assemble(make, "head", shape, classes, task, "cnn")
+    return _lenet("cnn", (32, 64), (feature_dim,), padding, lambda: nn.LeakyReLU(0.1), shape, classes, task)
 
 
 def lenet5(
@@ -96,12 +102,7 @@ def lenet5(
 
     44,426 parameters on 1×28×28 with ten classes, 61,706 with padding=(2, 0).
     """
-    pads, outputs = padded(shape, padding), 1 if task == "regression" else classes
-
-    def make() -> nn.Module:
-        return stack(shape, (6, 16), (120, 84), outputs, pads)
-
-    return assemble(make, "head", shape, classes, task, "lenet5")
+    return _lenet("lenet5", (6, 16), (120, 84), padding, nn.ReLU, shape, classes, task)
 
 
 def lenet_wide(
@@ -116,15 +117,7 @@ def lenet_wide(
 
     ReLU and max pooling; the features are the 192 units after their activation.
     """
-    pads, outputs = padded(shape, padding), 1 if task == "regression" else classes
-
-    def make() -> nn.Module:
-        return stack(shape, (width, width), (384, 192), outputs, pads)
-
-    return assemble(make, "head", shape, classes, task, "lenet_wide")
-
-
-BIAS = 1e-3  # standard deviation of the first biases
+    return _lenet("lenet_wide", (width, width), (384, 192), padding, nn.ReLU, shape, classes, task)
 
 
 def metavd_cnn(
@@ -144,20 +137,7 @@ def metavd_cnn(
     outputs = 1 if task == "regression" else classes
 
     def make() -> nn.Module:
-        base: OrderedDict[str, nn.Module] = OrderedDict()
-        before = shape[0]
-        for i in (1, 2, 3):
-            base[f"conv{i}"] = nn.Conv2d(before, width, 3, padding=1)
-            base[f"pool{i}"] = nn.MaxPool2d(2)  # before the activation: the same result, a quarter to compute
-            base[f"act{i}"] = nn.ReLU()
-            before = width
-        base["flatten"] = nn.Flatten()
-        before *= (shape[1] // 8) * (shape[2] // 8)
-        for i, after in enumerate(hidden, 1):
-            base[f"fc{i}"] = nn.Linear(before, after)
-            base[f"act{i + 3}"] = nn.LeakyReLU(0.1)
-            before = after
-        net = nn.Sequential(OrderedDict(base=nn.Sequential(base), head=nn.Linear(before, outputs)))
+        net = stack(shape, (width,) * 3, hidden, outputs, (1,) * 3, 3, (nn.ReLU, lambda: nn.LeakyReLU(0.1)))
         for layer in net.modules():
             if isinstance(layer, (nn.Conv2d, nn.Linear)):
                 nn.init.xavier_normal_(layer.weight)

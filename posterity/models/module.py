@@ -17,14 +17,15 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from posterity.core.network import Network, Task
-from posterity.nn.adopt import checked, refuse_draws, sample_rows, try_out
+from posterity.nn.adopt import FirstRun, checked, refuse_draws, sample_rows, try_out
 from posterity.nn.layers import twin, unstackable
 from posterity.nn.model import Model, leaves_of, seeded
 from posterity.settings.hyperparameters import MISTAKES, Declared, declared, describe, unknown
 from posterity.settings.plugins import told
 
 Options = Mapping[str, Any]
-KEPT = "the network's weights are those that it came with; the seed does not move them (hand over its class, or a function that makes it, to draw them from the seed)"  # fmt: skip  # noqa: E501
+KEPT = ("the network's weights are those that it came with; the seed does not move them (hand over its class, or a "
+        "function that makes it, to draw them from the seed)")  # fmt: skip
 
 
 def from_object(
@@ -36,7 +37,10 @@ def from_object(
     if isinstance(given, nn.Module):
         return _from_module(given, None, shape, classes, task, options, x, name or type(given).__name__)
     if not callable(given) or hasattr(given, "leaves"):
-        return _foreign(given)
+        if all(hasattr(given, name) for name in ("leaves", "init", "trainable")):  # a network of another make
+            return given
+        kind = type(given).__name__
+        raise ValueError(f"model is a {kind}; expected a name, an nn.Module, or a class or function that makes one")
     name = name or getattr(given, "__name__", type(given).__name__)
     maker = Maker(given, name, shape, classes, task, {n: v for n, v in options.items() if n != "head"})
     with seeded(0):
@@ -98,10 +102,8 @@ def read_options(name: str, given: Options, possible: Mapping[str, Declared]) ->
 
 def _read(option: str, value: Any, known: Declared) -> Any:
     several = isinstance(known.default, tuple)
-    if several and isinstance(value, (int, float)):
-        value = (value,)
     try:
-        read = known.read(value)
+        read = known.read((value,) if several and isinstance(value, (int, float)) else value)
     except MISTAKES:
         what = "numbers such as 32,16" if several else describe(known.kind)
         raise ValueError(f"model.{option} takes {what}; {value!r} was given") from None
@@ -127,11 +129,9 @@ def _from_module(
     extra = [n for n in options if n != "head"]
     if maker is None and extra:
         raise ValueError(f"the network {name!r} is made already and takes no option {extra[0]!r}: hand over its class")
-    new, rows = twin(module), sample_rows(x, shape)
-    seen = try_out(new, name, classes, task, rows)
+    new = twin(module)
+    seen = _tried(new, name, classes, task, x, shape)
     head = _head(options.get("head"), module, maker, name, seen.head, seen.last)
-    rows = rows.long() if seen.integers else rows.to(_kind(new))
-    refuse_draws(new, name, rows)
     model = Model(new, head, classes, task, name, unstackable(new), shape, maker, maker is not None,
                   integers=seen.integers)  # fmt: skip
     return replace(checked(model), notes=_notes(model))
@@ -162,10 +162,7 @@ def _looked_at(model: Model, shape: tuple[int, ...], classes: int, options: Opti
         raise ValueError(f"the network {model.name!r} is made for inputs of shape {model.shape}; the data have {shape}")
     if model.task == "classification" and model.classes != classes:
         raise ValueError(f"the network {model.name!r} is made for {model.classes} classes; the data have {classes}")
-    rows = sample_rows(x, shape)
-    seen = try_out(model.module, model.name, classes, model.task, rows)
-    rows = rows.long() if seen.integers else rows.to(_kind(model.module))
-    refuse_draws(model.module, model.name, rows)
+    seen = _tried(model.module, model.name, classes, model.task, x, shape)
     model = replace(model, integers=seen.integers)
     return replace(model, notes=(*model.notes, *_notes(model)))
 
@@ -186,13 +183,12 @@ def _notes(model: Model) -> tuple[str, ...]:
     return (f"the network's first weights are drawn from the seed but for {names}, which its maker sets itself",)
 
 
-def _foreign(given: Any) -> Network:
-    if all(hasattr(given, name) for name in ("leaves", "init", "trainable")):
-        return given
-    raise ValueError(
-        f"model is a {type(given).__name__}; expected a name, an nn.Module, or a class or function that makes one"
-    )
-
-
-def _kind(module: nn.Module) -> torch.dtype:
-    return next((t.dtype for t in leaves_of(module).values() if t.is_floating_point()), torch.float32)
+def _tried(
+    module: nn.Module, name: str, classes: int, task: Task, x: Tensor | None, shape: tuple[int, ...]
+) -> FirstRun:
+    """What a run of the network on a few rows shows; one that cannot be used is refused."""
+    rows = sample_rows(x, shape)
+    seen = try_out(module, name, classes, task, rows)
+    kind = next((t.dtype for t in leaves_of(module).values() if t.is_floating_point()), torch.float32)
+    refuse_draws(module, name, rows.long() if seen.integers else rows.to(kind))
+    return seen

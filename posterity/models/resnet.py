@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import Literal
+from collections.abc import Callable
+from typing import Literal, get_args
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -15,8 +16,6 @@ from posterity.settings.hyperparameters import unknown
 
 Stem = Literal["cifar", "halved", "imagenet"]
 Shortcut = Literal["A", "B"]
-STEMS = ("cifar", "halved", "imagenet")
-SHORTCUTS = ("A", "B")
 
 
 class Pad(nn.Module):
@@ -70,10 +69,9 @@ def residual(
     """Stem, stages of `blocks` blocks with `width`, 2·`width`, … channels, global mean, linear head."""
     if len(shape) != 3:
         raise ValueError(f"{name} takes images (channels, height, width), not shape {shape}.")
-    if stem not in STEMS:
-        raise ValueError(unknown("stem", str(stem), STEMS))
-    if shortcut not in SHORTCUTS:
-        raise ValueError(unknown("shortcut", str(shortcut), SHORTCUTS))
+    for what, given, known in (("stem", stem, get_args(Stem)), ("shortcut", shortcut, get_args(Shortcut))):
+        if given not in known:
+            raise ValueError(unknown(what, str(given), known))
     outputs = 1 if task == "regression" else classes
 
     def make() -> nn.Module:
@@ -120,65 +118,26 @@ def resnet18(
     return residual("resnet18", (2, 2, 2, 2), width, stem, shortcut, eps, shape, classes, task)
 
 
-def resnet20(
-    shape: tuple[int, ...],
-    classes: int,
-    task: Task = "classification",
-    *,
-    width: int = 16,  # channels of the first stage
-    shortcut: Shortcut = "A",  # where the size changes: A pads with zeros, as in the paper; B projects
-    eps: float = 1e-5,  # of batch norm
-) -> Model:
-    """ResNet-20 for small images: three stages of three blocks with 16, 32 and 64 channels (He et al. 2016, §4.2).
+def _small(blocks: int, size: str) -> Callable[..., Model]:
+    """A network of the paper for CIFAR-10, of three stages with `blocks` blocks."""
+    name, words = f"resnet{6 * blocks + 2}", {3: "three", 5: "five", 7: "seven", 9: "nine"}[blocks]
 
-    0.27 M parameters for ten classes.
-    """
-    return residual("resnet20", (3, 3, 3), width, "cifar", shortcut, eps, shape, classes, task)
+    def network(
+        shape: tuple[int, ...],
+        classes: int,
+        task: Task = "classification",
+        *,
+        width: int = 16,  # channels of the first stage
+        shortcut: Shortcut = "A",  # where the size changes: A pads with zeros, as in the paper; B projects
+        eps: float = 1e-5,  # of batch norm
+    ) -> Model:
+        return residual(name, (blocks,) * 3, width, "cifar", shortcut, eps, shape, classes, task)
 
-
-def resnet32(
-    shape: tuple[int, ...],
-    classes: int,
-    task: Task = "classification",
-    *,
-    width: int = 16,  # channels of the first stage
-    shortcut: Shortcut = "A",  # where the size changes: A pads with zeros, as in the paper; B projects
-    eps: float = 1e-5,  # of batch norm
-) -> Model:
-    """ResNet-32 for small images: three stages of five blocks with 16, 32 and 64 channels (He et al. 2016, §4.2).
-
-    0.46 M parameters for ten classes.
-    """
-    return residual("resnet32", (5, 5, 5), width, "cifar", shortcut, eps, shape, classes, task)
+    network.__doc__ = (
+        f"ResNet-{name[6:]} for small images: three stages of {words} blocks with 16, 32 and 64 channels "
+        f"(He et al. 2016, §4.2).\n\n{size} M parameters for ten classes."
+    )
+    return network
 
 
-def resnet44(
-    shape: tuple[int, ...],
-    classes: int,
-    task: Task = "classification",
-    *,
-    width: int = 16,  # channels of the first stage
-    shortcut: Shortcut = "A",  # where the size changes: A pads with zeros, as in the paper; B projects
-    eps: float = 1e-5,  # of batch norm
-) -> Model:
-    """ResNet-44 for small images: three stages of seven blocks with 16, 32 and 64 channels (He et al. 2016, §4.2).
-
-    0.66 M parameters for ten classes.
-    """
-    return residual("resnet44", (7, 7, 7), width, "cifar", shortcut, eps, shape, classes, task)
-
-
-def resnet56(
-    shape: tuple[int, ...],
-    classes: int,
-    task: Task = "classification",
-    *,
-    width: int = 16,  # channels of the first stage
-    shortcut: Shortcut = "A",  # where the size changes: A pads with zeros, as in the paper; B projects
-    eps: float = 1e-5,  # of batch norm
-) -> Model:
-    """ResNet-56 for small images: three stages of nine blocks with 16, 32 and 64 channels (He et al. 2016, §4.2).
-
-    0.85 M parameters for ten classes.
-    """
-    return residual("resnet56", (9, 9, 9), width, "cifar", shortcut, eps, shape, classes, task)
+resnet20, resnet32, resnet44, resnet56 = _small(3, "0.27"), _small(5, "0.46"), _small(7, "0.66"), _small(9, "0.85")

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from posterity.data.assemble import give_public, halve, hold_out, part_off, standardise
+from posterity.data.assemble import fit_scaling, give_public, halve, hold_out, part_off, standardise
 
 
 @pytest.mark.parametrize(
@@ -52,6 +52,7 @@ def test_public_rows_never_empty_a_client() -> None:
 
 def test_constant_features_are_only_centred() -> None:
     x = torch.tensor([[3.0, 1.0], [3.0, 2.0], [4.0, 9.0]])
-    out = standardise(x, [torch.tensor([0, 1])], [torch.tensor([2])], 1, "client")
+    train = [torch.tensor([0, 1])]
+    out = standardise(x, train, [torch.tensor([2])], fit_scaling(x, train, 1, "client"))
     assert torch.equal(out, torch.tensor([[0.0, -1.0], [0.0, 1.0], [1.0, 15.0]]))
     assert torch.equal(x[0], torch.tensor([3.0, 1.0]))  # the pool itself is not touched

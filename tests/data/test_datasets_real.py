@@ -12,10 +12,11 @@ import torch
 
 from posterity.data import DataError, Federation, load
 from posterity.data.datasets import fmnist
+from posterity.data.official import find_form
 from posterity.data.registry import available
 
 FOLDER = os.environ.get("POSTERITY_DATA")
-FILES = {d.name: d.files for d in available()}
+SOURCES = {d.name: d.source for d in available()}
 
 KNOWN = {  # rows, shape of a sample, classes, clients
     "audiomnist": (9_000, (1, 32, 32), 10, 60),
@@ -37,12 +38,9 @@ def need(*names: str) -> None:
     if FOLDER is None:
         pytest.skip("POSTERITY_DATA is not set: no folder with real data")
     for name in names:
-        places = [
-            Path(FOLDER) / FILES[name][0],
-            *([fmnist.SYSTEM / Path(FILES[name][0]).name] if name == "fmnist" else []),
-        ]
-        if not any(place.is_file() for place in places):
-            pytest.skip(f"POSTERITY_DATA has no {FILES[name][0]}")
+        source = SOURCES[name]
+        if source and not find_form(source, Path(FOLDER)):
+            pytest.skip(f"POSTERITY_DATA has no {source.forms[0].files[0].name}")
 
 
 @functools.lru_cache(maxsize=1)  # tests of one dataset stand one after another

@@ -16,6 +16,7 @@ from posterity.data import DataError, Pool
 from posterity.data.datasets import audiomnist, celeba, chars74k, fsdd
 from posterity.data.datasets._sound import _mel_bands, log_mel, read_wav, thinned
 from posterity.data.datasets._strokes import draw_strokes, read_strokes
+from posterity.data.official import find_form
 
 from .official_files import Array, shot, tar, write, zipped
 
@@ -216,7 +217,7 @@ def test_celebas_own_files(tmp_path: Path, form: str) -> None:
     pool = celeba.load(tmp_path, 0, size=8)
     assert (tuple(pool.x.shape), pool.owner_names, owners(pool)) == ((5, 3, 8, 8), ("a",), [0] * 5)
     assert pool.y.tolist() == [1, 0, 1, 1, 0]  # pictures 1, 3, 5, 7, 8
-    assert "the official files hold 200,288 of people with 5 or more" in pool.notes[0]
+    assert pool.notes == ("celeba: 5 of 200,288 pictures of people with 5 or more",)
     two = write_lists(tmp_path / "celeba", people="babababbaa", smiles="1" * 10)
     for name, data in two.items():
         write(tmp_path / "celeba/img_align_celeba" / name, data)
@@ -243,7 +244,7 @@ def test_lists_of_celeba_that_do_not_fit(tmp_path: Path) -> None:
         (b"Smiling", b"Frowning", "no attribute Smiling in its second line"),
         (b"000003.jpg -1  -1", b"000003.jpg -1  0", "000003.jpg has '0' for Smiling; expected 1 or -1"),
         (b"000003.jpg -1", b"000003.jpg", "has '000003.jpg -1 1'; expected lines of a picture and 3 words"),
-        (b"000003.jpg", b"000333.jpg", "nothing about 000003.jpg; expected all pictures of .*identity_CelebA.txt"),
+        (b"000003.jpg", b"000333.jpg", "nothing about 000003.jpg; expected all of .*identity_CelebA.txt"),
     ):
         assert old in attributes
         write(home / "list_attr_celeba.txt", attributes.replace(old, new))
@@ -260,7 +261,7 @@ def test_without_files_the_sentence_says_what_is_expected(tmp_path: Path, module
 def test_rows_of_the_compact_files_stand_in_the_same_order() -> None:
     """Speakers, digits and takes; writers and classes: a seed gives the same clients whatever the form."""
     folder = os.environ.get("POSTERITY_DATA")
-    if folder is None or not (Path(folder) / fsdd.FILES[0]).exists():
+    if folder is None or not find_form(fsdd.SOURCE, Path(folder), ("compact",)):
         pytest.skip("POSTERITY_DATA is not set, or has no compact file of FSDD")
     pool = fsdd.load(Path(folder), 0)
     rows = list(zip(owners(pool), pool.y.tolist(), strict=True))

@@ -192,7 +192,7 @@ def test_a_quantity_taken_for_classes_is_noted(tmp_path: Path) -> None:
         ("", "the file is empty; expected a header line"),
         ("\nclient,target,age\n0,1,3\n", "its first line is blank; expected a header line"),
         ("client,target,age\n", "no rows at all"),
-        ("client,target,client\n1,2,3\n", "a different name for each column"),
+        ("client,target,client\n1,2,3\n", "expected different names"),
         ("client,age\n0,1\n", "columns client, age; expected one called target or y or label"),
         ("client,target\n0,1\n", "expected at least one numeric feature"),
         ("client,target,age\n0,1,3\n0,1\n", "line 3: 2 values; expected 3"),
@@ -220,7 +220,7 @@ X, Y, WHO = np.zeros((6, 2)), np.arange(6) % 2, np.arange(6) // 3
         ({"x": X}, "expected one called target or y or label"),
         ({"x": X, "y": Y[:5]}, r"x has 6 rows and y the shape \(5,\)"),
         ({"x": X, "y": Y, "client": WHO[:, None]}, r"client the shape \(6, 1\); expected \(6,\)"),
-        ({"x": X * np.nan, "y": Y}, "feature 0 of x is missing in all 6 rows, as are 1 others"),
+        ({"x": X * np.nan, "y": Y}, "feature 0, 1 of x is missing in all 6 rows"),
         ({"x": X + [[0, 0], [np.nan, 0], [0, np.inf]] * 2, "y": Y}, "missing or infinite value in row 1"),
         ({"x": X.astype(str), "y": Y}, "expected numbers"),
         ({"x": X, "y": Y * np.nan}, "target nan in row 0"),
@@ -284,7 +284,7 @@ def test_pictures_of_16_bits_are_refused(tmp_path: Path) -> None:
         for kind in ("ill", "well"):
             (tmp_path / client / kind).mkdir(parents=True)
             image.fromarray(deep).save(tmp_path / client / kind / "0.png")
-    with pytest.raises(DataError, match=r"0.png: cannot be read as a picture \(more than 8 bits a pixel;.*an \.npz"):
+    with pytest.raises(DataError, match=r"0.png: cannot be read as a picture \(more than 8 bits a pixel:.*an \.npz"):
         load(str(tmp_path))
 
 

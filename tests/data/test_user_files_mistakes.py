@@ -69,7 +69,7 @@ def test_lines_are_those_of_the_file(tmp_path: Path) -> None:
     [
         ("client,target,age\n0,1,3\n".encode("utf-16"), "text in UTF-16; expected a CSV file in UTF-8"),
         ("client,target,age\n0,é,3\n".encode("latin-1"), r"line 2 has the byte 0xe9: Latin-1\?"),
-        (b"client,target,age\n0,a\0b,3\n", "line 2: a NUL byte"),
+        (b"client,target,age\n0,a\0b,3\n", "line 2 has a NUL byte"),
         (b'client,target,age\n0,"1,3\n0,1,4\n', "quotation marks are closed"),
         (b"client,target,age,age,dose,dose\n", r"has 'age', 'dose' more than once"),
         (b",client,target\n0,1,2\n", "column 1 of the header has no name.*an index that a program wrote"),
@@ -127,7 +127,7 @@ def noted(path: str, **how: object) -> str:
 
 
 def test_features_that_never_vary_are_named(tmp_path: Path) -> None:
-    assert "1 feature has the same value in every row and can teach nothing: dose" in noted(
+    assert "1 features have the same value in every row and can teach nothing: dose" in noted(
         doses(tmp_path / "a.csv", 7)
     )
     assert "same value" not in noted(doses(tmp_path / "b.csv", 7, 8))
@@ -397,7 +397,7 @@ def test_a_feature_without_any_value_is_refused_wherever_it_comes_from() -> None
     ("changed", "message"),
     [
         ({"x": torch.zeros(59, 5)}, r"x has the shape \(59, 5\) and y 60 rows"),
-        ({"y": torch.arange(60) % 2 + 1}, "labels from 1 to 2 and classes=2; expected labels from 0 to 1"),
+        ({"y": torch.arange(60) % 2 + 1}, "y of row 1 is 2; expected labels from 0 to 1"),
         ({"y": torch.zeros(60, 1)}, r"y has the shape \(60, 1\)"),
         ({"y": torch.rand(60)}, "y is of type torch.float32 and the task is classification"),
         ({"owner": torch.arange(60) // 20, "owner_names": ("a", "b")}, "clients up to 2 and owner_names has 2"),

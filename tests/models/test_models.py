@@ -109,7 +109,7 @@ def test_unknown_names_come_with_the_nearest():
         build(f"{nets.__name__}:Own", (1, 4, 4), 2, head="fc", widht=3)
     with pytest.raises(ValueError, match=r"no module 'nowhere\.net'"):
         build("nowhere.net:make", (4,), 2)
-    with pytest.raises(ValueError, match=r"'Owm'.*'Own'"):
+    with pytest.raises(ValueError, match=r"Owm'.*'Own'"):
         build(f"{nets.__name__}:Owm", (4,), 2)
     assert build(f"{nets.__name__}:Own", (1, 4, 4), 2).heads == ("fc",)  # its last linear layer
     with pytest.raises(ValueError, match="task 'ranking'"):

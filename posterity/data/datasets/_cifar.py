@@ -1,26 +1,25 @@
-"""CIFAR-10 and CIFAR-100 as they are published: the Python archive (pickles, never loaded as such) and the binary one.
+"""CIFAR-10 and CIFAR-100 as they are published: the Python archive (pickles) and the binary one.
 
-`data/datasets/cifar10.py` and `cifar100.py` say what is in them; `data/datasets/_cifar.py` reads the pickles.
-
-The pickles of the CIFAR archives, read as data: no class is looked up and nothing is called.
-
-Such a file holds a dict of names, with bytes, numbers, lists of numbers or names, and one array of bytes by NumPy.
-`pickletools.genops` lists its opcodes; those that build such values are followed here on a stack, and the three names
-by which NumPy describes an array stand for that description only. Whatever else occurs is refused.
+A pickle may call anything. Those of the Python archives hold a dict of names, with bytes, numbers, lists of numbers or
+names, and one array of bytes by NumPy. Python's own reader of pickles is left with the opcodes that build such values,
+and with three names, by which NumPy describes an array: they are not looked up, and stand for that description only.
+Whatever else occurs is refused.
 """
 
 from __future__ import annotations
 
+import io
 import math
-import pickletools
+import pickle
+import reprlib
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from posterity.data.archives import Array, read_members
-from posterity.data.datasets._idx import check_labels
+from posterity.data.archives import Array, read_named
+from posterity.data.files import check_labels
 from posterity.data.pool import DataError
 
 PIXELS = 3 * 32 * 32
@@ -53,54 +52,34 @@ class CifarLayout:
     labels: tuple[Labels, ...]  # in the order of the binary archive
 
 
-@dataclass(frozen=True)
-class Pictures:
-    """All pictures in the official order."""
+def read_cifar(
+    path: Path, form: str, layout: CifarLayout, labels: Labels
+) -> tuple[Array, Array, Array, tuple[str, ...]]:
+    """Pictures (N, 32, 32, 3), labels, which are for testing, and names of classes, in the official order.
 
-    x: Array  # (N, 32, 32, 3) uint8
-    y: Array  # (N,)
-    test: Array  # (N,) bool
-    class_names: tuple[str, ...]
-
-
-def read_cifar(path: Path, form: str, layout: CifarLayout, labels: Labels) -> Pictures:
-    """Pictures from an archive or its unpacked folder; `form` is "python" or "binary"."""
+    `path` is an archive or its unpacked folder; `form` is "python" or "binary".
+    """
     binary = form == "binary"
     batches = [f"{batch.name}.bin" if binary else batch.name for batch in layout.batches]
     meta = [labels.file if binary else "meta"] if labels.names else []
-    stored = _read_named(path, [*batches, *meta])
+    stored = read_named(path, [*batches, *meta])
     read = _binary if binary else _python
     parts = [
         read(f"{path}: {name}", stored[name], batch.rows, layout, labels)
         for name, batch in zip(batches, layout.batches, strict=True)
     ]
     y = np.concatenate([y for _, y in parts])
-    check_labels(str(path), y, 0, labels.classes)
-    return Pictures(
-        np.concatenate([x for x, _ in parts]).reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1),
-        y,
-        np.repeat([batch.test for batch in layout.batches], [len(y) for _, y in parts]),
-        _class_names(f"{path}: {meta[0]}", stored[meta[0]], labels, binary) if meta else (),
-    )
-
-
-def _read_named(path: Path, names: list[str]) -> dict[str, bytes]:
-    """The files of these names, whatever folder of the archive they are in."""
-    found = read_members(path, lambda member: PurePosixPath(member).name in names)
-    stored = {PurePosixPath(member).name: data for member, data in found.items()}
-    if missing := [name for name in names if name not in stored]:
-        raise DataError(f"{path}: has no {', '.join(missing)}; expected {', '.join(names)}; fetch the archive again")
-    return stored
+    check_labels(path, y, 0, labels.classes)
+    x = np.concatenate([x for x, _ in parts]).reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
+    test = np.repeat([batch.test for batch in layout.batches], [len(y) for _, y in parts])
+    return x, y, test, _class_names(f"{path}: {meta[0]}", stored[meta[0]], labels, binary) if meta else ()
 
 
 def _binary(where: str, data: bytes, rows: int, layout: CifarLayout, labels: Labels) -> tuple[Array, Array]:
     """Rows of one byte for each kind of labels and 3,072 for the pixels."""
     kinds = len(layout.labels)
-    if len(data) != rows * (kinds + PIXELS):
-        raise DataError(
-            f"{where}: {len(data):,} bytes; expected {rows * (kinds + PIXELS):,} ({rows:,} pictures); it is damaged or "
-            "another file: fetch the archive again"
-        )
+    if len(data) != (size := rows * (kinds + PIXELS)):
+        raise DataError(f"{where}: {len(data):,} bytes; expected {size:,} ({rows:,} pictures); fetch the archive again")
     table = np.frombuffer(data, np.uint8).reshape(rows, kinds + PIXELS)
     return table[:, kinds:], table[:, layout.labels.index(labels)]
 
@@ -119,13 +98,10 @@ def _python(where: str, data: bytes, rows: int, layout: CifarLayout, labels: Lab
 
 
 def _class_names(where: str, data: bytes, labels: Labels, binary: bool) -> tuple[str, ...]:
-    if binary:
-        found: Any = data.decode("latin-1").split()
-    else:
-        found = _unpickled(where, data).get(labels.names)
+    found: Any = data.decode("latin-1").split() if binary else _unpickled(where, data).get(labels.names)
     if not isinstance(found, list) or len(found) != labels.classes:
         raise DataError(f"{where}: no {labels.classes} names of classes; expected them; fetch the archive again")
-    return tuple(name.decode("latin-1") if isinstance(name, bytes) else str(name) for name in found)
+    return tuple(_text(name) for name in found)
 
 
 def _unpickled(where: str, data: bytes) -> dict[str, Any]:
@@ -140,170 +116,76 @@ def _unpickled(where: str, data: bytes) -> dict[str, Any]:
 
 RECONSTRUCT = ("numpy.core.multiarray _reconstruct", "numpy._core.multiarray _reconstruct")
 NDARRAY, DTYPE = "numpy ndarray", "numpy dtype"
-CONSTANTS = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False}
-LITERALS = ("BININT", "BININT1", "BININT2", "LONG1", "BINUNICODE", "SHORT_BINUNICODE", "BINBYTES", "SHORT_BINBYTES")
-STRINGS = ("BINSTRING", "SHORT_BINSTRING")  # bytes of Python 2, which genops gives as text
-TUPLES = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
+OPCODES = (
+    "PROTO", "FRAME", "STOP", "NONE", "NEWTRUE", "NEWFALSE", "BININT", "BININT1", "BININT2", "LONG1", "BINUNICODE",
+    "SHORT_BINUNICODE", "BINBYTES", "SHORT_BINBYTES", "BINSTRING", "SHORT_BINSTRING", "EMPTY_DICT", "EMPTY_LIST",
+    "EMPTY_TUPLE", "MARK", "TUPLE", "TUPLE1", "TUPLE2", "TUPLE3", "APPEND", "APPENDS", "SETITEM", "SETITEMS", "BINPUT",
+    "LONG_BINPUT", "MEMOIZE", "BINGET", "LONG_BINGET", "GLOBAL", "STACK_GLOBAL", "REDUCE", "BUILD",
+)  # fmt: skip
 
 
 class PlainPickleError(ValueError):
     """A pickle that holds more than plain values, or that is damaged."""
 
 
-@dataclass(frozen=True)
-class _Name:
-    """A name of NumPy's, never looked up."""
-
-    text: str
-
-
-@dataclass
 class _Bytes:
     """An array of bytes in the making."""
 
     value: Array | None = None
 
+    def __setstate__(self, state: Any) -> None:
+        _, shape, kind, fortran, data = state
+        if kind != _Name("u1") or not isinstance(data, bytes):
+            raise PlainPickleError("it holds an array that is none of bytes")
+        if min(shape, default=0) < 0 or math.prod(shape) != len(data):
+            raise PlainPickleError(f"it holds an array that claims the shape {shape} and has {len(data):,} bytes")
+        self.value = np.frombuffer(data, np.uint8).reshape(shape, order="F" if fortran else "C")
 
-@dataclass(frozen=True)
-class _Kind:
-    """The type of an array's elements."""
+
+class _Name(NamedTuple):
+    """A name of NumPy's, never looked up, or the type of an array's elements."""
 
     text: str
 
+    def __call__(self, *given: Any) -> _Bytes | _Name:
+        """What NumPy's functions would make."""
+        if self.text in RECONSTRUCT and given[:1] == (_Name(NDARRAY),):
+            return _Bytes()
+        if self.text == DTYPE and given[:1] in (("u1",), (b"u1",)):
+            return _Name("u1")
+        raise PlainPickleError(f"it calls {self.text} with {reprlib.repr(given)}")
 
-_MARK = _Name("mark")
+    def __setstate__(self, state: Any) -> None:
+        """An element's type is known already."""
+
+
+class _Opcodes(dict[int, Any]):
+    """What Python does for each opcode that is needed."""
+
+    def __missing__(self, code: int) -> None:
+        raise PlainPickleError(f"it holds the opcode {chr(code)!r}, which no such file needs")
+
+
+class _Reader(pickle._Unpickler):  # in Python, since that written in C knows all opcodes
+    dispatch = _Opcodes((code, pickle._Unpickler.dispatch[code]) for name in OPCODES for code in getattr(pickle, name))
+
+    def find_class(self, module: str, name: str) -> _Name:
+        if f"{module} {name}" not in (*RECONSTRUCT, NDARRAY, DTYPE):
+            raise PlainPickleError(f"it names '{module} {name}', which no such file needs")
+        return _Name(f"{module} {name}")
 
 
 def read_plain(data: bytes) -> dict[str, Any]:
     """The dict that a pickle holds: str to int, str, bytes, list of these, or array of bytes."""
     try:
-        found = _Machine().run(data)
+        found = _Reader(io.BytesIO(data), encoding="bytes").load()
     except PlainPickleError:
         raise
-    except (ValueError, IndexError, KeyError, TypeError, AttributeError, OverflowError, MemoryError) as error:
+    except Exception as error:
         raise PlainPickleError(f"it is damaged: {error or type(error).__name__}") from None
     if not isinstance(found, dict):
         raise PlainPickleError(f"it holds a {type(found).__name__}, no dict")
     return {_text(key): _plain(value) for key, value in found.items()}
-
-
-class _Machine:
-    """A stack and a memo, as the pickle format has them."""
-
-    def __init__(self) -> None:
-        self.stack: list[Any] = []
-        self.memo: dict[int, Any] = {}
-
-    def run(self, data: bytes) -> Any:
-        for opcode, argument, _ in pickletools.genops(data):
-            if opcode.name == "STOP":
-                return self.stack.pop()
-            if not (
-                self._value(opcode.name, argument) or self._build(opcode.name) or self._memo(opcode.name, argument)
-            ):
-                raise PlainPickleError(f"it holds the opcode {opcode.name}, which no such file needs")
-        raise PlainPickleError("it has no end")
-
-    def _value(self, name: str, argument: Any) -> bool:
-        """Opcodes that put a value on the stack."""
-        if name in LITERALS:
-            self.stack.append(argument)
-        elif name in STRINGS:
-            self.stack.append(argument.encode("latin-1"))
-        elif name in CONSTANTS:
-            self.stack.append(CONSTANTS[name])
-        elif name in ("EMPTY_DICT", "EMPTY_LIST", "EMPTY_TUPLE"):
-            self.stack.append({"EMPTY_DICT": {}, "EMPTY_LIST": [], "EMPTY_TUPLE": ()}[name])
-        elif name == "MARK":
-            self.stack.append(_MARK)
-        elif name == "GLOBAL":
-            self.stack.append(_known(argument))
-        elif name == "STACK_GLOBAL":
-            attribute, module = self.stack.pop(), self.stack.pop()
-            self.stack.append(_known(f"{module} {attribute}"))
-        else:
-            return name in ("PROTO", "FRAME")
-        return True
-
-    def _build(self, name: str) -> bool:
-        """Opcodes that put values of the stack together."""
-        if name in TUPLES:
-            self.stack[-TUPLES[name] :] = [tuple(self.stack[-TUPLES[name] :])]
-        elif name == "TUPLE":
-            self.stack.append(tuple(self._since_mark()))
-        elif name == "APPEND":
-            value = self.stack.pop()
-            _expect(self.stack[-1], list).append(value)
-        elif name == "APPENDS":
-            values = self._since_mark()
-            _expect(self.stack[-1], list).extend(values)
-        elif name == "SETITEM":
-            value, key = self.stack.pop(), self.stack.pop()
-            _expect(self.stack[-1], dict)[_text(key)] = value
-        elif name == "SETITEMS":
-            values = self._since_mark()
-            pairs = zip(values[::2], values[1::2], strict=True)
-            _expect(self.stack[-1], dict).update((_text(key), value) for key, value in pairs)
-        elif name == "REDUCE":
-            arguments, function = self.stack.pop(), self.stack.pop()
-            self.stack.append(_described(function, arguments))
-        elif name == "BUILD":
-            state = self.stack.pop()
-            _complete(self.stack[-1], state)
-        else:
-            return False
-        return True
-
-    def _memo(self, name: str, argument: Any) -> bool:
-        """Opcodes that remember the top of the stack, or recall it."""
-        if name in ("BINPUT", "LONG_BINPUT"):
-            self.memo[argument] = self.stack[-1]
-        elif name == "MEMOIZE":
-            self.memo[len(self.memo)] = self.stack[-1]
-        elif name in ("BINGET", "LONG_BINGET"):
-            self.stack.append(self.memo[argument])
-        else:
-            return False
-        return True
-
-    def _since_mark(self) -> list[Any]:
-        place = len(self.stack) - 1
-        while self.stack[place] is not _MARK:
-            place -= 1
-            if place < 0:
-                raise PlainPickleError("it is damaged: a mark is missing")
-        values = self.stack[place + 1 :]
-        del self.stack[place:]
-        return values
-
-
-def _known(text: str) -> _Name:
-    if text not in (*RECONSTRUCT, NDARRAY, DTYPE):
-        raise PlainPickleError(f"it names {text!r}, which no such file needs")
-    return _Name(text)
-
-
-def _described(function: Any, arguments: Any) -> _Bytes | _Kind:
-    """What NumPy's functions would make, without calling them."""
-    given = _expect(arguments, tuple)
-    if isinstance(function, _Name) and function.text in RECONSTRUCT and given[0] == _Name(NDARRAY):
-        return _Bytes()
-    if function == _Name(DTYPE) and _text(given[0]) == "u1":
-        return _Kind("u1")
-    raise PlainPickleError(f"it calls {getattr(function, 'text', 'something')} with {str(given)[:40]}")
-
-
-def _complete(made: Any, state: Any) -> None:
-    """Give an array its bytes; an element's type is known already."""
-    if isinstance(made, _Kind):
-        return
-    _, shape, kind, fortran, data = _expect(state, tuple)
-    lengths = [_expect(n, int) for n in _expect(shape, tuple)]
-    if not isinstance(made, _Bytes) or kind != _Kind("u1") or not isinstance(data, bytes):
-        raise PlainPickleError("it holds an array that is none of bytes")
-    if min(lengths, default=0) < 0 or math.prod(lengths) != len(data):
-        raise PlainPickleError(f"it holds an array that claims the shape {tuple(lengths)} and has {len(data):,} bytes")
-    made.value = np.frombuffer(data, np.uint8).reshape(lengths, order="F" if fortran else "C")
 
 
 def _plain(value: Any) -> Any:
@@ -318,10 +200,6 @@ def _plain(value: Any) -> Any:
 
 
 def _text(value: Any) -> str:
-    return value.decode("latin-1") if isinstance(value, bytes) else _expect(value, str)
-
-
-def _expect(value: Any, kind: type) -> Any:
-    if not isinstance(value, kind):
-        raise PlainPickleError(f"it holds a {type(value).__name__} where a {kind.__name__} belongs")
-    return value
+    if not isinstance(value, (str, bytes)):
+        raise PlainPickleError(f"it holds a {type(value).__name__} where a name belongs")
+    return value.decode("latin-1") if isinstance(value, bytes) else value

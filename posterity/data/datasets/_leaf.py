@@ -16,9 +16,8 @@ import numpy as np
 import torch
 
 from posterity.data.archives import ROOM, Array, check_file, list_folder, read_file
-from posterity.data.datasets._idx import check_labels
-from posterity.data.files import integers
-from posterity.data.official import File, Form
+from posterity.data.files import check_labels, labelled
+from posterity.data.official import Form, form
 from posterity.data.pool import DataError, Pool
 
 Convert = Callable[[list[Any], str], Array]
@@ -36,10 +35,9 @@ class UserRows:
 
 def leaf_forms(*more: str) -> tuple[Form, ...]:
     """The folders that LEAF writes, each with further files or folders that are needed."""
-    others = tuple(File(name) for name in more)
     return (
-        Form("split", "LEAF's training and test files", (File("train"), File("test"), *others)),
-        Form("all", "LEAF's files before the split", (File("all_data"), *others)),
+        form("split", "LEAF's training and test files", "train", "test", *more),
+        form("all", "LEAF's files before the split", "all_data", *more),
     )
 
 
@@ -48,21 +46,19 @@ def leaf_pool(name: str, folders: list[Path], convert: Convert, finish: Callable
     """A pool in which every user is a client; rows of a second folder are the official test split."""
     parts = [list(read_leaf(folder, convert)) for folder in folders]
     everything = [rows for part in parts for rows in part]
-    users = tuple(dict.fromkeys(rows.user for rows in everything))
+    users = list(dict.fromkeys(rows.user for rows in everything))
     number = {user: k for k, user in enumerate(users)}
     y = np.concatenate([rows.y for rows in everything])
-    check_labels(str(folders[0].parent), y, 0, len(class_names))
-    sizes = [sum(len(rows.y) for rows in part) for part in parts]
-    test = torch.arange(len(y)) >= sizes[0]
-    return Pool(
+    check_labels(folders[0].parent, y, 0, len(class_names))
+    test = np.arange(len(y)) >= sum(len(rows.y) for rows in parts[0])
+    return labelled(
         name,
         finish(np.concatenate([rows.x for rows in everything])),
-        integers(y),
-        len(class_names),
+        y,
         class_names,
-        owner=integers(np.repeat([number[rows.user] for rows in everything], [len(rows.y) for rows in everything])),
-        owner_names=users,
-        official_test=test if len(parts) == 2 else None,
+        owner=np.repeat([number[rows.user] for rows in everything], [len(rows.y) for rows in everything]),
+        people=users,
+        test=test if len(parts) == 2 else None,
     )
 
 
@@ -78,15 +74,18 @@ def read_leaf(folder: Path, convert: Convert) -> Iterator[UserRows]:
         yield from _users(path, _parsed(path), convert)
 
 
+def _refuse(constant: str) -> None:
+    raise ValueError(f"it holds {constant}")
+
+
 def _parsed(path: Path) -> dict[str, Any]:
     if (size := path.stat().st_size) > ROOM:
         raise DataError(f"{path}: {size:,} bytes; expected at most {ROOM:,}; divide it into several files")
     try:
         found = json.loads(read_file(path), parse_constant=_refuse)
     except (ValueError, RecursionError) as error:
-        raise DataError(
-            f"{path}: cannot be read as JSON ({str(error)[:80]}); expected a file of LEAF's, complete; write it again"
-        ) from None
+        why = str(error)[:80]
+        raise DataError(f"{path}: cannot be read as JSON ({why}); expected a file of LEAF's, complete") from None
     keys = [*found] if isinstance(found, dict) else []
     if not {"users", "num_samples", "user_data"} <= set(keys) or not isinstance(found["user_data"], dict):
         shown = ", ".join(keys[:5]) or "nothing"
@@ -118,7 +117,3 @@ def _labels(y: list[Any], where: str) -> Array:
     if not integral:
         raise DataError(f"{where} has labels such as {str(y[0])[:20]}; expected whole numbers; write the file again")
     return labels.astype(np.int64)
-
-
-def _refuse(constant: str) -> None:
-    raise ValueError(f"it holds {constant}")

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from posterity.data.archives import BROKEN, Array, check_arrays, check_size, most_bytes, read_file, told
+from posterity.data.archives import Array, check_arrays, check_size, most_bytes, read_file, reading
 from posterity.data.pool import DataError
 
 NUMBERS = {1: "i1", 2: "u1", 3: "i2", 4: "u2", 5: "i4", 6: "u4", 7: "f4", 9: "f8", 12: "i8", 13: "u8"}
@@ -43,15 +43,9 @@ def read_mat(path: Path, *needed: str) -> dict[str, Value]:
     order = {b"IM": "<", b"MI": ">"}.get(data[126:128])
     if order is None or b"7.3" in data[:20]:
         kind = "HDF5 (version 7.3)" if b"7.3" in data[:20] or data[:4] == b"\x89HDF" else "no .mat file"
-        raise DataError(
-            f"{path}: is {kind}; expected a .mat file of version 5 to 7; fetch the original, or save it with -v7"
-        )
-    try:
+        raise DataError(f"{path}: is {kind}; expected a .mat file of version 5 to 7; save it with -v7")
+    with reading(path, "it complete; fetch it again"):
         found = dict(_arrays(_Reader(path, order), memoryview(data)[128:]))
-    except DataError:
-        raise
-    except (*BROKEN, IndexError) as error:
-        raise DataError(f"{path}: cannot be read ({told(error)}); expected it complete; fetch it again") from None
     check_arrays(path, found, needed)
     return found
 

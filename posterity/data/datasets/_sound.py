@@ -2,9 +2,7 @@
 
 A clip is centred in 8,448 samples, or cut to them; 32 frames (Hann window of 512, every 256 samples) pass through 32
 triangular mel bands from 60 to 4,000 Hz. A cell is the power in dB below the clip's loudest cell, from −80 (0) to 0
-(255): how loud somebody speaks is gone, and silence is black.
-
-Spoken digits in files `DIGIT_SPEAKER_TAKE.wav`, out of a folder or an archive: one log-mel picture each.
+(255): how loud somebody speaks is gone, and silence is black. `read_spoken` reads the clips of a folder or an archive.
 """
 
 from __future__ import annotations
@@ -12,13 +10,14 @@ from __future__ import annotations
 import io
 import re
 import wave
+from collections.abc import Callable
 from functools import cache
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 import numpy as np
 
-from posterity.data.archives import Array, walk_members
-from posterity.data.files import integers, pictures
+from posterity.data.archives import Array, walk_matching
+from posterity.data.files import labelled
 from posterity.data.pool import DataError, Pool
 
 RATE = 8_000  # samples a second
@@ -26,6 +25,8 @@ LENGTH, WINDOW, HOP, BANDS = 8_448, 512, 256, 32  # 32 frames: (8,448 − 512) /
 LOWEST, HIGHEST, FLOOR = 60.0, 4_000.0, -80.0
 SECONDS = 60  # of a clip: what is longer is no spoken digit
 REACH = 10  # of the filter before samples are left out: zero crossings on either side
+CLIP = re.compile(r"([0-9])_(\w+?)_([0-9]{1,4})\.wav")  # digit, speaker, take
+DIGITS = tuple("0123456789")
 
 
 def read_wav(where: str, data: bytes) -> Array:
@@ -36,22 +37,22 @@ def read_wav(where: str, data: bytes) -> Array:
             _check_format(where, width, rate, count)
             raw = file.readframes(count)
     except (wave.Error, EOFError) as error:
+        why = str(error) or "it ends too early"
         raise DataError(
-            f"{where} cannot be read as a WAV file ({str(error) or 'it ends too early'}); expected one of 16 bits; "
-            "fetch it again"
+            f"{where} cannot be read as a WAV file ({why}); expected one of 16 bits; fetch it again"
         ) from None
     if not raw or len(raw) != count * channels * width:
-        raise DataError(f"{where} holds {len(raw):,} bytes of sound; expected {count * channels * width:,}; fetch it "
-                        "again")  # fmt: skip
+        raise DataError(
+            f"{where} holds {len(raw):,} bytes of sound; expected {count * channels * width:,}; fetch it again"
+        )
     sound = np.frombuffer(raw, "<i2").reshape(-1, channels).mean(1) / 2**15
     return thinned(sound, rate // RATE)
 
 
 def _check_format(where: str, width: int, rate: int, count: int) -> None:
     if width != 2 or rate % RATE or not 0 < rate <= 96_000:
-        raise DataError(
-            f"{where} has {8 * width} bits at {rate:,} Hz; expected 16 at a multiple of {RATE:,} Hz; fetch it again"
-        )
+        given = f"{where} has {8 * width} bits at {rate:,} Hz"
+        raise DataError(f"{given}; expected 16 at a multiple of {RATE:,} Hz; fetch it again")
     if count > SECONDS * rate:
         raise DataError(f"{where} lasts {count / rate:,.0f} s; expected a clip of at most {SECONDS} s; remove it")
 
@@ -108,37 +109,20 @@ def _mel_bands() -> Array:
     return bands
 
 
-CLIP = re.compile(r"([0-9])_(\w+?)_([0-9]{1,4})\.wav")
-DIGITS = tuple("0123456789")
-
-
-def read_spoken(name: str, path: Path, published: int) -> Pool:
+def read_spoken(name: str, path: Path, published: int, person: Callable[[str], str] = str) -> Pool:
     """A pool in which every speaker is a client, in the order of speakers, digits and takes."""
-    clips: dict[tuple[str, int, int], Array] = {}
-    for member, data in walk_members(path, lambda member: bool(_clip(member))):
-        match = _clip(member)
-        assert match is not None
-        clips[(match[2], int(match[1]), int(match[3]))] = log_mel(read_wav(f"{path}: {member}", data))
+    clips = {
+        (match[2], int(match[1]), int(match[3])): log_mel(read_wav(where, data))
+        for match, where, data in walk_matching(path, CLIP)
+    }
     if not clips:
-        raise DataError(f"{path}: no files such as 7_george_32.wav (digit, speaker, take); expected {published:,} of "
-                        "them; fetch it again")  # fmt: skip
+        given = f"{path}: no files such as 7_george_32.wav (digit, speaker, take)"
+        raise DataError(f"{given}; expected {published:,} of them; fetch it again")
     rows = sorted(clips)
-    people = tuple(dict.fromkeys(speaker for speaker, _, _ in rows))
-    owner = np.array([people.index(speaker) for speaker, _, _ in rows])
-    y = np.array([digit for _, digit, _ in rows])
-    notes = (f"{name}: {len(rows):,} of {published:,} clips",) * (len(rows) != published)
-    return Pool(
-        name,
-        pictures(np.stack([clips[row] for row in rows])),
-        integers(y),
-        len(DIGITS),
-        DIGITS,
-        owner=integers(owner),
-        owner_names=people,
-        notes=notes,
-        published=published,
+    people = list(dict.fromkeys(speaker for speaker, _, _ in rows))
+    x, y, owner = (
+        np.stack([clips[row] for row in rows]),
+        [row[1] for row in rows],
+        [people.index(row[0]) for row in rows],
     )
-
-
-def _clip(member: str) -> re.Match[str] | None:
-    return CLIP.fullmatch(PurePosixPath(member).name)
+    return labelled(name, x, y, DIGITS, owner=owner, people=map(person, people), published=published, what="clips")

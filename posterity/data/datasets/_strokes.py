@@ -12,6 +12,7 @@ import re
 import numpy as np
 
 from posterity.data.archives import Array
+from posterity.data.files import import_pillow
 from posterity.data.pool import DataError
 
 SIDE, INSIDE, OVER, PEN = 28, 20, 8, 2.4
@@ -29,10 +30,8 @@ def read_strokes(where: str, data: bytes) -> list[Array]:
         rows = cols = []
     strokes = [np.stack(pair, 1) for pair in zip(cols, rows, strict=False) if len(pair[0]) == len(pair[1]) > 0]
     if not strokes or not len(strokes) == len(rows) == len(cols):
-        raise DataError(
-            f"{where} has no pen strokes that can be read; expected rows = {{[…];}}; and cols = {{[…];}}; of equal "
-            "lengths; fetch the archive again"
-        )
+        wanted = "rows = {[…];}; and cols = {[…];}; of equal lengths"
+        raise DataError(f"{where} has no pen strokes that can be read; expected {wanted}; fetch the archive again")
     return strokes
 
 
@@ -42,18 +41,17 @@ def _numbers(text: str) -> Array:
 
 def draw_strokes(strokes: list[Array]) -> Array:
     """A picture (28, 28) uint8 of a character."""
-    try:
-        from PIL import Image, ImageDraw
-    except ImportError:
-        raise DataError('pen strokes need Pillow, which is not installed; pip install "posterity[images]"') from None
+    pillow = import_pillow()
+    from PIL import ImageDraw
+
     points = np.concatenate(strokes)
     low, high = points.min(0), points.max(0)
     scale, middle = INSIDE / max(1.0, float((high - low).max())), (low + high) / 2
-    sheet = Image.new("L", (SIDE * OVER, SIDE * OVER))
+    sheet = pillow.new("L", (SIDE * OVER, SIDE * OVER))
     pen, half = ImageDraw.Draw(sheet), PEN * OVER / 2
     for stroke in strokes:
         path = [tuple(point) for point in (((stroke - middle) * scale + SIDE / 2) * OVER).tolist()]
         pen.line(path, fill=255, width=round(PEN * OVER), joint="curve")
         for x, y in (path[0], path[-1]):  # round ends
             pen.ellipse((x - half, y - half, x + half, y + half), fill=255)
-    return np.asarray(sheet.resize((SIDE, SIDE), Image.Resampling.BOX))
+    return np.asarray(sheet.resize((SIDE, SIDE), pillow.Resampling.BOX))

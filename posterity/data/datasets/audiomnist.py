@@ -7,25 +7,23 @@ is neither, from a compact file with takes 0 to 14. Sound becomes pictures as `p
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 from posterity.data.archives import read_npz
 from posterity.data.datasets._sound import DIGITS, read_spoken
-from posterity.data.files import integers, pictures
-from posterity.data.official import DataSource, File, Form, locate_form
+from posterity.data.files import labelled
+from posterity.data.official import DataSource, form, locate_form
 from posterity.data.pool import Pool
 
-FILES = ("spoken_digits/audiomnist_logmel.npz",)
 NATURAL = True
 CLIPS = 30_000
 SOURCE = DataSource(
     "https://github.com/soerenab/AudioMNIST",
     ("AudioMNIST", "audiomnist", "spoken_digits", ""),
     (
-        Form("official", "GitHub's archive of the repository", (File("AudioMNIST-master.zip"),)),
-        Form("official", "the repository's folders of speakers", (File("data/01"), File("data/60"))),
-        Form("compact", "compact file of ours: log-mel pictures of takes 0 to 14", (File("audiomnist_logmel.npz"),)),
+        form("official", "GitHub's archive of the repository", "AudioMNIST-master.zip"),
+        form("official", "the repository's folders of speakers", "data/01", "data/60"),
+        form("compact", "compact file of ours: log-mel pictures of takes 0 to 14", "audiomnist_logmel.npz"),
     ),
 )
 
@@ -34,16 +32,13 @@ def load(data_dir: Path | None, seed: int) -> Pool:
     found = locate_form("audiomnist", SOURCE, data_dir)
     path = found.paths[0]
     if found.form.key == "official":
-        pool = read_spoken("audiomnist", path.parent if path.is_dir() else path, CLIPS)
-        return replace(pool, owner_names=tuple(_person(name) for name in pool.owner_names))
+        return read_spoken("audiomnist", path.parent if path.is_dir() else path, CLIPS, _person)
     stored = read_npz(path, "speaker", "x", "y")
-    speaker = integers(stored["speaker"]) - 1  # stored from 1
-    people = tuple(_person(str(k + 1)) for k in range(int(speaker.max()) + 1))
-    x, y = pictures(stored["x"]), integers(stored["y"])
-    note = f"audiomnist: {len(y):,} of {CLIPS:,} clips, takes 0 to 14"
-    return Pool(
-        "audiomnist", x, y, 10, DIGITS, owner=speaker, owner_names=people, notes=(note,) * (len(y) != CLIPS),
-        published=CLIPS,
+    owner = stored["speaker"].astype(int) - 1  # stored from 1
+    people = [_person(str(k + 1)) for k in range(int(owner.max()) + 1)]
+    return labelled(
+        "audiomnist", stored["x"], stored["y"], DIGITS, owner=owner, people=people, published=CLIPS,
+        what="clips, takes 0 to 14",
     )  # fmt: skip
 
 

@@ -17,16 +17,15 @@ import numpy as np
 
 from posterity.data.archives import Array, read_file, walk_members
 from posterity.data.datasets._leaf import leaf_forms, leaf_pool
-from posterity.data.files import decode_member, integers, pictures
-from posterity.data.official import DataSource, File, Form, locate_form
+from posterity.data.files import decode_member, labelled, pictures
+from posterity.data.official import DataSource, File, form, locate_form
 from posterity.data.pool import DataError, Pool
-from posterity.data.user_files import LARGEST_SIDE, read_picture
+from posterity.data.user_files import check_side, read_picture
 
-FILES = ("celeba/data/train", "celeba/data/test", "celeba/data/raw/img_align_celeba")
 NATURAL = True
 CLASSES = ("not smiling", "smiling")
 LEAST, ROWS = 5, 200_288  # pictures of a person whom LEAF keeps, and of all of these
-SHOTS = ("img_align_celeba.zip", "md5 00d2c5bc6d35e252742224ab0c1e8fcb")
+SHOTS = File("img_align_celeba.zip", 0, "md5 00d2c5bc6d35e252742224ab0c1e8fcb")
 LISTS = (
     File("list_attr_celeba.txt", 0, "md5 75e246fa4810816ffd6ee81facbd244c"),
     File("identity_CelebA.txt", 0, "md5 32bd1bd63d3c78cd57e08160ec5ed1e2"),
@@ -37,15 +36,14 @@ SOURCE = DataSource(
     (
         *leaf_forms("raw/img_align_celeba"),
         *leaf_forms("img_align_celeba"),
-        Form("official", "CelebA's archive of aligned pictures, and its lists", (File(SHOTS[0], 0, SHOTS[1]), *LISTS)),
-        Form("official", "the same, unpacked", (File("img_align_celeba"), *LISTS)),
+        form("official", "CelebA's archive of aligned pictures, and its lists", SHOTS, *LISTS),
+        form("official", "the same, unpacked", "img_align_celeba", *LISTS),
     ),
 )
 
 
 def load(data_dir: Path | None, seed: int, *, size: int = 84) -> Pool:
-    if not 1 <= size <= LARGEST_SIDE:
-        raise DataError(f"celeba: size={size}; expected 1 to {LARGEST_SIDE} pixels; change it")
+    check_side("celeba", size)
     found = locate_form("celeba", SOURCE, data_dir)
     if found.form.key == "official":
         return _official(found.paths, size)
@@ -68,18 +66,14 @@ def _official(paths: tuple[Path, ...], size: int) -> Pool:
     count = Counter(person.values())
     wanted = [name for name, who in person.items() if count[who] >= LEAST]
     if unknown := [name for name in wanted if name not in smiling]:
-        raise DataError(
-            f"{attributes}: nothing about {unknown[0]}; expected all pictures of {identities}; fetch it again"
-        )
+        raise DataError(f"{attributes}: nothing about {unknown[0]}; expected all of {identities}; fetch it again")
     people = tuple(dict.fromkeys(person[name] for name in wanted))
     number = {who: k for k, who in enumerate(people)}
     rows = sorted(wanted, key=lambda name: number[person[name]])
     x = _decoded(shots, {name: row for row, name in enumerate(rows)}, size)
-    owner = np.array([number[person[name]] for name in rows])
-    notes = (f"celeba: {len(rows):,} pictures; the official files hold {ROWS:,} of people with {LEAST} or more",)
-    return Pool(
-        "celeba", pictures(x), integers(np.array([smiling[name] for name in rows])), 2, CLASSES, owner=integers(owner),
-        owner_names=people, notes=notes * (len(rows) != ROWS), published=ROWS,
+    return labelled(
+        "celeba", x, [smiling[name] for name in rows], CLASSES, owner=[number[person[name]] for name in rows],
+        people=people, published=ROWS, what=f"pictures of people with {LEAST} or more",
     )  # fmt: skip
 
 
@@ -93,20 +87,16 @@ def _decoded(shots: Path, place: dict[str, int], size: int) -> Array:
         left.discard(name)
     if left:
         raise DataError(
-            f"{shots}: {len(left):,} pictures are missing, such as {min(left)}; expected those of the lists; fetch it "
-            "again"
+            f"{shots}: {len(left):,} pictures are missing, such as {min(left)}; expected all; fetch it again"
         )
     return x
 
 
 def _smiling(path: Path) -> dict[str, int]:
     """1 or 0 for each picture, from the list of attributes: their number, their names, and 1 or -1 for each."""
-    names = read_file(path).decode("latin-1").splitlines()[1:2]
-    columns = names[0].split() if names else []
+    columns = [*read_file(path).decode("latin-1").splitlines()[1:2], ""][0].split()
     if "Smiling" not in columns:
-        raise DataError(
-            f"{path}: no attribute Smiling in its second line; expected CelebA's attributes; fetch it again"
-        )
+        raise DataError(f"{path}: no attribute Smiling in its second line; expected it; fetch it again")
     place = columns.index("Smiling")
     found = {name: rest[place] for name, rest in _lines(path, len(columns), 2)}
     if wrong := [name for name, value in found.items() if value not in ("1", "-1")]:

@@ -8,17 +8,16 @@ strokes in the official `EnglishHnd.tgz` or its unpacked folder, drawn as `poste
 from __future__ import annotations
 
 import re
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 import numpy as np
 
-from posterity.data.archives import Array, read_npz, walk_members
+from posterity.data.archives import Array, read_npz, walk_matching
 from posterity.data.datasets._strokes import draw_strokes, read_strokes
-from posterity.data.files import integers, names, pictures
-from posterity.data.official import DataSource, File, Form, locate_form
+from posterity.data.files import labelled
+from posterity.data.official import DataSource, form, locate_form
 from posterity.data.pool import DataError, Pool
 
-FILES = ("chars74k_writers/chars74k_hnd_28.npz",)
 NATURAL = True
 CLASSES = tuple("0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz")
 ROWS = 3_410
@@ -27,45 +26,35 @@ SOURCE = DataSource(
     "http://www.ee.surrey.ac.uk/CVSSP/demos/chars74k/",
     ("chars74k_writers", "chars74k", "Chars74K", ""),
     (
-        Form("compact", "compact file of ours: pen strokes of EnglishHnd as pictures", (File("chars74k_hnd_28.npz"),)),
-        Form("official", "archive of the hand-drawn English part", (File("EnglishHnd.tgz"),)),
-        Form("official", "archive, unpacked", (File("English/Hnd/Trj"),)),
+        form("compact", "compact file of ours: pen strokes of EnglishHnd as pictures", "chars74k_hnd_28.npz"),
+        form("official", "archive of the hand-drawn English part", "EnglishHnd.tgz"),
+        form("official", "archive, unpacked", "English/Hnd/Trj"),
     ),
 )
 
 
 def load(data_dir: Path | None, seed: int) -> Pool:
+    """The characters writer by writer, class by class, in either form."""
     found = locate_form("chars74k", SOURCE, data_dir)
+    kinds = CLASSES
     if found.form.key == "official":
-        return _official(found.paths[0])
-    stored = read_npz(found.paths[0], "class_names", "writer", "x", "y")
-    x, y, writer = pictures(stored["x"]), integers(stored["y"]), integers(stored["writer"])
-    kinds = names(stored["class_names"])
-    return Pool("chars74k", x, y, len(kinds), kinds, owner=writer, owner_names=_people(int(writer.max()) + 1))
+        drawn = _drawn(found.paths[0])
+        rows = sorted(drawn)
+        x, (writer, y) = np.stack([drawn[row] for row in rows]), np.array(rows).T
+    else:
+        stored = read_npz(found.paths[0], "class_names", "writer", "x", "y")
+        x, y, writer, kinds = stored["x"], stored["y"], stored["writer"], tuple(stored["class_names"])
+    people = [f"writer {k}" for k in range(int(writer.max()) + 1)]
+    return labelled("chars74k", x, y, kinds, owner=writer, people=people, published=ROWS, what="characters")
 
 
-def _official(path: Path) -> Pool:
-    """The characters writer by writer, class by class, as the compact file has them."""
-    drawn: dict[tuple[int, int], Array] = {}
-    for member, data in walk_members(path, lambda member: bool(_character(member))):
-        match = _character(member)
-        assert match is not None
-        drawn[(int(match[2]) - 1, int(match[1]) - 1)] = draw_strokes(read_strokes(f"{path}: {member}", data))
-    rows = sorted(drawn)
-    if not rows or max(kind for _, kind in rows) >= len(CLASSES) or min(map(min, rows)) < 0:
-        given = f"classes up to {max(kind for _, kind in rows) + 1}" if rows else "no files such as Trj/img001_001.m"
+def _drawn(path: Path) -> dict[tuple[int, int], Array]:
+    """Pictures by writer and class, both from 0."""
+    drawn = {
+        (int(match[2]) - 1, int(match[1]) - 1): draw_strokes(read_strokes(where, data))
+        for match, where, data in walk_matching(path, CHARACTER)
+    }
+    if not drawn or max(kind for _, kind in drawn) >= len(CLASSES) or min(map(min, drawn)) < 0:
+        given = f"classes up to {max(kind for _, kind in drawn) + 1}" if drawn else "no files such as Trj/img001_001.m"
         raise DataError(f"{path}: {given}; expected strokes of {len(CLASSES)} classes by 55 writers; fetch it again")
-    writer, y = (np.array([row[i] for row in rows]) for i in (0, 1))
-    notes = (f"chars74k: {len(rows):,} of {ROWS:,} characters",) * (len(rows) != ROWS)
-    return Pool(
-        "chars74k", pictures(np.stack([drawn[row] for row in rows])), integers(y), len(CLASSES), CLASSES,
-        owner=integers(writer), owner_names=_people(int(writer.max()) + 1), notes=notes, published=ROWS,
-    )  # fmt: skip
-
-
-def _character(member: str) -> re.Match[str] | None:
-    return CHARACTER.fullmatch(PurePosixPath(member).name)
-
-
-def _people(count: int) -> tuple[str, ...]:
-    return tuple(f"writer {k}" for k in range(count))
+    return drawn

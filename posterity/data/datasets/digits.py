@@ -11,14 +11,13 @@ from pathlib import Path
 import torch
 
 from posterity.data.archives import read_npz
-from posterity.data.files import integers
+from posterity.data.files import labelled
 from posterity.data.pool import Pool
 
-FILES: tuple[str, ...] = ()
 NATURAL = False
 
 
 def load(data_dir: Path | None, seed: int) -> Pool:
     stored = read_npz(Path(__file__).with_name("digits.npz"))
     x = (torch.from_numpy(stored["x"]).float() / 16 - 0.5) / 0.5
-    return Pool("digits", x[:, None], integers(stored["y"]), 10, tuple("0123456789"))
+    return labelled("digits", x[:, None], stored["y"], "0123456789")

@@ -17,17 +17,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from posterity.data.archives import Array, read_npz
-from posterity.data.datasets._idx import check_labels
 from posterity.data.datasets._mat import Cells, read_mat
-from posterity.data.files import integers, join_parts, pictures
-from posterity.data.official import DataSource, File, Form, locate_form
+from posterity.data.files import check_labels, join_parts, labelled, pictures
+from posterity.data.official import DataSource, form, locate_form
 from posterity.data.pool import DataError, Pool
 
-FILES = tuple(
-    f"digits5/{name}"
-    for name in ("mnist_data.mat", "mnistm_with_label.mat", "svhn_train_32x32.mat", "svhn_test_32x32.mat",
-                 "syn_number.mat", "usps_28x28.mat")
-)  # fmt: skip
+MATS = ("mnist_data", "mnistm_with_label", "svhn_train_32x32", "svhn_test_32x32", "syn_number", "usps_28x28")
 NATURAL = True
 DOMAINS = ("mnist", "mnistm", "svhn", "syn", "usps")
 SIDE = 32
@@ -35,8 +30,8 @@ SOURCE = DataSource(
     "https://github.com/VisionLearningGroup/VisionLearningGroup.github.io/tree/master/M3SDA",
     ("digits5", "Digit-Five", "DigitFive", "Digits-Five"),
     (
-        Form("mat", "the paper's .mat files", tuple(File(Path(name).name) for name in FILES)),
-        Form("npz", "five files in the form of Keras", tuple(File(f"{domain}.npz") for domain in DOMAINS)),
+        form("mat", "the paper's .mat files", *(f"{name}.mat" for name in MATS)),
+        form("npz", "five files in the form of Keras", *(f"{domain}.npz" for domain in DOMAINS)),
     ),
 )
 Part = tuple[Array, Array, Array]  # pictures (n, height, width, channels) or (n, height, width), labels, test or not
@@ -53,22 +48,17 @@ def load(data_dir: Path | None, seed: int) -> Pool:
         check_labels(f"{found.paths[0].parent} ({domain})", labels, 0, 10)
     y, test = (np.concatenate([part[i] for part in parts]) for i in (1, 2))
     owner = np.repeat(np.arange(len(parts)), [len(part[1]) for part in parts])
-    return Pool(
-        "digits5", x, integers(y), 10, tuple("0123456789"), owner=integers(owner), owner_names=DOMAINS,
-        official_test=torch.from_numpy(test), notes=("digits5: pictures of 28×28 are enlarged to 32×32",),
-    )  # fmt: skip
+    notes = ("digits5: pictures of 28×28 are enlarged to 32×32",)
+    return labelled("digits5", x, y, "0123456789", owner=owner, people=DOMAINS, test=test, notes=notes)
 
 
 def _from_mat(mnist: Path, mnistm: Path, svhn: Path, svhn_test: Path, syn: Path, usps: Path) -> list[Part]:
-    digits = _numbers(mnist, "train_32", "test_32", "label_train", "label_test")
-    blended = _numbers(mnistm, "train", "test", "label_train", "label_test")
     street = [*_numbers(svhn, "X", "y"), *_numbers(svhn_test, "X", "y")]
-    made = _numbers(syn, "train_data", "test_data", "train_label", "test_label")
     return [
-        _part(mnist, *digits),
-        _part(mnistm, *blended),
+        _part(mnist, *_numbers(mnist, "train_32", "test_32", "label_train", "label_test")),
+        _part(mnistm, *_numbers(mnistm, "train", "test", "label_train", "label_test")),
         _part(svhn, np.moveaxis(street[0], -1, 0), np.moveaxis(street[2], -1, 0), street[1], street[3]),
-        _part(syn, *made),
+        _part(syn, *_numbers(syn, "train_data", "test_data", "train_label", "test_label")),
         _part(usps, *_cells(usps)),
     ]
 
@@ -99,9 +89,8 @@ def _part(path: Path, train: Array, test: Array, train_y: Array, test_y: Array) 
     shots = [_bytes(path, each) for each in (train, test)]
     for x, labels in zip(shots, y, strict=True):
         if len(x) != len(labels) or x.shape[1:] != shots[0].shape[1:]:
-            raise DataError(
-                f"{path}: pictures {x.shape} and {len(labels)} labels; expected as many of one size; fetch it again"
-            )
+            given = f"pictures {x.shape} and {len(labels)} labels"
+            raise DataError(f"{path}: {given}; expected as many of one size; fetch it again")
     both = np.concatenate(y).astype(np.int64)
     both[both == 10] = 0
     return np.concatenate(shots), both, np.arange(len(both)) >= len(y[0])
@@ -123,10 +112,8 @@ def _bytes(path: Path, x: Array) -> Array:
 def _shaped(domain: str, x: Array) -> Tensor:
     """Pictures (n, 3, 32, 32) in [-1, 1]."""
     if x.dtype != np.uint8 or x.ndim not in (3, 4) or (x.ndim == 4 and x.shape[3] not in (1, 3)):
-        raise DataError(
-            f"digits5: {domain} has pictures {x.dtype} {x.shape[1:]}; expected bytes (height, width) or "
-            "(height, width, channels); convert them"
-        )
+        given = f"digits5: {domain} has pictures {x.dtype} {x.shape[1:]}"
+        raise DataError(f"{given}; expected bytes (height, width) or (height, width, channels); convert them")
     shots = pictures(x)
     if shots.shape[2:] != (SIDE, SIDE):
         shots = F.interpolate(shots, size=[SIDE, SIDE], mode="bilinear", antialias=True)

@@ -7,25 +7,24 @@ exchanged; here they are upright. Splits: balanced, byclass, bymerge, letters, d
 
 from __future__ import annotations
 
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
-from posterity.data.archives import Array, read_members
+from posterity.data.archives import read_named
 from posterity.data.datasets._idx import idx_forms, idx_pool, read_idx, unpack_idx
-from posterity.data.official import DataSource, File, Form, Found, locate_form
+from posterity.data.official import DataSource, File, Form, Found, form, locate_form
 from posterity.data.pool import DataError, Pool
 from posterity.settings.hyperparameters import nearest
 
-FILES = ("emnist/gzip.zip",)
 NATURAL = False
 DIGITS, UPPER, LOWER = "0123456789", "ABCDEFGHIJKLMNOPQRSTUVWXYZ", "abcdefghijklmnopqrstuvwxyz"
 MERGED = tuple(DIGITS + UPPER + "abdefghnqrt")  # small letters that do not look like their capitals
-SPLITS: dict[str, tuple[tuple[str, ...], tuple[int, int]]] = {  # classes; training and test pictures
-    "balanced": (MERGED, (112_800, 18_800)),
-    "byclass": (tuple(DIGITS + UPPER + LOWER), (697_932, 116_323)),
-    "bymerge": (MERGED, (697_932, 116_323)),
-    "letters": (tuple(LOWER), (124_800, 20_800)),
-    "digits": (tuple(DIGITS), (240_000, 40_000)),
-    "mnist": (tuple(DIGITS), (60_000, 10_000)),
+SPLITS = {  # classes, and the number of pictures
+    "balanced": (MERGED, 131_600),
+    "byclass": (tuple(DIGITS + UPPER + LOWER), 814_255),
+    "bymerge": (MERGED, 814_255),
+    "letters": (tuple(LOWER), 145_600),
+    "digits": (tuple(DIGITS), 280_000),
+    "mnist": (tuple(DIGITS), 70_000),
 }
 FOLDERS = ("emnist", "EMNIST/raw", "EMNIST", "emnist/gzip", "")
 
@@ -39,7 +38,7 @@ def names(split: str) -> tuple[str, ...]:
 def forms(split: str) -> tuple[Form, ...]:
     """How a split is distributed."""
     archive = File("gzip.zip", 561_753_746, "md5 58c8d27c78d21e728a6bc7b3cc06412e")
-    return (*idx_forms(names(split)), Form("zip", "all splits in one archive", (archive,)))
+    return (*idx_forms(names(split)), form("zip", "all splits in one archive", archive))
 
 
 SOURCE = DataSource("https://www.nist.gov/itl/products-and-services/emnist-dataset", FOLDERS, forms("balanced"))
@@ -56,18 +55,10 @@ def read(found: Found, name: str, split: str) -> Pool:
     """The pool of a split from the form that was found."""
     path = found.paths[0]
     if found.form.key == "zip":
-        arrays = _from_archive(path, split)
+        stored = read_named(path, [f"{name}.gz" for name in names(split)])
+        arrays = [unpack_idx(stored[f"{name}.gz"], f"{path}: {name}") for name in names(split)]
     else:
-        arrays, path = tuple(read_idx(each) for each in found.paths), path.parent
-    upright = tuple(each.transpose(0, 2, 1) if each.ndim == 3 else each for each in arrays)
+        arrays, path = [read_idx(each) for each in found.paths], path.parent
+    upright = [each.transpose(0, 2, 1) if each.ndim == 3 else each for each in arrays]
     classes, published = SPLITS[split]
     return idx_pool(name, upright, f"{path} ({split})", classes, published, first=int(split == "letters"))
-
-
-def _from_archive(path: Path, split: str) -> tuple[Array, ...]:
-    wanted = [f"{name}.gz" for name in names(split)]
-    stored = read_members(path, lambda member: PurePosixPath(member).name in wanted)
-    found = {PurePosixPath(member).name: data for member, data in stored.items()}
-    if missing := [name for name in wanted if name not in found]:
-        raise DataError(f"{path}: has no {', '.join(missing)}; expected the four files of {split}; fetch it again")
-    return tuple(unpack_idx(found[name], f"{path}: {name}") for name in wanted)

@@ -11,16 +11,15 @@ from pathlib import Path
 
 from posterity.data.archives import read_npz
 from posterity.data.datasets import emnist
-from posterity.data.files import integers, names, pictures
-from posterity.data.official import DataSource, File, Form, locate_form
+from posterity.data.files import labelled
+from posterity.data.official import DataSource, form, locate_form
 from posterity.data.pool import Pool
 
-FILES = ("emnist47/emnist47.npz",)
 NATURAL = False
 SOURCE = DataSource(
     emnist.SOURCE.url,
     ("emnist47", *emnist.FOLDERS),
-    (*emnist.forms("balanced"), Form("compact", "compact file of ours, a part", (File("emnist47.npz"),))),
+    (*emnist.forms("balanced"), form("compact", "compact file of ours, a part", "emnist47.npz")),
 )
 
 
@@ -29,7 +28,5 @@ def load(data_dir: Path | None, seed: int) -> Pool:
     if found.form.key != "compact":
         return emnist.read(found, "emnist47", "balanced")
     stored = read_npz(found.paths[0], "class_names", "x", "y")
-    note = "emnist47: 27,613 pictures of EMNIST ByMerge/Balanced, not the whole of EMNIST-Balanced"
-    kinds = names(stored["class_names"])
-    x, y = pictures(stored["x"]), integers(stored["y"])
-    return Pool("emnist47", x, y, len(kinds), kinds, notes=(note,), published=131_600)
+    what = "pictures, of EMNIST ByMerge and Balanced"
+    return labelled("emnist47", stored["x"], stored["y"], stored["class_names"], published=131_600, what=what)

@@ -18,7 +18,6 @@ from posterity.data.datasets._leaf import WRONG, leaf_forms, leaf_pool
 from posterity.data.official import DataSource, locate_form
 from posterity.data.pool import DataError, Pool
 
-FILES = ("femnist/data/train", "femnist/data/test")
 NATURAL = True
 CLASSES = tuple("0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz")
 SOURCE = DataSource(
@@ -37,9 +36,7 @@ def _converted(x: list[Any], where: str) -> Array:
     except WRONG:
         pixels = np.zeros(0, dtype=np.float32)
     if pixels.shape != (len(x), 784) or not (pixels.min() >= 0 and pixels.max() <= 1):  # also refuses nan
-        raise DataError(
-            f"{where} has pictures that are not 784 numbers from 0 to 1; expected these; write the file again"
-        )
+        raise DataError(f"{where} has pictures that are not 784 numbers from 0 to 1; write the file again")
     return pixels
 
 

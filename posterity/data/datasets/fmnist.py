@@ -9,11 +9,11 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from posterity.data.datasets._idx import PARTS, idx_forms, idx_pool, keras_pool, read_idx
-from posterity.data.official import DataSource, File, Form, locate_form
+from posterity.data.archives import read_npz
+from posterity.data.datasets._idx import PARTS, idx_forms, idx_pool, read_idx, read_keras
+from posterity.data.official import DataSource, form, locate_form
 from posterity.data.pool import Pool
 
-FILES = tuple(f"fashion_mnist/{name}.gz" for name in PARTS)
 NATURAL = False
 SYSTEM = Path("/usr/share/datasets/fashion-mnist")  # of Debian's package
 CLASSES = ("t-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "ankle boot")
@@ -26,7 +26,7 @@ PUBLISHED = (
 SOURCE = DataSource(
     "https://github.com/zalandoresearch/fashion-mnist",
     ("fashion_mnist", "fashion-mnist", "fmnist", "FashionMNIST/raw"),
-    (*idx_forms(PARTS, PUBLISHED), Form("keras", "one file in the form of Keras", (File("fashion_mnist.npz"),))),
+    (*idx_forms(PARTS, PUBLISHED), form("keras", "one file in the form of Keras", "fashion_mnist.npz")),
     SYSTEM,
     "on Debian and Ubuntu apt-get install dataset-fashion-mnist will do (its files are packed anew: other sizes)",
 )
@@ -34,7 +34,6 @@ SOURCE = DataSource(
 
 def load(data_dir: Path | None, seed: int) -> Pool:
     found = locate_form("fmnist", replace(SOURCE, system=SYSTEM), data_dir)
-    if found.form.key == "keras":
-        return keras_pool("fmnist", found.paths[0], CLASSES, (60_000, 10_000))
-    arrays = tuple(read_idx(path) for path in found.paths)
-    return idx_pool("fmnist", arrays, str(found.paths[0].parent), CLASSES, (60_000, 10_000))
+    path = found.paths[0]
+    arrays = read_keras(path, read_npz(path)) if found.form.key == "keras" else [read_idx(each) for each in found.paths]
+    return idx_pool("fmnist", arrays, path.parent, CLASSES, 70_000)

@@ -11,20 +11,19 @@ from pathlib import Path
 
 from posterity.data.archives import read_npz
 from posterity.data.datasets._sound import DIGITS, read_spoken
-from posterity.data.files import integers, names, pictures
-from posterity.data.official import DataSource, File, Form, locate_form
+from posterity.data.files import labelled
+from posterity.data.official import DataSource, form, locate_form
 from posterity.data.pool import Pool
 
-FILES = ("spoken_digits/fsdd_logmel.npz",)
 NATURAL = True
 CLIPS = 3_000
 SOURCE = DataSource(
     "https://github.com/Jakobovski/free-spoken-digit-dataset",
     ("free-spoken-digit-dataset", "fsdd", "spoken_digits", ""),
     (
-        Form("compact", "compact file of ours: log-mel pictures", (File("fsdd_logmel.npz"),)),
-        Form("official", "GitHub's archive of the repository", (File("free-spoken-digit-dataset-master.zip"),)),
-        Form("official", "the repository's folder of recordings", (File("recordings"),)),
+        form("compact", "compact file of ours: log-mel pictures", "fsdd_logmel.npz"),
+        form("official", "GitHub's archive of the repository", "free-spoken-digit-dataset-master.zip"),
+        form("official", "the repository's folder of recordings", "recordings"),
     ),
 )
 
@@ -34,6 +33,5 @@ def load(data_dir: Path | None, seed: int) -> Pool:
     if found.form.key == "official":
         return read_spoken("fsdd", found.paths[0], CLIPS)
     stored = read_npz(found.paths[0], "speaker", "speaker_names", "x", "y")
-    people = names(stored["speaker_names"])
-    x, y = pictures(stored["x"]), integers(stored["y"])
-    return Pool("fsdd", x, y, 10, DIGITS, owner=integers(stored["speaker"]), owner_names=people)
+    owner, people = stored["speaker"], stored["speaker_names"]
+    return labelled("fsdd", stored["x"], stored["y"], DIGITS, owner=owner, people=people)

@@ -6,19 +6,16 @@ original idx files, packed or not, from the `mnist.npz` that Keras offers, or fr
 
 from __future__ import annotations
 
-from lzma import LZMAError
 from pathlib import Path
 
 import numpy as np
 
-from posterity.data.archives import Array, read_npz, unpack_xz
-from posterity.data.datasets._idx import PARTS, idx_forms, idx_pool, keras_arrays, read_idx
-from posterity.data.official import DataSource, File, Form, locate_form
-from posterity.data.pool import DataError, Pool
+from posterity.data.archives import Array, check_arrays, read_npz, reading, unpack_xz
+from posterity.data.datasets._idx import PARTS, idx_forms, idx_pool, read_idx, read_keras
+from posterity.data.official import DataSource, form, locate_form
+from posterity.data.pool import Pool
 
-FILES = ("mnist/mnist.npz",)
 NATURAL = False
-CLASSES = tuple("0123456789")
 PUBLISHED = (
     (9_912_422, "md5 f68b3c2dcbeaaa9fbdd348bbdeb94873"),
     (28_881, "md5 d53e105ee54ea40749a09fcbcd1e9432"),
@@ -30,7 +27,7 @@ SOURCE = DataSource(
     "http://yann.lecun.com/exdb/mnist/ (a mirror: https://ossci-datasets.s3.amazonaws.com/mnist/)",
     ("mnist", "MNIST/raw", "MNIST"),
     (
-        Form("npz", f"Keras' file ({KERAS}), or a compact one of ours", (File("mnist.npz"),)),
+        form("npz", f"Keras' file ({KERAS}), or a compact one of ours", "mnist.npz"),
         *idx_forms(PARTS, PUBLISHED),
     ),
 )
@@ -40,26 +37,20 @@ def load(data_dir: Path | None, seed: int) -> Pool:
     found = locate_form("mnist", SOURCE, data_dir)
     where = found.paths[0]
     if found.form.key == "idx":
-        arrays, where = tuple(read_idx(path) for path in found.paths), where.parent
+        arrays, where = [read_idx(path) for path in found.paths], where.parent
     else:
-        x, y, official = _stored(where)
-        arrays = (x[~official], y[~official], x[official], y[official])
-    return idx_pool("mnist", arrays, str(where), CLASSES, (60_000, 10_000))
+        arrays = _stored(where)
+    return idx_pool("mnist", arrays, where, "0123456789", 70_000)
 
 
-def _stored(path: Path) -> tuple[Array, Array, Array]:
-    """Digits, labels and which are for testing, from either kind of .npz file."""
+def _stored(path: Path) -> list[Array]:
+    """The four arrays of either kind of .npz file."""
     stored = read_npz(path)
     if "x_xz" not in stored:  # as Keras offers it
-        return keras_arrays(path, stored)
-    if "y" not in stored:
-        raise DataError(f"{path}: arrays {', '.join(stored)}; expected also y; fetch the right file")
+        return read_keras(path, stored)
+    check_arrays(path, stored, ("y",))
     y = stored["y"]
-    return _unpacked(path, stored["x_xz"].tobytes(), len(y)), y, np.arange(len(y)) >= 60_000
-
-
-def _unpacked(path: Path, data: bytes, count: int) -> Array:
-    try:
-        return np.frombuffer(bytearray(unpack_xz(data, count * 28 * 28)), np.uint8).reshape(count, 28, 28)
-    except (ValueError, LZMAError) as error:
-        raise DataError(f"{path}: x_xz cannot be unpacked ({error}); expected {count} digits; copy it again") from None
+    with reading(f"{path}, x_xz", f"{len(y)} digits; copy it again"):
+        pixels = unpack_xz(stored["x_xz"].tobytes(), len(y) * 28 * 28)
+    x = np.frombuffer(bytearray(pixels), np.uint8).reshape(len(y), 28, 28)
+    return [x[:60_000], y[:60_000], x[60_000:], y[60_000:]]

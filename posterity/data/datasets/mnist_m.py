@@ -10,55 +10,46 @@ from __future__ import annotations
 from pathlib import Path, PurePosixPath
 
 import numpy as np
-import torch
 
-from posterity.data.archives import read_members, read_npz
-from posterity.data.datasets._idx import check_labels
-from posterity.data.files import decode_member, integers, pictures, unsheet
-from posterity.data.official import DataSource, File, Form, locate_form
+from posterity.data.archives import Array, read_members, read_npz
+from posterity.data.files import check_labels, decode_member, labelled, unsheet
+from posterity.data.official import DataSource, form, locate_form
 from posterity.data.pool import DataError, Pool
 
-FILES = ("mnist_m/mnist_m_2k.npz",)
 NATURAL = False
-CLASSES = tuple("0123456789")
 PARTS = ("mnist_m_train", "mnist_m_test")
 ROWS, SIDE = 68_002, 32
 SOURCE = DataSource(
     "http://yaroslav.ganin.net/",
     ("mnist_m", ""),
     (
-        Form("official", "archive", (File("mnist_m.tar.gz"),)),
-        Form(
-            "official",
-            "archive, unpacked",
-            tuple(File(name) for part in PARTS for name in (part, f"{part}_labels.txt")),
-        ),
-        Form("compact", "compact file of ours, a part", (File("mnist_m_2k.npz"),)),
+        form("official", "archive", "mnist_m.tar.gz"),
+        form("official", "archive, unpacked", *(name for part in PARTS for name in (part, f"{part}_labels.txt"))),
+        form("compact", "compact file of ours, a part", "mnist_m_2k.npz"),
     ),
 )
 
 
 def load(data_dir: Path | None, seed: int) -> Pool:
     found = locate_form("mnist_m", SOURCE, data_dir)
-    path = found.paths[0]
+    path, test = found.paths[0], None
     if found.form.key == "official":
-        return _official(path if path.is_file() else path.parent)
-    stored = read_npz(path, "labels", "offsets", "webp")
-    y = integers(stored["labels"])
-    x = pictures(unsheet(stored["webp"], stored["offsets"], SIDE, len(y)))
-    return Pool("mnist_m", x, y, 10, CLASSES, notes=(f"mnist_m: {len(y):,} of {ROWS:,} pictures",), published=ROWS)
+        x, y, test = _official(path if path.is_file() else path.parent)
+    else:
+        stored = read_npz(path, "labels", "offsets", "webp")
+        y = stored["labels"]
+        x = unsheet(stored["webp"], stored["offsets"], SIDE, len(y))
+    return labelled("mnist_m", x, y, "0123456789", test=test, published=ROWS)
 
 
-def _official(path: Path) -> Pool:
-    """Training pictures, then those for testing, in the order of the files with the labels."""
+def _official(path: Path) -> tuple[Array, Array, Array]:
+    """Training pictures, then those for testing, in the order of the files with the labels; which are for testing."""
     stored = {_short(name): data for name, data in read_members(path, lambda name: bool(_short(name))).items()}
     rows = [(name, label) for part in PARTS for name, label in _labelled(path, part, stored.get(f"{part}_labels.txt"))]
     x = np.stack([decode_member(f"{path}: {name}", stored.get(name), SIDE) for name, _ in rows])
     y = np.array([label for _, label in rows])
-    check_labels(str(path), y, 0, 10)
-    test = torch.tensor([name.startswith(PARTS[1]) for name, _ in rows])
-    notes = (f"mnist_m: {len(y):,} of {ROWS:,} pictures",) * (len(y) != ROWS)
-    return Pool("mnist_m", pictures(x), integers(y), 10, CLASSES, official_test=test, notes=notes, published=ROWS)
+    check_labels(path, y, 0, 10)
+    return x, y, np.array([name.startswith(PARTS[1]) for name, _ in rows])
 
 
 def _short(member: str) -> str:
@@ -74,7 +65,6 @@ def _labelled(path: Path, part: str, data: bytes | None) -> list[tuple[str, int]
     wrong = [line for line in lines if len(line) != 2 or not line[1].isdecimal() or len(line[1]) > 2]
     if wrong or not lines:
         given = " ".join(wrong[0])[:40] if wrong else "nothing"
-        raise DataError(
-            f"{path}: {part}_labels.txt has {given!r}; expected lines of a picture and its digit; fetch it again"
-        )
+        file = f"{path}: {part}_labels.txt"
+        raise DataError(f"{file} has {given!r}; expected lines of a picture and its digit; fetch it again")
     return [(f"{part}/{name}", int(label)) for name, label in lines]

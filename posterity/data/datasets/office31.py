@@ -10,16 +10,15 @@ from __future__ import annotations
 from pathlib import Path
 
 from posterity.data.datasets._domains import read_domains
-from posterity.data.official import DataSource, File, Form, locate_form
+from posterity.data.official import DataSource, form, locate_form
 from posterity.data.pool import Pool
 
-FILES = ("office31/amazon", "office31/dslr", "office31/webcam")
 NATURAL = True
 DOMAINS = ("amazon", "dslr", "webcam")
 SOURCE = DataSource(
     "https://faculty.cc.gatech.edu/~judy/domainadapt/",
     ("office31", "office31/domain_adaptation_images", "Office31", "office-31", "Office-31", "domain_adaptation_images"),
-    (Form("folders", "class folders of three domains", tuple(File(domain) for domain in DOMAINS)),),
+    (form("folders", "class folders of three domains", *DOMAINS),),
 )
 
 

@@ -10,21 +10,19 @@ from pathlib import Path
 
 from posterity.data.archives import read_npz
 from posterity.data.datasets._domains import read_domains
-from posterity.data.files import integers, names, pictures, unsheet
-from posterity.data.official import DataSource, File, Form, locate_form
+from posterity.data.files import labelled, unsheet
+from posterity.data.official import DataSource, form, locate_form
 from posterity.data.pool import Pool
 
-FILES = ("office_caltech10/office_caltech10_64.npz",)
 NATURAL = True
 DOMAINS = ("amazon", "caltech10", "dslr", "webcam")
-FOLDERS = tuple(File(domain) for domain in DOMAINS)
 SOURCE = DataSource(
     "https://github.com/jindongwang/transferlearning/tree/master/data (Office-Caltech10)",
     ("office_caltech10", "office_caltech_10", "OfficeCaltech10", "Office-Caltech-10"),
     (
-        Form("compact", "compact file of ours", (File("office_caltech10_64.npz"),)),
-        Form("folders", "class folders of four domains", FOLDERS),
-        Form("folders", "the same, other name of Caltech", (FOLDERS[0], File("caltech"), *FOLDERS[2:])),
+        form("compact", "compact file of ours", "office_caltech10_64.npz"),
+        form("folders", "class folders of four domains", *DOMAINS),
+        form("folders", "the same, other name of Caltech", "amazon", "caltech", "dslr", "webcam"),
     ),
 )
 
@@ -34,13 +32,6 @@ def load(data_dir: Path | None, seed: int, *, size: int = 64) -> Pool:
     if found.form.key == "folders":
         return read_domains("office_caltech10", dict(zip(DOMAINS, found.paths, strict=True)), size, 10, 2_533)
     stored = read_npz(found.paths[0], "class_names", "domain", "domain_names", "labels", "offsets", "webp")
-    y = integers(stored["labels"])
-    return Pool(
-        "office_caltech10",
-        pictures(unsheet(stored["webp"], stored["offsets"], 64, len(y))),
-        y,
-        10,
-        names(stored["class_names"]),
-        owner=integers(stored["domain"]),
-        owner_names=names(stored["domain_names"]),
-    )
+    x, y = unsheet(stored["webp"], stored["offsets"], 64, len(stored["labels"])), stored["labels"]
+    owner, people = stored["domain"], stored["domain_names"]
+    return labelled("office_caltech10", x, y, stored["class_names"], owner=owner, people=people)

@@ -16,7 +16,6 @@ import torch
 from posterity.data.pool import DataError, Pool
 from posterity.data.rng import stream
 
-FILES: tuple[str, ...] = ()
 NATURAL = True
 
 PIECES = ((-7.0, -5.0, 30), (-2.0, 2.0, 20), (4.0, 8.0, 50))

@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 from posterity.data.pool import DataError, Pool
 from posterity.data.rng import stream
 
-FILES: tuple[str, ...] = ()
 NATURAL = True
 
 FEATURES, INTRINSIC, RADIUS, VARIANCE = 30, 4, 8.0, 2.0
