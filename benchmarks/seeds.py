@@ -30,8 +30,8 @@ from posterity.data.partition import dirichlet
 from posterity.engine.blocks import able
 from posterity.engine.engines import find_engine
 from posterity.engine.process_settings import ProcessSettings
-from posterity.engine.round import first_state, train_rounds
-from posterity.engine.seeds import MultiSeed
+from posterity.engine.round import first_state
+from posterity.engine.seeds import MultiSeed, train_rounds
 from posterity.engine.simulation import Simulation
 from posterity.engine.store import Memory
 

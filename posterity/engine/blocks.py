@@ -25,7 +25,7 @@ from posterity.data.federation import Part
 from posterity.engine.batches import SMALL, size_classes, width_for, widths
 from posterity.engine.cache import send
 from posterity.engine.engines import Engine
-from posterity.engine.simulation import Simulation, Work, arrive, select
+from posterity.engine.simulation import Simulation, Work, make_stack, select
 from posterity.engine.store import Store
 
 SIGNS = ("can't allocate memory", "not enough memory")  # what PyTorch says where the host has no more
@@ -168,12 +168,12 @@ def _widest(sim: Simulation, part: Part, ids: Tensor) -> int:
     return width_for(int(part.sizes[ids].max()), widths(part, sim.root.device, sim.traces))
 
 
-def meet(
+def receive_stack(
     sim: Simulation, engine: Engine, state: Tree, store: Store, clients: Tensor, round: int, newcomers: bool = False
 ) -> tuple[Here, Tree]:
     """The stacked `here` of clients that received the broadcast and have a record, and what they were offered."""
     shared, own = engine.offer(sim, state, None if newcomers else clients, len(clients))
-    here = arrive(sim, clients, round, shared, own)
+    here = make_stack(sim, clients, round, shared, own)
     personal = engine.join(sim, here) if newcomers else _records(sim, engine, store, here)
     return replace(here, personal=personal), (shared, own)
 

@@ -113,18 +113,18 @@ class Site:
         """The work before any prediction."""
         return self.method.prepare()
 
-    def arrive(self, shared: Shared, own: Own, record: Personal | None, round: int) -> Here:
+    def receive(self, shared: Shared, own: Own, record: Personal | None, round: int) -> Here:
         """`here` at the beginning of a visit; a client without a record joins."""
         check_round(round)
         number = torch.full_like(self.client, round)
         key = keys.client_keys(self.visits, self.client, number, keys.fold_key)
-        here = arrive(self, self.client, len(self.rows["train"]), number, key, shared, own)
+        here = make_here(self, self.client, len(self.rows["train"]), number, key, shared, own)
         return replace(here, personal=self.method.join(at(here, keys.JOIN)) if record is None else record)
 
 
 def visit_client(site: Site, shared: Shared, own: Own, record: Personal | None, round: int) -> Visit:
     """One client's work of a round: its message and its next record."""
-    return train(site, site.passes(), site.arrive(shared, own, record, round))
+    return train(site, site.passes(), site.receive(shared, own, record, round))
 
 
 def predict_client(
@@ -132,7 +132,7 @@ def predict_client(
     epochs: int | None = None,
 ) -> Tensor:  # fmt: skip
     """Outputs of one client's personal model for samples of its own, at an evaluation point. Leaves no trace."""
-    here = site.arrive(shared, own, record, round)
+    here = site.receive(shared, own, record, round)
     return answer(site, at(here, keys.PREDICT), personal_at(site, here, point, epochs), x)
 
 
@@ -151,7 +151,9 @@ def passes_at(setting: Setting, point: str, epochs: int | None) -> tuple[tuple[P
 
 
 # --- the steps of a visit --------------------------------------------------------------------------------------------
-def arrive(setting: Setting, client: Tensor, count: Any, round: Tensor, key: Tensor, shared: Shared, own: Own) -> Here:
+def make_here(
+    setting: Setting, client: Tensor, count: Any, round: Tensor, key: Tensor, shared: Shared, own: Own
+) -> Here:
     """`here` of one client (), or of a stack (m,), that has just received the broadcast; without a record yet."""
     dtype = next(iter(setting.initial.values())).dtype
     return Here(

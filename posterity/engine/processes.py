@@ -84,7 +84,7 @@ class Processes:
         """The sum of what all processes hold, and the process that has it (the others get None)."""
         if self.size == 1:
             return mine, 0
-        holders = [r for r, has in enumerate(self.tell(float(mine is not None))) if has]
+        holders = [r for r, has in enumerate(self.all_gather(float(mine is not None))) if has]
         if not holders:
             return None, 0
         if mine is None:
@@ -100,15 +100,15 @@ class Processes:
             reach *= 2
         return mine, holders[0]
 
-    def share_out(self, tree: Tree, source: int) -> Tree:
+    def broadcast_tree(self, tree: Tree, source: int) -> Tree:
         """The tree of the process `source`, at all of them; `tree` is a template elsewhere."""
         if self.size == 1:
             return tree
-        named = self._broadcast(dict(tree_named(tree)) if self.rank == source else None, source)
+        named = self._broadcast_bytes(dict(tree_named(tree)) if self.rank == source else None, source)
         like = dict(tree_named(tree))
         return tree_filled(tree, {n: t.to(like[n]) for n, t in named.items()})
 
-    def tell(self, number: float) -> list[float]:
+    def all_gather(self, number: float) -> list[float]:
         """What every process says, in their order."""
         if self.size == 1:
             return [number]
@@ -118,7 +118,7 @@ class Processes:
             dist.all_gather(told, mine)
         return [float(t) for t in told]
 
-    def summed(self, numbers: list[float]) -> list[float]:
+    def all_reduce(self, numbers: list[float]) -> list[float]:
         """Each of the numbers, added up over all processes."""
         if self.size == 1:
             return numbers
@@ -128,14 +128,14 @@ class Processes:
             dist.all_gather(told, mine)
         return [sum(column) for column in zip(*(t.tolist() for t in told), strict=True)]
 
-    def said(self, text: str, source: int) -> str:
+    def broadcast(self, text: str, source: int) -> str:
         """What the process `source` says, at all of them."""
         if self.size == 1:
             return text
         mine = {"text": _as_bytes(text)} if self.rank == source else None
-        return _as_text(self._broadcast(mine, source)["text"])
+        return _as_text(self._broadcast_bytes(mine, source)["text"])
 
-    def heard(self, text: str) -> list[str]:
+    def gather(self, text: str) -> list[str]:
         """At process 0 what every process says, in their order; elsewhere only what this one says."""
         return [_as_text(found["text"]) for found in self.collect({"text": _as_bytes(text)})]
 
@@ -171,7 +171,7 @@ class Processes:
             dist.recv(data, source)
         return self._unpacked(data)
 
-    def _broadcast(self, named: dict[str, Tensor] | None, source: int) -> dict[str, Tensor]:
+    def _broadcast_bytes(self, named: dict[str, Tensor] | None, source: int) -> dict[str, Tensor]:
         data = None if named is None else _packed(named, self.device)
         size = torch.tensor([0 if data is None else len(data)], device=self.device)
         with _exchanging():

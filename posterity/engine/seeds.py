@@ -21,10 +21,12 @@ from posterity.core.protocol import Batch, Carry, Here, Own, Params, Pass, Perso
 from posterity.core.tree import Tree, record, tree_cat, tree_map, tree_rows
 from posterity.core.wrapper import Wrapper
 from posterity.data.federation import Federation, Part
-from posterity.engine.blocks import meet
+from posterity.engine.blocks import receive_stack, take_blocks
 from posterity.engine.cache import TraceCache, send, shape_of
 from posterity.engine.client import Visit
 from posterity.engine.engines import Engine
+from posterity.engine.round import Question, answer, close_round, predict, train_round
+from posterity.engine.server import Accumulator, RoundLog
 from posterity.engine.simulation import PER_CLIENT, Simulation
 from posterity.engine.store import Store
 
@@ -87,23 +89,6 @@ def _end(function: End) -> End:
 
 
 @dataclass(frozen=True)
-class SeedClients:
-    """Clients of one seed in a block: their places there, their numbers within the seed, and what they were offered."""
-
-    seed: int
-    places: Tensor | None  # None: all of the block
-    clients: Tensor
-    offered: Tree
-
-    def of(self, visit: Visit) -> Visit:
-        """Their part of what a block sent."""
-        if self.places is None:
-            return visit
-        sent, kept = (tree_rows(tree, self.places) for tree in (visit.message, visit.record))
-        return Visit(sent, kept, None if visit.loss is None else visit.loss[self.places])
-
-
-@dataclass(frozen=True)
 class MultiSeed:
     """Simulations that differ in their seed, and one joint simulation of all their clients."""
 
@@ -126,7 +111,9 @@ class MultiSeed:
         per_seed: Any = PerSeed(first.method)  # a method in all but its class variables
         joint = replace(first, method=per_seed, federation=_join(federations, shifts),
                         traces=TraceCache(first.traces.patience, notes=first.traces.notes))  # fmt: skip
-        return MultiSeed(tuple(sims), joint, base, shifts, _differ([held(sim.model) for sim in sims]))
+        frozen = [held(sim.model) for sim in sims]
+        apart = any(not torch.equal(leaf, other[n]) for other in frozen[1:] for n, leaf in frozen[0].items())
+        return MultiSeed(tuple(sims), joint, base, shifts, apart)
 
     def numbers(self, clients: Sequence[Tensor]) -> Tensor:
         """The numbers in the joint simulation of some clients of each seed."""
@@ -134,58 +121,97 @@ class MultiSeed:
 
     def part(self, parts: Sequence[Part]) -> Part:
         """A part of each seed as one of the joint simulation."""
-        if len(parts) == 1:
-            return parts[0]
         for name in ("validation", "test"):
             if all(part is getattr(s.federation, name) for part, s in zip(parts, self.sims, strict=True)):
                 joined: Part = getattr(self.joint.federation, name)
                 return joined
         return _join_parts(parts, self.shifts)
 
-    def meet(
+    def receive_stack(
         self, engine: Engine, states: Sequence[State], stores: Sequence[Store], clients: Tensor, round: int,
         newcomers: bool = False,
     ) -> tuple[Here, list[SeedClients]]:  # fmt: skip
-        """The stacked `here` of a block, after each client has been met in the simulation of its own seed."""
-        if len(self.sims) == 1:
-            here, offered = meet(self.joint, engine, states[0], stores[0], clients, round, newcomers)
-            return here, [SeedClients(0, None, clients, offered)]
+        """The stacked `here` of a block, each of whose clients has received the broadcast of its own seed."""
         owner = torch.searchsorted(self.base, clients.cpu(), right=True) - 1  # (m,) seed of each
         heres, by_seed = [], []
         present, which = torch.unique(owner, return_inverse=True)
         for seed in present.tolist():
             places = send(torch.nonzero(owner == seed)[:, 0], clients.device)
             mine = clients[places] - int(self.base[seed])
-            here, offered = meet(self.sims[seed], engine, states[seed], stores[seed], mine, round, newcomers)
+            here, offered = receive_stack(self.sims[seed], engine, states[seed], stores[seed], mine, round, newcomers)
             heres.append(here)
             by_seed.append(SeedClients(seed, places, mine, offered))
         return self._stack(heres, by_seed, send(which, clients.device), clients), by_seed
 
     def _stack(self, heres: list[Here], by_seed: list[SeedClients], which: Tensor, clients: Tensor) -> Here:
         """One `here` of several; `which` (m,) is the place of each client's among them."""
-        place = torch.argsort(torch.cat([each.places for each in by_seed if each.places is not None]))
+        place = torch.argsort(torch.cat([each.places for each in by_seed]))
         mine = {name: tree_rows(tree_cat([getattr(h, name) for h in heres]), place) for name in PER_CLIENT}
-        shared, initial = (
-            tree_map(lambda *leaves: torch.stack(leaves)[which], *[getattr(h, name) for h in heres])
-            for name in ("shared", "initial")
+        frozen = [held(self.sims[each.seed].model) if self.apart else {} for each in by_seed]
+        shared, initial, still = (
+            tree_map(lambda *leaves: torch.stack(leaves)[which], *trees)
+            for trees in ([h.shared for h in heres], [h.initial for h in heres], frozen)
         )
-        still = {}
-        if self.apart:
-            frozen = [held(self.sims[each.seed].model) for each in by_seed]
-            still = tree_map(lambda *leaves: torch.stack(leaves)[which], *frozen)
         mine |= {"own": SeedOffer(shared, mine["own"], initial, mine["client"], still), "client": clients}
         return replace(heres[0], **mine, shared=(), initial={}, model=self.joint.model)
 
-    def split(self, outputs: list[list[Tensor]], clients: Sequence[Tensor]) -> list[list[list[Tensor]]]:
-        """Outputs of all clients, part by part, as those of each seed; at process 0 those of all processes."""
-        ends = torch.tensor([len(each) for each in clients]).cumsum(0).tolist()
-        spans = [slice(begin, end) for begin, end in zip([0, *ends], ends, strict=False)]
-        each = zip(self.sims, spans, clients, strict=True)
-        return [[sim.processes.joined(part[span], some) for part in outputs] for sim, span, some in each]
+
+@dataclass(frozen=True)
+class SeedClients:
+    """Clients of one seed in a block: their places there, their numbers within the seed, and what they were offered."""
+
+    seed: int
+    places: Tensor
+    clients: Tensor
+    offered: Tree
+
+    def of(self, visit: Visit) -> Visit:
+        """Their part of what a block sent."""
+        sent, kept = (tree_rows(tree, self.places) for tree in (visit.message, visit.record))
+        return Visit(sent, kept, None if visit.loss is None else visit.loss[self.places])
 
 
-def _differ(frozen: Sequence[Params]) -> bool:
-    return any(not torch.equal(leaf, other[name]) for other in frozen[1:] for name, leaf in frozen[0].items())
+def train_rounds(
+    seeds: MultiSeed, engine: Engine, states: Sequence[State], stores: Sequence[Store], cohorts: Sequence[Tensor],
+    round: int, rounds: int,
+) -> list[tuple[State, RoundLog]]:  # fmt: skip
+    """One round of every seed: clients visit together, and each seed's round ends by itself."""
+    if len(seeds.sims) == 1:
+        return [train_round(seeds.joint, engine, states[0], stores[0], cohorts[0], round, rounds)]
+    joint, visited = seeds.joint, [Accumulator() for _ in seeds.sims]
+    passes = joint.passes()
+
+    def take(clients: Tensor) -> None:
+        here, by_seed = seeds.receive_stack(engine, states, stores, clients, round)
+        done = engine.visit(joint, passes, here)
+        parts = [Accumulator.of(some.clients, some.offered, some.of(done)) for some in by_seed]
+        for some, part in zip(by_seed, parts, strict=True):  # only now: a block without room is taken again
+            visited[some.seed].join(part)
+
+    take_blocks(joint, seeds.numbers(cohorts), passes, "training", take)
+    ends = zip(seeds.sims, states, stores, cohorts, visited, strict=True)
+    return [close_round(sim, engine, state, store, cohort, round, rounds, sent)
+            for sim, state, store, cohort, sent in ends]  # fmt: skip
+
+
+def answers(
+    seeds: MultiSeed, engine: Engine, states: Sequence[State], stores: Sequence[Store], asked: Sequence[Question],
+    round: int,
+) -> list[list[list[Tensor]]]:  # fmt: skip
+    """Every seed's outputs for each part, one tensor per client; the questions differ in clients and parts only."""
+    if len(seeds.sims) == 1 or asked[0].outside:  # who has no data has no work that would be worth sharing
+        each = zip(seeds.sims, states, stores, asked, strict=True)
+        return [answer(sim, engine, state, store, question, round) for sim, state, store, question in each]
+    everyone = seeds.numbers([question.clients for question in asked])
+    parts = [seeds.part(some) for some in zip(*(question.parts for question in asked), strict=True)]
+
+    def here_of(clients: Tensor) -> Here:
+        return seeds.receive_stack(engine, states, stores, clients, round, asked[0].newcomers)[0]
+
+    outputs = predict(seeds.joint, engine, replace(asked[0], clients=everyone, parts=parts), everyone, here_of)
+    ends = torch.tensor([len(question.clients) for question in asked]).cumsum(0).tolist()
+    spans = [slice(begin, end) for begin, end in zip([0, *ends], ends, strict=False)]
+    return [[part[span] for part in outputs] for span in spans]
 
 
 def _join(federations: Sequence[Federation], shifts: Sequence[int]) -> Federation:

@@ -1,30 +1,22 @@
-"""The server's side of a round: the first state, what is accepted, the sum, the next state. It needs no data.
+"""The server's side of a round: what is accepted, the sum, the next state, and whether it can be used.
 
 Messages reach an `Accumulator` one stack of clients after the other; only their sum is held. Records and messages are
-committed together or not at all: a message that is not finite, is too large to be used (`usable.py`) or breaks the
-range that it declared is left out, and its client keeps the record that it had.
-
-What of a round can be used: a message, and the state that the messages add up to.
+committed together or not at all: a message that is not finite, is too large to be used or breaks the range that it
+declared is left out, and its client keeps the record that it had.
 
 A number is usable up to 2^64, the largest whose square float32 can still hold: beyond it the norms, losses and second
 moments of the next steps are infinite, whoever is honest. What is finite and smaller may still be too much for a
 network; so a state that has grown a thousandfold in one round is tried before it is taken, by the clients that would
 go on from it. If none can, or their loss has grown as much, the round is not committed: state and records stay as they
 were. If some messages were a thousand times larger than most, the round is repeated without them, and they are refused
-by name.
-
-How a round ends, in a simulation and across machines: taken, repeated without those who stand out, or rolled back.
-
-A caller says what its `finish` does with a sum of messages (the next state and the log, or a rolled-back log and the
-state that was) and how the same round is visited `again` without some clients. Visits leave no trace before a round is
-committed, so that both may happen as often as needed.
+by name. Simulations (`round.py`) and servers across machines end a round so; nothing here needs data.
 """
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -37,6 +29,8 @@ from posterity.core.tree import Tree, tree_finite, tree_leaves, tree_like, tree_
 from posterity.engine.client import Visit
 
 USABLE = 2.0**64
+TOO_LARGE = "the round cannot be used with it: it holds a number of magnitude {:.3g}, far beyond the others'"
+STUCK = "no client could go on from the state after it"
 FAR = 1e3  # times larger: a message than most of its round, a state or a loss than the one before
 # how `combine` says that it cannot
 UNSOLVABLE = (torch.linalg.LinAlgError, np.linalg.LinAlgError, ArithmeticError)  # type: ignore[attr-defined]
@@ -66,7 +60,7 @@ def has_grown(after: Tree, before: Tree) -> bool:
     return sizes[0] > FAR * max(1.0, sizes[1])
 
 
-def outstanding(sizes: Mapping[int, float]) -> list[int]:
+def outliers(sizes: Mapping[int, float]) -> list[int]:
     """Clients whose largest number is far beyond what most clients sent: fewer than half of them."""
     if not sizes:
         return []
@@ -108,6 +102,13 @@ class RoundLog:
     bytes_down: int = 0
     report: dict[str, float] = field(default_factory=dict)
     rolled_back: str = ""  # why nothing of it was kept, if its result could not be used; then nothing was accepted
+
+    @staticmethod
+    def of(round: int, cohort: int, numbers: Sequence[float], refused: Sequence[Refusal]) -> RoundLog:
+        """Of the numbers of an `Accumulator`, or of several that have been added up."""
+        accepted, loss, samples, up, down = numbers
+        mean = loss / samples if samples else float("nan")
+        return RoundLog(round, cohort, int(accepted), tuple(refused), mean, int(up), int(down))
 
     @property
     def empty(self) -> bool:
@@ -163,15 +164,20 @@ class Accumulator:
         self.bytes_up, self.bytes_down = self.bytes_up + other.bytes_up, self.bytes_down + other.bytes_down
         self.sizes |= other.sizes
 
-    def log(
-        self, round: int, cohort: int, summed: Callable[[list[float]], list[float]] = list,
-        joined: Callable[[list[Refusal]], list[Refusal]] = list,
-    ) -> RoundLog:  # fmt: skip
-        """The round in numbers; `summed` adds those of other processes, `joined` their refusals."""
-        mine = [self.accepted, *self.losses.tolist(), self.bytes_up, self.bytes_down]
-        accepted, loss, samples, up, down = summed(mine)
-        mean = loss / samples if samples else float("nan")
-        return RoundLog(round, cohort, int(accepted), tuple(joined(self.refused)), mean, int(up), int(down))
+    @property
+    def numbers(self) -> list[float]:
+        """What a log counts, so that it can be added up over processes."""
+        return [self.accepted, *self.losses.tolist(), self.bytes_up, self.bytes_down]
+
+    def without(self, suspects: Sequence[int], sizes: Mapping[int, float]) -> Accumulator:
+        """The sum of a round that was repeated without some clients, who are refused for what they had sent."""
+        named = [(client, sizes[client]) for client in suspects if client in sizes]
+        self.refused += [Refusal(client, TOO_LARGE.format(size)) for client, size in named]
+        return self
+
+    def log(self, round: int, cohort: int) -> RoundLog:
+        """The round in numbers."""
+        return RoundLog.of(round, cohort, self.numbers, self.refused)
 
 
 def combine(method: Method, state: State, total: Message, now: Now) -> tuple[State, dict[str, Tensor]]:
@@ -206,32 +212,6 @@ def _reason(size: float) -> str:
     if math.isfinite(size) and size > USABLE:
         return f"it holds a number of magnitude {size:.3g}; what can be used ends at {USABLE:.2g}"
     return "not finite or outside its declared range"
-
-
-Finish = Callable[[Accumulator], tuple[State, RoundLog]]
-TOO_LARGE = "the round cannot be used with it: it holds a number of magnitude {:.3g}, far beyond the others'"
-STUCK = "no client could go on from the state after it"
-
-
-def settle(
-    visited: Accumulator, finish: Finish, again: Callable[[list[int]], Accumulator],
-    sizes: Callable[[], Mapping[int, float]],
-) -> tuple[State, RoundLog]:  # fmt: skip
-    """The end of a round; if its result cannot be used, of the same round without the clients that stand out.
-
-    `sizes` are the largest numbers that the accepted clients sent; they are asked for only if the round failed.
-    """
-    after, log = finish(visited)
-    suspects = outstanding(sizes()) if log.rolled_back else []
-    if not suspects:
-        return after, log
-    others = again(suspects)
-    named = {client: visited.sizes[client] for client in suspects if client in visited.sizes}
-    others.refused += [Refusal(client, TOO_LARGE.format(size)) for client, size in named.items()]
-    then, second = finish(others)
-    if second.rolled_back:
-        return after, log
-    return then, replace(second, bytes_up=log.bytes_up, bytes_down=log.bytes_down)
 
 
 def rolled_back(log: RoundLog, why: str) -> RoundLog:

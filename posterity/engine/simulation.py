@@ -142,12 +142,12 @@ def select(here: Here, index: Any) -> Here:
     return replace(here, **{name: tree_rows(getattr(here, name), index) for name in PER_CLIENT})
 
 
-def arrive(sim: Simulation, clients: Tensor, round: int, shared: Tree, own: Tree) -> Here:
+def make_stack(sim: Simulation, clients: Tensor, round: int, shared: Tree, own: Tree) -> Here:
     """The stacked `here` of clients that have just received the broadcast; the first round is round 1."""
     check_round(round)
     number = clients.new_full((), round)
     counts, key = sim.federation.train.counts[clients], _client_keys(sim, clients, number)
-    return client.arrive(sim, clients, counts, number, key, shared, own)
+    return client.make_here(sim, clients, counts, number, key, shared, own)
 
 
 def _client_keys(sim: Simulation, clients: Tensor, round: Tensor) -> Tensor:

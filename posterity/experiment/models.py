@@ -40,8 +40,7 @@ from posterity.engine import keys
 from posterity.engine.cache import TraceCache
 from posterity.engine.disk_store import Mapped
 from posterity.engine.processes import Processes
-from posterity.engine.round import Question, answer, arrive_client, personal_model
-from posterity.engine.seeds import MultiSeed
+from posterity.engine.round import Question, answer, personal_model, receive
 from posterity.engine.simulation import Simulation
 from posterity.engine.store import Store
 from posterity.evaluate import goal_of, select
@@ -126,7 +125,7 @@ class Chosen:
         ):
             self.entries.append(entry)
         wanted = self.wanted()
-        if not processes.tell(float(round in wanted))[0]:
+        if not processes.all_gather(float(round in wanted))[0]:
             return
         gather()
         if processes.leads:
@@ -196,7 +195,7 @@ class Delivery:
         """A client's model as the method scores it, or at another point; a newcomer's as it is received."""
         sim, late = self.setup.sim, client >= self.setup.sim.federation.members
         point = point or ("received" if late else self.point)
-        site, here = arrive_client(sim, self.kept.late if late else self.kept.state, self._store, client, self.round)
+        site, here = receive(sim, self.kept.late if late else self.kept.state, self._store, client, self.round)
         held = self.models if point == ("received" if late else self.point) else None
         if held is not None and client < held.clients:
             return site, here, held.carry(client)
@@ -317,7 +316,7 @@ def personal_models(delivery: Delivery, late: bool = False) -> list[Tree]:
     epochs = method.adaptation if point == "adapted" else 0
     question = Question(torch.arange(*span, device=device), (part,), point, epochs, newcomers=late)
     state, store = kept.late if late else kept.state, cast(Store, kept.records)
-    (told,) = answer(MultiSeed.of([sim]), setup.engine, [state], [store], [question], kept.round)
+    told = answer(sim, setup.engine, state, store, question, kept.round)
     return [_parted(numbers[0], method.shapes[numbers.shape[1]]) for numbers in told[0]]
 
 

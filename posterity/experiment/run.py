@@ -23,8 +23,8 @@ from posterity.engine.blocks import able
 from posterity.engine.disk_store import Mapped
 from posterity.engine.participation import Participation
 from posterity.engine.processes import started_first
-from posterity.engine.round import answer, first_state, train_rounds
-from posterity.engine.seeds import MultiSeed
+from posterity.engine.round import first_state
+from posterity.engine.seeds import MultiSeed, answers, train_rounds
 from posterity.engine.server import RoundLog
 from posterity.engine.simulation import Simulation
 from posterity.engine.store import Memory, Store
@@ -471,7 +471,7 @@ class Runner:
         lines: list[list[dict[str, Any]]] = [[] for _ in self.run_states]
         states, stores = [j.state for j in self.run_states], [j.store for j in self.run_states]
         for some in zip(*asked, strict=True):
-            outputs = answer(self.seeds, self.engine, states, stores, [each.question for each in some], round)
+            outputs = answers(self.seeds, self.engine, states, stores, [each.question for each in some], round)
             for told, run_state, each, output in zip(lines, self.run_states, some, outputs, strict=True):
                 if run_state.sim.processes.leads:  # what the others computed is scored by the first
                     told += score_lines(run_state.sim, round, each, output, run_state.setup.metrics)
@@ -481,7 +481,7 @@ class Runner:
         """Write a checkpoint when writing has become cheap enough, and at the end."""
         first = self.run_states[0]
         worth = first.writes and self.spent <= WRITING * (elapsed - self.since)
-        if not first.sim.processes.tell(float(worth))[0] and not last:
+        if not first.sim.processes.all_gather(float(worth))[0] and not last:
             return
         begun = time.perf_counter()
         for run_state in self.run_states:

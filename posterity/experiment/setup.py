@@ -16,7 +16,7 @@ from posterity.data.federation import Federation, FederationSpec, check_federati
 from posterity.data.official import find_form
 from posterity.data.registry import data_folder, find_dataset
 from posterity.engine.augment import Augmentation
-from posterity.engine.blocks import able, footprint, meet, out_of_memory
+from posterity.engine.blocks import able, footprint, out_of_memory, receive_stack
 from posterity.engine.choose import EngineChoice, Wish, at_work, choose
 from posterity.engine.engines import Engine
 from posterity.engine.participation import Participation
@@ -167,7 +167,7 @@ def _inner(engine: str, processes: Processes) -> str:
 def records_like(setup: Setup, state: Tree) -> Tree:
     """A stack of one record, in the shape that `join` gives them; nothing of it is kept."""
     sim = setup.sim
-    here, _ = meet(sim, setup.engine, state, Memory(sim.federation.clients), able(sim)[:1], 1)
+    here, _ = receive_stack(sim, setup.engine, state, Memory(sim.federation.clients), able(sim)[:1], 1)
     return here.personal
 
 

@@ -130,7 +130,7 @@ class Request:
     def _here(self, client: Registered, number: int) -> Here:
         """A client right after the broadcast, as far as it is known here; its record is that of somebody new."""
         offer = self.offer(client, number)
-        here = self._nobody(number).arrive(offer.shared, offer.own, None, self.round)
+        here = self._nobody(number).receive(offer.shared, offer.own, None, self.round)
         return replace(here, n=here.n.new_tensor(float(client.train)))
 
     def _nobody(self, number: int) -> Site:

@@ -43,8 +43,8 @@ from posterity.engine.server import (
     goes_on,
     has_grown,
     next_state,
+    outliers,
     rolled_back,
-    settle,
     unusable,
 )
 from posterity.evaluate import share_of_zeros
@@ -163,7 +163,7 @@ class Server:
         request = Request(self.agreement, self.state, number, tuple(cohort), self.points(number))
         visited, scores = self.gather(request)
         visited.refused += [Refusal(self.roster.numbers[name], LEAVES) for name in self.leaving]
-        self.state, log = self.settle(request, visited)
+        self.state, log = self.close_round(request, visited)
         self.round = number
         self.tell([{**self.line(log), **notes}, *self.score_lines(scores)])
 
@@ -282,17 +282,20 @@ class Server:
         return round > 0 and (round % self.config.every == 0 or round == self.config.rounds)
 
     # --- its end -------------------------------------------------------------------------------------------------
-    def settle(self, request: Request, visited: Accumulator) -> tuple[State, RoundLog]:
+    def close_round(self, request: Request, visited: Accumulator) -> tuple[State, RoundLog]:
         """The state after a round, and what there is to say about it; if it cannot be used, all stays as it was."""
-
-        def again(suspects: list[int]) -> Accumulator:
-            named = {number for number in visited.sizes if number not in suspects}
-            rest = [name for name in request.cohort if self.roster.numbers[name] in named]
-            others = self.collect(request, [self.roster.clients[name] for name in rest])
-            others.refused += visited.refused
-            return others
-
-        return settle(visited, lambda some: self.commit(request, some), again, lambda: visited.sizes)
+        after, log = self.commit(request, visited)
+        suspects = outliers(visited.sizes) if log.rolled_back else []
+        if not suspects:
+            return after, log
+        named = {number for number in visited.sizes if number not in suspects}
+        rest = [name for name in request.cohort if self.roster.numbers[name] in named]
+        others = self.collect(request, [self.roster.clients[name] for name in rest])
+        others.refused += visited.refused
+        then, second = self.commit(request, others.without(suspects, visited.sizes))
+        if second.rolled_back:
+            return after, log
+        return then, replace(second, bytes_up=log.bytes_up, bytes_down=log.bytes_down)
 
     def commit(self, request: Request, visited: Accumulator) -> tuple[State, RoundLog]:
         """The next state, unless it cannot be used, and whose messages counted for it."""

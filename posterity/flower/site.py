@@ -335,7 +335,7 @@ def _record(machine: Site, offer: Offer, files: RecordFiles, asked: ClientQuesti
     """The record that counts; None before the first, and for a newcomer."""
     if asked.newcomer or not asked.counted:
         return None
-    like = machine.arrive(offer.shared, offer.own, None, asked.round).personal
+    like = machine.receive(offer.shared, offer.own, None, asked.round).personal
     with telling(f"its record of round {asked.counted} is missing, damaged or of another experiment"):
         return files.read(like, asked.counted)
 

@@ -20,8 +20,8 @@ from posterity.engine.batches import BuildBatch, build_batch
 from posterity.engine.blocks import blocks
 from posterity.engine.cache import TraceCache
 from posterity.engine.engines import STACKED
-from posterity.engine.round import Question, answer, first_state, moment, train_round, train_rounds
-from posterity.engine.seeds import MultiSeed
+from posterity.engine.round import Question, answer, first_state, moment, train_round
+from posterity.engine.seeds import MultiSeed, answers, train_rounds
 from posterity.engine.simulation import Simulation
 from posterity.engine.store import Memory
 from posterity.laws.case import (
@@ -67,9 +67,9 @@ def law_seeds(case: Case) -> None:
     for point, newcomers in (("received", False), ("adapted", False), ("trained", False), ("adapted", True)):
         clients = range(case.federation.members, case.federation.clients) if newcomers else SCORED
         asked = [Question(torch.tensor(list(clients)), some, point, newcomers=newcomers) for some in parts]
-        outputs = answer(multi, engine, together, stores, asked, 2)
+        outputs = answers(multi, engine, together, stores, asked, 2)
         for i, sim in enumerate(sims):
-            alone = answer(MultiSeed.of([sim]), engine, [apart[i]], [others[i]], [asked[i]], 2)[0]
+            alone = answer(sim, engine, apart[i], others[i], asked[i], 2)
             assert_close(outputs[i], alone, f"predictions of seed {SEEDS[i]}, {point}", case.slack)
 
 

@@ -12,7 +12,7 @@ from posterity.core.messages import Message, Rows
 from posterity.core.protocol import POINTS, Personal
 from posterity.core.tree import Tree, tree_filled, tree_leaves, tree_map, tree_named, tree_rows
 from posterity.data.federation import Federation
-from posterity.engine.blocks import meet
+from posterity.engine.blocks import receive_stack
 from posterity.engine.engines import ORACLE
 from posterity.engine.round import first_state
 from posterity.engine.store import Memory
@@ -87,7 +87,7 @@ def law_structure(case: Case) -> None:
     for name in sim.model.leaves:
         if params[name].shape != sim.initial[name].shape:
             raise Broken(f"state.params[{name!r}] has shape {tuple(params[name].shape)}, not the network's")
-    here, _ = meet(sim, ORACLE, made.first, Memory(case.federation.members), torch.tensor(COHORTS[0]), 1)
+    here, _ = receive_stack(sim, ORACLE, made.first, Memory(case.federation.members), torch.tensor(COHORTS[0]), 1)
     fresh = shapes(tree_rows(here.personal, 0))
     for number, done in enumerate(made.rounds, 1):
         _same_shapes(shapes(made.first), shapes(done.state), f"state after round {number}")

@@ -87,7 +87,7 @@ class _Visited:
 
     @staticmethod
     def of(site: Site, offer: tuple[Tree, Tree], record: Personal | None, round: int, rare: RareClass) -> _Visited:
-        here, before = site.arrive(*offer, record, round), []
+        here, before = site.receive(*offer, record, round), []
         carry = client.start(site, client.at(here, keys.START))
         for number, each in enumerate(site.passes()):
             before.append(carry)

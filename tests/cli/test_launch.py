@@ -73,7 +73,7 @@ def test_a_broken_exchange_is_a_sentence(monkeypatch, capsys):
     with pytest.raises(
         PeerLost, match=r"another of the processes .*posterity resume.*Connection closed by peer\)$"
     ) as lost:
-        Processes(0, 2).tell(1.0)
+        Processes(0, 2).all_gather(1.0)
     lost.value.show()
     assert capsys.readouterr().err.startswith("error: another of the processes")
     monkeypatch.setenv(parent.WORKER, "1")

@@ -42,7 +42,7 @@ from posterity.core.protocol import Batch, Carry, Here, tuned
 from posterity.core.random import make_key
 from posterity.core.tree import tree_map, tree_rows
 from posterity.engine import keys
-from posterity.engine.blocks import meet
+from posterity.engine.blocks import receive_stack
 from posterity.engine.engines import ORACLE, STACKED
 from posterity.methods.fedavg import FedAvg
 
@@ -64,7 +64,7 @@ def kept(federation, engine, *passes, model=None, initial=None):
     model = scalar_model() if model is None else model
     run = Run(Walking(work=passes), federation, model, engine, initial)
     clients = torch.arange(federation.clients)
-    here, _ = meet(run.sim, engine, run.state, run.store, clients, 1)
+    here, _ = receive_stack(run.sim, engine, run.state, run.store, clients, 1)
     carry = engine.work(run.sim, passes, engine.start(run.sim, here), here, keys.TRAIN)
     if isinstance(carry, list):
         return [(c.kept, c.params) for c in carry]

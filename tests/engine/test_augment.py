@@ -22,8 +22,8 @@ from posterity.engine.augment import PAD, Augmentation, augmented, moved
 from posterity.engine.cache import TraceCache
 from posterity.engine.client import visit_client
 from posterity.engine.engines import find_engine
-from posterity.engine.round import first_state, score, train_rounds
-from posterity.engine.seeds import MultiSeed
+from posterity.engine.round import first_state, score
+from posterity.engine.seeds import MultiSeed, train_rounds
 from posterity.engine.simulation import Simulation
 from posterity.engine.store import Memory
 from posterity.experiment import run as run_module

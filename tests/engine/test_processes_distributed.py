@@ -99,5 +99,5 @@ def test_members_are_balanced_whatever_the_newcomers_hold():
 def test_a_process_alone_exchanges_nothing():
     processes = Processes()
     assert processes.total({"a": 1}) == ({"a": 1}, 0)
-    assert processes.tell(2.5) == [2.5]
+    assert processes.all_gather(2.5) == [2.5]
     assert processes.joined([torch.ones(1)], torch.tensor([0]))[0] == 1

@@ -97,21 +97,21 @@ def test_nobody_has_anything(at_all):
 
 @pytest.mark.parametrize("source", [0, 2])
 def test_a_state_is_shared_out(at_all, source):
-    ends = at_all(3, lambda r: r.share_out({"w": torch.full((2,), float(r.rank), dtype=torch.float32)}, source))
+    ends = at_all(3, lambda r: r.broadcast_tree({"w": torch.full((2,), float(r.rank), dtype=torch.float32)}, source))
     assert [end["w"].tolist() for end in ends] == [[float(source)] * 2] * 3
 
 
 def test_a_state_that_holds_a_tensor_twice_is_shared_out(at_all):
     def shared(r):
         leaf = torch.full((2,), float(r.rank))
-        return r.share_out({"w": leaf, "anchor": leaf}, 1)
+        return r.broadcast_tree({"w": leaf, "anchor": leaf}, 1)
 
     assert [end["anchor"].tolist() for end in at_all(2, shared)] == [[1.0, 1.0]] * 2
 
 
 def test_numbers_are_told_and_added(at_all):
-    assert at_all(3, lambda r: r.tell(r.rank + 0.5)) == [[0.5, 1.5, 2.5]] * 3
-    assert at_all(3, lambda r: r.summed([1.0, float(r.rank)])) == [[3.0, 3.0]] * 3
+    assert at_all(3, lambda r: r.all_gather(r.rank + 0.5)) == [[0.5, 1.5, 2.5]] * 3
+    assert at_all(3, lambda r: r.all_reduce([1.0, float(r.rank)])) == [[3.0, 3.0]] * 3
 
 
 def test_outputs_come_to_the_first_in_the_order_of_the_clients(at_all):

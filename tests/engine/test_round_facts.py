@@ -13,8 +13,8 @@ from posterity.core.tree import tree_bytes
 from posterity.data.federation import Part
 from posterity.engine.blocks import able
 from posterity.engine.engines import ORACLE, STACKED
-from posterity.engine.round import Question, answer, first_state, score, train_round, train_rounds
-from posterity.engine.seeds import MultiSeed
+from posterity.engine.round import Question, first_state, score, train_round
+from posterity.engine.seeds import MultiSeed, answers, train_rounds
 from posterity.engine.store import Memory
 from posterity.laws import make_case
 from posterity.laws.case import SIZES
@@ -145,7 +145,7 @@ def test_strangers_of_several_seeds_at_once():
     states, stores = [first_state(w) for w in sims], [Memory(15) for _ in sims]
     for newcomers, expected in ((True, [-1, -1]), (False, [3, 0])):
         questions = [Question(torch.tensor([3, 0]), (w.federation.test,), "received", None, newcomers) for w in sims]
-        for (outputs,) in answer(MultiSeed.of(sims), STACKED, states, stores, questions, 1):
+        for (outputs,) in answers(MultiSeed.of(sims), STACKED, states, stores, questions, 1):
             assert [float(output[0, 0]) for output in outputs] == expected
 
 

@@ -11,8 +11,8 @@ from posterity import methods
 from posterity.core.passes import gather
 from posterity.core.tree import tree_map
 from posterity.engine.engines import find_engine
-from posterity.engine.round import Question, answer, first_state, score, train_round
-from posterity.engine.seeds import MultiSeed
+from posterity.engine.round import Question, first_state, score, train_round
+from posterity.engine.seeds import MultiSeed, answers
 from posterity.engine.store import Memory
 from posterity.laws import LawBroken, make_case
 from posterity.laws.case import largest_gap
@@ -67,7 +67,7 @@ def test_several_seeds_prepare_as_each_does_alone():
     sims = [make_case(Prepared()).sim(seed=seed) for seed in (0, 1)]
     states, stores = [first_state(sim) for sim in sims], [Memory(sim.federation.clients) for sim in sims]
     asked = [Question(CLIENTS, [sim.federation.test], "adapted") for sim in sims]
-    both = answer(MultiSeed.of(sims), find_engine("stacked"), states, stores, asked, 1)
+    both = answers(MultiSeed.of(sims), find_engine("stacked"), states, stores, asked, 1)
     for sim, state, store, together in zip(sims, states, stores, both, strict=True):
         alone = score(sim, find_engine("stacked"), state, store, CLIENTS, 1, [sim.federation.test], "adapted")
         assert largest_gap(torch.cat(alone[0]), torch.cat(together[0]))[0] < 1e-12

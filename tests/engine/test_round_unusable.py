@@ -11,8 +11,8 @@ from oracles.sims import ENGINES, Run, leaves, mlp, points, same_bits, worst
 from posterity.core.messages import Mean
 from posterity.core.passes import Training
 from posterity.core.tree import tree_map
-from posterity.engine.round import first_state, train_rounds
-from posterity.engine.seeds import MultiSeed
+from posterity.engine.round import first_state
+from posterity.engine.seeds import MultiSeed, train_rounds
 from posterity.engine.store import Memory
 from posterity.fast.graph import engine as GRAPH
 from posterity.methods.fedper import FedPer

@@ -16,8 +16,8 @@ from posterity.data.federation import Part
 from posterity.engine.blocks import able
 from posterity.engine.cache import TraceCache
 from posterity.engine.engines import find_engine
-from posterity.engine.round import Question, answer, first_state, train_round, train_rounds
-from posterity.engine.seeds import MultiSeed, PerSeed
+from posterity.engine.round import Question, answer, first_state, train_round
+from posterity.engine.seeds import MultiSeed, PerSeed, answers, train_rounds
 from posterity.engine.store import Memory
 from posterity.laws.case import largest_gap, make_case, small_federation
 from posterity.methods.fedavg import FedAvg
@@ -95,7 +95,7 @@ def test_what_is_to_be_said_about_all_seeds_is_said_by_the_first():
 
 
 def _alone(sim, engine, state, store, question):
-    return answer(MultiSeed.of([sim]), engine, [state], [store], [question], 1)[0]
+    return answer(sim, engine, state, store, question, 1)
 
 
 def test_a_part_that_is_none_of_the_usual():
@@ -104,7 +104,7 @@ def test_a_part_that_is_none_of_the_usual():
     states, stores = [first_state(w) for w in some], [Memory(w.federation.clients) for w in some]
     parts = [Part.of([w.federation.test.client(k) for k in range(w.federation.clients)]) for w in some]
     asked = [Question(torch.tensor([2, 0]), (part,), "received") for part in parts]
-    for i, outputs in enumerate(answer(multi, engine, states, stores, asked, 1)):
+    for i, outputs in enumerate(answers(multi, engine, states, stores, asked, 1)):
         assert largest_gap(outputs, _alone(some[i], engine, states[i], stores[i], asked[i]))[0] < 1e-12
 
 

@@ -16,7 +16,6 @@ from posterity.cli import terminal as show
 from posterity.core.protocol import Method
 from posterity.data.federation import Part
 from posterity.engine.round import Question, answer
-from posterity.engine.seeds import MultiSeed
 from posterity.experiment.scoring import Asked, ask_common, ask_members, score_lines
 from posterity.report import headline, load_runs, write_report
 from posterity.runs import folder as run_folder
@@ -47,7 +46,7 @@ def common(run, engine, federation=None):
     """What a run's state predicts for the common rows, if the clients had the data of `federation`."""
     sim = run.sim if federation is None else replace(run.sim, federation=federation.to("cpu", run.sim.dtype))
     asked = next(iter(ask_common(sim)))
-    return answer(MultiSeed.of([sim]), engine, [run.state], [run.store], [asked.question], run.played)[0][0][0]
+    return answer(sim, engine, run.state, run.store, asked.question, run.played)[0][0]
 
 
 def trained(name, engine, **settings):

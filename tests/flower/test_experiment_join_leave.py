@@ -121,7 +121,7 @@ def record_of(server, folder, name):
     here = server.roster.numbers[name]
     request = Request(server.agreement, server.state, 3, ())
     offer = request.offer(server.roster.clients[name], here)
-    like = request._nobody(here).arrive(offer.shared, offer.own, None, 3).personal
+    like = request._nobody(here).receive(offer.shared, offer.own, None, 3).personal
     return RecordFiles(folder / "sites", EXPERIMENT, name, server.agreement.fingerprint).read(like, 2)
 
 

@@ -133,7 +133,7 @@ def test_a_method_that_sends_class_statistics_declares_them():
         sim = set_up(config, federation).sim
         site, offer = sim.site(0), sim.method.offer(sim.method.init(sim.model, sim.initial, facts_of(federation)),
                                                     torch.tensor(0))  # fmt: skip
-        here = site.arrive(*offer, None, 1)
+        here = site.receive(*offer, None, 1)
         carry = client.work(site, site.passes(), client.start(site, client.at(here, keys.START)), here, keys.TRAIN)
         by_class = {n: v for n, v in carry.kept.items() if is_by_class(v, federation.classes)}
         rare = {n: without_rare(v, 10**6, federation.classes) for n, v in by_class.items()}

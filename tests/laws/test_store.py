@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from posterity.core.tree import tree_map, tree_named, tree_rows
-from posterity.engine.blocks import meet
+from posterity.engine.blocks import receive_stack
 from posterity.engine.disk_store import Mapped
 from posterity.engine.engines import STACKED, Stacked
 from posterity.engine.round import first_state, score, train_round
@@ -110,7 +110,7 @@ def test_clients_never_met_have_what_join_made(tmp_path):
             return tree_map(lambda leaf: leaf + 7, fresh(here.client.tolist()))
 
     sim = make_case(FedPer(LOCAL)).sim()
-    here, _ = meet(sim, Engine(), first_state(sim), store, torch.tensor([3, 4, 5]), 1)
+    here, _ = receive_stack(sim, Engine(), first_state(sim), store, torch.tensor([3, 4, 5]), 1)
     got = here.personal
     assert asked == [[3, 5]]  # nobody joins twice
     assert equal(tree_rows(got, slice(0, 3, 2)), tree_map(lambda leaf: leaf + 7, fresh([3, 5])))

@@ -24,7 +24,7 @@ from torch import nn
 from posterity import models
 from posterity.core.passes import Training
 from posterity.core.tree import tree_rows
-from posterity.engine.blocks import meet
+from posterity.engine.blocks import receive_stack
 from posterity.engine.engines import ORACLE
 from posterity.engine.round import personal_model
 from posterity.laws import check
@@ -85,7 +85,7 @@ def test_partial_cohorts(engine):
     federation = points((9, 5, 7))
     run = Run(FedBPS(TRAINING), federation, mlp(federation), engine).rounds(1, [0, 1])
     before = {n: rows[0].clone() for n, rows in run.store.rows.items()}
-    here, _ = meet(run.sim, ORACLE, run.state, run.store, torch.tensor([2]), 1)
+    here, _ = receive_stack(run.sim, ORACLE, run.state, run.store, torch.tensor([2]), 1)
     late = ORACLE.start(run.sim, here)[0].params
     assert worst(late, run.state.params) == 0
     run.rounds(1, [1, 2])

@@ -27,7 +27,7 @@ from posterity import data, models
 from posterity.core.gaussian import Gaussian
 from posterity.core.passes import Training
 from posterity.core.tree import tree_cast, tree_map, tree_rows
-from posterity.engine.blocks import meet
+from posterity.engine.blocks import receive_stack
 from posterity.engine.simulation import select
 from posterity.laws import check
 from posterity.methods import build
@@ -74,7 +74,7 @@ def test_two_clients_by_hand(engine, kind):
     method = FedNP(full_batch(1), lam=0.5, eps=0.2, latent=1, moments=kind, detach_f=True)
     run = Run(method, quadratics([1.0, 2.0], [2.0, 5.0], [1, 3]), scalar_model(), engine, at(1.0))
     run.state = State({**run.state.params, **LAYER}, run.state.totals)
-    here, _ = meet(run.sim, engine, run.state, run.store, torch.arange(2), 1)
+    here, _ = receive_stack(run.sim, engine, run.state, run.store, torch.arange(2), 1)
     ends, losses = [], []
     for k, (a, c, n) in enumerate(((1.0, 2.0, 1), (2.0, 5.0, 3))):
         z_m, z_s, _ = (float(v) if isinstance(v, torch.Tensor) else v for v in
@@ -95,7 +95,7 @@ def test_both_divergences_of_several_dimensions():
     federation = points((9,))
     method = FedNP(latent=3, tau0=0.5, eps=0.3, f_output="vector")
     run = Run(method, federation, mlp(federation))
-    here = select(meet(run.sim, ENGINES[0], run.state, run.store, torch.tensor([0]), 1)[0], 0)
+    here = select(receive_stack(run.sim, ENGINES[0], run.state, run.store, torch.tensor([0]), 1)[0], 0)
     params, f = method.start(here), torch.tensor([0.5, -1.0, 2.0], dtype=DOUBLE)
     z_m, z_s, _ = match(torch.zeros(3, dtype=DOUBLE), torch.full((3,), 2.0, dtype=DOUBLE), f, "quadrature")
     mean, spread = method.classifier(params, z_m, z_s)
@@ -232,7 +232,7 @@ def test_one_client_has_the_prior_as_its_cavity():
 def test_a_newcomers_cavity_is_q():
     federation = points((9, 5, 6))
     run = Run(FedNP(TRAINING), federation, mlp(federation)).rounds(2)
-    here, _ = meet(run.sim, ENGINES[0], run.state, run.store, torch.tensor([0, 1]), 2, newcomers=True)
+    here, _ = receive_stack(run.sim, ENGINES[0], run.state, run.store, torch.tensor([0, 1]), 2, newcomers=True)
     assert not bool(here.personal["site"].precision.any() | here.personal["site"].shift.any())
     for engine in ENGINES:
         run.engine = engine
@@ -256,7 +256,7 @@ def test_the_npn_has_its_size_and_stays_at_home():
     federation = points((5, 9, 3))
     model = mlp(federation)
     run = Run(FedNP(TRAINING, lam=0.1), federation, model)
-    here, _ = meet(run.sim, ENGINES[1], run.state, run.store, torch.arange(3), 1)
+    here, _ = receive_stack(run.sim, ENGINES[1], run.state, run.store, torch.arange(3), 1)
     first, size = here.personal["npn"], model.feature_dim * 3
     assert sum(p[0].numel() for p in first.values()) == 110 + 11 * size
     assert all(0.04 < float(p.abs().max()) <= 0.05 for p in first.values() if p.numel() > 100)
@@ -264,7 +264,7 @@ def test_the_npn_has_its_size_and_stays_at_home():
     assert not set(NPN) & set(run.rounds(1).state.params)
     assert min(worst(first[n], run.store.rows["npn"][n]) for n in NPN) > 0
     wide = Run(FedNP(biases=True), federation, model)
-    more, _ = meet(wide.sim, ENGINES[1], wide.state, wide.store, torch.arange(3), 1)
+    more, _ = receive_stack(wide.sim, ENGINES[1], wide.state, wide.store, torch.arange(3), 1)
     assert more.personal["npn"][NPN[3]].shape[1] == size + 3
 
 

@@ -12,7 +12,7 @@ from posterity.core.passes import Training
 from posterity.core.protocol import Now
 from posterity.core.tree import tree_map
 from posterity.engine import keys
-from posterity.engine.blocks import meet
+from posterity.engine.blocks import receive_stack
 from posterity.engine.engines import ORACLE
 from posterity.methods.fedavg import FedAvg
 from posterity.methods.fedbps import FedBPS
@@ -40,7 +40,7 @@ each_method = pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)
 
 def visited(run):
     """Client 0 after its local work in the round to come, and the stack of one message that it sends."""
-    here, _ = meet(run.sim, ORACLE, run.state, run.store, torch.zeros(1, dtype=torch.int64), run.played + 1)
+    here, _ = receive_stack(run.sim, ORACLE, run.state, run.store, torch.zeros(1, dtype=torch.int64), run.played + 1)
     carries = ORACLE.work(run.sim, run.sim.method.passes(), ORACLE.start(run.sim, here), here, keys.TRAIN)
     return carries[0].params, ORACLE.visit(run.sim, run.sim.method.passes(), here).message
 

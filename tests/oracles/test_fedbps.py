@@ -18,7 +18,7 @@ from posterity.core.messages import Moments, Sum, fold_stack, merge, packed
 from posterity.core.passes import Training, log_likelihood
 from posterity.core.protocol import Batch, Now
 from posterity.core.random import make_key
-from posterity.engine.blocks import meet
+from posterity.engine.blocks import receive_stack
 from posterity.engine.engines import ORACLE
 from posterity.methods.fedavg import FedAvg
 from posterity.methods.fedbps import FedBPS, State, personal_entries, unpacked_like
@@ -39,7 +39,7 @@ def random(*shape, seed=0):
 def started(run, engine=ORACLE):
     """What each client holds right after the broadcast: its mixed leaves (clients, ...)."""
     clients = torch.arange(run.sim.federation.clients)
-    here, _ = meet(run.sim, engine, run.state, run.store, clients, run.played + 1)
+    here, _ = receive_stack(run.sim, engine, run.state, run.store, clients, run.played + 1)
     mixed = engine.start(run.sim, here)
     return (
         mixed.params if engine is not ORACLE else {n: torch.stack([c.params[n] for c in mixed]) for n in here.initial}
@@ -49,7 +49,7 @@ def started(run, engine=ORACLE):
 def messages(method, federation, model):
     """What every client sends in the first round (clients, ...)."""
     run = Run(method, federation, model)
-    here, _ = meet(run.sim, ORACLE, run.state, run.store, torch.arange(federation.clients), 1)
+    here, _ = receive_stack(run.sim, ORACLE, run.state, run.store, torch.arange(federation.clients), 1)
     return ORACLE.visit(run.sim, run.sim.method.passes(), here).message
 
 

@@ -10,7 +10,7 @@ from posterity.core.gaussian import Gaussian
 from posterity.core.passes import Training
 from posterity.core.protocol import Batch
 from posterity.core.random import fold, make_key
-from posterity.engine.round import arrive_client
+from posterity.engine.round import receive
 from posterity.methods.fedep import ClientFactor, FedEP, change, fisher, taken_out
 from posterity.methods.fedprox import FedProx
 
@@ -167,7 +167,7 @@ def test_o07_the_fisher_information_is_unbiased():
     federation = points((3,), inputs=2)
     model = mlp(federation, hidden=(3,))
     run = Run(FedEP(), federation, model)
-    _, here = arrive_client(run.sim, run.state, run.store, 0, 1)
+    _, here = receive(run.sim, run.state, run.store, 0, 1)
     params, x, mask = run.sim.initial, federation.x[:4], torch.tensor([1.0, 1.0, 1.0, 0.0], dtype=DOUBLE)
     batch, root = Batch(x, federation.y[:4], mask), make_key(7)
     found = vmap(lambda key: fisher(params, batch, type(here)(**{**vars(here), "key": key})))(

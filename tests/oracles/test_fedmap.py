@@ -17,7 +17,7 @@ from torch.func import grad
 from posterity.core.messages import LogMean, fold_stack, merge
 from posterity.core.passes import Training, log_likelihood
 from posterity.core.protocol import Batch, log_predictive
-from posterity.engine.blocks import meet
+from posterity.engine.blocks import receive_stack
 from posterity.engine.engines import ORACLE
 from posterity.methods.fedavg import FedAvg
 from posterity.methods.fedmap import FedMAP
@@ -177,7 +177,7 @@ def sent_log_weights(federation, theta, weighting, sigma2=15.0, engine=ORACLE):
     run = Run(method, federation, scalar_model(), engine, at(0.0)).rounds(1)
     run.store.rows[WEIGHT][:] = torch.tensor(theta, dtype=DOUBLE)[:, None, None]
     sim, clients = run.sim, torch.arange(len(theta))
-    here, _ = meet(sim, engine, run.state, run.store, clients, 1)
+    here, _ = receive_stack(sim, engine, run.state, run.store, clients, 1)
     sent = engine.visit(sim, sim.method.passes(), here).message
     return sent["params"].log_weight.tolist()
 

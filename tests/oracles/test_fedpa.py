@@ -8,7 +8,7 @@ from posterity.core.messages import Mean, fold_stack
 from posterity.core.passes import Training
 from posterity.core.protocol import Now
 from posterity.engine import keys
-from posterity.engine.blocks import meet
+from posterity.engine.blocks import receive_stack
 from posterity.engine.engines import ORACLE
 from posterity.methods.fedpa import FedPA, State, flattened, posterior_delta, restored
 
@@ -119,7 +119,7 @@ def test_o07_the_engines_samples_give_the_dense_solve():
     model = mlp(federation)
     method = FedPA(Training(lr=0.1, batch=4), rho=0.3, burn_rounds=0)
     run = Run(method, federation, model)
-    here, _ = meet(run.sim, ORACLE, run.state, run.store, torch.arange(3), 1)
+    here, _ = receive_stack(run.sim, ORACLE, run.state, run.store, torch.arange(3), 1)
     carries = ORACLE.work(run.sim, method.passes(), ORACLE.start(run.sim, here), here, keys.TRAIN)
     sent = ORACLE.visit(run.sim, method.passes(), here).message
     assert [c.kept["filled"].tolist() for c in carries] == [[1] * 5, [1, 0, 0, 0, 0], [1, 0, 0, 0, 0]]
