@@ -27,7 +27,6 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +42,7 @@ METHODS = (
 )
 WRAPPED = ("fedavg+ft", "fedavg+calibrated", "reptile+metavd", "fedavg+drop", "fedavg+snip", "pfedvmp@paper")
 BEFORE = {"reptile+metavd": "reptile+metavd", "fedavg+drop": "fedavg+metavd+drop"}  # in which β was 10
-RECORDERS = ("posterity.engine.cache", "posterity.engine.record")  # the second until commit 139cb26
+RECORDER = "posterity.engine.cache"
 CALLS = 3  # before a recording, so that two short rounds replay something
 
 
@@ -74,7 +73,7 @@ def identity() -> str:
 @contextmanager
 def impatient() -> Iterator[None]:
     """Have steps recorded after a few calls."""
-    module = next(importlib.import_module(name) for name in RECORDERS if find_spec(name) is not None)
+    module = importlib.import_module(RECORDER)
     before = dict(module.PATIENCE)
     module.PATIENCE.update(dict.fromkeys(before, CALLS))
     try:
