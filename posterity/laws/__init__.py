@@ -2,15 +2,13 @@
 
 Each law is a function of a `Case` (a method on a small federation, `case.py`) that raises `LawBroken`, and the text
 says which client, round and leaf, by how much, and what usually helps. Everything is deterministic: the federation is
-made from fixed keys. Laws are declared by `law.py`; they compare runs kept by `history.py`, with `assertions.py`, and
-`locate.py` finds the line that did it:
+made from fixed keys. Laws are declared by `law.py`; they compare runs that `case.py` keeps:
 
     plain        the method runs at all
     purity       a function's answer depends on its arguments alone; it can be stacked
-    invariance   engine, order, blocks, company, padding and numbers of clients change nothing
+    invariance   engine, order, blocks, company, padding, numbers of clients and other seeds change nothing
     draws        other keys give other draws
     records      what lasts: records, states, refused messages, scoring, resuming
-    seeds        several seeds at once
     memory       what clients hold is what they declare
     sums         messages add up
     withheld     what must not be sent
@@ -25,7 +23,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from posterity.core.protocol import Method
-from posterity.laws import draws, invariance, memory, plain, purity, records, sums, withheld
+from posterity.laws import draws, invariance, memory, plain, purity, records, sums, withheld  # noqa: F401
 from posterity.laws.case import Case, make_case
 from posterity.laws.law import FOUND, Law, LawBroken
 from posterity.settings.hyperparameters import nearest
@@ -89,15 +87,11 @@ def check(
     looked_at, found = make_case(method, model_name), list[Verdict]()
     for law in LAWS:
         if not wanted or law.name in wanted:
-            found.append(_verdict(law, looked_at, _cause(law, found)))
+            causes = (*ROOTS, *ORDER[law.name])
+            broken = next((v.law for v in found if not v.held and not v.follows and v.law in causes), "")
+            found.append(_verdict(law, looked_at, broken))
             watch(found[-1])
     return found
-
-
-def _cause(law: Law, before: list[Verdict]) -> str:
-    """The broken law that this one follows from, if there is one."""
-    causes = (*ROOTS, *ORDER[law.name])
-    return next((v.law for v in before if not v.held and not v.follows and v.law in causes), "")
 
 
 def _verdict(law: Law, looked_at: Case, cause: str) -> Verdict:
@@ -111,5 +105,4 @@ def _verdict(law: Law, looked_at: Case, cause: str) -> Verdict:
     return Verdict(law.name, law.statement, not detail, detail, time.perf_counter() - began)
 
 
-__all__ = ["LAWS", "ROOTS", "Case", "Law", "LawBroken", "Verdict", "check", "draws", "invariance", "make_case",
-           "memory", "plain", "purity", "records", "sums", "withheld"]  # fmt: skip
+__all__ = ["LAWS", "ROOTS", "Case", "Law", "LawBroken", "Verdict", "check", "make_case"]

@@ -1,10 +1,7 @@
 """A case: what the laws look at, a method on a small federation that holds every awkward client.
 
-`history.py` runs it, the laws compare what its runs did.
-
-Comparing trees, and saying where and by how much they differ.
-
-Runs whose every message, record and state is kept, so that several laws can look at one run.
+Its runs keep every message, record and state, so that several laws can look at one run. Trees of two runs are compared
+here, too, and where and by how much they differ is said.
 """
 
 from __future__ import annotations
@@ -19,12 +16,12 @@ from torch import Tensor
 from posterity import models
 from posterity.core.messages import Message
 from posterity.core.network import bind
-from posterity.core.protocol import Here, Method, Params, Pass, Personal
+from posterity.core.protocol import Here, Method, Pass, Personal
 from posterity.core.random import fold, make_key, normal, permutation, uniform
 from posterity.core.tree import Tree, tree_cat, tree_map, tree_named, tree_rows
 from posterity.data.federation import Federation, Part
 from posterity.engine.client import Visit
-from posterity.engine.engines import ORACLE, Engine, find_engine
+from posterity.engine.engines import Engine, find_engine
 from posterity.engine.round import first_state, score, train_round
 from posterity.engine.server import RoundLog
 from posterity.engine.simulation import Simulation
@@ -157,11 +154,9 @@ def small_federation(shape: tuple[int, ...], classes: int = 4) -> Federation:
 def renumbered(federation: Federation, order: Tensor) -> Federation:
     """The same federation in which client j is called what `order[j]` was called before."""
     ids = [*order.tolist(), *range(federation.members, federation.clients)]
-    train, validation, test = (
-        Part.of([part.client(k) for k in ids]) for part in (federation.train, federation.validation, federation.test)
-    )
-    names = tuple(federation.names[k] for k in ids)
-    return replace(federation, train=train, validation=validation, test=test, names=names)
+    parts = {name: getattr(federation, name) for name in ("train", "validation", "test")}
+    moved = {name: Part.of([part.client(k) for k in ids]) for name, part in parts.items()}
+    return replace(federation, **moved, names=tuple(federation.names[k] for k in ids))
 
 
 def some_order(count: int, number: int = 0) -> Tensor:
@@ -182,20 +177,11 @@ def _labels(parts: list[Part], rows: int, classes: int) -> Tensor:
 
 def _growth(case: Case) -> float:
     """Gap after the rounds between two loops, one of which started a relative 1e-15 away."""
-    key = make_key(5)
-    sim = case.sim()
-    moved: Params = {
-        n: p * (1 + JITTER * normal(fold(key, i), p.shape, p.dtype)) for i, (n, p) in enumerate(sim.initial.items())
-    }
-    ends = [_end(replace(sim, initial=initial)) for initial in (sim.initial, moved)]
-    return max(JITTER, largest_gap(*ends)[0])
-
-
-def _end(sim: Simulation) -> Tree:
-    state, store = first_state(sim), Memory(sim.federation.members)
-    for number, cohort in enumerate(COHORTS, 1):
-        state, _ = train_round(sim, ORACLE, state, store, torch.tensor(cohort), number, len(COHORTS))
-    return tree_map(lambda leaf: leaf, (state, store.rows))
+    sim, key = case.sim(), make_key(5)
+    leaves = enumerate(sim.initial.items())
+    moved = {n: p * (1 + JITTER * normal(fold(key, i), p.shape, p.dtype)) for i, (n, p) in leaves}
+    one, two = history(case, "oracle").rounds[-1], run(replace(sim, initial=moved), "oracle").rounds[-1]
+    return max(JITTER, largest_gap((one.state, one.rows), (two.state, two.rows))[0])
 
 
 Change = Callable[[Tensor, Message, Personal], tuple[Message, Personal]]
@@ -258,8 +244,7 @@ class Spy:
     def visit(self, sim: Simulation, passes: tuple[Pass, ...], here: Here) -> Visit:
         done = self.engine.visit(sim, passes, here)
         sent, records = done.message, done.record
-        if self.change is not None:
-            sent, records = self.change(here.client, sent, records)
+        sent, records = self.change(here.client, sent, records) if self.change else (sent, records)
         self.seen.append((here.client, sent, records))
         return Visit(sent, records, done.loss)
 
@@ -307,11 +292,8 @@ def outputs(
         name, end = f"outputs {engine} {point} {newcomers}", history(case, "stacked")
         made: list[Tensor] = case.once(name, lambda: outputs(case, engine, point, newcomers, end.state, end.store()))
         return made
-    federation = case.federation
-    ids = range(federation.members, federation.clients) if newcomers else SCORED
+    federation, made_by = case.federation, find_engine(engine)
+    clients = torch.tensor(range(federation.members, federation.clients) if newcomers else SCORED)
     parts = [federation.test, federation.validation]
-    clients = torch.tensor(list(ids))
-    found = score(
-        case.sim(), find_engine(engine), state, store, clients, len(COHORTS), parts, point, newcomers=newcomers
-    )
+    found = score(case.sim(), made_by, state, store, clients, len(COHORTS), parts, point, newcomers=newcomers)
     return [torch.cat(pair) for pair in zip(*found, strict=True)]

@@ -1,7 +1,4 @@
-"""Laws about company: engine, order, blocks, neighbours and padding leave no trace in what a client does.
-
-A law about seeds: running several at once changes none of them.
-"""
+"""Laws about company: engine, order, blocks, neighbours, padding and other seeds leave no trace in a client's work."""
 
 from __future__ import annotations
 
@@ -40,6 +37,8 @@ from posterity.laws.case import (
 from posterity.laws.draws import keys_of_run
 from posterity.laws.law import law
 
+HUGE = 1e4
+FEW = (3, 8)  # of 8 samples (one class) and of 11: mostly as many steps, and one recording is enough for both
 SEEDS = (0, 5)
 
 
@@ -84,13 +83,15 @@ def _left(state: Tree, store: Memory) -> Tree:
     return {"state": state, "records": store.rows, "known": store.known}
 
 
-HUGE = 1e4
-FEW = (3, 8)  # of 8 samples (one class) and of 11: mostly as many steps, and one recording is enough for both
-
-
 def visit(done: RoundHistory, index: int) -> Tree:
     """What one client of a round sent and kept."""
     return tree_rows({"message": done.sent, "record": done.records}, index)
+
+
+def same_visits(case: Case, left: RoundHistory, right: RoundHistory, where: str) -> None:
+    """Every client sent and kept the same in two rounds."""
+    for i, client in enumerate(left.clients.tolist()):
+        assert_close(visit(left, i), visit(right, i), f"{where}, client {client}", case.slack)
 
 
 def agree(case: Case, left: RoundHistory, right: RoundHistory, where: str) -> None:
@@ -108,9 +109,7 @@ def agree(case: Case, left: RoundHistory, right: RoundHistory, where: str) -> No
 def law_engines(case: Case) -> None:
     ones, many = history(case, "oracle"), history(case, "stacked")
     for number, (left, right) in enumerate(zip(ones.rounds, many.rounds, strict=True), 1):
-        for i, client in enumerate(left.clients.tolist()):
-            one, other = visit(left, i), visit(right, i)
-            assert_close(one, other, f"loop and stacked, round {number}, client {client}", case.slack)
+        same_visits(case, left, right, f"loop and stacked, round {number}")
         agree(case, left, right, f"loop and stacked, round {number}")
     for point in POINTS:
         alone, together = (outputs(case, engine, point) for engine in ("oracle", "stacked"))
@@ -133,8 +132,7 @@ def law_order(case: Case) -> None:
             order = some_order(len(done.clients), turn) if turn else torch.arange(len(done.clients)).flip(0)
             mixed = case.method.combine(state, fold_stack(tree_rows(done.sent, order)), now)
             assert_close(mixed, straight, f"round {number}, messages added in order {order.tolist()}", case.slack)
-    state, store = made.before(2)
-    again = one_round(sim, "stacked", state, store, COHORTS[1][::-1], 2)
+    again = one_round(sim, "stacked", *made.before(2), COHORTS[1][::-1], 2)
     agree(case, again, made.at(2), "round 2, cohort given backwards")
 
 
@@ -152,8 +150,7 @@ def law_blocks(case: Case) -> None:
     while len(list(blocks(replace(sim, memory=memory), cohort, passes))) > 3:
         memory *= 2
     for number in (1, 2):
-        state, store = made.before(number)
-        cut = one_round(replace(sim, memory=memory), "stacked", state, store, COHORTS[number - 1], number)
+        cut = one_round(replace(sim, memory=memory), "stacked", *made.before(number), COHORTS[number - 1], number)
         agree(case, cut, made.at(number), f"round {number}, cut into blocks")
 
 
@@ -168,13 +165,10 @@ def law_company(case: Case) -> None:
     for number in (1, 2):
         done = made.at(number)
         for i, client in enumerate(done.clients.tolist()):
-            if number == 2 and client not in (1, 5, 8):
-                continue
-            state, store = made.before(number)
-            alone = one_round(sim, "stacked", state, store, [client], number)
-            assert_close(
-                visit(alone, 0), visit(done, i), f"round {number}, client {client} alone and in company", case.slack
-            )
+            if number == 1 or client in (1, 5, 8):
+                alone = one_round(sim, "stacked", *made.before(number), [client], number)
+                where = f"round {number}, client {client} alone and in company"
+                assert_close(visit(alone, 0), visit(done, i), where, case.slack)
 
 
 def fill_padding(scale: float) -> BuildBatch:
@@ -201,11 +195,8 @@ def law_mask(case: Case) -> None:
     for words, scale in (("other samples", 1.0), ("huge numbers", HUGE)):
         padded = replace(sim, build=fill_padding(scale))
         for number in (1, 2):
-            state, store = made.before(number)
-            done = one_round(padded, "stacked", state, store, COHORTS[number - 1], number)
-            for i, client in enumerate(done.clients.tolist()):
-                one, other = visit(done, i), visit(made.at(number), i)
-                assert_close(one, other, f"round {number}, client {client}, padding filled with {words}", case.slack)
+            done = one_round(padded, "stacked", *made.before(number), COHORTS[number - 1], number)
+            same_visits(case, done, made.at(number), f"padding filled with {words}, round {number}")
 
 
 @dataclass(frozen=True)
@@ -227,8 +218,7 @@ def law_recording(case: Case) -> None:
     sim = replace(case.sim(), traces=TraceCache(patience=0))
     called = run(case.sim(), "stacked", twice)
     for number, (one, other) in enumerate(zip(run(sim, "graph", twice).rounds, called.rounds, strict=True), 1):
-        for i, client in enumerate(other.clients.tolist()):
-            assert_close(visit(one, i), visit(other, i), f"replayed, round {number}, client {client}", case.slack)
+        same_visits(case, one, other, f"replayed, round {number}")
         assert_close(one.state, other.state, f"replayed, state after round {number}", case.slack)
 
 
@@ -241,7 +231,8 @@ def law_renumbering(case: Case) -> None:
     members = case.federation.members
     order = some_order(members, 7)  # client j is now what order[j] was
     sim = case.sim(method=FullBatch(case.method))
-    if keys_of_run(case, case.seed).keys or _tables_differ(first_state(sim), members):
+    uneven = any(bool((table != table[:1]).any()) for table in _tables(first_state(sim), members).values())
+    if keys_of_run(case, case.seed).keys or uneven:
         return  # draws depend on the number, and so do rows that started differently
     place = torch.argsort(order)
     cohort = COHORTS[1]
@@ -249,16 +240,11 @@ def law_renumbering(case: Case) -> None:
     moved_sim = replace(sim, federation=renumbered(case.federation, order))
     moved = run(moved_sim, "stacked", [place[list(cohort)].tolist()]).rounds[0]
     assert_close(tree_rows(moved.rows, place), plain.rows, "records", case.slack)
-    for (name, left), (_, right) in zip(_named(moved.state), _named(plain.state), strict=True):
-        table = left.dim() > 0 and len(left) == members and not name.startswith("params")
-        assert_close({name: left[place] if table else left}, {name: right}, "state after one round", case.slack)
+    turned = {**dict(tree_named(moved.state)), **{n: t[place] for n, t in _tables(moved.state, members).items()}}
+    assert_close(turned, dict(tree_named(plain.state)), "state after one round", case.slack)
 
 
-def _named(tree: Any) -> list[tuple[str, Tensor]]:
-    return list(tree_named(tree))
-
-
-def _tables_differ(state: Any, members: int) -> bool:
-    """Whether a table of the state, one row per client, begins with rows that are not all equal."""
-    tables = [leaf for name, leaf in _named(state) if not name.startswith("params") and leaf.dim()]
-    return any(len(t) == members and bool((t != t[:1]).any()) for t in tables)
+def _tables(state: Tree, members: int) -> dict[str, Tensor]:
+    """Leaves of the state with a row for each client."""
+    leaves = ((n, leaf) for n, leaf in tree_named(state) if not n.startswith("params"))
+    return {name: leaf for name, leaf in leaves if leaf.dim() and len(leaf) == members}

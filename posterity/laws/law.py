@@ -1,6 +1,7 @@
 """What a law is: a name, a statement, a function that raises, and what usually breaks it.
 
-Which line of an author's file did it: an exception explained, or the line during which something changed.
+Beside it what several laws need: a method whose calls are observed, and the line of an author's file during which
+something changed.
 """
 
 from __future__ import annotations
@@ -9,10 +10,13 @@ import functools
 import sys
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from types import FrameType
 from typing import Any
 
+from posterity.core.protocol import Pass
+from posterity.core.wrapper import Wrapper
 from posterity.laws.case import Broken, Case
 from posterity.settings.plugins import Place, is_yours, place_of, told
 
@@ -28,68 +32,12 @@ MEANINGS = (  # words of PyTorch, and what an author should read instead
 )  # fmt: skip
 
 
-def explained(error: BaseException) -> str:
-    """An exception in one line: where, what was written there, and what that means."""
-    place, said = place_of(error), str(error)
-    for words, meaning in MEANINGS:
-        if words in said:
-            return meaning if place is None else f"{place}: `{place.text}` {meaning}"
-    return told(error)
-
-
-def line_of_change(look: Callable[[], Any], run: Callable[[], Any]) -> Place | None:
-    """The line of yours during which what `look()` returns became another, in a call of `run`."""
-    watcher = _Watcher(look)
-    before = sys.gettrace()
-    sys.settrace(watcher.enter)
-    try:
-        with suppress(Exception):
-            run()
-    finally:
-        sys.settrace(before)
-    watcher.compare()
-    return watcher.found
-
-
-class _Watcher:
-    def __init__(self, look: Callable[[], Any]) -> None:
-        self.look, self.state = look, look()
-        self.place: Place | None = None  # the line under way
-        self.found: Place | None = None
-        self.known: dict[str, bool] = {}  # files, and whether they are yours
-
-    def compare(self) -> None:
-        if self.found is None and self.place is not None and self.look() != self.state:
-            self.found = self.place
-
-    def enter(self, frame: FrameType, event: str, argument: Any) -> Any:
-        return self.step if self._yours(frame) else None
-
-    def step(self, frame: FrameType, event: str, argument: Any) -> Any:
-        self.compare()
-        if event == "line":
-            self.place = _place(frame)
-        elif event == "return" and frame.f_back is not None and self._yours(frame.f_back):
-            self.place = _place(frame.f_back)
-        return self.step
-
-    def _yours(self, frame: FrameType) -> bool:
-        file = frame.f_code.co_filename
-        if file not in self.known:
-            self.known[file] = is_yours(file)
-        return self.known[file]
-
-
-def _place(frame: FrameType) -> Place:
-    return Place(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
-
-
 class LawBroken(AssertionError):
     """A method breaks a law; the text says which, where, by how much, and what usually helps."""
 
     def __init__(self, law: str, statement: str, found: str, cause: str) -> None:
         super().__init__(f"{found}\n  law '{law}': {statement}\n  usual cause and remedy: {cause}")
-        self.law, self.statement, self.found, self.cause = law, statement, found, cause
+        self.law = law
 
 
 @dataclass(frozen=True)
@@ -119,3 +67,84 @@ def law(name: str, statement: str, cause: str) -> Callable[[Callable[[Case], Non
         return checked
 
     return wrap
+
+
+def explained(error: BaseException) -> str:
+    """An exception in one line: where, what was written there, and what that means."""
+    place = place_of(error)
+    for words, meaning in MEANINGS:
+        if words in str(error):
+            return meaning if place is None else f"{place}: `{place.text}` {meaning}"
+    return told(error)
+
+
+def _observed(name: str) -> Callable[..., Any]:
+    return lambda self, *args: self.call(name, getattr(self.inner, name), *args)
+
+
+@dataclass(frozen=True)
+class Observed(Wrapper):
+    """The method, each of whose functions is called by `call(name, function, *arguments)`, those of its passes too."""
+
+    call: Callable[..., Any]
+
+    init = _observed("init")
+    offer = _observed("offer")
+    combine = _observed("combine")
+    report = _observed("report")
+    join = _observed("join")
+    start = _observed("start")
+    message = _observed("message")
+    predict = _observed("predict")
+
+    def passes(self) -> tuple[Pass, ...]:
+        return self._passes("passes")
+
+    def adapt(self, epochs: int) -> tuple[Pass, ...]:
+        return self._passes("adapt", epochs)
+
+    def prepare(self) -> tuple[Pass, ...]:
+        return self._passes("prepare")
+
+    def _passes(self, name: str, *args: Any) -> tuple[Pass, ...]:
+        given = self.call(name, getattr(self.inner, name), *args)
+        return tuple(self._pass(each, f"pass {number} of {name}") for number, each in enumerate(given))
+
+    def _pass(self, each: Pass, name: str) -> Pass:
+        parts = {
+            part: partial(self.call, f"{part} of {name}", getattr(each, part)) for part in ("open", "step", "close")
+        }
+        return replace(each, **parts)
+
+
+def line_of_change(look: Callable[[], Any], run: Callable[[], Any]) -> Place | None:
+    """The line of yours during which what `look()` returns became another, in a call of `run`."""
+    start, current, found = look(), list[Place](), list[Place]()
+    yours = functools.cache(is_yours)
+
+    def compare() -> None:
+        if current and not found and look() != start:
+            found.append(current[-1])
+
+    def step(frame: FrameType, event: str, argument: Any) -> Any:
+        compare()
+        caller = frame.f_back
+        if event == "line":
+            current[:] = [_place(frame)]
+        elif event == "return" and caller is not None and yours(caller.f_code.co_filename):
+            current[:] = [_place(caller)]
+        return step
+
+    before = sys.gettrace()
+    sys.settrace(lambda frame, event, argument: step if yours(frame.f_code.co_filename) else None)
+    try:
+        with suppress(Exception):
+            run()
+    finally:
+        sys.settrace(before)
+    compare()
+    return found[0] if found else None
+
+
+def _place(frame: FrameType) -> Place:
+    return Place(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)

@@ -71,20 +71,18 @@ class MemoryUse:
     clients: int
     most: int
     declared: int
-    passes: tuple[Pass, ...]
 
     @property
     def share(self) -> float:
         return self.most / (self.clients * self.declared)
 
-    def told(self, sim: Simulation) -> str:
+    def describe(self, sim: Simulation) -> str:
         """By how much it is too much, and how many copies more would be enough."""
         declared, network = self.clients * self.declared, tree_bytes(sim.initial)
         more = -(-(self.most - declared) // (self.clients * network))
-        copies = max(each.copies for each in self.passes or sim.passes())
         return (f"{self.work}: {self.clients} clients hold {self.most:,} bytes at once, {self.share:.2f} times the "
-                f"{declared:,} that their passes declare, which are {copies} copies of a network of {network:,} bytes, "
-                f"a batch and what scratch says; holding(passes, copies={more}) adds enough")  # fmt: skip
+                f"{declared:,} that their passes declare (copies of a network of {network:,} bytes, a batch, scratch); "
+                f"holding(passes, copies={more}) adds enough")  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -113,7 +111,7 @@ class Counting:
 
     def _note(self, work: str, sim: Simulation, here: Here, passes: tuple[Pass, ...], live: Live) -> None:
         declared = declared_bytes(sim, here.client.cpu(), passes)
-        self.found.append(MemoryUse(work, len(here.client), live.most, declared, passes))
+        self.found.append(MemoryUse(work, len(here.client), live.most, declared))
 
 
 @law(
@@ -134,7 +132,7 @@ def law_memory(case: Case) -> None:
         score(sim, counting, state, store, clients, ROUNDS, [sim.federation.test], point)
     most = max(counting.found, key=lambda held: held.share)
     if most.share > 1:
-        raise Broken(most.told(sim))
+        raise Broken(most.describe(sim))
 
 
 def _wide(case: Case) -> Simulation:

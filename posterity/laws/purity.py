@@ -3,122 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from posterity.core.protocol import Pass
 from posterity.core.tree import Tree, tree_named
-from posterity.core.wrapper import Wrapper
 from posterity.engine.engines import ORACLE
 from posterity.engine.round import first_state, score, train_round
 from posterity.engine.store import Memory
-from posterity.laws.case import COHORTS, Broken, Case, assert_same_bits, history, largest_gap, run
-from posterity.laws.law import law, line_of_change
+from posterity.laws.case import COHORTS, Broken, Case, History, assert_same_bits, history, largest_gap, run
+from posterity.laws.law import Observed, law, line_of_change
 from posterity.nn.model import global_generators
 from posterity.settings.plugins import is_yours, place_of_function
 
-
-def snapshot(tree: Tree) -> list[tuple[str, Tensor, int, Tensor]]:
-    """Every tensor with its version counter and a copy."""
-    return [(n, t, t._version, t.clone()) for n, t in tree_named(tree) if isinstance(t, Tensor)]
-
-
-def unchanged(before: list[tuple[str, Tensor, int, Tensor]], after: Tree, where: str) -> None:
-    """Nothing was written to since the snapshot, and no leaf came or went."""
-    if words := written(before, after):
-        raise Broken(f"{where} {words}")
-
-
-def written(before: list[tuple[str, Tensor, int, Tensor]], after: Tree) -> str:
-    """What happened to a tree since its snapshot; empty if nothing did."""
-    if [n for n, *_ in before] != [n for n, t in tree_named(after) if isinstance(t, Tensor)]:
-        return "added, removed or reordered leaves of what it was handed"
-    for name, tensor, version, copy in before:
-        if tensor._version != version or largest_gap(tensor, copy)[0] > 0:
-            return f"wrote to what it was handed: leaf {name!r} (argument/path)"
-    return ""
-
-
-def _versions(tree: Tree) -> list[tuple[str, int]]:
-    """What changes when a tree is written to."""
-    return [(n, t._version) for n, t in tree_named(tree) if isinstance(t, Tensor)]
-
-
-def twice(name: str, function: Callable[..., Any], *args: Any) -> Any:
-    """Call `function` twice, compare the bits of both answers, and see that the arguments are as they were."""
-    here = next((a for a in args if hasattr(a, "client") and hasattr(a, "round")), None)
-    where = name if here is None else f"{name} (client {int(here.client)}, round {int(here.round)})"
-    before = snapshot(args)
-    first = function(*args)
-    kept = snapshot(first)
-    if words := written(before, args):
-        place = line_of_change(lambda: _versions(args), lambda: function(*args))
-        raise Broken(f"{place}: `{place.text}`: {where} {words}" if place else f"{where} {words}")
-    second = function(*args)
-    unchanged(kept, first, f"the second call of {where}")
-    one, other = ({n: t for n, t in tree_named(answer) if isinstance(t, Tensor)} for answer in (first, second))
-    if largest_gap(other, one)[0] > 0:
-        for library in global_generators():
-            if words := _moved(library, lambda: function(*args)):
-                raise Broken(f"{words} ({where})")
-        place = place_of_function(function)
-        where = f"{place}: {where}" if place is not None and is_yours(place.file) else where
-    assert_same_bits(other, one, f"{where} called twice with the same arguments")
-    return first
-
-
-def _moved(library: str, run: Callable[[], Any]) -> str:
-    """Which line moves the global generator of a library, in a sentence; empty if none of yours does."""
-    place = line_of_change(lambda: global_generators()[library], run)
-    return f"{place}: `{place.text}` draws from the global generator of {library}" if place else ""
-
-
-def _checked(each: Pass, number: int, of: str) -> Pass:
-    def doubled(name: str) -> Callable[..., Any]:
-        return lambda *args: twice(f"{name} of pass {number} of {of}", getattr(each, name), *args)
-
-    return replace(each, step=doubled("step"), open=doubled("open"), close=doubled("close"))
-
-
-@dataclass(frozen=True)
-class Twice(Wrapper):
-    """The method with every function called twice and watched."""
-
-    def init(self, *args: Any) -> Any:
-        return twice("init", self.inner.init, *args)
-
-    def offer(self, *args: Any) -> Any:
-        return twice("offer", self.inner.offer, *args)
-
-    def combine(self, *args: Any) -> Any:
-        return twice("combine", self.inner.combine, *args)
-
-    def report(self, *args: Any) -> Any:
-        return twice("report", self.inner.report, *args)
-
-    def join(self, *args: Any) -> Any:
-        return twice("join", self.inner.join, *args)
-
-    def start(self, *args: Any) -> Any:
-        return twice("start", self.inner.start, *args)
-
-    def message(self, *args: Any) -> Any:
-        return twice("message", self.inner.message, *args)
-
-    def predict(self, *args: Any) -> Any:
-        return twice("predict", self.inner.predict, *args)
-
-    def passes(self) -> tuple[Pass, ...]:
-        return tuple(_checked(p, i, "passes") for i, p in enumerate(self.inner.passes()))
-
-    def adapt(self, epochs: int) -> tuple[Pass, ...]:
-        return tuple(_checked(p, i, "adapt") for i, p in enumerate(self.inner.adapt(epochs)))
-
-    def prepare(self) -> tuple[Pass, ...]:
-        return tuple(_checked(p, i, "prepare") for i, p in enumerate(self.inner.prepare()))
+Snapshot = list[tuple[str, Tensor, int, Tensor]]
 
 
 @law(
@@ -129,7 +28,7 @@ class Twice(Wrapper):
     "assignment). Put what must last into State or Personal and return new tensors.",
 )
 def law_purity(case: Case) -> None:
-    sim = case.sim(method=Twice(case.method))
+    sim = case.sim(method=Observed(case.method, twice))
     state, store = first_state(sim), Memory(case.federation.members)
     for number, cohort in enumerate(((1, 2, 3), (1, 4)), 1):
         state, _ = train_round(sim, ORACLE, state, store, torch.tensor(cohort), number, 2)
@@ -173,5 +72,59 @@ def law_stacking(case: Case) -> None:
     assert_same_bits(_end(again), (made.at(2).state, made.at(2).rows), "the same seed, rounds 1 and 2, stacked")
 
 
-def _end(made: Any) -> Tree:
+def _end(made: History) -> Tree:
     return made.rounds[-1].state, made.rounds[-1].rows
+
+
+def snapshot(tree: Tree) -> Snapshot:
+    """Every tensor with its version counter and a copy."""
+    return [(n, t, t._version, t.clone()) for n, t in _tensors(tree).items()]
+
+
+def _tensors(tree: Tree) -> dict[str, Tensor]:
+    return {name: leaf for name, leaf in tree_named(tree) if isinstance(leaf, Tensor)}
+
+
+def unchanged(before: Snapshot, after: Tree, where: str) -> None:
+    """Nothing was written to since the snapshot, and no leaf came or went."""
+    if words := written(before, after):
+        raise Broken(f"{where} {words}")
+
+
+def written(before: Snapshot, after: Tree) -> str:
+    """What happened to a tree since its snapshot; empty if nothing did."""
+    if [n for n, *_ in before] != list(_tensors(after)):
+        return "added, removed or reordered leaves of what it was handed"
+    for name, tensor, version, copy in before:
+        if tensor._version != version or largest_gap(tensor, copy)[0] > 0:
+            return f"wrote to what it was handed: leaf {name!r} (argument/path)"
+    return ""
+
+
+def twice(name: str, function: Callable[..., Any], *args: Any) -> Any:
+    """Call `function` twice, compare the bits of both answers, and see that the arguments are as they were."""
+    here = next((a for a in args if hasattr(a, "client") and hasattr(a, "round")), None)
+    where = name if here is None else f"{name} (client {int(here.client)}, round {int(here.round)})"
+    before = snapshot(args)
+    first = function(*args)
+    kept = snapshot(first)
+    if words := written(before, args):
+        place = line_of_change(lambda: [t._version for t in _tensors(args).values()], lambda: function(*args))
+        raise Broken(f"{place}: `{place.text}`: {where} {words}" if place else f"{where} {words}")
+    second = function(*args)
+    unchanged(kept, first, f"the second call of {where}")
+    one, other = _tensors(first), _tensors(second)
+    if largest_gap(other, one)[0] > 0:
+        for library in global_generators():
+            if words := _moved(library, lambda: function(*args)):
+                raise Broken(f"{words} ({where})")
+        place = place_of_function(function)
+        where = f"{place}: {where}" if place is not None and is_yours(place.file) else where
+    assert_same_bits(other, one, f"{where} called twice with the same arguments")
+    return first
+
+
+def _moved(library: str, run: Callable[[], Any]) -> str:
+    """Which line moves the global generator of a library, in a sentence; empty if none of yours does."""
+    place = line_of_change(lambda: global_generators()[library], run)
+    return f"{place}: `{place.text}` draws from the global generator of {library}" if place else ""

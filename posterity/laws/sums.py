@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 from dataclasses import replace
+from functools import reduce
 from typing import Any
 
 from posterity.core.messages import LogMean, Mean, Message, Moments, Sum, fold_stack, merge, zero_like
@@ -14,21 +15,6 @@ from posterity.laws.case import COHORTS, Broken, Case, RoundHistory, assert_clos
 from posterity.laws.law import law
 
 TREES = 4
-Parts = list[Message]
-
-
-def single_totals(done: RoundHistory) -> Parts:
-    """Every client's message of a round as a total of its own, in float64."""
-    return [fold_stack(tree_rows(done.sent, slice(i, i + 1))) for i in range(len(done.clients))]
-
-
-def random_merge(parts: Parts, rng: random.Random) -> Message:
-    """The total of `parts` by a random tree of merges."""
-    left = list(parts)
-    while len(left) > 1:
-        a, b = left.pop(rng.randrange(len(left))), left.pop(rng.randrange(len(left)))
-        left.append(merge(a, b))
-    return left[0]
 
 
 @law(
@@ -50,15 +36,51 @@ def law_sums(case: Case) -> None:
         for _ in range(TREES):
             a, b, c = rng.sample(parts, 3)
             assert_close(merge(a, b), merge(b, a), f"{where}, a + b and b + a", case.slack)
-            assert_close(
-                merge(merge(a, b), c), merge(a, merge(b, c)), f"{where}, (a + b) + c and a + (b + c)", case.slack
-            )
-            assert_close(
-                random_merge(parts, rng),
-                total,
-                f"{where}, a random tree of merges and the whole stack",
-                case.slack,
-            )
+            left, right = merge(merge(a, b), c), merge(a, merge(b, c))
+            assert_close(left, right, f"{where}, (a + b) + c and a + (b + c)", case.slack)
+            assert_close(random_merge(parts, rng), total, f"{where}, a random tree of merges and all", case.slack)
+
+
+def single_totals(done: RoundHistory) -> list[Message]:
+    """Every client's message of a round as a total of its own, in float64."""
+    return [fold_stack(tree_rows(done.sent, slice(i, i + 1))) for i in range(len(done.clients))]
+
+
+def random_merge(parts: list[Message], rng: random.Random) -> Message:
+    """The total of `parts` by a random tree of merges."""
+    left = list(parts)
+    while len(left) > 1:
+        a, b = left.pop(rng.randrange(len(left))), left.pop(rng.randrange(len(left)))
+        left.append(merge(a, b))
+    return left[0]
+
+
+@law(
+    "weights",
+    "Weight counts, not the number of messages: a client of weight zero adds nothing, and two copies of a client at "
+    "half weight are that client, for the sum and for the state that follows.",
+    "dividing by now.cohort what Mean has divided already, or scaling by the number of messages. Let Mean divide; "
+    "where a constant is needed, take it from facts.clients.",
+)
+def law_weights(case: Case) -> None:
+    made, sim = history(case, "stacked"), case.sim()
+    for number, done in enumerate(made.rounds, 1):
+        parts, total = single_totals(done), fold_stack(done.sent)
+        nothing = {n: _weighed(p, -math.inf) for n, p in parts[0].items()}
+        halves = [{n: _weighed(p, -math.log(2)) for n, p in part.items()} for part in parts]
+        usable = [n for n, p in halves[0].items() if p is not None]
+        doubled: Message = reduce(merge, [{n: h[n] for n in usable} for h in (*halves, *halves)])
+        twice = f"round {number}, every client twice at half weight"
+        for name in usable:
+            same, more = {name: _plain(total[name])}, total[name] + nothing[name]
+            assert_close({name: _plain(doubled[name])}, same, twice, case.slack)
+            assert_close({name: _plain(more)}, same, f"round {number}, a client of weight zero added", case.slack)
+        if usable and len(usable) == len(total):
+            state, _ = made.before(number)
+            now = moment(sim, number, len(COHORTS), len(parts))
+            once = case.method.combine(state, total, now)
+            again = case.method.combine(state, doubled, replace(now, cohort=2 * len(parts)))
+            assert_close(again, once, f"state after {twice}", case.slack)
 
 
 def _weighed(part: Any, log_share: float) -> Any:
@@ -78,43 +100,6 @@ def _weighed(part: Any, log_share: float) -> Any:
 def _plain(part: Any) -> Tree:
     """What a total says, without the count of clients that a LogMean reports."""
     return (part.log_weight, part.value) if isinstance(part, LogMean) else part
-
-
-@law(
-    "weights",
-    "Weight counts, not the number of messages: a client of weight zero adds nothing, and two copies of a client at "
-    "half weight are that client, for the sum and for the state that follows.",
-    "dividing by now.cohort what Mean has divided already, or scaling by the number of messages. Let Mean divide; "
-    "where a constant is needed, take it from facts.clients.",
-)
-def law_weights(case: Case) -> None:
-    made, sim = history(case, "stacked"), case.sim()
-    for number, done in enumerate(made.rounds, 1):
-        parts, total = single_totals(done), fold_stack(done.sent)
-        nothing = {n: _weighed(p, -math.inf) for n, p in parts[0].items()}
-        halves = [{n: _weighed(p, -math.log(2)) for n, p in part.items()} for part in parts]
-        usable = [n for n, p in halves[0].items() if p is not None]
-        doubled = tree_sum([{n: h[n] for n in usable} for h in (*halves, *halves)])
-        for name in usable:
-            same = {name: _plain(total[name])}
-            assert_close(
-                {name: _plain(doubled[name])}, same, f"round {number}, every client twice at half weight", case.slack
-            )
-            more = total[name] + nothing[name]
-            assert_close({name: _plain(more)}, same, f"round {number}, a client of weight zero added", case.slack)
-        if usable and len(usable) == len(total):
-            state, _ = made.before(number)
-            now = moment(sim, number, len(COHORTS), len(parts))
-            once = case.method.combine(state, total, now)
-            twice = case.method.combine(state, doubled, replace(now, cohort=2 * len(parts)))
-            assert_close(twice, once, f"state after round {number}, every client twice at half weight", case.slack)
-
-
-def tree_sum(parts: Parts) -> Message:
-    total = parts[0]
-    for part in parts[1:]:
-        total = merge(total, part)
-    return total
 
 
 @law(

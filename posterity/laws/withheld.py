@@ -11,7 +11,7 @@ It cannot see statistics that are gathered while a pass learns, since parameters
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -100,9 +100,8 @@ class _Visited:
         for name, other in changed.items():
             kept: Mapping[str, Tree] = {}
             for number, (each, then) in enumerate(zip(other.passes(), before, strict=True)):
-                kept = client.work(
-                    other, (each,), replace(then, kept=dict(kept)), client.at(here, number), keys.TRAIN
-                ).kept
+                then = replace(then, kept=dict(kept))
+                kept = client.work(other, (each,), then, client.at(here, number), keys.TRAIN).kept
             others[name] = kept
         return _Visited(site, here, carry, others, rare)
 
@@ -123,25 +122,19 @@ def _look(visited: _Visited) -> None:
     for name in visited.carry.kept:
         mine = visited.carry.kept[name]
         found = {how: visited.differs({name: kept[name]}) for how, kept in visited.others.items()}
-        if name in declared and found["moved"]:
-            part, leaf = next(iter(found["moved"].items()))
-            raise Broken(f"{who}: {name!r} is declared, and yet {part!r} ({leaf!r}) changes when its samples are moved")
-        strange = [part for part in found["relabelled"] if part not in declared.get(name, ())]
-        if name in declared and strange:
-            raise Broken(
-                f"{who}: {strange[0]!r} is made of {name!r}, but class_statistics lists {declared[name]} for it"
-            )
-        row = _class_row(mine, [kept[name] for kept in visited.others.values()], rare, classes)
-        for how, parts in found.items() if name not in declared and row else ():
-            for part, leaf in parts.items():
-                raise Broken(f"{who}: {part!r} ({leaf!r}) changes when its samples are {how}; it is made of "
-                             f"{name!r}, which is by class ({row!r}) and not declared")  # fmt: skip
+        if name in declared:
+            for part, leaf in found["moved"].items():
+                raise Broken(f"{who}: {name!r} is declared, and yet {part!r} ({leaf!r}) follows its samples")
+            for part in (each for each in found["relabelled"] if each not in declared[name]):
+                raise Broken(f"{who}: {part!r} is made of {name!r}, but class_statistics lists {declared[name]} for it")
+        elif row := _class_row(mine, [kept[name] for kept in visited.others.values()], rare, classes):
+            for part, leaf in (each for parts in found.values() for each in parts.items()):
+                raise Broken(f"{who}: {part!r} ({leaf!r}) follows its samples; it is made of {name!r}, which is by "
+                             f"class ({row!r}) and not declared")  # fmt: skip
     says = [visited.message(kept) for kept in visited.others.values()]
     for part, mine in visited.message().items():
         if leaf := _class_row(mine, [each[part] for each in says], rare, classes):
-            raise Broken(
-                f"{who}: the row of this class in {part!r} ({leaf!r}) follows its samples, and no other row does"
-            )
+            raise Broken(f"{who}: the row of this class in {part!r} ({leaf!r}), and no other, follows its samples")
 
 
 def _class_row(mine: Tree, others: list[Tree], rare: RareClass, classes: int) -> str:
@@ -152,16 +145,15 @@ def _class_row(mine: Tree, others: list[Tree], rare: RareClass, classes: int) ->
         if any(other is None or other.shape != leaf.shape for other in pairs):
             continue
         for axis in (a for a, size in enumerate(leaf.shape) if size == classes):
-            one, two = (set(_changed_rows(leaf, other, axis)) for other in pairs if other is not None)
+            one, two = (_changed_rows(leaf, other, axis) for other in pairs if other is not None)
             if rare.label in one | two and one <= {rare.label} and two <= {rare.label, rare.common}:
                 return name or "itself"
     return ""
 
 
-def _changed_rows(one: Tensor, two: Tensor, axis: int) -> Iterator[int]:
-    for row, (left, right) in enumerate(zip(one.unbind(axis), two.unbind(axis), strict=True)):
-        if gap(left, right) > TOLERANCE:
-            yield row
+def _changed_rows(one: Tensor, two: Tensor, axis: int) -> set[int]:
+    pairs = zip(one.unbind(axis), two.unbind(axis), strict=True)
+    return {row for row, (left, right) in enumerate(pairs) if gap(left, right) > TOLERANCE}
 
 
 def _other_leaf(one: Tree, two: Tree) -> str:

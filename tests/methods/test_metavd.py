@@ -16,7 +16,8 @@ from posterity.core.random import fold, make_key, normal
 from posterity.engine.engines import ORACLE
 from posterity.engine.round import personal_model
 from posterity.laws import check
-from posterity.laws.draws import KeyLog, KeyLogged, logging_keys
+from posterity.laws.draws import KeyLog, logging_keys
+from posterity.laws.law import Observed
 from posterity.methods import build
 from posterity.methods.fedavg import FedAvg
 from posterity.methods.fedprox import FedProx
@@ -190,7 +191,7 @@ each_host = pytest.mark.parametrize("host", [
 def keys_of(host, cohorts, seed=0, client=1):
     """The keys that a client draws its noise with in every call of two rounds and a scoring, by what calls."""
     federation, log = points((9, 5, 12, 1)), KeyLog()
-    method = KeyLogged(MetaVD(host, test_draws=2, test_noise="personal", **SMALL), log)
+    method = Observed(MetaVD(host, test_draws=2, test_noise="personal", **SMALL), log.call)
     with logging_keys(log):
         run = Run(method, federation, mlp(federation), ORACLE, seed=seed)
         for cohort in cohorts:
@@ -208,7 +209,7 @@ def keys_of(host, cohorts, seed=0, client=1):
 def test_draws_depend_on_seed_client_round_and_step_alone(host):
     """Alone, in company, in another order, after other rounds: the same keys in the same calls; another seed: none."""
     alone = keys_of(host, ([1], [1]))
-    steps = [place for place in alone if place.startswith("pass 0 of client 1 in round 2")]
+    steps = [place for place in alone if place.startswith("pass 0 of passes of client 1 in round 2")]
     assert len(steps) == (2 if host.label in ("FedAvg", "Reptile") else 1)  # 5 samples in batches of 4, or of 12
     assert any(place.startswith("predict") for place in alone)
     assert alone == keys_of(host, ([0, 1, 2, 3], [3, 1, 2])) == keys_of(host, ([1, 0], [2, 1, 0, 3]))
@@ -231,7 +232,7 @@ def test_every_inner_step_has_draws_of_its_own():
     counts = []
     for inner in (1, 3):
         keys = keys_of(MAML(TRAINING, inner=inner), ([1],))
-        counts.append(len(keys["pass 0 of client 1 in round 1, step 0"]))
+        counts.append(len(keys["pass 0 of passes of client 1 in round 1, step 0"]))
     assert counts == [6, 12]
 
 
