@@ -154,9 +154,10 @@ def small_federation(shape: tuple[int, ...], classes: int = 4) -> Federation:
 def renumbered(federation: Federation, order: Tensor) -> Federation:
     """The same federation in which client j is called what `order[j]` was called before."""
     ids = [*order.tolist(), *range(federation.members, federation.clients)]
-    parts = {name: getattr(federation, name) for name in ("train", "validation", "test")}
-    moved = {name: Part.of([part.client(k) for k in ids]) for name, part in parts.items()}
-    return replace(federation, **moved, names=tuple(federation.names[k] for k in ids))
+    parts = (federation.train, federation.validation, federation.test)
+    train, validation, test = (Part.of([part.client(k) for k in ids]) for part in parts)
+    names = tuple(federation.names[k] for k in ids)
+    return replace(federation, train=train, validation=validation, test=test, names=names)
 
 
 def some_order(count: int, number: int = 0) -> Tensor:
