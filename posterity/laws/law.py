@@ -111,10 +111,10 @@ class Observed(Wrapper):
         return tuple(self._pass(each, f"pass {number} of {name}") for number, each in enumerate(given))
 
     def _pass(self, each: Pass, name: str) -> Pass:
-        parts = {
-            part: partial(self.call, f"{part} of {name}", getattr(each, part)) for part in ("open", "step", "close")
-        }
-        return replace(each, **parts)
+        def part(which: str) -> Callable[..., Any]:
+            return partial(self.call, f"{which} of {name}", getattr(each, which))
+
+        return replace(each, open=part("open"), step=part("step"), close=part("close"))
 
 
 def line_of_change(look: Callable[[], Any], run: Callable[[], Any]) -> Place | None:

@@ -59,7 +59,7 @@ def unwritten(method: Any) -> list[str]:
 
 def looked_at(name: str, function: Callable[..., Any], *args: Any) -> Any:
     """What a function of the method answers, if it is what the function is to return; what it raises has its line."""
-    check = RETURNED.get(name, _wrong_carry if " of pass " in name else _wrong_tree)
+    check: Callable[..., str] = RETURNED.get(name, _wrong_carry if " of pass " in name else _wrong_tree)
     if name == "offer" and args[1] is None:
         name = "offer to a newcomer (client is None)"
     try:
