@@ -29,6 +29,7 @@ from posterity.settings.hyperparameters import (
     nearest,
     parse,
 )
+from posterity.settings.names import engine_names
 
 Role = Literal["data", "training", "draws", "scores", "machine", "output"]
 ROLES: dict[str, Role] = {  # what another value of a setting changes, and where help lists it if nothing else is said
@@ -67,7 +68,7 @@ def setting(
 
 
 MOST = 2**63  # of whole numbers: what a tensor can hold
-ENGINES = ("auto", "loop", "stacked", "graph", "compiled", "processes", "oracle", "package.module:engine")
+ENGINES = ("auto", *engine_names(), "processes", "package.module:engine")
 # The partitions with an example, written out: `data/partition.py`, which declares them, needs PyTorch, and this file is
 # read for every `--help`. A test holds the two equal.
 PARTITIONS = "dirichlet:0.3, balanced:0.5, capped:0.3, pathological:3:100, major:2:0.2, quantity:1, iid"

@@ -20,6 +20,7 @@ TEXT = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
 SECTION = re.compile(r"## Add an? (\w+)\n.*?```python\n# (\w+\.py)\n(.*?)```\n\n```sh\n(.*?)\n```", re.S)
 EXAMPLES = {what: (file, code, command) for what, file, code, command in SECTION.findall(TEXT)}
 FILES = ("method", "dataset", "partition", "metric", "network", "engine")
+FUNCTION = re.compile(r"```python\n# my_function\.py\n(.*?)```\n\n```sh\n(.*?)\n```", re.S)
 
 
 def typed(folder: Path, command: str) -> int:
@@ -61,20 +62,56 @@ def test_one_file_is_enough(what, tmp_path):
         assert all(0 <= value <= 1 for value in found)
 
 
+def copied(folder: Path, *rooms: str) -> Path:
+    """The package with copies of these folders; the others are links."""
+    package = folder / "posterity"
+    package.mkdir()
+    for each in (ROOT / "posterity").iterdir():
+        if each.name in rooms:
+            shutil.copytree(each, package / each.name, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            (package / each.name).symlink_to(each)
+    return package
+
+
+def started(folder: Path, command: str) -> None:
+    words = [sys.executable, "-m", *shlex.split(command)]
+    subprocess.run(words, check=True, cwd=folder, env={**os.environ, "PYTHONPATH": str(folder)})
+
+
+def test_a_function_is_a_network(tmp_path):
+    [(code, command)] = FUNCTION.findall(TEXT)
+    (tmp_path / "my_function.py").write_text(code)
+    assert typed(tmp_path, command) == 0
+    assert json.loads((tmp_path / "runs" / "function" / "run.json").read_text())["status"] == "finished"
+
+
+NETWORK = """
+from posterity.nn.adopt import assemble
+def tiny(shape, classes, task="classification", *, width: int = 8):
+    return assemble(lambda: Small(shape, classes, width), "classifier", shape, classes, task, "tiny")
+"""
+
+
+def test_in_the_package_a_file_is_found_by_its_name(tmp_path):
+    """An engine, a method and a network in the folders that the text names."""
+    package = copied(tmp_path, "fast", "methods", "models")
+    for what, place in (("engine", "fast/grouped"), ("method", "methods/fedavgm"), ("network", "models/tiny")):
+        (package / f"{place}.py").write_text(EXAMPLES[what][1] + (NETWORK if what == "network" else ""))
+    started(
+        tmp_path, "posterity run --engine grouped --method fedavgm --model tiny --rounds 1 --clients 4 --out runs/in"
+    )
+    assert json.loads((tmp_path / "runs" / "in" / "run.json").read_text())["status"] == "finished"
+
+
 def test_one_field_is_enough(tmp_path):
     """In a copy of the package that has the field, and nothing else that the package here has not."""
     file, code, command = EXAMPLES["setting"]
-    package, name = tmp_path / "posterity", code.split(":")[0].strip()
-    package.mkdir()
-    for each in (ROOT / "posterity").iterdir():
-        if each.name != "settings":
-            (package / each.name).symlink_to(each)
-    shutil.copytree(ROOT / "posterity" / "settings", package / "settings", ignore=shutil.ignore_patterns("__pycache__"))
+    package, name = copied(tmp_path, "settings"), code.split(":")[0].strip()
     text, place = (package / "settings" / file).read_text(), "    set: Mapping"
     assert text.count(f"\n{place}") == 2  # the last field of `Config`, and the last parameter
     (package / "settings" / file).write_text(text.replace(place, f"{code}{place}", 1))
-    start = [sys.executable, "-m", *shlex.split(command)]
-    subprocess.run(start, check=True, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(tmp_path)})
+    started(tmp_path, command)
     assert f"{name} = 0.9\n" in (tmp_path / "runs" / "setting" / "config.toml").read_text()
     facts = json.loads((tmp_path / "runs" / "setting" / "run.json").read_text())
     assert (facts["status"], facts["method"]["fields"][f"local.{name}"]) == ("finished", 0.9)
