@@ -1,10 +1,8 @@
 """`posterity demo | run | compare | tune | resume | report | pack | methods | datasets | models | partition | new | …`.
 
-Each command is a function in `run_commands.py`, `look_commands.py`, `write_commands.py` or `flower.py`; flags come from
-`flags.py`, `options.py` and `output.py`. PyTorch takes seconds to import and `--help` should not: whatever needs it is
-imported inside the command that does.
-
-What was typed wrong, and what is worth a remark, in a sentence.
+Each command is a function in `commands.py` or `flower.py`; flags come from `flags.py`. PyTorch takes seconds to import
+and `--help` should not: whatever needs it is imported inside the command that does. What was typed wrong, what fails in
+a file of yours and what is worth a remark is said in a sentence.
 """
 
 from __future__ import annotations
@@ -12,7 +10,6 @@ from __future__ import annotations
 import os
 import sys
 import warnings
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -20,30 +17,14 @@ import typer
 from typer.main import get_command
 
 from posterity.cli import commands, interrupt
-from posterity.cli.conclude import leave_it_to_the_end, paragraphs
 from posterity.cli.flags import RUN, WRITE, Version, with_help_of_arguments
 from posterity.cli.flower import flower
 from posterity.engine.parent import end_with_parent
-from posterity.settings.plugins import leave_folder_out
+from posterity.settings.plugins import describe_error, leave_folder_out, place_of
+from posterity.settings.text import paragraphs
 
 PACKAGE = str(Path(__file__).resolve().parents[1])
-
-
-def told(error: Any) -> str:
-    """What a mistake in the flags says, with the nearest command, once.
-
-    Typer names it since 0.20, click by itself since 8.4, and we support older ones.
-    """
-    message = str(getattr(error, "message", error))
-    context = getattr(error, "ctx", None)
-    if "No such command" not in message:
-        return message
-    if getattr(error, "possibilities", None):  # click will name them
-        return message.partition(" Did you mean")[0]
-    if "Did you mean" in message or context is None:
-        return message
-    close = get_close_matches(message.split("'")[1], list(getattr(context.command, "commands", {})))
-    return message + (f" Did you mean {' or '.join(map(repr, close))}?" if close else "")
+DEBUG = "POSTERITY_DEBUG"  # environment: show tracebacks
 
 
 def refuse_repeated(command: Any, words: list[str]) -> None:
@@ -61,20 +42,6 @@ def refuse_repeated(command: Any, words: list[str]) -> None:
                              f"once{lists}.")  # fmt: skip
 
 
-def sentence(error: Exception) -> str:
-    """What an error says, which may name a column or a client as somebody's file does."""
-    return paragraphs(str(error))
-
-
-def tell_of_yours(error: Exception) -> None:
-    """End with a sentence if the error comes from a file that the user wrote: with its line, without a traceback."""
-    from posterity.settings.plugins import place_of, told
-
-    if place_of(error) is not None and not os.environ.get("POSTERITY_DEBUG"):
-        print(f"error: {paragraphs(told(error))} (POSTERITY_DEBUG=1 shows the traceback)", file=sys.stderr)
-        sys.exit(2)
-
-
 def say_remarks() -> None:
     """Print what the package warns of as one line: Python's own form adds a line of our code, which helps nobody."""
     usual = warnings.showwarning
@@ -82,10 +49,11 @@ def say_remarks() -> None:
     def show(message: Warning | str, category: type[Warning], filename: str, lineno: int, file: TextIO | None = None,
              line: str | None = None) -> None:  # fmt: skip
         if filename.startswith(PACKAGE) and issubclass(category, UserWarning):
-            print(f"note: {paragraphs(str(message))}", file=sys.stderr)
+            print(f"note: {paragraphs(message)}", file=sys.stderr)
         else:
             usual(message, category, filename, lineno, file, line)
 
+    warnings.filterwarnings("ignore", message=".*the run (came to nothing|has exploded)")  # said once, at the end
     warnings.showwarning = show
 
 
@@ -105,7 +73,6 @@ def begin(version: Version = False) -> None:
 def main() -> None:
     """Run the command line; what users did wrong is told in a sentence, without a traceback."""
     end_with_parent()
-    leave_it_to_the_end()
     say_remarks()
     leave_folder_out()  # what you wrote yourself is found there by its name (settings/plugins.py)
     try:
@@ -116,15 +83,15 @@ def main() -> None:
             sys.exit(code)
     except (typer.Abort, KeyboardInterrupt):
         sys.exit(interrupt.tell())
-    except ValueError as error:
-        if os.environ.get("POSTERITY_DEBUG"):
-            raise
-        print(f"error: {sentence(error)}", file=sys.stderr)
-        sys.exit(2)
     except Exception as error:
-        if not hasattr(error, "exit_code"):  # a mistake in the flags; typer brings its own copy of click's classes
-            tell_of_yours(error)
+        if hasattr(error, "exit_code"):  # a mistake in the flags; typer brings its own copy of click's classes
+            if getattr(error, "possibilities", None):  # click will name them, and so has typer
+                error.message = str(error.message).partition(" Did you mean")[0]  # type: ignore[attr-defined]
+            error.show()  # type: ignore[attr-defined]
+            sys.exit(error.exit_code)
+        yours = place_of(error) is not None  # an error in a file that the user wrote: its line, without a traceback
+        if os.environ.get(DEBUG) or not (yours or isinstance(error, ValueError)):
             raise
-        error.message = told(error)  # type: ignore[attr-defined]
-        error.show()  # type: ignore[attr-defined]
-        sys.exit(error.exit_code)
+        hint = "" if isinstance(error, ValueError) else f" ({DEBUG}=1 shows the traceback)"
+        print(f"error: {paragraphs(error if not hint else describe_error(error))}{hint}", file=sys.stderr)
+        sys.exit(2)

@@ -1,36 +1,31 @@
-"""Flags made from the fields of `Config` (`settings/config.py`), documented there.
+"""Flags and arguments of all commands: those made from the fields of `Config`, and those that are no settings of a run.
 
-Nothing here imports PyTorch: `--help` must answer at once. What a flag was given is read by `settings/config.py`,
-whose sentences say what was expected; here a flag only shows its type and completes in a shell (`completion.py`).
-
-What a shell completes: methods, datasets and networks are files of a folder, so none of them is imported for it.
-
-How a command shows what it found: a table, or the same numbers in a form for somebody else (`export.py`).
-
-The flags are the same for every command that shows results. Nothing here imports PyTorch: `--help` must answer at once.
-
-Flags and arguments of commands that are no settings of a run (`flags.py`), and the panels of `posterity --help`.
+What a flag was given is read by `settings/config.py`, whose sentences say what was expected; here a flag only shows its
+type and completes in a shell: methods, datasets and networks are files of a folder, so none is imported for it. Nothing
+here imports PyTorch: `--help` must answer at once.
 """
 
 from __future__ import annotations
 
 import inspect
 import pkgutil
+import re
 import types
 import typing
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
 import typer
 
 from posterity.settings.config import USES, Config, from_table, read_toml, settings_where
-from posterity.settings.hyperparameters import Knob, knobs, parse_ranges, split_list
+from posterity.settings.hyperparameters import Knob, knobs, nearest, parse_ranges, split_list
 from posterity.settings.names import NAMES
 from posterity.version import __version__
 
 PACKAGE = Path(__file__).parents[1]
+Flag = tuple[Any, Any]  # the annotation of a parameter, and its default
 
 
 def files(folder: str) -> list[str]:
@@ -46,13 +41,10 @@ def starting(words: Sequence[str]) -> Callable[[str], list[str]]:
 def complete_method(incomplete: str) -> list[str]:
     """A method, a name for a spec, or a wrapper behind it: `fedavg+f` may go on as `fedavg+ft`."""
     before, plus, last = incomplete.rpartition("+")
-    known = files("methods/wrappers") if plus else _methods()
-    return [f"{before}{plus}{name}" for name in known if name.startswith(last)]
-
-
-def _methods() -> list[str]:
     found = [name for name in files("methods") if name != "wrappers"]
-    return sorted([*found, *(name for name, named in NAMES.items() if named.needs in found)])
+    named = [name for name, each in NAMES.items() if each.needs in found]
+    known = files("methods/wrappers") if plus else sorted([*found, *named])
+    return [f"{before}{plus}{name}" for name in known if name.startswith(last)]
 
 
 def complete_methods(incomplete: str) -> list[str]:
@@ -68,76 +60,69 @@ def complete_dataset(incomplete: str) -> list[str]:
 
 
 def complete_model(incomplete: str) -> list[str]:
-    return [name for name in files("models") if name.startswith(incomplete)]
+    """A network: a function `(shape, classes, …)` of a file of networks, which is read and not imported."""
+    sources = [path.read_text(encoding="utf-8") for path in (PACKAGE / "models").glob("[!_]*.py")]
+    made = re.compile(r"^def ([a-z]\w*)\(\s*shape: [^=]*?,\s*classes: ", re.MULTILINE)
+    return sorted(name for text in sources for name in made.findall(text) if name.startswith(incomplete))
 
 
-COMPLETED: dict[str, Callable[[str], list[str]]] = {
-    "method": complete_method,
-    "dataset": complete_dataset,
-    "model": complete_model,
-}
-
-
-RUNNING = "Running"
-PANELS = ("Data", "Training", RUNNING, "Machine", "Output")  # as `--help` has them
-RULES = "validated (round chosen on validation, shown on test), paper (best round on all held out) or last"
+COMPLETED = {"method": complete_method, "dataset": complete_dataset, "model": complete_model}
+RUNNING, OUTPUT = "Running", "Output"
+PANELS = ("Data", "Training", RUNNING, "Machine", OUTPUT)  # as `--help` has them
 WORDS = {int: "INTEGER", float: "FLOAT", str: "TEXT", bool: "BOOLEAN"}
 ROOM = 20  # characters of a choice that a help of 80 columns has room for beside the flag
 
 
 def option(
-    kind: Any,
-    default: Any,
-    doc: str,
-    *names: str,
-    panel: str | None = None,
-    metavar: str | None = None,
+    kind: Any, default: Any, doc: str, *names: str, panel: str | None = RUNNING, metavar: str | None = None,
     words: Callable[[str], list[str]] | None = None,
-) -> tuple[Any, Any]:
-    """The annotation and the default of one flag; `words` completes what was begun in a shell."""
+) -> Flag:  # fmt: skip
+    """A flag, called as its parameter if no other name is given; `words` completes what was begun in a shell."""
     made = typer.Option(
         *names, help=doc, rich_help_panel=panel, metavar=metavar, autocompletion=words, show_default=False
     )
     return Annotated[kind, made], default
 
 
-def config_flags(leave_out: tuple[str, ...] = ()) -> dict[str, tuple[Any, Any]]:
+def argument(kind: Any, doc: str, default: Any = ..., metavar: str | None = None) -> Flag:
+    """An argument; one whose default is … must be given."""
+    return Annotated[kind, typer.Argument(help=doc, metavar=metavar)], default
+
+
+def config_flags(leave_out: tuple[str, ...] = ()) -> dict[str, Flag]:
     """One flag per field; every flag defaults to None, so that only what the user gave overrides a file."""
     flags = {knob.name: _flag(knob) for knob in knobs(Config) if knob.name not in leave_out}
     settings = "a setting of the method (xi=50), of its training (local.momentum=0.9), model.* or data.*; repeatable"
-    flags["set"] = option(list[str] | None, None, settings, "--set", panel="Training", metavar="NAME=VALUE")
-    flags["config"] = option(Path | None, None, "TOML file with any of these settings", "--config", panel=RUNNING,
-                             metavar="FILE")  # fmt: skip
+    flags["set"] = option(list[str] | None, None, settings, panel="Training", metavar="NAME=VALUE")
+    flags["config"] = option(Path | None, None, "TOML file with any of these settings", metavar="FILE")
     return flags
 
 
-def _flag(knob: Knob) -> tuple[Any, Any]:
-    role = USES[knob.name].role.capitalize()
-    panel = role if role in PANELS else RUNNING
+def _flag(knob: Knob) -> Flag:
+    panel = USES[knob.name].role.capitalize()
     choice = f"[{'|'.join(knob.choices)}]"
     wide = bool(knob.choices) and len(choice) > ROOM
     doc = knob.doc + (f": {', '.join(knob.choices)}" if wide else "")
     doc += "" if knob.default is None else f" (default: {knob.default})"
-    metavar = choice if knob.choices and not wide else metavar_of(knob.kind)
+    kinds = typing.get_args(knob.kind) if isinstance(knob.kind, types.UnionType) else (knob.kind,)
+    metavar = choice if knob.choices and not wide else next(WORDS[kind] for kind in kinds if kind in WORDS)
     words = COMPLETED.get(knob.name) or (starting(knob.choices) if knob.choices else None)
-    name = "--" + knob.name.replace("_", "-")
-    return option(str | None, None, doc, name, panel=panel, metavar=metavar, words=words)
+    return option(str | None, None, doc, panel=panel if panel in PANELS else RUNNING, metavar=metavar, words=words)
 
 
-def metavar_of(kind: Any) -> str:
-    """A type as `--help` shows it."""
-    kinds = typing.get_args(kind) if isinstance(kind, types.UnionType) else (kind,)
-    return next((WORDS[k] for k in kinds if k in WORDS), "TEXT")
-
-
-def with_flags(flags: dict[str, tuple[Any, Any]], leave_out: tuple[str, ...] = ()) -> Callable[[Any], Any]:
+def with_flags(flags: dict[str, Flag], leave_out: tuple[str, ...] = ()) -> Callable[[Any], Any]:
     """Give a command `(**flags)` a flag for each field of `Config`, and those named in `flags`."""
     every = {**flags, **{n: flag for n, flag in config_flags(leave_out).items() if n not in flags}}
     return with_only(dict(sorted(every.items(), key=lambda flag: PANELS.index(_panel(flag[1])))))
 
 
-def with_only(every: dict[str, tuple[Any, Any]]) -> Callable[[Any], Any]:
-    """Give a command `(**flags)` the flags and arguments that are named; one whose default is … must be given."""
+def _panel(flag: Flag) -> str:
+    panel: str = flag[0].__metadata__[0].rich_help_panel
+    return panel
+
+
+def with_only(every: dict[str, Flag]) -> Callable[[Any], Any]:
+    """Give a command `(**flags)` the flags and arguments that are named."""
 
     def decorate(command: Any) -> Any:
         kind = inspect.Parameter.KEYWORD_ONLY
@@ -150,19 +135,12 @@ def with_only(every: dict[str, tuple[Any, Any]]) -> Callable[[Any], Any]:
     return decorate
 
 
-def _panel(flag: tuple[Any, Any]) -> str:
-    panel: str = flag[0].__metadata__[0].rich_help_panel
-    return panel
-
-
-def read_config(given: dict[str, Any], **fixed: Any) -> Config:
-    """The configuration of a command: the file's values, then the flags', then `fixed`."""
+def read_config(given: dict[str, Any]) -> Config:
+    """The configuration of a command: the file's values, then the flags'."""
     path: Path | None = given.pop("config", None)
-    table: dict[str, Any] = read_toml(path) if path else {}
+    base = from_table(read_toml(path) if path else {})
     settings = dict(_pair(text) for text in given.pop("set", None) or [])
-    base = from_table(table)
-    flags = {name: value for name, value in given.items() if value is not None}
-    return from_table({**flags, **fixed, "set": settings}, base)
+    return from_table({**{n: v for n, v in given.items() if v is not None}, "set": settings}, base)
 
 
 def _pair(text: str) -> tuple[str, str]:
@@ -174,7 +152,7 @@ def _pair(text: str) -> tuple[str, str]:
 
 def read_methods(text: str) -> list[str]:
     """The methods of a comma-separated list, which must not be empty."""
-    from posterity.experiment.compare import name_all  # imports torch, which --help does not
+    from posterity.experiment.compare import name_all
 
     found = split_list(text)
     if not found:
@@ -203,7 +181,6 @@ def check_jobs(jobs: int | None) -> None:
         )
 
 
-PANEL = "Output"
 FORMS = {
     "json": "one JSON object, with the values of every seed",
     "markdown": "the table in Markdown",
@@ -211,23 +188,15 @@ FORMS = {
     "csv": "the table as comma-separated values, unrounded",
 }  # printed, and nothing else: `posterity report FOLDER --latex > table.tex`
 COLUMNS = "columns to show, by name (accuracy,ece,brier)"
-MORE = f"{COLUMNS}, and further metrics of your own (package.module:name)"
-
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="no progress", rich_help_panel=PANEL)]
-
-
-def _switch(name: str) -> tuple[Any, Any]:
-    return option(bool, False, f"print {FORMS[name]}, and nothing else", f"--{name}", panel=PANEL)
-
-
-SHOWN: dict[str, tuple[Any, Any]] = {
-    "show": option(str, "validated", f"{RULES} (default: validated)", "--show", panel=PANEL, metavar="RULE",
+SHOWN = {  # flags that every command with results has
+    "show": option(str, "validated", "validated (round chosen on validation, shown on test), paper (best round on all "
+                   "held out) or last (default: validated)", panel=OUTPUT, metavar="RULE",
                    words=starting(("validated", "paper", "last"))),
-    "metrics": option(str | None, None, COLUMNS, "--metrics", panel=PANEL, metavar="NAME,…"),
-    "wide": option(bool, False, "all columns, however wide the terminal is", "--wide", panel=PANEL),
-    **{name: _switch(name) for name in FORMS},
+    "metrics": option(str | None, None, COLUMNS, panel=OUTPUT, metavar="NAME,…"),
+    "wide": option(bool, False, "all columns, however wide the terminal is", "--wide", panel=OUTPUT),
+    **{name: option(bool, False, f"print {form}, and nothing else", f"--{name}", panel=OUTPUT)
+       for name, form in FORMS.items()},
 }  # fmt: skip
-"""Flags that every command with results has, by name."""
 
 
 @dataclass(frozen=True)
@@ -282,78 +251,63 @@ def check_output(output: Output) -> Output:
     from posterity.evaluate import load_metrics
     from posterity.report import check_rule
     from posterity.report.table import known_columns
-    from posterity.settings.hyperparameters import nearest
 
     check_rule(output.show)
-    known, names = known_columns(), []
-    for word in output.metrics:
-        if ":" in word:
-            names.append(load_metrics(word)[0].name)
-        elif word not in known:
-            raise ValueError(f"there is no metric {word!r}: {nearest(word, known)}; your own: package.module:name")
-        else:
-            names.append(word)
-    return Output(output.show, output.form, output.wide, tuple(names))
+    known = known_columns()
+    names = [load_metrics(word)[0].name if ":" in word else word for word in output.metrics]
+    for name, word in zip(names, output.metrics, strict=True):
+        if ":" not in word and name not in known:
+            raise ValueError(f"there is no metric {name!r}: {nearest(name, known)}; your own: package.module:name")
+    return replace(output, metrics=tuple(names))
 
 
 RUN, LOOK, WRITE = "Run", "Look at", "Write your own"  # panels of commands
-
-Folder = Annotated[Path, typer.Argument(help="folder of a run or a comparison", metavar="FOLDER")]
-Jobs = Annotated[int | None, typer.Option("--jobs", help="runs at once (default: one a core, one on a GPU)",
-                                          metavar="INTEGER", rich_help_panel="Running")]  # fmt: skip
-JobsAgain = Annotated[int | None, typer.Option("--jobs", help="runs at once (default: as many as when it began)",
-                                               metavar="INTEGER", rich_help_panel="Running")]  # fmt: skip
-OUT = option(Path | None, None, "folder to write to (default: a new one under runs/)", "--out", panel=PANEL,
-             metavar="FOLDER")  # fmt: skip
-COMMON = {"out": OUT, "quiet": (Quiet, False), **SHOWN}
-MEASURED = {"metrics": option(str | None, None, MORE, "--metrics", panel=PANEL, metavar="NAME,…")}
-Runs = Annotated[Path, typer.Argument(help="folder of a run or a comparison, or a file of packed runs",
-                                      metavar="FOLDER")]  # fmt: skip
-PAGE = option(Path | None, None, "file to write (default: report.html in the folder)", "--out", panel=PANEL,
-              metavar="FILE")  # fmt: skip
-TRUST = option(bool, False, "import the modules of its author's own that the folder names", "--trust")
+FOLDER = argument(Path, "folder of a run or a comparison", metavar="FOLDER")
+RUNS = argument(Path, "folder of a run or a comparison, or a file of packed runs", metavar="FOLDER")
+OUT = option(Path | None, None, "folder to write to (default: a new one under runs/)", panel=OUTPUT, metavar="FOLDER")
+QUIET = option(bool, False, "no progress", "--quiet", "-q", panel=OUTPUT)
+COMMON = {"out": OUT, "quiet": QUIET, **SHOWN}
+MEASURED = {"metrics": option(str | None, None, f"{COLUMNS}, and further metrics of your own (package.module:name)",
+                              panel=OUTPUT, metavar="NAME,…")}  # fmt: skip
+TRUST = option(bool, False, "import the modules of its author's own that the folder names", "--trust", panel=None)
+JOBS = option(int | None, None, "runs at once (default: one a core, one on a GPU)")
+TOGETHER = option(
+    bool | None, None, "all seeds of a method at once, as more clients (default: on a GPU)", "--together/--apart"
+)
 METHODS = option(str, "local,fedavg,fedavg+ft,fedper,fedmap,pfedvmp", "methods, comma separated; 'all' means those "
                  r"not named; one may appear twice, with other settings: 'fedprox\[mu=0.1], fedprox\[mu=1]' (default: "
-                 "local, fedavg, fedavg+ft, fedper, fedmap, pfedvmp)", "--methods", panel="Training", metavar="NAME,…",
+                 "local, fedavg, fedavg+ft, fedper, fedmap, pfedvmp)", panel="Training", metavar="NAME,…",
                  words=complete_methods)  # fmt: skip
-SEEDS = option(str, "0,1,2", "seeds, comma separated or a range (0-4; default: 0,1,2)", "--seeds", panel="Running",
-               metavar="INTEGER,…")  # fmt: skip
-ONE_SEED = option(str, "0", "seeds of every trial, comma separated or a range (default: 0)", "--seeds", panel="Running",
-                  metavar="INTEGER,…")  # fmt: skip
-TRIALS = option(int, 20, "trials of every method; the first has its defaults (default: 20)", "--trials",
-                panel="Running", metavar="INTEGER")  # fmt: skip
-SEARCH_SEED = option(int, 0, "seed of the search itself (default: 0)", "--search-seed", panel="Running",
-                     metavar="INTEGER")  # fmt: skip
-TUNED = option(Path | None, None, "file of 'posterity tune' with the values of all these methods (they win over --set)",
-               "--tuned", panel="Training", metavar="FILE")  # fmt: skip
-Together = Annotated[bool | None, typer.Option("--together/--apart", help="all seeds of a method at once, as more "
-                                               "clients (default: on a GPU)", rich_help_panel="Running")]  # fmt: skip
-
-
+SEEDS = option(str, "0,1,2", "seeds, comma separated or a range (0-4; default: 0,1,2)", metavar="INTEGER,…")
+TUNED = option(
+    Path | None, None, "file of 'posterity tune' with the values of all these methods (they win over --set)",
+    panel="Training", metavar="FILE",
+)  # fmt: skip
+SEARCH = {  # of `tune`
+    "trials": option(int, 20, "trials of every method; the first has its defaults (default: 20)"),
+    "seeds": option(str, "0", "seeds of every trial, comma separated or a range (default: 0)", metavar="INTEGER,…"),
+    "search_seed": option(int, 0, "seed of the search itself (default: 0)"),
+}
 HOW = settings_where(  # what says how a table of a paper is computed, and when it is scored
     lambda use: use.role == "machine" or (use.role == "scores" and not use.size)
 )
 TABLE = {  # what may be said about a table besides what it says itself
-    "table": (Annotated[str | None, typer.Argument(help="its id: V-T1a, or that of a figure: V-F2")], None),
-    "list_them": option(bool, False, "all tables: data, GPU minutes, how much is done", "--list", panel="Running"),
-    "seeds": option(str | None, None, "seeds, comma separated or a range (default: the table's own)", "--seeds",
-                    panel="Running", metavar="INTEGER,…"),
-    "cells": option(str | None, None, "columns, comma separated (default: all)", "--cells", panel="Running",
-                    metavar="NAME,…"),
-    "methods": option(str | None, None, "rows, by their names or methods (default: all)", "--methods", panel="Running",
-                      metavar="NAME,…"),
-    "scale": option(float, 1.0, "share of its rounds, epochs and data: 0.01 shows that it runs", "--scale",
-                    panel="Running", metavar="FLOAT"),
-    "rounds": option(int | None, None, "rounds, instead of the table's own", "--rounds", panel="Running",
-                     metavar="INTEGER"),
+    "table": argument(str | None, "its id: V-T1a, or that of a figure: V-F2", None),
+    "list_them": option(bool, False, "all tables: data, GPU minutes, how much is done", "--list"),
+    "seeds": option(str | None, None, "seeds, comma separated or a range (default: the table's own)",
+                    metavar="INTEGER,…"),
+    "cells": option(str | None, None, "columns, comma separated (default: all)", metavar="NAME,…"),
+    "methods": option(str | None, None, "rows, by their names or methods (default: all)", metavar="NAME,…"),
+    "scale": option(float, 1.0, "share of its rounds, epochs and data: 0.01 shows that it runs"),
+    "rounds": option(int | None, None, "rounds, instead of the table's own"),
     "places": option(list[Path] | None, None, "print the table, or draw the figure, of runs in these folders and files "
-                     "of packed runs, and run nothing; repeatable", "--from", panel="Running", metavar="PLACE"),
-    "together": (Together, None),
-    "jobs": (Jobs, None),
+                     "of packed runs, and run nothing; repeatable", "--from", metavar="PLACE"),
+    "together": TOGETHER,
+    "jobs": JOBS,
     **{name: flag for name, flag in config_flags().items() if name in ("data_dir", *HOW)},
     "out": option(Path | None, None, "folder to write to (default: runs/tables/ID, where a second call goes on; for "
-                  "figures runs/)", "--out", panel=PANEL, metavar="FOLDER"),
-    "quiet": COMMON["quiet"],
+                  "figures runs/)", panel=OUTPUT, metavar="FOLDER"),
+    "quiet": QUIET,
 }  # fmt: skip
 
 
@@ -375,6 +329,6 @@ def with_help_of_arguments(command: Any) -> Any:
     silent = [each for each in command.params if each.param_type_name == "argument" and not each.help]
     if silent:
         said = get_type_hints(inspect.unwrap(command.callback), include_extras=True)
-        for argument in silent:
-            argument.help = said[argument.name].__metadata__[0].help
+        for each in silent:
+            each.help = said[each.name].__metadata__[0].help
     return command

@@ -1,28 +1,18 @@
 """Tables of what there is: methods with their hyper-parameters, datasets, networks, a federation's clients.
 
-Tables of results are in `cli/terminal.py`.
-
-`posterity methods --json`: everything that there is to know about methods, wrappers and names, for programs.
-
-What a method sends is not declared but seen: each one plays a round with two small clients.
-
-`posterity check`: the laws on a method of yours, a line for each as it is tried, and what is broken in full.
-
-`posterity datasets NAME`: what a dataset is, where its files come from, where they belong, and which are there.
-
-`posterity tune`: the trials as they are done, and the file that `compare --tuned` takes.
+Besides, what other commands print as they go: the laws on a method of yours, each as it is tried (`check`), the trials
+of a search and the file that `compare --tuned` takes (`tune`), what left a site (`flower sent`). Tables of results are
+in `terminal.py`.
 """
 
 from __future__ import annotations
 
 import inspect
-import json
 import json as as_json
-import math
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, fields, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -32,215 +22,16 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from torch import Tensor
 
-from posterity import data, methods, models
-from posterity.cli.conclude import label, paragraphs
-from posterity.cli.terminal import console, ruled_table, say, say_sentence
-from posterity.core.messages import Sparse
+from posterity import data, laws, methods, models
+from posterity.cli.terminal import console, label, ruled_table, say, say_sentence
 from posterity.core.passes import Training
-from posterity.core.protocol import Method
 from posterity.data.federation import Federation
 from posterity.data.official import VARIABLE, DataSource, File, find_form
 from posterity.data.registry import Dataset, data_folder, find_dataset, options
-from posterity.engine.round import first_state
-from posterity.engine.store import Memory
 from posterity.experiment.tune import Budget, parzen, told, tune, with_tuned
-from posterity.laws import LAWS, ROOTS, Verdict, check
-from posterity.laws.case import make_case, one_round
-from posterity.methods.fedavg import FedAvg
 from posterity.settings.config import Config, read_toml
-from posterity.settings.hyperparameters import UNSTATED, Knob, describe, knobs, nearest
-from posterity.settings.names import Named
-
-PLAYERS = (3, 4)  # clients of 8 and 5 samples
-SAID = ("label", "reference", "scored", "absent")
-
-
-def print_json(name: str | None) -> None:
-    """One JSON object: all of them, or those of one name."""
-    print(json.dumps(everything(name and name.lstrip("+")), ensure_ascii=False, indent=1, allow_nan=False))
-
-
-def everything(only: str | None = None) -> dict[str, dict[str, Any]]:
-    """Methods, wrappers (around FedAvg) and names for specs, each by its name; or what has one name."""
-    known: dict[str, dict[str, Any]] = {
-        "methods": methods.available(), "wrappers": methods.suffixes(), "names": methods.names()
-    }  # fmt: skip
-    every = {each for group in known.values() for each in group}
-    if only is not None and only not in every:
-        raise ValueError(f"there is no method, wrapper or name {only!r}: {nearest(only, every)}")
-    return {kind: {name: DESCRIBED[kind](name, each) for name, each in group.items() if only in (None, name)}
-            for kind, group in known.items()}  # fmt: skip
-
-
-def _method(name: str, cls: Any) -> dict[str, Any]:
-    trains = any(f.name == "local" for f in fields(cls))
-    return {
-        "summary": first_line(cls),
-        **{said: getattr(cls, said) for said in SAID},
-        **message_facts(cls(local=Training()) if trains else cls()),
-        "hyperparameters": [_knob(k) for k in knobs(cls) if k.name != "local"],
-        "training": [_knob(k) for k in training_knobs(cls)],
-    }
-
-
-def _wrapper(name: str, cls: Any) -> dict[str, Any]:
-    facts = message_facts(cls(FedAvg()))
-    return {"summary": first_line(cls), "around": "fedavg", **facts, "hyperparameters": [_knob(k) for k in knobs(cls)]}
-
-
-def _name(name: str, named: Named) -> dict[str, Any]:
-    return {**asdict(named), "told": named.told(name)}
-
-
-DESCRIBED: dict[str, Callable[[str, Any], dict[str, Any]]] = {"methods": _method, "wrappers": _wrapper, "names": _name}
-
-
-def message_facts(method: Method) -> dict[str, Any]:
-    """Which kinds of message it sends under which names, and whether a sum that hides single messages would do."""
-    case = make_case(method)
-    try:
-        sim = case.sim()
-        done = one_round(sim, "oracle", first_state(sim), Memory(case.federation.members), PLAYERS, 1)
-    except ValueError as error:  # it refuses this network, or these clients
-        return {"messages": None, "plain_sum": None, "why": str(error)}
-    kinds = {name: _kind(part) for name, part in done.sent.items()}
-    plain = all(part.secure_sum for part in done.sent.values())
-    return {"messages": kinds, "plain_sum": plain, "bytes_up": done.log.bytes_up // len(PLAYERS)}
-
-
-def _kind(part: Any) -> str:
-    """The kind of a part of a message; what need not travel is no kind."""
-    return _kind(part.part) if isinstance(part, Sparse) else type(part).__name__
-
-
-def _knob(knob: Knob) -> dict[str, Any]:
-    stated = {} if knob.paper is UNSTATED else {"paper": _plain(knob.paper)}
-    search = {} if knob.search is None else {"search": list(knob.search)}
-    about = {"type": describe(knob.kind), "meaning": knob.doc, "source": knob.source or "ours"}
-    choices = {"choices": list(knob.choices)} if knob.choices else {}
-    return {"name": knob.name, "default": _plain(knob.default), **stated, **about, **choices, **search}
-
-
-def _plain(value: Any) -> Any:
-    """A value as JSON has it: endless numbers as words."""
-    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def print_verdicts(method: str, model: str, json: bool) -> bool:
-    """Run the laws on a method; whether all hold."""
-    made = methods.build(method)
-    if json:
-        verdicts = check(made, model)
-        print(as_json.dumps([{"law": v.law, "held": v.held, "detail": v.detail, "follows": v.follows}
-                             for v in verdicts]))  # fmt: skip
-        return all(v.held for v in verdicts)
-    console.print(f"{label(method)} with {label(model)}: {len(LAWS)} laws, from cause to consequence", highlight=False)
-    verdicts = check(made, model, watch=_print_line)
-    _print_end(verdicts)
-    return all(v.held for v in verdicts)
-
-
-def _print_line(verdict: Verdict) -> None:
-    """One law as soon as it is known."""
-    if verdict.follows:
-        if verdict.follows not in ROOTS:  # one sentence at the end says it of all of them
-            console.print(f"  {verdict.law:<14} [dim]not tried: follows from {verdict.follows}[/dim]", highlight=False)
-        return
-    word = "[green]holds[/green] " if verdict.held else "[red]broken[/red]"
-    console.print(f"  {verdict.law:<14} {word} {verdict.seconds:5.1f} s", highlight=False)
-    if not verdict.held:
-        for line in verdict.detail.splitlines():
-            console.print(f"    {label(line.strip())}", highlight=False, soft_wrap=True)
-
-
-def _print_end(verdicts: list[Verdict]) -> None:
-    broken = [v for v in verdicts if not v.held and not v.follows]
-    skipped = sum(bool(v.follows) for v in verdicts)
-    text = f"{sum(v.held for v in verdicts)} of {len(verdicts)} laws hold"
-    if broken:
-        text += f", {len(broken)} broken ({', '.join(v.law for v in broken)})"
-    if skipped:
-        text += f", {skipped} not tried: mend {broken[0].law!r} first"
-    console.print(text, highlight=False)
-
-
-def print_dataset(name: str, given: str | None) -> None:
-    """Everything about one dataset."""
-    dataset, folder = find_dataset(name), data_folder(given)
-    console.print(paragraphs(dataset.text), highlight=False, markup=False)
-    if known := options(name):
-        shown = ", ".join(f"data.{key}={value}" for key, value in known.items())
-        say_sentence(f"Options (--set): {shown}")
-    if dataset.natural:
-        say_sentence("It has clients of its own.")
-    if dataset.source is None:
-        say_sentence("It is part of the package and needs no files.")
-        return
-    _print_source(dataset, dataset.source, folder)
-
-
-def _print_source(dataset: Dataset, source: DataSource, folder: Path | None) -> None:
-    say_sentence(f"Official source: {source.url}")
-    say("Forms in which it is read, in the order in which they are looked for; one is enough:")
-    for form in source.forms:
-        say(f"  {form.title}")
-        for file in form.files:
-            facts = [file.name, f"{file.size:,} bytes" * bool(file.size), file.checksum, _found(source, file, folder)]
-            say("    " + ", ".join(fact for fact in facts if fact))
-    home = folder or Path(f"${VARIABLE}")
-    say_sentence(f"Put them into one of: {', '.join(str(home / name) for name in source.folders)}")
-    if folder is None:
-        say_sentence(f"No data folder is given: set the environment variable {VARIABLE}, or pass --data-dir")
-    elif not os.path.isdir(folder):
-        say_sentence(f"The data folder {folder} does not exist: create it, or point {VARIABLE} or --data-dir elsewhere")
-    if source.advice:
-        say_sentence(f"Also: {source.advice}")
-    found = find_form(source, folder)
-    read = f"{found.form.title} ({found.paths[0]})" if found else "nothing yet: no form is there completely"
-    say_sentence(f"Read by --dataset {dataset.name}: {read}")
-
-
-def _found(source: DataSource, file: File, folder: Path | None) -> str:
-    """Where a file is, and whether it has the size that is published."""
-    for place in source.places(folder):
-        path = place / file.name
-        if os.path.isdir(path):
-            return f"found in {place}"
-        if os.path.exists(path):
-            size = path.stat().st_size
-            differs = f" with {size:,} bytes, not as published" if file.size and size != file.size else ""
-            return f"found in {place}{differs}"
-    return "not found"
-
-
-def tune_all(
-    config: Config, names: Sequence[str], seeds: Sequence[int], trials: int, search_seed: int, folder: Path, quiet: bool
-) -> None:
-    """Tune every method, print what was chosen, and say how to use it."""
-    budget = Budget(trials, tuple(seeds), search_seed)
-    suggest = parzen(budget.seeds, search_seed)
-    path = tune(config, names, budget, folder, suggest, tell=(lambda line: None) if quiet else say)
-    print_tuned(path)
-    say(f"use it: posterity compare --tuned {path} --methods {','.join(names)} (with seeds that did not choose it)")
-
-
-def print_tuned(path: Path) -> None:
-    """What was chosen, beside the defaults' scores."""
-    table = ruled_table("Tuned", "Method", "validation", "with defaults", "trial", "chosen")
-    for name, each in read_toml(path)["methods"].items():
-        scores = [f"{each[n]:.4g}" for n in ("value", "default")]
-        table.add_row(*(label(cell) for cell in (name, *scores, f"{each['trial']} of {each['trials']}",
-                                                 told(each["set"]))))  # fmt: skip
-    console.print(table)
-
-
-def take_tuned(names: Sequence[str], config: Config, path: Path) -> list[str]:
-    """The methods of a comparison with their tuned values."""
-    found, remarks = with_tuned(names, config, path)
-    for remark in remarks:
-        say_sentence(f"note: {remark}")
-    return found
-
+from posterity.settings.hyperparameters import UNSTATED, Knob, knobs, nearest
+from posterity.settings.text import paragraphs
 
 MOST_CLASSES = 20  # of which a partition shows every one
 CLIENT_WIDTH = 10  # at least, of a client's name: longer ones are folded where there is no room
@@ -352,6 +143,55 @@ def print_datasets() -> None:
     console.print("mixes: a+b; your own: the path of an .npz, .csv, .parquet, or a folder of clients")
 
 
+def print_dataset(name: str, given: str | None) -> None:
+    """Everything about one dataset."""
+    dataset, folder = find_dataset(name), data_folder(given)
+    console.print(paragraphs(dataset.text), highlight=False, markup=False)
+    if known := options(name):
+        shown = ", ".join(f"data.{key}={value}" for key, value in known.items())
+        say_sentence(f"Options (--set): {shown}")
+    if dataset.natural:
+        say_sentence("It has clients of its own.")
+    if dataset.source is None:
+        say_sentence("It is part of the package and needs no files.")
+        return
+    _print_source(dataset, dataset.source, folder)
+
+
+def _print_source(dataset: Dataset, source: DataSource, folder: Path | None) -> None:
+    say_sentence(f"Official source: {source.url}")
+    say("Forms in which it is read, in the order in which they are looked for; one is enough:")
+    for form in source.forms:
+        say(f"  {form.title}")
+        for file in form.files:
+            facts = [file.name, f"{file.size:,} bytes" * bool(file.size), file.checksum, _found(source, file, folder)]
+            say("    " + ", ".join(fact for fact in facts if fact))
+    home = folder or Path(f"${VARIABLE}")
+    say_sentence(f"Put them into one of: {', '.join(str(home / name) for name in source.folders)}")
+    if folder is None:
+        say_sentence(f"No data folder is given: set the environment variable {VARIABLE}, or pass --data-dir")
+    elif not os.path.isdir(folder):
+        say_sentence(f"The data folder {folder} does not exist: create it, or point {VARIABLE} or --data-dir elsewhere")
+    if source.advice:
+        say_sentence(f"Also: {source.advice}")
+    found = find_form(source, folder)
+    read = f"{found.form.title} ({found.paths[0]})" if found else "nothing yet: no form is there completely"
+    say_sentence(f"Read by --dataset {dataset.name}: {read}")
+
+
+def _found(source: DataSource, file: File, folder: Path | None) -> str:
+    """Where a file is, and whether it has the size that is published."""
+    for place in source.places(folder):
+        path = place / file.name
+        if os.path.isdir(path):
+            return f"found in {place}"
+        if os.path.exists(path):
+            size = path.stat().st_size
+            differs = f" with {size:,} bytes, not as published" if file.size and size != file.size else ""
+            return f"found in {place}{differs}"
+    return "not found"
+
+
 def print_models(name: str | None) -> None:
     """All networks with their options, or the options of one with their meaning."""
     if name is not None:
@@ -394,40 +234,42 @@ def print_partition(federation: Federation) -> None:
     """
     parts = (("train", federation.train), ("val.", federation.validation), ("test", federation.test))
     columns = [(head, [str(n) for n in part.sizes.tolist()]) for head, part in parts]
-    clients = [name + " (newcomer)" * (k >= federation.members) for k, name in enumerate(federation.names)]
-    left_out: tuple[str, ...] = ()
+    notes = [*federation.notes, *unseen_note(federation)]
     if federation.classes:
         histogram = federation.histogram(federation.train)
         names = federation.class_names or tuple(str(c) for c in range(federation.classes))
         by_class = [(name, [str(n or "") for n in histogram[:, c].tolist()]) for c, name in enumerate(names)]
-        needed = _table_width((*columns, *by_class), HEADS[-1])
-        if federation.classes <= MOST_CLASSES and needed <= console.width:
+        needed, few = _width(_widths([*columns, *by_class], HEADS[-1])), federation.classes <= MOST_CLASSES
+        if few and needed <= console.width:
             columns += by_class
         else:
             columns.append(("classes", [str(n) for n in (histogram > 0).sum(1).tolist()]))
-            if federation.classes <= MOST_CLASSES:
-                left_out = (f"samples of every class are shown in a terminal of {needed} columns; this has "
-                            f"{console.width} (COLUMNS={needed} posterity partition …)",)  # fmt: skip
-    heads = next((n for n in HEADS if _table_width(columns, n) <= console.width), HEADS[-1])
+        if few and needed > console.width:
+            notes.insert(0, f"samples of every class are shown in a terminal of {needed} columns; this has "
+                            f"{console.width} (COLUMNS={needed} posterity partition …)")  # fmt: skip
+    tries = [_widths(columns, most) for most in HEADS]
+    widths = next((widths for widths in tries if _width(widths) <= console.width), tries[-1])
     table = Table(title=f"{label(federation.name)}: {federation.clients} clients", title_justify="left",
                   box=SIMPLE_HEAD, header_style="bold", pad_edge=False, padding=0)  # fmt: skip
     table.add_column("Client", min_width=CLIENT_WIDTH, overflow="fold")
-    for head, column in columns:
-        table.add_column(label(head), width=_column_width(head, column, heads), justify="right", overflow="fold")
+    for (head, _), width in zip(columns, widths, strict=True):
+        table.add_column(label(head), width=width, justify="right", overflow="fold")
+    clients = [name + " (newcomer)" * (k >= federation.members) for k, name in enumerate(federation.names)]
     for row in zip(clients, *(column for _, column in columns), strict=True):
-        table.add_row(*(label(cell) for cell in row))
+        table.add_row(*map(label, row))
     console.print(table)
-    for note in (*left_out, *federation.notes, *unseen_note(federation)):
+    for note in notes:
         console.print(f"note: {label(note)}")
 
 
-def _table_width(columns: Sequence[tuple[str, Sequence[str]]], heads: int) -> int:
-    """Of a partition's table, in characters, with a space before, between and behind its columns."""
-    return CLIENT_WIDTH + 2 + sum(1 + _column_width(head, column, heads) for head, column in columns)
+def _widths(columns: Sequence[tuple[str, Sequence[str]]], most: int) -> list[int]:
+    """Of columns whose headings are folded after so many characters."""
+    return [max(min(len(head), most), *map(len, column)) for head, column in columns]
 
 
-def _column_width(head: str, column: Sequence[str], heads: int) -> int:
-    return max(min(len(head), heads), *(len(cell) for cell in column))
+def _width(columns: Sequence[int]) -> int:
+    """Of a partition's table, with a space before, between and behind its columns."""
+    return CLIENT_WIDTH + 2 + sum(1 + width for width in columns)
 
 
 def unseen_note(federation: Federation) -> tuple[str, ...]:
@@ -449,6 +291,64 @@ def unseen_note(federation: Federation) -> tuple[str, ...]:
     of_newcomers = f" (newcomers: {percent(newcomers)})" * bool(newcomers.any())
     return (f"clients have training rows of the class of {percent(asked & members)} of their test rows{of_newcomers}; "
             "means over clients, weighted by their training rows",)  # fmt: skip
+
+
+def print_verdicts(method: str, model: str, json: bool) -> bool:
+    """Run the laws on a method, each shown as soon as it is known; whether all hold."""
+    made = methods.build(method)
+    if json:
+        verdicts = laws.check(made, model)
+        told = [{"law": v.law, "held": v.held, "detail": v.detail, "follows": v.follows} for v in verdicts]
+        print(as_json.dumps(told))
+        return all(v.held for v in verdicts)
+    say(f"{method} with {model}: {len(laws.LAWS)} laws, from cause to consequence")
+    verdicts = laws.check(made, model, watch=_print_verdict)
+    broken = [v.law for v in verdicts if not v.held and not v.follows]
+    skipped = sum(bool(v.follows) for v in verdicts)
+    text = f"{sum(v.held for v in verdicts)} of {len(verdicts)} laws hold"
+    text += f", {len(broken)} broken ({', '.join(broken)})" if broken else ""
+    say(text + (f", {skipped} not tried: mend {broken[0]!r} first" if skipped else ""))
+    return not broken and not skipped
+
+
+def _print_verdict(verdict: laws.Verdict) -> None:
+    if verdict.follows:
+        if verdict.follows not in laws.ROOTS:  # one sentence at the end says it of all of them
+            console.print(f"  {verdict.law:<14} [dim]not tried: follows from {verdict.follows}[/dim]", highlight=False)
+        return
+    word = "[green]holds[/green] " if verdict.held else "[red]broken[/red]"
+    console.print(f"  {verdict.law:<14} {word} {verdict.seconds:5.1f} s", highlight=False)
+    for line in [] if verdict.held else verdict.detail.splitlines():
+        say(f"    {line.strip()}")
+
+
+def tune_all(
+    config: Config, names: Sequence[str], seeds: Sequence[int], trials: int, search_seed: int, folder: Path, quiet: bool
+) -> None:
+    """Tune every method, print what was chosen, and say how to use it."""
+    budget = Budget(trials, tuple(seeds), search_seed)
+    suggest = parzen(budget.seeds, search_seed)
+    path = tune(config, names, budget, folder, suggest, tell=(lambda line: None) if quiet else say)
+    print_tuned(path)
+    say(f"use it: posterity compare --tuned {path} --methods {','.join(names)} (with seeds that did not choose it)")
+
+
+def print_tuned(path: Path) -> None:
+    """What was chosen, beside the defaults' scores."""
+    table = ruled_table("Tuned", "Method", "validation", "with defaults", "trial", "chosen")
+    for name, each in read_toml(path)["methods"].items():
+        scores = [f"{each[n]:.4g}" for n in ("value", "default")]
+        table.add_row(*(label(cell) for cell in (name, *scores, f"{each['trial']} of {each['trials']}",
+                                                 told(each["set"]))))  # fmt: skip
+    console.print(table)
+
+
+def take_tuned(names: Sequence[str], config: Config, path: Path) -> list[str]:
+    """The methods of a comparison with their tuned values."""
+    found, remarks = with_tuned(names, config, path)
+    for remark in remarks:
+        say_sentence(f"note: {remark}")
+    return found
 
 
 def print_sent(path: Path, leaves: Sequence[Mapping[str, Any]]) -> None:

@@ -1,18 +1,8 @@
-"""The end of a command that ran something, or shows what was run: the report's page, its table, runs that diverged.
+"""What a terminal is shown of runs: their progress as they go, then tables, findings and remarks.
 
-The end of a command whose runs came to nothing or exploded: a sentence for each, and exit code 3. Files stay.
-
-Names that came from somebody's file, in a terminal: neither acted on (`settings/text.py`) nor read as rich's markup.
-
-Progress while runs go: a live line in a terminal; in a file or a pipe a plain line now and then.
-
-What must be known of a run besides its numbers: why one client after another, whose weights, which rows are copies.
-
-What was noticed about the data is said of files of the user's own; those of a published data set are known.
-
-What the terminal shows of results: the report's own table (`report/table.py`), or the same numbers in another form.
-
-`conclude.py` calls it; `progress.py` shows runs that go, `listing.py` what is no result, `export.py` tables for others.
+Progress is a live line in a terminal; in a file or a pipe a plain line now and then. Tables have the numbers of the
+report, in as many columns as there is room for. What is no result is in `listing.py`. Names that came from somebody's
+file are neither acted on (`settings/text.py`) nor read as rich's markup (`label`).
 """
 
 from __future__ import annotations
@@ -26,11 +16,11 @@ from typing import Any
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Column as RichColumn
 from rich.table import Table
 
-from posterity.cli.conclude import label, notes_of
 from posterity.cli.flags import Output
 from posterity.data.user_files import looks_like_path
 from posterity.evaluate import METRICS
@@ -42,20 +32,28 @@ from posterity.report import (
     Row,
     columns,
     complete,
+    findings,
     headline,
     load_runs,
     main_comparison,
+    sections,
 )
-from posterity.report import (
-    findings as verdict,
-)
-from posterity.report.sections import data_notes, fitted, positive_class, run_notes, uneven, unlike
 from posterity.report.show import RULE, export, name_of
 from posterity.report.table import by_seed, describe_divergence
 from posterity.runs.read import POINTS
 from posterity.settings.text import plain
 
 EVERY = 10.0  # seconds between two plain lines
+UNBOUND = 10_000  # columns, to measure what a table would take
+ONE_CLASS = {"auprc", "sensitivity", "specificity", "calibration_slope", "calibration_intercept"}
+PAIR = 12  # characters of a pair's names that stand in a line at least
+LABEL = 28  # characters of a label; longer ones go on in the next line
+console = Console()
+
+
+def label(text: str) -> str:
+    """A name for a table or a line of rich."""
+    return escape(plain(text))
 
 
 @contextmanager
@@ -137,6 +135,13 @@ class _Told:
         return f"{self.scored}, {speed}" if self.scored else speed
 
 
+def notes_of(lines: list[dict[str, Any]]) -> list[str]:
+    """What a round's lines have to say to somebody who watches: why it was rolled back, what else happened."""
+    line = lines[0] if lines else {}
+    back = [f"rolled back, {line['rolled_back']}"] if line.get("rolled_back") else []
+    return [f"round {line['round']}: {note}" for note in (*back, *(line.get("notes") or []))]
+
+
 def scores_told(lines: Sequence[Mapping[str, Any]]) -> str:
     """`validation accuracy 0.831 (received), 0.852 (trained)`; empty where the round was not scored."""
     found = [x for x in lines if x["kind"] == "score" and x["part"] == "validation" and x["group"] == "members"]
@@ -160,17 +165,10 @@ def print_setup(setup: Setup, dataset: str) -> None:
 def print_notes(folder: Path, dataset: str) -> None:
     """After a comparison: the notes of all its runs, each once, with who says it, and of their data."""
     runs = load_runs(folder)
-    for who, note in run_notes(headline(runs)):
+    for who, note in sections.run_notes(headline(runs)):
         say_sentence(f"note: {who}: {note}" if who else f"note: {note}")
-    for note in data_notes(runs) if looks_like_path(dataset) else ():
+    for note in sections.data_notes(runs) if looks_like_path(dataset) else ():
         say_sentence(f"note: {note}")
-
-
-console = Console()
-UNBOUND = 10_000  # columns, to measure what a table would take
-ONE_CLASS = {"auprc", "sensitivity", "specificity", "calibration_slope", "calibration_intercept"}
-PAIR = 12  # characters of a pair's names that stand in a line at least
-LABEL = 28  # characters of a label; longer ones go on in the next line
 
 
 def show_runs(folder: Path, output: Output, page: Path | None) -> None:
@@ -214,12 +212,12 @@ def print_table(folder: Path, show: str, output: Output | None = None) -> None:
     comparison = main_comparison(rows)
     if comparison.tested:
         _print_pairs(comparison)
-    say_sentence(verdict.tell(comparison, rows))
+    say_sentence(findings.tell(comparison, rows))
     for remark in [
         *describe_divergence(rows),
-        *unlike(rows),
-        *uneven(rows),
-        *(fitted(rows) if show == "paper" else ()),
+        *sections.unlike(rows),
+        *sections.uneven(rows),
+        *(sections.fitted(rows) if show == "paper" else ()),
     ]:
         say_sentence(remark)
 
@@ -256,9 +254,9 @@ def _print_notes(rows: Sequence[Row], shown: Sequence[Column], every: Sequence[C
         say_sentence(f"also measured (--wide, or by name with --metrics): {', '.join(left)}")
     if missing:
         say_sentence(f"not measured here: {', '.join(missing)}")
-    if "worst10" in keys and (note := verdict.worst_note(rows)):
+    if "worst10" in keys and (note := findings.worst_note(rows)):
         say_sentence(note)
-    if keys & ONE_CLASS and (note := positive_class(rows[0].arm.runs[0])):
+    if keys & ONE_CLASS and (note := sections.positive_class(rows[0].arm.runs[0])):
         say_sentence(note)
 
 
@@ -291,11 +289,11 @@ def make_table(rows: Sequence[Row], shown: Sequence[Column], wide: bool) -> Tabl
 def _print_pairs(comparison: Comparison) -> None:
     """Neighbours in the ranking; the report has more pairs, and says what was tested."""
     unit = ", in percentage points" if comparison.column.unit == "%" else ""
-    title = f"neighbours, paired over {verdict.paired_over(comparison)}{unit}"
+    title = f"neighbours, paired over {findings.paired_over(comparison)}{unit}"
     table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, header_style="bold", pad_edge=False,
                   padding=(0, 1), collapse_padding=True)  # fmt: skip
     heads = ("Difference", "95 % interval", f"p (Holm, {comparison.tested})", "seeds needed")
-    lines = verdict.lines(comparison, verdict.neighbours(comparison))
+    lines = findings.lines(comparison, findings.neighbours(comparison))
     numbers = [(line.difference, line.interval, line.p, line.needed) for line in lines]
     table.add_column("Pair", overflow="fold", min_width=PAIR)
     for head, cells in zip(heads, zip(*numbers, strict=True), strict=True):
@@ -316,8 +314,8 @@ def print_json(folder: Path, show: str, report: Path | None) -> None:
              for r in rows]  # fmt: skip
     comparison = main_comparison(rows)
     facts = {"folder": str(folder), "show": show, "report": str(report) if report else None, "rows": table,
-             "finding": verdict.tell(comparison, rows), "diverged": describe_divergence(rows),
-             "cautions": unlike(rows), "pairs": _pairs(comparison)}  # fmt: skip
+             "finding": findings.tell(comparison, rows), "diverged": describe_divergence(rows),
+             "cautions": sections.unlike(rows), "pairs": _pairs(comparison)}  # fmt: skip
     print(json.dumps(facts))
 
 
@@ -339,7 +337,7 @@ def _pairs(comparison: Comparison) -> list[dict[str, Any]]:
 
 def _worst(row: Row) -> list[int] | None:
     """Held-out rows behind the worst tenth of the clients, for each run; None where nobody knows."""
-    found = [verdict.worst_rows(selected.score) for _, selected in row.picked] if "worst10" in row.cells else []
+    found = [findings.worst_rows(selected.score) for _, selected in row.picked] if "worst10" in row.cells else []
     return [behind[2] for behind in found if behind is not None] or None
 
 

@@ -281,8 +281,8 @@ def _do_all(tasks: queue.SimpleQueue[News], say: Callable[..., None], threads: i
 
 def _sentence(error: Exception) -> str:
     """What went wrong; of what was not said in a sentence also the place."""
-    from posterity.settings.plugins import told
+    from posterity.settings.plugins import describe_error
 
     if os.environ.get("POSTERITY_DEBUG"):
         traceback.print_exception(error)
-    return str(error) if isinstance(error, ValueError) else told(error)
+    return str(error) if isinstance(error, ValueError) else describe_error(error)

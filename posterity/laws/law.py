@@ -18,7 +18,7 @@ from typing import Any
 from posterity.core.protocol import Pass
 from posterity.core.wrapper import Wrapper
 from posterity.laws.case import Broken, Case
-from posterity.settings.plugins import Place, is_yours, place_of, told
+from posterity.settings.plugins import Place, describe_error, is_yours, place_of
 
 MEANINGS = (  # words of PyTorch, and what an author should read instead
     ("data-dependent control flow", "asks a tensor whether it is true: data-dependent control flow cannot be stacked; "
@@ -75,7 +75,7 @@ def explained(error: BaseException) -> str:
     for words, meaning in MEANINGS:
         if words in str(error):
             return meaning if place is None else f"{place}: `{place.text}` {meaning}"
-    return told(error)
+    return describe_error(error)
 
 
 def _observed(name: str) -> Callable[..., Any]:

@@ -20,7 +20,7 @@ from posterity.engine.round import first_state, score, train_round
 from posterity.engine.store import Memory
 from posterity.laws.case import Broken, Case, shapes
 from posterity.laws.law import Observed, law
-from posterity.settings.plugins import is_yours, place_of, place_of_class, place_of_function, told
+from posterity.settings.plugins import describe_error, is_yours, place_of, place_of_class, place_of_function
 
 FEW = (3, 4, 5)  # clients of 8, 5 and 2 samples
 WRITTEN = ("init", "start", "passes", "message", "combine")  # what a method has to write
@@ -68,8 +68,8 @@ def looked_at(name: str, function: Callable[..., Any], *args: Any) -> Any:
         raise
     except Exception as error:
         if place_of(error) is None and (place := place_of_function(function)) is not None and is_yours(place.file):
-            raise Broken(f"{place}: {name} raised {told(error)}") from error
-        raise Broken(f"{told(error)} (while {name} ran)") from error
+            raise Broken(f"{place}: {name} raised {describe_error(error)}") from error
+        raise Broken(f"{describe_error(error)} (while {name} ran)") from error
     if wrong := check(answer, *args):
         place = place_of_function(function)
         where = f"{place}: " if place is not None and is_yours(place.file) else ""

@@ -21,7 +21,7 @@ from posterity.nn.adopt import FirstRun, checked, refuse_draws, sample_rows, try
 from posterity.nn.layers import twin, unstackable
 from posterity.nn.model import Model, leaves_of, seeded
 from posterity.settings.hyperparameters import MISTAKES, Declared, declared, describe, unknown
-from posterity.settings.plugins import told
+from posterity.settings.plugins import describe_error
 
 Options = Mapping[str, Any]
 KEPT = ("the network's weights are those that it came with; the seed does not move them (hand over its class, or a "
@@ -83,7 +83,7 @@ class Maker:
         except ValueError:
             raise  # a sentence of its author
         except Exception as error:
-            raise ValueError(f"{self.name!r} could not make the network: {told(error)}") from error
+            raise ValueError(f"{self.name!r} could not make the network: {describe_error(error)}") from error
         if isinstance(made, nn.Module) and any(is_lazy(p) for p in made.parameters()):
             with torch.no_grad():  # lazy layers take their shapes from a first batch
                 made.eval()(torch.zeros(2, *self.shape))

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from posterity.core.network import Task
 from posterity.nn.layers import twin, unstackable
 from posterity.nn.model import BoundModule, Model, global_generators, leaves_of, seeded
-from posterity.settings.plugins import told
+from posterity.settings.plugins import describe_error
 
 
 def wrap(
@@ -184,7 +184,7 @@ def _refusal(name: str, x: Tensor, error: Exception) -> str:
     text = (
         f"the network {name!r} does not run on inputs of shape {tuple(x.shape[1:])}: given a batch {tuple(x.shape)}, "
     )
-    text += told(error)
+    text += describe_error(error)
     if isinstance(error, IndexError):
         text += f" (the data hold integers from {int(x.min())} to {int(x.max())}: an nn.Embedding needs more entries "
         text += "than the largest)"

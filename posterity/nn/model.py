@@ -30,7 +30,7 @@ from posterity.core.network import Network, Task
 from posterity.nn.convolution import Way, possible_ways, rewire, way_of
 from posterity.nn.layers import NORMS, KeyedDropout, Norm, twin
 from posterity.settings.hyperparameters import unknown
-from posterity.settings.plugins import told
+from posterity.settings.plugins import describe_error
 
 Params = dict[str, Tensor]
 Around = Mapping[str, Callable[[Tensor, Tensor], Tensor]]
@@ -459,7 +459,7 @@ class Model:
         try:
             output, _, seen = self(own, torch.zeros(2, *self.shape, dtype=kind), want=(self.heads[0],))
         except Exception as error:
-            text = f"The network {self.name!r} does not run on inputs of shape {self.shape}: {told(error)}"
+            text = f"The network {self.name!r} does not run on inputs of shape {self.shape}: {describe_error(error)}"
             raise ValueError(text) from error
         return tuple(seen[self.heads[0]].shape[1:]), tuple(output.shape[1:])
 

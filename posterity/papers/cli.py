@@ -12,8 +12,7 @@ from pathlib import Path
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from posterity.cli.conclude import label
-from posterity.cli.terminal import console, least_width, print_uncut, ruled_table, say, say_sentence
+from posterity.cli.terminal import console, label, least_width, print_uncut, ruled_table, say, say_sentence
 from posterity.experiment.resume import runs_below
 from posterity.papers.beside import (
     RULES,

@@ -85,7 +85,7 @@ def place_of_function(function: Callable[..., Any]) -> Place | None:
     return Place(code.co_filename, code.co_firstlineno, code.co_name) if code else None
 
 
-def told(error: BaseException) -> str:
+def describe_error(error: BaseException) -> str:
     """An exception in a sentence: where in your code it happened (if it did), the line, and what Python says."""
     said = str(error).strip().split("\n")[0][:300]
     what = f"{type(error).__name__}: {said}" if said else type(error).__name__

@@ -25,6 +25,11 @@ def plain(text: object, keep: str = "") -> str:
     return "".join(c if c in keep else _code(c) if _obeyed(c) else c for c in shown)
 
 
+def paragraphs(text: object) -> str:
+    """The same for a text of several lines, which stay."""
+    return plain(text, keep="\n\t")
+
+
 def _obeyed(character: str) -> bool:
     return unicodedata.category(character) in OBEYED or character in ORDERING
 

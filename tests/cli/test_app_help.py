@@ -14,6 +14,7 @@ from posterity.cli import flags as completion
 from posterity.cli.app import app
 from posterity.cli.flags import config_flags
 from posterity.data.partition import EXAMPLES
+from posterity.models import networks
 from posterity.settings.config import PARTITIONS
 
 EVERY_HELP = """
@@ -94,6 +95,10 @@ def test_the_help_names_every_partition():
 )
 def test_a_shell_completes(complete, typed, offered):
     assert complete(typed) == offered
+
+
+def test_every_network_is_offered():
+    assert completion.complete_model("") == sorted(networks())
 
 
 def test_completion_reaches_the_flags():

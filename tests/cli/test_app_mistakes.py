@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from posterity.cli.app import PACKAGE, say_remarks, told
+from posterity.cli.app import PACKAGE, say_remarks
 from posterity.runs.files import check_out
 from posterity.runs.folder import locked
 
@@ -139,20 +139,6 @@ def test_a_mistyped_word_gets_the_nearest(call, words, message):
     assert code == 2
     assert message.lower() in complaint.lower()
     assert "Traceback" not in complaint
-
-
-def test_older_versions_of_typer_name_no_command():
-    """Before 0.20 typer only says that there is none."""
-
-    class Context:
-        command = type("Group", (), {"commands": {"compare": 1, "run": 2}})()
-
-    class UsageError(Exception):
-        ctx, message = Context(), "No such command 'comapre'."
-
-    assert told(UsageError()) == "No such command 'comapre'. Did you mean 'compare'?"
-    UsageError.message = "No such command 'xyz'."
-    assert told(UsageError()) == "No such command 'xyz'."
 
 
 def test_a_mistyped_command_gets_the_nearest_once(call):

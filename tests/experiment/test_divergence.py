@@ -13,8 +13,9 @@ import typer
 from oracles.sims import federate, points
 
 import posterity
-from posterity.cli.conclude import EXIT, conclude, notes_of
+from posterity.cli.commands import EXIT, conclude
 from posterity.cli.flags import Output
+from posterity.cli.terminal import notes_of
 from posterity.experiment.divergence import why_diverged
 from posterity.runs import folder as run_folder
 
