@@ -1,20 +1,18 @@
-"""CIFAR-10 and CIFAR-100 as they are published: the Python archive (pickles) and the binary one.
+"""CIFAR-10 and CIFAR-100 as they are published: the Python archive (pickles, never loaded as such) and the binary one.
 
-A pickle may call anything. Those of the Python archives hold a dict of names, with bytes, numbers, lists of numbers or
-names, and one array of bytes by NumPy. Python's own reader of pickles is left with the opcodes that build such values,
-and with three names, by which NumPy describes an array: they are not looked up, and stand for that description only.
-Whatever else occurs is refused.
+A pickle may call anything, so those of the Python archives are read as data. They hold a dict of names, with bytes,
+numbers, lists of numbers or names, and one array of bytes by NumPy. `pickletools.genops` lists the opcodes; those that
+build such values are followed on a stack, and the three names by which NumPy describes an array stand for that
+description only. No class is looked up and nothing is called; whatever else occurs is refused.
 """
 
 from __future__ import annotations
 
-import io
 import math
-import pickle
-import reprlib
+import pickletools
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -116,76 +114,170 @@ def _unpickled(where: str, data: bytes) -> dict[str, Any]:
 
 RECONSTRUCT = ("numpy.core.multiarray _reconstruct", "numpy._core.multiarray _reconstruct")
 NDARRAY, DTYPE = "numpy ndarray", "numpy dtype"
-OPCODES = (
-    "PROTO", "FRAME", "STOP", "NONE", "NEWTRUE", "NEWFALSE", "BININT", "BININT1", "BININT2", "LONG1", "BINUNICODE",
-    "SHORT_BINUNICODE", "BINBYTES", "SHORT_BINBYTES", "BINSTRING", "SHORT_BINSTRING", "EMPTY_DICT", "EMPTY_LIST",
-    "EMPTY_TUPLE", "MARK", "TUPLE", "TUPLE1", "TUPLE2", "TUPLE3", "APPEND", "APPENDS", "SETITEM", "SETITEMS", "BINPUT",
-    "LONG_BINPUT", "MEMOIZE", "BINGET", "LONG_BINGET", "GLOBAL", "STACK_GLOBAL", "REDUCE", "BUILD",
-)  # fmt: skip
+CONSTANTS = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False}
+LITERALS = ("BININT", "BININT1", "BININT2", "LONG1", "BINUNICODE", "SHORT_BINUNICODE", "BINBYTES", "SHORT_BINBYTES")
+STRINGS = ("BINSTRING", "SHORT_BINSTRING")  # bytes of Python 2, which genops gives as text
+TUPLES = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
 
 
 class PlainPickleError(ValueError):
     """A pickle that holds more than plain values, or that is damaged."""
 
 
+@dataclass(frozen=True)
+class _Name:
+    """A name of NumPy's, never looked up."""
+
+    text: str
+
+
+@dataclass
 class _Bytes:
     """An array of bytes in the making."""
 
     value: Array | None = None
 
-    def __setstate__(self, state: Any) -> None:
-        _, shape, kind, fortran, data = state
-        if kind != _Name("u1") or not isinstance(data, bytes):
-            raise PlainPickleError("it holds an array that is none of bytes")
-        if min(shape, default=0) < 0 or math.prod(shape) != len(data):
-            raise PlainPickleError(f"it holds an array that claims the shape {shape} and has {len(data):,} bytes")
-        self.value = np.frombuffer(data, np.uint8).reshape(shape, order="F" if fortran else "C")
 
-
-class _Name(NamedTuple):
-    """A name of NumPy's, never looked up, or the type of an array's elements."""
+@dataclass(frozen=True)
+class _Kind:
+    """The type of an array's elements."""
 
     text: str
 
-    def __call__(self, *given: Any) -> _Bytes | _Name:
-        """What NumPy's functions would make."""
-        if self.text in RECONSTRUCT and given[:1] == (_Name(NDARRAY),):
-            return _Bytes()
-        if self.text == DTYPE and given[:1] in (("u1",), (b"u1",)):
-            return _Name("u1")
-        raise PlainPickleError(f"it calls {self.text} with {reprlib.repr(given)}")
 
-    def __setstate__(self, state: Any) -> None:
-        """An element's type is known already."""
-
-
-class _Opcodes(dict[int, Any]):
-    """What Python does for each opcode that is needed."""
-
-    def __missing__(self, code: int) -> None:
-        raise PlainPickleError(f"it holds the opcode {chr(code)!r}, which no such file needs")
-
-
-class _Reader(pickle._Unpickler):  # in Python, since that written in C knows all opcodes
-    dispatch = _Opcodes((code, pickle._Unpickler.dispatch[code]) for name in OPCODES for code in getattr(pickle, name))
-
-    def find_class(self, module: str, name: str) -> _Name:
-        if f"{module} {name}" not in (*RECONSTRUCT, NDARRAY, DTYPE):
-            raise PlainPickleError(f"it names '{module} {name}', which no such file needs")
-        return _Name(f"{module} {name}")
+_MARK = _Name("mark")
 
 
 def read_plain(data: bytes) -> dict[str, Any]:
     """The dict that a pickle holds: str to int, str, bytes, list of these, or array of bytes."""
     try:
-        found = _Reader(io.BytesIO(data), encoding="bytes").load()
+        found = _Machine().run(data)
     except PlainPickleError:
         raise
-    except Exception as error:
+    except (ValueError, IndexError, KeyError, TypeError, AttributeError, OverflowError, MemoryError) as error:
         raise PlainPickleError(f"it is damaged: {error or type(error).__name__}") from None
     if not isinstance(found, dict):
         raise PlainPickleError(f"it holds a {type(found).__name__}, no dict")
     return {_text(key): _plain(value) for key, value in found.items()}
+
+
+class _Machine:
+    """A stack and a memo, as the pickle format has them."""
+
+    def __init__(self) -> None:
+        self.stack: list[Any] = []
+        self.memo: dict[int, Any] = {}
+
+    def run(self, data: bytes) -> Any:
+        for opcode, argument, _ in pickletools.genops(data):
+            if opcode.name == "STOP":
+                return self.stack.pop()
+            if not (
+                self._value(opcode.name, argument) or self._build(opcode.name) or self._memo(opcode.name, argument)
+            ):
+                raise PlainPickleError(f"it holds the opcode {opcode.name}, which no such file needs")
+        raise PlainPickleError("it has no end")
+
+    def _value(self, name: str, argument: Any) -> bool:
+        """Opcodes that put a value on the stack."""
+        if name in LITERALS:
+            self.stack.append(argument)
+        elif name in STRINGS:
+            self.stack.append(argument.encode("latin-1"))
+        elif name in CONSTANTS:
+            self.stack.append(CONSTANTS[name])
+        elif name in ("EMPTY_DICT", "EMPTY_LIST", "EMPTY_TUPLE"):
+            self.stack.append({"EMPTY_DICT": {}, "EMPTY_LIST": [], "EMPTY_TUPLE": ()}[name])
+        elif name == "MARK":
+            self.stack.append(_MARK)
+        elif name == "GLOBAL":
+            self.stack.append(_known(argument))
+        elif name == "STACK_GLOBAL":
+            attribute, module = self.stack.pop(), self.stack.pop()
+            self.stack.append(_known(f"{module} {attribute}"))
+        else:
+            return name in ("PROTO", "FRAME")
+        return True
+
+    def _build(self, name: str) -> bool:
+        """Opcodes that put values of the stack together."""
+        if name in TUPLES:
+            self.stack[-TUPLES[name] :] = [tuple(self.stack[-TUPLES[name] :])]
+        elif name == "TUPLE":
+            self.stack.append(tuple(self._since_mark()))
+        elif name == "APPEND":
+            value = self.stack.pop()
+            _expect(self.stack[-1], list).append(value)
+        elif name == "APPENDS":
+            values = self._since_mark()
+            _expect(self.stack[-1], list).extend(values)
+        elif name == "SETITEM":
+            value, key = self.stack.pop(), self.stack.pop()
+            _expect(self.stack[-1], dict)[_text(key)] = value
+        elif name == "SETITEMS":
+            values = self._since_mark()
+            pairs = zip(values[::2], values[1::2], strict=True)
+            _expect(self.stack[-1], dict).update((_text(key), value) for key, value in pairs)
+        elif name == "REDUCE":
+            arguments, function = self.stack.pop(), self.stack.pop()
+            self.stack.append(_described(function, arguments))
+        elif name == "BUILD":
+            state = self.stack.pop()
+            _complete(self.stack[-1], state)
+        else:
+            return False
+        return True
+
+    def _memo(self, name: str, argument: Any) -> bool:
+        """Opcodes that remember the top of the stack, or recall it."""
+        if name in ("BINPUT", "LONG_BINPUT"):
+            self.memo[argument] = self.stack[-1]
+        elif name == "MEMOIZE":
+            self.memo[len(self.memo)] = self.stack[-1]
+        elif name in ("BINGET", "LONG_BINGET"):
+            self.stack.append(self.memo[argument])
+        else:
+            return False
+        return True
+
+    def _since_mark(self) -> list[Any]:
+        place = len(self.stack) - 1
+        while self.stack[place] is not _MARK:
+            place -= 1
+            if place < 0:
+                raise PlainPickleError("it is damaged: a mark is missing")
+        values = self.stack[place + 1 :]
+        del self.stack[place:]
+        return values
+
+
+def _known(text: str) -> _Name:
+    if text not in (*RECONSTRUCT, NDARRAY, DTYPE):
+        raise PlainPickleError(f"it names {text!r}, which no such file needs")
+    return _Name(text)
+
+
+def _described(function: Any, arguments: Any) -> _Bytes | _Kind:
+    """What NumPy's functions would make, without calling them."""
+    given = _expect(arguments, tuple)
+    if isinstance(function, _Name) and function.text in RECONSTRUCT and given[0] == _Name(NDARRAY):
+        return _Bytes()
+    if function == _Name(DTYPE) and _text(given[0]) == "u1":
+        return _Kind("u1")
+    raise PlainPickleError(f"it calls {getattr(function, 'text', 'something')} with {str(given)[:40]}")
+
+
+def _complete(made: Any, state: Any) -> None:
+    """Give an array its bytes; an element's type is known already."""
+    if isinstance(made, _Kind):
+        return
+    _, shape, kind, fortran, data = _expect(state, tuple)
+    lengths = [_expect(n, int) for n in _expect(shape, tuple)]
+    if not isinstance(made, _Bytes) or kind != _Kind("u1") or not isinstance(data, bytes):
+        raise PlainPickleError("it holds an array that is none of bytes")
+    if min(lengths, default=0) < 0 or math.prod(lengths) != len(data):
+        raise PlainPickleError(f"it holds an array that claims the shape {tuple(lengths)} and has {len(data):,} bytes")
+    made.value = np.frombuffer(data, np.uint8).reshape(lengths, order="F" if fortran else "C")
 
 
 def _plain(value: Any) -> Any:
@@ -200,6 +292,10 @@ def _plain(value: Any) -> Any:
 
 
 def _text(value: Any) -> str:
-    if not isinstance(value, (str, bytes)):
-        raise PlainPickleError(f"it holds a {type(value).__name__} where a name belongs")
-    return value.decode("latin-1") if isinstance(value, bytes) else value
+    return value.decode("latin-1") if isinstance(value, bytes) else _expect(value, str)
+
+
+def _expect(value: Any, kind: type) -> Any:
+    if not isinstance(value, kind):
+        raise PlainPickleError(f"it holds a {type(value).__name__} where a {kind.__name__} belongs")
+    return value
