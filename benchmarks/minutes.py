@@ -33,6 +33,7 @@ from posterity.data.registry import available
 from posterity.experiment.compare import configs_of
 from posterity.experiment.run import start_run
 from posterity.papers.recipe import Recipe, RecipeCell, recipes
+from posterity.runs.lines import rounds_of
 from posterity.settings.config import Config
 
 RAW = Path(__file__).parents[1] / "docs" / "results" / "raw"
@@ -188,7 +189,7 @@ def time_round(config: Config, more: Mapping[str, Any], rounds: int) -> float:
     noisy = replace(light, dataset="minutes:noise", rounds=rounds + RECORDED, evaluate_every=rounds + RECORDED,
                     set={**config.set, "data.of": config.dataset, "data.rows": str(rows)}, **more)  # fmt: skip
     found = start_run(noisy, None)
-    seconds = [line["seconds"] for line in found.lines if line["kind"] == "round"]
+    seconds = [line.seconds for line in rounds_of(found.lines)]
     return times * statistics.median(seconds[RECORDED:-1])  # the last one has the evaluation in it
 
 

@@ -22,6 +22,7 @@ import posterity
 from posterity.experiment.compare import Task
 from posterity.experiment.facts import source_commit
 from posterity.experiment.run import silent
+from posterity.runs import files
 from posterity.runs import folder as run_folder
 from posterity.runs.folder import write_run
 from posterity.settings.config import Config, from_table, read_toml, to_toml
@@ -61,14 +62,14 @@ def _results(tasks: Sequence[Task], jobs: int) -> Iterator[tuple[Task, str, floa
 def lengthen(path: Path, rounds: int) -> None:
     """Let a run go on to `rounds`. Only for methods that do not look at the number of rounds to come."""
     config = from_table(read_toml(path / run_folder.CONFIG))
-    facts = {**run_folder.read_json(path / run_folder.RUN), "status": "running"}
+    facts = {**files.read_json(path / run_folder.RUN), "status": "running"}
     write_run(path, facts, to_toml(replace(config, rounds=rounds)))
 
 
 def _left(task: Task) -> Task | None:
     """The task without those of its seeds that are finished; None if all are."""
     left = [(path, config) for path, config in task.runs if not _done(path, config)]
-    return Task(task.title, *left[0], tuple(left[1:])) if left else None
+    return Task(task.title, tuple(left)) if left else None
 
 
 def _done(path: Path, config: Config) -> bool:
@@ -105,17 +106,14 @@ def _do(task: Task) -> tuple[Task, str, float]:
 
 def reached(path: Path) -> int:
     """The rounds of a finished run; 0 if there is none, or it is still going."""
-    if (
-        not (path / run_folder.CONFIG).exists()
-        or run_folder.read_json(path / run_folder.RUN).get("status") != "finished"
-    ):
+    if not (path / run_folder.CONFIG).exists() or files.read_json(path / run_folder.RUN).get("status") != "finished":
         return 0
     return from_table(read_toml(path / run_folder.CONFIG)).rounds
 
 
 def read_run(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """A run's facts and its lines."""
-    return run_folder.read_json(path / run_folder.RUN), run_folder.read_lines(path / run_folder.METRICS)
+    return files.read_json(path / run_folder.RUN), files.read_lines(path / run_folder.METRICS)
 
 
 def read_score(path: Path, round: int, point: str | None = None, part: str = "held") -> dict[str, Any]:
@@ -163,4 +161,4 @@ def write(folder: Path, name: str, page: str, numbers: Any) -> None:
     """The page as `name.md` and its numbers as `name.json`."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / f"{name}.md").write_text(page, encoding="utf-8")
-    (folder / f"{name}.json").write_text(json.dumps(run_folder.clean(numbers), indent=1, ensure_ascii=False) + "\n")
+    (folder / f"{name}.json").write_text(json.dumps(files.clean(numbers), indent=1, ensure_ascii=False) + "\n")

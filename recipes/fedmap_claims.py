@@ -60,7 +60,7 @@ class Arm:
         config = [
             plan.config(self.method, self.skew, "code", self.model, seed, **dict(self.own)) for seed in plan.seeds
         ]
-        return [Task(f"{self.name} seed {c.seed}", self.folder(plan, c.seed), c) for c in config]
+        return [Task(f"{self.name} seed {c.seed}", ((self.folder(plan, c.seed), c),)) for c in config]
 
     def seeds(self, plan: BatchPlan) -> list[int]:
         """The seeds that are finished."""

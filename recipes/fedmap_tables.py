@@ -29,7 +29,7 @@ from common import perform, reached, read_run, read_score
 from fedmap_page import METHODS, METRIC, SKEWS, Line, page
 
 from posterity.experiment.compare import Task
-from posterity.runs import folder as run_folder
+from posterity.runs import files
 from posterity.settings.config import Config
 
 OWN = {"fedprox": {"mu": 2.0}}  # settings of one method alone
@@ -86,7 +86,7 @@ class BatchPlan:
     def task(self, *which: Any) -> Task:
         method, skew, preset, model, seed = which
         title = f"{method}, {skew} skew, {preset} data, {model}, seed {seed}"
-        return Task(title, self.folder(*which), self.config(method, skew, preset, model, seed))
+        return Task(title, ((self.folder(*which), self.config(method, skew, preset, model, seed)),))
 
     def tasks(self) -> list[Task]:
         """Every run, in an order in which an interrupted call leaves whole seeds."""
@@ -94,7 +94,7 @@ class BatchPlan:
         tasks = []
         for model, preset, seeds, skew, method in product(self.models, self.presets, groups, SKEWS, self.methods):
             first, *others = [self.task(method, skew, preset, model, seed) for seed in seeds]
-            tasks.append(replace(first, others=tuple((task.path, task.config) for task in others)))
+            tasks.append(replace(first, runs=first.runs + tuple(run for task in others for run in task.runs)))
         return tasks
 
 
@@ -137,7 +137,7 @@ def write(out: Path, lines: Sequence[Line]) -> None:
     out.mkdir(parents=True, exist_ok=True)
     text = "".join(json.dumps(line, ensure_ascii=False, separators=(",", ":")) + "\n" for line in lines)
     (out / "tables.jsonl").write_text(text, encoding="utf-8")
-    (out / "tables.md").write_text(page(run_folder.read_lines(out / "tables.jsonl")), encoding="utf-8")
+    (out / "tables.md").write_text(page(files.read_lines(out / "tables.jsonl")), encoding="utf-8")
 
 
 # --- command line -----------------------------------------------------------------------------------------------------
@@ -186,7 +186,7 @@ def make_plans(given: argparse.Namespace) -> list[BatchPlan]:
 def main(words: Sequence[str]) -> None:
     given = arguments(words)
     if given.file is not None:
-        print(page(run_folder.read_lines(given.file)))
+        print(page(files.read_lines(given.file)))
         return
     plans = make_plans(given)
     try:

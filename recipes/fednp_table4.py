@@ -29,7 +29,7 @@ from torch import Tensor
 
 import posterity
 from posterity.experiment.result import Result
-from posterity.runs import folder as run_folder
+from posterity.runs import files
 
 Line = dict[str, Any]  # a cell: setting, method, what was changed, and each seed's errors
 
@@ -241,7 +241,7 @@ def main() -> None:
     asked = parser.parse_args()
     torch.set_num_threads(1)  # sums in other pieces round otherwise, and RMSprop's first steps magnify that
     if asked.file is not None:
-        print(page(run_folder.read_lines(asked.file), asked.seeds))
+        print(page(files.read_lines(asked.file), asked.seeds))
         return
     asked.seeds = asked.seeds or 3
     text = page(collect(asked))

@@ -141,7 +141,7 @@ def main(given: Sequence[str] | None = None) -> None:
     asked = parser.parse_args(given)
     places = {(alpha, method, seed): asked.out / f"{method}-{alpha:g}" / f"seed-{seed}"
               for alpha in ALPHAS for method in METHODS for seed in range(asked.seeds)}  # fmt: skip
-    perform([Task(f"{m}, {a:g}, seed {s}", path, config_of(a, m, s, asked.quick))
+    perform([Task(f"{m}, {a:g}, seed {s}", ((path, config_of(a, m, s, asked.quick)),))
              for (a, m, s), path in places.items()], asked.jobs)  # fmt: skip
     found = [measure(load(path), alpha, method, points) for (alpha, method, _), path in places.items()
              for points in POINTS[method]]  # fmt: skip

@@ -16,7 +16,8 @@ from flower.in_process import InProcess, sites
 
 from injected.messages import Outcome, judged, setting
 from posterity.flower.experiment import open_server
-from posterity.runs.folder import METRICS, read_lines
+from posterity.runs.files import read_lines
+from posterity.runs.folder import METRICS
 from posterity.settings.config import Config
 
 CLIENTS, ROUNDS = 3, 3

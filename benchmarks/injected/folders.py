@@ -16,6 +16,7 @@ from experiment.kills import remains
 from injected.bench import Bench, Fault, Outcome, Trial, end_of, play, watched
 from injected.copies import STORES, made
 from injected.kills import CASES, count_operations
+from posterity.runs import files as run_files
 from posterity.runs import folder as run_folder
 
 LINKS = ("config.toml", "run.json", "metrics.jsonl", "checkpoint.safetensors", "lock", "run.json.part",
@@ -134,7 +135,7 @@ def link_clients(runs: dict[str, Path], place: Path) -> None:
     mine.mkdir()
     (out / "clients").symlink_to(mine)
     assert "symbolic link" in test_damage.take_up(out).text
-    assert run_folder.read_json(out / run_folder.RUN)["status"] != "finished"
+    assert run_files.read_json(out / run_folder.RUN)["status"] != "finished"
     assert not any(mine.iterdir())
 
 

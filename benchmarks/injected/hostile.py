@@ -19,7 +19,8 @@ from injected.deployed import CLIENTS, LINK, ROUNDS, deployed
 from injected.forged import AT, FORGED, Forged
 from injected.messages import Outcome, difference, judged, play, setting
 from posterity.laws.case import largest_gap
-from posterity.runs.folder import METRICS, read_lines
+from posterity.runs.files import read_lines
+from posterity.runs.folder import METRICS
 from posterity.settings.config import Config
 
 HERE = Path(__file__).parent

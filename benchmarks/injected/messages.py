@@ -20,7 +20,8 @@ from posterity.flower.server import Server, Watch
 from posterity.flower.settings import RoundRules
 from posterity.flower.site import answer
 from posterity.methods.wrappers.clip import length
-from posterity.runs.folder import METRICS, read_lines
+from posterity.runs.files import read_lines
+from posterity.runs.folder import METRICS
 from posterity.settings.config import Config
 
 CLIENTS, ROUNDS = 4, 4

@@ -22,7 +22,7 @@ import torch
 from posterity.cli.interrupt import how_to_go_on
 from posterity.engine.parent import WORKER, interrupts_held, is_stopped, tell_end
 from posterity.engine.processes import LOST, MEETING
-from posterity.experiment.resume import runs_below
+from posterity.runs import files
 from posterity.runs import folder as run_folder
 from posterity.settings.config import Config, from_table, read_toml
 
@@ -67,7 +67,7 @@ def processes_before(folder: Path) -> int:
 
 def check_runs(folder: Path) -> None:
     """Refuse to go on with several runs at once if one of them needs processes of its own."""
-    for path in runs_below(folder):
+    for path in run_folder.runs_below(folder):
         if path != folder and not launched() and (size := _processes_of(path)) > 1:
             raise ValueError(
                 f"{path} was shared out among {size} processes: go on with it first (posterity resume {path})"
@@ -76,7 +76,7 @@ def check_runs(folder: Path) -> None:
 
 def _processes_of(folder: Path) -> int:
     """Processes among which the command line shared out a run that is not finished."""
-    config, facts = from_table(read_toml(folder / run_folder.CONFIG)), run_folder.read_json(folder / run_folder.RUN)
+    config, facts = from_table(read_toml(folder / run_folder.CONFIG)), files.read_json(folder / run_folder.RUN)
     chosen = config.engine == "processes" and config.device == "cpu"
     return int(facts.get("processes", 1)) if chosen and facts.get("status") != "finished" else 1
 

@@ -24,6 +24,7 @@ from posterity.data.federation import Federation
 from posterity.data.pool import DataError, listed
 from posterity.data.tables import CLIENT, SUFFIXES, check_numbers, named_values, read_csv, read_parquet
 from posterity.experiment.result import Result
+from posterity.runs import files
 from posterity.runs import folder as run_folder
 from posterity.settings.hyperparameters import nearest
 from posterity.settings.text import plain
@@ -50,7 +51,7 @@ def predict_file(
     asked = read_rows(file, told.preprocessing.columns, column, client)
     owners, notes = _owners(file, asked, client, column, told), list(asked.notes)
     delivery = result.delivered(show)
-    why = run_folder.read_json(folder / run_folder.RUN).get("diverged") or result.diverged
+    why = files.read_json(folder / run_folder.RUN).get("diverged") or result.diverged
     notes += [f"this is no result: {why}"] if why else []
     notes += [delivery.note] if delivery.note else []
     points = dict.fromkeys("received" if who >= told.members else delivery.point for who in sorted(owners))
@@ -70,7 +71,7 @@ def _finished(folder: Path, trust: bool) -> Result:
         inside = sorted(str(path.parent) for path in folder.glob(f"**/{run_folder.CONFIG}")) if folder.is_dir() else []
         hint = f"; it holds several, give one of them: {listed(inside)}" if inside else ""
         raise ValueError(f"{folder} holds no run (there is no {run_folder.CONFIG} in it){hint}")
-    status = run_folder.read_json(folder / run_folder.RUN).get("status")
+    status = files.read_json(folder / run_folder.RUN).get("status")
     if status != "finished":
         raise ValueError(f"the run in {folder} is not finished ({status}): 'posterity resume {folder}' takes it to its "
                          "end, then it can predict")  # fmt: skip
@@ -198,4 +199,4 @@ def write_predictions(path: Path, text: str) -> None:
     """The whole file, or what was there before."""
     if path.is_dir() or not path.parent.is_dir():
         raise ValueError(f"{path}: expected a file in a folder that exists; give another --out")
-    run_folder.write_atomic(path, text.encode())
+    files.write_atomic(path, text.encode())

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from rich.table import Column as RichColumn
 from rich.table import Table
 
 from posterity.cli.flags import Output
+from posterity.core.protocol import POINTS
 from posterity.data.user_files import looks_like_path
 from posterity.evaluate import METRICS
 from posterity.experiment.run import Watch, silent
@@ -40,7 +41,7 @@ from posterity.report import (
 )
 from posterity.report.show import RULE, export, name_of
 from posterity.report.table import by_seed, describe_divergence
-from posterity.runs.read import POINTS
+from posterity.runs.lines import Line, rounds_of, scores_of
 from posterity.settings.text import plain
 
 EVERY = 10.0  # seconds between two plain lines
@@ -81,7 +82,7 @@ def _live(title: str, total: int) -> Iterator[Watch]:
     task, told = bar.add_task(label(title), total=total, note=""), _Told()
     try:
 
-        def watch(round: int, rounds: int, lines: list[dict[str, Any]]) -> None:
+        def watch(round: int, rounds: int, lines: list[Line]) -> None:
             bar.start()  # not before the first round: a mistake in the settings should stand alone
             for note in told.news(lines):
                 bar.console.print(plain(note), markup=False, highlight=False)
@@ -95,7 +96,7 @@ def _live(title: str, total: int) -> Iterator[Watch]:
 def _lines(title: str) -> Watch:
     told, printed = _Told(), [0.0]
 
-    def watch(round: int, rounds: int, lines: list[dict[str, Any]]) -> None:
+    def watch(round: int, rounds: int, lines: list[Line]) -> None:
         note, now = told.note(lines), time.monotonic()
         for each in told.news(lines):
             print(f"{plain(title)}: {plain(each)}", flush=True)
@@ -120,35 +121,34 @@ class _Told:
     def seconds(self) -> float:
         return time.perf_counter() - self.begun
 
-    def news(self, lines: list[dict[str, Any]]) -> list[str]:
+    def news(self, lines: list[Line]) -> list[str]:
         """What a round notes that no round before it has: the runs of a comparison often say the same."""
         found = [note for note in notes_of(lines) if note not in self.said]
         self.said.update(found)
         return found
 
-    def note(self, lines: Sequence[Mapping[str, Any]]) -> str:
+    def note(self, lines: Sequence[Line]) -> str:
         """The last scores of all members on validation, named, and the speed."""
         self.rounds += 1
-        self.visits += lines[0]["cohort"]
+        self.visits += sum(line.cohort for line in rounds_of(lines))
         self.scored = scores_told(lines) or self.scored
         speed = f"{self.visits / max(1e-9, self.seconds):,.0f} clients/s"
         return f"{self.scored}, {speed}" if self.scored else speed
 
 
-def notes_of(lines: list[dict[str, Any]]) -> list[str]:
+def notes_of(lines: Sequence[Line]) -> list[str]:
     """What a round's lines have to say to somebody who watches: why it was rolled back, what else happened."""
-    line = lines[0] if lines else {}
-    back = [f"rolled back, {line['rolled_back']}"] if line.get("rolled_back") else []
-    return [f"round {line['round']}: {note}" for note in (*back, *(line.get("notes") or []))]
+    return [f"round {line.round}: {note}" for line in rounds_of(lines)
+            for note in ([f"rolled back, {line.rolled_back}"] if line.rolled_back else []) + [*line.notes]]  # fmt: skip
 
 
-def scores_told(lines: Sequence[Mapping[str, Any]]) -> str:
+def scores_told(lines: Sequence[Line]) -> str:
     """`validation accuracy 0.831 (received), 0.852 (trained)`; empty where the round was not scored."""
-    found = [x for x in lines if x["kind"] == "score" and x["part"] == "validation" and x["group"] == "members"]
+    found = [x for x in scores_of(lines) if x.part == "validation" and x.group == "members"]
     if not found:
         return ""
-    metric = next(m for m in METRICS if m.goal and m.name in found[-1]["metrics"])
-    last = {x["point"]: x["metrics"][metric.name]["pooled"] for x in found}
+    metric = next(m for m in METRICS if m.goal and m.name in found[-1].metrics)
+    last = {x.point: x.value(metric.name) for x in found}
     texts = {point: "undefined" if value is None else f"{value:.3f}" for point, value in last.items()}
     numbers = ", ".join(f"{texts[point]} ({point})" for point in POINTS if point in texts)
     return f"validation {metric.noun or metric.name} {numbers}"

@@ -28,26 +28,16 @@ from posterity import methods
 from posterity.data import Partition, parse_partition
 from posterity.engine.process_settings import with_threads
 from posterity.evaluate import load_metrics
-from posterity.experiment.resume import (
-    DataNow,
-    Tell,
-    begin_again,
-    check_settings,
-    find_changed,
-    remark_on_old,
-    remark_on_others,
-    runs_below,
-    tell_user,
-)
-from posterity.experiment.run import Watch, check_rule
+from posterity.experiment import resume
+from posterity.experiment.resume import Tell, tell_user
+from posterity.experiment.run import Watch
 from posterity.experiment.setup import GPU_SHARE, load_federation
 from posterity.experiment.workers import Run, Task, WorkerLost, Workers
 from posterity.methods import available
-from posterity.runs import files as integrity
+from posterity.runs import files
 from posterity.runs import folder as run_folder
-from posterity.runs import folder as verify
 from posterity.runs.folder import PLAN
-from posterity.settings.config import Config, from_table, read_toml, to_toml
+from posterity.settings.config import Config, from_table, to_toml
 from posterity.settings.hyperparameters import split_list
 
 ALL = "all"
@@ -158,21 +148,20 @@ def compare_runs(
     """
     load_metrics(config.metrics)  # for its mistakes
     planned = _plan(config, names, seeds, out)
-    left = any(not _finished(path) for _, runs in planned for path, _ in runs)
-    now = DataNow()
-    changed = {variant.name: find_changed(out / variant.folder, now) for variant, _ in planned}
+    left = any(not run_folder.is_finished(path) for _, runs in planned for path, _ in runs)
+    now: resume.Known = {}
+    changed = {variant.name: resume.find_changed(out / variant.folder, now) for variant, _ in planned}
     if left and not again:
         _refuse(changed, out)
     stale = {path for some in changed.values() for path in some}
-    begun = [path for path in runs_below(out, "*/seed-*") if path not in stale]
+    begun = [path for path in run_folder.runs_below(out, "*/seed-*") if path not in stale]
     if stale or left:
         _check_clients(config, begun)
-    remark_on_old(begun, tell)
     named = {out / variant.folder for variant, _ in planned}
-    remark_on_others([path for path in begun if path.parent not in named], tell, now)
+    resume.remark_on_others([path for path in begun if path.parent not in named], tell, now)
     for name, some in changed.items():
         if some and again:
-            begin_again(name, some, tell)
+            resume.begin_again(name, some, tell)
     tasks = [task for variant, runs in planned for task in tasks_left(runs, together, variant.name)]
     _tell_share(config, min(jobs, len(tasks)), tell)
     tasks.sort(key=lambda task: seeds.index(task.config.seed))  # the first seed of all methods, then the second
@@ -185,10 +174,10 @@ def compare_runs(
 @contextmanager
 def _written(out: Path, plan: Mapping[str, Any], runs: Sequence[Run]) -> Iterator[None]:
     """The plan in its folder; what was there before if a mistake in the data or the network let no run begin."""
-    new, before = not out.exists(), integrity.read_regular(out / PLAN) if (out / PLAN).exists() else None
-    verify.make_folder(out)
-    with verify.disk_told(out):
-        run_folder.write_json(out / PLAN, plan)
+    new, before = not out.exists(), files.read_regular(out / PLAN) if (out / PLAN).exists() else None
+    run_folder.make_folder(out)
+    with run_folder.disk_explained(out):
+        files.write_json(out / PLAN, plan)
     try:
         yield
     except WorkerLost as lost:
@@ -202,7 +191,7 @@ def _written(out: Path, plan: Mapping[str, Any], runs: Sequence[Run]) -> Iterato
 def _take_back(out: Path, before: bytes | None, new: bool) -> None:
     """Leave a folder as it was before a comparison was planned there."""
     if before is not None:
-        run_folder.write_atomic(out / PLAN, before)
+        files.write_atomic(out / PLAN, before)
         return
     (out / PLAN).unlink()
     if new:
@@ -236,7 +225,7 @@ def _plan(config: Config, names: list[str], seeds: list[int], out: Path) -> list
         runs = [(out / variant.folder / f"seed-{seed}", replace(each, seed=seed)) for seed in seeds]
         for path, wanted in runs:
             if (path / run_folder.CONFIG).exists():
-                check_settings(path, wanted)
+                resume.check_settings(path, wanted)
         planned.append((variant, runs))
     return planned
 
@@ -282,7 +271,7 @@ def resume_all(folder: Path, watching: Watching, jobs: int | None = None, tell: 
     A comparison has as many runs at once as when it began, unless `jobs` says otherwise, with as many threads.
     """
     if (folder / PLAN).exists():
-        plan = run_folder.read_json(folder / PLAN)
+        plan = files.read_json(folder / PLAN)
         config = from_table(tomllib.loads(plan["config"]))
         together, at_once = plan.get("together", False), jobs or min(_count(plan, "jobs") or 1, os.cpu_count() or 1)
         threads, names = _count(plan, "threads"), plan["methods"]
@@ -291,36 +280,36 @@ def resume_all(folder: Path, watching: Watching, jobs: int | None = None, tell: 
         if others := _others_left(folder, {path for path, _ in planned(config, names, plan["seeds"], folder)}):
             execute(tasks_left(others, False), watching, at_once, threads or _share(at_once, len(others)))
         return
-    found = runs_below(folder) if folder.is_dir() else []
+    found = run_folder.runs_below(folder) if folder.is_dir() else []
     if not found:
         raise ValueError(f"{folder} holds no run (there is no {run_folder.CONFIG} in or under it)")
-    runs = [(path, from_table(read_toml(path / run_folder.CONFIG))) for path in found]
+    runs = [(path, resume.read_config(path)) for path in found]
     execute(tasks_left(runs, False), watching, jobs or 1, _share(jobs or 1, len(runs)))
 
 
 def _others_left(out: Path, wanted: set[Path]) -> list[Run]:
     """Unfinished runs that an earlier comparison began here; not of methods edited since, which were remarked on."""
-    now, found = DataNow(), []
-    for path in runs_below(out, "*/seed-*"):
-        if path in wanted or _finished(path):
+    now, found = resume.Known(), list[Run]()
+    for path in run_folder.runs_below(out, "*/seed-*"):
+        if path in wanted or run_folder.is_finished(path):
             continue
         with suppress(ValueError):  # a method that is not there any more
-            if path not in find_changed(path.parent, now):
-                found.append((path, from_table(read_toml(path / run_folder.CONFIG))))
+            if path not in resume.find_changed(path.parent, now):
+                found.append((path, resume.read_config(path)))
     return found
 
 
 def _check_clients(config: Config, begun: list[Path]) -> None:
     """Runs to come are compared with those begun before: refuse it if these have clients of another version."""
-    facts = [run_folder.read_json(path / run_folder.RUN).get("federation", {}) for path in begun]
+    facts = [files.read_json(path / run_folder.RUN)["federation"] for path in begun]
     if not facts:
         return
-    if told := facts[0].get("partition"):
+    if told := facts[0]["partition"]:
         rule: Partition | None = Partition(told["rule"])
     else:
         rule = parse_partition(config.partition) if config.partition else load_federation(config).partition
     for path, before in zip(begun, facts, strict=True):
-        check_rule(before, rule, path)
+        resume.check_rule(before, rule, path)
 
 
 def tasks_left(runs: list[Run], together: bool, name: str = "") -> list[Task]:
@@ -331,9 +320,9 @@ def tasks_left(runs: list[Run], together: bool, name: str = "") -> list[Task]:
         if not (path / run_folder.CONFIG).exists():
             fresh.append((path, config))
             continue
-        seeds = run_folder.read_json(path / run_folder.RUN).get("together", [])
+        seeds = files.read_json(path / run_folder.RUN).get("together", [])
         at_once = [(path.parent / f"seed-{seed}", replace(config, seed=seed)) for seed in seeds] or [(path, config)]
-        if not _finished(path) and not any(path == other for task in tasks for other, _ in task.runs):
+        if not run_folder.is_finished(path) and not any(path == other for task in tasks for other, _ in task.runs):
             tasks.append(Task.of(at_once, name))
     begun = {path for task in tasks for path, _ in task.runs}  # a kill may have come before all of them had begun
     left = [run for run in fresh if run[0] not in begun]
@@ -362,7 +351,3 @@ def fitting(name: str, config: Config, names: list[str]) -> dict[str, object]:
         elif not any(methods.has_setting(each, key) for each in names):
             methods.build(name, {key: value})  # which says what is possible
     return kept
-
-
-def _finished(path: Path) -> bool:
-    return (path / run_folder.RUN).exists() and run_folder.read_json(path / run_folder.RUN).get("status") == "finished"

@@ -1,7 +1,4 @@
-"""The network of a run: what `run.json` says of it, and whether a run that goes on has the same one.
-
-What `run.json` says of any run, wherever its clients are: the software, and the method.
-"""
+"""What `run.json` says of any run, wherever its clients are: its network, the software, and the method."""
 
 from __future__ import annotations
 
@@ -35,29 +32,6 @@ def network_facts(sim: Simulation) -> dict[str, Any]:
     }
     frozen = {"numbers": sum(leaf.numel() for leaf in still.values()), "weights": fingerprint(tuple(still.values()))}
     return {**facts, "frozen": frozen} if still else facts
-
-
-def _in_words(told: dict[str, Any]) -> str:
-    frozen = f", {told['frozen']['numbers']:,} of them frozen" if told.get("frozen") else ""
-    return f"{told['name']!r} with {told['numbers']:,} numbers{frozen}"
-
-
-def check_network(before: dict[str, Any], sim: Simulation, out: Path) -> None:
-    """Refuse to go on with another network than the run began with; folders of before say nothing."""
-    now = network_facts(sim)
-    if not before or before == now:
-        return
-    was, here = (_in_words(told) for told in (before, now))
-    if was == here:
-        raise ValueError(
-            f"{out} was begun with other weights of the network {was}: a module that is handed over keeps the weights "
-            "that it comes with, and frozen ones are never saved. Give it those that it had (load_state_dict), or "
-            "begin again with its class"
-        )
-    raise ValueError(
-        f"{out} was run with the network {was}; here it is {here}: hand over the one that it had "
-        "(posterity.load(folder, model=…)); if the file that makes it was changed, put the old one back"
-    )
 
 
 COMMIT = "POSTERITY_COMMIT"  # environment: the commit of a copy that has no history of its own

@@ -13,13 +13,13 @@ import hashlib
 import os
 import sys
 import sysconfig
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from posterity import core, methods
-from posterity.runs.folder import CONFIG, clean
+from posterity.runs.files import clean
 from posterity.settings.config import Config
 from posterity.settings.hyperparameters import split_list
 
@@ -38,29 +38,19 @@ def sources(config: Config, method: Any = None) -> dict[str, str]:
 
 
 def tell_changes(facts: Mapping[str, Any], config: Config) -> list[str]:
-    """What has changed since a run with these facts (run.json) began, in words.
-
-    A folder from before sources were written down tells the values of those hyper-parameters that it names.
-    """
+    """What has changed since a run with these facts (run.json) began, in words."""
     method = _built(config)
-    before, now = facts.get("sources"), sources(config, method)
-    values = _values_changed(facts.get("method", {}).get("fields", {}), clean(fields_of(method)), before is not None)
-    names = [] if before is None else [n for n in sorted({*before, *now}) if before.get(n) != now.get(n)]
-    return values + ([f"the source of {_list(names)} was edited"] if names else [])
+    (before, now), (was, here) = (facts["method"]["fields"], clean(fields_of(method))), (
+        facts["sources"], sources(config, method))  # fmt: skip
+    told = [f"{n} was {before[n]} and is {now[n]} now" for n in before if n in now and before[n] != now[n]]
+    told += [f"{n} is new ({now[n]})" for n in now if n not in before]
+    told += [f"{n} is gone" for n in before if n not in now]
+    names = [n for n in sorted({*was, *here}) if was.get(n) != here.get(n)]
+    return told + ([f"the source of {', '.join(names)} was edited"] if names else [])
 
 
 def _built(config: Config) -> Any:
     return methods.build(config.method, config.settings(), config.training(), config.least)
-
-
-def check_unchanged(facts: Mapping[str, Any], config: Config, out: Path) -> None:
-    """Refuse to go on with an unfinished run whose method, or whatever else made its numbers, is another one now."""
-    if facts.get("status") != "finished" and (changes := tell_changes(facts, config)):
-        raise ValueError(
-            f"{out} cannot go on, because it was begun with something else: {'; '.join(changes)}. Put back what was "
-            f"there, or begin again: 'posterity run --config {out / CONFIG} --out ANOTHER' (a comparison: give its "
-            "'posterity compare …' again, which moves what changed aside)"
-        )
 
 
 def fields_of(method: Any) -> dict[str, Any]:
@@ -69,27 +59,10 @@ def fields_of(method: Any) -> dict[str, Any]:
     for name, value in vars(method).items():
         if hasattr(value, "__dataclass_fields__"):
             found |= {f"{name}.{inner}": v for inner, v in fields_of(value).items()}
-        elif all(isinstance(each, (str, int, float, bool, type(None))) for each in _items(value)):
+        elif all(isinstance(v, (str, int, float, bool, type(None)))
+                 for v in (value if isinstance(value, tuple) else (value,))):  # fmt: skip
             found[name] = value
     return found
-
-
-def _items(value: Any) -> Sequence[Any]:
-    return value if isinstance(value, tuple) else (value,)
-
-
-def _values_changed(before: Mapping[str, Any], now: Mapping[str, Any], complete: bool) -> list[str]:
-    """Hyper-parameters with another value than they had; where `complete`, also those that came or went."""
-    both = [name for name in before if name in now and before[name] != now[name]]
-    told = [f"{name} was {before[name]} and is {now[name]} now" for name in both]
-    if complete:
-        told += [f"{name} is new ({now[name]})" for name in now if name not in before]
-        told += [f"{name} is gone" for name in before if name not in now]
-    return told
-
-
-def _list(names: list[str]) -> str:
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more modules" if len(names) > 3 else "")
 
 
 def _classes(method: Any) -> Iterator[str]:
@@ -102,13 +75,8 @@ def _classes(method: Any) -> Iterator[str]:
 
 def _outside(config: Config) -> Iterator[str]:
     """The modules of your own that a configuration names."""
-    parts = [
-        config.model,
-        config.engine,
-        config.partition,
-        *config.dataset.split("+"),
-        *split_list(config.metrics or ""),
-    ]
+    named = (config.model, config.engine, config.partition)
+    parts = [*named, *config.dataset.split("+"), *split_list(config.metrics or "")]
     for text in parts:
         name, _, attribute = (text or "").partition(":")
         if attribute.partition(":")[0].isidentifier() and all(word.isidentifier() for word in name.split(".")):

@@ -5,28 +5,22 @@ before is let go. With a folder, kept rounds are written before the checkpoint t
 does not want are removed after it. Which rounds are kept follows from the lines alone: a run that goes on from any of
 its checkpoints comes to choose the same rounds again, and keeps what it has not kept before.
 
-The models that a run delivers: of the round that a selection rule chose, at the point where its method is scored.
-
-A model that was moved by its client's own data (`adapted`, `trained`) cannot be made again without them, so a finished
-run's folder has those of its members, in `models-ROUND.safetensors`; it holds no row of data. Others are made of what
-`kept_round.py` keeps.
-
-A round of a run as its members were scored, kept so that its models can be delivered later.
-
     kept-000012.safetensors        the State that members and newcomers met, who has a record
     kept-000012-0000.safetensors   their records, in pieces that fit into memory
+    models-000012.safetensors      the members' models, where they were moved by their client's own data
 
-The pieces are written first: where the first file is, all of them are. A kept round is never changed; `chosen.py` says
-which rounds are kept, `delivery.py` what is made of them.
+The pieces are written first: where the first file is, all of them are. A kept round is never changed. Models that were
+moved (`adapted`, `trained`) cannot be made again without data, so a finished run's folder has them; no row of data is
+in there. Others are made of the round that was kept.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -46,9 +40,9 @@ from posterity.engine.store import Store
 from posterity.evaluate import goal_of, select
 from posterity.evaluate.selection import RULES
 from posterity.experiment.setup import Setup
-from posterity.runs import files as integrity
+from posterity.runs import files
 from posterity.runs import folder as run_folder
-from posterity.runs.files import DamagedFile
+from posterity.runs.lines import Line, ScoreLine, scores_of
 from posterity.settings.config import Config
 from posterity.settings.hyperparameters import nearest, split_list
 
@@ -68,11 +62,10 @@ def rules_of(config: Config) -> tuple[str, ...]:
     return ("validated", *asked)
 
 
-def entry_of(lines: Sequence[dict[str, Any]], metric: str, point: str) -> dict[str, Any]:
-    """The values that rules choose by, of the lines of one round."""
-    mine = [x for x in lines if x["kind"] == "score" and (x["point"], x["group"]) == (point, "members")]
-    values = {x["part"]: x["metrics"].get(metric, {}).get("pooled") for x in mine}
-    return {"round": mine[0]["round"], **values} if mine else {}
+def entry_of(lines: Sequence[ScoreLine], metric: str, point: str) -> dict[str, Any]:
+    """The values that rules choose by, of the scores of one round."""
+    mine = [line for line in lines if (line.point, line.group) == (point, "members")]
+    return {"round": mine[0].round, **{line.part: line.value(metric) for line in mine}} if mine else {}
 
 
 @dataclass
@@ -92,13 +85,15 @@ class Chosen:
         """Whether the method is scored before a round is combined, right after training."""
         return bool(self.sim.method.scored == "trained")
 
-    def recover(self, lines: Sequence[dict[str, Any]]) -> None:
+    def recover(self, lines: Sequence[Line]) -> None:
         """Go on from what the lines of a checkpoint say."""
-        goal, point = goal_of(self.sim.federation.task).name, self.sim.method.scored
-        by_round: dict[int, list[dict[str, Any]]] = {}
-        for line in lines:
-            by_round.setdefault(line["round"], []).append(line)
-        self.entries = [entry for some in by_round.values() if (entry := entry_of(some, goal, point))]
+        by_round: dict[int, list[ScoreLine]] = {}
+        for line in scores_of(lines):
+            by_round.setdefault(line.round, []).append(line)
+        self.entries = [entry for some in by_round.values() if (entry := self._entry(some))]
+
+    def _entry(self, scores: Sequence[ScoreLine]) -> dict[str, Any]:
+        return entry_of(scores, goal_of(self.sim.federation.task).name, self.sim.method.scored)
 
     def wanted(self) -> set[int]:
         """The rounds that the rules choose by now; for a method scored after training, the run's last round, too."""
@@ -111,7 +106,7 @@ class Chosen:
         return {round for round in found if round is not None}
 
     def consider(
-        self, round: int, scores: Sequence[dict[str, Any]], state: Tree, store: Store, before: bool,
+        self, round: int, scores: Sequence[ScoreLine], state: Tree, store: Store, before: bool,
         gather: Callable[[], None],
     ) -> None:  # fmt: skip
         """Keep a round if a rule has just chosen it; asked before it is combined and again with its new state."""
@@ -120,9 +115,7 @@ class Chosen:
                 self.kept[round] = replace(self.kept[round], late=state)
             return
         processes = self.sim.processes
-        if processes.leads and (
-            entry := entry_of(scores, goal_of(self.sim.federation.task).name, self.sim.method.scored)
-        ):
+        if processes.leads and (entry := self._entry(scores)):
             self.entries.append(entry)
         wanted = self.wanted()
         if not processes.all_gather(float(round in wanted))[0]:
@@ -149,11 +142,7 @@ class Chosen:
         if self.folder is None:
             return
         for round in sorted(self.unsaved):
-            kept = self.kept[round]
-            if round in self.pieces:
-                kept.save_state(self.folder, self.pieces[round])
-            else:
-                kept.save(self.folder)
+            self.kept[round].save(self.folder, self.pieces.get(round))
         self.unsaved = set()
 
     def prune(self) -> None:
@@ -253,28 +242,22 @@ class Models:
         return Carry(tops["params"], tops["kept"], ())
 
 
-class Looked(dict[str, Tree]):
+class Looked(Mapping[str, Tree]):
     """What passes gathered, remembering which of it was looked at."""
 
-    def __init__(self, kept: dict[str, Tree]) -> None:
-        super().__init__(kept)
-        self.seen: set[str] = set()
+    def __init__(self, kept: Mapping[str, Tree]) -> None:
+        self.kept, self.seen = kept, set[str]()
 
     def __getitem__(self, name: str) -> Tree:
         self.seen.add(name)
-        return super().__getitem__(name)
-
-    def get(self, name: str, default: Any = None) -> Any:
-        self.seen.add(name)
-        return super().get(name, default)
-
-    def keys(self) -> Any:
-        self.seen |= set(super().keys())
-        return super().keys()
+        return self.kept[name]
 
     def __iter__(self) -> Iterator[str]:
-        self.seen |= set(super().keys())
-        return super().__iter__()
+        self.seen |= set(self.kept)
+        return iter(self.kept)
+
+    def __len__(self) -> int:
+        return len(self.kept)
 
 
 @dataclass(frozen=True)
@@ -296,7 +279,7 @@ def _reads(delivery: Delivery) -> tuple[str, ...]:
     """What `predict` looks at of that which passes gathered: seen once, with one client."""
     sim, store = delivery.setup.sim, cast(Store, delivery.kept.records)
     carry, here = personal_model(sim, delivery.kept.state, store, 0, delivery.round, delivery.point)
-    kept = Looked(carry.kept)
+    kept: Any = Looked(carry.kept)
     sim.method.predict(replace(carry, kept=kept), sim.federation.x[:1], replace(here, kept=kept))
     return tuple(sorted(kept.seen & set(carry.kept)))
 
@@ -349,7 +332,7 @@ def save_models(folder: Path, setup: Setup, deliveries: list[Delivery]) -> str:
     if sim.federation.absent:  # they cannot be made again
         for delivery in deliveries:
             if delivery.folder is not None and (path := delivery.folder / models_file(delivery.round)).exists():
-                run_folder.write_atomic(folder / path.name, path.read_bytes())
+                files.write_atomic(folder / path.name, path.read_bytes())
         return "stored as they were found"
     always = bool(sim.prepare())  # also what is received was fitted on the client's data (a temperature)
     if sim.method.scored == "received" and not always:
@@ -370,14 +353,6 @@ def save_models(folder: Path, setup: Setup, deliveries: list[Delivery]) -> str:
 PIECE = 2**28  # bytes of records that are written, or read, at once
 PREFIX = "kept-"
 PARTS = (("kept", ""), ("kept", "-*"), ("models", ""))  # what a folder may hold of one round
-
-
-class ReadableRecords(Protocol):
-    """Where personal records are read; a `Store` is one."""
-
-    known: Tensor
-
-    def read(self, clients: Tensor) -> Tree: ...
 
 
 @dataclass
@@ -407,16 +382,12 @@ class Kept:
 
     round: int
     state: Tree
-    records: ReadableRecords
+    records: Store | Records
     late: Tree  # the State that newcomers meet
 
-    def save(self, folder: Path) -> None:
-        """Write it, the file that says that all is there at last."""
-        each = save_records(folder, self.round, self.records)
-        self.save_state(folder, each)
-
-    def save_state(self, folder: Path, each: int) -> None:
-        """The file beside its records, of which there are `each` in a piece."""
+    def save(self, folder: Path, each: int | None = None) -> None:
+        """Write it, the file that says that all is there at last; `each`: there are pieces with so many records."""
+        each = save_records(folder, self.round, self.records) if each is None else each
         trees = {"state": self.state, "known": {"clients": self.records.known}}
         if self.late is not self.state:
             trees["late"] = self.late
@@ -438,7 +409,7 @@ def copied(store: Store, device: torch.device) -> Records:
     return Records(known, lambda places: tree_rows(rows, places), device)
 
 
-def save_records(folder: Path, round: int, records: ReadableRecords) -> int:
+def save_records(folder: Path, round: int, records: Store | Records) -> int:
     """Write all records piece by piece; how many are in a piece."""
     who = torch.nonzero(records.known)[:, 0]
     size = tree_bytes(records.read(who[:1])) if len(who) else 0
@@ -501,9 +472,9 @@ def check_delivered(folder: Path, rounds: set[int], known: Iterable[str]) -> Non
     """
     for name in known:
         if not (folder / name).exists():
-            raise DamagedFile(f"{folder / name} is missing, and the run has written it; {integrity.ADVICE}")
+            raise files.DamagedFile(f"{folder / name} is missing, and the run has written it; {files.ADVICE}")
     for name in names_in(folder, rounds):
-        integrity.check_tensors(folder / name)
+        files.check_tensors(folder / name)
 
 
 def rounds_in(folder: Path) -> set[int]:

@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -25,49 +26,39 @@ from posterity.engine.disk_store import Mapped
 from posterity.engine.store import Store
 from posterity.evaluate import bytes_to, goal_of, rounds_to, select
 from posterity.evaluate.selection import RULES
-from posterity.experiment import resume as without_data
+from posterity.experiment import resume
 from posterity.experiment.divergence import why_diverged
 from posterity.experiment.models import PIECE, Delivery, Kept, read_kept, rules_of, save_models
 from posterity.experiment.setup import Setup, describe, records_like
 from posterity.report import Run, load_runs
 from posterity.report.show import Plot, describe_result, plot, show_result
+from posterity.runs import files
 from posterity.runs import folder as run_folder
-from posterity.runs.files import RUN_MARKS, check_out
-from posterity.runs.folder import Lines, make_folder, write_run
-from posterity.runs.lines import noted
+from posterity.runs.lines import Line, ScoreLine, from_json, rounds_of, scores_of, to_json, write_lines
 from posterity.runs.read import RunLog, read_run
 from posterity.settings.config import Config, to_toml
 from posterity.settings.hyperparameters import nearest
 
 
-def to_columns(lines: Iterable[Mapping[str, Any]], rule: str = "pooled") -> dict[str, list[Any]]:
+def to_columns(lines: Iterable[Line], rule: str = "pooled") -> dict[str, list[Any]]:
     """Every score of a run, column to list: round, part, point, group, epochs, each metric; None where undefined."""
-    scored = [line for line in lines if line["kind"] == "score"]
-    names = list(dict.fromkeys(name for line in scored for name in line["metrics"]))
-    made: dict[str, list[Any]] = {key: [line[key] for line in scored] for key in ("round", "part", "point", "group",
-                                                                                  "epochs")}  # fmt: skip
-    for name in names:
-        made[name] = [line["metrics"].get(name, {}).get(rule) for line in scored]
+    scored = scores_of(lines)
+    made: dict[str, list[Any]] = {
+        name: [getattr(line, name) for line in scored] for name in ("round", "part", "point", "group", "epochs")
+    }
+    for name in dict.fromkeys(name for line in scored for name in line.metrics):
+        made[name] = [line.value(name, rule) for line in scored]
     return made
 
 
-def check_names(lines: Sequence[Mapping[str, Any]], metric: str, rule: str) -> None:
+def check_names(lines: Sequence[ScoreLine], metric: str, rule: str) -> None:
     """Refuse a metric or an aggregation rule that no line has, naming the nearest."""
-    metrics = {name: rules for line in lines for name, rules in line["metrics"].items()}
+    metrics = {name: rules for line in lines for name, rules in line.metrics.items()}
     if metric not in metrics:
         raise ValueError(f"there is no metric {metric!r} in this run: {nearest(metric, metrics)}")
     rules = [each for each in metrics[metric] if each != "clients"]  # that is how many were scored
     if rule not in rules:
         raise ValueError(f"there is no aggregation rule {rule!r} of {metric}: {nearest(rule, rules)}")
-
-
-def scored_at(lines: Sequence[Mapping[str, Any]], point: str, group: str) -> str:
-    """What was scored instead, the nearest first."""
-    scored = [line for line in lines if line["kind"] == "score"]
-    groups = {line["group"] for line in scored}
-    if group not in groups:
-        return nearest(group, groups)
-    return nearest(point, {line["point"] for line in scored if line["group"] == group})
 
 
 @dataclass(frozen=True)
@@ -76,7 +67,7 @@ class Result:
     setup: Setup = field(repr=False)
     state: Tree = field(repr=False)
     store: Store = field(repr=False)
-    lines: list[dict[str, Any]] = field(repr=False)  # as in metrics.jsonl
+    lines: list[Line] = field(repr=False)  # as in metrics.jsonl
     round: int
     folder: Path | None = None
     kept: Mapping[int, Kept] = field(default_factory=dict, repr=False)  # rounds that selection rules chose
@@ -90,10 +81,10 @@ class Result:
         told, sim = self.setup.sim.federation, self.setup.sim
         if not told.absent or self.folder is None:
             return told
-        facts = run_folder.read_json(self.folder / run_folder.RUN)
+        facts = files.read_json(self.folder / run_folder.RUN)
         try:
-            found = without_data.find_federation(self.config, self.folder, facts)
-            without_data.check_values(facts["federation"], found, self.folder)
+            found = resume.find_federation(self.config, self.folder, facts)
+            resume.check_values(facts["federation"], found, self.folder)
         except (ValueError, OSError):  # gone, or edited: a finished run does not need them
             return told
         return found.to(sim.root.device, sim.dtype)
@@ -117,25 +108,26 @@ class Result:
         lines = self._scores(point, group, epochs)
         check_names(lines, metric, rule)
         for line in lines:
-            entry = entries.setdefault(line["round"], {"round": line["round"]})
-            entry[line["part"]] = line["metrics"].get(metric, {}).get(rule)
+            entries.setdefault(line.round, {"round": line.round})[line.part] = line.value(metric, rule)
         return list(entries.values())
 
-    def _scores(self, point: str | None, group: str, epochs: int | None) -> list[dict[str, Any]]:
+    def _scores(self, point: str | None, group: str, epochs: int | None) -> list[ScoreLine]:
         """The lines of one kind: a group at an evaluation point, after one number of epochs."""
-        point = point or self.method.scored
-        mine = [x for x in self.lines if x["kind"] == "score" and (x["point"], x["group"]) == (point, group)]
-        known = sorted({x["epochs"] for x in mine})
-        if not known:
-            raise ValueError(f"no scores of {group!r} at the point {point!r} in this run: "
-                             f"{scored_at(self.lines, point, group)}")  # fmt: skip
+        point, scored = point or self.method.scored, scores_of(self.lines)
+        points = {line.point for line in scored if line.group == group}
+        missing = f"no scores of {group!r} at the point {point!r}"
+        if point not in points:
+            instead = nearest(point, points) if points else nearest(group, {line.group for line in scored})
+            raise ValueError(f"{missing} in this run: {instead}")
+        mine = [line for line in scored if (line.point, line.group) == (point, group)]
+        known = sorted({line.epochs for line in mine})
+        told = ", ".join(map(str, known))
         if epochs is None and len(known) > 1:
-            raise ValueError(f"{group!r} were scored at the point {point!r} after several numbers of epochs: "
-                             f"{', '.join(map(str, known))}. Say which, e.g. epochs={known[0]}")  # fmt: skip
+            raise ValueError(f"{group!r} were scored at the point {point!r} after several numbers of epochs: {told}. "
+                             f"Say which, e.g. epochs={known[0]}")  # fmt: skip
         if epochs is not None and epochs not in known:
-            raise ValueError(f"no scores of {group!r} at the point {point!r} after {epochs} epochs in this run; "
-                             f"scored after: {', '.join(map(str, known))}")  # fmt: skip
-        return [x for x in mine if epochs is None or x["epochs"] == epochs]
+            raise ValueError(f"{missing} after {epochs} epochs in this run; scored after: {told}")
+        return [line for line in mine if epochs is None or line.epochs == epochs]
 
     def to_dict(self, rule: str = "pooled") -> dict[str, list[Any]]:
         """Every score, column to list: `pandas.DataFrame(result.to_dict())`."""
@@ -176,16 +168,16 @@ class Result:
         """Every member's numbers at the chosen round, with its name."""
         want = self.chosen_round(show, point, epochs), "held" if show == "paper" else "test"
         scores = self._scores(point, "members", epochs)
-        line = next(x for x in scores if (x["round"], x["part"]) == want)
+        line = next(line for line in scores if (line.round, line.part) == want)
         told = self.setup.sim.federation
-        return {"name": list(told.names[: told.members]), **line["clients"]}
+        return {"name": list(told.names[: told.members]), **line.clients}
 
     def cost_to(self, accuracy: float, point: str | None = None, epochs: int | None = None) -> dict[str, int | None]:
         """Rounds, and bytes in both directions, until the accuracy on all held-out data reaches a value."""
-        total, spent = 0, {}
-        for line in (x for x in self.lines if x["kind"] == "round"):
-            total += line["bytes_up"] + line["bytes_down"]
-            spent[line["round"]] = total
+        rounds = rounds_of(self.lines)
+        spent = dict(
+            zip((line.round for line in rounds), accumulate(line.traffic or 0 for line in rounds), strict=True)
+        )
         entries = [{"round": e["round"], "accuracy": e["held"], "bytes_up": spent[e["round"]], "bytes_down": 0}
                    for e in self.history("accuracy", "pooled", point, epochs=epochs)]  # fmt: skip
         return {"rounds": rounds_to(entries, accuracy), "bytes": bytes_to(entries, accuracy)}
@@ -232,7 +224,7 @@ class Result:
         """The round that a rule chooses, or the last one where what it needs was not scored in this process."""
         if show not in RULES:
             raise ValueError(f"there is no selection rule {show!r}: {nearest(show, RULES)}")
-        scored = any(x["kind"] == "score" and x["group"] == "members" for x in self.lines)
+        scored = any(line.group == "members" for line in scores_of(self.lines))
         return self.chosen_round(show) if scored and not (show == "validated" and self._unvalidated) else self.round
 
     @property
@@ -242,10 +234,10 @@ class Result:
         Who has fewer rows than may be told is not scored, and of many members only a sample is: what was scored counts.
         """
         sim, goal = self.setup.sim, goal_of(self.setup.sim.federation.task).name
-        mine = [x for x in self.lines if x["kind"] == "score" and (x["group"], x["part"]) == ("members", "validation")]
-        values = [x["metrics"].get(goal, {}).get("pooled") for x in mine]
+        values = [line.value(goal) for line in scores_of(self.lines)
+                  if (line.group, line.part) == ("members", "validation")]  # fmt: skip
         enough = bool((sim.federation.validation.sizes[: sim.federation.members] >= sim.min_count).any())
-        if any(v is not None and not math.isnan(v) for v in values) or (enough and not mine):
+        if any(v is not None and not math.isnan(v) for v in values) or (enough and not values):
             return ""
         rows = "validation rows" if sim.min_count == 1 else f"{sim.min_count} validation rows (min_count)"
         return f"no member{' that was scored' if enough else ''} has {rows}, so 'validated' chooses no round"
@@ -306,11 +298,11 @@ class Result:
     def save(self, folder: str | Path) -> Path:
         """Write the run as a folder that `posterity report`, `resume`, `predict` and `load` understand."""
         out = Path(folder)
-        check_out(out)
-        if any((out / mark).exists() for mark in RUN_MARKS):
+        files.check_out(out)
+        if any((out / mark).exists() for mark in files.RUN_MARKS):
             raise ValueError(f"{out} already holds a run; give another folder")
-        make_folder(out)
-        length = run_folder.append_lines(out / run_folder.METRICS, self.lines)
+        run_folder.make_folder(out)
+        length, _ = write_lines(out / run_folder.METRICS, self.lines)
         for rule in dict.fromkeys((*rules_of(self.config), "last")):
             delivery = self.delivered(rule)
             if not delivery.note and delivery.kept is not self._end:  # the end is in the checkpoint
@@ -319,23 +311,27 @@ class Result:
         personal, records = self._save_records(out)
         if personal is not None:
             trees["personal"] = personal
-        seconds = sum(line.get("seconds", 0.0) for line in self.lines if line["kind"] == "round")
-        lines = {"length": length, "lines": Lines(out / run_folder.METRICS).checksum(length)}
+        seconds = self._seconds
+        lines = {"length": length, "lines": run_folder.Log(out / run_folder.METRICS).checksum(length)}
         told = {"round": self.round, "commit": 1, "seconds": seconds, **lines, **records}
         run_folder.save_checkpoint(out, trees, told)
-        without_data.save_inputs(out, self.setup.sim.federation)
+        resume.save_inputs(out, self.setup.sim.federation)
         done = {"status": "finished", "seconds": seconds, "models": self.save_models(out)}
         sums = {"checksums": {run_folder.METRICS: lines["lines"]}}
-        write_run(out, {**self._facts(), **done, **sums}, to_toml(self.config))
+        run_folder.write_run(out, {**self._facts(), **done, **sums}, to_toml(self.config))
         return out
+
+    @property
+    def _seconds(self) -> float:
+        return sum(line.seconds or 0.0 for line in rounds_of(self.lines))
 
     def _facts(self) -> dict[str, Any]:
         """What `run.json` says; a run that was loaded without its data says what it was told."""
         told = self.setup.sim.federation
         if told.absent and self.folder is not None:
-            return run_folder.read_json(self.folder / run_folder.RUN)
+            return files.read_json(self.folder / run_folder.RUN)
         facts = describe(self.config, self.setup, "posterity.run(...)")
-        facts["federation"] |= without_data.data_facts(self.config, told)
+        facts["federation"] |= resume.data_facts(self.config, told)
         return facts
 
     def _save_records(self, out: Path) -> tuple[Tree, dict[str, Any]]:
@@ -359,8 +355,5 @@ def as_run(result: Result) -> Run:
     if result.folder is not None and (result.folder / run_folder.RUN).exists():
         return load_runs(result.folder)[0]
     facts = describe(result.config, result.setup, "posterity.run(...)")
-    seconds = sum(line.get("seconds") or 0.0 for line in result.lines if line["kind"] == "round")
-    lines = [run_folder.clean(noted(line)) for line in result.lines]
-    log = RunLog(Path(result.config.method), {**facts, "status": "finished", "seconds": seconds},
-                 to_toml(result.config), lines)  # fmt: skip
-    return read_run(log)
+    told = [line for each in result.lines if (line := from_json(to_json(each))) is not None]
+    return read_run(RunLog(Path(result.config.method), {**facts, "status": "finished"}, to_toml(result.config), told))

@@ -21,8 +21,7 @@ from posterity.report import Row, Run, check_rule, columns, complete, finding, h
 from posterity.report.page import render
 from posterity.report.show import FORMS, Plot, export, html_table, plot
 from posterity.report.table import fetch
-from posterity.runs.files import check_out
-from posterity.runs.read import write_atomic
+from posterity.runs.files import check_out, write_atomic
 from posterity.settings.config import Config, check_seeds
 from posterity.settings.hyperparameters import nearest, split_list
 

@@ -1,49 +1,55 @@
-"""Runs of a comparison whose method or data were edited since: they are moved aside, and done again.
+"""May this run go on? What its folder says is compared with what is here now, always in this order.
 
-Nothing is deleted: `seed-0` becomes `seed-0.before-1`, a run like any other if it is named, but not part of its
-comparison any more (`runs/folder.py`).
+    files      all there, whole, its own; the configuration is the one that it began with (`runs/folder.py`)
+    code       what the configuration names as `package.module:attribute` is imported only if the user says so: the
+               folder may be anybody's, and `run` and `compare` name theirs on the command line
+    settings   those that are asked for, where a comparison or several seeds ask
+    method     hyper-parameters, and the source of what made the numbers (`fingerprint.py`)
+    data       partition, names and sizes of the clients, values
+    network    name, size, and weights that no seed could make again
 
-Modules that a run's folder names: importing one runs whatever stands in it, so the user must have named it, too.
+Whatever differs is refused in a sentence that says what was and what is. A comparison does such runs again instead:
+nothing is deleted, `seed-0` becomes `seed-0.before-1`, a run like any other if it is named, but not part of its
+comparison any more.
 
-`posterity run` and `compare` name theirs on the command line. A folder that is taken up again may be anybody's: what
-its configuration names as `package.module:attribute` is imported only if the user says so.
-
-A run's folder stands alone: what a finished run needs of its data is in it, and no row is.
-
-    inputs.safetensors   how raw samples become what a network sees (`data/preprocess.py`), and names of columns
-    run.json             names, counts, the shape of a sample, a fingerprint of the data, where their file lay
-
-A finished run is loaded with a federation that has names and counts only. One that goes on needs the data themselves,
-the same ones: they are looked for where they lay when the run began.
+A run's folder stands alone: what a finished run needs of its data is in it, and no row is. `inputs.safetensors` says
+how raw samples become what a network sees, run.json has names, counts, a fingerprint of the data and where their file
+lay. A finished run is loaded with a federation that has names and counts only. One that goes on needs the data
+themselves, the same ones: they are looked for where they lay when the run began.
 """
 
 from __future__ import annotations
 
 import sys
 import tomllib
-from collections.abc import Callable, Iterator, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, fields, replace
-from itertools import count
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from posterity.data import DataError
+from posterity.data import DataError, Partition
 from posterity.data.federation import Federation, FederationSpec, Part
 from posterity.data.partition import RULES
 from posterity.data.preprocess import Preprocessing, fingerprint
 from posterity.data.user_files import looks_like_path
+from posterity.engine.simulation import Simulation
+from posterity.experiment.facts import network_facts
 from posterity.experiment.fingerprint import tell_changes
 from posterity.experiment.setup import load_federation
+from posterity.runs import files
 from posterity.runs import folder as run_folder
-from posterity.runs.folder import MARK, PLAN, is_aside
 from posterity.settings.config import Config, from_table, read_toml
 from posterity.settings.hyperparameters import split_name
+from posterity.version import __version__
 
 Tell = Callable[[str], None]  # a sentence for the user
+Known = dict[tuple[Any, ...], str | None]  # fingerprints of users' own data as they are now, each read once
 DATA = (*(f.name for f in fields(FederationSpec) if f.name != "options"), "data_seed")  # of a configuration
+INPUTS = "inputs.safetensors"
 
 
 def tell_user(sentence: str) -> None:
@@ -51,139 +57,23 @@ def tell_user(sentence: str) -> None:
     print(sentence, file=sys.stderr, flush=True)
 
 
-def runs_below(folder: Path, pattern: str = "**") -> list[Path]:
-    """The runs in or below a folder that have begun, without those that were moved aside."""
-    found = sorted(path.parent for path in folder.glob(f"{pattern}/{run_folder.CONFIG}"))
-    return [path for path in found if not is_aside(path, folder)]
+def read_config(folder: Path) -> Config:
+    return from_table(read_toml(folder / run_folder.CONFIG))
 
 
-def check_settings(path: Path, config: Config) -> None:
-    """Refuse a run in `path` that has other settings than `config`, and name them."""
-    before = from_table(read_toml(path / run_folder.CONFIG))
-    if before == config:
-        return
-    names = [f.name for f in fields(Config) if f.name != "set" and getattr(before, f.name) != getattr(config, f.name)]
-    told = [_difference(name, getattr(before, name), getattr(config, name)) for name in names]
-    keys = [key for key in {**before.set, **config.set} if before.set.get(key) != config.set.get(key)]
-    told += [_difference(key, before.set.get(key), config.set.get(key)) for key in keys]
-    raise ValueError(
-        f"{path} holds a run with other settings ({', '.join(told)}): give another --out, or these settings"
-    )
-
-
-def _difference(name: str, before: Any, now: Any) -> str:
-    was, given = ("not set" if value is None else value for value in (before, now))
-    return f"{name}: there {was}, now {given}"
-
-
-@dataclass(frozen=True)
-class DataNow:
-    """Fingerprints of users' own data as they are now; those that several methods have are read once."""
-
-    known: dict[tuple[Any, ...], str | None] = field(default_factory=dict)
-
-    def changes(self, path: Path, facts: dict[str, Any], config: Config) -> list[str]:
-        """What has changed since the run in `path` began, in words; the package's own data sets are not looked at."""
-        before = facts.get("federation", {}).get("fingerprint")
-        if not before or not (looks_like_path(config.dataset) or ":" in config.dataset):
-            return []
-        key = (*(getattr(config, name) for name in DATA), str(config.settings("data")))
-        if key not in self.known:
-            self.known[key] = _read(path, facts, config)
-        return [f"values of {config.dataset} were edited"] if self.known[key] not in (None, before) else []
-
-
-def _read(path: Path, facts: dict[str, Any], config: Config) -> str | None:
-    try:
-        return fingerprint_of(find_federation(config, path, facts))
-    except (ValueError, OSError):  # gone: whoever needs them will say so
-        return None
-
-
-def find_changed(folder: Path, now: DataNow) -> dict[Path, tuple[str, ...]]:
-    """The runs of one method (`folder/seed-0`, …) that were begun with another one, or other data, and what changed."""
-    found = {}
-    for path in runs_below(folder, "seed-*"):
-        facts, config = run_folder.read_json(path / run_folder.RUN), from_table(read_toml(path / run_folder.CONFIG))
-        if changes := tell_changes(facts, config) + now.changes(path, facts, config):
-            found[path] = tuple(changes)
-    return found
-
-
-def move_aside(paths: Sequence[Path]) -> list[Path]:
-    """Move runs of one method aside; where they are now."""
-    with ExitStack() as stack:
-        for path in paths:
-            stack.enter_context(run_folder.locked(path))
-        for path in paths:  # what seeds that ran at once have pledged belongs to them
-            seeds = run_folder.read_json(path / run_folder.RUN).get("together", [])
-            if seeds:
-                run_folder.keep_pledge([path.parent / f"seed-{seed}" for seed in seeds])
-        (paths[0].parent / run_folder.PLEDGE).unlink(missing_ok=True)
-        places = [_free(path) for path in paths]
-        for path, place in zip(paths, places, strict=True):
-            path.rename(place)
-    return places
-
-
-def _free(path: Path) -> Path:
-    return next(place for n in count(1) if not (place := path.with_name(f"{path.name}{MARK}{n}")).exists())
-
-
-def begin_again(name: str, changed: dict[Path, tuple[str, ...]], tell: Tell) -> None:
-    """Move the runs of one method aside that were begun with another one, and say so."""
-    places = move_aside(list(changed))
-    for changes in dict.fromkeys(changed.values()):
-        moved = [(path, place) for (path, why), place in zip(changed.items(), places, strict=True) if why == changes]
-        runs = ", ".join(path.name for path, _ in moved)
-        tell(
-            f"{name}: {'; '.join(changes)}. What it had done ({runs}) is kept as {moved[0][1]}"
-            f"{' and so on' * (len(moved) > 1)}, counts no more, and is done again as far as it is asked for"
-        )
-
-
-def remark_on_others(paths: Sequence[Path], tell: Tell, now: DataNow) -> None:
-    """Say of methods that are in the folder but not asked for whether they, or their data, were edited since."""
-    for folder in dict.fromkeys(path.parent for path in paths):
-        try:
-            changed = find_changed(folder, now)
-        except ValueError:  # a method that is not there any more
-            continue
-        if changed:
-            changes = next(iter(changed.values()))
-            tell(
-                f"remark: {folder} was not asked for and stays in the table, but {'; '.join(changes)} since; name it "
-                "in --methods to have it done again"
-            )
-
-
-def remark_on_old(paths: Sequence[Path], tell: Tell) -> None:
-    """Say of how many runs nobody knows which source they had."""
-    old = [path for path in paths if "sources" not in run_folder.read_json(path / run_folder.RUN)]
-    if old:
-        more = ", …" * (len(old) > 1)
-        tell(
-            f"remark: {len(old)} of the runs ({old[0]}{more}) began before the source of a method was written down "
-            "with its runs: their hyper-parameters are the same, their source is taken to be"
-        )
-
-
+# --- code --------------------------------------------------------------------------------------------------------
 def outside_names(config: Config) -> dict[str, str]:
     """What a configuration takes from modules of the user's own: setting → `package.module:attribute`."""
+    rule = config.partition or ""  # one of ours has numbers behind a colon
     found = {
         "method": next((word for word in config.method.split("+") if ":" in word), ""),
         "dataset": config.dataset if ":" in config.dataset and not looks_like_path(config.dataset) else "",
-        "partition": _user_rule(config.partition or ""),
+        "partition": rule if ":" in rule and split_name(rule)[0] not in RULES else "",
         "model": config.model if ":" in config.model else "",
         "engine": config.engine if ":" in config.engine else "",
         "metrics": config.metrics or "",
     }
     return {setting: name for setting, name in found.items() if name}
-
-
-def _user_rule(partition: str) -> str:
-    """The partition if it is none of ours: these have numbers behind a colon, others a name."""
-    return partition if ":" in partition and split_name(partition)[0] not in RULES else ""
 
 
 def check_trusted(folder: Path, trust: bool) -> None:
@@ -204,26 +94,165 @@ def needs_trust(folder: Path) -> bool:
 
 
 def _code(folder: Path) -> Iterator[tuple[Path, str, str]]:
-    """What the configurations in or under a folder name as code: where, for which setting, what."""
-    for path, config in _configs(folder):
-        for setting, name in outside_names(config).items():
+    """What the configurations that `resume` would take up name as code: where, for which setting, what."""
+    found = [(path, read_toml(path)) for path in sorted(folder.rglob(run_folder.CONFIG))]
+    if (folder / run_folder.PLAN).exists():
+        plan = files.read_json(folder / run_folder.PLAN)
+        table = tomllib.loads(str(plan.get("config", "")))
+        found += [(folder / run_folder.PLAN, {**table, "method": str(name)}) for name in plan.get("methods", ())]
+    for path, each in found:
+        for setting, name in outside_names(from_table(each)).items():
             yield path, setting, name
 
 
-def _configs(folder: Path) -> Iterator[tuple[Path, Config]]:
-    """Every configuration that `resume` would take up."""
-    if (folder / PLAN).exists():
-        plan = run_folder.read_json(folder / PLAN)
-        for method in plan.get("methods", ()):
-            table = {**tomllib.loads(str(plan.get("config", ""))), "method": str(method)}
-            yield folder / PLAN, from_table(table)
-    for path in sorted(folder.rglob(run_folder.CONFIG)):
-        yield path, from_table(read_toml(path))
+# --- settings, versions, method, data, network -------------------------------------------------------------------
+def check_settings(path: Path, config: Config) -> None:
+    """Refuse a run in `path` that has other settings than `config`, and name them."""
+    tables = [{**vars(each), **each.set, "set": None} for each in (read_config(path), config)]
+    pairs = {name: [table.get(name) for table in tables] for name in {**tables[0], **tables[1]}}
+    told = [f"{name}: there {_word(was)}, now {_word(now)}" for name, (was, now) in pairs.items() if was != now]
+    if told:
+        raise ValueError(f"{path} holds a run with other settings ({', '.join(told)}): give another --out, or these "
+                         "settings")  # fmt: skip
 
 
-INPUTS = "inputs.safetensors"
+def _word(value: Any) -> Any:
+    return "not set" if value is None else value
 
 
+def remark_versions(facts: Mapping[str, Any], folder: Path) -> None:
+    """Say that a run goes on with other versions than it began with."""
+    now = {"posterity": __version__, "torch": torch.__version__}
+    if other := [f"{name} {facts[name]} (here: {now[name]})" for name in now if facts[name] != now[name]]:
+        warnings.warn(f"{folder} was begun with {' and '.join(other)}: the last digits may differ from those of a run "
+                      "that was never interrupted", stacklevel=2)  # fmt: skip
+
+
+def check_same(facts: Mapping[str, Any], config: Config, sim: Simulation, out: Path) -> None:
+    """Refuse to go on with another method, other data or another network than the run began with."""
+    if facts.get("status") != "finished" and (changes := tell_changes(facts, config)):
+        raise ValueError(
+            f"{out} cannot go on, because it was begun with something else: {'; '.join(changes)}. Put back what was "
+            f"there, or begin again: 'posterity run --config {out / run_folder.CONFIG} --out ANOTHER' (a comparison: "
+            "give its 'posterity compare …' again, which moves what changed aside)"
+        )
+    before, now = facts["federation"], sim.federation
+    if before["name"] == now.name:
+        check_rule(before, now.partition, out)
+    if (before["name"], before["train"]) != (now.name, now.train.counts.tolist()):
+        raise ValueError(
+            f"{out} was run on {before['name']!r} with {before['clients']} clients, but its configuration gives "
+            f"{now.name!r} with {now.clients}: if the federation was an object of yours, hand it in again "
+            "(posterity.load(folder, federation=..., model=...)); if a data file changed, put the old one back"
+        )
+    check_values(before, now, out)
+    _check_network(facts["network"], network_facts(sim), out)
+
+
+def check_rule(before: Mapping[str, Any], rule: Partition | None, out: Path) -> None:
+    """Refuse a run whose clients came from another version of the partition than the rule has now.
+
+    Clients put together by hand have none.
+    """
+    told = before["partition"]
+    if rule is not None and told is not None and told["version"] != rule.version:
+        raise ValueError(
+            f"{out} was begun with version {told['version']} of the partition {rule.name!r}; here it has version "
+            f"{rule.version}, which gives other clients for the same seed: read the run with 'posterity report {out}', "
+            "go on with the posterity that began it, or begin again in another folder"
+        )
+
+
+def check_values(before: Mapping[str, Any], federation: Federation, folder: Path) -> None:
+    """Refuse to go on with data in which values were edited."""
+    if not federation.absent and before["fingerprint"] != fingerprint_of(federation):
+        raise ValueError(
+            f"{folder} was run on {before['name']!r} with other values than now: rows were edited, or moved to other "
+            "parts. Put the old data back to go on; to use the new ones, begin again in another folder"
+        )
+
+
+def _check_network(before: Mapping[str, Any], now: Mapping[str, Any], out: Path) -> None:
+    if before == now:
+        return
+    was, here = (
+        f"{told['name']!r} with {told['numbers']:,} numbers"
+        + (f", {told['frozen']['numbers']:,} of them frozen" if told.get("frozen") else "")
+        for told in (before, now)
+    )
+    if was == here:
+        raise ValueError(
+            f"{out} was begun with other weights of the network {was}: a module that is handed over keeps the weights "
+            "that it comes with, and frozen ones are never saved. Give it those that it had (load_state_dict), or "
+            "begin again with its class"
+        )
+    raise ValueError(
+        f"{out} was run with the network {was}; here it is {here}: hand over the one that it had "
+        "(posterity.load(folder, model=…)); if the file that makes it was changed, put the old one back"
+    )
+
+
+# --- what has changed is done again ------------------------------------------------------------------------------
+def find_changed(folder: Path, known: Known) -> dict[Path, tuple[str, ...]]:
+    """The runs of one method (`folder/seed-0`, …) that were begun with another one, or other data, and what changed."""
+    found = {}
+    for path in run_folder.runs_below(folder, "seed-*"):
+        facts, config = files.read_json(path / run_folder.RUN), read_config(path)
+        if changes := tell_changes(facts, config) + _data_changes(path, facts, config, known):
+            found[path] = tuple(changes)
+    return found
+
+
+def _data_changes(path: Path, facts: Mapping[str, Any], config: Config, known: Known) -> list[str]:
+    """What has changed in users' own data since the run in `path` began; the package's own are not looked at."""
+    if not (looks_like_path(config.dataset) or ":" in config.dataset):
+        return []
+    key = (*(getattr(config, name) for name in DATA), str(config.settings("data")))
+    if key not in known:
+        try:
+            known[key] = fingerprint_of(find_federation(config, path, facts))
+        except (ValueError, OSError):  # gone: whoever needs them will say so
+            known[key] = None
+    before = facts["federation"]["fingerprint"]
+    return [f"values of {config.dataset} were edited"] if known[key] not in (None, before) else []
+
+
+def begin_again(name: str, changed: Mapping[Path, tuple[str, ...]], tell: Tell) -> None:
+    """Move the runs of one method aside that were begun with another one, and say so."""
+    places = dict(zip(changed, move_aside(list(changed)), strict=True))
+    for changes in dict.fromkeys(changed.values()):
+        moved = [path for path, why in changed.items() if why == changes]
+        tell(f"{name}: {'; '.join(changes)}. What it had done ({', '.join(path.name for path in moved)}) is kept as "
+             f"{places[moved[0]]}{' and so on' * (len(moved) > 1)}, counts no more, and is done again as far as it is "
+             "asked for")  # fmt: skip
+
+
+def move_aside(paths: Sequence[Path]) -> list[Path]:
+    """Move runs of one method aside; where they are now."""
+    with ExitStack() as stack:
+        for path in paths:
+            stack.enter_context(files.locked(path))
+        for path in paths:  # what seeds that ran at once have pledged belongs to them
+            if seeds := files.read_json(path / run_folder.RUN).get("together"):
+                run_folder.keep_pledge([path.parent / f"seed-{seed}" for seed in seeds])
+        (paths[0].parent / run_folder.PLEDGE).unlink(missing_ok=True)
+        return [path.rename(run_folder.place_aside(path)) for path in paths]
+
+
+def remark_on_others(paths: Sequence[Path], tell: Tell, known: Known) -> None:
+    """Say of methods that are in the folder but not asked for whether they, or their data, were edited since."""
+    for folder in dict.fromkeys(path.parent for path in paths):
+        try:
+            changed = find_changed(folder, known)
+        except ValueError:  # a method that is not there any more
+            continue
+        if changed:
+            tell(f"remark: {folder} was not asked for and stays in the table, but "
+                 f"{'; '.join(next(iter(changed.values())))} since; name it in --methods to have it done again"
+                 )  # fmt: skip
+
+
+# --- the data of a run -------------------------------------------------------------------------------------------
 def data_facts(config: Config, federation: Federation) -> dict[str, Any]:
     """What `run.json` says so that a run can be taken up elsewhere."""
     own = looks_like_path(config.dataset)
@@ -247,68 +276,36 @@ def save_inputs(folder: Path, federation: Federation) -> None:
     """How samples are prepared, beside the run that they are for."""
     way = federation.preprocessing
     trees = {} if way.shift is None else {"shift": {"x": way.shift}, "scale": {"x": way.scale}}
-    facts = {"columns": list(way.columns), "pictures": way.pictures}
-    run_folder.save_checkpoint(folder, trees, facts, INPUTS)
+    run_folder.save_checkpoint(folder, trees, {"columns": list(way.columns), "pictures": way.pictures}, INPUTS)
 
 
-def read_inputs(folder: Path) -> Preprocessing:
-    leaves, facts = run_folder.read_saved(folder / INPUTS)
-    columns = tuple(map(str, facts["columns"]))
-    return Preprocessing(columns, bool(facts["pictures"]), leaves.get("shift/x"), leaves.get("scale/x"))
-
-
-def stands_alone(folder: Path, facts: dict[str, Any]) -> bool:
-    """Whether the folder of a finished run has all that is needed; those of before have not."""
-    return "shape" in facts.get("federation", {}) and (folder / INPUTS).exists()
-
-
-def check_end(federation: Federation, round: int, rounds: int) -> None:
-    """Refuse to train on data that are not here."""
-    if federation.absent and round < rounds:
-        raise ValueError(f"this run says that it is finished, but its checkpoint is of round {round} of {rounds}: hand "
-                         "its data in to go on (posterity.load(folder, federation=...))")  # fmt: skip
-
-
-def absent_federation(folder: Path, facts: dict[str, Any]) -> Federation:
+def absent_federation(folder: Path, facts: Mapping[str, Any]) -> Federation:
     """Names and counts of a finished run's federation; its samples are missing."""
     told = facts["federation"]
+    leaves, way = run_folder.read_saved(folder / INPUTS)
+    columns = tuple(map(str, way["columns"]))
     dtype = getattr(torch, told["samples"])
     x = torch.full((2, *told["shape"]), torch.nan if dtype.is_floating_point else 0, dtype=dtype)
     y = torch.zeros(2, dtype=torch.int64 if told["task"] == "classification" else torch.float32)
-    parts: dict[str, Any] = {name: _counted(told[name]) for name in ("train", "validation", "test")}
+    parts: dict[str, Any] = {}
+    for name in ("train", "validation", "test"):
+        offsets = torch.tensor([0, *told[name]]).cumsum(0)
+        parts[name] = Part(torch.zeros(int(offsets[-1]), dtype=torch.int64), offsets)
     return Federation(
         told["name"], told["task"], x, y, told["classes"], **parts, members=told["members"], names=tuple(told["names"]),
-        class_names=tuple(told["class_names"]), notes=tuple(told["notes"]), preprocessing=read_inputs(folder),
-        fingerprint=told["fingerprint"], absent=True,
-        public=torch.zeros(told["public"], dtype=torch.int64) if told.get("public") else None,
+        class_names=tuple(told["class_names"]), notes=tuple(told["notes"]), fingerprint=told["fingerprint"],
+        preprocessing=Preprocessing(columns, bool(way["pictures"]), leaves.get("shift/x"), leaves.get("scale/x")),
+        public=torch.zeros(told["public"], dtype=torch.int64) if told["public"] else None, absent=True,
     )  # fmt: skip
 
 
-def _counted(counts: list[int]) -> Part:
-    """A part of which the counts are known."""
-    offsets = torch.tensor([0, *counts]).cumsum(0)
-    return Part(torch.zeros(int(offsets[-1]), dtype=torch.int64), offsets)
-
-
-def find_federation(config: Config, folder: Path, facts: dict[str, Any]) -> Federation:
+def find_federation(config: Config, folder: Path, facts: Mapping[str, Any]) -> Federation:
     """The federation that a run's folder asks for: from where its file lay when the run began, or from here."""
-    told = facts.get("federation", {})
+    told = facts["federation"]
     for name, key in (("dataset", "file"), ("data_dir", "data_dir")):
-        if told.get(key) and Path(told[key]).exists():
+        if told[key] and Path(told[key]).exists():
             config = replace(config, **{name: told[key]})
     try:
         return load_federation(config)
     except DataError as error:
-        ended = facts.get("status") == "finished"
-        why = "was written before runs stood alone" if ended else "is not finished and needs its data to go on"
-        raise DataError(f"{error}. The run in {folder} {why}") from None
-
-
-def check_values(before: dict[str, Any], federation: Federation, folder: Path) -> None:
-    """Refuse to go on with data in which values were edited; folders from before fingerprints say nothing."""
-    told = before.get("fingerprint")
-    if told and not federation.absent and told != fingerprint_of(federation):
-        raise ValueError(
-            f"{folder} was run on {before.get('name')!r} with other values than now: rows were edited, or moved to "
-            "other parts. Put the old data back to go on; to use the new ones, begin again in another folder"
-        )
+        raise DataError(f"{error}. The run in {folder} is not finished and needs its data to go on") from None

@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, nullcontext
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,6 @@ from torch import Tensor
 
 from posterity.core.network import Network
 from posterity.core.tree import Tree
-from posterity.data import Partition
 from posterity.data.federation import Federation
 from posterity.engine.blocks import able
 from posterity.engine.disk_store import Mapped
@@ -29,22 +28,15 @@ from posterity.engine.server import RoundLog
 from posterity.engine.simulation import Simulation
 from posterity.engine.store import Memory, Store
 from posterity.evaluate import share_of_zeros
-from posterity.experiment import models as kept_round
-from posterity.experiment import resume as without_data
-from posterity.experiment.divergence import tell
-from posterity.experiment.facts import check_network
-from posterity.experiment.fingerprint import check_unchanged
-from posterity.experiment.models import Chosen
+from posterity.experiment import models, resume, scoring
+from posterity.experiment.divergence import warn
 from posterity.experiment.result import Result
-from posterity.experiment.resume import check_settings
 from posterity.experiment.schedule import Schedule, member_points, newcomer_epochs
-from posterity.experiment.scoring import Asked, ask_common, ask_members, ask_newcomers, score_lines
 from posterity.experiment.setup import Setup, describe, records_like, set_up
+from posterity.runs import files
 from posterity.runs import folder as run_folder
-from posterity.runs import folder as verify
-from posterity.runs.folder import Lines, check_state
-from posterity.runs.lines import stored, write_columns
-from posterity.settings.config import Config, from_table, read_toml, to_toml
+from posterity.runs.lines import Line, RoundLine, ScoreLine, write_lines
+from posterity.settings.config import Config, to_toml
 
 FRESH: dict[str, Any] = {"round": 0, "length": 0, "commit": 0, "seconds": 0.0}
 
@@ -61,18 +53,18 @@ class RunState:
         self.able = able(self.sim)
         self.participation = Participation.parse(config.participation)
         self.round, self.commit, self.length, self.seconds = 0, 0, 0, 0.0
-        self.lines: list[dict[str, Any]] = []
+        self.lines: list[Line] = []
         self.kept: list[str] = []  # files of kept rounds that the checkpoint knows
         self.only_read = only_read
         self.writes = out is not None and self.sim.processes.leads and not only_read
-        self.log = None if out is None else Lines(out / run_folder.METRICS)
+        self.log = None if out is None else run_folder.Log(out / run_folder.METRICS)
         clients = self.sim.federation.clients
         self.store: Store = Memory(clients, self.sim.root.device)
         if config.store == "disk":
             if out is None:
                 raise ValueError("personal records on disk need a folder: give --out")
             self.store = Mapped(out / "personal", clients, only_read=only_read)
-        self.chosen = Chosen(config, self.sim, out if self.writes else None)
+        self.chosen = models.Chosen(config, self.sim, out if self.writes else None)
         self._recover(checkpoint)
         self.chosen.recover(self.lines)
         if out is not None and self.sim.processes.leads:
@@ -95,43 +87,39 @@ class RunState:
         """Whether a round is evaluated."""
         return self.schedule.due(round)
 
-    def ask_before(self, round: int) -> list[Asked]:
+    def ask_before(self, round: int) -> list[scoring.Asked]:
         """What to score before the round is combined: each client right after its local training."""
         return list(self._ask_members(("trained",), round)) if self.due(round) else []
 
-    def ask_after(self, round: int) -> list[Asked]:
+    def ask_after(self, round: int) -> list[scoring.Asked]:
         """What to score with the new state."""
         if not self.due(round):
             return []
         members = self._ask_members(("received", "adapted"), round)
         late = newcomer_epochs(self.config, self.sim.method)
-        return [*members, *ask_newcomers(self.sim, late), *ask_common(self.sim)]
+        return [*members, *scoring.ask_newcomers(self.sim, late), *scoring.ask_common(self.sim)]
 
-    def _ask_members(self, points: tuple[str, ...], round: int) -> Iterator[Asked]:
+    def _ask_members(self, points: tuple[str, ...], round: int) -> Iterator[scoring.Asked]:
         asked = member_points(self.config, self.sim.method)
         some = tuple(point for point in points if point in asked)
-        return ask_members(self.sim, some, self.schedule.who(round), self.schedule.judges(round))
+        return scoring.ask_members(self.sim, some, self.schedule.who(round), self.schedule.judges(round))
 
-    def choose(self, round: int, scores: list[dict[str, Any]], before: bool) -> None:
+    def choose(self, round: int, scores: list[ScoreLine], before: bool) -> None:
         """Keep a round that was scored, if a selection rule has chosen it."""
         if self.due(round):
             self.chosen.consider(round, scores, self.state, self.store, before, self.gather_records)
 
-    def arrive(self, log: RoundLog, scores: list[dict[str, Any]], seconds: float) -> list[dict[str, Any]]:
+    def arrive(self, log: RoundLog, scores: list[ScoreLine], seconds: float) -> list[Line]:
         """A round is over: its lines, which are forced to disk."""
-        line = round_line(log, seconds)
         notes = [self.schedule.remark] if log.round == 1 and self.schedule.remark else []
-        if notes := notes + self.sim.limit.told() + self.sim.traces.told():
-            line["notes"] = notes
-        if self.due(log.round):
-            line["zeros"] = share_of_zeros(self.state.params)
-        lines = [line, *scores]
+        zeros = share_of_zeros(self.state.params) if self.due(log.round) else None
+        line = replace(round_line(log, seconds), zeros=zeros,
+                       notes=(*notes, *self.sim.limit.told(), *self.sim.traces.told()))  # fmt: skip
+        lines: list[Line] = [line, *scores]
         self.round, self.seconds = log.round, self.seconds + seconds
         if self.writes:
             assert self.out is not None
-            lines = write_columns(self.out, lines)
-            self.length = run_folder.append_lines(self.out / run_folder.METRICS, lines)
-            lines = [stored(each, self.out) for each in lines]
+            self.length, lines = write_lines(self.out / run_folder.METRICS, lines)
         self.lines += lines
         return lines
 
@@ -145,7 +133,7 @@ class RunState:
             trees["personal"] = personal
         facts = {"round": self.round, "commit": self.commit, "seconds": self.seconds, **self.store.facts()}
         if self.out is not None:
-            facts["kept"] = kept_round.names_in(self.out, self.chosen.wanted())
+            facts["kept"] = models.names_in(self.out, self.chosen.wanted())
         return trees, facts | self._lines_facts()
 
     def _lines_facts(self) -> dict[str, Any]:
@@ -169,13 +157,13 @@ class RunState:
             assert self.out is not None
             self.chosen.prune()  # a kill may have come between the last checkpoint and this
             path = self.out / run_folder.RUN
-            facts = run_folder.read_json(path)
+            facts = files.read_json(path)
             if facts.get("status") != "finished":
                 sums = {**facts.get("checksums", {}), run_folder.METRICS: self._lines_facts()["lines"]}
                 ended = {"status": "finished", "seconds": self.seconds, "checksums": sums}
                 ended["models"] = result.save_models(self.out)
-                ended["kept"] = kept_round.names_in(self.out, self.chosen.wanted())
-                run_folder.write_json(path, {**facts, **ended})
+                ended["kept"] = models.names_in(self.out, self.chosen.wanted())
+                files.write_json(path, {**facts, **ended})
         return result
 
     def _recover(self, checkpoint: Path | None) -> None:
@@ -184,12 +172,11 @@ class RunState:
             return
         leaves, facts = run_folder.read_saved(checkpoint) if checkpoint else ({}, FRESH)
         if self.sim.processes.leads:
-            lines = self.log.recover(facts, checkpoint is not None, cut=self.writes)
-            self.lines = [stored(line, self.out) for line in lines]
+            self.lines = self.log.recover(facts, checkpoint is not None, cut=self.writes)
         self.round, self.length, self.kept = facts["round"], facts["length"], facts.get("kept", [])
         self.commit, self.seconds = facts["commit"], facts["seconds"]
         if checkpoint is not None:
-            check_state(leaves, checkpoint, self.only_read)
+            run_folder.check_state(leaves, checkpoint, self.only_read)
             leaves = {name: leaf.to(self.sim.root.device) for name, leaf in leaves.items()}
             self.state = run_folder.restore(self.state, leaves, "state")
 
@@ -204,37 +191,35 @@ class RunState:
 
     def _reopen(self, path: Path) -> None:
         """What a finished run had come to counts no more when rounds are done again: its lines get other seconds."""
-        facts = run_folder.read_json(path)
+        facts = files.read_json(path)
         if facts.get("status") == "finished":
             sums = {name: told for name, told in facts.get("checksums", {}).items() if name != run_folder.METRICS}
             before = {name: told for name, told in facts.items() if name not in ("status", "kept")}
-            run_folder.write_json(path, {**before, "checksums": sums})
+            files.write_json(path, {**before, "checksums": sums})
 
     def _check_kept(self, out: Path, checkpoint: Path | None) -> None:
         """Refuse a folder that has lost what it would deliver."""
         last = checkpoint == out / run_folder.CHECKPOINT  # of what the previous knew, the last may have removed some
-        ended = run_folder.read_json(out / run_folder.RUN).get("kept", [])
-        kept_round.check_delivered(out, self.chosen.wanted(), {*ended, *(self.kept if last else ())})
+        ended = files.read_json(out / run_folder.RUN).get("kept", [])
+        models.check_delivered(out, self.chosen.wanted(), {*ended, *(self.kept if last else ())})
 
     def _records_like(self) -> Tree:
         return records_like(self.setup, self.state)
 
 
-def round_line(log: RoundLog, seconds: float | None) -> dict[str, Any]:
+def round_line(log: RoundLog, seconds: float | None) -> RoundLine:
     """A round, for the folder."""
-    refused = [asdict(r) for r in log.refused]
-    return {"kind": "round", "round": log.round, "cohort": log.cohort, "accepted": log.accepted, "refused": refused,
-            "empty": log.empty, "loss": log.loss, "bytes_up": log.bytes_up, "bytes_down": log.bytes_down,
-            "seconds": seconds, "report": log.report,
-            **({"rolled_back": log.rolled_back} if log.rolled_back else {})}  # fmt: skip
+    refused = tuple((each.client, each.reason) for each in log.refused)
+    return RoundLine(log.round, log.cohort, log.accepted, refused, log.empty, log.loss, log.bytes_up, log.bytes_down,
+                     seconds, log.report, log.rolled_back)  # fmt: skip
 
 
 WRITING = 0.05  # share of the time that checkpoints may take
 ACROSS_MACHINES = "flower"  # the engine that `run.json` of a Flower server names: clients' records are at their sites
-Watch = Callable[[int, int, list[dict[str, Any]]], None]  # round, rounds, the round's lines
+Watch = Callable[[int, int, list[Line]], None]  # round, rounds, the round's lines
 
 
-def silent(round: int, rounds: int, lines: list[dict[str, Any]]) -> None:
+def silent(round: int, rounds: int, lines: list[Line]) -> None:
     """Watch nothing."""
 
 
@@ -253,10 +238,10 @@ def start_run(
         return _go([config], [setup], [None], watch)[0]
     if (out / run_folder.CONFIG).exists():
         raise ValueError(f"{out} already holds a run: go on with 'posterity resume {out}', or give another --out")
-    with verify.disk_told(out):
-        verify.make_folder(out)
-        verify.check_files(out)
-        with run_folder.locked(out):
+    with run_folder.disk_explained(out):
+        run_folder.make_folder(out)
+        run_folder.check_files(out)
+        with files.locked(out):
             _begin(config, setup, out)
             return _go([config], [setup], [out], watch)[0]
 
@@ -269,29 +254,26 @@ def resume_run(
         raise ValueError(f"{out} holds no run (there is no {run_folder.CONFIG} in it)")
     _refuse_server(out)
     only_read = _ended(out)
-    with verify.disk_told(out), run_folder.locked(out) if started_first() and not only_read else nullcontext():
-        facts = verify.read_facts(out)
-        config = from_table(read_toml(out / run_folder.CONFIG))
+    with run_folder.disk_explained(out), files.locked(out) if started_first() and not only_read else nullcontext():
+        facts = run_folder.read_run(out)
+        config = resume.read_config(out)
         if facts.get("together") and not only_read:
             seeds = ", ".join(map(str, facts["together"]))
             raise ValueError(f"{out} runs at once with the seeds {seeds}: go on with all of them "
                              f"(posterity resume {out.parent.parent})")  # fmt: skip
         if not only_read:
-            verify.remark_versions(facts, out)
+            resume.remark_versions(facts, out)
         if federation is None:
-            alone = only_read and without_data.stands_alone(out, facts)
-            federation = without_data.absent_federation(out, facts) if alone else None
-            federation = federation or without_data.find_federation(config, out, facts)
+            absent = resume.absent_federation(out, facts) if only_read else None
+            federation = absent or resume.find_federation(config, out, facts)
         setup = set_up(_as_before(config, facts), federation, model, threads=facts["threads"])
-        check_unchanged(facts, config, out)
-        _check_same(facts.get("federation", {}), setup, out)
-        check_network(facts.get("network", {}), setup.sim, out)
+        resume.check_same(facts, config, setup.sim, out)
         return _go([config], [setup], [out], watch, only_read)[0]
 
 
 def _refuse_server(out: Path) -> None:
     """A folder that holds no record of any client can neither go on here nor predict."""
-    if verify.read_facts(out).get("engine") == ACROSS_MACHINES:
+    if run_folder.read_run(out).get("engine") == ACROSS_MACHINES:
         raise ValueError(f"{out} is the folder of a server on Flower: the clients' records are at their sites. Show it "
                          f"with 'posterity report {out}', go on with 'flwr run', and predict at a site with 'posterity "
                          "flower predict'")  # fmt: skip
@@ -299,7 +281,7 @@ def _refuse_server(out: Path) -> None:
 
 def _ended(out: Path) -> bool:
     """Whether a run is finished and its last checkpoint whole: then nothing is written to its folder."""
-    finished = verify.read_facts(out).get("status") == "finished"
+    finished = run_folder.read_run(out).get("status") == "finished"
     return finished and run_folder.last_common([out]) == [out / run_folder.CHECKPOINT]
 
 
@@ -315,10 +297,10 @@ def run_seeds(
         raise ValueError("the folders of seeds that run at once must stand side by side in one folder")
     begun = [out for out in outs or () if (out / run_folder.CONFIG).exists()]
     for out, config in zip(outs or (), configs, strict=False):
-        verify.check_files(out)
+        run_folder.check_files(out)
         if out in begun:
-            check_settings(out, config)
-    facts = verify.read_facts(begun[0]) if begun else None
+            resume.check_settings(out, config)
+    facts = run_folder.read_run(begun[0]) if begun else None
     setups: list[Setup] = []
     for config in configs:  # trials choose for the first, and so for all
         fixed = _as_before(config, facts) if facts else _like(config, setups[0]) if setups else config
@@ -326,14 +308,12 @@ def run_seeds(
     if outs is None:
         return _go(configs, setups, [None] * len(configs), watch)
     with ExitStack() as stack:
-        stack.enter_context(verify.disk_told(outs[0].parent))
+        stack.enter_context(run_folder.disk_explained(outs[0].parent))
         for out, config, setup in zip(outs, configs, setups, strict=True):
-            verify.make_folder(out)
-            stack.enter_context(run_folder.locked(out))
+            run_folder.make_folder(out)
+            stack.enter_context(files.locked(out))
             if out in begun:
-                check_unchanged(told := verify.read_facts(out), config, out)
-                _check_same(told.get("federation", {}), setup, out)
-                check_network(told.get("network", {}), setup.sim, out)
+                resume.check_same(run_folder.read_run(out), config, setup.sim, out)
             else:
                 _begin(config, setup, out, [c.seed for c in configs])
         run_folder.keep_pledge(outs)
@@ -356,26 +336,25 @@ def _go(
         each = zip(configs, setups, outs, last, strict=True)
         results = Runner([RunState(*one, only_read) for one in each], watch).go()
     for result in results if not only_read else ():
-        tell(result.diverged, result.folder if setups[0].sim.processes.leads else None)
+        warn(result.diverged, result.folder if setups[0].sim.processes.leads else None)
     return results
 
 
 def _begin(config: Config, setup: Setup, out: Path, together: Sequence[int] = ()) -> None:
     """The files of a new run."""
     facts = describe(config, setup, " ".join(sys.argv))
-    facts["federation"] |= without_data.data_facts(config, setup.sim.federation)
-    without_data.save_inputs(out, setup.sim.federation)
+    facts["federation"] |= resume.data_facts(config, setup.sim.federation)
+    resume.save_inputs(out, setup.sim.federation)
     (out / run_folder.METRICS).write_bytes(b"")
     facts |= {"together": list(together)} if len(together) > 1 else {}
-    verify.write_run(out, facts, to_toml(config))
+    run_folder.write_run(out, facts, to_toml(config))
 
 
 def _as_before(config: Config, facts: dict[str, Any]) -> Config:
-    """The configuration with what was measured when the run began; sums in other pieces would round otherwise."""
+    """The configuration with what was chosen when the run began; sums in other pieces would round otherwise."""
     engine = config.engine if ":" in config.engine else facts["engine"]  # yours is found by its place
-    return replace(config, engine=engine, convolution=facts.get("convolution") or "auto",
-                   onednn=facts.get("onednn", "on"), memory=facts.get("memory", config.memory),
-                   evaluate_every=facts.get("evaluate_every", config.every))  # fmt: skip
+    return replace(config, engine=engine, convolution=facts["convolution"] or "auto", onednn=facts["onednn"],
+                   memory=facts["memory"], evaluate_every=facts["evaluate_every"])  # fmt: skip
 
 
 def _like(config: Config, setup: Setup) -> Config:
@@ -384,36 +363,6 @@ def _like(config: Config, setup: Setup) -> Config:
     way, onednn = choice.model.conv_backend or "auto", "on" if choice.onednn else "off"
     every = setup.schedule.every if setup.schedule else config.every
     return replace(config, engine=choice.engine.name, convolution=way, onednn=onednn, evaluate_every=every)
-
-
-def _check_same(before: dict[str, Any], setup: Setup, out: Path) -> None:
-    """Refuse to go on with other data than the run began with."""
-    now = setup.sim.federation
-    if before.get("name") == now.name:
-        check_rule(before, now.partition, out)
-    if (before.get("name"), before.get("train")) != (now.name, now.train.counts.tolist()):
-        was = f"{before.get('name')!r} with {before.get('clients')} clients"
-        raise ValueError(
-            f"{out} was run on {was}, but its configuration gives {now.name!r} with {now.clients}: if the federation "
-            "was an object of yours, hand it in again (posterity.load(folder, federation=..., model=...)); if a data "
-            "file changed, put the old one back"
-        )
-    without_data.check_values(before, now, out)
-
-
-def check_rule(before: dict[str, Any], rule: Partition | None, out: Path) -> None:
-    """Refuse a run whose clients came from another version of the partition than the rule has now.
-
-    A folder from before versions were written down says nothing: its was the first. Clients put together by hand
-    (null) have none.
-    """
-    told = before.get("partition", {"version": 1})
-    if rule is not None and told is not None and told["version"] != rule.version:
-        raise ValueError(
-            f"{out} was begun with version {told['version']} of the partition {rule.name!r}; here it has version "
-            f"{rule.version}, which gives other clients for the same seed: read the run with 'posterity report {out}', "
-            "go on with the posterity that began it, or begin again in another folder"
-        )
 
 
 class Runner:
@@ -435,14 +384,17 @@ class Runner:
 
     def go(self) -> list[Result]:
         rounds, begun = self.run_states[0].config.rounds, time.perf_counter()
-        without_data.check_end(self.run_states[0].sim.federation, self.round, rounds)
+        if self.run_states[0].sim.federation.absent and self.round < rounds:
+            raise ValueError(f"this run says that it is finished, but its checkpoint is of round {self.round} of "
+                             f"{rounds}: hand its data in to go on (posterity.load(folder, federation=...))"
+                             )  # fmt: skip
         while self.round < rounds:
             lines = self._step(self.round + 1, rounds)
             self._keep(time.perf_counter() - begun, self.round == rounds)
             self.watch(self.round, rounds, lines)
         return [run_state.finish() for run_state in self.run_states]
 
-    def _step(self, round: int, rounds: int) -> list[dict[str, Any]]:
+    def _step(self, round: int, rounds: int) -> list[Line]:
         """One round of training of all, with scores if this is a round that is evaluated; the lines of the first."""
         before, run_states = time.perf_counter(), self.run_states
         scores = self._score([run_state.ask_before(round) for run_state in run_states], round)
@@ -461,20 +413,20 @@ class Runner:
         told = [run_state.arrive(log, first + second, seconds) for run_state, (_, log), first, second in each]
         return told[0]
 
-    def _choose(self, round: int, scores: list[list[dict[str, Any]]], before: bool) -> None:
+    def _choose(self, round: int, scores: list[list[ScoreLine]], before: bool) -> None:
         """Each run keeps the round, if a selection rule has chosen it."""
         for run_state, told in zip(self.run_states, scores, strict=True):
             run_state.choose(round, told, before)
 
-    def _score(self, asked: Sequence[Sequence[Asked]], round: int) -> list[list[dict[str, Any]]]:
+    def _score(self, asked: Sequence[Sequence[scoring.Asked]], round: int) -> list[list[ScoreLine]]:
         """The lines that answer the questions of each run: as many in all, one after the other."""
-        lines: list[list[dict[str, Any]]] = [[] for _ in self.run_states]
+        lines: list[list[ScoreLine]] = [[] for _ in self.run_states]
         states, stores = [j.state for j in self.run_states], [j.store for j in self.run_states]
         for some in zip(*asked, strict=True):
             outputs = answers(self.seeds, self.engine, states, stores, [each.question for each in some], round)
             for told, run_state, each, output in zip(lines, self.run_states, some, outputs, strict=True):
                 if run_state.sim.processes.leads:  # what the others computed is scored by the first
-                    told += score_lines(run_state.sim, round, each, output, run_state.setup.metrics)
+                    told += scoring.score_lines(run_state.sim, round, each, output, run_state.setup.metrics)
         return lines
 
     def _keep(self, elapsed: float, last: bool) -> None:

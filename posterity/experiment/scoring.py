@@ -1,12 +1,12 @@
 """Scores of all clients at all evaluation points, as lines of a run.
 
-`run_state.py` says what is asked and when, `engine/round.py` answers, `evaluate/` turns answers into metrics.
+`run.py` says what is asked and when, `engine/round.py` answers, `evaluate/` turns answers into metrics.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -29,7 +29,7 @@ from posterity.evaluate import (
     summarise,
     user_sums,
 )
-from posterity.runs.lines import LISTED, ClientColumns
+from posterity.runs.lines import LISTED, ClientColumns, ScoreLine
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ def ask_common(sim: Simulation) -> Iterator[Asked]:
 
 def score_lines(
     sim: Simulation, round: int, asked: Asked, outputs: list[list[Tensor]], own: Sequence[Metric] = ()
-) -> Iterator[dict[str, Any]]:
+) -> Iterator[ScoreLine]:
     """The lines of an answer: for a group of clients on validation, test and what is held out of all fitting.
 
     That is both, unless something was fitted on the validation part: then it is the test part alone. What rounds are
@@ -170,40 +170,36 @@ def _scored(sim: Simulation, outputs: list[Tensor], y: Tensor, own: Sequence[Met
 
 def _line(
     round: int, asked: Asked, task: str, part: str, scored: Scored, weights: Tensor | None = None, size: int = 1
-) -> dict[str, Any]:  # fmt: skip
+) -> ScoreLine:  # fmt: skip
     question, clients = asked.question, scored.scores.clients
     place = ScoringPlace(round, question.point, question.epochs, asked.group)
     weights = torch.ones(clients) if weights is None else weights
     values = per_client(scored.scores, scored.ranks, own=scored.own)
-    line = score_line(place, task, part, scored, weights, values)
-    if clients < size:
-        line["sample"] = {"clients": clients, "of": size}
-    if size <= LISTED and clients == size:
-        return line | {"clients": listed_clients(scored, values)}
+    sample = {"clients": clients, "of": size} if clients < size else None
+    if size <= LISTED and sample is None:
+        return score_line(place, task, part, scored, weights, values)
     who, columns = question.clients.cpu(), {"n": scored.scores.n, **_listed(scored, values)}
     first = 0 if asked.group == "members" else int(who[0])
     columns = {name: column.float().cpu() for name, column in columns.items()}
-    return line | {"clients": ClientColumns(size, (who - first).int(), columns)}
+    many = ClientColumns(size, (who - first).int(), columns)
+    return score_line(place, task, part, scored, weights, values, many, sample)
 
 
 def score_line(
-    place: ScoringPlace, task: str, part: str, scored: Scored, weights: Tensor, values: Mapping[str, Tensor]
-) -> dict[str, Any]:
-    """A line of scores, still without those of each client; `values` are the metrics of each (clients,)."""
+    place: ScoringPlace, task: str, part: str, scored: Scored, weights: Tensor, values: Mapping[str, Tensor],
+    clients: Mapping[str, list[Any]] | None = None, sample: Mapping[str, int] | None = None,
+) -> ScoreLine:  # fmt: skip
+    """A line of scores; `values` are the metrics of each (clients,), listed unless `clients` has them another way."""
+    if clients is None:
+        listed = {name: [float(v) for v in value] for name, value in _listed(scored, values).items()}
+        clients = {"n": [int(n) for n in scored.scores.n], **listed}
     summary = summarise(scored.scores, weights, ranks=scored.ranks, own=scored.own, values=values)
-    line: dict[str, Any] = {"kind": "score", **asdict(place), "part": part, "metrics": summary}
-    line |= {"fairness": {}, "clients": {}, "bins": [], "flat": []}
+    equal, bins, flat = {}, [], []
     if task == "classification":
-        line["fairness"] = fairness(scored.scores)
-        pooled = scored.scores.pooled()
-        line |= {"bins": pooled.bins[0].tolist(), "flat": pooled.flat[0].tolist()}
-    return line
-
-
-def listed_clients(scored: Scored, values: Mapping[str, Tensor]) -> dict[str, list[Any]]:
-    """Every client's numbers, as a line has them."""
-    listed = {name: [float(v) for v in value] for name, value in _listed(scored, values).items()}
-    return {"n": [int(n) for n in scored.scores.n], **listed}
+        equal, pooled = fairness(scored.scores), scored.scores.pooled()
+        bins, flat = pooled.bins[0].tolist(), pooled.flat[0].tolist()
+    return ScoreLine(**vars(place), part=part, metrics=summary, fairness=equal, clients=clients, bins=bins, flat=flat,
+                     sample=sample)  # fmt: skip
 
 
 def _listed(scored: Scored, values: Mapping[str, Tensor]) -> dict[str, Tensor]:

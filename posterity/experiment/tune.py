@@ -29,7 +29,6 @@ import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +43,8 @@ from posterity.experiment.result import Result
 from posterity.experiment.resume import fingerprint_of, tell_user
 from posterity.experiment.run import start_run
 from posterity.experiment.setup import load_federation
-from posterity.runs.folder import MARK, clean, make_folder, write_atomic
+from posterity.runs.files import clean, write_atomic
+from posterity.runs.folder import make_folder, place_aside
 from posterity.settings.config import Config, literal, quoted, read_toml, settings_where
 from posterity.settings.hyperparameters import Knob, knobs
 from posterity.version import __version__
@@ -227,8 +227,7 @@ def begin_method(config: Config, name: str, path: Path) -> None:
         tell_user(f"remark: the trials in {path} were made before the source of a method was written down with them: "
                   "it is taken to be the same")  # fmt: skip
     elif path.exists() and (changes := tell_changes(before, config)):
-        place = next(free for n in count(1) if not (free := path.with_name(f"{path.name}{MARK}{n}")).exists())
-        path.rename(place)
+        place = path.rename(place_aside(path))
         tell_user(f"{name}: {'; '.join(changes)}. Its trials are kept as {place}, count no more, and are done again")
     method = methods.build(config.method, config.settings(), config.training(), config.least)
     now = {"sources": sources(config, method), "method": {"fields": clean(fields_of(method))}}

@@ -1,11 +1,9 @@
-"""Runs at once in processes of their own, which end with this one.
+"""What a comparison has to do, piece by piece, and processes that do it: several runs at once.
 
 A worker is Python again. Tasks go to its standard input as lines of JSON and news come back from its standard output;
-what a method prints goes to standard error. Nothing is pickled and nothing listens. Once a second a worker says that
-it is there: one that is stopped or stuck is named, with its run, and waited for; one that died is named too, and the
-others go on. A run that fails ends the comparison, as it would without workers.
-
-What a comparison has to do, piece by piece: one run, or several seeds of it at once.
+what a method prints goes to standard error. Nothing is pickled and nothing listens. Workers end with this process. One
+that died is named, with its run, and the others go on. A run that fails ends the comparison, as it would without
+workers.
 """
 
 from __future__ import annotations
@@ -16,7 +14,6 @@ import queue
 import subprocess
 import sys
 import threading
-import time
 import tomllib
 import traceback
 import warnings
@@ -27,45 +24,60 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from posterity.core.network import Network
 from posterity.data.federation import Federation
-from posterity.engine.parent import WORKER, become_worker, interrupts_held, is_stopped, tell_end
+from posterity.engine.parent import WORKER, become_worker, interrupts_held, tell_end
+from posterity.experiment.divergence import NoResult
 from posterity.experiment.result import Result
 from posterity.experiment.run import Watch, resume_run, run_seeds, start_run
 from posterity.runs import folder as run_folder
+from posterity.runs.lines import Line, from_json, to_json
 from posterity.settings.config import Config, from_table, to_toml
+from posterity.settings.plugins import describe_error
 
+SERVE = (
+    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from posterity.experiment.workers import serve; serve()"
+)
 Run = tuple[Path, Config]
+News = dict[str, Any]
+Arrived = Callable[[list[Line]], None]  # a round's lines
+Tell = Callable[[str], None]  # a sentence for the user
 
 
 @dataclass(frozen=True)
 class Task:
-    """One run of a comparison, and the other seeds that run at once with it."""
+    """One run of a comparison, or several seeds of it at once."""
 
     title: str
-    path: Path
-    config: Config
-    others: tuple[Run, ...] = ()
+    runs: tuple[Run, ...]
 
     @staticmethod
     def of(runs: Sequence[Run], name: str = "") -> Task:
-        """The task of one run, or of several seeds at once; `name` is the method's in this comparison."""
+        """The task of some runs; `name` is the method's in this comparison."""
         seeds = ", ".join(str(config.seed) for _, config in runs)
-        title = f"{name or runs[0][1].method} seed{'s' * (len(runs) > 1)} {seeds}"
-        return Task(title, *runs[0], tuple(runs[1:]))
+        return Task(f"{name or runs[0][1].method} seed{'s' * (len(runs) > 1)} {seeds}", tuple(runs))
 
     @property
-    def runs(self) -> tuple[Run, ...]:
-        return ((self.path, self.config), *self.others)
+    def path(self) -> Path:
+        """Of the first run."""
+        return self.runs[0][0]
+
+    @property
+    def config(self) -> Config:
+        """Of the first run."""
+        return self.runs[0][1]
 
     def do(self, watch: Watch, federation: Federation | None = None, model: Network | None = None) -> list[Result]:
         """Start it, or go on with it; with a federation or a network of the caller's own where they are given."""
-        if self.others:
+        if len(self.runs) > 1:
             paths, configs = zip(*self.runs, strict=True)
             return run_seeds(configs, paths, watch, federation, model)
-        if (self.path / run_folder.CONFIG).exists():
-            return [resume_run(self.path, watch, federation, model)]
-        return [start_run(self.config, self.path, watch, federation, model)]
+        ((path, config),) = self.runs
+        if (path / run_folder.CONFIG).exists():
+            return [resume_run(path, watch, federation, model)]
+        return [start_run(config, path, watch, federation, model)]
 
     def plain(self) -> dict[str, Any]:
         """The task as JSON allows it, for another process."""
@@ -73,160 +85,82 @@ class Task:
 
     @staticmethod
     def from_plain(plain: dict[str, Any]) -> Task:
-        runs = [(Path(path), from_table(tomllib.loads(text))) for path, text in plain["runs"]]
-        return Task(plain["title"], *runs[0], tuple(runs[1:]))
-
-
-BEAT = 1.0  # seconds between signs of life
-SILENCE = 30.0  # seconds without one after which a worker is named
-TICK = 0.2  # seconds between looks at the workers
-SERVE = (
-    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from posterity.experiment.workers import serve; serve()"
-)
-News = dict[str, Any]
-Arrived = Callable[[list[Any]], None]  # a round's lines
-Tell = Callable[[str], None]  # a sentence for the user
+        return Task(plain["title"], tuple((Path(path), from_table(tomllib.loads(t))) for path, t in plain["runs"]))
 
 
 class WorkerLost(ValueError):
     """Workers died, each with a run that is not finished."""
 
 
-@dataclass(eq=False)
-class Worker:
-    """A process, what it is doing, and when it was last heard of."""
-
-    process: subprocess.Popen[str]
-    heard: float
-    task: Task | None = None
-    named: bool = False  # as silent, and not heard of since
-
-    def give(self, task: Task) -> None:
-        self.task = task
-        assert self.process.stdin is not None
-        with suppress(OSError):  # it has died: the reader will say so
-            self.process.stdin.write(json.dumps(task.plain()) + "\n")
-            self.process.stdin.flush()
-
-    def tell_silence(self, now: float) -> str:
-        """That a worker has not been heard of, and what may be done about it."""
-        assert self.task is not None
-        pid = self.process.pid
-        if is_stopped(pid):
-            return (
-                f"{self.task.title}: its process {pid} is stopped; 'kill -CONT {pid}' lets it go on; it is waited for"
-            )
-        return (f"{self.task.title}: nothing was heard of its process {pid} for {now - self.heard:.0f} s: it is stuck, "
-                "or the machine is short of memory; it is waited for (Ctrl-C stops all)")  # fmt: skip
-
-
 class Workers:
     """Workers, from their start to their end."""
 
     def __init__(self, size: int, threads: int, command: Sequence[str] | None = None) -> None:
-        self.news: queue.SimpleQueue[tuple[Worker, News | None]] = queue.SimpleQueue()
-        self.workers: list[Worker] = []
         told = [json.dumps(sys.path), json.dumps(sys.argv), str(threads)]
-        self.command = [sys.executable, "-P", "-c", SERVE, *told] if command is None else list(command)
-        self.size = size
+        self.size, self.command = size, command or [sys.executable, "-P", "-c", SERVE, *told]
         self.environment = {"OMP_NUM_THREADS": str(threads), **os.environ, WORKER: "1"}
         """Libraries of PyTorch begin with as many threads as there are cores, whatever it is told afterwards."""
+        self.processes: list[subprocess.Popen[str]] = []
+        self.news: queue.SimpleQueue[tuple[Task | None, News]] = queue.SimpleQueue()
 
     def __enter__(self) -> Workers:
         try:
             for _ in range(self.size):
-                self._start()
+                with interrupts_held():
+                    self.processes.append(
+                        subprocess.Popen(self.command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+                                         encoding="utf-8", env=self.environment))  # fmt: skip
         except BaseException:
-            self._end()
+            self.__exit__()
             raise
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._end()
+        """Nothing is left: runs may be killed at any instant."""
+        for process in self.processes:
+            process.kill()
+        for process in self.processes:
+            process.wait()
+            for pipe in (process.stdin, process.stdout):
+                with suppress(OSError):  # a task that nobody will read any more
+                    pipe.close()  # type: ignore[union-attr]
 
     def work(self, tasks: Sequence[Task], arrived: Arrived, tell: Tell) -> None:
         """Have all tasks done; what has not been begun when no worker is left stays undone, and this is told."""
-        waiting, lost = deque(tasks), list[str]()
-        for worker in self.workers:
-            self._next(worker, waiting)
-        looked = time.monotonic()
-        while any(worker.task for worker in self.workers):
-            looked = self._look_after(looked, tell)
-            try:
-                worker, news = self.news.get(timeout=TICK)
-            except queue.Empty:
-                continue
-            if news is None:
-                if (sentence := self._bury(worker)) is not None:
-                    lost.append(sentence)
-                    tell(f"{sentence}; the other runs go on")
-                continue
-            if self._hear(worker, news, arrived, tell):
-                self._next(worker, waiting)
+        waiting, lost, working = deque(tasks), list[str](), len(self.processes)
+        for process in self.processes:
+            threading.Thread(target=self._drive, args=(process, waiting), daemon=True).start()
+        while working:
+            task, news = self.news.get()
+            if task is None:
+                working -= 1
+            elif news["kind"] == "round":
+                arrived([line for told in news["lines"] if (line := from_json(told)) is not None])
+            elif news["kind"] == "failed":
+                raise ValueError(f"{task.title}: {news['sentence']}")
+            elif news["kind"] == "lost":
+                lost.append(f"{task.title}: its process {news['end']}")
+                tell(f"{lost[-1]}; the other runs go on")
         if lost:
-            left = f"; {len(waiting)} more were not begun" if waiting else ""
-            raise WorkerLost("; ".join(lost) + left)
+            raise WorkerLost("; ".join(lost) + (f"; {len(waiting)} more were not begun" if waiting else ""))
 
-    def _hear(self, worker: Worker, news: News, arrived: Arrived, tell: Tell) -> bool:
-        """Take in what a worker says; whether it has done its task."""
-        assert worker.task is not None or news["kind"] == "beat"
-        worker.heard = time.monotonic()
-        if worker.named and worker.task is not None:
-            tell(f"{worker.task.title}: its process is heard of again")
-            worker.named = False
-        if news["kind"] == "round":
-            arrived(news["lines"])
-        if news["kind"] == "failed" and worker.task is not None:
-            raise ValueError(f"{worker.task.title}: {news['sentence']}")
-        return bool(news["kind"] == "done")
-
-    def _next(self, worker: Worker, waiting: deque[Task]) -> None:
-        worker.task = None
-        if waiting:
-            worker.give(waiting.popleft())
-
-    def _bury(self, worker: Worker) -> str | None:
-        """A worker's pipe has closed: what is to be said about it, if it had something to do."""
-        self.workers.remove(worker)
-        code = worker.process.wait()
-        return None if worker.task is None else f"{worker.task.title}: its process {tell_end(code)}"
-
-    def _look_after(self, looked: float, tell: Tell) -> float:
-        """Name those that have been silent for too long, unless this process itself was away."""
-        now = time.monotonic()
-        for worker in self.workers:
-            if now - looked > BEAT + TICK:  # stopped, or very busy: what they said meanwhile has not been read yet
-                worker.heard += now - looked
-            if worker.task is not None and not worker.named and now - worker.heard > SILENCE:
-                worker.named = True
-                tell(worker.tell_silence(now))
-        return now
-
-    def _start(self) -> None:
-        with interrupts_held():
-            process = subprocess.Popen(self.command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-                                       encoding="utf-8", env=self.environment)  # fmt: skip
-        worker = Worker(process, time.monotonic())
-        self.workers.append(worker)
-        threading.Thread(target=self._read, args=(worker,), daemon=True).start()
-
-    def _read(self, worker: Worker) -> None:
-        assert worker.process.stdout is not None
-        with suppress(ValueError):  # half a line: it was killed while it wrote
-            for line in worker.process.stdout:
-                self.news.put((worker, json.loads(line)))
-        self.news.put((worker, None))
-
-    def _end(self) -> None:
-        """Nothing is left: runs may be killed at any instant."""
-        for worker in self.workers:
-            worker.process.kill()
-        for worker in self.workers:
-            worker.process.wait()
-            for pipe in (worker.process.stdin, worker.process.stdout):
-                assert pipe is not None
-                with suppress(OSError):  # a task that nobody will read any more
-                    pipe.close()
+    def _drive(self, process: subprocess.Popen[str], waiting: deque[Task]) -> None:
+        """Give a worker one task after the other, and pass on what it says."""
+        assert process.stdin is not None
+        assert process.stdout is not None
+        with suppress(IndexError):  # nothing is left to do
+            while True:
+                task, news = waiting.popleft(), News(kind="")
+                with suppress(OSError, ValueError):  # it has died, in the middle of a line perhaps
+                    process.stdin.write(json.dumps(task.plain()) + "\n")
+                    process.stdin.flush()
+                    while news["kind"] not in ("done", "failed"):
+                        news = json.loads(process.stdout.readline())
+                        self.news.put((task, news))
+                if news["kind"] not in ("done", "failed"):
+                    self.news.put((task, {"kind": "lost", "end": tell_end(process.wait())}))
+                    break
+        self.news.put((None, {}))
 
 
 def serve() -> None:
@@ -234,55 +168,31 @@ def serve() -> None:
     become_worker()
     _, _, argv, threads = sys.argv
     sys.argv[:] = json.loads(argv)  # a run's folder keeps the command
-    up, lock, tasks = os.fdopen(os.dup(1), "w", encoding="utf-8"), threading.Lock(), queue.SimpleQueue[News]()
+    up, tasks = os.fdopen(os.dup(1), "w", encoding="utf-8"), queue.SimpleQueue[News]()
     os.dup2(2, 1)
 
     def say(kind: str, **more: Any) -> None:
-        with lock:
-            try:
-                up.write(json.dumps({"kind": kind, **more}) + "\n")
-                up.flush()
-            except OSError:  # nobody listens any more
-                os._exit(1)
+        try:
+            up.write(json.dumps({"kind": kind, **more}) + "\n")
+            up.flush()
+        except OSError:  # nobody listens any more
+            os._exit(1)
 
-    for target, about in ((_listen, tasks), (_beat, say)):
-        threading.Thread(target=target, args=(about,), daemon=True).start()
-    _do_all(tasks, say, int(threads))
+    def listen() -> None:
+        for line in sys.stdin:
+            tasks.put(json.loads(line))
+        os._exit(1)
 
-
-def _listen(tasks: queue.SimpleQueue[News]) -> None:
-    for line in sys.stdin:
-        tasks.put(json.loads(line))
-    os._exit(1)
-
-
-def _beat(say: Callable[[str], None]) -> None:
-    while True:
-        say("beat")
-        time.sleep(BEAT)
-
-
-def _do_all(tasks: queue.SimpleQueue[News], say: Callable[..., None], threads: int) -> None:
-    import torch  # after the first sign of life: it takes seconds
-
-    from posterity.experiment.divergence import NoResult
-
+    threading.Thread(target=listen, daemon=True).start()
     warnings.simplefilter("ignore", NoResult)  # it stands in the run's folder, and the parent says it at the end
-    torch.set_num_threads(threads)
+    torch.set_num_threads(int(threads))
     while True:
         task = Task.from_plain(tasks.get())
         try:
-            task.do(lambda round, rounds, lines: say("round", lines=lines[:1]))
+            task.do(lambda round, rounds, lines: say("round", lines=[to_json(lines[0])]))
         except Exception as error:
-            say("failed", sentence=_sentence(error))
+            if os.environ.get("POSTERITY_DEBUG"):
+                traceback.print_exception(error)
+            say("failed", sentence=str(error) if isinstance(error, ValueError) else describe_error(error))
         else:
             say("done")
-
-
-def _sentence(error: Exception) -> str:
-    """What went wrong; of what was not said in a sentence also the place."""
-    from posterity.settings.plugins import describe_error
-
-    if os.environ.get("POSTERITY_DEBUG"):
-        traceback.print_exception(error)
-    return str(error) if isinstance(error, ValueError) else describe_error(error)

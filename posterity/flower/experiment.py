@@ -44,14 +44,15 @@ from posterity.experiment.run import ACROSS_MACHINES
 from posterity.experiment.scoring import fits_validation
 from posterity.flower.agreement import Agreement, SampleKind, agree
 from posterity.flower.codec import CodecError, decode
-from posterity.flower.question import Line, Request
+from posterity.flower.question import Request
 from posterity.flower.roster import Exchange, Registered, Roster, label_remarks
 from posterity.flower.scores import read_scores, store_scores
 from posterity.flower.server import ABSENT, ScoresByName, Server, Watch, open_keys
 from posterity.flower.settings import RoundRules, check_agreed, check_settings
+from posterity.runs import files
 from posterity.runs import folder as run_folder
 from posterity.runs import folder as verify
-from posterity.runs.files import checksum_of
+from posterity.runs.lines import LostLine, NoteLine, to_json
 from posterity.settings.config import Config, to_toml
 
 
@@ -75,17 +76,15 @@ def begin_facts(server: Server, notes: list[str]) -> None:
 def update_facts(server: Server) -> None:
     """`run.json` once more, where somebody came late or the run has ended."""
     path = server.folder / run_folder.RUN
-    if not path.exists():  # begun before servers wrote one
-        begin_facts(server, [])
-    before = run_folder.read_json(path)
+    before = files.read_json(path)
     now = {**before, "federation": _federation(server)}
     now.pop("without_final_model", None)
     if server.finished:
         metrics = server.folder / run_folder.METRICS
-        now |= {"status": "finished", "checksums": {**before["checksums"], metrics.name: checksum_of(metrics)}}
+        now |= {"status": "finished", "checksums": {**before["checksums"], metrics.name: files.checksum_of(metrics)}}
         now |= {"without_final_model": server.lacking} if server.lacking else {}
     if now != before:
-        run_folder.write_json(path, now)
+        files.write_json(path, now)
 
 
 def _federation(server: Server) -> dict[str, Any]:
@@ -134,19 +133,18 @@ def stored_scores(server: Server) -> ScoresByName:
             for name, tables in server.last.items()}  # fmt: skip
 
 
-def _lost(server: Server, silent: Sequence[Registered], why: Mapping[str, str]) -> list[Line]:
-    return [{"kind": "lost", "client": client.name, "round": server.round, "reason": why.get(client.name, ABSENT)}
-            for client in silent]  # fmt: skip
+def _lost(server: Server, silent: Sequence[Registered], why: Mapping[str, str]) -> list[LostLine]:
+    return [LostLine(client.name, server.round, why.get(client.name, ABSENT)) for client in silent]
 
 
-def _closing(server: Server, before: set[str]) -> list[Line]:
+def _closing(server: Server, before: set[str]) -> list[NoteLine]:
     """Who has the final model now, and who still has not."""
     here = sorted(name for name in before - set(server.lacking) if name not in server.roster.gone | server.leaving)
     said = [f"{', '.join(map(repr, here))}: the final model has arrived"] if here else []
     if server.lacking:
         said.append(f"the run has ended, and {', '.join(map(repr, server.lacking))} did not answer to the final model: "
                     "start the run again when these sites are back, and only they are asked")  # fmt: skip
-    return [{"kind": "note", "text": text} for text in said]
+    return [NoteLine(text) for text in said]
 
 
 FORGOTTEN, NEVER = "", "the method cannot tell what is its part of the state"
@@ -177,7 +175,7 @@ def _close(server: Server, name: str, what: str, why: str) -> None:
     if why in (FORGOTTEN, NEVER):
         server.counted.pop(name, None)
     done = "its factor was taken out of the state" if not why else f"what it contributed stays: {why}"
-    server.tell([{"kind": "note", "text": f"{name!r} {what}; {done}"}])
+    server.tell([NoteLine(f"{name!r} {what}; {done}")])
 
 
 def _forget(server: Server, name: str, reply: bytes | None = None) -> str:
@@ -234,7 +232,7 @@ def run_experiment(
     is given by tests alone (`secret.py`).
     """
     folder.mkdir(parents=True, exist_ok=True)
-    with run_folder.locked(folder):
+    with files.locked(folder):
         server = open_server(config, exchange, folder, sites, watch, public, wait, rules, secret)
         if leave:
             depart(server, leave)
@@ -248,7 +246,7 @@ def run_experiment(
             release(server)
             save(server)
         elif not leave:
-            watch({"kind": "note", "text": f"{folder} holds all of this run, which has ended: nobody is asked again"})
+            watch(to_json(NoteLine(f"{folder} holds all of this run, which has ended: nobody is asked again")))
         update_facts(server)  # a kill may have come between the last checkpoint and this
     return server
 
@@ -264,9 +262,7 @@ def open_server(
     if saved is not None:
         check_settings(config, folder)
         roster, lacking = _roster(saved[1]), saved[1].get("lacking", [])
-    roster.wait(
-        exchange, max(1, sites - len(roster.gone)), wait, lacking, lambda text: watch({"kind": "note", "text": text})
-    )
+    roster.wait(exchange, max(1, sites - len(roster.gone)), wait, lacking, lambda text: watch(to_json(NoteLine(text))))
     roster.number()
     agreement = _agreement(config, roster, rows, None if saved is None else saved[1])
     keys = open_keys(folder, agreement.method, config.seed, saved is not None, secret)
@@ -311,7 +307,7 @@ def _begin(server: Server) -> None:
     notes = (*said, *server.roster.news(), *labels, *method.remarks(server.agreement.model), *method.announce(plan))
     (server.folder / run_folder.METRICS).write_bytes(b"")
     begin_facts(server, list(notes))
-    server.tell([{"kind": "note", "text": note} for note in notes])
+    server.tell([NoteLine(note) for note in notes])
 
 
 def _agreement(config: Config, roster: Roster, rows: int, saved: dict[str, Any] | None) -> Agreement:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import reduce
 from operator import add
 from typing import Any
@@ -25,10 +25,11 @@ from torch import Tensor
 
 from posterity.engine.client import Site, passes_at
 from posterity.evaluate import METRICS, Metric, Scores, joined, per_client, rank, score, zero
-from posterity.experiment.scoring import Scored, ScoringPlace, fits_validation, listed_clients, score_line
+from posterity.experiment.scoring import Scored, ScoringPlace, fits_validation, score_line
 from posterity.flower.agreement import SampleKind
 from posterity.flower.codec import CodecError
-from posterity.runs.folder import clean
+from posterity.runs.files import clean
+from posterity.runs.lines import ScoreLine
 
 PARTS = ("validation", "test", "held")  # of every table of scores, and the order of lines
 TOTALS = ("correct", "nll", "brier", "square")  # sums over all rows of a part
@@ -163,7 +164,7 @@ def _is_number(value: Any) -> bool:
 
 def group_lines(
     place: ScoringPlace, clients: Sequence[PointScores | None], train: Sequence[int], kind: SampleKind, least: int
-) -> Iterator[Line]:
+) -> Iterator[ScoreLine]:
     """The lines of a group of clients at one point; None: a client that said nothing, and so has no rows."""
     nothing = PartScores(zero(1, len(kind.classes)), {})
     for part in PARTS:
@@ -171,9 +172,7 @@ def group_lines(
         scored = Scored(joined([each.scores for each in found]), None, {})
         values = _values(scored.scores, found, least)
         line = score_line(place, kind.task, part, scored, torch.tensor(train), values)
-        if least > 1:
-            _drop_unknown(line)
-        yield line | {"clients": listed_clients(scored, values)}
+        yield _without_unknown(line) if least > 1 else line
 
 
 def _values(scores: Scores, clients: Sequence[PartScores], least: int) -> dict[str, Tensor]:
@@ -185,10 +184,9 @@ def _values(scores: Scores, clients: Sequence[PartScores], least: int) -> dict[s
     return made
 
 
-def _drop_unknown(line: Line) -> None:
+def _without_unknown(line: ScoreLine) -> ScoreLine:
     """Without sums by bin and by class, only means over rows can be pooled."""
     row_means = {metric.name for metric in METRICS if metric.row_mean}
-    for name, summary in line["metrics"].items():
-        if name not in row_means:
-            summary.pop("pooled", None)
-    line |= {"bins": [], "flat": []}
+    metrics = {name: {rule: value for rule, value in summary.items() if rule != "pooled" or name in row_means}
+               for name, summary in line.metrics.items()}  # fmt: skip
+    return replace(line, metrics=metrics, bins=[], flat=[])

@@ -26,7 +26,7 @@ from typing import Any
 
 from posterity.core.protocol import Method
 from posterity.flower.codec import CodecError, read_header
-from posterity.runs.folder import append_lines, read_lines
+from posterity.runs.files import append_lines, read_lines
 
 LOG = "the site's own log says what it is"
 UNWRITTEN = f"why it does not answer could not be written down at the site, so it is not told; {LOG}"

@@ -19,7 +19,6 @@ Whatever else is drawn follows from the seed, as in a simulation; so do the othe
 
 from __future__ import annotations
 
-import os
 import secrets
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -56,8 +55,10 @@ from posterity.flower.question import EvaluationPoint, Line, Request
 from posterity.flower.roster import Exchange, Registered, Roster
 from posterity.flower.scores import PointScores, group_lines
 from posterity.flower.settings import RoundRules
+from posterity.runs import files
 from posterity.runs import folder as run_folder
-from posterity.runs.folder import sync_folder
+from posterity.runs.lines import Line as RunLine
+from posterity.runs.lines import NoteLine, RoundLine, ScoreLine, to_json
 from posterity.settings.config import Config
 
 SECRET = "server.secret"  # in the server's folder
@@ -109,14 +110,8 @@ def open_keys(folder: Path, method: Any, seed: int, begun: bool, secret: int | N
 
 def _draw(path: Path) -> int:
     """A new secret, in a file that nobody else can read from its first byte on, and that is all there or not at all."""
-    number, part = secrets.randbits(BITS), path.with_name(path.name + ".part")
-    part.unlink(missing_ok=True)  # of a server that died while it wrote
-    with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-        file.write(f"{number:016x}\n")
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(part, path)
-    sync_folder(path.parent)
+    number = secrets.randbits(BITS)
+    files.write_atomic(path, f"{number:016x}\n".encode(), rights=0o600)
     return number
 
 
@@ -165,7 +160,7 @@ class Server:
         visited.refused += [Refusal(self.roster.numbers[name], LEAVES) for name in self.leaving]
         self.state, log = self.close_round(request, visited)
         self.round = number
-        self.tell([{**self.line(log), **notes}, *self.score_lines(scores)])
+        self.tell([replace(self.line(log), notes=notes), *self.score_lines(scores)])
 
     def look(self) -> None:
         """Who is there, who has come late; what there is to say about it."""
@@ -175,7 +170,7 @@ class Server:
 
     def tell_news(self) -> None:
         """What there is to say about who registered."""
-        self.tell([{"kind": "note", "text": text} for text in self.roster.news()])
+        self.tell([NoteLine(text) for text in self.roster.news()])
 
     @property
     def participation(self) -> Participation:
@@ -189,14 +184,12 @@ class Server:
         chosen = [client for client in able if self.roster.numbers[client.name] in drawn]
         return [client.name for client in sorted(chosen, key=lambda client: -client.train)]
 
-    def shortage(self) -> Line:
+    def shortage(self) -> tuple[str, ...]:
         """What a round's line notes where fewer clients are left than are to take part."""
         wanted, able = self.participation.count or 0, len(self.roster.able)
         if wanted <= able:
-            return {}
-        return {
-            "notes": [f"participation = {wanted} was asked for, and {able} clients can train: all of them are asked"]
-        }
+            return ()
+        return (f"participation = {wanted} was asked for, and {able} clients can train: all of them are asked",)
 
     def gather(self, request: Request) -> tuple[Accumulator, ScoresByName]:
         """The sum of a round's messages and its scores; with too few, those who are missing are asked again."""
@@ -209,7 +202,7 @@ class Server:
             few = f"round {request.round} has {visited.accepted} of {len(cohort)} replies and needs {needed}"
             told = "; ".join(f"{name}: {reason}" for name, reason in self.named(visited.refused))
             text = f"{few}: the others are asked again (try {number} of {rules.tries}); left out: {told}"
-            self.tell([{"kind": "note", "text": text}])
+            self.tell([NoteLine(text)])
             time.sleep(rules.pause)
             self.roster.look(self.exchange)
             visited.refused.clear()
@@ -333,14 +326,12 @@ class Server:
         names = {number: name for name, number in self.roster.numbers.items()}
         return [(names[each.client], each.reason) for each in refused]
 
-    def line(self, log: RoundLog) -> Line:
+    def line(self, log: RoundLog) -> RoundLine:
         """A round, for the folder; its seconds are left out, so that a run that was interrupted has the same lines."""
-        zeros = {"zeros": share_of_zeros(self.state.params)} if self.due(log.round) else {}
-        refused = [{"client": name, "reason": reason} for name, reason in self.named(log.refused)]
-        line: Line = run_folder.clean({**round_line(log, None), "refused": refused, **zeros})
-        return line
+        zeros = share_of_zeros(self.state.params) if self.due(log.round) else None
+        return replace(round_line(log, None), refused=tuple(self.named(log.refused)), zeros=zeros)
 
-    def score_lines(self, scores: ScoresByName) -> Iterator[Line]:
+    def score_lines(self, scores: ScoresByName) -> Iterator[ScoreLine]:
         """Scores of a group of clients, as a simulation has them; who did not say anything has no rows."""
         kind, least = self.agreement.kind, self.config.least
         for group, clients in self.roster.groups().items():
@@ -350,10 +341,11 @@ class Server:
                 place, asked = ScoringPlace(round, point, epochs, group), (point, round, epochs)
                 yield from group_lines(place, [some.get(asked) for some in heard], train, kind, least)
 
-    def tell(self, lines: list[Line]) -> None:
+    def tell(self, lines: Sequence[RunLine]) -> None:
         """Lines for the folder and for whoever watches, who may have seen some while sites were waited for."""
-        if lines:
-            run_folder.append_lines(self.folder / run_folder.METRICS, lines)
-        for line in lines:
+        told = [to_json(line) for line in lines]
+        if told:
+            files.append_lines(self.folder / run_folder.METRICS, told)
+        for line in told:
             if line.get("text") not in self.roster.shown:
                 self.watch(line)

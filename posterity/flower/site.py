@@ -46,7 +46,7 @@ from posterity.flower.records import RecordFiles
 from posterity.flower.samples import Samples
 from posterity.flower.scores import scored_rows, tell_loss, tell_scores
 from posterity.flower.sent import SENT, SampleCounts, counts_behind, describe_reply, telling, write_sent
-from posterity.runs.folder import read_json, write_atomic, write_json
+from posterity.runs.files import read_json, write_atomic, write_json
 from posterity.settings.config import Config
 
 UNSCORED = ("this method is scored as trained: the model was trained once more, from the last offer, and no score in "

@@ -13,7 +13,6 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from posterity.cli.terminal import console, label, least_width, print_uncut, ruled_table, say, say_sentence
-from posterity.experiment.resume import runs_below
 from posterity.papers.beside import (
     RULES,
     Entry,
@@ -40,8 +39,8 @@ from posterity.papers.runs import (
     run_cells,
     size_of,
 )
-from posterity.runs.folder import CONFIG, RUN, read_json
-from posterity.runs.read import write_atomic
+from posterity.runs.files import read_json, write_atomic
+from posterity.runs.folder import CONFIG, RUN, runs_below
 from posterity.settings.config import from_table, read_toml
 
 

@@ -27,8 +27,8 @@ from posterity.papers.shown import Shown, read_value
 from posterity.report import Run, load_runs
 from posterity.report.findings import goal_column
 from posterity.report.table import goal, progress, text
-from posterity.runs.files import check_out
-from posterity.runs.folder import PLAN, read_json
+from posterity.runs.files import check_out, read_json
+from posterity.runs.folder import PLAN
 from posterity.settings.config import Config, from_table, settings_where
 
 LEAST_ROUNDS, LEAST_CLIENTS, LEAST_SAMPLES = 2, 5, 40  # of a table that is made smaller

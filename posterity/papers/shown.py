@@ -21,6 +21,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 
+from posterity.core.protocol import POINTS
 from posterity.evaluate import METRICS
 from posterity.evaluate.paired import Sample
 from posterity.evaluate.summaries import RULES as WEIGHTS
@@ -39,7 +40,8 @@ from posterity.report.table import (
     series,
     table_columns,
 )
-from posterity.runs.read import POINTS, Run, ScoreLine
+from posterity.runs.lines import ScoreLine
+from posterity.runs.read import Run
 from posterity.settings.hyperparameters import nearest
 
 GROUPS = ("members", "newcomers", "gap", "common")

@@ -45,7 +45,8 @@ from posterity.report.table import (
     table_columns,
     text,
 )
-from posterity.runs.read import Run, ScoreLine
+from posterity.runs.lines import ScoreLine
+from posterity.runs.read import Run
 
 
 @dataclass(frozen=True, eq=False)

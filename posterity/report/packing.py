@@ -16,19 +16,17 @@ from __future__ import annotations
 import gzip
 import io
 import json
-import math
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from posterity.report.sections import FLOWER
 from posterity.report.table import RULES, main_epochs, select_round
-from posterity.runs.lines import stored
-from posterity.runs.read import ReportError, RunLog, find_runs, read_log, read_run, write_atomic
+from posterity.runs.files import write_atomic
+from posterity.runs.lines import Line, RoundLine, ScoreLine, to_json
+from posterity.runs.read import ReportError, RunLog, find_runs, read_log, read_run
 
-ROUND = ("kind", "round", "cohort", "accepted", "refused", "empty", "loss", "bytes_up", "bytes_down", "seconds",
-         "rolled_back", "notes")  # fmt: skip
-FILE = ("clients_file", "clients_checksum")  # where a line has the numbers of very many clients
 DIGITS = 7
 
 
@@ -57,38 +55,21 @@ def _packed(log: RunLog) -> dict[str, Any]:
     chosen = {selected.round for rule in RULES if (selected := select_round(run, rule)) is not None}
     own, rows = (run.scored, main_epochs(run, run.scored)), log.facts.get("engine") == FLOWER
     lines = [kept for line in log.lines if (kept := _kept(line, chosen, own, rows)) is not None]
-    packed = _short([_with_clients(line, log.folder) for line in lines])
-    return {"folder": log.folder.name, "facts": log.facts, "config": log.config, "lines": packed}
+    return {"folder": log.folder.name, "facts": log.facts, "config": log.config, "lines": _short(lines)}
 
 
-def _kept(line: Mapping[str, Any], chosen: set[int], own: tuple[str, int], rows: bool) -> Mapping[str, Any] | None:
+def _kept(line: Line, chosen: set[int], own: tuple[str, int], rows: bool) -> dict[str, Any] | None:
     """What is kept of a line, or None; `rows`: with those of every client, since a site may have been away."""
-    if line.get("kind") == "round":
-        names = (*ROUND, "report") if line["round"] in chosen else ROUND
-        return {name: line[name] for name in names if name in line}
-    if line.get("kind") != "score":
+    if isinstance(line, RoundLine):
+        left_out = {"zeros"} if line.round in chosen else {"zeros", "report"}
+        return {name: value for name, value in to_json(line).items() if name not in left_out}
+    if not isinstance(line, ScoreLine):
         return None
-    if line["round"] in chosen:
-        return line
-    group = line.get("group", "members")
-    mine = (line["point"], line.get("epochs") or 0) == own and group == "members"
-    bare = {name: value for name, value in line.items() if name not in FILE}
-    clients = {"n": line["clients"]["n"]} if rows and line.get("clients") else {}
-    return {**bare, "clients": clients, "bins": [], "flat": []} if mine or group == "common" else None
-
-
-def _with_clients(line: Mapping[str, Any], folder: Path) -> Mapping[str, Any]:
-    """A line with the numbers of very many clients in itself: a packed file has no others beside it."""
-    if not line.get("clients_file"):
-        return line
-    columns = stored(line, folder)["clients"]
-    clients = {name: [_finite(value) for value in values] for name, values in columns.items()}
-    return {name: value for name, value in line.items() if name not in FILE} | {"clients": clients}
-
-
-def _finite(value: float) -> float | None:
-    """As a line of metrics.jsonl has it (`runs/lines.py`)."""
-    return value if math.isfinite(value) else None
+    if line.round in chosen:
+        return to_json(replace(line, clients=dict(line.clients)))  # a packed file has no others beside it
+    clients = {"n": line.clients["n"]} if rows and line.clients else {}
+    mine = (line.point, line.epochs) == own and line.group == "members"
+    return to_json(replace(line, clients=clients, bins=(), flat=())) if mine or line.group == "common" else None
 
 
 def _short(value: Any) -> Any:

@@ -47,7 +47,8 @@ from posterity.report.charts import SHOWN, critical_chart, learning_curves, line
 from posterity.report.findings import Comparison, further, headline
 from posterity.report.svg import colour
 from posterity.report.table import PART, RULES, Row, axis_title, columns, goal, human_bytes, user_metrics
-from posterity.runs.read import FederationFacts, ReportError, Run, load_runs, write_atomic
+from posterity.runs.files import write_atomic
+from posterity.runs.read import FederationFacts, ReportError, Run, load_runs
 
 SINGLE = 2000  # lines that are shown one by one
 Line = Mapping[str, Any]

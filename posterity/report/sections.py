@@ -18,6 +18,7 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 
+from posterity.core.protocol import POINTS
 from posterity.report.findings import goal_column, join
 from posterity.report.table import (
     PART,
@@ -40,7 +41,8 @@ from posterity.report.table import (
     summarise,
     text,
 )
-from posterity.runs.read import POINTS, RoundLine, Run, ScoreLine
+from posterity.runs.lines import RoundLine, ScoreLine
+from posterity.runs.read import Run
 from posterity.settings.config import settings_where
 
 LINES = 60  # of a table: with more clients, the worst and the best served

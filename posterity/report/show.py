@@ -37,7 +37,7 @@ from posterity.report import (
 )
 from posterity.report.charts import LearningCurve, line_chart, thin
 from posterity.report.table import Arm, Column, arms, goal, main_epochs, metric_column, series, user_metrics
-from posterity.runs.read import write_atomic
+from posterity.runs.files import write_atomic
 from posterity.settings.hyperparameters import nearest
 from posterity.settings.text import plain
 

@@ -29,7 +29,8 @@ from typing import Any
 
 from posterity.evaluate import FIGURES, METRICS, Metric, goal_of, select
 from posterity.evaluate.selection import diverged_nll
-from posterity.runs.read import ReportError, Run, ScoreLine
+from posterity.runs.lines import ScoreLine
+from posterity.runs.read import ReportError, Run
 from posterity.settings.config import settings_where
 
 RULES = {

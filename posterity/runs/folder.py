@@ -2,17 +2,14 @@
 
     config.toml              the resolved configuration
     run.json                 versions, federation, status
-    metrics.jsonl            one line per round and per score
+    metrics.jsonl            one line per round and per score (`lines.py`)
     checkpoint.safetensors   State, personal records, and how far metrics.jsonl belonged to them
     checkpoint.previous.…    the one before, should the last be torn or damaged
     personal/                personal records in a file (`store = "disk"`)
 
-Whole files are written beside their place and moved over it. Lines are appended and forced to disk before the
-checkpoint that counts them; what lies behind that count is cut off when the run is resumed. Runs that go together
-write their checkpoints together: each beside its place, then a pledge in the folder above, then all are moved over.
-Every file is verified when it is read (`integrity.py`).
-
-What is made sure of before a run's folder is used: its own files, its configuration, its lines, room on the disk.
+Lines are appended and forced to disk before the checkpoint that counts them; what lies behind that count is cut off
+when the run is resumed. Runs that go together write their checkpoints together: each beside its place, then a pledge in
+the folder above, then all are moved over. Every file is verified when it is read (`files.py`).
 
 Runs that were done again are moved aside (`seed-0.before-1`): kept, but in no table, and not gone on with.
 """
@@ -22,12 +19,12 @@ from __future__ import annotations
 import errno
 import hashlib
 import json
-import math
 import os
 import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -36,88 +33,87 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
 from posterity.core.tree import Tree, tree_filled, tree_named, unshared
-from posterity.runs import files as integrity
-from posterity.runs.files import ADVICE, DamagedFile
-from posterity.runs.lines import noted, restored
-from posterity.version import __version__
+from posterity.runs import files
+from posterity.runs.files import ADVICE, LOCK, DamagedFile
+from posterity.runs.lines import FOLDER, Line, read_lines
 
 CHECKPOINT, METRICS, CONFIG, RUN = "checkpoint.safetensors", "metrics.jsonl", "config.toml", "run.json"
 PREVIOUS, NEXT, PLEDGE = "checkpoint.previous.safetensors", "checkpoint.next.safetensors", "together.json"
-LOCK = "lock"
 PLAN = "comparison.json"  # what a comparison is to run, so that `resume` knows what has not begun
+PERSONAL = "personal"
 COUNTS = ("round", "length", "commit")  # facts that are whole numbers
+MARK = ".before-"  # in the name of a run that was done again, before its number
+THREADS = 4096  # more than any machine is asked for
+OURS = re.compile(
+    rf"{re.escape(CONFIG)}|{re.escape(RUN)}|{re.escape(METRICS)}|{LOCK}|{PERSONAL}|{FOLDER}|.*\.(safetensors|part|tmp)"
+)
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+CLOSED = (errno.EROFS, errno.EACCES, errno.EPERM)
 
 
-def write_atomic(path: Path, data: bytes) -> None:
-    """All of `data` at `path`, or what was there before."""
-    part = path.with_name(path.name + ".part")
-    try:
-        with integrity.open_regular(part, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(part, path)
-    except OSError:
-        with suppress(OSError):
-            part.unlink(missing_ok=True)  # a disk that is full has better uses
-        raise
-    sync_folder(path.parent)
+# --- runs --------------------------------------------------------------------------------------------------------
+def runs_below(folder: Path, pattern: str = "**") -> list[Path]:
+    """The runs in or below a folder that have begun, without those that were moved aside."""
+    found = sorted(path.parent for path in folder.glob(f"{pattern}/{CONFIG}"))
+    return [path for path in found if not is_superseded(path, folder)]
 
 
-def sync_folder(folder: Path) -> None:
-    """Force names to disk: a file that was moved is at its new place even after a power cut."""
-    with suppress(OSError):  # not every system opens folders
-        number = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(number)
-        finally:
-            os.close(number)
+def is_superseded(path: Path, folder: Path) -> bool:
+    """Whether a run below `folder` was moved aside; named itself, it is a run like any other."""
+    return any(re.search(rf"{re.escape(MARK)}\d+$", part) for part in path.relative_to(folder).parts)
 
 
-def write_json(path: Path, value: Mapping[str, Any]) -> None:
-    write_atomic(path, integrity.seal_json(clean(value)))
+def place_aside(path: Path) -> Path:
+    """Where a run, or a file of trials, is moved when it is done again."""
+    return next(place for n in count(1) if not (place := path.with_name(f"{path.name}{MARK}{n}")).exists())
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """What `write_json` was given."""
-    return integrity.open_json(path)
+def is_finished(folder: Path) -> bool:
+    return (folder / RUN).exists() and files.read_json(folder / RUN).get("status") == "finished"
 
 
-def clean(value: Any) -> Any:
-    """`value` as JSON allows it: numbers that are not finite become null (`read_lines` knows which were infinite)."""
-    if isinstance(value, Mapping):
-        return {str(k): clean(v) for k, v in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [clean(v) for v in value]
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    return value
+def check_files(folder: Path) -> None:
+    """Refuse a run's folder whose files are links to somewhere else, or no files."""
+    if folder.is_dir():
+        files.refuse_links(folder, [name for name in os.listdir(folder) if OURS.fullmatch(name)])
+    for below in (folder / PERSONAL, folder / FOLDER):
+        if below.is_dir():
+            files.refuse_links(below, os.listdir(below))
 
 
-def append_lines(path: Path, lines: list[dict[str, Any]]) -> int:
-    """Append JSON lines, force them to disk, and return the file's length."""
-    with integrity.open_regular(path, "ab") as file:
-        file.write("".join(json.dumps(clean(noted(line))) + "\n" for line in lines).encode())
-        file.flush()
-        os.fsync(file.fileno())
-        return file.tell()
+def write_run(folder: Path, facts: Mapping[str, Any], config: str) -> None:
+    """`run.json`, and `config.toml`, whose checksum it holds; the latter last: now the folder is a run."""
+    data = config.encode()
+    sums = {**facts.get("checksums", {}), CONFIG: files.checksum(data)}
+    files.write_json(folder / RUN, {**facts, "checksums": sums})
+    files.write_atomic(folder / CONFIG, data)
 
 
-def read_lines(path: Path, length: int | None = None) -> list[dict[str, Any]]:
-    """The lines of a file, or of its first bytes, with the infinite scores that they were written from."""
-    data = integrity.read_regular(path) if path.exists() or length is None else b""
-    try:
-        return [restored(json.loads(line)) for line in data[:length].decode().splitlines() if line.strip()]
-    except (ValueError, RecursionError, AttributeError, TypeError) as error:
-        raise DamagedFile(f"{path} holds a line that is no JSON object ({error}); {integrity.ADVICE}") from None
+def read_run(folder: Path) -> dict[str, Any]:
+    """`run.json` of a run, whose configuration is the one that it began with."""
+    check_files(folder)
+    if not (folder / RUN).exists():
+        raise DamagedFile(f"{folder} has a {CONFIG} and no {RUN}: it is half a copy; {ADVICE}")
+    facts = files.read_json(folder / RUN)
+    if facts["checksums"][CONFIG] != files.checksum_of(folder / CONFIG):
+        raise DamagedFile(
+            f"{folder / CONFIG} was changed since the run began, and a run has one configuration: put the old text "
+            f"back, or start a new run with the new one (posterity run --config {folder / CONFIG} --out ANOTHER)"
+        )
+    threads = facts.get("threads")
+    if not (isinstance(threads, int) and 0 < threads <= THREADS) or ":" in str(facts.get("engine")):
+        raise DamagedFile(f"{folder / RUN} was not written by a run (threads: {threads!r}, engine: "
+                          f"{facts.get('engine')!r}); {ADVICE}")  # fmt: skip
+    return facts
 
 
+# --- checkpoints -------------------------------------------------------------------------------------------------
 def save_checkpoint(folder: Path, trees: Mapping[str, Tree], facts: Mapping[str, Any], name: str = CHECKPOINT) -> None:
     """Named trees and facts in one file, with its checksum."""
     leaves = {f"{top}/{name}": leaf for top, tree in trees.items() for name, leaf in tree_named(tree)}
     flat = unshared({n: leaf.detach().cpu().contiguous() for n, leaf in leaves.items()})
-    meta = {"format": integrity.FORMAT, "facts": json.dumps(facts), "checksum": integrity.BLANK}
-    write_atomic(folder / name, integrity.sealed(save(flat, meta)))
+    meta = {"format": files.FORMAT, "facts": json.dumps(facts), "checksum": files.BLANK}
+    files.write_atomic(folder / name, files.sealed(save(flat, meta)))
 
 
 def save_checkpoints(folders: Sequence[Path], packs: Sequence[tuple[Mapping[str, Tree], Mapping[str, Any]]]) -> None:
@@ -125,7 +121,9 @@ def save_checkpoints(folders: Sequence[Path], packs: Sequence[tuple[Mapping[str,
     for folder, pack in zip(folders, packs, strict=True):
         save_checkpoint(folder, *pack, NEXT)
     if len(folders) > 1:
-        write_json(_pledge(folders), {"commit": packs[0][1]["commit"], "runs": [folder.name for folder in folders]})
+        files.write_json(
+            _pledge(folders), {"commit": packs[0][1]["commit"], "runs": [folder.name for folder in folders]}
+        )
     for folder in folders:
         _promote(folder)
 
@@ -135,13 +133,13 @@ def _promote(folder: Path) -> None:
     with suppress(FileNotFoundError):
         os.replace(folder / CHECKPOINT, folder / PREVIOUS)
     os.replace(folder / NEXT, folder / CHECKPOINT)
-    sync_folder(folder)
+    files.sync_folder(folder)
 
 
 def keep_pledge(folders: Sequence[Path]) -> None:
     """End what a kill interrupted: checkpoints that were pledged come to their places, others are dropped."""
     path = _pledge(folders)
-    pledged = read_json(path) if path.exists() else {}
+    pledged = files.read_json(path) if path.exists() else {}
     commit = pledged["commit"] if pledged.get("runs") == [folder.name for folder in folders] else 0
     for folder in folders:
         try:
@@ -171,10 +169,8 @@ def valid_checkpoints(folder: Path) -> dict[int, Path]:
             damages.append(error)
     if damages and not found:
         raise damages[0]
+    used = "the last one, which is whole," if folder / CHECKPOINT in found.values() else "the checkpoint before it"
     for damage in damages:
-        used = (
-            "the checkpoint before it" if folder / CHECKPOINT not in found.values() else "the last one, which is whole,"
-        )
         warnings.warn(f"{str(damage).partition(';')[0]}; {used} is used", stacklevel=2)
     return found
 
@@ -188,7 +184,7 @@ def last_common(folders: Sequence[Path]) -> list[Path | None]:
     if not common:
         told = ", ".join(f"{folder.name}: {max(each, default=0)}" for folder, each in zip(folders, found, strict=True))
         raise DamagedFile(f"the runs in {folders[0].parent} have no checkpoint in common ({told}): they are files of "
-                          f"several copies; {integrity.ADVICE}")  # fmt: skip
+                          f"several copies; {ADVICE}")  # fmt: skip
     return [each[max(common)] for each in found]
 
 
@@ -200,30 +196,27 @@ def read_checkpoint(folder: Path) -> tuple[dict[str, torch.Tensor], dict[str, An
 
 def read_saved(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
     """What `save_checkpoint` was given, verified."""
+    if not path.exists():
+        raise DamagedFile(f"{path} is missing, and the run has written it; {ADVICE}")
     facts = _facts(path)
     try:
         with safe_open(path, framework="pt") as file:
             return {name: file.get_tensor(name) for name in file.keys()}, facts  # noqa: SIM118
     except (SafetensorError, RuntimeError) as error:
-        raise DamagedFile(f"{path} cannot be read ({error}); {integrity.ADVICE}") from None
+        raise DamagedFile(f"{path} cannot be read ({error}); {ADVICE}") from None
 
 
 def _facts(path: Path) -> dict[str, Any]:
     """The facts of a file of tensors that is as it was written."""
     try:
-        facts: dict[str, Any] = json.loads(integrity.check_tensors(path)["facts"])
-        wrong = [name for name in COUNTS if name in facts and not _is_count(facts[name])]
+        facts: dict[str, Any] = json.loads(files.check_tensors(path)["facts"])
+        wrong = [f"{name} is {facts[name]!r}" for name in COUNTS if not 0 <= facts.get(name, 0) < 2**62
+                 or type(facts.get(name, 0)) is not int]  # fmt: skip
     except (KeyError, TypeError, json.JSONDecodeError, RecursionError) as error:
-        raise DamagedFile(f"{path} holds no facts of a checkpoint ({error}); {integrity.ADVICE}") from None
+        raise DamagedFile(f"{path} holds no facts of a checkpoint ({error}); {ADVICE}") from None
     if wrong:
-        raise DamagedFile(
-            f"{path}: {wrong[0]} is {facts[wrong[0]]!r}, which is no number of anything; {integrity.ADVICE}"
-        )
+        raise DamagedFile(f"{path}: {wrong[0]}, which is no number of anything; {ADVICE}")
     return facts
-
-
-def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**62
 
 
 def restore(template: Tree, leaves: Mapping[str, torch.Tensor], top: str) -> Tree:
@@ -236,110 +229,6 @@ def restore(template: Tree, leaves: Mapping[str, torch.Tensor], top: str) -> Tre
                 "method, model or federation"
             )
     return tree_filled(template, {n: t for n, t in leaves.items() if n.startswith(f"{top}/")}, top)
-
-
-@contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Refuse a second process on the same run; the lock goes with the process, however it ends."""
-    try:
-        import fcntl
-    except ImportError:  # no such lock on this system
-        yield
-        return
-    with integrity.open_regular(folder / LOCK, "ab") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise ValueError(f"{folder} is being written by another process; wait for it or stop it") from None
-        yield
-
-
-FILES = re.compile(
-    rf"{re.escape(CONFIG)}|{re.escape(RUN)}|{re.escape(METRICS)}|{LOCK}|personal|clients|.*\.(safetensors|part|tmp)"
-)
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-CLOSED = (errno.EROFS, errno.EACCES, errno.EPERM)
-THREADS = 4096  # more than any machine is asked for
-
-
-def check_files(folder: Path) -> None:
-    """Refuse a run's folder whose files are links to somewhere else, or no files."""
-    if folder.is_dir():
-        integrity.refuse_links(folder, [name for name in os.listdir(folder) if FILES.fullmatch(name)])
-    for below in (folder / "personal", folder / "clients"):
-        if below.is_dir():
-            integrity.refuse_links(below, os.listdir(below))
-
-
-def write_run(folder: Path, facts: Mapping[str, Any], config: str) -> None:
-    """`run.json`, and `config.toml`, whose checksum it holds; the latter last: now the folder is a run."""
-    data = config.encode()
-    sums = {**facts.get("checksums", {}), CONFIG: integrity.checksum(data)}
-    write_json(folder / RUN, {**facts, "checksums": sums})
-    write_atomic(folder / CONFIG, data)
-
-
-def read_facts(folder: Path) -> dict[str, Any]:
-    """`run.json` of a run, whose configuration is the one that it began with."""
-    check_files(folder)
-    if not (folder / RUN).exists():
-        raise DamagedFile(f"{folder} has a {CONFIG} and no {RUN}: it is half a copy; {ADVICE}")
-    facts = read_json(folder / RUN)
-    if facts.get("checksums", {}).get(CONFIG, now := integrity.checksum_of(folder / CONFIG)) != now:
-        raise DamagedFile(
-            f"{folder / CONFIG} was changed since the run began, and a run has one configuration: put the old text "
-            f"back, or start a new run with the new one (posterity run --config {folder / CONFIG} --out ANOTHER)"
-        )
-    threads = facts.get("threads")
-    if not (isinstance(threads, int) and 0 < threads <= THREADS) or ":" in str(facts.get("engine")):
-        raise DamagedFile(f"{folder / RUN} was not written by a run (threads: {threads!r}, engine: "
-                          f"{facts.get('engine')!r}); {ADVICE}")  # fmt: skip
-    return facts
-
-
-def remark_versions(facts: Mapping[str, Any], folder: Path) -> None:
-    """Say that a run goes on with other versions than it began with."""
-    now = {"posterity": __version__, "torch": torch.__version__}
-    other = [f"{name} {facts[name]} (here: {now[name]})" for name in now if facts.get(name, now[name]) != now[name]]
-    if other:
-        warnings.warn(f"{folder} was begun with {' and '.join(other)}: the last digits may differ from those of a run "
-                      "that was never interrupted", stacklevel=2)  # fmt: skip
-
-
-class Lines:
-    """`metrics.jsonl` as far as it belongs to a checkpoint, with its checksum, which grows with it."""
-
-    def __init__(self, path: Path) -> None:
-        self.path, self.length, self.sum = path, 0, hashlib.sha256()
-
-    def checksum(self, length: int) -> str:
-        """The checksum of the first bytes; what was read for the last is not read again."""
-        if length > self.length:
-            with integrity.open_regular(self.path, "rb") as file:
-                file.seek(self.length)
-                while self.length < length and (piece := file.read(min(integrity.PIECE, length - self.length))):
-                    self.sum.update(piece)
-                    self.length += len(piece)
-        if length != self.length:
-            raise DamagedFile(f"{self.path} holds {self.length:,} bytes, but the checkpoint counts {length:,}: it was "
-                              f"cut off, or copied while the run wrote; {ADVICE}")  # fmt: skip
-        return self.sum.hexdigest()
-
-    def recover(self, facts: Mapping[str, Any], begun: bool, cut: bool) -> list[dict[str, Any]]:
-        """The lines that belong to a checkpoint; what lies behind them is cut off, never made up."""
-        length = facts["length"]
-        if length and not self.path.exists():
-            raise DamagedFile(f"{self.path} is missing, and the checkpoint counts {length:,} bytes of it; {ADVICE}")
-        if self.checksum(length) != facts.get("lines", self.sum.hexdigest()):
-            raise DamagedFile(f"{self.path} is not as it was written: the checksum in the checkpoint does not agree; "
-                              f"{ADVICE}")  # fmt: skip
-        if not begun and self.path.exists() and integrity.read_regular(self.path).count(b'"kind": "round"') > 1:
-            raise DamagedFile(f"{self.path.parent} has lines of several rounds and no checkpoint: one is written after "
-                              f"the first round; {ADVICE}")  # fmt: skip
-        if cut:
-            with integrity.open_regular(self.path, "ab") as file:
-                file.truncate(length)
-        return read_lines(self.path, length)
 
 
 def check_state(leaves: Mapping[str, torch.Tensor], path: Path, only_read: bool) -> None:
@@ -355,17 +244,54 @@ def check_state(leaves: Mapping[str, torch.Tensor], path: Path, only_read: bool)
     warnings.warn(sentence, stacklevel=2)
 
 
+# --- lines -------------------------------------------------------------------------------------------------------
+class Log:
+    """`metrics.jsonl` as far as it belongs to a checkpoint, with its checksum, which grows with it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.length, self.sum = path, 0, hashlib.sha256()
+
+    def checksum(self, length: int) -> str:
+        """The checksum of the first bytes; what was read for the last is not read again."""
+        if length > self.length:
+            with files.open_regular(self.path, "rb") as file:
+                file.seek(self.length)
+                while self.length < length and (piece := file.read(min(files.PIECE, length - self.length))):
+                    self.sum.update(piece)
+                    self.length += len(piece)
+        if length != self.length:
+            raise DamagedFile(f"{self.path} holds {self.length:,} bytes, but the checkpoint counts {length:,}: it was "
+                              f"cut off, or copied while the run wrote; {ADVICE}")  # fmt: skip
+        return self.sum.hexdigest()
+
+    def recover(self, facts: Mapping[str, Any], begun: bool, cut: bool) -> list[Line]:
+        """The lines that belong to a checkpoint; what lies behind them is cut off, never made up."""
+        length = facts["length"]
+        if length and not self.path.exists():
+            raise DamagedFile(f"{self.path} is missing, and the checkpoint counts {length:,} bytes of it; {ADVICE}")
+        if begun and self.checksum(length) != facts["lines"]:
+            raise DamagedFile(f"{self.path} is not as it was written: the checksum in the checkpoint does not agree; "
+                              f"{ADVICE}")  # fmt: skip
+        if not begun and self.path.exists() and files.read_regular(self.path).count(b'"kind": "round"') > 1:
+            raise DamagedFile(f"{self.path.parent} has lines of several rounds and no checkpoint: one is written after "
+                              f"the first round; {ADVICE}")  # fmt: skip
+        if cut:
+            with files.open_regular(self.path, "ab") as file:
+                file.truncate(length)
+        return read_lines(self.path, length)
+
+
+# --- disks -------------------------------------------------------------------------------------------------------
 @contextmanager
 def reported(folder: Path) -> Iterator[None]:
     """Verify what finished runs in or under a folder hold, before it is reported; a page may be written elsewhere."""
     check_files(folder)
     for path in sorted(folder.rglob(RUN)) if folder.is_dir() else ():
         check_files(path.parent)
-        facts = read_json(path)
-        told = facts.get("checksums", {}) if facts.get("status") == "finished" else {}
-        for name in (CONFIG, METRICS):
-            if name in told and integrity.checksum_of(path.parent / name) != told[name]:
-                raise integrity.damaged(path.parent / name)
+        facts = files.read_json(path)
+        for name in (CONFIG, METRICS) if facts.get("status") == "finished" else ():
+            if files.checksum_of(path.parent / name) != facts.get("checksums", {}).get(name):
+                raise files.damaged(path.parent / name)
     try:
         yield
     except OSError as error:
@@ -387,31 +313,19 @@ def make_folder(folder: Path) -> None:
 
 
 @contextmanager
-def disk_told(folder: Path) -> Iterator[None]:
+def disk_explained(folder: Path) -> Iterator[None]:
     """A disk that is full, or a folder that may not be written, in a sentence."""
     try:
         yield
     except OSError as error:
-        if error.errno not in FULL + CLOSED or not _within(error.filename, folder):
+        name = error.filename  # None: of a file that was open
+        if error.errno not in FULL + CLOSED or not (
+            name is None or Path(os.path.abspath(name)).is_relative_to(os.path.abspath(folder))
+        ):
             raise
         again = f"go on with 'posterity resume {folder}'" if any(folder.rglob(CONFIG)) else "start the run again"
         if error.errno in FULL:
             raise ValueError(f"the disk of {folder} is full ({error.strerror}). Nothing that was written is lost: make "
                              f"space, and {again}") from error  # fmt: skip
-        raise ValueError(f"{folder} cannot be written ({error.strerror}: {error.filename}), and this run is not at its "
-                         f"end: copy the folder to where you may write, or mend its rights, and {again}"
-                         ) from error  # fmt: skip
-
-
-def _within(name: Any, folder: Path) -> bool:
-    """Whether an error is about the run: one without a name came from writing to a file that was open."""
-    return name is None or Path(os.path.abspath(name)).is_relative_to(os.path.abspath(folder))
-
-
-MARK = ".before-"
-NAME = re.compile(re.escape(MARK) + r"\d+$")
-
-
-def is_aside(path: Path, folder: Path) -> bool:
-    """Whether a run below `folder` was moved aside; named itself, it is a run like any other."""
-    return any(NAME.search(part) for part in path.relative_to(folder).parts)
+        raise ValueError(f"{folder} cannot be written ({error.strerror}: {name}), and this run is not at its end: copy "
+                         f"the folder to where you may write, or mend its rights, and {again}") from error  # fmt: skip

@@ -1,41 +1,275 @@
-"""Every client's numbers of a scored round, where there are too many clients for a line of text.
+"""A line of `metrics.jsonl`: from a record to text and back. Nobody else knows its keys.
 
-Up to `LISTED` clients a line of `metrics.jsonl` carries the numbers. Beyond, and where only a sample is scored, they
-are columns of float32: in memory for a run without a folder, else in `clients/round-N.safetensors`, and read when
-somebody asks, if its checksum is the one that the line holds. To a reader all forms are the same: metric → one value
-per client of the group, nan for who was not scored.
+A record is one line, a field is one key, and the order of fields is that of the keys. Who writes makes records, who
+reads gets records; a new field of a line is a new field here.
 
-What null stands for in a line of scores: JSON knows neither infinity nor NaN, and both are written as null.
+Up to `LISTED` clients a line carries every client's numbers. Beyond, and where only a sample is scored, they are
+columns of float32: in memory for a run without a folder, else in `clients/round-N.safetensors`, and read when somebody
+asks, if its checksum is the one that the line holds. To a reader all forms are the same: metric → one value per client
+of the group, nan for who was not scored.
 
-A NLL or a squared error is infinite where a model was certain and wrong, or its prediction was no number, and undefined
-only where there are no rows (`scores.py`). So a null with rows behind it was infinite, and one without was undefined.
-The other metrics of the package are never infinite. A metric of somebody's own may be, and undefined as well, so a line
-notes where it was infinite. Whoever reads lines puts back here what was written.
+JSON knows neither infinity nor NaN, and both are written as null. A NLL or a squared error is infinite where a model
+was certain and wrong, or its prediction was no number, and undefined only where there are no rows. So a null with rows
+behind it was infinite, and one without was undefined. The other metrics of the package are never infinite. A metric of
+somebody's own may be, and undefined as well, so a line notes where it was infinite. A record that was read has what was
+written.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
-import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import MISSING, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from safetensors.torch import load, save
 from torch import Tensor
 
+from posterity.runs import files
+
 LISTED = 2000  # clients up to which a line carries every client's numbers
 HELD = 100  # clients up to which a run holds these numbers in memory although they are in its folder
 FOLDER = "clients"
 NAME = re.compile(rf"{FOLDER}/round-\d+\.safetensors")
-Line = dict[str, Any]
+UNBOUNDED = ("mse", "nll")  # metrics of the package that may be infinite
 
 
+def number(value: Any) -> float | None:
+    """A finite number, or None: a log may be anybody's, and no figure can draw another."""
+    return value if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value) else None
+
+
+def reading(value: Any) -> float | None:
+    """A metric may be infinite (a prediction that was certain and wrong), and a table must show that."""
+    return value if isinstance(value, float) and math.isinf(value) else number(value)
+
+
+def _numbers(value: Any) -> dict[str, float | None]:
+    return {str(name): number(each) for name, each in (value or {}).items()}
+
+
+def _summaries(value: Any) -> dict[str, dict[str, float | None]]:
+    return {str(name): {str(rule): reading(each) for rule, each in by_rule.items()}
+            for name, by_rule in (value or {}).items()}  # fmt: skip
+
+
+def _refused(value: Any) -> tuple[tuple[int | str, str], ...]:
+    """A simulation numbers its clients, a server across machines knows their names."""
+    pairs = [(each.get("client"), str(each.get("reason", ""))) for each in value or ()]
+    known = [isinstance(who, str) or (isinstance(who, int) and who >= 0) for who, _ in pairs]
+    return tuple((who if k else f"client {who!s:.20}", why) for k, (who, why) in zip(known, pairs, strict=True))
+
+
+def _tell_refused(pairs: Iterable[tuple[int | str, str]]) -> list[dict[str, Any]]:
+    return [{"client": who, "reason": why} for who, why in pairs]
+
+
+def _key(read: Callable[[Any], Any], default: Any = MISSING, write: Callable[[Any], Any] = lambda value: value) -> Any:
+    """A field of a line; one with a default is left out of the text where it has it."""
+    return field(metadata={"read": read, "write": write}, **({} if default is MISSING else {"default": default}))
+
+
+def _texts(value: Any) -> tuple[str, ...]:
+    return tuple(str(each) for each in value or ())
+
+
+def _text(value: Any) -> str:
+    return str(value or "")
+
+
+# --- records -----------------------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class RoundLine:
+    """What one round of training cost and said about itself."""
+
+    kind: ClassVar[str] = "round"
+    round: int = _key(int)
+    cohort: int = _key(lambda value: int(value or 0))
+    accepted: int = _key(lambda value: int(value or 0))
+    refused: tuple[tuple[int | str, str], ...] = _key(_refused, write=_tell_refused)  # client's number or name; reason
+    empty: bool = _key(bool)
+    loss: float | None = _key(number)
+    bytes_up: float | None = _key(number)
+    bytes_down: float | None = _key(number)
+    seconds: float | None = _key(number)
+    report: Mapping[str, float | None] = _key(_numbers)
+    rolled_back: str = _key(_text, "")  # why nothing of it was kept
+    notes: tuple[str, ...] = _key(_texts, ())
+    zeros: float | None = _key(number, None)  # share of zeros among the parameters
+
+    @property
+    def traffic(self) -> float | None:
+        known = [b for b in (self.bytes_up, self.bytes_down) if b is not None]
+        return sum(known) if known else None
+
+
+@dataclass(frozen=True)
+class ScoreLine:
+    """Scores: a round, an evaluation point, a group of clients and a part of their data."""
+
+    kind: ClassVar[str] = "score"
+    round: int = _key(int)
+    point: str = _key(str)
+    epochs: int = _key(lambda value: int(value or 0))
+    group: str = _key(lambda value: str(value or "members"))
+    part: str = _key(str)
+    metrics: Mapping[str, Mapping[str, float | None]] = _key(_summaries)  # metric → rule → value
+    fairness: Mapping[str, float | None] = _key(_numbers)
+    clients: Mapping[str, list[Any]] = _key(lambda value: value or {})  # metric → a value of each client
+    bins: Sequence[Sequence[Any]] = _key(lambda value: value or [])  # of the most probable class
+    flat: Sequence[Sequence[Any]] = _key(lambda value: value or [])  # of all class probabilities
+    sample: Mapping[str, int] | None = _key(lambda value: value, None)  # how many clients of how many were scored
+
+    def value(self, metric: str, rule: str = "pooled") -> float | None:
+        return self.metrics.get(metric, {}).get(rule)
+
+    def by_client(self, metric: str) -> list[float | None]:
+        return [reading(x) for x in self.clients.get(metric) or ()]
+
+    @property
+    def about(self) -> str:
+        """What it is about, within its round."""
+        return f"{self.group}/{self.point}/{self.epochs}/{self.part}"
+
+
+@dataclass(frozen=True)
+class NoteLine:
+    """A sentence of a server across machines."""
+
+    kind: ClassVar[str] = "note"
+    text: str = _key(_text)
+
+
+@dataclass(frozen=True)
+class LostLine:
+    """A client that did not answer to the final model."""
+
+    kind: ClassVar[str] = "lost"
+    client: str = _key(_text)
+    round: int = _key(int)
+    reason: str = _key(_text)
+
+
+Line = RoundLine | ScoreLine | NoteLine | LostLine
+KINDS: dict[str, type[Line]] = {each.kind: each for each in (RoundLine, ScoreLine, NoteLine, LostLine)}
+
+
+def rounds_of(lines: Iterable[Line]) -> list[RoundLine]:
+    return [line for line in lines if isinstance(line, RoundLine)]
+
+
+def scores_of(lines: Iterable[Line]) -> list[ScoreLine]:
+    return [line for line in lines if isinstance(line, ScoreLine)]
+
+
+# --- to text -----------------------------------------------------------------------------------------------------
+def as_dict(line: Line) -> dict[str, Any]:
+    """A line by its keys; fields that have their default are left out."""
+    kept = [f for f in fields(line) if f.default is MISSING or getattr(line, f.name) != f.default]
+    return {"kind": line.kind, **{f.name: f.metadata["write"](getattr(line, f.name)) for f in kept}}
+
+
+def to_json(line: Line) -> dict[str, Any]:
+    """A line as JSON has it; many clients' numbers in a file are named."""
+    told = as_dict(line)
+    if isinstance(line, ScoreLine):
+        if isinstance(line.clients, StoredColumns):
+            place = f"{FOLDER}/{line.clients.path.name}"
+            told |= {"clients": {}, "clients_file": place, "clients_checksum": line.clients.checksum}
+        elif isinstance(line.clients, StoredLine):
+            told["clients"] = line.clients.read()
+        listed = {name: dict(enumerate(values)) for name, values in told["clients"].items() if name != "n"}
+        note = {"metrics": _signs(line.metrics), "clients": _signs(listed)}
+        told |= {"infinite": note} if any(note.values()) else {}
+    return dict(files.clean(told))
+
+
+def _signs(by_name: Mapping[str, Mapping[Any, Any]]) -> dict[str, dict[str, int]]:
+    """1 or -1 for every infinite value of a metric that is not of the package."""
+    found = {name: {str(k): 1 if v > 0 else -1 for k, v in values.items() if isinstance(v, float) and math.isinf(v)}
+             for name, values in by_name.items() if name not in UNBOUNDED}  # fmt: skip
+    return {name: signs for name, signs in found.items() if signs}
+
+
+def write_lines(path: Path, lines: Sequence[Line]) -> tuple[int, list[Line]]:
+    """Append to `metrics.jsonl`, on disk: its length now, and the lines with many clients' numbers left in the folder.
+
+    Columns go to a file of their own, whole or not at all.
+    """
+    lines = _write_columns(path.parent, lines)
+    length = files.append_lines(path, [to_json(line) for line in lines])
+    return length, [_held(line, path) for line in lines]
+
+
+def _write_columns(folder: Path, lines: Sequence[Line]) -> list[Line]:
+    many = {line.about: line.clients for line in scores_of(lines) if isinstance(line.clients, ClientColumns)}
+    if not many:
+        return list(lines)
+    path, named = folder / FOLDER / f"round-{scores_of(lines)[0].round:06d}.safetensors", dict[str, Tensor]()
+    for about, each in many.items():
+        columns = {**each.columns, "clients": each.clients, "size": torch.tensor(each.size)}
+        named |= {f"{about}/{n}": t.detach().cpu().contiguous().clone() for n, t in columns.items()}
+    data = save(named)
+    files.write_atomic(path, data)
+    return [replace(line, clients=StoredColumns(path, line.about, files.checksum(data)))
+            if isinstance(line, ScoreLine) and line.about in many else line for line in lines]  # fmt: skip
+
+
+# --- and back ----------------------------------------------------------------------------------------------------
+def from_json(told: Mapping[str, Any], folder: Path | None = None) -> Line | None:
+    """The record of a line, with the infinite values that it was written from; None of a kind that is not known."""
+    kind = KINDS.get(str(told.get("kind")))
+    if kind is None:
+        return None
+    told = _restored(told) if kind is ScoreLine else told
+    line = kind(**{f.name: f.metadata["read"](told.get(f.name)) for f in fields(kind)})
+    place = str(told.get("clients_file"))
+    if folder is not None and isinstance(line, ScoreLine) and NAME.fullmatch(place):  # nothing outside of the folder
+        return replace(line, clients=StoredColumns(folder / place, line.about, str(told.get("clients_checksum"))))
+    return line
+
+
+def read_lines(path: Path, length: int | None = None) -> list[Line]:
+    """The lines of `metrics.jsonl`, or of its first bytes; many clients' numbers are read when they are asked for."""
+    try:
+        found = [from_json(told, path.parent) for told in files.read_lines(path, length)]
+    except (ValueError, TypeError, AttributeError, OverflowError) as error:
+        if isinstance(error, files.DamagedFile):
+            raise
+        raise files.DamagedFile(f"{path} holds a line that no run writes ({error}); {files.ADVICE}") from None
+    return [_held(line, path) for line in found if line is not None]
+
+
+def _held(line: Line, path: Path) -> Line:
+    if isinstance(line, ScoreLine) and isinstance(line.clients, dict) and len(line.clients.get("n") or ()) > HELD:
+        return replace(line, clients=StoredLine(path, line.round, line.about))
+    return line
+
+
+def _restored(told: Mapping[str, Any]) -> dict[str, Any]:
+    """A line of scores where nulls are infinite that were; a packed one may have lost its clients."""
+    metrics, clients = dict(told.get("metrics") or {}), dict(told.get("clients") or {})
+    note = told.get("infinite") or {}
+    for name, signs in note.get("metrics", {}).items():
+        metrics[name] = {**metrics.get(name, {}), **{rule: sign * math.inf for rule, sign in signs.items()}}
+    for name, signs in note.get("clients", {}).items():
+        if name in clients:
+            clients[name] = [signs[str(k)] * math.inf if str(k) in signs else v for k, v in enumerate(clients[name])]
+    rows = clients.get("n") or ()
+    for name in UNBOUNDED:
+        by_rule, values = metrics.get(name, {}), clients.get(name, ())
+        if by_rule.get("pooled", 0.0) is None and by_rule.get("clients"):  # else no client has one
+            metrics[name] = {rule: math.inf if value is None else value for rule, value in by_rule.items()}
+        if None in values and len(values) == len(rows):
+            clients[name] = [math.inf if value is None and n else value for value, n in zip(values, rows, strict=True)]
+    return {**told, "metrics": metrics, "clients": clients}
+
+
+# --- every client's numbers, where there are many clients --------------------------------------------------------
 @dataclass(frozen=True, eq=False)
 class ClientColumns(Mapping[str, list[Any]]):
     """Numbers of some clients of a group of `size`."""
@@ -56,166 +290,54 @@ class ClientColumns(Mapping[str, list[Any]]):
         return len(self.columns)
 
 
+class _Read(Mapping[str, list[Any]]):
+    """Numbers that are read when they are asked for."""
+
+    def read(self) -> Mapping[str, list[Any]]:
+        raise NotImplementedError
+
+    def __getitem__(self, name: str) -> list[Any]:
+        return self.read()[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.read())
+
+    def __len__(self) -> int:
+        return len(self.read())
+
+
 @dataclass(frozen=True, eq=False)
-class StoredColumns(Mapping[str, list[Any]]):
-    """`ClientColumns` in a file, under a name."""
+class StoredColumns(_Read):
+    """`ClientColumns` in a file, under a name, with the checksum that the line holds."""
 
     path: Path
     key: str
-    checksum: str | None  # as the line says it; None: from before lines did
+    checksum: str
 
-    def _columns(self) -> ClientColumns:
+    def read(self) -> ClientColumns:
         if self.path.is_symlink() or not self.path.is_file():
             raise ValueError(f"{self.path} is missing or no ordinary file: put the run's own file back")
         data = self.path.read_bytes()
-        if self.checksum not in (None, hashlib.sha256(data).hexdigest()):
+        if self.checksum != files.checksum(data):
             raise ValueError(f"{self.path} is not as it was written: put back a copy that is whole")
         prefix = f"{self.key}/"
         found = {n.removeprefix(prefix): leaf for n, leaf in load(data).items() if n.startswith(prefix)}
         return ClientColumns(int(found.pop("size")), found.pop("clients"), found)
 
-    def __getitem__(self, name: str) -> list[Any]:
-        return self._columns()[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._columns())
-
-    def __len__(self) -> int:
-        return len(self._columns())
-
 
 @dataclass(frozen=True, eq=False)
-class StoredLine(Mapping[str, list[Any]]):
+class StoredLine(_Read):
     """The numbers of a line of `metrics.jsonl`."""
 
     path: Path
     round: int
-    key: str
+    about: str
 
-    def _found(self) -> dict[str, list[Any]]:
+    def read(self) -> Mapping[str, list[Any]]:
         wanted, last = f'"round": {self.round},', dict[str, list[Any]]()
         with self.path.open(encoding="utf-8") as file:
             for text in file:
-                if wanted in text[:200] and (line := json.loads(text))["kind"] == "score" and key_of(line) == self.key:
-                    last = restored(line)["clients"]  # of a round that was repeated, the later one
+                line = from_json(json.loads(text)) if wanted in text[:200] else None
+                if isinstance(line, ScoreLine) and line.about == self.about:
+                    last = dict(line.clients)  # of a round that was repeated, the later one
         return last
-
-    def __getitem__(self, name: str) -> list[Any]:
-        return self._found()[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._found())
-
-    def __len__(self) -> int:
-        return len(self._found())
-
-
-def key_of(line: Mapping[str, Any]) -> str:
-    """What a line of scores is about, within its round."""
-    return f"{line['group']}/{line['point']}/{line['epochs']}/{line['part']}"
-
-
-def write_columns(folder: Path, lines: Sequence[Line]) -> list[Line]:
-    """The lines as they are written to `metrics.jsonl`; columns go to a file of their own, whole or not at all."""
-    many = [line for line in lines if isinstance(line.get("clients"), ClientColumns)]
-    if not many:
-        return list(lines)
-    place = f"{FOLDER}/round-{many[0]['round']:06d}.safetensors"
-    named: dict[str, Tensor] = {}
-    for line in many:
-        each: ClientColumns = line["clients"]
-        columns = {**each.columns, "clients": each.clients, "size": torch.tensor(each.size)}
-        named |= {f"{key_of(line)}/{n}": t.detach().cpu().contiguous().clone() for n, t in columns.items()}
-    path = folder / place
-    path.parent.mkdir(exist_ok=True)
-    part = path.with_name(path.name + ".part")
-    data = save(named)
-    with part.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(part, path)
-    told = {"clients": {}, "clients_file": place, "clients_checksum": hashlib.sha256(data).hexdigest()}
-    return [{**line, **told} if isinstance(line.get("clients"), ClientColumns) else line for line in lines]
-
-
-def stored(line: Mapping[str, Any], folder: Path) -> Line:
-    """A line of a run whose folder holds every client's numbers: they are read from there when they are asked for."""
-    clients, place = line.get("clients"), line.get("clients_file")
-    if place and NAME.fullmatch(str(place)):  # nothing outside of the folder
-        return {**line, "clients": StoredColumns(folder / place, key_of(line), line.get("clients_checksum"))}
-    if isinstance(clients, dict) and len(clients.get("n") or ()) > HELD:
-        return {**line, "clients": StoredLine(folder / "metrics.jsonl", line["round"], key_of(line))}
-    return dict(line)
-
-
-UNBOUNDED = ("mse", "nll")
-NOTE = "infinite"  # of a line: {"metrics": {name: {rule: sign}}, "clients": {name: {client: sign}}}
-
-
-def noted(line: Mapping[str, Any]) -> dict[str, Any]:
-    """A line with a note of the infinite values that nobody could tell from undefined ones when they are null."""
-    metrics, clients = line.get("metrics"), line.get("clients")
-    if line.get("kind") != "score" or not isinstance(metrics, dict):
-        return dict(line)
-    each = clients if isinstance(clients, dict) else {}  # columns in a file know infinity
-    listed = {name: {str(k): v for k, v in enumerate(values)} for name, values in each.items() if name != "n"}
-    note = {"metrics": _signs(metrics), "clients": _signs(listed)}
-    return {**line, **({NOTE: note} if any(note.values()) else {})}
-
-
-def _signs(by_name: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, int]]:
-    """1 or -1 for every infinite value of a metric that is not of the package."""
-    found = {name: {place: 1 if v > 0 else -1 for place, v in values.items() if isinstance(v, float) and math.isinf(v)}
-             for name, values in by_name.items() if name not in UNBOUNDED}  # fmt: skip
-    return {name: signs for name, signs in found.items() if signs}
-
-
-def restored(line: Mapping[str, Any]) -> dict[str, Any]:
-    """A line of `metrics.jsonl` with the infinite values that it was written from."""
-    return _known(_as_noted(line))
-
-
-def _as_noted(line: Mapping[str, Any]) -> dict[str, Any]:
-    """The values that the line has a note of; a packed one may have lost its clients."""
-    read = {name: value for name, value in line.items() if name != NOTE}
-    note = line.get(NOTE)
-    if not isinstance(note, dict):
-        return read
-    metrics, clients = dict(read.get("metrics") or {}), read.get("clients")
-    for name, signs in note.get("metrics", {}).items():
-        metrics[name] = {**metrics.get(name, {}), **{rule: sign * math.inf for rule, sign in signs.items()}}
-    listed = dict(clients) if isinstance(clients, dict) else {}
-    for name, signs in note.get("clients", {}).items():
-        if name in listed:
-            listed[name] = [signs[str(k)] * math.inf if str(k) in signs else v for k, v in enumerate(listed[name])]
-    return {**read, "metrics": metrics, **({"clients": listed} if isinstance(clients, dict) else {})}
-
-
-def _known(line: Mapping[str, Any]) -> dict[str, Any]:
-    """What follows from the rows behind a null."""
-    metrics, clients = line.get("metrics"), line.get("clients")
-    if line.get("kind") != "score" or not isinstance(metrics, dict):
-        return dict(line)
-    again = {name: _summary(metrics[name]) for name in UNBOUNDED if name in metrics}
-    known = _known_clients(clients) if isinstance(clients, dict) else clients
-    return {**line, "metrics": {**metrics, **again}, **({"clients": known} if "clients" in line else {})}
-
-
-def _known_clients(clients: Mapping[str, Any]) -> dict[str, Any]:
-    """The same for every client's numbers."""
-    rows = clients.get("n") or ()
-    return {**clients, **{name: _values(clients[name], rows) for name in UNBOUNDED if name in clients}}
-
-
-def _summary(by_rule: Any) -> Any:
-    """One metric by rule; without an infinite value of all rows together no client has one."""
-    if not isinstance(by_rule, dict) or by_rule.get("pooled", 0.0) is not None or not by_rule.get("clients"):
-        return by_rule
-    return {rule: math.inf if value is None else value for rule, value in by_rule.items()}
-
-
-def _values(values: Sequence[Any], rows: Sequence[Any]) -> Sequence[Any]:
-    if None not in values or len(values) != len(rows):
-        return values
-    return [math.inf if value is None and n else value for value, n in zip(values, rows, strict=True)]

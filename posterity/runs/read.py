@@ -1,19 +1,14 @@
-"""What runs wrote, as files: a run folder, or what `posterity pack` made of many (`packing.py`).
+"""Runs as a report reads them: frozen records of run folders, or of what `posterity pack` made of many (`packing.py`).
 
-`runs/folder.py` writes run folders; `read_runs.py` makes records of what is read here.
-
-Run folders, read into frozen records; or a file into which `posterity pack` put them (`packing.py`).
-
-A run folder holds `config.toml`, `run.json` and `metrics.jsonl`. A run that is still going, or was killed, may end in
-half a line; that line is ignored. A resumed run may have written a round twice; the later line counts.
+A run that is still going, or was killed, may end in half a line; that line is ignored. A resumed run may have written a
+round twice; the later line counts. A folder may be anybody's: only regular files in it are read, and what no run writes
+is refused in a sentence.
 """
 
 from __future__ import annotations
 
 import gzip
 import json
-import math
-import os
 import stat
 import tomllib
 import zlib
@@ -23,8 +18,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from posterity.runs.folder import is_aside
-from posterity.runs.lines import restored, stored
+from posterity.core.protocol import POINTS
+from posterity.runs.folder import CONFIG, METRICS, RUN, is_superseded
+from posterity.runs.lines import Line, RoundLine, ScoreLine, from_json, number, rounds_of, scores_of
 
 UNPACKED = 2**29  # bytes that a file of packed runs may expand to: the largest published one has 8 MB
 
@@ -40,20 +36,7 @@ class RunLog:
     folder: Path
     facts: Mapping[str, Any]  # run.json
     config: str  # config.toml
-    lines: Sequence[Mapping[str, Any]]  # metrics.jsonl
-
-
-def write_atomic(path: Path, data: bytes) -> None:
-    """All of `data` at `path`, or what was there before."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        draft.unlink(missing_ok=True)
-        with draft.open("xb") as file:  # a new file: nothing is written through a link that somebody put there
-            file.write(data)
-        os.replace(draft, path)
-    finally:
-        draft.unlink(missing_ok=True)
+    lines: Sequence[Line]  # metrics.jsonl
 
 
 def find_runs(folder: Path) -> list[Path]:
@@ -64,7 +47,7 @@ def find_runs(folder: Path) -> list[Path]:
             f"{folder} is neither a folder nor a file of packed runs. Give a run folder, a folder that contains run "
             "folders, or a file that `posterity pack` wrote."
         )
-    found = sorted({p.parent for p in folder.rglob("run.json") if not is_aside(p.parent, folder)})
+    found = sorted({p.parent for p in folder.rglob(RUN) if not is_superseded(p.parent, folder)})
     if not found:
         raise ReportError(f"No run folder in {folder}: none of its folders has a run.json. Start one: posterity run …")
     return found
@@ -72,10 +55,8 @@ def find_runs(folder: Path) -> list[Path]:
 
 def read_log(folder: Path) -> RunLog:
     """What a run folder holds."""
-    config, facts, metrics = (_text(folder / name) for name in ("config.toml", "run.json", "metrics.jsonl"))
-    return RunLog(
-        folder, _json(folder / "run.json", facts or ""), config or "", _lines(folder / "metrics.jsonl", metrics)
-    )
+    config, facts, metrics = (_text(folder / name) for name in (CONFIG, RUN, METRICS))
+    return RunLog(folder, _json(folder / RUN, facts or ""), config or "", _lines(folder / METRICS, metrics or ""))
 
 
 def _text(path: Path) -> str | None:
@@ -96,8 +77,8 @@ def read_packed(path: Path) -> list[RunLog]:
         raws = [json.loads(line) for line in _unpacked(path).decode().split("\n") if line]
         if not raws:
             raise ValueError("it is empty")
-        return [RunLog(Path(raw["folder"]), raw["facts"], raw["config"], raw["lines"]) for raw in raws]
-    except (OSError, EOFError, ValueError, KeyError, TypeError, RecursionError, zlib.error) as error:
+        return [RunLog(Path(raw["folder"]), raw["facts"], raw["config"], _records(raw["lines"])) for raw in raws]
+    except (OSError, EOFError, ValueError, KeyError, TypeError, AttributeError, RecursionError, zlib.error) as error:
         raise ReportError(f"{path} is no file of packed runs ({error}). `posterity pack FOLDER` writes one.") from error
 
 
@@ -120,67 +101,29 @@ def _json(path: Path, text: str) -> dict[str, Any]:
     return value
 
 
-def _lines(path: Path, text: str | None) -> list[dict[str, Any]]:
+def _lines(path: Path, text: str) -> list[Line]:
     """The lines of a log, without the half line at the end of a log whose writer was stopped."""
-    lines = (text or "").removesuffix("\n").split("\n")
-    found = []
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
+    lines, found = text.removesuffix("\n").split("\n"), []
+    for place, line in enumerate(lines, start=1):
         try:
-            found.append(json.loads(line))
+            found += [json.loads(line)] if line.strip() else []
         except (ValueError, RecursionError) as error:
-            if number == len(lines):
-                break
-            raise ReportError(f"{path}, line {number} is not valid JSON: {error}. Restore it or delete it.") from error
-    return found
+            if place < len(lines):
+                raise ReportError(
+                    f"{path}, line {place} is not valid JSON: {error}. Restore it or delete it."
+                ) from error
+    try:
+        return _records(found, path.parent)
+    except (TypeError, ValueError, AttributeError, OverflowError) as error:
+        raise ReportError(_unwritten(path.parent, error)) from error
 
 
-POINTS = ("received", "adapted", "trained")  # the protocol's; its file imports PyTorch, and a report needs none
+def _records(lines: Sequence[Mapping[str, Any]], folder: Path | None = None) -> list[Line]:
+    return [line for told in lines if (line := from_json(told, folder)) is not None]
 
 
-@dataclass(frozen=True)
-class ScoreLine:
-    """One line of scores: a round, an evaluation point, a group of clients and a part of their data."""
-
-    round: int
-    point: str
-    epochs: int
-    group: str
-    part: str
-    metrics: Mapping[str, Mapping[str, float | None]]
-    fairness: Mapping[str, float | None]
-    clients: Mapping[str, Sequence[Any]]  # as read: of hundreds of rounds a page looks at one
-    bins: Sequence[Sequence[Any]]  # of the most probable class
-    flat: Sequence[Sequence[Any]] = ()  # of all class probabilities; older logs have none
-
-    def value(self, metric: str, weight: str = "pooled") -> float | None:
-        return self.metrics.get(metric, {}).get(weight)
-
-    def by_client(self, metric: str) -> list[float | None]:
-        return [_reading(x) for x in self.clients.get(metric) or ()]
-
-
-@dataclass(frozen=True)
-class RoundLine:
-    """What one round of training cost and said about itself."""
-
-    round: int
-    cohort: int
-    refused: tuple[tuple[int | str, str], ...]  # (client's number, or its name; reason)
-    empty: bool
-    loss: float | None
-    bytes_up: float | None
-    bytes_down: float | None
-    seconds: float | None
-    report: Mapping[str, float | None]
-    rolled_back: str = ""  # why nothing of it was kept
-    notes: tuple[str, ...] = ()
-
-    @property
-    def traffic(self) -> float | None:
-        known = [b for b in (self.bytes_up, self.bytes_down) if b is not None]
-        return sum(known) if known else None
+def _unwritten(folder: Path, error: Exception) -> str:
+    return f"{folder} holds something that no run writes ({type(error).__name__}: {error}). Was it edited by hand?"
 
 
 @dataclass(frozen=True)
@@ -200,8 +143,8 @@ class FederationFacts:
     test: tuple[int, ...]
     histogram: tuple[tuple[int, ...], ...]
     notes: tuple[str, ...]
-    rule: str = ""  # of the partition; empty for clients put together by hand, and in old folders
-    fingerprint: str = ""  # of values and parts; empty in old folders
+    rule: str = ""  # of the partition; empty for clients put together by hand
+    fingerprint: str = ""  # of values and parts
 
     def client(self, index: int) -> str:
         """The client's own name where it has one, else its number."""
@@ -276,9 +219,7 @@ def read_run(log: RunLog) -> Run:
     except ReportError:
         raise
     except (TypeError, ValueError, KeyError, AttributeError, OverflowError, RecursionError) as error:
-        raise ReportError(
-            f"{log.folder} holds something that no run writes ({type(error).__name__}: {error}). Was it edited by hand?"
-        ) from error
+        raise ReportError(_unwritten(log.folder, error)) from error
 
 
 def _run(log: RunLog) -> Run:
@@ -289,7 +230,9 @@ def _run(log: RunLog) -> Run:
         raise ReportError(f"{folder / 'config.toml'} is not valid TOML: {error}") from error
     method = facts.get("method") or {}
     name = str(method.get("name") or config.get("method") or folder.name)
-    rounds, scores = _metrics([stored(line, folder) if line.get("clients_file") else line for line in log.lines])
+    rounds = {line.round: line for line in rounds_of(log.lines)}  # a resumed run repeats rounds: the later one counts
+    scores = {_order(line): line for line in scores_of(log.lines)}
+    spent = sum(r.seconds or 0.0 for r in rounds.values())
     return Run(
         folder=folder,
         name=name,
@@ -298,11 +241,11 @@ def _run(log: RunLog) -> Run:
         scored=next((p for p in (config.get("scored"), method.get("scored")) if p in POINTS), "received"),
         seed=config.get("seed"),
         status=str(facts.get("status") or "running"),
-        seconds=_number(facts.get("seconds")) or sum(r.seconds or 0.0 for r in rounds) or None,  # 0 until it ends
+        seconds=number(facts.get("seconds")) or spent or None,  # 0 until it ends
         planned=config.get("rounds"),
         federation=read_federation(facts.get("federation") or {}, str(facts.get("evaluate_remark") or "")),
-        rounds=rounds,
-        scores=scores,
+        rounds=tuple(rounds[r] for r in sorted(rounds)),
+        scores=tuple(scores[key] for key in sorted(scores)),
         config=config,
         config_text=text,
         facts=facts,
@@ -332,69 +275,5 @@ def read_federation(raw: Mapping[str, Any], remark: str = "") -> FederationFacts
     )
 
 
-def _metrics(lines: Sequence[Mapping[str, Any]]) -> tuple[tuple[RoundLine, ...], tuple[ScoreLine, ...]]:
-    """Rounds and scores; of two lines about the same thing the later one, because a resumed run repeats rounds."""
-    rounds: dict[int, RoundLine] = {}
-    scores: dict[tuple[int, str, int, str, str], ScoreLine] = {}
-    for raw in lines:
-        if raw.get("kind") == "round":
-            rounds[int(raw["round"])] = _round(raw)
-        elif raw.get("kind") == "score":
-            score = _score(restored(raw))
-            scores[score.round, score.point, score.epochs, score.group, score.part] = score
-    return tuple(rounds[r] for r in sorted(rounds)), tuple(scores[k] for k in sorted(scores))
-
-
-def _round(raw: Mapping[str, Any]) -> RoundLine:
-    refused = tuple((_client(r.get("client")), str(r.get("reason", ""))) for r in raw.get("refused") or ())
-    return RoundLine(
-        round=int(raw["round"]),
-        cohort=int(raw.get("cohort") or 0),
-        refused=refused,
-        empty=bool(raw.get("empty")),
-        loss=_number(raw.get("loss")),
-        bytes_up=_number(raw.get("bytes_up")),
-        bytes_down=_number(raw.get("bytes_down")),
-        seconds=_number(raw.get("seconds")),
-        report={str(k): _number(v) for k, v in (raw.get("report") or {}).items()},
-        rolled_back=str(raw.get("rolled_back") or ""),
-        notes=tuple(str(note) for note in raw.get("notes") or ()),
-    )
-
-
-def _client(told: Any) -> int | str:
-    """A simulation numbers its clients, a server across machines knows their names."""
-    known = isinstance(told, str) or (isinstance(told, int) and told >= 0)
-    return told if known else f"client {told!s:.20}"
-
-
-def _score(raw: Mapping[str, Any]) -> ScoreLine:
-    metrics = {
-        str(k): {str(w): _reading(x) for w, x in (v if isinstance(v, dict) else {"pooled": v}).items()}
-        for k, v in (raw.get("metrics") or {}).items()
-    }
-    return ScoreLine(
-        round=int(raw["round"]),
-        point=str(raw["point"]),
-        epochs=int(raw.get("epochs") or 0),
-        group=str(raw.get("group") or "members"),
-        part=str(raw["part"]),
-        metrics=metrics,
-        fairness={str(k): _number(v) for k, v in (raw.get("fairness") or {}).items()},
-        clients=raw.get("clients") or {},
-        bins=raw.get("bins") or (),
-        flat=raw.get("flat") or (),
-    )
-
-
-def _number(value: Any) -> float | None:
-    """A finite number, or None: JSON written by Python may hold NaN, and no figure can draw it."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        return None
-    return float(value) if math.isfinite(value) else None
-
-
-def _reading(value: Any) -> float | None:
-    """A metric may be infinite (a prediction that was certain and wrong), and a table must show that."""
-    infinite = isinstance(value, float) and math.isinf(value)
-    return value if infinite else _number(value)
+def _order(line: ScoreLine) -> tuple[int, str, int, str, str]:
+    return line.round, line.point, line.epochs, line.group, line.part

@@ -7,6 +7,7 @@ import torch
 
 import posterity
 from posterity import methods
+from posterity.runs.lines import rounds_of
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="PyTorch sees no GPU here")
 SMALL = {"dataset": "digits", "clients": 6, "rounds": 3, "evaluate_every": 3, "subset": "30%", "participation": "50%",
@@ -96,7 +97,7 @@ def peak_of(**settings) -> int:
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_reserved()
     result = posterity.run(device="cuda", **settings)
-    assert not any(line.get("notes") for line in result.lines if line["kind"] == "round" and line["round"] > 1)
+    assert not any(line.notes for line in rounds_of(result.lines) if line.round > 1)
     return torch.cuda.max_memory_reserved() - before
 
 
@@ -116,7 +117,7 @@ def test_memory_of_recordings_is_given_back_when_it_is_too_much():
     runs = [posterity.run(device="cuda", dtype="float64", memory=memory, **settings) for memory in (2**14, 2**32)]
     values = [run.metric("nll", show="last") for run in runs]
     assert values[0] == pytest.approx(values[1], rel=1e-9)
-    notes = [[note for line in run.lines for note in line.get("notes", []) if "recordings" in note] for run in runs]
+    notes = [[note for line in rounds_of(run.lines) for note in line.notes if "recordings" in note] for run in runs]
     assert [len(each) for each in notes] == [1, 0]
 
 
@@ -135,6 +136,6 @@ def test_running_out_of_memory_halves_the_block_and_goes_on():
         tight = posterity.run(device="cuda", **settings)
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)
-    notes = [note for line in tight.lines for note in line.get("notes", ())]
+    notes = [note for line in rounds_of(tight.lines) for note in line.notes]
     assert any("out of memory in training with" in note for note in notes)
     assert tight.metric("nll", show="last") == pytest.approx(roomy.metric("nll", show="last"), rel=1e-7)

@@ -14,7 +14,7 @@ import pytest
 from experiment.kills import remains
 
 from posterity.cli import launch
-from posterity.runs import folder as run_folder
+from posterity.runs import files
 
 pytestmark = [pytest.mark.everything, pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")]
 LONG = ["--dataset", "digits", "--clients", "5", "--rounds", "400", "--evaluate-every", "200", "--subset", "20%",
@@ -125,7 +125,7 @@ def test_a_killed_worker_is_named_and_the_others_go_on(tmp_path):
     _, said = process.communicate(timeout=600)
     assert process.returncode == 2
     assert re.search(r"error: \w+ seed \d: its process was killed by SIGKILL .*; go on with: posterity resume", said)
-    states = [run_folder.read_json(path)["status"] for path in (tmp_path / "out").rglob("run.json")]
+    states = [files.read_json(path)["status"] for path in (tmp_path / "out").rglob("run.json")]
     assert sorted(states) == ["finished"] * 5 + ["running"]
 
 

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from posterity.cli.app import PACKAGE, say_remarks
-from posterity.runs.files import check_out
-from posterity.runs.folder import locked
+from posterity.runs.files import check_out, locked
 
 SMALL = ["--dataset", "digits", "--clients", "5", "--rounds", "2", "--subset", "20%", "--quiet"]
 

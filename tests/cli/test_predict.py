@@ -11,12 +11,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from experiment.damage import as_before_kept_rounds
 
 import posterity
 from posterity.cli import predict as command
 from posterity.experiment import run
 from posterity.report import write_report
+from posterity.runs import files
 from posterity.runs import folder as run_folder
 from posterity.settings.config import Config
 
@@ -103,8 +103,8 @@ def test_predict_a_file(project, tmp_path):
 
 def test_models_of_a_run_that_came_to_nothing_say_so(project, tmp_path):
     shutil.copytree(project / "runs", tmp_path / "runs")
-    facts = run_folder.read_json(tmp_path / "runs" / run_folder.RUN)
-    run_folder.write_json(tmp_path / "runs" / run_folder.RUN, {**facts, "diverged": "its loss has exploded"})
+    facts = files.read_json(tmp_path / "runs" / run_folder.RUN)
+    files.write_json(tmp_path / "runs" / run_folder.RUN, {**facts, "diverged": "its loss has exploded"})
     asked = write_table(tmp_path / "new.csv", patients(2))
     _, notes = command.predict_file(tmp_path / "runs", asked)
     assert "this is no result: its loss has exploded" in notes
@@ -117,9 +117,9 @@ def test_a_folder_stands_alone(project, tmp_path, monkeypatch):
     before = posterity.load(project / "runs")
     shutil.copytree(project / "runs", tmp_path / "moved")
     monkeypatch.chdir(tmp_path)
-    facts = run_folder.read_json(tmp_path / "moved" / run_folder.RUN)
+    facts = files.read_json(tmp_path / "moved" / run_folder.RUN)
     facts["federation"]["file"] = str(tmp_path / "gone" / "visits.csv")
-    run_folder.write_json(tmp_path / "moved" / run_folder.RUN, facts)
+    files.write_json(tmp_path / "moved" / run_folder.RUN, facts)
     alone = posterity.load("moved")
     saved = posterity.load(alone.save("saved"))
     for result in (alone, saved):
@@ -284,21 +284,6 @@ def test_values_edited_while_a_run_was_stopped(tmp_path, monkeypatch):
     assert posterity.load(tmp_path / "run").round == 3
     write_table(tmp_path / "visits.csv", [{**rows[0], "age": 61.5}, *rows[1:]])
     assert posterity.load(tmp_path / "run").federation.absent  # finished: nothing of the data is needed
-
-
-@pytest.mark.everything
-def test_a_folder_of_before_fingerprints_goes_on(tmp_path, monkeypatch):
-    write_table(tmp_path / "visits.csv", patients())
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(Stopped):
-        run.start_run(CONFIG, tmp_path / "run", stop)
-    facts = run_folder.read_json(tmp_path / "run" / run_folder.RUN)
-    for name in ("fingerprint", "file", "data_dir", "shape", "samples"):
-        del facts["federation"][name]
-    run_folder.write_json(tmp_path / "run" / run_folder.RUN, facts)
-    as_before_kept_rounds(tmp_path / "run", 1)  # nor did a folder list its files
-    (tmp_path / "run" / "inputs.safetensors").unlink()
-    assert posterity.load(tmp_path / "run").round == 3
 
 
 def test_a_quantity_has_a_mean_and_a_deviation(tmp_path):

@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from posterity.cli import terminal as show
 from posterity.cli.flags import Output, check_output, split_metrics
 from posterity.report import columns, headline, load_runs
 from posterity.report.page import render
+from posterity.runs.lines import RoundLine, ScoreLine
 
 
 @pytest.fixture
@@ -209,12 +211,12 @@ def test_labels_differ_even_where_three_settings_do_not_tell(tmp_path: Path) -> 
     assert len(set(labels)) == 4, labels
 
 
-def score(point: str, value: float | None) -> dict[str, Any]:
-    return {"kind": "score", "part": "validation", "group": "members", "point": point,
-            "metrics": {"accuracy": {"pooled": value}}}  # fmt: skip
+def score(point: str, value: float | None) -> ScoreLine:
+    return ScoreLine(1, point, 0, "members", "validation", {"accuracy": {"pooled": value}}, {}, {}, [], [])
 
 
-SCORES: list[dict[str, Any]] = [{"kind": "round", "cohort": 4}, score("trained", 0.8312), score("received", None)]
+ROUND = RoundLine(1, 4, 4, (), False, 0.5, 0, 0, 1.0, {})
+SCORES = [ROUND, score("trained", 0.8312), score("received", None)]
 
 
 def test_progress_into_a_file_is_plain_labelled_lines(capsys: Any, monkeypatch: Any) -> None:
@@ -232,10 +234,10 @@ def test_progress_into_a_file_is_plain_labelled_lines(capsys: Any, monkeypatch: 
 
 
 def test_what_several_runs_note_alike_is_said_once(capsys: Any) -> None:
-    noted = [{**SCORES[0], "round": 1, "notes": ["evaluated every 5 rounds"]}]
+    noted = [replace(ROUND, notes=("evaluated every 5 rounds",))]
     with progress.progress("2 runs", 4, quiet=False) as watch:
         for number in range(1, 5):
-            watch(number, 4, noted if number < 3 else [{**noted[0], "round": number, "rolled_back": "nan"}])
+            watch(number, 4, noted if number < 3 else [replace(noted[0], round=number, rolled_back="nan")])
     out = capsys.readouterr().out
     assert out.count("round 1: evaluated every 5 rounds") == 1
     assert out.count("rolled back, nan") == 2

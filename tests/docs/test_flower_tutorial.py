@@ -21,7 +21,7 @@ import pytest
 
 import posterity
 from posterity.flower.sent import SENT
-from posterity.runs.folder import read_lines
+from posterity.runs.files import read_lines
 
 pytest.importorskip("flwr", reason="Flower is not installed (pip install 'posterity[flower]')")
 MISSING = [name for name in ("bash", "openssl", "ssh-keygen") if shutil.which(name) is None]

@@ -9,6 +9,7 @@ from safetensors.torch import save_file
 import posterity
 from posterity.core.tree import tree_named
 from posterity.engine.processes import started_first
+from posterity.runs.lines import rounds_of, scores_of
 
 KINDS = ("pfedvmp", "fedmap", "scaffold")  # matrices, log-weights, sums beside means: what a tree of totals adds up
 OTHERS = ("fedavg", "fedbps", "fedavg+metavd")  # for `make test-all`
@@ -23,8 +24,8 @@ def end_of(method: str) -> dict:
         return {}
     found = {f"state/{n}": t for n, t in tree_named(result.state)}
     found |= {f"rows/{n}": t for n, t in tree_named(result.store.rows)} if result.store.rows != () else {}
-    scores = [v for line in result.lines if line["kind"] == "score" for v in line["metrics"]["nll"].values()]
-    bytes_up = [line["bytes_up"] for line in result.lines if line["kind"] == "round"]
+    scores = [v for line in scores_of(result.lines) for v in line.metrics["nll"].values()]
+    bytes_up = [line.bytes_up for line in rounds_of(result.lines)]
     numbers = torch.tensor([v for v in scores + bytes_up if v is not None], dtype=torch.float64)
     return {n: t.contiguous().clone() for n, t in found.items()} | {"scores": numbers}
 

@@ -35,7 +35,7 @@ from posterity.methods.fedavg import FedAvg
 from posterity.methods.fedbps import FedBPS
 from posterity.methods.pfedgp import PFedGP
 from posterity.methods.wrappers.calibrated import Calibrated
-from posterity.runs import folder as run_folder
+from posterity.runs import files
 
 BOTH = Augmentation((1, 8, 8), crop=True, flip=True, border=-3.0)
 LOCAL = Training(lr=0.01, batch=10)
@@ -196,7 +196,7 @@ class Interrupted(Exception):
 def test_a_run_that_is_resumed_ends_as_one_that_was_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = SMALL | {"rounds": 3, "evaluate_every": 1, "augment": "crop,flip", "engine": "stacked"}
     monkeypatch.setattr(run_module, "WRITING", math.inf)  # a checkpoint after every round
-    whole, append = posterity.run(out=tmp_path / "whole", **settings), run_folder.append_lines
+    whole, append = posterity.run(out=tmp_path / "whole", **settings), files.append_lines
 
     def stop_in_round_3(path: Path, lines: list[dict[str, Any]]) -> int:
         if any(line.get("round") == 3 for line in lines):
@@ -204,7 +204,7 @@ def test_a_run_that_is_resumed_ends_as_one_that_was_not(tmp_path: Path, monkeypa
         return append(path, lines)
 
     with monkeypatch.context() as patch:
-        patch.setattr(run_folder, "append_lines", stop_in_round_3)
+        patch.setattr(files, "append_lines", stop_in_round_3)
         with pytest.raises(Interrupted):
             posterity.run(out=tmp_path / "cut", **settings)
     again = posterity.load(tmp_path / "cut")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 import posterity
+from posterity.runs.lines import scores_of
 
 RUN = {"dataset": "digits", "clients": 4, "subset": "8%", "rounds": 2, "lr": 0.05, "partition": "dirichlet:0.5:2",
        "evaluate_every": 2, "set": {"model.hidden": "8"}}  # fmt: skip
@@ -12,7 +13,7 @@ RUN = {"dataset": "digits", "clients": 4, "subset": "8%", "rounds": 2, "lr": 0.0
 
 def scores(**changes):
     lines = posterity.run(**{**RUN, **changes}).lines
-    return [line["clients"][name] for line in lines if line["kind"] == "score" for name in ("n", "nll")]
+    return [line.clients[name] for line in scores_of(lines) for name in ("n", "nll")]
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -15,6 +14,7 @@ import torch
 
 from posterity.cli import launch
 from posterity.experiment import run
+from posterity.runs import files
 from posterity.runs import folder as run_folder
 from posterity.settings.config import Config
 
@@ -37,9 +37,7 @@ def run_command(out: Path, rounds: int, engine: str = "processes") -> list[str]:
 def remains(out: Path):
     """State, records and scores of a finished run."""
     leaves, _ = run_folder.read_checkpoint(out)
-    lines = [
-        {k: v for k, v in line.items() if k != "seconds"} for line in run_folder.read_lines(out / run_folder.METRICS)
-    ]
+    lines = [{k: v for k, v in line.items() if k != "seconds"} for line in files.read_lines(out / run_folder.METRICS)]
     return leaves, lines
 
 
@@ -57,7 +55,7 @@ def test_processes_end_where_one_process_ends(tmp_path):
         if mine["kind"] == "score":
             values = [[v for v in line["metrics"]["nll"].values() if v is not None] for line in (mine, theirs)]
             assert values[0] == pytest.approx(values[1], rel=1e-9)
-    facts = run_folder.read_json(tmp_path / "many" / run_folder.RUN)
+    facts = files.read_json(tmp_path / "many" / run_folder.RUN)
     assert facts["processes"] == launch.count_cores()
     assert facts["threads"] * facts["processes"] <= launch.count_cores()
     assert facts["engine"] == "graph"  # of each process
@@ -70,11 +68,11 @@ def test_a_killed_run_goes_on_in_as_many_processes(tmp_path):
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     subprocess.run(run_command(whole, 60), capture_output=True, timeout=300, check=True)
     parent = subprocess.Popen(run_command(cut, 60), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    wait_for(lambda: (cut / run_folder.METRICS).exists() and len(run_folder.read_lines(cut / run_folder.METRICS)) > 4)
+    wait_for(lambda: (cut / run_folder.METRICS).exists() and len(files.read_lines(cut / run_folder.METRICS)) > 4)
     parent.send_signal(signal.SIGKILL)
     parent.wait()
     wait_for(lambda: free(cut))  # its workers end too
-    assert run_folder.read_json(cut / run_folder.RUN)["status"] == "running"
+    assert files.read_json(cut / run_folder.RUN)["status"] == "running"
     done = subprocess.run(command("resume", str(cut), "-q"), capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     (left, lines), (right, others) = remains(cut), remains(whole)
@@ -92,7 +90,7 @@ def wait_for(condition) -> None:
 def free(out: Path) -> bool:
     """Whether no process holds the run."""
     try:
-        with run_folder.locked(out):
+        with files.locked(out):
             return True
     except ValueError:
         return False
@@ -173,7 +171,7 @@ def test_resume_starts_as_many_as_before(monkeypatch, tmp_path, engine, status, 
 def made(path: Path, engine: str, status: str, processes: int) -> Path:
     path.mkdir(exist_ok=True)
     (path / run_folder.CONFIG).write_text(f'engine = "{engine}"\n')
-    (path / run_folder.RUN).write_text(json.dumps({"status": status, "processes": processes}))
+    files.write_json(path / run_folder.RUN, {"status": status, "processes": processes})
     return path
 
 

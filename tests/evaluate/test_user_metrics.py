@@ -22,7 +22,7 @@ from posterity.evaluate import METRICS, Metric, Statistics, check_task, load_met
 from posterity.report import columns, headline, load_runs, write_report
 from posterity.report.show import plot
 from posterity.report.table import table_columns
-from posterity.runs import folder as run_folder
+from posterity.runs import files
 
 from .samples import predictions
 
@@ -152,7 +152,7 @@ def test_a_run_resumes_with_it_and_gives_its_value(beside: Path, here: Callable[
     whole = posterity.load(beside / "one", trust=True)
     assert 'metrics = "my_metrics:kappa"' in (beside / "one" / "config.toml").read_text()
     path = beside / "one"
-    run_folder.write_json(path / "run.json", {**run_folder.read_json(path / "run.json"), "status": "running"})
+    files.write_json(path / "run.json", {**files.read_json(path / "run.json"), "status": "running"})
     for name in ("checkpoint.safetensors", "checkpoint.previous.safetensors", "metrics.jsonl"):
         (path / name).unlink()  # a kill before the first checkpoint
     command(beside, "resume", "one", "--quiet", "--trust")

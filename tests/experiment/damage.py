@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from posterity.engine.disk_store import entries, read_journal
-from posterity.experiment import models as kept_round
 from posterity.experiment import run
+from posterity.runs import files as run_files
 from posterity.runs import folder as run_folder
 from posterity.settings.config import Config
 
@@ -47,20 +47,20 @@ def small(store: str = "memory", method: str = "fedmap", **more: object) -> Conf
 @contextmanager
 def every_round(stop_in: int | None = None) -> Iterator[None]:
     """Checkpoints after every round; in round `stop_in` an interruption before the round's lines are written."""
-    writing, append = run.WRITING, run_folder.append_lines
+    writing, append = run.WRITING, run_files.append_lines
 
     def interrupted(path, lines):
-        if lines[0]["round"] == stop_in:
+        if lines[0].get("round") == stop_in:
             raise Interrupted
         return append(path, lines)
 
-    run.WRITING, run_folder.append_lines = math.inf, interrupted
+    run.WRITING, run_files.append_lines = math.inf, interrupted
     try:
         yield
     except Interrupted:
         pass
     finally:
-        run.WRITING, run_folder.append_lines = writing, append
+        run.WRITING, run_files.append_lines = writing, append
 
 
 def make_run(folder: Path, store: str = "memory", stop_in: int | None = None, **more: object) -> Path:
@@ -108,7 +108,7 @@ def put_back(whole: Path, name: str, place: int) -> bool:
     if name != "personal/rows.bin":
         return False
     journal = read_journal(whole / "personal/undo.bin")
-    clients = run_folder.read_json(whole / run_folder.RUN)["federation"]["clients"]
+    clients = run_files.read_json(whole / run_folder.RUN)["federation"]["clients"]
     return place // journal.width in {client for client, _ in entries(journal, clients)}
 
 
@@ -136,15 +136,3 @@ def mounted(place: Path, size: str = "1m") -> Iterator[Path]:
         yield place
     finally:
         subprocess.run(["umount", "-l", place], check=True)
-
-
-def as_before_kept_rounds(folder: Path, round: int) -> None:
-    """A folder as it was written when rounds were not kept, and no file said which are."""
-    kept_round.remove(folder, round)
-    facts = run_folder.read_json(folder / run_folder.RUN)
-    run_folder.write_json(folder / run_folder.RUN, {name: each for name, each in facts.items() if name != "kept"})
-    leaves, facts = run_folder.read_checkpoint(folder)
-    trees = {top: {n.partition("/")[2]: leaf for n, leaf in leaves.items() if n.startswith(f"{top}/")}
-             for top in {name.partition("/")[0] for name in leaves}}  # fmt: skip
-    del facts["kept"]
-    run_folder.save_checkpoint(folder, trees, facts)

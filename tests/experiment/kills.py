@@ -14,6 +14,7 @@ import torch
 
 from posterity.engine.disk_store import Mapped
 from posterity.experiment import run
+from posterity.runs import files
 from posterity.runs import folder as run_folder
 from posterity.settings.config import Config
 
@@ -36,7 +37,7 @@ def arm(moment: str, count: int, end=die) -> None:
         return left[0] == 0
 
     if moment == "line":
-        append = run_folder.append_lines
+        append = files.append_lines
 
         def half_a_line(path, lines):
             if due():
@@ -45,9 +46,9 @@ def arm(moment: str, count: int, end=die) -> None:
                 end()
             return append(path, lines)
 
-        run_folder.append_lines = half_a_line
+        files.append_lines = half_a_line
     elif moment in ("checkpoint", "move"):
-        whole = run_folder.write_atomic
+        whole = files.write_atomic
 
         def half_a_file(path, data):
             if path.name == run_folder.NEXT and due():
@@ -56,7 +57,7 @@ def arm(moment: str, count: int, end=die) -> None:
                 end()
             whole(path, data)
 
-        run_folder.write_atomic = half_a_file
+        files.write_atomic = half_a_file
     elif moment == "gap":
         move = os.replace
 
@@ -117,9 +118,7 @@ def launch(config: Config, out: Path, moment: str | None = None, count: int = 1,
 def remains(out: Path) -> dict[str, object]:
     """Everything of a finished run that must not depend on kills: leaves, lines without times, rows on disk."""
     leaves, facts = run_folder.read_checkpoint(out)
-    lines = [
-        {k: v for k, v in line.items() if k != "seconds"} for line in run_folder.read_lines(out / run_folder.METRICS)
-    ]
+    lines = [{k: v for k, v in line.items() if k != "seconds"} for line in files.read_lines(out / run_folder.METRICS)]
     rows = out / "personal" / "rows.bin"
     return {
         "leaves": {name: leaf.numpy().tobytes() for name, leaf in leaves.items()},

@@ -10,8 +10,9 @@ import pytest
 
 from posterity.experiment import compare, fingerprint, run
 from posterity.experiment.compare import compare_runs, resume_all
-from posterity.experiment.resume import DataNow, begin_again, find_changed, move_aside
+from posterity.experiment.resume import begin_again, find_changed, move_aside
 from posterity.report import load_runs
+from posterity.runs import files
 from posterity.runs import folder as run_folder
 from posterity.settings.config import Config
 
@@ -70,7 +71,7 @@ def test_an_edited_default_is_run_again_and_this_is_said(edit, tmp_path):
     assert len(told) == 1
     assert "factor was 1.0 and is 2.0 now; the source of own_for_again was edited" in told[0]
     assert "seed-0.before-1" in told[0]
-    fields = [run_folder.read_json(path / run_folder.RUN)["method"]["fields"]["factor"]
+    fields = [files.read_json(path / run_folder.RUN)["method"]["fields"]["factor"]
               for path in (place.with_name("seed-0.before-1"), place)]  # fmt: skip
     assert fields == [1.0, 2.0]
     assert (out / "local" / "seed-0" / "checkpoint.safetensors").stat().st_mtime_ns in times.values()  # not touched
@@ -119,7 +120,7 @@ def test_an_unfinished_run_whose_method_was_edited_does_not_go_on(edit, tmp_path
     out = tmp_path / "out"
     path = out / "own_for_again-Own" / "seed-0"
     run.start_run(replace(BASE, method=NAME), path)
-    run_folder.write_json(path / run_folder.RUN, {**run_folder.read_json(path / run_folder.RUN), "status": "running"})
+    files.write_json(path / run_folder.RUN, {**files.read_json(path / run_folder.RUN), "status": "running"})
     compare_runs(BASE, [NAME], [0], out, quiet)
     assert [task.path for task in planned] == [path]
     edit("class Own(FedAvg):", "class Own(FedAvg):\n    other = 1")
@@ -143,9 +144,7 @@ def test_what_an_earlier_comparison_began_goes_on_too(edit, tmp_path, planned):
     for path, method in zip(paths, ("fedavg", NAME, "local"), strict=True):
         run.start_run(replace(BASE, method=method), path)
     for path in paths[:2]:
-        run_folder.write_json(
-            path / run_folder.RUN, {**run_folder.read_json(path / run_folder.RUN), "status": "running"}
-        )
+        files.write_json(path / run_folder.RUN, {**files.read_json(path / run_folder.RUN), "status": "running"})
     compare_runs(BASE, ["fedper"], [0], tmp_path, quiet)
     go = lambda: (planned.clear(), resume_all(tmp_path, quiet), [task.path for task in planned])[-1]  # noqa: E731
     assert go() == [tmp_path / "fedper" / "seed-0", *paths[:2]]
@@ -194,32 +193,15 @@ def test_a_finished_run_of_an_edited_method_is_still_read(edit, tmp_path):
     assert run.resume_run(tmp_path / "run").round == 1
 
 
-def test_a_folder_from_before_is_taken_with_a_remark(tmp_path, planned):
-    path = tmp_path / "fedavg" / "seed-0"
-    run.start_run(replace(BASE, method="fedavg"), path)
-    facts = run_folder.read_json(path / run_folder.RUN)
-    del facts["sources"]
-    run_folder.write_json(path / run_folder.RUN, facts)
-    told = []
-    compare_runs(BASE, ["fedavg"], [0], tmp_path, quiet, tell=told.append)
-    assert planned == []
-    assert len(told) == 1
-    assert "remark: 1 of the runs" in told[0]
-    facts["method"]["fields"]["local.lr"] = 7.0
-    run_folder.write_json(path / run_folder.RUN, facts)
-    compare_runs(BASE, ["fedavg"], [0], tmp_path, quiet, tell=told.append)
-    assert "local.lr was 7.0" in told[-1]
-    assert [task.title for task in planned] == ["fedavg seed 0"]
-
-
 def test_all_seeds_of_an_edited_method_leave_the_table(tmp_path, planned):
     for seed in (0, 3):
         path = tmp_path / "fedavg" / f"seed-{seed}"
         path.mkdir(parents=True)
-        run_folder.write_json(path / run_folder.RUN, {"status": "finished", "sources": {}, "together": [0, 3],
-                                                      "federation": {"partition": None}})  # fmt: skip
+        files.write_json(path / run_folder.RUN, {
+            "status": "finished", "sources": {}, "together": [0, 3], "method": {"fields": {}},
+            "federation": {"partition": None, "fingerprint": ""}})  # fmt: skip
         (path / run_folder.CONFIG).write_text(run.to_toml(replace(BASE, method="fedavg", seed=seed)))
-    (tmp_path / "fedavg" / run_folder.PLEDGE).write_text('{"commit": 1, "runs": ["seed-0", "seed-3"]}')
+    files.write_json(tmp_path / "fedavg" / run_folder.PLEDGE, {"commit": 1, "runs": ["seed-0", "seed-3"]})
     told = []
     compare_runs(BASE, ["fedavg"], [0], tmp_path, quiet, tell=told.append)
     assert {path.name for path in (tmp_path / "fedavg").iterdir()} == {"seed-0.before-1", "seed-3.before-1"}
@@ -230,7 +212,7 @@ def test_all_seeds_of_an_edited_method_leave_the_table(tmp_path, planned):
 def test_what_is_being_written_is_not_moved(tmp_path):
     path = tmp_path / "seed-0"
     path.mkdir()
-    with run_folder.locked(path), pytest.raises(ValueError, match="written by another process"):
+    with files.locked(path), pytest.raises(ValueError, match="written by another process"):
         move_aside([path])
     assert path.exists()
 
@@ -239,10 +221,10 @@ def test_places_are_not_used_twice(tmp_path):
     told = []
     for _ in range(2):
         (tmp_path / "seed-0").mkdir()
-        run_folder.write_json(tmp_path / "seed-0" / run_folder.RUN, {})
+        files.write_json(tmp_path / "seed-0" / run_folder.RUN, {})
         begin_again("fedavg", {tmp_path / "seed-0": ("mu was 1 and is 2 now",)}, told.append)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["seed-0.before-1", "seed-0.before-2"]
-    assert find_changed(tmp_path, DataNow()) == {}
+    assert find_changed(tmp_path, {}) == {}
 
 
 def test_settings_that_differ_are_named(tmp_path, planned):

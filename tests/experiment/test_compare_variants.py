@@ -10,7 +10,7 @@ from posterity.experiment import compare, run
 from posterity.experiment.compare import compare_runs, name_all, parse_variants, resume_all
 from posterity.methods import available
 from posterity.report import headline, load_runs
-from posterity.runs import folder as run_folder
+from posterity.runs import files
 from posterity.settings.config import Config
 from posterity.settings.hyperparameters import split_list
 
@@ -76,7 +76,7 @@ def test_each_has_its_own_folder_settings_and_label(tmp_path, monkeypatch):
     config = Config(**{**vars(BASE), "set": {**BASE.set, "mu": "3"}})
     names = ["fedprox[mu=0.1]", "fedprox[mu=1,local.momentum=0.9]", "fedprox", "local"]
     compare_runs(config, names, [0], tmp_path, quiet)
-    facts = {path.parent.parent.name: run_folder.read_json(path) for path in tmp_path.glob("*/seed-0/run.json")}
+    facts = {path.parent.parent.name: files.read_json(path) for path in tmp_path.glob("*/seed-0/run.json")}
     values = {name: told["method"]["fields"].get("mu") for name, told in facts.items()}
     assert values == {"fedprox-mu=0.1": 0.1, "fedprox-mu=1-local.momentum=0.9": 1.0, "fedprox": 3.0, "local": None}
     texts = [path.read_text() for path in sorted(tmp_path.glob("fedprox*/seed-0/config.toml"))]

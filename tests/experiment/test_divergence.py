@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import warnings
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,20 +18,22 @@ from posterity.cli.commands import EXIT, conclude
 from posterity.cli.flags import Output
 from posterity.cli.terminal import notes_of
 from posterity.experiment.divergence import why_diverged
-from posterity.runs import folder as run_folder
+from posterity.runs.lines import RoundLine, ScoreLine, read_lines, write_lines
 
 TINY = {"dataset": "digits", "clients": 3, "subset": "5%", "rounds": 2, "evaluate_every": 2, "engine": "stacked"}
 
 
-def scored(nll: float, accuracy: float, round: int = 1) -> list[dict]:
+def line_of(round: int, part: str, metrics: dict) -> ScoreLine:
+    return ScoreLine(round, "received", 0, "members", part, metrics, {}, {}, [], [])
+
+
+def scored(nll: float, accuracy: float, round: int = 1) -> list[ScoreLine]:
     metrics = {"nll": {"pooled": nll}, "accuracy": {"pooled": accuracy}}
-    return [{"kind": "score", "round": round, "group": "members", "point": "received", "part": part, "metrics": metrics}
-            for part in ("validation", "test", "held")]  # fmt: skip
+    return [line_of(round, part, metrics) for part in ("validation", "test", "held")]
 
 
-def played(*empty: bool, cohort: int = 5) -> list[dict]:
-    return [{"kind": "round", "round": i, "cohort": cohort, "empty": lost, "refused": []}
-            for i, lost in enumerate(empty, 1)]  # fmt: skip
+def played(*empty: bool, cohort: int = 5) -> list[RoundLine]:
+    return [RoundLine(i, cohort, 0, (), lost, None, 0, 0, 0.0, {}) for i, lost in enumerate(empty, 1)]
 
 
 def test_a_run_with_an_absurd_step_size_is_no_result_and_its_files_stay(tmp_path: Path, capsys):
@@ -81,8 +84,7 @@ def test_the_round_that_would_be_reported_decides():
 
 def test_squared_errors_are_held_against_the_targets():
     toy = federate([(torch.ones(4, 1), torch.tensor([0.0, 1.0, 2.0, 3.0]))])
-    line = {"kind": "score", "round": 1, "group": "members", "point": "received", "part": "test"}
-    found = [why_diverged([*played(False), {**line, "metrics": {"mse": {"pooled": e}}}], toy, "received")
+    found = [why_diverged([*played(False), line_of(1, "test", {"mse": {"pooled": e}})], toy, "received")
              for e in (3.0, 1e5, 1e8, math.inf, None)]  # fmt: skip
     assert [bool(why) for why in found] == [False, False, True, True, False]
 
@@ -91,10 +93,9 @@ def test_squared_errors_are_held_against_the_targets():
 def test_a_file_says_what_the_run_said(error, clients, exploded, tmp_path: Path):
     """Without held-out rows there is no squared error; JSON writes that as it writes an infinite one."""
     toy = federate([(torch.ones(4, 1), torch.tensor([0.0, 1.0, 2.0, 3.0]))])
-    line = {"kind": "score", "round": 1, "group": "members", "point": "received", "part": "test"}
-    lines = [*played(False), {**line, "metrics": {"mse": {"pooled": error, "clients": clients}}}]
-    run_folder.append_lines(tmp_path / "metrics.jsonl", lines)
-    found = [why_diverged(each, toy, "received") for each in (lines, run_folder.read_lines(tmp_path / "metrics.jsonl"))]
+    lines = [*played(False), line_of(1, "test", {"mse": {"pooled": error, "clients": clients}})]
+    write_lines(tmp_path / "metrics.jsonl", lines)
+    found = [why_diverged(each, toy, "received") for each in (lines, read_lines(tmp_path / "metrics.jsonl"))]
     assert [bool(why) for why in found] == [exploded] * 2
 
 
@@ -109,5 +110,6 @@ def test_rounds_that_nobody_was_asked_to_do_not_count():
 
 
 def test_a_watcher_is_told_why_a_round_was_rolled_back():
-    line = {"kind": "round", "round": 7, "rolled_back": "it would not be finite", "notes": ["blocks of 4"]}
+    (line,) = played(True)
+    line = replace(line, round=7, rolled_back="it would not be finite", notes=("blocks of 4",))
     assert notes_of([line]) == ["round 7: rolled back, it would not be finite", "round 7: blocks of 4"]

@@ -112,13 +112,6 @@ def test_changes_are_told_in_words(room):
     assert told == ["extra was 0.5 and is 0.25 now", "the source of mine_of_all was edited"]
 
 
-def test_a_folder_from_before_tells_only_its_values(room):
-    room()
-    old = {"method": {"fields": {name: value for name, value in _fields().items() if name != "extra"}}}
-    assert tell_changes(old, CONFIG) == []
-    assert tell_changes({"method": {"fields": {"extra": 0.1}}}, CONFIG) == ["extra was 0.1 and is 0.5 now"]
-
-
 def _fields():
     from posterity import methods
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,11 +15,10 @@ from posterity import methods
 from posterity.experiment import models as chosen
 from posterity.experiment import models as delivery
 from posterity.experiment import models as kept_round
-from posterity.experiment import run
+from posterity.experiment import run, scoring
+from posterity.runs import files
 from posterity.runs import folder as run_folder
 from posterity.settings.config import Config
-
-from .damage import as_before_kept_rounds
 
 SMALL = {"dataset": "digits", "clients": 4, "newcomers": "1", "subset": "12%", "participation": "2", "rounds": 4,
          "evaluate_every": 1, "lr": 0.3, "dtype": "float64", "engine": "stacked",
@@ -47,15 +47,14 @@ def assert_as_scored(result, show: str, federation) -> None:
 @pytest.fixture
 def second_is_best(monkeypatch):
     """Have every run's second round chosen on validation, which none of these short runs would choose by itself."""
-    lines = run.score_lines
+    lines = scoring.score_lines
 
     def better(sim, round, *rest):
         for line in lines(sim, round, *rest):
-            if line["part"] == "validation" and round == 2:
-                line["metrics"]["accuracy"]["pooled"] = 2.0
-            yield line
+            best = {**line.metrics, "accuracy": {**line.metrics["accuracy"], "pooled": 2.0}}
+            yield replace(line, metrics=best) if line.part == "validation" and round == 2 else line
 
-    monkeypatch.setattr(run, "score_lines", better)
+    monkeypatch.setattr(scoring, "score_lines", better)
 
 
 @pytest.mark.parametrize("method", ROSTER)
@@ -94,7 +93,7 @@ def test_a_kill_at_any_write_keeps_the_same_round(method, store, tmp_path, secon
     monkeypatch.setattr(kept_round, "PIECE", 4000)  # a record or two in each piece
     config = Config(method=method, store=store, **{**SMALL, "dtype": "float32"})
     run.start_run(config, tmp_path / "whole")
-    write, out = run_folder.write_atomic, tmp_path / "cut"
+    write, out = files.write_atomic, tmp_path / "cut"
     for start, count in (("kept-", 1), ("checkpoint", 2), ("kept-", 2), ("models-", 1)):
         left = [count]
 
@@ -107,7 +106,7 @@ def test_a_kill_at_any_write_keeps_the_same_round(method, store, tmp_path, secon
             write(path, data)
 
         with monkeypatch.context() as patch:
-            patch.setattr(run_folder, "write_atomic", torn)
+            patch.setattr(files, "write_atomic", torn)
             try:
                 run.resume_run(out) if (out / run_folder.CONFIG).exists() else run.start_run(config, out)
             except Interrupted:
@@ -127,26 +126,6 @@ def test_a_rule_that_was_asked_for_is_kept(tmp_path):
     assert not result.delivered("paper").note
     with pytest.raises(ValueError, match="no selection rule 'papre': did you mean 'paper'"):
         run.start_run(Config(method="fedper", keep="papre", **SMALL))
-
-
-def test_a_folder_without_the_chosen_round_says_so(tmp_path, second_is_best):
-    posterity.run(out=tmp_path / "run", method="fedper", **SMALL)
-    as_before_kept_rounds(tmp_path / "run", 2)
-    result = posterity.load(tmp_path / "run")
-    with pytest.warns(UserWarning, match=r"round 2, which 'validated' chooses, is not kept .* last round, 4"):
-        found = result.predict_proba(0, torch.zeros(1, 1, 8, 8))
-    assert torch.equal(found, result.predict_proba(0, torch.zeros(1, 1, 8, 8), show="last"))
-    assert result.delivered().round == 4
-
-
-def test_the_end_of_a_run_is_not_trained_once_more(tmp_path, second_is_best):
-    """FedMAP is scored as trained in its round; a folder that kept no round has only what its clients ended with."""
-    posterity.run(out=tmp_path / "run", method="fedmap", **SMALL)
-    kept_round.remove(tmp_path / "run", 4)
-    as_before_kept_rounds(tmp_path / "run", 2)
-    found = posterity.load(tmp_path / "run").delivered()
-    assert (found.round, found.point) == (4, "received")
-    assert "is not kept" in found.note
 
 
 @pytest.mark.everything
@@ -171,7 +150,7 @@ def test_records_on_disk_are_saved_too(method, tmp_path, second_is_best, monkeyp
 def test_models_above_the_limit_are_not_stored(tmp_path, monkeypatch):
     monkeypatch.setattr(delivery, "LIMIT", 100)
     posterity.run(out=tmp_path / "run", method="fedavg+ft", **SMALL)
-    told = run_folder.read_json(tmp_path / "run" / run_folder.RUN)["models"]
+    told = files.read_json(tmp_path / "run" / run_folder.RUN)["models"]
     assert told.startswith("not stored: ")
     assert not list((tmp_path / "run").glob("models-*"))
 

@@ -15,7 +15,9 @@ from posterity import data, models
 from posterity.experiment.result import as_run
 from posterity.report import headline
 from posterity.report.table import select_round
+from posterity.runs import files
 from posterity.runs import folder as run_folder
+from posterity.runs.lines import rounds_of, scores_of
 
 SMALL = {"dataset": "digits", "clients": 6, "rounds": 4, "evaluate_every": 2, "subset": "25%", "lr": 0.1}
 
@@ -42,20 +44,20 @@ def test_predictions_are_those_that_were_scored(method):
 
 
 def test_every_point_and_part_is_written_for_members_and_newcomers(result):
-    found = {(x["group"], x["point"], x["epochs"], x["part"]) for x in result.lines if x["kind"] == "score"}
+    found = {(x.group, x.point, x.epochs, x.part) for x in scores_of(result.lines)}
     parts = ("validation", "test", "held")
     members = {("members", p, e, q) for p, e in (("received", 0), ("adapted", 1), ("trained", 0)) for q in parts}
     late = {("newcomers", p, e, q) for p, e in (("received", 0), ("adapted", 1), ("adapted", 5)) for q in parts}
     assert found == members | late
-    assert all(len(x["clients"]["n"]) == (4 if x["group"] == "members" else 2)
-               for x in result.lines if x["kind"] == "score")  # fmt: skip
+    assert all(len(x.clients["n"]) == (4 if x.group == "members" else 2)
+               for x in scores_of(result.lines))  # fmt: skip
 
 
 def test_held_is_validation_and_test_together(result):
-    last = {x["part"]: x for x in result.lines if x["kind"] == "score" and x["round"] == 4
-            and (x["group"], x["point"]) == ("members", "trained")}  # fmt: skip
-    n = {part: sum(x["clients"]["n"]) for part, x in last.items()}
-    hits = {part: x["metrics"]["accuracy"]["pooled"] * n[part] for part, x in last.items()}
+    last = {x.part: x for x in scores_of(result.lines) if x.round == 4
+            and (x.group, x.point) == ("members", "trained")}  # fmt: skip
+    n = {part: sum(x.clients["n"]) for part, x in last.items()}
+    hits = {part: x.value("accuracy") * n[part] for part, x in last.items()}
     assert hits["held"] == pytest.approx(hits["validation"] + hits["test"])
 
 
@@ -70,9 +72,9 @@ def test_selection_never_looks_at_the_test_half(result):
 def test_newcomers_after_each_number_of_epochs(result):
     """Lines of 1 and of 5 epochs are two histories; without a number, it is asked for."""
     for epochs in (1, 5):
-        lines = [x for x in result.lines if x["kind"] == "score" and x["group"] == "newcomers"
-                 and (x["point"], x["epochs"]) == ("adapted", epochs)]  # fmt: skip
-        expected = {(x["round"], x["part"]): x["metrics"]["nll"]["pooled"] for x in lines}
+        lines = [x for x in scores_of(result.lines) if x.group == "newcomers"
+                 and (x.point, x.epochs) == ("adapted", epochs)]  # fmt: skip
+        expected = {(x.round, x.part): x.value("nll") for x in lines}
         entries = result.history("nll", "pooled", "adapted", "newcomers", epochs=epochs)
         assert [e["round"] for e in entries] == [2, 4]
         parts = ("validation", "test", "held")
@@ -93,9 +95,9 @@ def test_the_number_of_epochs_reaches_every_question(result):
     def halved(values):
         return {k: v / 2 if isinstance(v, float) else v for k, v in values.items()}
 
-    adapted = [x for x in result.lines if (x.get("group"), x.get("point")) == ("members", "adapted")]
-    more = [{**x, "epochs": 3, "metrics": {**x["metrics"], "accuracy": halved(x["metrics"]["accuracy"])},
-             "clients": {**x["clients"], "accuracy": [a / 2 for a in x["clients"]["accuracy"]]}}
+    adapted = [x for x in scores_of(result.lines) if (x.group, x.point) == ("members", "adapted")]
+    more = [replace(x, epochs=3, metrics={**x.metrics, "accuracy": halved(x.metrics["accuracy"])},
+                    clients={**x.clients, "accuracy": [a / 2 for a in x.clients["accuracy"]]})
             for x in adapted]  # fmt: skip
     both = replace(result, lines=[*more, *result.lines])
     for show in ("validated", "paper", "last"):
@@ -117,7 +119,7 @@ def test_save_and_load(result, tmp_path):
     again = posterity.load(tmp_path / "kept")
     x = result.federation.x[:3]
     assert torch.equal(again.predict_proba(2, x), result.predict_proba(2, x))
-    assert again.clients() == json.loads(json.dumps(run_folder.clean(result.clients())))
+    assert again.clients() == json.loads(json.dumps(files.clean(result.clients())))
     with pytest.raises(ValueError, match="already holds a run"):
         result.save(tmp_path / "kept")
 
@@ -200,7 +202,7 @@ def test_a_federation_of_your_own_must_be_handed_in_again_to_go_on(tmp_path):
     for again in (posterity.load(tmp_path / "mine"), posterity.load(tmp_path / "mine", federation=own)):
         assert torch.equal(again.predict_proba(1, own.x[:3]), first.predict_proba(1, own.x[:3]))
     path = tmp_path / "mine" / run_folder.RUN
-    run_folder.write_json(path, {**run_folder.read_json(path), "status": "running"})
+    files.write_json(path, {**files.read_json(path), "status": "running"})
     with pytest.raises(ValueError, match="hand it in again"):
         posterity.load(tmp_path / "mine")
 
@@ -220,24 +222,24 @@ def test_a_message_that_is_not_finite_is_left_out_and_named():
     x[federation.train.client(3)] = 3e38  # this client's training diverges at once
     spoilt = data.Federation(**{**federation.__dict__, "x": x})
     found = posterity.run(method="fedmap", federation=spoilt, rounds=2, evaluate_every=2)
-    rounds = [x for x in found.lines if x["kind"] == "round"]
-    assert all(r["refused"] == [{"client": 3, "reason": "not finite or outside its declared range"}] for r in rounds)
-    assert all(r["accepted"] == 4 and not r["empty"] for r in rounds)
+    rounds = rounds_of(found.lines)
+    assert all(r.refused == ((3, "not finite or outside its declared range"),) for r in rounds)
+    assert all(r.accepted == 4 and not r.empty for r in rounds)
     assert found.store.known.tolist() == [True, True, True, False, True]
 
 
 def test_a_round_without_clients_is_empty_and_changes_nothing():
     found = posterity.run(method="fedavg", participation="p:0.0001", **SMALL)
-    assert all(x["empty"] and x["bytes_up"] == 0 for x in found.lines if x["kind"] == "round")
+    assert all(x.empty and x.bytes_up == 0 for x in rounds_of(found.lines))
     initial = found.setup.sim.initial
     assert all(torch.equal(p, initial[n]) for n, p in found.state.params.items())
 
 
 def test_a_test_set_that_belongs_to_no_client():
     found = posterity.run(method="fedavg", dataset="polynomial", model="cubic", rounds=3, evaluate_every=3, lr=1e-5)
-    line = next(x for x in found.lines if x.get("group") == "common")
-    assert line["clients"]["n"] == [100]
-    assert line["metrics"]["mse"]["pooled"] > 0
+    line = next(x for x in scores_of(found.lines) if x.group == "common")
+    assert line.clients["n"] == [100]
+    assert line.value("mse") > 0
     assert found.metric("mse") > 0
 
 
@@ -321,6 +323,6 @@ def test_rounds_and_bytes_to_an_accuracy(result):
     entries = result.history()
     goal = entries[-1]["held"]
     first = next(e["round"] for e in entries if e["held"] >= goal)
-    sent = [x["bytes_up"] + x["bytes_down"] for x in result.lines if x["kind"] == "round"]
+    sent = [x.bytes_up + x.bytes_down for x in rounds_of(result.lines)]
     assert result.cost_to(goal) == {"rounds": first, "bytes": sum(sent[:first])}
     assert result.cost_to(1.01) == {"rounds": None, "bytes": None}

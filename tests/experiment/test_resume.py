@@ -18,6 +18,7 @@ import posterity
 from posterity import methods
 from posterity.experiment import run
 from posterity.experiment.compare import compare_runs
+from posterity.runs import files
 from posterity.runs import folder as run_folder
 from posterity.settings.config import Config
 
@@ -91,10 +92,8 @@ def test_an_exception_at_the_same_point_for_every_method(method, tmp_path, monke
     run.start_run(setting, tmp_path / "whole")
     for moment in ("line", "checkpoint"):
         with monkeypatch.context() as patch:
-            patch.setattr(
-                run_folder, "append_lines", run_folder.append_lines
-            )  # `arm` replaces it; the context puts it back
-            patch.setattr(run_folder, "write_atomic", run_folder.write_atomic)
+            patch.setattr(files, "append_lines", files.append_lines)  # `arm` replaces it; the context puts it back
+            patch.setattr(files, "write_atomic", files.write_atomic)
             arm(moment, 2, interrupt)
             with pytest.raises(Interrupted):
                 go(setting, str(tmp_path / "cut"), None, 0)
@@ -126,7 +125,7 @@ def test_checkpoints_are_rare_when_writing_is_dear(tmp_path, monkeypatch):
 
 
 def test_a_second_process_is_refused(tmp_path):
-    with run_folder.locked(tmp_path), pytest.raises(ValueError, match="being written by another process"):
+    with files.locked(tmp_path), pytest.raises(ValueError, match="being written by another process"):
         posterity.experiment.run.resume_run(made(tmp_path))
 
 
@@ -144,32 +143,24 @@ def test_a_finished_run_is_only_read(tmp_path):
     assert again.metric("nll") == first.metric("nll")
 
 
-def as_before_versions(path: Path) -> None:
-    """A folder as it was written when partitions had no versions."""
-    facts = run_folder.read_json(path / run_folder.RUN)
-    del facts["federation"]["partition"], facts["federation"]["shape"]
-    run_folder.write_json(path / run_folder.RUN, facts)
+def of_version_1(path: Path, status: str) -> None:
+    """A folder that goes on, of a time when the partition had another version."""
+    facts = files.read_json(path / run_folder.RUN)
+    facts["federation"]["partition"]["version"] = 1
+    files.write_json(path / run_folder.RUN, {**facts, "status": status})
 
 
 def test_the_partition_and_its_version_are_written_down(tmp_path):
     run.start_run(config("fedavg"), tmp_path / "run")
-    told = run_folder.read_json(tmp_path / "run" / run_folder.RUN)["federation"]["partition"]
+    told = files.read_json(tmp_path / "run" / run_folder.RUN)["federation"]["partition"]
     assert told == {"rule": "dirichlet", "version": 2, "alpha": 0.3}
 
 
 def test_other_clients_than_before_are_refused(tmp_path):
     run.start_run(config("fedavg"), tmp_path / "run")
-    as_before_versions(tmp_path / "run")
+    of_version_1(tmp_path / "run", "running")
     with pytest.raises(ValueError, match=r"begun with version 1 of the partition 'dirichlet'.* version 2.*begin again"):
         posterity.load(tmp_path / "run")
-
-
-@pytest.mark.parametrize("partition", ["natural", "pathological:2"])
-def test_clients_that_are_still_the_same_go_on(partition, tmp_path):
-    given = {"dataset": "synthetic", "rounds": 1, "clients": 5, "partition": partition}
-    first = run.start_run(Config(method="fedavg", **given), tmp_path / "run")
-    as_before_versions(tmp_path / "run")
-    assert posterity.load(tmp_path / "run").metric("nll") == first.metric("nll")
 
 
 @pytest.mark.parametrize("partition", ["dirichlet:1", None])
@@ -177,7 +168,7 @@ def test_a_comparison_does_not_mix_versions(partition, tmp_path):
     base = Config(dataset="digits", subset="15%", clients=4, rounds=1, partition=partition)
     compare_runs(base, ["fedavg"], [0], tmp_path, nothing)
     compare_runs(base, ["fedavg", "local"], [0], tmp_path, nothing)  # another method on the same clients
-    as_before_versions(tmp_path / "fedavg" / "seed-0")
+    of_version_1(tmp_path / "fedavg" / "seed-0", "finished")
     compare_runs(base, ["fedavg"], [0], tmp_path, nothing)  # nothing is left to do
     with pytest.raises(ValueError, match=r"fedavg.*begun with version 1"):
         compare_runs(base, ["fedavg", "fedper"], [0], tmp_path, nothing)

@@ -20,8 +20,9 @@ from posterity.experiment.compare import compare_runs, resume_all
 from posterity.experiment.models import Chosen
 from posterity.experiment.resume import check_trusted, outside_names
 from posterity.report import write_report
+from posterity.runs import files
 from posterity.runs import folder as run_folder
-from posterity.runs import folder as verify
+from posterity.runs.lines import scores_of
 
 from .damage import (
     Outcome,
@@ -80,9 +81,9 @@ def test_flipped_numbers_of_many_clients_are_noticed_when_they_are_read(tmp_path
     monkeypatch.setattr("posterity.experiment.scoring.LISTED", 3)
     out = make_run(tmp_path / "run")
     (name,) = [name for name in own_files(out) if name.startswith("clients/") and "2" in name]
-    assert posterity.load(out).lines[-1]["clients"]["nll"]
+    assert posterity.load(out).lines[-1].clients["nll"]
     flip(out / name, (out / name).stat().st_size - 1)
-    told = [line["clients"] for line in posterity.load(out).lines if line.get("clients_file") == name]
+    told = [line.clients for line in scores_of(posterity.load(out).lines) if line.clients.path == out / name]
     with pytest.raises(ValueError, match=r"round-000002.safetensors is not as it was written"):
         told[0]["nll"]
 
@@ -93,7 +94,7 @@ def test_the_report_notices_it_too(name, made, tmp_path):
     path = out / name
     data = path.read_bytes()
     path.write_bytes(data.replace(b"1", b"2", 1))
-    with pytest.raises(ValueError, match=r"not as it was written"), verify.reported(out):
+    with pytest.raises(ValueError, match=r"not as it was written"), run_folder.reported(out):
         pytest.fail("it was reported")
 
 
@@ -116,11 +117,11 @@ def test_a_finished_run_whose_checkpoint_is_torn_is_finished_again(made, ends, t
     shutil.copytree(out, tmp_path / "killed")
     assert take_up(out).kind == "remarked"
     assert remains(out) == ends["memory"]
-    with verify.reported(out):
-        assert run_folder.read_json(out / run_folder.RUN)["status"] == "finished"
+    with run_folder.reported(out):
+        assert files.read_json(out / run_folder.RUN)["status"] == "finished"
     with every_round(stop_in=4), pytest.warns(UserWarning, match="the checkpoint before it is used"):
         run.resume_run(tmp_path / "killed")
-    assert "status" not in run_folder.read_json(tmp_path / "killed" / run_folder.RUN)
+    assert "status" not in files.read_json(tmp_path / "killed" / run_folder.RUN)
     posterity.load(tmp_path / "killed")
     assert remains(tmp_path / "killed") == ends["memory"]
 
@@ -204,8 +205,8 @@ def test_removed_records_are_noticed(state, made, tmp_path):
 def test_a_checkpoint_older_than_the_records_is_refused(tmp_path, made):
     out = copy_of(made, "disk finished", tmp_path)
     early = make_run(tmp_path / "early", "disk", stop_in=2)  # the same run as it was after its first round
-    facts = run_folder.read_json(out / run_folder.RUN)
-    run_folder.write_json(out / run_folder.RUN, {**facts, "status": "running"})
+    facts = files.read_json(out / run_folder.RUN)
+    files.write_json(out / run_folder.RUN, {**facts, "status": "running"})
     (out / run_folder.PREVIOUS).unlink()
     shutil.copy(early / run_folder.CHECKPOINT, out / run_folder.CHECKPOINT)
     lines = (early / run_folder.METRICS).stat().st_size
@@ -271,8 +272,8 @@ def test_nan_in_the_state_is_noticed(made, tmp_path):
 
 def test_other_versions_are_remarked(made, tmp_path):
     out = copy_of(made, "memory cut", tmp_path)
-    facts = run_folder.read_json(out / run_folder.RUN)
-    run_folder.write_json(out / run_folder.RUN, {**facts, "posterity": "0.0.9"})
+    facts = files.read_json(out / run_folder.RUN)
+    files.write_json(out / run_folder.RUN, {**facts, "posterity": "0.0.9"})
     outcome = take_up(out)
     assert outcome.kind == "remarked"
     assert "begun with posterity 0.0.9 (here:" in outcome.text
@@ -283,11 +284,10 @@ def test_absurd_numbers_allocate_nothing(tmp_path, made):
     for name in (run_folder.CHECKPOINT, run_folder.PREVIOUS):
         (out / name).write_bytes((2**46).to_bytes(8, "little") + b"{}")
     assert "are a table of contents: it was cut off or damaged" in take_up(out).text
-    header = b'{"__metadata__":{"format":"1","facts":"{\\"commit\\": 1, \\"length\\": 1e30}"}}'
     for name in (run_folder.CHECKPOINT, run_folder.PREVIOUS):
-        (out / name).write_bytes(len(header).to_bytes(8, "little") + header)
+        run_folder.save_checkpoint(out, {}, {"commit": 1, "length": 1e30}, name)
     assert "length is 1e+30, which is no number of anything" in take_up(out).text
-    run_folder.write_json(out / run_folder.RUN, {**run_folder.read_json(out / run_folder.RUN), "threads": 10**9})
+    files.write_json(out / run_folder.RUN, {**files.read_json(out / run_folder.RUN), "threads": 10**9})
     assert "threads: 1000000000" in take_up(out).text
 
 
@@ -319,7 +319,7 @@ def test_a_run_on_a_disk_that_may_only_be_read(store, made, small_disk, tmp_path
     assert posterity.load(small_disk / "run").round == 4
     write_report(small_disk / "run", tmp_path / "page.html")
     told = pytest.raises(ValueError, match=r"posterity report .* --out")
-    with told, verify.reported(small_disk / "run"):
+    with told, run_folder.reported(small_disk / "run"):
         write_report(small_disk / "run")
     with pytest.raises(ValueError, match=r"cannot be written .*not at its end"):
         posterity.load(small_disk / "cut")
@@ -404,13 +404,13 @@ def test_a_new_run_is_not_written_through_links(tmp_path):
 def test_a_comparison_is_not_planned_through_a_link(tmp_path):
     (tmp_path / "mine").write_text("precious")
     (tmp_path / "out").mkdir()
-    for name in ("comparison.json", "comparison.json.part"):
-        (tmp_path / "out" / name).symlink_to(tmp_path / "mine")
-        with pytest.raises(ValueError, match="symbolic link"):
-            resume_all(tmp_path / "out", None) if name == "comparison.json" else compare_runs(
-                small(), [], [], tmp_path / "out", None
-            )
-        (tmp_path / "out" / name).unlink()
+    (tmp_path / "out" / "comparison.json").symlink_to(tmp_path / "mine")
+    with pytest.raises(ValueError, match="symbolic link"):
+        resume_all(tmp_path / "out", None)
+    (tmp_path / "out" / "comparison.json").unlink()
+    (tmp_path / "out" / "comparison.json.part").symlink_to(tmp_path / "mine")
+    compare_runs(small(), [], [], tmp_path / "out", None)
+    assert not (tmp_path / "out" / "comparison.json").is_symlink()
     assert (tmp_path / "mine").read_text() == "precious"
 
 
@@ -431,7 +431,7 @@ def test_modules_that_the_user_did_not_name_are_not_imported(setting, made, tmp_
     monkeypatch.syspath_prepend(tmp_path)
     out = copy_of(made, "memory cut", tmp_path)
     config = small(**{setting: EVIL[setting]})
-    verify.write_run(out, run_folder.read_json(out / run_folder.RUN), run.to_toml(config))
+    run_folder.write_run(out, files.read_json(out / run_folder.RUN), run.to_toml(config))
     with pytest.raises(ValueError, match=f"names code of its own .the {setting} 'evil:.*--trust"):
         posterity.load(out)
     with pytest.raises(ValueError, match="--trust"):
@@ -445,7 +445,7 @@ def test_an_engine_in_the_facts_is_not_imported(made, tmp_path, monkeypatch):
     (tmp_path / "evil.py").write_text("raise SystemError('imported')\n")
     monkeypatch.syspath_prepend(tmp_path)
     out = copy_of(made, "memory cut", tmp_path)
-    run_folder.write_json(out / run_folder.RUN, {**run_folder.read_json(out / run_folder.RUN), "engine": "evil:e"})
+    files.write_json(out / run_folder.RUN, {**files.read_json(out / run_folder.RUN), "engine": "evil:e"})
     assert "engine: 'evil:e'" in take_up(out).text
 
 
@@ -457,6 +457,6 @@ def test_what_is_ours_needs_no_trust(given):
 
 def test_a_plan_is_looked_at_too(tmp_path):
     plan = {"methods": ["fedavg", "evil:Method"], "seeds": [0], "config": run.to_toml(small()), "together": False}
-    run_folder.write_json(tmp_path / "comparison.json", plan)
+    files.write_json(tmp_path / "comparison.json", plan)
     with pytest.raises(ValueError, match=r"comparison.json names code of its own .the method 'evil:Method'"):
         check_trusted(tmp_path, trust=False)

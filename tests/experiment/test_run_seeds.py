@@ -17,7 +17,9 @@ from posterity.engine.seeds import MultiSeed
 from posterity.experiment import run
 from posterity.experiment.compare import compare_runs, resume_all
 from posterity.experiment.setup import set_up
+from posterity.runs import files
 from posterity.runs import folder as run_folder
+from posterity.runs.lines import to_json
 from posterity.settings.config import Config
 
 from .kills import CONTEXT, MOMENTS, arm, remains
@@ -54,7 +56,7 @@ def assert_near(left, right, where=""):
 
 
 def lines_of(result):
-    return [{k: v for k, v in line.items() if k != "seconds"} for line in result.lines]
+    return [{k: v for k, v in to_json(line).items() if k != "seconds"} for line in result.lines]
 
 
 @pytest.mark.parametrize(  # every method keeps the law of seeds
@@ -90,7 +92,7 @@ def test_from_python(tmp_path):
     assert [r.config.seed for r in found] == [0, 3]
     assert [r.metric() for r in found] == [r.metric() for r in again]
     assert posterity.load(tmp_path / "seed-3").metric() == found[1].metric()
-    assert run_folder.read_json(tmp_path / "seed-0" / run_folder.RUN)["together"] == [0, 3]
+    assert files.read_json(tmp_path / "seed-0" / run_folder.RUN)["together"] == [0, 3]
     more = SMALL["rounds"] + 1
     with pytest.raises(ValueError, match=rf"seed-0 holds a run with other settings \(rounds: there .*, now {more}\)"):
         posterity.run_seeds([0, 3], "fedavg", out=tmp_path, **{**SMALL, "rounds": more})
@@ -110,7 +112,7 @@ def _arm_checkpoint(moment: str, count: int) -> None:
     """Die before (`checkpoint`) or after (`move`) the count-th file that belongs to a common checkpoint is written."""
     from .kills import die
 
-    whole, move, left = run_folder.write_atomic, run_folder.os.replace, [count]
+    whole, move, left = files.write_atomic, run_folder.os.replace, [count]
 
     def write(path, data):
         whole(path, data)
@@ -126,7 +128,7 @@ def _arm_checkpoint(moment: str, count: int) -> None:
             if left[0] == 0:
                 die()
 
-    run_folder.write_atomic = write
+    files.write_atomic = write
     run_folder.os.replace = replace
 
 
@@ -164,12 +166,10 @@ def test_a_comparison_with_its_seeds_at_once(tmp_path):
     compare_runs(base, names, seeds, tmp_path / "at-once", NONE, together=True)
     compare_runs(base, names, seeds, tmp_path / "apart", NONE)
     for place in ("fedper/seed-0", "fedper/seed-3"):
-        one, other = (
-            run_folder.read_lines(tmp_path / how / place / run_folder.METRICS) for how in ("at-once", "apart")
-        )
+        one, other = (files.read_lines(tmp_path / how / place / run_folder.METRICS) for how in ("at-once", "apart"))
         assert_near(*([{k: v for k, v in x.items() if k != "seconds"} for x in lines] for lines in (one, other)))
     compare_runs(base, names, [0, 3, 4], tmp_path / "at-once", NONE, together=True)  # one more seed runs alone
-    assert "together" not in run_folder.read_json(tmp_path / "at-once" / "fedper" / "seed-4" / run_folder.RUN)
+    assert "together" not in files.read_json(tmp_path / "at-once" / "fedper" / "seed-4" / run_folder.RUN)
 
 
 @pytest.mark.parametrize(("own", "written"), [

@@ -7,6 +7,7 @@ import math
 import pytest
 
 from posterity.experiment import run
+from posterity.runs import files
 from posterity.runs import folder as run_folder
 from posterity.settings.config import Config
 
@@ -28,8 +29,8 @@ def test_the_time_of_both_halves(tmp_path, monkeypatch):
         run.start_run(SMALL, tmp_path / "run", stop)
     first = run_folder.read_checkpoint(tmp_path / "run")[1]
     run.resume_run(tmp_path / "run")
-    lines = run_folder.read_lines(tmp_path / "run" / run_folder.METRICS)
+    lines = files.read_lines(tmp_path / "run" / run_folder.METRICS)
     spent = [line["seconds"] for line in lines if line["kind"] == "round"]
     assert len(spent) == 4
     assert first["seconds"] == pytest.approx(sum(spent[:2]))
-    assert run_folder.read_json(tmp_path / "run" / run_folder.RUN)["seconds"] == pytest.approx(sum(spent))
+    assert files.read_json(tmp_path / "run" / run_folder.RUN)["seconds"] == pytest.approx(sum(spent))

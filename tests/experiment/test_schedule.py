@@ -20,6 +20,7 @@ from posterity.experiment import schedule
 from posterity.experiment.schedule import SHARE, START, Schedule, cost_of_evaluation, cost_of_round
 from posterity.report import load_runs
 from posterity.runs import lines as client_scores
+from posterity.runs.lines import scores_of
 from posterity.settings.config import Config
 
 CONFIG = Config(method="fedavg", rounds=100)
@@ -85,8 +86,8 @@ def test_a_run_says_how_often_it_is_evaluated_and_a_resumed_one_keeps_to_it(tmp_
     facts = json.loads((tmp_path / "run" / "run.json").read_text())
     every, first = facts["evaluate_every"], result.lines[0]
     assert 1 < every < 20
-    assert f"every {every} rounds" in first["notes"][0]
-    assert "--evaluate-every" in first["notes"][0]
+    assert f"every {every} rounds" in first.notes[0]
+    assert "--evaluate-every" in first.notes[0]
     monkeypatch.setattr(schedule, "START", 1e9)  # the costs would allow more now
     assert posterity.load(tmp_path / "run").setup.schedule.every == every
     assert "evaluate_every" not in (tmp_path / "run" / "config.toml").read_text()
@@ -98,20 +99,20 @@ def test_of_many_clients_a_sample_is_evaluated_and_everybody_at_the_end(tmp_path
     monkeypatch.setattr(client_scores, "LISTED", 100)
     monkeypatch.setattr("posterity.experiment.scoring.LISTED", 100)
     result = posterity.run(out=tmp_path / "run", federation=many(120), **QUICK)
-    lines = [x for x in result.lines if x["kind"] == "score" and x["part"] == "test"]
-    assert [x.get("sample") for x in lines if x["point"] == "received"] == [{"clients": 40, "of": 120}] * 2 + [None]
-    assert "40 of 120 clients" in result.lines[0]["notes"][0]
-    early, last = (next(x for x in lines if x["round"] == r and x["point"] == "received") for r in (1, 3))
-    assert sum(not math.isnan(v) for v in early["clients"]["accuracy"]) == 40
-    assert len(early["clients"]["accuracy"]) == 120
-    assert early["metrics"]["accuracy"]["clients"] == 40
-    assert not any(math.isnan(v) for v in last["clients"]["accuracy"])
-    again = next(x for x in lines if x["round"] == 2 and x["point"] == "received")
-    assert [n > 0 for n in again["clients"]["n"]] == [n > 0 for n in early["clients"]["n"]]  # the same sample
+    lines = [x for x in scores_of(result.lines) if x.part == "test"]
+    assert [x.sample for x in lines if x.point == "received"] == [{"clients": 40, "of": 120}] * 2 + [None]
+    assert "40 of 120 clients" in result.lines[0].notes[0]
+    early, last = (next(x for x in lines if x.round == r and x.point == "received") for r in (1, 3))
+    assert sum(not math.isnan(v) for v in early.clients["accuracy"]) == 40
+    assert len(early.clients["accuracy"]) == 120
+    assert early.metrics["accuracy"]["clients"] == 40
+    assert not any(math.isnan(v) for v in last.clients["accuracy"])
+    again = next(x for x in lines if x.round == 2 and x.point == "received")
+    assert [n > 0 for n in again.clients["n"]] == [n > 0 for n in early.clients["n"]]  # the same sample
     # rounds are chosen by the same clients, the last round too
-    judged = [x for x in result.lines if x["kind"] == "score" and x["part"] != "test" and x["point"] == "received"]
-    assert [x["metrics"]["accuracy"]["clients"] for x in judged] == [40] * 6
-    assert all([n > 0 for n in x["clients"]["n"]] == [n > 0 for n in early["clients"]["n"]] for x in judged)
+    judged = [x for x in scores_of(result.lines) if x.part != "test" and x.point == "received"]
+    assert [x.metrics["accuracy"]["clients"] for x in judged] == [40] * 6
+    assert all([n > 0 for n in x.clients["n"]] == [n > 0 for n in early.clients["n"]] for x in judged)
 
 
 def test_numbers_of_every_client_are_in_a_file_beyond_two_thousand_and_in_memory_no_more(tmp_path: Path, monkeypatch):
@@ -121,7 +122,7 @@ def test_numbers_of_every_client_are_in_a_file_beyond_two_thousand_and_in_memory
     files = sorted(p.name for p in (tmp_path / "run" / "clients").iterdir())
     assert files == [f"round-00000{r}.safetensors" for r in (1, 2, 3)]
     assert max(map(len, (tmp_path / "run" / "metrics.jsonl").read_text().splitlines())) < 4000
-    assert all(isinstance(x["clients"], client_scores.StoredColumns) for x in written.lines if x["kind"] == "score")
+    assert all(isinstance(x.clients, client_scores.StoredColumns) for x in scores_of(written.lines))
     loaded = posterity.load(tmp_path / "run", federation=many(60))
     for found in (written.clients("last"), loaded.clients("last")):
         assert found["name"] == [f"c{k}" for k in range(60)]
@@ -141,13 +142,13 @@ def test_numbers_of_every_client_are_in_a_file_beyond_two_thousand_and_in_memory
 def test_a_line_may_name_no_file_outside_of_its_folder(tmp_path: Path):
     line = {"kind": "score", "round": 1, "group": "members", "point": "received", "epochs": 0, "part": "test",
             "clients": {}, "clients_file": "../clients/round-1.safetensors"}  # fmt: skip
-    assert client_scores.stored(line, tmp_path) == line
+    assert client_scores.from_json({**line, "metrics": {}}, tmp_path).clients == {}
 
 
 def test_lines_of_a_hundred_clients_are_read_from_the_folder(tmp_path: Path):
     held = posterity.run(federation=many(101), **{**QUICK, "rounds": 1})
     result = posterity.run(out=tmp_path / "run", federation=many(101), **{**QUICK, "rounds": 1})
-    mine = [x["clients"] for x in result.lines if x["kind"] == "score"]
+    mine = [x.clients for x in scores_of(result.lines)]
     assert all(isinstance(each, client_scores.StoredLine) for each in mine)
     assert result.clients()["nll"] == pytest.approx(held.clients()["nll"], nan_ok=True)
 
@@ -176,9 +177,9 @@ def test_a_methods_own_point_alone_has_the_same_scores(method, members, late):
     setting = {**QUICK, "method": method, "dataset": "digits", "subset": "20%", "clients": 5, "newcomers": "2"}
     every, own = (posterity.run(**setting, newcomer_epochs=4, evaluate_points=p) for p in ("all", "own"))
     kept = {"members": members, "newcomers": late}
-    scored = [line for line in every.lines if line["kind"] == "score"]
-    expected = [line for line in scored if (line["point"], line["epochs"]) == kept[line["group"]]]
-    assert [line for line in own.lines if line["kind"] == "score"] == expected
+    scored = scores_of(every.lines)
+    expected = [line for line in scored if (line.point, line.epochs) == kept[line.group]]
+    assert scores_of(own.lines) == expected
     assert 0 < len(expected) < len(scored)
     assert own.metric("accuracy") == every.metric("accuracy")
 

@@ -18,7 +18,7 @@ from posterity.data.federation import Part
 from posterity.engine.round import Question, answer
 from posterity.experiment.scoring import Asked, ask_common, ask_members, score_lines
 from posterity.report import headline, load_runs, write_report
-from posterity.runs import folder as run_folder
+from posterity.runs.lines import scores_of, to_json
 
 SMALL = {"dataset": "digits", "clients": 5, "rounds": 3, "evaluate_every": 1, "subset": "25%", "lr": 0.1}
 EVERY = [*sorted(methods.available()), *(f"fedavg+{name}" for name in sorted(methods.suffixes())), "fedbn+calibrated"]
@@ -120,7 +120,7 @@ def test_several_seeds_at_once_score_the_common_rows_as_each_does_alone():
     both = posterity.run_seeds([0, 1], **given)
     for seed, result in enumerate(both):
         alone = posterity.run(seed=seed, **given)
-        pair = [[x["metrics"]["mse"]["pooled"] for x in r.lines if x.get("group") == "common"] for r in (result, alone)]
+        pair = [[x.value("mse") for x in scores_of(r.lines) if x.group == "common"] for r in (result, alone)]
         assert len(pair[0]) == 2
         assert pair[0] == pytest.approx(pair[1], rel=1e-9)
 
@@ -143,8 +143,8 @@ def pair(tmp_path_factory):
 
 
 def lines(result, part):
-    keep = [x for x in result.lines if x["kind"] == "score" and x["part"] == part]
-    return [run_folder.clean({k: v for k, v in x.items() if k != "part"}) for x in keep]  # nan is not itself
+    keep = [x for x in scores_of(result.lines) if x.part == part]
+    return [{k: v for k, v in to_json(x).items() if k != "part"} for x in keep]  # nan is not itself
 
 
 def test_paper_scores_no_row_that_a_temperature_was_fitted_on(pair, capsys):
@@ -185,7 +185,7 @@ def test_train_weighted_means_weigh_by_training_size(seed):
         [torch.randn(8, 3, generator=draw, dtype=torch.float64).log_softmax(-1) for _ in range(3)] for _ in range(2)
     ]
     asked = next(iter(ask_members(run.sim, ("received",))))
-    found = {line["part"]: line["metrics"] for line in score_lines(run.sim, 1, asked, outputs)}
+    found = {line.part: line.metrics for line in score_lines(run.sim, 1, asked, outputs)}
     right = [[float((o.argmax(-1) == federation.y[part.client(k)]).double().mean()) for k, o in enumerate(some)]
              for part, some in zip((federation.validation, federation.test), outputs, strict=True)]  # fmt: skip
     for name, each in zip(("validation", "test", "held"), (*right, np.mean(right, 0)), strict=True):
@@ -200,6 +200,6 @@ def test_newcomers_are_weighed_by_their_own_training_size():
     right = torch.nn.functional.one_hot(federation.y, 3).double().add(1e-3).log().log_softmax(-1)
     wrong = right.roll(1, 1)
     outputs = [[right[part.client(2)], wrong[part.client(3)]] for part in late.parts]
-    found = {x["part"]: x["metrics"] for x in score_lines(run.sim, 1, Asked("newcomers", late), outputs)}
+    found = {x.part: x.metrics for x in score_lines(run.sim, 1, Asked("newcomers", late), outputs)}
     assert found["test"]["accuracy"]["train_weighted"] == pytest.approx(11 / 14)
     assert isinstance(late.parts[0], Part)

@@ -11,7 +11,9 @@ import pytest
 import posterity
 from posterity.experiment.run import RunState
 from posterity.experiment.setup import set_up
+from posterity.runs import files
 from posterity.runs import folder as run_folder
+from posterity.runs.lines import rounds_of, scores_of
 from posterity.settings.config import Config
 
 SMALL = {"dataset": "digits", "clients": 7, "newcomers": "2", "rounds": 3, "evaluate_every": 2, "subset": "20%",
@@ -24,7 +26,7 @@ def result(tmp_path_factory):
 
 
 def scores(result):
-    return [line for line in result.lines if line["kind"] == "score"]
+    return scores_of(result.lines)
 
 
 @pytest.mark.parametrize("metric", ["accuracy", "nll"])
@@ -35,13 +37,13 @@ def test_a_mean_by_training_size(result, group, metric):
     mine = sizes[: federation.members] if group == "members" else sizes[federation.members :]
     assert len(set(mine)) > 1
     checked = 0
-    for line in (x for x in scores(result) if x["group"] == group):
-        values = line["clients"][metric]
+    for line in (x for x in scores(result) if x.group == group):
+        values = line.clients[metric]
         known = [(n, v) for n, v in zip(mine, values, strict=True) if not math.isnan(v)]
         expected = sum(n * v for n, v in known) / sum(n for n, _ in known)
-        assert line["metrics"][metric]["train_weighted"] == pytest.approx(expected, rel=1e-12)
+        assert line.metrics[metric]["train_weighted"] == pytest.approx(expected, rel=1e-12)
         plain = sum(v for _, v in known) / len(known)
-        assert line["metrics"][metric]["mean"] == pytest.approx(plain, rel=1e-12)
+        assert line.metrics[metric]["mean"] == pytest.approx(plain, rel=1e-12)
         checked += abs(plain - expected) > 1e-3
     assert checked  # so this test can fail
 
@@ -51,33 +53,33 @@ def test_parts_have_the_rows_that_the_federation_has(result):
     counts = {"validation": federation.validation.counts, "test": federation.test.counts}
     counts["held"] = counts["validation"] + counts["test"]
     for line in scores(result):
-        every = counts[line["part"]].tolist()
+        every = counts[line.part].tolist()
         members = federation.members
-        mine = every[:members] if line["group"] == "members" else every[members:]
-        assert line["clients"]["n"] == mine
+        mine = every[:members] if line.group == "members" else every[members:]
+        assert line.clients["n"] == mine
 
 
 def test_bins_hold_every_row_once(result):
     for line in scores(result):
-        total, correct = (sum(one[i] for one in line["bins"]) for i in (0, 2))
-        assert total == sum(line["clients"]["n"])
-        assert correct / total == pytest.approx(line["metrics"]["accuracy"]["pooled"])
+        total, correct = (sum(one[i] for one in line.bins) for i in (0, 2))
+        assert total == sum(line.clients["n"])
+        assert correct / total == pytest.approx(line.metrics["accuracy"]["pooled"])
 
 
 def test_the_last_round_is_evaluated_too(result):
-    assert sorted({line["round"] for line in scores(result)}) == [2, 3]
+    assert sorted({line.round for line in scores(result)}) == [2, 3]
 
 
 def test_seconds_add_up(result):
-    told = sum(line["seconds"] for line in result.lines if line["kind"] == "round")
-    assert run_folder.read_json(result.folder / run_folder.RUN)["seconds"] == pytest.approx(told)
+    told = sum(line.seconds for line in rounds_of(result.lines))
+    assert files.read_json(result.folder / run_folder.RUN)["seconds"] == pytest.approx(told)
 
 
 def test_seeds_at_once_share_the_time():
     begun = time.perf_counter()
     found = posterity.run_seeds([0, 1], method="fedavg", **SMALL)
     wall = time.perf_counter() - begun
-    spent = [sum(line["seconds"] for line in each.lines if line["kind"] == "round") for each in found]
+    spent = [sum(line.seconds for line in rounds_of(each.lines)) for each in found]
     assert spent[0] == pytest.approx(spent[1])
     assert sum(spent) <= wall
 

@@ -12,6 +12,7 @@ from posterity.engine.process_settings import with_threads
 from posterity.experiment import compare, run
 from posterity.experiment.compare import compare_runs, resume_all
 from posterity.experiment.setup import load_federation, set_up
+from posterity.runs import files
 from posterity.runs import folder as run_folder
 from posterity.settings.config import Config, from_table
 
@@ -49,9 +50,9 @@ def test_the_seed_moves_the_first_leaves():
 def test_a_resumed_run_has_the_engine_and_the_threads_that_it_began_with(tmp_path):
     run.start_run(BASE, tmp_path / "run")
     path = tmp_path / "run" / run_folder.RUN
-    facts = run_folder.read_json(path)
+    facts = files.read_json(path)
     assert facts["engine"] == "graph"
-    run_folder.write_json(path, {**facts, "engine": "stacked", "threads": 1, "memory": 2**20})
+    files.write_json(path, {**facts, "engine": "stacked", "threads": 1, "memory": 2**20})
     with with_threads(2):
         again = run.resume_run(tmp_path / "run")
         assert torch.get_num_threads() == 2  # the process is left as it was found
@@ -115,7 +116,7 @@ def test_what_is_finished_is_left_and_what_is_not_goes_on(planned, tmp_path):
     compare_runs(BASE, ["fedavg"], [0, 1], tmp_path, quiet)
     assert [task.title for task in planned] == ["fedavg seed 1"]
     path = tmp_path / "fedavg" / "seed-0" / run_folder.RUN
-    run_folder.write_json(path, {**run_folder.read_json(path), "status": "running"})
+    files.write_json(path, {**files.read_json(path), "status": "running"})
     planned.clear()
     resume_all(tmp_path, quiet)  # the plan was written down
     assert [task.title for task in planned] == ["fedavg seed 0", "fedavg seed 1"]

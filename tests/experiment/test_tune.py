@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import tomllib
-from copy import deepcopy
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -32,6 +31,7 @@ from posterity.experiment.tune import (
     validation_score,
     with_tuned,
 )
+from posterity.runs.lines import ScoreLine
 from posterity.settings.config import Config
 from posterity.settings.hyperparameters import knobs
 
@@ -323,10 +323,8 @@ def test_a_real_run_scores_what_its_history_says(short):
 
 def with_nll(result, part, value):
     """The result, as if a part of the held-out rows had this NLL."""
-    lines = deepcopy(result.lines)
-    for line in lines:
-        if line["kind"] == "score" and line["part"] == part:
-            line["metrics"]["nll"]["pooled"] = value
+    lines = [replace(line, metrics={**line.metrics, "nll": {**line.metrics["nll"], "pooled": value}})
+             if isinstance(line, ScoreLine) and line.part == part else line for line in result.lines]  # fmt: skip
     return replace(result, lines=lines)
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from posterity.experiment import compare, workers
+from posterity.experiment import compare
 from posterity.experiment.workers import Task, WorkerLost, Workers
 from posterity.settings.config import Config
 
@@ -20,17 +20,15 @@ from posterity.settings.config import Config
 STUB = """
 import json, os, signal, sys
 def say(kind, **more): print(json.dumps({"kind": kind, **more}), flush=True)
-say("beat")
 for line in sys.stdin:
     title = json.loads(line)["title"]
     if title == "die": os.kill(os.getpid(), signal.SIGKILL)
     if title == "leave": os._exit(3)
-    if title == "stop": os.kill(os.getpid(), signal.SIGSTOP)
     if title == "threads": title = os.environ["OMP_NUM_THREADS"]
     if title == "fail": say("failed", sentence="it went wrong")
     elif title == "sleep": signal.pause()
     else:
-        say("round", lines=[title])
+        say("round", lines=[{"kind": "note", "text": title}])
         say("done")
 """
 
@@ -48,12 +46,16 @@ class Order:
 def work(titles: list[str], size: int = 2, tell=None, arrived=None, threads: int = 1):
     """What arrived and what was told, and the processes, all of which must be gone."""
     lines, told = [], []
+
+    def heard(found):
+        lines.extend(line.text for line in found)
+
     pool = Workers(size, threads, [sys.executable, "-S", "-c", STUB])
     processes = []
     try:
         with pool:
-            processes += [worker.process for worker in pool.workers]
-            pool.work([Order(title) for title in titles], arrived or lines.extend, tell or told.append)
+            processes += pool.processes
+            pool.work([Order(title) for title in titles], arrived or heard, tell or told.append)
     finally:
         assert len(processes) == size
         assert all(process.returncode is not None for process in processes)
@@ -83,7 +85,7 @@ def test_a_run_that_fails_is_named_and_ends_the_others():
 def test_a_worker_that_dies_is_named_with_its_run_and_the_others_go_on(title, how):
     lines, told = [], []
     with pytest.raises(WorkerLost, match=f"^{title}: its process .*{how}[^;]*$"):
-        work(["a", title, "b", "c"], 2, told.append, lines.extend)
+        work(["a", title, "b", "c"], 2, told.append, lambda found: lines.extend(line.text for line in found))
     assert lines == ["a", "b", "c"]
     assert len(told) == 1
     assert how in told[0]
@@ -93,35 +95,6 @@ def test_a_worker_that_dies_is_named_with_its_run_and_the_others_go_on(title, ho
 def test_when_all_have_died_what_was_not_begun_is_counted():
     with pytest.raises(WorkerLost, match=r"die: .*; 2 more were not begun$"):
         work(["die", "a", "b"], 1)
-
-
-def test_a_worker_that_is_stopped_is_named_and_may_go_on(monkeypatch):
-    monkeypatch.setattr(workers, "SILENCE", 0.5)
-    told = []
-
-    def tell(sentence):
-        told.append(sentence)
-        if "is stopped" in sentence:
-            os.kill(int(sentence.partition("kill -CONT ")[2].partition("'")[0]), signal.SIGCONT)
-
-    assert work(["stop", "a"], 2, tell)[0] != []
-    assert [text.partition(":")[0] for text in told] == ["stop", "stop"]
-    assert "is stopped" in told[0]
-    assert "is heard of again" in told[1]
-
-
-def test_silence_is_named_once_and_nobody_is_killed(monkeypatch):
-    monkeypatch.setattr(workers, "SILENCE", 0.5)
-
-    class Enough(Exception):
-        pass
-
-    def tell(sentence):
-        assert "sleep: nothing was heard of its process" in sentence
-        raise Enough
-
-    with pytest.raises(Enough):
-        work(["sleep"], 1, tell)
 
 
 def test_whatever_interrupts_leaves_no_process():
@@ -138,9 +111,9 @@ from posterity.experiment.workers import Workers
 stub = "import time; from posterity.engine.parent import become_worker as become; become(); print('{}', flush=True)"
 stub += "; time.sleep(600)"
 with Workers(2, 1, [sys.executable, "-c", stub]) as pool:
-    for worker in pool.workers:
-        pool.news.get()
-    print(*[worker.process.pid for worker in pool.workers], flush=True)
+    for process in pool.processes:
+        process.stdout.readline()
+    print(*[process.pid for process in pool.processes], flush=True)
     time.sleep(600)
 """
 
@@ -170,12 +143,6 @@ def wait_until(condition) -> None:
     while not condition():
         assert time.monotonic() < end, "nothing happened for two minutes"
         time.sleep(0.02)
-
-
-def test_a_worker_starts_without_pytorch():
-    """Its first sign of life does not wait for it."""
-    code = "import sys, posterity.experiment.workers; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 def test_a_task_travels_as_text():

@@ -13,7 +13,7 @@ from posterity.flower.codec import encode
 from posterity.flower.experiment import open_server
 from posterity.flower.question import ClientQuestion
 from posterity.flower.sent import SENT, read_sent
-from posterity.runs.folder import read_lines
+from posterity.runs.files import read_lines
 
 from .in_process import assert_same_end, configuration, simulate
 

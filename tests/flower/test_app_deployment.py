@@ -20,7 +20,7 @@ import pytest
 import posterity
 from posterity.flower.experiment import open_server
 from posterity.flower.new_app import write_app
-from posterity.runs.folder import read_lines
+from posterity.runs.files import read_lines
 from posterity.settings.config import from_table
 
 from .in_process import EXPERIMENT, InProcess, assert_same_end, configuration, simulate, sites

@@ -18,6 +18,7 @@ from posterity.flower.codec import decode, encode, read_facts, read_header
 from posterity.flower.experiment import run_experiment
 from posterity.flower.records import RecordFiles
 from posterity.flower.site import answer
+from posterity.runs import files as run_files
 from posterity.runs import folder as run_folder
 
 from .in_process import InProcess, assert_same_end, configuration, deploy, federation_of, node_of, simulate, sites
@@ -83,7 +84,7 @@ def test_a_server_that_dies_goes_on(kind, tmp_path):
     assert facts == same
     assert leaves.keys() == again.keys()
     assert all(torch.equal(leaf, again[name]) for name, leaf in leaves.items())
-    metrics = [run_folder.read_lines(path.parent / run_folder.METRICS) for path in files]
+    metrics = [run_files.read_lines(path.parent / run_folder.METRICS) for path in files]
     assert metrics[0] == metrics[1]
     assert undisturbed.counted == server.counted == {f"client {k}": 3 for k in range(3)}
 

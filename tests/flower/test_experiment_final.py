@@ -12,7 +12,7 @@ from posterity.flower.experiment import run_experiment
 from posterity.flower.settings import RoundRules
 from posterity.flower.site import OFFER
 from posterity.report import write_report
-from posterity.runs.folder import read_json, read_lines
+from posterity.runs.files import read_json, read_lines
 
 from .in_process import EXPERIMENT, InProcess, configuration, node_of, sites
 

@@ -19,7 +19,7 @@ from posterity.laws.case import largest_gap
 from posterity.methods.fedep import common
 from posterity.methods.pvi import factors
 from posterity.report import write_report
-from posterity.runs.folder import read_json
+from posterity.runs.files import read_json
 
 from .in_process import EXPERIMENT, InProcess, assert_same_end, configuration, node_of, simulate, sites
 

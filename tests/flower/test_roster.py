@@ -15,7 +15,7 @@ from posterity.flower.experiment import run_experiment
 from posterity.flower.roster import Roster, label_remarks
 from posterity.flower.samples import find_client, read_samples
 from posterity.flower.site import ClientSite
-from posterity.runs.folder import read_json, read_lines
+from posterity.runs.files import read_json, read_lines
 
 from .in_process import InProcess, configuration, node_of, sites
 

@@ -11,7 +11,7 @@ import torch
 from posterity.flower.experiment import run_experiment
 from posterity.flower.samples import read_site_file
 from posterity.flower.site import ClientSite, predict_rows
-from posterity.runs.folder import read_json
+from posterity.runs.files import read_json
 
 from .in_process import InProcess, configuration
 

@@ -16,7 +16,8 @@ from posterity.flower.agreement import SampleKind
 from posterity.flower.codec import CodecError
 from posterity.flower.scores import read_scores, scored_rows, tell_scores
 from posterity.report import write_report
-from posterity.runs.folder import clean, read_json, read_lines
+from posterity.runs.files import clean, read_json, read_lines
+from posterity.runs.lines import to_json
 from posterity.settings.config import Config
 
 from .in_process import configuration, deploy, node_of
@@ -31,7 +32,7 @@ TWO = SampleKind((2,), "classification", ("no", "yes"))
 def simulated(config: Config, out=None):
     """The lines of the simulator's run."""
     told = {f.name: getattr(config, f.name) for f in fields(config)}
-    return posterity.run(**told, out=out).lines
+    return [to_json(line) for line in posterity.run(**told, out=out).lines]
 
 
 def scores_of(lines):

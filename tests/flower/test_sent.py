@@ -24,7 +24,7 @@ from posterity.flower.scores import tell_loss
 from posterity.flower.sent import SENT, read_sent, summarise_sent, write_sent
 from posterity.flower.server import Server
 from posterity.flower.site import ClientSite, answer
-from posterity.runs.folder import read_lines
+from posterity.runs.files import read_lines
 
 from . import in_process
 from .in_process import InProcess, assert_same_end, configuration, deploy, federation_of, simulate, sites

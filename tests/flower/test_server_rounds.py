@@ -19,7 +19,7 @@ from posterity.flower.server import Server
 from posterity.flower.settings import RoundRules
 from posterity.flower.site import answer
 from posterity.methods.wrappers.clip import broadcast
-from posterity.runs.folder import read_lines
+from posterity.runs.files import read_lines
 
 from .in_process import InProcess, assert_same_end, configuration, federation_of, node_of, simulate, sites
 from .test_experiment_faults import message_like_of

@@ -27,7 +27,7 @@ from posterity.flower.site import (
     take_back,
     wish_to_leave,
 )
-from posterity.runs.folder import read_lines
+from posterity.runs.files import read_lines
 
 from .in_process import EXPERIMENT, InProcess, configuration, node_of, sites
 from .test_samples_own_files import write_site

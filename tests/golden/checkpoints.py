@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import argparse
 import hashlib
-import importlib
 import json
 import os
 import platform
@@ -33,6 +32,9 @@ from typing import Any
 import torch
 from safetensors import safe_open
 
+from posterity.engine.cache import PATIENCE
+from posterity.runs.lines import as_dict
+
 FOLDER = Path(__file__).parent
 ROOT = FOLDER.parents[1]
 HASHES = FOLDER / "hashes.json"
@@ -41,8 +43,7 @@ METHODS = (
     *("pfedvmp", "reptile", "scaffold"),
 )
 WRAPPED = ("fedavg+ft", "fedavg+calibrated", "reptile+metavd", "fedavg+drop", "fedavg+snip", "pfedvmp@paper")
-BEFORE = {"reptile+metavd": "reptile+metavd", "fedavg+drop": "fedavg+metavd+drop"}  # in which β was 10
-RECORDER = "posterity.engine.cache"
+RECORDED = {"reptile+metavd": "reptile+metavd", "fedavg+drop": "fedavg+metavd+drop"}  # with β = 10
 CALLS = 3  # before a recording, so that two short rounds replay something
 
 
@@ -73,13 +74,12 @@ def identity() -> str:
 @contextmanager
 def impatient() -> Iterator[None]:
     """Have steps recorded after a few calls."""
-    module = importlib.import_module(RECORDER)
-    before = dict(module.PATIENCE)
-    module.PATIENCE.update(dict.fromkeys(before, CALLS))
+    before = dict(PATIENCE)
+    PATIENCE.update(dict.fromkeys(before, CALLS))
     try:
         yield
     finally:
-        module.PATIENCE.update(before)
+        PATIENCE.update(before)
 
 
 def hash_of(case: str) -> str:
@@ -90,7 +90,7 @@ def hash_of(case: str) -> str:
     settings: dict[str, Any] = {"dataset": "digits", "partition": "dirichlet:0.5", "clients": 10, "newcomers": "2"}
     settings |= {"participation": "50%", "rounds": 2, "evaluate_every": 2, "batch_size": 10, "subset": "40%"}
     settings |= {"engine": engine, "dtype": dtype, "model": model, "onednn": "off", "convolution": "native"}
-    settings |= {"method": BEFORE.get(method, method), "set": {"beta": 10} if method in BEFORE else {}}
+    settings |= {"method": RECORDED.get(method, method), "set": {"beta": 10} if method in RECORDED else {}}
     with tempfile.TemporaryDirectory() as folder:
         if more:
             results = posterity.run_seeds([0, 1], **settings)
@@ -100,7 +100,7 @@ def hash_of(case: str) -> str:
         for number, result in enumerate(results):
             path = result.save(Path(folder) / str(number))
             digest.update(contents(path / "checkpoint.safetensors"))
-            digest.update(json.dumps([timeless(line) for line in result.lines], sort_keys=True).encode())
+            digest.update(json.dumps([timeless(line) for line in map(as_dict, result.lines)], sort_keys=True).encode())
     return digest.hexdigest()
 
 
@@ -115,18 +115,8 @@ def contents(path: Path) -> bytes:
     return digest.digest()
 
 
-def remains(folder: Path) -> str:
-    """The hash of what a finished run left in its folder: checkpoint, personal rows on disk, scores."""
-    digest = hashlib.sha256(contents(folder / "checkpoint.safetensors"))
-    rows = folder / "personal" / "rows.bin"
-    digest.update(rows.read_bytes() if rows.exists() else b"")
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    digest.update(json.dumps([timeless(line) for line in lines], sort_keys=True).encode())
-    return digest.hexdigest()
-
-
 def timeless(line: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in line.items() if name not in ("seconds", "flat")}  # `flat` came later
+    return {name: value for name, value in line.items() if name not in ("seconds", "flat")}
 
 
 def hashes(names: list[str]) -> dict[str, str]:

@@ -1,20 +1,14 @@
-"""Results are those of the commit before the redesign, to the last bit; its run folders go on."""
+"""Results are those of the commit before the redesign, to the last bit."""
 
 from __future__ import annotations
-
-import json
-import shutil
-from pathlib import Path
 
 import pytest
 import torch
 
 import posterity
-from posterity.report import load_runs
 
-from .checkpoints import FOLDER, METHODS, cases, hash_of, identity, impatient, recorded, remains
+from .checkpoints import METHODS, cases, hash_of, identity, impatient, recorded
 
-ENDS = FOLDER / "ends.json"
 KNOWN = recorded() or {}
 FEW = [f"{method} stacked float32 mlp" for method in METHODS]
 FEW += ["fedavg loop float32 cnn", "pfedvmp graph float64 mlp", "reptile+metavd stacked float32 mlp"]
@@ -37,16 +31,3 @@ def test_the_loop_that_replays_has_the_bits_of_the_oracle():
         ends = [posterity.run(method="fedper", engine=engine, **settings) for engine in ("oracle", "loop")]
     assert all(torch.equal(p, ends[1].state.params[n]) for n, p in ends[0].state.params.items())
     assert all(torch.equal(p, ends[1].store.rows[n]) for n, p in ends[0].store.rows.items())
-
-
-@pytest.mark.parametrize("name", ["pfedvmp", "disk"])
-def test_a_run_begun_before_goes_on(name, tmp_path: Path):
-    """Two of four rounds were run by commit 139cb26; `disk` keeps its records in a file."""
-    folder = tmp_path / name
-    shutil.copytree(FOLDER / "folders" / name, folder)
-    result = posterity.load(folder)
-    assert result.round == 4
-    assert [run.status for run in load_runs(folder)] == ["finished"]
-    ends = json.loads(ENDS.read_text()).get(identity())
-    if ends is not None and torch.get_num_threads() == 1:
-        assert remains(folder) == ends[name]

@@ -152,7 +152,7 @@ def test_what_is_told(monkeypatch):
 
 def test_a_run_tells_it(tmp_path):
     pytest.importorskip("dp_accounting", reason="ε needs the extra dp (pip install 'posterity[dp]')")
-    from posterity.runs.folder import read_json
+    from posterity.runs.files import read_json
 
     start_run(Config(**SMALL, clients=20), tmp_path / "run")
     (told,) = [note for note in read_json(tmp_path / "run" / "run.json")["notes"] if note.startswith("+dp")]

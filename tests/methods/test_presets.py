@@ -12,6 +12,7 @@ from posterity import methods
 from posterity.core.passes import Training
 from posterity.experiment.compare import compare_runs
 from posterity.report import load_runs
+from posterity.runs.lines import rounds_of
 from posterity.settings.config import Config, from_table, to_toml
 from posterity.settings.hyperparameters import UNSTATED, knobs, paper_values, parse
 
@@ -152,7 +153,7 @@ def test_two_rounds(name):
     """On a tenth of the digits; with the paper's own training."""
     result = posterity.run(method=spec_of(name), dataset="digits", subset="10%", clients=3, partition="iid", rounds=2,
                            **needs(name), **({"set": {"server_steps": "9"}} if name == "fedbe" else {}))  # fmt: skip
-    rounds = [line for line in result.lines if line["kind"] == "round"]
+    rounds = rounds_of(result.lines)
     assert [line["accepted"] for line in rounds] == [3, 3]
     assert 0.0 <= result.metric("accuracy") <= 1.0
 

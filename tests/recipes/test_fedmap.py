@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from posterity.experiment.compare import Task
+from posterity.runs import files
 from posterity.runs import folder as run_folder
 from posterity.settings.config import from_table, read_toml
 
@@ -24,7 +25,7 @@ def some(plan, skew):
 
 
 def scores(path, round):
-    lines = run_folder.read_lines(path / run_folder.METRICS)
+    lines = files.read_lines(path / run_folder.METRICS)
     return [x for x in lines if x["kind"] == "score" and x["round"] == round]
 
 
@@ -127,10 +128,10 @@ def test_other_settings_in_the_same_place_are_refused(tiny, common, tmp_path):
     plan = tiny(tmp_path)
     task = plan.task("local", "label", "code", "mlp", 0)
     common.perform([task])
-    other = Task(task.title, task.path, replace(task.config, lr=0.1))
+    other = Task(task.title, ((task.path, replace(task.config, lr=0.1)),))
     with pytest.raises(ValueError, match="holds a run with other settings"):
         common.perform([other])
-    common.perform([Task(task.title, task.path, replace(task.config, engine="loop"))])  # changes no result
+    common.perform([Task(task.title, ((task.path, replace(task.config, engine="loop")),))])  # changes no result
     assert from_table(read_toml(task.path / run_folder.CONFIG)) == task.config
     with pytest.raises(ValueError, match="share a folder"):
         common.perform([task, task])
@@ -139,7 +140,7 @@ def test_other_settings_in_the_same_place_are_refused(tiny, common, tmp_path):
 def test_a_failure_stops_no_other_run(tiny, common, tmp_path, capsys):
     plan = tiny(tmp_path)
     good, bad = (plan.task("local", "label", "code", "mlp", seed) for seed in (0, 1))
-    bad = Task(bad.title, bad.path, replace(bad.config, model="no-such-network"))
+    bad = Task(bad.title, ((bad.path, replace(bad.config, model="no-such-network")),))
     with pytest.raises(RuntimeError, match="no-such-network"):
         common.perform([bad, good])
     assert common.reached(good.path) == 2
@@ -229,7 +230,7 @@ def test_the_command_writes_the_page_and_its_numbers_and_reads_them_again(tables
     words = ["--out", str(tmp_path), "--quick", "--seeds", "1", "--presets", "code", "--models", "mlp"]
     tables.main([*words, "--methods", "local", "--epochs", "1"])
     assert capsys.readouterr().out.endswith(f"{tmp_path / 'tables.md'}\n")
-    source, run = run_folder.read_lines(tmp_path / "tables.jsonl")
+    source, run = files.read_lines(tmp_path / "tables.jsonl")
     assert (run["method"], run["source"], len(run["clients"]["2"])) == ("local", source["source"], 10)
     assert source["command"]
     tables.main(["--from", str(tmp_path / "tables.jsonl")])
@@ -238,7 +239,7 @@ def test_the_command_writes_the_page_and_its_numbers_and_reads_them_again(tables
 
 def test_the_published_numbers_give_the_published_tables(tables, pages):
     """Every row in the first part of docs/results/fedmap.md is a row that `--from` prints, and all runs are there."""
-    lines = run_folder.read_lines(ROOT / "docs/results/raw/fedmap.jsonl")
+    lines = files.read_lines(ROOT / "docs/results/raw/fedmap.jsonl")
     found = pages.found_in(lines)
     page = (ROOT / "docs/results/fedmap.md").read_text()
     made = set(pages.page(lines).splitlines())

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 from kinds import everything
 
+from posterity.runs import files
 from posterity.runs import folder as run_folder
 
 
@@ -22,7 +23,7 @@ def test_shares_are_found_in_the_average(tiny, claims, common, tmp_path, weighti
     known = {"num_examples": [0.8 / 5] * 5 + [0.2 / 5] * 5, "uniform": [0.1] * 10}
     if weighting in known:
         assert found == pytest.approx(known[weighting], abs=1e-4)
-    reported = run_folder.read_lines(arm.folder(plan, 0) / run_folder.METRICS)
+    reported = files.read_lines(arm.folder(plan, 0) / run_folder.METRICS)
     effective = [x["report"]["effective_clients"] for x in reported if x["kind"] == "round"]
     assert len(effective) == 2  # every round
     assert 1 / sum(w**2 for w in found) == pytest.approx(effective[-1], rel=1e-3)

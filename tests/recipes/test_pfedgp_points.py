@@ -43,7 +43,7 @@ def test_more_points_than_there_are_rows_are_refused(recipe, told):
 @pytest.mark.parametrize("method", ["pfedgp", pytest.param("fedavg+ft", marks=pytest.mark.everything)])
 def test_without_points_numbers_are_the_runs_own(recipe, method, tmp_path):
     path, config = tmp_path / "seed-0", recipe.config_of(0.5, method, 0, quick=True)
-    recipe.perform([recipe.Task(method, path, config)])
+    recipe.perform([recipe.Task(method, ((path, config),))])
     result = recipe.load(path)
     bare, given = (recipe.measure(result, 0.5, method, points) for points in (0, 5))
     assert bare.accuracy == pytest.approx(result.metric("accuracy"), abs=1e-9)

@@ -24,7 +24,7 @@ from posterity.report.sections import at, by_point
 from posterity.report.show import caption
 from posterity.report.svg import CHARACTER
 from posterity.report.table import table_columns
-from posterity.runs.read import ScoreLine
+from posterity.runs.lines import ScoreLine
 
 from .fake_runs import comparison, write_exact, write_run
 
@@ -453,9 +453,9 @@ def test_worst_tenth_says_its_rows(tmp_path: Path) -> None:
     assert verdict.worst_note(rows) in write_report(tmp_path).read_text(encoding="utf-8").replace("\u00a0", " ")
     score = rows[0].picked[0][1].score
     assert verdict.worst_rows(score) == (2, 20, behind[0])
-    known = ScoreLine(1, "received", 0, "members", "test", {}, {"clients": 35.0, "worst10_rows": 77.0}, {}, ())
+    known = ScoreLine(1, "received", 0, "members", "test", {}, {"clients": 35.0, "worst10_rows": 77.0}, {}, (), ())
     assert verdict.worst_rows(known) == (3, 35, 77)
-    assert verdict.worst_rows(ScoreLine(1, "received", 0, "members", "test", {}, {"worst10": 0.5}, {}, ())) is None
+    assert verdict.worst_rows(ScoreLine(1, "received", 0, "members", "test", {}, {"worst10": 0.5}, {}, (), ())) is None
 
 
 def test_terminal_and_json_say_the_same(trio: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gzip
 import json
+import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,7 +13,7 @@ import torch
 from posterity.report import ReportError, finding, headline, load_runs, pack_runs, write_report
 from posterity.report.sections import uneven
 from posterity.report.table import RULES, select_round
-from posterity.runs.lines import ClientColumns, write_columns
+from posterity.runs.lines import ClientColumns, ScoreLine, read_lines, write_lines
 
 from .fake_runs import comparison, write_run
 
@@ -88,20 +90,29 @@ def rewritten(folder, change):
         path.write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
-def in_files(folder, lines):
+def in_files(folder):
     """Clients' numbers as a run of more than 2,000 keeps them: float32, a file a round; the last is not scored."""
-    for line in (x for x in lines if x["kind"] == "score"):
-        size = len(line["clients"]["n"])
-        some = {name: torch.tensor(values[:-1]).float() for name, values in line["clients"].items()}
-        line["clients"] = ClientColumns(size, torch.arange(size - 1).int(), some)
-    rounds = {line["round"]: [x for x in lines if x["round"] == line["round"]] for line in lines}
-    return [line for some in rounds.values() for line in write_columns(folder, some)]
+    for path in folder.rglob("metrics.jsonl"):
+        lines, rounds = read_lines(path), {}
+        for line in lines:
+            if isinstance(line, ScoreLine):
+                size = len(line.clients["n"])
+                some = {name: torch.tensor(reals(values)[:-1]).float() for name, values in line.clients.items()}
+                line = replace(line, clients=ClientColumns(size, torch.arange(size - 1).int(), some))
+            rounds.setdefault(line.round, []).append(line)
+        path.unlink()
+        for some in rounds.values():
+            write_lines(path, some)
+
+
+def reals(values):
+    return [math.nan if value is None else value for value in values]
 
 
 def test_clients_whose_numbers_are_in_files_are_packed_too(tmp_path):
     """The page of the packed file ended with the name of a file that is not there."""
     folder = comparison(tmp_path / "runs", {"fedavg": 0.7, "fedper": 0.8}, rounds=4, clients=12)
-    rewritten(folder, in_files)
+    in_files(folder)
     packed = pack_runs(folder, tmp_path / "table.jsonl.gz")
     ours, theirs = headline(load_runs(packed)), headline(load_runs(folder))
     assert finding(ours) == finding(theirs)

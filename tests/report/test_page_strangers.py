@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from posterity.report import ReportError, load_runs, pack_runs, write_report
+from posterity.runs import files
 from posterity.runs import read as logs_of
 
 from .fake_runs import comparison, write_run
@@ -123,7 +124,7 @@ def test_folders_behind_a_link_are_not_looked_into(tmp_path: Path) -> None:
 def test_nothing_is_written_through_a_link(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run", "fedavg", 0.7, 0, rounds=4)
     (tmp_path / "mine").write_text("precious")
-    for name in ("report.html", f".report.html.{os.getpid()}.tmp"):
+    for name in ("report.html", "report.html.part"):
         (folder / name).symlink_to(tmp_path / "mine")
     page = write_report(folder)
     assert (tmp_path / "mine").read_text() == "precious"
@@ -159,14 +160,14 @@ def test_a_folder_that_cannot_be_written_is_told_and_can_be_reported_elsewhere(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     runs = comparison(tmp_path / "runs", {"fedavg": 0.7, "fedper": 0.8}, 1)
-    real = Path.open
+    real = files.open_regular
 
-    def read_only(self: Path, mode: str = "r", *rest: object, **more: object) -> object:
-        if runs in self.parents and set(mode) & set("wxa+"):
-            raise OSError(30, "Read-only file system", str(self))
-        return real(self, mode, *rest, **more)  # type: ignore[arg-type]
+    def read_only(path: Path, mode: str, *rest: int) -> object:
+        if runs in path.parents and set(mode) & set("wxa+"):
+            raise OSError(30, "Read-only file system", str(path))
+        return real(path, mode, *rest)
 
-    monkeypatch.setattr(Path, "open", read_only)
+    monkeypatch.setattr(files, "open_regular", read_only)
     with pytest.raises(ReportError, match=r"Read-only file system.*--out"):
         write_report(runs)
     assert sorted(p.name for p in runs.iterdir()) == ["fedavg", "fedper"]

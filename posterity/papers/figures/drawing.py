@@ -24,8 +24,7 @@ from posterity.papers.figures import (
 from posterity.papers.figures.catalogue import Figure, find_figure
 from posterity.papers.figures.material import FigureDrawing, Material, collect
 from posterity.papers.runs import RunRequest
-from posterity.runs.files import check_folder
-from posterity.runs.read import write_atomic
+from posterity.runs.files import check_folder, write_atomic
 
 PARTITION = "bubbles"  # the kind that needs data and no run
 KINDS: Mapping[str, Callable[[Figure, Sequence[Material]], FigureDrawing]] = {
