@@ -20,7 +20,7 @@ from posterity.engine.store import Memory
 from posterity.laws import make_case
 from posterity.methods.fedavg import FedAvg
 
-PATIENCE = 5.0  # seconds until a process that nobody answers gives up
+PATIENCE = 120.0  # seconds until a process that nobody answers gives up: then a test fails
 
 
 class Exchange:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
+from itertools import count
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -97,10 +99,11 @@ def test_a_registration_that_is_not_understood_is_named(told, text):
 
 def test_a_site_that_is_refused_is_told_once_while_others_are_waited_for(monkeypatch):
     """It is asked at every look; the last error repeats its sentence once."""
-    monkeypatch.setattr(roster_module, "PAUSE", 0.01)
+    clock = SimpleNamespace(monotonic=count().__next__, sleep=lambda seconds: None)  # a second more at every look
+    monkeypatch.setattr(roster_module, "time", clock)
     roster, shown = Roster(), []
     with pytest.raises(ValueError, match="1 of 2 sites registered") as told:
-        roster.wait(Registering({1: said("a"), 4: "the site says: no column 'x'"}), 2, 0.1, show=shown.append)
+        roster.wait(Registering({1: said("a"), 4: "the site says: no column 'x'"}), 2, 3, show=shown.append)
     assert len(roster.remarks) > 2
     assert shown == ["node 4 was not understood when it registered: the site says: no column 'x'"]
     assert str(told.value).count("no column 'x'") == 1
