@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from posterity.core.tree import Tree, tree_leaves, tree_named
+from posterity.settings.names import engine_names
 
 
 @dataclass
@@ -195,11 +196,8 @@ def play(traces: TraceCache, owner: Any, key: Hashable, function: Play, *trees: 
 
 @cache
 def recorder() -> Callable[..., Play] | None:
-    """What records functions, found by its place: without `posterity.fast` all are called, with the same bits."""
-    try:
-        return import_module("posterity.fast._trace").recorded
-    except ModuleNotFoundError:
-        return None
+    """What records functions, found by its place: without `posterity/fast` all are called, with the same bits."""
+    return import_module("posterity.fast._trace").recorded if "graph" in engine_names() else None
 
 
 def _name_of(owner: Any, key: Hashable) -> str:

@@ -1,26 +1,18 @@
-"""The undo journal of records on disk (`mapped_store.py`): rows as they were at a checkpoint, each with its checksum.
+"""Personal records in a file that may be larger than memory, safe from a kill at any moment.
+
+A row of bytes for each client lies in `rows.bin`. Rows that were never written take no space (the file is sparse). Rows
+are read through a map and written through the file: a disk that is full is an error then, not a signal. The rows that
+are read at once lie anywhere in the file. The system is told so, or it would read megabytes around each of them, and it
+is told which rows come next, so that it fetches them all at once. Such advice changes times, never bytes.
+
+The file changes through an undo journal: before a row is overwritten for the first time since the last commit, its old
+bytes are appended to the journal and forced to disk. After a kill, `Mapped` puts the old rows back, so what it holds is
+exactly what the last checkpoint knew. The journal of the checkpoint before is kept, too: should the last be damaged,
+two journals lead back to the one before. The checkpoint holds a checksum of every row; all are compared when a run is
+taken up. A journal is
 
     head    number of the checkpoint, width of a row, a mark, checksum     8 bytes each
     entry   client (8 bytes), its old row (width bytes), checksum (8 bytes)
-
-Journals from before checksums have neither mark nor checksums.
-
-Personal records in a file that may be larger than memory (`row_file.py`), safe from a kill at any moment.
-
-Rows of clients that were never met do not exist. The file changes through an undo journal: before a row is overwritten
-for the first time since the last commit, its old bytes are appended to the journal and forced to disk. After a kill,
-`Mapped` puts the old rows back, so what it holds is exactly what the last checkpoint knew. The journal of the
-checkpoint before is kept, too: should the last be damaged, two journals lead back to the one before. The checkpoint
-holds a checksum of every row; all are compared when a run is taken up.
-
-Rows of bytes in a file that may be larger than memory, and records as such rows.
-
-Rows that were never written take no space (the file is sparse). Rows are read through a map and written through the
-file: a disk that is full is an error then, not a signal.
-
-The rows that are read at once lie anywhere in the file. The system is told so, or it would read megabytes around each
-of them, and it is told which rows come next, so that it fetches them all at once. Such advice changes times, never
-bytes.
 """
 
 from __future__ import annotations
@@ -49,6 +41,7 @@ Index = np.ndarray[tuple[int], np.dtype[np.int64]]
 Bytes = np.ndarray[tuple[int, int], np.dtype[np.uint8]]
 MARK = b"undo v2\n"
 SUM = 8  # bytes of a row's checksum: what it guards against is chance
+HEAD = 24 + SUM
 
 
 @dataclass(frozen=True)
@@ -58,12 +51,6 @@ class Journal:
     path: Path
     number: int  # of the checkpoint whose rows it holds
     width: int
-    begins: int  # where the entries begin
-    sums: int  # bytes of an entry's checksum
-
-    @property
-    def entry(self) -> int:
-        return 8 + self.width + self.sums
 
 
 def row_sums(rows: Bytes) -> Bytes:
@@ -104,17 +91,13 @@ def read_journal(path: Path) -> Journal | None:
     """The head of a journal; None if there is no such file."""
     try:
         with path.open("rb") as file:
-            head = file.read(24 + SUM)
+            head = file.read(HEAD)
     except FileNotFoundError:
         return None
-    number, width = (int(n) for n in np.frombuffer(head[:16].ljust(16, b"\xff"), np.int64))
-    marked = head[16:24] == MARK and head[24:] == hashlib.sha256(head[:24]).digest()[:SUM]
-    if marked:
-        return Journal(path, number, width, 24 + SUM, SUM)
-    begun = int.from_bytes(head[16:24], "little") if len(head) >= 24 else 0  # the first client of an older journal
-    if not (0 <= number < 2**40 and 0 <= width < 2**40 and begun < 2**40):
+    if head[16:24] != MARK or head[24:] != hashlib.sha256(head[:24]).digest()[:SUM]:
         raise damaged(path)
-    return Journal(path, number, width, 16, 0)
+    number, width = np.frombuffer(head[:16], np.int64).tolist()
+    return Journal(path, number, width)
 
 
 def entries(journal: Journal, clients: int) -> Iterator[tuple[int, Bytes]]:
@@ -122,13 +105,13 @@ def entries(journal: Journal, clients: int) -> Iterator[tuple[int, Bytes]]:
     if not journal.width:
         return
     with journal.path.open("rb") as file:
-        size = os.fstat(file.fileno()).st_size
-        file.seek(journal.begins)
-        for left in reversed(range((size - journal.begins) // journal.entry)):
-            raw = np.frombuffer(file.read(journal.entry), np.uint8).reshape(1, -1)
-            told, found = raw[:, : 8 + journal.width], raw[:, 8 + journal.width :]
+        size, length = os.fstat(file.fileno()).st_size, 8 + journal.width
+        file.seek(HEAD)
+        for left in reversed(range((size - HEAD) // (length + SUM))):
+            raw = np.frombuffer(file.read(length + SUM), np.uint8).reshape(1, -1)
+            told, found = raw[:, :length], raw[:, length:]
             client = int(told[0, :8].view(np.int64)[0])
-            if not 0 <= client < clients or (journal.sums and not np.array_equal(row_sums(told), found)):
+            if not 0 <= client < clients or not np.array_equal(row_sums(told), found):
                 if left:
                     raise damaged(journal.path)
                 warnings.warn(f"the last entry of {journal.path} is damaged; its row was not touched yet, or is found "
@@ -208,9 +191,8 @@ class Mapped:
         facts: Mapping[str, Any] = NOTHING,
     ) -> None:  # fmt: skip
         self.number = number
-        told = facts.get("rows")
         if not self.only_read:
-            self.undo(verified=told is not None)
+            self.undo()
         if known is None:
             return
         self.known = known.cpu()
@@ -222,20 +204,19 @@ class Mapped:
                              "clients that it held: put the folder 'personal' of the same run back, or begin again in "
                              "another folder")  # fmt: skip
         self._open(record)
-        self._verify(told)
+        self._verify(facts.get("rows"))
 
     def gather(self, processes: Processes, like: Like) -> None:
         """Records on disk belong to one process."""
 
-    def undo(self, verified: bool = True) -> int:
+    def undo(self) -> int:
         """Undo what was written after the checkpoint `number`; returns how many rows were put back.
 
-        A journal newer than the checkpoint leads back to it only if that of the checkpoint itself is there, and only if
-        the rows are `verified` afterwards.
+        A journal newer than the checkpoint leads back to it only if that of the checkpoint itself is there.
         """
         found = {j.number: j for j in (self._older(), read_journal(self.journal)) if j is not None and j.width}
         back = sorted((n for n in found if n >= self.number), reverse=True)
-        if back and (back != [*range(back[0], self.number - 1, -1)] or (len(back) > 1 and not verified)):
+        if back and back != [*range(back[0], self.number - 1, -1)]:
             raise ValueError(f"{self.journal.parent} is newer than the checkpoint beside it (checkpoint {back[0]} "
                              f"against {self.number}): the folder was copied while the run wrote, or files of two "
                              "copies were mixed. Put all files of one copy back, or begin again in another folder"
@@ -274,21 +255,21 @@ class Mapped:
         found = read_journal(self.journal)
         if found is None or found.number < self.number:
             self.commit(self.number)
-        elif (found.number, found.width, found.sums) != (self.number, self.width, SUM):
+        elif (found.number, found.width) != (self.number, self.width):
             start_journal(self.journal, self.number, self.width)
 
-    def _verify(self, told: Mapping[str, Any] | None) -> None:
-        """Compare every row with its checksum; of a folder from before checksums they are computed."""
+    def _verify(self, told: Any) -> None:
+        """Compare every row with the checksum that the checkpoint holds of it."""
         if self.file is None:
             return
+        try:
+            sums = np.frombuffer(b64decode(told["sums"]), np.uint8)
+            self.sums = sums.reshape(len(self.known), SUM).copy()
+        except (LookupError, TypeError, ValueError):
+            raise damaged(self.path) from None
         known, wrong = np.flatnonzero(self.known.numpy()), []
-        if told is not None:
-            self.sums = self._sums_of(told)
         for some, rows in self.file.read_pieces(known):
-            found = row_sums(rows)
-            if told is None:
-                self.sums[some] = found
-            wrong += some[(self.sums[some] != found).any(1)].tolist()
+            wrong += some[(self.sums[some] != row_sums(rows)).any(1)].tolist()
         for some, rows in self.file.read_pieces(np.setdiff1d(self.file.written(), known)):
             wrong += some[rows.any(1)].tolist()  # nobody has met them
         if wrong:
@@ -298,13 +279,6 @@ class Mapped:
         self._older()  # what is not needed today should be whole, too
         if (journal := read_journal(self.journal)) is not None:
             _check(journal, len(self.known))
-
-    def _sums_of(self, told: Any) -> Bytes:
-        """The checksums that a checkpoint holds."""
-        try:
-            return np.frombuffer(b64decode(told["sums"]), np.uint8).reshape(len(self.known), SUM).copy()
-        except (LookupError, TypeError, ValueError):
-            raise damaged(self.path) from None
 
     def _older(self) -> Journal | None:
         """The journal of the checkpoint before, if it is there and whole."""

@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from pathlib import Path
+from importlib.util import find_spec
+from pkgutil import iter_modules
 from typing import Any
 
 
@@ -55,6 +56,13 @@ def expand(spec: str, known: Sequence[str]) -> tuple[str, dict[str, Any]]:
 
 @cache
 def engine_names() -> tuple[str, ...]:
-    """The engines of the package by name; those of `posterity/fast/` are the files there without an underscore."""
-    fast = Path(__file__).parents[1] / "fast"
-    return ("stacked", "oracle", *sorted(f.stem for f in fast.glob("*.py") if not f.name.startswith("_")))
+    """The engines of the package: two that need nothing, and those that are there only to be faster.
+
+    A file of `posterity/fast` without an underscore is an engine of its name; without that folder there are two.
+    """
+    try:
+        fast = find_spec("posterity.fast")
+    except ModuleNotFoundError:
+        fast = None
+    files = iter_modules(fast.submodule_search_locations) if fast else ()
+    return ("stacked", "oracle", *sorted(file.name for file in files if not file.name.startswith("_")))

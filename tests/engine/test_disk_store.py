@@ -166,13 +166,3 @@ def test_two_journals_lead_back_to_the_checkpoint_before(tmp_path):
     assert not read(again, [2, 5]).any()
     with pytest.raises(ValueError, match=r"newer than the checkpoint beside it \(checkpoint 1 against 0\)"):
         Mapped(tmp_path, CLIENTS, 0).undo()
-
-
-def test_without_checksums_one_journal_must_do(tmp_path):
-    store = Mapped(tmp_path, CLIENTS)
-    for number in (1, 2):
-        store.write(torch.tensor([3]), rows([3], number))
-        store.prepare()
-        store.commit(number)
-    with pytest.raises(ValueError, match="newer than the checkpoint"):
-        Mapped(tmp_path, CLIENTS, 1).undo(verified=False)
