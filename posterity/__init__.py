@@ -17,7 +17,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
-from posterity.settings.config import Settings, SharedSettings, documented
+from posterity.runs.files import check_out
+from posterity.settings.config import Settings, SharedSettings, check_seeds, documented, from_table
+from posterity.settings.plugins import name_method
 from posterity.version import __version__
 
 if TYPE_CHECKING:
@@ -58,9 +60,6 @@ def run(
     model: a network by name, `package.module:Net`, or your own: an nn.Module, its class, a function that makes one
     """
     from posterity.experiment.run import start_run
-    from posterity.runs.files import check_out
-    from posterity.settings.config import from_table
-    from posterity.settings.plugins import name_method
 
     name, network = _named(model)
     config = from_table({**settings, "method": name_method(method), **name})
@@ -85,8 +84,6 @@ def run_seeds(
     is the same for all seeds; by default the seed moves the partition, too. The rest is as in `run`.
     """
     from posterity.experiment.run import run_seeds as start
-    from posterity.settings.config import check_seeds, from_table
-    from posterity.settings.plugins import name_method
 
     name, network = _named(model)
     spec, each = name_method(method), check_seeds(seeds)
@@ -118,8 +115,6 @@ def compare(
     together: all seeds of a method at once, as more clients
     """
     from posterity.experiment.results import compare_all
-    from posterity.settings.config import from_table
-    from posterity.settings.plugins import name_method
 
     name, network = _named(model)
     config = from_table({**settings, **name})

@@ -59,7 +59,7 @@ def _wrapper(name: str, cls: Any) -> dict[str, Any]:
 
 
 def _name(name: str, named: Named) -> dict[str, Any]:
-    return {**asdict(named), "told": named.told(name)}
+    return {**asdict(named), "told": named.describe(name)}
 
 
 DESCRIBED: dict[str, Callable[[str, Any], dict[str, Any]]] = {"methods": _method, "wrappers": _wrapper, "names": _name}

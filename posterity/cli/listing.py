@@ -56,7 +56,7 @@ def print_methods(name: str | None) -> None:
     console.print(table)
     table = ruled_table("Names for specs", "Name", "stands for", "reference")
     for key, named in methods.names().items():
-        table.add_row(*(label(cell) for cell in (key, named.told(key), named.reference)))
+        table.add_row(*(label(cell) for cell in (key, named.describe(key), named.reference)))
     console.print(table)
     console.print("one in detail: posterity methods NAME; its training: --set local.NAME=VALUE; its paper: NAME@paper")
 
@@ -65,7 +65,7 @@ def _print_method(word: str) -> None:
     name, _ = methods.split_preset(word)
     if name in methods.names() and name not in methods.suffixes():
         named = methods.names()[name]
-        say_sentence(f"{named.told(name)} ({named.label}; {named.reference})")
+        say_sentence(f"{named.describe(name)} ({named.label}; {named.reference})")
         name = named.needs
     cls = methods.suffixes().get(name) or methods.find(name)
     console.print(paragraphs((_class_doc(cls) or _module_doc(cls) or "").strip()), highlight=False, markup=False)

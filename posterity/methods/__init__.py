@@ -42,7 +42,7 @@ def names() -> dict[str, Named]:
 def tell_name(spec: str) -> tuple[str, ...]:
     """In a sentence: what the name at the beginning of a spec stands for; none if it begins with a method."""
     name, _ = split_preset(spec.partition("+")[0])
-    return (names()[name].told(name),) if name in names() else ()
+    return (names()[name].describe(name),) if name in names() else ()
 
 
 def find(name: str) -> type:

@@ -13,22 +13,13 @@ import json
 import os
 import tomllib
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from functools import cache, wraps
 from pathlib import Path
 from typing import Any, Literal, ParamSpec, TypedDict, TypeVar
 
-from posterity.settings.hyperparameters import (
-    MISTAKES,
-    Knob,
-    check_fields,
-    convert,
-    flat_settings,
-    hyper,
-    knobs,
-    nearest,
-    parse,
-)
+from posterity.settings import hyperparameters as texts
+from posterity.settings.hyperparameters import Knob, hyper, knobs, nearest
 from posterity.settings.names import engine_names
 
 Role = Literal["data", "training", "draws", "scores", "machine", "output"]
@@ -118,7 +109,7 @@ class Config:
     participation: str = setting("all", "who takes part in a round: all, 10, 10% or p:0.3", "cohort", size=True)
     min_count: int | None = setting(
         None,
-        "samples behind a class's statistics or a score for it to be sent (default: 1; on Flower 5, 1 with @paper)",
+        "samples behind a class's statistics or a score to be sent (default: 1; Flower: 5, @paper: 1)",
         "method",
         least=1,
     )
@@ -136,20 +127,15 @@ class Config:
     dtype: str = setting("float32", "precision of the clients", "precision", ("float32", "float64"))
     evaluate_every: int | None = setting(
         None,
-        "rounds between evaluations (default: such that they cost at most a fifth of the run, 20 at most)",
+        "rounds between evaluations (default: they cost at most a fifth of the run, 20 at most)",
         "scores",
         least=1,
     )
     evaluate_clients: str | None = setting(
-        None,
-        "members that are evaluated: all, or a number (default: up to 2,000 drawn by the seed, at the end all)",
-        "sample",
+        None, "members to evaluate: all, or a number (default: up to 2,000 drawn by the seed, at the end all)", "sample"
     )
     evaluate_points: str = setting(
-        "all",
-        "points that are scored: all, or the method's own alone (the others train all members)",
-        "sample",
-        ("all", "own"),
+        "all", "points to score: all, or the method's own alone (others train all members)", "sample", ("all", "own")
     )
     newcomer_epochs: int = setting(
         5, "epochs after which newcomers are scored, besides 0 and 1", "scores", size=True, least=1
@@ -167,7 +153,7 @@ class Config:
     set: Mapping[str, Any] = field(default_factory=dict)  # settings of method, model. and data.
 
     def __post_init__(self) -> None:
-        check_fields(self)
+        texts.check_fields(self)
         for name, use in USES.items():
             value = getattr(self, name)
             if use.least is not None and value is not None and not use.least <= value < MOST:
@@ -216,16 +202,16 @@ def settings_where(chosen: Callable[[Use], bool]) -> tuple[str, ...]:
 def from_table(table: Mapping[str, Any], base: Config | None = None) -> Config:
     """A configuration from named values (a TOML table, flags), checked one by one; `base` gives the rest."""
     known = _known()
-    values = {f.name: getattr(base, f.name) for f in fields(Config)} if base else {}
+    values = dict(vars(base)) if base else {}
     for name, value in table.items():
         field_name = name.replace("-", "_")
         if field_name == "set":
             if not isinstance(value, Mapping):
                 raise ValueError(f"set takes a table of settings ([set] in TOML); {value!r} was given")
-            given = {key: as_file_has_it(each) for key, each in flat_settings(value).items()}
-            values["set"] = {**values.get("set", {}), **given}
+            flat = texts.flat_settings(value)
+            values["set"] = {**values.get("set", {}), **{key: as_file_has_it(each) for key, each in flat.items()}}
         elif field_name in known:
-            values[field_name] = parse(value, known[field_name])
+            values[field_name] = texts.parse(value, known[field_name])
         else:
             raise ValueError(f"there is no setting {name!r}: {nearest(field_name, [*known, 'set'])}")
     return Config(**values)
@@ -236,8 +222,8 @@ def check_seeds(seeds: Any) -> list[int]:
     if isinstance(seeds, str) or not isinstance(seeds, Iterable):
         raise ValueError(f"seeds are whole numbers in a list, such as [0, 1, 2]; {seeds!r} was given")
     try:
-        found = [convert(as_file_has_it(seed), int) for seed in seeds]
-    except MISTAKES:
+        found = [texts.convert(as_file_has_it(seed), int) for seed in seeds]
+    except texts.MISTAKES:
         raise ValueError(f"seeds takes whole numbers; {seeds!r} was given") from None
     if len(set(found)) < len(found):
         raise ValueError(f"a seed is named twice: {found} were given")
@@ -279,8 +265,7 @@ def as_file_has_it(value: Any) -> Any:
 
 def to_toml(config: Config) -> str:
     """The configuration as TOML: reading it back gives an equal record."""
-    table = {n: v for n, v in asdict(config).items() if v is not None and n != "set"}
-    lines = [f"{name} = {literal(value)}" for name, value in table.items()]
+    lines = [f"{name} = {literal(value)}" for name in USES if (value := getattr(config, name)) is not None]
     if config.set:
         lines += ["", "[set]", *(f"{quoted(k)} = {literal(v)}" for k, v in config.set.items())]
     return "\n".join(lines) + "\n"
@@ -288,8 +273,7 @@ def to_toml(config: Config) -> str:
 
 def _check_texts(config: Config) -> None:
     """Refuse texts that no file can hold: halves of characters, as in a path that is not UTF-8."""
-    texts = {f.name: getattr(config, f.name) for f in fields(config)} | dict(config.set)
-    for name, value in texts.items():
+    for name, value in {**vars(config), **config.set}.items():
         try:
             str(value).encode()
         except UnicodeEncodeError:

@@ -1,18 +1,12 @@
-"""Hyper-parameters: documented once, on their field, with where the value comes from.
+"""Hyper-parameters: documented once, on their field, with where the value comes from; and the reading of texts.
 
 Flags, TOML keys, tables of documentation and error messages are made from these fields. A field has a default, which is
-what we recommend, and may have a second value, `paper`: what its paper states, where that is something else. How a text
-becomes a value is said below; configurations (`settings/config.py`) are made of such fields too.
+what we recommend, and may have a second value, `paper`: what its paper states, where that is something else.
+Configurations (`settings/config.py`) are made of such fields too.
 
-From text to values: the one place where what was typed on a command line, or stands in a TOML file, is read.
-
-`convert` reads a value by its declared type, `guess` one without a type; `parse_percent`, `parse_share` (`20%`, `0.2`),
-`parse_amount` (`25%`, `7`), `parse_split` (`80/20`), `parse_ranges` (`0-4,7`) and `split_name` (`NAME:ARG:ARG`) read
-forms; `declared` says what a function takes. All raise a ValueError or TypeError that says little: callers know what
-was asked for and write the sentence (`hyperparameters.py` here, `data/assemble.py`, `engine/participation.py`,
-`cli/flags.py`).
-
-Words for a name that was not found: what there is, and what was probably meant.
+What was typed on a command line, or stands in a TOML file, is read here and nowhere else: `convert` reads a value by
+its declared type, `guess` one without a type, `parse_…` and `split_…` read forms, `declared` says what a function
+takes. They raise a ValueError or TypeError that says little: callers know what was asked for and write the sentence.
 """
 
 from __future__ import annotations
@@ -23,7 +17,7 @@ import math
 import types
 import typing
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass, replace
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any
 
 Search = tuple[Any, ...]
@@ -31,22 +25,13 @@ MANY = 24  # words: a list of more is no help to somebody who has mistyped one
 UNSTATED: Any = object()  # the paper says nothing else than the default; None is a value
 
 
-def hyper(
-    default: Any, doc: str, source: str = "", choices: tuple[str, ...] = (), paper: Any = UNSTATED,
-    search: Search | None = None, infinite: bool = False,
-) -> Any:  # fmt: skip
-    """A field of a method: its default, its meaning, where the default comes from, its allowed values, the paper's.
+@dataclass(frozen=True)
+class Knob:
+    """One hyper-parameter as users see it; its name and type are those of its field.
 
     A last choice such as `package.module:engine` allows anything of that form. `search` is where tuning looks for it:
     (lowest, highest, "log") or (lowest, highest, "linear"), or some values. `infinite`: whether `inf` means something.
     """
-    said = {"doc": doc, "source": source, "choices": choices, "paper": paper, "search": search, "infinite": infinite}
-    return field(default=default, metadata=said)
-
-
-@dataclass(frozen=True)
-class Knob:
-    """One hyper-parameter as users see it."""
 
     name: str
     kind: Any
@@ -64,17 +49,20 @@ class Knob:
         return self.paper is not UNSTATED and bool(self.paper != self.default)
 
 
+def hyper(
+    default: Any, doc: str, source: str = "", choices: tuple[str, ...] = (), paper: Any = UNSTATED,
+    search: Search | None = None, infinite: bool = False,
+) -> Any:  # fmt: skip
+    """A field of a method: its default, its meaning, where the default comes from, and the rest of a `Knob`."""
+    knob = Knob("", None, default, doc, source, choices, paper, search, infinite)
+    return field(default=default, metadata={"knob": knob})
+
+
 def knobs(cls: type) -> list[Knob]:
     """The hyper-parameters of a method or of any dataclass made with `hyper`."""
     hints = typing.get_type_hints(cls)
-    return [_knob(f, hints[f.name]) for f in fields(cls) if "doc" in f.metadata]
-
-
-def _knob(f: Field[Any], kind: Any) -> Knob:
-    default = None if f.default is MISSING else f.default
-    said = f.metadata
-    return Knob(f.name, kind, default, said["doc"], said["source"], said["choices"], said["paper"], said["search"],
-                said["infinite"])  # fmt: skip
+    made = [f for f in fields(cls) if "knob" in f.metadata]
+    return [replace(f.metadata["knob"], name=f.name, kind=hints[f.name]) for f in made]
 
 
 def paper_values(cls: type) -> dict[str, Any]:
@@ -92,7 +80,7 @@ def flat_settings(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def nearest(word: str, possible: typing.Iterable[str]) -> str:
+def nearest(word: str, possible: Iterable[str]) -> str:
     """A sentence that names what is possible, closest first; of many words those that are close, if any is."""
     words = sorted(possible)
     close = difflib.get_close_matches(word, words, n=3, cutoff=0.5)
@@ -102,25 +90,9 @@ def nearest(word: str, possible: typing.Iterable[str]) -> str:
     return f"{hint} possible: {', '.join(words)}".strip()
 
 
-def parse(text: Any, knob: Knob) -> Any:
-    """`text` (of a flag or a TOML value) as the type of the knob, or an error that says what was expected."""
-    try:
-        value = convert(text, knob.kind)
-    except MISTAKES:
-        raise ValueError(f"{knob.name} takes {describe(knob.kind)}; {_kind_of(text)}{text!r} was given "
-                         f"({knob.doc})") from None  # fmt: skip
-    if isinstance(value, float) and not math.isfinite(value) and not (knob.infinite and value > 0):
-        raise ValueError(f"{knob.name} must be a finite number; {value} was given ({knob.doc})")
-    if knob.choices and value not in knob.choices and not (":" in str(value) and ":" in knob.choices[-1]):
-        raise ValueError(f"{knob.name} = {value!r} is unknown: {nearest(str(value), knob.choices)}")
-    return value
-
-
-def _kind_of(value: Any) -> str:
-    """What something is that is no single value."""
-    if isinstance(value, Mapping):
-        return "the table "
-    return "the list " if isinstance(value, (list, tuple, set)) else ""
+def unknown(what: str, given: str, possible: Iterable[str]) -> str:
+    """The text of an error: `given` is no `what`; the nearest names; all names."""
+    return f"there is no {what} {given!r}: {nearest(given, [n for n in possible if n])}"
 
 
 def describe(kind: Any) -> str:
@@ -128,6 +100,19 @@ def describe(kind: Any) -> str:
     options = typing.get_args(kind) if isinstance(kind, types.UnionType) else (kind,)
     words = {int: "a whole number", float: "a number", str: "a word", bool: "true or false", type(None): "none"}
     return " or ".join(words.get(o, str(o)) for o in options)
+
+
+def parse(text: Any, knob: Knob) -> Any:
+    """`text` (of a flag or a TOML value) as the type of the knob, or an error that says what was expected."""
+    try:
+        value = convert(text, knob.kind)
+    except MISTAKES:
+        raise ValueError(f"{knob.name} takes {describe(knob.kind)}; {text!r} was given ({knob.doc})") from None
+    if isinstance(value, float) and not math.isfinite(value) and not (knob.infinite and value > 0):
+        raise ValueError(f"{knob.name} must be a finite number; {value} was given ({knob.doc})")
+    if knob.choices and value not in knob.choices and not (":" in str(value) and ":" in knob.choices[-1]):
+        raise ValueError(f"{knob.name} = {value!r} is unknown: {nearest(str(value), knob.choices)}")
+    return value
 
 
 def check_fields(value: Any) -> None:
@@ -289,13 +274,14 @@ def declared(function: Callable[..., Any], given: tuple[str, ...] = ()) -> dict[
         return {}
     hints = _hints(getattr(function, "func", function))  # of what a `functools.partial` calls
     named = [p for p in found if p.name not in given and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
-    return {p.name: Declared(_kind(hints.get(p.name, type(p.default))), p.default) for p in named}
+    kinds = {p.name: hints.get(p.name, type(p.default)) for p in named}
+    return {p.name: Declared(kinds[p.name] if _is_known(kinds[p.name]) else None, p.default) for p in named}
 
 
-def _kind(kind: Any) -> Any:
-    """A type that `convert` knows, else None."""
+def _is_known(kind: Any) -> bool:
+    """Whether `convert` knows a type."""
     plain = kind in (int, float, bool, str) or typing.get_origin(kind) in (tuple, typing.Literal)
-    return kind if plain or _is_union(kind) else None
+    return plain or _is_union(kind)
 
 
 def _is_union(kind: Any) -> bool:
@@ -319,8 +305,3 @@ def _first(value: Any, kinds: tuple[Any, ...]) -> Any:
         except (ValueError, TypeError):
             continue
     raise ValueError(value)
-
-
-def unknown(what: str, given: str, possible: Iterable[str]) -> str:
-    """The text of an error: `given` is no `what`; the nearest names; all names."""
-    return f"there is no {what} {given!r}: {nearest(given, [n for n in possible if n])}"

@@ -1,8 +1,8 @@
-"""Names for specs: what the literature calls a method of its own, and here is another one with a wrapper or a setting.
+"""Names that are known without PyTorch, which help and shell completion must not import: engines, and names for specs.
 
+A name for a spec is what the literature calls a method of its own, and here is another one with a wrapper or a setting:
 `posterity run --method metavd` is `reptile+metavd`, and says so. A name may have suffixes (`metavd+ft`), settings and
-`@paper`, which is then said of everything that it stands for. It lies here, and not with the methods, because shell
-completion needs it without PyTorch.
+`@paper`, which is then said of everything that it stands for.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Named:
         """The method that must exist for the name to mean anything."""
         return self.spec.partition("+")[0]
 
-    def told(self, name: str) -> str:
+    def describe(self, name: str) -> str:
         """In a sentence."""
         settings = "".join(f" --set {key}={str(value).lower()}" for key, value in self.settings.items())
         return f"{name} is {self.spec}{f' with{settings}' if settings else ''}"

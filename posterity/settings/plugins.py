@@ -1,15 +1,9 @@
-"""What you wrote yourself and name on the command line as `package.module:attribute`: a method, a network, a dataset, a
-partition, a metric, an engine.
-
-The current folder is searched for them, and for nothing else: one file there is enough.
-When what you wrote fails, `place_of` says where: your file and line, and not the library's.
-
-Where Python looks for modules while the command line works: the current folder only for what is named.
+"""What you wrote yourself and name as `package.module:attribute`: one file in the current folder is enough.
 
 A folder with data may hold a `random.py` or `torch.py`, by accident or by intent; Python would prefer it to the library
-of that name. So the command line takes the current folder off the path (`leave_folder_out`), and `settings/plugins.py`
-looks there for the one module that a user names, as in `--method my_method:Mine` (`import_here`). What that module
-imports may lie beside it: from then on the folder is the last place on the path.
+of that name. So the command line takes the current folder off the path (`leave_folder_out`), and `import_here` looks
+there for the one module that a user names. What that module imports may lie beside it: from then on the folder is the
+last place on the path. When what you wrote fails, `place_of` says where: your file and line, and not the library's.
 """
 
 from __future__ import annotations
@@ -32,65 +26,46 @@ from typing import Any
 from posterity.settings.hyperparameters import nearest
 
 PACKAGE = Path(__file__).resolve().parents[1]
+SAFE = "PYTHONSAFEPATH"  # environment: Python adds no current folder by itself
 AUTHORS = tuple(str(PACKAGE / folder) for folder in ("methods", "models"))  # what authors add to the package itself
 LIBRARIES = tuple({str(Path(sysconfig.get_path(name)).resolve()) for name in ("stdlib", "platstdlib", "purelib",
                                                                              "platlib")})  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Place:
-    """A line of a file that somebody else wrote."""
+def leave_folder_out() -> None:
+    """Take the current folder from the path of this process and of those that it starts.
 
-    file: str
-    line: int
-    function: str = ""
-
-    @property
-    def text(self) -> str:
-        """The line itself, without its indentation."""
-        return linecache.getline(self.file, self.line).strip()
-
-    def __str__(self) -> str:
-        path = Path(self.file)
-        near = path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
-        return f"{near}, line {self.line}" + (f", in {self.function}" if self.function else "")
+    Python puts it first for `python -m posterity`. In a checkout, which holds this package, it becomes the last.
+    """
+    here, home = os.getcwd(), str(PACKAGE.parent)
+    if not sys.flags.safe_path and sys.path and sys.path[0] in ("", here):
+        del sys.path[0]
+        if here == home and here not in sys.path:
+            sys.path.append(here)
+    if here != home:
+        os.environ[SAFE] = "1"
 
 
-def is_yours(file: str) -> bool:
-    """Whether a file is neither the library's nor Python's; methods and networks of the package have authors, too."""
-    path = str(Path(file).resolve())
-    if file.startswith("<") or path.startswith(str(PACKAGE)):
-        return path.startswith(AUTHORS)
-    return not path.startswith(LIBRARIES)
+def import_here(name: str) -> None:
+    """Import the outermost package of `name` from the current folder, if it is there and nothing has its name.
 
-
-def place_of(error: BaseException) -> Place | None:
-    """The innermost line of yours that an exception passed through."""
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if is_yours(f.filename)]
-    return Place(frames[-1].filename, frames[-1].lineno or 0, frames[-1].name) if frames else None
-
-
-def place_of_class(cls: type) -> Place | None:
-    """Where a class of yours begins."""
+    Modules of Python itself, and those imported already, stay what they are.
+    """
+    here, top = os.getcwd(), name.partition(".")[0]
+    if here not in sys.path and "" not in sys.path:
+        sys.path.append(here)
+    if top in sys.modules or top in sys.stdlib_module_names:
+        return
+    spec = PathFinder.find_spec(top, [here])
+    if spec is None or spec.loader is None or spec.origin is None:  # not there, or a folder that is no package
+        return
+    module = module_from_spec(spec)
+    sys.modules[top] = module
     try:
-        return Place(inspect.getfile(cls), inspect.getsourcelines(cls)[1], cls.__name__)
-    except (OSError, TypeError):  # typed into a prompt
-        return None
-
-
-def place_of_function(function: Callable[..., Any]) -> Place | None:
-    """Where a function of yours begins."""
-    plain = inspect.unwrap(getattr(function, "func", function))
-    code = getattr(plain, "__code__", None)
-    return Place(code.co_filename, code.co_firstlineno, code.co_name) if code else None
-
-
-def describe_error(error: BaseException) -> str:
-    """An exception in a sentence: where in your code it happened (if it did), the line, and what Python says."""
-    said = str(error).strip().split("\n")[0][:300]
-    what = f"{type(error).__name__}: {said}" if said else type(error).__name__
-    place = place_of(error)
-    return what if place is None else f"{place}: `{place.text}` raised {what}"
+        spec.loader.exec_module(module)
+    except BaseException:
+        sys.modules.pop(top, None)
+        raise
 
 
 def import_outside(name: str) -> ModuleType | None:
@@ -146,41 +121,57 @@ def find_function(path: str, what: str) -> Any:
     return found
 
 
-SAFE = "PYTHONSAFEPATH"  # environment: Python adds no current folder by itself
-HOME = str(Path(__file__).resolve().parents[1])  # where this package lies
+@dataclass(frozen=True)
+class Place:
+    """A line of a file that somebody else wrote."""
+
+    file: str
+    line: int
+    function: str = ""
+
+    @property
+    def text(self) -> str:
+        """The line itself, without its indentation."""
+        return linecache.getline(self.file, self.line).strip()
+
+    def __str__(self) -> str:
+        path = Path(self.file)
+        near = path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+        return f"{near}, line {self.line}" + (f", in {self.function}" if self.function else "")
 
 
-def leave_folder_out() -> None:
-    """Take the current folder from the path of this process and of those that it starts.
-
-    Python puts it first for `python -m posterity`. In a checkout, which holds this package, it becomes the last.
-    """
-    here = os.getcwd()
-    if not sys.flags.safe_path and sys.path and sys.path[0] in ("", here):
-        del sys.path[0]
-        if here == HOME and here not in sys.path:
-            sys.path.append(here)
-    if here != HOME:
-        os.environ[SAFE] = "1"
+def is_yours(file: str) -> bool:
+    """Whether a file is neither the library's nor Python's; methods and networks of the package have authors, too."""
+    path = str(Path(file).resolve())
+    if file.startswith("<") or path.startswith(str(PACKAGE)):
+        return path.startswith(AUTHORS)
+    return not path.startswith(LIBRARIES)
 
 
-def import_here(name: str) -> None:
-    """Import the outermost package of `name` from the current folder, if it is there and nothing has its name.
+def place_of(error: BaseException) -> Place | None:
+    """The innermost line of yours that an exception passed through."""
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if is_yours(f.filename)]
+    return Place(frames[-1].filename, frames[-1].lineno or 0, frames[-1].name) if frames else None
 
-    Modules of Python itself, and those imported already, stay what they are.
-    """
-    here, top = os.getcwd(), name.partition(".")[0]
-    if here not in sys.path and "" not in sys.path:
-        sys.path.append(here)
-    if top in sys.modules or top in sys.stdlib_module_names:
-        return
-    spec = PathFinder.find_spec(top, [here])
-    if spec is None or spec.loader is None or spec.origin is None:  # not there, or a folder that is no package
-        return
-    module = module_from_spec(spec)
-    sys.modules[top] = module
+
+def place_of_class(cls: type) -> Place | None:
+    """Where a class of yours begins."""
     try:
-        spec.loader.exec_module(module)
-    except BaseException:
-        sys.modules.pop(top, None)
-        raise
+        return Place(inspect.getfile(cls), inspect.getsourcelines(cls)[1], cls.__name__)
+    except (OSError, TypeError):  # typed into a prompt
+        return None
+
+
+def place_of_function(function: Callable[..., Any]) -> Place | None:
+    """Where a function of yours begins."""
+    plain = inspect.unwrap(getattr(function, "func", function))
+    code = getattr(plain, "__code__", None)
+    return Place(code.co_filename, code.co_firstlineno, code.co_name) if code else None
+
+
+def describe_error(error: BaseException) -> str:
+    """An exception in a sentence: where in your code it happened (if it did), the line, and what Python says."""
+    first = str(error).strip().split("\n")[0][:300]
+    what = f"{type(error).__name__}: {first}" if first else type(error).__name__
+    place = place_of(error)
+    return what if place is None else f"{place}: `{place.text}` raised {what}"

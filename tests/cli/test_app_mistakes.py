@@ -41,9 +41,9 @@ def test_a_seed_named_twice_is_refused_before_anything_is_written(call, seeds, t
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ('[method]\nname = "fedavg"', "method takes a word; the table {'name': 'fedavg'} was given"),
-        ('dataset = ["digits"]', "dataset takes a word; the list ['digits'] was given"),
-        ("subset = [1, 2]", "subset takes a word or none; the list [1, 2] was given"),
+        ('[method]\nname = "fedavg"', "method takes a word; {'name': 'fedavg'} was given"),
+        ('dataset = ["digits"]', "dataset takes a word; ['digits'] was given"),
+        ("subset = [1, 2]", "subset takes a word or none; [1, 2] was given"),
         ("lr = true", "lr takes a number or none; True was given"),
     ],
 )
