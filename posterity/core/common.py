@@ -1,16 +1,15 @@
-"""The server update that most methods share: the mean of what clients send, weighted by their samples.
+"""What unrelated methods share.
 
-Sums over a client's samples, class by class: for prototypes, centroids and losses that know how rare a class is.
+    Leaves, weighted, averaged the usual server and message: the mean of what clients send, weighted by their samples
+    sum_classes and relatives  sums over a client's samples, class by class: for prototypes, centroids, balanced losses
+    proximal                   the model around a centre that fits a batch
+    as_second and relatives    a second network in one visit
+    mean_slope                 the mean gradient of a visit, read off the distance that plain SGD moved
 
-The model around a centre that fits a batch: for methods whose clients solve such a problem at every step.
-
-A second network in one visit: its leaves lie beside those of the first, under the network's names with a prefix.
-
-For methods whose clients train a personal model beside the shared one (Ditto, APFL, pFedMe, pFedBreD), or need another
-one to look at (MOON). `start` returns `{**first, **as_second(other)}`; a loss written for one network minimises over
-the second as `on_second(loss)` with the partition `second_network`; `first_network` names the leaves of the first.
-
-The mean gradient of a visit, read off the distance that plain SGD moved: for SCAFFOLD's variates and FedDC's.
+A second network is for methods whose clients train a personal model beside the shared one (Ditto, APFL, pFedMe,
+pFedBreD), or need another one to look at (MOON). Its leaves lie beside those of the first, under the network's names
+with a prefix: `start` returns `{**first, **as_second(other)}`; a loss written for one network minimises over the second
+as `on_second(loss)` with the partition `second_network`; `first_network` names the leaves of the first.
 """
 
 from __future__ import annotations
@@ -19,15 +18,23 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from torch import Tensor
-from torch.func import grad_and_value
 
 from posterity.core.likelihood import one_hot
 from posterity.core.messages import Mean, Message
 from posterity.core.network import Network, Params
-from posterity.core.passes import INNER, Loss, Training, Update
+from posterity.core.passes import INNER, Loss, Training, Update, base, head, slope_of
 from posterity.core.protocol import Batch, Here
 from posterity.core.random import fold
-from posterity.core.tree import tree_map
+from posterity.core.tree import record, tree_map
+
+PREFIX = "second/"
+
+
+@record
+class Leaves:
+    """The State, and the broadcast, of a method whose server keeps nothing but the network's leaves."""
+
+    params: Params
 
 
 def weighted(params: Params, here: Here) -> Message:
@@ -84,18 +91,10 @@ def proximal(
     theta, buffers, value = begin, Params(), here.n * 0
     for number in range(steps):
         now = replace(here, key=fold(here.key, INNER + number))
-        slope, value, new = _slope(loss, theta, {**still, **buffers}, batch, now)
+        slope, value, new = slope_of(loss, theta, {**still, **buffers}, batch, now)
         buffers = {**buffers, **new}
         theta = {n: p - lr * (slope[n] + lam * (p - centre[n])) for n, p in theta.items()}
     return theta, value, buffers
-
-
-def _slope(loss: Loss, theta: Params, still: Params, batch: Batch, here: Here) -> tuple[Params, Tensor, Params]:
-    slope, (value, buffers) = grad_and_value(lambda moving: loss({**still, **moving}, batch, here), has_aux=True)(theta)
-    return slope, value, buffers
-
-
-PREFIX = "second/"
 
 
 def as_second(params: Params) -> Params:
@@ -148,3 +147,13 @@ def require_plain_sgd(local: Training, what: str, remedy: str = "") -> None:
         f"optimiser {local.optimiser!r}, momentum {local.momentum}, clip {local.clip}, lr {local.lr}. "
         f"Use sgd with a step size above 0, without momentum and clip{remedy}"
     )
+
+
+def require_two_parts(params: Params, model: Network, who: str) -> None:
+    """Refuse a network without a base or a head to train, for a method that trains them in turn."""
+    for part, names in (("base", base(params, model)), ("head", head(params, model))):
+        if not names:
+            raise ValueError(
+                f"{who} trains a head and a base in turn, and the network {model.name!r} has no {part} that could be "
+                "trained; take a network with both, or fedper, which trains everything at once"
+            )

@@ -7,8 +7,6 @@ A factor over a vector µ (..., d) is exp(-½ µᵀΛµ + ηᵀµ), held as its 
 
 Λ may be a scaled identity (...,), a diagonal (..., d) or dense (..., d, d): the number of axes tells which. Factors of
 different forms combine in the richer one.
-
-With how many bits a GPU multiplies: `--precision tf32` is meant for layers, not for the algebra of a method.
 """
 
 from __future__ import annotations
@@ -23,31 +21,6 @@ from torch import Tensor
 from posterity.core.tree import record
 
 DEVICES = frozenset({"cuda"})  # that have products with few bits
-
-
-@contextmanager
-def with_tf32(on: bool) -> Iterator[None]:
-    """Products of a GPU with few bits, or not, for a while."""
-    switches: tuple[Any, Any] = (torch.backends.cuda.matmul, torch.backends.cudnn)
-    before = [switch.allow_tf32 for switch in switches]
-    try:
-        for switch in switches:
-            switch.allow_tf32 = on
-        yield
-    finally:
-        for switch, old in zip(switches, before, strict=True):
-            switch.allow_tf32 = old
-
-
-def exact_products(like: Tensor) -> AbstractContextManager[None]:
-    """Products in full precision for a while, on the device of `like`.
-
-    What is called or captured in that while is meant; a compiler (`--engine compiled`) does not see it. A host has no
-    such switch, and there several clients may be at work side by side.
-    """
-    return with_tf32(False) if like.device.type in DEVICES else nullcontext()
-
-
 FORMS = ("isotropic", "diagonal", "dense")
 
 
@@ -133,6 +106,30 @@ def cholesky(precision: Tensor) -> Tensor:
     """The lower Cholesky factor; NaN where there is none: one factor must not end the round for all."""
     root, failed = torch.linalg.cholesky_ex(precision)
     return torch.where((failed == 0)[..., None, None], root, torch.nan)
+
+
+# --- with how many bits a GPU multiplies: `--precision tf32` is for layers, not for the algebra of a method -----------
+@contextmanager
+def with_tf32(on: bool) -> Iterator[None]:
+    """Products of a GPU with few bits, or not, for a while."""
+    switches: tuple[Any, Any] = (torch.backends.cuda.matmul, torch.backends.cudnn)
+    before = [switch.allow_tf32 for switch in switches]
+    try:
+        for switch in switches:
+            switch.allow_tf32 = on
+        yield
+    finally:
+        for switch, old in zip(switches, before, strict=True):
+            switch.allow_tf32 = old
+
+
+def exact_products(like: Tensor) -> AbstractContextManager[None]:
+    """Products in full precision for a while, on the device of `like`.
+
+    What is called or captured in that while is meant; a compiler (`--engine compiled`) does not see it. A host has no
+    such switch, and there several clients may be at work side by side.
+    """
+    return with_tf32(False) if like.device.type in DEVICES else nullcontext()
 
 
 def _under(power: Tensor, leaf: Tensor) -> Tensor:

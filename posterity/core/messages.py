@@ -17,10 +17,9 @@ Means are kept as (weight, mean) and not as (weight, weighted sum): a client's m
 float32 would round, and a float32 message merged alone comes back bit for bit. For a real network: `secure_sum` says
 whether a sum that hides single messages will do (a mean's is of `weight * value`), `Sum.within` in which range it is.
 
-What travels, where that is not what memory holds.
-
-Clients of a stack need tensors of one shape, so pruned weights stay where they are in a simulation. `Sparse` stands
-around a message or a broadcast and says how much of it need not be sent; `packed` makes eight booleans a byte.
+What travels may be less than what memory holds: clients of a stack need tensors of one shape, so pruned weights stay
+where they are in a simulation. `Sparse` stands around a message or a broadcast and says how much of it need not be
+sent; `packed` makes eight booleans a byte.
 """
 
 from __future__ import annotations
@@ -45,69 +44,6 @@ from posterity.core.tree import (
     tree_parts,
     tree_rows,
 )
-
-
-@record
-class Sparse:
-    """Part of a message, or what is offered, of which `unsent` bytes need not travel: the receiver can fill them in.
-
-    Which ones is said by names of leaves within `part`, for `codec.py`. A server that receives a message knows what it
-    offered, and so what the sender left out and why; a site that receives an offer is told by `pattern`. Stacked
-    messages fold to the kind of their `part`.
-
-    Attributes:
-        part: what is sent
-        unsent: bytes that are not, () int64
-        keep: booleans (...): which numbers of `leaves` travel; one boolean: all of them or none
-        leaves: those that `keep` is about
-        elsewhere: ends of names in the broadcast: leaves there that `keep` is about too
-        pattern: the leaf that holds `packed(keep)`; it travels unless everything is kept
-        known: leaves that never travel: the receiver computes them, or they are for scoring alone
-    """
-
-    part: Any
-    unsent: Tensor
-    keep: Tree = ()
-    leaves: tuple[str, ...] = field(default=(), metadata={STATIC: True})
-    elsewhere: tuple[str, ...] = field(default=(), metadata={STATIC: True})
-    pattern: str = field(default="", metadata={STATIC: True})
-    known: tuple[str, ...] = field(default=(), metadata={STATIC: True})
-    secure_sum: ClassVar[bool] = False  # clients that leave out other numbers than their neighbours show which
-
-    @staticmethod
-    def fold(stack: Sparse) -> Any:
-        return stack.part.fold(stack.part)
-
-    def wire_bytes(self) -> int:
-        return wire_bytes(self.part) - int(self.unsent.sum())
-
-
-@record
-class Offer:
-    """What a server sends to one client: the broadcast, and what is for this client alone."""
-
-    shared: Tree
-    own: Tree
-
-
-def wire_bytes(tree: Tree) -> int:
-    """Bytes that a message or a broadcast takes on its way."""
-    if hasattr(tree, "wire_bytes"):
-        return int(tree.wire_bytes())
-    return tree_bytes(tree) if isinstance(tree, Tensor) else sum(wire_bytes(child) for _, child in tree_parts(tree))
-
-
-def packed(mask: Tensor) -> Tensor:
-    """Booleans of any shape as bytes (⌈numbers/8⌉,)."""
-    bits = F.pad(mask.flatten().to(torch.uint8), (0, -mask.numel() % 8)).reshape(-1, 8)
-    return (bits << torch.arange(8, dtype=torch.uint8, device=mask.device)).sum(1).to(torch.uint8)
-
-
-def unpacked(mask: Tensor, shape: Sequence[int]) -> Tensor:
-    """The booleans of `packed`."""
-    bits = (mask[:, None] >> torch.arange(8, dtype=torch.uint8, device=mask.device)) & 1
-    return (bits.flatten() > 0)[: torch.Size(shape).numel()].reshape(tuple(shape))
-
 
 Range = tuple[float, float]
 PIECE = 2**17  # numbers that are widened at once
@@ -291,6 +227,68 @@ class Bag:
 
     def zero(self) -> Bag:
         return tree_map(lambda leaf: leaf[:0], self)
+
+
+@record
+class Sparse:
+    """Part of a message, or what is offered, of which `unsent` bytes need not travel: the receiver can fill them in.
+
+    Which ones is said by names of leaves within `part`, for `codec.py`. A server that receives a message knows what it
+    offered, and so what the sender left out and why; a site that receives an offer is told by `pattern`. Stacked
+    messages fold to the kind of their `part`.
+
+    Attributes:
+        part: what is sent
+        unsent: bytes that are not, () int64
+        keep: booleans (...): which numbers of `leaves` travel; one boolean: all of them or none
+        leaves: those that `keep` is about
+        elsewhere: ends of names in the broadcast: leaves there that `keep` is about too
+        pattern: the leaf that holds `packed(keep)`; it travels unless everything is kept
+        known: leaves that never travel: the receiver computes them, or they are for scoring alone
+    """
+
+    part: Any
+    unsent: Tensor
+    keep: Tree = ()
+    leaves: tuple[str, ...] = field(default=(), metadata={STATIC: True})
+    elsewhere: tuple[str, ...] = field(default=(), metadata={STATIC: True})
+    pattern: str = field(default="", metadata={STATIC: True})
+    known: tuple[str, ...] = field(default=(), metadata={STATIC: True})
+    secure_sum: ClassVar[bool] = False  # clients that leave out other numbers than their neighbours show which
+
+    @staticmethod
+    def fold(stack: Sparse) -> Any:
+        return stack.part.fold(stack.part)
+
+    def wire_bytes(self) -> int:
+        return wire_bytes(self.part) - int(self.unsent.sum())
+
+
+@record
+class Offer:
+    """What a server sends to one client: the broadcast, and what is for this client alone."""
+
+    shared: Tree
+    own: Tree
+
+
+def wire_bytes(tree: Tree) -> int:
+    """Bytes that a message or a broadcast takes on its way."""
+    if hasattr(tree, "wire_bytes"):
+        return int(tree.wire_bytes())
+    return tree_bytes(tree) if isinstance(tree, Tensor) else sum(wire_bytes(child) for _, child in tree_parts(tree))
+
+
+def packed(mask: Tensor) -> Tensor:
+    """Booleans of any shape as bytes (⌈numbers/8⌉,)."""
+    bits = F.pad(mask.flatten().to(torch.uint8), (0, -mask.numel() % 8)).reshape(-1, 8)
+    return (bits << torch.arange(8, dtype=torch.uint8, device=mask.device)).sum(1).to(torch.uint8)
+
+
+def unpacked(mask: Tensor, shape: Sequence[int]) -> Tensor:
+    """The booleans of `packed`."""
+    bits = (mask[:, None] >> torch.arange(8, dtype=torch.uint8, device=mask.device)) & 1
+    return (bits.flatten() > 0)[: torch.Size(shape).numel()].reshape(tuple(shape))
 
 
 Message = dict[str, Any]  # of the kinds above: which one stands under a name is known to the method alone

@@ -7,11 +7,8 @@
     sample    descend, and keep averages of the iterates in blocks (posterior samples)
     meta      descend on the loss after a simulated adaptation (MAML and relatives)
 
-A *loss* is `(params, batch, here) -> (masked mean, updated buffers)`. A *partition* names the leaves that move.
-
-The one place where a network's output meets a label: training, scoring and log-weights all call these.
-
-How a client trains: optimiser, step size, epochs, batch. One record, shared by every method.
+A *loss* is `(params, batch, here) -> (masked mean, updated buffers)`; `fit` is the usual one. A *partition* names the
+leaves that move. `Training` says how a client trains, in one record that all methods share.
 """
 
 from __future__ import annotations
@@ -19,6 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -31,7 +29,7 @@ from posterity.core.optim import SGD, Adam, Groups, Optimiser, RMSprop, clipped
 from posterity.core.protocol import Batch, Carry, Here, Pass
 from posterity.core.random import fold
 from posterity.core.tree import Tree, tree_leaves, tree_map
-from posterity.settings.hyperparameters import check_fields, hyper, within
+from posterity.settings.hyperparameters import check_fields, hyper
 from posterity.settings.plugins import place_of_function
 
 
@@ -39,6 +37,13 @@ def fit(params: Params, batch: Batch, here: Here) -> tuple[Tensor, Params]:
     """Mean negative log-likelihood of a batch in training mode, and the network's updated buffers."""
     output, buffers = here.model(params, batch.x, mask=batch.layer_mask, train=True, key=here.key)
     return masked_mean(pointwise(output, batch.y, here.model), batch.mask), buffers
+
+
+def run_features(params: Params, batch: Batch, here: Here) -> tuple[Tensor, Tensor, Params]:
+    """The network's outputs, what its head is given (B, d), and its updated buffers, in training mode."""
+    first = here.model.heads[0]
+    output, buffers, seen = here.model(params, batch.x, mask=batch.layer_mask, train=True, key=here.key, want=(first,))
+    return output, seen[first].flatten(1), buffers
 
 
 def fit_head(params: Params, batch: Batch, here: Here) -> tuple[Tensor, Params]:
@@ -98,9 +103,7 @@ def squared_distance(params: Params, centre: Params, model: Network) -> Tensor:
 # --- passes ---------------------------------------------------------------------------------------------------------
 def descend(loss: Loss, optimiser: Optimiser, trains: Partition = everything, **how: Any) -> Pass:
     """Minimise `loss` over the leaves that `trains` names."""
-    return _learning(
-        lambda moving, still, batch, here: _slope(loss, moving, still, batch, here), optimiser, trains, how
-    )
+    return _learning(partial(slope_of, loss), optimiser, trains, how)
 
 
 def watched(
@@ -111,10 +114,11 @@ def watched(
     The gradient is that of `loss`, before the optimiser changes it, and the leaves are those that it was taken at. What
     is watched must be 0 for an all-zero mask, as a summary is.
     """
-    return _learning(
-        lambda moving, still, batch, here: _slope(loss, moving, still, batch, here), optimiser, trains, how,
-        lambda slope, carry, batch, here: _added(carry.kept, name, watch(slope, carry.params, batch, here)),
-    )  # fmt: skip
+
+    def added(slope: Params, carry: Carry, batch: Batch, here: Here) -> dict[str, Tree]:
+        return _added(carry.kept, name, watch(slope, carry.params, batch, here))
+
+    return _learning(partial(slope_of, loss), optimiser, trains, how, added)
 
 
 def directed(direction: Direction, optimiser: Optimiser, trains: Partition = everything, **how: Any) -> Pass:
@@ -219,7 +223,7 @@ def meta(
             slope, (value, buffers) = grad_and_value(ahead, has_aux=True)(moving)
             return slope, value, buffers
         points, buffers = walk(moving, still, support, here)
-        slope, value, buffers = _slope(loss, points[-1], {**still, **buffers}, query, here)
+        slope, value, buffers = slope_of(loss, points[-1], {**still, **buffers}, query, here)
         for part in third:
             for point in reversed(points[:-1]):  # the chain rule, one inner step after another
                 along = {n: slope[n] for n in adapts(moving, here.model)}  # only what took the step is shifted
@@ -283,7 +287,7 @@ def _walk(
     for number in range(steps):
         now = replace(here, key=fold(here.key, INNER + number))
         own = {n: points[-1][n] for n in names}
-        slope, _, new = _slope(loss, own, {**still, **buffers, **points[-1]}, batch, now)
+        slope, _, new = slope_of(loss, own, {**still, **buffers, **points[-1]}, batch, now)
         buffers = {**buffers, **new}
         points.append({**points[-1], **by.update(slope, (), own)[0]})
     return points, buffers
@@ -294,7 +298,7 @@ def _curvature(
 ) -> Params:
     """The Hessian of `loss` times `along`, by a central difference of gradients."""
     ahead, behind = (
-        _slope(loss, {**moving, **{n: moving[n] + step * g for n, g in along.items()}}, still, batch, here)[0]
+        slope_of(loss, {**moving, **{n: moving[n] + step * g for n, g in along.items()}}, still, batch, here)[0]
         for step in (delta, -delta)
     )
     return tree_map(lambda a, b: (a - b) / (2 * delta), ahead, behind)
@@ -317,7 +321,8 @@ def deal(batch: Batch, *shares: int) -> list[Batch]:
     return parts
 
 
-def _slope(loss: Loss, moving: Params, still: Params, batch: Batch, here: Here) -> Update:
+def slope_of(loss: Loss, moving: Params, still: Params, batch: Batch, here: Here) -> Update:
+    """The gradient of a loss by the leaves `moving`, its value, and the new buffers."""
     slope, (value, buffers) = grad_and_value(lambda m: _lost(loss, {**still, **m}, batch, here), has_aux=True)(moving)
     return slope, value, buffers
 
@@ -375,19 +380,17 @@ PFEDVMP = "pFedVMP §5.1"
 
 @dataclass(frozen=True)
 class Training:
-    lr: float = hyper(0.01, "η: step size of the clients", PFEDVMP, search=(1e-3, 0.5, "log"))
-    epochs: int = hyper(1, "E: epochs over the client's data in a round", PFEDVMP)
-    steps: int | None = hyper(None, "exactly so many steps in a round, instead of epochs", "ours")
-    batch: int = hyper(10, "B: batch size; the last, smaller batch is kept", PFEDVMP)
+    lr: float = hyper(0.01, "η: step size of the clients", PFEDVMP, search=(1e-3, 0.5, "log"), ge=0)
+    epochs: int = hyper(1, "E: epochs over the client's data in a round", PFEDVMP, ge=1)
+    steps: int | None = hyper(None, "exactly so many steps in a round, instead of epochs", "ours", ge=1)
+    batch: int = hyper(10, "B: batch size; the last, smaller batch is kept", PFEDVMP, ge=1)
     optimiser: str = hyper("sgd", "optimiser of the clients, started anew each round", PFEDVMP, OPTIMISERS)
-    momentum: float = hyper(0.0, "momentum (sgd only)", "unspecified in pFedVMP: none")
-    weight_decay: float = hyper(0.0, "weight decay added to the gradient", "unspecified in pFedVMP: none")
-    clip: float | None = hyper(None, "longest gradient norm", "MetaVD's code uses 5; off by default")
+    momentum: float = hyper(0.0, "momentum (sgd only)", "unspecified in pFedVMP: none", ge=0, le=1)
+    weight_decay: float = hyper(0.0, "weight decay added to the gradient", "unspecified in pFedVMP: none", ge=0)
+    clip: float | None = hyper(None, "longest gradient norm", "MetaVD's code uses 5; off by default", ge=0)
 
     def __post_init__(self) -> None:
         check_fields(self)
-        within(self, lr=(0, None), epochs=(1, None), batch=(1, None), steps=(1, None), momentum=(0, 1))
-        within(self, weight_decay=(0, None), clip=(0, None))
 
     def make_optimiser(self) -> Optimiser:
         if self.optimiser == "sgd":

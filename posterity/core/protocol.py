@@ -26,6 +26,7 @@ from posterity.core.network import Network
 from posterity.core.network import Params as Params
 from posterity.core.random import make_key
 from posterity.core.tree import STATIC, Tree, record
+from posterity.settings.hyperparameters import check_fields
 
 State = Any
 Shared = Any
@@ -257,6 +258,9 @@ class Method(Protocol):
     adaptation: ClassVar[int] = 1
     differences: ClassVar[tuple[str, ...]] = ()
     class_statistics: ClassVar[Mapping[str, tuple[str, ...]]] = {}
+
+    def __post_init__(self) -> None:
+        check_fields(self)
 
     # --- server -------------------------------------------------------------------------------------------------
     def init(self, model: Network, params: Params, facts: Facts) -> State:

@@ -1,119 +1,73 @@
 """Wrappers: methods made of a method. Everything is delegated; a wrapper overrides what it changes.
 
 A wrapper leaves its mark in `carry.kept` and in the passes, never in the leaves of the inner method.
-
-What is made of too few samples is not sent: such a class counts as one that the client does not have.
-
-A method declares what it gathers class by class (`Method.class_statistics`). Before it writes its message, classes with
-fewer than `min_count` samples are taken out of that, so that whatever follows from it is as if they were not there.
-Training has seen all samples, and so have the network's leaves: these are not statistics of a class.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from posterity.core.likelihood import one_hot
-from posterity.core.network import Network
-from posterity.core.protocol import (
-    Carry,
-    Facts,
-    Here,
-    Message,
-    Method,
-    Now,
-    Own,
-    Params,
-    Pass,
-    Personal,
-    Plan,
-    Shared,
-    State,
-)
+from posterity.core.protocol import Carry, Here, Message, Method, Personal
 from posterity.core.tree import Tree
+from posterity.settings.hyperparameters import check_fields
+
+
+class _Inner:
+    """An attribute or a function that is the inner method's."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+
+    def __get__(self, wrapper: Wrapper | None, owner: type) -> Any:
+        return self if wrapper is None else getattr(wrapper.inner, self.name)
+
+    def __call__(self, wrapper: Wrapper, *args: Any) -> Any:
+        return getattr(wrapper.inner, self.name)(*args)
 
 
 @dataclass(frozen=True)
 class Wrapper:
     method: Any  # the method that is wrapped
 
+    def __post_init__(self) -> None:
+        check_fields(self)
+
     @property
     def inner(self) -> Method:
         """The method that everything is handed to: `method`, or `method` with some fields replaced."""
         return self.method
 
-    @property
-    def label(self) -> str:
-        return self.inner.label
-
-    @property
-    def reference(self) -> str:
-        return self.inner.reference
-
-    @property
-    def absent(self) -> str:
-        return self.inner.absent
-
-    @property
-    def scored(self) -> Any:
-        return self.inner.scored
-
-    @property
-    def adaptation(self) -> int:
-        return self.inner.adaptation
-
-    @property
-    def differences(self) -> tuple[str, ...]:
-        return self.inner.differences
-
-    @property
-    def class_statistics(self) -> Mapping[str, tuple[str, ...]]:
-        return getattr(self.inner, "class_statistics", {})
-
-    def init(self, model: Network, params: Params, facts: Facts) -> State:
-        return self.inner.init(model, params, facts)
-
-    def offer(self, state: State, client: Tensor | None) -> tuple[Shared, Own]:
-        return self.inner.offer(state, client)
-
-    def combine(self, state: State, total: Message, now: Now) -> State:
-        return self.inner.combine(state, total, now)
-
-    def forget(self, state: State, factor: Tree) -> State:
-        return self.inner.forget(state, factor)
-
-    def report(self, state: State, total: Message) -> dict[str, Tensor]:
-        return self.inner.report(state, total)
+    label: ClassVar[Any] = _Inner()
+    reference: ClassVar[Any] = _Inner()
+    absent: ClassVar[Any] = _Inner()
+    scored: ClassVar[Any] = _Inner()
+    adaptation: ClassVar[Any] = _Inner()
+    differences: ClassVar[Any] = _Inner()
+    class_statistics: ClassVar[Any] = _Inner()
+    init: ClassVar[Any] = _Inner()
+    offer: ClassVar[Any] = _Inner()
+    combine: ClassVar[Any] = _Inner()
+    forget: ClassVar[Any] = _Inner()
+    report: ClassVar[Any] = _Inner()
+    outside: ClassVar[Any] = _Inner()
+    remarks: ClassVar[Any] = _Inner()
+    announce: ClassVar[Any] = _Inner()
+    join: ClassVar[Any] = _Inner()
+    start: ClassVar[Any] = _Inner()
+    passes: ClassVar[Any] = _Inner()
+    message: ClassVar[Any] = _Inner()
+    adapt: ClassVar[Any] = _Inner()
+    prepare: ClassVar[Any] = _Inner()
+    predict: ClassVar[Any] = _Inner()
 
     def inspect(self, message: Message, here: Here) -> str:
         """The inner method's, unless this wrapper changes messages: the inner one would not know them."""
         return self.inner.inspect(message, here) if type(self).message is Wrapper.message else ""
-
-    def outside(self) -> str:
-        return self.inner.outside()
-
-    def remarks(self, model: Network) -> tuple[str, ...]:
-        return self.inner.remarks(model)
-
-    def announce(self, plan: Plan) -> tuple[str, ...]:
-        return self.inner.announce(plan)
-
-    def join(self, here: Here) -> Personal:
-        return self.inner.join(here)
-
-    def start(self, here: Here) -> Params:
-        return self.inner.start(here)
-
-    def passes(self) -> tuple[Pass, ...]:
-        return self.inner.passes()
-
-    def message(self, carry: Carry, here: Here) -> tuple[Message, Personal]:
-        return self.inner.message(carry, here)
 
     def factor(self, personal: Personal) -> Tree | None:
         """The inner method's, unless this wrapper changes what is sent or kept: State is then no sum of factors."""
@@ -121,19 +75,15 @@ class Wrapper:
         changed = any(getattr(type(self), name) is not getattr(Wrapper, name) for name in names)
         return None if changed else self.inner.factor(personal)
 
-    def adapt(self, epochs: int) -> tuple[Pass, ...]:
-        return self.inner.adapt(epochs)
-
-    def prepare(self) -> tuple[Pass, ...]:
-        return self.inner.prepare()
-
-    def predict(self, carry: Carry, x: Tensor, here: Here) -> Tensor:
-        return self.inner.predict(carry, x, here)
-
 
 @dataclass(frozen=True)
 class Withholding(Wrapper):
-    """A method whose clients say nothing about classes of which they have fewer than `min_count` samples."""
+    """A method whose clients say nothing about classes of which they have fewer than `min_count` samples.
+
+    A method declares what it gathers class by class (`Method.class_statistics`). Before it writes its message, such
+    classes are taken out of that, so that whatever follows from it is as if the client did not have them. Training has
+    seen all samples, and so have the network's leaves: these are not statistics of a class.
+    """
 
     min_count: int = 1
 

@@ -17,6 +17,7 @@ import torch
 from posterity import core
 
 CODE = "MetaVD's released code"
+APPENDIX = "MetaVD, appendix E"
 
 
 @core.record
@@ -77,10 +78,3 @@ def adaptation(work: core.Pass, epochs: int, steps: int | None, batch: int) -> t
     if steps is None:
         return (replace(work, epochs=epochs, batch=batch, max_steps=None),)
     return (replace(work, epochs=epochs * steps, batch=batch, max_steps=epochs * steps),)
-
-
-def check_meta(method: Any) -> None:
-    """Refuse a method whose server or adaptation cannot be as its fields say."""
-    core.check_fields(method)
-    core.within(method, server_lr=(0, None), server_momentum=(0, 1), server_clip=(0, None))
-    core.within(method, adapt_steps=(1, None), adapt_batch=(1, None))

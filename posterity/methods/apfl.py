@@ -36,11 +36,6 @@ TWO = 4  # more copies of the leaves that a step holds: there are two networks, 
 
 
 @core.record
-class State:
-    params: core.Params  # w
-
-
-@core.record
 class Personal:
     model: core.Params  # v_k
     alpha: Tensor  # α_k ()
@@ -104,16 +99,14 @@ class APFL(core.Method):
     scored: ClassVar[core.Point] = "received"
 
     local: core.Training = core.hyper(core.Training(), "how the clients train both models")
-    alpha: float = core.hyper(0.5, "α: share of the client's own model, at first", SOURCE, search=(0.1, 0.9, "linear"))
+    alpha: float = core.hyper(
+        0.5, "α: share of the client's own model, at first", SOURCE, search=(0.1, 0.9, "linear"), ge=0, le=1
+    )
     adaptive: bool = core.hyper(True, "whether clients learn α; false: it stays", "Deng et al. 2020")
     loss: core.Loss = core.fit  # a wrapper may replace it
 
-    def __post_init__(self) -> None:
-        core.check_fields(self)
-        core.within(self, alpha=(0, 1))
-
-    def init(self, model: core.Network, params: core.Params, facts: core.Facts) -> State:
-        return State(params)
+    def init(self, model: core.Network, params: core.Params, facts: core.Facts) -> core.Leaves:
+        return core.Leaves(params)
 
     def remarks(self, model: core.Network) -> tuple[str, ...]:
         if self.adaptive or 0 < self.alpha < 1:
@@ -144,8 +137,8 @@ class APFL(core.Method):
         kept = Personal({n: mine[n] for n in here.personal.model}, mine[ALPHA])
         return core.weighted(core.first_of(carry.params), here), kept
 
-    def combine(self, state: State, total: core.Message, now: core.Now) -> State:
-        return State(core.averaged(state.params, total))
+    def combine(self, state: core.Leaves, total: core.Message, now: core.Now) -> core.Leaves:
+        return core.Leaves(core.averaged(state.params, total))
 
     def predict(self, carry: core.Carry, x: Tensor, here: core.Here) -> Tensor:
         return core.log_predictive(mixture(carry.params, here.model), x, here)

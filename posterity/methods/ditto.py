@@ -29,11 +29,6 @@ from posterity import core
 TWO = 2  # more copies of the leaves that a step holds: there are two networks, of which it moves one
 
 
-@core.record
-class State:
-    params: core.Params  # w
-
-
 @dataclass(frozen=True)
 class Ditto(core.Method):
     label: ClassVar[str] = "Ditto"
@@ -47,16 +42,13 @@ class Ditto(core.Method):
         "λ: pull of the personal model to the broadcast",
         "FL-bench; the paper tries 0.1, 1 and 2",
         search=(0.01, 10.0, "log"),
+        ge=0,
     )
-    personal_epochs: int = core.hyper(1, "E_p: epochs of the personal model in a round", "FL-bench and PFLlib")
+    personal_epochs: int = core.hyper(1, "E_p: epochs of the personal model in a round", "FL-bench and PFLlib", ge=1)
     loss: core.Loss = core.fit  # a wrapper may replace it
 
-    def __post_init__(self) -> None:
-        core.check_fields(self)
-        core.within(self, lam=(0, None), personal_epochs=(1, None))
-
-    def init(self, model: core.Network, params: core.Params, facts: core.Facts) -> State:
-        return State(params)
+    def init(self, model: core.Network, params: core.Params, facts: core.Facts) -> core.Leaves:
+        return core.Leaves(params)
 
     def remarks(self, model: core.Network) -> tuple[str, ...]:
         if self.lam:
@@ -86,8 +78,8 @@ class Ditto(core.Method):
     def message(self, carry: core.Carry, here: core.Here) -> tuple[core.Message, core.Personal]:
         return core.weighted(core.first_of(carry.params), here), core.second_of(carry.params)
 
-    def combine(self, state: State, total: core.Message, now: core.Now) -> State:
-        return State(core.averaged(state.params, total))
+    def combine(self, state: core.Leaves, total: core.Message, now: core.Now) -> core.Leaves:
+        return core.Leaves(core.averaged(state.params, total))
 
     def predict(self, carry: core.Carry, x: Tensor, here: core.Here) -> Tensor:
         return core.log_predictive(core.second_of(carry.params), x, here)

@@ -39,11 +39,6 @@ AUTHORS = "authors' code"
 
 
 @core.record
-class State:
-    params: core.Params  # w
-
-
-@core.record
 class Personal:
     model: core.Params  # θ_k, of the last p layers
     weights: core.Params  # W_k
@@ -71,20 +66,18 @@ class FedALA(core.Method):
     scored: ClassVar[core.Point] = "received"
 
     local: core.Training = core.hyper(core.Training(), "how the clients train", paper=core.Training(lr=0.005))
-    layers: int = core.hyper(1, "p: how many of the network's last layers, counted by modules with weights", AUTHORS)
-    weight_lr: float = core.hyper(1.0, "η_W: step size of the weights W", AUTHORS, search=(0.1, 10.0, "log"))
-    share: float = core.hyper(0.8, "s: share of a client's samples that W learns from", AUTHORS)
-    first_epochs: int = core.hyper(1, "epochs for W the first time; one later", "ours: see the docstring", paper=11)
+    layers: int = core.hyper(
+        1, "p: how many of the network's last layers, counted by modules with weights", AUTHORS, ge=0
+    )
+    weight_lr: float = core.hyper(1.0, "η_W: step size of the weights W", AUTHORS, search=(0.1, 10.0, "log"), ge=0)
+    share: float = core.hyper(0.8, "s: share of a client's samples that W learns from", AUTHORS, gt=0, le=1)
+    first_epochs: int = core.hyper(
+        1, "epochs for W the first time; one later", "ours: see the docstring", paper=11, ge=1
+    )
     loss: core.Loss = core.fit  # a wrapper may replace it
 
-    def __post_init__(self) -> None:
-        core.check_fields(self)
-        core.within(self, layers=(0, None), weight_lr=(0, None), share=(0, 1), first_epochs=(1, None))
-        if not self.share > 0:
-            raise ValueError(f"share must be above 0; {self.share} was given (layers = 0 learns no weights)")
-
-    def init(self, model: core.Network, params: core.Params, facts: core.Facts) -> State:
-        return State(params)
+    def init(self, model: core.Network, params: core.Params, facts: core.Facts) -> core.Leaves:
+        return core.Leaves(params)
 
     def remarks(self, model: core.Network) -> tuple[str, ...]:
         if last_layers(model, self.layers):
@@ -138,5 +131,5 @@ class FedALA(core.Method):
         weights = carry.kept["weights"] if self.layers else here.personal.weights
         return core.weighted(carry.params, here), Personal(mine, weights, here.personal.visits + 1)
 
-    def combine(self, state: State, total: core.Message, now: core.Now) -> State:
-        return State(core.averaged(state.params, total))
+    def combine(self, state: core.Leaves, total: core.Message, now: core.Now) -> core.Leaves:
+        return core.Leaves(core.averaged(state.params, total))

@@ -18,11 +18,6 @@ from typing import ClassVar
 from posterity import core
 
 
-@core.record
-class State:
-    params: core.Params  # w
-
-
 @dataclass(frozen=True)
 class FedAvg(core.Method):
     label: ClassVar[str] = "FedAvg"
@@ -31,15 +26,11 @@ class FedAvg(core.Method):
     scored: ClassVar[core.Point] = "received"
 
     local: core.Training = core.hyper(core.Training(), "how the clients train")
-    server_lr: float = core.hyper(1.0, "η_s: step size of the server", "McMahan et al. 2017")
+    server_lr: float = core.hyper(1.0, "η_s: step size of the server", "McMahan et al. 2017", ge=0)
     loss: core.Loss = core.fit  # a wrapper may replace it
 
-    def __post_init__(self) -> None:
-        core.check_fields(self)
-        core.within(self, server_lr=(0, None))
-
-    def init(self, model: core.Network, params: core.Params, facts: core.Facts) -> State:
-        return State(params)
+    def init(self, model: core.Network, params: core.Params, facts: core.Facts) -> core.Leaves:
+        return core.Leaves(params)
 
     def start(self, here: core.Here) -> core.Params:
         return here.shared.params
@@ -50,5 +41,5 @@ class FedAvg(core.Method):
     def message(self, carry: core.Carry, here: core.Here) -> tuple[core.Message, core.Personal]:
         return core.weighted(carry.params, here), ()
 
-    def combine(self, state: State, total: core.Message, now: core.Now) -> State:
-        return State(core.averaged(state.params, total, self.server_lr, now.model))
+    def combine(self, state: core.Leaves, total: core.Message, now: core.Now) -> core.Leaves:
+        return core.Leaves(core.averaged(state.params, total, self.server_lr, now.model))

@@ -43,11 +43,6 @@ ROWS = 512  # public rows that a teacher predicts at once
 SAMPLE, ORDER = 1, 2  # folded into the key of the round
 
 
-@core.record
-class State:
-    params: core.Params  # w
-
-
 def gaussian_fit(each: core.Params, share: Tensor) -> tuple[core.Params, core.Params]:
     """Mean and variance of models (m, ...) with shares (m,)."""
     mean = core.Mean.fold(core.Mean(share, each)).value
@@ -80,40 +75,31 @@ class FedBE(core.Method):
     scored: ClassVar[core.Point] = "received"
 
     local: core.Training = core.hyper(core.Training(), "how the clients train", paper=AUTHORS_TRAINING)
-    samples: int = core.hyper(10, "M: models that are drawn", PAPER)
+    samples: int = core.hyper(10, "M: models that are drawn", PAPER, ge=0)
     sampling: str = core.hyper("gaussian", "where models are drawn from", PAPER, ("gaussian", "dirichlet"))
-    scale: float = core.hyper(0.1, "c: share of the standard deviation (gaussian)", PAPER)
-    floor: float = core.hyper(1e-6, "least variance of an entry (gaussian)", METAVD)
-    concentration: float = core.hyper(1.0, "α: the larger, the nearer to the mean (dirichlet)", PAPER)
+    scale: float = core.hyper(0.1, "c: share of the standard deviation (gaussian)", PAPER, ge=0)
+    floor: float = core.hyper(1e-6, "least variance of an entry (gaussian)", METAVD, ge=0)
+    concentration: float = core.hyper(1.0, "α: the larger, the nearer to the mean (dirichlet)", PAPER, gt=0)
     clients_teach: bool = core.hyper(True, "whether the clients' models are teachers", PAPER)
     mean_of: str = core.hyper("probabilities", "what of the teachers is averaged", PAPER, ("probabilities", "logits"))
-    temperature: float = core.hyper(1.0, "T: below 1 sharpens the teachers' mean", "ours: none", paper=0.5)
-    server_steps: int = core.hyper(72, "steps of distillation; 0 = FedAvg", METAVD, paper=1580)
-    server_batch: int = core.hyper(64, "public rows of a step", METAVD, paper=128)
-    server_lr: float = core.hyper(1e-3, "step size of distillation", PAPER, search=(0.0001, 0.01, "log"))
-    server_momentum: float = core.hyper(0.9, "momentum of distillation", PAPER)
-    server_weight_decay: float = core.hyper(1e-5, "weight decay of distillation", PAPER)
-    swa_start: float = core.hyper(0.75, "share of the steps before the first that is averaged", METAVD, paper=0.3165)
-    swa_every: int = core.hyper(3, "steps from one that is averaged to the next", METAVD, paper=25)
+    temperature: float = core.hyper(1.0, "T: below 1 sharpens the teachers' mean", "ours: none", paper=0.5, gt=0)
+    server_steps: int = core.hyper(72, "steps of distillation; 0 = FedAvg", METAVD, paper=1580, ge=0)
+    server_batch: int = core.hyper(64, "public rows of a step", METAVD, paper=128, ge=1)
+    server_lr: float = core.hyper(1e-3, "step size of distillation", PAPER, search=(0.0001, 0.01, "log"), ge=0)
+    server_momentum: float = core.hyper(0.9, "momentum of distillation", PAPER, ge=0, lt=1)
+    server_weight_decay: float = core.hyper(1e-5, "weight decay of distillation", PAPER, ge=0)
+    swa_start: float = core.hyper(
+        0.75, "share of the steps before the first that is averaged", METAVD, paper=0.3165, ge=0, le=1
+    )
+    swa_every: int = core.hyper(3, "steps from one that is averaged to the next", METAVD, paper=25, ge=1)
     loss: core.Loss = core.fit  # a wrapper may replace it
 
-    def __post_init__(self) -> None:
-        core.check_fields(self)
-        core.within(self, samples=(0, None), scale=(0, None), floor=(0, None), server_steps=(0, None), swa_start=(0, 1))
-        core.within(self, server_batch=(1, None), server_lr=(0, None), server_weight_decay=(0, None))
-        core.within(self, swa_every=(1, None))
-        for name in ("temperature", "concentration"):
-            if getattr(self, name) <= 0:
-                raise ValueError(f"{name} must be above 0; {getattr(self, name)} was given")
-        if not 0 <= self.server_momentum < 1:
-            raise ValueError(f"server_momentum must be at least 0 and below 1; {self.server_momentum} was given")
-
-    def init(self, model: core.Network, params: core.Params, facts: core.Facts) -> State:
+    def init(self, model: core.Network, params: core.Params, facts: core.Facts) -> core.Leaves:
         if not facts.classes:
             raise ValueError("FedBE averages the teachers' class probabilities; a regression was given: take fedavg")
         if not facts.public:
             raise ValueError("FedBE distils on rows of the server, and there are none: give it some with --public 4%")
-        return State(params)
+        return core.Leaves(params)
 
     def remarks(self, model: core.Network) -> tuple[str, ...]:
         if not self.server_steps:
@@ -129,20 +115,20 @@ class FedBE(core.Method):
     def message(self, carry: core.Carry, here: core.Here) -> tuple[core.Message, core.Personal]:
         return {"models": core.Bag(here.client, {"n": here.n, "params": carry.params})}, ()
 
-    def combine(self, state: State, total: core.Message, now: core.Now) -> State:
+    def combine(self, state: core.Leaves, total: core.Message, now: core.Now) -> core.Leaves:
         sent = total["models"].value
         if not len(sent["n"]):
             raise ValueError("the mean of nothing: no client sent a model")
         mean, variance = gaussian_fit(sent["params"], sent["n"])
         if not self.server_steps or now.public is None:
-            return State(mean)
+            return core.Leaves(mean)
         like = next(iter(state.params.values()))  # the run's own precision; sums come in float64
         mean, variance, each = (
             core.tree_map(lambda leaf: leaf.to(like), tree) for tree in (mean, variance, sent["params"])
         )
         public = now.public.to(like)
         trees = (mean, variance, each, sent["n"].to(like), public, now.key)
-        return State(now.play("learn", partial(self.learn, now.model), *trees))
+        return core.Leaves(now.play("learn", partial(self.learn, now.model), *trees))
 
     def learn(
         self,

@@ -97,9 +97,6 @@ class FedBN(core.Method):
     )
     loss: core.Loss = core.fit  # a wrapper may replace it
 
-    def __post_init__(self) -> None:
-        core.check_fields(self)
-
     def home(self, model: core.Network) -> frozenset[str]:
         """Names of the leaves that stay at home."""
         names: frozenset[str] = model.norms if self.keeps == "layers" else model.norms & model.buffers

@@ -6,7 +6,7 @@ for each client. A client takes its factor q_k out, puts its data in, and sends 
     cavity    (η, Λ) − (η_k, Λ_k)                 with sites (FedEP), or                                 # (a)
               (1 − n_k/N) (η, Λ)                  without (FedSEP: all clients have equal shares of q)
     tilted    x = mean of the epochs' last iterates on f_k(θ) + (1/n_k) × the cavity's energy, from µ    # (b)
-              precision Λ' = Λ_cavity + that of the client's data, see `precision.py`                    # (c)
+              precision Λ' = Λ_cavity + that of the client's data, see below                             # (c)
     change    Δ_k = (Λ'x − η, Λ' − Λ),   its length at most `clip`                                       # (d)
     site      (η_k, Λ_k) ← the server's step along δ Δ_k                                                 # (e)
     server    (η, Λ) ← SGD step, with momentum, along δ Σ_k Δ_k;   µ = η/Λ                               # (f)
@@ -35,22 +35,13 @@ optimiser is part of their likelihood, as in the paper. NGVI is not here; for th
 pass draws labels from the model, so that the squares of *batch* gradients have its mean. Factors cover trainable
 leaves; running statistics of batch norm are averaged by samples.
 
-q, the Gaussian that all have in common, and the factors that it is a product of: who keeps what, and (a) and (d).
+The precision of the client's data in (c) is found in one of three ways:
 
-What a client's data says about every parameter, as a precision: three ways, for (c).
-
-identity   Λ' = Λ_cavity + λ̄ n_k: nothing is estimated                                               # (c)
-laplace    Λ' = Λ_cavity + c (F + w n_k), F the diagonal Fisher information at the tilted mean, summed over the
-           client's samples and cut to its mean ± 2 deviations, w the weight decay
-mcmc       Λ' = 1 / (s + (1 − s) S), S the variances of the epochs' last iterates, cut alike, and then scaled to the
-           length that "identity" would have
-
-FedEP, the method: what a client does in its cavity and sends, how its site moves, what the server makes of it.
-
-The paper is summed up in the folder's `__init__.py`; q and the algebra of its factors, (a) and (d), are in
-`factors.py`, the tilted mean (b) in `tilted_mean.py` and the tilted precision (c) in `precision.py`.
-
-x of (b), the tilted mean: a descent that ends at the mean of its epochs' last iterates, and keeps their spread.
+    identity   Λ' = Λ_cavity + λ̄ n_k: nothing is estimated                                               # (c)
+    laplace    Λ' = Λ_cavity + c (F + w n_k), F the diagonal Fisher information at the tilted mean, summed over the
+               client's samples and cut to its mean ± 2 deviations, w the weight decay
+    mcmc       Λ' = 1 / (s + (1 − s) S), S the variances of the epochs' last iterates, cut alike, and then scaled to
+               the length that "identity" would have
 """
 
 from __future__ import annotations
@@ -64,10 +55,11 @@ from torch.func import grad
 
 from posterity import core
 
-__all__ = ["FedEP"]
-
-
 Factors = dict[str, core.Gaussian]  # of every trainable leaf, diagonal
+PRECISIONS = ("identity", "laplace", "mcmc")
+SHRINKAGE = 1e-4  # s
+AUTHORS = "authors' CIFAR-100 example"
+AUTHORS_TRAINING = core.Training(lr=0.01, epochs=10, batch=20, momentum=0.9)
 
 
 @core.record
@@ -97,80 +89,6 @@ class ClientFactor:
     met: Tensor  # () 1 after the first visit that is not burn-in
 
 
-def common(offered: State | Shared) -> Factors:
-    """q in natural parameters."""
-    return {n: core.Gaussian.of(offered.params[n], precision) for n, precision in offered.precision.items()}
-
-
-def anchored(state: State) -> core.Params:
-    """The µ with which burn-in ended, which is today's until it has; {} without sites."""
-    return {n: torch.where(state.begun > 0, mu, state.params[n]) for n, mu in state.anchor.items()}
-
-
-def taken_out(q: Factors, site: Factors) -> Factors:
-    """The cavity; an improper one would drive its client away, so its precision is cut at 0."""
-    return {n: core.Gaussian((q[n] - site[n]).precision.clamp(min=0), (q[n] - site[n]).shift) for n in q}  # (a)
-
-
-def change(q: Factors, mean: core.Params, precision: core.Params) -> Factors:
-    """Δ: from q to the tilted factor."""
-    return {n: core.Gaussian.of(mean[n], precision[n]) - q[n] for n in q}  # (d)
-
-
-PRECISIONS = ("identity", "laplace", "mcmc")
-SHRINKAGE = 1e-4  # s
-
-
-def fisher(params: core.Params, batch: core.Batch, here: core.Here) -> core.Params:
-    """An unbiased estimate of the diagonal Fisher information of a batch: the square of one summed gradient.
-
-    For labels that the model itself draws, the samples' gradients are independent and have mean 0, so that products of
-    two of them have mean 0 too. A regression target is drawn one deviation above or below the prediction.
-    """
-    names = core.trainable(params, here.model)
-
-    def surprise(moving: core.Params) -> Tensor:
-        output, _ = here.model({**params, **moving}, batch.x)
-        return (core.pointwise(output, drawn(output.detach(), here), here.model) * batch.mask).sum()
-
-    return core.tree_map(torch.square, grad(surprise)({n: params[n] for n in names}))
-
-
-def drawn(output: Tensor, here: core.Here) -> Tensor:
-    """Labels or targets (B,) as the model expects them."""
-    if here.model.task == "regression":
-        return output + core.NOISE**0.5 * torch.where(core.uniform(here.key, output.shape, output.dtype) < 0.5, -1, 1)
-    return core.categorical(here.key, output)
-
-
-def cut(tree: core.Params) -> core.Params:
-    """All numbers within two deviations of their mean."""
-    flat = torch.cat([leaf.flatten() for leaf in tree.values()])
-    mean, reach = flat.mean(), 2 * flat.std(correction=0)
-    return core.tree_map(lambda leaf: torch.minimum(torch.maximum(leaf, mean - reach), mean + reach), tree)
-
-
-def unbiased(square: Tensor, mean: Tensor, count: Tensor) -> Tensor:
-    """The variances of `count` samples from the sum of their squares and their mean."""
-    return (square - count * mean**2).clamp(min=0) / (count - 1).clamp(min=1)
-
-
-def laplace(cavity: core.Params, information: core.Params, decay: Tensor, scale: float) -> core.Params:
-    """Λ' from the Fisher information of the client's data, and `decay` = w n_k."""
-    return core.tree_map(lambda c, f: c + scale * (f + decay), cavity, cut(information))
-
-
-def sampled(cavity: core.Params, variance: core.Params, identity: Tensor) -> core.Params:
-    """Λ' from variances of samples, of the length that the cavity and λ̄ n_k together have."""
-    found = cut(core.tree_map(lambda v: 1 / (SHRINKAGE + (1 - SHRINKAGE) * v), variance))
-    length = core.norm(core.tree_map(lambda c: c + identity, cavity))
-    return core.tree_map(lambda p: p * (length / core.norm(found)), found)
-
-
-AUTHORS = "authors' CIFAR-100 example"
-AUTHORS_TRAINING = core.Training(lr=0.01, epochs=10, batch=20, momentum=0.9)
-
-
 @dataclass(frozen=True)
 class FedEP(core.Method):
     label: ClassVar[str] = "FedEP"
@@ -185,34 +103,26 @@ class FedEP(core.Method):
         "identity", "how the tilted precision is found", "its simplest and cheapest", PRECISIONS
     )
     identity: float = core.hyper(
-        0.05, "λ̄: first precision, and that of 'identity', of each sample", AUTHORS, search=(0.005, 0.5, "log")
+        0.05, "λ̄: first precision, and that of 'identity', of each sample", AUTHORS, search=(0.005, 0.5, "log"), gt=0
     )
     scale: float = core.hyper(
-        1.0, "c: what the Fisher information of 'laplace' is multiplied by", "1: the posterior's own"
+        1.0, "c: what the Fisher information of 'laplace' is multiplied by", "1: the posterior's own", ge=0
     )
     fisher_epochs: int = core.hyper(
-        5, "passes over the data for the Fisher information ('laplace')", "5 to 10 in the paper"
+        5, "passes over the data for the Fisher information ('laplace')", "5 to 10 in the paper", ge=1
     )
-    damping: float | None = core.hyper(None, "δ; none: 1/K with sites, 1/m without", "the paper's 1/m, see there")
-    clip: float | None = core.hyper(None, "longest change that a client sends", "off", paper=100.0)
-    floor: float = core.hyper(0.01, "least precision, as a fraction of the first", "ours")
-    burn_rounds: int = core.hyper(100, "rounds of FedAvg at the start", "as FedPA; the paper's checkpoints", paper=400)
-    server_lr: float = core.hyper(0.5, "step size of the server", AUTHORS)
-    server_momentum: float = core.hyper(0.9, "momentum of the server", AUTHORS)
+    damping: float | None = core.hyper(None, "δ; none: 1/K with sites, 1/m without", "the paper's 1/m, see there", ge=0)
+    clip: float | None = core.hyper(None, "longest change that a client sends", "off", paper=100.0, ge=0)
+    floor: float = core.hyper(0.01, "least precision, as a fraction of the first", "ours", gt=0)
+    burn_rounds: int = core.hyper(
+        100, "rounds of FedAvg at the start", "as FedPA; the paper's checkpoints", paper=400, ge=0
+    )
+    server_lr: float = core.hyper(0.5, "step size of the server", AUTHORS, ge=0)
+    server_momentum: float = core.hyper(0.9, "momentum of the server", AUTHORS, ge=0, lt=1)
     loss: core.Loss = core.fit  # a wrapper may replace it
 
     def __post_init__(self) -> None:
         core.check_fields(self)
-        core.within(
-            self, scale=(0, None), fisher_epochs=(1, None), damping=(0, None), clip=(0, None), server_lr=(0, None)
-        )
-        core.within(self, burn_rounds=(0, None))
-        for name in ("identity", "floor"):
-            if not getattr(self, name) > 0:
-                given = getattr(self, name)
-                raise ValueError(f"{name} must be above 0; {given} was given: q has no mean where it has no precision")
-        if not 0 <= self.server_momentum < 1:
-            raise ValueError(f"server_momentum must be at least 0 and below 1; {self.server_momentum} was given")
         if self.precision == "mcmc" and self.samples < 2:
             raise ValueError(
                 f"precision 'mcmc' is the spread of one iterate of each epoch; local has {self.samples}. "
@@ -359,6 +269,28 @@ class FedEP(core.Method):
                 "clients that are pulled to the broadcast by λ̄(N − n_k)/n_k.",)  # fmt: skip
 
 
+# --- q and the factors that it is a product of ------------------------------------------------------------------------
+def common(offered: State | Shared) -> Factors:
+    """q in natural parameters."""
+    return {n: core.Gaussian.of(offered.params[n], precision) for n, precision in offered.precision.items()}
+
+
+def anchored(state: State) -> core.Params:
+    """The µ with which burn-in ended, which is today's until it has; {} without sites."""
+    return {n: torch.where(state.begun > 0, mu, state.params[n]) for n, mu in state.anchor.items()}
+
+
+def taken_out(q: Factors, site: Factors) -> Factors:
+    """The cavity; an improper one would drive its client away, so its precision is cut at 0."""
+    return {n: core.Gaussian((q[n] - site[n]).precision.clamp(min=0), (q[n] - site[n]).shift) for n in q}  # (a)
+
+
+def change(q: Factors, mean: core.Params, precision: core.Params) -> Factors:
+    """Δ: from q to the tilted factor."""
+    return {n: core.Gaussian.of(mean[n], precision[n]) - q[n] for n in q}  # (d)
+
+
+# --- the tilted mean: a descent that ends at the mean of its epochs' last iterates, and keeps their spread ------------
 def averaged_over_epochs(descent: core.Pass, samples: int, burn_rounds: int, spread: bool) -> core.Pass:
     """The same descent with the mean of `samples` iterates at its end (in burn-in, the last one of all).
 
@@ -392,3 +324,50 @@ def averaged_over_epochs(descent: core.Pass, samples: int, burn_rounds: int, spr
         return replace(carry, params={**carry.params, **mean}, kept=kept)
 
     return replace(descent, open=begin, step=step, close=end)
+
+
+def unbiased(square: Tensor, mean: Tensor, count: Tensor) -> Tensor:
+    """The variances of `count` samples from the sum of their squares and their mean."""
+    return (square - count * mean**2).clamp(min=0) / (count - 1).clamp(min=1)
+
+
+# --- the tilted precision ---------------------------------------------------------------------------------------------
+def laplace(cavity: core.Params, information: core.Params, decay: Tensor, scale: float) -> core.Params:
+    """Λ' from the Fisher information of the client's data, and `decay` = w n_k."""
+    return core.tree_map(lambda c, f: c + scale * (f + decay), cavity, cut(information))
+
+
+def fisher(params: core.Params, batch: core.Batch, here: core.Here) -> core.Params:
+    """An unbiased estimate of the diagonal Fisher information of a batch: the square of one summed gradient.
+
+    For labels that the model itself draws, the samples' gradients are independent and have mean 0, so that products of
+    two of them have mean 0 too. A regression target is drawn one deviation above or below the prediction.
+    """
+    names = core.trainable(params, here.model)
+
+    def surprise(moving: core.Params) -> Tensor:
+        output, _ = here.model({**params, **moving}, batch.x)
+        return (core.pointwise(output, drawn(output.detach(), here), here.model) * batch.mask).sum()
+
+    return core.tree_map(torch.square, grad(surprise)({n: params[n] for n in names}))
+
+
+def drawn(output: Tensor, here: core.Here) -> Tensor:
+    """Labels or targets (B,) as the model expects them."""
+    if here.model.task == "regression":
+        return output + core.NOISE**0.5 * torch.where(core.uniform(here.key, output.shape, output.dtype) < 0.5, -1, 1)
+    return core.categorical(here.key, output)
+
+
+def sampled(cavity: core.Params, variance: core.Params, identity: Tensor) -> core.Params:
+    """Λ' from variances of samples, of the length that the cavity and λ̄ n_k together have."""
+    found = cut(core.tree_map(lambda v: 1 / (SHRINKAGE + (1 - SHRINKAGE) * v), variance))
+    length = core.norm(core.tree_map(lambda c: c + identity, cavity))
+    return core.tree_map(lambda p: p * (length / core.norm(found)), found)
+
+
+def cut(tree: core.Params) -> core.Params:
+    """All numbers within two deviations of their mean."""
+    flat = torch.cat([leaf.flatten() for leaf in tree.values()])
+    mean, reach = flat.mean(), 2 * flat.std(correction=0)
+    return core.tree_map(lambda leaf: torch.minimum(torch.maximum(leaf, mean - reach), mean + reach), tree)

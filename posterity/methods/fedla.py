@@ -56,18 +56,11 @@ class FedLA(core.Method):
         "λ: strength of the pull to the server's mean",
         "of 0, 1, 100 in the " + RELEASED,
         search=(0.1, 10.0, "log"),
+        ge=0,
     )
-    eps: float = core.hyper(1e-5, "ε: precision that every number has at least", RELEASED)
+    eps: float = core.hyper(1e-5, "ε: precision that every number has at least", RELEASED, gt=0)
     fallback: bool = core.hyper(True, "numbers without curvature are averaged, not moved to 0", "ours", paper=False)
     loss: core.Loss = core.fit  # a wrapper may replace it
-
-    def __post_init__(self) -> None:
-        core.check_fields(self)
-        core.within(self, importance=(0, None))
-        if not self.eps > 0:
-            raise ValueError(
-                f"eps must be above 0; {self.eps} was given: in the first round no number need have curvature"
-            )
 
     def init(self, model: core.Network, params: core.Params, facts: core.Facts) -> State:
         return State(params, {n: torch.zeros_like(params[n]) for n in core.trainable(params, model)})

@@ -44,11 +44,6 @@ SCORING_BATCH = 256  # samples at once when L_k is computed; has no influence on
 AUTHORS = core.Training(lr=1e-3, epochs=50, batch=64, optimiser="adam")  # Adam: §4.2 (synthetic data); code 2cb8dee
 
 
-@core.record
-class State:
-    params: core.Params  # γ
-
-
 @dataclass(frozen=True)
 class FedMAP(core.Method):
     label: ClassVar[str] = "FedMAP"
@@ -58,7 +53,7 @@ class FedMAP(core.Method):
 
     local: core.Training = core.hyper(core.Training(), "how the clients train", paper=AUTHORS)
     sigma2: float = core.hyper(15.0, "σ²: variance of the prior", "authors' code 2cb8dee; the paper gives no value",
-                               search=(0.1, 100.0, "log"), infinite=True)  # fmt: skip
+                               search=(0.1, 100.0, "log"), infinite=True, gt=0)  # fmt: skip
     weighting: str = core.hyper(
         "per_sample", "log ω_k", "authors' 2025 code; erratum A1", WEIGHTINGS, paper="posterior"
     )
@@ -70,13 +65,8 @@ class FedMAP(core.Method):
     )
     loss: core.Loss = core.fit  # a wrapper may replace it
 
-    def __post_init__(self) -> None:
-        core.check_fields(self)
-        if not self.sigma2 > 0:
-            raise ValueError(f"sigma2 is a variance and must be positive (inf = no prior); {self.sigma2} was given")
-
-    def init(self, model: core.Network, params: core.Params, facts: core.Facts) -> State:
-        return State(params)
+    def init(self, model: core.Network, params: core.Params, facts: core.Facts) -> core.Leaves:
+        return core.Leaves(params)
 
     def join(self, here: core.Here) -> core.Personal:
         return here.shared.params
@@ -118,10 +108,10 @@ class FedMAP(core.Method):
         log_weight = self.log_weight(carry.kept["log_likelihood"].double(), log_prior.double(), here.n.double())
         return {"params": core.LogMean(log_weight, carry.params)}, carry.params
 
-    def combine(self, state: State, total: core.Message, now: core.Now) -> State:  # (4)
-        return State(total["params"].mean())  # (9)
+    def combine(self, state: core.Leaves, total: core.Message, now: core.Now) -> core.Leaves:  # (4)
+        return core.Leaves(total["params"].mean())  # (9)
 
-    def report(self, state: State, total: core.Message) -> dict[str, Tensor]:
+    def report(self, state: core.Leaves, total: core.Message) -> dict[str, Tensor]:
         mean = total["params"]
         if isinstance(mean, core.Mean):
             return {"effective_clients": mean.weight**2 / total["square"].value}

@@ -95,19 +95,15 @@ class FedPA(core.Method):
 
     local: core.Training = core.hyper(core.Training(), "how the clients train", paper=AUTHORS_TRAINING)
     rho: float = core.hyper(0.01, "ρ: trust in the sample covariance; 0 = none", AUTHORS + "; 0.1 by their flags",
-                            search=(1e-3, 1.0, "log"))  # fmt: skip
-    samples: int = core.hyper(4, "ℓ: posterior samples of a round", AUTHORS + ": 5 epochs, 1 for mixing")
-    burn: int = core.hyper(1, "stretches for mixing before the first sample", AUTHORS)
-    burn_rounds: int = core.hyper(100, "rounds at the start that send FedAvg's deltas", "authors' flags", paper=400)
-    server_lr: float = core.hyper(0.5, "η_s: step size of the server", AUTHORS)
-    server_momentum: float = core.hyper(0.9, "momentum of the server", AUTHORS)
+                            search=(1e-3, 1.0, "log"), ge=0)  # fmt: skip
+    samples: int = core.hyper(4, "ℓ: posterior samples of a round", AUTHORS + ": 5 epochs, 1 for mixing", ge=1)
+    burn: int = core.hyper(1, "stretches for mixing before the first sample", AUTHORS, ge=0)
+    burn_rounds: int = core.hyper(
+        100, "rounds at the start that send FedAvg's deltas", "authors' flags", paper=400, ge=0
+    )
+    server_lr: float = core.hyper(0.5, "η_s: step size of the server", AUTHORS, ge=0)
+    server_momentum: float = core.hyper(0.9, "momentum of the server", AUTHORS, ge=0, lt=1)
     loss: core.Loss = core.fit  # a wrapper may replace it
-
-    def __post_init__(self) -> None:
-        core.check_fields(self)
-        core.within(self, rho=(0, None), samples=(1, None), burn=(0, None), burn_rounds=(0, None), server_lr=(0, None))
-        if not 0 <= self.server_momentum < 1:
-            raise ValueError(f"server_momentum must be at least 0 and below 1; {self.server_momentum} was given")
 
     def server(self) -> core.SGD:
         return core.SGD(self.server_lr, self.server_momentum)

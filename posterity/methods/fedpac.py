@@ -22,7 +22,7 @@ which trade the variance of the estimate against its bias. Weights below 1e-3 ar
 Reference: Xu, Tong and Huang, "Personalized federated learning with feature alignment and classifier collaboration",
 ICLR 2023.
 
-Differs from the paper: (c) is solved for all participants by pivoting, to rounding (`programme.py`), after 1e-8 was
+Differs from the paper: (c) is solved for all participants by pivoting, to rounding, after 1e-8 was
 added to the diagonal; the authors' code calls a library and first drops eigenvalues below 0.01, which only rounding
 makes small, and curvature with them. If the programme cannot be solved a client keeps its head. G_i comes from one
 table of inner products. A class that nobody has reported yet pulls to the client's own mean before training. The
@@ -34,20 +34,11 @@ adaptation trains the head alone. Classification only.
 Cost: a round has two more passes over the data without gradients and an epoch for the head; the server takes O(m³) for
 each of m participants, in all about 0.15 s for m = 100 and 4 s for m = 300 on one core.
 
-FedPAC, the method: the client's two phases with their loss (b), the server's means and combined heads (d).
-
-The paper is summed up in the folder's `__init__.py`. A client's statistics (a) are in `statistics.py`, the weights of
-the heads (c) in `programme.py`.
-
-FedPAC's quadratic programme (c): for every participant, how much of whose head it takes.
-
-The least αᵀAα on the simplex, for A positive definite, is at α = β / Σβ with β the least ½βᵀAβ − Σβ over β ≥ 0: at the
-former's solution Aα ≥ λ with equality where α > 0 and λ = αᵀAα > 0, so that β = α/λ has Aβ ≥ 1 with equality where
-β > 0, which is all that the latter asks for. So the sum of α needs no multiplier, and the programme is solved by
+On (c): the least αᵀAα on the simplex, for A positive definite, is at α = β / Σβ with β the least ½βᵀAβ − Σβ over β ≥ 0:
+at the former's solution Aα ≥ λ with equality where α > 0 and λ = αᵀAα > 0, so that β = α/λ has Aβ ≥ 1 with equality
+where β > 0, which is all that the latter asks for. So the sum of α needs no multiplier, and the programme is solved by
 exchanging who is 0 and who is not until no sign is wrong (block principal pivoting: Júdice and Pires, Computers and
 Operations Research 21, 1994), for many participants at once. That is exact: the tolerance is for rounding alone.
-
-What a client of FedPAC says about its features: (a), from sums over its samples, class by class.
 """
 
 from __future__ import annotations
@@ -62,12 +53,15 @@ from torch import Tensor
 from posterity import core
 from posterity.methods.fedper import split
 
-__all__ = ["FedPAC"]
-
-
 AUTHORS = "authors' code"
 PAPER = core.Training(lr=0.01, epochs=5, batch=50, momentum=0.5, weight_decay=5e-4)
 SCORING_BATCH = 64  # samples at once for sums; has no influence on the result
+RIDGE = 1e-8  # added to the diagonal, so that equal participants share equally
+ROUNDING = 1e-12  # the same, of the largest diagonal entry, so that rounding leaves A positive definite
+TOLERANCE = 1e-8  # of Aβ ≥ 1
+CUT = 1e-3  # weights below are dropped
+PATIENCE = 3  # exchanges of everything that is wrong without having less of it, before only one is exchanged at a time
+CHUNK = 2**22  # numbers in the matrices that are solved at once
 
 
 @core.record
@@ -99,27 +93,18 @@ class FedPAC(core.Method):
         core.Training(), "how the clients train; lr and epochs are those of the base", paper=PAPER
     )
     lam: float = core.hyper(
-        1.0, "λ: pull of features to the prototype of their class", AUTHORS, search=(0.1, 10.0, "log")
+        1.0, "λ: pull of features to the prototype of their class", AUTHORS, search=(0.1, 10.0, "log"), ge=0
     )
-    head_lr: float = core.hyper(0.1, "step size of the head", AUTHORS)
-    head_epochs: int = core.hyper(1, "epochs of the head, before those of the base", AUTHORS)
+    head_lr: float = core.hyper(0.1, "step size of the head", AUTHORS, ge=0)
+    head_epochs: int = core.hyper(1, "epochs of the head, before those of the base", AUTHORS, ge=1)
     collaboration: bool = core.hyper(
         True, "combine heads; false: every client keeps its own", "Xu et al. 2023, ablation"
     )
 
-    def __post_init__(self) -> None:
-        core.check_fields(self)
-        core.within(self, lam=(0, None), head_lr=(0, None), head_epochs=(1, None))
-
     def init(self, model: core.Network, params: core.Params, facts: core.Facts) -> State:
         if model.task != "classification":
             raise ValueError("FedPAC speaks about classes; this task is regression. Use a method without prototypes")
-        for part, names in (("base", core.base(params, model)), ("head", core.head(params, model))):
-            if not names:
-                raise ValueError(
-                    f"FedPAC trains a head and a base in turn, and the network {model.name!r} has no {part} that could "
-                    "be trained; take a network with both, or fedper, which trains everything at once"
-                )
+        core.require_two_parts(params, model, "FedPAC")
         zero = next(iter(params.values())).new_zeros(())
         heads = {n: p.expand(facts.clients, *p.shape).clone() for n, p in split(params, model.head_names)[1].items()}
         prototypes = zero.expand(facts.classes, model.feature_dim).clone()
@@ -148,16 +133,12 @@ class FedPAC(core.Method):
 
     def aligned(self, params: core.Params, batch: core.Batch, here: core.Here) -> tuple[Tensor, core.Params]:
         """The loss of the base: (b)."""
-        top = here.model.heads[0]
-        output, buffers, seen = here.model(
-            params, batch.x, mask=batch.layer_mask, train=True, key=here.key, want=(top,)
-        )
+        output, z, buffers = core.run_features(params, batch, here)
         own = class_means(here.kept["before"]).to(here.n)
         target = torch.where(here.shared.known[:, None] > 0, here.shared.prototypes, own)[batch.y]
-        pull = ((seen[top].flatten(1) - target) ** 2).mean(1) * (here.round > 1)
-        return core.masked_mean(
-            core.pointwise(output, batch.y, here.model) + self.lam * pull, batch.mask
-        ), buffers  # (b)
+        pull = ((z - target) ** 2).mean(1) * (here.round > 1)
+        each = core.pointwise(output, batch.y, here.model) + self.lam * pull
+        return core.masked_mean(each, batch.mask), buffers  # (b)
 
     def train_head(self) -> core.Pass:
         how = replace(self.local, lr=self.head_lr, epochs=self.head_epochs, steps=None)
@@ -199,14 +180,21 @@ class FedPAC(core.Method):
         return {"known_classes": state.known.sum()}
 
 
-RIDGE = 1e-8  # added to the diagonal, so that equal participants share equally
-ROUNDING = 1e-12  # the same, of the largest diagonal entry, so that rounding leaves A positive definite
-TOLERANCE = 1e-8  # of Aβ ≥ 1
-CUT = 1e-3  # weights below are dropped
-PATIENCE = 3  # exchanges of everything that is wrong without having less of it, before only one is exchanged at a time
-CHUNK = 2**22  # numbers in the matrices that are solved at once
+# --- a client's statistics --------------------------------------------------------------------------------------------
+def class_means(sums: dict[str, Tensor]) -> Tensor:
+    """µ_c (C, D); 0 for a class without samples."""
+    return sums["sum"] / sums["count"].clamp(min=1)[:, None]
 
 
+def describe(sums: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+    """V () and H (C, D) from counts (C,), sums (C, D) and sums of squared lengths (C,) of features."""
+    n = sums["count"].sum().clamp(min=1)
+    rows = sums["sum"] / n  # π_c µ_c
+    variance = (sums["square"].sum() / n - (rows**2).sum()) / n  # (a)
+    return variance.clamp(min=0), rows  # rounding may leave a little less than nothing
+
+
+# --- the quadratic programme: for every participant, how much of whose head it takes ----------------------------------
 def collaborate(variance: Tensor, rows: Tensor) -> Tensor:
     """α (m, m): row i are participant i's weights, from V (m,) and H (m, C, D); the identity where there are none.
 
@@ -266,16 +254,3 @@ def stationary(quadratic: Tensor, free: Tensor) -> tuple[Tensor, Tensor]:
     beta = torch.cholesky_solve(some[:, :, None], factor)
     beta = torch.where(failed[:, None, None] > 0, torch.nan, beta)
     return beta[..., 0], (quadratic @ beta)[..., 0] - 1
-
-
-def class_means(sums: dict[str, Tensor]) -> Tensor:
-    """µ_c (C, D); 0 for a class without samples."""
-    return sums["sum"] / sums["count"].clamp(min=1)[:, None]
-
-
-def describe(sums: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-    """V () and H (C, D) from counts (C,), sums (C, D) and sums of squared lengths (C,) of features."""
-    n = sums["count"].sum().clamp(min=1)
-    rows = sums["sum"] / n  # π_c µ_c
-    variance = (sums["square"].sum() / n - (rows**2).sum()) / n  # (a)
-    return variance.clamp(min=0), rows  # rounding may leave a little less than nothing

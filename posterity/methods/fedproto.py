@@ -73,16 +73,12 @@ class FedProto(core.Method):
 
     local: core.Training = core.hyper(core.Training(), "how the clients train", paper=core.Training(momentum=0.5))
     lam: float = core.hyper(
-        1.0, "λ: pull of features to the prototype of their class", "authors' code", search=(0.1, 10.0, "log")
+        1.0, "λ: pull of features to the prototype of their class", "authors' code", search=(0.1, 10.0, "log"), ge=0
     )
     weighting: str = core.hyper(
         "uniform", "weight of a client's class mean", "all released code", WEIGHTINGS, paper="counts"
     )
     predicts: str = core.hyper("prototypes", "what predicts: the nearest prototype or the head", "the paper", PREDICTS)
-
-    def __post_init__(self) -> None:
-        core.check_fields(self)
-        core.within(self, lam=(0, None))
 
     def init(self, model: core.Network, params: core.Params, facts: core.Facts) -> State:
         if model.task != "classification":
@@ -113,13 +109,10 @@ class FedProto(core.Method):
         return ((z - shared.prototypes[y]) ** 2).mean(-1) * shared.known[y]
 
     def loss(self, params: core.Params, batch: core.Batch, here: core.Here) -> tuple[Tensor, core.Params]:
-        first = here.model.heads[0]
-        output, buffers, seen = here.model(
-            params, batch.x, mask=batch.layer_mask, train=True, key=here.key, want=(first,)
-        )
+        output, z, buffers = core.run_features(params, batch, here)
         each = core.pointwise(output, batch.y, here.model)
         if self.lam:
-            each = each + self.lam * self.pull(seen[first].flatten(1), batch.y, here.shared)  # (a)
+            each = each + self.lam * self.pull(z, batch.y, here.shared)  # (a)
         return core.masked_mean(each, batch.mask), buffers
 
     def passes(self) -> tuple[core.Pass, ...]:

@@ -21,11 +21,6 @@ from torch import Tensor
 from posterity import core
 
 
-@core.record
-class State:
-    params: core.Params  # w
-
-
 @dataclass(frozen=True)
 class FedProx(core.Method):
     label: ClassVar[str] = "FedProx"
@@ -35,15 +30,11 @@ class FedProx(core.Method):
 
     local: core.Training = core.hyper(core.Training(), "how the clients train")
     mu: float = core.hyper(0.01, "µ: pull towards the broadcast", "FedNP's tuned value; the paper tries 0.001 … 1",
-                           search=(1e-3, 1.0, "log"))  # fmt: skip
+                           search=(1e-3, 1.0, "log"), ge=0)  # fmt: skip
     loss: core.Loss = core.fit  # a wrapper may replace it
 
-    def __post_init__(self) -> None:
-        core.check_fields(self)
-        core.within(self, mu=(0, None))
-
-    def init(self, model: core.Network, params: core.Params, facts: core.Facts) -> State:
-        return State(params)
+    def init(self, model: core.Network, params: core.Params, facts: core.Facts) -> core.Leaves:
+        return core.Leaves(params)
 
     def start(self, here: core.Here) -> core.Params:
         return here.shared.params
@@ -61,5 +52,5 @@ class FedProx(core.Method):
     def message(self, carry: core.Carry, here: core.Here) -> tuple[core.Message, core.Personal]:
         return core.weighted(carry.params, here), ()
 
-    def combine(self, state: State, total: core.Message, now: core.Now) -> State:
-        return State(core.averaged(state.params, total))
+    def combine(self, state: core.Leaves, total: core.Message, now: core.Now) -> core.Leaves:
+        return core.Leaves(core.averaged(state.params, total))

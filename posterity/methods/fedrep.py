@@ -22,25 +22,15 @@ the base phase; the head phase always counts epochs.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from torch import Tensor
 
 from posterity import core
+from posterity.methods.fedper import Shared, State, split
 
 AUTHORS_TRAINING = core.Training(lr=0.01, epochs=1, batch=10, momentum=0.5, weight_decay=1e-4)
-
-
-@core.record
-class State:
-    params: core.Params  # the shared base, and the common first head
-    head: frozenset[str] = field(metadata={core.STATIC: True})  # names of the leaves that stay at home
-
-
-@core.record
-class Shared:
-    base: core.Params
 
 
 @dataclass(frozen=True)
@@ -54,25 +44,16 @@ class FedRep(core.Method):
         core.Training(), "how the clients train; its epochs are those of the base", paper=AUTHORS_TRAINING
     )
     head_epochs: int = core.hyper(
-        1, "E_h: epochs of the head, before the base", "PFLlib; pFedVMP does not say", paper=10
+        1, "E_h: epochs of the head, before the base", "PFLlib; pFedVMP does not say", paper=10, ge=0
     )
     loss: core.Loss = core.fit  # of the base phase; a wrapper may replace it
 
-    def __post_init__(self) -> None:
-        core.check_fields(self)
-        core.within(self, head_epochs=(0, None))
-
     def init(self, model: core.Network, params: core.Params, facts: core.Facts) -> State:
-        for part, names in (("base", core.base(params, model)), ("head", core.head(params, model))):
-            if not names:
-                raise ValueError(
-                    f"FedRep trains a head and a base in turn, and the network {model.name!r} has no {part} that could "
-                    "be trained; take a network with both, or fedper, which trains everything at once"
-                )
+        core.require_two_parts(params, model, "FedRep")
         return State(params, model.head_names)
 
     def offer(self, state: State, client: Tensor | None) -> tuple[Shared, core.Own]:
-        return Shared({n: p for n, p in state.params.items() if n not in state.head}), ()
+        return Shared(split(state.params, state.head)[0]), ()
 
     def outside(self) -> str:
         return "the server's base with the initial head"
@@ -83,15 +64,15 @@ class FedRep(core.Method):
         return ("with head_epochs=0 no round trains a head: every client has the common first one",)
 
     def join(self, here: core.Here) -> core.Personal:
-        return {n: p for n, p in here.initial.items() if n in here.model.head_names}
+        return split(here.initial, here.model.head_names)[1]
 
     def start(self, here: core.Here) -> core.Params:
-        known = {**here.shared.base, **here.personal}
-        return {n: known[n] for n in here.initial}
+        return {n: here.personal.get(n, here.shared.base.get(n)) for n in here.initial}
 
     def head_phase(self, epochs: int) -> tuple[core.Pass, ...]:
-        phase = replace(self.local.descend(core.fit_head, core.head), epochs=epochs, max_steps=None)  # (1)
-        return (phase,) if epochs else ()
+        if not epochs:
+            return ()
+        return (replace(self.local.descend(core.fit_head, core.head), epochs=epochs, max_steps=None),)  # (1)
 
     def passes(self) -> tuple[core.Pass, ...]:
         return (*self.head_phase(self.head_epochs), self.local.descend(self.loss, core.base))  # (2)
@@ -100,9 +81,8 @@ class FedRep(core.Method):
         return self.head_phase(epochs)
 
     def message(self, carry: core.Carry, here: core.Here) -> tuple[core.Message, core.Personal]:
-        home = here.model.head_names
-        shared = {n: p for n, p in carry.params.items() if n not in home}
-        return core.weighted(shared, here), {n: p for n, p in carry.params.items() if n in home}
+        base, head = split(carry.params, here.model.head_names)
+        return core.weighted(base, here), head
 
     def combine(self, state: State, total: core.Message, now: core.Now) -> State:
         return State(core.averaged(state.params, total), state.head)  # (3)

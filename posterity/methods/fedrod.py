@@ -39,11 +39,6 @@ COUNTING_BATCH = 256  # samples at once when labels are counted; has no influenc
 PREDICTS = ("personal", "generic")
 
 
-@core.record
-class State:
-    params: core.Params  # b and h
-
-
 def balanced(logits: Tensor, counts: Tensor, gamma: float) -> Tensor:
     """Logits (B, C) whose softmax is what a client with these class counts (C,) should see."""
     return logits + gamma * counts.clamp(min=1).log()
@@ -64,17 +59,15 @@ class FedROD(core.Method):
     local: core.Training = core.hyper(
         core.Training(), "how the clients train", paper=core.Training(epochs=5, momentum=0.9)
     )
-    gamma: float = core.hyper(1.0, "γ: power of the class counts in the balanced softmax; 0 = none", "FL-bench: 1")
+    gamma: float = core.hyper(
+        1.0, "γ: power of the class counts in the balanced softmax; 0 = none", "FL-bench: 1", ge=0
+    )
     predicts: str = core.hyper("personal", "which model predicts", "the personalised task", PREDICTS)
 
-    def __post_init__(self) -> None:
-        core.check_fields(self)
-        core.within(self, gamma=(0, None))
-
-    def init(self, model: core.Network, params: core.Params, facts: core.Facts) -> State:
+    def init(self, model: core.Network, params: core.Params, facts: core.Facts) -> core.Leaves:
         if model.task != "classification":
             raise ValueError("FedROD balances classes; this task is regression. Use fedper for a personal head there")
-        return State(params)
+        return core.Leaves(params)
 
     def outside(self) -> str:
         return "the server's generic model: no head is added"
@@ -93,13 +86,10 @@ class FedROD(core.Method):
 
     def loss(self, params: core.Params, batch: core.Batch, here: core.Here) -> tuple[Tensor, core.Params]:
         """Both risks in one value: no leaf has a gradient from both."""
-        first = here.model.heads[0]
-        generic, buffers, seen = here.model(
-            params, batch.x, mask=batch.layer_mask, train=True, key=here.key, want=(first,)
-        )
+        generic, z, buffers = core.run_features(params, batch, here)
         shown = balanced(generic, here.kept["labels"], self.gamma) if self.gamma else generic
         common = core.pointwise(shown, batch.y, here.model)  # (a)
-        personal = generic.detach() + added(params, seen[first].flatten(1).detach())
+        personal = generic.detach() + added(params, z.detach())
         return core.masked_mean(common + core.pointwise(personal, batch.y, here.model), batch.mask), buffers  # (b)
 
     def passes(self) -> tuple[core.Pass, ...]:
@@ -112,8 +102,8 @@ class FedROD(core.Method):
         common = {n: carry.params[n] for n in here.initial}
         return core.weighted(common, here), {n: carry.params[n] for n in HEAD}
 
-    def combine(self, state: State, total: core.Message, now: core.Now) -> State:
-        return State(core.averaged(state.params, total))  # (c)
+    def combine(self, state: core.Leaves, total: core.Message, now: core.Now) -> core.Leaves:
+        return core.Leaves(core.averaged(state.params, total))  # (c)
 
     def predict(self, carry: core.Carry, x: Tensor, here: core.Here) -> Tensor:
         first = here.model.heads[0]

@@ -114,15 +114,12 @@ class GPFL(core.Method):
         "λ: pull to the received embedding of the class",
         "authors' scripts, CNN and MLP",
         search=(0.0001, 0.1, "log"),
+        ge=0,
     )
-    mu: float = core.hyper(0.1, "µ: weight decay of table and valve", "authors' scripts, CNN and MLP")
+    mu: float = core.hyper(0.1, "µ: weight decay of table and valve", "authors' scripts, CNN and MLP", ge=0)
     lagged: bool = core.hyper(
         False, "make u of the table that the client trained when it was last asked", "ours; true in authors' code"
     )
-
-    def __post_init__(self) -> None:
-        core.check_fields(self)
-        core.within(self, lam=(0, None), mu=(0, None))
 
     def init(self, model: core.Network, params: core.Params, facts: core.Facts) -> State:
         if model.task != "classification":

@@ -56,13 +56,9 @@ class LGFedAvg(core.Method):
 
     local: core.Training = core.hyper(core.Training(), "how the clients train")
     warm_rounds: int = core.hyper(
-        0, "R: rounds at the start that are FedAvg's", "FedBPS, PFLlib; the paper starts warm"
+        0, "R: rounds at the start that are FedAvg's", "FedBPS, PFLlib; the paper starts warm", ge=0
     )
     loss: core.Loss = core.fit  # a wrapper may replace it
-
-    def __post_init__(self) -> None:
-        core.check_fields(self)
-        core.within(self, warm_rounds=(0, None))
 
     def init(self, model: core.Network, params: core.Params, facts: core.Facts) -> State:
         return State(params, model.head_names)

@@ -18,11 +18,6 @@ from typing import Any, ClassVar
 from posterity import core
 
 
-@core.record
-class State:
-    params: core.Params  # w₀, never changed
-
-
 @dataclass(frozen=True)
 class Local(core.Method):
     label: ClassVar[str] = "Local"
@@ -32,10 +27,10 @@ class Local(core.Method):
 
     local: core.Training = core.hyper(core.Training(), "how the clients train")
 
-    def init(self, model: core.Network, params: core.Params, facts: core.Facts) -> State:
-        return State(params)
+    def init(self, model: core.Network, params: core.Params, facts: core.Facts) -> core.Leaves:
+        return core.Leaves(params)
 
-    def offer(self, state: State, client: Any) -> tuple[core.Shared, core.Own]:
+    def offer(self, state: core.Leaves, client: Any) -> tuple[core.Shared, core.Own]:
         return (), ()
 
     def outside(self) -> str:
@@ -53,5 +48,5 @@ class Local(core.Method):
     def message(self, carry: core.Carry, here: core.Here) -> tuple[core.Message, core.Personal]:
         return {}, carry.params
 
-    def combine(self, state: State, total: core.Message, now: core.Now) -> core.Tree:
+    def combine(self, state: core.Leaves, total: core.Message, now: core.Now) -> core.Tree:
         return state

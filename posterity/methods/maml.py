@@ -24,10 +24,10 @@ from typing import Any, ClassVar
 
 from posterity import core
 from posterity.methods._meta import (
+    APPENDIX,
     CODE,
     State,
     adaptation,
-    check_meta,
     fast_steps,
     first,
     meta_steps,
@@ -44,24 +44,18 @@ class MAML(core.Method):
 
     local: core.Training = core.hyper(core.Training(), "how the clients train; lr is γ, the step size of meta-steps",
                                  paper=core.Training(lr=0.1, epochs=5, batch=64, clip=5.0))  # fmt: skip
-    fast: float = core.hyper(0.02, "α: step size of the adaptation", CODE, search=(1e-3, 0.2, "log"))
+    fast: float = core.hyper(0.02, "α: step size of the adaptation", CODE, search=(1e-3, 0.2, "log"), ge=0)
     order: str = core.hyper("exact", "with second derivatives, or without (FO-MAML)", "Finn et al.", ("exact", "first"))
-    inner: int = core.hyper(1, "I: steps of the simulated adaptation", CODE)
-    part_clip: float | None = core.hyper(None, "longest gradient of an inner step", "ours: off", paper=5.0)
-    queries: int = core.hyper(2, "batches of a query, each as large as the support", CODE)
-    server_lr: float = core.hyper(0.9, "η_s: step size of the server", f"{CODE}; the paper searches 0.6 … 1")
-    server_momentum: float = core.hyper(0.9, "μ: momentum of the server", CODE)
-    server_clip: float | None = core.hyper(None, "longest mean update", "ours: off", paper=100.0)
-    adapt_steps: int | None = core.hyper(
-        1, "steps of adaptation per epoch of `adapt`; none: epochs", "MetaVD, appendix E"
-    )
-    adapt_batch: int = core.hyper(64, "batch size of the adaptation", "MetaVD, appendix E")
+    inner: int = core.hyper(1, "I: steps of the simulated adaptation", CODE, ge=0)
+    part_clip: float | None = core.hyper(None, "longest gradient of an inner step", "ours: off", paper=5.0, ge=0)
+    queries: int = core.hyper(2, "batches of a query, each as large as the support", CODE, ge=1)
+    server_lr: float = core.hyper(0.9, "η_s: step size of the server", f"{CODE}; the paper searches 0.6 … 1", ge=0)
+    server_momentum: float = core.hyper(0.9, "μ: momentum of the server", CODE, ge=0, le=1)
+    server_clip: float | None = core.hyper(None, "longest mean update", "ours: off", paper=100.0, ge=0)
+    adapt_steps: int | None = core.hyper(1, "steps of adaptation per epoch of `adapt`; none: epochs", APPENDIX, ge=1)
+    adapt_batch: int = core.hyper(64, "batch size of the adaptation", APPENDIX, ge=1)
     loss: core.Loss = core.fit  # on the query; a wrapper may replace it
     support_loss: core.Loss = core.fit  # of the adaptation; a wrapper may replace it
-
-    def __post_init__(self) -> None:
-        check_meta(self)
-        core.within(self, fast=(0, None), inner=(0, None), queries=(1, None), part_clip=(0, None))
 
     def init(self, model: core.Network, params: core.Params, facts: core.Facts) -> State:
         return first(model, params, self.server_momentum)

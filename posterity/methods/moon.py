@@ -77,17 +77,12 @@ class MOON(core.Method):
         "FedNP's tuned value; the paper's for CIFAR-100",
         paper=5.0,
         search=(0.1, 10.0, "log"),
+        ge=0,
     )
-    temperature: float = core.hyper(0.5, "τ: temperature of the contrast", "Li et al. 2021, §4.1")
+    temperature: float = core.hyper(0.5, "τ: temperature of the contrast", "Li et al. 2021, §4.1", gt=0)
     projection: bool = core.hyper(
         False, "two more layers between base and head", "FedNP and PFLlib have none", paper=True
     )
-
-    def __post_init__(self) -> None:
-        core.check_fields(self)
-        core.within(self, mu=(0, None))
-        if not self.temperature > 0:
-            raise ValueError(f"temperature must be above 0; {self.temperature} was given (the paper's is 0.5)")
 
     def init(self, model: core.Network, params: core.Params, facts: core.Facts) -> State:
         if not self.projection:
@@ -118,12 +113,10 @@ class MOON(core.Method):
 
     def run(self, params: core.Params, batch: core.Batch, here: core.Here) -> tuple[Tensor, Tensor, core.Params]:
         """Outputs, z (B, d) and new buffers, in training mode."""
+        if not self.projection:
+            return core.run_features(params, batch, here)
         model = here.model
         how: dict[str, Any] = {"mask": batch.layer_mask, "train": True, "key": here.key}
-        if not self.projection:
-            first = model.heads[0]
-            output, buffers, seen = model(params, batch.x, want=(first,), **how)
-            return output, seen[first].flatten(1), buffers
         z, buffers = model.features(params, batch.x, **how)
         z = projection_of(model.feature_dim)(params, z)
         return model.classify(params, z, **how), z, buffers

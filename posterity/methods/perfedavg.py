@@ -31,10 +31,10 @@ import torch
 from posterity import core
 from posterity.methods._drift import BALANCES
 from posterity.methods._meta import (
+    APPENDIX,
     CODE,
     State,
     adaptation,
-    check_meta,
     fast_steps,
     first,
     meta_steps,
@@ -54,32 +54,28 @@ class PerFedAvg(core.Method):
     local: core.Training = core.hyper(
         core.Training(), "how the clients train; lr is β of the meta-steps", paper=core.Training(steps=10)
     )
-    fast: float = core.hyper(0.02, "α: step size of the adaptation", CODE, search=(1e-3, 0.2, "log"))
+    fast: float = core.hyper(0.02, "α: step size of the adaptation", CODE, search=(1e-3, 0.2, "log"), ge=0)
     hvp: str = core.hyper(
         "difference", "Hessian-vector product of the meta-gradient", "Fallah et al. 2020", tuple(ORDERS)
     )
-    delta: float = core.hyper(1e-3, "δ: width of the difference", f"FL-bench; {CODE} uses 1e-4, too little for float32")
-    inner: int = core.hyper(1, "steps of the simulated adaptation", "Fallah et al. 2020")
+    delta: float = core.hyper(
+        1e-3, "δ: width of the difference", f"FL-bench; {CODE} uses 1e-4, too little for float32", gt=0
+    )
+    inner: int = core.hyper(1, "steps of the simulated adaptation", "Fallah et al. 2020", ge=0)
     part_clip: float | None = core.hyper(None, "longest inner gradient; by differences, also of the query, and product",
-                                         f"{CODE} uses 5; off by default")  # fmt: skip
-    server_lr: float = core.hyper(1.0, "η_s: step size of the server", f"Fallah et al. 2020; {CODE} uses 0.9")
-    server_momentum: float = core.hyper(0.0, "μ: momentum of the server", f"Fallah et al. 2020; {CODE} uses 0.9")
-    server_clip: float | None = core.hyper(None, "longest mean update", f"{CODE} uses 100; off by default")
+                                         f"{CODE} uses 5; off by default", ge=0)  # fmt: skip
+    server_lr: float = core.hyper(1.0, "η_s: step size of the server", f"Fallah et al. 2020; {CODE} uses 0.9", ge=0)
+    server_momentum: float = core.hyper(
+        0.0, "μ: momentum of the server", f"Fallah et al. 2020; {CODE} uses 0.9", ge=0, le=1
+    )
+    server_clip: float | None = core.hyper(None, "longest mean update", f"{CODE} uses 100; off by default", ge=0)
     balance: str = core.hyper(
         "clients", "whose mean objective is minimised", f"Fallah et al. 2020; {CODE}: samples", BALANCES
     )
-    adapt_steps: int | None = core.hyper(
-        1, "steps of adaptation per epoch of `adapt`; none: epochs", "MetaVD, appendix E"
-    )
-    adapt_batch: int = core.hyper(64, "batch size of the adaptation", "MetaVD, appendix E")
+    adapt_steps: int | None = core.hyper(1, "steps of adaptation per epoch of `adapt`; none: epochs", APPENDIX, ge=1)
+    adapt_batch: int = core.hyper(64, "batch size of the adaptation", APPENDIX, ge=1)
     loss: core.Loss = core.fit  # on the query; a wrapper may replace it
     support_loss: core.Loss = core.fit  # of the adaptation; a wrapper may replace it
-
-    def __post_init__(self) -> None:
-        check_meta(self)
-        core.within(self, fast=(0, None), inner=(0, None), part_clip=(0, None))
-        if not self.delta > 0:
-            raise ValueError(f"delta is the width of a difference and must be positive; {self.delta} was given")
 
     def init(self, model: core.Network, params: core.Params, facts: core.Facts) -> State:
         return first(model, params, self.server_momentum)

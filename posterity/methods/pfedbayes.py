@@ -34,12 +34,6 @@ says; the released code has 0.001, which is almost no noise (`spread` sets it). 
 weights, not draws of deviation 0.1. Both optimisers start anew each round. The copy never sees data: running statistics
 of batch norm that are sent are those of q_k, averaged equally as the rest. The mean of ρ is not that of σ; it is what
 the paper averages.
-
-pFedBayes, Gaussians over the weights as leaves: their divergence, draws, and proximal steps on the divergence.
-
-pFedBayes, the method: the personal Gaussian, the copy that travels, the server's mixing.
-
-The paper is summed up in the folder's `__init__.py`; divergence, draws and proximal steps are in `gaussians.py`.
 """
 
 from __future__ import annotations
@@ -54,70 +48,8 @@ from torch.func import grad, grad_and_value
 
 from posterity import core
 
-__all__ = ["PFedBayes"]
-
-
 RHO = "rho/"
 DRAW = 2**21  # folded into the key for draws of weights
-
-
-def joined(params: core.Params, rho: core.Params) -> core.Params:
-    """A Gaussian as leaves: means under the network's names, ρ under names of their own."""
-    return {**params, **{RHO + n: r for n, r in rho.items()}}
-
-
-def divergence(q: core.Params, p: core.Params) -> Tensor:
-    """KL(q ‖ p) of two Gaussians as `joined` has them."""
-    parts = []
-    for n in (n for n in q if n.startswith(RHO)):
-        sq, sp, gap = F.softplus(q[n]), F.softplus(p[n]), q[n.removeprefix(RHO)] - p[n.removeprefix(RHO)]
-        parts.append((torch.log(sp / sq) + (sq**2 + gap**2) / (2 * sp**2) - 0.5).sum())  # (d)
-    return torch.stack(parts).sum()
-
-
-def nearer(mean: Tensor, other: Tensor, rate: Tensor) -> Tensor:
-    """A mean after its proximal step to another one; `rate` is a/σ_p²."""
-    return mean + rate / (1 + rate) * (other - mean)  # (e)
-
-
-def rho_step(rho: Tensor, ratio: Tensor, rate: Tensor | float) -> Tensor:
-    """How far ρ goes where the slope of the divergence in log σ is r − 1."""
-    slope = torch.sigmoid(rho) / F.softplus(rho)
-    return rate * slope * (ratio - 1) / (1 + 2 * rate * slope**2 * ratio.clamp(min=1))  # (f)
-
-
-def personal_step(q: core.Params, copy: core.Params, rate: Tensor) -> core.Params:
-    """q after a proximal step of `rate` on KL(q ‖ copy)."""
-    found = dict(q)
-    for n in (n for n in q if RHO + n in q):
-        mine, theirs = F.softplus(q[RHO + n]) ** 2, F.softplus(copy[RHO + n]) ** 2
-        found[n] = nearer(q[n], copy[n], rate / theirs)  # (e)
-        found[RHO + n] = q[RHO + n] - rho_step(q[RHO + n], mine / theirs, rate)  # (f)
-    return found
-
-
-def copy_step(copy: core.Params, q: core.Params, rate: float) -> core.Params:
-    """The copy after a proximal step of `rate` on KL(q ‖ copy)."""
-    found = dict(copy)
-    for n in (n for n in q if RHO + n in q):
-        theirs, mine = F.softplus(copy[RHO + n]) ** 2, F.softplus(q[RHO + n]) ** 2
-        found[n] = nearer(copy[n], q[n], rate / theirs)  # (e)
-        ratio = (mine + (q[n] - copy[n]) ** 2) / theirs
-        found[RHO + n] = copy[RHO + n] + rho_step(copy[RHO + n], ratio, rate)  # (f)
-    return found
-
-
-def drawn(q: core.Params, key: Tensor, spread: float) -> core.Params:
-    """Weights of the network from a Gaussian, by one draw for all leaves; running statistics as they are."""
-    found = {n: p for n, p in q.items() if not n.startswith(RHO)}
-    moving = [n for n in found if RHO + n in q]
-    sizes = [q[n].numel() for n in moving]
-    noise = torch.split(core.normal(core.fold(key, DRAW), (sum(sizes),), q[moving[0]].dtype), sizes)
-    for n, part in zip(moving, noise, strict=True):
-        found[n] = q[n] + F.softplus(q[RHO + n]) * spread * part.reshape(q[n].shape)  # (a)
-    return found
-
-
 RELEASED = "released code"
 SOLVERS = ("proximal", "gradient")
 
@@ -126,11 +58,6 @@ SOLVERS = ("proximal", "gradient")
 class State:
     params: core.Params  # µ, and running statistics
     rho: core.Params  # for every trainable leaf
-
-
-def moving(gaussian: core.Params, here: core.Here) -> core.Params:
-    """Means and ρ of the trainable leaves."""
-    return {n: p for n, p in gaussian.items() if n.removeprefix(RHO) in here.shared.rho}
 
 
 @dataclass(frozen=True)
@@ -144,28 +71,22 @@ class PFedBayes(core.Method):
         core.Training(), "how the personal Gaussian is trained",
         paper=core.Training(lr=1e-3, optimiser="adam", batch=100, steps=20),
     )  # fmt: skip
-    copy_lr: float = core.hyper(1e-3, "step size of the copy", RELEASED)
+    copy_lr: float = core.hyper(1e-3, "step size of the copy", RELEASED, ge=0)
     zeta: float = core.hyper(
         1.0,
         "ζ: weight of the divergence from the copy",
         "ours: (a) bounds the evidence",
         paper=10.0,
         search=(0.1, 10.0, "log"),
+        ge=0,
     )
-    inner: int = core.hyper(5, "steps of the personal Gaussian on each batch", RELEASED)
+    inner: int = core.hyper(5, "steps of the personal Gaussian on each batch", RELEASED, ge=1)
     solver: str = core.hyper("proximal", "steps on the divergences", "ours: stable", SOLVERS, paper="gradient")
-    rho: float = core.hyper(-3.0, "ρ₀: first deviations are log(1 + e^ρ₀)", RELEASED)
-    spread: float = core.hyper(1.0, "deviation of ε", "the paper; the released code has 0.001")
-    beta: float = core.hyper(1.0, "β: how far the server moves to the clients' mean", "the usual choice")
-    draws: int = core.hyper(0, "draws of the weights for a prediction; 0: the means alone", "ours")
+    rho: float = core.hyper(-3.0, "ρ₀: first deviations are log(1 + e^ρ₀)", RELEASED, ge=-20, le=20)
+    spread: float = core.hyper(1.0, "deviation of ε", "the paper; the released code has 0.001", ge=0)
+    beta: float = core.hyper(1.0, "β: how far the server moves to the clients' mean", "the usual choice", ge=0, le=1)
+    draws: int = core.hyper(0, "draws of the weights for a prediction; 0: the means alone", "ours", ge=0)
     loss: core.Loss = core.fit  # a wrapper may replace it
-
-    def __post_init__(self) -> None:
-        core.check_fields(self)
-        core.within(
-            self, copy_lr=(0, None), zeta=(0, None), inner=(1, None), spread=(0, None), beta=(0, 1), draws=(0, None)
-        )
-        core.within(self, rho=(-20, 20))
 
     def init(self, model: core.Network, params: core.Params, facts: core.Facts) -> State:
         return State(params, {n: torch.full_like(params[n], self.rho) for n in core.trainable(params, model)})
@@ -262,3 +183,66 @@ class PFedBayes(core.Method):
                 "run away; solver=proximal or the optimiser adam do not"
             )
         return tuple(said)
+
+
+# --- Gaussians over the weights as leaves: their divergence, draws, and proximal steps on the divergence --------------
+def joined(params: core.Params, rho: core.Params) -> core.Params:
+    """A Gaussian as leaves: means under the network's names, ρ under names of their own."""
+    return {**params, **{RHO + n: r for n, r in rho.items()}}
+
+
+def moving(gaussian: core.Params, here: core.Here) -> core.Params:
+    """Means and ρ of the trainable leaves."""
+    return {n: p for n, p in gaussian.items() if n.removeprefix(RHO) in here.shared.rho}
+
+
+def drawn(q: core.Params, key: Tensor, spread: float) -> core.Params:
+    """Weights of the network from a Gaussian, by one draw for all leaves; running statistics as they are."""
+    found = {n: p for n, p in q.items() if not n.startswith(RHO)}
+    moving = [n for n in found if RHO + n in q]
+    sizes = [q[n].numel() for n in moving]
+    noise = torch.split(core.normal(core.fold(key, DRAW), (sum(sizes),), q[moving[0]].dtype), sizes)
+    for n, part in zip(moving, noise, strict=True):
+        found[n] = q[n] + F.softplus(q[RHO + n]) * spread * part.reshape(q[n].shape)  # (a)
+    return found
+
+
+def divergence(q: core.Params, p: core.Params) -> Tensor:
+    """KL(q ‖ p) of two Gaussians as `joined` has them."""
+    parts = []
+    for n in (n for n in q if n.startswith(RHO)):
+        sq, sp, gap = F.softplus(q[n]), F.softplus(p[n]), q[n.removeprefix(RHO)] - p[n.removeprefix(RHO)]
+        parts.append((torch.log(sp / sq) + (sq**2 + gap**2) / (2 * sp**2) - 0.5).sum())  # (d)
+    return torch.stack(parts).sum()
+
+
+def personal_step(q: core.Params, copy: core.Params, rate: Tensor) -> core.Params:
+    """q after a proximal step of `rate` on KL(q ‖ copy)."""
+    found = dict(q)
+    for n in (n for n in q if RHO + n in q):
+        mine, theirs = F.softplus(q[RHO + n]) ** 2, F.softplus(copy[RHO + n]) ** 2
+        found[n] = nearer(q[n], copy[n], rate / theirs)  # (e)
+        found[RHO + n] = q[RHO + n] - rho_step(q[RHO + n], mine / theirs, rate)  # (f)
+    return found
+
+
+def copy_step(copy: core.Params, q: core.Params, rate: float) -> core.Params:
+    """The copy after a proximal step of `rate` on KL(q ‖ copy)."""
+    found = dict(copy)
+    for n in (n for n in q if RHO + n in q):
+        theirs, mine = F.softplus(copy[RHO + n]) ** 2, F.softplus(q[RHO + n]) ** 2
+        found[n] = nearer(copy[n], q[n], rate / theirs)  # (e)
+        ratio = (mine + (q[n] - copy[n]) ** 2) / theirs
+        found[RHO + n] = copy[RHO + n] + rho_step(copy[RHO + n], ratio, rate)  # (f)
+    return found
+
+
+def nearer(mean: Tensor, other: Tensor, rate: Tensor) -> Tensor:
+    """A mean after its proximal step to another one; `rate` is a/σ_p²."""
+    return mean + rate / (1 + rate) * (other - mean)  # (e)
+
+
+def rho_step(rho: Tensor, ratio: Tensor, rate: Tensor | float) -> Tensor:
+    """How far ρ goes where the slope of the divergence in log σ is r − 1."""
+    slope = torch.sigmoid(rho) / F.softplus(rho)
+    return rate * slope * (ratio - 1) / (1 + 2 * rate * slope**2 * ratio.clamp(min=1))  # (f)

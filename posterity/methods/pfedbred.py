@@ -70,21 +70,20 @@ class PFedBreD(core.Method):
     local: core.Training = core.hyper(core.Training(), "how the clients train; lr is η", paper=AUTHORS_TRAINING)
     prior: str = core.hyper("mh", "how the prior mean is read off the common model", "the paper's main method", PRIORS)
     lam: float = core.hyper(
-        15.0, "λ: pull of the personal model to its prior mean", AUTHORS + "; 30 for its DNN", search=(1.0, 50.0, "log")
+        15.0,
+        "λ: pull of the personal model to its prior mean",
+        AUTHORS + "; 30 for its DNN",
+        search=(1.0, 50.0, "log"),
+        ge=0,
     )
-    eta_p: float = core.hyper(0.05, "η_p: step from the common model to the prior mean", AUTHORS)
-    alpha: float = core.hyper(0.01, "α: both steps of mh", AUTHORS)
-    prox_steps: int = core.hyper(5, "K: steps of the personal model for a batch", AUTHORS)
+    eta_p: float = core.hyper(0.05, "η_p: step from the common model to the prior mean", AUTHORS, ge=0)
+    alpha: float = core.hyper(0.01, "α: both steps of mh", AUTHORS, ge=0)
+    prox_steps: int = core.hyper(5, "K: steps of the personal model for a batch", AUTHORS, ge=1)
     prox_lr: float = core.hyper(
-        0.05, "η_θ: step size of the personal model", "ours: K steps come near the minimiser", paper=0.01
+        0.05, "η_θ: step size of the personal model", "ours: K steps come near the minimiser", paper=0.01, ge=0
     )
-    beta: float = core.hyper(1.0, "β: step size of the server", AUTHORS)
+    beta: float = core.hyper(1.0, "β: step size of the server", AUTHORS, ge=0)
     loss: core.Loss = core.fit  # a wrapper may replace it
-
-    def __post_init__(self) -> None:
-        core.check_fields(self)
-        core.within(self, lam=(0, None), eta_p=(0, None), alpha=(0, None), prox_steps=(1, None))
-        core.within(self, prox_lr=(0, None), beta=(0, None))
 
     def init(self, model: core.Network, params: core.Params, facts: core.Facts) -> State:
         return State(params, model.buffers)

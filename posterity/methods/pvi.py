@@ -88,21 +88,15 @@ class PVI(core.Method):
 
     local: core.Training = core.hyper(core.Training(), "how the clients train the means", paper=PAPER)
     prior_scale: float = core.hyper(
-        0.1, "standard deviation of the prior around the first weights", "ours", search=(0.01, 1.0, "log")
+        0.1, "standard deviation of the prior around the first weights", "ours", search=(0.01, 1.0, "log"), gt=0
     )
     damping: float | None = core.hyper(
-        None, "ρ: share of its update that a client makes; none: 1/K", "Ashman et al. 2022"
+        None, "ρ: share of its update that a client makes; none: 1/K", "Ashman et al. 2022", ge=0, le=1
     )
-    scale_lr: float = core.hyper(0.1, "longest step of a log σ", "ours")
-    draws: int = core.hyper(1, "pairs of draws for a step", "ours")
-    samples: int = core.hyper(4, "pairs of draws for a prediction; 0: the mean predicts", "ours")
+    scale_lr: float = core.hyper(0.1, "longest step of a log σ", "ours", ge=0)
+    draws: int = core.hyper(1, "pairs of draws for a step", "ours", ge=1)
+    samples: int = core.hyper(4, "pairs of draws for a prediction; 0: the mean predicts", "ours", ge=0)
     loss: core.Loss = core.fit  # a wrapper may replace it
-
-    def __post_init__(self) -> None:
-        core.check_fields(self)
-        core.within(self, damping=(0, 1), scale_lr=(0, None), draws=(1, None), samples=(0, None))
-        if self.prior_scale <= 0:
-            raise ValueError(f"prior_scale is a standard deviation and must be positive; {self.prior_scale} was given")
 
     def init(self, model: core.Network, params: core.Params, facts: core.Facts) -> State:
         prior = {n: torch.full_like(params[n], self.prior_scale**-2) for n in core.trainable(params, model)}

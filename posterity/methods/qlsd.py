@@ -194,22 +194,23 @@ class QLSD(core.Method):
     local: core.Training = core.hyper(
         core.Training(), "lr and batch are those of a round; fine-tuning uses all of it", paper=core.Training(batch=64)
     )
-    step: float | None = core.hyper(None, "γ: step size on the summed loss; none: local.lr / N", "ours", paper=1e-5)
-    full: bool = core.hyper(False, "gradients of all data instead of one batch", "QLSD#")
-    levels: int = core.hyper(256, "s: levels of the quantiser; 0: gradients are sent as they are", RELEASED)
-    prior: float = core.hyper(
-        1.0, "τ: precision of the Gaussian prior", "ours: unit weights", paper=200.0, search=(0.1, 10.0, "log")
+    step: float | None = core.hyper(
+        None, "γ: step size on the summed loss; none: local.lr / N", "ours", paper=1e-5, ge=0
     )
-    temperature: float = core.hyper(1.0, "T: 1 samples from the posterior, 0 descends without noise", "the paper")
-    average: int = core.hyper(1, "M: predictions are averaged over so many kept samples; 1: the last alone", "ours")
-    burn: int = core.hyper(0, "rounds before the first sample is kept (average > 1)", "ours")
-    thin: int = core.hyper(1, "rounds from one kept sample to the next (average > 1)", "ours")
+    full: bool = core.hyper(False, "gradients of all data instead of one batch", "QLSD#")
+    levels: int = core.hyper(
+        256, "s: levels of the quantiser; 0: gradients are sent as they are", RELEASED, ge=0, le=2**20
+    )
+    prior: float = core.hyper(
+        1.0, "τ: precision of the Gaussian prior", "ours: unit weights", paper=200.0, search=(0.1, 10.0, "log"), ge=0
+    )
+    temperature: float = core.hyper(1.0, "T: 1 samples from the posterior, 0 descends without noise", "the paper", ge=0)
+    average: int = core.hyper(
+        1, "M: predictions are averaged over so many kept samples; 1: the last alone", "ours", ge=1
+    )
+    burn: int = core.hyper(0, "rounds before the first sample is kept (average > 1)", "ours", ge=0)
+    thin: int = core.hyper(1, "rounds from one kept sample to the next (average > 1)", "ours", ge=1)
     loss: core.Loss = core.fit  # a wrapper may replace it
-
-    def __post_init__(self) -> None:
-        core.check_fields(self)
-        core.within(self, step=(0, None), levels=(0, 2**20), prior=(0, None), temperature=(0, None))
-        core.within(self, average=(1, None), burn=(0, None), thin=(1, None))
 
     # --- server -------------------------------------------------------------------------------------------------------
     def init(self, model: core.Network, params: core.Params, facts: core.Facts) -> State:

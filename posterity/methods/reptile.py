@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from posterity import core
-from posterity.methods._meta import CODE, State, adaptation, check_meta, first, server_step
+from posterity.methods._meta import APPENDIX, CODE, State, adaptation, first, server_step
 
 
 @dataclass(frozen=True)
@@ -31,17 +31,12 @@ class Reptile(core.Method):
         core.Training(), "how the clients train", paper=core.Training(lr=0.02, epochs=5, batch=64, clip=5.0)
     )
     server_lr: float = core.hyper(0.9, "η_s: step size of the server", f"{CODE}; the paper searches 0.6 … 1",
-                                  search=(0.6, 1.0, "linear"))  # fmt: skip
-    server_momentum: float = core.hyper(0.9, "μ: momentum of the server", CODE)
-    server_clip: float | None = core.hyper(None, "longest mean update", "ours: off", paper=100.0)
-    adapt_steps: int | None = core.hyper(
-        1, "steps of adaptation per epoch of `adapt`; none: epochs", "MetaVD, appendix E"
-    )
-    adapt_batch: int = core.hyper(64, "batch size of the adaptation", "MetaVD, appendix E")
+                                  search=(0.6, 1.0, "linear"), ge=0)  # fmt: skip
+    server_momentum: float = core.hyper(0.9, "μ: momentum of the server", CODE, ge=0, le=1)
+    server_clip: float | None = core.hyper(None, "longest mean update", "ours: off", paper=100.0, ge=0)
+    adapt_steps: int | None = core.hyper(1, "steps of adaptation per epoch of `adapt`; none: epochs", APPENDIX, ge=1)
+    adapt_batch: int = core.hyper(64, "batch size of the adaptation", APPENDIX, ge=1)
     loss: core.Loss = core.fit  # a wrapper may replace it
-
-    def __post_init__(self) -> None:
-        check_meta(self)
 
     def init(self, model: core.Network, params: core.Params, facts: core.Facts) -> State:
         return first(model, params, self.server_momentum)

@@ -54,7 +54,7 @@ class SCAFFOLD(core.Method):
 
     local: core.Training = core.hyper(core.Training(), "how the clients train")
     server_lr: float = core.hyper(
-        1.0, "η_g: step size of the server", "Karimireddy et al. 2020, §7", search=(0.5, 1.5, "linear")
+        1.0, "η_g: step size of the server", "Karimireddy et al. 2020, §7", search=(0.5, 1.5, "linear"), ge=0
     )
     variate: str = core.hyper(
         "II", "how c_k is renewed: option I or II, or as FedNP's code", "the common choice", VARIATES
@@ -63,7 +63,6 @@ class SCAFFOLD(core.Method):
 
     def __post_init__(self) -> None:
         core.check_fields(self)
-        core.within(self, server_lr=(0, None))
         if self.variate != "I":
             core.require_plain_sgd(self.local, f"variate {self.variate!r}", ", or variate 'I'")
 

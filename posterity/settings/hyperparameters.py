@@ -14,6 +14,7 @@ from __future__ import annotations
 import difflib
 import inspect
 import math
+import operator
 import types
 import typing
 from collections.abc import Callable, Iterable, Mapping
@@ -22,6 +23,10 @@ from typing import Any
 
 Search = tuple[Any, ...]
 MANY = 24  # words: a list of more is no help to somebody who has mistyped one
+BOUNDS: dict[str, tuple[str, Callable[[Any, Any], bool]]] = {
+    "ge": ("at least", operator.ge), "gt": ("above", operator.gt),
+    "le": ("at most", operator.le), "lt": ("below", operator.lt),
+}  # fmt: skip
 UNSTATED: Any = object()  # the paper says nothing else than the default; None is a value
 
 
@@ -31,6 +36,7 @@ class Knob:
 
     A last choice such as `package.module:engine` allows anything of that form. `search` is where tuning looks for it:
     (lowest, highest, "log") or (lowest, highest, "linear"), or some values. `infinite`: whether `inf` means something.
+    Bounds of a number are `ge`, `gt`, `le` and `lt`, as in `ge=0`; None is within all of them.
     """
 
     name: str
@@ -42,6 +48,7 @@ class Knob:
     paper: Any = UNSTATED
     search: Search | None = None
     infinite: bool = False
+    bounds: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def differs(self) -> bool:
@@ -51,17 +58,17 @@ class Knob:
 
 def hyper(
     default: Any, doc: str, source: str = "", choices: tuple[str, ...] = (), paper: Any = UNSTATED,
-    search: Search | None = None, infinite: bool = False,
+    search: Search | None = None, infinite: bool = False, **bounds: float,
 ) -> Any:  # fmt: skip
     """A field of a method: its default, its meaning, where the default comes from, and the rest of a `Knob`."""
-    knob = Knob("", None, default, doc, source, choices, paper, search, infinite)
+    knob = Knob("", None, default, doc, source, choices, paper, search, infinite, bounds)
     return field(default=default, metadata={"knob": knob})
 
 
 def knobs(cls: type) -> list[Knob]:
     """The hyper-parameters of a method or of any dataclass made with `hyper`."""
-    hints = typing.get_type_hints(cls)
     made = [f for f in fields(cls) if "knob" in f.metadata]
+    hints = typing.get_type_hints(cls) if made else {}
     return [replace(f.metadata["knob"], name=f.name, kind=hints[f.name]) for f in made]
 
 
@@ -116,24 +123,21 @@ def parse(text: Any, knob: Knob) -> Any:
 
 
 def check_fields(value: Any) -> None:
-    """Refuse a record whose fields have other types or values than declared; `__post_init__` of methods calls it."""
+    """Refuse a record whose fields have other types or values than declared; every method does when it is made."""
     for knob in knobs(type(value)):
         current = getattr(value, knob.name)
         if is_dataclass(current):
             continue
         if isinstance(parse(current, knob), str) != isinstance(current, str):  # a text is converted by `parse` alone
             raise ValueError(f"{knob.name} takes {describe(knob.kind)}; the text {current!r} was given")
+        _check_bounds(knob, current)
 
 
-def within(value: Any, **bounds: tuple[float | None, float | None]) -> None:
-    """Refuse fields of `value` that are not between their bounds (None = no bound); NaN is between none."""
-    for name, (low, high) in bounds.items():
-        given = getattr(value, name)
-        if given is None:
-            continue
-        if (low is not None and not given >= low) or (high is not None and not given <= high):
-            words = [f"at least {low}"] * (low is not None) + [f"at most {high}"] * (high is not None)
-            raise ValueError(f"{name} must be {' and '.join(words)}; {given} was given")
+def _check_bounds(knob: Knob, given: Any) -> None:
+    """Refuse a number that is not within the bounds of its field; NaN is within none."""
+    if given is not None and not all(BOUNDS[name][1](given, limit) for name, limit in knob.bounds.items()):
+        words = " and ".join(f"{BOUNDS[name][0]} {limit}" for name, limit in knob.bounds.items())
+        raise ValueError(f"{knob.name} must be {words}; {given} was given ({knob.doc})")
 
 
 MISTAKES = (ValueError, TypeError, OverflowError)  # what a conversion of something unsuitable raises

@@ -154,5 +154,5 @@ def test_regression_learns_how_far_off_it_is(engine):
 
 
 def test_bad_hyper_parameters():
-    with pytest.raises(ValueError, match="width must be positive; 0"):
+    with pytest.raises(ValueError, match="width must be above 0; 0"):
         Calibrated(FedAvg(), width=0.0)

@@ -244,8 +244,8 @@ def test_the_papers_values():
     [
         ({"layers": -1}, "layers must be at least 0"),
         ({"weight_lr": -1.0}, "weight_lr must be at least 0"),
-        ({"share": 0.0}, "share must be above 0; 0.0 was given"),
-        ({"share": 1.2}, "share must be at least 0 and at most 1"),
+        ({"share": 0.0}, "share must be above 0 and at most 1; 0.0 was given"),
+        ({"share": 1.2}, "share must be above 0 and at most 1"),
         ({"share": float("nan")}, "share must be a finite number; nan"),
         ({"first_epochs": 0}, "first_epochs must be at least 1"),
     ],

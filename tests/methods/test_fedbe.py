@@ -9,12 +9,12 @@ from kinds import everything
 from oracles.sims import DOUBLE, Run, mlp, points, q2, same_bits, scalar_model, worst
 
 from posterity import core
-from posterity.core import Bag, Now, Training, fold, make_key, permutation
+from posterity.core import Bag, Leaves, Now, Training, fold, make_key, permutation
 from posterity.data.federation import Federation
 from posterity.engine.cache import TraceCache, play
 from posterity.methods import build
 from posterity.methods.fedavg import FedAvg
-from posterity.methods.fedbe import ORDER, SAMPLE, FedBE, State, gaussian_fit
+from posterity.methods.fedbe import ORDER, SAMPLE, FedBE, gaussian_fit
 
 TRAINING = Training(lr=0.1, batch=4)
 
@@ -123,7 +123,7 @@ def test_a_round_of_the_server():
     target = method.target([mean, one, two, *drawn], x, model)
     expected = method.distilled(mean, target, x, model, fold(key, ORDER))
     total = {"models": Bag(torch.tensor([0, 1]), {"n": size, "params": each})}
-    state = method.combine(State(first), total, Now(1, 5, key, 2, x, model))
+    state = method.combine(Leaves(first), total, Now(1, 5, key, 2, x, model))
     assert worst(state.params, expected) < 1e-15
     assert SAMPLE != ORDER
 
@@ -153,7 +153,7 @@ def test_identical_clients_teach_what_the_mean_knows():
     each = {n: torch.stack((one[n], one[n])) for n in one}
     method = FedBE(server_weight_decay=0.0, floor=0.0, samples=2, server_steps=3)
     total = {"models": Bag(torch.tensor([0, 1]), {"n": torch.tensor([2.0, 7.0], dtype=DOUBLE), "params": each})}
-    state = method.combine(State(one), total, Now(1, 1, make_key(0), 2, FEW.x[FEW.public], model))
+    state = method.combine(Leaves(one), total, Now(1, 1, make_key(0), 2, FEW.x[FEW.public], model))
     assert worst(state.params, one) < 1e-15
 
 
@@ -226,7 +226,7 @@ def test_what_the_server_learns_can_be_recorded(sampling):
                        (Now.play, partial(play, TraceCache(patience=0), method)))  # fmt: skip
     ends = []
     for now in (plain, recorded):
-        state = State(first)
+        state = Leaves(first)
         for round in (1, 2, 3):
             models = {n: torch.stack([round * p[n] for p in sent]) for n in first}
             total = {"models": Bag(torch.arange(3), {"n": torch.tensor([4.0, 2.0, 1.0]).double(), "params": models})}

@@ -184,8 +184,8 @@ def test_effective_clients_of_log_weights():
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"sigma2": 0.0}, "sigma2 is a variance"),
-        ({"sigma2": -1.0}, "sigma2 is a variance"),
+        ({"sigma2": 0.0}, "sigma2 must be above 0"),
+        ({"sigma2": -1.0}, "sigma2 must be above 0"),
         ({"sigma2": math.nan}, "sigma2 must be a finite number; nan"),
         ({"weighting": "per-sample"}, "did you mean 'per_sample'"),
         ({"prior_scale": "sum"}, "prior_scale = 'sum' is unknown"),

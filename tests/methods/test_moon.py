@@ -247,7 +247,7 @@ def test_bad_hyper_parameters():
     with pytest.raises(ValueError, match="mu must be at least 0; -1"):
         MOON(mu=-1.0)
     for temperature in (0.0, -0.5):
-        with pytest.raises(ValueError, match=r"temperature must be above 0; .* .the paper's is 0\.5"):
+        with pytest.raises(ValueError, match="temperature must be above 0"):
             MOON(temperature=temperature)
     with pytest.raises(ValueError, match="projection takes true or false"):
         MOON(projection="maybe")

@@ -140,7 +140,7 @@ def test_bytes(dtype):
 
 
 def test_bad_hyper_parameters():
-    with pytest.raises(ValueError, match="delta is the width of a difference"):
+    with pytest.raises(ValueError, match="delta must be above 0"):
         PerFedAvg(delta=0.0)
     with pytest.raises(ValueError, match="hvp = 'half' is unknown"):
         PerFedAvg(hvp="half")

@@ -212,13 +212,10 @@ def test_o12_without_divergences_the_trajectory_is_fedavgs(engine, network, dtyp
 
 
 def test_o13_npn_linear():
-    mean, variance, weight, spread = num([1.0, -2], [0.5, 0.1], [[0.3, -0.1], [0.2, 0.4]], [[0.01, 0.02], [0.03, 0.04]])
-    out, var = npn_linear(mean, variance, weight, None, spread)
-    assert out.tolist() == pytest.approx([-0.1, -0.9], abs=1e-12)
-    assert var.tolist() == pytest.approx([0.187, 0.215], abs=1e-12)
-    lite = npn_linear(mean, variance, weight, num([1.0, 2.0])[0])
-    assert lite[0].tolist() == pytest.approx([0.9, 1.1], abs=1e-12)
-    assert lite[1].tolist() == pytest.approx([0.5 * 0.09 + 0.1 * 0.04, 0.5 * 0.01 + 0.1 * 0.16], abs=1e-12)
+    mean, variance, weight, bias = num([1.0, -2], [0.5, 0.1], [[0.3, -0.1], [0.2, 0.4]], [1.0, 2.0])
+    out, var = npn_linear(mean, variance, weight, bias)
+    assert out.tolist() == pytest.approx([0.9, 1.1], abs=1e-12)
+    assert var.tolist() == pytest.approx([0.5 * 0.09 + 0.1 * 0.04, 0.5 * 0.01 + 0.1 * 0.16], abs=1e-12)
 
 
 def test_o14_npn_sigmoid():

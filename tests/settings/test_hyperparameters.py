@@ -119,6 +119,19 @@ def test_check_fields():
         check_fields(Some(mode="x"))
 
 
+@dataclass(frozen=True)
+class Bounded:
+    share: float | None = hyper(0.5, "a share", gt=0, le=1)
+
+
+def test_bounds_stand_on_the_field():
+    for share in (None, 1e-9, 1.0):
+        check_fields(Bounded(share))
+    for share in (0.0, 1.1):
+        with pytest.raises(ValueError, match=rf"share must be above 0 and at most 1; {share} was given \(a share\)"):
+            check_fields(Bounded(share))
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [

@@ -106,23 +106,21 @@ class FedBPS(core.Method):
 
     local: core.Training = core.hyper(core.Training(), "how the clients train", paper=AUTHORS)
     p: float = core.hyper(0.7, "share of the parameters that is personal", "§4.1; 0.3, 0.5, 0.7 and 0.9 in Table 2",
-                          search=(0.3, 0.9, "linear"))  # fmt: skip
+                          search=(0.3, 0.9, "linear"), ge=0, le=1)  # fmt: skip
     curvature: str = core.hyper("ggn", "estimator of the diagonal curvature", "unspecified: ours", ESTIMATORS)
-    probes: int = core.hyper(8, "sign vectors per batch of `hutchinson`", "unspecified: ours")
-    prior: float = core.hyper(5e-4, "τ: precision of the prior per sample", "the paper's weight decay; erratum B1")
+    probes: int = core.hyper(8, "sign vectors per batch of `hutchinson`", "unspecified: ours", ge=1)
+    prior: float = core.hyper(
+        5e-4, "τ: precision of the prior per sample", "the paper's weight decay; erratum B1", gt=0
+    )
     score: str = core.hyper("variance", "what is averaged: 1/curvature, or the curvature as printed", "erratum B1",
                             ("variance", "hessian"))  # fmt: skip
     loss_scale: str = core.hyper("sum", "posterior of the summed or of the mean loss", "erratum B4", ("sum", "mean"))
-    within_scale: float = core.hyper(1.0, "factor on v_i against the disagreement", "ours, for studies; erratum B4")
+    within_scale: float = core.hyper(
+        1.0, "factor on v_i against the disagreement", "ours, for studies; erratum B4", ge=0
+    )
     scope: str = core.hyper("global", "p of all parameters, or of each tensor", "§3.2: one threshold",
                             ("global", "per_tensor"))  # fmt: skip
     loss: core.Loss = core.fit  # a wrapper may replace it
-
-    def __post_init__(self) -> None:
-        core.check_fields(self)
-        core.within(self, p=(0, 1), probes=(1, None), within_scale=(0, None))
-        if self.prior <= 0:
-            raise ValueError(f"prior must be positive: dead units have no other precision; got {self.prior}")
 
     def init(self, model: core.Network, params: core.Params, facts: core.Facts) -> State:
         unknown = {n: torch.zeros_like(params[n]) for n in core.trainable(params, model)}

@@ -122,24 +122,17 @@ class PFedGP(core.Method):
         AUTHORS_TRAINING, "how the clients train; an epoch is one step on all data, so batch is not used", AUTHORS
     )
     inference: str = core.hyper("gibbs", "chains of draws, or one mean field without any", AUTHORS, ("gibbs", "vb"))
-    chains: int = core.hyper(20, "chains of a node in training (gibbs)", AUTHORS)
-    test_chains: int = core.hyper(30, "chains of a node for a prediction (gibbs)", AUTHORS)
-    gibbs_steps: int = core.hyper(5, "steps of a chain, or of the mean field", AUTHORS)
-    scale: float = core.hyper(8.0, "s: variance of the kernel", AUTHORS)
-    length: float = core.hyper(1.0, "ℓ: length of the kernel", AUTHORS, search=(0.1, 10.0, "log"))
+    chains: int = core.hyper(20, "chains of a node in training (gibbs)", AUTHORS, ge=1)
+    test_chains: int = core.hyper(30, "chains of a node for a prediction (gibbs)", AUTHORS, ge=1)
+    gibbs_steps: int = core.hyper(5, "steps of a chain, or of the mean field", AUTHORS, ge=1)
+    scale: float = core.hyper(8.0, "s: variance of the kernel", AUTHORS, gt=0)
+    length: float = core.hyper(1.0, "ℓ: length of the kernel", AUTHORS, search=(0.1, 10.0, "log"), gt=0)
     jitter: float = core.hyper(
-        1e-3, "added to the kernel's diagonal; up to a hundred times as much if need be", AUTHORS
+        1e-3, "added to the kernel's diagonal; up to a hundred times as much if need be", AUTHORS, gt=0
     )
     branch: str = core.hyper(
         "mean", "E σ(f) of a branch, or exp(E log σ(f)) as released", "paper", ("mean", "log_mean")
     )
-
-    def __post_init__(self) -> None:
-        core.check_fields(self)
-        core.within(self, chains=(1, None), test_chains=(1, None), gibbs_steps=(1, None))
-        for name in ("scale", "length", "jitter"):
-            if getattr(self, name) <= 0:
-                raise ValueError(f"{name} must be above 0; {getattr(self, name)} was given")
 
     # --- server -------------------------------------------------------------------------------------------------------
     def init(self, model: core.Network, params: core.Params, facts: core.Facts) -> State:

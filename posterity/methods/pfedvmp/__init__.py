@@ -130,10 +130,10 @@ class PFedVMP(core.Method):
 
     local: core.Training = core.hyper(core.Training(), "how the clients train")
     xi: float = core.hyper(50.0, "ξ₁: pull of features to the centroid of their class", "Table 7, CIFAR-10 Dir(0.3)",
-                           search=(0.5, 100.0, "log"))  # fmt: skip
+                           search=(0.5, 100.0, "log"), ge=0)  # fmt: skip
     mode: str = core.hyper("shrinkage", "precision message", "errata E2 and E3", MODES, paper="printed")
-    alpha: float = core.hyper(1.0, "α: ridge of the printed precision", "§5.1")
-    nu0: float = core.hyper(10.0, "ν₀: prior samples behind the shrunken covariance", "unspecified: ours")
+    alpha: float = core.hyper(1.0, "α: ridge of the printed precision", "§5.1", ge=0)
+    nu0: float = core.hyper(10.0, "ν₀: prior samples behind the shrunken covariance", "unspecified: ours", ge=1e-6)
     reduction: str = core.hyper("mean", "pull averaged or summed over features", "erratum E1", ("mean", "sum"))
     warmup: str = core.hyper("skip", "unknown centroids: no pull, or the prior mean 0", "unspecified", ("skip", "zero"))
     prior: bool = core.hyper(
@@ -143,7 +143,6 @@ class PFedVMP(core.Method):
 
     def __post_init__(self) -> None:
         core.check_fields(self)
-        core.within(self, xi=(0, None), alpha=(0, None), nu0=(1e-6, None))
         if self.upload == "low_rank" and self.mode != "printed":
             raise ValueError(f"upload = 'low_rank' sends factors of eq. 11, so mode must be 'printed', not {self.mode}")
 
@@ -175,13 +174,10 @@ class PFedVMP(core.Method):
         return rho * shared.known[y] if self.warmup == "skip" else rho
 
     def loss(self, params: core.Params, batch: core.Batch, here: core.Here) -> tuple[Tensor, core.Params]:
-        head = here.model.heads[0]
-        output, buffers, seen = here.model(
-            params, batch.x, mask=batch.layer_mask, train=True, key=here.key, want=(head,)
-        )
+        output, z, buffers = core.run_features(params, batch, here)
         each = core.pointwise(output, batch.y, here.model)
         if self.xi:
-            each = each + self.xi * self.pull(seen[head].flatten(1), batch.y, here.shared)  # (9)
+            each = each + self.xi * self.pull(z, batch.y, here.shared)  # (9)
         return core.masked_mean(each, batch.mask), buffers
 
     def features(self, params: core.Params, batch: core.Batch, here: core.Here) -> core.Tree:

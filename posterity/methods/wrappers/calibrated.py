@@ -67,11 +67,7 @@ def fit_precision(mean: Tensor, variance: Tensor, y: Tensor, mask: Tensor, width
 
 @dataclass(frozen=True)
 class Calibrated(Wrapper):
-    width: float = hyper(1.0, "s: how far the inverse temperature may stray from 1 without evidence", "ours")
-
-    def __post_init__(self) -> None:
-        if not self.width > 0:
-            raise ValueError(f"width must be positive; {self.width} was given")
+    width: float = hyper(1.0, "s: how far the inverse temperature may stray from 1 without evidence", "ours", gt=0)
 
     @property
     def label(self) -> str:

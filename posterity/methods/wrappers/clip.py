@@ -100,12 +100,13 @@ def layers(method: Any) -> Iterator[Any]:
 @dataclass(frozen=True)
 class Clip(core.Wrapper):
     bound: float = core.hyper(10.0, "C: longest contribution to a mean; inf: any", "ours: see above how to choose it",
-                              infinite=True)  # fmt: skip
-    sum_bound: float | None = core.hyper(None, "longest contribution to a sum; none: as `bound`", "ours", infinite=True)
+                              infinite=True, ge=0)  # fmt: skip
+    sum_bound: float | None = core.hyper(
+        None, "longest contribution to a sum; none: as `bound`", "ours", infinite=True, ge=0
+    )
 
     def __post_init__(self) -> None:
         core.check_fields(self)
-        core.within(self, bound=(0, None), sum_bound=(0, None))
         if any(getattr(layer, "secret", False) for layer in layers(self.method)):
             raise ValueError("+clip behind +dp would measure what was shortened already, and from another origin: ε "
                              "would not hold. Write +clip before +dp, or leave it out")  # fmt: skip

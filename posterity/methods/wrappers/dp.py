@@ -37,12 +37,6 @@ moments accountant's bound; several parts of a message are shortened together; (
 a running variance of batch norm that the noise made negative stays as it was.
 Below 20 clients a run is refused: the noise would drown them, or ε be nothing to speak of. The mechanism itself is the
 same for any number, so the laws look at it on their smaller federation; what refuses is the plan of a run.
-
-How private a run is: ε of its rounds, by the accountants of the library dp-accounting (Google, Apache 2.0).
-
-Private, the wrapper: what a client sends (1), what the server makes of the sum (2, 3), and what a run promises (4).
-
-The paper is summed up in the folder's `__init__.py`; ε is computed in `accountant.py`.
 """
 
 from __future__ import annotations
@@ -63,60 +57,6 @@ from torch import Tensor
 from posterity import core
 from posterity.methods.wrappers.clip import broadcast, check_kind, length, origin
 
-__all__ = ["Private"]
-
-
-def library(name: str = "dp_accounting") -> Any:
-    """The library, which is asked for when somebody wants an ε: it takes seconds to import."""
-    try:
-        return importlib.import_module(name)
-    except ImportError:
-        raise ValueError(
-            "+dp says how private a run is with the library dp-accounting, which is not installed: "
-            "pip install 'posterity[dp]'"
-        ) from None
-
-
-@cache
-def epsilon(
-    noise: float, delta: float, rounds: int, chance: float | None = None, clients: float = math.inf
-) -> float:  # fmt: skip
-    """ε of so many rounds at this δ; `chance` is that of each of the `clients` to take part in one (None: always)."""
-    if noise == 0:
-        return math.inf
-    if chance is None or chance == 1:
-        exact: float = library().get_epsilon_gaussian(noise / math.sqrt(rounds), delta)  # (4)
-        return exact
-    dp, rdp = library(), library("dp_accounting.rdp")
-    accountant = rdp.RdpAccountant()
-    with _quiet():
-        accountant.compose(dp.PoissonSampledDpEvent(chance, dp.GaussianDpEvent(noise)))
-    spent = rounds * _with_empty_rounds(accountant.orders, accountant.rdp, noise, chance, clients)
-    found: float = rdp.compute_epsilon(accountant.orders, spent, delta)[0]
-    return min(found, epsilon(noise, delta, rounds))  # not to be asked never tells more
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Without the library's remarks on orders that it leaves out: the bound is the best of the others."""
-    logger = logging.getLogger("absl")
-    before, logger.disabled = logger.disabled, True
-    try:
-        yield
-    finally:
-        logger.disabled = before
-
-
-def _with_empty_rounds(orders: Any, sampled: Any, noise: float, chance: float, clients: float) -> Any:
-    """Rényi divergence of a round that adds no noise where nobody came; `sampled` is that of one that always does."""
-    alone = (1 - chance) ** (clients - 1)
-    if alone == 0:
-        return sampled
-    seen = np.logaddexp(math.log1p(-chance), math.log(chance) + (orders - 1) * orders / (2 * noise**2))
-    hidden = math.log1p(-alone) + (orders - 1) * sampled
-    return np.logaddexp(math.log(alone) + seen, hidden) / (orders - 1)  # (5)
-
-
 FEWEST = 20  # clients of a run
 VARIANCE = "running_var"  # the end of the name of a batch norm's leaf
 NOISE = 0x6470  # of the server's key: apart from what the inner method draws
@@ -132,36 +72,23 @@ class State:
         return self.host.params
 
 
-def noisy(tree: core.Tree, spread: float, key: Tensor) -> core.Tree:
-    """`tree` with Gaussian noise of standard deviation `spread` on every number."""
-    keys = iter([core.fold(key, i) for i in range(len(core.tree_leaves(tree)))])
-    return core.tree_map(lambda leaf: leaf + spread * core.normal(next(keys), leaf.shape, torch.float64).to(leaf), tree)
-
-
-def with_variances(made: core.Tree, known: core.Params) -> core.Tree:
-    """Running variances of batch norm that the noise made negative stay as they were: nothing divides by their root."""
-    if not isinstance(made, dict):
-        return made
-    names = [name for name in made if name.endswith(VARIANCE) and name in known]
-    return {**made, **{name: torch.where(made[name] > 0, made[name], known[name].to(made[name])) for name in names}}
-
-
 @dataclass(frozen=True)
 class Private(core.Wrapper):
     bound: float = core.hyper(1.0, "S: longest contribution of a client to a mean", "ours: about an update's length",
-                              infinite=True)  # fmt: skip
-    sum_bound: float | None = core.hyper(None, "longest contribution to a sum; none: as `bound`", "ours", infinite=True)
-    noise: float = core.hyper(1.0, "z: standard deviation of the sum's noise, in units of S", "ours")
-    delta: float | None = core.hyper(None, "δ; none: clients^-1.1", "McMahan et al. 2018, Table 1")
+                              infinite=True, ge=0)  # fmt: skip
+    sum_bound: float | None = core.hyper(
+        None, "longest contribution to a sum; none: as `bound`", "ours", infinite=True, ge=0
+    )
+    noise: float = core.hyper(1.0, "z: standard deviation of the sum's noise, in units of S", "ours", ge=0)
+    delta: float | None = core.hyper(None, "δ; none: clients^-1.1", "McMahan et al. 2018, Table 1", ge=0, le=1)
     cohort: float | None = core.hyper(
-        None, "m: clients of a round, on average; none: all", "McMahan et al. 2018, Algorithm 1"
+        None, "m: clients of a round, on average; none: all", "McMahan et al. 2018, Algorithm 1", ge=1
     )
 
     secret: ClassVar[bool] = True  # sites must not be able to draw the noise: on Flower it is not of the seed
 
     def __post_init__(self) -> None:
         core.check_fields(self)
-        core.within(self, bound=(0, None), sum_bound=(0, None), noise=(0, None), delta=(0, 1), cohort=(1, None))
         if self.delta is not None and not 0 < self.delta < 1:
             raise ValueError(f"delta must be between 0 and 1, both excluded; {self.delta} was given")
         for name in ("bound", "sum_bound"):
@@ -263,3 +190,70 @@ class Private(core.Wrapper):
                 f"{plan.clients} clients, {how} (noise {self.noise:g}, bound {self.bound:g}); this is about the "
                 "server's model, not about losses, scores and sizes of cohorts that a run writes; personal records "
                 "never leave their client")  # fmt: skip
+
+
+# --- what a client sends, with noise ----------------------------------------------------------------------------------
+def noisy(tree: core.Tree, spread: float, key: Tensor) -> core.Tree:
+    """`tree` with Gaussian noise of standard deviation `spread` on every number."""
+    keys = iter([core.fold(key, i) for i in range(len(core.tree_leaves(tree)))])
+    return core.tree_map(lambda leaf: leaf + spread * core.normal(next(keys), leaf.shape, torch.float64).to(leaf), tree)
+
+
+def with_variances(made: core.Tree, known: core.Params) -> core.Tree:
+    """Running variances of batch norm that the noise made negative stay as they were: nothing divides by their root."""
+    if not isinstance(made, dict):
+        return made
+    names = [name for name in made if name.endswith(VARIANCE) and name in known]
+    return {**made, **{name: torch.where(made[name] > 0, made[name], known[name].to(made[name])) for name in names}}
+
+
+# --- ε, by the accountants of the library dp-accounting (Google, Apache 2.0) ------------------------------------------
+@cache
+def epsilon(
+    noise: float, delta: float, rounds: int, chance: float | None = None, clients: float = math.inf
+) -> float:  # fmt: skip
+    """ε of so many rounds at this δ; `chance` is that of each of the `clients` to take part in one (None: always)."""
+    if noise == 0:
+        return math.inf
+    if chance is None or chance == 1:
+        exact: float = library().get_epsilon_gaussian(noise / math.sqrt(rounds), delta)  # (4)
+        return exact
+    dp, rdp = library(), library("dp_accounting.rdp")
+    accountant = rdp.RdpAccountant()
+    with _quiet():
+        accountant.compose(dp.PoissonSampledDpEvent(chance, dp.GaussianDpEvent(noise)))
+    spent = rounds * _with_empty_rounds(accountant.orders, accountant.rdp, noise, chance, clients)
+    found: float = rdp.compute_epsilon(accountant.orders, spent, delta)[0]
+    return min(found, epsilon(noise, delta, rounds))  # not to be asked never tells more
+
+
+def _with_empty_rounds(orders: Any, sampled: Any, noise: float, chance: float, clients: float) -> Any:
+    """Rényi divergence of a round that adds no noise where nobody came; `sampled` is that of one that always does."""
+    alone = (1 - chance) ** (clients - 1)
+    if alone == 0:
+        return sampled
+    seen = np.logaddexp(math.log1p(-chance), math.log(chance) + (orders - 1) * orders / (2 * noise**2))
+    hidden = math.log1p(-alone) + (orders - 1) * sampled
+    return np.logaddexp(math.log(alone) + seen, hidden) / (orders - 1)  # (5)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without the library's remarks on orders that it leaves out: the bound is the best of the others."""
+    logger = logging.getLogger("absl")
+    before, logger.disabled = logger.disabled, True
+    try:
+        yield
+    finally:
+        logger.disabled = before
+
+
+def library(name: str = "dp_accounting") -> Any:
+    """The library, which is asked for when somebody wants an ε: it takes seconds to import."""
+    try:
+        return importlib.import_module(name)
+    except ImportError:
+        raise ValueError(
+            "+dp says how private a run is with the library dp-accounting, which is not installed: "
+            "pip install 'posterity[dp]'"
+        ) from None

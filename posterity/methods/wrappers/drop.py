@@ -56,12 +56,15 @@ def view(here: core.Here) -> core.Here:
 
 @dataclass(frozen=True)
 class Drop(core.Wrapper):
-    threshold: float = core.hyper(0.9, "dropout rate above which a weight is dropped", "MetaVD, Tables 16 and 17")
-    after: int = core.hyper(150, "rounds before the first in which weights are dropped", "MetaVD, Tables 16 and 17")
+    threshold: float = core.hyper(
+        0.9, "dropout rate above which a weight is dropped", "MetaVD, Tables 16 and 17", ge=0, le=1
+    )
+    after: int = core.hyper(
+        150, "rounds before the first in which weights are dropped", "MetaVD, Tables 16 and 17", ge=0
+    )
 
     def __post_init__(self) -> None:
         core.check_fields(self)
-        core.within(self, threshold=(0, 1), after=(0, None))
         if not isinstance(self.method, MetaVD):
             object.__setattr__(self, "method", MetaVD(self.method))
         form: str = self.method.noise_param

@@ -11,17 +11,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from posterity.core import Pass, Wrapper, hyper, within
+from posterity.core import Pass, Wrapper, hyper
 
 
 @dataclass(frozen=True)
 class FineTuned(Wrapper):
-    epochs: int = hyper(1, "epochs of fine-tuning", "unspecified in pFedVMP: 1")
+    epochs: int = hyper(1, "epochs of fine-tuning", "unspecified in pFedVMP: 1", ge=0)
     adapt_steps: int | None = hyper(None, "steps of a learning pass per epoch of `adapt`; none: as the method has it",
-                                    "pFedVMP; MetaVD: 1")  # fmt: skip
-
-    def __post_init__(self) -> None:
-        within(self, epochs=(0, None), adapt_steps=(1, None))
+                                    "pFedVMP; MetaVD: 1", ge=1)  # fmt: skip
 
     @property
     def label(self) -> str:

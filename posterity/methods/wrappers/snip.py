@@ -112,12 +112,13 @@ def most_sensitive(weight: Tensor, gradient: Tensor, sparsity: float) -> Tensor:
 
 @dataclass(frozen=True)
 class Snip(core.Wrapper):
-    sparsity: float = core.hyper(0.7, "share of the layer's weights that are removed", "MetaVD, Tables 16 and 17")
+    sparsity: float = core.hyper(
+        0.7, "share of the layer's weights that are removed", "MetaVD, Tables 16 and 17", ge=0, le=1
+    )
     layer: str = core.hyper("", "the pruned layer; none named: the last linear layer before the head", "MetaVD's code")
 
     def __post_init__(self) -> None:
         core.check_fields(self)
-        core.within(self, sparsity=(0, 1))
         if isinstance(self.method, Drop):
             raise ValueError("+snip and +drop both prune the layer before the output: take one of them")
 

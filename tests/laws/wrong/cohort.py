@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from posterity.core import Leaves as State
 from posterity.core.common import averaged
 from posterity.methods.fedavg import FedAvg as Right
-from posterity.methods.fedavg import State
 
 LAW = "weights"
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from posterity.core import Leaves as State
 from posterity.core.common import averaged
-from posterity.methods.fedavg import FedAvg, State
+from posterity.methods.fedavg import FedAvg
 
 LAW = "resume"
 

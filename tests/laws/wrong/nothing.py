@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from posterity.core import Leaves as State
 from posterity.methods.fedavg import FedAvg as Right
-from posterity.methods.fedavg import State
 
 LAW = "empty"
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from posterity.core import Leaves as State
 from posterity.core.tree import Tree, record, tree_map, tree_rows
 from posterity.methods.fedavg import FedAvg as Right
-from posterity.methods.fedavg import State
 
 LAW = "order"
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from posterity.core import Leaves as Plain
 from posterity.core.common import averaged
 from posterity.core.protocol import Params
 from posterity.core.tree import record
 from posterity.methods.fedavg import FedAvg
-from posterity.methods.fedavg import State as Plain
 
 LAW = "purity"
 MEMORY: dict = {}

@@ -99,32 +99,29 @@ class MetaVD(core.Wrapper):
         "log_variance", "what ρ is the logarithm of", f"{CODE}; M5", dropout.FORMS, paper="alpha"
     )
     beta: float = core.hyper(1.0, "β: weight of the mean divergence", "ours: 10 costs 15 points; paper: 1 … 15",
-                             search=(1.0, 15.0, "linear"), paper=10.0)  # fmt: skip
-    anneal: float = core.hyper(0.02, "share of the rounds over which β rises from near 0", CODE)
+                             search=(1.0, 15.0, "linear"), paper=10.0, ge=0)  # fmt: skip
+    anneal: float = core.hyper(0.02, "share of the rounds over which β rises from near 0", CODE, ge=0, le=1)
     kl: str = core.hyper("mean", "β times the mean divergence, or K/n times it (β unused)", "M6", ("mean", "elbo"))
     prior: str = core.hyper("hierarchical", "prior of the weights", "paper §3.2", dropout.PRIORS)
-    draws: int = core.hyper(3, "noise draws of a step, logits averaged; 0: no noise", CODE)
+    draws: int = core.hyper(3, "noise draws of a step, logits averaged; 0: no noise", CODE, ge=0)
     family: str = core.hyper("hyper", "source of ρ: hyper-network, one per client, one for all", "§4.2", FAMILIES)
-    embedding: int | None = core.hyper(None, "length of e; none: 1 + clients/4", "paper §4")
-    width: int = core.hyper(200, "units of the hyper-network's hidden layers", "appendix E")
-    depth: int = core.hyper(3, "hidden layers of the hyper-network", f"{CODE}; M8")
-    hyper_lr: float = core.hyper(0.9, "η: step size of ψ and e", CODE)
-    hyper_momentum: float = core.hyper(0.6, "momentum of ψ, and of ρ where there is no hyper-network", CODE)
-    embedding_momentum: float = core.hyper(0.3, "momentum of e", CODE)
-    hyper_decay: float = core.hyper(5e-4, "weight decay of ψ and e", CODE)
+    embedding: int | None = core.hyper(None, "length of e; none: 1 + clients/4", "paper §4", ge=1)
+    width: int = core.hyper(200, "units of the hyper-network's hidden layers", "appendix E", ge=1)
+    depth: int = core.hyper(3, "hidden layers of the hyper-network", f"{CODE}; M8", ge=1)
+    hyper_lr: float = core.hyper(0.9, "η: step size of ψ and e", CODE, ge=0)
+    hyper_momentum: float = core.hyper(0.6, "momentum of ψ, and of ρ where there is no hyper-network", CODE, ge=0, le=1)
+    embedding_momentum: float = core.hyper(0.3, "momentum of e", CODE, ge=0, le=1)
+    hyper_decay: float = core.hyper(5e-4, "weight decay of ψ and e", CODE, ge=0)
     moves: str = core.hyper("cohort", "whose e momentum and decay move: the cohort's, or everybody's",
                             "ours; the release moves all", MOVES, paper="all")  # fmt: skip
-    hyper_clip: float | None = core.hyper(100.0, "longest step of ψ and e together", CODE)
+    hyper_clip: float | None = core.hyper(100.0, "longest step of ψ and e together", CODE, ge=0)
     test_noise: str = core.hyper("floor", "noise at scoring: the floor for all, or the client's", CODE, TEST_NOISE)
-    test_draws: int = core.hyper(0, "draws whose probabilities are averaged; 0: the mean weights", "ours; M11")
-    fit_steps: int = core.hyper(10, "steps on e for newcomers (fit_embedding)", "ours")
-    fit_lr: float = core.hyper(0.1, "step size on e for newcomers (fit_embedding)", "ours")
+    test_draws: int = core.hyper(0, "draws whose probabilities are averaged; 0: the mean weights", "ours; M11", ge=0)
+    fit_steps: int = core.hyper(10, "steps on e for newcomers (fit_embedding)", "ours", ge=1)
+    fit_lr: float = core.hyper(0.1, "step size on e for newcomers (fit_embedding)", "ours", ge=0)
 
     def __post_init__(self) -> None:
         core.check_fields(self)
-        core.within(self, beta=(0, None), anneal=(0, 1), draws=(0, None), test_draws=(0, None), hyper_decay=(0, None))
-        core.within(self, embedding=(1, None), width=(1, None), depth=(1, None), fit_steps=(1, None), fit_lr=(0, None))
-        core.within(self, hyper_lr=(0, None), hyper_momentum=(0, 1), embedding_momentum=(0, 1), hyper_clip=(0, None))
         if not (isinstance(self.method, tuple(HOSTS.values())) or self.declared == LOSSES):
             possible, given = ", ".join(HOSTS), type(self.method).__name__
             raise ValueError(f"+metavd needs a host with loss and support_loss: {possible}; not {given}")
