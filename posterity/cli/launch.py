@@ -20,15 +20,15 @@ from typing import IO, Any
 import torch
 
 from posterity.cli.interrupt import how_to_go_on
-from posterity.engine.parent import WORKER, interrupts_held, is_stopped, tell_end
+from posterity.engine.parent import WORKER, interrupts_held, tell_end
 from posterity.engine.processes import LOST, MEETING
 from posterity.runs import files
 from posterity.runs import folder as run_folder
 from posterity.settings.config import Config, from_table, read_toml
 
 GRACE = 5.0  # seconds that the others have to end by themselves when one has failed
+LOOPBACK = "lo" if sys.platform == "linux" else "lo0"  # the network that nothing outside this machine can reach
 TOLD = 2  # exit code of a command that has said in a sentence what is wrong
-SILENCE = 30.0  # seconds after which a process that is stopped is named
 
 
 def count_cores() -> int:
@@ -87,7 +87,7 @@ def start_workers(size: int) -> int:
     command = [sys.executable, "-m", "posterity", *sys.argv[1:]]
     with ExitStack() as stack:
         meeting = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "meeting"  # readable by this user alone
-        common = {**os.environ, "WORLD_SIZE": str(size), MEETING: str(meeting), "GLOO_SOCKET_IFNAME": _loopback(),
+        common = {**os.environ, "WORLD_SIZE": str(size), MEETING: str(meeting), "GLOO_SOCKET_IFNAME": LOOPBACK,
                   "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", WORKER: "1"}  # fmt: skip
         complaints = [stack.enter_context(tempfile.TemporaryFile()) for _ in range(size)]
         workers: list[subprocess.Popen[bytes]] = []
@@ -100,14 +100,10 @@ def start_workers(size: int) -> int:
         return _await(workers, complaints)
 
 
-def _loopback() -> str:
-    """The network interface that nothing outside this machine can reach."""
-    return "lo" if sys.platform == "linux" else "lo0"
-
-
 def _await(workers: list[subprocess.Popen[bytes]], complaints: Sequence[IO[bytes]]) -> int:
     """Wait until all have ended well, or one has not: then the others have some time to say what is wrong."""
-    _await_end(workers)
+    while any(worker.poll() is None for worker in workers) and not any(worker.poll() for worker in workers):
+        time.sleep(0.05)
     end = time.monotonic() + GRACE
     while any(worker.poll() is None for worker in workers) and workers[0].poll() != TOLD and time.monotonic() < end:
         time.sleep(0.05)
@@ -124,23 +120,6 @@ def _await(workers: list[subprocess.Popen[bytes]], complaints: Sequence[IO[bytes
         complaints[failed].seek(0)
         print(complaints[failed].read().decode(errors="replace"), file=sys.stderr, end="")
     return codes[failed] or max(codes)
-
-
-def _await_end(workers: list[subprocess.Popen[bytes]]) -> None:
-    """Wait until all have ended well or one has ended badly; name those that are stopped, and wait for them."""
-    since: dict[int, float] = {}
-    named: set[int] = set()
-    while any(worker.poll() is None for worker in workers) and not any(worker.poll() for worker in workers):
-        time.sleep(0.05)
-        now = time.monotonic()
-        for rank, worker in enumerate(workers):
-            if not is_stopped(worker.pid):
-                since[rank] = now
-                named.discard(rank)
-            elif now - since.setdefault(rank, now) > SILENCE and rank not in named:
-                named.add(rank)
-                print(f"process {rank} of the {len(workers)} that share the clients is stopped, and the others wait "
-                      f"for it; 'kill -CONT {worker.pid}' lets it go on (or Ctrl-C)", file=sys.stderr)  # fmt: skip
 
 
 def _end(workers: list[subprocess.Popen[bytes]]) -> None:

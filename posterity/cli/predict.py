@@ -9,8 +9,9 @@ from __future__ import annotations
 import csv
 import io
 import warnings
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -61,9 +62,11 @@ def predict_file(
         rows = [i for i, owner in enumerate(owners) if owner == who]
         for i, output in zip(rows, _answers(result, who, asked.x[rows], show), strict=True):
             outputs[i] = output
-    notes += _unanswered([told.names[k] for k in owners], outputs)
-    classes = told.class_names or tuple(map(str, range(told.classes)))
-    return as_csv([told.names[k] for k in owners], outputs, classes), notes
+    names = [told.names[k] for k in owners]
+    if unknown := [name for name, values in zip(names, outputs, strict=True) if np.isnan(values).any()]:
+        whose = listed(map(plain, dict.fromkeys(unknown)))
+        notes.append(f"{len(unknown)} rows have no prediction: the models of {whose} give nan for them")
+    return as_csv(names, outputs, told.class_names or tuple(map(str, range(told.classes)))), notes
 
 
 def _finished(folder: Path, trust: bool) -> Result:
@@ -78,69 +81,59 @@ def _finished(folder: Path, trust: bool) -> Result:
     return posterity.load(folder, trust=trust)
 
 
-def _unanswered(owners: Sequence[str], outputs: list[list[float]]) -> list[str]:
-    """A remark on rows for which a model has no number."""
-    whose = [name for name, values in zip(owners, outputs, strict=True) if np.isnan(values).any()]
-    if not whose:
-        return []
-    names = listed(map(plain, dict.fromkeys(whose)))
-    return [f"{len(whose)} rows have no prediction: the models of {names} give nan for them"]
-
-
 def read_rows(path: Path, columns: Sequence[str], who: str, client: str | None = None) -> FileRows:
     """The samples of a .csv, .parquet or .npz file, in the order of a run's columns.
 
-    `who` names the column of clients in the training's table; where it is missing, `client` does. It is not looked at
-    where the one `client` is asked for, whoever's the rows are.
+    `who` names the column of clients in the training's table; where it is missing, `client` does, unless that is a
+    feature. It is not looked at where the one `client` is asked for, whoever's the rows are.
     """
     check_file(path, "a .csv, .npz or .parquet file")
     kind = path.suffix.lower()
+    found: Mapping[str, Any]
+    words: Callable[[str], Array]
     if kind == ".npz":
-        return _from_arrays(path, read_npz(path), who, client)
-    if kind not in (".csv", ".parquet"):
+        stored = read_npz(path)
+        found, columns, x = stored, ("x",), _samples(path, stored, who)
+        words = partial(_names, path, stored, len(x))
+    elif kind in (".csv", ".parquet"):
+        sheet = read_csv(path) if kind == ".csv" else read_parquet(path)
+        found, words = sheet.columns, sheet.words
+        _check_columns(path, found, columns)
+        x = np.stack([sheet.numbers(name) for name in columns], axis=1)
+    else:
         raise DataError(f"{path}: unknown kind of file; expected {', '.join(SUFFIXES)}; convert it")
-    if not columns:
-        raise DataError(f"{path}: a table, but this run was not trained on columns with names; expected an .npz with "
-                        "an array x; convert it")  # fmt: skip
-    sheet = read_csv(path) if kind == ".csv" else read_parquet(path)
-    _check_columns(path, sheet.columns, columns)
-    who = _clients_column(who, sheet.columns, columns)
-    extra = [name for name in sheet.columns if name not in columns and name != who]
-    notes = (f"{path}: columns that are no features are not looked at: {listed(map(plain, extra))}",) * bool(extra)
-    x = np.stack([sheet.numbers(name) for name in columns], axis=1)
-    if who not in sheet.columns or client is not None:
-        return FileRows(x, None, notes + (ASIDE,) * (who in sheet.columns))
-    return FileRows(x, [str(name) for name in sheet.words(who)], notes)
-
-
-def _clients_column(who: str, found: Collection[str], features: Collection[str]) -> str:
-    """The column that says whose a row is: the training's, else `client`, unless that is a feature."""
-    return CLIENT if who not in found and CLIENT in found and CLIENT not in features else who
+    who = CLIENT if who not in found and CLIENT in found and CLIENT not in columns else who
+    extra = [name for name in found if name not in columns and name != who]
+    notes = (f"{path}: what is no feature is not looked at: {listed(map(plain, extra))}",) * bool(extra)
+    if who not in found or client is not None:
+        return FileRows(x, None, notes + (ASIDE,) * (who in found))
+    return FileRows(x, [str(name) for name in words(who)], notes)
 
 
 def _check_columns(path: Path, found: Mapping[str, Any], columns: Sequence[str]) -> None:
-    missing = [name for name in columns if name not in found]
-    if missing:
+    if not columns:
+        raise DataError(f"{path}: a table, but this run was not trained on columns with names; expected an .npz with "
+                        "an array x; convert it")  # fmt: skip
+    if missing := [name for name in columns if name not in found]:
         near = f" ({nearest(missing[0], list(found))})" if len(missing) == 1 else ""
         raise DataError(f"{path}: no column {listed(map(repr, missing))}{near}; expected all {len(columns)} features "
                         "that the run was trained on, by their names; add or rename columns")  # fmt: skip
 
 
-def _from_arrays(path: Path, stored: dict[str, Array], who: str, client: str | None) -> FileRows:
-    if "x" not in stored:
-        raise DataError(f"{path}: arrays {listed(stored) or 'none'}; expected x and perhaps {who}; rename them")
-    x, who = stored["x"], _clients_column(who, stored, ("x",))
+def _samples(path: Path, found: Mapping[str, Array], who: str) -> Array:
+    if "x" not in found:
+        raise DataError(f"{path}: arrays {listed(found) or 'none'}; expected x and perhaps {who}; rename them")
+    x = found["x"]
     if x.dtype.kind not in "biuf" or x.ndim < 1:
         raise DataError(f"{path}: x holds {x.dtype} in the shape {x.shape}; expected a row of numbers for each sample")
     check_numbers(path, x)
-    x = x[:, None] if x.ndim == 1 else x  # as it is when it is trained on
-    if who in stored and stored[who].shape != (len(x),):
-        raise DataError(f"{path}: x has {len(x)} rows and {who} the shape {stored[who].shape}; expected ({len(x)},)")
-    extra = [name for name in stored if name not in ("x", who)]
-    notes = (f"{path}: arrays that are not looked at: {listed(map(plain, extra))}",) * bool(extra)
-    if who not in stored or client is not None:
-        return FileRows(x, None, notes + (ASIDE,) * (who in stored))
-    return FileRows(x, [str(name) for name in named_values(path, who, stored[who], True)], notes)
+    return x[:, None] if x.ndim == 1 else x  # as it is when it is trained on
+
+
+def _names(path: Path, found: Mapping[str, Array], rows: int, who: str) -> Array:
+    if found[who].shape != (rows,):
+        raise DataError(f"{path}: x has {rows} rows and {who} the shape {found[who].shape}; expected ({rows},)")
+    return named_values(path, who, found[who], True)
 
 
 def _owners(path: Path, asked: FileRows, client: str | None, column: str, told: Federation) -> list[int]:

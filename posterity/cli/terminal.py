@@ -49,6 +49,8 @@ UNBOUND = 10_000  # columns, to measure what a table would take
 ONE_CLASS = {"auprc", "sensitivity", "specificity", "calibration_slope", "calibration_intercept"}
 PAIR = 12  # characters of a pair's names that stand in a line at least
 LABEL = 28  # characters of a label; longer ones go on in the next line
+COMPACT: dict[str, Any] = {"title_justify": "left", "header_style": "bold", "box": SIMPLE_HEAD, "pad_edge": False,
+                           "padding": (0, 1), "collapse_padding": True}  # fmt: skip
 console = Console()
 
 
@@ -71,22 +73,17 @@ def progress(title: str, total: int, quiet: bool) -> Iterator[Watch]:
 
 @contextmanager
 def _live(title: str, total: int) -> Iterator[Watch]:
-    bar = Progress(
-        TextColumn("{task.description}"),
-        BarColumn(bar_width=12),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(compact=True),
-        TextColumn("{task.fields[note]}"),
-        console=console,
-    )
-    task, told = bar.add_task(label(title), total=total, note=""), _Told()
+    text, note = TextColumn("{task.description}"), TextColumn("{task.fields[note]}")
+    left = TimeRemainingColumn(compact=True)
+    bar = Progress(text, BarColumn(bar_width=12), MofNCompleteColumn(), left, note, console=console)
+    task, seen = bar.add_task(label(title), total=total, note=""), _Watched()
     try:
 
         def watch(round: int, rounds: int, lines: list[Line]) -> None:
             bar.start()  # not before the first round: a mistake in the settings should stand alone
-            for note in told.news(lines):
+            for note in seen.news(lines):
                 bar.console.print(plain(note), markup=False, highlight=False)
-            bar.update(task, completed=round, note=told.note(lines))
+            bar.update(task, completed=round, note=seen.note(lines))
 
         yield watch
     finally:
@@ -94,28 +91,28 @@ def _live(title: str, total: int) -> Iterator[Watch]:
 
 
 def _lines(title: str) -> Watch:
-    told, printed = _Told(), [0.0]
+    seen, printed = _Watched(), [0.0]
 
     def watch(round: int, rounds: int, lines: list[Line]) -> None:
-        note, now = told.note(lines), time.monotonic()
-        for each in told.news(lines):
+        note, now = seen.note(lines), time.monotonic()
+        for each in seen.news(lines):
             print(f"{plain(title)}: {plain(each)}", flush=True)
         if round < rounds and printed[0] and now - printed[0] < EVERY:
             return
         printed[0] = now
-        left = told.seconds / max(1, told.rounds) * (rounds - round)
-        rest = f", {left:,.0f} s left" if round < rounds else f", {told.seconds:,.1f} s"
+        left = seen.seconds / max(1, seen.rounds) * (rounds - round)
+        rest = f", {left:,.0f} s left" if round < rounds else f", {seen.seconds:,.1f} s"
         print(f"{plain(title)}: round {round:,} of {rounds:,}, {note}{rest}", flush=True)
 
     return watch
 
 
-class _Told:
-    """What the rounds so far have said."""
+class _Watched:
+    """What the rounds so far have brought."""
 
     def __init__(self) -> None:
         self.begun, self.visits, self.rounds, self.scored = time.perf_counter(), 0, 0, ""
-        self.said: set[str] = set()
+        self.noted: set[str] = set()
 
     @property
     def seconds(self) -> float:
@@ -123,15 +120,15 @@ class _Told:
 
     def news(self, lines: list[Line]) -> list[str]:
         """What a round notes that no round before it has: the runs of a comparison often say the same."""
-        found = [note for note in notes_of(lines) if note not in self.said]
-        self.said.update(found)
+        found = [note for note in notes_of(lines) if note not in self.noted]
+        self.noted.update(found)
         return found
 
     def note(self, lines: Sequence[Line]) -> str:
         """The last scores of all members on validation, named, and the speed."""
         self.rounds += 1
         self.visits += sum(line.cohort for line in rounds_of(lines))
-        self.scored = scores_told(lines) or self.scored
+        self.scored = describe_scores(lines) or self.scored
         speed = f"{self.visits / max(1e-9, self.seconds):,.0f} clients/s"
         return f"{self.scored}, {speed}" if self.scored else speed
 
@@ -142,7 +139,7 @@ def notes_of(lines: Sequence[Line]) -> list[str]:
             for note in ([f"rolled back, {line.rolled_back}"] if line.rolled_back else []) + [*line.notes]]  # fmt: skip
 
 
-def scores_told(lines: Sequence[Line]) -> str:
+def describe_scores(lines: Sequence[Line]) -> str:
     """`validation accuracy 0.831 (received), 0.852 (trained)`; empty where the round was not scored."""
     found = [x for x in scores_of(lines) if x.part == "validation" and x.group == "members"]
     if not found:
@@ -158,17 +155,16 @@ def print_setup(setup: Setup, dataset: str) -> None:
     """Before a run: why the loop was taken instead of a stack, and the notes of its network, method and data."""
     if setup.engine.name == "loop" and setup.remark:
         say_sentence(f"note: one client after another (loop): {setup.remark}")
-    for note in (*setup.notes, *(setup.sim.federation.notes if looks_like_path(dataset) else ())):
-        say_sentence(f"note: {note}")
+    about_data = setup.sim.federation.notes if looks_like_path(dataset) else ()
+    say_sentences(*(f"note: {note}" for note in (*setup.notes, *about_data)))
 
 
 def print_notes(folder: Path, dataset: str) -> None:
     """After a comparison: the notes of all its runs, each once, with who says it, and of their data."""
     runs = load_runs(folder)
-    for who, note in sections.run_notes(headline(runs)):
-        say_sentence(f"note: {who}: {note}" if who else f"note: {note}")
-    for note in sections.data_notes(runs) if looks_like_path(dataset) else ():
-        say_sentence(f"note: {note}")
+    notes = [f"{who}: {note}" if who else note for who, note in sections.run_notes(headline(runs))]
+    notes += sections.data_notes(runs) if looks_like_path(dataset) else ()
+    say_sentences(*(f"note: {note}" for note in notes))
 
 
 def show_runs(folder: Path, output: Output, page: Path | None) -> None:
@@ -206,20 +202,20 @@ def print_table(folder: Path, show: str, output: Output | None = None) -> None:
     rows, every, missing = choose_columns(folder, output)
     shown = every if output.wide or output.metrics else fitting(rows, every)
     table = make_table(rows, shown, len(shown) == len(every))
-    place = console if (width := _width(table)) <= console.width else Console(width=width)  # a terminal breaks lines
-    place.print(table)
-    _print_notes(rows, shown, every, missing)
+    print_uncut(table, _width(table))
+    keys = {c.key for c in shown}
+    left = [c.key for c in every if c.key not in keys]
     comparison = main_comparison(rows)
+    say_sentences(
+        f"also measured (--wide, or by name with --metrics): {', '.join(left)}" if left else "",
+        f"not measured here: {', '.join(missing)}" if missing else "",
+        findings.worst_note(rows) if "worst10" in keys else "",
+        sections.positive_class(rows[0].arm.runs[0]) if keys & ONE_CLASS else "",
+    )
     if comparison.tested:
         _print_pairs(comparison)
-    say_sentence(findings.tell(comparison, rows))
-    for remark in [
-        *describe_divergence(rows),
-        *sections.unlike(rows),
-        *sections.uneven(rows),
-        *(sections.fitted(rows) if show == "paper" else ()),
-    ]:
-        say_sentence(remark)
+    remarks = (*describe_divergence(rows), *sections.unlike(rows), *sections.uneven(rows))
+    say_sentences(findings.tell(comparison, rows), *remarks, *(sections.fitted(rows) if show == "paper" else ()))
 
 
 def fitting(rows: Sequence[Row], every: Sequence[Column]) -> list[Column]:
@@ -231,38 +227,32 @@ def fitting(rows: Sequence[Row], every: Sequence[Column]) -> list[Column]:
     return few[:1]
 
 
-def least_width(table: Table) -> int:
-    """The characters that a table takes across at least: where its names are folded, and no number is."""
-    return console.measure(table, options=console.options.update(width=UNBOUND)).minimum
-
-
-def print_uncut(table: Table) -> None:
-    """Print a table, in a terminal that is too narrow with lines that it breaks: no number is cut."""
-    place = console if (least := least_width(table)) <= console.width else Console(width=least)
-    place.print(table)
-
-
 def _width(table: Table) -> int:
     """The characters that a table takes across if nobody cuts it."""
     return console.measure(table, options=console.options.update(width=UNBOUND)).maximum
 
 
-def _print_notes(rows: Sequence[Row], shown: Sequence[Column], every: Sequence[Column], missing: list[str]) -> None:
-    keys = {c.key for c in shown}
-    left = [c.key for c in every if c.key not in keys]
-    if left:
-        say_sentence(f"also measured (--wide, or by name with --metrics): {', '.join(left)}")
-    if missing:
-        say_sentence(f"not measured here: {', '.join(missing)}")
-    if "worst10" in keys and (note := findings.worst_note(rows)):
-        say_sentence(note)
-    if keys & ONE_CLASS and (note := sections.positive_class(rows[0].arm.runs[0])):
-        say_sentence(note)
+def least_width(table: Table) -> int:
+    """The characters that a table takes across at least: where its names are folded, and no number is."""
+    return console.measure(table, options=console.options.update(width=UNBOUND)).minimum
+
+
+def print_uncut(table: Table, least: int | None = None) -> None:
+    """Print a table; in a terminal that is narrower than `least` with lines that it breaks: no number is cut."""
+    least = least_width(table) if least is None else least
+    place = console if least <= console.width else Console(width=least)
+    place.print(table)
 
 
 def say_sentence(text: str) -> None:
     """Prose, broken at blanks."""
     console.print(label(text))
+
+
+def say_sentences(*texts: str) -> None:
+    """Those that say something."""
+    for text in filter(None, texts):
+        say_sentence(text)
 
 
 def ruled_table(title: str, *heads: str) -> Table:
@@ -273,8 +263,7 @@ def ruled_table(title: str, *heads: str) -> Table:
 def make_table(rows: Sequence[Row], shown: Sequence[Column], wide: bool) -> Table:
     """The table for a terminal; where it is narrow, evaluation points lose their epochs."""
     show = rows[0].rule
-    table = Table(title=f"{show}: {RULE[show]}", title_justify="left", header_style="bold", box=SIMPLE_HEAD,
-                  pad_edge=False, padding=(0, 1), collapse_padding=True)  # fmt: skip
+    table = Table(title=f"{show}: {RULE[show]}", **COMPACT)
     table.add_column("Method", max_width=None if wide else LABEL, overflow="fold", no_wrap=wide)
     table.add_column("scored at", no_wrap=True)
     for column in shown:
@@ -290,8 +279,7 @@ def _print_pairs(comparison: Comparison) -> None:
     """Neighbours in the ranking; the report has more pairs, and says what was tested."""
     unit = ", in percentage points" if comparison.column.unit == "%" else ""
     title = f"neighbours, paired over {findings.paired_over(comparison)}{unit}"
-    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, header_style="bold", pad_edge=False,
-                  padding=(0, 1), collapse_padding=True)  # fmt: skip
+    table = Table(title=title, **COMPACT)
     heads = ("Difference", "95 % interval", f"p (Holm, {comparison.tested})", "seeds needed")
     lines = findings.lines(comparison, findings.neighbours(comparison))
     numbers = [(line.difference, line.interval, line.p, line.needed) for line in lines]

@@ -58,16 +58,6 @@ def interrupts_held() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def is_stopped(pid: int) -> bool:
-    """Whether a child has been stopped (SIGSTOP, Ctrl-Z) and not been continued; False where nobody can tell."""
-    if not hasattr(os, "waitid"):
-        return False
-    try:
-        return os.waitid(os.P_PID, pid, os.WSTOPPED | os.WNOHANG | os.WNOWAIT) is not None
-    except ChildProcessError:
-        return False
-
-
 def tell_end(code: int) -> str:
     """How a process ended, from its return code: `was killed by SIGKILL (…)`, `ended with exit code 3`."""
     if code >= 0:

@@ -9,7 +9,7 @@ import pytest
 # copies, and a name in two ways
 ROWS = [f"{'north' if i % 2 else 'North'},1,{i * i % 53},{i % 3 % 2}" for i in range(60)]
 OWN = ("--dataset", "visits.csv", "--target", "ill", "--client-column", "site", "--rounds", "1", "--out", "runs")
-CONSTANT, ALIKE, COPIES = ("note: 1 feature has the same value", "note: the clients 'North' and 'north' differ",
+CONSTANT, ALIKE, COPIES = ("note: 1 features have the same value", "note: the clients 'North' and 'north' differ",
                            "held-out rows equal a training row")  # fmt: skip
 
 

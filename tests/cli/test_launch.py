@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import subprocess
 import sys
 import tempfile
@@ -57,21 +55,6 @@ def test_a_process_that_was_killed_is_named(end):
 def test_what_only_another_complains_about_is_shown(end):
     assert end(f"import os; os._exit({LOST})", "import sys; sys.exit('odd')") == (1, "odd\n")
     assert end("import os; os._exit(2)", "import sys; sys.exit('odd')") == (2, "")  # the first has said it
-
-
-def test_a_process_that_is_stopped_is_named(end, monkeypatch):
-    """It goes on as soon as it was named."""
-
-    def name(text, file):
-        print(text, file=file)
-        os.kill(int(text.partition("kill -CONT ")[2].partition("'")[0]), signal.SIGCONT)
-
-    monkeypatch.setattr(launch, "SILENCE", 0.3)
-    monkeypatch.setattr(launch, "print", name, raising=False)
-    code, said = end("", "import os; os.kill(os.getpid(), 19)")
-    assert code == 0
-    assert said.count("process 1 of the 2 that share the clients is stopped") == 1
-    assert "kill -CONT" in said
 
 
 def test_a_broken_exchange_is_a_sentence(monkeypatch, capsys):
