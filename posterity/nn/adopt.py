@@ -1,8 +1,7 @@
 """Making a `Model` of a network: yours (`wrap`), or one that a function builds (`assemble`).
 
-One trial run of a network that somebody else wrote, before anything is trained: what it takes, gives and draws.
-
-What is wrong is said in a sentence: what went in, what came out, what was expected, and the line that failed.
+One that somebody else wrote is run once before anything is trained (`try_out`, `refuse_draws`): what it takes, gives
+and draws. What is wrong is said in a sentence: what went in and came out, what was expected, and the line that failed.
 """
 
 from __future__ import annotations
@@ -79,7 +78,6 @@ class FirstRun:
     """What one run of a network showed."""
 
     integers: bool  # it takes integers, to look something up with
-    output: tuple[int, ...]  # shape for one sample, as the network returned it
     head: str  # its last linear layer, if what that returns is what the network returns; else empty
     last: str  # the linear layer that was called last, if any
 
@@ -87,17 +85,17 @@ class FirstRun:
 def try_out(module: nn.Module, name: str, classes: int, task: Task, x: Tensor) -> FirstRun:
     """Run `module`, twinned, on a few rows of x; an error says in a sentence why it cannot be used."""
     rows, integers = _usable(module, name, x)
+    names = {layer: layer_name for layer_name, layer in module.named_modules() if layer_name}
     ends: list[tuple[str, Tensor]] = []
     with ExitStack() as hooks:
-        for layer_name, layer in module.named_modules():
-            if isinstance(layer, nn.Linear) and layer_name:
-                hooks.callback(layer.register_forward_hook(_noted(ends, layer_name)).remove)
+        for linear in (layer for layer in names if isinstance(layer, nn.Linear)):
+            handle = linear.register_forward_hook(lambda layer, _, output: ends.append((names[layer], output)))
+            hooks.callback(handle.remove)
         output = _called(module, rows)
     _check_output(output, name, classes, task, rows)
     last, end = ends[-1] if ends else ("", None)
-    once = sum(layer_name == last for layer_name, _ in ends) == 1
-    head = last if end is not None and once and _is_end(end, output, task) else ""
-    return FirstRun(integers, tuple(output.shape[1:]), head, last)
+    once = [layer_name for layer_name, _ in ends].count(last) == 1
+    return FirstRun(integers, last if once and _is_end(end, output, task) else "", last)
 
 
 def refuse_draws(module: nn.Module, name: str, x: Tensor) -> None:
@@ -161,51 +159,44 @@ def _usable(module: nn.Module, name: str, x: Tensor) -> tuple[Tensor, bool]:
         return x.to(kind), False
     except Exception as error:
         floats = error
-    if not _looks_up(module) and x.is_floating_point() and bool((x != x.long()).any()):
-        raise ValueError(_refusal(name, x, floats)) from floats
-    if bool((x != x.long()).any()):
-        odd = float(x[x != x.long()][0])
+    looks_up = any(isinstance(layer, (nn.Embedding, nn.EmbeddingBag)) for layer in module.modules())
+    odd = x[x != x.long()]
+    if len(odd) and looks_up:
         raise ValueError(
-            f"the network {name!r} takes integers (it looks something up with them), but the data hold {odd:g}: give "
-            "integers; features of a table are standardised unless you say --set data.scale=none"
+            f"the network {name!r} takes integers (it looks something up with them), but the data hold "
+            f"{float(odd[0]):g}: give integers; features of a table are standardised unless you say "
+            "--set data.scale=none"
         )
     try:
-        _called(module, x.long())
+        if not len(odd):
+            _called(module, x.long())
+            return x.long(), True
     except Exception as error:
-        raise ValueError(_refusal(name, x, error if _looks_up(module) else floats)) from error
-    return x.long(), True
-
-
-def _looks_up(module: nn.Module) -> bool:
-    return any(isinstance(layer, (nn.Embedding, nn.EmbeddingBag)) for layer in module.modules())
+        floats = error if looks_up else floats
+    raise ValueError(_refusal(name, x, floats)) from floats
 
 
 def _refusal(name: str, x: Tensor, error: Exception) -> str:
     text = (
         f"the network {name!r} does not run on inputs of shape {tuple(x.shape[1:])}: given a batch {tuple(x.shape)}, "
     )
-    text += describe_error(error)
     if isinstance(error, IndexError):
-        text += f" (the data hold integers from {int(x.min())} to {int(x.max())}: an nn.Embedding needs more entries "
-        text += "than the largest)"
-    return text
-
-
-def _noted(ends: list[tuple[str, Tensor]], name: str) -> Callable[..., None]:
-    return lambda layer, inputs, output: ends.append((name, output))
+        held = f"the data hold integers from {int(x.min())} to {int(x.max())}"
+        return f"{text}{describe_error(error)} ({held}: an nn.Embedding needs more entries than the largest)"
+    return text + describe_error(error)
 
 
 def _check_output(output: Any, name: str, classes: int, task: Task, x: Tensor) -> None:
     batch = len(x)
-    expected = f"({batch}, {classes}): one logit for each class" if task == "classification" else f"({batch}, 1)"
+    one, several = [(batch, 1), (batch,)], (batch, classes)
+    wanted = f"{several}: one logit for each class" if task == "classification" else f"({batch}, 1)"
     given = f"the network {name!r}, given a batch {tuple(x.shape)}, returned"
     if not isinstance(output, Tensor):
-        kinds = f"a {type(output).__name__}"
-        raise ValueError(f"{given} {kinds}; expected one tensor {expected}. Return the logits alone.")
-    shapes = [(batch, classes)] if task == "classification" else [(batch, 1), (batch,)]
-    shapes += [(batch, 1), (batch,)] if classes == 2 else []  # one sigmoid unit
+        kind = type(output).__name__
+        raise ValueError(f"{given} a {kind}; expected one tensor {wanted}. Return the logits alone.")
+    shapes = one if task == "regression" else [several, *(one if classes == 2 else [])]  # one sigmoid unit
     if tuple(output.shape) not in shapes:
-        raise ValueError(f"{given} outputs of shape {tuple(output.shape)}; expected {expected}")
+        raise ValueError(f"{given} outputs of shape {tuple(output.shape)}; expected {wanted}")
     if task == "classification" and output.shape[-1] > 1 and _probabilities(output):
         raise ValueError(f"{given} probabilities (rows that sum to 1); expected logits: leave the softmax out")
 

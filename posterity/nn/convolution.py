@@ -7,16 +7,16 @@ patches by index arithmetic while they multiply; they need a GPU. On a CPU, imag
 are pooled several times faster. Which one wins depends on device and sizes: the engine chooses (`engine/choose.py`).
 All compute the same sums; only their rounding differs.
 
-A convolution and its two gradients as differentiable functions of stacks of clients, by `nn/kernels`.
-
-The three maps are linear in either operand, and the derivatives of each are the other two: they close under
-differentiation, to any order, in reverse and in forward mode. Operands may have leading axes, the clients'. An operand
-that all clients share gets one of length 1 (`_lift`), and its gradients are added up again (`_fit`).
+Derivatives of the kernels: a convolution and its two gradients are linear in either operand, and the derivatives of
+each are the other two, so they close under differentiation, to any order, in reverse and in forward mode. Operands may
+have leading axes, the clients'. An operand that all clients share gets one of length 1 (`_lift`), and its gradients are
+added up again (`_fit`).
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from importlib.util import find_spec
 from typing import Any, Literal, get_args
 
@@ -25,32 +25,44 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from posterity.nn.kernels.grid import WindowGrid
-from posterity.nn.pooling import Pooling, converted
+from posterity.nn.pooling import Pooling, call, converted, kernels, save
 from posterity.settings.hyperparameters import unknown
 
 
-class Convolve(torch.autograd.Function):
+class _Bilinear(torch.autograd.Function):
+    """A function of two operands and a grid, with a rule for stacks."""
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        *operands, ctx.grid = inputs
+        save(ctx, *operands)
+
+    @classmethod
+    def vmap(cls, info: Any, axes: tuple[Any, ...], *operands: Any) -> tuple[Any, Any]:
+        made = call(cls, *_lift(axes, operands))
+        return made, (0, 0) if isinstance(made, tuple) else 0
+
+
+class Convolve(_Bilinear):
     """(x, weight, bias) to images."""
 
     @staticmethod
     def forward(x: Tensor, weight: Tensor, bias: Tensor | None, grid: WindowGrid) -> Tensor:
-        return _kernels().convolve(x, weight, bias, grid)
+        return kernels().convolve(x, weight, bias, grid.numbers)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
         x, weight, bias, ctx.grid = inputs
         ctx.bias = None if bias is None else bias.shape
-        _save(ctx, x, weight)
+        save(ctx, x, weight)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         (x, weight), need = ctx.saved_tensors, ctx.needs_input_grad
-        for_x = (
-            _fit(_call(InputGradient, weight, grad, ctx.grid), x.shape) if need[0] else None
-        )  # not for a first layer
+        for_x = _fit(call(InputGradient, weight, grad, ctx.grid), x.shape) if need[0] else None  # not for a first layer
         if not (need[1] or need[2]):
             return for_x, None, None, None
-        for_weight, for_bias = _call(WeightGradient, x, grad, ctx.grid)
+        for_weight, for_bias = call(WeightGradient, x, grad, ctx.grid)
         return for_x, _fit(for_weight, weight.shape), _fit(for_bias, ctx.bias) if need[2] else None, None
 
     @staticmethod
@@ -58,84 +70,53 @@ class Convolve(torch.autograd.Function):
         (x0, weight0), grid = ctx.saved_tensors, ctx.grid
         if weight is None and bias is not None:
             weight = torch.zeros_like(weight0)
-        parts = [] if x is None else [_call(Convolve, x, weight0, None, grid)]
-        parts += [] if weight is None else [_call(Convolve, x0, weight, bias, grid)]
+        parts = [] if x is None else [call(Convolve, x, weight0, None, grid)]
+        parts += [] if weight is None else [call(Convolve, x0, weight, bias, grid)]
         return _total(parts)
 
-    @staticmethod
-    def vmap(info: Any, axes: tuple[Any, ...], *operands: Any) -> tuple[Tensor, int]:
-        return _call(Convolve, *_lift(axes, operands)), 0
 
-
-class InputGradient(torch.autograd.Function):
+class InputGradient(_Bilinear):
     """(weight, gradient of the images) to the gradient of x."""
 
     @staticmethod
     def forward(weight: Tensor, grad: Tensor, grid: WindowGrid) -> Tensor:
-        return _kernels().spread(weight, grad, grid)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        *operands, ctx.grid = inputs
-        _save(ctx, *operands)
+        return kernels().spread(weight, grad, grid.numbers)
 
     @staticmethod
     def backward(ctx: Any, turn: Tensor) -> tuple[Tensor | None, ...]:
         (weight, grad), need = ctx.saved_tensors, ctx.needs_input_grad
-        for_weight = _fit(_call(WeightGradient, turn, grad, ctx.grid)[0], weight.shape) if need[0] else None
-        return for_weight, _fit(_call(Convolve, turn, weight, None, ctx.grid), grad.shape) if need[1] else None, None
+        for_weight = _fit(call(WeightGradient, turn, grad, ctx.grid)[0], weight.shape) if need[0] else None
+        return for_weight, _fit(call(Convolve, turn, weight, None, ctx.grid), grad.shape) if need[1] else None, None
 
     @staticmethod
     def jvp(ctx: Any, weight: Tensor | None, grad: Tensor | None, _: None) -> Tensor:
         weight0, grad0 = ctx.saved_tensors
-        parts = [] if weight is None else [_call(InputGradient, weight, grad0, ctx.grid)]
-        parts += [] if grad is None else [_call(InputGradient, weight0, grad, ctx.grid)]
+        parts = [] if weight is None else [call(InputGradient, weight, grad0, ctx.grid)]
+        parts += [] if grad is None else [call(InputGradient, weight0, grad, ctx.grid)]
         return _total(parts)
 
-    @staticmethod
-    def vmap(info: Any, axes: tuple[Any, ...], *operands: Any) -> tuple[Tensor, int]:
-        return _call(InputGradient, *_lift(axes, operands)), 0
 
-
-class WeightGradient(torch.autograd.Function):
+class WeightGradient(_Bilinear):
     """(x, gradient of the images) to the gradients of weight and bias."""
 
     @staticmethod
     def forward(x: Tensor, grad: Tensor, grid: WindowGrid) -> tuple[Tensor, Tensor]:
-        return _kernels().weigh(x, grad, grid)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-        *operands, ctx.grid = inputs
-        _save(ctx, *operands)
+        return kernels().weigh(x, grad, grid.numbers)
 
     @staticmethod
     def backward(ctx: Any, weight: Tensor, bias: Tensor) -> tuple[Tensor | None, ...]:
         (x, grad), need = ctx.saved_tensors, ctx.needs_input_grad
-        for_x = _fit(_call(InputGradient, weight, grad, ctx.grid), x.shape) if need[0] else None
-        return for_x, _fit(_call(Convolve, x, weight, bias, ctx.grid), grad.shape) if need[1] else None, None
+        for_x = _fit(call(InputGradient, weight, grad, ctx.grid), x.shape) if need[0] else None
+        return for_x, _fit(call(Convolve, x, weight, bias, ctx.grid), grad.shape) if need[1] else None, None
 
     @staticmethod
     def jvp(ctx: Any, x: Tensor | None, grad: Tensor | None, _: None) -> tuple[Tensor, Tensor]:
         x0, grad0 = ctx.saved_tensors
-        pairs = [] if grad is None else [_call(WeightGradient, x0, grad, ctx.grid)]
+        pairs = [] if grad is None else [call(WeightGradient, x0, grad, ctx.grid)]
         if x is not None:
-            weight, bias = _call(WeightGradient, x, grad0, ctx.grid)
+            weight, bias = call(WeightGradient, x, grad0, ctx.grid)
             pairs.append((weight, torch.zeros_like(bias)))  # the bias's gradient does not depend on x
         return _total([pair[0] for pair in pairs]), _total([pair[1] for pair in pairs])
-
-    @staticmethod
-    def vmap(info: Any, axes: tuple[Any, ...], *operands: Any) -> tuple[tuple[Tensor, Tensor], tuple[int, int]]:
-        return _call(WeightGradient, *_lift(axes, operands)), (0, 0)
-
-
-def _call(function: type[torch.autograd.Function], *operands: Any) -> Any:
-    return function.apply(*operands)  # type: ignore[no-untyped-call]
-
-
-def _save(ctx: Any, *tensors: Tensor) -> None:
-    ctx.save_for_backward(*tensors)
-    ctx.save_for_forward(*tensors)
 
 
 def _lift(axes: tuple[Any, ...], operands: tuple[Any, ...]) -> list[Any]:
@@ -154,13 +135,6 @@ def _total(parts: list[Tensor]) -> Tensor:
     return parts[0] if len(parts) == 1 else parts[0] + parts[1]
 
 
-def _kernels() -> Any:
-
-    from posterity.nn.kernels import operators  # Triton is imported here, where it is used
-
-    return operators
-
-
 Way = Literal["native", "patches", "triton", "last"]
 WAYS: tuple[Way, ...] = get_args(Way)
 KINDS = (torch.float32, torch.bfloat16, torch.float16)  # what the kernels compute with
@@ -175,7 +149,7 @@ class Convolution(nn.Conv2d):
         if self.way == "native":
             return super()._conv_forward(input, weight, bias)
         if self.way == "last":
-            return super()._conv_forward(_laid(input), weight, bias)  # oneDNN lays filters out anyway
+            return super()._conv_forward(call(Last, input), weight, bias)  # oneDNN lays filters out anyway
         assert isinstance(self.padding, tuple)
         compute = by_kernel if self.way == "triton" else by_patches
         return compute(input, weight, bias, self.stride, self.padding)
@@ -206,17 +180,12 @@ class Last(torch.autograd.Function):
         return x.clone(), axes[0]
 
 
-def _laid(x: Tensor) -> Tensor:
-    laid: Tensor = Last.apply(x)  # type: ignore[no-untyped-call]
-    return laid
-
-
 def by_patches(x: Tensor, weight: Tensor, bias: Tensor | None, stride: tuple[int, ...], pad: tuple[int, ...]) -> Tensor:
     """`F.conv2d` of x (B, C, H, W) with weight (O, C, h, w), as one matrix product."""
     if any(pad):
         x = F.pad(x, (pad[1], pad[1], pad[0], pad[0]))
     grid = WindowGrid((*x.shape,), (weight.shape[2], weight.shape[3]), (stride[0], stride[1]))
-    product = weight.flatten(1) @ _apply(Gather, x, grid)  # (O, B H' W')
+    product = weight.flatten(1) @ call(Gather, x, grid)  # (O, B H' W')
     if bias is not None:
         product = product + bias[:, None]
     return product.reshape(len(weight), len(x), *grid.places).transpose(0, 1)  # (B, O, H', W')
@@ -245,57 +214,39 @@ def scatter(patches: Tensor, grid: WindowGrid) -> Tensor:
     return image
 
 
-class Gather(torch.autograd.Function):
-    """`gather` with a derivative and a rule for stacks: PyTorch's own loops over the clients of a stack."""
+def _pair(*functions: Callable[[Tensor, WindowGrid], Tensor]) -> list[type[torch.autograd.Function]]:
+    """Two functions, each other's derivative, with a rule for stacks: PyTorch's own loops over the clients."""
+    made: list[type[torch.autograd.Function]] = []
 
-    @staticmethod
-    def forward(x: Tensor, grid: WindowGrid) -> Tensor:
-        return gather(x, grid)
+    def make(k: int) -> type[torch.autograd.Function]:
+        class Linear(torch.autograd.Function):
+            @staticmethod
+            def forward(x: Tensor, grid: WindowGrid) -> Tensor:
+                return functions[k](x, grid)
 
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        ctx.grid = inputs[1]
+            @staticmethod
+            def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+                ctx.grid = inputs[1]
 
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return _apply(Scatter, grad, ctx.grid), None
+            @staticmethod
+            def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+                return call(made[1 - k], grad, ctx.grid), None
 
-    @staticmethod
-    def jvp(ctx: Any, x: Tensor, _: None) -> Tensor:
-        return _apply(Gather, x, ctx.grid)
+            @staticmethod
+            def jvp(ctx: Any, x: Tensor, _: None) -> Any:
+                return call(made[k], x, ctx.grid)
 
-    @staticmethod
-    def vmap(info: Any, axes: tuple[Any, ...], x: Tensor, grid: WindowGrid) -> tuple[Tensor, int]:
-        return _apply(Gather, x.movedim(axes[0], 0), grid), 0
+            @staticmethod
+            def vmap(info: Any, axes: tuple[Any, ...], x: Tensor, grid: WindowGrid) -> tuple[Tensor, int]:
+                return call(made[k], x.movedim(axes[0], 0), grid), 0
 
+        return Linear
 
-class Scatter(torch.autograd.Function):
-    """`scatter`; the two are each other's derivative."""
-
-    @staticmethod
-    def forward(patches: Tensor, grid: WindowGrid) -> Tensor:
-        return scatter(patches, grid)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        ctx.grid = inputs[1]
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return _apply(Gather, grad, ctx.grid), None
-
-    @staticmethod
-    def jvp(ctx: Any, patches: Tensor, _: None) -> Tensor:
-        return _apply(Scatter, patches, ctx.grid)
-
-    @staticmethod
-    def vmap(info: Any, axes: tuple[Any, ...], patches: Tensor, grid: WindowGrid) -> tuple[Tensor, int]:
-        return _apply(Scatter, patches.movedim(axes[0], 0), grid), 0
+    made += [make(0), make(1)]
+    return made
 
 
-def _apply(function: type[torch.autograd.Function], tensor: Tensor, grid: WindowGrid) -> Tensor:
-    result: Tensor = function.apply(tensor, grid)  # type: ignore[no-untyped-call]
-    return result
+Gather, Scatter = _pair(gather, scatter)
 
 
 def by_kernel(x: Tensor, weight: Tensor, bias: Tensor | None, stride: tuple[int, ...], pad: tuple[int, ...]) -> Tensor:
@@ -305,21 +256,12 @@ def by_kernel(x: Tensor, weight: Tensor, bias: Tensor | None, stride: tuple[int,
     fits = x.numel() > 0 and min(grid.places) > 0 and places < 2**31  # a program's place is counted with 32 bits
     if not fits or x.dtype not in KINDS or weight.dtype != x.dtype or not (x.is_cuda or interpreted()):
         return by_patches(x, weight, bias, stride, pad)
-    result: Tensor = Convolve.apply(x, weight, bias, grid)  # type: ignore[no-untyped-call]
-    return result
+    return call(Convolve, x, weight, bias, grid)
 
 
 def interpreted() -> bool:
     """Whether Triton runs kernels on the host, slowly: for tests."""
     return os.environ.get("TRITON_INTERPRET") == "1"
-
-
-def demand_triton() -> None:
-    """Raise where the way `triton` cannot work."""
-    if find_spec("triton") is None:
-        raise ValueError("The convolution 'triton' needs the package triton (pip install triton); use 'patches'.")
-    if not (torch.cuda.is_available() or interpreted()):
-        raise ValueError("The convolution 'triton' needs a CUDA device, and there is none here; use 'native'.")
 
 
 def way_of(module: nn.Module) -> str:
@@ -338,8 +280,10 @@ def rewire(module: nn.Module, way: Way) -> bool:
     """Set the way of every convolution of `module`; whether there is one."""
     if way not in WAYS:
         raise ValueError(unknown("way to convolve called", str(way), WAYS))
-    if way == "triton":
-        demand_triton()
+    if way == "triton" and find_spec("triton") is None:
+        raise ValueError("The convolution 'triton' needs the package triton (pip install triton); use 'patches'.")
+    if way == "triton" and not (torch.cuda.is_available() or interpreted()):
+        raise ValueError("The convolution 'triton' needs a CUDA device, and there is none here; use 'native'.")
     for layer in module.modules():
         if isinstance(layer, Convolution | Pooling):
             layer.way = way

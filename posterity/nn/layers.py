@@ -3,13 +3,11 @@
 PyTorch's own batch norm counts padded rows and writes its running statistics in place; its dropout draws from a
 global generator, so a result would depend on which clients happen to be stacked. `twin` replaces both in any network.
 
-Values minus their mean over the real rows, and their squares: the parts of batch norm that cost.
-
-The mean is taken of differences to one of the rows. So rows that are equal are centred to exactly 0 on every way; a
-mean that is off by its last digit would leave noise, which batch norm divides by √eps and a ReLU takes the sign of.
-
-The first is linear, so its derivative is itself; the derivative of the second is one product. Told so, PyTorch makes
-half the passes over memory that it makes to differentiate sums and masks one by one.
+What batch norm costs is `centre` (values minus their mean over the real rows) and `squares`. The mean is taken of
+differences to one of the rows. So rows that are equal are centred to exactly 0 on every way; a mean that is off by its
+last digit would leave noise, which batch norm divides by √eps and a ReLU takes the sign of. The first is linear, so its
+derivative is itself; the derivative of the second is one product. With these derivatives declared, PyTorch makes half
+the passes over memory that it makes to differentiate sums and masks one by one.
 """
 
 from __future__ import annotations
@@ -26,7 +24,7 @@ from torch.nn.utils import parametrize
 
 from posterity.core import random
 from posterity.nn.convolution import adopt
-from posterity.nn.pooling import adopt_mean, adopt_pool
+from posterity.nn.pooling import adopt_mean, adopt_pool, call, save
 
 
 class Centre(torch.autograd.Function):
@@ -44,8 +42,7 @@ class Centre(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-        ctx.save_for_backward(inputs[1])
-        ctx.save_for_forward(inputs[1])
+        save(ctx, inputs[1])
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor, mean_grad: Tensor) -> tuple[Tensor, None]:
@@ -69,8 +66,7 @@ class Squares(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        ctx.save_for_backward(inputs[0])
-        ctx.save_for_forward(inputs[0])
+        save(ctx, inputs[0])
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Tensor:
@@ -84,14 +80,12 @@ class Squares(torch.autograd.Function):
 
 def squares(x: Tensor) -> Tensor:
     """The sums of the squares of x (B, C, ...) for every row and channel (B, C)."""
-    sums: Tensor = Squares.apply(x)  # type: ignore[no-untyped-call]
-    return sums
+    return call(Squares, x)
 
 
 def centre(x: Tensor, real: Tensor) -> tuple[Tensor, Tensor]:
     """x (B, C, ...) minus the mean of the rows that `real` (B,) marks, 0 in the others; and the mean (C,)."""
-    pair: tuple[Tensor, Tensor] = Centre.apply(x, real)  # type: ignore[no-untyped-call]
-    return pair
+    return call(Centre, x, real)
 
 
 def corner(x: Tensor) -> Tensor:
@@ -200,20 +194,14 @@ class Norm(nn.Module):
     def _unmasked(self, x: Tensor) -> Tensor:
         """PyTorch's own batch norm, for a batch in which every row is real."""
         count = x[:, 0].numel()
-        origin = corner(x.detach())[0]  # the result does not depend on it, but for its rounding: see `centring`
-        made: tuple[Tensor, Tensor, Tensor] = torch.native_batch_norm(
-            x - origin.reshape([1, -1] + [1] * (x.dim() - 2)),
-            self.weight,
-            self.bias,
-            None,
-            None,
-            True,
-            self.momentum,
-            self.eps,
+        origin = corner(x.detach())[0]  # the result does not depend on it, but for its rounding
+        x = x - origin.reshape([1, -1] + [1] * (x.dim() - 2))
+        made, mean, inverse = torch.native_batch_norm(
+            x, self.weight, self.bias, None, None, True, self.momentum, self.eps
         )
         if self.running_mean is not None:
-            self._move(origin + made[1], (made[2] ** -2 - self.eps) * (count / (count - 1)), self.momentum)
-        return made[0]
+            self._move(origin + mean, (inverse**-2 - self.eps) * (count / (count - 1)), self.momentum)
+        return made
 
     def _move(self, mean: Tensor, var: Tensor, rate: float | Tensor) -> None:
         """The running statistics a step towards those of a batch."""
@@ -232,10 +220,6 @@ class Norm(nn.Module):
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
         state_dict.pop(prefix + "num_batches_tracked", None)  # PyTorch's counter: only its momentum=None reads it
         super()._load_from_state_dict(state_dict, prefix, *rest)
-
-    def extra_repr(self) -> str:
-        """What `print(module)` shows."""
-        return f"{self.features}, eps={self.eps}, momentum={self.momentum}"
 
 
 class KeyedDropout(nn.Module):
@@ -267,10 +251,6 @@ class KeyedDropout(nn.Module):
         self.uses += 1
         keep = (u >= self.p).reshape(shape + (1,) * (x.dim() - len(shape)))
         return torch.where(keep, x / (1.0 - self.p), 0.0)
-
-    def extra_repr(self) -> str:
-        """What `print(module)` shows."""
-        return f"p={self.p}, channels={self.channels}, index={self.index}"
 
 
 NORMS: tuple[type[nn.Module], ...] = (Norm, _BatchNorm, _InstanceNorm, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)

@@ -1,12 +1,9 @@
-"""Calling a network, or its tail, with weights handed in by name.
-
-`functional_call` lends tensors to the module and takes them back; this file adds what else a call needs (training
-flag, mask, key, hooks) and gives all of that back too, whatever happens inside.
-
-A network as a pure function of its parameters, split where its head begins.
+"""A network as a pure function of its parameters, split where its head begins.
 
 `Model` never changes: parameters go in as a dict of tensors, new running statistics come out as another. It works
-unchanged under `vmap`, `grad`, `jvp` and any nesting of them.
+unchanged under `vmap`, `grad`, `jvp` and any nesting of them. For a call, `BoundModule` lends tensors to the module
+(PyTorch's `functional_call`) with what else is needed (training flag, mask, key, hooks), and gives all of that back,
+whatever happens inside.
 """
 
 from __future__ import annotations
@@ -18,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -33,7 +30,8 @@ from posterity.settings.hyperparameters import unknown
 from posterity.settings.plugins import describe_error
 
 Params = dict[str, Tensor]
-Around = Mapping[str, Callable[[Tensor, Tensor], Tensor]]
+Change = Callable[[Tensor, Tensor], Tensor]  # of a layer's input and output to what it is to return
+Around = Mapping[str, Change]
 
 _LOCK = threading.RLock()  # a module is lent to one call at a time; nested calls of the same thread pass
 _CALLS: list[object] = []  # those under way, the innermost last; only the lock's holder looks at it
@@ -47,7 +45,7 @@ def leaves_of(module: nn.Module) -> Params:
     for prefix, layer in module.named_modules():
         for name, buffer in layer._buffers.items():
             if buffer is not None and buffer.is_floating_point() and name not in layer._non_persistent_buffers_set:
-                found[f"{prefix}.{name}" if prefix else name] = buffer
+                found[_join(prefix, name)] = buffer
     return found
 
 
@@ -70,8 +68,8 @@ class BoundModule:
         wires = {n: called[id(t)] for n, t in leaves_of(module).items()}
         constants = {n: b for n, b in module.named_buffers() if n not in wires}
         named = dict(module.named_modules())
-        masks = tuple(_inside(n, "mask") for n, m in named.items() if isinstance(m, Norm))
-        keys = tuple(_inside(n, "key") for n, m in named.items() if isinstance(m, KeyedDropout))
+        masks = tuple(_join(n, "mask") for n, m in named.items() if isinstance(m, Norm))
+        keys = tuple(_join(n, "key") for n, m in named.items() if isinstance(m, KeyedDropout))
         attends = any(isinstance(m, nn.MultiheadAttention) for m in named.values())
         return BoundModule(module, wires, constants, masks, keys, named, attends)
 
@@ -105,7 +103,7 @@ class BoundModule:
     def _lent(self, params: Params, x: Tensor, mask: Tensor | None, key: Tensor | None) -> Params:
         missing = [leaf for leaf in self.wires.values() if leaf not in params]
         if missing:  # functional_call would silently use the module's own weights
-            raise KeyError(f"The parameters lack {', '.join(missing[:5])}{' …' if len(missing) > 5 else ''}.")
+            raise KeyError(f"The parameters lack {', '.join(missing)}.")
         lent = {local: params[leaf] for local, leaf in self.wires.items()}
         lent |= {name: buffer.to(x.device) for name, buffer in self.constants.items()}
         if mask is not None:
@@ -151,7 +149,7 @@ def _plain_attention() -> Iterator[None]:
         torch.backends.mha.set_fastpath_enabled(fast)
 
 
-def _note(token: object, seen: Params, name: str) -> Callable[[nn.Module, tuple[Any, ...]], None]:
+def _note(token: object, seen: Params, name: str) -> Callable[..., None]:
     def hook(_: nn.Module, inputs: tuple[Any, ...]) -> None:
         if _CALLS[-1] is token:  # a call inside this one has its own hooks
             seen[name] = inputs[0]
@@ -159,17 +157,8 @@ def _note(token: object, seen: Params, name: str) -> Callable[[nn.Module, tuple[
     return hook
 
 
-def _change(
-    token: object, change: Callable[[Tensor, Tensor], Tensor]
-) -> Callable[[nn.Module, tuple[Any, ...], Any], Any]:
-    def hook(_: nn.Module, inputs: tuple[Any, ...], output: Any) -> Any:
-        return change(inputs[0], output) if _CALLS[-1] is token else output
-
-    return hook
-
-
-def _inside(layer: str, name: str) -> str:
-    return f"{layer}.{name}" if layer else name
+def _change(token: object, change: Change) -> Callable[..., Any]:
+    return lambda _, inputs, output: change(inputs[0], output) if _CALLS[-1] is token else output
 
 
 def global_generators() -> dict[str, Any]:
@@ -177,11 +166,7 @@ def global_generators() -> dict[str, Any]:
     state: Any = np.random.get_state()
     with torch._C._DisableFuncTorch():  # inside of `grad`, PyTorch 2.6 could not read the state
         torch_state = torch.get_rng_state().tolist()
-    return {
-        "torch": torch_state,
-        "numpy.random": (state[1].tolist(), state[2]),
-        "random": random.getstate(),
-    }
+    return {"torch": torch_state, "numpy.random": (state[1].tolist(), state[2]), "random": random.getstate()}
 
 
 @contextmanager
@@ -328,30 +313,6 @@ class Model:
 
     # --- calls ---------------------------------------------------------------------------------------------------
 
-    @overload
-    def __call__(
-        self,
-        params: Params,
-        x: Tensor,
-        mask: Tensor | None = None,
-        train: bool = False,
-        key: Tensor | None = None,
-        around: Around | None = None,
-    ) -> tuple[Tensor, Params]: ...
-
-    @overload
-    def __call__(
-        self,
-        params: Params,
-        x: Tensor,
-        mask: Tensor | None = None,
-        train: bool = False,
-        key: Tensor | None = None,
-        around: Around | None = None,
-        *,
-        want: tuple[str, ...],
-    ) -> tuple[Tensor, Params, Params]: ...
-
     def __call__(
         self,
         params: Params,
@@ -361,7 +322,7 @@ class Model:
         key: Tensor | None = None,
         around: Around | None = None,
         want: tuple[str, ...] = (),
-    ) -> tuple[Tensor, Params] | tuple[Tensor, Params, Params]:
+    ) -> Any:  # `core/network.py` says more
         """Logits (B, C) or values (B,), and new buffers ({} unless `train`); with `want`, also inputs seen by layers.
 
         `mask` (B,) is 1 for real rows and 0 for padding; `key` feeds dropout; `around={layer: f(input, output)}`
@@ -493,7 +454,7 @@ def _reset(module: nn.Module) -> nn.Module:
     return new
 
 
-def _between(change: Callable[[Tensor, Tensor], Tensor], kind: torch.dtype) -> Callable[[Tensor, Tensor], Tensor]:
+def _between(change: Change, kind: torch.dtype) -> Change:
     """`change` of a layer's input and output, given in `kind`."""
     return lambda x, output: change(x.to(kind), output.to(kind)).to(output.dtype)
 

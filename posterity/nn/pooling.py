@@ -24,8 +24,7 @@ class Pooling(nn.MaxPool2d):
         small = input.numel() == 0 or min(input.shape[-2:]) < 2 or input.numel() >= 2**31
         if self.way != "triton" or small or input.dtype not in KINDS or not input.is_cuda:
             return super().forward(input)
-        pooled: Tensor = MaxPool.apply(input)[0]  # type: ignore[no-untyped-call]
-        return pooled
+        return call(MaxPool, input)[0]
 
 
 def adopt_pool(layer: nn.MaxPool2d) -> nn.MaxPool2d:
@@ -62,25 +61,25 @@ class MaxPool(torch.autograd.Function):
 
     @staticmethod
     def forward(x: Tensor) -> tuple[Tensor, Tensor]:
-        return _kernels().pool(x)
+        return kernels().pool(x)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
         ctx.size = (inputs[0].shape[-2], inputs[0].shape[-1])
         ctx.mark_non_differentiable(output[1])
-        _save(ctx, output[1])
+        save(ctx, output[1])
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor, _: Any) -> Tensor:
-        return _call(Put, grad, ctx.saved_tensors[0], ctx.size)
+        return call(Put, grad, ctx.saved_tensors[0], ctx.size)
 
     @staticmethod
     def jvp(ctx: Any, x: Tensor) -> tuple[Tensor, None]:
-        return _call(Take, x, ctx.saved_tensors[0]), None
+        return call(Take, x, ctx.saved_tensors[0]), None
 
     @staticmethod
     def vmap(info: Any, axes: tuple[Any, ...], x: Tensor) -> tuple[tuple[Tensor, Tensor], tuple[int, int]]:
-        return _call(MaxPool, x.movedim(axes[0], 0)), (0, 0)
+        return call(MaxPool, x.movedim(axes[0], 0)), (0, 0)
 
 
 class Take(torch.autograd.Function):
@@ -88,24 +87,24 @@ class Take(torch.autograd.Function):
 
     @staticmethod
     def forward(x: Tensor, place: Tensor) -> Tensor:
-        return _kernels().take(x, place)
+        return kernels().take(x, place)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
         ctx.size = (inputs[0].shape[-2], inputs[0].shape[-1])
-        _save(ctx, inputs[1])
+        save(ctx, inputs[1])
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return _call(Put, grad, ctx.saved_tensors[0], ctx.size), None
+        return call(Put, grad, ctx.saved_tensors[0], ctx.size), None
 
     @staticmethod
     def jvp(ctx: Any, x: Tensor, _: None) -> Tensor:
-        return _call(Take, x, ctx.saved_tensors[0])
+        return call(Take, x, ctx.saved_tensors[0])
 
     @staticmethod
     def vmap(info: Any, axes: tuple[Any, ...], x: Tensor, place: Tensor) -> tuple[Tensor, int]:
-        return _call(Take, *_lifted(info, axes, x, place)), 0
+        return call(Take, *_lifted(info, axes, x, place)), 0
 
 
 class Put(torch.autograd.Function):
@@ -113,24 +112,24 @@ class Put(torch.autograd.Function):
 
     @staticmethod
     def forward(y: Tensor, place: Tensor, size: tuple[int, int]) -> Tensor:
-        return _kernels().put(y, place, size)
+        return kernels().put(y, place, list(size))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
         ctx.size = inputs[2]
-        _save(ctx, inputs[1])
+        save(ctx, inputs[1])
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        return _call(Take, grad, ctx.saved_tensors[0]), None, None
+        return call(Take, grad, ctx.saved_tensors[0]), None, None
 
     @staticmethod
     def jvp(ctx: Any, y: Tensor, _: None, __: None) -> Tensor:
-        return _call(Put, y, ctx.saved_tensors[0], ctx.size)
+        return call(Put, y, ctx.saved_tensors[0], ctx.size)
 
     @staticmethod
     def vmap(info: Any, axes: tuple[Any, ...], y: Tensor, place: Tensor, size: Any) -> tuple[Tensor, int]:
-        return _call(Put, *_lifted(info, axes, y, place), size), 0
+        return call(Put, *_lifted(info, axes, y, place), size), 0
 
 
 def _lifted(info: Any, axes: tuple[Any, ...], *operands: Tensor) -> list[Tensor]:
@@ -139,17 +138,19 @@ def _lifted(info: Any, axes: tuple[Any, ...], *operands: Tensor) -> list[Tensor]
     return [v.expand(info.batch_size, *v.shape) if a is None else v.movedim(a, 0) for v, a in pairs]
 
 
-def _save(ctx: Any, *tensors: Tensor) -> None:
+def save(ctx: Any, *tensors: Tensor) -> None:
+    """Keep tensors for derivatives in either mode."""
     ctx.save_for_backward(*tensors)
     ctx.save_for_forward(*tensors)
 
 
-def _call(function: type[torch.autograd.Function], *operands: Any) -> Any:
+def call(function: type[torch.autograd.Function], *operands: Any) -> Any:
+    """What a function with a derivative of its own returns."""
     return function.apply(*operands)  # type: ignore[no-untyped-call]
 
 
-def _kernels() -> Any:
-
+def kernels() -> Any:
+    """The operators of `nn/kernels`."""
     from posterity.nn.kernels import operators  # Triton is imported here, where it is used
 
     return operators

@@ -19,3 +19,12 @@ class WindowGrid:
         """Windows along each axis: H', W'."""
         high, wide = ((self.shape[2 + i] + 2 * self.pad[i] - self.window[i]) // self.stride[i] + 1 for i in (0, 1))
         return high, wide
+
+    @property
+    def numbers(self) -> list[int]:
+        """All of it, as operators of PyTorch take it."""
+        return [*self.shape, *self.window, *self.stride, *self.pad]
+
+    @staticmethod
+    def of(n: list[int]) -> WindowGrid:
+        return WindowGrid((n[0], n[1], n[2], n[3]), (n[4], n[5]), (n[6], n[7]), (n[8], n[9]))
