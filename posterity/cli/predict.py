@@ -22,8 +22,8 @@ from torch import Tensor
 import posterity
 from posterity.data.archives import Array, check_file, read_npz
 from posterity.data.federation import Federation
-from posterity.data.pool import DataError, listed
-from posterity.data.tables import CLIENT, SUFFIXES, check_numbers, named_values, read_csv, read_parquet
+from posterity.data.pool import DataError, check_features, listed, tensor_of
+from posterity.data.tables import CLIENT, SUFFIXES, named_values, read_csv, read_parquet
 from posterity.experiment.result import Result
 from posterity.runs import files
 from posterity.runs import folder as run_folder
@@ -126,7 +126,7 @@ def _samples(path: Path, found: Mapping[str, Array], who: str) -> Array:
     x = found["x"]
     if x.dtype.kind not in "biuf" or x.ndim < 1:
         raise DataError(f"{path}: x holds {x.dtype} in the shape {x.shape}; expected a row of numbers for each sample")
-    check_numbers(path, x)
+    check_features(tensor_of(x, f"{path}: x"), f"{path}: x")
     return x[:, None] if x.ndim == 1 else x  # as it is when it is trained on
 
 

@@ -16,6 +16,7 @@ import os
 import re
 import stat
 import tarfile
+import wave
 import zipfile
 import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator
@@ -34,8 +35,8 @@ Members = Iterator[tuple[str, bytes]]
 ROOM, EXPANDS = 4 * 2**30, 20
 TARS = (".tar", ".tar.gz", ".tgz")
 BROKEN = (  # what reading a damaged or hostile file raises
-    ValueError, TypeError, OSError, EOFError, RuntimeError, MemoryError, LookupError, zipfile.BadZipFile, zlib.error,
-    lzma.LZMAError, tarfile.TarError,
+    ValueError, TypeError, OSError, ArithmeticError, EOFError, RuntimeError, MemoryError, LookupError,
+    zipfile.BadZipFile, zlib.error, lzma.LZMAError, tarfile.TarError, wave.Error,
 )  # fmt: skip
 KINDS = {stat.S_ISFIFO: "a pipe", stat.S_ISDIR: "a folder", stat.S_ISSOCK: "a socket", stat.S_ISCHR: "a device",
          stat.S_ISBLK: "a device"}  # fmt: skip
@@ -75,8 +76,16 @@ def reading(what: object, expected: str) -> Iterator[None]:
     except DataError:
         raise
     except BROKEN as error:
-        why = str(error) or type(error).__name__
+        why = (
+            f"{type(error).__name__}: {error}" if isinstance(error, LookupError) else str(error) or type(error).__name__
+        )
         raise DataError(f"{what}: cannot be read ({why}); expected {expected}") from None
+
+
+def demand(holds: bool, given: str) -> None:
+    """Inside of `reading`: refuse contents that do not fit, of which `given` tells."""
+    if not holds:
+        raise ValueError(given)
 
 
 def most_bytes(path: Path) -> int:

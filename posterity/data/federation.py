@@ -187,7 +187,7 @@ def check_federation(federation: Federation) -> Federation:
         if rows is not None:
             check_targets(federation.y, federation.task, federation.classes, whose, federation.describe_owner, rows)
     used = _mask([*parts.values(), federation.public], len(federation.y))
-    check_features(federation.x, whose, used, federation.describe_owner)
+    check_features(federation.x, whose, (), used, federation.describe_owner)
     notes = [note for note in _shared(federation) if note not in federation.notes]
     return replace(federation, notes=(*federation.notes, *notes)) if notes else federation
 

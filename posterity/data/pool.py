@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeVar
 
@@ -21,6 +21,7 @@ T = TypeVar("T")  # a record of tensors
 COLUMNS = ("x", "y", "owner", "group", "official_test", "domain", "common")
 AT_ONCE = 2**24  # values that are looked at together
 SHOWN = 12  # names in a sentence
+LARGEST = torch.finfo(torch.float32).max
 
 Scaling = Literal["none", "client", "all"]
 """Who fits mean and sd of each feature: nobody, every client on its own training rows, all members together."""
@@ -146,24 +147,33 @@ def check_targets(
 
 
 def check_features(
-    x: Tensor, whose: str, used: Tensor | None = None, owner: Callable[[int], str] = lambda row: ""
+    x: Tensor,
+    whose: str,
+    names: Sequence[str] = (),
+    used: Tensor | None = None,
+    owner: Callable[[int], str] = lambda row: "",
 ) -> None:
-    """Refuse features that are missing or infinite in a row that is `used` (on the host; None: all are)."""
+    """Refuse features that are no numbers of float32 in a row that is `used` (on the host; None: all are)."""
     if not x.is_floating_point() or not x.numel():
         return
     each = max(1, AT_ONCE // max(1, x[0].numel()))  # x is read once, some rows at a time
-    bad = torch.cat([~some.reshape(len(some), -1).isfinite().all(1).cpu() for some in torch.split(x, each)])
+    bad = torch.cat([~_fine(some).all(1).cpu() for some in torch.split(x, each)])
     bad = bad if used is None else bad & used
     if not bool(bad.any()):
         return
-    flat = x.reshape(len(x), -1)
-    if none := torch.nonzero(~flat.isfinite().any(0))[:, 0].tolist():
-        given = f"feature {listed(none)} is missing or infinite in all {len(x)} rows"
+    if len(x) > 1 and (none := torch.nonzero(x.reshape(len(x), -1).isnan().all(0))[:, 0].tolist()):
+        given = f"feature {listed(names[k] if names else k for k in none)} is missing in all {len(x)} rows"
         raise DataError(f"{whose}: {given}; expected numbers; remove it")
     row = int(torch.nonzero(bad)[0, 0])
-    feature = int(torch.nonzero(~flat[row].isfinite())[0, 0])
-    given = f"feature {feature} of row {row}{owner(row)} is {float(flat[row, feature])}"
-    raise DataError(f"{whose}: {given}; expected numbers; fill or drop it")
+    place = int(torch.nonzero(~_fine(x[row : row + 1])[0])[0, 0])
+    value, which = float(x[row].reshape(-1)[place]), names[place] if names else place
+    raise DataError(f"{whose}: feature {which} of row {row}{owner(row)} is {value:g}; expected a number (nothing "
+                    f"missing or infinite, nothing beyond {LARGEST:.1e}); fill, rescale or drop it")  # fmt: skip
+
+
+def _fine(x: Tensor) -> Tensor:
+    """Which values are numbers of float32 (rows, features)."""
+    return x.reshape(len(x), -1).float().isfinite()
 
 
 def as_tensors(record: T, names: tuple[str, ...], whose: str) -> T:

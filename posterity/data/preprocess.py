@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from posterity.data.files import pictures as as_pictures
-from posterity.data.pool import DataError, tensor_of
+from posterity.data.pool import DataError, check_features, tensor_of
 from posterity.settings.hyperparameters import nearest
 
 
@@ -44,7 +44,7 @@ class Preprocessing:
         if tuple(raw.shape[1:]) != shape:
             wanted = f"(samples, {', '.join(map(str, shape))})"
             raise ValueError(f"x has shape {tuple(raw.shape)}; expected {wanted}")
-        _check_values(raw, self.columns)
+        check_features(raw, "x", self.columns)
         if self.pictures and raw.numel() and (top := float(raw.abs().max())) > 1 + 1e-6:
             wanted = "bytes (uint8, 0 to 255), or numbers from -1 to 1 (a byte / 127.5 - 1)"
             raise DataError(f"x has values up to {top:g} in type {raw.dtype}; expected {wanted}; convert it")
@@ -79,18 +79,6 @@ def _as_array(x: Any, columns: tuple[str, ...]) -> Any:
         return array.astype(np.float64) if array.dtype.kind == "O" else array
     except (ValueError, TypeError) as error:
         raise DataError(f"x holds what is no number ({error}); expected numbers; convert or remove it") from None
-
-
-def _check_values(x: Tensor, columns: tuple[str, ...]) -> None:
-    """Refuse what a file would be refused for: a model answers nan, and the largest of these is the first class."""
-    if not x.is_floating_point() or bool((fine := x.float().isfinite()).all()):
-        return
-    row, *place = (~fine).nonzero()[0].tolist()
-    which = f", column {columns[place[0]]}" if columns and place else ""
-    limit = f"nothing missing or infinite, nothing beyond {torch.finfo(torch.float32).max:.1e}"
-    raise DataError(
-        f"x, row {row}{which}: {float(x[(row, *place)])}; expected a number ({limit}); fill it in or drop it"
-    )
 
 
 def fingerprint(tensors: Iterable[Tensor]) -> str:

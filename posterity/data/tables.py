@@ -20,12 +20,11 @@ import numpy as np
 
 from posterity.data.archives import ROOM, Array, check_file, read_file, read_npz, reading
 from posterity.data.files import PARTS, join_parts
-from posterity.data.pool import SHOWN, DataError, listed
+from posterity.data.pool import LARGEST, SHOWN, DataError, check_features, listed, tensor_of
 from posterity.settings.hyperparameters import nearest
 
 MISSING = ("", "nan", "na", "n/a", "null", "none")
 INDEX = re.compile(r"__index_level_\d+__")  # of rows, which pandas keeps in a Parquet file and hides when it reads
-LARGEST = float(np.finfo(np.float32).max)
 HINTS = {  # a value that is no number, and what helps
     r"[+-]?\d{1,3}([ '.]\d{3})+(,\d+)?": "write numbers without separators of thousands, with a point",
     r"[+-]?\d{1,3}(,\d{3})+(\.\d+)?": "write numbers without separators of thousands (1234), or a decimal point",
@@ -249,9 +248,7 @@ def _from_arrays(path: Path, stored: dict[str, Array], columns: Columns) -> Tabl
             raise DataError(f"{path}: x has {len(x)} rows and {name} the shape {given}; expected ({len(x)},); mend it")
     y = named_values(path, target, stored[target])
     who, which = (None if name is None else named_values(path, name, stored[name], True) for name in (client, group))
-    if x.dtype.kind not in "biuf":
-        raise DataError(f"{path}: x holds {x.dtype}; expected numbers; convert it")
-    check_numbers(path, x)
+    check_features(tensor_of(x, f"{path}: x"), f"{path}: x")
     x = x[:, None] if x.ndim == 1 else x
     return Table(path, x, y, who, which, official_test=official)
 
@@ -269,23 +266,6 @@ def named_values(path: Path, name: str, values: Array, every: bool = False) -> A
         row = int(np.flatnonzero(blank)[0])
         raise DataError(f"{path}: {name} has no value in row {row}; expected one in every row; fill it in or drop it")
     return values
-
-
-def check_numbers(path: Path, x: Array) -> None:
-    """Refuse what is missing, infinite or too large for float32."""
-    if x.dtype.kind != "f" or not x.size:
-        return
-    fine = np.abs(x) <= min(LARGEST, float(np.finfo(x.dtype).max))  # what float16 cannot hold compares as infinite
-    if fine.all():
-        return
-    row = int(np.argwhere(~fine)[0][0])
-    value = x[row].reshape(-1)[~fine[row].reshape(-1)][0]
-    none = np.flatnonzero(np.isnan(x).reshape(len(x), -1).all(0))
-    if len(none):
-        which = f"feature {listed(none)} of x"
-        raise DataError(f"{path}: {which} is missing in all {len(x)} rows; expected numbers; remove it")
-    what = f"the value {value:g}, beyond {LARGEST:.1e}," if np.isfinite(value) else "a missing or infinite value"
-    raise DataError(f"{path}: x has {what} in row {row}; expected numbers; fill, rescale or drop it")
 
 
 def _special(path: Path, stored: Mapping[str, Any], columns: Columns) -> tuple[str, str | None, str | None]:

@@ -22,8 +22,8 @@ from posterity.data.archives import Array, check_file, list_folder
 from posterity.data.checks import alike, pool_remarks
 from posterity.data.federation import Options
 from posterity.data.files import decode, pictures
-from posterity.data.pool import DataError, Pool, Scaling, listed, tell_option
-from posterity.data.tables import LARGEST, SUFFIXES, Columns, Table, read_table
+from posterity.data.pool import LARGEST, DataError, Pool, Scaling, listed, tell_option
+from posterity.data.tables import SUFFIXES, Columns, Table, read_table
 from posterity.settings.hyperparameters import convert, nearest
 
 KINDS = (".png", ".jpg", ".jpeg", ".webp", ".bmp")

@@ -211,8 +211,11 @@ def test_values_that_a_file_may_not_have_are_refused_in_memory_too(project):
     """A model would answer nan, and the largest of these is the first class."""
     result = posterity.load(project / "runs")
     for wrong, message in (
-        ([[61.0, 90.0, 70_000.0], [61.0, np.nan, 70_000.0]], "x, row 1, column creatinine: nan; expected a number"),
-        (np.array([[61.0, None, 70_000.0]], dtype=object), "row 0, column creatinine: nan"),
+        (
+            [[61.0, 90.0, 70_000.0], [61.0, np.nan, 70_000.0]],
+            "x: feature creatinine of row 1 is nan; expected a number",
+        ),
+        (np.array([[61.0, None, 70_000.0]], dtype=object), "feature creatinine of row 0 is nan"),
         ([[61.0, 90.0, 1e39]], r"row 0, column weight: 1e\+39"),
         (torch.tensor([[torch.inf, 90.0, 70_000.0]]), "row 0, column age: inf"),
         (np.array([[61.0, "high", 70_000.0]], dtype=object), "x holds what is no number .*high"),
@@ -246,7 +249,7 @@ def test_arrays_of_a_file_are_read_as_those_of_training(tmp_path):
     assert torch.equal(found, result.predict_proba("2", x[:1, None]))
     for x in (np.array([60.0, np.inf], dtype=np.float16), np.array([60.0, 1e39])):
         np.savez(tmp_path / "new.npz", x=x, client=who[:2])
-        with pytest.raises(ValueError, match=r"new.npz: x has .* in row 1"):
+        with pytest.raises(ValueError, match=r"new.npz: x: feature . of row 1 is"):
             command.predict_file(tmp_path / "run", tmp_path / "new.npz")
 
 

@@ -110,7 +110,7 @@ def fashion(folder: Path, data: bytes) -> str:
     "data", [b"", b"\0\0\x08", b"\0\0\x08\x03\0\0", b"\0\0\x08\x00", b"\0\0\x08\x02" + b"\xff" * 8]
 )
 def test_a_broken_idx_file(tmp_path: Path, data: bytes) -> None:
-    with pytest.raises(DataError, match="not an idx file of bytes"):
+    with pytest.raises(DataError, match="expected an idx file of bytes"):
         load("fmnist", data_dir=fashion(tmp_path, data))
 
 

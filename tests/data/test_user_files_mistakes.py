@@ -233,9 +233,9 @@ def test_targets_that_teach_nothing(tmp_path: Path) -> None:
 def test_arrays_with_values_that_cannot_be_used(tmp_path: Path) -> None:
     x, y, who = np.random.default_rng(0).normal(size=(12, 2)), np.arange(12) % 2, np.arange(12) // 4
     for arrays, message in (
-        ({"x": x * [1, np.nan]}, "feature 1 of x is missing in all 12 rows"),
-        ({"x": (x * [1, np.inf]).astype(np.float16)}, "a missing or infinite value in row 0"),
-        ({"x": x * 1e39}, r"x has the value .*e\+3., beyond 3.4e\+38, in row 1"),
+        ({"x": x * [1, np.nan]}, "x: feature 1 is missing in all 12 rows"),
+        ({"x": (x * [1, np.inf]).astype(np.float16)}, "x: feature . of row 0 is -?inf"),
+        ({"x": x * 1e39}, r"x: feature . of row . is .*e\+3.*nothing beyond 3.4e\+38"),
         ({"client": np.where(who == 1, np.nan, who)}, "client has no value in row 4"),
         ({"client": np.array(["a", "", "b"] * 4)}, "client has no value in row 1"),
         ({"client": np.array([b"a", b"\xff"] * 6)}, "client holds bytes that are not UTF-8"),
@@ -333,7 +333,7 @@ LACKING = torch.zeros(60, 5).index_fill(0, torch.tensor(23), torch.nan)
         ({"y": torch.zeros(60, 1, dtype=torch.int64)}, r"y has the shape \(60, 1\); expected \(rows,\); flatten it"),
         ({"task": "regression", "y": torch.full((60,), torch.inf)}, r"y of row 0 \(a training row of 'a'\) is inf"),
         ({"x": torch.zeros(59, 5)}, r"x has the shape \(59, 5\) and y 60 rows"),
-        ({"x": LACKING}, r"feature 0 of row 23 \(a training row of 'b'\) is nan; expected numbers"),
+        ({"x": LACKING}, r"feature 0 of row 23 \(a training row of 'b'\) is nan; expected a number"),
         ({"names": ("a", "b")}, "2 names and train has the rows of 3 clients"),
         ({"names": ("a", "b", "c", "d")}, "4 names and train has the rows of 3 clients"),
         ({"names": ("a", "b", "a")}, "clients 0 and 2 are called 'a'; expected names that differ"),
@@ -387,9 +387,9 @@ def test_arrays_of_numpy_are_taken() -> None:
 def test_a_feature_without_any_value_is_refused_wherever_it_comes_from() -> None:
     x = torch.randn(60, 5)
     x[:, 3] = torch.nan
-    with pytest.raises(DataError, match="federation 'mine': feature 3 is missing or infinite in all 60 rows"):
+    with pytest.raises(DataError, match="federation 'mine': feature 3 is missing in all 60 rows"):
         check_federation(by_hand(slice(17, 20), x))
-    with pytest.raises(DataError, match="dataset 'm:f': feature 3 is missing or infinite in all 60 rows"):
+    with pytest.raises(DataError, match="dataset 'm:f': feature 3 is missing in all 60 rows"):
         check_pool(Pool("p", x, torch.arange(60) % 2, 2), "m:f")
 
 

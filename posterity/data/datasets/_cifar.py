@@ -16,9 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from posterity.data.archives import Array, read_named
+from posterity.data.archives import Array, demand, read_named, reading
 from posterity.data.files import check_labels
-from posterity.data.pool import DataError
 
 PIXELS = 3 * 32 * 32
 
@@ -76,40 +75,30 @@ def read_cifar(
 def _binary(where: str, data: bytes, rows: int, layout: CifarLayout, labels: Labels) -> tuple[Array, Array]:
     """Rows of one byte for each kind of labels and 3,072 for the pixels."""
     kinds = len(layout.labels)
-    if len(data) != (size := rows * (kinds + PIXELS)):
-        raise DataError(f"{where}: {len(data):,} bytes; expected {size:,} ({rows:,} pictures); fetch the archive again")
-    table = np.frombuffer(data, np.uint8).reshape(rows, kinds + PIXELS)
+    with reading(where, f"{rows:,} pictures; fetch the archive again"):
+        table = np.frombuffer(data, np.uint8).reshape(rows, kinds + PIXELS)
     return table[:, kinds:], table[:, layout.labels.index(labels)]
 
 
 def _python(where: str, data: bytes, rows: int, layout: CifarLayout, labels: Labels) -> tuple[Array, Array]:
     """A dict with an array of pixels and lists of labels."""
-    found = _unpickled(where, data)
-    x, y = found.get("data"), found.get(labels.key)
-    if not isinstance(x, np.ndarray) or x.shape != (rows, PIXELS):
-        shape = x.shape if isinstance(x, np.ndarray) else None
-        raise DataError(f"{where}: pictures {shape}; expected ({rows}, {PIXELS}) under 'data'; fetch the archive again")
-    if not isinstance(y, list) or len(y) != rows or not all(isinstance(each, int) for each in y):
-        given = f"{len(y)} values" if isinstance(y, list) else "nothing"
-        raise DataError(f"{where}: {given} under {labels.key!r}; expected {rows} numbers; fetch the archive again")
-    return x, np.array(y, dtype=np.int64)
+    with reading(
+        where, f"{rows:,} pictures as data, and as many {labels.key}; fetch it again, or take the binary archive"
+    ):
+        found = read_plain(data)
+        x, y = np.asarray(found["data"]), np.asarray(found[labels.key])
+        demand(
+            x.shape == (rows, PIXELS) and y.shape == (rows,) and y.dtype.kind == "i",
+            f"pictures {x.shape}, labels {y.shape}",
+        )
+    return x, y
 
 
 def _class_names(where: str, data: bytes, labels: Labels, binary: bool) -> tuple[str, ...]:
-    found: Any = data.decode("latin-1").split() if binary else _unpickled(where, data).get(labels.names)
-    if not isinstance(found, list) or len(found) != labels.classes:
-        raise DataError(f"{where}: no {labels.classes} names of classes; expected them; fetch the archive again")
+    with reading(where, f"{labels.classes} names of classes; fetch the archive again"):
+        found = data.decode("latin-1").split() if binary else read_plain(data)[labels.names]
+        demand(len(found) == labels.classes, f"{len(found)} names")
     return tuple(_text(name) for name in found)
-
-
-def _unpickled(where: str, data: bytes) -> dict[str, Any]:
-    try:
-        return read_plain(data)
-    except PlainPickleError as error:
-        raise DataError(
-            f"{where}: refused, {error}; expected a dict of bytes, numbers and names, which is all that is read of a "
-            "pickle (nothing in it is run); fetch the archive again, or take the binary archive instead"
-        ) from None
 
 
 RECONSTRUCT = ("numpy.core.multiarray _reconstruct", "numpy._core.multiarray _reconstruct")

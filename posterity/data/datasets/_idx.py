@@ -5,13 +5,12 @@ The same four arrays stand in one .npz in the form of Keras: x_train, y_train, x
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
 
-from posterity.data.archives import Array, check_file, read_file, read_gzip, unpack_gzip
+from posterity.data.archives import Array, check_file, demand, read_file, read_gzip, reading, unpack_gzip
 from posterity.data.files import check_labels, join_parts, labelled
 from posterity.data.official import File, Form, form
 from posterity.data.pool import DataError, Pool
@@ -40,16 +39,14 @@ def unpack_idx(data: bytes, name: str) -> Array:
 
 def parse_idx(data: bytes, name: str) -> Array:
     """The array that an idx file holds."""
-    axes = data[3] if len(data) > 3 else 0
-    start = 4 + 4 * axes
-    if len(data) < start or not axes or data[:3] != b"\0\0\x08":
-        raise DataError(f"{name}: not an idx file of bytes (it begins with {data[:4].hex(' ') or 'nothing'}); expected "
-                        "00 00 08 and the number of axes; fetch it again")  # fmt: skip
-    shape = tuple(np.frombuffer(data[:start], ">u4", offset=4).tolist())
-    if len(data) - start != math.prod(shape):
-        claim = f"it claims {math.prod(shape):,} values {shape} and has {len(data) - start:,}"
-        raise DataError(f"{name}: not an idx file of bytes, or damaged: {claim}; fetch the original file again")
-    return np.frombuffer(bytearray(data[start:]), np.uint8).reshape(shape)
+    with reading(name, "an idx file of bytes (00 00 08 and the number of axes, then sizes and values); fetch it again"):
+        demand(
+            data[:3] == b"\0\0\x08" and len(data) > 3 and data[3] > 0,
+            f"it begins with {data[:4].hex(' ') or 'nothing'}",
+        )
+        start = 4 + 4 * data[3]
+        shape = np.frombuffer(data[:start], ">u4", offset=4, count=data[3]).tolist()
+        return np.frombuffer(bytearray(data[start:]), np.uint8).reshape(shape)
 
 
 def idx_pool(

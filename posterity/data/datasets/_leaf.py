@@ -15,13 +15,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from posterity.data.archives import ROOM, Array, check_file, list_folder, read_file
+from posterity.data.archives import ROOM, Array, check_file, demand, list_folder, read_file, reading
 from posterity.data.files import check_labels, labelled
 from posterity.data.official import Form, form
 from posterity.data.pool import DataError, Pool
 
-Convert = Callable[[list[Any], str], Array]
-WRONG = (ValueError, TypeError, OverflowError)
+Convert = Callable[[list[Any]], Array]
 
 
 @dataclass(frozen=True)
@@ -64,56 +63,24 @@ def leaf_pool(name: str, folders: list[Path], convert: Convert, finish: Callable
 
 def read_leaf(folder: Path, convert: Convert) -> Iterator[UserRows]:
     """The users of all files of a folder, file by file; `convert` makes an array of a user's x."""
-    if not folder.is_dir():
-        raise DataError(f"{folder}: is no folder; expected one of LEAF's .json files; name the right one")
     files = [path for path in list_folder(folder) if path.suffix == ".json"]
     if not files:
         raise DataError(f"{folder}: no .json files; expected those that LEAF's preprocess.sh writes; run it")
     for path in files:
         check_file(path, "a .json file", folder)
-        yield from _users(path, _parsed(path), convert)
+        if (size := path.stat().st_size) > ROOM:
+            raise DataError(f"{path}: {size:,} bytes; expected at most {ROOM:,}; divide it into several files")
+        with reading(path, "users, num_samples and user_data, as JSON of LEAF; write it again"):
+            found = json.loads(read_file(path), parse_constant=_refuse)
+            for user, count in zip(found["users"], found["num_samples"], strict=True):
+                rows = found["user_data"][user]
+                with reading(f"{path}: user {user}", f"{count} x and y, whole numbers as y; write it again"):
+                    x, y = rows["x"], np.asarray(rows["y"])
+                    demand(isinstance(x, list) and len(x) == len(y) == count, f"{len(x)} x and {len(y)} y")
+                    if count:
+                        demand(y.ndim == 1 and y.dtype.kind in "iu", f"labels such as {rows['y'][0]}")
+                        yield UserRows(user, convert(x), y.astype(np.int64))
 
 
 def _refuse(constant: str) -> None:
     raise ValueError(f"it holds {constant}")
-
-
-def _parsed(path: Path) -> dict[str, Any]:
-    if (size := path.stat().st_size) > ROOM:
-        raise DataError(f"{path}: {size:,} bytes; expected at most {ROOM:,}; divide it into several files")
-    try:
-        found = json.loads(read_file(path), parse_constant=_refuse)
-    except (ValueError, RecursionError) as error:
-        why = str(error)[:80]
-        raise DataError(f"{path}: cannot be read as JSON ({why}); expected a file of LEAF's, complete") from None
-    keys = [*found] if isinstance(found, dict) else []
-    if not {"users", "num_samples", "user_data"} <= set(keys) or not isinstance(found["user_data"], dict):
-        shown = ", ".join(keys[:5]) or "nothing"
-        raise DataError(f"{path}: holds {shown}; expected users, num_samples and user_data; is it a file of LEAF's?")
-    return dict(found)
-
-
-def _users(path: Path, found: dict[str, Any], convert: Convert) -> Iterator[UserRows]:
-    users, counts = found["users"], found["num_samples"]
-    if not isinstance(users, list) or not isinstance(counts, list) or len(users) != len(counts):
-        raise DataError(f"{path}: users and num_samples differ in length; expected a number each; write it again")
-    for user, count in zip(users, counts, strict=True):
-        where = f"{path}: user {str(user)[:40]}"
-        rows = found["user_data"].get(user) if isinstance(user, str) else None
-        x, y = (rows.get("x"), rows.get("y")) if isinstance(rows, dict) else (None, None)
-        if not isinstance(x, list) or not isinstance(y, list) or not len(x) == len(y) == count:
-            given = [len(each) if isinstance(each, list) else "no" for each in (x, y)]
-            raise DataError(f"{where} has {given[0]} x and {given[1]} y; expected {count} of each; write it again")
-        if count:
-            yield UserRows(str(user), convert(x, where), _labels(y, where))
-
-
-def _labels(y: list[Any], where: str) -> Array:
-    try:
-        labels = np.asarray(y)
-        integral = labels.ndim == 1 and labels.dtype.kind in "iu"
-    except WRONG:
-        integral = False
-    if not integral:
-        raise DataError(f"{where} has labels such as {str(y[0])[:20]}; expected whole numbers; write the file again")
-    return labels.astype(np.int64)

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from posterity.data.archives import Array, walk_matching
+from posterity.data.archives import Array, demand, reading, walk_matching
 from posterity.data.files import labelled
 from posterity.data.pool import DataError, Pool
 
@@ -31,30 +31,15 @@ DIGITS = tuple("0123456789")
 
 def read_wav(where: str, data: bytes) -> Array:
     """The samples (n,) of a WAV file at 8 kHz, as numbers from -1 to 1; several channels are averaged."""
-    try:
-        with wave.open(io.BytesIO(data)) as file:
-            channels, width, rate, count = file.getparams()[:4]
-            _check_format(where, width, rate, count)
-            raw = file.readframes(count)
-    except (wave.Error, EOFError) as error:
-        why = str(error) or "it ends too early"
-        raise DataError(
-            f"{where} cannot be read as a WAV file ({why}); expected one of 16 bits; fetch it again"
-        ) from None
-    if not raw or len(raw) != count * channels * width:
-        raise DataError(
-            f"{where} holds {len(raw):,} bytes of sound; expected {count * channels * width:,}; fetch it again"
-        )
+    wanted = f"16 bits at a multiple of {RATE:,} Hz, at most {SECONDS} s, whole; fetch it again"
+    with reading(where, wanted), wave.open(io.BytesIO(data)) as file:
+        channels, width, rate, count = file.getparams()[:4]
+        demand(width == 2 and not rate % RATE and 0 < rate <= 96_000, f"{8 * width} bits at {rate:,} Hz")
+        demand(count <= SECONDS * rate, f"{count / rate:,.0f} s")
+        raw = file.readframes(count)
+        demand(len(raw) == count * channels * width > 0, f"{len(raw):,} bytes of sound")
     sound = np.frombuffer(raw, "<i2").reshape(-1, channels).mean(1) / 2**15
     return thinned(sound, rate // RATE)
-
-
-def _check_format(where: str, width: int, rate: int, count: int) -> None:
-    if width != 2 or rate % RATE or not 0 < rate <= 96_000:
-        given = f"{where} has {8 * width} bits at {rate:,} Hz"
-        raise DataError(f"{given}; expected 16 at a multiple of {RATE:,} Hz; fetch it again")
-    if count > SECONDS * rate:
-        raise DataError(f"{where} lasts {count / rate:,.0f} s; expected a clip of at most {SECONDS} s; remove it")
 
 
 def thinned(sound: Array, by: int) -> Array:

@@ -11,9 +11,8 @@ import re
 
 import numpy as np
 
-from posterity.data.archives import Array
+from posterity.data.archives import Array, demand, reading
 from posterity.data.files import import_pillow
-from posterity.data.pool import DataError
 
 SIDE, INSIDE, OVER, PEN = 28, 20, 8, 2.4
 LISTS = re.compile(r"\[([^\[\]]*)\]")
@@ -24,15 +23,10 @@ def read_strokes(where: str, data: bytes) -> list[Array]:
     """The strokes of a character, each (points, 2): across, down. Fractions carry nothing and are cut off."""
     text = data.decode("latin-1")
     found = {name: pattern.search(text) for name, pattern in FIELDS.items()}
-    try:
+    with reading(where, "rows = {[…];}; and cols = {[…];}; of equal lengths; fetch the archive again"):
         rows, cols = ([_numbers(one) for one in LISTS.findall(match[1])] if match else [] for match in found.values())
-    except (ValueError, OverflowError):
-        rows = cols = []
-    strokes = [np.stack(pair, 1) for pair in zip(cols, rows, strict=False) if len(pair[0]) == len(pair[1]) > 0]
-    if not strokes or not len(strokes) == len(rows) == len(cols):
-        wanted = "rows = {[…];}; and cols = {[…];}; of equal lengths"
-        raise DataError(f"{where} has no pen strokes that can be read; expected {wanted}; fetch the archive again")
-    return strokes
+        demand(len(rows) > 0, "no pen strokes")
+        return [np.stack(pair, 1) for pair in zip(cols, rows, strict=True)]
 
 
 def _numbers(text: str) -> Array:

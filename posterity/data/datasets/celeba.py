@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from posterity.data.archives import Array, read_file, walk_members
+from posterity.data.archives import Array, demand, read_file, reading, walk_members
 from posterity.data.datasets._leaf import leaf_forms, leaf_pool
 from posterity.data.files import decode_member, labelled, pictures
 from posterity.data.official import DataSource, File, form, locate_form
@@ -51,23 +51,25 @@ def load(data_dir: Path | None, seed: int, *, size: int = 84) -> Pool:
     return leaf_pool("celeba", folders, partial(_converted, folder=shots, size=size), pictures, CLASSES)
 
 
-def _converted(x: list[Any], where: str, folder: Path, size: int) -> Array:
+def _converted(x: list[Any], folder: Path, size: int) -> Array:
     for name in x:
-        if not isinstance(name, str) or Path(name).name != name or name in ("", ".", ".."):
-            raise DataError(f"{where} has the picture {str(name)[:60]!r}; expected the name of a file in {folder}")
+        plain = isinstance(name, str) and Path(name).name == name and name not in ("", ".", "..")
+        demand(plain, f"the picture {str(name)[:60]!r}, which is not the name of a file in {folder}")
     return np.stack([read_picture(folder / name, size, folder) for name in x])
 
 
 def _official(paths: tuple[Path, ...], size: int) -> Pool:
     """People in the order in which the list of identities first names them, and their pictures in its order."""
     shots, attributes, identities = paths
-    person = {name: rest[0] for name, rest in _lines(identities, 1)}
-    smiling = _smiling(attributes)
-    count = Counter(person.values())
-    wanted = [name for name, who in person.items() if count[who] >= LEAST]
-    if unknown := [name for name in wanted if name not in smiling]:
-        raise DataError(f"{attributes}: nothing about {unknown[0]}; expected all of {identities}; fetch it again")
-    people = tuple(dict.fromkeys(person[name] for name in wanted))
+    with reading(identities, "lines of a picture and a person; fetch it again"):
+        person = dict(_lines(identities))
+        count = Counter(person.values())
+        wanted = [name for name, who in person.items() if count[who] >= LEAST]
+    with reading(attributes, f"1 or -1 for Smiling of all pictures of {identities}; fetch it again"):
+        _, columns, *lines = _lines(attributes)
+        marks = {name: dict(zip(columns, line, strict=True))["Smiling"] for name, *line in lines}
+        smiling = {name: {"1": 1, "-1": 0}[marks[name]] for name in wanted}
+    people = list(dict.fromkeys(person[name] for name in wanted))
     number = {who: k for k, who in enumerate(people)}
     rows = sorted(wanted, key=lambda name: number[person[name]])
     x = _decoded(shots, {name: row for row, name in enumerate(rows)}, size)
@@ -77,38 +79,18 @@ def _official(paths: tuple[Path, ...], size: int) -> Pool:
     )  # fmt: skip
 
 
+def _lines(path: Path) -> list[list[str]]:
+    """The words of each line."""
+    return [line.split() for line in read_file(path).decode("latin-1").splitlines() if line.strip()]
+
+
 def _decoded(shots: Path, place: dict[str, int], size: int) -> Array:
     """The pictures (n, size, size, 3) of the archive or folder, each in its place."""
-    x = np.empty((len(place), size, size, 3), dtype=np.uint8)
-    left = set(place)
+    x, left = np.empty((len(place), size, size, 3), dtype=np.uint8), set(place)
     for member, data in walk_members(shots, lambda member: PurePosixPath(member).name in place):
         name = PurePosixPath(member).name
         x[place[name]] = decode_member(f"{shots}: {member}", data, size)
         left.discard(name)
     if left:
-        raise DataError(
-            f"{shots}: {len(left):,} pictures are missing, such as {min(left)}; expected all; fetch it again"
-        )
+        raise DataError(f"{shots}: {len(left):,} pictures are missing, such as {min(left)}; fetch it again")
     return x
-
-
-def _smiling(path: Path) -> dict[str, int]:
-    """1 or 0 for each picture, from the list of attributes: their number, their names, and 1 or -1 for each."""
-    columns = [*read_file(path).decode("latin-1").splitlines()[1:2], ""][0].split()
-    if "Smiling" not in columns:
-        raise DataError(f"{path}: no attribute Smiling in its second line; expected it; fetch it again")
-    place = columns.index("Smiling")
-    found = {name: rest[place] for name, rest in _lines(path, len(columns), 2)}
-    if wrong := [name for name, value in found.items() if value not in ("1", "-1")]:
-        raise DataError(f"{path}: {wrong[0]} has {found[wrong[0]]!r} for Smiling; expected 1 or -1; fetch it again")
-    return {name: int(value == "1") for name, value in found.items()}
-
-
-def _lines(path: Path, count: int, skip: int = 0) -> list[tuple[str, list[str]]]:
-    """Pictures, and the `count` words behind the name of each."""
-    lines = [line.split() for line in read_file(path).decode("latin-1").splitlines()[skip:] if line.strip()]
-    wrong = next((line for line in lines if len(line) != count + 1), None)
-    if wrong is not None or not lines:
-        given = " ".join(wrong or [])[:40]
-        raise DataError(f"{path}: has {given!r}; expected lines of a picture and {count} words; fetch it again")
-    return [(name, rest) for name, *rest in lines]

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from posterity.data.archives import Array, read_npz
+from posterity.data.archives import Array, demand, read_npz, reading
 from posterity.data.datasets._mat import Cells, read_mat
 from posterity.data.files import check_labels, join_parts, labelled, pictures
 from posterity.data.official import DataSource, form, locate_form
@@ -57,7 +57,7 @@ def _from_mat(mnist: Path, mnistm: Path, svhn: Path, svhn_test: Path, syn: Path,
     return [
         _part(mnist, *_numbers(mnist, "train_32", "test_32", "label_train", "label_test")),
         _part(mnistm, *_numbers(mnistm, "train", "test", "label_train", "label_test")),
-        _part(svhn, np.moveaxis(street[0], -1, 0), np.moveaxis(street[2], -1, 0), street[1], street[3]),
+        _part(svhn, *(np.moveaxis(x, -1, 0) for x in street[::2]), *street[1::2]),
         _part(syn, *_numbers(syn, "train_data", "test_data", "train_label", "test_label")),
         _part(usps, *_cells(usps)),
     ]
@@ -65,10 +65,7 @@ def _from_mat(mnist: Path, mnistm: Path, svhn: Path, svhn_test: Path, syn: Path,
 
 def _numbers(path: Path, *names: str) -> list[Array]:
     found = read_mat(path, *names)
-    values = [found[name] for name in names]
-    if tables := [name for name, value in zip(names, values, strict=True) if isinstance(value, Cells)]:
-        raise DataError(f"{path}: {tables[0]} is a table of cells; expected numbers; fetch the original file")
-    return [value for value in values if not isinstance(value, Cells)]
+    return [value for name in names if not isinstance(value := found[name], Cells)]
 
 
 def _cells(path: Path) -> list[Array]:
@@ -76,36 +73,30 @@ def _cells(path: Path) -> list[Array]:
     found = read_mat(path, "dataset")["dataset"]
     if not isinstance(found, Cells) or found.shape != (2, 2):
         raise DataError(f"{path}: dataset is no table of 2×2 cells; expected one; fetch the original file")
-    return [_channels_last(found.at(0, 0)), _channels_last(found.at(1, 0)), found.at(0, 1), found.at(1, 1)]
+    shots = [np.moveaxis(x, 1, -1) if x.ndim == 4 and x.shape[1] == 1 else x for x in (found.at(0, 0), found.at(1, 0))]
+    return [*shots, found.at(0, 1), found.at(1, 1)]
 
 
-def _channels_last(x: Array) -> Array:
-    return np.moveaxis(x, 1, -1) if x.ndim == 4 and x.shape[1] == 1 else x
+def _part(path: Path, *arrays: Array) -> Part:
+    """One domain of pictures and labels for training and testing; labels may be one-hot, and 10 stands for 0."""
+    with reading(path, "pictures of one size from 0 to 255, and as many labels; fetch the original file"):
+        train, test, train_y, test_y = arrays
+        y = [np.argmax(v, 1) if v.ndim == 2 and v.shape[1] > 1 else v.reshape(-1) for v in (train_y, test_y)]
+        x, both = [_bytes(train), _bytes(test)], np.concatenate(y).astype(np.int64)
+        demand([*map(len, x)] == [*map(len, y)], f"pictures {train.shape} and {test.shape}, {len(both)} labels")
+        both[both == 10] = 0
+        return np.concatenate(x), both, np.arange(len(both)) >= len(y[0])
 
 
-def _part(path: Path, train: Array, test: Array, train_y: Array, test_y: Array) -> Part:
-    """One domain; labels may be one-hot, and 10 stands for 0."""
-    y = [np.argmax(each, 1) if each.ndim == 2 and each.shape[1] > 1 else each.reshape(-1) for each in (train_y, test_y)]
-    shots = [_bytes(path, each) for each in (train, test)]
-    for x, labels in zip(shots, y, strict=True):
-        if len(x) != len(labels) or x.shape[1:] != shots[0].shape[1:]:
-            given = f"pictures {x.shape} and {len(labels)} labels"
-            raise DataError(f"{path}: {given}; expected as many of one size; fetch it again")
-    both = np.concatenate(y).astype(np.int64)
-    both[both == 10] = 0
-    return np.concatenate(shots), both, np.arange(len(both)) >= len(y[0])
-
-
-def _bytes(path: Path, x: Array) -> Array:
+def _bytes(x: Array) -> Array:
     """Pictures as bytes, whether they are stored from 0 to 255 or from 0 to 1, as squares or as rows of pixels."""
     side = math.isqrt(x.shape[1]) if x.ndim == 2 else 0
     if side and side * side == x.shape[1]:
         x = x.reshape(len(x), side, side)
     if x.dtype == np.uint8:
         return x
-    scale = 255 if x.size and x.dtype.kind == "f" and x.max() <= 1 else 1
-    if not x.size or not (x.min() >= 0 and x.max() * scale <= 255):
-        raise DataError(f"{path}: pictures with values beyond 0 to 255; expected bytes; fetch the original file")
+    scale = 255 if x.dtype.kind == "f" and x.max() <= 1 else 1
+    demand(x.min() >= 0 and x.max() * scale <= 255, f"values from {x.min()} to {x.max()}")
     return np.rint(x * scale).astype(np.uint8)
 
 

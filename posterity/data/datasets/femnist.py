@@ -13,10 +13,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from posterity.data.archives import Array
-from posterity.data.datasets._leaf import WRONG, leaf_forms, leaf_pool
+from posterity.data.archives import Array, demand
+from posterity.data.datasets._leaf import leaf_forms, leaf_pool
 from posterity.data.official import DataSource, locate_form
-from posterity.data.pool import DataError, Pool
+from posterity.data.pool import Pool
 
 NATURAL = True
 CLASSES = tuple("0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz")
@@ -30,13 +30,10 @@ def load(data_dir: Path | None, seed: int) -> Pool:
     return leaf_pool("femnist", [*found.paths], _converted, _finished, CLASSES)
 
 
-def _converted(x: list[Any], where: str) -> Array:
-    try:
-        pixels = np.asarray(x, dtype=np.float32)
-    except WRONG:
-        pixels = np.zeros(0, dtype=np.float32)
-    if pixels.shape != (len(x), 784) or not (pixels.min() >= 0 and pixels.max() <= 1):  # also refuses nan
-        raise DataError(f"{where} has pictures that are not 784 numbers from 0 to 1; write the file again")
+def _converted(x: list[Any]) -> Array:
+    pixels = np.asarray(x, dtype=np.float32)
+    fits = pixels.shape == (len(x), 784) and pixels.min() >= 0 and pixels.max() <= 1  # also refuses nan
+    demand(bool(fits), "pictures that are not 784 numbers from 0 to 1")
     return pixels
 
 

@@ -11,10 +11,10 @@ from pathlib import Path, PurePosixPath
 
 import numpy as np
 
-from posterity.data.archives import Array, read_members, read_npz
+from posterity.data.archives import Array, demand, read_members, read_npz, reading
 from posterity.data.files import check_labels, decode_member, labelled, unsheet
 from posterity.data.official import DataSource, form, locate_form
-from posterity.data.pool import DataError, Pool
+from posterity.data.pool import Pool
 
 NATURAL = False
 PARTS = ("mnist_m_train", "mnist_m_test")
@@ -45,10 +45,15 @@ def load(data_dir: Path | None, seed: int) -> Pool:
 def _official(path: Path) -> tuple[Array, Array, Array]:
     """Training pictures, then those for testing, in the order of the files with the labels; which are for testing."""
     stored = {_short(name): data for name, data in read_members(path, lambda name: bool(_short(name))).items()}
-    rows = [(name, label) for part in PARTS for name, label in _labelled(path, part, stored.get(f"{part}_labels.txt"))]
-    x = np.stack([decode_member(f"{path}: {name}", stored.get(name), SIDE) for name, _ in rows])
+    rows: list[tuple[str, int]] = []
+    for part in PARTS:
+        with reading(f"{path}: {part}_labels.txt", "lines of a picture and its digit; fetch it again"):
+            lines = [line.split() for line in stored[f"{part}_labels.txt"].decode("latin-1").splitlines()]
+            demand(any(lines), "nothing")
+            rows += [(f"{part}/{name}", int(label)) for name, label in filter(None, lines)]
     y = np.array([label for _, label in rows])
     check_labels(path, y, 0, 10)
+    x = np.stack([decode_member(f"{path}: {name}", stored.get(name), SIDE) for name, _ in rows])
     return x, y, np.array([name.startswith(PARTS[1]) for name, _ in rows])
 
 
@@ -58,13 +63,3 @@ def _short(member: str) -> str:
     if place.name in {f"{part}_labels.txt" for part in PARTS}:
         return place.name
     return f"{place.parent.name}/{place.name}" if place.parent.name in PARTS and place.suffix == ".png" else ""
-
-
-def _labelled(path: Path, part: str, data: bytes | None) -> list[tuple[str, int]]:
-    lines = [] if data is None else [line.split() for line in data.decode("latin-1").splitlines() if line.strip()]
-    wrong = [line for line in lines if len(line) != 2 or not line[1].isdecimal() or len(line[1]) > 2]
-    if wrong or not lines:
-        given = " ".join(wrong[0])[:40] if wrong else "nothing"
-        file = f"{path}: {part}_labels.txt"
-        raise DataError(f"{file} has {given!r}; expected lines of a picture and its digit; fetch it again")
-    return [(f"{part}/{name}", int(label)) for name, label in lines]

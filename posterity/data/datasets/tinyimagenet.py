@@ -11,10 +11,10 @@ from pathlib import Path
 
 import numpy as np
 
-from posterity.data.archives import Array, read_members, read_npz
+from posterity.data.archives import Array, demand, read_members, read_npz, reading
 from posterity.data.files import decode_all, decode_member, labelled
 from posterity.data.official import DataSource, File, form, locate_form
-from posterity.data.pool import DataError, Pool
+from posterity.data.pool import Pool
 
 NATURAL = False
 ROWS, SIDE = 110_000, 64
@@ -47,21 +47,19 @@ def _official(path: Path) -> tuple[Array, Array, list[str], Array]:
     stored = {name.removeprefix(TOP): data for name, data in read_members(path, _wanted).items()}
     train = [name for name in stored if name.startswith("train/")]
     ids = sorted({name.split("/")[1] for name in train})
-    if not ids or NOTED not in stored:
-        given = f"{len(train)} training pictures and {'' if NOTED in stored else 'no '}{NOTED}"
-        raise DataError(f"{path}: {given}; expected train/CLASS/images/*.JPEG and the annotations; fetch it again")
-    pairs = [*((name, name.split("/")[1]) for name in train), *_annotated(path, stored[NOTED])]
-    x = np.empty((len(pairs), SIDE, SIDE, 3), dtype=np.uint8)
-    for row, (name, kind) in enumerate(pairs):
-        if name not in stored or kind not in ids:
-            raise DataError(f"{path}: {name} of class {kind} is missing; expected it; fetch the archive again")
-        shot = decode_member(f"{path}: {name}", stored[name])
-        if shot.shape != (SIDE, SIDE, 3):
-            given = f"{path}: {name} has {shot.shape[1]}×{shot.shape[0]} pixels"
-            raise DataError(f"{given}; expected {SIDE}×{SIDE}; fetch the archive again")
-        x[row] = shot
-    y, test = np.array([ids.index(kind) for _, kind in pairs]), np.arange(len(pairs)) >= len(train)
-    return x, y, _class_names(stored.get("words.txt", b""), ids), test
+    with reading(path, f"train/CLASS/images/*.JPEG of {SIDE}×{SIDE} pixels and {NOTED}; fetch the archive again"):
+        lines = [line.split("\t") for line in stored[NOTED].decode("utf-8", "replace").splitlines() if line.strip()]
+        pairs = [*((name, name.split("/")[1]) for name in train), *((f"val/images/{v[0]}", v[1]) for v in lines)]
+        demand(bool(ids), "no training pictures")
+        x = np.empty((len(pairs), SIDE, SIDE, 3), dtype=np.uint8)
+        for row, (name, _) in enumerate(pairs):
+            shot = decode_member(f"{path}: {name}", stored[name])
+            demand(shot.shape == x.shape[1:], f"{name} has {shot.shape[1]}×{shot.shape[0]} pixels")
+            x[row] = shot
+        y = np.array([ids.index(kind) for _, kind in pairs])
+    words = (line.partition("\t") for line in stored.get("words.txt", b"").decode("utf-8", "replace").splitlines())
+    known = {word: meaning.strip() for word, _, meaning in words}
+    return x, y, [known.get(each) or each for each in ids], np.arange(len(pairs)) >= len(train)
 
 
 def _wanted(member: str) -> bool:
@@ -69,18 +67,3 @@ def _wanted(member: str) -> bool:
     parts = name.split("/")
     folders = (len(parts) == 4 and parts[0] == "train") or (len(parts) == 3 and parts[0] == "val")
     return name in (NOTED, "words.txt") or (folders and parts[-2] == "images" and name.upper().endswith(".JPEG"))
-
-
-def _annotated(path: Path, data: bytes) -> list[tuple[str, str]]:
-    """Validation pictures and their classes."""
-    lines = [line.split("\t") for line in data.decode("utf-8", "replace").splitlines() if line.strip()]
-    if short := [line for line in lines if len(line) < 2]:
-        given = f"{path}: {NOTED} has the line {short[0][0][:60]!r}"
-        raise DataError(f"{given}; expected a picture, a tab and a class; fetch it again")
-    return [(f"val/images/{line[0]}", line[1]) for line in lines]
-
-
-def _class_names(data: bytes, ids: list[str]) -> list[str]:
-    lines = (line.partition("\t") for line in data.decode("utf-8", "replace").splitlines())
-    known = {word: meaning.strip() for word, _, meaning in lines}
-    return [known.get(each) or each for each in ids]
