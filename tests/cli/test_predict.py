@@ -217,7 +217,7 @@ def test_values_that_a_file_may_not_have_are_refused_in_memory_too(project):
         ),
         (np.array([[61.0, None, 70_000.0]], dtype=object), "feature creatinine of row 0 is nan"),
         ([[61.0, 90.0, 1e39]], r"feature weight of row 0 is 1e\+39"),
-        (torch.tensor([[torch.inf, 90.0, 70_000.0]]), "row 0, column age: inf"),
+        (torch.tensor([[torch.inf, 90.0, 70_000.0]]), "feature age of row 0 is inf"),
         (np.array([[61.0, "high", 70_000.0]], dtype=object), "x holds what is no number .*high"),
         ([["61", "90", "70000"]], "expected a tensor or an array of numbers"),
     ):
