@@ -1,10 +1,8 @@
 """Which clients run together, and what they begin a visit with: the offer, and a record of their own.
 
-Blocks that turn out too large: whoever runs out of memory goes on with half as many clients at once.
-
-How much a block takes is estimated (`blocks.py`), and others may use the same device. A block has no effect before it
-is done, so it is simply taken again in halves, and later blocks of the same work are no larger; splitting changes
-nothing but the order in which sums are rounded. The round's line says so (`notes`).
+How much a block takes is estimated, and others may use the same device. A block has no effect before it is done, so one
+that runs out of memory is simply taken again in halves, and later blocks of the same work are no larger; splitting
+changes nothing but the order in which sums are rounded. The round's line says so (`notes`).
 """
 
 from __future__ import annotations
@@ -34,20 +32,23 @@ SIGNS = ("can't allocate memory", "not enough memory")  # what PyTorch says wher
 def take_blocks(
     sim: Simulation, clients: Tensor, passes: Iterable[Pass], work: Work, take: Callable[[Tensor], None]
 ) -> None:
-    """`take` all clients, a block at a time. It may change nothing before its last step that needs memory."""
+    """`take` all clients, a block at a time; where there is no room, in halves from there on.
+
+    `take` may change nothing before its last step that needs memory.
+    """
     for block in blocks(sim, clients, passes, work):
-        _take_pieces(sim, block, work, take)
+        while len(block):
+            some = block[: sim.limit.of(work, len(block))]
+            if _fits(sim, some, take):
+                block = block[len(some) :]
+            else:  # here, where the frames that hold tensors of the failed block are gone
+                sim.limit.lower(work, (len(some) + 1) // 2, len(some))
+                sim.traces.forget()
+                free(sim.root.device)
 
 
-def _take_pieces(sim: Simulation, block: Tensor, work: Work, take: Callable[[Tensor], None]) -> None:
-    """A block, in pieces no larger than what has been found to fit since it was planned."""
-    while len(block):
-        most = sim.limit.of(work, len(block))
-        _take(sim, block[:most], work, take)
-        block = block[most:]
-
-
-def _take(sim: Simulation, block: Tensor, work: Work, take: Callable[[Tensor], None]) -> None:
+def _fits(sim: Simulation, block: Tensor, take: Callable[[Tensor], None]) -> bool:
+    """Whether a block was taken; False if there was no room for it."""
     try:
         take(block)
     except RuntimeError as error:
@@ -55,13 +56,8 @@ def _take(sim: Simulation, block: Tensor, work: Work, take: Callable[[Tensor], N
             raise
         if len(block) == 1:
             raise too_large(sim.root.device, error) from None
-    else:
-        return
-    half = (len(block) + 1) // 2  # here, where the frames that hold tensors of the failed block are gone
-    sim.limit.lower(work, half, len(block))
-    sim.traces.forget()
-    free(sim.root.device)
-    _take_pieces(sim, block, work, take)
+        return False
+    return True
 
 
 def out_of_memory(error: RuntimeError) -> bool:

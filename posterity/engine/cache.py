@@ -170,7 +170,7 @@ class TraceCache:
                 "forgotten and made again all the time, which makes rounds several times as long; allow more, or run "
                 "fewer programs or seeds at once")  # fmt: skip
 
-    def told(self) -> list[str]:
+    def take_notes(self) -> list[str]:
         """The notes since the last call."""
         notes, self.notes[:] = self.notes.copy(), []
         return notes

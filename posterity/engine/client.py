@@ -2,9 +2,8 @@
 
 A site has its own samples and what server and clients agree on before the first round; it never sees the server's state
 or other clients. `visit_client` trains, `predict_client` judges, both on plain tensors. The loop is made of the same
-steps (`train`, `answer`), so what is simulated is what a client on a network does.
-
-What a server without data can know of a client's message before it arrives: its structure, from the method.
+steps (`train`, `answer`), so what is simulated is what a client on a network does. A site without samples tells a
+server the structure of a message before it arrives (`message_like`).
 """
 
 from __future__ import annotations
@@ -24,31 +23,6 @@ from posterity.data.federation import Part
 from posterity.engine import keys
 from posterity.engine.augment import Augmentation, augmented
 from posterity.engine.batches import BuildBatch, build_batch, plan_batches
-
-
-def site_without_data(
-    setting: Setting, visits: Tensor, client: Tensor, shape: Sequence[int], task: Task, integers: bool = False
-) -> Site:
-    """The machine of a client that has no samples.
-
-    `shape` is that of a sample; `integers` if samples are whole numbers (words).
-    """
-    like = next(iter(setting.initial.values()))
-    x = like.new_zeros((1, *shape), dtype=torch.int64 if integers else like.dtype)
-    y = like.new_zeros(1, dtype=torch.int64 if task == "classification" else like.dtype)
-    none = torch.zeros(0, dtype=torch.int64, device=like.device)
-    rows = {"train": none, "validation": none}
-    return Site(setting.method, setting.model, setting.initial, visits, client, x, y, rows)
-
-
-def message_like(site: Site, shared: Shared, own: Own, round: int) -> Message:
-    """The kinds, names, shapes and types of the message that answers an offer, by a site without data.
-
-    They do not depend on a client's samples, or clients could not be stacked. The numbers that a client leaves out
-    because the server knows them (`Sparse`) are right; others mean nothing.
-    """
-    return visit_client(site, shared, own, None, round).message
-
 
 PREDICT_ROWS = 128  # samples of one client that are predicted at once; part of the draws of methods with noise
 FIRST = torch.zeros(1, dtype=torch.int64)  # the one client of a site's own part
@@ -218,3 +192,28 @@ def answer(setting: Setting, here: Here, carry: Carry, x: Tensor) -> Tensor:
     """Outputs for samples, in chunks with draws of their own; `here` has the key of this stage."""
     here, pieces = replace(here, kept=carry.kept), enumerate(torch.split(x, PREDICT_ROWS))
     return torch.cat([setting.method.predict(carry, some, at(here, number)) for number, some in pieces])
+
+
+# --- what a server without data can know of a message before it arrives ---------------------------------------------
+def site_without_data(
+    setting: Setting, visits: Tensor, client: Tensor, shape: Sequence[int], task: Task, integers: bool = False
+) -> Site:
+    """The machine of a client that has no samples.
+
+    `shape` is that of a sample; `integers` if samples are whole numbers (words).
+    """
+    like = next(iter(setting.initial.values()))
+    x = like.new_zeros((1, *shape), dtype=torch.int64 if integers else like.dtype)
+    y = like.new_zeros(1, dtype=torch.int64 if task == "classification" else like.dtype)
+    none = torch.zeros(0, dtype=torch.int64, device=like.device)
+    rows = {"train": none, "validation": none}
+    return Site(setting.method, setting.model, setting.initial, visits, client, x, y, rows)
+
+
+def message_like(site: Site, shared: Shared, own: Own, round: int) -> Message:
+    """The kinds, names, shapes and types of the message that answers an offer, by a site without data.
+
+    They do not depend on a client's samples, or clients could not be stacked. The numbers that a client leaves out
+    because the server knows them (`Sparse`) are right; others mean nothing.
+    """
+    return visit_client(site, shared, own, None, round).message

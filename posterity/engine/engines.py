@@ -1,22 +1,18 @@
-"""All engines by name, and where one of your own is found. What an engine is: `api.py`.
-
-What an engine is: it decides how many clients run at once, and nothing else.
+"""What an engine is: it decides how many clients run at once, and nothing else. Two of them; where others are found.
 
 An engine gets a stack of clients, each with the broadcast, what it alone was sent and its record (`here`), and returns
-a stack of what they say. It may call a method's functions client by client (`loop.py`), map them over the stack
-(`stacked.py`), or replay recordings of them (`replay/`); a method cannot tell the difference, and the laws prove it.
-`--engine package.module:engine` names one of your own; `engines.py` has those of the package.
+a stack of what they say. It may call a method's functions client by client, map them over the stack, or replay
+recordings of them; a method cannot tell the difference, and the laws prove it.
 
-One client after another, each function called on plain tensors, without padding: the oracle.
+`Loop` is the oracle: one client after another, each function called on plain tensors, without padding. All that is done
+for a client is in `client.py`; other engines must equal this one (`posterity/laws`).
 
-All that is done for a client is in `client.py`; here clients are only taken one by one and what they say is stacked.
-Other engines must equal this one (`posterity/laws`). `replay/loop.py` is the same loop with recorded steps.
+`Stacked` runs all clients of a block in one tensor program. They are sorted by their number of steps; at each step only
+the prefix that still has data runs, so nobody waits and nothing is wasted. The tail that has finished is cut off once
+and put back at the end of the pass.
 
-All clients of a block in one tensor program.
-
-Clients are sorted by their number of steps; at each step only the prefix that still has data runs, so nobody waits
-and nothing is wasted. The tail that has finished is cut off once and put back at the end of the pass. `replay/` has the
-engines that record what is mapped here and replay it.
+Engines that are there to be faster replay what these two call: files of `posterity/fast`. `--engine
+package.module:engine` names one of your own.
 """
 
 from __future__ import annotations

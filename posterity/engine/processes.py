@@ -110,23 +110,20 @@ class Processes:
 
     def all_gather(self, number: float) -> list[float]:
         """What every process says, in their order."""
-        if self.size == 1:
-            return [number]
-        mine = torch.tensor([number], dtype=torch.float64, device=self.device)
-        told = [torch.zeros_like(mine) for _ in range(self.size)]
-        with _exchanging():
-            dist.all_gather(told, mine)
-        return [float(t) for t in told]
+        return [mine for (mine,) in self._of_all([number])]
 
     def all_reduce(self, numbers: list[float]) -> list[float]:
         """Each of the numbers, added up over all processes."""
+        return [sum(column) for column in zip(*self._of_all(numbers), strict=True)]
+
+    def _of_all(self, numbers: list[float]) -> list[list[float]]:
         if self.size == 1:
-            return numbers
+            return [numbers]
         mine = torch.tensor(numbers, dtype=torch.float64, device=self.device)
-        told = [torch.zeros_like(mine) for _ in range(self.size)]
+        found = [torch.zeros_like(mine) for _ in range(self.size)]
         with _exchanging():
-            dist.all_gather(told, mine)
-        return [sum(column) for column in zip(*(t.tolist() for t in told), strict=True)]
+            dist.all_gather(found, mine)
+        return [each.tolist() for each in found]
 
     def broadcast(self, text: str, source: int) -> str:
         """What the process `source` says, at all of them."""
@@ -222,16 +219,13 @@ def find_processes(device: str) -> tuple[Processes, str]:
         device = f"cuda:{os.environ['LOCAL_RANK']}"
         torch.cuda.set_device(device)
     if not dist.is_initialized():
-        with _exchanging():
-            _meet(device, size)
+        backend, meeting = "nccl" if device.startswith("cuda") else "gloo", os.environ.get(MEETING)
+        with _exchanging():  # by a file where the command line started them: nothing listens to other machines then
+            if meeting is None:
+                dist.init_process_group(backend)
+            else:
+                dist.init_process_group(
+                    backend, init_method=f"file://{meeting}", rank=int(os.environ["RANK"]), world_size=size
+                )
         atexit.register(dist.destroy_process_group)
     return Processes(int(os.environ["RANK"]), size, device), device
-
-
-def _meet(device: str, size: int) -> None:
-    """Join the others: by a file where the command line started them, so that nothing listens to other machines."""
-    backend, meeting = "nccl" if device.startswith("cuda") else "gloo", os.environ.get(MEETING)
-    if meeting is None:
-        dist.init_process_group(backend)
-    else:
-        dist.init_process_group(backend, init_method=f"file://{meeting}", rank=int(os.environ["RANK"]), world_size=size)

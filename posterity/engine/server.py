@@ -41,7 +41,9 @@ def largest_sent(stack: Tree, count: int) -> Tensor:
     sizes = [_largest(leaf) for leaf in tree_leaves(stack) if leaf.is_floating_point() and leaf[0].numel()]
     if not sizes:
         return torch.zeros(count, dtype=torch.float64)
-    return torch.stack([size.double() for size in _on_host(sizes)]).amax(0)
+    if sizes[0].device.type == "mps":  # no float64 there
+        sizes = [size.cpu() for size in sizes]
+    return torch.stack([size.double() for size in sizes]).amax(0)
 
 
 def why_unusable(after: Tree, before: Tree) -> str:
@@ -71,10 +73,6 @@ def outliers(sizes: Mapping[int, float]) -> list[int]:
 def _largest(leaf: Tensor) -> Tensor:
     flat = leaf.flatten(1) if leaf.dim() > 1 else leaf[:, None]
     return torch.maximum(flat.amax(1), -flat.amin(1))
-
-
-def _on_host(sizes: list[Tensor]) -> list[Tensor]:
-    return [size.cpu() if size.device.type == "mps" else size for size in sizes]  # no float64 there
 
 
 def _size(leaf: Tensor) -> float:

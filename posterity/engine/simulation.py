@@ -49,7 +49,7 @@ class BlockLimit:
         self.notes.append(f"out of memory in {work} with {tried} clients at once: it goes on with {self.found[work]} "
                           "(sums may be rounded in another order); --memory allows less from the start")  # fmt: skip
 
-    def told(self) -> list[str]:
+    def take_notes(self) -> list[str]:
         """The notes since the last call."""
         notes, self.notes = self.notes, []
         return notes

@@ -1,6 +1,6 @@
 """Personal records, one row per client: what a store promises, and the one in memory.
 
-`mapped_store.py` has the other, whose rows lie in a file that may be larger than memory.
+`disk_store.py` has the other, whose rows lie in a file that may be larger than memory.
 """
 
 from __future__ import annotations

@@ -1,6 +1,5 @@
-"""Which engine and which kernels a run uses: measured at its start.
+"""Engines that are there only to be faster: they record the steps of `stacked` or of the loop once and replay them.
 
-Engines that record the steps of `stacked` or `loop` once and replay them.
-
-Functions of tensors as flat lists of operators.
+A file without an underscore is an engine of its name, and `engine` in it is what runs. Without this folder every number
+stays what it is.
 """

@@ -1,20 +1,14 @@
-"""Recorded operators that write where they read, once nobody else needs what lies there: the same bits, less memory.
-
-A step replaces all parameters. Written to new memory, every number is read, computed and written somewhere else, which
-takes a third longer than in place; on a CPU that is a part of every step that can be measured.
-
-Fewer operators for the same bits: a recorded list without those that do nothing or have been done before.
-
-Mapping and differentiating leave many traces that compute nothing: views of a tensor as what it is, transposes of
-transposes, constants made anew, the same mask twice. On small tensors each costs as much as a product of matrices. What
-is left gets the same numbers in the same layout, so no result can change.
-
-Functions of trees recorded once and replayed: a flat list of operators on a CPU, a CUDA graph on a GPU.
+"""Functions of trees recorded once and replayed: a flat list of operators on a CPU, a CUDA graph on a GPU.
 
 Mapping a function over clients costs Python for every operator at every call: milliseconds where the arithmetic takes
 microseconds. A recording has none of that. It computes the same operators on the same numbers, so its results have the
 same bits; it is bound to the shapes that it was made with. Recording costs as much as many calls, so a function is
-recorded when it has been called often enough with the same shapes (`PATIENCE`).
+recorded when it has been called often enough with the same shapes (`PATIENCE` in `engine/cache.py`).
+
+Mapping and differentiating leave many traces that compute nothing: views of a tensor as what it is, transposes of
+transposes, constants made anew, the same mask twice. On small tensors each costs as much as a product of matrices, so
+they are dropped (`simplify`); what is left gets the same numbers in the same layout. The steps of a loop write where
+they read once nobody else needs what lies there (`record_steps`): written to new memory they would take a third longer.
 """
 
 from __future__ import annotations

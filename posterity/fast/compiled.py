@@ -2,32 +2,22 @@
 
 Compiling a step takes tens of seconds the first time (PyTorch keeps the result on disk) and needs a C++ compiler, on a
 GPU Triton; the step is then several times faster than its list of operators on a CPU, and on a GPU faster where much is
-elementwise (`inductor.py`). Fused sums round in another order, so results agree with the other engines to rounding, not
-to the last bit. Which steps are compiled depends on the round (on a CPU) or on nothing (on a GPU), and not on what a
-process has done before: a resumed run has the bits of one that was not interrupted.
+elementwise. Fused sums round in another order, so results agree with the other engines to rounding, not to the last
+bit. Which steps are compiled depends on the round (on a CPU) or on nothing (on a GPU), and not on what a process has
+done before: a resumed run has the bits of one that was not interrupted.
 
-The steps of a pass on a GPU, compiled by PyTorch's inductor: once for every number of clients.
-
-A step's operators are written down for any number of clients (`symbolic.py`), with everything around them: which rows,
-masks and keys are next, who has finished, the new values put in the place of the old. Inductor fuses elementwise
-operators into few kernels that write in place. Two kinds of matrix products are taken from the library first: sums of
-few terms, such as a fully connected layer's gradient over a batch, become elementwise, so that a gradient is formed
-where it is used and never written; few rows times a matrix are a kernel of our own (`_products.py`). A sum over all
-parameters of a client, such as a distance, becomes two: inductor fuses it with the update of the same parameters, and
-a single sum would leave that to one block of threads a client.
-
-A function of a stack of clients as one list of operators for every number of clients.
+On a GPU a step is compiled once for every number of clients, with everything around it: which rows, masks and keys are
+next, who has finished, the new values put in the place of the old. Inductor fuses elementwise operators into few
+kernels that write in place. Two kinds of matrix products are taken from the library first: sums of few terms, such as a
+fully connected layer's gradient over a batch, become elementwise, so that a gradient is formed where it is used and
+never written; few rows times a matrix are a kernel of our own (`nn/kernels/products.py`). A sum over all parameters of
+a client, such as a distance, becomes two: inductor fuses it with the update of the same parameters, and a single sum
+would leave that to one block of threads a client.
 
 The tracer follows a function at given sizes, and many rules of `vmap` want plain numbers, so the number of clients
 cannot be a symbol there. So the function is followed twice, on tensors without content, at two primes that no other
 size is likely to be. Both lists have the same operators; a number that differs between them must be a straight line in
-the number of clients, and is written as one. Anything else is refused, and its owner goes on without (`Refused`).
-
-Operators compiled to machine code by PyTorch's inductor, the old ones too.
-
-Two faults of old versions are avoided here: 2.6 cannot add into vectors of places on a CPU (it stops at an assertion
-without words, for the gradient of a cross-entropy), and up to 2.7 what was compiled before and lies on disk can be read
-inside of the compiler's statistics only.
+the number of clients, and is written as one. Anything else is refused, and the step goes on as it was (`Refused`).
 """
 
 from __future__ import annotations

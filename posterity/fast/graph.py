@@ -1,4 +1,4 @@
-"""`stacked`, recorded once and replayed (`tracing/`; on a GPU `cuda_graphs.py`).
+"""`stacked`, recorded once and replayed; on a GPU as CUDA graphs (`_cuda_graphs.py`).
 
 The number of clients that are still at work falls from step to step, and a recording is bound to it. So a few sizes are
 recorded (`bucket`), and a step runs with the next larger one: clients that have finished are carried along and keep

@@ -1,10 +1,10 @@
 """The loop with recorded steps: one client after another, or a few side by side, each step replayed.
 
-On a CPU a step that has been taken often enough is recorded and replayed (`tracing/`): the same operators on the same
-numbers. It must be a step that could be mapped over clients, for only then are its operators always the same ones.
-Operators of a recording leave Python alone, so as many clients as there are threads are then at work side by side, each
-with its part of the threads: they need not wait for each other at every operator. Called or replayed, a step has the
-same threads, and so the same bits. Whatever is not recorded is called as `loop.py` calls it.
+On a CPU a step that has been taken often enough is recorded and replayed: the same operators on the same numbers. It
+must be a step that could be mapped over clients, for only then are its operators always the same ones. Operators of a
+recording leave Python alone, so as many clients as there are threads are then at work side by side, each with its part
+of the threads: they need not wait for each other at every operator. Called or replayed, a step has the same threads,
+and so the same bits. Whatever is not recorded is called as `engine/engines.py` calls it.
 """
 
 from __future__ import annotations

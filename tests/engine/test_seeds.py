@@ -90,8 +90,8 @@ def test_what_is_to_be_said_about_all_seeds_is_said_by_the_first():
     multi = MultiSeed.of(some)
     for _ in range(5):
         multi.joint.traces.overflow()
-    assert [len(sim.traces.told()) for sim in some] == [1, 0]
-    assert multi.joint.traces.told() == []
+    assert [len(sim.traces.take_notes()) for sim in some] == [1, 0]
+    assert multi.joint.traces.take_notes() == []
 
 
 def _alone(sim, engine, state, store, question):

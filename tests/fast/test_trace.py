@@ -53,7 +53,7 @@ def test_recordings_that_never_fit_are_told_once():
     said = []
     for _ in range(6):
         traces.overflow()
-        said.append(traces.told())
+        said.append(traces.take_notes())
     assert said[:2] == said[3:5] == [[], []]
     assert len(said[2]) == 1
     assert "--memory (1,000 bytes)" in said[2][0]
