@@ -18,7 +18,7 @@ from posterity.core import _random_numpy as random_numpy
 from posterity.core import random
 from posterity.core.protocol import Batch, Pass
 from posterity.data.federation import Part
-from posterity.engine.cache import Same, TraceCache, play, send
+from posterity.engine.cache import Same, TraceCache, TraceEntry, play, send
 from posterity.engine.keys import ORDER
 
 ENTRIES = 2**22  # of the rows that are laid out at once
@@ -143,15 +143,7 @@ def width_for(rows: int, known: Iterable[int] | None) -> int:
     return max(1, rows if known is None else min(width for width in known if width >= rows))
 
 
-@dataclass(frozen=True)
-class Layout:
-    """All entries of all playlists, client by client and epoch by epoch."""
-
-    group: Tensor  # (groups,) client of each (client, epoch)
-    turn: Tensor  # (groups,) its epoch
-    mine: Tensor  # (N,) group of each entry
-    slot: Tensor  # (N,) place of the entry within the epoch
-    base: Tensor  # (N,) where its client's rows begin in the part
+Layout = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]  # see `_lay_out`
 
 
 def plan_batches(work: Pass, part: Part, clients: Tensor, keys: Tensor, traces: TraceCache | None = None) -> BatchPlan:
@@ -185,44 +177,38 @@ def _playlist(
     work: Pass, part: Part, clients: Tensor, count: Tensor, epochs: Tensor, keys: Tensor, traces: TraceCache | None
 ) -> Tensor:
     """The rows of all clients in the order in which they are seen."""
-    layout = _layout(work, part, clients, count, epochs, keys.device, traces)
-    if not work.shuffle:
-        return part.rows[layout.base + layout.slot]
-    trees = (keys, part.rows, layout.group, layout.turn, layout.mine, layout.slot, layout.base)
-    if keys.device.type == "cpu":
-        return _ordered(*trees, random_numpy)
-    if traces is None:
-        return _ordered(*trees)
-    playlist: Tensor = play(traces, plan_batches, "order", _ordered, *trees)
-    return playlist
-
-
-def _layout(
-    work: Pass, part: Part, clients: Tensor, count: Tensor, epochs: Tensor, device: torch.device,
-    traces: TraceCache | None,
-) -> Layout:  # fmt: skip
-    if traces is None:
-        return _lay_out(count, epochs, part.host[clients], device)
-    last = traces.entry(work, "layout", Same(part))
-    asked = torch.stack((clients, epochs))
+    asked, device = torch.stack((clients, epochs)), keys.device
+    last = TraceEntry() if traces is None else traces.entry(work, "layout", Same(part))
     if last.value is None or not torch.equal(last.value[0], asked):
         last.value = (asked, _lay_out(count, epochs, part.host[clients], device))
     layout: Layout = last.value[1]
-    return layout
+    if not work.shuffle:
+        *_, slot, base = layout
+        return part.rows[base + slot]
+    if device.type == "cpu":
+        return _shuffled(keys, part.rows, *layout, random_numpy)
+    if traces is None:
+        return _shuffled(keys, part.rows, *layout)
+    playlist: Tensor = play(traces, plan_batches, "order", _shuffled, keys, part.rows, *layout)
+    return playlist
 
 
 def _lay_out(count: Tensor, epochs: Tensor, offset: Tensor, device: torch.device) -> Layout:
+    """All entries of all playlists, client by client and epoch by epoch.
+
+    Returns client and epoch of each (client, epoch), (groups,); and of each entry its group, its place within the epoch
+    and where its client's rows begin in the part, (N,).
+    """
     group = torch.repeat_interleave(torch.arange(len(epochs)), epochs)
     turn = torch.arange(len(group)) - (epochs.cumsum(0) - epochs)[group]
     size = count[group]
     mine = torch.repeat_interleave(torch.arange(len(group)), size)
     slot = torch.arange(len(mine)) - (size.cumsum(0) - size)[mine]
     groups, entries = send(torch.stack((group, turn)), device), send(torch.stack((mine, slot)), device)
-    base = send(offset, device)[groups[0][entries[0]]]
-    return Layout(groups[0], groups[1], entries[0], entries[1], base)
+    return groups[0], groups[1], entries[0], entries[1], send(offset, device)[groups[0][entries[0]]]
 
 
-def _ordered(
+def _shuffled(
     keys: Tensor, rows: Tensor, group: Tensor, turn: Tensor, mine: Tensor, slot: Tensor, base: Tensor, by: Any = random
 ) -> Tensor:
     """The rows of each (client, epoch) in an order that depends on its key, the epoch and nothing else."""

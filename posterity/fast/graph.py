@@ -7,7 +7,7 @@ what they have.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from posterity.core.protocol import Carry, Here, Pass
 from posterity.core.tree import Tree, tree_cat, tree_leaves, tree_map, tree_rebuilt
-from posterity.engine.batches import ENTRIES, BatchPlan, Segment, segments
+from posterity.engine.batches import ENTRIES, BatchPlan, segments
 from posterity.engine.cache import Same, TraceEntry, play, shape_of
 from posterity.engine.engines import Stacked, cut_off, step_keys_of, unmoved
 from posterity.engine.simulation import PER_CLIENT, Simulation, over, select, solid
@@ -59,41 +59,28 @@ def take_steps(
             here = select(here, slice(segment.size))
         first, last, size = segment.first, segment.last, segment.size
         own = step_keys_of(sim, here.key, first, last) if keys is None else keys[first:last]
-        inputs = SegmentInputs(segment, active[first:last], own[:, :size], *plan.rows(first, last, size))
-        after = _replay(sim, each, carry, here, inputs, fixed, compiler)
+        steps = list(zip(*plan.rows(first, last, size), own[:, :size], torch.arange(first, last), strict=True))
+        after = _replay(sim, each, carry, here, steps, active[first:last], fixed, compiler)
         carry = after if segment.first or empty is None else unmoved(carry, after, empty)
     return tree_cat([carry, *reversed(finished)])
 
 
-@dataclass(frozen=True)
-class SegmentInputs:
-    """The steps of a segment."""
-
-    segment: Segment
-    active: list[int]  # clients at work at each step; those behind them keep what they have
-    keys: Tensor  # (steps, size, 2)
-    rows: Tensor  # (steps, size, batch)
-    real: Tensor
-
-    def each(self) -> list[tuple[Tensor, ...]]:
-        """Rows, mask, keys and number of each step."""
-        return list(
-            zip(self.rows, self.real, self.keys, torch.arange(self.segment.first, self.segment.last), strict=True)
-        )
-
-
 def _replay(
-    sim: Simulation, each: Pass, carry: Carry, here: Here, inputs: SegmentInputs, fixed: Tree, compiler: StepCompiler
-) -> Carry:
-    """The steps of a segment, called or replayed."""
+    sim: Simulation, each: Pass, carry: Carry, here: Here, steps: Sequence[tuple[Tensor, ...]], active: Sequence[int],
+    fixed: Tree, compiler: StepCompiler,
+) -> Carry:  # fmt: skip
+    """The steps of a segment (rows, mask, keys and number of each), called or replayed.
+
+    `active` clients are at work at each step; those behind them keep what they have.
+    """
     mine = {name: getattr(here, name) for name in PER_CLIENT if name != "key"}
-    steps, size = inputs.each(), inputs.segment.size
+    size = len(here.client)
     function = make_step(sim, each, here)
     first = (fixed, mine, *steps[0], carry)
     entry = sim.traces.entry(each, Same(here.model), shape_of(first))
     with torch.no_grad():
         if not _pays(sim, entry, here, len(steps), compiler):
-            for step, count in zip(steps, inputs.active, strict=True):
+            for step, count in zip(steps, active, strict=True):
                 after = function(fixed, mine, *step, carry)
                 carry = after if count == size else tree_map(partial(_joined, count), after, carry)
             return solid(carry)
@@ -101,7 +88,7 @@ def _replay(
             entry.value = compiler.make(function, *first)
         run, result = entry.value
         constant, leaves = tree_leaves((fixed, mine)), tree_leaves(carry)
-        for step, count in zip(steps, inputs.active, strict=True):
+        for step, count in zip(steps, active, strict=True):
             before, leaves = leaves, list(run(*constant, *step, *leaves))
             if count < size:
                 _put_back(count, leaves, before, [*constant, *step, *before])
