@@ -22,7 +22,7 @@ from flower.in_process import InProcess, node_of, sites
 from injected.forged import AT, VICTIM
 from injected.messages import difference, opened, setting
 from posterity.engine.server import Accumulator
-from posterity.flower.question import Request
+from posterity.flower.question import RoundQuestions
 from posterity.flower.server import ScoresByName, Server
 from posterity.flower.settings import RoundRules
 from posterity.flower.site import answer
@@ -96,7 +96,7 @@ def outcomes(count: int, seed: int = 0) -> Counter[str]:
     with tempfile.TemporaryDirectory() as place:
         server = begun(config, Path(place))
         client = server.roster.clients[f"client {VICTIM}"]
-        request = Request(server.agreement, server.state, AT, (client.name,), (("trained", AT, 0),))
+        request = RoundQuestions(server.agreement, server.state, AT, (client.name,), (("trained", AT, 0),))
         server.exchange = Spoiling(sites(config, Path(place))[node_of(VICTIM)], seed)
         server.folder = Path(place) / "told"
         server.folder.mkdir()
@@ -105,7 +105,7 @@ def outcomes(count: int, seed: int = 0) -> Counter[str]:
             scores = ScoresByName()
             try:
                 visited = server.collect(request, [client], scores)
-                server.tell([*server.score_lines(scores)])
+                server.write([*server.score_lines(scores)])
                 found[_sentence(visited, honest)] += 1
             except Exception as error:
                 found[f"{CRASH}: {type(error).__name__}"] += 1

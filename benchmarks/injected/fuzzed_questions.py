@@ -19,7 +19,7 @@ from flower.in_process import node_of, sites
 from injected.forged import AT, VICTIM
 from injected.fuzzed import begun, lied
 from injected.messages import setting
-from posterity.flower.question import Request
+from posterity.flower.question import RoundQuestions
 from posterity.flower.site import ClientSite, answer
 
 CRASH, WRITTEN = "**the site crashed**", "**refused, but something was written**"
@@ -45,7 +45,9 @@ def outcomes(count: int, seed: int = 0) -> Counter[str]:
         server, folder = begun(config, Path(place)), Path(place) / "sites"
         client, number = server.roster.clients[f"client {VICTIM}"], server.roster.numbers[f"client {VICTIM}"]
         points = (("received", AT - 1, 0), ("trained", AT, 0))
-        question = Request(server.agreement, server.state, AT, (client.name,), points).question(client, number, AT - 1)
+        question = RoundQuestions(server.agreement, server.state, AT, (client.name,), points).question(
+            client, number, AT - 1
+        )
         kept = Path(place) / "kept"
         shutil.copytree(folder, kept)
         make, before = sites(config, Path(place))[node_of(VICTIM)], files(folder)

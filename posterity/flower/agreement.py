@@ -29,12 +29,11 @@ from posterity.settings.config import Config, settings_where
 from posterity.version import __version__
 
 MOST = 2**40  # samples, and numbers of one sample: more is a mistake
-TASKS = ("classification", "regression")
 ROWS = settings_where(lambda use: use.changes == "division")  # which rows are for what
 
 
 @dataclass(frozen=True)
-class SampleKind:
+class SampleSpec:
     """What samples are like: the same at every site."""
 
     shape: tuple[int, ...]  # of one
@@ -47,31 +46,24 @@ class SampleKind:
         listed = {"shape": list(self.shape), "classes": list(self.classes), "columns": list(self.columns)}
         return {**listed, "task": self.task, "integers": self.integers}
 
-    def fits(self, agreed: SampleKind) -> bool:
+    def fits(self, agreed: SampleSpec) -> bool:
         """Whether samples can be put as agreed: the same columns, in any order, and task, and no other class."""
         alike = replace(self, classes=agreed.classes, columns=agreed.columns) == agreed
         same = sorted(self.columns) == sorted(agreed.columns)
         return alike and same and set(self.classes) <= set(agreed.classes)
 
     @staticmethod
-    def of(facts: Mapping[str, Any]) -> SampleKind:
-        shape, classes, columns = (tuple(facts.get(name, ())) for name in ("shape", "classes", "columns"))
-        names = (tuple(map(str, each)) for each in (classes, columns))
-        classes, columns = names
-        return SampleKind(tuple(map(int, shape)), facts["task"], classes, bool(facts["integers"]), columns)
-
-    @staticmethod
-    def read(told: Mapping[str, Any]) -> SampleKind:
+    def read(facts: Mapping[str, Any]) -> SampleSpec:
         """As somebody else says it: checked."""
-        shape, classes, columns = told.get("shape"), told.get("classes"), told.get("columns", [])
+        shape, task, classes, integers, columns = map(facts.get, ("shape", "task", "classes", "integers", "columns"))
         is_shape = isinstance(shape, list) and all(type(n) is int and 0 < n < MOST for n in shape)
-        if not is_shape or math.prod(told["shape"]) >= MOST:
+        if not is_shape or math.prod(facts["shape"]) >= MOST:
             raise CodecError(f"its samples have the shape {shape!r:.80}")
-        if told.get("task") not in TASKS or not _are_names(classes):
-            raise CodecError(f"its task is {told.get('task')!r:.80}, its classes are {classes!r:.80}")
-        if not _are_names(columns) or type(told.get("integers")) is not bool:
-            raise CodecError(f"its columns are {columns!r:.80}, and integers is {told.get('integers')!r:.40}")
-        return SampleKind.of(told)
+        if task not in ("classification", "regression") or not _are_names(classes):
+            raise CodecError(f"its task is {task!r:.80}, its classes are {classes!r:.80}")
+        if not _are_names(columns) or type(integers) is not bool:
+            raise CodecError(f"its columns are {columns!r:.80}, and integers is {integers!r:.40}")
+        return SampleSpec(tuple(facts["shape"]), task, tuple(facts["classes"]), integers, tuple(facts["columns"]))
 
     def order_of(self, columns: tuple[str, ...], whose: str) -> list[int]:
         """Where the columns of this kind stand among `columns`, which must be the same ones in any order."""
@@ -92,7 +84,7 @@ class Agreement:
     """Method, network, first parameters and keys of an experiment (`engine.client.Setting`)."""
 
     config: Config
-    kind: SampleKind
+    kind: SampleSpec
     facts: Facts
     method: Method
     model: Network
@@ -135,24 +127,17 @@ class Agreement:
     @cached_property
     def fingerprint(self) -> str:
         """Of method, configuration and shapes: of whatever would make the two sides compute something else."""
-        told = {
+        agreed = {
             "posterity": __version__,
             "method": [self.config.method, fields_of(self.method), sources(self.config, self.method)],
             "network": [self.config.model, self.config.settings("model"), self.config.precision],
             "run": [self.config.seed, self.config.least, self.config.rounds, self.config.dtype],
             "samples": self.kind.facts(),
             "federation": [self.facts.clients, self.facts.samples, self.facts.classes, self.facts.public],
-            **_rows_chosen(self.config),
+            "rows": {name: getattr(self.config, name) for name in ROWS},
+            "data": {name: str(value) for name, value in self.config.settings("data").items()},
         }
-        return fingerprint(told, self.initial, held(self.model))
-
-
-def _rows_chosen(config: Config) -> dict[str, Any]:
-    """What was given that says which rows a site trains on and how they are scaled; nothing is as it was before."""
-    usual = Config()
-    given = {name: getattr(config, name) for name in ROWS if getattr(config, name) != getattr(usual, name)}
-    found = {**given, **{f"data.{name}": str(value) for name, value in config.settings("data").items()}}
-    return {"rows": found} if found else {}
+        return fingerprint(agreed, self.initial, held(self.model))
 
 
 def same_tree(one: Tree, two: Tree) -> bool:
@@ -160,15 +145,12 @@ def same_tree(one: Tree, two: Tree) -> bool:
     if not is_node(one):
         return torch.equal(one, two)
     static = [f.name for f in fields(one) if f.metadata.get(STATIC)] if is_dataclass(one) else []
-    pairs = list(zip(tree_parts(one), tree_parts(two), strict=False))
-    return (
-        all(getattr(one, name) == getattr(two, name) for name in static)
-        and len(tree_parts(one)) == len(tree_parts(two))
-        and all(left[0] == right[0] and same_tree(left[1], right[1]) for left, right in pairs)
-    )
+    mine, other = dict(tree_parts(one)), dict(tree_parts(two))
+    fixed = all(getattr(one, name) == getattr(two, name) for name in static)
+    return fixed and mine.keys() == other.keys() and all(same_tree(part, other[name]) for name, part in mine.items())
 
 
-def agree(config: Config, kind: SampleKind, clients: int, samples: int, public: int = 0) -> Agreement:
+def agree(config: Config, kind: SampleSpec, clients: int, samples: int, public: int = 0) -> Agreement:
     """What follows from a configuration and from what was registered."""
     if config.device != "cpu":
         raise ValueError(f"device {config.device!r} was given: server and sites compute on their CPUs; give cpu")

@@ -15,6 +15,7 @@ import logging
 import time
 import traceback
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
@@ -22,13 +23,11 @@ from pathlib import Path
 from typing import Any
 
 from posterity.flower.codec import CodecError, read_facts
+from posterity.flower.new_app import WANTED
 from posterity.flower.records import RecordFiles
 from posterity.flower.sent import refuse, telling
 from posterity.flower.settings import DEADLINE, RunSettings, read_settings
 from posterity.settings.text import plain
-
-LEAST, BELOW = (1, 40), (1, 43)  # versions of Flower
-WANTED = "flwr>=1.40,<1.43"
 
 
 def check_flower() -> None:
@@ -37,8 +36,7 @@ def check_flower() -> None:
         found = version("flwr")
     except PackageNotFoundError:
         raise ImportError(f"Flower is not installed; give pip install 'posterity[flower]' (or '{WANTED}')") from None
-    numbers = tuple(int(part) for part in found.split(".")[:2] if part.isdecimal())
-    if not LEAST <= numbers < BELOW:
+    if found.split(".")[:2] not in (["1", "40"], ["1", "41"], ["1", "42"]):
         raise ImportError(f"Flower {found} is installed; this posterity knows 1.40 to 1.42: pip install '{WANTED}'")
 
 
@@ -90,8 +88,14 @@ class GridExchange:
 
 def serve(grid: Grid, context: Context) -> None:
     """The server's part of a run, from where its folder stands; what its user can mend is told in a sentence."""
+    from posterity.flower.experiment import run_experiment
+    from posterity.flower.samples import read_public
+
     try:
-        _serve(grid, context)
+        run = read_settings(context.run_config)
+        exchange = GridExchange(grid, run.deadline)
+        run_experiment(run.config, exchange, run.out, run.sites, _show, read_public(run.config), rules=run.rules,
+                       leave=run.leave)  # fmt: skip
     except ValueError as error:
         logging.getLogger("flwr").addFilter(partial(_without_traceback, error))  # Flower logs what is raised
         raise
@@ -102,16 +106,6 @@ def _without_traceback(error: ValueError, record: logging.LogRecord) -> bool:
     if record.exc_info and record.exc_info[1] is error:
         record.msg, record.args, record.exc_info = "The run has stopped: %s", (plain(str(error)),), None
     return True
-
-
-def _serve(grid: Grid, context: Context) -> None:
-    from posterity.flower.experiment import run_experiment
-    from posterity.flower.samples import read_public
-
-    told = read_settings(context.run_config)
-    exchange = GridExchange(grid, told.deadline)
-    run_experiment(told.config, exchange, told.out, told.sites, _show, read_public(told.config),
-                   rules=told.rules, leave=told.leave)  # fmt: skip
 
 
 def _show(line: dict[str, Any]) -> None:
@@ -141,42 +135,41 @@ def _answer(message: Message, context: Context) -> bytes:
     from posterity.flower.site import ClientSite, answer
 
     with telling():
-        told, name, folder = _who(context)
+        run, name, folder = _who(context)
     path = context.node_config.get("data")
     with telling("its data cannot be read as the configuration says"):
-        samples = read_samples(told.config, name, None if path is None else Path(str(path)))
+        samples = read_samples(run.config, name, None if path is None else Path(str(path)))
     data = _unpacked(message)
     if isinstance(data, str):
         raise CodecError(data)
-    return answer(ClientSite(told.config, told.experiment, samples, folder), data)
+    return answer(ClientSite(run.config, run.experiment, samples, folder), data)
 
 
 def _who(context: Context) -> tuple[RunSettings, str, Path]:
     """The settings of the run, this client's name, and the folder of its record."""
-    told, node = read_settings(context.run_config), context.node_config
+    run, node = read_settings(context.run_config), context.node_config
     name = node.get("client", node.get("partition-id"))  # Flower's simulation gives every node a number
     if name is None:
         raise ValueError("""this node does not say whose it is; start it with --node-config 'client="NAME" …'""")
-    return told, str(name), Path(str(node.get("records", told.out / "records")))
+    return run, str(name), Path(str(node.get("records", run.out / "records")))
 
 
 def _place(context: Context) -> Path | None:
     """Where it is written down what left this client; None: its configuration does not say."""
     try:
-        told, name, folder = _who(context)
+        run, name, folder = _who(context)
     except ValueError:
         return None
-    return RecordFiles(folder, told.experiment, name, "").place
+    return RecordFiles(folder, run.experiment, name, "").place
 
 
 def _round(message: Message) -> int:
     """The round of a question; 0: it has none."""
     data = _unpacked(message)
-    try:
-        round = 0 if isinstance(data, str) else read_facts(data).get("round")
-    except CodecError:
-        return 0
-    return round if type(round) is int else 0
+    with suppress(CodecError):
+        round = None if isinstance(data, str) else read_facts(data).get("round")
+        return round if type(round) is int else 0
+    return 0
 
 
 # --- bytes in Flower's records -----------------------------------------------------------------------------------

@@ -1,25 +1,24 @@
 """Trees as bytes and back: what a server offers, what a client sends. No pickle; no network either.
 
-A tree becomes named arrays behind a header (`named_arrays.py`). The length of the payload is what the simulator counts
+A tree becomes named arrays, which lie one after the other behind a header that lists them:
+
+    "PSTY"  version (1 byte)  length of the header (4 bytes)  header (JSON)  payload
+
+The header has a fingerprint of what both sides agreed on, facts (a JSON object, anything small) and the name, type and
+shape of every array. The payload has no gaps and is little-endian. Its length is what the simulator counts
 (`wire_bytes`); the header is not counted, nor are leaves that travel for scoring alone (`complete`).
 
 Whoever reads has a template: a tree of the same kinds, names, shapes and types. Everything that arrives is held against
 it (types, shapes, finite, within the range that a `Sum` declares, in nobody else's name); what is wrong is named in a
 `CodecError`, and nothing else is ever raised for bytes, whoever made them. `Sparse` leaves numbers out, which are then
 the template's; a kind may also have a form of its own on the wire (`to_arrays` and `from_arrays`).
-
-Named arrays as bytes: a header that lists them, and their numbers one after the other.
-
-    "PSTY"  version (1 byte)  length of the header (4 bytes)  header (JSON)  payload
-
-The header has a fingerprint of what both sides agreed on, facts (a JSON object, anything small) and the name, type and
-shape of every array. The payload has no gaps and is little-endian. Whatever is wrong with bytes is a `CodecError`.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import math
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -31,7 +30,21 @@ from torch import Tensor
 from posterity.core.messages import Bag, Mean, Moments, Offer, Rows, Sparse, Sum, packed, unpacked
 from posterity.core.tree import Tree, is_node, tree_leaves, tree_named, tree_parts, tree_with_parts
 
+MAGIC, SCHEMA = b"PSTY", 1
+START = struct.Struct("<4sBI")  # magic, version, length of the header
+HEADER = 2**26  # bytes of a header at most
+NAMES = {
+    dtype: str(dtype).removeprefix("torch.")
+    for dtype in (torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int16,
+                  torch.int8, torch.uint8, torch.bool)
+}  # fmt: skip
+DTYPES = {name: dtype for dtype, name in NAMES.items()}
+Place = tuple[torch.dtype, tuple[int, ...], int]  # type, shape, and where it begins in the payload
 Keep = Mapping[str, Tensor | None]  # leaves of which not everything travels, by name; None: nothing does
+
+
+class CodecError(ValueError):
+    """Bytes that are not what was expected; the message says what is wrong with them."""
 
 
 def fingerprint(agreed: Any, *trees: Tree) -> str:
@@ -61,9 +74,10 @@ def decode(data: bytes, template: Tree, agreed: str = "", finite: bool = True) -
         raise
     except ValueError as error:  # of a kind's own form
         raise CodecError(f"{error}; expected what its kind says") from None
-    left = [name for name in header.arrays if name not in reader.taken]
-    if left:
-        raise CodecError(f"{quoted(left[0])} is not expected; {_known(template)}")
+    for name in header.arrays.keys() - reader.taken:
+        raise CodecError(
+            f"{quoted(name)} is not expected; expected are {', '.join(n for n, _ in tree_named(template))}"
+        )
     return tree
 
 
@@ -205,9 +219,8 @@ def _check_range(found: Sum, path: str) -> None:
     low, high = found.within or (0.0, 0.0)
     for leaf in tree_leaves(found.value):
         if leaf.numel() and not bool(((leaf >= low) & (leaf <= high)).all()):
-            raise CodecError(
-                f"{path} holds numbers from {leaf.min():.4g} to {leaf.max():.4g}; declared are {low} to {high}"
-            )
+            given = f"{leaf.min():.4g} to {leaf.max():.4g}"
+            raise CodecError(f"{path} holds numbers from {given}; declared are {low} to {high}")
 
 
 def _with_leaf(tree: Tree, prefix: str, name: str, leaf: Tensor) -> Tree:
@@ -224,27 +237,7 @@ def _below(path: str, name: str) -> str:
     return f"{path}/{name}" if path else name
 
 
-def _known(template: Tree) -> str:
-    names = [name for name, _ in tree_named(template)]
-    return f"expected are {', '.join(names[:4])}{' …' if len(names) > 4 else ''}"
-
-
-MAGIC, SCHEMA = b"PSTY", 1
-START = struct.Struct("<4sBI")  # magic, version, length of the header
-HEADER = 2**26  # bytes of a header at most
-DTYPES = {
-    str(dtype).removeprefix("torch."): dtype
-    for dtype in (torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int16,
-                  torch.int8, torch.uint8, torch.bool)
-}  # fmt: skip
-NAMES = {dtype: name for name, dtype in DTYPES.items()}
-Place = tuple[torch.dtype, tuple[int, ...], int]  # type, shape, and where it begins in the payload
-
-
-class CodecError(ValueError):
-    """Bytes that are not what was expected; the message says what is wrong with them."""
-
-
+# --- bytes -----------------------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Header:
     """What stands before the payload."""
@@ -288,7 +281,12 @@ def read_header(data: bytes, agreed: str | None = None) -> Header:
     begin = START.size + length
     if length > HEADER or begin > len(data):
         raise CodecError(f"the header says that it has {length} bytes; there are {len(data) - START.size}")
-    value = _parsed(data[START.size : begin])
+    try:
+        value = json.loads(data[START.size : begin], parse_constant=int)  # NaN is no whole number: a ValueError
+    except (ValueError, RecursionError):
+        raise CodecError("the header is no JSON") from None
+    if not isinstance(value, dict):
+        raise CodecError("the header is no JSON object")
     if not (isinstance(value.get("fingerprint"), str) and isinstance(value.get("facts"), dict)):
         raise CodecError("the header lacks its fingerprint or its facts")
     if agreed is not None and value["fingerprint"] != agreed:
@@ -303,7 +301,7 @@ def _raw(leaf: Tensor) -> bytes:
 
 
 def read_array(data: bytes, begin: int, dtype: torch.dtype, shape: Sequence[int]) -> Tensor:
-    count = torch.Size(shape).numel()
+    count = math.prod(shape)
     if not count:
         return torch.zeros(tuple(shape), dtype=dtype)
     raw = torch.frombuffer(bytearray(data[begin : begin + count * dtype.itemsize]), dtype=torch.uint8)
@@ -312,11 +310,11 @@ def read_array(data: bytes, begin: int, dtype: torch.dtype, shape: Sequence[int]
     return raw.view(dtype).reshape(tuple(shape))
 
 
-def _arrays(listed: Any, size: int) -> dict[str, tuple[torch.dtype, tuple[int, ...], int]]:
+def _arrays(listed: Any, size: int) -> dict[str, Place]:
     """The table of arrays, whose lengths add up to that of the payload."""
     if not isinstance(listed, list):
         raise CodecError("the header lists no arrays")
-    found: dict[str, tuple[torch.dtype, tuple[int, ...], int]] = {}
+    found: dict[str, Place] = {}
     place = 0
     for entry in listed:
         if not (isinstance(entry, list) and len(entry) == 3 and isinstance(entry[0], str) and _is_shape(entry[2])):
@@ -327,10 +325,7 @@ def _arrays(listed: Any, size: int) -> dict[str, tuple[torch.dtype, tuple[int, .
         if name in found:
             raise CodecError(f"{quoted(name)} is there twice")
         found[name] = (DTYPES[kind], tuple(shape), place)
-        count = DTYPES[kind].itemsize
-        for length in shape:
-            count *= length
-        place += count
+        place += DTYPES[kind].itemsize * math.prod(shape)
     if place != size:
         raise CodecError(f"the payload has {size} bytes; its arrays take {place}")
     return found
@@ -340,20 +335,6 @@ def _is_shape(value: Any) -> bool:
     return isinstance(value, list) and len(value) <= 16 and all(
         isinstance(n, int) and not isinstance(n, bool) and 0 <= n < 2**40 for n in value
     )  # fmt: skip
-
-
-def _parsed(text: bytes) -> dict[str, Any]:
-    try:
-        value = json.loads(text, parse_constant=_refuse_constant)
-    except (ValueError, RecursionError):
-        raise CodecError("the header is no JSON") from None
-    if not isinstance(value, dict):
-        raise CodecError("the header is no JSON object")
-    return value
-
-
-def _refuse_constant(name: str) -> None:
-    raise ValueError(name)
 
 
 def quoted(value: Any) -> str:

@@ -2,33 +2,25 @@
 
 After every round the state is written with what a restart needs: the round, the clients and their numbers, and which
 message of each was the last to count. A server that dies goes on from there; sites that have trained meanwhile are told
-what counted, and take up the record of that round (`records.py`). Nobody counts twice.
+what counted, and take up the record of that round (`records.py`). Nobody counts twice. `run.json` is that of a
+simulation as far as a server knows it: not how many rows sites hold out, and how many samples of each class they have.
 
-`run.json` in the server's folder: what `posterity report` wants to know of a run beside its lines.
+In the end everybody gets the final model and scores it. A site that is not there then has an older model. The run ends
+all the same, says who it is (`run.json`: `without_final_model`), and keeps what the others said; when it is started
+again, only those sites are asked.
 
-It is that of a simulation as far as a server knows it. How many rows sites hold out, and how many samples of each class
-they have, it does not.
-
-The end of an experiment across machines: everybody gets the final model and scores it.
-
-A site that is not there then has an older model. The run ends all the same, says who it is (`run.json`:
-`without_final_model`), and keeps what the others said; when it is started again, only those sites are asked.
-
-Clients that leave an experiment for good.
-
-They are not asked any more, whatever the method. One that keeps every client's factor apart (FedNP, FedEP, PVI) also
-loses theirs: the site sends it, for the server only has the product of all, and the state goes on without. What others
-learnt from it meanwhile stays, and so does everything of a client whose method cannot tell its part.
-
-The server's settings may name them, who then go before the next round; or a site says so itself, in place of a message
-(`wish.py`): the round goes on without it, and its factor is taken out of the state after the round.
+Clients that leave for good are not asked any more, whatever the method. One that keeps every client's factor apart
+(FedNP, FedEP, PVI) also loses theirs: the site sends it, for the server only has the product of all, and the state goes
+on without. What others learnt from it meanwhile stays, and so does everything of a client whose method cannot tell its
+part. The server's settings may name them, who then go before the next round; or a site says so itself, in place of a
+message (`site.py`): the round goes on without it, and its factor is taken out of the state after the round.
 """
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,26 +28,137 @@ import torch
 from torch import Tensor
 
 from posterity.core.protocol import Plan
-from posterity.core.tree import Tree, tree_like
+from posterity.core.tree import tree_like
 from posterity.engine.server import why_unusable
 from posterity.experiment.facts import method_facts, software_facts
 from posterity.experiment.fingerprint import sources
 from posterity.experiment.run import ACROSS_MACHINES
 from posterity.experiment.scoring import fits_validation
-from posterity.flower.agreement import Agreement, SampleKind, agree
+from posterity.flower.agreement import Agreement, SampleSpec, agree
 from posterity.flower.codec import CodecError, decode
-from posterity.flower.question import Request
+from posterity.flower.question import RoundQuestions
 from posterity.flower.roster import Exchange, Registered, Roster, label_remarks
 from posterity.flower.scores import read_scores, store_scores
-from posterity.flower.server import ABSENT, ScoresByName, Server, Watch, open_keys
+from posterity.flower.server import ABSENT, Server, Watch, open_keys
 from posterity.flower.settings import RoundRules, check_agreed, check_settings
 from posterity.runs import files
 from posterity.runs import folder as run_folder
-from posterity.runs import folder as verify
 from posterity.runs.lines import LostLine, NoteLine, to_json
 from posterity.settings.config import Config, to_toml
 
+WAIT = 600.0  # seconds until enough sites are there
+SINGLE = (
+    "min_count = 1: what sites say about a class, and their scores, may be of a single sample; min_count = 5 sends "
+    "nothing that is of fewer samples than that"
+)
 
+
+def run_experiment(
+    config: Config, exchange: Exchange, folder: Path, sites: int, watch: Watch = print, public: Tensor | None = None,
+    wait: float = WAIT, rules: RoundRules = RoundRules(), leave: Sequence[str] = (), secret: int | None = None,
+) -> Server:  # fmt: skip
+    """All rounds that are left, each of them saved; `public` are rows that the server may use.
+
+    Clients that `leave` do so before the next round, for good; a site may also say so itself, in any round. A `secret`
+    is given by tests alone.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with files.locked(folder):
+        server = open_server(config, exchange, folder, sites, watch, public, wait, rules, secret)
+        if leave:
+            depart(server, leave)
+            save(server)
+        while server.round < config.rounds:
+            server.step()
+            release(server)
+            save(server)
+        if not server.finished or server.lacking:
+            finish(server)
+            release(server)
+            save(server)
+        elif not leave:
+            watch(to_json(NoteLine(f"{folder} holds all of this run, which has ended: nobody is asked again")))
+        update_facts(server)  # a kill may have come between the last checkpoint and this
+    return server
+
+
+def open_server(
+    config: Config, exchange: Exchange, folder: Path, sites: int, watch: Watch = print, public: Tensor | None = None,
+    wait: float = WAIT, rules: RoundRules = RoundRules(), secret: int | None = None,
+) -> Server:  # fmt: skip
+    """The server of a new experiment, or of one that was begun in this folder."""
+    rows = 0 if public is None else len(public)
+    saved = run_folder.read_checkpoint(folder)
+    roster, lacking = Roster(), []
+    if saved is not None:
+        check_settings(config, folder)
+        roster, lacking = _roster(saved[1]), saved[1]["lacking"]
+    roster.wait(exchange, max(1, sites - len(roster.gone)), wait, lacking, lambda text: watch(to_json(NoteLine(text))))
+    roster.number()
+    agreement = _agreement(config, roster, rows, None if saved is None else saved[1])
+    keys = open_keys(folder, agreement.method, config.seed, saved is not None, secret)
+    server = Server(config, exchange, folder, roster, agreement, agreement.first_state(), keys, public, watch=watch,
+                    rules=rules)  # fmt: skip
+    if saved is None:
+        _begin(server)
+        return server
+    leaves, facts = saved
+    check_agreed(config, folder, agreement.fingerprint, facts["fingerprint"])
+    server.state = run_folder.restore(server.state, leaves, "state")
+    server.round, server.counted, server.finished = facts["round"], facts["counted"], facts["finished"]
+    server.lacking, server.last = lacking, facts["last"]
+    with open(folder / run_folder.METRICS, "ab") as file:  # lines that were written after the checkpoint go
+        file.truncate(min(facts["length"], os.fstat(file.fileno()).st_size))
+    return server
+
+
+def save(server: Server) -> None:
+    """The state, and what a restart needs to know."""
+    metrics, known, roster = server.folder / run_folder.METRICS, server.agreement.facts, server.roster
+    clients = {name: [roster.numbers[name], client.newcomer, client.train]
+               for name, client in roster.clients.items() if name in roster.numbers}  # fmt: skip
+    facts = {
+        "round": server.round, "finished": server.finished, "commit": server.round,
+        "length": metrics.stat().st_size if metrics.exists() else 0,
+        "counted": server.counted, "clients": clients, "gone": roster.gone, "samples": server.agreement.kind.facts(),
+        "federation": [known.clients, known.samples], "fingerprint": server.agreement.fingerprint,
+        "lacking": server.lacking, "last": server.last if server.lacking else {},
+    }  # fmt: skip
+    run_folder.save_checkpoint(server.folder, {"state": server.state}, facts)
+    update_facts(server)
+
+
+def _begin(server: Server) -> None:
+    """What must be said before the first round; a method may refuse a run of this size."""
+    config, facts, method = server.config, server.agreement.facts, server.agreement.method
+    participation, able = server.participation, len(server.roster.able)
+    plan = Plan(facts.clients, config.rounds, participation.size(able), participation.probability)
+    said = () if config.least > 1 else (SINGLE,)
+    labels = label_remarks(server.roster.known, server.agreement.kind.classes)
+    notes = (*said, *server.roster.news(), *labels, *method.remarks(server.agreement.model), *method.announce(plan))
+    (server.folder / run_folder.METRICS).write_bytes(b"")
+    begin_facts(server, list(notes))
+    server.note(*notes)
+
+
+def _agreement(config: Config, roster: Roster, rows: int, saved: dict[str, Any] | None) -> Agreement:
+    if saved is not None:
+        clients, samples = saved["federation"]
+        return agree(config, SampleSpec.read(saved["samples"]), clients, samples, rows)
+    members = roster.members
+    if not members:
+        raise ValueError("every site that registered is a newcomer: at least one must train")
+    return agree(config, roster.kind(), len(members), sum(client.train for client in members), rows)
+
+
+def _roster(saved: dict[str, Any]) -> Roster:
+    """The clients of an experiment that was begun before; where they are now must be asked."""
+    kind, numbered = SampleSpec.read(saved["samples"]), saved["clients"]
+    clients = {name: Registered(name, late, train, kind) for name, (_, late, train) in numbered.items()}
+    return Roster(clients, {name: number for name, (number, _, _) in numbered.items()}, gone=dict(saved["gone"]))
+
+
+# --- run.json --------------------------------------------------------------------------------------------------------
 def begin_facts(server: Server, notes: list[str]) -> None:
     """`run.json` and `config.toml` of a new run."""
     config, agreement = server.config, server.agreement
@@ -70,7 +173,7 @@ def begin_facts(server: Server, notes: list[str]) -> None:
         "notes": notes,
         "federation": _federation(server),
     }
-    verify.write_run(server.folder, facts, to_toml(config))
+    run_folder.write_run(server.folder, facts, to_toml(config))
 
 
 def update_facts(server: Server) -> None:
@@ -105,48 +208,37 @@ def _federation(server: Server) -> dict[str, Any]:
     }
 
 
+# --- its end ---------------------------------------------------------------------------------------------------------
 def finish(server: Server) -> None:
     """The scores of the last round, with what clients receive after it; of a run that has ended, those that lack."""
     again, before = server.finished, set(server.lacking)
     if again:
-        server.tell_news()  # nobody is admitted any more
+        server.note(*server.roster.news())  # nobody is admitted any more
     else:
         server.look()
     after = server.config.rounds + 1
-    request = Request(server.agreement, server.state, after, (), server.points(after))
+    request = RoundQuestions(server.agreement, server.state, after, (), server.points(after))
     asked = [client for client in server.scored(request) if not again or client.name in before]
-    scores = stored_scores(server)
+    kind, least = server.agreement.kind, server.config.least
+    scores = {name: {(each["point"], each["round"], each["epochs"]): read_scores(each, kind, least) for each in tables}
+              for name, tables in server.last.items()}  # fmt: skip
     visited = server.collect(request, asked, scores)
     silent = [client for client in asked if client.name not in scores and client.name not in server.leaving]
     server.lacking = [client.name for client in silent]
-    server.last = {name: store_scores(each, server.config.least) for name, each in scores.items() if silent}
+    server.last = {name: store_scores(each, least) for name, each in scores.items() if silent}
     fresh = server.score_lines(scores) if any(client.name in scores for client in asked) else ()
     why = dict(server.named(visited.refused))
-    server.tell([*fresh, *_lost(server, silent, why), *_closing(server, before)])
+    server.write([*fresh, *(LostLine(name, server.round, why.get(name, ABSENT)) for name in server.lacking)])
+    here = sorted(name for name in before - set(server.lacking) if name not in server.roster.gone | server.leaving)
+    if here:
+        server.note(f"{', '.join(map(repr, here))}: the final model has arrived")
+    if server.lacking:
+        server.note(f"the run has ended, and {', '.join(map(repr, server.lacking))} did not answer to the final model: "
+                    "start the run again when these sites are back, and only they are asked")  # fmt: skip
     server.finished = True
 
 
-def stored_scores(server: Server) -> ScoresByName:
-    """What sites said when they were asked before; nothing, unless the run had ended without some."""
-    kind, least = server.agreement.kind, server.config.least
-    return {name: {(each["point"], each["round"], each["epochs"]): read_scores(each, kind, least) for each in tables}
-            for name, tables in server.last.items()}  # fmt: skip
-
-
-def _lost(server: Server, silent: Sequence[Registered], why: Mapping[str, str]) -> list[LostLine]:
-    return [LostLine(client.name, server.round, why.get(client.name, ABSENT)) for client in silent]
-
-
-def _closing(server: Server, before: set[str]) -> list[NoteLine]:
-    """Who has the final model now, and who still has not."""
-    here = sorted(name for name in before - set(server.lacking) if name not in server.roster.gone | server.leaving)
-    said = [f"{', '.join(map(repr, here))}: the final model has arrived"] if here else []
-    if server.lacking:
-        said.append(f"the run has ended, and {', '.join(map(repr, server.lacking))} did not answer to the final model: "
-                    "start the run again when these sites are back, and only they are asked")  # fmt: skip
-    return [NoteLine(text) for text in said]
-
-
+# --- who leaves ------------------------------------------------------------------------------------------------------
 FORGOTTEN, NEVER = "", "the method cannot tell what is its part of the state"
 
 
@@ -175,7 +267,7 @@ def _close(server: Server, name: str, what: str, why: str) -> None:
     if why in (FORGOTTEN, NEVER):
         server.counted.pop(name, None)
     done = "its factor was taken out of the state" if not why else f"what it contributed stays: {why}"
-    server.tell([NoteLine(f"{name!r} {what}; {done}")])
+    server.note(f"{name!r} {what}; {done}")
 
 
 def _forget(server: Server, name: str, reply: bytes | None = None) -> str:
@@ -183,28 +275,20 @@ def _forget(server: Server, name: str, reply: bytes | None = None) -> str:
     client, number, counted = server.roster.clients[name], server.roster.numbers[name], server.counted.get(name, 0)
     if not counted:
         return FORGOTTEN  # no message of its was ever counted
-    request = Request(server.agreement, server.state, server.round + 1, (), ask="leave")
+    request = RoundQuestions(server.agreement, server.state, server.round + 1, (), ask="leave")
     like = request.factor_like(client, number)
     if like is None:
         return NEVER
-    if reply is not None:
-        return _take_out(server, like, reply)
-    if name not in server.roster.node:
+    if reply is None and name not in server.roster.node:
         return "its site is not there, so its factor is not known; name it again when it is"
-    question = (server.roster.node[name], request.question(client, number, counted))
-    for _, told in server.exchange.ask([question]):
-        try:
-            data, _ = request.heard(client, told)
-        except CodecError as error:
-            return f"its factor was not understood: {error}"
-        return _take_out(server, like, data)
-    return "its site did not answer"
-
-
-def _take_out(server: Server, like: Tree, data: bytes) -> str:
-    """The state without a client's factor, or why it stays as it is."""
     try:
-        factor = decode(data, like, server.agreement.fingerprint)
+        if reply is None:
+            question = (server.roster.node[name], request.question(client, number, counted))
+            answers = [answer for _, answer in server.exchange.ask([question])]
+            if not answers:
+                return "its site did not answer"
+            reply, _ = request.check(client, answers[0])
+        factor = decode(reply, like, server.agreement.fingerprint)
     except CodecError as error:
         return f"its factor was not understood: {error}"
     after = tree_like(server.agreement.method.forget(server.state, factor), server.state)
@@ -213,122 +297,3 @@ def _take_out(server: Server, like: Tree, data: bytes) -> str:
         return f"without its factor the state cannot be used: {why}"
     server.state = after
     return FORGOTTEN
-
-
-WAIT = 600.0  # seconds until enough sites are there
-SINGLE = (
-    "min_count = 1: what sites say about a class, and their scores, may be of a single sample; min_count = 5 sends "
-    "nothing that is of fewer samples than that"
-)
-
-
-def run_experiment(
-    config: Config, exchange: Exchange, folder: Path, sites: int, watch: Watch = print, public: Tensor | None = None,
-    wait: float = WAIT, rules: RoundRules = RoundRules(), leave: Sequence[str] = (), secret: int | None = None,
-) -> Server:  # fmt: skip
-    """All rounds that are left, each of them saved; `public` are rows that the server may use.
-
-    Clients that `leave` do so before the next round, for good; a site may also say so itself, in any round. A `secret`
-    is given by tests alone (`secret.py`).
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    with files.locked(folder):
-        server = open_server(config, exchange, folder, sites, watch, public, wait, rules, secret)
-        if leave:
-            depart(server, leave)
-            save(server)
-        while server.round < config.rounds:
-            server.step()
-            release(server)
-            save(server)
-        if not server.finished or server.lacking:
-            finish(server)
-            release(server)
-            save(server)
-        elif not leave:
-            watch(to_json(NoteLine(f"{folder} holds all of this run, which has ended: nobody is asked again")))
-        update_facts(server)  # a kill may have come between the last checkpoint and this
-    return server
-
-
-def open_server(
-    config: Config, exchange: Exchange, folder: Path, sites: int, watch: Watch = print, public: Tensor | None = None,
-    wait: float = WAIT, rules: RoundRules = RoundRules(), secret: int | None = None,
-) -> Server:  # fmt: skip
-    """The server of a new experiment, or of one that was begun in this folder."""
-    rows = 0 if public is None else len(public)
-    saved = run_folder.read_checkpoint(folder)
-    roster, lacking = Roster(), []
-    if saved is not None:
-        check_settings(config, folder)
-        roster, lacking = _roster(saved[1]), saved[1].get("lacking", [])
-    roster.wait(exchange, max(1, sites - len(roster.gone)), wait, lacking, lambda text: watch(to_json(NoteLine(text))))
-    roster.number()
-    agreement = _agreement(config, roster, rows, None if saved is None else saved[1])
-    keys = open_keys(folder, agreement.method, config.seed, saved is not None, secret)
-    server = Server(config, exchange, folder, roster, agreement, agreement.first_state(), keys, public, watch=watch,
-                    rules=rules)  # fmt: skip
-    if saved is None:
-        _begin(server)
-        return server
-    leaves, facts = saved
-    check_agreed(config, folder, agreement.fingerprint, facts["fingerprint"])
-    server.state = run_folder.restore(server.state, leaves, "state")
-    server.round, server.counted, server.finished = facts["round"], facts["counted"], facts["finished"]
-    server.lacking, server.last = lacking, facts.get("last", {})
-    _cut(folder / run_folder.METRICS, facts["length"])
-    return server
-
-
-def save(server: Server) -> None:
-    """The state, and what a restart needs to know."""
-    metrics, told = server.folder / run_folder.METRICS, server.agreement.facts
-    roster = server.roster
-    clients = {name: [roster.numbers[name], client.newcomer, client.train]
-               for name, client in roster.clients.items() if name in roster.numbers}  # fmt: skip
-    facts = {
-        "round": server.round, "finished": server.finished, "commit": server.round,
-        "length": metrics.stat().st_size if metrics.exists() else 0,
-        "counted": server.counted, "clients": clients, "gone": roster.gone, "samples": server.agreement.kind.facts(),
-        "federation": [told.clients, told.samples], "fingerprint": server.agreement.fingerprint,
-    }  # fmt: skip
-    ending = {"lacking": server.lacking, "last": server.last} if server.lacking else {}
-    run_folder.save_checkpoint(server.folder, {"state": server.state}, {**facts, **ending})
-    update_facts(server)
-
-
-def _begin(server: Server) -> None:
-    """What must be said before the first round; a method may refuse a run of this size."""
-    config, facts, method = server.config, server.agreement.facts, server.agreement.method
-    participation, able = server.participation, len(server.roster.able)
-    plan = Plan(facts.clients, config.rounds, participation.size(able), participation.probability)
-    said = () if config.least > 1 else (SINGLE,)
-    labels = label_remarks(server.roster.known, server.agreement.kind.classes)
-    notes = (*said, *server.roster.news(), *labels, *method.remarks(server.agreement.model), *method.announce(plan))
-    (server.folder / run_folder.METRICS).write_bytes(b"")
-    begin_facts(server, list(notes))
-    server.tell([NoteLine(note) for note in notes])
-
-
-def _agreement(config: Config, roster: Roster, rows: int, saved: dict[str, Any] | None) -> Agreement:
-    if saved is not None:
-        clients, samples = saved["federation"]
-        return agree(config, SampleKind.of(saved["samples"]), clients, samples, rows)
-    members = roster.members
-    if not members:
-        raise ValueError("every site that registered is a newcomer: at least one must train")
-    return agree(config, roster.kind(), len(members), sum(client.train for client in members), rows)
-
-
-def _roster(saved: dict[str, Any]) -> Roster:
-    """The clients of an experiment that was begun before; where they are now must be asked."""
-    kind = SampleKind.of(saved["samples"])
-    told = {name: Registered(name, bool(late), int(train), kind) for name, (_, late, train) in saved["clients"].items()}
-    numbers = {name: int(number) for name, (number, _, _) in saved["clients"].items()}
-    return Roster(told, numbers, gone=dict(saved["gone"]))
-
-
-def _cut(path: Path, length: int) -> None:
-    """Drop lines that were written after the checkpoint."""
-    with open(path, "ab") as file:
-        file.truncate(min(length, os.fstat(file.fileno()).st_size))

@@ -68,8 +68,13 @@ def write_app(folder: Path, config: Config, sites: int) -> list[Path]:
                          "to have letters, digits and hyphens, 32 at most: 'my-app'")  # fmt: skip
     if folder.exists() and any(folder.iterdir()):
         raise ValueError(f"{folder} is not empty; nothing was written")
-    values = {"name": name, "package": package, "wanted": WANTED, "target": TARGET, "out": f"runs/{name}"}
-    text = PYPROJECT.format(**values, sites=sites, settings=_settings(config), chosen=_chosen(config))
+    usual, values = Config(), {knob.name: getattr(config, knob.name) for knob in knobs(Config)}
+    given = {n: v for n, v in values.items() if v is not None and (n in SHOWN or v != getattr(usual, n))}
+    settings = "\n".join(f"{name} = {literal(value)}" for name, value in given.items())
+    chosen = "".join(f"{quoted(name)} = {literal(value)}\n" for name, value in config.set.items())
+    chosen = f"\n[tool.flwr.app.config.set]\n{chosen}" if chosen else ""
+    text = PYPROJECT.format(name=name, package=package, wanted=WANTED, target=TARGET, out=f"runs/{name}", sites=sites,
+                            settings=settings, chosen=chosen)  # fmt: skip
     files = {
         "pyproject.toml": text,
         "LICENSE": LICENSE,
@@ -91,19 +96,3 @@ def read_app(folder: Path) -> dict[str, Any]:
         raise ValueError(f"{folder} holds no app of posterity's; 'posterity flower new DIR' writes one") from None
     chosen = table.pop("set", {})
     return {**table, **{f"set.{name}": value for name, value in chosen.items()}}
-
-
-def _settings(config: Config) -> str:
-    """The keys that most people change, and those that were given."""
-    usual, lines = Config(), []
-    for knob in knobs(Config):
-        value = getattr(config, knob.name)
-        if value is not None and (knob.name in SHOWN or value != getattr(usual, knob.name)):
-            lines.append(f"{knob.name} = {literal(value)}")
-    return "\n".join(lines)
-
-
-def _chosen(config: Config) -> str:
-    """The table of settings of the method, the model and the data, as `posterity run --config` has it."""
-    lines = [f"{quoted(name)} = {literal(value)}" for name, value in config.set.items()]
-    return "\n".join(["", "[tool.flwr.app.config.set]", *lines, ""]) if lines else ""

@@ -1,11 +1,10 @@
-"""What the server asks of one client, as it travels: written by the server, checked by the site before it is obeyed.
+"""What the server asks of clients in a round, as it travels to each of them, and what is read of their replies.
 
-A question may be damaged on its way, or come from a server of another version or another mind. Whatever a site would
-act on has a type and a range here; what is outside is a `CodecError` that says which, and nothing has been touched.
+A question is checked by the site before it is obeyed: it may be damaged on its way, or come from a server of another
+version or another mind. Whatever a site would act on has a type and a range here; what is outside is a `CodecError`
+that says which, and nothing has been touched.
 
-What is asked of clients in a round, and what is read of their replies: a question and its answer belong together.
-
-A reply counts only if it answers this very request: the round, the state that was offered, the client that was asked.
+A reply counts only if it answers this very question: the round, the state that was offered, the client that was asked.
 Whatever else arrives is a `CodecError` that says what was wrong with it.
 """
 
@@ -23,14 +22,80 @@ from posterity.core.protocol import POINTS, Here, State
 from posterity.core.tree import Tree, tree_map
 from posterity.engine.client import Site, Visit, message_like, site_without_data
 from posterity.engine.server import Accumulator
-from posterity.flower.agreement import MOST, Agreement, SampleKind
+from posterity.flower.agreement import MOST, Agreement, SampleSpec
 from posterity.flower.codec import CodecError, decode, encode, payload_bytes, read_facts
 from posterity.flower.roster import Registered
 from posterity.flower.scores import PointScores, read_scores
 
-Line = dict[str, Any]
+EvaluationPoint = tuple[str, int, int]  # point, round, epochs
+LONGEST = 64  # points that are scored at once
 
 
+# --- to one client ---------------------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class ClientQuestion:
+    """A visit, or to leave: of which client, in which round, and what is scored beside it."""
+
+    ask: str
+    round: int
+    number: int  # the client's
+    newcomer: bool
+    train: bool
+    trial: bool  # whether the client could go on from this state: nothing is kept
+    counted: int  # round of the client's last message that counted; 0: none did
+    score: tuple[EvaluationPoint, ...]
+    samples: SampleSpec
+    federation: dict[str, int]  # clients, training samples and public rows of all together
+
+    def facts(self) -> dict[str, Any]:
+        """As it is written."""
+        found = {each.name: getattr(self, each.name) for each in fields(self)}
+        return {**found, "score": list(self.score), "samples": self.samples.facts()}
+
+    @staticmethod
+    def of(facts: Mapping[str, Any]) -> ClientQuestion:
+        """As it is read."""
+        if facts.get("ask") not in ("visit", "leave"):
+            raise CodecError(f"the server asks for {facts.get('ask')!r:.40}; this site answers 'register', 'visit' and "
+                             "'leave'")  # fmt: skip
+        for name in ("newcomer", "train", "trial"):
+            if type(facts.get(name)) is not bool:
+                raise CodecError(f"the question's {name!r} is {facts.get(name)!r:.40}; expected true or false")
+        round, number, counted = _count(facts, "round", 1), _count(facts, "number"), _count(facts, "counted")
+        if counted > round:
+            raise CodecError(f"the question is of round {round} and counts on one of {counted}")
+        sizes, samples = facts.get("federation"), facts.get("samples")
+        if not (isinstance(sizes, dict) and isinstance(samples, dict)):
+            raise CodecError("the question lacks what samples are like, or how many there are")
+        federation = {name: _count(sizes, name) for name in ("clients", "samples", "public")}
+        newcomer, train, trial = facts["newcomer"], facts["train"], facts["trial"]
+        score, spec = _points(facts.get("score")), SampleSpec.read(samples)
+        return ClientQuestion(facts["ask"], round, number, newcomer, train, trial, counted, score, spec, federation)
+
+
+def _count(facts: Mapping[str, Any], name: str, least: int = 0) -> int:
+    value = facts.get(name)
+    if not _is_count(value, least):
+        raise CodecError(f"the question's {name!r} is {value!r:.40}; expected a whole number from {least} on")
+    return int(facts[name])
+
+
+def _is_count(value: Any, least: int) -> bool:
+    return type(value) is int and least <= value < MOST
+
+
+def _points(given: Any) -> tuple[EvaluationPoint, ...]:
+    if not (isinstance(given, list) and len(given) <= LONGEST and all(map(_is_point, given))):
+        raise CodecError(f"the question wants scores at {given!r:.80}; expected a list of [point, round, epochs]")
+    return tuple((point, round, epochs) for point, round, epochs in given)
+
+
+def _is_point(given: Any) -> bool:
+    is_triple = isinstance(given, list) and len(given) == 3
+    return is_triple and given[0] in POINTS and _is_count(given[1], 1) and _is_count(given[2], 0)
+
+
+# --- to all clients of a round, and their replies ---------------------------------------------------------------------
 @dataclass(frozen=True)
 class Reply:
     """What a site sent."""
@@ -43,7 +108,7 @@ class Reply:
 
 
 @dataclass(frozen=True)
-class Request:
+class RoundQuestions:
     """What a state offers to some clients in a round, who of them trains, and what is scored."""
 
     agreement: Agreement
@@ -59,12 +124,11 @@ class Request:
 
     def question(self, client: Registered, number: int, counted: int) -> bytes:
         """For one client, whose message of the round `counted` was the last that counted."""
-        facts, scored = self.agreement.facts, self.scored(client)
-        told = {"clients": facts.clients, "samples": facts.samples, "public": facts.public}
-        asked = ClientQuestion(
-            self.ask, self.round, number, client.newcomer, client.name in self.cohort, self.trial, counted,
-            tuple(scored), self.agreement.kind, told,
-        )  # fmt: skip
+        facts, scored = self.agreement.facts, tuple(self.scored(client))
+        sizes = {"clients": facts.clients, "samples": facts.samples, "public": facts.public}
+        train = client.name in self.cohort
+        asked = ClientQuestion(self.ask, self.round, number, client.newcomer, train, self.trial, counted, scored,
+                               self.agreement.kind, sizes)  # fmt: skip
         return encode(self.offer(client, number), self.agreement.fingerprint, asked.facts(), complete=bool(scored))
 
     def scored(self, client: Registered) -> list[EvaluationPoint]:
@@ -78,50 +142,43 @@ class Request:
 
     def read(self, client: Registered, number: int, reply: bytes | str) -> Reply:
         """A reply to a visit, checked."""
-        data, told = self.heard(client, reply)
-        if told.get("leave") is True:
+        data, facts = self.check(client, reply)
+        if facts.get("leave") is True:
             return Reply({}, leave=data)
-        scores = self._scores(client, told)
+        scores = self._scores(client, facts)
         if client.name not in self.cohort:
             return Reply(scores)
-        message = decode(data, self._expected(client, number), self.agreement.fingerprint)
-        wrong = self.agreement.method.inspect(message, self._here(client, number))
-        if wrong:
+        offer = self.offer(client, number)
+        like = message_like(self._nobody(number), offer.shared, offer.own, self.round)
+        message = decode(data, like, self.agreement.fingerprint)
+        if wrong := self.agreement.method.inspect(message, self._here(client, number)):
             raise CodecError(wrong)
-        return Reply(scores, message, told.get("loss"), payload_bytes(data))
+        return Reply(scores, message, facts.get("loss"), payload_bytes(data))
 
-    def heard(self, client: Registered, reply: bytes | str) -> tuple[bytes, Line]:
-        """A reply and its facts, if it answers this request."""
+    def check(self, client: Registered, reply: bytes | str) -> tuple[bytes, dict[str, Any]]:
+        """A reply and its facts, if it answers this question."""
         if isinstance(reply, str):
             raise CodecError(reply)
-        told = read_facts(reply, self.agreement.fingerprint)
-        if (told.get("client"), told.get("round")) != (client.name, self.round):
-            said = f"client {told.get('client')!r:.80} and round {told.get('round')!r:.20}"
-            raise CodecError(f"it is of {said}; expected {client.name!r} and {self.round}")
-        if told.get("trial") is not self.trial:
-            raise CodecError("it answers a trial, not the round" if told.get("trial") else "it answers no trial")
-        if told.get("refused"):
-            raise CodecError(f"the site did not send it: {told['refused']!s:.200}")
-        return reply, told
+        facts = read_facts(reply, self.agreement.fingerprint)
+        if (facts.get("client"), facts.get("round")) != (client.name, self.round):
+            given = f"client {facts.get('client')!r:.80} and round {facts.get('round')!r:.20}"
+            raise CodecError(f"it is of {given}; expected {client.name!r} and {self.round}")
+        if facts.get("trial") is not self.trial:
+            raise CodecError("it answers a trial, not the round" if facts.get("trial") else "it answers no trial")
+        if facts.get("refused"):
+            raise CodecError(f"the site did not send it: {facts['refused']!s:.200}")
+        return reply, facts
 
-    def _scores(self, client: Registered, told: Line) -> dict[EvaluationPoint, PointScores]:
+    def _scores(self, client: Registered, facts: Mapping[str, Any]) -> dict[EvaluationPoint, PointScores]:
         """One table for every point that was asked for, and nothing else."""
-        given = told.get("scores")
+        given, asked = facts.get("scores"), self.scored(client)
         if not (isinstance(given, list) and all(isinstance(each, dict) for each in given)):
             raise CodecError("its scores are no list of tables")
-        found, asked = (
-            [(each.get("point"), each.get("round"), each.get("epochs")) for each in given],
-            self.scored(client),
-        )
+        found = [(each.get("point"), each.get("round"), each.get("epochs")) for each in given]
         if found != asked:
             raise CodecError(f"its scores are of {found!r:.120}; expected {asked!r:.120}")
         kind, least = self.agreement.kind, self.agreement.config.least
         return {point: read_scores(each, kind, least) for point, each in zip(asked, given, strict=True)}
-
-    def _expected(self, client: Registered, number: int) -> Message:
-        """The structure of a client's message; where some of it stays at home, what the server has in its place."""
-        offer = self.offer(client, number)
-        return message_like(self._nobody(number), offer.shared, offer.own, self.round)
 
     def factor_like(self, client: Registered, number: int) -> Tree | None:
         """The structure of what a client has in the state and takes along when it leaves; None: it cannot be told."""
@@ -152,71 +209,5 @@ class Request:
 
 def _is_loss(value: Any) -> bool:
     """Loss times samples, and samples, as a site says them; they are only shown."""
-    return isinstance(value, list) and len(value) == 2 and all(
-        isinstance(each, float) and math.isfinite(each) for each in value
-    )  # fmt: skip
-
-
-EvaluationPoint = tuple[str, int, int]  # point, round, epochs
-ASKS = ("visit", "leave")
-LONGEST = 64  # points that are scored at once
-
-
-@dataclass(frozen=True)
-class ClientQuestion:
-    """A visit, or to leave: of which client, in which round, and what is scored beside it."""
-
-    ask: str
-    round: int
-    number: int  # the client's
-    newcomer: bool
-    train: bool
-    trial: bool  # whether the client could go on from this state: nothing is kept
-    counted: int  # round of the client's last message that counted; 0: none did
-    score: tuple[EvaluationPoint, ...]
-    samples: SampleKind
-    federation: dict[str, int]  # clients, training samples and public rows of all together
-
-    def facts(self) -> dict[str, Any]:
-        """As it is written."""
-        told = {each.name: getattr(self, each.name) for each in fields(self)}
-        return {**told, "score": list(self.score), "samples": self.samples.facts()}
-
-    @staticmethod
-    def of(facts: Mapping[str, Any]) -> ClientQuestion:
-        """As it is read."""
-        if facts.get("ask") not in ASKS:
-            raise CodecError(f"the server asks for {facts.get('ask')!r:.40}; this site answers 'register', 'visit' and "
-                             "'leave'")  # fmt: skip
-        for name in ("newcomer", "train", "trial"):
-            if type(facts.get(name)) is not bool:
-                raise CodecError(f"the question's {name!r} is {facts.get(name)!r:.40}; expected true or false")
-        round, number, counted = _count(facts, "round", 1), _count(facts, "number"), _count(facts, "counted")
-        if counted > round:
-            raise CodecError(f"the question is of round {round} and counts on one of {counted}")
-        told, kind = facts.get("federation"), facts.get("samples")
-        if not (isinstance(told, dict) and isinstance(kind, dict)):
-            raise CodecError("the question lacks what samples are like, or how many there are")
-        federation = {name: _count(told, name) for name in ("clients", "samples", "public")}
-        newcomer, train, trial = facts["newcomer"], facts["train"], facts["trial"]
-        score, samples = _points(facts.get("score")), SampleKind.read(kind)
-        return ClientQuestion(facts["ask"], round, number, newcomer, train, trial, counted, score, samples, federation)
-
-
-def _count(facts: Mapping[str, Any], name: str, least: int = 0) -> int:
-    value = facts.get(name)
-    if type(value) is not int or not least <= value < MOST:
-        raise CodecError(f"the question's {name!r} is {value!r:.40}; expected a whole number from {least} on")
-    return value
-
-
-def _points(given: Any) -> tuple[EvaluationPoint, ...]:
-    if not (isinstance(given, list) and len(given) <= LONGEST and all(map(_is_point, given))):
-        raise CodecError(f"the question wants scores at {given!r:.80}; expected a list of [point, round, epochs]")
-    return tuple((point, round, epochs) for point, round, epochs in given)
-
-
-def _is_point(given: Any) -> bool:
-    if not (isinstance(given, list) and len(given) == 3 and given[0] in POINTS):
-        return False
-    return all(type(each) is int and least <= each < MOST for least, each in zip((1, 0), given[1:], strict=True))
+    is_pair = isinstance(value, list) and len(value) == 2
+    return is_pair and all(isinstance(each, float) and math.isfinite(each) for each in value)

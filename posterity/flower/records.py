@@ -5,15 +5,14 @@
 Two versions are kept. A site that has answered does not know whether its message was counted; the next offer says which
 round of its was the last that was. The record of that round is then the client's, whatever was computed since: a reply
 that was lost, refused or rolled back has left no trace, and a round that is asked for again is the same round. A third
-version stays where the last offer that was scored needs it: the site predicts with both (`predict.py`).
+version stays where the last offer that was scored needs it: the site predicts with both.
 
 A record says which data it was trained on, by a fingerprint of the site's file. With another file, rows that were
-trained on might become test rows, so the site does not go on with it; records of before say nothing, and go on.
+trained on might become test rows, so the site does not go on with it.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -57,7 +56,7 @@ class RecordFiles:
         if facts.get("fingerprint") != self.fingerprint:
             raise ValueError(f"{path} is of another method, configuration or network than this experiment "
                              f"{self.experiment!r}: give the experiment another name")  # fmt: skip
-        if self.data and facts.get("data", self.data) != self.data:
+        if self.data and facts["data"] != self.data:
             raise SiteError(
                 f"the data of client {self.client!r} are not those that {path} was trained on: rows, their order, "
                 "columns or labels have changed; put the old file back, or let the new one take part as another client "
@@ -68,12 +67,12 @@ class RecordFiles:
     def write(self, record: Personal, round: int, needed: Iterable[int]) -> None:
         """The record after a round, beside those of rounds that are still `needed`; the others go."""
         self.place.mkdir(parents=True, exist_ok=True)
-        facts = {"round": round, "fingerprint": self.fingerprint, **({"data": self.data} if self.data else {})}
+        facts = {"round": round, "fingerprint": self.fingerprint, "data": self.data}
         save_checkpoint(self.place, {TOP: record}, facts, self.path(round).name)
         kept = {self.path(each) for each in (round, *needed)}
         for path in self.place.glob("round-*.safetensors"):
             if path not in kept:
-                os.unlink(path)
+                path.unlink()
 
 
 def _safe(name: str) -> str:

@@ -3,8 +3,6 @@
 Numbers are given before the first round, in the order of names, and never change: what a server sends to one client
 alone, and what a client draws, depend on them. Who comes later gets the next number, and who leaves keeps its own. A
 node that comes back under another number is asked who it is.
-
-Labels that sites write in different ways: nobody sees two sites' files side by side, so the server remarks on it.
 """
 
 from __future__ import annotations
@@ -16,41 +14,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from posterity.data.checks import alike
-from posterity.flower.agreement import MOST, SampleKind
+from posterity.flower.agreement import MOST, SampleSpec
 from posterity.flower.codec import CodecError, encode, read_facts
-
-SHOWN = 5  # names in a list
-
-
-def label_remarks(clients: Sequence[Registered], classes: tuple[str, ...]) -> list[str]:
-    """What to say about the classes that were put together of what clients named."""
-    return [*alike(classes, "classes"), *_apart(clients)]
-
-
-def _apart(clients: Sequence[Registered]) -> list[str]:
-    """A remark where sites fall into groups that have no class in common: the same classes under other names?"""
-    groups: list[tuple[list[str], set[str]]] = []
-    for client in clients:
-        names, labels = [client.name], set(client.kind.classes)
-        touching = [group for group in groups if group[1] & labels]
-        for group in touching:
-            names, labels = group[0] + names, labels | group[1]
-        if labels:
-            groups = [group for group in groups if group not in touching] + [(names, labels)]
-    if len(groups) < 2:
-        return []
-    told = "; ".join(f"{_listed(sorted(labels))} at {_listed(names)}" for names, labels in groups)
-    return [f"sites have no class in common ({told}): write the labels alike if they mean the same, for all are "
-            "classes of the network"]  # fmt: skip
-
-
-def _listed(names: Sequence[str]) -> str:
-    return ", ".join(map(repr, names[:SHOWN])) + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "")
-
 
 PAUSE = 1.0  # seconds between two looks at who is there
 LONGEST = 200  # characters of a name
-FACTS = {"client": str, "newcomer": bool, "train": int}
 
 
 class Exchange(Protocol):
@@ -72,7 +40,7 @@ class Registered:
     name: str
     newcomer: bool
     train: int
-    kind: SampleKind
+    kind: SampleSpec
 
 
 @dataclass
@@ -85,7 +53,7 @@ class Roster:
     left: set[int] = field(default_factory=set)  # nodes whose client has another one by now
     remarks: list[str] = field(default_factory=list)
     gone: dict[str, str] = field(default_factory=dict)  # clients that left for good; why their factor stays, if it does
-    told: set[str] = field(default_factory=set)  # remarks that were said
+    said: set[str] = field(default_factory=set)  # remarks that stand in the run's lines
     shown: set[str] = field(default_factory=set)  # remarks that whoever watches saw while sites were waited for
 
     def look(self, exchange: Exchange) -> None:
@@ -96,27 +64,22 @@ class Roster:
         question = encode({}, facts={"ask": "register"})
         for node, reply in exchange.ask((node, question) for node in unknown):
             try:
-                told = _registered(reply)
+                client = _registered(reply)
             except CodecError as error:
                 self.remarks.append(f"node {node} was not understood when it registered: {error}")
                 continue
-            if (
-                told.name in self.node
-            ):  # a node that was killed is listed for a while beside the one that took its place
-                self.remarks.append(f"two nodes say that they are {told.name!r}: the one that said it last is taken")
-                self.left.add(self.node[told.name])
-            self.node[told.name] = node
-            if told.name not in self.numbers:  # what was agreed before the first round stays
-                self.clients[told.name] = told
+            name = client.name
+            if name in self.node:  # a node that was killed is listed for a while beside the one that took its place
+                self.remarks.append(f"two nodes say that they are {name!r}: the one that said it last is taken")
+                self.left.add(self.node[name])
+            self.node[name] = node
+            if name not in self.numbers:  # what was agreed before the first round stays
+                self.clients[name] = client
 
     def wait(
-        self,
-        exchange: Exchange,
-        sites: int,
-        seconds: float,
-        lacking: Sequence[str] = (),
+        self, exchange: Exchange, sites: int, seconds: float, lacking: Sequence[str] = (),
         show: Callable[[str], None] = print,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Look until so many clients are there; of a run that has ended, for a while, one of those that it lacks.
 
         Why a site is not taken is shown at once: whoever waits may mend it.
@@ -143,7 +106,7 @@ class Roster:
             ordered = sorted(self.clients.values(), key=lambda c: (c.newcomer, _order(c.name)))
             self.numbers = {client.name: place for place, client in enumerate(ordered)}
 
-    def admit(self, kind: SampleKind, grows: bool) -> None:
+    def admit(self, kind: SampleSpec, grows: bool) -> None:
         """Give numbers to clients that came after the first round; where the method cannot grow, as newcomers."""
         late = [client for name, client in self.clients.items() if name not in self.numbers]
         for client in sorted(late, key=lambda client: _order(client.name)):
@@ -152,17 +115,21 @@ class Roster:
                 self.remarks.append(f"{client.name!r} came late and cannot take part: its samples are of "
                                     f"{client.kind.facts()}, those of the experiment of {kind.facts()}")  # fmt: skip
                 continue
+            does = "it takes part from now on"
+            if client.newcomer:
+                does = "it is a newcomer"
+            elif not grows:
+                does = (
+                    "the method's state is of those who were there at first, so it is scored and adapts, as a newcomer"
+                )
             self.clients[client.name] = replace(client, newcomer=client.newcomer or not grows)
             self.numbers[client.name] = max(self.numbers.values(), default=-1) + 1
-            does = "it takes part from now on" if grows else (
-                "the method's state is of those who were there at first, so it is scored and adapts, as a newcomer"
-            )  # fmt: skip
-            self.remarks.append(f"{client.name!r} came late: {'it is a newcomer' if client.newcomer else does}")
+            self.remarks.append(f"{client.name!r} came late: {does}")
 
     def news(self) -> list[str]:
         """Remarks that were not said yet."""
-        fresh = [remark for remark in dict.fromkeys(self.remarks) if remark not in self.told]
-        self.told |= set(fresh)
+        fresh = [remark for remark in dict.fromkeys(self.remarks) if remark not in self.said]
+        self.said |= set(fresh)
         return fresh
 
     @property
@@ -188,33 +155,57 @@ class Roster:
         return {"members": [client for client in every if not client.newcomer],
                 "newcomers": [client for client in every if client.newcomer]}  # fmt: skip
 
-    def kind(self) -> SampleKind:
+    def kind(self) -> SampleSpec:
         """What samples are like, if all say the same; classes that some lack are put together."""
         kinds = {client.name: client.kind for client in self.known}
         first, *others = kinds.values()
         for name, kind in kinds.items():
             first.order_of(kind.columns, f"client {name!r}")
-            if replace(kind, classes=(), columns=()) != replace(first, classes=(), columns=()):
+            if replace(kind, classes=first.classes, columns=first.columns) != first:
                 raise ValueError(f"client {name!r} has samples of {kind.facts()}, others of {first.facts()}: all sites "
                                  "must have the same columns and the same task")  # fmt: skip
-        if any(kind.classes != first.classes for kind in others):
-            every = {label for kind in kinds.values() for label in kind.classes}
-            return replace(first, classes=tuple(sorted(every, key=_order)))
-        return first
+        if all(kind.classes == first.classes for kind in others):
+            return first
+        every = {label for kind in kinds.values() for label in kind.classes}
+        return replace(first, classes=tuple(sorted(every, key=_order)))
 
 
 def _registered(reply: bytes | str) -> Registered:
     if isinstance(reply, str):
         raise CodecError(reply)
-    told = read_facts(reply)
-    wrong = [name for name, of in FACTS.items() if type(told.get(name)) is not of]
-    if wrong:
-        raise CodecError(f"its {wrong[0]!r} is {told.get(wrong[0])!r}; expected a {FACTS[wrong[0]].__name__}")
-    if not (0 <= told["train"] < MOST and 0 < len(told["client"]) <= LONGEST):
-        raise CodecError(f"it says that {told['client']!r:.80} has {told['train']!r:.20} training samples")
-    return Registered(told["client"], told["newcomer"], told["train"], SampleKind.read(told))
+    facts = read_facts(reply)
+    for name, of in (("client", str), ("newcomer", bool), ("train", int)):
+        if type(facts.get(name)) is not of:
+            raise CodecError(f"its {name!r} is {facts.get(name)!r}; expected a {of.__name__}")
+    if not (0 <= facts["train"] < MOST and 0 < len(facts["client"]) <= LONGEST):
+        raise CodecError(f"it says that {facts['client']!r:.80} has {facts['train']!r:.20} training samples")
+    return Registered(facts["client"], facts["newcomer"], facts["train"], SampleSpec.read(facts))
 
 
 def _order(name: str) -> list[Any]:
     """Names in the order that people expect: client 2 before client 10."""
     return [(0, int(text), "") if text.isdecimal() else (1, 0, text) for text in re.split(r"(\d+)", name)]
+
+
+def label_remarks(clients: Sequence[Registered], classes: tuple[str, ...]) -> list[str]:
+    """What to say about labels that sites write in different ways: nobody sees two sites' files side by side.
+
+    Classes that were put together of what clients named may differ in capitals alone, or sites fall into groups that
+    have no class in common: the same classes under other names?
+    """
+    groups: list[tuple[list[str], set[str]]] = []
+    for client in clients:
+        names, labels = [client.name], set(client.kind.classes)
+        touching = [group for group in groups if group[1] & labels]
+        for group in touching:
+            names, labels = group[0] + names, labels | group[1]
+        if labels:
+            groups = [group for group in groups if group not in touching] + [(names, labels)]
+    found = alike(classes, "classes")
+    if len(groups) > 1:
+        each = "; ".join(
+            f"{', '.join(map(repr, sorted(labels)))} at {', '.join(map(repr, names))}" for names, labels in groups
+        )
+        found.append(f"sites have no class in common ({each}): write the labels alike if they mean the same, for all "
+                     "are classes of the network")  # fmt: skip
+    return found

@@ -15,7 +15,7 @@ from posterity.data.tables import Columns
 from posterity.data.user_files import read_user_files
 from posterity.experiment.resume import fingerprint_of
 from posterity.experiment.setup import DTYPES, load_federation
-from posterity.flower.agreement import SampleKind
+from posterity.flower.agreement import SampleSpec
 from posterity.flower.codec import fingerprint
 from posterity.settings.config import Config
 
@@ -27,7 +27,7 @@ class Samples:
     """One client's samples, and which of them are for what."""
 
     name: str  # the client's
-    kind: SampleKind
+    kind: SampleSpec
     x: Tensor
     y: Tensor
     rows: dict[str, Tensor]  # train, validation, test
@@ -43,7 +43,7 @@ class Samples:
         """Samples of one of its classes."""
         return int((self.y == self.kind.classes.index(name)).sum())
 
-    def as_kind(self, kind: SampleKind, least: int = 1) -> Samples:
+    def as_kind(self, kind: SampleSpec, least: int = 1) -> Samples:
         """With columns in everybody's order and labels numbered as everybody does.
 
         Samples of a class that this client did not name, and nobody else did, are left out.
@@ -54,33 +54,27 @@ class Samples:
         if replace(self.kind, classes=kind.classes, columns=kind.columns) != kind:
             raise ValueError(f"the server speaks of samples of {kind.facts()!r:.300}; client {self.name!r} has some of "
                              f"{self.kind.facts()!r:.300}: all must have the same shape and the same task")  # fmt: skip
-        return replace(mine, kind=kind) if self.kind.classes == kind.classes else mine._numbered(kind, least)
-
-    def _numbered(self, kind: SampleKind, least: int) -> Samples:
+        if self.kind.classes == kind.classes:
+            return replace(mine, kind=kind)
         strange = [name for name in self.named(least) if name not in kind.classes]
         if strange:
             raise ValueError(f"client {self.name!r} has samples of the class {strange[0]!r}, which nobody had when the "
                              "experiment began: leave them out, or begin another experiment")  # fmt: skip
         place = torch.tensor([kind.classes.index(n) if n in kind.classes else -1 for n in self.kind.classes])
         y = place[self.y]
-        return replace(self, kind=kind, y=y, rows={part: rows[y[rows] >= 0] for part, rows in self.rows.items()})
+        return replace(mine, kind=kind, y=y, rows={part: rows[y[rows] >= 0] for part, rows in self.rows.items()})
 
 
 def samples_of(federation: Federation, number: int, dtype: torch.dtype, name: str = "") -> Samples:
     """One client's samples of a federation, without those of others."""
-    parts = {part: getattr(federation, part).client(number) for part in PARTS}
-    mine, begin = torch.cat(list(parts.values())), 0
-    rows = {}
-    for part, each in parts.items():
-        rows[part], begin = torch.arange(begin, begin + len(each)), begin + len(each)
+    parts = [getattr(federation, part).client(number) for part in PARTS]
+    mine, sizes = torch.cat(parts), [len(part) for part in parts]
+    rows = dict(zip(PARTS, torch.split(torch.arange(len(mine)), sizes), strict=True))
     x, y = (t.to(dtype) if t.is_floating_point() else t for t in (federation.x[mine], federation.y[mine]))
-    return Samples(name or federation.names[number], kind_of(federation), x, y, rows, number >= federation.members)
-
-
-def kind_of(federation: Federation) -> SampleKind:
-    names = federation.class_names or tuple(map(str, range(federation.classes)))
-    columns = federation.preprocessing.columns
-    return SampleKind(federation.shape, federation.task, names, not federation.x.is_floating_point(), columns)
+    classes = federation.class_names or tuple(map(str, range(federation.classes)))
+    whole, columns = not federation.x.is_floating_point(), federation.preprocessing.columns
+    kind = SampleSpec(federation.shape, federation.task, classes, whole, columns)
+    return Samples(name or federation.names[number], kind, x, y, rows, number >= federation.members)
 
 
 def read_samples(config: Config, name: str, path: Path | None = None) -> Samples:

@@ -26,7 +26,7 @@ from torch import Tensor
 from posterity.engine.client import Site, passes_at
 from posterity.evaluate import METRICS, Metric, Scores, joined, per_client, rank, score, zero
 from posterity.experiment.scoring import Scored, ScoringPlace, fits_validation, score_line
-from posterity.flower.agreement import SampleKind
+from posterity.flower.agreement import SampleSpec
 from posterity.flower.codec import CodecError
 from posterity.runs.files import clean
 from posterity.runs.lines import ScoreLine
@@ -39,7 +39,7 @@ Line = dict[str, Any]
 
 
 # --- the site ----------------------------------------------------------------------------------------------------
-def scored_rows(outputs: Tensor, y: Tensor, kind: SampleKind) -> Scored:
+def scored_rows(outputs: Tensor, y: Tensor, kind: SampleSpec) -> Scored:
     """What is kept of one client's predictions for some rows; none is fine."""
     offsets, classes = torch.tensor([0, len(y)]), len(kind.classes)
     ranks = rank(outputs, y, offsets) if kind.task == "classification" and classes == 2 else None
@@ -61,14 +61,17 @@ def tell_loss(loss: Tensor | None) -> list[float] | None:
 def _tell(parts: Sequence[Scored], least: int) -> Line:
     """What is said of some parts together."""
     scored = reduce(add, parts)
-    scores, rows = scored.scores, int(scored.scores.n)
-    if not rows:
-        return {"n": 0}
-    sums = {name: getattr(scores, name)[0].tolist() for name in _leaving(scores, least)}
+    scores = scored.scores
     unknown = {m.name for m in _told_metrics(scores.classes, least)}
     unknown = {name for name in unknown if not any(_is_of_few(name, each.scores, least) for each in parts)}
     values = per_client(scores, scored.ranks)
-    return clean({"n": rows, "sums": sums, "metrics": {n: float(v[0]) for n, v in values.items() if n in unknown}})
+    return _table(scores, {n: float(v[0]) for n, v in values.items() if n in unknown}, least)
+
+
+def _table(scores: Scores, metrics: Mapping[str, float], least: int) -> Line:
+    """The sums of one part that may leave a site, and metrics beside them."""
+    sums = {name: getattr(scores, name)[0].tolist() for name in _leaving(scores, least)}
+    return clean({"n": int(scores.n), "sums": sums, "metrics": dict(metrics)}) if scores.n else {"n": 0}
 
 
 def _is_of_few(metric: str, scores: Scores, least: int) -> bool:
@@ -101,7 +104,7 @@ class PartScores:
 PointScores = dict[str, PartScores]  # by part
 
 
-def read_scores(table: Mapping[str, Any], kind: SampleKind, least: int) -> PointScores:
+def read_scores(table: Mapping[str, Any], kind: SampleSpec, least: int) -> PointScores:
     """A client's tables at one point, checked; whatever else is there is a `CodecError`."""
     if set(table) != {"point", "round", "epochs", *PARTS} or not all(isinstance(table[part], dict) for part in PARTS):
         raise CodecError(f"its scores are no tables of {', '.join(PARTS)}")
@@ -110,17 +113,9 @@ def read_scores(table: Mapping[str, Any], kind: SampleKind, least: int) -> Point
 
 def store_scores(scores: Mapping[tuple[str, int, int], PointScores], least: int) -> list[Line]:
     """Tables of a client at some points as `read_scores` reads them, for the server's own folder."""
-    tables = []
-    for (point, round, epochs), parts in scores.items():
-        stored = {name: _store(part, least) for name, part in parts.items()}
-        tables.append({"point": point, "round": round, "epochs": epochs, **stored})
-    return tables
-
-
-def _store(part: PartScores, least: int) -> Line:
-    rows = int(part.scores.n)
-    sums = {name: getattr(part.scores, name)[0].tolist() for name in _leaving(part.scores, least)}
-    return clean({"n": rows, "sums": sums, "metrics": dict(part.metrics)}) if rows else {"n": 0}
+    return [{"point": point, "round": round, "epochs": epochs,
+             **{name: _table(part.scores, part.metrics, least) for name, part in parts.items()}}
+            for (point, round, epochs), parts in scores.items()]  # fmt: skip
 
 
 def _leaving(scores: Scores, least: int) -> list[str]:
@@ -139,11 +134,12 @@ def _read(table: Mapping[str, Any], classes: int, least: int) -> PartScores:
         raise CodecError("its scores hold no sums and metrics")
     found = {name: _numbers(sums.get(name), getattr(none, name)[0], name)[None] for name in _leaving(none, least)}
     allowed = {m.name for m in _told_metrics(classes, least)}
-    strange = [name for name, value in metrics.items() if name not in allowed or not _is_number(value)]
-    if strange:
-        raise CodecError(f"its scores hold {strange[0]!r:.40} with {metrics[strange[0]]!r:.40}, which is not expected")
-    told = {name: float(value) for name, value in metrics.items() if value is not None}
-    return PartScores(Scores(**{**none.__dict__, **found, "n": none.n + rows}), told)
+    for name, value in metrics.items():
+        is_number = value is None or (type(value) in (int, float) and math.isfinite(value))
+        if name not in allowed or not is_number:
+            raise CodecError(f"its scores hold {name!r:.40} with {value!r:.40}, which is not expected")
+    known = {name: float(value) for name, value in metrics.items() if value is not None}
+    return PartScores(Scores(**{**none.__dict__, **found, "n": none.n + rows}), known)
 
 
 def _numbers(value: Any, like: Tensor, name: str) -> Tensor:
@@ -158,12 +154,8 @@ def _numbers(value: Any, like: Tensor, name: str) -> Tensor:
     return found
 
 
-def _is_number(value: Any) -> bool:
-    return value is None or (type(value) in (int, float) and math.isfinite(value))
-
-
 def group_lines(
-    place: ScoringPlace, clients: Sequence[PointScores | None], train: Sequence[int], kind: SampleKind, least: int
+    place: ScoringPlace, clients: Sequence[PointScores | None], train: Sequence[int], kind: SampleSpec, least: int
 ) -> Iterator[ScoreLine]:
     """The lines of a group of clients at one point; None: a client that said nothing, and so has no rows."""
     nothing = PartScores(zero(1, len(kind.classes)), {})

@@ -1,4 +1,6 @@
-"""What left a site: a line for every leaf and every fact of every reply, in a file beside the client's records.
+"""What left a site, leaf by leaf, and what it says when it does not answer.
+
+Every leaf and every fact of every reply has a line in a file beside the client's records:
 
     {"round": 3, "leaf": "classes/value/count", "shape": [10], "bytes": 40, "count": 6, "checksum": "9f…"}
 
@@ -7,17 +9,17 @@ was told, of anything else that was trained or counted all training samples of t
 null where it is not known or no samples are behind it (a name). A line is written before the reply goes, so that what
 left is there even if it never arrived. Round 0 is registration.
 
-What a site says when it does not answer: never a value of its data.
-
-A sentence that was made while data were read may hold a cell, a label or a path. It stays in the site's own log, and
-the server is told what kind of problem there is. Sentences about the configuration, or about the server's own question
-(`CodecError`), know nothing of the data and go as they are. Whatever goes is written down first, as any reply is.
+What a site says when it does not answer is never a value of its data. A sentence that was made while data were read may
+hold a cell, a label or a path: it stays in the site's own log, and the server is told what kind of problem there is.
+Sentences about the configuration, or about the server's own question (`CodecError`), know nothing of the data and go as
+they are. Whatever goes is written down first, as any reply is.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -61,7 +63,7 @@ def refuse(error: Exception, place: Path | None, round: int) -> str:
     text = text[:LONGEST]
     try:
         if place is not None:
-            write_sent(place, describe_refusal(text, round))
+            write_sent(place, [_line(round, "refusal", [], text.encode(errors="replace"), None)])
     except (OSError, ValueError):
         return UNWRITTEN
     return text
@@ -95,24 +97,19 @@ def describe_reply(
     found = [_line(round, name, [], json.dumps(value, sort_keys=True).encode(), facts.get(name))
              for name, value in header.facts.items()]  # fmt: skip
     for name, (dtype, shape, place) in header.arrays.items():
-        begin, size = header.begin + place, dtype.itemsize
-        for length in shape:
-            size *= length
+        begin, size = header.begin + place, dtype.itemsize * math.prod(shape)
         found.append(_line(round, name, list(shape), data[begin : begin + size], leaves.get(name.split("/")[0])))
     return found
 
 
-def describe_refusal(text: str, round: int) -> list[Line]:
-    """The line of a sentence in place of a reply."""
-    return [_line(round, "refusal", [], text.encode(errors="replace"), None)]
-
-
 def counts_behind(method: Method, message: Mapping[str, Any], counts: SampleCounts) -> dict[str, int | None]:
     """The smallest count behind each part of a message; unknown for a method that is not of this package."""
-    told = {part for parts in getattr(method, "class_statistics", {}).values() for part in parts}
-    known = _innermost(method).__module__.startswith("posterity.")
-    rest = counts.train if known else None
-    return {part: counts.smallest if part in told else rest for part in message}
+    by_class = {part for parts in getattr(method, "class_statistics", {}).values() for part in parts}
+    innermost: Any = method
+    while hasattr(innermost, "inner"):
+        innermost = innermost.inner
+    rest = counts.train if type(innermost).__module__.startswith("posterity.") else None
+    return {part: counts.smallest if part in by_class else rest for part in message}
 
 
 def read_sent(path: Path) -> list[Line]:
@@ -127,17 +124,16 @@ def read_sent(path: Path) -> list[Line]:
 
 def summarise_sent(lines: Sequence[Line]) -> list[Line]:
     """What left a site, leaf by leaf: how often, how many bytes in all, and the smallest count ever behind it."""
-    found: dict[str, Line] = {}
+    found: dict[str, list[Line]] = {}
     for line in lines:
-        each = found.setdefault(
-            line["leaf"], {"leaf": line["leaf"], "times": 0, "rounds": [], "bytes": 0, "count": None}
-        )
-        each["times"] += 1
-        each["bytes"] += line["bytes"]
-        each["rounds"] = [min([line["round"], *each["rounds"]]), max([line["round"], *each["rounds"]])]
-        if line["count"]:  # 0: nothing was told
-            each["count"] = line["count"] if each["count"] is None else min(each["count"], line["count"])
-    return list(found.values())
+        found.setdefault(line["leaf"], []).append(line)
+    return [_summary(leaf, every) for leaf, every in found.items()]
+
+
+def _summary(leaf: str, lines: list[Line]) -> Line:
+    rounds, counts = [line["round"] for line in lines], [line["count"] for line in lines if line["count"]]
+    size, span = sum(line["bytes"] for line in lines), [min(rounds), max(rounds)]
+    return {"leaf": leaf, "times": len(lines), "rounds": span, "bytes": size, "count": min(counts, default=None)}
 
 
 def write_sent(place: Path, lines: list[Line]) -> None:
@@ -148,9 +144,3 @@ def write_sent(place: Path, lines: list[Line]) -> None:
 def _line(round: int, leaf: str, shape: list[int], data: bytes, count: int | None) -> Line:
     checksum = hashlib.sha256(data).hexdigest()[:DIGITS]
     return {"round": round, "leaf": leaf, "shape": shape, "bytes": len(data), "count": count, "checksum": checksum}
-
-
-def _innermost(method: Any) -> type:
-    while hasattr(method, "inner"):
-        method = method.inner
-    return type(method)

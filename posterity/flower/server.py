@@ -8,13 +8,12 @@ Questions of round r ask for the scores of round r - 1 too: what a client receiv
 A round ends as in a simulation (`engine/server.py`). With too few usable replies, those who are missing are asked
 again; what has arrived stays in the sum, and nobody is in it twice.
 
-What the server draws in secret, where a method protects clients from each other by it (`+dp`).
-
-Sites are given the run's seed, so whatever follows from it they can compute too: noise that was drawn from it could be
-subtracted again, and a cohort be foretold. A method that says `secret` has the noise of `combine` and its cohorts drawn
-from a number of the operating system's instead. It is drawn when the run begins, stays in the server's folder in a file
-that its owner alone can read, so that a run that was interrupted goes on with it, and is neither sent nor logged.
-Whatever else is drawn follows from the seed, as in a simulation; so do the other methods, to the last bit.
+Where a method protects clients from each other by what the server draws (`+dp`), it is drawn in secret. Sites are given
+the run's seed, so whatever follows from it they can compute too: noise that was drawn from it could be subtracted
+again, and a cohort be foretold. A method that says `secret` has the noise of `combine` and its cohorts drawn from a
+number of the operating system's instead. It is made when the run begins, stays in the server's folder in a file that
+its owner alone can read, so that a run that was interrupted goes on with it, and is neither sent nor logged. Whatever
+else is drawn follows from the seed, as in a simulation; so do the other methods, to the last bit.
 """
 
 from __future__ import annotations
@@ -51,12 +50,12 @@ from posterity.experiment.run import round_line
 from posterity.experiment.scoring import ScoringPlace
 from posterity.flower.agreement import Agreement
 from posterity.flower.codec import CodecError
-from posterity.flower.question import EvaluationPoint, Line, Request
+from posterity.flower.question import EvaluationPoint, RoundQuestions
 from posterity.flower.roster import Exchange, Registered, Roster
-from posterity.flower.scores import PointScores, group_lines
+from posterity.flower.scores import Line, PointScores, group_lines
 from posterity.flower.settings import RoundRules
 from posterity.runs import files
-from posterity.runs import folder as run_folder
+from posterity.runs.folder import METRICS
 from posterity.runs.lines import Line as RunLine
 from posterity.runs.lines import NoteLine, RoundLine, ScoreLine, to_json
 from posterity.settings.config import Config
@@ -65,6 +64,7 @@ SECRET = "server.secret"  # in the server's folder
 BITS = 63  # what a key is made of
 
 
+# --- what is drawn ---------------------------------------------------------------------------------------------------
 @dataclass(frozen=True, repr=False)
 class ServerKeys:
     """What a server's cohorts and its part of a round are drawn from; not shown where it is printed."""
@@ -123,6 +123,7 @@ def _read(path: Path) -> int:
     return int(text, 16)
 
 
+# --- rounds ----------------------------------------------------------------------------------------------------------
 Watch = Callable[[Line], None]
 ScoresByName = dict[str, dict[EvaluationPoint, PointScores]]
 LEAVES, ABSENT = "it leaves, by its own wish", "its site is not there"
@@ -143,88 +144,81 @@ class Server:
     round: int = 0
     counted: dict[str, int] = field(default_factory=dict)  # the last round of each client whose message counted
     finished: bool = False  # also the last scores are there, but for those of `lacking`
-    lacking: list[str] = field(default_factory=list)  # clients that did not answer to the final model (`final.py`)
+    lacking: list[str] = field(default_factory=list)  # clients that did not answer to the final model
     last: dict[str, list[Line]] = field(default_factory=dict)  # where some lack: what the others said
-    leaving: dict[str, bytes] = field(default_factory=dict)  # clients that said so, by their reply (`leave.py`)
+    leaving: dict[str, bytes] = field(default_factory=dict)  # clients that said so, by their reply
     watch: Watch = print
     rules: RoundRules = RoundRules()
 
-    # --- one round -----------------------------------------------------------------------------------------------
     def step(self) -> None:
         """One round: its cohort trains, and whoever is to be scored is."""
         self.look()
         number = self.round + 1
-        cohort, notes = self.cohort(number), self.shortage()
-        request = Request(self.agreement, self.state, number, tuple(cohort), self.points(number))
+        request = RoundQuestions(self.agreement, self.state, number, self.cohort(number), self.points(number))
+        notes = self.shortage()
         visited, scores = self.gather(request)
         visited.refused += [Refusal(self.roster.numbers[name], LEAVES) for name in self.leaving]
         self.state, log = self.close_round(request, visited)
         self.round = number
-        self.tell([replace(self.line(log), notes=notes), *self.score_lines(scores)])
+        self.write([replace(self.line(log), notes=notes), *self.score_lines(scores)])
 
     def look(self) -> None:
         """Who is there, who has come late; what there is to say about it."""
         self.roster.look(self.exchange)
         self.roster.admit(self.agreement.kind, self.agreement.grows)
-        self.tell_news()
-
-    def tell_news(self) -> None:
-        """What there is to say about who registered."""
-        self.tell([NoteLine(text) for text in self.roster.news()])
+        self.note(*self.roster.news())
 
     @property
     def participation(self) -> Participation:
         return Participation.parse(self.config.participation)
 
-    def cohort(self, round: int) -> list[str]:
+    def cohort(self, round: int) -> tuple[str, ...]:
         """Who trains in a round, from the largest to the smallest: those take longest."""
         able = self.roster.able
         numbers = torch.tensor([self.roster.numbers[client.name] for client in able], dtype=torch.int64)
         drawn = self.participation.at_most(len(able)).draw(numbers, self.keys.root, round).tolist()
         chosen = [client for client in able if self.roster.numbers[client.name] in drawn]
-        return [client.name for client in sorted(chosen, key=lambda client: -client.train)]
+        return tuple(client.name for client in sorted(chosen, key=lambda client: -client.train))
 
     def shortage(self) -> tuple[str, ...]:
         """What a round's line notes where fewer clients are left than are to take part."""
         wanted, able = self.participation.count or 0, len(self.roster.able)
-        if wanted <= able:
-            return ()
-        return (f"participation = {wanted} was asked for, and {able} clients can train: all of them are asked",)
+        note = f"participation = {wanted} was asked for, and {able} clients can train: all of them are asked"
+        return (note,) if wanted > able else ()
 
-    def gather(self, request: Request) -> tuple[Accumulator, ScoresByName]:
+    def gather(self, request: RoundQuestions) -> tuple[Accumulator, ScoresByName]:
         """The sum of a round's messages and its scores; with too few, those who are missing are asked again."""
-        rules, scores = self.rules, ScoresByName()
+        rules, scores, tried = self.rules, ScoresByName(), 1
         visited = self.collect(request, self.scored(request), scores)
-        for number in range(2, rules.tries + 1):
+        while True:
             cohort, needed = self.needed(request)
             if visited.accepted >= needed:
-                break
-            few = f"round {request.round} has {visited.accepted} of {len(cohort)} replies and needs {needed}"
-            told = "; ".join(f"{name}: {reason}" for name, reason in self.named(visited.refused))
-            text = f"{few}: the others are asked again (try {number} of {rules.tries}); left out: {told}"
-            self.tell([NoteLine(text)])
+                return visited, scores
+            left_out = "; ".join(f"{name}: {reason}" for name, reason in self.named(visited.refused))
+            few = (f"round {request.round} has {visited.accepted} of {len(cohort)} usable replies and needs {needed} "
+                   f"({left_out})")  # fmt: skip
+            if tried == rules.tries:
+                raise ValueError(f"{few} after {tried} tries. Nothing of it was counted: bring the sites back and "
+                                 "start the run again, or give a smaller 'minimum'")  # fmt: skip
+            tried += 1
+            self.note(f"{few}: the others are asked again (try {tried} of {rules.tries})")
             time.sleep(rules.pause)
             self.roster.look(self.exchange)
             visited.refused.clear()
             visited.join(self.collect(request, self.without(cohort, visited), scores))
-        cohort, needed = self.needed(request)
-        if visited.accepted < needed:
-            told = "; ".join(f"{name}: {reason}" for name, reason in self.named(visited.refused))
-            raise ValueError(f"round {request.round} has {visited.accepted} of {len(cohort)} usable replies after "
-                             f"{rules.tries} tries and needs {needed} ({told}). Nothing of it was counted: bring the "
-                             "sites back and start the run again, or give a smaller 'minimum'")  # fmt: skip
-        return visited, scores
 
-    def needed(self, request: Request) -> tuple[list[str], int]:
+    def needed(self, request: RoundQuestions) -> tuple[list[str], int]:
         """Who of a cohort is still in it, for some may be leaving, and how many of them must have replied."""
         cohort = [name for name in request.cohort if name not in self.leaving]
         return cohort, self.rules.needed(len(cohort))
 
-    def collect(self, request: Request, asked: Sequence[Registered], scores: ScoresByName | None = None) -> Accumulator:
+    def collect(
+        self, request: RoundQuestions, asked: Sequence[Registered], scores: ScoresByName | None = None
+    ) -> Accumulator:
         """What some clients reply: the sum of their messages; their scores are put into `scores`."""
-        visited, numbers = Accumulator(), self.roster.numbers
+        visited = Accumulator()
         for client, reply in self.ask(request, asked):
-            number = numbers[client.name]
+            number = self.roster.numbers[client.name]
             try:
                 read = request.read(client, number, reply)
             except CodecError as error:
@@ -238,22 +232,20 @@ class Server:
             visited.join(request.part(client, number, read))
         return visited
 
-    def ask(self, request: Request, asked: Sequence[Registered]) -> Iterator[tuple[Registered, bytes | str]]:
+    def ask(self, request: RoundQuestions, asked: Sequence[Registered]) -> Iterator[tuple[Registered, bytes | str]]:
         """Questions to clients, and their replies in that order; whoever is to train and is not there is named."""
-        node, numbers = self.roster.node, self.roster.numbers
+        node, numbers, counted = self.roster.node, self.roster.numbers, self.counted
         for client in asked:
             if client.name in request.cohort and client.name not in node:
                 yield client, ABSENT
-        waiting = {node[client.name]: client for client in asked if client.name in node}
-        questions = (
-            (place, request.question(client, numbers[client.name], self.counted.get(client.name, 0)))
-            for place, client in list(waiting.items())
-        )
-        for place, reply in self.exchange.ask(questions):
+        here = [client for client in asked if client.name in node]
+        waiting = {node[client.name]: client for client in here}
+        questions = (request.question(client, numbers[client.name], counted.get(client.name, 0)) for client in here)
+        for place, reply in self.exchange.ask(zip(list(waiting), questions, strict=True)):
             if place in waiting:  # nobody is heard twice
                 yield waiting.pop(place), reply
 
-    def scored(self, request: Request) -> list[Registered]:
+    def scored(self, request: RoundQuestions) -> list[Registered]:
         """All who are asked in a round: its cohort, and who is only scored."""
         others = [client for client in self.roster.known if client.name not in request.cohort] if request.points else []
         return [self.roster.clients[name] for name in request.cohort] + others
@@ -275,7 +267,7 @@ class Server:
         return round > 0 and (round % self.config.every == 0 or round == self.config.rounds)
 
     # --- its end -------------------------------------------------------------------------------------------------
-    def close_round(self, request: Request, visited: Accumulator) -> tuple[State, RoundLog]:
+    def close_round(self, request: RoundQuestions, visited: Accumulator) -> tuple[State, RoundLog]:
         """The state after a round, and what there is to say about it; if it cannot be used, all stays as it was."""
         after, log = self.commit(request, visited)
         suspects = outliers(visited.sizes) if log.rolled_back else []
@@ -290,7 +282,7 @@ class Server:
             return after, log
         return then, replace(second, bytes_up=log.bytes_up, bytes_down=log.bytes_down)
 
-    def commit(self, request: Request, visited: Accumulator) -> tuple[State, RoundLog]:
+    def commit(self, request: RoundQuestions, visited: Accumulator) -> tuple[State, RoundLog]:
         """The next state, unless it cannot be used, and whose messages counted for it."""
         log = visited.log(request.round, len(request.cohort))
         if visited.total is None:
@@ -310,7 +302,7 @@ class Server:
         self.counted |= {names[k]: request.round for clients, _ in visited.records for k in clients.tolist()}
         return after, replace(log, report={name: float(value) for name, value in report.items()})
 
-    def tried(self, request: Request, after: State) -> RoundLog:
+    def tried(self, request: RoundQuestions, after: State) -> RoundLog:
         """What becomes of a round's cohort with a state that is not taken yet; no site keeps anything of it.
 
         Not of a method that draws in secret: with the state that is taken in its place, sites would have two sums with
@@ -320,7 +312,7 @@ class Server:
         visited = self.collect(trial, [self.roster.clients[name] for name in self.needed(request)[0]])
         return visited.log(trial.round, len(trial.cohort))
 
-    # --- words ---------------------------------------------------------------------------------------------------
+    # --- its lines -----------------------------------------------------------------------------------------------
     def named(self, refused: Sequence[Refusal]) -> list[tuple[str, str]]:
         """Who was left out and why."""
         names = {number: name for name, number in self.roster.numbers.items()}
@@ -341,11 +333,14 @@ class Server:
                 place, asked = ScoringPlace(round, point, epochs, group), (point, round, epochs)
                 yield from group_lines(place, [some.get(asked) for some in heard], train, kind, least)
 
-    def tell(self, lines: Sequence[RunLine]) -> None:
+    def note(self, *texts: str) -> None:
+        self.write([NoteLine(text) for text in texts])
+
+    def write(self, lines: Sequence[RunLine]) -> None:
         """Lines for the folder and for whoever watches, who may have seen some while sites were waited for."""
-        told = [to_json(line) for line in lines]
-        if told:
-            files.append_lines(self.folder / run_folder.METRICS, told)
-        for line in told:
+        written = [to_json(line) for line in lines]
+        if written:
+            files.append_lines(self.folder / METRICS, written)
+        for line in written:
             if line.get("text") not in self.roster.shown:
                 self.watch(line)

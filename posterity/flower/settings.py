@@ -1,12 +1,9 @@
-"""What an app's run config says: the keys of `posterity run`, and a few of its own.
-
-When a round across machines counts: how many replies it needs, and how often they are asked for.
-
-Whether an experiment goes on with the settings that it began with, those in `config.toml` of the server's folder.
+"""What an app's run config says (the keys of `posterity run`, and a few of its own), and whether a run goes on with it.
 
 A simulation that is resumed has one configuration, that of its folder. On Flower the run config is given each time, so
-it is compared. What makes method, network and rounds is in the agreement's fingerprint, where a value that is written
-out equals the same one by default; the rest is compared by name. What no server or site looks at may change.
+it is compared with `config.toml` of the server's folder. What makes method, network and rounds is in the agreement's
+fingerprint, where a value that is written out equals the same one by default; the rest is compared by name. What no
+server or site looks at may change.
 """
 
 from __future__ import annotations
@@ -55,50 +52,6 @@ class RoundRules:
         return min(cohort, max(1, wanted))
 
 
-FREE = settings_where(lambda use: use.changes in ("sample", "rounding", "nothing"))
-COMPARED = settings_where(lambda use: use.changes in ("data", "division", "cohort", "scores"))
-DATA = "data."  # settings of the data in [set]
-
-
-def check_settings(config: Config, folder: Path) -> None:
-    """Refuse settings that would change numbers of a run that has begun, and that no fingerprint holds."""
-    changed = [each for each in changes(config, folder) if each[0] in COMPARED or each[0].startswith(DATA)]
-    if changed:
-        raise ValueError(told(folder, changed))
-
-
-def check_agreed(config: Config, folder: Path, now: str, before: str) -> None:
-    """Refuse to go on where the fingerprint is another; settings that have changed are named."""
-    if now != before:
-        raise ValueError(told(folder, changes(config, folder)))
-
-
-def changes(config: Config, folder: Path) -> list[tuple[str, Any, Any]]:
-    """Settings with another value than the run began with: name, given, expected; a folder of before says nothing."""
-    if not (folder / CONFIG).exists():
-        return []
-    given, expected = _values(config), _values(from_table(read_toml(folder / CONFIG)))
-    names = dict.fromkeys((*expected, *given))
-    pairs = ((name, given.get(name), expected.get(name)) for name in names)
-    return [(name, now, was) for name, now, was in pairs if now != was and str(now) != str(was)]
-
-
-def told(folder: Path, changed: Iterable[tuple[str, Any, Any]]) -> str:
-    named = "; ".join(f"{name} = {_shown(now)} was given, expected {_shown(was)}" for name, now, was in changed)
-    return (f"{folder} holds another experiment ({named or 'method, configuration, network or posterity differ'}): put "
-            "back what it began with, or give 'out' another folder and 'experiment' another name")  # fmt: skip
-
-
-def _values(config: Config) -> dict[str, Any]:
-    """Whatever may make other numbers, by name."""
-    found = {each.name: getattr(config, each.name) for each in fields(config) if each.name not in {*FREE, "set"}}
-    return {**found, "evaluate_every": config.every, **config.set}
-
-
-def _shown(value: Any) -> str:
-    return "nothing" if value is None else repr(value)
-
-
 MIN_COUNT = 5  # samples behind a class's statistics or a score for it to leave a site
 DEADLINE = 3600.0  # seconds until a reply is given up
 
@@ -126,7 +79,8 @@ def read_settings(table: Mapping[str, Any]) -> RunSettings:
     chosen = {name.removeprefix("set."): value for name, value in rest.items() if name.startswith("set.")}
     config = from_table({**{n: v for n, v in rest.items() if not n.startswith("set.")}, "set": chosen})
     if config.min_count is None:
-        config = replace(config, min_count=1 if _of_paper(config) else MIN_COUNT)
+        of_paper = any(paper for _, paper in map(split_preset, config.method.split("+")))  # in which all is sent
+        config = replace(config, min_count=1 if of_paper else MIN_COUNT)
     sites = int(_number(given, "sites", int, 0, "a whole number")) or config.clients
     if not sites:
         raise ValueError("the run config does not say how many sites there are; give sites = 3, or clients = 3 where "
@@ -148,6 +102,40 @@ def _number(given: Mapping[str, Any], name: str, kind: type, least: int, what: s
     return found
 
 
-def _of_paper(config: Config) -> bool:
-    """Whether the values are those of a paper, in which everything is sent; `experiment.py` warns."""
-    return any(paper for _, paper in map(split_preset, config.method.split("+")))
+# --- whether a run goes on -------------------------------------------------------------------------------------------
+FREE = settings_where(lambda use: use.changes in ("sample", "rounding", "nothing"))
+COMPARED = settings_where(lambda use: use.changes in ("data", "division", "cohort", "scores"))
+
+
+def check_settings(config: Config, folder: Path) -> None:
+    """Refuse settings that would change numbers of a run that has begun, and that no fingerprint holds."""
+    changed = [each for each in _changes(config, folder) if each[0] in COMPARED or each[0].startswith("data.")]
+    if changed:
+        raise ValueError(_another(folder, changed))
+
+
+def check_agreed(config: Config, folder: Path, now: str, before: str) -> None:
+    """Refuse to go on where the fingerprint is another; settings that have changed are named."""
+    if now != before:
+        raise ValueError(_another(folder, _changes(config, folder)))
+
+
+def _changes(config: Config, folder: Path) -> list[tuple[str, Any, Any]]:
+    """Settings with another value than the run began with: name, given, expected."""
+    given, expected = _values(config), _values(from_table(read_toml(folder / CONFIG)))
+    names = dict.fromkeys((*expected, *given))
+    pairs = ((name, given.get(name), expected.get(name)) for name in names)
+    return [(name, now, was) for name, now, was in pairs if now != was and str(now) != str(was)]
+
+
+def _another(folder: Path, changed: Iterable[tuple[str, Any, Any]]) -> str:
+    shown = [(name, *("nothing" if value is None else repr(value) for value in pair)) for name, *pair in changed]
+    named = "; ".join(f"{name} = {now} was given, expected {was}" for name, now, was in shown)
+    return (f"{folder} holds another experiment ({named or 'method, configuration, network or posterity differ'}): put "
+            "back what it began with, or give 'out' another folder and 'experiment' another name")  # fmt: skip
+
+
+def _values(config: Config) -> dict[str, Any]:
+    """Whatever may make other numbers, by name."""
+    found = {each.name: getattr(config, each.name) for each in fields(config) if each.name not in {*FREE, "set"}}
+    return {**found, "evaluate_every": config.every, **config.set}

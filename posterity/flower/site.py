@@ -4,19 +4,19 @@
     visit      an offer: its scores as asked, then training; the message goes back, the record stays
     leave      the client's own factor of the server's state, which is taken out of it
 
-Scores and training go in one message, because on a network each message starts a process. A site that wishes to leave
-(`wish.py`) answers a visit as if it had been asked to leave.
+Scores and training go in one message, because on a network each message starts a process.
 
-A site's own model at work: from the record and the last offer on its disk, without a server or a network.
-
-A site's own wish to leave: a file beside its record, which the site finds at the next request.
+A site may wish to leave by itself, in a file beside its record. It finds it at the next question, and answers as if it
+had been asked to leave:
 
     leave.json   the wish; it can be taken back
-    left.json    the request that was answered with it; from then on the site has left
+    left.json    the question that was answered with it; from then on the site has left
 
 One becomes the other by being renamed, so that a wish is either taken back or answered, never both. A site that has
-left answers every further request in the same way, for the first answer may be lost. Its record and its last offer
-stay: it predicts as before.
+left answers every further question in the same way, for the first answer may be lost.
+
+A site's own model predicts without a server or a network: from the record and the last offer on its disk, also after
+it has left.
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ import os
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,8 +35,7 @@ from posterity.core.messages import Message, Offer, acceptable
 from posterity.core.protocol import Method, Personal
 from posterity.core.tree import tree_finite, tree_map, tree_named
 from posterity.data.federation import Federation
-from posterity.engine.client import Site, Visit, predict_client, visit_client
-from posterity.experiment.scoring import Scored
+from posterity.engine.client import Site, predict_client, visit_client
 from posterity.experiment.setup import DTYPES
 from posterity.flower.agreement import Agreement, agree
 from posterity.flower.codec import CodecError, decode, encode, read_facts, read_header
@@ -49,6 +47,237 @@ from posterity.flower.sent import SENT, SampleCounts, counts_behind, describe_re
 from posterity.runs.files import read_json, write_atomic, write_json
 from posterity.settings.config import Config
 
+HELD = ("validation", "test")
+OFFER = "offer.bin"  # beside the record: the last question that was complete
+WISH, LEFT = "leave.json", "left.json"
+
+
+@dataclass(frozen=True)
+class ClientSite:
+    """One client's machine: its samples, its folder for records, and the configuration that everybody has."""
+
+    config: Config
+    experiment: str
+    samples: Samples
+    folder: Path
+
+    def register(self) -> dict[str, Any]:
+        """Who this is; nothing of the samples themselves."""
+        mine = self.samples
+        kind = replace(mine.kind, classes=mine.named(self.config.least))
+        return {"client": mine.name, "newcomer": mine.newcomer, "train": len(mine.rows["train"]), **kind.facts()}
+
+    @property
+    def place(self) -> Path:
+        """Where this client's record is, and what was sent."""
+        return RecordFiles(self.folder, self.experiment, self.samples.name, "").place
+
+
+def answer(site: ClientSite, data: bytes) -> bytes:
+    """The reply to a question of the server's."""
+    facts = read_facts(data)
+    if facts.get("ask") == "register":
+        return _registration(site)
+    asked = ClientQuestion.of(facts)
+    if asked.ask == "leave" or is_leaving(site.place, asked.trial):
+        return _leave(site, asked, data)
+    return _visit(site, asked, data)
+
+
+def _registration(site: ClientSite) -> bytes:
+    facts, mine = site.register(), site.samples
+    sizes = [mine.size_of(name) for name in facts["classes"]] if mine.private else []
+    behind = {"train": facts["train"], "classes": min(sizes, default=None)}
+    reply = encode({}, facts=facts)
+    write_sent(site.place, describe_reply(reply, 0, behind, {}))
+    return reply
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A question, read: what server and site agree on, the client's samples and machine, its offer and its record."""
+
+    agreement: Agreement
+    mine: Samples
+    machine: Site
+    offer: Offer
+    files: RecordFiles
+    record: Personal | None
+
+    def predict(self, x: Tensor, round: int, point: str, epochs: int) -> Tensor:
+        return predict_client(self.machine, self.offer.shared, self.offer.own, self.record, round, x, point, epochs)
+
+
+def open_question(site: ClientSite, data: bytes, same: bool = True) -> Opened:
+    """What a question of the kinds `visit` and `leave` is about; `same`: only with the data that were trained on."""
+    asked = ClientQuestion.of(read_facts(data))
+    kind, number = asked.samples, asked.number
+    with telling("its columns, task or classes are not those that were agreed on"):
+        mine = site.samples.as_kind(kind, site.config.least)  # before a network is made of that size
+    with telling():  # it knows the configuration and the question, and no data
+        agreement = agree(site.config, kind, **asked.federation)
+    read_facts(data, agreement.fingerprint)  # before a state is made for so many clients
+    longest = max(1, agreement.method.adaptation, agreement.config.newcomer_epochs)
+    for point, _, epochs in asked.score:  # nobody makes a site adapt for longer than its configuration says
+        if epochs > longest:
+            raise CodecError(f"the server asks for scores after {epochs} epochs, {point!r}; expected at most {longest}")
+    setting, rows = (agreement.method, agreement.model, agreement.initial, agreement.visits), mine.rows
+    parts = {name: rows[name] for name in ("train", "validation")}
+    machine = Site(*setting, torch.tensor(number), mine.x, mine.y, parts)
+    offer = decode(data, agreement.offer_like(None if asked.newcomer else number), agreement.fingerprint, finite=False)
+    values = site.samples.fingerprint if same else ""
+    files = RecordFiles(site.folder, site.experiment, mine.name, agreement.fingerprint, values)
+    return Opened(agreement, mine, machine, offer, files, _record(machine, offer, files, asked))
+
+
+def _visit(site: ClientSite, asked: ClientQuestion, data: bytes) -> bytes:
+    found = open_question(site, data)
+    mine, round = found.mine, asked.round
+    scores = [_scored(found, site.config.least, *each) for each in asked.score]
+    if scores:
+        _keep_offer(site, data)
+    reply = {"client": mine.name, "round": round, "trial": asked.trial, "scores": scores}
+    if not asked.train:
+        return _reply(site, found, {}, reply)
+    done = visit_client(found.machine, found.offer.shared, found.offer.own, found.record, round)
+    one = tree_map(lambda leaf: leaf[None], (done.message, done.record))
+    if not all(bool(verdict.all()) for verdict in (acceptable(one[0]), tree_finite(one[1]))):
+        return _reply(site, found, {}, {**reply, "refused": "not finite or outside its declared range"})
+    if not asked.trial:
+        found.files.write(done.record, round, {asked.counted, _counted_in_offer(site)})
+    enough = len(mine.rows["train"]) >= site.config.least
+    return _reply(site, found, done.message, {**reply, "loss": tell_loss(done.loss) if enough else None})
+
+
+def _leave(site: ClientSite, asked: ClientQuestion, data: bytes) -> bytes:
+    """The factor that the server is to subtract for a client that goes for good, if there is one.
+
+    It is in the record: whose data have changed meanwhile can leave all the same.
+    """
+    found, round = open_question(site, data, same=False), asked.round
+    factor = None if found.record is None else found.agreement.method.factor(found.record)
+    if asked.ask == "visit" and not seal_wish(site.place):
+        return _visit(site, asked, data)  # it stays after all
+    if read_header(data).arrays.keys() == read_header(encode(found.offer, complete=True)).arrays.keys():
+        _keep_offer(site, data)  # nothing is left out, be it that there is nothing that travels for scoring alone
+    facts = {"client": site.samples.name, "round": round, "trial": asked.trial, "leave": True}
+    reply = encode({} if factor is None else factor, found.agreement.fingerprint, facts)
+    rows = len(found.mine.rows["train"])
+    behind = {} if factor is None else dict.fromkeys((name.split("/")[0] for name, _ in tree_named(factor)), rows)
+    write_sent(site.place, describe_reply(reply, round, {}, behind))
+    write_left(site.place, round, factor is not None)
+    return reply
+
+
+def _keep_offer(site: ClientSite, data: bytes) -> None:
+    """A question whose offer is complete: with it and the record, this site can predict by itself."""
+    site.place.mkdir(parents=True, exist_ok=True)
+    write_atomic(site.place / OFFER, data)
+
+
+def _counted_in_offer(site: ClientSite) -> int:
+    """The round of the record that belongs to the offer on this site's disk; 0: to none."""
+    path = site.place / OFFER
+    return int(read_facts(path.read_bytes())["counted"]) if path.is_file() else 0
+
+
+def _reply(site: ClientSite, found: Opened, message: Message, facts: Mapping[str, Any]) -> bytes:
+    """A reply, once it is written down what leaves with it."""
+    agreement, mine, train = found.agreement, found.mine, found.mine.rows["train"]
+    reply = encode(message, agreement.fingerprint, facts)
+    sizes = mine.y[train].bincount().tolist() if mine.kind.classes else []
+    counts = SampleCounts(len(train), tuple(sizes), site.config.least)
+    scored = [each[part]["n"] for each in facts["scores"] for part in HELD if each[part]["n"]]
+    behind = {"loss": None if facts.get("loss") is None else len(train), "scores": min(scored, default=0)}
+    leaves = counts_behind(agreement.method, message, counts)
+    write_sent(site.place, describe_reply(reply, facts["round"], behind, leaves))
+    return reply
+
+
+def _record(machine: Site, offer: Offer, files: RecordFiles, asked: ClientQuestion) -> Personal | None:
+    """The record that counts; None before the first, and for a newcomer."""
+    if asked.newcomer or not asked.counted:
+        return None
+    like = machine.receive(offer.shared, offer.own, None, asked.round).personal
+    with telling(f"its record of round {asked.counted} is missing, damaged or of another experiment"):
+        return files.read(like, asked.counted)
+
+
+def _scored(found: Opened, least: int, point: str, round: int, epochs: int) -> dict[str, Any]:
+    """Scores of this client's own model on its validation and test rows; of fewer than `least` rows none."""
+    mine, halves = found.mine, []
+    for part in HELD:
+        rows = mine.rows[part] if len(mine.rows[part]) >= least else mine.rows[part][:0]
+        outputs = torch.zeros(0, len(mine.kind.classes) or 2)
+        if len(rows):
+            outputs = found.predict(mine.x[rows], round, point, epochs)
+        halves.append(scored_rows(outputs, mine.y[rows], mine.kind))
+    tables = tell_scores(halves[0], halves[1], found.machine, point, epochs, least)
+    return {"point": point, "round": round, "epochs": epochs, **tables}
+
+
+# --- its wish to leave ----------------------------------------------------------------------------------------------
+def is_leaving(place: Path, trial: bool) -> bool:
+    """Whether a request is to be answered with the wish; a trial belongs to the round before, which is not over."""
+    return (place / LEFT).exists() or ((place / WISH).exists() and not trial)
+
+
+def seal_wish(place: Path) -> bool:
+    """Make the wish one that cannot be taken back; False: it has been, a moment ago."""
+    with suppress(FileNotFoundError):
+        os.replace(place / WISH, place / LEFT)
+    return (place / LEFT).exists()
+
+
+def left_in(place: Path) -> int:
+    """The round in which this client said that it leaves; 0: it has not."""
+    return int(read_json(place / LEFT).get("round", 0)) if (place / LEFT).exists() else 0
+
+
+def write_left(place: Path, round: int, factor: bool) -> None:
+    """What the client said when it left, for whoever asks at the site."""
+    write_json(place / LEFT, {"client": place.name, "experiment": place.parent.name, "round": round, "factor": factor})
+
+
+def find_place(folder: Path) -> Path:
+    """The folder of the one client that has registered from `folder`: itself, or one or two levels below it."""
+    if not folder.is_dir():
+        raise ValueError(f"there is no folder {folder}: give the one that this site's node configuration calls "
+                         "'records', or RECORDS/EXPERIMENT/CLIENT in it")  # fmt: skip
+    found = sorted({path.parent for depth in ("", "*/", "*/*/") for path in folder.glob(depth + SENT)})
+    if not found:
+        raise ValueError(f"{folder} holds no {SENT}: no client has registered from there, so there is nothing to "
+                         "leave; give the folder that this site's node configuration calls 'records'")  # fmt: skip
+    if len(found) > 1:
+        raise ValueError(f"{folder} holds {len(found)} clients or experiments: give the folder of one of them, "
+                         f"{' or '.join(map(str, found))}")  # fmt: skip
+    return found[0]
+
+
+def wish_to_leave(place: Path) -> None:
+    """The client leaves at the next request."""
+    _refuse_left(place)
+    write_json(place / WISH, {"client": place.name, "experiment": place.parent.name})
+
+
+def take_back(place: Path) -> None:
+    """The client stays after all."""
+    try:
+        (place / WISH).unlink()
+    except FileNotFoundError:
+        _refuse_left(place)
+        raise ValueError(f"{place} holds no wish to leave that could be taken back: this client takes part") from None
+
+
+def _refuse_left(place: Path) -> None:
+    if (place / LEFT).exists():
+        factor = read_json(place / LEFT).get("factor")
+        what = "its factor went along" if factor else "no factor went along: what it contributed stays"
+        raise ValueError(f"{place} has left the experiment for good: it said so in round {left_in(place)} ({what}); "
+                         "its own model is still here, for 'posterity flower predict'")  # fmt: skip
+
+
+# --- its own model at work ------------------------------------------------------------------------------------------
 UNSCORED = ("this method is scored as trained: the model was trained once more, from the last offer, and no score in "
             "the run's folder is of it")  # fmt: skip
 HAS_LEFT = "this client left when it was offered this model: no score in the run's folder is of it"
@@ -92,12 +321,9 @@ def predict_rows(site: ClientSite, federation: Federation, x: Any) -> SitePredic
     rows = federation.preprocessing.apply(x, 0, federation.shape, DTYPES[site.config.dtype])
     if here.columns != site.samples.kind.columns:
         rows = rows[:, here.order_of(site.samples.kind.columns, f"client {site.samples.name!r}")]
-    offer = found.offer
-    outputs = predict_client(
-        found.machine, offer.shared, offer.own, found.record, round, rows, method.scored, epochs
-    ).double()  # fmt: skip
-    said = outputs if here.task == "regression" else outputs.exp()
-    return SitePrediction(said, here.classes, round, method.scored, note)
+    outputs = found.predict(rows, round, method.scored, epochs).double()
+    outputs = outputs if here.task == "regression" else outputs.exp()
+    return SitePrediction(outputs, here.classes, round, method.scored, note)
 
 
 def _point(method: Method, asked: ClientQuestion, left: bool) -> tuple[int, int, str]:
@@ -108,262 +334,3 @@ def _point(method: Method, asked: ClientQuestion, left: bool) -> tuple[int, int,
     if method.scored == "trained":
         return asked.round, 0, UNSCORED
     return asked.round - 1, method.adaptation if method.scored == "adapted" else 0, HAS_LEFT if left else NO_LATER
-
-
-WISH, LEFT = "leave.json", "left.json"
-
-
-# --- whoever keeps the site --------------------------------------------------------------------------------------
-def find_place(folder: Path) -> Path:
-    """The folder of the one client that has registered from `folder`: itself, or one or two levels below it."""
-    if not folder.is_dir():
-        raise ValueError(f"there is no folder {folder}: give the one that this site's node configuration calls "
-                         "'records', or RECORDS/EXPERIMENT/CLIENT in it")  # fmt: skip
-    found = sorted({path.parent for depth in ("", "*/", "*/*/") for path in folder.glob(depth + SENT)})
-    if not found:
-        raise ValueError(f"{folder} holds no {SENT}: no client has registered from there, so there is nothing to "
-                         "leave; give the folder that this site's node configuration calls 'records'")  # fmt: skip
-    if len(found) > 1:
-        raise ValueError(f"{folder} holds {len(found)} clients or experiments: give the folder of one of them, "
-                         f"{' or '.join(map(str, found))}")  # fmt: skip
-    return found[0]
-
-
-def wish_to_leave(place: Path) -> None:
-    """The client leaves at the next request."""
-    _refuse_left(place)
-    write_json(place / WISH, {"client": place.name, "experiment": place.parent.name})
-
-
-def take_back(place: Path) -> None:
-    """The client stays after all."""
-    try:
-        (place / WISH).unlink()
-    except FileNotFoundError:
-        _refuse_left(place)
-        raise ValueError(f"{place} holds no wish to leave that could be taken back: this client takes part") from None
-
-
-def _refuse_left(place: Path) -> None:
-    if (place / LEFT).exists():
-        factor = read_json(place / LEFT).get("factor")
-        what = "its factor went along" if factor else "no factor went along: what it contributed stays"
-        raise ValueError(f"{place} has left the experiment for good: it said so in round {left_in(place)} ({what}); "
-                         "its own model is still here, for 'posterity flower predict'")  # fmt: skip
-
-
-# --- the site ----------------------------------------------------------------------------------------------------
-def is_leaving(place: Path, trial: bool) -> bool:
-    """Whether a request is to be answered with the wish; a trial belongs to the round before, which is not over."""
-    return (place / LEFT).exists() or ((place / WISH).exists() and not trial)
-
-
-def seal_wish(place: Path) -> bool:
-    """Make the wish one that cannot be taken back; False: it has been, a moment ago."""
-    with suppress(FileNotFoundError):
-        os.replace(place / WISH, place / LEFT)
-    return (place / LEFT).exists()
-
-
-def left_in(place: Path) -> int:
-    """The round in which this client said that it leaves; 0: it has not."""
-    return int(read_json(place / LEFT).get("round", 0)) if (place / LEFT).exists() else 0
-
-
-def write_left(place: Path, round: int, factor: bool) -> None:
-    """What the client said when it left, for whoever asks at the site."""
-    write_json(place / LEFT, {"client": place.name, "experiment": place.parent.name, "round": round, "factor": factor})
-
-
-HELD = ("validation", "test")
-OFFER = "offer.bin"  # beside the record: the last question that was complete
-
-
-@dataclass(frozen=True)
-class ClientSite:
-    """One client's machine: its samples, its folder for records, and the configuration that everybody has."""
-
-    config: Config
-    experiment: str
-    samples: Samples
-    folder: Path
-
-    def register(self) -> dict[str, Any]:
-        """Who this is; nothing of the samples themselves."""
-        mine = self.samples
-        kind = replace(mine.kind, classes=mine.named(self.config.least))
-        return {"client": mine.name, "newcomer": mine.newcomer, "train": len(mine.rows["train"]), **kind.facts()}
-
-    @property
-    def place(self) -> Path:
-        """Where this client's record is, and what was sent."""
-        return RecordFiles(self.folder, self.experiment, self.samples.name, "").place
-
-
-def answer(site: ClientSite, data: bytes) -> bytes:
-    """The reply to a question of the server's."""
-    told = read_facts(data)
-    if told.get("ask") == "register":
-        return _registration(site)
-    asked = ClientQuestion.of(told)
-    if asked.ask == "leave" or is_leaving(site.place, asked.trial):
-        return _leave(site, asked, data)
-    return _visit(site, asked, data)
-
-
-def _registration(site: ClientSite) -> bytes:
-    told, mine = site.register(), site.samples
-    sizes = [mine.size_of(name) for name in told["classes"]] if mine.private else []
-    behind = {"train": told["train"], "classes": min(sizes, default=None)}
-    reply = encode({}, facts=told)
-    write_sent(site.place, describe_reply(reply, 0, behind, {}))
-    return reply
-
-
-@dataclass(frozen=True)
-class Opened:
-    """A question, read: what server and site agree on, the client's samples and machine, its offer and its record."""
-
-    agreement: Agreement
-    mine: Samples
-    machine: Site
-    offer: Offer
-    files: RecordFiles
-    record: Personal | None
-
-
-def open_question(site: ClientSite, data: bytes, same: bool = True) -> Opened:
-    """What a question of the kinds `visit` and `leave` is about; `same`: only with the data that were trained on."""
-    asked = ClientQuestion.of(read_facts(data))
-    kind, number = asked.samples, asked.number
-    with telling("its columns, task or classes are not those that were agreed on"):
-        mine = site.samples.as_kind(kind, site.config.least)  # before a network is made of that size
-    with telling():  # it knows the configuration and the question, and no data
-        agreement = agree(site.config, kind, **asked.federation)
-    read_facts(data, agreement.fingerprint)  # before a state is made for so many clients
-    _check_epochs(agreement, asked)
-    machine = machine_of(agreement, mine, number)
-    offer = decode(data, agreement.offer_like(None if asked.newcomer else number), agreement.fingerprint, finite=False)
-    values = site.samples.fingerprint if same else ""
-    files = RecordFiles(site.folder, site.experiment, mine.name, agreement.fingerprint, values)
-    return Opened(agreement, mine, machine, offer, files, _record(machine, offer, files, asked))
-
-
-def _check_epochs(agreement: Agreement, asked: ClientQuestion) -> None:
-    """Nobody makes a site adapt for longer than its configuration says."""
-    most = max(1, agreement.method.adaptation, agreement.config.newcomer_epochs)
-    for point, _, epochs in asked.score:
-        if epochs > most:
-            raise CodecError(f"the server asks for scores after {epochs} epochs, {point!r}; expected at most {most}")
-
-
-def _visit(site: ClientSite, asked: ClientQuestion, data: bytes) -> bytes:
-    found, round = open_question(site, data), asked.round
-    agreement, mine, machine, offer, record = found.agreement, found.mine, found.machine, found.offer, found.record
-    scores = [_scored(machine, mine, offer, record, site.config.least, *each) for each in asked.score]
-    if scores:
-        _keep_offer(site, data)
-    reply = {"client": mine.name, "round": round, "trial": asked.trial, "scores": scores}
-    say = partial(_say, site, agreement, mine)
-    if not asked.train:
-        return say({}, reply)
-    done = visit_client(machine, offer.shared, offer.own, record, round)
-    if not _usable(done):
-        return say({}, {**reply, "refused": "not finite or outside its declared range"})
-    if not asked.trial:
-        found.files.write(done.record, round, {asked.counted, _counted_in_offer(site)})
-    enough = len(mine.rows["train"]) >= site.config.least
-    return say(done.message, {**reply, "loss": tell_loss(done.loss) if enough else None})
-
-
-def _leave(site: ClientSite, asked: ClientQuestion, data: bytes) -> bytes:
-    """The factor that the server is to subtract for a client that goes for good, if there is one.
-
-    It is in the record: whose data have changed meanwhile can leave all the same.
-    """
-    found, round = open_question(site, data, same=False), asked.round
-    factor = None if found.record is None else found.agreement.method.factor(found.record)
-    if asked.ask == "visit" and not seal_wish(site.place):
-        return _visit(site, asked, data)  # it stays after all
-    if _is_complete(data, found.offer):
-        _keep_offer(site, data)
-    told = {"client": site.samples.name, "round": round, "trial": asked.trial, "leave": True}
-    reply = encode({} if factor is None else factor, found.agreement.fingerprint, told)
-    rows = len(found.mine.rows["train"])
-    behind = {} if factor is None else dict.fromkeys((name.split("/")[0] for name, _ in tree_named(factor)), rows)
-    write_sent(site.place, describe_reply(reply, round, {}, behind))
-    write_left(site.place, round, factor is not None)
-    return reply
-
-
-def _keep_offer(site: ClientSite, data: bytes) -> None:
-    """A question whose offer is complete: with it and the record, this site can predict by itself."""
-    site.place.mkdir(parents=True, exist_ok=True)
-    write_atomic(site.place / OFFER, data)
-
-
-def _is_complete(data: bytes, offer: Offer) -> bool:
-    """Whether nothing is left out of a question's offer, be it that there is nothing that travels for scoring alone."""
-    return read_header(data).arrays.keys() == read_header(encode(offer, complete=True)).arrays.keys()
-
-
-def _counted_in_offer(site: ClientSite) -> int:
-    """The round of the record that belongs to the offer on this site's disk; 0: to none."""
-    path = site.place / OFFER
-    return int(read_facts(path.read_bytes())["counted"]) if path.is_file() else 0
-
-
-def _say(site: ClientSite, agreement: Agreement, mine: Samples, message: Message, facts: Mapping[str, Any]) -> bytes:
-    """A reply, once it is written down what leaves with it."""
-    reply, train = encode(message, agreement.fingerprint, facts), mine.rows["train"]
-    sizes = mine.y[train].bincount().tolist() if mine.kind.classes else []
-    counts = SampleCounts(len(train), tuple(sizes), site.config.least)
-    scored = [each[part]["n"] for each in facts["scores"] for part in HELD if each[part]["n"]]
-    behind = {"loss": None if facts.get("loss") is None else len(train), "scores": min(scored, default=0)}
-    leaves = counts_behind(agreement.method, message, counts)
-    write_sent(site.place, describe_reply(reply, facts["round"], behind, leaves))
-    return reply
-
-
-def machine_of(agreement: Agreement, mine: Samples, number: int) -> Site:
-    """The engine's view of this client: its samples, its number, and the setting."""
-    setting = (agreement.method, agreement.model, agreement.initial, agreement.visits)
-    return Site(*setting, torch.tensor(number), mine.x, mine.y, {n: mine.rows[n] for n in ("train", "validation")})
-
-
-def _record(machine: Site, offer: Offer, files: RecordFiles, asked: ClientQuestion) -> Personal | None:
-    """The record that counts; None before the first, and for a newcomer."""
-    if asked.newcomer or not asked.counted:
-        return None
-    like = machine.receive(offer.shared, offer.own, None, asked.round).personal
-    with telling(f"its record of round {asked.counted} is missing, damaged or of another experiment"):
-        return files.read(like, asked.counted)
-
-
-def _scored(
-    machine: Site,
-    mine: Samples,
-    offer: Offer,
-    record: Personal | None,
-    least: int,
-    point: str,
-    round: int,
-    epochs: int,
-) -> dict[str, Any]:
-    """Scores of this client's own model on its validation and test rows; of fewer than `least` rows none."""
-
-    def scored(part: str) -> Scored:
-        rows = mine.rows[part] if len(mine.rows[part]) >= least else mine.rows[part][:0]
-        outputs = torch.zeros(0, len(mine.kind.classes) or 2)
-        if len(rows):
-            outputs = predict_client(machine, offer.shared, offer.own, record, round, mine.x[rows], point, epochs)
-        return scored_rows(outputs, mine.y[rows], mine.kind)
-
-    tables = tell_scores(scored(HELD[0]), scored(HELD[1]), machine, point, epochs, least)
-    return {"point": point, "round": round, "epochs": epochs, **tables}
-
-
-def _usable(done: Visit) -> bool:
-    """Whether a message and a record are finite and within what was declared: only then anything is sent or kept."""
-    one = tree_map(lambda leaf: leaf[None], (done.message, done.record))
-    return all(bool(verdict.all()) for verdict in (acceptable(one[0]), tree_finite(one[1])))

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from posterity.flower.agreement import SampleKind
+from posterity.flower.agreement import SampleSpec
 from posterity.flower.codec import encode
 from posterity.flower.experiment import open_server
 from posterity.flower.question import ClientQuestion
@@ -120,7 +120,7 @@ def test_no_cell_leaves_a_site_that_refuses(case, tmp_path, capsys):
     run = {"method": "fedavg", "target": "ill", "sites": 1, "experiment": "test", "out": str(tmp_path / "server")}
     path, records = tmp_path / "north.csv", tmp_path / "records"
     path.write_text(TABLES[case])
-    samples = SampleKind((1,), "classification", ("no", "yes"), False, ("age",))
+    samples = SampleSpec((1,), "classification", ("no", "yes"), False, ("age",))
     federation = {"clients": 1, "samples": 9, "public": 0}
     asked = ClientQuestion("visit", 4, 0, False, True, False, 0, (), samples, federation)
     reply = site_reply(encode({}, facts=asked.facts()), run, path, records)

@@ -9,10 +9,10 @@ import torch
 
 from posterity import methods
 from posterity.core.tree import tree_map
-from posterity.flower.agreement import SampleKind, agree
+from posterity.flower.agreement import SampleSpec, agree
 from posterity.flower.codec import read_facts
 from posterity.flower.experiment import depart, open_server, run_experiment, save
-from posterity.flower.question import Request
+from posterity.flower.question import RoundQuestions
 from posterity.flower.records import RecordFiles
 from posterity.flower.settings import RoundRules
 from posterity.laws.case import largest_gap
@@ -80,7 +80,7 @@ def test_a_state_that_cannot_grow_serves_the_late_one_as_a_newcomer(tmp_path):
 @pytest.mark.parametrize("spec", sorted({*methods.available(), "fedavg+metavd", "fedavg+dp", "fedavg+clip"}))
 def test_which_states_can_grow(spec):
     config = configuration(spec)
-    agreement = agree(config, SampleKind((1, 8, 8), "classification", tuple("0123456789")), 3, 90, 20)
+    agreement = agree(config, SampleSpec((1, 8, 8), "classification", tuple("0123456789")), 3, 90, 20)
     assert agreement.grows is (spec not in FIXED)
 
 
@@ -119,7 +119,7 @@ def reopened(config, folder, exchange):
 
 def record_of(server, folder, name):
     here = server.roster.numbers[name]
-    request = Request(server.agreement, server.state, 3, ())
+    request = RoundQuestions(server.agreement, server.state, 3, ())
     offer = request.offer(server.roster.clients[name], here)
     like = request._nobody(here).receive(offer.shared, offer.own, None, 3).personal
     return RecordFiles(folder / "sites", EXPERIMENT, name, server.agreement.fingerprint).read(like, 2)

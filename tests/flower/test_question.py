@@ -5,15 +5,15 @@ from dataclasses import replace
 
 import pytest
 
-from posterity.flower.agreement import Agreement, SampleKind
+from posterity.flower.agreement import Agreement, SampleSpec
 from posterity.flower.codec import CodecError, encode, read_facts
-from posterity.flower.question import ClientQuestion, Request
+from posterity.flower.question import ClientQuestion, RoundQuestions
 from posterity.flower.settings import RoundRules
 from posterity.flower.site import answer
 
 from .in_process import InProcess, configuration, node_of, sites
 
-KIND = SampleKind((4,), "classification", ("no", "yes"), columns=("a", "b", "c", "d"))
+KIND = SampleSpec((4,), "classification", ("no", "yes"), columns=("a", "b", "c", "d"))
 POINTS = (("received", 1, 0), ("adapted", 1, 2))
 ASKED = ClientQuestion("visit", 2, 0, False, True, False, 1, POINTS, KIND, {"clients": 3, "samples": 90, "public": 0})
 
@@ -69,7 +69,7 @@ def asked(tmp_path_factory):
     (folder / "server").mkdir()
     server = open_server(config, network, folder / "server", 3, lambda line: None, wait=0, rules=RoundRules())
     client = server.roster.clients["client 0"]
-    request = Request(server.agreement, server.state, 1, ("client 0",), (("adapted", 1, 1),))
+    request = RoundQuestions(server.agreement, server.state, 1, ("client 0",), (("adapted", 1, 1),))
     return network.make[node_of(0)], request.question(client, 0, 0), server.agreement, request.offer(client, 0)
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from posterity.flower import roster as roster_module
-from posterity.flower.agreement import SampleKind, agree
+from posterity.flower.agreement import SampleSpec, agree
 from posterity.flower.codec import encode
 from posterity.flower.experiment import run_experiment
 from posterity.flower.roster import Roster, label_remarks
@@ -183,7 +183,7 @@ def test_sites_with_files_of_their_own(tmp_path):
         make[50 - k] = partial(ClientSite, config, "csv", samples, tmp_path / "records")
     lines: list = []
     server = run_experiment(config, InProcess(make), tmp_path / "server", 3, lines.append, wait=0)
-    assert server.agreement.kind == SampleKind((2,), "classification", ("sick", "unsure", "well"), columns=("a", "b"))
+    assert server.agreement.kind == SampleSpec((2,), "classification", ("sick", "unsure", "well"), columns=("a", "b"))
     assert [line["accepted"] for line in lines if line["kind"] == "round"] == [3, 3]
     scores = [line["clients"]["n"] for line in lines if line["kind"] == "score"]
     assert scores
@@ -198,4 +198,4 @@ def test_sites_with_files_of_their_own(tmp_path):
 )
 def test_what_sites_cannot_do_is_refused(given, told):
     with pytest.raises(ValueError, match=told):
-        agree(replace(configuration("fedavg"), **given), SampleKind((1, 8, 8), "classification", ("a", "b")), 3, 90)
+        agree(replace(configuration("fedavg"), **given), SampleSpec((1, 8, 8), "classification", ("a", "b")), 3, 90)

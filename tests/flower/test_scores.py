@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import posterity
-from posterity.flower.agreement import SampleKind
+from posterity.flower.agreement import SampleSpec
 from posterity.flower.codec import CodecError
 from posterity.flower.scores import read_scores, scored_rows, tell_scores
 from posterity.report import write_report
@@ -26,7 +26,7 @@ from .test_samples_own_files import SITES, run_files
 
 NAMES = ("round", "point", "epochs", "group", "part")
 WHERE = {"point": "received", "round": 1, "epochs": 0}
-TWO = SampleKind((2,), "classification", ("no", "yes"))
+TWO = SampleSpec((2,), "classification", ("no", "yes"))
 
 
 def simulated(config: Config, out=None):

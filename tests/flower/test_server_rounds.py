@@ -14,7 +14,7 @@ from posterity.engine.round import first_state
 from posterity.experiment.setup import set_up
 from posterity.flower.codec import CodecError, decode, encode, read_header
 from posterity.flower.experiment import open_server, run_experiment
-from posterity.flower.question import Request
+from posterity.flower.question import RoundQuestions
 from posterity.flower.server import Server
 from posterity.flower.settings import RoundRules
 from posterity.flower.site import answer
@@ -105,7 +105,8 @@ def test_what_only_scores_need_travels_with_those_that_are_scored(tmp_path):
     server = open_server(config, InProcess(sites(config, tmp_path)), tmp_path / "server", 3, lambda line: None, wait=0)
     client = server.roster.clients["client 0"]
     requests = [
-        Request(server.agreement, server.state, 1, ("client 0",), points) for points in ((), (("trained", 1, 0),))
+        RoundQuestions(server.agreement, server.state, 1, ("client 0",), points)
+        for points in ((), (("trained", 1, 0),))
     ]
     plain, scored = (read_header(request.question(client, 0, 0)).arrays.keys() for request in requests)
     assert plain < scored
@@ -228,7 +229,7 @@ def test_who_clips_is_looked_at_through_pruning_and_withheld_classes(spec, tmp_p
     (tmp_path / "server").mkdir()
     server = open_server(config, InProcess(sites(config, tmp_path)), tmp_path / "server", 3, lambda line: None, wait=0)
     server.step()
-    request = Request(server.agreement, server.state, 2, ("client 0",))
+    request = RoundQuestions(server.agreement, server.state, 2, ("client 0",))
     client, site = server.roster.clients["client 0"], server.exchange.make[node_of(0)]()
     reply = answer(site, request.question(client, 0, 1))
     message = request.read(client, 0, reply).message

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from posterity.flower import settings as unchanged
-from posterity.flower.agreement import SampleKind, agree
+from posterity.flower.agreement import SampleSpec, agree
 from posterity.flower.samples import read_site_file
-from posterity.flower.settings import check_agreed, check_settings
+from posterity.flower.settings import check_settings
 from posterity.flower.site import predict_rows
 from posterity.runs.folder import CONFIG
 from posterity.settings.config import Config, to_toml
@@ -54,12 +54,6 @@ def test_a_value_that_is_written_out_is_the_same_value(tmp_path):
     check_settings(replace(config, set={**config.set, "model.hidden": 8}), tmp_path)
 
 
-def test_a_folder_without_its_configuration_says_what_may_differ(tmp_path):
-    check_settings(BEGAN, tmp_path)
-    with pytest.raises(ValueError, match="method, configuration, network or posterity differ"):
-        check_agreed(BEGAN, tmp_path, "one", "two")
-
-
 def test_no_setting_is_forgotten():
     """Each is compared, may change, or is in the fingerprint; a new one must be put somewhere."""
     agreed = {"method", "model", "rounds", "local_epochs", "local_steps", "batch_size", "lr", "optimiser", "min_count",
@@ -69,7 +63,7 @@ def test_no_setting_is_forgotten():
 
 
 def fingerprint_of(**changes):
-    kind = SampleKind((2,), "classification", ("a", "b"))
+    kind = SampleSpec((2,), "classification", ("a", "b"))
     return agree(configuration("fedavg", **changes), kind, 3, 30).fingerprint
 
 

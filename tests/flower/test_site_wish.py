@@ -12,7 +12,7 @@ from posterity.cli.app import app
 from posterity.core.tree import tree_leaves
 from posterity.flower.codec import read_facts
 from posterity.flower.experiment import depart, open_server, release, run_experiment, save
-from posterity.flower.question import Request
+from posterity.flower.question import RoundQuestions
 from posterity.flower.samples import read_site_file
 from posterity.flower.sent import SENT
 from posterity.flower.settings import RoundRules
@@ -174,7 +174,7 @@ def test_a_trial_is_answered_in_spite_of_a_wish(tmp_path):
     place, client = place_of(tmp_path, 1), server.roster.clients["client 1"]
     wish_to_leave(place)
     for trial, leaves in ((True, False), (False, True), (True, True)):  # once it has left, it has
-        request = Request(server.agreement, server.state, 2, ("client 1",), trial=trial)
+        request = RoundQuestions(server.agreement, server.state, 2, ("client 1",), trial=trial)
         reply = answer(server.exchange.make[node_of(1)](), request.question(client, 1, 1))
         assert read_facts(reply).get("leave", False) is leaves
 
