@@ -195,13 +195,13 @@ class Server:
             if visited.accepted >= needed:
                 return visited, scores
             left_out = "; ".join(f"{name}: {reason}" for name, reason in self.named(visited.refused))
-            few = (f"round {request.round} has {visited.accepted} of {len(cohort)} usable replies and needs {needed} "
-                   f"({left_out})")  # fmt: skip
+            few = (f"round {request.round} has {visited.accepted} of {len(cohort)} usable replies after try {tried} of "
+                   f"{rules.tries} and needs {needed} ({left_out})")  # fmt: skip
             if tried == rules.tries:
-                raise ValueError(f"{few} after {tried} tries. Nothing of it was counted: bring the sites back and "
-                                 "start the run again, or give a smaller 'minimum'")  # fmt: skip
+                raise ValueError(f"{few}. Nothing of it was counted: bring the sites back and start the run again, or "
+                                 "give a smaller 'minimum'")  # fmt: skip
             tried += 1
-            self.note(f"{few}: the others are asked again (try {tried} of {rules.tries})")
+            self.note(f"{few}: the others are asked again")
             time.sleep(rules.pause)
             self.roster.look(self.exchange)
             visited.refused.clear()

@@ -12,7 +12,6 @@ from posterity.flower.records import CHANGED, RecordFiles
 from posterity.flower.samples import read_site_file
 from posterity.flower.sent import refuse
 from posterity.flower.site import ClientSite, answer, predict_rows, wish_to_leave
-from posterity.runs.folder import read_saved
 
 from .in_process import configuration
 from .test_samples_own_files import write_site
@@ -116,13 +115,10 @@ def test_whose_data_changed_can_leave(tmp_path):
     assert list(server.leaving) == ["y"]
 
 
-def test_records_of_before_go_on(tmp_path):
-    """They say nothing about data; nor does a share of a dataset that everybody knows."""
+def test_a_record_says_which_data_it_was_trained_on(tmp_path):
+    """A share of a dataset that everybody knows is not looked at."""
     record = {"head": torch.arange(3.0)}
-    RecordFiles(tmp_path, "test", "x", "one").write(record, 4, ())
-    assert "data" not in read_saved(RecordFiles(tmp_path, "test", "x", "one").path(4))[1]
-    files = RecordFiles(tmp_path, "test", "x", "one", "mine")
-    assert torch.equal(files.read(record, 4)["head"], record["head"])
-    files.write(record, 5, ())
+    RecordFiles(tmp_path, "test", "x", "one", "mine").write(record, 5, ())
+    assert torch.equal(RecordFiles(tmp_path, "test", "x", "one").read(record, 5)["head"], record["head"])
     with pytest.raises(ValueError, match="the data of client 'x' are not those"):
         RecordFiles(tmp_path, "test", "x", "one", "others").read(record, 5)

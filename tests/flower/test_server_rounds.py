@@ -73,7 +73,8 @@ def test_who_is_missing_is_asked_again_and_nobody_counts_twice(tmp_path, monkeyp
     server, lines = begin(config, tmp_path, spoil)
     assert sorted(asked) == [0, 1, 1, 2, 2]
     (note,) = [line["text"] for line in lines if line["kind"] == "note" and "asked again" in line["text"]]
-    assert note.startswith("round 2 has 1 of 3 replies and needs 2: the others are asked again (try 2 of 3)")
+    assert note.startswith("round 2 has 1 of 3 usable replies after try 1 of 3 and needs 2 (")
+    assert note.endswith("): the others are asked again")
     assert "client 1: the node is not available" in note
     assert [(line["accepted"], line["refused"]) for line in lines if line["kind"] == "round"] == [(3, []), (3, [])]
     assert_same_end(server, tmp_path, simulate(config))
@@ -118,7 +119,7 @@ def test_a_run_with_too_few_replies_stops_and_goes_on(tmp_path):
     def spoil(client, facts, reply):
         return gone(reply) if facts.get("round") == 2 and client != 1 else reply
 
-    told = "round 2 has 1 of 3 usable replies after 2 tries and needs 2 .*client 0: the node.*start the run again"
+    told = "round 2 has 1 of 3 usable replies after try 2 of 2 and needs 2 .*client 0: the node.*start the run again"
     with pytest.raises(ValueError, match=told):
         begin(config, tmp_path, spoil, RoundRules(tries=2, pause=0))
     server, _ = begin(config, tmp_path, lambda client, facts, reply: reply)
