@@ -55,7 +55,8 @@ class SampleSpec:
     @staticmethod
     def read(facts: Mapping[str, Any]) -> SampleSpec:
         """As somebody else says it: checked."""
-        shape, task, classes, integers, columns = map(facts.get, ("shape", "task", "classes", "integers", "columns"))
+        shape, task, classes, integers = map(facts.get, ("shape", "task", "classes", "integers"))
+        columns = facts.get("columns", [])
         is_shape = isinstance(shape, list) and all(type(n) is int and 0 < n < MOST for n in shape)
         if not is_shape or math.prod(facts["shape"]) >= MOST:
             raise CodecError(f"its samples have the shape {shape!r:.80}")
@@ -63,7 +64,7 @@ class SampleSpec:
             raise CodecError(f"its task is {task!r:.80}, its classes are {classes!r:.80}")
         if not _are_names(columns) or type(integers) is not bool:
             raise CodecError(f"its columns are {columns!r:.80}, and integers is {integers!r:.40}")
-        return SampleSpec(tuple(facts["shape"]), task, tuple(facts["classes"]), integers, tuple(facts["columns"]))
+        return SampleSpec(tuple(facts["shape"]), task, tuple(facts["classes"]), integers, tuple(columns))
 
     def order_of(self, columns: tuple[str, ...], whose: str) -> list[int]:
         """Where the columns of this kind stand among `columns`, which must be the same ones in any order."""
