@@ -20,7 +20,7 @@ import hashlib
 import json
 import math
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -85,14 +85,10 @@ def decode(data: bytes, template: Tree, agreed: str = "", finite: bool = True) -
 class _Walk:
     """One way through a tree for both directions; `leaf` writes a leaf, or reads it."""
 
-    def __init__(self, complete: bool) -> None:
-        self.complete = complete
-
-    def leaf(self, name: str, like: Tensor, keep: Tensor | None) -> Tensor:
-        raise NotImplementedError
-
-    def arrays_of(self, node: Any, path: str) -> Any:
-        raise NotImplementedError
+    complete: bool
+    leaf: Callable[[str, Tensor, Tensor | None], Tensor]
+    pattern: Callable[[str, Tensor, Tensor], Tensor]  # the bits that say what is kept; they travel unless all are 1
+    arrays_of: Callable[[Any, str], Any]  # of a kind with a form of its own
 
     def walk(self, tree: Tree, path: str, keep: Keep) -> Tree:
         if not is_node(tree):
@@ -131,14 +127,10 @@ class _Walk:
         part = self.walk(part, inside, {**keep, **mine})
         return tree_with_parts(node, [part, node.unsent, mask])
 
-    def pattern(self, name: str, like: Tensor, keep: Tensor) -> Tensor:
-        """The bits that say what is kept; they travel unless all are 1."""
-        raise NotImplementedError
-
 
 class _Writer(_Walk):
     def __init__(self, complete: bool) -> None:
-        super().__init__(complete)
+        self.complete = complete
         self.arrays: dict[str, Tensor] = {}
 
     def leaf(self, name: str, like: Tensor, keep: Tensor | None) -> Tensor:
@@ -156,7 +148,7 @@ class _Writer(_Walk):
 
 class _Reader(_Walk):
     def __init__(self, data: bytes, header: Header, finite: bool) -> None:
-        super().__init__(header.complete)
+        self.complete = header.complete
         self.data, self.header, self.finite = data, header, finite
         self.taken: set[str] = set()
 

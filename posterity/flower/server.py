@@ -31,20 +31,9 @@ from torch import Tensor
 
 from posterity.core.protocol import Now, State
 from posterity.core.random import fold, make_key
+from posterity.engine import server as engine
 from posterity.engine.keys import SERVER, fold_key
 from posterity.engine.participation import Participation
-from posterity.engine.server import (
-    STUCK,
-    Accumulator,
-    Refusal,
-    RoundLog,
-    goes_on,
-    has_grown,
-    next_state,
-    outliers,
-    rolled_back,
-    unusable,
-)
 from posterity.evaluate import share_of_zeros
 from posterity.experiment.run import round_line
 from posterity.experiment.scoring import ScoringPlace
@@ -157,7 +146,7 @@ class Server:
         request = RoundQuestions(self.agreement, self.state, number, self.cohort(number), self.points(number))
         notes = self.shortage()
         visited, scores = self.gather(request)
-        visited.refused += [Refusal(self.roster.numbers[name], LEAVES) for name in self.leaving]
+        visited.refused += [engine.Refusal(self.roster.numbers[name], LEAVES) for name in self.leaving]
         self.state, log = self.close_round(request, visited)
         self.round = number
         self.write([replace(self.line(log), notes=notes), *self.score_lines(scores)])
@@ -186,7 +175,7 @@ class Server:
         note = f"participation = {wanted} was asked for, and {able} clients can train: all of them are asked"
         return (note,) if wanted > able else ()
 
-    def gather(self, request: RoundQuestions) -> tuple[Accumulator, ScoresByName]:
+    def gather(self, request: RoundQuestions) -> tuple[engine.Accumulator, ScoresByName]:
         """The sum of a round's messages and its scores; with too few, those who are missing are asked again."""
         rules, scores, tried = self.rules, ScoresByName(), 1
         visited = self.collect(request, self.scored(request), scores)
@@ -214,15 +203,15 @@ class Server:
 
     def collect(
         self, request: RoundQuestions, asked: Sequence[Registered], scores: ScoresByName | None = None
-    ) -> Accumulator:
+    ) -> engine.Accumulator:
         """What some clients reply: the sum of their messages; their scores are put into `scores`."""
-        visited = Accumulator()
+        visited = engine.Accumulator()
         for client, reply in self.ask(request, asked):
             number = self.roster.numbers[client.name]
             try:
                 read = request.read(client, number, reply)
             except CodecError as error:
-                visited.refused.append(Refusal(number, str(error)))
+                visited.refused.append(engine.Refusal(number, str(error)))
                 continue
             if read.leave is not None:
                 self.leaving[client.name] = read.leave
@@ -250,7 +239,7 @@ class Server:
         others = [client for client in self.roster.known if client.name not in request.cohort] if request.points else []
         return [self.roster.clients[name] for name in request.cohort] + others
 
-    def without(self, cohort: Sequence[str], visited: Accumulator) -> list[Registered]:
+    def without(self, cohort: Sequence[str], visited: engine.Accumulator) -> list[Registered]:
         """Those of a cohort whose message is not in the sum."""
         there = {number for clients, _ in visited.records for number in clients.tolist()}
         return [self.roster.clients[name] for name in cohort if self.roster.numbers[name] not in there]
@@ -267,10 +256,10 @@ class Server:
         return round > 0 and (round % self.config.every == 0 or round == self.config.rounds)
 
     # --- its end -------------------------------------------------------------------------------------------------
-    def close_round(self, request: RoundQuestions, visited: Accumulator) -> tuple[State, RoundLog]:
+    def close_round(self, request: RoundQuestions, visited: engine.Accumulator) -> tuple[State, engine.RoundLog]:
         """The state after a round, and what there is to say about it; if it cannot be used, all stays as it was."""
         after, log = self.commit(request, visited)
-        suspects = outliers(visited.sizes) if log.rolled_back else []
+        suspects = engine.outliers(visited.sizes) if log.rolled_back else []
         if not suspects:
             return after, log
         named = {number for number in visited.sizes if number not in suspects}
@@ -282,7 +271,7 @@ class Server:
             return after, log
         return then, replace(second, bytes_up=log.bytes_up, bytes_down=log.bytes_down)
 
-    def commit(self, request: RoundQuestions, visited: Accumulator) -> tuple[State, RoundLog]:
+    def commit(self, request: RoundQuestions, visited: engine.Accumulator) -> tuple[State, engine.RoundLog]:
         """The next state, unless it cannot be used, and whose messages counted for it."""
         log = visited.log(request.round, len(request.cohort))
         if visited.total is None:
@@ -290,19 +279,19 @@ class Server:
         now = Now(request.round, self.config.rounds, fold_key(self.keys.server, request.round), visited.accepted,
                   self.public, self.agreement.model)  # fmt: skip
         try:
-            after, report, why = next_state(self.agreement.method, self.state, visited.total, now)
+            after, report, why = engine.next_state(self.agreement.method, self.state, visited.total, now)
         except ValueError as error:  # of messages that are right one by one: all weights are 0
             why = str(error)
         if why:
-            return self.state, rolled_back(log, unusable(why))
-        suspicious = has_grown(after, self.state) and not is_secret(self.agreement.method)
-        if suspicious and not goes_on(log, self.tried(request, after)):
-            return self.state, rolled_back(log, STUCK)
+            return self.state, engine.rolled_back(log, engine.unusable(why))
+        suspicious = engine.has_grown(after, self.state) and not is_secret(self.agreement.method)
+        if suspicious and not engine.goes_on(log, self.tried(request, after)):
+            return self.state, engine.rolled_back(log, engine.STUCK)
         names = {number: name for name, number in self.roster.numbers.items()}
         self.counted |= {names[k]: request.round for clients, _ in visited.records for k in clients.tolist()}
         return after, replace(log, report={name: float(value) for name, value in report.items()})
 
-    def tried(self, request: RoundQuestions, after: State) -> RoundLog:
+    def tried(self, request: RoundQuestions, after: State) -> engine.RoundLog:
         """What becomes of a round's cohort with a state that is not taken yet; no site keeps anything of it.
 
         Not of a method that draws in secret: with the state that is taken in its place, sites would have two sums with
@@ -313,12 +302,12 @@ class Server:
         return visited.log(trial.round, len(trial.cohort))
 
     # --- its lines -----------------------------------------------------------------------------------------------
-    def named(self, refused: Sequence[Refusal]) -> list[tuple[str, str]]:
+    def named(self, refused: Sequence[engine.Refusal]) -> list[tuple[str, str]]:
         """Who was left out and why."""
         names = {number: name for name, number in self.roster.numbers.items()}
         return [(names[each.client], each.reason) for each in refused]
 
-    def line(self, log: RoundLog) -> RoundLine:
+    def line(self, log: engine.RoundLog) -> RoundLine:
         """A round, for the folder; its seconds are left out, so that a run that was interrupted has the same lines."""
         zeros = share_of_zeros(self.state.params) if self.due(log.round) else None
         return replace(round_line(log, None), refused=tuple(self.named(log.refused)), zeros=zeros)
