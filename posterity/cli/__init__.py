@@ -1,4 +1,4 @@
-"""The command line: `app.py` joins the commands (`*_commands.py`), `flags.py` has their flags, `show.py` prints."""
+"""The command line: `app.py` joins the commands (`commands.py`), `flags.py` has their flags, `terminal.py` prints."""
 
 from __future__ import annotations
 

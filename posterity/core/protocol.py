@@ -248,7 +248,7 @@ class Method(Protocol):
         adaptation: epochs of `adapt` at the point "adapted"
         differences: names of its means that hold how far leaves moved, and not where they are
         class_statistics: what it gathers class by class, by its name in `kept`, and the parts of its message that are
-            made of it; classes of too few samples are taken out before `message` (`withhold.py`)
+            made of it; classes of too few samples are taken out before `message` (`wrapper.py`)
     """
 
     label: ClassVar[str]

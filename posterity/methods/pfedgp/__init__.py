@@ -40,7 +40,7 @@ classes equally likely. Second derivatives of the loss are not available.
 
 pFedGP, the method: half of each class predicts the other (g), embeddings are averaged (h), all data predict.
 
-The paper is summed up in the folder's `__init__.py`. A node's mathematics is in `node.py`, the tree in `class_tree.py`.
+A node's mathematics is in `node.py`, with the draws of `polya_gamma.py`.
 """
 
 from __future__ import annotations

@@ -38,9 +38,8 @@ repeats the round's training, (9) with its pull, of base and head (the paper doe
 
 PFedVMP, the method: the client's loss (9) and message (11), the server's base (10), (12) and centroids (13).
 
-The paper is summed up in the folder's `__init__.py`. A client's statistics are in `class_statistics.py`, the precisions
-of its factors in `precision.py` (which `scatter.py` inverts), their way to the server in `factors.py`, and what the
-server reads out of their sum in `centroids.py`.
+A client's statistics are in `class_statistics.py`, the precisions of its factors in `precision.py`, their way to the
+server in `factors.py`; what the server reads out of their sum is in this file.
 """
 
 from __future__ import annotations

@@ -44,8 +44,7 @@ rounds: noise that no client has asked for.
 
 MetaVD, the wrapper: a client's noise (3), its loss (4), the server's mean (5) and the step of Algorithm 1.
 
-The paper is summed up in the folder's `__init__.py`. Variances, divergences and precision weights are in `dropout.py`,
-the hyper-network in `hypernet.py`, the network with a noisy layer in `noisy.py`.
+Variances, divergences and precision weights are in `dropout.py`, the hyper-network in `hypernet.py`.
 """
 
 from __future__ import annotations
