@@ -104,9 +104,6 @@ def _class_names(where: str, data: bytes, labels: Labels, binary: bool) -> tuple
 RECONSTRUCT = ("numpy.core.multiarray _reconstruct", "numpy._core.multiarray _reconstruct")
 NDARRAY, DTYPE = "numpy ndarray", "numpy dtype"
 CONSTANTS = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False}
-LITERALS = ("BININT", "BININT1", "BININT2", "LONG1", "BINUNICODE", "SHORT_BINUNICODE", "BINBYTES", "SHORT_BINBYTES")
-STRINGS = ("BINSTRING", "SHORT_BINSTRING")  # bytes of Python 2, which genops gives as text
-TUPLES = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
 
 
 class PlainPickleError(ValueError):
@@ -140,7 +137,7 @@ _MARK = _Name("mark")
 def read_plain(data: bytes) -> dict[str, Any]:
     """The dict that a pickle holds: str to int, str, bytes, list of these, or array of bytes."""
     try:
-        found = _Machine().run(data)
+        found = _followed(data)
     except PlainPickleError:
         raise
     except (ValueError, IndexError, KeyError, TypeError, AttributeError, OverflowError, MemoryError) as error:
@@ -150,94 +147,68 @@ def read_plain(data: bytes) -> dict[str, Any]:
     return {_text(key): _plain(value) for key, value in found.items()}
 
 
-class _Machine:
-    """A stack and a memo, as the pickle format has them."""
+def _followed(data: bytes) -> Any:
+    """What the opcodes leave on the stack, with the memo that the format has."""
+    stack: list[Any] = []
+    memo: dict[int, Any] = {}
 
-    def __init__(self) -> None:
-        self.stack: list[Any] = []
-        self.memo: dict[int, Any] = {}
-
-    def run(self, data: bytes) -> Any:
-        for opcode, argument, _ in pickletools.genops(data):
-            if opcode.name == "STOP":
-                return self.stack.pop()
-            if not (
-                self._value(opcode.name, argument) or self._build(opcode.name) or self._memo(opcode.name, argument)
-            ):
-                raise PlainPickleError(f"it holds the opcode {opcode.name}, which no such file needs")
-        raise PlainPickleError("it has no end")
-
-    def _value(self, name: str, argument: Any) -> bool:
-        """Opcodes that put a value on the stack."""
-        if name in LITERALS:
-            self.stack.append(argument)
-        elif name in STRINGS:
-            self.stack.append(argument.encode("latin-1"))
-        elif name in CONSTANTS:
-            self.stack.append(CONSTANTS[name])
-        elif name in ("EMPTY_DICT", "EMPTY_LIST", "EMPTY_TUPLE"):
-            self.stack.append({"EMPTY_DICT": {}, "EMPTY_LIST": [], "EMPTY_TUPLE": ()}[name])
-        elif name == "MARK":
-            self.stack.append(_MARK)
-        elif name == "GLOBAL":
-            self.stack.append(_known(argument))
-        elif name == "STACK_GLOBAL":
-            attribute, module = self.stack.pop(), self.stack.pop()
-            self.stack.append(_known(f"{module} {attribute}"))
-        else:
-            return name in ("PROTO", "FRAME")
-        return True
-
-    def _build(self, name: str) -> bool:
-        """Opcodes that put values of the stack together."""
-        if name in TUPLES:
-            self.stack[-TUPLES[name] :] = [tuple(self.stack[-TUPLES[name] :])]
-        elif name == "TUPLE":
-            self.stack.append(tuple(self._since_mark()))
-        elif name == "APPEND":
-            value = self.stack.pop()
-            _expect(self.stack[-1], list).append(value)
-        elif name == "APPENDS":
-            values = self._since_mark()
-            _expect(self.stack[-1], list).extend(values)
-        elif name == "SETITEM":
-            value, key = self.stack.pop(), self.stack.pop()
-            _expect(self.stack[-1], dict)[_text(key)] = value
-        elif name == "SETITEMS":
-            values = self._since_mark()
-            pairs = zip(values[::2], values[1::2], strict=True)
-            _expect(self.stack[-1], dict).update((_text(key), value) for key, value in pairs)
-        elif name == "REDUCE":
-            arguments, function = self.stack.pop(), self.stack.pop()
-            self.stack.append(_described(function, arguments))
-        elif name == "BUILD":
-            state = self.stack.pop()
-            _complete(self.stack[-1], state)
-        else:
-            return False
-        return True
-
-    def _memo(self, name: str, argument: Any) -> bool:
-        """Opcodes that remember the top of the stack, or recall it."""
-        if name in ("BINPUT", "LONG_BINPUT"):
-            self.memo[argument] = self.stack[-1]
-        elif name == "MEMOIZE":
-            self.memo[len(self.memo)] = self.stack[-1]
-        elif name in ("BINGET", "LONG_BINGET"):
-            self.stack.append(self.memo[argument])
-        else:
-            return False
-        return True
-
-    def _since_mark(self) -> list[Any]:
-        place = len(self.stack) - 1
-        while self.stack[place] is not _MARK:
-            place -= 1
-            if place < 0:
-                raise PlainPickleError("it is damaged: a mark is missing")
-        values = self.stack[place + 1 :]
-        del self.stack[place:]
+    def since_mark() -> list[Any]:
+        place = max((k for k, value in enumerate(stack) if value is _MARK), default=-1)
+        if place < 0:
+            raise PlainPickleError("it is damaged: a mark is missing")
+        values = stack[place + 1 :]
+        del stack[place:]
         return values
+
+    argument: Any  # a number, text or bytes, as the opcode has it
+    for opcode, argument, _ in pickletools.genops(data):
+        match opcode.name:
+            case "STOP":
+                return stack.pop()
+            case "PROTO" | "FRAME":
+                continue
+            case "BININT" | "BININT1" | "BININT2" | "LONG1" | "BINUNICODE" | "SHORT_BINUNICODE":
+                stack.append(argument)
+            case "BINBYTES" | "SHORT_BINBYTES":
+                stack.append(argument)
+            case "BINSTRING" | "SHORT_BINSTRING":  # bytes of Python 2, which genops gives as text
+                stack.append(argument.encode("latin-1"))
+            case "NONE" | "NEWTRUE" | "NEWFALSE":
+                stack.append(CONSTANTS[opcode.name])
+            case "EMPTY_DICT" | "EMPTY_LIST" | "EMPTY_TUPLE":
+                stack.append({"DICT": {}, "LIST": [], "TUPLE": ()}[opcode.name[6:]])
+            case "MARK":
+                stack.append(_MARK)
+            case "GLOBAL":
+                stack.append(_known(argument))
+            case "STACK_GLOBAL":
+                attribute, module = stack.pop(), stack.pop()
+                stack.append(_known(f"{module} {attribute}"))
+            case "TUPLE1" | "TUPLE2" | "TUPLE3":
+                count = int(opcode.name[-1])
+                stack[-count:] = [tuple(stack[-count:])]
+            case "TUPLE":
+                stack.append(tuple(since_mark()))
+            case "APPEND" | "APPENDS":
+                values = since_mark() if opcode.name == "APPENDS" else [stack.pop()]
+                _expect(stack[-1], list).extend(values)
+            case "SETITEM" | "SETITEMS":
+                values = since_mark() if opcode.name == "SETITEMS" else [stack.pop(), stack.pop()][::-1]
+                pairs = zip(values[::2], values[1::2], strict=True)
+                _expect(stack[-1], dict).update((_text(key), value) for key, value in pairs)
+            case "REDUCE":
+                arguments, function = stack.pop(), stack.pop()
+                stack.append(_described(function, arguments))
+            case "BUILD":
+                state = stack.pop()
+                _complete(stack[-1], state)
+            case "BINPUT" | "LONG_BINPUT" | "MEMOIZE":
+                memo[len(memo) if opcode.name == "MEMOIZE" else argument] = stack[-1]
+            case "BINGET" | "LONG_BINGET":
+                stack.append(memo[argument])
+            case _:
+                raise PlainPickleError(f"it holds the opcode {opcode.name}, which no such file needs")
+    raise PlainPickleError("it has no end")
 
 
 def _known(text: str) -> _Name:
