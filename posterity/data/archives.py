@@ -96,10 +96,8 @@ def most_bytes(path: Path) -> int:
 def check_size(path: Path, size: int) -> None:
     """Refuse what would expand, or has expanded, beyond the limit of its file."""
     if size > (most := most_bytes(path)):
-        raise DataError(
-            f"{path}: {_amount(path.stat().st_size)} that expand to {_amount(size)} or more; expected at most "
-            f"{_amount(most)}; if that is right, store the arrays as they are (numpy.savez)"
-        )
+        given = f"{path}: {_amount(path.stat().st_size)} that expand to {_amount(size)} or more"
+        raise DataError(f"{given}; expected at most {_amount(most)}; store arrays as they are (numpy.savez)")
 
 
 def _amount(size: int) -> str:
@@ -273,19 +271,15 @@ def _inner(path: Path, name: str) -> str:
     """The name inside an archive, once it is seen to stay there."""
     place = PurePosixPath(name.replace("\\", "/"))
     if place.is_absolute() or ".." in place.parts:
-        raise DataError(
-            f"{path}: holds {name!r}, a name that leads out of it; expected the archive as it is published; fetch it "
-            "from its official source"
-        )
+        given = f"{path}: holds {name!r}, a name that leads out of it"
+        raise DataError(f"{given}; expected the archive as it is published; fetch it again")
     return place.as_posix()
 
 
 def _counted(path: Path, name: str, ordinary: bool, total: int, size: int) -> int:
     """The size of a member, once it is seen to be a file, and not too large beside those before."""
     if not ordinary:
-        raise DataError(
-            f"{path}: {name!r} is a link, a device or a file with holes; expected an ordinary file; fetch the archive "
-            "from its official source"
-        )
+        given = f"{path}: {name!r} is a link, a device or a file with holes"
+        raise DataError(f"{given}; expected an ordinary file; fetch the archive again")
     check_size(path, total + size)
     return size

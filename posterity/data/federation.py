@@ -232,10 +232,8 @@ def _check_apart(federation: Federation, whose: str) -> None:
         row = int(both[0])
         owners = {k for name in (one, other) if (k := getattr(federation, name).owner_of(row)) is not None}
         of = " and ".join(repr(federation.names[k]) for k in sorted(owners))
-        raise DataError(
-            f"{whose}: {len(both)} rows are in {one} and in {other} (the first is row {row}, of {of}); expected every "
-            "row in one part, or scores are of rows that were trained on; divide them"
-        )
+        given = f"{len(both)} rows are in {one} and in {other} (the first is row {row}, of {of})"
+        raise DataError(f"{whose}: {given}; expected every row in one part, or scores say nothing; divide them")
 
 
 def _mask(groups: list[Tensor | None], size: int) -> Tensor:

@@ -67,9 +67,8 @@ def decode_member(where: str, data: bytes | None, size: int = 0) -> Array:
         return decode(data or b"", size)
     except OSError as error:
         why = "it is missing" if data is None else error
-        raise DataError(
-            f"{where} cannot be read as a picture ({why}); expected {', '.join(FORMATS)}; fetch the archive again"
-        ) from None
+        given = f"{where} cannot be read as a picture ({why})"
+        raise DataError(f"{given}; expected {', '.join(FORMATS)}; fetch the archive again") from None
 
 
 def decode_all(stored: Array, offsets: Array) -> list[Array]:

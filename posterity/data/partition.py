@@ -93,9 +93,7 @@ class Partition:
         """Rows of each client."""
         function = find_rule(self.name).function
         if function is None:
-            raise DataError(
-                "partition 'natural': expected a law that divides rows; natural clients need an owner column"
-            )
+            raise DataError("partition 'natural': natural clients need an owner column; expected one, or a law")
         owned = function(y=y, clients=clients, rng=rng, **dict(self.numbers))
         return owned if self.name in RULES else check_rows(owned, self.name, len(y), clients)
 

@@ -141,9 +141,7 @@ def check_targets(
         row = int(torch.nonzero(wrong)[0, 0])
         row = row if rows is None else int(rows[row])
         wanted = f"labels from 0 to {classes - 1}" if task == "classification" else "numbers"
-        raise DataError(
-            f"{whose}: y of row {row}{owner(row)} is {y[row].item()}; expected {wanted}; mend y, or classes"
-        )
+        raise DataError(f"{whose}: y of row {row}{owner(row)} is {y[row].item()}; expected {wanted}; mend y or classes")
 
 
 def check_features(

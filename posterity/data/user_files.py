@@ -214,10 +214,8 @@ def read_image_folder(path: Path, size: int) -> list[Table]:
     clients = list_folders(path)
     files = {c: [(file, kind.name) for kind in list_folders(c) for file in list_pictures(kind)] for c in clients}
     if not any(files.values()):
-        raise DataError(
-            f"{path}: neither .csv, .npz or .parquet files nor pictures in client/class/ folders; expected one of "
-            f"these ({', '.join(KINDS)}); check the path"
-        )
+        given = f"{path}: neither .csv, .npz or .parquet files nor pictures in client/class/ folders"
+        raise DataError(f"{given}; expected one of these ({', '.join(KINDS)}); check the path")
     shape: tuple[int, ...] | None = None
     shots: dict[Path, list[Array]] = {client: [] for client in clients}
     for client, file in ((c, file) for c in clients for file, _ in files[c]):
@@ -225,10 +223,8 @@ def read_image_folder(path: Path, size: int) -> list[Table]:
         shape = shape or shot.shape
         if shot.shape != shape:
             pixels, first = (f"{side[1]}×{side[0]}" for side in (shot.shape, shape))
-            raise DataError(
-                f"{file}: {pixels} pixels; expected {first} as in the first picture; to resize all give "
-                f"{tell_option('size', 32)}"
-            )
+            wanted = f"{first} as in the first picture; to resize all give {tell_option('size', 32)}"
+            raise DataError(f"{file}: {pixels} pixels; expected {wanted}")
         shots[client].append(shot)
     grey = all((shot == shot[..., :1]).all() for found in shots.values() for shot in found)
     notes = _left_out(clients)

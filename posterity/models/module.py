@@ -173,10 +173,8 @@ def _notes(model: Model) -> tuple[str, ...]:
         return (KEPT,)
     again = model.init(0)
     if odd := [n for n, p in model.init(0).items() if not torch.equal(p, again[n])]:
-        raise ValueError(
-            f"made twice with the same seed, the network {model.name!r} has other weights ({odd[0]}): it draws from a "
-            "generator of its own. Draw with torch's functions, without a generator."
-        )
+        given = f"made twice with the same seed, the network {model.name!r} has other weights ({odd[0]})"
+        raise ValueError(f"{given}: draw with torch's functions, without a generator of its own.")
     if not model.unseeded:
         return ()
     names = ", ".join(model.unseeded[:5]) + (", …" if len(model.unseeded) > 5 else "")

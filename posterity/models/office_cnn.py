@@ -35,10 +35,8 @@ def office_cnn(
     first = stride or (4 if min(shape[1:]) >= LARGE else 2)
     height, across = (_side(side, first) for side in shape[1:])
     if min(height, across) < 1:
-        raise ValueError(
-            f"Images of {shape[1]}×{shape[2]} are too small for office_cnn with stride {first}: "
-            f"its three poolings need at least {14 * first + 7} pixels."
-        )
+        given = f"Images of {shape[1]}×{shape[2]} are too small for office_cnn with stride {first}"
+        raise ValueError(f"{given}: its three poolings need at least {14 * first + 7} pixels.")
     grid = (min(height, GRID), min(across, GRID))
     outputs = 1 if task == "regression" else classes
 

@@ -63,9 +63,9 @@ def checked(model: Model) -> Model:
         x = torch.zeros_like(x) if model.integers else x.to(next((t.dtype for t in own.values()), torch.float32))
         full, split = model.logits(own, x), model.classify(own, model.features(own, x)[0])
         if full.shape != split.shape or not same_outputs(full, split, model.task):
+            given = f"Running {model.name!r} up to {model.heads[0]!r} and from there on does not give its output"
             raise ValueError(
-                f"Running {model.name!r} up to {model.heads[0]!r} and from there on does not give its output: "
-                "its forward does something else after the head. Name the sub-module after which nothing happens."
+                f"{given}: something happens after the head. Name the sub-module after which nothing happens."
             )
     return model
 
@@ -162,11 +162,8 @@ def _usable(module: nn.Module, name: str, x: Tensor) -> tuple[Tensor, bool]:
     looks_up = any(isinstance(layer, (nn.Embedding, nn.EmbeddingBag)) for layer in module.modules())
     odd = x[x != x.long()]
     if len(odd) and looks_up:
-        raise ValueError(
-            f"the network {name!r} takes integers (it looks something up with them), but the data hold "
-            f"{float(odd[0]):g}: give integers; features of a table are standardised unless you say "
-            "--set data.scale=none"
-        )
+        given = f"the network {name!r} takes integers (to look something up), but the data hold {float(odd[0]):g}"
+        raise ValueError(f"{given}; features of a table are standardised unless you say --set data.scale=none")
     try:
         if not len(odd):
             _called(module, x.long())

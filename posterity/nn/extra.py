@@ -2,8 +2,7 @@
 
 For methods that add layers of their own (GPFL's valve, FedCP's policy, MOON's projection). A function with
 `functools.cache` makes one `Extra` for a size, so that server and clients mean the same; weights are handed in by name.
-
-Finding a layer of a network by its kind, for methods that treat one layer in a way of their own.
+`linear_layer` finds a layer of the network itself, for methods that treat one in a way of their own.
 """
 
 from __future__ import annotations
@@ -29,11 +28,8 @@ def linear_layer(model: Network, name: str = "") -> str:
         return name
     before = [n for n in linear if f"{n}.weight" in model.base_names]
     if not before:
-        raise ValueError(
-            f"The network {model.name!r} has no linear layer before its head; name one, e.g. layer={linear[-1]!r}."
-            if linear
-            else f"The network {model.name!r} has no linear layer."
-        )
+        where = f" before its head; name one, e.g. layer={linear[-1]!r}" if linear else ""
+        raise ValueError(f"The network {model.name!r} has no linear layer{where}.")
     return before[-1]
 
 
@@ -45,15 +41,10 @@ class Extra:
     module: nn.Module = field(repr=False)
 
     def __post_init__(self) -> None:
-        bad = [
-            type(m).__name__
-            for m in self.module.modules()
-            if isinstance(m, nn.modules.batchnorm._BatchNorm | nn.modules.dropout._DropoutNd)
-        ]
-        if bad:
-            raise ValueError(
-                f"the extra module {self.prefix!r} holds {bad[0]}; only layers without state and draws can be added"
-            )
+        kinds = nn.modules.batchnorm._BatchNorm | nn.modules.dropout._DropoutNd
+        if bad := [type(m).__name__ for m in self.module.modules() if isinstance(m, kinds)]:
+            given = f"the extra module {self.prefix!r} holds {bad[0]}"
+            raise ValueError(f"{given}; only layers without state and draws can be added")
 
     @property
     def leaves(self) -> tuple[str, ...]:

@@ -298,10 +298,7 @@ def _replacement(layer: nn.Module, index: int) -> nn.Module:
 
 def _norm(layer: _BatchNorm) -> Norm:
     if layer.momentum is None:
-        raise ValueError(
-            "Batch norm with momentum=None (a cumulative average) is not supported: its count of batches would have "
-            "to be merged between clients. Give it a momentum, such as 0.1."
-        )
+        raise ValueError("Batch norm with momentum=None (a cumulative average) is not supported: give it one, say 0.1.")
     new = Norm(layer.num_features, layer.eps, layer.momentum, layer.affine, layer.running_mean is not None)
     for name in ("weight", "bias", "running_mean", "running_var"):
         if getattr(layer, name) is not None:

@@ -89,11 +89,9 @@ class BoundModule:
         plain = _plain_attention() if self.attends else nullcontext()
         with _LOCK, _turn(self.layers, train) as token, ExitStack() as hooks, plain:
             for name in want:
-                handle = self._layer(name).register_forward_pre_hook(_note(token, seen, name))
-                hooks.callback(handle.remove)
+                hooks.callback(self._layer(name).register_forward_pre_hook(_note(token, seen, name)).remove)
             for name, change in (around or {}).items():
-                handle = self._layer(name).register_forward_hook(_change(token, change))
-                hooks.callback(handle.remove)
+                hooks.callback(self._layer(name).register_forward_hook(_change(token, change)).remove)
             output = functional_call(self.module, lent, (x,))
         for name in want:
             if name not in seen:
@@ -352,10 +350,8 @@ class Model:
     ) -> Tensor:
         """The head alone: logits (B, C), or values (B,), of features z (B, d)."""
         if self._tail_part is None:
-            raise ValueError(
-                f"The head is made of several sub-modules ({', '.join(self.heads)}) and only the network's own forward "
-                "knows how they follow each other. Put them into one nn.Sequential and name that as the head."
-            )
+            several = f"The head is made of several sub-modules ({', '.join(self.heads)})"
+            raise ValueError(f"{several}, in no order that is known. Put them into one nn.Sequential as the head.")
         if self.shape is not None:
             z = z.reshape(z.shape[0], *self.feature_shape)
         return self._finish(self._run(self._tail_part, params, z, mask, train, key)[0])

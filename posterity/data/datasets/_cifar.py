@@ -82,15 +82,11 @@ def _binary(where: str, data: bytes, rows: int, layout: CifarLayout, labels: Lab
 
 def _python(where: str, data: bytes, rows: int, layout: CifarLayout, labels: Labels) -> tuple[Array, Array]:
     """A dict with an array of pixels and lists of labels."""
-    with reading(
-        where, f"{rows:,} pictures as data, and as many {labels.key}; fetch it again, or take the binary archive"
-    ):
+    with reading(where, f"{rows:,} pictures as data, and as many {labels.key}; or take the binary archive"):
         found = read_plain(data)
         x, y = np.asarray(found["data"]), np.asarray(found[labels.key])
-        demand(
-            x.shape == (rows, PIXELS) and y.shape == (rows,) and y.dtype.kind == "i",
-            f"pictures {x.shape}, labels {y.shape}",
-        )
+        fits = x.shape == (rows, PIXELS) and y.shape == (rows,) and y.dtype.kind == "i"
+        demand(fits, f"pictures {x.shape}, labels {y.shape}")
     return x, y
 
 

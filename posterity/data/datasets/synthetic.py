@@ -69,10 +69,9 @@ def load(
 
 def _check(skew: str, preset: str, clients: int, samples: int, outlier: int) -> None:
     if skew not in SKEWS or preset not in ("paper", "code") or clients < 1 or samples < 8:
-        raise DataError(
-            f"synthetic: skew={skew!r}, preset={preset!r}, clients={clients}, samples={samples}; expected skew one of "
-            f"{', '.join(SKEWS)}, preset paper or code, at least 1 client and 8 samples; change the options"
-        )
+        given = f"synthetic: skew={skew!r}, preset={preset!r}, clients={clients}, samples={samples}"
+        wanted = f"skew one of {', '.join(SKEWS)}, preset paper or code, at least 1 client and 8 samples"
+        raise DataError(f"{given}; expected {wanted}; change the options")
     if not -1 <= outlier < clients:
         raise DataError(f"synthetic: outlier={outlier}; expected a client from 0 to {clients - 1}, or -1 for none")
 
