@@ -69,7 +69,7 @@ def begin(version: Version = False) -> None:
     """Flags of all commands."""
 
 
-@interrupt.stops
+@interrupt.stoppable()
 def main() -> None:
     """Run the command line; what users did wrong is told in a sentence, without a traceback."""
     end_with_parent()

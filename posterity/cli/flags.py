@@ -139,15 +139,13 @@ def read_config(given: dict[str, Any]) -> Config:
     """The configuration of a command: the file's values, then the flags'."""
     path: Path | None = given.pop("config", None)
     base = from_table(read_toml(path) if path else {})
-    settings = dict(_pair(text) for text in given.pop("set", None) or [])
+    settings = {}
+    for text in given.pop("set", None) or []:
+        name, equals, value = text.partition("=")
+        if not equals or not name:
+            raise ValueError(f"--set takes name=value; {text!r} was given")
+        settings[name.strip()] = value.strip()
     return from_table({**{n: v for n, v in given.items() if v is not None}, "set": settings}, base)
-
-
-def _pair(text: str) -> tuple[str, str]:
-    name, equals, value = text.partition("=")
-    if not equals or not name:
-        raise ValueError(f"--set takes name=value; {text!r} was given")
-    return name.strip(), value.strip()
 
 
 def read_methods(text: str) -> list[str]:

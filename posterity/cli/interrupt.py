@@ -12,7 +12,7 @@ import shlex
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -58,7 +58,7 @@ def how_to_go_on() -> str:
 
 @contextmanager
 def stoppable() -> Iterator[None]:
-    """While it lasts, the first Ctrl-C or SIGTERM raises `Stopped`; the exit code and the sentence are in `tell`."""
+    """While it lasts, the first Ctrl-C or SIGTERM ends what is done, with the sentence and the exit code of `tell`."""
     _written.clear()
     _told.clear()
     if is_worker() or threading.current_thread() is not threading.main_thread():
@@ -75,9 +75,9 @@ def stoppable() -> Iterator[None]:
         for number, _ in caught:
             signal.signal(number, _stop)
         yield
-    except Stopped:
+    except Stopped as stop:
         stopped = True
-        raise
+        sys.exit(tell(stop.number))
     finally:
         for number, before in caught:
             signal.signal(number, before)
@@ -99,19 +99,6 @@ def _end_at_last(listening: int, over: threading.Event, grace: float) -> None:
         if told[0] in SIGNALS and not over.wait(grace):
             os._exit(tell(told[0]))
     os.close(listening)
-
-
-def stops(command: Callable[[], None]) -> Callable[[], None]:
-    """A command that can be stopped."""
-
-    def stopping() -> None:
-        try:
-            with stoppable():
-                command()
-        except Stopped as stop:
-            sys.exit(tell(stop.number))
-
-    return stopping
 
 
 def tell(number: int = signal.SIGINT) -> int:

@@ -23,7 +23,7 @@ from rich.table import Table
 from torch import Tensor
 
 from posterity import data, laws, methods, models
-from posterity.cli.terminal import console, label, ruled_table, say, say_sentence
+from posterity.cli.terminal import console, label, print_rows, say, say_sentence
 from posterity.core.passes import Training
 from posterity.data.federation import Federation
 from posterity.data.official import VARIABLE, DataSource, File, find_form
@@ -43,22 +43,19 @@ def print_methods(name: str | None) -> None:
     if name is not None:
         _print_method(name.lstrip("+"))
         return
-    table = ruled_table("Methods", "Method", "label", "scored at", "reference", "hyper-parameters")
-    for key, cls in methods.available().items():
-        names = ", ".join(f"{k.name}={k.default}" for k in knobs(cls) if k.name != "local")
-        row = (key, cls.label, cls.scored, cls.reference, names)  # type: ignore[attr-defined]
-        table.add_row(*(label(cell) for cell in row))
-    console.print(table)
-    table = ruled_table("Wrappers", "Suffix", "what it does", "hyper-parameters")
-    for key, cls in methods.suffixes().items():
-        names = ", ".join(f"{k.name}={k.default}" for k in knobs(cls))
-        table.add_row(f"+{key}", label(first_line(cls)), label(names))
-    console.print(table)
-    table = ruled_table("Names for specs", "Name", "stands for", "reference")
-    for key, named in methods.names().items():
-        table.add_row(*(label(cell) for cell in (key, named.describe(key), named.reference)))
-    console.print(table)
+    known: Mapping[str, Any] = methods.available()
+    print_rows("Methods", ("Method", "label", "scored at", "reference", "hyper-parameters"),
+               ((key, cls.label, cls.scored, cls.reference, _shown(cls)) for key, cls in known.items()))  # fmt: skip
+    print_rows("Wrappers", ("Suffix", "what it does", "hyper-parameters"),
+               ((f"+{key}", first_line(cls), _shown(cls)) for key, cls in methods.suffixes().items()))  # fmt: skip
+    print_rows("Names for specs", ("Name", "stands for", "reference"),
+               ((key, each.describe(key), each.reference) for key, each in methods.names().items()))  # fmt: skip
     console.print("one in detail: posterity methods NAME; its training: --set local.NAME=VALUE; its paper: NAME@paper")
+
+
+def _shown(cls: type) -> str:
+    """The hyper-parameters of a method, with their defaults."""
+    return ", ".join(f"{k.name}={k.default}" for k in knobs(cls) if k.name != "local")
 
 
 def _print_method(word: str) -> None:
@@ -104,14 +101,12 @@ def _print_knobs(title: str, found: list[Knob], prefix: str, unnamed: str) -> No
     if not found:
         return
     papers = any(knob.differs for knob in found)
-    heads = ("name", "default", *(["@paper"] if papers else []), "meaning", "source of the default")
-    table = ruled_table(title, *heads)
+    rows = []
     for knob in found:
         meaning = knob.doc + (f" ({', '.join(knob.choices)})" if knob.choices else "")
-        paper = [str(knob.paper) if knob.differs else ""] if papers else []
-        row = (prefix + knob.name, str(knob.default), *paper, meaning, knob.source or unnamed)
-        table.add_row(*(label(cell) for cell in row))
-    console.print(table)
+        paper = [knob.paper if knob.differs else ""] if papers else []
+        rows.append((prefix + knob.name, knob.default, *paper, meaning, knob.source or unnamed))
+    print_rows(title, ("name", "default", *(["@paper"] if papers else []), "meaning", "source of the default"), rows)
 
 
 def _class_doc(cls: type) -> str | None:
@@ -134,11 +129,9 @@ def first_line(cls: type) -> str:
 
 
 def print_datasets() -> None:
-    table = ruled_table("Datasets", "Dataset", "what it is", "own clients", "files")
-    for d in data.available():
-        table.add_row(d.name, label(d.description), "yes" if d.natural else "", "in the package" if d.embedded else
-                      "POSTERITY_DATA or --data-dir")  # fmt: skip
-    console.print(table)
+    rows = ((d.name, d.description, "yes" if d.natural else "",
+             "in the package" if d.embedded else f"{VARIABLE} or --data-dir") for d in data.available())  # fmt: skip
+    print_rows("Datasets", ("Dataset", "what it is", "own clients", "files"), rows)
     console.print("one in detail, with its files: posterity datasets NAME")
     console.print("mixes: a+b; your own: the path of an .npz, .csv, .parquet, or a folder of clients")
 
@@ -148,8 +141,7 @@ def print_dataset(name: str, given: str | None) -> None:
     dataset, folder = find_dataset(name), data_folder(given)
     console.print(paragraphs(dataset.text), highlight=False, markup=False)
     if known := options(name):
-        shown = ", ".join(f"data.{key}={value}" for key, value in known.items())
-        say_sentence(f"Options (--set): {shown}")
+        say_sentence(f"Options (--set): {', '.join(f'data.{key}={value}' for key, value in known.items())}")
     if dataset.natural:
         say_sentence("It has clients of its own.")
     if dataset.source is None:
@@ -197,11 +189,9 @@ def print_models(name: str | None) -> None:
     if name is not None:
         _print_model(name)
         return
-    table = ruled_table("Networks", "Network", "what it is", "options (--set model.NAME=VALUE)")
-    for each in models.available():
-        options = ", ".join(f"{option}={default}" for option, default in each.options.items())
-        table.add_row(*(label(cell) for cell in (each.name, each.summary, options)))
-    console.print(table)
+    rows = ((each.name, each.summary, ", ".join(f"{option}={default}" for option, default in each.options.items()))
+            for each in models.available())  # fmt: skip
+    print_rows("Networks", ("Network", "what it is", "options (--set model.NAME=VALUE)"), rows)
     console.print("one in detail: posterity models NAME; your own: --model package.module:make")
 
 
@@ -214,11 +204,9 @@ def _print_model(name: str) -> None:
     if not known[name].options:
         console.print("It has no options.")
         return
-    table = ruled_table("Options (--set model.NAME=VALUE)", "name", "default", "meaning")
     meanings = comments(network)
-    for option, default in known[name].options.items():
-        table.add_row(*(label(cell) for cell in (f"model.{option}", str(default), meanings.get(option, ""))))
-    console.print(table)
+    rows = ((f"model.{option}", value, meanings.get(option, "")) for option, value in known[name].options.items())
+    print_rows("Options (--set model.NAME=VALUE)", ("name", "default", "meaning"), rows)
 
 
 def comments(function: Any) -> dict[str, str]:
@@ -335,12 +323,9 @@ def tune_all(
 
 def print_tuned(path: Path) -> None:
     """What was chosen, beside the defaults' scores."""
-    table = ruled_table("Tuned", "Method", "validation", "with defaults", "trial", "chosen")
-    for name, each in read_toml(path)["methods"].items():
-        scores = [f"{each[n]:.4g}" for n in ("value", "default")]
-        table.add_row(*(label(cell) for cell in (name, *scores, f"{each['trial']} of {each['trials']}",
-                                                 told(each["set"]))))  # fmt: skip
-    console.print(table)
+    rows = ((name, f"{each['value']:.4g}", f"{each['default']:.4g}", f"{each['trial']} of {each['trials']}",
+             told(each["set"])) for name, each in read_toml(path)["methods"].items())  # fmt: skip
+    print_rows("Tuned", ("Method", "validation", "with defaults", "trial", "chosen"), rows)
 
 
 def take_tuned(names: Sequence[str], config: Config, path: Path) -> list[str]:
@@ -353,13 +338,13 @@ def take_tuned(names: Sequence[str], config: Config, path: Path) -> list[str]:
 
 def print_sent(path: Path, leaves: Sequence[Mapping[str, Any]]) -> None:
     """What left a site, a line for every leaf (`flower/sent.py`)."""
-    heads = ("Leaf", "rounds", "times", "bytes", "smallest count behind it")
-    table = ruled_table("What left this site", *heads)
+    rows = []
     for leaf in leaves:
         first, last = leaf["rounds"]
-        count = "no samples, or unknown" if leaf["count"] is None else str(leaf["count"])
-        rounds = f"{first}" if first == last else f"{first} … {last}"
-        table.add_row(*(label(cell) for cell in (leaf["leaf"], rounds, leaf["times"], leaf["bytes"], count)))
-    console.print(table)
+        count = "no samples, or unknown" if leaf["count"] is None else leaf["count"]
+        rows.append(
+            (leaf["leaf"], first if first == last else f"{first} … {last}", leaf["times"], leaf["bytes"], count)
+        )
+    print_rows("What left this site", ("Leaf", "rounds", "times", "bytes", "smallest count behind it"), rows)
     total = sum(leaf["bytes"] for leaf in leaves)
     say_sentence(f"{total} bytes in all; round 0 is registration; each single one of them: {path}")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -258,6 +258,14 @@ def say_sentences(*texts: str) -> None:
 def ruled_table(title: str, *heads: str) -> Table:
     """An empty table whose cells are folded where they are too long, and never cut."""
     return Table(*(RichColumn(head, overflow="fold") for head in heads), title=title, title_justify="left")
+
+
+def print_rows(title: str, heads: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    """A table of names and texts."""
+    table = ruled_table(title, *heads)
+    for row in rows:
+        table.add_row(*(label(str(cell)) for cell in row))
+    console.print(table)
 
 
 def make_table(rows: Sequence[Row], shown: Sequence[Column], wide: bool) -> Table:

@@ -158,7 +158,9 @@ class Config:
             value = getattr(self, name)
             if use.least is not None and value is not None and not use.least <= value < MOST:
                 raise ValueError(f"{name} must be at least {use.least} and below 2**63; {value} was given")
-        _check_texts(self)
+        for name, value in {**vars(self), **self.set}.items():  # halves of characters, as in a path that is not UTF-8
+            if str(value).encode(errors="replace").decode() != str(value):
+                raise ValueError(f"{name} is {value!r}, which is not UTF-8, and no file can hold it: rename it")
         few = self.evaluate_clients
         if few is not None and few != "all" and not (few.isdecimal() and int(few)):
             raise ValueError(f"evaluate_clients must be 'all' or a number of clients; {few!r} was given")
@@ -269,17 +271,6 @@ def to_toml(config: Config) -> str:
     if config.set:
         lines += ["", "[set]", *(f"{quoted(k)} = {literal(v)}" for k, v in config.set.items())]
     return "\n".join(lines) + "\n"
-
-
-def _check_texts(config: Config) -> None:
-    """Refuse texts that no file can hold: halves of characters, as in a path that is not UTF-8."""
-    for name, value in {**vars(config), **config.set}.items():
-        try:
-            str(value).encode()
-        except UnicodeEncodeError:
-            raise ValueError(
-                f"{name} is {value!r}, which is not UTF-8; expected text that a run's folder can hold; rename it"
-            ) from None
 
 
 def quoted(text: str) -> str:

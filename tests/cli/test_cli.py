@@ -273,8 +273,11 @@ def test_a_dataset_a_partition_and_a_network_outside_the_package(outside):
         (["--partition", "my_partitio:stripes"], "there is no module 'my_partitio' to take the partition"),
         (["--partition", "my_partition:number"], "is of type int, not a function that makes a partition"),
         (["--partition", "my_partition:stripes:1:2"], "expected the form my_partition:stripes[:WIDTH]"),
-        (["--model", "my_networ:make"], "There is no module 'my_networ' to take the model"),
-        (["--model", "my_network:mke"], "there is no callable of my_network 'mke': did you mean 'make'"),
+        (["--model", "my_networ:make"], "there is no module 'my_networ' to take the model"),
+        (
+            ["--model", "my_network:mke"],
+            "'my_network:mke' is nothing, not a function that makes a model: did you mean 'make'",
+        ),
     ],
 )
 def test_what_is_wrong_outside_the_package_is_told_in_a_sentence(outside, words, message):

@@ -25,7 +25,7 @@ def patient(monkeypatch):
 def stopped_by(number: int, folder: Path | None = None) -> int:
     """The exit code of a command that writes to `folder` and gets a signal."""
 
-    @interrupt.stops
+    @interrupt.stoppable()
     def command() -> None:
         if folder is not None:
             interrupt.writes_to(folder)
@@ -90,7 +90,7 @@ def test_what_is_ignored_stays_ignored():
 BUSY = """
 import atexit, hashlib, time
 from posterity.cli import interrupt
-@interrupt.stops
+@interrupt.stoppable()
 def command():
     print("busy", flush=True)
     hashlib.pbkdf2_hmac("sha256", b"a", b"b", 2**31 - 1)  # Python cannot interrupt it
