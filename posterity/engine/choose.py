@@ -6,14 +6,15 @@ The same machine, versions and configuration give the same choice, and with it t
     an operator that cannot be stacked            `loop`                             `loop`
     fewer than 1.8 clients at work at once        `loop`                             `graph`
     no convolutions                               `graph`                            `graph`
-    convolutions, small (`SMALL`)                 `graph`, patches                   `graph`, Triton
+    convolutions, small (`SMALL`)                 `graph`, oneDNN off                `graph`, Triton
     convolutions, larger                          `loop`, the channel last           `graph`, Triton
 
 Small networks lose their time between operators, so a stack wins; larger ones lose it in the operators, and images of
-one client with the channel last are pooled several times faster. Triton's kernels need the package; without it
-PyTorch's own convolutions are taken. oneDNN stays on. Without `posterity/fast` the engine is `stacked`, or `oracle`
-where clients run one by one. `--engine`, `--convolution` and `--onednn` overrule the rule; `run.json` has what was
-taken. `benchmarks/choice.py` times all that is possible and says how far the rule is from the best.
+one client with the channel last are pooled several times faster. oneDNN lays out every input anew, which takes longer
+than a small convolution does; where it is asked for, small convolutions of a stack are products with patches. Triton's
+kernels need the package; without it PyTorch's own convolutions are taken. Without `posterity/fast` the engine is
+`stacked`, or `oracle` where clients run one by one. `--engine`, `--convolution` and `--onednn` overrule the rule;
+`run.json` has what was taken. `benchmarks/choice.py` times all that is possible and says how far it is from the best.
 """
 
 from __future__ import annotations
@@ -79,15 +80,17 @@ def choose(
     elif stacks and device == "cpu" and large and backend != "patches":
         remark = "large convolutions on a CPU: one by one is faster"
     engine = wish.engine if wish.engine != "auto" else _fast("loop", "oracle") if remark else _fast("graph", "stacked")
-    alone = engine in ONE_BY_ONE
+    alone, onednn = engine in ONE_BY_ONE, wish.onednn != "off"
+    if wish.onednn == "auto" and device == "cpu" and backends and not large and backend in ("auto", "native"):
+        onednn = False  # it lays out every input anew, which takes longer than a small convolution does
     if backend == "auto":
-        backend = _usual_backend(backends, alone, large)
+        backend = _usual_backend(backends, alone, large, onednn)
     elif backend == "last" and not alone and ":" not in engine:
         raise ValueError("convolutions with the channel last are for one client at a time: use --engine loop")
     other = model.with_conv_backend(backend) if backend else model
     if stacks and backends and not alone and backend != "native":
         check_gradients(other, model, x, params, batch)
-    return EngineChoice(find_engine(engine), other, wish.onednn != "off", remark if wish.engine == "auto" else "")
+    return EngineChoice(find_engine(engine), other, onednn, remark if wish.engine == "auto" else "")
 
 
 def _fast(name: str, otherwise: str) -> str:
@@ -95,10 +98,10 @@ def _fast(name: str, otherwise: str) -> str:
     return name if name in engine_names() else otherwise
 
 
-def _usual_backend(backends: tuple[str, ...], alone: bool, large: bool) -> str:
+def _usual_backend(backends: tuple[str, ...], alone: bool, large: bool, onednn: bool) -> str:
     """What computes the convolutions of a network that has some; empty if it has none."""
     if "last" in backends:  # on a CPU
-        return ("last" if large else "native") if alone else "native" if large else "patches"
+        return ("last" if large else "native") if alone else "patches" if onednn and not large else "native"
     return "triton" if "triton" in backends and not alone else "native" if backends else ""
 
 

@@ -52,8 +52,8 @@ def taken(found):
     [
         ("mlp", 10.0, ("graph", "", True)),
         ("mlp", ALONE - 0.1, ("loop", "", True)),
-        ("cnn", 10.0, ("graph", "patches", True)),
-        ("cnn", ALONE - 0.1, ("loop", "native", True)),
+        ("cnn", 10.0, ("graph", "native", False)),
+        ("cnn", ALONE - 0.1, ("loop", "native", False)),
         ("large", 10.0, ("loop", "last", True)),
         ("large", ALONE - 0.1, ("loop", "last", True)),
     ],
@@ -66,9 +66,9 @@ def test_the_rule_on_a_cpu(request, network, busy, expected):
 
 @pytest.mark.parametrize(("there", "expected"), [(("triton",), "triton"), ((), "native")])
 def test_on_a_gpu_kernels_are_taken_where_there_are_some(there, expected):
-    assert rule._usual_backend(("native", "patches", *there), False, True) == expected
-    assert rule._usual_backend(("native", "patches", *there), False, False) == expected
-    assert rule._usual_backend(("native", "patches", *there), True, False) == "native"
+    assert rule._usual_backend(("native", "patches", *there), False, True, True) == expected
+    assert rule._usual_backend(("native", "patches", *there), False, False, True) == expected
+    assert rule._usual_backend(("native", "patches", *there), True, False, True) == "native"
 
 
 @pytest.mark.parametrize(
@@ -86,6 +86,19 @@ def test_on_a_gpu_kernels_are_taken_where_there_are_some(there, expected):
 )
 def test_what_was_asked_for_is_taken(large, wish, expected):
     assert taken(choose(wish, *large)) == expected
+
+
+@pytest.mark.parametrize(
+    ("wish", "expected"),
+    [
+        (Wish("auto", "auto", "on"), ("graph", "patches", True)),
+        (Wish("auto", "patches"), ("graph", "patches", True)),
+        (Wish("stacked"), ("stacked", "native", False)),
+        (Wish("stacked", "native", "on"), ("stacked", "native", True)),
+    ],
+)
+def test_small_convolutions_do_without_onednn_unless_it_is_asked_for(cnn, wish, expected):
+    assert taken(choose(wish, *cnn)) == expected
 
 
 @pytest.mark.parametrize("network", ["cnn", "mlp"])
@@ -208,10 +221,10 @@ def test_switches_are_put_back():
 
 
 def test_the_choice_is_reported_and_repeated(tmp_path, monkeypatch):
-    config = Config(**CNN, onednn="off")
+    config = Config(**CNN)
     whole = run.start_run(config, tmp_path / "whole")
     facts = json.loads((tmp_path / "whole" / "run.json").read_text())
-    assert (facts["engine"], facts["convolution"], facts["onednn"]) == ("graph", "patches", "off")
+    assert (facts["engine"], facts["convolution"], facts["onednn"]) == ("graph", "native", "off")
     assert torch.backends.mkldnn.enabled  # as before the run
 
     class Stop(Exception):
@@ -227,7 +240,7 @@ def test_the_choice_is_reported_and_repeated(tmp_path, monkeypatch):
     assert torch.backends.mkldnn.enabled  # also after an exception
     monkeypatch.setattr(rule, "SMALL", 0)  # what would be chosen now is another engine
     again = run.resume_run(tmp_path / "cut")
-    assert (again.setup.engine, again.setup.sim.model.conv_backend) == (GRAPH, "patches")
+    assert (again.setup.engine, again.setup.sim.model.conv_backend) == (GRAPH, "native")
     assert not again.setup.settings.onednn
     assert all(torch.equal(whole.state.params[n], p) for n, p in again.state.params.items())
 
@@ -254,6 +267,6 @@ def test_bad_values_are_explained(settings, message):
 
 
 def test_a_run_after_another_has_its_own_switch():
-    assert not set_up(Config(**CNN, onednn="off")).settings.onednn
+    assert not set_up(Config(**CNN)).settings.onednn
     assert torch.backends.mkldnn.enabled
     assert set_up(Config(**SMALL)).settings.onednn
