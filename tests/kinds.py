@@ -1,7 +1,7 @@
 """One method of each kind: what `make test` runs where a test is about engines and folders and not about methods.
 
-Every method is under the laws, has tests of its own and is interrupted in `make test`; what is repeated for all of them
-besides is for `make test-all`.
+Every method is under the laws, `resume` among them, and has tests of its own in `make test`; what is repeated for all
+of them besides is for `make test-all`.
 """
 
 from __future__ import annotations

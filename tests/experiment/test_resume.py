@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from kinds import fewer, needs
+from kinds import fewer, needs, of_each_kind
 
 import posterity
 from posterity import methods
@@ -85,7 +85,7 @@ def interrupt() -> None:
     raise Interrupted
 
 
-@pytest.mark.parametrize("method", EVERY)
+@pytest.mark.parametrize("method", of_each_kind(EVERY))
 def test_an_exception_at_the_same_point_for_every_method(method, tmp_path, monkeypatch):
     setting = replace(config(method), engine="stacked", subset="10%", rounds=3, evaluate_every=3)
     monkeypatch.setattr(run, "WRITING", math.inf)

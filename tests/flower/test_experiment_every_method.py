@@ -6,6 +6,7 @@ Every message is encoded and decoded, has the length that the simulator counts, 
 from __future__ import annotations
 
 import pytest
+from kinds import of_each_kind
 
 from posterity import methods
 from posterity.flower.server import Server
@@ -33,7 +34,7 @@ def check(spec, tmp_path, monkeypatch, **changes):
     assert_same_end(server, tmp_path, expected)
 
 
-@pytest.mark.parametrize("spec", SPECS)
+@pytest.mark.parametrize("spec", of_each_kind(SPECS))
 def test_it_ends_where_the_simulator_ends(spec, tmp_path, monkeypatch):
     check(spec, tmp_path, monkeypatch)
 

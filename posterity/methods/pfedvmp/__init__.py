@@ -39,7 +39,7 @@ repeats the round's training, (9) with its pull, of base and head (the paper doe
 PFedVMP, the method: the client's loss (9) and message (11), the server's base (10), (12) and centroids (13).
 
 A client's statistics are in `class_statistics.py`, the precisions of its factors in `precision.py`, their way to the
-server in `factors.py`; what the server reads out of their sum is in this file.
+server, and what it reads out of their sum, in `factors.py`.
 """
 
 from __future__ import annotations

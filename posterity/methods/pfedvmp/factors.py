@@ -12,7 +12,7 @@ ways (d features, Z samples of the class):
 Dense and symmetric messages are sums. Large and small precisions stand in the same entries, so these travel in float64
 whatever the clients compute in: float32 would round the small ones away. Directions have no such entries, but do not
 add up: `LowRank` holds one client's, and its fold multiplies them out client by client in float64, so that every total
-is a `Sum` of dense factors. Where Λ comes from: `precision.py`; what the server makes of the sum: `__init__.py`.
+is a `Sum` of dense factors. Where Λ comes from: `precision.py`; what the server makes of the sum: `read_centroids`.
 
 What the server makes of the sum of the clients' factors: the centroids (13), with the prior of (4) if asked for.
 
