@@ -37,7 +37,7 @@ from posterity.core.common import (
 from posterity.core.gaussian import Gaussian, cholesky, exact_products, kl, matvec
 from posterity.core.likelihood import NOISE, masked_mean, mixture, one_hot, pointwise
 from posterity.core.messages import Bag, LogMean, Mean, Message, Moments, Rows, Sparse, Sum, packed, unpacked
-from posterity.core.network import Network, Params
+from posterity.core.network import Instead, Network, Params
 from posterity.core.optim import SGD, Adam, Groups, Optimiser, RMSprop, clipped, norm
 from posterity.core.passes import (
     Loss,
@@ -100,10 +100,10 @@ from posterity.core.wrapper import Wrapper
 from posterity.settings.hyperparameters import check_fields, hyper
 
 __all__ = [
-    "NOISE", "SGD", "STATIC", "Adam", "Bag", "Batch", "Carry", "Facts", "Gaussian", "Groups", "Here", "Leaves",
-    "LogMean", "Loss", "Mean", "Message", "Method", "Moments", "Network", "Now", "Optimiser", "Own", "Params",
-    "Partition", "Pass", "Personal", "Plan", "Point", "RMSprop", "Rows", "Shared", "Sparse", "State", "Sum",
-    "Summary", "Training", "Tree", "Wrapper", "as_second", "averaged", "base", "bits", "categorical",
+    "NOISE", "SGD", "STATIC", "Adam", "Bag", "Batch", "Carry", "Facts", "Gaussian", "Groups", "Here", "Instead",
+    "Leaves", "LogMean", "Loss", "Mean", "Message", "Method", "Moments", "Network", "Now", "Optimiser", "Own",
+    "Params", "Partition", "Pass", "Personal", "Plan", "Point", "RMSprop", "Rows", "Shared", "Sparse", "State",
+    "Sum", "Summary", "Training", "Tree", "Wrapper", "as_second", "averaged", "base", "bits", "categorical",
     "check_fields", "cholesky", "clipped", "constrained", "count_labels", "deal", "descend", "directed",
     "everything", "exact_products", "first_network", "first_of", "fit", "fit_head", "fold", "gather", "head",
     "held_by", "holding", "hyper", "kl", "log_likelihood", "log_predictive", "make_key", "masked_mean", "matvec",

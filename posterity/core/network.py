@@ -161,18 +161,42 @@ class Network(Protocol):
 
 
 @dataclass(frozen=True, eq=False)
-class Bound:
-    """`model` with its frozen leaves `still`; everything else is asked of the model."""
+class Instead:
+    """`model`, called with other parameters than those that it is given; everything else is asked of the model."""
 
     model: Network
-    still: Params = field(repr=False)
+
+    def replaced(self, given: Params) -> Params:
+        raise NotImplementedError
 
     def __getattr__(self, name: str) -> Any:
         if name == "model":  # not made yet
             raise AttributeError(name)
         return getattr(self.model, name)
 
-    # --- names: those of leaves that move --------------------------------------------------------------------------
+    def __call__(self, params: Params, *args: Any, **how: Any) -> Any:
+        return self.model(self.replaced(params), *args, **how)
+
+    def logits(self, params: Params, *args: Any, **how: Any) -> Tensor:
+        output: Tensor = self(params, *args, **how)[0]
+        return output
+
+    def features(self, params: Params, *args: Any, **how: Any) -> tuple[Tensor, Params]:
+        return self.model.features(self.replaced(params), *args, **how)
+
+    def classify(self, params: Params, *args: Any, **how: Any) -> Tensor:
+        return self.model.classify(self.replaced(params), *args, **how)
+
+
+@dataclass(frozen=True, eq=False)
+class Bound(Instead):
+    """`model` with its frozen leaves `still`; its names are those of leaves that move."""
+
+    still: Params = field(repr=False)
+
+    def replaced(self, given: Params) -> Params:
+        return {**given, **self.still}
+
     @cached_property
     def leaves(self) -> tuple[str, ...]:
         return tuple(n for n in self.model.leaves if n not in self.still)
@@ -189,24 +213,6 @@ class Bound:
     def base_names(self) -> frozenset[str]:
         return self.model.base_names - self.still.keys()
 
-    # --- calls -----------------------------------------------------------------------------------------------------
-    def __call__(self, params: Params, *args: Any, **how: Any) -> Any:
-        return self.model(self._all(params), *args, **how)
-
-    def logits(self, params: Params, *args: Any, **how: Any) -> Tensor:
-        output: Tensor = self(params, *args, **how)[0]
-        return output
-
-    def features(self, params: Params, *args: Any, **how: Any) -> tuple[Tensor, Params]:
-        return self.model.features(self._all(params), *args, **how)
-
-    def classify(self, params: Params, *args: Any, **how: Any) -> Tensor:
-        return self.model.classify(self._all(params), *args, **how)
-
-    def _all(self, params: Params) -> Params:
-        return {**params, **self.still}
-
-    # --- the same network otherwise --------------------------------------------------------------------------------
     def init(self, seed: int, dtype: torch.dtype = torch.float32) -> Params:
         return {n: p for n, p in self.model.init(seed, dtype).items() if n not in self.still}
 

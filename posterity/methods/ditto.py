@@ -38,11 +38,7 @@ class Ditto(core.Method):
 
     local: core.Training = core.hyper(core.Training(), "how the clients train, both models")
     lam: float = core.hyper(
-        1.0,
-        "λ: pull of the personal model to the broadcast",
-        "FL-bench; the paper tries 0.1, 1 and 2",
-        search=(0.01, 10.0, "log"),
-        ge=0,
+        1.0, "λ: pull of the personal model to w", "FL-bench; paper: 0.1, 1, 2", search=(0.01, 10.0, "log"), ge=0
     )
     personal_epochs: int = core.hyper(1, "E_p: epochs of the personal model in a round", "FL-bench and PFLlib", ge=1)
     loss: core.Loss = core.fit  # a wrapper may replace it

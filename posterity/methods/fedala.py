@@ -66,14 +66,10 @@ class FedALA(core.Method):
     scored: ClassVar[core.Point] = "received"
 
     local: core.Training = core.hyper(core.Training(), "how the clients train", paper=core.Training(lr=0.005))
-    layers: int = core.hyper(
-        1, "p: how many of the network's last layers, counted by modules with weights", AUTHORS, ge=0
-    )
+    layers: int = core.hyper(1, "p: how many of the last layers, counted by modules with weights", AUTHORS, ge=0)
     weight_lr: float = core.hyper(1.0, "η_W: step size of the weights W", AUTHORS, search=(0.1, 10.0, "log"), ge=0)
     share: float = core.hyper(0.8, "s: share of a client's samples that W learns from", AUTHORS, gt=0, le=1)
-    first_epochs: int = core.hyper(
-        1, "epochs for W the first time; one later", "ours: see the docstring", paper=11, ge=1
-    )
+    first_epochs: int = core.hyper(1, "epochs for W at first; one later", "ours: see the docstring", paper=11, ge=1)
     loss: core.Loss = core.fit  # a wrapper may replace it
 
     def init(self, model: core.Network, params: core.Params, facts: core.Facts) -> core.Leaves:

@@ -89,11 +89,9 @@ class FedBN(core.Method):
     local: core.Training = core.hyper(
         core.Training(), "how the clients train", paper=core.Training(lr=0.01, epochs=1, batch=32)
     )
-    keeps: str = core.hyper(
-        "layers", "what stays at home: whole norm layers, or their running statistics", "Alg. 1", KEEPS
-    )
+    keeps: str = core.hyper("layers", "what stays at home: norm layers, or their running statistics", "Alg. 1", KEEPS)
     newcomers: str = core.hyper(
-        "data", "norm layers of a client that has not trained", "ours; not in the paper", NEWCOMERS
+        "data", "norm layers of a client that has not trained", "ours, not the paper", NEWCOMERS
     )
     loss: core.Loss = core.fit  # a wrapper may replace it
 

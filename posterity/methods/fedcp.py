@@ -107,11 +107,7 @@ class FedCP(core.Method):
 
     local: core.Training = core.hyper(core.Training(), "how the clients train", paper=core.Training(lr=0.005))
     lam: float = core.hyper(
-        5.0,
-        "λ: pull of the features to those of the received base",
-        "authors' CNN script",
-        search=(0.1, 10.0, "log"),
-        ge=0,
+        5.0, "λ: pull of features to those received", "authors' CNN script", search=(0.1, 10.0, "log"), ge=0
     )
     noisy: bool = core.hyper(False, "draw the gates' noise in predictions too", "ours; released code does")
 

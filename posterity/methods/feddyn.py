@@ -66,7 +66,7 @@ class FedDyn(core.Method):
     alpha: float = core.hyper(
         0.1,
         "α: strength of the pull towards w − h_k",
-        "FL-bench; paper: 0.1 … 0.001",
+        "FL-bench; paper: to 0.1",
         paper=0.01,
         search=(0.001, 1.0, "log"),
     )

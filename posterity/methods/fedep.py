@@ -99,9 +99,7 @@ class FedEP(core.Method):
 
     local: core.Training = core.hyper(core.Training(), "how the clients train", paper=AUTHORS_TRAINING)
     sites: bool = core.hyper(True, "clients keep factors of their own; false: FedSEP, which keeps nothing", "the paper")
-    precision: str = core.hyper(
-        "identity", "how the tilted precision is found", "its simplest and cheapest", PRECISIONS
-    )
+    precision: str = core.hyper("identity", "how the tilted precision is found", "simplest, cheapest", PRECISIONS)
     identity: float = core.hyper(
         0.05, "λ̄: first precision, and that of 'identity', of each sample", AUTHORS, search=(0.005, 0.5, "log"), gt=0
     )
@@ -114,9 +112,7 @@ class FedEP(core.Method):
     damping: float | None = core.hyper(None, "δ; none: 1/K with sites, 1/m without", "the paper's 1/m, see there", ge=0)
     clip: float | None = core.hyper(None, "longest change that a client sends", "off", paper=100.0, ge=0)
     floor: float = core.hyper(0.01, "least precision, as a fraction of the first", "ours", gt=0)
-    burn_rounds: int = core.hyper(
-        100, "rounds of FedAvg at the start", "as FedPA; the paper's checkpoints", paper=400, ge=0
-    )
+    burn_rounds: int = core.hyper(100, "rounds of FedAvg at the start", "as FedPA; paper: checkpoints", paper=400, ge=0)
     server_lr: float = core.hyper(0.5, "step size of the server", AUTHORS, ge=0)
     server_momentum: float = core.hyper(0.9, "momentum of the server", AUTHORS, ge=0, lt=1)
     loss: core.Loss = core.fit  # a wrapper may replace it

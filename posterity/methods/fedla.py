@@ -52,11 +52,7 @@ class FedLA(core.Method):
 
     local: core.Training = core.hyper(core.Training(), "how the clients train", paper=RELEASED_TRAINING)
     importance: float = core.hyper(
-        1.0,
-        "λ: strength of the pull to the server's mean",
-        "of 0, 1, 100 in the " + RELEASED,
-        search=(0.1, 10.0, "log"),
-        ge=0,
+        1.0, "λ: pull to the server's mean", "of 0, 1, 100 in the " + RELEASED, search=(0.1, 10.0, "log"), ge=0
     )
     eps: float = core.hyper(1e-5, "ε: precision that every number has at least", RELEASED, gt=0)
     fallback: bool = core.hyper(True, "numbers without curvature are averaged, not moved to 0", "ours", paper=False)

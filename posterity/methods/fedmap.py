@@ -54,15 +54,9 @@ class FedMAP(core.Method):
     local: core.Training = core.hyper(core.Training(), "how the clients train", paper=AUTHORS)
     sigma2: float = core.hyper(15.0, "σ²: variance of the prior", "authors' code 2cb8dee; the paper gives no value",
                                search=(0.1, 100.0, "log"), infinite=True, gt=0)  # fmt: skip
-    weighting: str = core.hyper(
-        "per_sample", "log ω_k", "authors' 2025 code; erratum A1", WEIGHTINGS, paper="posterior"
-    )
-    prior_scale: str = core.hyper(
-        "per_batch", "λ: 1 (eq. 7) or 1/N_k (eq. 6)", "eq. 7; erratum A3", ("per_batch", "bayes")
-    )
-    start_at: str = core.hyper(
-        "own", "where local training starts: the client's estimate or γ", "Alg. 2", ("own", "prior")
-    )
+    weighting: str = core.hyper("per_sample", "log ω_k", "authors' 2025 code; A1", WEIGHTINGS, paper="posterior")
+    prior_scale: str = core.hyper("per_batch", "λ: 1 (eq. 7) or 1/N_k (eq. 6)", "eq. 7; A3", ("per_batch", "bayes"))
+    start_at: str = core.hyper("own", "where training starts: the client's estimate or γ", "Alg. 2", ("own", "prior"))
     loss: core.Loss = core.fit  # a wrapper may replace it
 
     def init(self, model: core.Network, params: core.Params, facts: core.Facts) -> core.Leaves:

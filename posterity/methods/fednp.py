@@ -89,21 +89,15 @@ class FedNP(core.Method):
     lam: float = core.hyper(0.01, "λ: weight of both divergences", "D.3: best of 0.001, 0.01, 0.1, 1",
                             search=(1e-3, 1.0, "log"), ge=0)  # fmt: skip
     moments: str = core.hyper("quadrature", "moments of the tilted density", "ours", KINDS, paper="closed")
-    points: int = core.hyper(
-        POINTS, "points of the quadrature", "ours: error below 1e-6; Table 6 tries 100 to 10000", ge=17
-    )
+    points: int = core.hyper(POINTS, "points of the quadrature", "ours: error below 1e-6; Table 6: 100 to 10000", ge=17)
     latent: int = core.hyper(10, "D_z: dimension of z, and width of the layer of f", "D.3", ge=1)
-    eps: float = core.hyper(
-        0.01, "ε: variance of the classifier around its value", "unspecified in §4.3: ours", ge=1e-12
-    )
+    eps: float = core.hyper(0.01, "ε: variance of the classifier about its value", "not in §4.3: ours", ge=1e-12)
     tau0: float = core.hyper(1.0, "τ₀: precision of the prior of z", "Algorithm 1, line 2; erratum N9", ge=1e-12)
     f_output: str = core.hyper("scalar", "one f for all of z, or one each", "D.3; erratum N10", ("scalar", "vector"))
     detach_f: bool = core.hyper(False, "do not train f", "erratum N11: the released code does not")
     biases: bool = core.hyper(False, "let the NPN predict the classifier's biases too", "authors' code: weights alone")
     weighting: str = core.hyper("num_examples", "weight of a client", "§4; erratum N7", ("num_examples", "uniform"))
-    mu: float = core.hyper(
-        0.0, "µ: pull of the host towards the broadcast; > 0 is FedNP on FedProx", "FedNP on FedAvg", ge=0
-    )
+    mu: float = core.hyper(0.0, "µ: pull of the host to the broadcast; > 0: FedNP on FedProx", "FedNP on FedAvg", ge=0)
 
     def init(self, model: core.Network, params: core.Params, facts: core.Facts) -> State:
         if not core.head(params, model):

@@ -98,9 +98,7 @@ class FedPA(core.Method):
                             search=(1e-3, 1.0, "log"), ge=0)  # fmt: skip
     samples: int = core.hyper(4, "ℓ: posterior samples of a round", AUTHORS + ": 5 epochs, 1 for mixing", ge=1)
     burn: int = core.hyper(1, "stretches for mixing before the first sample", AUTHORS, ge=0)
-    burn_rounds: int = core.hyper(
-        100, "rounds at the start that send FedAvg's deltas", "authors' flags", paper=400, ge=0
-    )
+    burn_rounds: int = core.hyper(100, "first rounds, which send FedAvg's deltas", "authors' flags", paper=400, ge=0)
     server_lr: float = core.hyper(0.5, "η_s: step size of the server", AUTHORS, ge=0)
     server_momentum: float = core.hyper(0.9, "momentum of the server", AUTHORS, ge=0, lt=1)
     loss: core.Loss = core.fit  # a wrapper may replace it

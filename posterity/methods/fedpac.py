@@ -92,13 +92,11 @@ class FedPAC(core.Method):
     local: core.Training = core.hyper(
         core.Training(), "how the clients train; lr and epochs are those of the base", paper=PAPER
     )
-    lam: float = core.hyper(
-        1.0, "λ: pull of features to the prototype of their class", AUTHORS, search=(0.1, 10.0, "log"), ge=0
-    )
+    lam: float = core.hyper(1.0, "λ: pull of features to their prototype", AUTHORS, search=(0.1, 10.0, "log"), ge=0)
     head_lr: float = core.hyper(0.1, "step size of the head", AUTHORS, ge=0)
     head_epochs: int = core.hyper(1, "epochs of the head, before those of the base", AUTHORS, ge=1)
     collaboration: bool = core.hyper(
-        True, "combine heads; false: every client keeps its own", "Xu et al. 2023, ablation"
+        True, "combine heads; false: each client keeps its own", "Xu et al. 2023, ablation"
     )
 
     def init(self, model: core.Network, params: core.Params, facts: core.Facts) -> State:

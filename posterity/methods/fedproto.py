@@ -73,7 +73,7 @@ class FedProto(core.Method):
 
     local: core.Training = core.hyper(core.Training(), "how the clients train", paper=core.Training(momentum=0.5))
     lam: float = core.hyper(
-        1.0, "λ: pull of features to the prototype of their class", "authors' code", search=(0.1, 10.0, "log"), ge=0
+        1.0, "λ: pull of features to their prototype", "authors' code", search=(0.1, 10.0, "log"), ge=0
     )
     weighting: str = core.hyper(
         "uniform", "weight of a client's class mean", "all released code", WEIGHTINGS, paper="counts"

@@ -44,7 +44,7 @@ class FedRep(core.Method):
         core.Training(), "how the clients train; its epochs are those of the base", paper=AUTHORS_TRAINING
     )
     head_epochs: int = core.hyper(
-        1, "E_h: epochs of the head, before the base", "PFLlib; pFedVMP does not say", paper=10, ge=0
+        1, "E_h: epochs of the head, before the base", "PFLlib; not in pFedVMP", paper=10, ge=0
     )
     loss: core.Loss = core.fit  # of the base phase; a wrapper may replace it
 

@@ -56,12 +56,8 @@ class FedROD(core.Method):
     absent: ClassVar[str] = "cohort only: an absent client keeps its head"
     scored: ClassVar[core.Point] = "received"
 
-    local: core.Training = core.hyper(
-        core.Training(), "how the clients train", paper=core.Training(epochs=5, momentum=0.9)
-    )
-    gamma: float = core.hyper(
-        1.0, "γ: power of the class counts in the balanced softmax; 0 = none", "FL-bench: 1", ge=0
-    )
+    local: core.Training = core.hyper(core.Training(), "how clients train", paper=core.Training(epochs=5, momentum=0.9))
+    gamma: float = core.hyper(1.0, "γ: power of the class counts in the softmax; 0 = none", "FL-bench: 1", ge=0)
     predicts: str = core.hyper("personal", "which model predicts", "the personalised task", PREDICTS)
 
     def init(self, model: core.Network, params: core.Params, facts: core.Facts) -> core.Leaves:

@@ -110,16 +110,10 @@ class GPFL(core.Method):
 
     local: core.Training = core.hyper(core.Training(), "how the clients train", paper=core.Training(lr=0.005))
     lam: float = core.hyper(
-        0.01,
-        "λ: pull to the received embedding of the class",
-        "authors' scripts, CNN and MLP",
-        search=(0.0001, 0.1, "log"),
-        ge=0,
+        0.01, "λ: pull to the received embedding", "authors' scripts, CNN and MLP", search=(0.0001, 0.1, "log"), ge=0
     )
     mu: float = core.hyper(0.1, "µ: weight decay of table and valve", "authors' scripts, CNN and MLP", ge=0)
-    lagged: bool = core.hyper(
-        False, "make u of the table that the client trained when it was last asked", "ours; true in authors' code"
-    )
+    lagged: bool = core.hyper(False, "make u of the table that the client trained last", "ours; true in authors' code")
 
     def init(self, model: core.Network, params: core.Params, facts: core.Facts) -> State:
         if model.task != "classification":

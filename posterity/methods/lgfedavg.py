@@ -55,9 +55,7 @@ class LGFedAvg(core.Method):
     scored: ClassVar[core.Point] = "received"
 
     local: core.Training = core.hyper(core.Training(), "how the clients train")
-    warm_rounds: int = core.hyper(
-        0, "R: rounds at the start that are FedAvg's", "FedBPS, PFLlib; the paper starts warm", ge=0
-    )
+    warm_rounds: int = core.hyper(0, "R: first rounds, which are FedAvg's", "FedBPS, PFLlib; paper: warm", ge=0)
     loss: core.Loss = core.fit  # a wrapper may replace it
 
     def init(self, model: core.Network, params: core.Params, facts: core.Facts) -> State:

@@ -23,16 +23,8 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from posterity import core
-from posterity.methods._meta import (
-    APPENDIX,
-    CODE,
-    State,
-    adaptation,
-    fast_steps,
-    first,
-    meta_steps,
-    server_step,
-)
+from posterity.methods import _meta
+from posterity.methods._meta import APPENDIX, CODE
 
 
 @dataclass(frozen=True)
@@ -57,10 +49,10 @@ class MAML(core.Method):
     loss: core.Loss = core.fit  # on the query; a wrapper may replace it
     support_loss: core.Loss = core.fit  # of the adaptation; a wrapper may replace it
 
-    def init(self, model: core.Network, params: core.Params, facts: core.Facts) -> State:
-        return first(model, params, self.server_momentum)
+    def init(self, model: core.Network, params: core.Params, facts: core.Facts) -> _meta.State:
+        return _meta.first(model, params, self.server_momentum)
 
-    def offer(self, state: State, client: Any) -> tuple[core.Params, tuple[()]]:
+    def offer(self, state: _meta.State, client: Any) -> tuple[core.Params, tuple[()]]:
         return state.params, ()  # the velocity stays on the server
 
     def start(self, here: core.Here) -> core.Params:
@@ -68,13 +60,14 @@ class MAML(core.Method):
 
     def passes(self) -> tuple[core.Pass, ...]:
         how = (self.support_loss, self.loss, self.fast, self.order, self.queries)
-        return (meta_steps(self.local, *how, inner=self.inner, clip=self.part_clip),)
+        return (_meta.meta_steps(self.local, *how, inner=self.inner, clip=self.part_clip),)
 
     def message(self, carry: core.Carry, here: core.Here) -> tuple[core.Message, core.Personal]:
         return core.weighted(carry.params, here), ()
 
-    def combine(self, state: State, total: core.Message, now: core.Now) -> State:
-        return server_step(state, total, now.model, self.server_lr, self.server_momentum, self.server_clip)
+    def combine(self, state: _meta.State, total: core.Message, now: core.Now) -> _meta.State:
+        return _meta.server_step(state, total, now.model, self.server_lr, self.server_momentum, self.server_clip)
 
     def adapt(self, epochs: int) -> tuple[core.Pass, ...]:
-        return adaptation(fast_steps(self.local, self.loss, self.fast), epochs, self.adapt_steps, self.adapt_batch)
+        work = _meta.fast_steps(self.local, self.loss, self.fast)
+        return _meta.adaptation(work, epochs, self.adapt_steps, self.adapt_batch)

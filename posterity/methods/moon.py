@@ -72,17 +72,10 @@ class MOON(core.Method):
 
     local: core.Training = core.hyper(core.Training(), "how the clients train", paper=AUTHORS_TRAINING)
     mu: float = core.hyper(
-        1.0,
-        "µ: weight of the contrast",
-        "FedNP's tuned value; the paper's for CIFAR-100",
-        paper=5.0,
-        search=(0.1, 10.0, "log"),
-        ge=0,
+        1.0, "µ: weight of the contrast", "FedNP's tuned value", paper=5.0, search=(0.1, 10.0, "log"), ge=0
     )
     temperature: float = core.hyper(0.5, "τ: temperature of the contrast", "Li et al. 2021, §4.1", gt=0)
-    projection: bool = core.hyper(
-        False, "two more layers between base and head", "FedNP and PFLlib have none", paper=True
-    )
+    projection: bool = core.hyper(False, "two more layers between base and head", "FedNP, PFLlib: none", paper=True)
 
     def init(self, model: core.Network, params: core.Params, facts: core.Facts) -> State:
         if not self.projection:

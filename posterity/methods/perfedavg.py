@@ -29,17 +29,9 @@ from typing import Any, ClassVar
 import torch
 
 from posterity import core
+from posterity.methods import _meta
 from posterity.methods._drift import BALANCES
-from posterity.methods._meta import (
-    APPENDIX,
-    CODE,
-    State,
-    adaptation,
-    fast_steps,
-    first,
-    meta_steps,
-    server_step,
-)
+from posterity.methods._meta import APPENDIX, CODE
 
 ORDERS = {"difference": "hessian_free", "exact": "exact", "none": "first"}
 
@@ -55,9 +47,7 @@ class PerFedAvg(core.Method):
         core.Training(), "how the clients train; lr is β of the meta-steps", paper=core.Training(steps=10)
     )
     fast: float = core.hyper(0.02, "α: step size of the adaptation", CODE, search=(1e-3, 0.2, "log"), ge=0)
-    hvp: str = core.hyper(
-        "difference", "Hessian-vector product of the meta-gradient", "Fallah et al. 2020", tuple(ORDERS)
-    )
+    hvp: str = core.hyper("difference", "Hessian-vector products of the gradient", "Fallah et al. 2020", tuple(ORDERS))
     delta: float = core.hyper(
         1e-3, "δ: width of the difference", f"FL-bench; {CODE} uses 1e-4, too little for float32", gt=0
     )
@@ -65,22 +55,20 @@ class PerFedAvg(core.Method):
     part_clip: float | None = core.hyper(None, "longest inner gradient; by differences, also of the query, and product",
                                          f"{CODE} uses 5; off by default", ge=0)  # fmt: skip
     server_lr: float = core.hyper(1.0, "η_s: step size of the server", f"Fallah et al. 2020; {CODE} uses 0.9", ge=0)
-    server_momentum: float = core.hyper(
-        0.0, "μ: momentum of the server", f"Fallah et al. 2020; {CODE} uses 0.9", ge=0, le=1
-    )
+    server_momentum: float = core.hyper(0.0, "μ: momentum of the server", f"Fallah et al.; {CODE} uses 0.9", ge=0, le=1)
     server_clip: float | None = core.hyper(None, "longest mean update", f"{CODE} uses 100; off by default", ge=0)
     balance: str = core.hyper(
-        "clients", "whose mean objective is minimised", f"Fallah et al. 2020; {CODE}: samples", BALANCES
+        "clients", "whose mean objective is minimised", f"Fallah et al.; {CODE}: samples", BALANCES
     )
     adapt_steps: int | None = core.hyper(1, "steps of adaptation per epoch of `adapt`; none: epochs", APPENDIX, ge=1)
     adapt_batch: int = core.hyper(64, "batch size of the adaptation", APPENDIX, ge=1)
     loss: core.Loss = core.fit  # on the query; a wrapper may replace it
     support_loss: core.Loss = core.fit  # of the adaptation; a wrapper may replace it
 
-    def init(self, model: core.Network, params: core.Params, facts: core.Facts) -> State:
-        return first(model, params, self.server_momentum)
+    def init(self, model: core.Network, params: core.Params, facts: core.Facts) -> _meta.State:
+        return _meta.first(model, params, self.server_momentum)
 
-    def offer(self, state: State, client: Any) -> tuple[core.Params, tuple[()]]:
+    def offer(self, state: _meta.State, client: Any) -> tuple[core.Params, tuple[()]]:
         return state.params, ()  # the velocity stays on the server
 
     def start(self, here: core.Here) -> core.Params:
@@ -88,15 +76,16 @@ class PerFedAvg(core.Method):
 
     def passes(self) -> tuple[core.Pass, ...]:
         how = (self.support_loss, self.loss, self.fast, ORDERS[self.hvp])
-        return (meta_steps(self.local, *how, delta=self.delta, inner=self.inner, clip=self.part_clip),)
+        return (_meta.meta_steps(self.local, *how, delta=self.delta, inner=self.inner, clip=self.part_clip),)
 
     def message(self, carry: core.Carry, here: core.Here) -> tuple[core.Message, core.Personal]:
         if self.balance == "samples":
             return core.weighted(carry.params, here), ()
         return {"params": core.Mean(torch.ones_like(here.n), carry.params)}, ()
 
-    def combine(self, state: State, total: core.Message, now: core.Now) -> State:
-        return server_step(state, total, now.model, self.server_lr, self.server_momentum, self.server_clip)
+    def combine(self, state: _meta.State, total: core.Message, now: core.Now) -> _meta.State:
+        return _meta.server_step(state, total, now.model, self.server_lr, self.server_momentum, self.server_clip)
 
     def adapt(self, epochs: int) -> tuple[core.Pass, ...]:
-        return adaptation(fast_steps(self.local, self.loss, self.fast), epochs, self.adapt_steps, self.adapt_batch)
+        work = _meta.fast_steps(self.local, self.loss, self.fast)
+        return _meta.adaptation(work, epochs, self.adapt_steps, self.adapt_batch)

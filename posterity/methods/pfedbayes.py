@@ -73,12 +73,7 @@ class PFedBayes(core.Method):
     )  # fmt: skip
     copy_lr: float = core.hyper(1e-3, "step size of the copy", RELEASED, ge=0)
     zeta: float = core.hyper(
-        1.0,
-        "ζ: weight of the divergence from the copy",
-        "ours: (a) bounds the evidence",
-        paper=10.0,
-        search=(0.1, 10.0, "log"),
-        ge=0,
+        1.0, "ζ: weight of the divergence", "ours: (a) bounds the evidence", paper=10.0, search=(0.1, 10.0, "log"), ge=0
     )
     inner: int = core.hyper(5, "steps of the personal Gaussian on each batch", RELEASED, ge=1)
     solver: str = core.hyper("proximal", "steps on the divergences", "ours: stable", SOLVERS, paper="gradient")

@@ -71,7 +71,7 @@ class PFedBreD(core.Method):
     prior: str = core.hyper("mh", "how the prior mean is read off the common model", "the paper's main method", PRIORS)
     lam: float = core.hyper(
         15.0,
-        "λ: pull of the personal model to its prior mean",
+        "λ: pull of the personal model to µ",
         AUTHORS + "; 30 for its DNN",
         search=(1.0, 50.0, "log"),
         ge=0,

@@ -56,15 +56,13 @@ class PFedMe(core.Method):
         core.Training(), "how the clients train; lr is η", paper=core.Training(lr=0.005, steps=20, batch=20)
     )
     lam: float = core.hyper(
-        15.0, "λ: pull of the personal model to the local one", AUTHORS, search=(1.0, 50.0, "log"), ge=0
+        15.0, "λ: pull of the personal to the local model", AUTHORS, search=(1.0, 50.0, "log"), ge=0
     )
     prox_steps: int = core.hyper(5, "K: steps of the personal model for a batch", AUTHORS, ge=1)
     prox_lr: float = core.hyper(
         0.05, "η_p: step size of the personal model", "ours: K steps come near the minimiser", paper=0.01, ge=0
     )
-    warm: bool = core.hyper(
-        False, "begin the K steps where those of the batch before ended", "ours; true in " + AUTHORS
-    )
+    warm: bool = core.hyper(False, "begin the K steps where the last batch's ended", "ours; true in " + AUTHORS)
     beta: float = core.hyper(1.0, "β: step size of the server", AUTHORS, ge=0)
     loss: core.Loss = core.fit  # a wrapper may replace it
 

@@ -30,7 +30,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -101,9 +101,6 @@ class PVI(core.Method):
     def init(self, model: core.Network, params: core.Params, facts: core.Facts) -> State:
         prior = {n: torch.full_like(params[n], self.prior_scale**-2) for n in core.trainable(params, model)}
         return State(params, prior, facts.clients)
-
-    def offer(self, state: State, client: Any) -> tuple[State, core.Own]:
-        return state, ()
 
     def outside(self) -> str:
         return "the server's Gaussian over the weights"

@@ -29,10 +29,7 @@ the sign where l > 0) and one norm a tensor; a tensor that is below the rounding
 released code quantises twice, mixes up two weight decays and starts memories at the parameters; none of that is here.
 Running statistics of batch norm are averaged by samples, and are not part of the target.
 
-Levels of a quantiser in Elias' gamma code, with their signs: what QLSD's gradients travel as.
-
-    level l >= 0   2 floor(log2(l + 1)) + 1 bits, and one for the sign where l > 0
-
+In Elias' gamma code with signs a level l >= 0 takes 2 floor(log2(l + 1)) + 1 bits, and one for the sign where l > 0.
 First come the lengths of all levels in unary (as many zeros as the code has further digits, and a one), then all
 further digits and signs: as many bits as one code after the other, but arrays can be read at once.
 """
@@ -45,66 +42,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from posterity import core
-
-Bits = npt.NDArray[np.uint8]
-
-
-def coded(levels: Tensor) -> Tensor:
-    """Signed levels (n,) int64 as bytes."""
-    signed = levels.numpy()
-    number = np.abs(signed) + 1  # gamma codes begin at 1
-    digits = _digits(number)
-    unary = np.zeros(int(digits.sum()) + len(number), dtype=np.uint8)
-    unary[np.cumsum(digits + 1) - 1] = 1
-    rest = np.zeros(int((digits + (signed != 0)).sum()), dtype=np.uint8)
-    place = _places(digits, signed != 0)
-    for power in range(int(digits.max(initial=0))):
-        some = digits > power
-        rest[place[some] + power] = (number[some] >> power) & 1
-    rest[(place + digits)[signed != 0]] = signed[signed != 0] < 0
-    return torch.from_numpy(np.packbits(np.concatenate((unary, rest))))
-
-
-def decoded(data: Tensor, count: int, most: int) -> Tensor:
-    """The `count` signed levels of `coded`, none above `most`; anything else is a ValueError."""
-    bits = np.unpackbits(data.numpy())
-    ends = np.flatnonzero(bits)[:count]
-    if len(ends) < count:
-        raise ValueError(f"a code of {count} levels has only {len(ends)}")
-    digits = np.diff(ends, prepend=-1) - 1
-    if digits.max(initial=0) > np.log2(most + 1):
-        raise ValueError(f"a level is above {most}")
-    rest = bits[int(ends[-1]) + 1 if count else 0 :]
-    some = digits > 0  # a level above 0: its code is above 1
-    place, length = _places(digits, some), int((digits + some).sum())
-    if not (len(rest) - 8 < length <= len(rest)) or rest[length:].any():
-        raise ValueError(f"a code of {count} levels has {len(data)} bytes, which is not what they take")
-    number = np.left_shift(1, digits)
-    for power in range(int(digits.max(initial=0))):
-        here = digits > power
-        number[here] |= rest[place[here] + power].astype(np.int64) << power
-    level = number - 1
-    if level.max(initial=0) > most:
-        raise ValueError(f"a level is {level.max()}, above {most}")
-    level[some] *= 1 - 2 * rest[(place + digits)[some]].astype(np.int64)
-    return torch.from_numpy(level)
-
-
-def _digits(number: Any) -> Any:
-    """floor(log2) of whole numbers from 1 to 2^52, exactly."""
-    return np.frexp(number.astype(np.float64))[1].astype(np.int64) - 1
-
-
-def _places(digits: Any, signs: Any) -> Any:
-    """Where the further digits of each level begin."""
-    length = digits + signs
-    return np.cumsum(length) - length
-
 
 RELEASED = "released code"
 ROUNDING = 4  # times the precision of the numbers: what is smaller beside the rest is no gradient
@@ -122,24 +63,6 @@ class State:
 class Shared:
     params: core.Params
     past: core.Params
-
-
-def quantised(v: Tensor, levels: int, key: Tensor) -> tuple[Tensor, Tensor]:
-    """Q(v) and the levels 0 … s that its entries have; a tensor of zeros stays one."""
-    length = core.norm(v)
-    r = (levels * (v.abs() / torch.where(length > 0, length, 1))).clamp(max=levels)
-    low = r.floor()
-    level = low + (core.uniform(key, v.shape, v.dtype) < r - low).to(v.dtype)  # (d)
-    return length * torch.sign(v) * level / levels, level  # (d)
-
-
-def without_rounding(slope: core.Params) -> core.Params:
-    """`slope`, with tensors that are only the rounding of the others (a bias before batch norm) as the zeros they are.
-
-    Quantised by their own norm they would travel as noise, another one for every order of summation.
-    """
-    least = ROUNDING * torch.finfo(next(iter(slope.values())).dtype).eps * core.norm(slope)
-    return core.tree_map(lambda v: torch.where(core.norm(v) > least, v, 0), slope)
 
 
 @core.record
@@ -175,14 +98,6 @@ class Levels(core.Sparse):
         return replace(self, part=core.Mean(weight, values), norms=norms)
 
 
-def code_bytes(level: Tensor, levels: int) -> Tensor:
-    """Bytes of levels and signs in Elias' gamma code, () int64."""
-    some = (level > 0).sum()
-    twos = [(level + 1 >= 2**power).sum() for power in range(1, math.floor(math.log2(levels + 1)) + 1)]
-    bits = level.numel() + some + 2 * torch.stack(twos).sum()
-    return (bits + 7) // 8
-
-
 @dataclass(frozen=True)
 class QLSD(core.Method):
     label: ClassVar[str] = "QLSD"
@@ -194,20 +109,14 @@ class QLSD(core.Method):
     local: core.Training = core.hyper(
         core.Training(), "lr and batch are those of a round; fine-tuning uses all of it", paper=core.Training(batch=64)
     )
-    step: float | None = core.hyper(
-        None, "γ: step size on the summed loss; none: local.lr / N", "ours", paper=1e-5, ge=0
-    )
+    step: float | None = core.hyper(None, "γ: step size on summed losses; none: local.lr/N", "ours", paper=1e-5, ge=0)
     full: bool = core.hyper(False, "gradients of all data instead of one batch", "QLSD#")
-    levels: int = core.hyper(
-        256, "s: levels of the quantiser; 0: gradients are sent as they are", RELEASED, ge=0, le=2**20
-    )
+    levels: int = core.hyper(256, "s: levels of the quantiser; 0: gradients go as they are", RELEASED, ge=0, le=2**20)
     prior: float = core.hyper(
         1.0, "τ: precision of the Gaussian prior", "ours: unit weights", paper=200.0, search=(0.1, 10.0, "log"), ge=0
     )
     temperature: float = core.hyper(1.0, "T: 1 samples from the posterior, 0 descends without noise", "the paper", ge=0)
-    average: int = core.hyper(
-        1, "M: predictions are averaged over so many kept samples; 1: the last alone", "ours", ge=1
-    )
+    average: int = core.hyper(1, "M: kept samples whose predictions are averaged; 1: the last alone", "ours", ge=1)
     burn: int = core.hyper(0, "rounds before the first sample is kept (average > 1)", "ours", ge=0)
     thin: int = core.hyper(1, "rounds from one kept sample to the next (average > 1)", "ours", ge=1)
     loss: core.Loss = core.fit  # a wrapper may replace it
@@ -288,3 +197,83 @@ class QLSD(core.Method):
             return core.log_predictive(carry.params, x, here)
         kept = [{**carry.params, **core.tree_rows(here.shared.past, i)} for i in range(self.average)]
         return core.mixture(torch.stack([core.log_predictive(params, x, here) for params in kept]), here.model.task)
+
+
+# --- the quantiser ----------------------------------------------------------------------------------------------------
+def quantised(v: Tensor, levels: int, key: Tensor) -> tuple[Tensor, Tensor]:
+    """Q(v) and the levels 0 … s that its entries have; a tensor of zeros stays one."""
+    length = core.norm(v)
+    r = (levels * (v.abs() / torch.where(length > 0, length, 1))).clamp(max=levels)
+    low = r.floor()
+    level = low + (core.uniform(key, v.shape, v.dtype) < r - low).to(v.dtype)  # (d)
+    return length * torch.sign(v) * level / levels, level  # (d)
+
+
+def without_rounding(slope: core.Params) -> core.Params:
+    """`slope`, with tensors that are only the rounding of the others (a bias before batch norm) as the zeros they are.
+
+    Quantised by their own norm they would travel as noise, another one for every order of summation.
+    """
+    least = ROUNDING * torch.finfo(next(iter(slope.values())).dtype).eps * core.norm(slope)
+    return core.tree_map(lambda v: torch.where(core.norm(v) > least, v, 0), slope)
+
+
+# --- levels as bytes: Elias' gamma code -------------------------------------------------------------------------------
+def coded(levels: Tensor) -> Tensor:
+    """Signed levels (n,) int64 as bytes."""
+    signed = levels.numpy()
+    number = np.abs(signed) + 1  # gamma codes begin at 1
+    digits = _digits(number)
+    unary = np.zeros(int(digits.sum()) + len(number), dtype=np.uint8)
+    unary[np.cumsum(digits + 1) - 1] = 1
+    rest = np.zeros(int((digits + (signed != 0)).sum()), dtype=np.uint8)
+    place = _places(digits, signed != 0)
+    for power in range(int(digits.max(initial=0))):
+        some = digits > power
+        rest[place[some] + power] = (number[some] >> power) & 1
+    rest[(place + digits)[signed != 0]] = signed[signed != 0] < 0
+    return torch.from_numpy(np.packbits(np.concatenate((unary, rest))))
+
+
+def decoded(data: Tensor, count: int, most: int) -> Tensor:
+    """The `count` signed levels of `coded`, none above `most`; anything else is a ValueError."""
+    bits = np.unpackbits(data.numpy())
+    ends = np.flatnonzero(bits)[:count]
+    if len(ends) < count:
+        raise ValueError(f"a code of {count} levels has only {len(ends)}")
+    digits = np.diff(ends, prepend=-1) - 1
+    if digits.max(initial=0) > np.log2(most + 1):
+        raise ValueError(f"a level is above {most}")
+    rest = bits[int(ends[-1]) + 1 if count else 0 :]
+    some = digits > 0  # a level above 0: its code is above 1
+    place, length = _places(digits, some), int((digits + some).sum())
+    if not (len(rest) - 8 < length <= len(rest)) or rest[length:].any():
+        raise ValueError(f"a code of {count} levels has {len(data)} bytes, which is not what they take")
+    number = np.left_shift(1, digits)
+    for power in range(int(digits.max(initial=0))):
+        here = digits > power
+        number[here] |= rest[place[here] + power].astype(np.int64) << power
+    level = number - 1
+    if level.max(initial=0) > most:
+        raise ValueError(f"a level is {level.max()}, above {most}")
+    level[some] *= 1 - 2 * rest[(place + digits)[some]].astype(np.int64)
+    return torch.from_numpy(level)
+
+
+def code_bytes(level: Tensor, levels: int) -> Tensor:
+    """Bytes of levels and signs in Elias' gamma code, () int64."""
+    some = (level > 0).sum()
+    twos = [(level + 1 >= 2**power).sum() for power in range(1, math.floor(math.log2(levels + 1)) + 1)]
+    bits = level.numel() + some + 2 * torch.stack(twos).sum()
+    return (bits + 7) // 8
+
+
+def _digits(number: Any) -> Any:
+    """floor(log2) of whole numbers from 1 to 2^52, exactly."""
+    return np.frexp(number.astype(np.float64))[1].astype(np.int64) - 1
+
+
+def _places(digits: Any, signs: Any) -> Any:
+    """Where the further digits of each level begin."""
+    length = digits + signs
+    return np.cumsum(length) - length

@@ -17,7 +17,8 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from posterity import core
-from posterity.methods._meta import APPENDIX, CODE, State, adaptation, first, server_step
+from posterity.methods import _meta
+from posterity.methods._meta import APPENDIX, CODE
 
 
 @dataclass(frozen=True)
@@ -38,10 +39,10 @@ class Reptile(core.Method):
     adapt_batch: int = core.hyper(64, "batch size of the adaptation", APPENDIX, ge=1)
     loss: core.Loss = core.fit  # a wrapper may replace it
 
-    def init(self, model: core.Network, params: core.Params, facts: core.Facts) -> State:
-        return first(model, params, self.server_momentum)
+    def init(self, model: core.Network, params: core.Params, facts: core.Facts) -> _meta.State:
+        return _meta.first(model, params, self.server_momentum)
 
-    def offer(self, state: State, client: Any) -> tuple[core.Params, tuple[()]]:
+    def offer(self, state: _meta.State, client: Any) -> tuple[core.Params, tuple[()]]:
         return state.params, ()  # the velocity stays on the server
 
     def start(self, here: core.Here) -> core.Params:
@@ -53,8 +54,8 @@ class Reptile(core.Method):
     def message(self, carry: core.Carry, here: core.Here) -> tuple[core.Message, core.Personal]:
         return core.weighted(carry.params, here), ()
 
-    def combine(self, state: State, total: core.Message, now: core.Now) -> State:
-        return server_step(state, total, now.model, self.server_lr, self.server_momentum, self.server_clip)
+    def combine(self, state: _meta.State, total: core.Message, now: core.Now) -> _meta.State:
+        return _meta.server_step(state, total, now.model, self.server_lr, self.server_momentum, self.server_clip)
 
     def adapt(self, epochs: int) -> tuple[core.Pass, ...]:
-        return adaptation(self.local.descend(self.loss), epochs, self.adapt_steps, self.adapt_batch)
+        return _meta.adaptation(self.local.descend(self.loss), epochs, self.adapt_steps, self.adapt_batch)

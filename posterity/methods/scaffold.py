@@ -56,9 +56,7 @@ class SCAFFOLD(core.Method):
     server_lr: float = core.hyper(
         1.0, "η_g: step size of the server", "Karimireddy et al. 2020, §7", search=(0.5, 1.5, "linear"), ge=0
     )
-    variate: str = core.hyper(
-        "II", "how c_k is renewed: option I or II, or as FedNP's code", "the common choice", VARIATES
-    )
+    variate: str = core.hyper("II", "how c_k is renewed: option I, II, or FedNP's code", "the common choice", VARIATES)
     loss: core.Loss = core.fit  # a wrapper may replace it
 
     def __post_init__(self) -> None:

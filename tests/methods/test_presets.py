@@ -154,7 +154,7 @@ def test_two_rounds(name):
     result = posterity.run(method=spec_of(name), dataset="digits", subset="10%", clients=3, partition="iid", rounds=2,
                            **needs(name), **({"set": {"server_steps": "9"}} if name == "fedbe" else {}))  # fmt: skip
     rounds = rounds_of(result.lines)
-    assert [line["accepted"] for line in rounds] == [3, 3]
+    assert [line.accepted for line in rounds] == [3, 3]
     assert 0.0 <= result.metric("accuracy") <= 1.0
 
 

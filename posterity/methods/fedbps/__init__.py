@@ -109,15 +109,11 @@ class FedBPS(core.Method):
                           search=(0.3, 0.9, "linear"), ge=0, le=1)  # fmt: skip
     curvature: str = core.hyper("ggn", "estimator of the diagonal curvature", "unspecified: ours", ESTIMATORS)
     probes: int = core.hyper(8, "sign vectors per batch of `hutchinson`", "unspecified: ours", ge=1)
-    prior: float = core.hyper(
-        5e-4, "τ: precision of the prior per sample", "the paper's weight decay; erratum B1", gt=0
-    )
+    prior: float = core.hyper(5e-4, "τ: precision of the prior per sample", "paper's weight decay; erratum B1", gt=0)
     score: str = core.hyper("variance", "what is averaged: 1/curvature, or the curvature as printed", "erratum B1",
                             ("variance", "hessian"))  # fmt: skip
     loss_scale: str = core.hyper("sum", "posterior of the summed or of the mean loss", "erratum B4", ("sum", "mean"))
-    within_scale: float = core.hyper(
-        1.0, "factor on v_i against the disagreement", "ours, for studies; erratum B4", ge=0
-    )
+    within_scale: float = core.hyper(1.0, "factor on v_i against the disagreement", "ours, to study; erratum B4", ge=0)
     scope: str = core.hyper("global", "p of all parameters, or of each tensor", "§3.2: one threshold",
                             ("global", "per_tensor"))  # fmt: skip
     loss: core.Loss = core.fit  # a wrapper may replace it

@@ -128,11 +128,9 @@ class PFedGP(core.Method):
     scale: float = core.hyper(8.0, "s: variance of the kernel", AUTHORS, gt=0)
     length: float = core.hyper(1.0, "ℓ: length of the kernel", AUTHORS, search=(0.1, 10.0, "log"), gt=0)
     jitter: float = core.hyper(
-        1e-3, "added to the kernel's diagonal; up to a hundred times as much if need be", AUTHORS, gt=0
+        1e-3, "added to the kernel's diagonal; up to 100 times as much if need be", AUTHORS, gt=0
     )
-    branch: str = core.hyper(
-        "mean", "E σ(f) of a branch, or exp(E log σ(f)) as released", "paper", ("mean", "log_mean")
-    )
+    branch: str = core.hyper("mean", "E σ(f) of a branch, or exp(E log σ(f)), released", "paper", ("mean", "log_mean"))
 
     # --- server -------------------------------------------------------------------------------------------------------
     def init(self, model: core.Network, params: core.Params, facts: core.Facts) -> State:

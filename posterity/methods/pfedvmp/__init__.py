@@ -135,9 +135,7 @@ class PFedVMP(core.Method):
     nu0: float = core.hyper(10.0, "ν₀: prior samples behind the shrunken covariance", "unspecified: ours", ge=1e-6)
     reduction: str = core.hyper("mean", "pull averaged or summed over features", "erratum E1", ("mean", "sum"))
     warmup: str = core.hyper("skip", "unknown centroids: no pull, or the prior mean 0", "unspecified", ("skip", "zero"))
-    prior: bool = core.hyper(
-        False, "add the prior N(0, I) of the centroids once", "eq. 4 has it, eq. 13 not: erratum E5"
-    )
+    prior: bool = core.hyper(False, "add the prior N(0, I) of the centroids once", "eq. 4 has it, eq. 13 not: E5")
     upload: str = core.hyper("symmetric", UPLOAD, "half of the paper's dense matrix", FORMS, paper="dense")
 
     def __post_init__(self) -> None:

@@ -29,6 +29,7 @@ from torch import Tensor
 from posterity import core
 from posterity.methods.wrappers.metavd import RHO, MetaVD, dropout
 
+SOURCE = "MetaVD, Tables 16 and 17"
 TENSORS = 2  # θ and ρ
 TALLY = 8  # bytes of a client's count of dropped weights: for the report, nobody sends it
 
@@ -56,12 +57,8 @@ def view(here: core.Here) -> core.Here:
 
 @dataclass(frozen=True)
 class Drop(core.Wrapper):
-    threshold: float = core.hyper(
-        0.9, "dropout rate above which a weight is dropped", "MetaVD, Tables 16 and 17", ge=0, le=1
-    )
-    after: int = core.hyper(
-        150, "rounds before the first in which weights are dropped", "MetaVD, Tables 16 and 17", ge=0
-    )
+    threshold: float = core.hyper(0.9, "dropout rate above which a weight is dropped", SOURCE, ge=0, le=1)
+    after: int = core.hyper(150, "rounds before the first in which weights are dropped", SOURCE, ge=0)
 
     def __post_init__(self) -> None:
         core.check_fields(self)

@@ -50,28 +50,14 @@ class Shared:
 
 
 @dataclass(frozen=True, eq=False)
-class Pruned:
-    """`model` without the removed weights of a leaf, whatever it is given for them; the rest is asked of the model."""
+class Pruned(core.Instead):
+    """`model` without the removed weights of a leaf, whatever it is given for them."""
 
-    model: core.Network
     leaf: str
     keep: Tensor
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.model, name)
-
-    def __call__(self, params: core.Params, *args: Any, **how: Any) -> Any:
-        return self.model(cut(params, self.leaf, self.keep), *args, **how)
-
-    def logits(self, params: core.Params, *args: Any, **how: Any) -> Tensor:
-        output: Tensor = self(params, *args, **how)[0]
-        return output
-
-    def features(self, params: core.Params, *args: Any, **how: Any) -> tuple[Tensor, core.Params]:
-        return self.model.features(cut(params, self.leaf, self.keep), *args, **how)
-
-    def classify(self, params: core.Params, *args: Any, **how: Any) -> Tensor:
-        return self.model.classify(cut(params, self.leaf, self.keep), *args, **how)
+    def replaced(self, given: core.Params) -> core.Params:
+        return cut(given, self.leaf, self.keep)
 
 
 def cut(params: core.Params, leaf: str, keep: Tensor) -> core.Params:
@@ -113,7 +99,7 @@ def most_sensitive(weight: Tensor, gradient: Tensor, sparsity: float) -> Tensor:
 @dataclass(frozen=True)
 class Snip(core.Wrapper):
     sparsity: float = core.hyper(
-        0.7, "share of the layer's weights that are removed", "MetaVD, Tables 16 and 17", ge=0, le=1
+        0.7, "share of the layer's weights that are removed", "MetaVD, Tables 16, 17", ge=0, le=1
     )
     layer: str = core.hyper("", "the pruned layer; none named: the last linear layer before the head", "MetaVD's code")
 

@@ -95,7 +95,7 @@ class Own:
 class MetaVD(core.Wrapper):
     layer: str = core.hyper("", "the Gaussian layer; none named: the last linear one before the head", "paper §4")
     noise_param: str = core.hyper(
-        "log_variance", "what ρ is the logarithm of", f"{CODE}; M5", dropout.FORMS, paper="alpha"
+        "log_variance", "ρ is the logarithm of it", f"{CODE}; M5", dropout.FORMS, paper="alpha"
     )
     beta: float = core.hyper(1.0, "β: weight of the mean divergence", "ours: 10 costs 15 points; paper: 1 … 15",
                              search=(1.0, 15.0, "linear"), paper=10.0, ge=0)  # fmt: skip
