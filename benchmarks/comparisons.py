@@ -274,7 +274,7 @@ def check_runs(folder: Path) -> str:
         )
         cells = f"{100 * pair.difference:+.2f} | {ours} | {theirs} | {alone} | {pair.p:.4f} | {other['p']:.4f}"
         lines.append(f"| {' − '.join(labels)} | {cells} | {pair.holm:.3f} | {pair.needed or '> 1,000'} |")
-    finding = verdict.tell(held, held.rows)
+    finding = verdict.describe(held, held.rows)
     told = f"Largest distance between the ends of the two intervals: {worst:.1e}."
     return "\n".join(lines).replace("-0.00", "0.00") + f"\n\n{told} What the page says: “{finding}”"
 

@@ -184,7 +184,8 @@ def reproduce(**given: Any) -> None:
     if places:
         if asked or scale != 1 or more:
             raise ValueError("--from runs nothing: it goes with --cells, --methods and --out, and no other flag")
-        papers.merge_table(table, places, folder, _split("--cells", cells), _split("--methods", rows))
+        request = papers.RunRequest(places=places)
+        papers.reproduce_table(table, folder, request, _split("--cells", cells), _split("--methods", rows))
         return
     request = papers.RunRequest(
         None if asked is None else flags.read_seeds(asked), scale, more,

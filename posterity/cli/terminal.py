@@ -215,7 +215,7 @@ def print_table(folder: Path, show: str, output: Output | None = None) -> None:
     if comparison.tested:
         _print_pairs(comparison)
     remarks = (*describe_divergence(rows), *sections.unlike(rows), *sections.uneven(rows))
-    say_sentences(findings.tell(comparison, rows), *remarks, *(sections.fitted(rows) if show == "paper" else ()))
+    say_sentences(findings.describe(comparison, rows), *remarks, *(sections.fitted(rows) if show == "paper" else ()))
 
 
 def fitting(rows: Sequence[Row], every: Sequence[Column]) -> list[Column]:
@@ -310,7 +310,7 @@ def print_json(folder: Path, show: str, report: Path | None) -> None:
              for r in rows]  # fmt: skip
     comparison = main_comparison(rows)
     facts = {"folder": str(folder), "show": show, "report": str(report) if report else None, "rows": table,
-             "finding": findings.tell(comparison, rows), "diverged": describe_divergence(rows),
+             "finding": findings.describe(comparison, rows), "diverged": describe_divergence(rows),
              "cautions": sections.unlike(rows), "pairs": _pairs(comparison)}  # fmt: skip
     print(json.dumps(facts))
 

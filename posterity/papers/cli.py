@@ -1,47 +1,27 @@
-"""`posterity reproduce` with the id of a figure: draw it, and say where it and its numbers lie.
+"""`posterity reproduce`: a table of a paper, run and printed beside what the paper prints, or a figure, drawn.
 
-`posterity reproduce`: a table of a paper, run and printed beside what the paper prints.
+`posterity/cli` finds this file by its place when the command runs, so that nothing below imports it.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from posterity.cli.terminal import console, label, least_width, print_uncut, ruled_table, say, say_sentence
-from posterity.papers.beside import (
-    RULES,
-    Entry,
-    entries,
-    gap,
-    held_against,
-    order,
-    with_numbers,
-    without_numbers,
-)
+from posterity.papers import page as pages
+from posterity.papers import runs as made
 from posterity.papers.figures import draw_figure, figures, is_figure
 from posterity.papers.figures.catalogue import find_figure
-from posterity.papers.page import HEADS, SECONDS, TIMES, markdown, order_as_reported
+from posterity.papers.page import RULES, SECONDS, Entry
 from posterity.papers.recipe import Recipe, RecipeCell, find, recipes, without_recipe
-from posterity.papers.runs import (
-    PAGE,
-    Gathered,
-    RunRequest,
-    Size,
-    check_place,
-    gather,
-    other_size,
-    read_places,
-    run_cells,
-    size_of,
-)
-from posterity.runs.files import read_json, write_atomic
-from posterity.runs.folder import CONFIG, RUN, runs_below
-from posterity.settings.config import from_table, read_toml
+from posterity.papers.runs import PAGE, Gathered, RunRequest, gather, read_places
+from posterity.runs.files import write_atomic
+from posterity.runs.read import ReportError
 
 
 def print_figures(folder: Path) -> None:
@@ -58,11 +38,11 @@ def print_figures(folder: Path) -> None:
 
 def draw(name: str, folder: Path, asked: RunRequest, cells: Sequence[str], methods: Sequence[str]) -> None:
     """Run what is missing and draw the figure below `folder`."""
-    made = draw_figure(name, folder, asked, cells, methods)
-    for note in made.notes:
+    figure = draw_figure(name, folder, asked, cells, methods)
+    for note in figure.notes:
         say_sentence(note)
     runs = ", ".join(map(str, asked.places)) or folder / "tables"
-    say(f"figure: {made.svg}; its numbers: {made.numbers}; runs: {runs}")
+    say(f"figure: {figure.svg}; its numbers: {figure.numbers}; runs: {runs}")
 
 
 NAME, GAP = 9, 14  # characters of a method's name, and of a difference, that stand in a line at least
@@ -75,7 +55,7 @@ def print_recipes(folder: Path, places: Sequence[Path] = ()) -> None:
     for recipe in recipes().values():
         minutes = "not timed" if recipe.minutes is None else f"{recipe.minutes:g}"
         needs = "; ".join(sorted({_data(recipe, cell) for cell in recipe.cells}))
-        found = gather(recipe, runs).count if places else _finished(recipe, folder / recipe.id)
+        found = gather(recipe, runs).count if places else _count(recipe, [folder / recipe.id])
         cells = [recipe.id, f"{recipe.paper}, {recipe.title}", needs, minutes, _result(recipe, found)]
         table.add_row(*map(label, cells))
     console.print(table)
@@ -92,20 +72,14 @@ def _data(recipe: Recipe, cell: RecipeCell) -> str:
     return str({**recipe.settings, **cell.settings}.get("dataset", "digits"))
 
 
-def _finished(recipe: Recipe, folder: Path) -> int:
-    """Runs of a table that are finished in its folder, of the paper's size; their logs are not read."""
-    return sum(_full(path, {size_of(recipe.config(cell, {}, line)) for line in lines})
-               for name, (cell, lines) in recipe.folders().items()
-               for path in runs_below(folder / name, "*/seed-*"))  # fmt: skip
-
-
-def _full(path: Path, sizes: Collection[Size]) -> bool:
-    if not (path / RUN).exists() or read_json(path / RUN).get("status") != "finished":
-        return False
+def _count(recipe: Recipe, places: Sequence[Path]) -> int:
+    """How many runs of a table are there, of the paper's size."""
     try:
-        return size_of(from_table(read_toml(path / CONFIG))) in sizes
-    except ValueError:  # of another version, or not as it was written
-        return False
+        found = gather(recipe, read_places(places))
+    except ReportError:  # nothing is, or something that no run writes
+        return 0
+    return sum(len(found.runs.get((cell.folder, line.name), ())) for cell, lines in recipe.folders().values()
+               for line in lines if not made.departure(recipe, cell, line, found))  # fmt: skip
 
 
 def _result(recipe: Recipe, found: int) -> str:
@@ -115,41 +89,25 @@ def _result(recipe: Recipe, found: int) -> str:
 
 
 def reproduce_table(name: str, folder: Path, asked: RunRequest, cells: Sequence[str], methods: Sequence[str]) -> None:
-    """Run what is missing, print the table, write it into the folder; or draw a figure."""
+    """Run what is missing, print the table and write it into the folder; or draw a figure. With places, runs are those
+    that lie there, and none is started."""
     if is_figure(name):
         draw(name, folder, asked, cells, methods)
         return
     table = find_table(name)
-    check_place(table, folder)
+    made.check_place(table, folder)
     recipe = table.chosen(cells, methods)
-    run_cells(recipe, folder, asked)
-    _conclude(recipe, gather(table, read_places([folder])), folder)  # a run's column is known among all of the table
-    say(f"table: {folder / PAGE}; runs: {folder}")
-
-
-def merge_table(
-    name: str, places: Sequence[Path], folder: Path, cells: Sequence[str], methods: Sequence[str]
-) -> None:  # fmt: skip
-    """The table or figure of runs that lie in several places, written into a folder; nothing is run."""
-    if is_figure(name):
-        draw(name, folder, RunRequest(places=places), cells, methods)
-        return
-    table = find_table(name)
-    check_place(table, folder)
-    recipe, found = table.chosen(cells, methods), gather(table, read_places(places))
-    asked = {(cell.folder, line.name) for cell in recipe.cells for line in recipe.lines_of(cell)}
-    if not asked & found.runs.keys():
+    if not asked.places:
+        made.run_cells(recipe, folder, asked)
+    found = gather(table, read_places(asked.places or [folder]))  # a run's column is known among all of the table
+    wanted = {(cell.folder, line.name) for cell in recipe.cells for line in recipe.lines_of(cell)}
+    if not wanted & found.runs.keys():
         what = f"{table.id} that was asked for" if found.count else table.id
-        raise ValueError(f"{', '.join(map(str, places))}: no run of {what} is there, so nothing was written; give "
-                         f"the folders and packed files of `posterity reproduce {table.id}`")  # fmt: skip
-    _conclude(recipe, found, folder)
-    say(f"table: {folder / PAGE}; runs: {', '.join(map(str, places))}")
-
-
-def _conclude(recipe: Recipe, found: Gathered, folder: Path) -> None:
-    """Print and write the part of a table that was asked for."""
+        raise ValueError(f"{', '.join(map(str, asked.places))}: no run of {what} is there, so nothing was written; "
+                         f"give the folders and packed files of `posterity reproduce {table.id}`")  # fmt: skip
     show_table(recipe, found)
-    write_atomic(folder / PAGE, markdown(recipe, found).encode())
+    write_atomic(folder / PAGE, pages.markdown(recipe, found).encode())
+    say(f"table: {folder / PAGE}; runs: {', '.join(map(str, asked.places)) or folder}")
 
 
 def show_table(recipe: Recipe, found: Gathered) -> None:
@@ -157,14 +115,14 @@ def show_table(recipe: Recipe, found: Gathered) -> None:
     say(f"{recipe.id}: {recipe.paper}, {recipe.title}")
     run, timed = [cell for cell in recipe.cells if found.of(cell)], False
     for cell in run:
-        each = entries(recipe, cell, found)
-        timed = _print_cell(cell, with_numbers(each)) or timed
-        for told in (other_size(recipe, cell, found), order(each), order_as_reported(recipe, cell, found),
-                     without_numbers(each)):  # fmt: skip
-            if told:
-                say_sentence(told)
+        each = pages.entries(recipe, cell, found)
+        timed = _print_cell(cell, pages.with_numbers(each)) or timed
+        sentences = (made.other_size(recipe, cell, found), pages.order(each),
+                     pages.order_as_reported(recipe, cell, found), pages.without_numbers(each))  # fmt: skip
+        for sentence in filter(None, sentences):
+            say_sentence(sentence)
     if recipe.timed and timed:
-        say_sentence(f"{SECONDS}: {TIMES}")
+        say_sentence(f"{SECONDS}: {pages.TIMES}")
     if missing := [cell.name for cell in recipe.cells if cell not in run]:
         say_sentence(f"not yet run: {', '.join(missing)}")
     for remark in found.remarks:
@@ -186,15 +144,15 @@ def _print_cell(cell: RecipeCell, found: Sequence[Entry]) -> bool:
 def _terminal(cell: RecipeCell, found: Sequence[Entry], timed: bool) -> Table:
     table = Table(title=label(cell.name), title_justify="left", box=SIMPLE_HEAD, header_style="bold", pad_edge=False,
                   padding=(0, 1), collapse_padding=True)  # fmt: skip
-    heads = ("paper", *(HEADS[rule] for rule in RULES), "seeds", *([SECONDS] if timed else []))
+    heads = ("paper", *(pages.HEADS[rule] for rule in RULES), "seeds", *([SECONDS] if timed else []))
     numbers = [(each.paper, *(each.ours[rule] for rule in RULES), str(each.seeds or ""),
                 *([each.seconds] if timed else [])) for each in found]  # fmt: skip
     table.add_column("Method", overflow="fold", min_width=NAME)
     for head, cells in zip(heads, zip(*numbers, strict=True), strict=True):
         table.add_column(head, justify="right", no_wrap=True, min_width=max(map(len, (head, *cells))))
-    table.add_column(label(f"{held_against(found).line.name} less it (95 %)"), overflow="fold", min_width=GAP)
+    table.add_column(label(f"{pages.held_against(found).line.name} less it (95 %)"), overflow="fold", min_width=GAP)
     for each, cells in zip(found, numbers, strict=True):
-        table.add_row(*map(label, (each.name, *cells, gap(each))))
+        table.add_row(*map(label, (each.name, *cells, pages.gap(each))))
     return table
 
 

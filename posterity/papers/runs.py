@@ -1,13 +1,10 @@
 """The runs of a table: those of each column a comparison of its own, finished ones skipped, killed ones resumed.
 
 Runs lie under FOLDER/COLUMN/METHOD/seed-N, as `posterity compare` writes them; columns that show the same runs share a
-folder. `gather.py` reads them again, of one machine or of several.
-
-The runs of a table out of several places: folders and files of packed runs of several machines, in one table.
-
-Where a run lies does not matter, its settings say to which column and row it belongs; how large it is (rounds, clients,
-data) may differ. Columns that differ in nothing else are told apart by the paper's own size, and smaller ones by
-the name of their folder. A run that is found twice counts once.
+folder. `gather` finds them again, in folders and files of packed runs of one machine or of several. Where a run lies
+does not matter, its settings say to which column and row it belongs; how large it is (rounds, clients, data) may
+differ. Columns that differ in nothing else are told apart by the paper's own size, and smaller ones by the name of
+their folder. A run that is found twice counts once.
 """
 
 from __future__ import annotations
@@ -27,8 +24,7 @@ from posterity.papers.shown import Shown, read_value
 from posterity.report import Run, load_runs
 from posterity.report.findings import goal_column
 from posterity.report.table import goal, progress, text
-from posterity.runs.files import check_out, read_json
-from posterity.runs.folder import PLAN
+from posterity.runs.files import check_out
 from posterity.settings.config import Config, from_table, settings_where
 
 LEAST_ROUNDS, LEAST_CLIENTS, LEAST_SAMPLES = 2, 5, 40  # of a table that is made smaller
@@ -61,26 +57,12 @@ def check_place(recipe: Recipe, out: Path) -> None:
     if visible := [name for name in others if not name.startswith(".")]:
         raise ValueError(f"{out} holds other files ({', '.join(visible[:3])}) than runs of {recipe.id}: give an empty "
                          "or a new folder; nothing was written")  # fmt: skip
-    if other := _other_table(recipe, out):
-        raise ValueError(f"{out} holds {other}, and not {recipe.id}: give an empty or a new folder; nothing was "
-                         "written")  # fmt: skip
+    page = (out / PAGE).read_text(encoding="utf-8").partition(":")[0] if (out / PAGE).is_file() else ""
+    if page.startswith("## ") and page != f"## {recipe.id}":
+        raise ValueError(f"{out} holds the table {page[3:]}, and not {recipe.id}: give an empty or a new folder; "
+                         "nothing was written")  # fmt: skip
     for folder in recipe.folders():
         check_out(out / folder, comparison=True)
-
-
-def _other_table(recipe: Recipe, out: Path) -> str:
-    """Which other table's page or runs lie in a folder, in columns of the same names; empty if none do."""
-    first = (out / PAGE).read_text(encoding="utf-8").partition(":")[0] if (out / PAGE).is_file() else ""
-    if first.startswith("## ") and first != f"## {recipe.id}":
-        return f"the table {first.removeprefix('## ')}"
-    for folder, (cell, _) in recipe.folders().items():
-        if (out / folder / PLAN).is_file():
-            there = tomllib.loads(read_json(out / folder / PLAN)["config"])  # of any version
-            wanted = recipe.config(cell, {})
-            for name in ("dataset", "partition", "model"):
-                if (has := there.get(name)) != (asked := getattr(wanted, name)):
-                    return f"runs of another table ({folder}: {name} {has} instead of {asked})"
-    return ""
 
 
 def run_cells(recipe: Recipe, out: Path, asked: RunRequest) -> None:

@@ -21,25 +21,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 
-from posterity.core.protocol import POINTS
 from posterity.evaluate import METRICS
 from posterity.evaluate.paired import Sample
-from posterity.evaluate.summaries import RULES as WEIGHTS
+from posterity.report import table
 from posterity.report.findings import samples
 from posterity.report.sections import at, longest_adapted
-from posterity.report.table import (
-    WEIGHT,
-    Column,
-    SelectedRound,
-    epochs_scored,
-    fetch,
-    goal,
-    main_epochs,
-    metric_column,
-    select_round,
-    series,
-    table_columns,
-)
+from posterity.report.table import WEIGHT, Column, SelectedRound, main_epochs, select_round
 from posterity.runs.lines import ScoreLine
 from posterity.runs.read import Run
 from posterity.settings.hyperparameters import nearest
@@ -60,14 +47,6 @@ class Shown:
     client: str = ""
     percent: bool = False
 
-    def __post_init__(self) -> None:
-        allowed = {"shows": GROUPS, "metric": tuple(_columns()), "weight": ("", *WEIGHTS), "point": ("", *POINTS)}
-        for name, among in allowed.items():
-            if getattr(self, name) not in among:
-                raise ValueError(f"{name} is {getattr(self, name)!r}: {nearest(getattr(self, name), among)}")
-        if self.client and self.shows != "members":
-            raise ValueError(f"client {self.client!r} with shows {self.shows!r}: a single client is one of the members")
-
     @property
     def column(self) -> Column:
         """How the number is printed, and which direction is better."""
@@ -80,9 +59,9 @@ class Shown:
 @cache
 def _columns() -> dict[str, Column]:
     """Every column of the report's tables, metrics that have none there, and the sparsity."""
-    metrics = {metric.name: metric_column(metric.facts()) for metric in METRICS}
-    tables = {column.key: column for table in ("main", "further") for column in table_columns((), table)}
-    return {**metrics, **tables, SPARSITY.key: SPARSITY}
+    metrics = {metric.name: table.metric_column(metric.facts()) for metric in METRICS}
+    others = {column.key: column for kind in ("main", "further") for column in table.table_columns((), kind)}
+    return {**metrics, **others, SPARSITY.key: SPARSITY}
 
 
 def find_score(run: Run, rule: str, shown: Shown) -> ScoreLine | None:
@@ -94,20 +73,20 @@ def find_score(run: Run, rule: str, shown: Shown) -> ScoreLine | None:
     if selected is None or (shown.shows == "members" and point == run.scored):
         return selected.score if selected else None
     group, epochs = "members" if shown.shows == "members" else "newcomers", main_epochs(run, point)
-    if epochs in epochs_scored(run, point, group):
+    if epochs in table.epochs_scored(run, point, group):
         return at(run, rule, point, epochs, group)
     return longest_adapted(run, rule) if group == "newcomers" and not shown.point else None
 
 
 def _common(run: Run, rule: str) -> ScoreLine | None:
-    scores = series(run, "test", "received", 0, "common")
+    scores = table.series(run, "test", "received", 0, "common")
     if not scores:
         return None
     if rule == "validated":
         return at(run, rule, "received", 0, "common")
     if rule == "last":
         return scores[max(scores)]
-    metric = goal(run)
+    metric = table.goal(run)
     sign = 1 if metric.higher else -1
     known = {r: v for r, s in scores.items() if (v := s.value(metric.name, WEIGHT)) is not None}
     return scores[max(known, key=lambda r: (sign * known[r], -r))] if known else None
@@ -122,7 +101,7 @@ def read_value(run: Run, rule: str, shown: Shown) -> float | None:
         return _reported(run, score.round, column)
     if shown.client:
         return _of_client(run, score, shown)
-    value = fetch(run, SelectedRound(rule, score), column)
+    value = table.fetch(run, SelectedRound(rule, score), column)
     if shown.shows != "gap" or value is None:
         return value
     members = read_value(run, rule, replace(shown, shows="members"))

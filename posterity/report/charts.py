@@ -1,32 +1,21 @@
-"""Reliability diagrams: how often a prediction is right, against how sure it was, with an interval for every bin.
+"""The page's drawings, by `svg.py`; `page.py` places them.
 
-`svg.py` draws, `page.py` places.
-
-How well each client is served: a row of dots per method, the worst and the best by name.
-
-`svg.py` draws, `page.py` places; who holds which data is in `partition_chart.py`.
-
-The critical-difference picture: methods on one axis, bars over neighbours that are not separated.
-
-After Demšar (2006), with the metric itself on the axis in place of mean ranks, and pairs judged as everywhere here
-(`ranking.py`).
-
-Line charts: the headline metric against rounds and bytes, and the sparklines of a method's own diagnostics.
-
-`svg.py` draws, `page.py` places; charts of clients are in `client_charts.py`.
-
-Who holds which data: a disc for every client and class, and below them the sizes of the clients' parts.
-
-`svg.py` draws, `page.py` places.
+Reliability diagrams: how often a prediction is right, against how sure it was, with an interval for every bin. Clients:
+a row of dots per method, the worst and the best by name. The critical-difference picture: methods on one axis, bars
+over neighbours that are not separated, after Demšar (2006), with the metric itself in place of mean ranks and pairs
+judged as everywhere here (`findings.py`). Line charts: the headline metric against rounds and bytes, and sparklines of
+a method's own diagnostics. Who holds which data: a disc for every client and class, below them the sizes of parts.
 """
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from itertools import accumulate, pairwise
+from typing import TypeVar
 
 import numpy as np
 
@@ -50,8 +39,6 @@ from posterity.report.svg import (
 )
 from posterity.report.table import Arm, axis_title, goal, human_bytes, select_round
 from posterity.runs.read import FederationFacts, Run
-
-CAP = 2.5  # half the width of a whisker's ends
 
 
 def pooled_bins(arm: Arm, rule: str, kind: str = "bins") -> list[tuple[float, float, float]]:
@@ -97,7 +84,7 @@ def reliability(
         bar = 38 * n / (most or 1)
         canvas.add("rect", f"count {colour(arm.index)}", told, x=x(k * step) + 0.5, y=238 - bar, height=max(bar, 0.5),
                    width=x(step) - x(0) - 1)  # fmt: skip
-        _whisker(canvas, x(confidence / n), y(low), y(high), f"whisker {colour(arm.index)}")
+        whisker(canvas, x(confidence / n), y(low), y(high), f"whisker {colour(arm.index)}")
         curve.append((x(confidence / n), y(correct / n), told))
     canvas.path([(cx, cy) for cx, cy, _ in curve], f"line {colour(arm.index)}")
     for cx, cy, told in curve:
@@ -108,11 +95,13 @@ def reliability(
     return canvas.svg()
 
 
-def _whisker(canvas: Canvas, at: float, low: float, high: float, css: str) -> None:
-    """A stroke from one end of an interval to the other, with a short bar at each."""
-    ends = [(at - CAP, low), (at + CAP, low), (at, low), (at, high), (at - CAP, high), (at + CAP, high)]
+def whisker(canvas: Canvas, at: float, low: float, high: float, css: str, cap: float = 2.5) -> None:
+    """A stroke from one end of an interval to the other, with a bar at each, twice as wide as `cap`."""
+    ends = [(at - cap, low), (at + cap, low), (at, low), (at, high), (at - cap, high), (at + cap, high)]
     canvas.path(ends, css)
 
+
+T = TypeVar("T")
 
 DOTS = 1600  # in the chart: beyond that the picture no longer changes, only the page's size
 MOST_DOTS = 200  # per method
@@ -174,15 +163,10 @@ def strip_chart(dots_by_arm: Sequence[tuple[Arm, Sequence[Dot]]], width: float, 
         name = shorten(arm.label, width - 20 if narrow else left - 14)
         at, level, anchor = (left, centre - 22, "start") if narrow else (left - 12, centre + 4, "end")
         canvas.text(at, level, name, f"end {colour(arm.index)}", anchor)
-        _dots(canvas, x, centre, arm, thinned(dots, dots_shown(len(dots_by_arm))), tooltips=not narrow)
+        _dots(canvas, x, centre, arm, thin(dots, dots_shown(len(dots_by_arm))), tooltips=not narrow)
         _box(canvas, x, centre, dots)
         _name_extremes(canvas, x, centre + 29, dots)
     return canvas.svg()
-
-
-def thinned(dots: Sequence[Dot], most: int) -> Sequence[Dot]:
-    """An even selection by rank, the worst and the best client among them."""
-    return dots if len(dots) <= most else [dots[round(k * (len(dots) - 1) / (most - 1))] for k in range(most)]
 
 
 def _dots(canvas: Canvas, x: AxisScale, centre: float, arm: Arm, dots: Sequence[Dot], tooltips: bool) -> None:
@@ -288,22 +272,36 @@ class LearningCurve:
     y: tuple[float, ...]
     band: tuple[float, ...]
 
+    def at(self, kept: Sequence[int]) -> LearningCurve:
+        """Some of its points."""
+        x, y, band = (tuple(values[i] for i in kept) if values else () for values in (self.x, self.y, self.band))
+        return LearningCurve(self.arm, x, y, band)
+
+    def thinned(self, most: int = MOST_POINTS) -> LearningCurve:
+        """With as many points as a screen resolves."""
+        return self.at(thin(range(len(self.x)), most))
+
+
+def mean_curve(arm: Arm, values: Callable[[Run], Mapping[int, float]]) -> LearningCurve:
+    """Mean and sample sd of what each run has by round, where all have it: a mean must not change its members."""
+    every = [{r: v for r, v in values(run).items() if math.isfinite(v)} for run in arm.runs]
+    shared = sorted(set.intersection(*map(set, every)))
+    rows = [[one[r] for one in every] for r in shared]
+    band = tuple(statistics.stdev(v) for v in rows) if len(every) > 1 else ()
+    return LearningCurve(arm, tuple(map(float, shared)), tuple(statistics.fmean(v) for v in rows), band)
+
 
 def learning_curves(found: Sequence[Arm], part: str, against: str = "round") -> list[LearningCurve]:
     """The headline metric of each method by round, or by bytes sent up and down since the start."""
     made = []
     for arm in found:
-        curves = [{r: v for r, v in curve(run, part).items() if math.isfinite(v)} for run in arm.runs]
-        shared = sorted(set.intersection(*(set(c) for c in curves)))  # a mean must not change its members midway
-        totals = [_totals(run) for run in arm.runs]
-        paid = {r: _paid(totals, r) if against == "bytes" else float(r) for r in shared}
-        kept = thin([r for r in shared if paid[r] is not None], min(MOST_POINTS, max(BUDGET // len(found), 30)))
-        values = [[c[r] for c in curves] for r in kept]
-        band = tuple(statistics.stdev(v) for v in values) if len(curves) > 1 else ()
-        if kept:
-            xs = tuple(x for r in kept if (x := paid[r]) is not None)
-            made.append(LearningCurve(arm, xs, tuple(statistics.fmean(v) for v in values), band))
-    return made
+        line = mean_curve(arm, partial(curve, part=part))
+        if against == "bytes":
+            totals = [_totals(run) for run in arm.runs]
+            paid = [_paid(totals, int(r)) for r in line.x]
+            line = replace(line, x=tuple(x or 0.0 for x in paid)).at([i for i, x in enumerate(paid) if x is not None])
+        made.append(line.thinned(min(MOST_POINTS, max(BUDGET // len(found), 30))))
+    return [line for line in made if line.x]
 
 
 def _paid(totals: Sequence[dict[int, float]], at: int) -> float | None:
@@ -316,7 +314,7 @@ def _totals(run: Run) -> dict[int, float]:
     return dict(zip((r.round for r in run.rounds), accumulate(r.traffic or 0.0 for r in run.rounds), strict=True))
 
 
-def thin(items: Sequence[int], most: int = MOST_POINTS) -> list[int]:
+def thin(items: Sequence[T], most: int = MOST_POINTS) -> list[T]:
     """At most `most` of the items, evenly spaced, first and last among them."""
     if len(items) <= most:
         return list(items)

@@ -1,10 +1,6 @@
-"""Who is better than whom: every pair of methods on every ranked column, over the same seeds and clients.
+"""Who is better than whom: every pair of methods on every ranked column, over the same seeds and clients, in words.
 
-The statistics are in `evaluate/paired.py`; `verdict.py` says in sentences what comes of it.
-
-What was compared and what it shows, in words: the finding, the pairs, and what so few seeds cannot show.
-
-`ranking.py` compares; page and terminal print the sentences.
+The statistics are in `evaluate/paired.py`; page and terminal print the sentences.
 """
 
 from __future__ import annotations
@@ -16,35 +12,10 @@ from functools import cached_property
 
 import numpy as np
 
-from posterity.evaluate.paired import (
-    MOST,
-    ClientValues,
-    Paired,
-    Sample,
-    compare_all,
-    detectable,
-    runs_together,
-)
-from posterity.report.table import (
-    DIVERGED,
-    PART,
-    WEIGHT,
-    Cell,
-    Column,
-    Row,
-    SelectedRound,
-    arms,
-    check_rule,
-    check_scores,
-    fetch,
-    goal,
-    has_diverged,
-    make_row,
-    metric_column,
-    oriented,
-    table_columns,
-    text,
-)
+from posterity.evaluate import paired
+from posterity.evaluate.paired import ClientValues, Paired, Sample, compare_all
+from posterity.report import table
+from posterity.report.table import PART, WEIGHT, Cell, Column, Row, SelectedRound, goal, text
 from posterity.runs.lines import ScoreLine
 from posterity.runs.read import Run
 
@@ -85,12 +56,12 @@ class Comparison:
     @cached_property
     def together(self) -> list[tuple[int, int]]:
         """Maximal runs of neighbours no two of which are separated."""
-        return runs_together(len(self.rows), [key for key, pair in self.pairs.items() if pair.separated])
+        return paired.runs_together(len(self.rows), [key for key, pair in self.pairs.items() if pair.separated])
 
     @cached_property
     def detectable(self) -> float | None:
         """The gap that these seeds would have shown among so many pairs."""
-        return detectable([pair for pair in self.pairs.values() if pair.p is not None])
+        return paired.detectable([pair for pair in self.pairs.values() if pair.p is not None])
 
     @property
     def listed(self) -> list[tuple[int, int]]:
@@ -110,7 +81,7 @@ def samples(picked: Sequence[tuple[Run, SelectedRound]], column: Column) -> dict
     """A method's numbers by seed; of two runs with the same seed the first counts."""
     found: dict[int, Sample] = {}
     for run, selected in picked:
-        value = fetch(run, selected, column)
+        value = table.fetch(run, selected, column)
         if run.seed is not None and value is not None and run.seed not in found:
             found[run.seed] = Sample(value, _clients(run, selected, column))
     return found
@@ -151,13 +122,13 @@ def _numbered(count: int) -> tuple[str, ...]:
 
 def headline(runs: Sequence[Run], show: str = "validated") -> list[Row]:
     """One row per method, best first, under the selection rule `show`."""
-    check_rule(show)
-    check_scores(runs)
-    among = table_columns(runs)
-    rows = [make_row(arm, show, among) for arm in arms(runs)]
+    table.check_rule(show)
+    table.check_scores(runs)
+    among = table.table_columns(runs)
+    rows = [table.make_row(arm, show, among) for arm in table.arms(runs)]
     key, sign = goal(runs[0]).name, -1 if goal(runs[0]).higher else 1
-    rows.sort(key=lambda r: (has_diverged(r.mark), sign * r.cells[key].mean if key in r.cells else math.inf))
-    return mark_best(rows, oriented(among, runs[0]))
+    rows.sort(key=lambda r: (table.has_diverged(r.mark), sign * r.cells[key].mean if key in r.cells else math.inf))
+    return mark_best(rows, table.oriented(among, runs[0]))
 
 
 def complete(rows: Sequence[Row]) -> list[Row]:
@@ -167,8 +138,8 @@ def complete(rows: Sequence[Row]) -> list[Row]:
 
 def further(rows: Sequence[Row]) -> list[Row]:
     """The metrics the headline has no room for, in the headline's order."""
-    among = table_columns([run for row in rows for run in row.arm.runs], "further")
-    return mark_best([make_row(row.arm, row.rule, among) for row in rows], among)
+    among = table.table_columns([run for row in rows for run in row.arm.runs], "further")
+    return mark_best([table.make_row(row.arm, row.rule, among) for row in rows], among)
 
 
 def mark_best(rows: Sequence[Row], among: Sequence[Column]) -> list[Row]:
@@ -196,7 +167,6 @@ def _best(rivals: Sequence[Row], column: Column) -> list[Row]:
     ]
 
 
-NAMED = 8  # methods in a sentence
 DESIGNS = {
     "nested": "Every seed has its own clients: Student's t over seeds, with the variance of the seeds' differences or "
     "the one that the clients inside a seed imply, whichever is larger. It speaks about other seeds: other partitions "
@@ -223,7 +193,7 @@ class PairText:
 
 
 def goal_column(run: Run) -> Column:
-    return metric_column(goal(run).facts())
+    return table.metric_column(goal(run).facts())
 
 
 def main_comparison(rows: Sequence[Row]) -> Comparison:
@@ -233,10 +203,10 @@ def main_comparison(rows: Sequence[Row]) -> Comparison:
 
 def finding(rows: Sequence[Row]) -> str:
     """Who leads on the headline metric, by how much, and whether that is more than chance."""
-    return tell(main_comparison(rows), rows)
+    return describe(main_comparison(rows), rows)
 
 
-def tell(comparison: Comparison, rows: Sequence[Row]) -> str:
+def describe(comparison: Comparison, rows: Sequence[Row]) -> str:
     """The finding of a comparison among these rows."""
     column = comparison.column
     if not comparison.rows:
@@ -244,9 +214,12 @@ def tell(comparison: Comparison, rows: Sequence[Row]) -> str:
     top = comparison.rows[0].cells[column.key]
     if len(comparison.rows) == 1:
         over = f"over {top.n} seeds" if top.n > 1 else "with a single seed"
-        shown = f"{comparison.rows[0].label} reaches {_name(column)} of {quoted(top, column)} {over}"
-        return f"{shown}; {_alone(rows)} to compare it with."
-    lead = f"{_lead(comparison)}, {_rival(comparison)}"
+        alone = "there is no other method here" if len(rows) == 1 else "no other method here has a result"
+        article = "an" if column.noun[0] in "aeiou" else "a"
+        shown = f"{comparison.rows[0].label} reaches {article} {column.noun} of {quoted(top, column)} {over}"
+        return f"{shown}; {alone} to compare it with."
+    extreme = "lowest" if column.better < 0 else "highest"
+    lead = f"{comparison.rows[0].label} has the {extreme} {column.noun}, {quoted(top, column)}, {_rival(comparison)}"
     if comparison.winner is not None:
         others = len(comparison.rows) - 1
         return f"{lead}; it is separated from {f'the {others} other methods' if others > 1 else 'it'}."
@@ -273,35 +246,15 @@ def _share_seeds(comparison: Comparison) -> bool:
     return any(pair.seeds > 1 for pair in comparison.pairs.values())
 
 
-def _alone(rows: Sequence[Row]) -> str:
-    """Of a single method that has a result; others may have diverged, or go on still."""
-    return "there is no other method here" if len(rows) == 1 else "no other method here has a result"
-
-
 def _unsettled(column: Column, rows: Sequence[Row]) -> str:
-    if all(has_diverged(row.mark) for row in rows):
-        every = "Every run" if all(row.mark == DIVERGED for row in rows) else "Every method has a run that"
-        return f"{every} diverged, so nothing is compared."
+    if any(table.has_diverged(row.mark) for row in rows):
+        return "No method has a result: runs diverged or have not finished, so nothing is compared."
     if any(column.key in row.cells for row in rows):
-        some = any(has_diverged(row.mark) for row in rows)
-        none = "No method has a result (some diverged)" if some else "No run has finished"
-        return f"{none}, so nothing is compared yet; what is shown is provisional."
-    if not any(_held_out(run) for row in rows for run in row.arm.runs):
+        return "No run has finished, so nothing is compared yet; what is shown is provisional."
+    federations = [run.federation for row in rows for run in row.arm.runs]
+    if all(fed.test and not any((*fed.validation[: fed.members], *fed.test[: fed.members])) for fed in federations):
         return "No member holds rows out (--split), so nothing is scored."
     return f"The scores that the rule “{rows[0].rule}” needs were not written, so nothing can be ranked by it."
-
-
-def _held_out(run: Run) -> bool:
-    """Whether a member has rows that were kept from training, as far as the folder tells."""
-    fed = run.federation
-    held = (*fed.validation[: fed.members], *fed.test[: fed.members])
-    return not held or any(held)
-
-
-def _lead(comparison: Comparison) -> str:
-    first, column = comparison.rows[0], comparison.column
-    extreme = "lowest" if column.better < 0 else "highest"
-    return f"{first.label} has the {extreme} {column.noun}, {quoted(first.cells[column.key], column)}"
 
 
 def _rival(comparison: Comparison) -> str:
@@ -337,14 +290,10 @@ def reach(comparison: Comparison) -> str:
     if gap is None:
         return ""
     seeds = sorted({pair.seeds for pair in comparison.pairs.values() if pair.p is not None})
-    told = f"{seeds[0]}" if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}"
-    most = "no gap at all" if comparison.column.unit == "%" and gap >= 1 else _about(gap, comparison.column)
-    said = f"With {told} seeds and {_pairs(comparison)} {most} would have"
+    none = comparison.column.unit == "%" and gap >= 1
+    most = "no gap at all" if none else f"only a gap of about {amount(gap, comparison.column)}"
+    said = f"With {_range(seeds)} seeds and {_pairs(comparison)} {most} would have"
     return f"{said} shown (power 80 %, at the spread seen here)."
-
-
-def _about(gap: float, column: Column) -> str:
-    return f"only a gap of about {amount(gap, column)}"
 
 
 def lines(comparison: Comparison, keys: Sequence[tuple[int, int]]) -> list[PairText]:
@@ -371,7 +320,7 @@ def lines(comparison: Comparison, keys: Sequence[tuple[int, int]]) -> list[PairT
 def _needed(pair: Paired) -> str:
     if pair.p is None:
         return ""
-    return f"> {MOST:,}" if pair.needed is None else f"{pair.needed}"
+    return f"> {paired.MOST:,}" if pair.needed is None else f"{pair.needed}"
 
 
 def neighbours(comparison: Comparison) -> list[tuple[int, int]]:
@@ -402,26 +351,16 @@ def worst_note(rows: Sequence[Row]) -> str:
     found = [behind for row in rows for _, selected in row.picked if (behind := worst_rows(selected.score)) is not None]
     if not found or not any("worst10" in row.cells for row in rows):
         return ""
-    few, of, tested = zip(*found, strict=True)
+    few, of, tested = map(_range, zip(*found, strict=True))
     part = "held-out" if PART[rows[0].rule] == "held" else PART[rows[0].rule]
-    client = "client" if max(of) == 1 else "clients"
-    return (
-        f"Worst 10 %: the mean accuracy of the {_range(few)} worst of {_range(of)} {client}; {_range(tested)} {part} "
-        "rows in all stand behind the figure of a run."
-    )
+    return (f"Worst 10 %: the mean accuracy of the {few} worst of {of} clients; {tested} {part} rows in all stand "
+            "behind the figure of a run.")  # fmt: skip
 
 
 def worst_rows(score: ScoreLine) -> tuple[int, int, int] | None:
-    """Clients in the worst tenth, clients in all, and the tenth's rows; older logs are counted by their lists."""
+    """Clients in the worst tenth, clients in all, and the tenth's rows."""
     rows, of = score.fairness.get("worst10_rows"), score.fairness.get("clients")
-    if rows is not None and of:
-        return max(1, int(of) // 10), int(of), int(rows)
-    sizes, values = score.by_client("n"), score.by_client("accuracy")
-    if not sizes or len(sizes) != len(values):
-        return None
-    served = sorted((v, int(n)) for v, n in zip(values, sizes, strict=True) if v is not None and n)
-    few = max(1, len(served) // 10)
-    return (few, len(served), sum(n for _, n in served[:few])) if served else None
+    return (max(1, int(of) // 10), int(of), int(rows)) if rows is not None and of else None
 
 
 def _range(counts: Sequence[int]) -> str:
@@ -432,10 +371,6 @@ def p_value(p: float | None) -> str:
     if p is None:
         return "not tested"
     return "p < 0.001" if p < 0.001 else f"p = {p:.3f}" if p < 0.1 else f"p = {p:.2f}"
-
-
-def _name(column: Column) -> str:
-    return f"{'an' if column.noun[0] in 'aeiou' else 'a'} {column.noun}"
 
 
 def quoted(cell: Cell, column: Column) -> str:
@@ -457,7 +392,5 @@ def amount(size: float, column: Column) -> str:
 
 
 def join(names: Sequence[str]) -> str:
-    """In a sentence; of very many the first few."""
-    if len(names) > NAMED:
-        names = [*names[: NAMED - 1], f"{len(names) - NAMED + 1} more"]
+    """In a sentence."""
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"

@@ -1,10 +1,7 @@
-"""The page itself: everything that the template `page.html` prints, gathered; the template only places it.
+"""The pages: of runs, and of what left a site across machines. Templates of the package place what is gathered here.
 
-Tables come from `tables.py` and `summary.py`, sentences from `verdict.py` and `remarks.py`, drawings from the charts.
-
-What left a site, as a page for whoever answers for its data: made of the lines of its `sent.jsonl`.
-
-A template of the package, filled: with its style sheet and its one script, everything else escaped.
+`table.py` and `sections.py` make tables, `findings.py` sentences, `charts.py` drawings. A template is filled with its
+style sheet and its one script; everything else is escaped.
 """
 
 from __future__ import annotations
@@ -19,32 +16,8 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
 
 from posterity.evaluate.metrics import TERMS
-from posterity.report import (
-    charts as calibration,
-)
-from posterity.report import (
-    charts as client_charts,
-)
-from posterity.report import (
-    charts as partition_chart,
-)
-from posterity.report import (
-    findings as verdict,
-)
-from posterity.report import (
-    sections as client_table,
-)
-from posterity.report import (
-    sections as remarks,
-)
-from posterity.report import (
-    sections as summary,
-)
-from posterity.report import (
-    table as divergence,
-)
-from posterity.report.charts import SHOWN, critical_chart, learning_curves, line_chart, sparks
-from posterity.report.findings import Comparison, further, headline
+from posterity.report import charts, findings, sections
+from posterity.report.findings import Comparison, headline
 from posterity.report.svg import colour
 from posterity.report.table import PART, RULES, Row, axis_title, columns, goal, human_bytes, user_metrics
 from posterity.runs.files import write_atomic
@@ -102,11 +75,8 @@ def fill_template(name: str, **values: Any) -> str:
 def _policy(css: str, script: str) -> str:
     """Nothing is fetched, and no script or style but the page's own is obeyed, whatever a label may hold."""
     digests = [base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in (script, css)]
-    return (
-        "default-src 'none'; script-src 'sha256-{}'; style-src 'sha256-{}'; base-uri 'none'; form-action 'none'".format(
-            *digests
-        )
-    )
+    policy = "default-src 'none'; script-src 'sha256-{}'; style-src 'sha256-{}'; base-uri 'none'; form-action 'none'"
+    return policy.format(*digests)
 
 
 WIDE, NARROW = 1000.0, 350.0
@@ -144,17 +114,12 @@ def render(runs: Sequence[Run], show: str = "validated") -> str:
 def contents(runs: Sequence[Run], show: str) -> dict[str, Any]:
     """What the page says, by name."""
     rows = headline(runs, show)
-    more, comparison = further(rows), verdict.main_comparison(rows)
+    more, comparison = findings.further(rows), findings.main_comparison(rows)
     return {
         "title": _title(rows),
-        "finding": verdict.tell(comparison, rows),
+        "finding": findings.describe(comparison, rows),
         "facts": _facts(runs, rows),
-        "cautions": [
-            *divergence.describe_divergence(rows),
-            *summary.cautions(runs, rows),
-            *remarks.uneven(rows),
-            *remarks.fitted(rows),
-        ],
+        "cautions": sections.cautions(runs, rows),
         "rows": rows,
         "columns": columns(rows),
         "goal": goal(rows[0].arm.runs[0]),
@@ -163,25 +128,25 @@ def contents(runs: Sequence[Run], show: str) -> dict[str, Any]:
         "rules": RULES,
         "part": PART[show],
         "part_words": "held-out part" if PART[show] == "held" else f"{PART[show]} half",
-        "described": remarks.described(rows),
-        "run_notes": remarks.run_notes(rows),
+        "described": sections.described(rows),
+        "run_notes": sections.run_notes(rows),
         "client_tables_of": _client_tables(rows),
         "several": max(row.seeds for row in rows) > 1,
-        "by_rule": summary.by_rule(rows),
-        "by_point": summary.by_point(rows),
-        "common": summary.by_point(rows, "common"),
-        "outside": remarks.outside(rows),
+        "by_rule": sections.by_rule(rows),
+        "by_point": sections.by_point(rows),
+        "common": sections.by_point(rows, "common"),
+        "outside": sections.outside(rows),
         "further": more,
         "further_columns": columns(more, "further"),
-        "newcomers": summary.newcomers(rows),
-        "troubles": summary.troubles([row.arm for row in rows]),
-        "sparks": sparks([row.arm for row in rows]),
-        "every_run": summary.every_run(rows),
+        "newcomers": sections.newcomers(rows),
+        "troubles": sections.troubles([row.arm for row in rows]),
+        "sparks": charts.sparks([row.arm for row in rows]),
+        "every_run": sections.every_run(rows),
         "runs": runs,
         "references": {run.label: run.reference for run in runs if run.reference},
         "federation": runs[0].federation,
-        "notes": sorted(remarks.data_notes(runs)),
-        "worst_note": verdict.worst_note(rows),
+        "notes": sorted(sections.data_notes(runs)),
+        "worst_note": findings.worst_note(rows),
         **_figures(rows, runs[0].federation, show),
         **_pairs(comparison, show),
     }
@@ -192,44 +157,46 @@ def _terms(runs: Sequence[Run], rows: Sequence[Row]) -> list[tuple[str, str]]:
     own = [
         (str(m.get("label") or name), str(m["meaning"])) for name, m in user_metrics(runs).items() if m.get("meaning")
     ]
-    positive = remarks.positive_class(rows[0].arm.runs[0])
+    positive = sections.positive_class(rows[0].arm.runs[0])
     two = [("positive class", f"{positive}.")] if positive else []
     return [*TERMS[goal(rows[0].arm.runs[0]).task or "classification"], *two, *own]
 
 
 def _figures(rows: Sequence[Row], federation: FederationFacts, show: str) -> dict[str, Any]:
     found = sorted((row.arm for row in rows), key=lambda a: a.index)
-    lines, paid = learning_curves(found, PART[show]), learning_curves(found, PART[show], "bytes")
-    dots_by_arm = [(row.arm, dots) for row in rows if (dots := client_charts.client_dots(row.arm, show))]
-    pooled = [(row, calibration.pooled_bins(row.arm, show)) for row in rows]
+    lines, paid = charts.learning_curves(found, PART[show]), charts.learning_curves(found, PART[show], "bytes")
+    dots_by_arm = [(row.arm, dots) for row in rows if (dots := charts.client_dots(row.arm, show))]
+    pooled = [(row, charts.pooled_bins(row.arm, show)) for row in rows]
     return {
-        "curves": _twice(lines, lambda w: line_chart(lines, w, "Headline metric by round", "round")),
-        "traffic": _twice(paid, lambda w: line_chart(paid, w, "Headline metric by bytes sent", "sent so far", "bytes")),
-        "strip": _twice(dots_by_arm, lambda w: client_charts.strip_chart(dots_by_arm, w, "Clients by method")),
-        "dots_cut": any(len(dots) > client_charts.dots_shown(len(dots_by_arm)) for _, dots in dots_by_arm),
-        "dots_most": client_charts.dots_shown(len(dots_by_arm)),
-        "reliability": [(row.arm, calibration.reliability(row.arm, bins, row.seeds)) for row, bins in pooled if bins],
-        "partition": _twice(federation.train, lambda w: partition_chart.partition(federation, w)),
+        "curves": _twice(lines, lambda w: charts.line_chart(lines, w, "Headline metric by round", "round")),
+        "traffic": _twice(
+            paid, lambda w: charts.line_chart(paid, w, "Headline metric by bytes sent", "sent so far", "bytes")
+        ),
+        "strip": _twice(dots_by_arm, lambda w: charts.strip_chart(dots_by_arm, w, "Clients by method")),
+        "dots_cut": any(len(dots) > charts.dots_shown(len(dots_by_arm)) for _, dots in dots_by_arm),
+        "dots_most": charts.dots_shown(len(dots_by_arm)),
+        "reliability": [(row.arm, charts.reliability(row.arm, bins, row.seeds)) for row, bins in pooled if bins],
+        "partition": _twice(federation.train, lambda w: charts.partition(federation, w)),
         "counted": _counted(federation),
-        "clients_shown": partition_chart.CLIENTS,
-        "classes_shown": partition_chart.CLASSES,
+        "clients_shown": charts.CLIENTS,
+        "classes_shown": charts.CLASSES,
     }
 
 
 def _client_tables(rows: Sequence[Row]) -> dict[str, Any]:
     """Every client under every method, and every newcomer where there are some; what must be said about each."""
     first = rows[0].arm.runs[0]
-    column = verdict.goal_column(first)
-    members = client_table.client_tables(rows, lambda run, selected: selected.score)
-    newcomers = client_table.client_tables(
-        rows, lambda run, _: summary.longest_adapted(run, rows[0].rule), first.federation.members
+    column = findings.goal_column(first)
+    members = sections.client_tables(rows, lambda run, selected: selected.score)
+    newcomers = sections.client_tables(
+        rows, lambda run, _: sections.longest_adapted(run, rows[0].rule), first.federation.members
     )
     return {
-        "members": members[: client_table.TABLES],
-        "members_said": client_table.describe_tables(members, column),
-        "leading": client_table.leading(members[: client_table.TABLES]),
-        "newcomers": newcomers[: client_table.TABLES],
-        "newcomers_said": client_table.describe_tables(newcomers, column),
+        "members": members[: sections.TABLES],
+        "members_said": sections.describe_tables(members, column),
+        "leading": sections.leading(members[: sections.TABLES]),
+        "newcomers": newcomers[: sections.TABLES],
+        "newcomers_said": sections.describe_tables(newcomers, column),
     }
 
 
@@ -238,12 +205,12 @@ def _pairs(comparison: Comparison, show: str) -> dict[str, Any]:
     tested = [comparison] if comparison.tested else []
     return {
         "comparison": comparison,
-        "untested": verdict.untested(comparison),
-        "pairs": verdict.lines(comparison, comparison.listed) if tested else [],
-        "explained": verdict.explained(comparison, show) if tested else [],
-        "reach": verdict.reach(comparison),
-        "critical": _twice(tested, lambda w: critical_chart(comparison, w)),
-        "critical_shown": SHOWN,
+        "untested": findings.untested(comparison),
+        "pairs": findings.lines(comparison, comparison.listed) if tested else [],
+        "explained": findings.explained(comparison, show) if tested else [],
+        "reach": findings.reach(comparison),
+        "critical": _twice(tested, lambda w: charts.critical_chart(comparison, w)),
+        "critical_shown": charts.SHOWN,
     }
 
 

@@ -1,47 +1,21 @@
-"""Every client under every method: the goal metric at the round of the headline, and the rows behind it.
+"""The page's sections beside the headline: what to know before comparing, tables, clients, and how the runs went.
 
 Clients that a partition drew are others with every seed, so those seeds have a table each; named clients, and those of
 a fixed data seed, are the same, and one table has their means.
-
-What a run's folder says about how its scores came about, in sentences beside the tables.
-
-What a reader must know before comparing is in `summary.py`, the finding in `verdict.py`.
-
-The tables beside the headline (`tables.py`), and what a reader must know before trusting the comparison.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 
 from posterity.core.protocol import POINTS
+from posterity.report import table
 from posterity.report.findings import goal_column, join
-from posterity.report.table import (
-    PART,
-    RULES,
-    WEIGHT,
-    Arm,
-    Cell,
-    Column,
-    Row,
-    SelectedRound,
-    draws,
-    epochs_scored,
-    goal,
-    main_epochs,
-    point_name,
-    progress,
-    select_round,
-    series,
-    settings,
-    summarise,
-    text,
-)
-from posterity.runs.lines import RoundLine, ScoreLine
+from posterity.report.table import PART, RULES, WEIGHT, Arm, Cell, Column, Row, SelectedRound, goal, point_name
+from posterity.runs.lines import ScoreLine
 from posterity.runs.read import Run
 from posterity.settings.config import settings_where
 
@@ -126,7 +100,7 @@ def _table(rows: Sequence[Row], found: dict[int, list[tuple[Run, ScoreLine]]], f
 def _cells(scores: Sequence[ScoreLine], column: Column, clients: int) -> list[Cell | None]:
     """Each client under one method, over the seeds."""
     values = _transposed([score.by_client(column.key) for score in scores])
-    return [summarise(each, column) for each in values] + [None] * (clients - len(values))
+    return [table.summarise(each, column) for each in values] + [None] * (clients - len(values))
 
 
 def _transposed(lists: Sequence[Sequence[float | None]]) -> list[list[float]]:
@@ -160,11 +134,11 @@ def _tints(values: Sequence[float]) -> Callable[[Cell | None], int]:
     return tint
 
 
-def _range(counts: Sequence[float]) -> str:
+def _range(counts: Sequence[float], to: str = "–", form: str = ".0f") -> str:
     if not counts:
         return ""
     low, high = min(counts), max(counts)
-    return f"{low:.0f}" if low == high else f"{low:.0f}–{high:.0f}"
+    return f"{low:{form}}" if low == high else f"{low:{form}}{to}{high:{form}}"
 
 
 def leading(tables: Sequence[ClientTable]) -> str:
@@ -189,11 +163,8 @@ def describe_tables(tables: Sequence[ClientTable], column: Column) -> list[str]:
         said.append(f"Not scored, and not listed: {absent:,} clients without held-out rows or outside of the sample.")
     smallest = min((table.smallest for table in tables if table.smallest), default=0)
     if smallest and column.row_mean and column.unit == "%":
-        rows = "1 row" if smallest == 1 else f"{smallest} rows"
-        step = f"{100 / smallest:.3g}"
-        said.append(
-            f"The smallest client has {rows}: a single one, right or wrong, moves its {column.noun} by {step} points."
-        )
+        said.append(f"The smallest client has {smallest} rows: a single one, right or wrong, moves its {column.noun} "
+                    f"by {100 / smallest:.3g} points.")  # fmt: skip
     return said
 
 
@@ -223,10 +194,8 @@ def positive_class(run: Run) -> str:
 
 def fitted(rows: Sequence[Row]) -> list[str]:
     """Whose numbers under the rule `paper` are those of the test half alone."""
-    labels = [row.label for row in rows if _method(row.arm.runs[0]).get("fitted")]
-    if not labels:
-        return []
-    return [f"{', '.join(labels)}: fitted on the validation half, so under “paper” only the test half is scored."]
+    labels = ", ".join(row.label for row in rows if _method(row.arm.runs[0]).get("fitted"))
+    return [f"{labels}: fitted on the validation half, so under “paper” only the test half is scored."] * bool(labels)
 
 
 def described(rows: Sequence[Row]) -> str:
@@ -235,34 +204,32 @@ def described(rows: Sequence[Row]) -> str:
     counts = [[n or 0 for n in each] for score in scores if (each := score.by_client("n"))]
     if not counts:
         return ""
-    tested = [int(sum(each)) for each in counts]
-    clients = [sum(n > 0 for n in each) for each in counts]
+    tested, clients = [sum(each) for each in counts], [sum(n > 0 for n in each) for each in counts]
     part = "held-out" if PART[rows[0].rule] == "held" else PART[rows[0].rule]
-    return f"A run's numbers are over {_span(tested)} {part} rows of {_span(clients)} clients."
+    rows_of, clients_of = (_range(each, " to ", ",.0f") for each in (tested, clients))
+    return f"A run's numbers are over {rows_of} {part} rows of {clients_of} clients."
 
 
 def uneven(rows: Sequence[Row]) -> list[str]:
     """Runs across machines some of whose rounds were not scored on everybody: a site was away, came late or left."""
-    picked = [(row, *each) for row in rows for each in row.picked if each[0].facts.get("engine") == FLOWER]
-    return [told for row, run, selected in picked if (told := _uneven(row.label, run, selected))]
+    said = []
+    for row in rows:
+        for run, selected in row.picked if row.arm.runs[0].facts.get("engine") == FLOWER else ():
+            scores = table.series(run, selected.score.part, run.scored, table.main_epochs(run, run.scored))
+            who = {round: {k for k, n in enumerate(sizes) if n}
+                   for round, score in sorted(scores.items()) if (sizes := score.by_client("n"))}  # fmt: skip
+            every = set().union(*who.values())
+            fewer = [f"round {round} on {len(some)} of {len(every)}" for round, some in who.items() if some != every]
+            if fewer:
+                said.append(f"{row.label}, seed {run.seed}: not every round was scored on all clients "
+                            f"({_first(fewer, ', ')}), so rounds are compared on different clients. Shown is round "
+                            f"{selected.round}.")  # fmt: skip
+    return said
 
 
-def _uneven(label: str, run: Run, selected: SelectedRound) -> str:
-    scores = series(run, selected.score.part, run.scored, main_epochs(run, run.scored))
-    known = {round: rows for round, score in sorted(scores.items()) if (rows := score.by_client("n"))}  # if not packed
-    who = {round: {k for k, n in enumerate(rows) if n} for round, rows in known.items()}
-    every = set().union(*who.values())
-    fewer = [f"round {round} on {len(some)} of {len(every)}" for round, some in who.items() if some != every]
-    if not fewer:
-        return ""
-    more = f", and {len(fewer) - 4} more rounds on fewer" if len(fewer) > 4 else ""
-    return (f"{label}, seed {run.seed}: not every round was scored on all clients ({', '.join(fewer[:4])}{more}), so "
-            f"rounds are compared on different clients. Shown is round {selected.round}.")  # fmt: skip
-
-
-def _span(counts: Sequence[int]) -> str:
-    low, high = min(counts), max(counts)
-    return f"{low:,}" if low == high else f"{low:,} to {high:,}"
+def _first(items: Sequence[str], between: str = "; ") -> str:
+    """The first four."""
+    return between.join([*items[:4], *([f"and {len(items) - 4} more"] if len(items) > 4 else [])])
 
 
 def run_notes(rows: Sequence[Row]) -> list[tuple[str, str]]:
@@ -316,23 +283,23 @@ def by_rule(rows: Sequence[Row]) -> SmallTable:
     column = goal_column(rows[0].arm.runs[0])
     found = []
     for row in rows:
-        cells = [summarise([_chosen(run, rule) for run in row.arm.runs], column) for rule in RULES]
+        cells = [table.summarise([_chosen(run, rule) for run in row.arm.runs], column) for rule in RULES]
         found.append((row.arm, tuple(c.text if c else "" for c in cells)))
     return SmallTable(tuple(RULES), tuple(found))
 
 
 def _chosen(run: Run, rule: str) -> float | None:
-    selected = select_round(run, rule)
+    selected = table.select_round(run, rule)
     return selected.score.value(goal(run).name, WEIGHT) if selected else None
 
 
 def at(run: Run, rule: str, point: str, epochs: int, group: str) -> ScoreLine | None:
     """Scores of another point or group at the round chosen for the headline, or at the nearest earlier one."""
-    selected = select_round(run, rule)
+    selected = table.select_round(run, rule)
     if selected is None:
         return None
     for part in (PART[rule], "held", "test"):  # newcomers choose nothing, so some logs only have their whole held part
-        scores = series(run, part, point, epochs, group)
+        scores = table.series(run, part, point, epochs, group)
         earlier = [r for r in scores if r <= selected.round]
         if scores:
             return scores[max(earlier) if earlier else min(scores)]
@@ -342,14 +309,14 @@ def at(run: Run, rule: str, point: str, epochs: int, group: str) -> ScoreLine | 
 def by_point(rows: Sequence[Row], group: str = "members") -> SmallTable:
     """The headline metric at every evaluation point that was scored, at the round of the headline."""
     runs = [run for row in rows for run in row.arm.runs]
-    kinds = [(p, e) for p in POINTS for e in sorted({e for r in runs for e in epochs_scored(r, p, group)})]
+    kinds = [(p, e) for p in POINTS for e in sorted({e for r in runs for e in table.epochs_scored(r, p, group)})]
     column = goal_column(rows[0].arm.runs[0])
     found = []
     for row in rows:
         scores = [[at(run, row.rule, p, e, group) for run in row.arm.runs] for p, e in kinds]
-        cells = [summarise([s.value(column.key, WEIGHT) if s else None for s in kind], column) for kind in scores]
+        cells = [table.summarise([s.value(column.key, WEIGHT) if s else None for s in kind], column) for kind in scores]
         found.append((row.arm, tuple(c.text if c else "" for c in cells)))
-    heads = (point_name(p, e, [r for r in runs if e in epochs_scored(r, p, group)]) for p, e in kinds)
+    heads = (point_name(p, e, [r for r in runs if e in table.epochs_scored(r, p, group)]) for p, e in kinds)
     return SmallTable(tuple(heads), tuple(found))
 
 
@@ -362,7 +329,7 @@ def newcomers(rows: Sequence[Row]) -> SmallTable:
     found = []
     for row, (arm, cells) in zip(rows, base.rows, strict=True):
         member = row.cells.get(column.key)
-        gap = summarise([_newcomer_gap(run, row.rule, column) for run in arm.runs], column)
+        gap = table.summarise([_newcomer_gap(run, row.rule, column) for run in arm.runs], column)
         signed = f"{'+' if gap.mean > 0 else ''}{gap.text}".replace("-", "−") if gap else ""
         found.append((arm, (*cells, member.text if member else "", signed)))
     return SmallTable((*base.heads, "members", "gap"), tuple(found))
@@ -370,12 +337,12 @@ def newcomers(rows: Sequence[Row]) -> SmallTable:
 
 def longest_adapted(run: Run, rule: str) -> ScoreLine | None:
     """The newcomers' scores after the longest adaptation, or as received where none was scored."""
-    kinds = [(p, e) for p in ("adapted", "received") for e in reversed(epochs_scored(run, p, "newcomers"))]
+    kinds = [(p, e) for p in ("adapted", "received") for e in reversed(table.epochs_scored(run, p, "newcomers"))]
     return at(run, rule, *kinds[0], "newcomers") if kinds else None
 
 
 def _newcomer_gap(run: Run, rule: str, column: Column) -> float | None:
-    selected = select_round(run, rule)
+    selected = table.select_round(run, rule)
     score = longest_adapted(run, rule)
     theirs = score.value(column.key, WEIGHT) if score else None
     ours = selected.score.value(column.key, WEIGHT) if selected else None
@@ -383,35 +350,23 @@ def _newcomer_gap(run: Run, rule: str, column: Column) -> float | None:
 
 
 def troubles(found: Sequence[Arm]) -> list[tuple[Arm, str, str]]:
-    """Refused messages by reason, rounds that came to nothing, and what rounds note."""
-    listed: list[tuple[Arm, str, str]] = []
+    """Refused messages by reason, rounds that came to nothing, and what rounds note: each with its first places."""
+    listed = []
     for arm in found:
-        every = [(run, r) for run in (*arm.runs, *arm.aside) for r in run.rounds]
-        refused = [(why, f"{_when(run, r)}, {_client(run, who)}") for run, r in every for who, why in r.refused]
-        back = [(r.rolled_back, _when(run, r)) for run, r in every if r.rolled_back]
-        empty = [("", _when(run, r)) for run, r in every if r.empty and not r.rolled_back]
-        notes = [(note, _when(run, r)) for run, r in every for note in r.notes]
-        told = (
-            *_by_reason(refused, lambda count, why: f"{count} refused: {why}"),
-            *_by_reason(back, lambda count, why: f"{count} round{'s' if count > 1 else ''} rolled back: {why}"),
-            *_by_reason(empty, lambda count, _: f"{count} empty round{'s' if count > 1 else ''}"),
-            *_by_reason(notes, lambda _, note: note),
-        )
-        listed += [(arm, what, where) for what, where in told]
+        where: dict[tuple[str, str], list[str]] = {}
+        for run, line in ((each, line) for each in (*arm.runs, *arm.aside) for line in each.rounds):
+            place = f"seed {run.seed}, round {line.round}"
+            for who, why in line.refused:
+                where.setdefault(("refused", why), []).append(f"{place}, {_client(run, who)}")
+            if line.rolled_back or line.empty:
+                what = "rounds rolled back" if line.rolled_back else "empty rounds"
+                where.setdefault((what, line.rolled_back), []).append(place)
+            for note in line.notes:
+                where.setdefault(("", note), []).append(place)
+        for (what, why), places in where.items():
+            said = f"{len(places)} {what}{': ' * bool(why)}{why}" if what else why
+            listed.append((arm, said, _first(places)))
     return listed
-
-
-def _when(run: Run, line: RoundLine) -> str:
-    return f"seed {run.seed}, round {line.round}"
-
-
-def _by_reason(events: Sequence[tuple[str, str]], say: Callable[[int, str], str]) -> list[tuple[str, str]]:
-    """What happened how often, most often first, and where: the first four places."""
-    told = []
-    for reason, count in Counter(reason for reason, _ in events).most_common():
-        where = [place for why, place in events if why == reason]
-        told.append((say(count, reason), "; ".join(where[:4]) + (f"; and {count - 4} more" if count > 4 else "")))
-    return told
 
 
 def _client(run: Run, who: int | str) -> str:
@@ -421,20 +376,20 @@ def _client(run: Run, who: int | str) -> str:
 
 def cautions(runs: Sequence[Run], rows: Sequence[Row]) -> list[str]:
     """What a reader must know before trusting the comparison."""
-    said = [f"{r.label}, seed {r.seed}: {progress(r)}." + _fate(r, rows) for r in runs if not r.finished]
-    points = {row.point for row in rows}
-    if len(points) == 1:
-        return said + unlike(rows)
-    names = join([f"“{p}”" for p in sorted(points)])
-    at = f"The methods are scored at different evaluation points ({names}), each at the one its paper means."
-    return [*said, *unlike(rows), at]
+    said = [f"{r.label}, seed {r.seed}: {table.progress(r)}." + _fate(r, rows) for r in runs if not r.finished]
+    said = [*table.describe_divergence(rows), *said, *unlike(rows), *uneven(rows), *fitted(rows)]
+    if len(points := {row.point for row in rows}) > 1:
+        names = join([f"“{p}”" for p in sorted(points)])
+        said.append(f"The methods are scored at different evaluation points ({names}), each at the one its paper "
+                    "means.")  # fmt: skip
+    return said
 
 
 def unlike(rows: Sequence[Row]) -> list[str]:
     """What besides the method is not the same in all rows: settings, data, seeds, source."""
     said, firsts = [], [row.arm.runs[0] for row in rows]
     for key in SETTING:
-        values = {str(settings(run).get(key)) for run in firsts}
+        values = {str(table.settings(run).get(key)) for run in firsts}
         if len(values) > 1:
             said.append(f"The methods were not run with the same {key.replace('_', ' ')}: {', '.join(sorted(values))}.")
     said += _other_data(rows) + _edited(rows)
@@ -454,14 +409,14 @@ def unlike(rows: Sequence[Row]) -> list[str]:
 
 def _twice(run: Run, arm: Arm) -> bool:
     """Whether a run is set aside because another one of its seed counts."""
-    return run.finished and any(draws(run) == draws(counted) for counted in arm.runs)
+    return run.finished and any(table.draws(run) == table.draws(counted) for counted in arm.runs)
 
 
 def _other_data(rows: Sequence[Row]) -> list[str]:
     """Seeds with which not all methods had the same values in the same parts, as far as folders know them."""
     found: dict[tuple[int | None, object], set[str]] = {}
     for run in (run for row in rows for run in row.arm.runs if run.federation.fingerprint):
-        found.setdefault(draws(run), set()).add(run.federation.fingerprint)
+        found.setdefault(table.draws(run), set()).add(run.federation.fingerprint)
     seeds = [str(seed) for (seed, _), prints in found.items() if len(prints) > 1]
     if not seeds:
         return []
@@ -495,13 +450,15 @@ def every_run(rows: Sequence[Row]) -> list[tuple[Run, Arm, str, tuple[str, ...]]
     for row in rows:
         for run in (*row.arm.runs, *row.arm.aside):
             column = goal_column(run)
-            cells = tuple(text(v, None, column) if (v := _chosen(run, rule)) is not None else "" for rule in RULES)
-            selected = select_round(run, row.rule)
+            cells = tuple(
+                table.text(v, None, column) if (v := _chosen(run, rule)) is not None else "" for rule in RULES
+            )
+            selected = table.select_round(run, row.rule)
             listed.append((run, row.arm, str(selected.round) if selected else "", cells))
     return listed
 
 
 def curve(run: Run, part: str) -> dict[int, float]:
     """The headline metric by round, at the run's own evaluation point."""
-    scores = series(run, part, run.scored, main_epochs(run, run.scored))
+    scores = table.series(run, part, run.scored, table.main_epochs(run, run.scored))
     return {r: v for r, s in sorted(scores.items()) if (v := s.value(goal(run).name, WEIGHT)) is not None}

@@ -1,42 +1,27 @@
-"""The headline table for a paper, a repository or a spreadsheet: Markdown, LaTeX, CSV.
+"""The headline table where no page is: for a paper, a spreadsheet, a notebook, and a curve that stands alone.
 
 Markdown and LaTeX print what the terminal prints (`Cell.text`: mean ± sd over seeds; bold is the best, and where
 that is tested what is not separated from it); CSV has the numbers as they are. Labels may come from anywhere, so each
-form escapes what it would act on.
-
-Results as people look at them in Python: a table in a notebook, columns for a data frame, names nearly right.
-
-`result.py` and `results.py` call it; the numbers are those of the report (`report/table.py`).
-
-A curve that stands alone: the report's line chart with its colours inside, for a notebook or a file.
+form escapes what it would act on. `experiment/result.py` and `results.py` show tables and curves in notebooks.
 """
 
 from __future__ import annotations
 
 import csv
 import io
-import math
 import re
-import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from html import escape
 from pathlib import Path
 from xml.etree import ElementTree
 
 from posterity.evaluate import METRICS
-from posterity.report import (
-    Row,
-    Run,
-    columns,
-    headline,
-    main_comparison,
-)
-from posterity.report import (
-    findings as verdict,
-)
-from posterity.report.charts import LearningCurve, line_chart, thin
-from posterity.report.table import Arm, Column, arms, goal, main_epochs, metric_column, series, user_metrics
+from posterity.report import Row, Run, columns, headline, main_comparison
+from posterity.report import findings as verdict
+from posterity.report.charts import line_chart, mean_curve
+from posterity.report.table import Column, arms, goal, main_epochs, metric_column, series, user_metrics
 from posterity.runs.files import write_atomic
 from posterity.settings.hyperparameters import nearest
 from posterity.settings.text import plain
@@ -233,11 +218,18 @@ def plot(runs: Sequence[Run], metric: str | None = None, part: str = "test") -> 
     if part not in PARTS:
         raise ValueError(f"there is no part {part!r} of the held-out data: {nearest(part, PARTS)}")
     column = _column(runs, metric or goal(runs[0]).name)
-    lines = [line for arm in arms(runs) if (line := _curve(arm, column, part)) is not None]
+    lines = [line.thinned() for arm in arms(runs) if (line := mean_curve(arm, partial(_values, column, part))).x]
     if not lines:
         raise ValueError(f"{column.key} has no value at any scored round on {part}")
     title = f"{column.noun}{', %' if column.unit == '%' else ''}, {part}"
     return Plot(_standing_alone(line_chart(lines, WIDTH, title, "round", y_axis=(title, column.unit == "%"))))
+
+
+def _values(column: Column, part: str, run: Run) -> dict[int, float]:
+    """By round, clients weighed as in the column of a table."""
+    scores = series(run, part, run.scored, main_epochs(run, run.scored))
+    _, metric, weight = column.source
+    return {r: v for r, s in scores.items() if (v := s.value(metric, weight)) is not None}
 
 
 def _column(runs: Sequence[Run], metric: str) -> Column:
@@ -246,22 +238,6 @@ def _column(runs: Sequence[Run], metric: str) -> Column:
     if metric not in measured:
         raise ValueError(f"there is no metric {metric!r} in this run: {nearest(metric, measured)}")
     return metric_column(known.get(metric, {"name": metric}))
-
-
-def _curve(arm: Arm, column: Column, part: str) -> LearningCurve | None:
-    """The mean over seeds at the rounds that all of them have, clients weighed as in the column of a table."""
-    _, metric, weight = column.source
-    courses = []
-    for run in arm.runs:
-        scores = series(run, part, run.scored, main_epochs(run, run.scored))
-        found = {r: s.value(metric, weight) for r, s in scores.items()}
-        courses.append({r: v for r, v in found.items() if v is not None and math.isfinite(v)})
-    shared = thin(sorted(set.intersection(*(set(course) for course in courses))))
-    values = [[course[r] for course in courses] for r in shared]
-    if not shared:
-        return None
-    band = tuple(statistics.stdev(v) for v in values) if len(courses) > 1 else ()
-    return LearningCurve(arm, tuple(map(float, shared)), tuple(statistics.fmean(v) for v in values), band)
 
 
 def _standing_alone(svg: str) -> str:

@@ -1,21 +1,12 @@
-"""The columns of the report's tables: the metrics (`evaluate/metrics.py`), what a user added, fairness and costs.
+"""The headline table, as numbers and as text: page and terminal both print `Cell.text`, so they cannot differ.
 
-`tables.py` fills them; page and terminal print them.
+Its columns are the metrics (`evaluate/metrics.py`), what a user added, fairness and costs. One of the three rules of
+`evaluate/selection.py` chooses the round of each run, and on which part of the held-out data it is reported.
 
-Runs that exploded: their numbers are no result, and a table must say so.
-
-A run that says of itself that it diverged (`run.json`, "diverged") is believed; others, and older ones, are judged by
-their scores: no network with weights of a usual size has a mean NLL of a thousand times that of guessing (an
-infinite one needs a single row whose truth was thought impossible, and stays a result), and a squared error of a
-million times that of the first scored round has gone the wrong way for good.
-
-Which round of a run is reported, and on which part of the held-out data.
-
-The three rules are the library's, `posterity.evaluate.selection`; this file feeds them one run's scores.
-
-The headline table, as numbers and as text: page and terminal both print `Cell.text`, so they cannot differ.
-
-Its columns are in `columns.py`; `ranking.py` sorts its rows and marks the best.
+Runs that exploded are marked: their numbers are no result. A run that says so of itself (`run.json`, "diverged") is
+believed; others are judged by their scores: no network with weights of a usual size has a mean NLL of a thousand times
+that of guessing (an infinite one needs a single row whose truth was thought impossible, and stays a result), and a
+squared error of a million times that of the first scored round has gone the wrong way for good.
 """
 
 from __future__ import annotations
@@ -188,8 +179,8 @@ GROWTH = 1e6  # of the squared error of a regression, since the first scored rou
 
 def diverged(run: Run, selected: SelectedRound) -> str:
     """How a run exploded, for a table; empty if it did not."""
-    if describe_divergence := run.facts.get("diverged"):
-        return str(describe_divergence)
+    if how := run.facts.get("diverged"):
+        return str(how)
     score = selected.score
     if run.federation.task != "regression":
         nll, limit = score.value("nll"), diverged_nll(run.federation.classes)
@@ -222,12 +213,10 @@ def describe_divergence(rows: Sequence[Row]) -> list[str]:
     """Which runs exploded and how, in sentences."""
     said = []
     for row in rows:
-        each = [(run.seed, how) for run, selected in row.picked if (how := diverged(run, selected))]
-        if each:
-            seeds = "; ".join(f"seed {seed}: {how}" for seed, how in each[:4])
-            more = f"; and {len(each) - 4} more" if len(each) > 4 else ""
+        seeds = "; ".join(f"seed {run.seed}: {how}" for run, found in row.picked if (how := diverged(run, found)))
+        if seeds:
             advice = "" if "--lr" in seeds else " Try a smaller step size (--lr)."
-            said.append(f"{row.label} diverged ({seeds}{more}): its numbers are no result and are not ranked.{advice}")
+            said.append(f"{row.label} diverged ({seeds}): its numbers are no result and are not ranked.{advice}")
     return said
 
 

@@ -20,7 +20,7 @@ from posterity.papers.figures import catalogue, draw_figure, figures
 from posterity.papers.figures.drawing import KINDS, PARTITION
 from posterity.papers.figures.features import scatter_ratio
 from posterity.papers.figures.material import Material
-from posterity.papers.figures.sheet import Panel, sheet, without_variables
+from posterity.papers.figures.sheet import Panel, sheet
 from posterity.papers.recipe import find
 from posterity.papers.runs import RunRequest, gather, read_places
 from posterity.papers.shown import Shown, read_value
@@ -289,8 +289,7 @@ def test_features_of_personal_models_are_the_clients_own(tmp_path):
 
 def test_predicted_classifiers(features):
     """Drawn from N-F3's runs; the share of rows that point to their class is computed here by loops."""
-    from posterity.papers.figures.classifiers import DRAWS, agreement, predict_rows
-    from posterity.papers.figures.features import held_features
+    from posterity.papers.figures.features import DRAWS, agreement, held_features, predict_rows
 
     made = make("N-F5", features.folder)
     result = posterity.load(features.folder / "tables" / "N-F3" / "CIFAR-100" / "fednp" / "seed-0")
@@ -377,7 +376,7 @@ def test_the_toys_curves(toy):
 
 def test_the_band_is_the_mixture_of_the_clients_predictions(toy):
     """Against draws: coefficients of a client chosen by its samples, drawn from what its NPN predicts."""
-    from posterity.papers.figures.classifiers import predicted_heads
+    from posterity.papers.figures.features import predicted_heads
     from posterity.papers.figures.toy import mixture
 
     result = posterity.load(toy.folder / "tables" / "N-F1" / "scaled" / "fednp-lam=0.01-biases=true" / "seed-0")
@@ -437,19 +436,6 @@ def test_curves_of_the_rows_that_were_run(tmp_path):
     six = {"FedAvg-FT", "FedPer", "FedRep", "GPFL", "FedPAC", "pFedVMP"}
     assert {each["name"] for each in made.numbers["curves"]} == six
     assert all(each["rounds"][-1] == 1000 and each["seeds"] == [0, 1, 2] for each in made.numbers["curves"])
-
-
-def test_style_sheets_without_variables():
-    css = """:root { --ink: #102030; --c0: #ff0000; --c1: #00ff00; }
-.m0 { --m: var(--c0); } .m1 { --m: var(--c1); }
-svg .box { stroke: var(--ink); fill: none; }
-svg .end { fill: var(--m); fill: color-mix(in srgb, var(--m) 75%, var(--ink)); font-weight: 600; }"""
-    assert without_variables(css).splitlines() == [
-        "svg .box { stroke: #102030; fill: none }",
-        "svg .end { font-weight: 600 }",
-        "svg .m0.end, svg .m0 .end { fill: #ff0000; fill: #c3080c }",
-        "svg .m1.end, svg .m1 .end { fill: #00ff00; fill: #04c70c }",
-    ]
 
 
 def test_figures_are_drawn_by_programs_that_know_no_variables(curves):

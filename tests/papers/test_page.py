@@ -11,8 +11,17 @@ import torch
 import posterity
 from posterity.evaluate.paired import Sample
 from posterity.papers import recipe as recipe_files
-from posterity.papers.beside import RULES, Entry, entries, held_against, order, with_numbers, without_numbers
-from posterity.papers.page import markdown, origins
+from posterity.papers.page import (
+    RULES,
+    Entry,
+    entries,
+    held_against,
+    markdown,
+    order,
+    origins,
+    with_numbers,
+    without_numbers,
+)
 from posterity.papers.recipe import Line, read
 from posterity.papers.runs import RunRequest, gather, read_places, run_cells
 from posterity.papers.shown import Shown, read_value

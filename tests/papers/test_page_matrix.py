@@ -9,10 +9,9 @@ from pathlib import Path
 import pytest
 
 from posterity.cli import terminal as show
-from posterity.papers.beside import entries
 from posterity.papers.cli import show_table
 from posterity.papers.figures import figures
-from posterity.papers.page import markdown
+from posterity.papers.page import entries, markdown
 from posterity.papers.recipe import find, recipes, without_recipe
 from posterity.papers.runs import gather, read_places
 

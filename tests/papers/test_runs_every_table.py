@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from posterity.experiment.compare import planned
-from posterity.papers.beside import entries, number
-from posterity.papers.page import markdown
+from posterity.papers.page import entries, markdown, number
 from posterity.papers.recipe import Line, Recipe, recipes
 from posterity.papers.runs import RunRequest, comparisons, gather, read_places, run_cells, shrunk
 from posterity.settings.config import Config, to_toml

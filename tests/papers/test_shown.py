@@ -7,8 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from posterity.papers.beside import entries
-from posterity.papers.page import markdown
+from posterity.papers.page import entries, markdown
 from posterity.papers.recipe import read
 from posterity.papers.runs import RunRequest, gather, read_places, run_cells
 from posterity.papers.shown import Shown, read_samples, read_value
@@ -140,7 +139,7 @@ def test_newcomers_are_scored_where_members_are(people, line, folder, point, epo
 
 @pytest.mark.parametrize(("value", "gap"), [(0.012, "+1.2"), (-0.012, "-1.2"), (0.0, "0.0")])
 def test_a_gap_has_its_sign(people, monkeypatch, value, gap):
-    monkeypatch.setattr("posterity.papers.beside.read_value", lambda run, rule, shown: value)
+    monkeypatch.setattr("posterity.papers.page.read_value", lambda run, rule, shown: value)
     assert shown(people, "Gap", "Reptile").ours["last"] == gap
     assert shown(people, "Test", "Reptile").ours["last"] == gap.removeprefix("+")
 

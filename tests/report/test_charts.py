@@ -22,7 +22,6 @@ from posterity.report.charts import (
     sparks,
     strip_chart,
     thin,
-    thinned,
 )
 from posterity.report.table import arms
 from posterity.runs.read import FederationFacts
@@ -86,7 +85,7 @@ def test_thinning_keeps_the_ends_and_the_order(size: int, most: int) -> None:
     assert (kept[0], kept[-1], len(kept)) == (0, size - 1, min(size, most))
     assert kept == sorted(set(kept))
     dots = [Dot(float(i), "") for i in range(size)]
-    assert [d.value for d in thinned(dots, most)] == kept
+    assert [d.value for d in thin(dots, most)] == kept
 
 
 def test_a_spark_is_the_mean_over_seeds(tmp_path: Path) -> None:

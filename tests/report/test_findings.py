@@ -303,7 +303,7 @@ def test_partly_shared_seeds_use_the_shared_ones(tmp_path: Path) -> None:
     held = main_comparison(headline(load_runs(tmp_path)))
     assert held.rows[0].label == "FedPer"
     assert held.pairs[0, 1].each == pytest.approx((-0.01, -0.02, -0.01))
-    assert "1.3 percentage points behind FedAvg over the 3 seeds that both ran" in verdict.tell(held, held.rows)
+    assert "1.3 percentage points behind FedAvg over the 3 seeds that both ran" in verdict.describe(held, held.rows)
     assert held.winner is None
     assert [r.cells["accuracy"].best for r in headline(load_runs(tmp_path))] == [True, True]
 
@@ -328,7 +328,7 @@ def test_winner_must_be_separated_from_a_noisy_third_too(tmp_path: Path) -> None
     assert [row.label for row in held.rows] == ["FedPer", "FedAvg", "Local"]
     assert (held.beaten(1), held.beaten(2)) == (True, False)
     assert held.winner is None
-    assert "Local is not separated from it" in verdict.tell(held, held.rows)
+    assert "Local is not separated from it" in verdict.describe(held, held.rows)
     assert held.together == [(1, 2)]
 
 
@@ -470,10 +470,10 @@ def test_terminal_and_json_say_the_same(trio: Path, capsys: pytest.CaptureFixtur
         )
     assert "neighbours, paired over the same seeds and clients, in percentage points" in out
     assert "test rows in all stand behind the figure of a run" in out
-    assert verdict.tell(held, held.rows) in out
+    assert verdict.describe(held, held.rows) in out
     show.print_json(trio, "validated", None)
     facts = json.loads(capsys.readouterr().out)
-    assert facts["finding"] == verdict.tell(held, held.rows)
+    assert facts["finding"] == verdict.describe(held, held.rows)
     assert [(p["first"], p["second"]) for p in facts["pairs"]] == [
         (held.rows[i].label, held.rows[j].label) for i, j in combinations(range(3), 2)
     ]

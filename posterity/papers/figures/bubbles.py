@@ -8,7 +8,7 @@ from typing import Any
 from posterity.experiment.setup import federation_facts, has_files, load_federation
 from posterity.papers.figures.catalogue import Figure
 from posterity.papers.figures.material import FigureDrawing
-from posterity.papers.figures.sheet import Panel, sheet
+from posterity.papers.figures.sheet import Panel
 from posterity.papers.recipe import Recipe, RecipeCell
 from posterity.papers.runs import RunRequest, shrunk
 from posterity.report.charts import partition
@@ -42,9 +42,9 @@ def draw(figure: Figure, made: Sequence[Recipe], asked: RunRequest) -> FigureDra
     panels = [_panel(name, facts, WIDER if wide else WIDTH) for name, facts in found]
     about = [f"Drawn with seed {seed}; nothing is trained. {KEY} {BARS}"]
     left = [f"Left out: {each}" for each in missing]
-    svg = sheet(f"{figure.paper}, {figure.title}", about, panels, 1 if wide else 2,
-                [each.split(" (")[0] + ": no data here." for each in left])  # fmt: skip
-    return FigureDrawing(svg, {"seed": seed, "panels": [_numbers(name, facts) for name, facts in found]}, tuple(left))
+    numbers = {"seed": seed, "panels": [_numbers(name, facts) for name, facts in found]}
+    below = [each.split(" (")[0] + ": no data here." for each in left]
+    return FigureDrawing(panels, about, numbers, 1 if wide else 2, below, tuple(left))
 
 
 def _title(config: Config, cell: RecipeCell) -> str:

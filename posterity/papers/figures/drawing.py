@@ -11,29 +11,21 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from posterity.papers.figures import (
-    bubbles,
-    classifiers,
-    clients,
-    curves,
-    features,
-    proportion,
-    reliability,
-    toy,
-)
+from posterity.papers.figures import bubbles, features, logs, toy
 from posterity.papers.figures.catalogue import Figure, find_figure
 from posterity.papers.figures.material import FigureDrawing, Material, collect
+from posterity.papers.figures.sheet import sheet
 from posterity.papers.runs import RunRequest
 from posterity.runs.files import check_folder, write_atomic
 
 PARTITION = "bubbles"  # the kind that needs data and no run
 KINDS: Mapping[str, Callable[[Figure, Sequence[Material]], FigureDrawing]] = {
-    "classifiers": classifiers.draw,
-    "clients": clients.draw,
-    "curves": curves.draw,
+    "classifiers": features.draw_classifiers,
+    "clients": logs.clients,
+    "curves": logs.curves,
     "features": features.draw,
-    "proportion": proportion.draw,
-    "reliability": reliability.draw,
+    "proportion": logs.proportion,
+    "reliability": logs.reliability,
     "toy": toy.draw,
 }
 LOGS = ("clients", "curves", "proportion", "reliability")  # kinds that need a run's log alone
@@ -69,7 +61,8 @@ def draw_figure(
     svg, numbers = (folder / "figures" / f"{figure.id}{suffix}" for suffix in (".svg", ".json"))
     about = {"figure": figure.id, "paper": figure.paper, "title": figure.title, "tables": figure.tables}
     write_atomic(numbers, _lines({**about, **drawing.numbers}).encode())
-    write_atomic(svg, (drawing.svg + "\n").encode())
+    drawn = sheet(f"{figure.paper}, {figure.title}", drawing.about, drawing.panels, drawing.columns, drawing.below)
+    write_atomic(svg, (drawn + "\n").encode())
     return DrawnFigure(svg, numbers, drawing.notes)
 
 
@@ -86,9 +79,9 @@ def _drawn(
 
 def _lines(numbers: Mapping[str, Any]) -> str:
     """JSON with a line for each of the outermost entries, and for each of their parts."""
-    told = []
+    made = []
     for name, value in numbers.items():
         parts = isinstance(value, (list, tuple)) and value and isinstance(value[0], dict)
         inner = ",\n ".join(json.dumps(each, ensure_ascii=False) for each in value) if parts else ""
-        told.append(f"{json.dumps(name)}: " + (f"[\n {inner}]" if parts else json.dumps(value, ensure_ascii=False)))
-    return "{\n" + ",\n".join(told) + "\n}\n"
+        made.append(f"{json.dumps(name)}: " + (f"[\n {inner}]" if parts else json.dumps(value, ensure_ascii=False)))
+    return "{\n" + ",\n".join(made) + "\n}\n"

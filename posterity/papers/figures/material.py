@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,18 +14,11 @@ from torch import Tensor
 import posterity
 from posterity.experiment.compare import parse_variant
 from posterity.experiment.result import Result
+from posterity.papers import runs as runs_of
 from posterity.papers.figures.catalogue import known_tables
+from posterity.papers.figures.sheet import Panel
 from posterity.papers.recipe import Line, Recipe, RecipeCell
-from posterity.papers.runs import (
-    SIZE,
-    Gathered,
-    RunRequest,
-    check_place,
-    gather,
-    one_size,
-    read_places,
-    run_cells,
-)
+from posterity.papers.runs import Gathered, RunRequest
 from posterity.report import Run, load_runs
 from posterity.report.table import select_round
 from posterity.settings.config import settings_where
@@ -49,7 +43,7 @@ class Material:
                 every = load_runs(folder) if folder.is_dir() else []
                 runs = [run for run in every if run.finished and (not seeds or run.seed in seeds)]
                 row = (cell.folder, line.name)
-                found[row] = one_size(row, runs, recipe.config(cell, {}, line), remarks) if runs else ()
+                found[row] = runs_of.one_size(row, runs, recipe.config(cell, {}, line), remarks) if runs else ()
         return Material(recipe, Gathered(found, tuple(remarks)))
 
     def runs(self, cell: RecipeCell, line: Line) -> list[Run]:
@@ -103,13 +97,13 @@ def collect(recipe: Recipe, root: Path, asked: RunRequest, figure: str) -> Mater
     if asked.places:
         return _read(recipe, asked.places, figure)
     place = root / recipe.id
-    if asked.seeds is None and asked.scale == 1 and not asked.more.keys() & set(SIZE):
+    if asked.seeds is None and asked.scale == 1 and not asked.more.keys() & set(runs_of.SIZE):
         found = Material.below(recipe, place)
         if found.complete:
             return found
     try:
-        check_place(known_tables()[recipe.id], place)
-        run_cells(recipe, place, asked)
+        runs_of.check_place(known_tables()[recipe.id], place)
+        runs_of.run_cells(recipe, place, asked)
     except ValueError as error:
         raise ValueError(f"{figure} is drawn from runs of {recipe.id}, and what is missing of them in {place} "
                          f"cannot be run: {error}") from error  # fmt: skip
@@ -118,7 +112,7 @@ def collect(recipe: Recipe, root: Path, asked: RunRequest, figure: str) -> Mater
 
 def _read(recipe: Recipe, places: Sequence[Path], figure: str) -> Material:
     """The runs of a table in folders and packed files of several machines; columns without any are left out."""
-    found = gather(known_tables()[recipe.id], read_places(places))
+    found = runs_of.gather(known_tables()[recipe.id], runs_of.read_places(places))
     every = Material(recipe, found)
     run = tuple(cell for cell in recipe.cells if every.every(cell))
     if not run:
@@ -134,12 +128,21 @@ def chosen_values(runs: Sequence[Run], metric: str) -> list[float]:
     return [v for each in chosen if each is not None and (v := each.score.value(metric)) is not None]
 
 
+def spread_text(values: Sequence[float], digits: int) -> str:
+    """Mean ± sample sd."""
+    sd = f" ± {statistics.stdev(values):.{digits}f}" if len(values) > 1 else ""
+    return f"{statistics.fmean(values):.{digits}f}{sd}"
+
+
 @dataclass(frozen=True)
 class FigureDrawing:
-    """A figure, and the numbers that it shows; `notes` are sentences about what it could not show."""
+    """A figure's panels, sentences and numbers; `notes` are about what it could not show."""
 
-    svg: str
+    panels: Sequence[Panel]
+    about: Sequence[str]  # below the title
     numbers: dict[str, Any]
+    columns: int
+    below: Sequence[str] = ()
     notes: tuple[str, ...] = ()
 
 

@@ -14,10 +14,9 @@ from torch import Tensor
 import posterity
 from posterity.experiment.result import Result
 from posterity.papers.figures.catalogue import Figure
-from posterity.papers.figures.classifiers import predicted_heads
-from posterity.papers.figures.features import spread_text
-from posterity.papers.figures.material import FigureDrawing, Material, read_models
-from posterity.papers.figures.sheet import Panel, sheet
+from posterity.papers.figures.features import predicted_heads
+from posterity.papers.figures.material import FigureDrawing, Material, read_models, spread_text
+from posterity.papers.figures.sheet import Panel
 from posterity.report.svg import AxisScale, Canvas, axes, number, ticks
 
 WIDTH, HEIGHT = 330.0, 300.0
@@ -49,8 +48,8 @@ def draw(figure: Figure, made: Sequence[Material]) -> FigureDrawing:
                 every = [curves_of(read_models(run)) for run in runs]
                 if figure.options.get("truth") and not panels:
                     panels.append(Panel("Truth and data", _chart(every[0], "truth"), f"seed {runs[0].seed}"))
-                told = f"MSE on everybody's data {spread_text([each.error for each in every], 0)}"
-                panels.append(Panel(line.name, _chart(every[0], "models"), told))
+                error = f"MSE on everybody's data {spread_text([each.error for each in every], 0)}"
+                panels.append(Panel(line.name, _chart(every[0], "models"), error))
                 if figure.options.get("band") and every[0].band is not None:
                     panels.append(Panel(f"{line.name}, predicted curves", _chart(every[0], "band"), _covered(every)))
                 numbers.append({"method": line.name, "seeds": [run.seed for run in runs], **_numbers(every)})
@@ -60,7 +59,7 @@ def draw(figure: Figure, made: Sequence[Material]) -> FigureDrawing:
                 *(f"Differs from the paper: {each}." for each in found.recipe.differs),
                 _legend(numbers[0]["seeds"][0]),
             ]
-    return FigureDrawing(sheet(f"{figure.paper}, {figure.title}", about, panels, len(panels)), {"methods": numbers})
+    return FigureDrawing(panels, about, {"methods": numbers}, len(panels))
 
 
 def curves_of(result: Result) -> Curves:
