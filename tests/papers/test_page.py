@@ -227,7 +227,7 @@ def test_another_size_is_another_run(made):
 
 def test_the_page_says_that_it_is_smaller(made):
     recipe, out = made
-    told = "rounds 2 instead of 40 and clients 5 instead of 8 and subset 62.5% instead of all."
+    told = "clients 5 instead of 8 and subset 62.5% instead of all and rounds 2 instead of 40."
     assert f"Not at the paper's size: {told}" in markdown(recipe, gather(recipe, read_places([out])))
 
 
