@@ -247,10 +247,13 @@ def _share_seeds(comparison: Comparison) -> bool:
 
 
 def _unsettled(column: Column, rows: Sequence[Row]) -> str:
-    if any(table.has_diverged(row.mark) for row in rows):
-        return "No method has a result: runs diverged or have not finished, so nothing is compared."
+    if all(table.has_diverged(row.mark) for row in rows):
+        every = "Every run" if all(row.mark == table.DIVERGED for row in rows) else "Every method has a run that"
+        return f"{every} diverged, so nothing is compared."
     if any(column.key in row.cells for row in rows):
-        return "No run has finished, so nothing is compared yet; what is shown is provisional."
+        some = any(table.has_diverged(row.mark) for row in rows)
+        none = "No method has a result (some diverged)" if some else "No run has finished"
+        return f"{none}, so nothing is compared yet; what is shown is provisional."
     federations = [run.federation for row in rows for run in row.arm.runs]
     if all(fed.test and not any((*fed.validation[: fed.members], *fed.test[: fed.members])) for fed in federations):
         return "No member holds rows out (--split), so nothing is scored."

@@ -359,12 +359,13 @@ def troubles(found: Sequence[Arm]) -> list[tuple[Arm, str, str]]:
             for who, why in line.refused:
                 where.setdefault(("refused", why), []).append(f"{place}, {_client(run, who)}")
             if line.rolled_back or line.empty:
-                what = "rounds rolled back" if line.rolled_back else "empty rounds"
+                what = "round{s} rolled back" if line.rolled_back else "empty round{s}"
                 where.setdefault((what, line.rolled_back), []).append(place)
             for note in line.notes:
                 where.setdefault(("", note), []).append(place)
         for (what, why), places in where.items():
-            said = f"{len(places)} {what}{': ' * bool(why)}{why}" if what else why
+            counted = f"{len(places)} {what.format(s='s' * (len(places) > 1))}"
+            said = f"{counted}{': ' * bool(why)}{why}" if what else why
             listed.append((arm, said, _first(places)))
     return listed
 

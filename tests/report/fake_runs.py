@@ -171,9 +171,11 @@ def _score(
     if o["classes"] == 2:
         metrics |= {"auroc": by(min(pooled + 0.05, 0.999)), "sensitivity": by(pooled), "specificity": by(pooled)}
     fairness = {"sd": float(each.std()), "cov": float(each.std() / pooled), "clients": count}
+    worst = np.argsort(each, kind="stable")[: max(1, count // 10)]
     fairness |= {
         "cov_mean": float(each.std() / each.mean()),
-        "worst10": float(np.sort(each)[: max(1, count // 10)].mean()),
+        "worst10": float(each[worst].mean()),
+        "worst10_rows": int(n[worst].sum()),
     }
     return base | {
         "metrics": metrics,
