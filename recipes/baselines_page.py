@@ -2,7 +2,7 @@
 
     python recipes/baselines_page.py            # writes them between the marks of the page
 
-The runs are packed (`posterity pack`) in docs/results/raw/baselines-*.jsonl.gz, the timings of `benchmarks/costs.py` in
+The runs are packed (`posterity pack`) in docs/results/raw/baselines-*.jsonl.xz, the timings of `benchmarks/costs.py` in
 costs-compiled-*.json beside them, a later file counts before an earlier one.
 """
 
@@ -111,7 +111,7 @@ def put(text: str, name: str, made: str) -> str:
 def main() -> None:
     text = PAGE.read_text(encoding="utf-8")
     for alpha in ALPHAS:
-        rows = complete(headline(load_runs(RAW / f"baselines-{alpha}.jsonl.gz")))
+        rows = complete(headline(load_runs(RAW / f"baselines-{alpha}.jsonl.xz")))
         text = put(text, f"digits {alpha}", reached(rows))
         common, own = (", ".join(f"{100 * x:.1f}" for x in some) for some in majority(alpha))
         text = put(text, f"majority {alpha}", f"The most frequent class of all gives {common} % (seeds 0 to 4), "

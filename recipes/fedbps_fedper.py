@@ -59,9 +59,9 @@ class LeNetWide(LeNet5):
 def differences() -> list[str]:
     """Of every row and data set: accuracy in points less that of FedPer with this network, paired, 95 %."""
     recipe, said = find("B-T1"), []
-    found = gather(recipe, read_places([RAW / "B-T1.jsonl.gz"]))
+    found = gather(recipe, read_places([RAW / "B-T1.jsonl.xz"]))
     for cell in recipe.cells:
-        path = RAW / f"B-T1-fedper-head-{recipe.config(cell, {}).dataset}.jsonl.gz"
+        path = RAW / f"B-T1-fedper-head-{recipe.config(cell, {}).dataset}.jsonl.xz"
         if not path.exists():  # not run
             continue
         head = read_samples(read_places([path]), "validated", cell.shown)

@@ -270,7 +270,7 @@ def report(folder: Path, out: Path | None, **given: Any) -> None:
 @app.command(help="Put finished runs into one small file, as those of published tables, for 'posterity report'.",
              rich_help_panel=LOOK)  # fmt: skip
 @with_only({"folder": flags.FOLDER,
-            "out": option(Path, ..., "file to write (NAME.jsonl.gz)", panel=None, metavar="FILE")})  # fmt: skip
+            "out": option(Path, ..., "file to write (NAME.jsonl.xz)", panel=None, metavar="FILE")})  # fmt: skip
 def pack(folder: Path, out: Path) -> None:
     from posterity.cli.terminal import say
     from posterity.report import pack_runs

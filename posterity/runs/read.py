@@ -7,12 +7,11 @@ is refused in a sentence.
 
 from __future__ import annotations
 
-import gzip
 import json
+import lzma
 import stat
 import tomllib
-import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -22,7 +21,7 @@ from posterity.core.protocol import POINTS
 from posterity.runs.folder import CONFIG, METRICS, RUN, is_superseded
 from posterity.runs.lines import Line, RoundLine, ScoreLine, from_json, number, rounds_of, scores_of
 
-UNPACKED = 2**29  # bytes that a file of packed runs may expand to: the largest published one has 8 MB
+UNPACKED, MEMORY = 2**29, 2**28  # bytes: a packed file may expand to so many, and its window may be so large
 
 
 class ReportError(ValueError):
@@ -77,18 +76,44 @@ def read_packed(path: Path) -> list[RunLog]:
         raws = [json.loads(line) for line in _unpacked(path).decode().split("\n") if line]
         if not raws:
             raise ValueError("it is empty")
-        return [RunLog(Path(raw["folder"]), raw["facts"], raw["config"], _records(raw["lines"])) for raw in raws]
-    except (OSError, EOFError, ValueError, KeyError, TypeError, AttributeError, RecursionError, zlib.error) as error:
+        return [
+            RunLog(Path(raw["folder"]), raw["facts"], raw["config"], _records(_unfolded(raw["lines"]))) for raw in raws
+        ]
+    except (
+        OSError,
+        EOFError,
+        ValueError,
+        KeyError,
+        TypeError,
+        AttributeError,
+        RecursionError,
+        lzma.LZMAError,
+    ) as error:
         raise ReportError(f"{path} is no file of packed runs ({error}). `posterity pack FOLDER` writes one.") from error
 
 
 def _unpacked(path: Path) -> bytes:
     """All of a packed file, unless it expands beyond what any table needs."""
-    with gzip.open(path) as file:
-        data = file.read(UNPACKED + 1)
+    unpacker = lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=MEMORY)
+    data = unpacker.decompress(path.read_bytes(), UNPACKED + 1)
     if len(data) > UNPACKED:
         raise ValueError(f"it expands to more than {UNPACKED // 2**20} MiB")
+    if not unpacker.eof:
+        raise ValueError("its end is missing")
     return data
+
+
+def _unfolded(tables: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
+    """The lines of tables: `names` has the path to each field of a line, `columns` its values."""
+    for table in tables:
+        for values in zip(*table["columns"], strict=True):
+            line: dict[str, Any] = {}
+            for (*path, name), value in zip(table["names"], values, strict=True):
+                place = line
+                for step in path:
+                    place = place.setdefault(step, {})
+                place[name] = value
+            yield line
 
 
 def _json(path: Path, text: str) -> dict[str, Any]:
@@ -118,7 +143,7 @@ def _lines(path: Path, text: str) -> list[Line]:
         raise ReportError(_unwritten(path.parent, error)) from error
 
 
-def _records(lines: Sequence[Mapping[str, Any]], folder: Path | None = None) -> list[Line]:
+def _records(lines: Iterable[Mapping[str, Any]], folder: Path | None = None) -> list[Line]:
     return [line for told in lines if (line := from_json(told, folder)) is not None]
 
 

@@ -132,7 +132,7 @@ def test_listings(call):
 @pytest.mark.parametrize("width", [40, 80])
 def test_a_narrow_terminal_cuts_no_number_of_a_pair(call, monkeypatch, width):
     monkeypatch.setattr(show, "console", Console(width=width))
-    raw = Path(__file__).parents[2] / "docs" / "results" / "raw" / "demo.jsonl.gz"
+    raw = Path(__file__).parents[2] / "docs" / "results" / "raw" / "demo.jsonl.xz"
     code, out, _ = call("report", str(raw), "--out", "demo.html")
     assert code == 0
     assert "…" not in out

@@ -31,7 +31,7 @@ RAW = ROOT / "docs" / "results" / "raw"
 def runs_of(table: str, *files: str):
     """The recipe, and by column and row the runs in these files, which the table shows."""
     recipe = find(table)
-    return recipe, gather(recipe, read_places([RAW / f"{each}.jsonl.gz" for each in files])).runs
+    return recipe, gather(recipe, read_places([RAW / f"{each}.jsonl.xz" for each in files])).runs
 
 
 def row(page: str, first: str) -> str:
@@ -47,7 +47,7 @@ def cells(page: str, first: str) -> list[str]:
 
 @pytest.mark.parametrize("page", ["README.md", "docs/results/demo.md"])
 def test_the_demo(page):
-    for found in headline(load_runs(RAW / "demo.jsonl.gz")):
+    for found in headline(load_runs(RAW / "demo.jsonl.xz")):
         shown = row(page, found.label)
         for key in ("accuracy", "nll", "ece", "worst10", "sd"):
             assert found.cells[key].text in shown, (found.label, key)
@@ -76,7 +76,7 @@ def told(difference: float, interval: tuple[float, float], digits: int = 1) -> s
 
 @pytest.mark.parametrize(("rule", "place"), [("plain", 0), ("capped", 1)])
 def test_cifar10(rule, place):
-    rows = headline(load_runs(RAW / f"cifar10-{rule}.jsonl.gz"))
+    rows = headline(load_runs(RAW / f"cifar10-{rule}.jsonl.xz"))
     assert len(rows) == 4
     for found in rows:
         assert [run.seed for run in found.arm.runs] == [0, 1, 2, 3, 4]
@@ -112,7 +112,7 @@ TABLE1 = "docs/results/pfedvmp_table1.md"
 
 @pytest.mark.parametrize(("file", "suffix", "place"), [("cifar10-skewed", "", 1), ("cifar100", ", CIFAR-100", 4)])
 def test_more_of_table_1(file, suffix, place):
-    rows = headline(load_runs(RAW / f"{file}.jsonl.gz"))
+    rows = headline(load_runs(RAW / f"{file}.jsonl.xz"))
     assert len(rows) == (4 if place == 1 else 3)
     for found in rows:
         assert [run.seed for run in found.arm.runs] == [0, 1, 2]
@@ -151,7 +151,7 @@ def beta(found: Row) -> str:
 
 
 def test_beta_at_the_chosen_round():
-    rows = headline(load_runs(RAW / "metavd-beta.jsonl.gz"))
+    rows = headline(load_runs(RAW / "metavd-beta.jsonl.xz"))
     assert len(rows) == 6
     late = dict(zip((arm.label for arm, _ in newcomers(rows).rows), newcomers(rows).rows, strict=True))
     held = main_comparison(rows)
@@ -169,7 +169,7 @@ def test_beta_at_the_chosen_round():
 
 
 def test_beta_over_all_scored_rounds():
-    rows = headline(load_runs(RAW / "metavd-beta.jsonl.gz"))
+    rows = headline(load_runs(RAW / "metavd-beta.jsonl.xz"))
     rows.sort(key=lambda found: beta(found) != HOST)  # the host first
     samples = {key: [mean_of_rounds(found, key) for found in rows] for key in ("accuracy", "ece")}
     pairs = {key: compare_all(each) for key, each in samples.items()}
@@ -409,7 +409,7 @@ TEACHERS = {(None, None): "FedAvg, 20 % apart", (True, 1.0): "FedBE, as in the t
 
 def test_who_teaches_fedbe():
     found: dict[str, dict[int, float]] = {}
-    for run in load_runs(RAW / "fedbe-teachers.jsonl.gz"):
+    for run in load_runs(RAW / "fedbe-teachers.jsonl.xz"):
         shown = TEACHERS[run.fields.get("clients_teach"), run.fields.get("temperature")]
         found.setdefault(shown, {})[run.seed] = _on_digits(run)
     _against_the_host(found, "FedAvg, 20 % apart")
@@ -421,7 +421,7 @@ AVERAGED = {(None, None): "FedAvg, 20 % apart, anew", ("probabilities", 0.001): 
 
 def test_what_of_fedbes_teachers_is_averaged():
     found: dict[str, dict[int, float]] = {}
-    for run in load_runs(RAW / "fedbe-logits.jsonl.gz"):
+    for run in load_runs(RAW / "fedbe-logits.jsonl.xz"):
         mean_of = run.fields.get("mean_of")
         shown = AVERAGED[mean_of, run.fields["server_lr"] if mean_of else None]
         found.setdefault(shown, {})[run.seed] = _on_digits(run)
@@ -432,7 +432,7 @@ def test_what_of_fedbes_teachers_is_averaged():
 def test_removed_weights_and_inner_steps():
     """SNIP over Per-FedAvg on digits: before and since inner steps leave removed weights alone."""
     found: dict[str, dict[str, dict[int, float]]] = {}
-    for run in load_runs(RAW / "snip-inner.jsonl.gz"):
+    for run in load_runs(RAW / "snip-inner.jsonl.xz"):
         step = run.fields.get("method.local.lr", run.fields.get("local.lr"))
         where = f"digits, steps of {step:g}, Dirichlet({run.config['partition'].split(':')[1]})"
         what = "Per-FedAvg" if "sparsity" not in run.fields else SNIPPED[run.facts["commit"][:7]]
@@ -489,7 +489,7 @@ DATASETS = {"CIFAR-10": "cifar10", "Fashion-MNIST": "fmnist"}
 @pytest.mark.parametrize(("table", "data"), [*everything(("V-T1a", "CIFAR-10")), ("V-T1c", "Fashion-MNIST")])
 def test_what_fine_tuning_adds_at_the_end(table, data):
     _, runs = runs_of(table, table)
-    mistaken = load_runs(RAW / "V-T1-fedep-before.jsonl.gz")
+    mistaken = load_runs(RAW / "V-T1-fedep-before.jsonl.xz")
     before = [run for run in mistaken if run.config["partition"] == "capped:0.3:50"]
     named = {f"{name}, {data}": runs["capped-Dirichlet-0.3", name] for name in ("FedAvg-FT", "FedPA-FT", "FedEP-FT")}
     named[f"FedEP-FT before its mend, {data}"] = [run for run in before if run.config["dataset"] == DATASETS[data]]
@@ -499,8 +499,8 @@ def test_what_fine_tuning_adds_at_the_end(table, data):
 
 
 def test_a_servers_momentum_and_fine_tuning():
-    found = {"FedEP-FT, since its mend": load_runs(RAW / "fedep-fall.jsonl.gz")}
-    for run in load_runs(RAW / "finetuning-fall.jsonl.gz"):
+    found = {"FedEP-FT, since its mend": load_runs(RAW / "fedep-fall.jsonl.xz")}
+    for run in load_runs(RAW / "finetuning-fall.jsonl.xz"):
         mine = {name.rpartition(".")[2]: value for name, value in run.fields.items()}
         key = run.config["method"].partition("[")[0], mine.get("burn_rounds"), mine.get("server_momentum")
         found.setdefault(MOMENTUM[key], []).append(run)
@@ -515,7 +515,7 @@ def test_a_servers_momentum_and_fine_tuning():
 def test_fedep_on_digits_since_its_mend():
     """As the tables of the page, where FedEP's rows are from before."""
     text = (ROOT / "docs/results/baselines.md").read_text()
-    runs = load_runs(RAW / "baselines-fedep.jsonl.gz")
+    runs = load_runs(RAW / "baselines-fedep.jsonl.xz")
     for alpha in ("0.1", "0.3"):
         (row,) = headline([run for run in runs if run.config["partition"] == f"dirichlet:{alpha}"])
         assert len(row.picked) == 5
@@ -535,7 +535,7 @@ def _reach(pair):
 
 def test_how_long_fine_tuning_moves_table_3():
     page, found = "docs/results/README.md", {}
-    for run in load_runs(RAW / "V-T3-finetuning.jsonl.gz"):
+    for run in load_runs(RAW / "V-T3-finetuning.jsonl.xz"):
         found.setdefault(run.fields.get("epochs"), []).append(run)
     rows = {None: "FedPAC", 1: "FedAvg-FT, an epoch", 5: "FedAvg-FT, 5 epochs", 20: "FedAvg-FT, 20 epochs"}
     assert found.keys() == rows.keys()
@@ -561,7 +561,7 @@ LABELS = {"fedavg": "FedAvg", "fedper": "FedPer", "pfedgp": "pFedGP"}
 
 def test_pfedgp_and_labels_that_a_client_does_not_know():
     found: dict[tuple[str, str], dict[str, dict[int, float]]] = {}
-    for run in load_runs(RAW / "pfedgp-labels.jsonl.gz"):
+    for run in load_runs(RAW / "pfedgp-labels.jsonl.xz"):
         law, test = run.config["partition"], run.config["test_partition"]
         steps = ", 15 steps a round" * (run.fields["local.epochs"] == 15)
         shown = f"{LABELS[run.config['method']]}{steps}, digits, {test}, Dirichlet({law.split(':')[1]})"
@@ -604,7 +604,7 @@ FAMILIES = {(None, None): "Reptile, decay of 0.0033", ("naive", "cohort"): "VD, 
 def test_where_an_ensembles_noise_comes_from():
     found: dict[str, dict[int, float]] = {}
     rates: dict[str, list[float]] = {}
-    for run in load_runs(RAW / "metavd-families.jsonl.gz"):
+    for run in load_runs(RAW / "metavd-families.jsonl.xz"):
         shown = FAMILIES[run.fields.get("family"), run.fields.get("moves")]
         found.setdefault(shown, {})[run.seed] = _on_digits(run)
         rates.setdefault(shown, []).append(run.rounds[-1].report.get("dropout_rate"))
@@ -625,7 +625,7 @@ def _against_the_host(found, host):
 
 def test_beta_and_the_width_of_the_layer():
     found: dict[tuple[int, float | None], dict[int, float]] = {}
-    for run in load_runs(RAW / "metavd-width.jsonl.gz"):
+    for run in load_runs(RAW / "metavd-width.jsonl.xz"):
         mean = _on_digits(run)
         weights = 8 * int(run.config["set"]["model.width"]) ** 2
         found.setdefault((weights, run.fields.get("beta")), {})[run.seed] = mean
@@ -642,7 +642,7 @@ def test_beta_and_the_width_of_the_layer():
 def test_beta_and_the_step_size():
     """Per-FedAvg on digits: mean of the scored rounds, minus its host by seed, dropout rate at the end."""
     found: dict[tuple[str, float | None], list] = {}
-    for run in sorted(load_runs(RAW / "metavd-step.jsonl.gz"), key=lambda run: run.seed):
+    for run in sorted(load_runs(RAW / "metavd-step.jsonl.xz"), key=lambda run: run.seed):
         mean = _on_digits(run)
         key = (run.config["set"]["local.lr"], run.fields.get("beta"))
         found.setdefault(key, []).append((mean, run.rounds[-1].report.get("dropout_rate")))
@@ -661,7 +661,7 @@ def test_beta_and_the_step_size():
 
 
 def test_beta_with_the_independent_test_split():
-    (found,) = headline(load_runs(RAW / "metavd-independent.jsonl.gz"))
+    (found,) = headline(load_runs(RAW / "metavd-independent.jsonl.xz"))
     page = (ROOT / METAVD).read_text(encoding="utf-8").replace("\n", " ")
     assert found.arm.runs[0].config["test_partition"] == "independent"
     points = [*newcomers([found]).rows[0][1][:3], by_point([found]).rows[0][1][0]]
@@ -682,7 +682,7 @@ def _ours(p):
 
 
 def test_a_tenth_at_home_is_fedavg():
-    rows = headline(load_runs(RAW / "B-T2-ten-fmnist.jsonl.gz"))
+    rows = headline(load_runs(RAW / "B-T2-ten-fmnist.jsonl.xz"))
     held = main_comparison(rows)
     found = {each.arm.runs[0].fields.get("p", 0.0): each for each in held.rows}
     assert [run.seed for each in rows for run in each.arm.runs] == [0, 1, 2] * 3
@@ -711,7 +711,7 @@ def by_seed(each: Row) -> dict[int, float]:
 def test_what_fedbps_ranks_by():
     """Accuracy by p with both scores, and their paired differences."""
     found = {(each.label, run.fields.get("p"), run.fields.get("score")): each
-             for each in headline(load_runs(RAW / "fedbps-score.jsonl.gz")) for run in each.arm.runs[:1]}  # fmt: skip
+             for each in headline(load_runs(RAW / "fedbps-score.jsonl.xz")) for run in each.arm.runs[:1]}  # fmt: skip
     held = main_comparison(list(found.values()))
     for p in (0.1, 0.3, 0.5, 0.7, 0.9):
         both = [each for (_, share, _), each in found.items() if share == p]
@@ -734,7 +734,7 @@ def test_what_fedbps_ranks_by():
 
 
 def test_digits_with_ten_seeds():
-    comparison = main_comparison(headline(load_runs(RAW / "digits-ten-seeds.jsonl.gz")))
+    comparison = main_comparison(headline(load_runs(RAW / "digits-ten-seeds.jsonl.xz")))
     assert len(comparison.pairs) == 15
     for (i, j), pair in comparison.pairs.items():
         low, high = pair.interval
@@ -748,7 +748,7 @@ def test_digits_with_ten_seeds():
 
 
 @pytest.mark.everything
-@pytest.mark.parametrize("path", sorted(RAW.glob("*.jsonl.gz")), ids=lambda p: p.name)
+@pytest.mark.parametrize("path", sorted(RAW.glob("*.jsonl.xz")), ids=lambda p: p.name)
 def test_raw_metrics_name_their_commit(path):
     assert all(log.facts["commit"] for log in read_packed(path))
 
@@ -758,7 +758,7 @@ def test_raw_metrics_name_their_commit(path):
 def test_baselines(alpha):
     page = (ROOT / "docs/results/baselines.md").read_text(encoding="utf-8")
     shown = page.partition(f"<!-- digits {alpha} -->")[2].partition("<!-- end of")[0].splitlines()
-    found = complete(headline(load_runs(RAW / f"baselines-{alpha}.jsonl.gz")))
+    found = complete(headline(load_runs(RAW / f"baselines-{alpha}.jsonl.xz")))
     assert len(found) == 36
     for each in found:
         cells = next(line for line in shown if line.startswith(f"| {each.label} |"))

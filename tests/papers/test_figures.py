@@ -196,7 +196,7 @@ def test_curves_of_clients_are_not_drawn_from_packed_runs(tmp_path):
     place = tmp_path / "a" / "tables"
     again = make("A-F1", tmp_path / "b", places=[place])  # the other two columns were not run
     assert again.numbers == made.numbers
-    packed = pack_runs(place, tmp_path / "packed.jsonl.gz")
+    packed = pack_runs(place, tmp_path / "packed.jsonl.xz")
     with pytest.raises(ValueError, match=r"each client's balanced_accuracy in \d of 3 rounds, as packed runs have it"):
         make("A-F1", tmp_path / "c", places=[packed])
     assert not (tmp_path / "c").exists()
@@ -212,7 +212,7 @@ def test_rows_stand_in_the_figures_order():
                                                                                            "CIFAR-10"]})])  # fmt: skip
 def test_published_figures_are_those_of_the_published_runs(name, more, tmp_path):
     raw = {"M-F5": ["M-T8"], "V-F3": ["V-T1b"], "B-F3": ["B-T2", "B-T1"]}[name]
-    make(name, tmp_path, places=[RAW / f"{table}.jsonl.gz" for table in raw], **more)
+    make(name, tmp_path, places=[RAW / f"{table}.jsonl.xz" for table in raw], **more)
     made, published = (place.read_text() for place in (tmp_path / "figures" / f"{name}.svg", PICTURES / f"{name}.svg"))
     assert made == published
 
@@ -408,7 +408,7 @@ def test_p_against_accuracy(tmp_path):
 
 def test_runs_of_other_machines_are_drawn_as_they_are(tmp_path):
     """From packed logs nothing is run, the table's numbers are shown, and what is missing is said."""
-    raw = [RAW / "B-T2.jsonl.gz", RAW / "B-T1.jsonl.gz"]
+    raw = [RAW / "B-T2.jsonl.xz", RAW / "B-T1.jsonl.xz"]
     made = make("B-F3", tmp_path, ["MNIST", "CIFAR-10"], places=raw)
     assert "Not yet run" not in " ".join(made.texts)
     ours, paper, *_ = made.numbers["courses"]
@@ -430,9 +430,9 @@ def test_runs_of_other_machines_are_drawn_as_they_are(tmp_path):
 
 
 def test_curves_of_the_rows_that_were_run(tmp_path):
-    made = make("V-F3", tmp_path, ["Dirichlet(0.1)"], places=[RAW / "V-T1b.jsonl.gz"])
+    made = make("V-F3", tmp_path, ["Dirichlet(0.1)"], places=[RAW / "V-T1b.jsonl.xz"])
     assert {each["name"] for each in made.numbers["curves"]} == {"FedPer", "pFedVMP"}
-    made = make("V-F3", tmp_path, places=[RAW / "V-T1b.jsonl.gz"])
+    made = make("V-F3", tmp_path, places=[RAW / "V-T1b.jsonl.xz"])
     six = {"FedAvg-FT", "FedPer", "FedRep", "GPFL", "FedPAC", "pFedVMP"}
     assert {each["name"] for each in made.numbers["curves"]} == six
     assert all(each["rounds"][-1] == 1000 and each["seeds"] == [0, 1, 2] for each in made.numbers["curves"])

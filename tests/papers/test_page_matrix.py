@@ -57,7 +57,7 @@ def test_the_list_has_the_matrixs_outcomes():
 @cache
 def published(name):
     """The runs of a file of raw metrics; four tables show those of V-T1a."""
-    return read_places([RESULTS / "raw" / f"{name}.jsonl.gz"])
+    return read_places([RESULTS / "raw" / f"{name}.jsonl.xz"])
 
 
 @pytest.mark.parametrize("name", TABLES)

@@ -74,7 +74,7 @@ def change(place, **values):
 
 
 def test_a_run_that_is_there_twice_counts_once(made, copy, tmp_path):
-    packed = pack_runs(made, tmp_path / "made.jsonl.gz")
+    packed = pack_runs(made, tmp_path / "made.jsonl.xz")
     once, thrice = (gather(RECIPE, read_places(places)) for places in ([made], [packed, made, copy]))
     assert once.count == thrice.count == 4
     assert thrice.remarks == ()
@@ -86,8 +86,8 @@ def test_a_run_that_is_there_twice_counts_once(made, copy, tmp_path):
 def test_where_a_run_lies_does_not_matter(made, tmp_path):
     """Seeds of two machines, one of them under other names."""
     shutil.copytree(made / "short" / "fedavg" / "seed-0", tmp_path / "a" / "somewhere")
-    pack_runs(made / "short" / "fedavg" / "seed-1", tmp_path / "b.jsonl.gz")
-    found = gather(RECIPE, read_places([tmp_path / "a", tmp_path / "b.jsonl.gz"]))
+    pack_runs(made / "short" / "fedavg" / "seed-1", tmp_path / "b.jsonl.xz")
+    found = gather(RECIPE, read_places([tmp_path / "a", tmp_path / "b.jsonl.xz"]))
     assert [run.seed for run in found.runs["short", "Theirs"]] == [0, 1]
 
 
@@ -130,7 +130,7 @@ def test_columns_that_differ_in_size_are_told_apart(call, made, monkeypatch, tmp
     assert {folder for folder, _ in gather(RECIPE, read_places([made])).runs} == {"short"}
     do(RECIPE.chosen(["long"], ["Theirs"]), tmp_path / "long", [0], rounds=3)
     assert {folder for folder, _ in gather(RECIPE, read_places([tmp_path / "long"])).runs} == {"long"}
-    packed = pack_runs(tmp_path / "long", tmp_path / "long.jsonl.gz")
+    packed = pack_runs(tmp_path / "long", tmp_path / "long.jsonl.xz")
     found = gather(RECIPE, read_places([packed]))
     assert found.count == 0
     assert "may belong to short or long and is in none" in found.remarks[0]
@@ -210,9 +210,9 @@ def test_pairs_are_ordered_by_the_seeds_that_both_have():
 
 def test_the_command_merges(call, made, monkeypatch, tmp_path):
     monkeypatch.setattr(recipe_files, "recipes", lambda: {"X-T4": RECIPE})
-    pack_runs(made / "short" / "fedavg", tmp_path / "a.jsonl.gz")
+    pack_runs(made / "short" / "fedavg", tmp_path / "a.jsonl.xz")
     other = str(made / "short" / "fedprox-mu=0.1")
-    words = ("reproduce", "X-T4", "--from", str(tmp_path / "a.jsonl.gz"), "--from", other, "--out", str(tmp_path / "t"))
+    words = ("reproduce", "X-T4", "--from", str(tmp_path / "a.jsonl.xz"), "--from", other, "--out", str(tmp_path / "t"))
     code, said, _ = call(*words, "--cells", "short")
     assert code == 0
     assert "of 1 pairs" not in said  # the paper has no numbers here

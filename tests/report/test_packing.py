@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import gzip
 import json
+import lzma
 import math
 from dataclasses import replace
 
@@ -25,7 +25,7 @@ def folder(tmp_path):
 
 @pytest.mark.parametrize("show", list(RULES))
 def test_the_table_is_the_same(folder, tmp_path, show):
-    packed = pack_runs(folder, tmp_path / "table.jsonl.gz")
+    packed = pack_runs(folder, tmp_path / "table.jsonl.xz")
     ours, theirs = headline(load_runs(packed), show), headline(load_runs(folder), show)
     assert [(r.label, r.point, r.rounds, r.seeds) for r in ours] == [
         (r.label, r.point, r.rounds, r.seeds) for r in theirs
@@ -37,7 +37,7 @@ def test_the_table_is_the_same(folder, tmp_path, show):
 
 @pytest.mark.parametrize("show", list(RULES))
 def test_every_client_of_the_chosen_round_is_kept(folder, tmp_path, show):
-    packed = load_runs(pack_runs(folder, tmp_path / "table.jsonl.gz"))
+    packed = load_runs(pack_runs(folder, tmp_path / "table.jsonl.xz"))
     for one, other in zip(packed, load_runs(folder), strict=True):
         ours, theirs = select_round(one, show), select_round(other, show)
         assert ours.round == theirs.round
@@ -46,7 +46,7 @@ def test_every_client_of_the_chosen_round_is_kept(folder, tmp_path, show):
 
 
 def test_the_page_can_be_made_and_the_file_is_small(folder, tmp_path):
-    packed = pack_runs(folder, tmp_path / "table.jsonl.gz")
+    packed = pack_runs(folder, tmp_path / "table.jsonl.xz")
     page = write_report(packed)
     assert page == tmp_path / "table.html"
     assert "pFedVMP" in page.read_text(encoding="utf-8")
@@ -54,32 +54,32 @@ def test_the_page_can_be_made_and_the_file_is_small(folder, tmp_path):
 
 
 def test_the_same_runs_give_the_same_bytes(folder, tmp_path):
-    one, two = (pack_runs(folder, tmp_path / name).read_bytes() for name in ("a.gz", "b.gz"))
+    one, two = (pack_runs(folder, tmp_path / name).read_bytes() for name in ("a.xz", "b.xz"))
     assert one == two
 
 
 def test_an_unfinished_run_is_refused_and_nothing_is_written(folder, tmp_path):
     write_run(folder / "late" / "seed-0", "local", 0.5, 0, status="running", stop=18)
     with pytest.raises(ReportError, match="seed-0 is not finished"):
-        pack_runs(folder, tmp_path / "table.jsonl.gz")
-    assert not (tmp_path / "table.jsonl.gz").exists()
+        pack_runs(folder, tmp_path / "table.jsonl.xz")
+    assert not (tmp_path / "table.jsonl.xz").exists()
 
 
 def test_a_run_whose_metrics_were_left_behind_is_refused(folder, tmp_path):
     next(folder.rglob("metrics.jsonl")).unlink()
     with pytest.raises(ReportError, match=r"is finished, but has no metrics\.jsonl"):
-        pack_runs(folder, tmp_path / "table.jsonl.gz")
-    assert not (tmp_path / "table.jsonl.gz").exists()
+        pack_runs(folder, tmp_path / "table.jsonl.xz")
+    assert not (tmp_path / "table.jsonl.xz").exists()
 
 
-OTHERS = {"nothing": b"", "text": b"text", "object": gzip.compress(b"{}\n"), "list": gzip.compress(b"[1]")}
+OTHERS = {"nothing": b"", "text": b"text", "object": lzma.compress(b"{}\n"), "list": lzma.compress(b"[1]")}
 
 
 @pytest.mark.parametrize("content", OTHERS.values(), ids=OTHERS)
 def test_another_file_is_told(tmp_path, content):
-    path = tmp_path / "other.gz"
+    path = tmp_path / "other.xz"
     path.write_bytes(content)
-    with pytest.raises(ReportError, match=r"other\.gz"):
+    with pytest.raises(ReportError, match=r"other\.xz"):
         load_runs(path)
 
 
@@ -113,7 +113,7 @@ def test_clients_whose_numbers_are_in_files_are_packed_too(tmp_path):
     """The page of the packed file ended with the name of a file that is not there."""
     folder = comparison(tmp_path / "runs", {"fedavg": 0.7, "fedper": 0.8}, rounds=4, clients=12)
     in_files(folder)
-    packed = pack_runs(folder, tmp_path / "table.jsonl.gz")
+    packed = pack_runs(folder, tmp_path / "table.jsonl.xz")
     ours, theirs = headline(load_runs(packed)), headline(load_runs(folder))
     assert finding(ours) == finding(theirs)
     one, other = (rows[0].picked[0][1].score for rows in (ours, theirs))
@@ -136,6 +136,6 @@ def test_sites_are_away_where_they_were_and_only_there(tmp_path, away):
     rewritten(folder, leave)
     path = folder / "fedavg" / "seed-0" / "run.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "engine": "flower"}))
-    told = uneven(headline(load_runs(pack_runs(folder, tmp_path / "table.jsonl.gz"))))
+    told = uneven(headline(load_runs(pack_runs(folder, tmp_path / "table.jsonl.xz"))))
     assert told == uneven(headline(load_runs(folder)))
     assert ["round 4 on 2 of 3" in each for each in told] == [True] * away

@@ -3,8 +3,8 @@ cannot be written is read all the same."""
 
 from __future__ import annotations
 
-import gzip
 import json
+import lzma
 import os
 import sys
 import threading
@@ -87,7 +87,7 @@ def test_no_module_is_imported_and_no_code_is_run(tmp_path: Path, monkeypatch: p
     monkeypatch.syspath_prepend(str(tmp_path))
     before = set(sys.modules)
     write_report(folder, tmp_path / "page.html")
-    write_report(pack_runs(folder, tmp_path / "runs.jsonl.gz"), tmp_path / "packed.html")
+    write_report(pack_runs(folder, tmp_path / "runs.jsonl.xz"), tmp_path / "packed.html")
     assert not [name for name in set(sys.modules) - before if "evil" in name]
 
 
@@ -133,9 +133,9 @@ def test_nothing_is_written_through_a_link(tmp_path: Path) -> None:
 
 def test_a_packed_file_that_expands_without_end_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(logs_of, "UNPACKED", 1 << 20)
-    (tmp_path / "bomb.gz").write_bytes(gzip.compress(b" " * (1 << 21)))
+    (tmp_path / "bomb.xz").write_bytes(lzma.compress(b" " * (1 << 21)))
     with pytest.raises(ReportError, match="expands to more than 1 MiB"):
-        load_runs(tmp_path / "bomb.gz")
+        load_runs(tmp_path / "bomb.xz")
 
 
 @pytest.mark.parametrize(

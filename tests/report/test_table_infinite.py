@@ -46,7 +46,7 @@ def row_of(runs: list[Run], label: str) -> Any:
 
 @pytest.mark.parametrize("packed", [False, True])
 def test_the_mean_is_infinite_and_the_client_is_named(folder: Path, tmp_path: Path, packed: bool) -> None:
-    runs = load_runs(pack_runs(folder, tmp_path / "runs.jsonl.gz") if packed else folder)
+    runs = load_runs(pack_runs(folder, tmp_path / "runs.jsonl.xz") if packed else folder)
     cell = row_of(runs, "FedPer").cells["nll"]
     assert (cell.text, cell.n, cell.best) == ("∞", 3, False)
     lost = next(run for run in runs if (run.label, run.seed) == ("FedPer", 1))
