@@ -25,7 +25,7 @@ from typing import Any
 from posterity.flower.codec import CodecError, read_facts
 from posterity.flower.new_app import WANTED
 from posterity.flower.records import RecordFiles
-from posterity.flower.sent import refuse, telling
+from posterity.flower.sent import refuse, refusing
 from posterity.flower.settings import DEADLINE, RunSettings, read_settings
 from posterity.settings.text import plain
 
@@ -134,10 +134,10 @@ def _answer(message: Message, context: Context) -> bytes:
     from posterity.flower.samples import read_samples
     from posterity.flower.site import ClientSite, answer
 
-    with telling():
+    with refusing():
         run, name, folder = _who(context)
     path = context.node_config.get("data")
-    with telling("its data cannot be read as the configuration says"):
+    with refusing("its data cannot be read as the configuration says"):
         samples = read_samples(run.config, name, None if path is None else Path(str(path)))
     data = _unpacked(message)
     if isinstance(data, str):

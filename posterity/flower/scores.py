@@ -46,23 +46,23 @@ def scored_rows(outputs: Tensor, y: Tensor, kind: SampleSpec) -> Scored:
     return Scored(score(outputs, y, offsets, classes, kind.task), ranks, {})
 
 
-def tell_scores(validation: Scored, test: Scored, site: Site, point: str, epochs: int, least: int) -> Line:
+def encode_scores(validation: Scored, test: Scored, site: Site, point: str, epochs: int, least: int) -> Line:
     """The tables of a client at a point, for JSON; what was fitted on the validation part is not judged by it."""
     fitted = fits_validation(passes_at(site, point, epochs))
     halves = ((validation,), (test,), (test,) if fitted else (validation, test))
-    return {name: _tell(parts, least) for name, parts in zip(PARTS, halves, strict=True)}
+    return {name: _encode(parts, least) for name, parts in zip(PARTS, halves, strict=True)}
 
 
-def tell_loss(loss: Tensor | None) -> list[float] | None:
+def encode_loss(loss: Tensor | None) -> list[float] | None:
     """Loss times samples, and samples, for JSON, which has no infinity: a message is not to be lost for that."""
     return loss.double().tolist() if loss is not None and bool(loss.isfinite().all()) else None
 
 
-def _tell(parts: Sequence[Scored], least: int) -> Line:
+def _encode(parts: Sequence[Scored], least: int) -> Line:
     """What is said of some parts together."""
     scored = reduce(add, parts)
     scores = scored.scores
-    unknown = {m.name for m in _told_metrics(scores.classes, least)}
+    unknown = {m.name for m in _extra_metrics(scores.classes, least)}
     unknown = {name for name in unknown if not any(_is_of_few(name, each.scores, least) for each in parts)}
     values = per_client(scores, scored.ranks)
     return _table(scores, {n: float(v[0]) for n, v in values.items() if n in unknown}, least)
@@ -86,7 +86,7 @@ def _is_of_few(metric: str, scores: Scores, least: int) -> bool:
     return bool(((counts > 0) & (counts < enough)).any())
 
 
-def _told_metrics(classes: int, least: int) -> list[Metric]:
+def _extra_metrics(classes: int, least: int) -> list[Metric]:
     """Metrics that the server cannot make of the sums that it gets."""
     task = "classification" if classes else "regression"
     return [m for m in METRICS if m.fits(task, classes) and not (m.row_mean or (least == 1 and m.source == "sums"))]
@@ -133,7 +133,7 @@ def _read(table: Mapping[str, Any], classes: int, least: int) -> PartScores:
     if not (isinstance(sums, dict) and isinstance(metrics, dict)):
         raise CodecError("its scores hold no sums and metrics")
     found = {name: _numbers(sums.get(name), getattr(none, name)[0], name)[None] for name in _leaving(none, least)}
-    allowed = {m.name for m in _told_metrics(classes, least)}
+    allowed = {m.name for m in _extra_metrics(classes, least)}
     for name, value in metrics.items():
         is_number = value is None or (type(value) in (int, float) and math.isfinite(value))
         if name not in allowed or not is_number:
@@ -170,7 +170,7 @@ def group_lines(
 def _values(scores: Scores, clients: Sequence[PartScores], least: int) -> dict[str, Tensor]:
     """Every metric of each client: made of its sums, or as it said."""
     made = per_client(scores)
-    for metric in _told_metrics(scores.classes, least):
+    for metric in _extra_metrics(scores.classes, least):
         said = [each.metrics.get(metric.name, math.nan) for each in clients]
         made[metric.name] = torch.tensor(said, dtype=torch.float64)
     return made

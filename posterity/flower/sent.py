@@ -36,28 +36,28 @@ LONGEST = 1000  # characters that are told
 
 
 class SiteError(ValueError):
-    """Why a site does not answer; `told` is what the server hears of it."""
+    """Why a site does not answer; `public` is what the server hears of it."""
 
-    def __init__(self, sentence: str, told: str) -> None:
+    def __init__(self, sentence: str, public: str) -> None:
         super().__init__(sentence)
-        self.told = told
+        self.public = public
 
 
 @contextmanager
-def telling(told: str | None = None) -> Iterator[None]:
-    """Of whatever is refused inside the server hears `told`; None: the sentence itself, which knows no data."""
+def refusing(public: str | None = None) -> Iterator[None]:
+    """Of whatever is refused inside the server hears `public`; None: the sentence itself, which knows no data."""
     try:
         yield
     except (SiteError, CodecError):
         raise
     except (ValueError, OSError) as error:
-        raise SiteError(str(error), str(error) if told is None else f"{told}; {LOG}") from error
+        raise SiteError(str(error), str(error) if public is None else f"{public}; {LOG}") from error
 
 
 def refuse(error: Exception, place: Path | None, round: int) -> str:
     """What the server is told, once it stands in this client's list of what left; `place` is None before it has one."""
     if isinstance(error, SiteError):
-        text = error.told
+        text = error.public
     else:
         text = str(error) if isinstance(error, CodecError) else f"{type(error).__name__} in its work; {LOG}"
     text = text[:LONGEST]

@@ -42,8 +42,8 @@ from posterity.flower.codec import CodecError, decode, encode, read_facts, read_
 from posterity.flower.question import ClientQuestion
 from posterity.flower.records import RecordFiles
 from posterity.flower.samples import Samples
-from posterity.flower.scores import scored_rows, tell_loss, tell_scores
-from posterity.flower.sent import SENT, SampleCounts, counts_behind, describe_reply, telling, write_sent
+from posterity.flower.scores import encode_loss, encode_scores, scored_rows
+from posterity.flower.sent import SENT, SampleCounts, counts_behind, describe_reply, refusing, write_sent
 from posterity.runs.files import read_json, write_atomic, write_json
 from posterity.settings.config import Config
 
@@ -112,9 +112,9 @@ def open_question(site: ClientSite, data: bytes, same: bool = True) -> Opened:
     """What a question of the kinds `visit` and `leave` is about; `same`: only with the data that were trained on."""
     asked = ClientQuestion.of(read_facts(data))
     kind, number = asked.samples, asked.number
-    with telling("its columns, task or classes are not those that were agreed on"):
+    with refusing("its columns, task or classes are not those that were agreed on"):
         mine = site.samples.as_kind(kind, site.config.least)  # before a network is made of that size
-    with telling():  # it knows the configuration and the question, and no data
+    with refusing():  # it knows the configuration and the question, and no data
         agreement = agree(site.config, kind, **asked.federation)
     read_facts(data, agreement.fingerprint)  # before a state is made for so many clients
     longest = max(1, agreement.method.adaptation, agreement.config.newcomer_epochs)
@@ -146,7 +146,7 @@ def _visit(site: ClientSite, asked: ClientQuestion, data: bytes) -> bytes:
     if not asked.trial:
         found.files.write(done.record, round, {asked.counted, _counted_in_offer(site)})
     enough = len(mine.rows["train"]) >= site.config.least
-    return _reply(site, found, done.message, {**reply, "loss": tell_loss(done.loss) if enough else None})
+    return _reply(site, found, done.message, {**reply, "loss": encode_loss(done.loss) if enough else None})
 
 
 def _leave(site: ClientSite, asked: ClientQuestion, data: bytes) -> bytes:
@@ -199,7 +199,7 @@ def _record(machine: Site, offer: Offer, files: RecordFiles, asked: ClientQuesti
     if asked.newcomer or not asked.counted:
         return None
     like = machine.receive(offer.shared, offer.own, None, asked.round).personal
-    with telling(f"its record of round {asked.counted} is missing, damaged or of another experiment"):
+    with refusing(f"its record of round {asked.counted} is missing, damaged or of another experiment"):
         return files.read(like, asked.counted)
 
 
@@ -212,7 +212,7 @@ def _scored(found: Opened, least: int, point: str, round: int, epochs: int) -> d
         if len(rows):
             outputs = found.predict(mine.x[rows], round, point, epochs)
         halves.append(scored_rows(outputs, mine.y[rows], mine.kind))
-    tables = tell_scores(halves[0], halves[1], found.machine, point, epochs, least)
+    tables = encode_scores(halves[0], halves[1], found.machine, point, epochs, least)
     return {"point": point, "round": round, "epochs": epochs, **tables}
 
 

@@ -14,7 +14,7 @@ import torch
 import posterity
 from posterity.flower.agreement import SampleSpec
 from posterity.flower.codec import CodecError
-from posterity.flower.scores import read_scores, scored_rows, tell_scores
+from posterity.flower.scores import encode_scores, read_scores, scored_rows
 from posterity.report import write_report
 from posterity.runs.files import clean, read_json, read_lines
 from posterity.runs.lines import to_json
@@ -120,7 +120,7 @@ def told(validation, test, least):
         return scored_rows(torch.stack((1 - p, p), 1).log(), torch.tensor(y), TWO)
 
     site = SimpleNamespace(passes=lambda epochs=None: (), prepare=lambda: ())
-    tables = tell_scores(scored(*validation), scored(*test), site, "received", 0, least)
+    tables = encode_scores(scored(*validation), scored(*test), site, "received", 0, least)
     return {part: tables[part]["metrics"] for part in ("validation", "test", "held")}
 
 

@@ -20,7 +20,7 @@ from posterity.experiment.setup import DTYPES, set_up
 from posterity.flower.codec import encode, read_facts, read_header
 from posterity.flower.experiment import run_experiment
 from posterity.flower.samples import read_samples, samples_of
-from posterity.flower.scores import tell_loss
+from posterity.flower.scores import encode_loss
 from posterity.flower.sent import SENT, read_sent, summarise_sent, write_sent
 from posterity.flower.server import Server
 from posterity.flower.site import ClientSite, answer
@@ -101,10 +101,10 @@ def test_the_loss_of_few_rows_stays_at_home(least, tmp_path):
 
 def test_an_infinite_loss_is_not_told():
     """JSON has no infinity, and the message is not to be lost for it."""
-    assert tell_loss(torch.tensor([6.0, 3.0])) == [6.0, 3.0]
-    assert tell_loss(torch.tensor([torch.inf, 3.0])) is None
-    assert tell_loss(torch.tensor([torch.nan, 3.0])) is None
-    assert tell_loss(None) is None
+    assert encode_loss(torch.tensor([6.0, 3.0])) == [6.0, 3.0]
+    assert encode_loss(torch.tensor([torch.inf, 3.0])) is None
+    assert encode_loss(torch.tensor([torch.nan, 3.0])) is None
+    assert encode_loss(None) is None
 
 
 def test_scores_of_few_rows_stay_at_home_and_in_the_simulator_too(tmp_path):
