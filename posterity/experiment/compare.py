@@ -141,7 +141,7 @@ def compare_runs(
 ) -> None:
     """Run every method with every seed under `out`; what is finished stays, what was interrupted goes on.
 
-    A method may have settings of its own (`fedprox[mu=0.1]`, see `variants.py`). With `together`, the seeds of a method
+    A method may have settings of its own (`fedprox[mu=0.1]`). With `together`, the seeds of a method
     run at once where none of them has begun alone. Runs whose method or data were edited since are moved aside and done
     again, or, without `again`, are refused. A run that has not begun gets `threads`, by default its share of what there
     is, however many runs are left: engine and rounding depend on it.

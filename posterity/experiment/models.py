@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -184,16 +184,16 @@ class Delivery:
         """A client's model as the method scores it, or at another point; a newcomer's as it is received."""
         sim, late = self.setup.sim, client >= self.setup.sim.federation.members
         point = point or ("received" if late else self.point)
-        site, here = receive(sim, self.kept.late if late else self.kept.state, self._store, client, self.round)
+        site, here = receive(sim, self.kept.late if late else self.kept.state, self.kept.records, client, self.round)
         held = self.models if point == ("received" if late else self.point) else None
         if held is not None and client < held.clients:
             return site, here, held.carry(client)
-        self._check_data(point)
+        if sim.federation.absent and (point == "trained" or any(one_client.passes_at(sim, point, None))):
+            raise ValueError(
+                f"models at the point {point!r} are trained on the client's own data, and this run was loaded without "
+                "them; hand them in (posterity.load(folder, federation=...)), or ask for the point 'received'"
+            )
         return site, here, one_client.personal_at(site, here, point)
-
-    @property
-    def _store(self) -> Store:
-        return cast(Store, self.kept.records)  # it is only read
 
     @cached_property
     def models(self) -> Models | None:
@@ -203,15 +203,6 @@ class Delivery:
             return None
         leaves, facts = run_folder.read_saved(path)
         return Models(leaves, self.setup.sim.root.device) if facts["point"] == self.point else None
-
-    def _check_data(self, point: str) -> None:
-        """Refuse to train without data: a folder has the models at its method's own point only."""
-        absent = self.setup.sim.federation.absent
-        if absent and (point == "trained" or any(one_client.passes_at(self.setup.sim, point, None))):
-            raise ValueError(
-                f"models at the point {point!r} are trained on the client's own data, and this run was loaded without "
-                "them; hand them in (posterity.load(folder, federation=...)), or ask for the point 'received'"
-            )
 
 
 def models_file(round: int) -> str:
@@ -275,31 +266,22 @@ class ModelsOf(Wrapper):
         return flat.expand(len(x), flat.shape[0])
 
 
-def _reads(delivery: Delivery) -> tuple[str, ...]:
-    """What `predict` looks at of that which passes gathered: seen once, with one client."""
-    sim, store = delivery.setup.sim, cast(Store, delivery.kept.records)
-    carry, here = personal_model(sim, delivery.kept.state, store, 0, delivery.round, delivery.point)
-    kept: Any = Looked(carry.kept)
-    sim.method.predict(replace(carry, kept=kept), sim.federation.x[:1], replace(here, kept=kept))
-    return tuple(sorted(kept.seen & set(carry.kept)))
-
-
 def personal_models(delivery: Delivery, late: bool = False) -> list[Tree]:
     """The members' models at the point where their method is scored; or the newcomers', as received."""
-    setup, kept, method = (
-        delivery.setup,
-        delivery.kept,
-        cast(Any, ModelsOf(delivery.setup.sim.method, _reads(delivery))),
-    )
-    sim = replace(setup.sim, method=method, processes=Processes(), traces=TraceCache(setup.sim.traces.patience))
-    federation, device, point = sim.federation, sim.root.device, "received" if late else delivery.point
+    kept, sim, point = delivery.kept, delivery.setup.sim, "received" if late else delivery.point
+    carry, here = personal_model(sim, kept.state, kept.records, 0, delivery.round, delivery.point)
+    looked: Any = Looked(carry.kept)  # what `predict` looks at is seen once, with one client
+    sim.method.predict(replace(carry, kept=looked), sim.federation.x[:1], replace(here, kept=looked))
+    method: Any = ModelsOf(sim.method, tuple(sorted(looked.seen & set(carry.kept))))
+    sim = replace(sim, method=method, processes=Processes(), traces=TraceCache(sim.traces.patience))
+    federation, device = sim.federation, sim.root.device
     rows = torch.zeros(federation.clients, dtype=torch.int64, device=device)  # one row for each, whichever
     part = Part(rows, torch.arange(federation.clients + 1, device=device))
     span = (federation.members, federation.clients) if late else (0, federation.members)
     epochs = method.adaptation if point == "adapted" else 0
     question = Question(torch.arange(*span, device=device), (part,), point, epochs, newcomers=late)
-    state, store = kept.late if late else kept.state, cast(Store, kept.records)
-    told = answer(sim, setup.engine, state, store, question, kept.round)
+    state = kept.late if late else kept.state
+    told = answer(sim, delivery.setup.engine, state, kept.records, question, kept.round)
     return [_parted(numbers[0], method.shapes[numbers.shape[1]]) for numbers in told[0]]
 
 
@@ -312,13 +294,9 @@ def _parted(flat: Tensor, like: Tree) -> Tree:
     return tree_filled(like, named)
 
 
-def stacked_models(models: list[Tree]) -> Tree:
-    """Clients' models one upon the other. What has a row for every sample of a client is padded with zeros, as in any
-    stack: `predict` must not look at rows whose mask is 0."""
-    return tree_map(_padded, *models)
-
-
 def _padded(*leaves: Tensor) -> Tensor:
+    """Clients' leaves one upon the other. What has a row for every sample of a client is padded with zeros, as in any
+    stack: `predict` must not look at rows whose mask is 0."""
     sizes = [max(sizes) for sizes in zip(*(leaf.shape for leaf in leaves), strict=True)]
     full = leaves[0].new_zeros((len(leaves), *sizes))
     for row, leaf in zip(full, leaves, strict=True):
@@ -346,7 +324,7 @@ def save_models(folder: Path, setup: Setup, deliveries: list[Delivery]) -> str:
         if always and members < sim.federation.clients:
             models += personal_models(delivery, late=True)
         facts = {"round": delivery.round, "point": delivery.point}
-        run_folder.save_checkpoint(folder, stacked_models(models), facts, models_file(delivery.round))
+        run_folder.save_checkpoint(folder, tree_map(_padded, *models), facts, models_file(delivery.round))
     return "stored"
 
 
@@ -382,7 +360,7 @@ class Kept:
 
     round: int
     state: Tree
-    records: Store | Records
+    records: Any  # a `Store`, or `Records`: they are only read
     late: Tree  # the State that newcomers meet
 
     def save(self, folder: Path, each: int | None = None) -> None:
@@ -394,12 +372,8 @@ class Kept:
         run_folder.save_checkpoint(folder, trees, {"round": self.round, "each": each}, file_of(self.round))
 
 
-def file_of(round: int) -> str:
-    return f"{PREFIX}{round:06d}.safetensors"
-
-
-def piece_of(round: int, number: int) -> str:
-    return f"{PREFIX}{round:06d}-{number:04d}.safetensors"
+def file_of(round: int, piece: int | None = None) -> str:
+    return f"{PREFIX}{round:06d}{'' if piece is None else f'-{piece:04d}'}.safetensors"
 
 
 def copied(store: Store, device: torch.device) -> Records:
@@ -418,7 +392,7 @@ def save_records(folder: Path, round: int, records: Store | Records) -> int:
     each = max(1, PIECE // size)
     for number, some in enumerate(torch.split(who, each)):
         facts = {"round": round, "piece": number}
-        run_folder.save_checkpoint(folder, {"personal": records.read(some)}, facts, piece_of(round, number))
+        run_folder.save_checkpoint(folder, {"personal": records.read(some)}, facts, file_of(round, number))
     return each
 
 
@@ -427,7 +401,7 @@ def read_records(folder: Path, round: int, known: Tensor, each: int, like: Tree,
 
     @lru_cache(maxsize=1)
     def piece(number: int) -> Tree:
-        leaves, _ = run_folder.read_saved(folder / piece_of(round, number))
+        leaves, _ = run_folder.read_saved(folder / file_of(round, number))
         here = len(next(iter(leaves.values()))) if leaves else each
         table = tree_map(lambda leaf: leaf.cpu().expand(here, *leaf.shape[1:]), like)
         return run_folder.restore(table, leaves, "personal")

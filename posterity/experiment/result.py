@@ -1,6 +1,6 @@
 """What a run leaves: scores by rule and point, per-client numbers, and personal models that predict.
 
-`run.py` makes it; `run_folder.py` writes it; `report/` reads the folder, and needs nothing of this.
+`run.py` makes it; `runs/folder.py` writes it; `report/` reads the folder, and needs nothing of this.
 """
 
 from __future__ import annotations
@@ -175,9 +175,7 @@ class Result:
     def cost_to(self, accuracy: float, point: str | None = None, epochs: int | None = None) -> dict[str, int | None]:
         """Rounds, and bytes in both directions, until the accuracy on all held-out data reaches a value."""
         rounds = rounds_of(self.lines)
-        spent = dict(
-            zip((line.round for line in rounds), accumulate(line.traffic or 0 for line in rounds), strict=True)
-        )
+        spent = dict(zip([r.round for r in rounds], accumulate(r.traffic or 0 for r in rounds), strict=True))
         entries = [{"round": e["round"], "accuracy": e["held"], "bytes_up": spent[e["round"]], "bytes_down": 0}
                    for e in self.history("accuracy", "pooled", point, epochs=epochs)]  # fmt: skip
         return {"rounds": rounds_to(entries, accuracy), "bytes": bytes_to(entries, accuracy)}

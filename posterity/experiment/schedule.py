@@ -63,13 +63,14 @@ class Schedule:
     @staticmethod
     def of(config: Config, sim: Simulation) -> Schedule:
         """As asked for, or as the costs allow."""
-        members = sim.federation.members
-        sample, ends_with_all = _sample(config, sim)
+        members, sample, remarks = sim.federation.members, _sample(config, sim), list[str]()
         scored = members if sample is None else len(sample)
-        every = config.evaluate_every
-        if every is None:
-            every = _affordable(config, sim, scored, members if ends_with_all else scored)
-        remarks = [_said_rounds(every, config)] if config.evaluate_every is None and every > config.every else []
+        ends_with_all = config.evaluate_clients is None or sample is None
+        every = config.evaluate_every or _affordable(config, sim, scored, members if ends_with_all else scored)
+        if config.evaluate_every is None and every > config.every:
+            often = f"every {every} rounds" if every < config.rounds else "in the last round only"
+            remarks.append(f"evaluated {often}, so that it costs at most a fifth of the run; --evaluate-every changes "
+                           "it")  # fmt: skip
         if sample is not None:
             end = ", in the last round all" if ends_with_all else ""
             remarks.append(f"{scored:,} of {members:,} clients are evaluated, drawn by the seed{end}; "
@@ -77,37 +78,29 @@ class Schedule:
         return Schedule(every, config.rounds, members, sample, ends_with_all, "; ".join(remarks))
 
 
-def _said_rounds(every: int, config: Config) -> str:
-    often = f"every {every} rounds" if every < config.rounds else "in the last round only"
-    return f"evaluated {often}, so that it costs at most a fifth of the run; --evaluate-every changes it"
-
-
-def _sample(config: Config, sim: Simulation) -> tuple[Tensor | None, bool]:
-    """Which members are evaluated during the run, and whether everybody is at its end."""
+def _sample(config: Config, sim: Simulation) -> Tensor | None:
+    """Which members are evaluated during the run; None: everybody."""
     members, asked = sim.federation.members, config.evaluate_clients
-    count = SAMPLE if asked is None else members if asked == "all" else min(int(asked), members)
+    count = SAMPLE if asked is None else members if asked == "all" else int(asked)
     if count >= members:
-        return None, True
+        return None
     key = fold(fold(sim.root, EVALUATED), 0)
     if 2 * count <= members:
-        return draw_distinct(key, count, members), asked is None
+        return draw_distinct(key, count, members)
     stays = torch.ones(members, dtype=torch.bool, device=sim.root.device)  # more than half: draw who is left out
     stays[draw_distinct(key, members - count, members)] = False
-    return torch.nonzero(stays)[:, 0], asked is None
+    return torch.nonzero(stays)[:, 0]
 
 
 def _affordable(config: Config, sim: Simulation, scored: int, at_end: int) -> int:
     """Rounds between evaluations, such that all of them cost at most their share of the run."""
-    round = cost_of_round(config, sim)
-    budget = SHARE / (1 - SHARE) * (START + config.rounds * round)
-    each = cost_of_evaluation(config, sim, scored)
-    more = max(0, math.floor((budget - cost_of_evaluation(config, sim, at_end)) / each))  # besides the last round
-    needed = -(-config.rounds // (more + 1))
+    budget = SHARE / (1 - SHARE) * (START + config.rounds * cost_of_round(config, sim))
+    left = budget - cost_of_evaluation(config, sim, at_end)  # for others than the last round's
+    needed = -(-config.rounds // (max(0, math.floor(left / cost_of_evaluation(config, sim, scored))) + 1))
     if needed <= config.every:
         return config.every
     tens = 10 ** max(0, len(str(needed)) - 2)
-    nice = next((n * tens for n in (*NICE, 100) if n * tens >= needed), needed)
-    return min(nice, config.rounds)
+    return min(next((n * tens for n in (*NICE, 100) if n * tens >= needed), needed), config.rounds)
 
 
 def cost_of_round(config: Config, sim: Simulation) -> float:
@@ -154,17 +147,15 @@ def _passes(sim: Simulation, passes: Iterable[Pass], clients: float) -> float:
     for each in passes:
         rows = _mean(sim, each.on)
         batch = min(each.batch or rows, rows) or 1.0
-        steps = math.ceil(rows / batch) * each.epochs
-        steps = steps if each.max_steps is None else min(steps, each.max_steps)
+        steps = min(math.ceil(rows / batch) * each.epochs, math.inf if each.max_steps is None else each.max_steps)
         seconds += SKEW * steps * STEP + (3 if each.learns else 1) * steps * batch * clients * _row(sim)
     return seconds
 
 
 def _mean(sim: Simulation, part: str) -> float:
     """Rows of a mean member."""
-    federation = sim.federation
-    sizes = {"train": federation.train, "validation": federation.validation, "test": federation.test}[part].sizes
-    return float(sizes[: federation.members].sum()) / max(1, federation.members)
+    sizes = getattr(sim.federation, part).sizes
+    return float(sizes[: sim.federation.members].sum()) / max(1, sim.federation.members)
 
 
 def _row(sim: Simulation) -> float:

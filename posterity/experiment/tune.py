@@ -1,24 +1,20 @@
 """Equal tuning: every method gets the same number of trials of the same length, and is judged on validation alone.
 
-A trial is a choice of values (`search_space.py`), run once with each seed; its value is the mean, over the seeds, of
-the best score on the validation half (`validated` chooses its round so). No score of a test half is looked at. The
-first trial has the defaults; what comes next is a function of seed, number and what was found before, so a search that
-was killed goes on with the trials that it would have had. Each finished run is a line of `METHOD.jsonl`; in the end
-`tuned.toml` says the best values, on which data and at which cost they were found. `compare --tuned` takes it.
+A trial is a choice of values, run once with each seed; its value is the mean, over the seeds, of the best score on the
+validation half (`validated` chooses its round so). No score of a test half is looked at. The first trial has the
+defaults. What comes next is Optuna's tree-structured Parzen estimator (`pip install 'posterity[tune]'`), made anew for
+every trial from the seed, the number of the trial and the trials before it: a search that was killed tries what it
+would have tried. That is why trials are kept here and not in a storage of Optuna's, which does not keep its sampler.
 
-Where tuning looks: the fields of a method, of its wrappers and of its training that say so (`search` of `hyper`).
+Searched are the fields of a method, of its wrappers and of its training that say so (`search` of `hyper`). What says
+nothing stays at its default, and so does what the user has given.
 
-What says nothing stays at its default, and so does what the user has given. Nothing here needs Optuna.
-
-What to try next, by Optuna's tree-structured Parzen estimator (`pip install 'posterity[tune]'`).
-
-The estimator is made anew for every trial, from the seed, the number of the trial and the trials before it: a search
-that was killed and goes on tries what it would have tried.
-
-What a search was begun with (`tuning.json`): settings, seeds, the data's values, and the source of every method.
+    tuning.json     what the search was begun with: settings, seeds, the data's values, the source of every method
+    METHOD.jsonl    a line for each run that is finished
+    tuned.toml      the best values, on which data and at which cost they were found; `compare --tuned` takes it
 
 Trials made with other data or settings are not mixed with new ones: that is refused. A method that was edited since
-begins again, as in a comparison (`begin_again.py`); its trials of before are kept beside the new ones.
+begins again, as in a comparison; its old trials are kept beside the new ones.
 """
 
 from __future__ import annotations
@@ -28,6 +24,7 @@ import importlib
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -43,7 +40,7 @@ from posterity.experiment.result import Result
 from posterity.experiment.resume import fingerprint_of, tell_user
 from posterity.experiment.run import start_run
 from posterity.experiment.setup import load_federation
-from posterity.runs.files import clean, write_atomic
+from posterity.runs import files
 from posterity.runs.folder import make_folder, place_aside
 from posterity.settings.config import Config, literal, quoted, read_toml, settings_where
 from posterity.settings.hyperparameters import Knob, knobs
@@ -65,16 +62,6 @@ class Dimension:
     scale: str = "linear"
     choices: tuple[Any, ...] = ()
     integer: bool = False  # numbers without a fraction
-
-    def at(self, share: float) -> Any:
-        """The value so far along the dimension, from 0 to 1."""
-        if self.choices:
-            return self.choices[min(int(share * len(self.choices)), len(self.choices) - 1)]
-        if self.scale == "log":
-            value = math.exp(math.log(self.low) + share * (math.log(self.high) - math.log(self.low)))
-        else:
-            value = self.low + share * (self.high - self.low)
-        return self.rounded(value)
 
     def rounded(self, value: float) -> Any:
         """A number with few digits that is still within the range."""
@@ -149,43 +136,29 @@ def told(values: Mapping[str, Any]) -> str:
     return ", ".join(f"{name}={value}" for name, value in values.items()) or "its defaults"
 
 
-def library() -> Any:
-    """Optuna, or a sentence."""
+def parzen(seeds: Sequence[int], search_seed: int) -> Suggest:
+    """The estimator as a function of the space, of what was found and of the number of the trial."""
     try:
-        found = importlib.import_module("optuna")
+        optuna = importlib.import_module("optuna")
     except ImportError:
         raise ValueError("posterity tune searches with Optuna, which is not installed: "
                          "pip install 'posterity[tune]'") from None  # fmt: skip
-    found.logging.set_verbosity(found.logging.WARNING)
-    return found
-
-
-def parzen(seeds: Sequence[int], search_seed: int) -> Suggest:
-    """The estimator as a function of the space, of what was found and of the number of the trial."""
-    optuna = library()
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
 
     def suggest(space: list[Dimension], before: Sequence[Tried], number: int) -> Values:
         kinds = {each.name: _kind(optuna, each) for each in space}
         higher = all(trial.higher for trial in before)
-        sampler = optuna.samplers.TPESampler(seed=_seed(search_seed, number), multivariate=True)
+        seed = hashlib.sha256(f"{search_seed}/{number}".encode()).digest()[:4]  # neighbours have nothing in common
+        sampler = optuna.samplers.TPESampler(seed=int.from_bytes(seed, "big"), multivariate=True)
         study = optuna.create_study(sampler=sampler, direction="maximize" if higher else "minimize")
         for trial in before:
-            if not math.isnan(value := trial.value(seeds)) and _inside(space, trial.values):
+            inside = all(each.holds(trial.values.get(each.name)) for each in space)
+            if inside and not math.isnan(value := trial.value(seeds)):
                 study.add_trial(optuna.trial.create_trial(params=trial.values, distributions=kinds, value=value))
-        asked = study.ask(kinds)
-        return {each.name: asked.params[each.name] if each.choices else each.rounded(asked.params[each.name])
-                for each in space}  # fmt: skip
+        found = study.ask(kinds).params
+        return {each.name: found[each.name] if each.choices else each.rounded(found[each.name]) for each in space}
 
     return suggest
-
-
-def _seed(search_seed: int, number: int) -> int:
-    """The estimator's seed for one trial: neighbours have nothing in common."""
-    return int.from_bytes(hashlib.sha256(f"{search_seed}/{number}".encode()).digest()[:4], "big")
-
-
-def _inside(space: list[Dimension], values: Values) -> bool:
-    return all(each.holds(values.get(each.name)) for each in space)
 
 
 def _kind(optuna: Any, each: Dimension) -> Any:
@@ -203,54 +176,34 @@ PLAN = "tuning.json"
 
 def check_plan(config: Config, seeds: Sequence[int], search_seed: int, out: Path) -> None:
     """Refuse to go on with other data, settings or seeds; more trials or more methods may be asked for."""
-    before, plan = _read(out), _plan(config, seeds, search_seed)
-    if before:
-        pairs = [(name, before["config"].get(name), plan["config"].get(name)) for name in
-                 sorted({*before["config"], *plan["config"]})]  # fmt: skip
-        pairs += [(name, before[name], plan[name]) for name in ("seeds", "search_seed")]
-        for name, was, now in pairs:
-            if was != now:
-                raise ValueError(f"{out} was begun with {name} = {was}, and now it is {now}: give what was given "
-                                 "before, or another --out")  # fmt: skip
-        if before.get("data", plan["data"]) != plan["data"]:
+    told = {n: v for n, v in asdict(config).items() if n not in ("method", "seed", "keep") and v is not None}
+    values = fingerprint_of(load_federation(replace(config, seed=seeds[0])))
+    plan = {"config": told, "seeds": list(seeds), "search_seed": search_seed, "data": values, "methods": {}}
+    if (out / PLAN).exists():
+        now, before = json.loads(json.dumps(plan)), files.read_json(out / PLAN)
+        was, here = ({**each["config"], "seeds": each["seeds"], "search_seed": each["search_seed"]}
+                     for each in (before, now))  # fmt: skip
+        for name in sorted({*was, *here}):
+            if was.get(name) != here.get(name):
+                raise ValueError(f"{out} was begun with {name} = {was.get(name)}, and now it is {here.get(name)}: give "
+                                 "what was given before, or another --out")  # fmt: skip
+        if before["data"] != values:
             raise ValueError(f"{out} was begun with other values of {config.dataset}: rows were edited since, or moved "
                              "to other parts. Put the old data back to go on, or give another --out")  # fmt: skip
+        return
     make_folder(out)
-    _write_plan(out, {**plan, "methods": before.get("methods", {})})
+    files.write_json(out / PLAN, plan)
 
 
 def begin_method(config: Config, name: str, path: Path) -> None:
     """Move the trials of a method aside that was edited since they were made, and write down what it is now."""
-    plan, key = _read(path.parent), path.stem
-    before = plan.get("methods", {}).get(key)
-    if path.exists() and before is None:
-        tell_user(f"remark: the trials in {path} were made before the source of a method was written down with them: "
-                  "it is taken to be the same")  # fmt: skip
-    elif path.exists() and (changes := tell_changes(before, config)):
+    plan = files.read_json(path.parent / PLAN)
+    if path.exists() and (changes := tell_changes(plan["methods"][path.stem], config)):
         place = path.rename(place_aside(path))
         tell_user(f"{name}: {'; '.join(changes)}. Its trials are kept as {place}, count no more, and are done again")
     method = methods.build(config.method, config.settings(), config.training(), config.least)
-    now = {"sources": sources(config, method), "method": {"fields": clean(fields_of(method))}}
-    _write_plan(path.parent, {**plan, "methods": {**plan.get("methods", {}), key: now}})
-
-
-def _plan(config: Config, seeds: Sequence[int], search_seed: int) -> dict[str, Any]:
-    told = {n: v for n, v in asdict(config).items() if n not in ("method", "seed", "keep") and v is not None}
-    values = fingerprint_of(load_federation(replace(config, seed=seeds[0])))
-    found: dict[str, Any] = json.loads(
-        json.dumps({"config": told, "seeds": list(seeds), "search_seed": search_seed, "data": values})
-    )
-    return found
-
-
-def _read(out: Path) -> dict[str, Any]:
-    path = out / PLAN
-    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    return found
-
-
-def _write_plan(out: Path, plan: dict[str, Any]) -> None:
-    write_atomic(out / PLAN, json.dumps(plan, indent=1).encode())
+    plan["methods"][path.stem] = {"sources": sources(config, method), "method": {"fields": fields_of(method)}}
+    files.write_json(path.parent / PLAN, plan)
 
 
 TUNED = "tuned.toml"
@@ -309,24 +262,18 @@ def read_trials(path: Path) -> list[Tried]:
     """The trials of a file; a line that a kill cut short is left out."""
     found: dict[int, Tried] = {}
     for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
-        try:
+        with suppress(ValueError):
             told = json.loads(line)
-        except ValueError:
-            continue
-        score = math.nan if told["score"] is None else float(told["score"])
-        before = found.get(told["trial"], Tried(told["trial"], told["values"], {}, told["higher"]))
-        found[told["trial"]] = replace(before, scores={**before.scores, told["seed"]: score})
+            trial = found.setdefault(told["trial"], Tried(told["trial"], told["values"], {}, told["higher"]))
+            trial.scores[told["seed"]] = math.nan if told["score"] is None else float(told["score"])
     return [found[number] for number in sorted(found)]
 
 
 def _write(path: Path, trial: int, values: Values, seed: int, score: float, higher: bool) -> None:
-    told = {"trial": trial, "values": values, "seed": seed, "score": None if math.isnan(score) else score}
     held = path.read_bytes() if path.exists() else b""
-    cut = held[: held.rfind(b"\n") + 1]  # without a line that a kill cut short
-    if len(cut) < len(held):
-        path.write_bytes(cut)
-    with path.open("a", encoding="utf-8") as file:
-        file.write(json.dumps({**told, "higher": higher}) + "\n")
+    if held[-1:] not in (b"", b"\n"):  # of a line that a kill cut short
+        files.write_atomic(path, held[: held.rfind(b"\n") + 1])
+    files.append_lines(path, [{"trial": trial, "values": values, "seed": seed, "score": score, "higher": higher}])
 
 
 def tune_method(
@@ -393,7 +340,7 @@ def tune(
                  "trial": chosen.number + 1, "trials": len(trials)}  # fmt: skip
         found[variant.method] = {**about, "set": {**variant.settings, **chosen.values}}
     path = out / TUNED
-    path.write_text(to_text(config, budget, found), encoding="utf-8")
+    files.write_atomic(path, to_text(config, budget, found).encode())
     return path
 
 
@@ -428,15 +375,12 @@ def with_tuned(names: Sequence[str], config: Config, path: Path) -> tuple[list[s
         values = {**known[variant.method].get("set", {}), **variant.settings}
         inside = ",".join(f"{key}={value}" for key, value in values.items())
         found.append(f"{variant.method}[{inside}]" if inside else variant.method)
-    other = _differences(about, config)
+    then = {**{name: about.get(name) for name in SAME}, **about.get("set", {})}  # left out: by default
+    here = {**{name: getattr(config, name) for name in SAME}, **config.set}
+    other = [f"{name} {_shown(then.get(name))} (here {_shown(here.get(name))})" for name in {**then, **here}
+             if str(then.get(name)) != str(here.get(name))]  # fmt: skip
     return found, [f"{path} was tuned with {', '.join(other)}"] if other else []
 
 
-def _differences(about: Mapping[str, Any], config: Config) -> list[str]:
-    """Settings that were others when values were tuned; what the file leaves out had its default, None."""
-    set_then = about.get("set", {})
-    pairs = [(name, about.get(name), getattr(config, name)) for name in SAME]
-    pairs += [(name, set_then.get(name), config.set.get(name)) for name in {**set_then, **config.set}]
-    told = [(name, *("by default" if value is None else repr(value) for value in two)) for name, *two in pairs
-            if str(two[0]) != str(two[1])]  # fmt: skip
-    return [f"{name} {then} (here {now})" for name, then, now in told]
+def _shown(value: Any) -> str:
+    return "by default" if value is None else repr(value)
