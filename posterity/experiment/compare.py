@@ -183,26 +183,14 @@ def _written(out: Path, plan: Mapping[str, Any], runs: Sequence[Run]) -> Iterato
     except WorkerLost as lost:
         raise WorkerLost(f"{lost}; go on with: posterity resume {shlex.quote(str(out))}") from lost
     except ValueError:
-        if not any((path / run_folder.CONFIG).exists() for path, _ in runs):
-            _take_back(out, before, new)
+        begun = any((path / run_folder.CONFIG).exists() for path, _ in runs)
+        if not begun and before is not None:
+            files.write_atomic(out / PLAN, before)
+        elif not begun:
+            (out / PLAN).unlink()
+            with suppress(OSError):  # somebody else has put something there
+                out.rmdir() if new else None
         raise
-
-
-def _take_back(out: Path, before: bytes | None, new: bool) -> None:
-    """Leave a folder as it was before a comparison was planned there."""
-    if before is not None:
-        files.write_atomic(out / PLAN, before)
-        return
-    (out / PLAN).unlink()
-    if new:
-        with suppress(OSError):  # somebody else has put something there
-            out.rmdir()
-
-
-def _count(plan: Mapping[str, Any], name: str) -> int | None:
-    """A count of a plan; None of an earlier one that has none, or where it cannot be one."""
-    value = plan.get(name)
-    return value if isinstance(value, int) and 1 <= value <= MOST_THREADS else None
 
 
 def _share(jobs: int, tasks: int) -> int:
@@ -273,12 +261,11 @@ def resume_all(folder: Path, watching: Watching, jobs: int | None = None, tell: 
     if (folder / PLAN).exists():
         plan = files.read_json(folder / PLAN)
         config = from_table(tomllib.loads(plan["config"]))
-        together, at_once = plan.get("together", False), jobs or min(_count(plan, "jobs") or 1, os.cpu_count() or 1)
-        threads, names = _count(plan, "threads"), plan["methods"]
-        compare_runs(config, names, plan["seeds"], folder, watching, at_once, together, tell, again=False,
-                     threads=threads)  # fmt: skip
-        if others := _others_left(folder, {path for path, _ in planned(config, names, plan["seeds"], folder)}):
-            execute(tasks_left(others, False), watching, at_once, threads or _share(at_once, len(others)))
+        names, seeds, threads = plan["methods"], plan["seeds"], min(plan["threads"], MOST_THREADS)
+        at_once = jobs or min(plan["jobs"], os.cpu_count() or 1)
+        compare_runs(config, names, seeds, folder, watching, at_once, plan["together"], tell, False, threads)
+        if others := _others_left(folder, {path for path, _ in planned(config, names, seeds, folder)}):
+            execute(tasks_left(others, False), watching, at_once, threads)
         return
     found = run_folder.runs_below(folder) if folder.is_dir() else []
     if not found:
@@ -301,25 +288,20 @@ def _others_left(out: Path, wanted: set[Path]) -> list[Run]:
 
 def _check_clients(config: Config, begun: list[Path]) -> None:
     """Runs to come are compared with those begun before: refuse it if these have clients of another version."""
-    facts = [files.read_json(path / run_folder.RUN)["federation"] for path in begun]
+    facts = {path: files.read_json(path / run_folder.RUN)["federation"] for path in begun}
     if not facts:
         return
-    if told := facts[0]["partition"]:
-        rule: Partition | None = Partition(told["rule"])
-    else:
-        rule = parse_partition(config.partition) if config.partition else load_federation(config).partition
-    for path, before in zip(begun, facts, strict=True):
+    told, rule = facts[begun[0]]["partition"], parse_partition(config.partition) if config.partition else None
+    rule = Partition(told["rule"]) if told else rule or load_federation(config).partition
+    for path, before in facts.items():
         resume.check_rule(before, rule, path)
 
 
 def tasks_left(runs: list[Run], together: bool, name: str = "") -> list[Task]:
     """What is left to do: seeds that began at once go on at once, and with `together` all that have not begun do."""
     tasks: list[Task] = []
-    fresh: list[Run] = []
-    for path, config in runs:
-        if not (path / run_folder.CONFIG).exists():
-            fresh.append((path, config))
-            continue
+    fresh = [(path, config) for path, config in runs if not (path / run_folder.CONFIG).exists()]
+    for path, config in (run for run in runs if run not in fresh):
         seeds = files.read_json(path / run_folder.RUN).get("together", [])
         at_once = [(path.parent / f"seed-{seed}", replace(config, seed=seed)) for seed in seeds] or [(path, config)]
         if not run_folder.is_finished(path) and not any(path == other for task in tasks for other, _ in task.runs):

@@ -40,8 +40,8 @@ def sources(config: Config, method: Any = None) -> dict[str, str]:
 def tell_changes(facts: Mapping[str, Any], config: Config) -> list[str]:
     """What has changed since a run with these facts (run.json) began, in words."""
     method = _built(config)
-    (before, now), (was, here) = (facts["method"]["fields"], clean(fields_of(method))), (
-        facts["sources"], sources(config, method))  # fmt: skip
+    before, now = facts["method"]["fields"], clean(fields_of(method))
+    was, here = facts["sources"], sources(config, method)
     told = [f"{n} was {before[n]} and is {now[n]} now" for n in before if n in now and before[n] != now[n]]
     told += [f"{n} is new ({now[n]})" for n in now if n not in before]
     told += [f"{n} is gone" for n in before if n not in now]

@@ -31,13 +31,16 @@ from posterity.evaluate import share_of_zeros
 from posterity.experiment import models, resume, scoring
 from posterity.experiment.divergence import warn
 from posterity.experiment.result import Result
-from posterity.experiment.schedule import Schedule, member_points, newcomer_epochs
+from posterity.experiment.schedule import member_points, newcomer_epochs
 from posterity.experiment.setup import Setup, describe, records_like, set_up
 from posterity.runs import files
 from posterity.runs import folder as run_folder
 from posterity.runs.lines import Line, RoundLine, ScoreLine, write_lines
 from posterity.settings.config import Config, to_toml
 
+WRITING = 0.05  # share of the time that checkpoints may take
+ACROSS_MACHINES = "flower"  # the engine that `run.json` of a Flower server names: clients' records are at their sites
+Watch = Callable[[int, int, list[Line]], None]  # round, rounds, the round's lines
 FRESH: dict[str, Any] = {"round": 0, "length": 0, "commit": 0, "seconds": 0.0}
 
 
@@ -48,7 +51,7 @@ class RunState:
         self, config: Config, setup: Setup, out: Path | None, checkpoint: Path | None = None, only_read: bool = False
     ) -> None:
         self.config, self.setup, self.out = config, setup, out
-        self.schedule = setup.schedule or Schedule.of(config, setup.sim)
+        self.schedule = setup.schedule
         self.state: Tree = first_state(self.sim)
         self.able = able(self.sim)
         self.participation = Participation.parse(config.participation)
@@ -67,8 +70,10 @@ class RunState:
         self.chosen = models.Chosen(config, self.sim, out if self.writes else None)
         self._recover(checkpoint)
         self.chosen.recover(self.lines)
-        if out is not None and self.sim.processes.leads:
-            self._check_kept(out, checkpoint)
+        if out is not None and self.sim.processes.leads:  # refuse a folder that has lost what it would deliver
+            last = checkpoint == out / run_folder.CHECKPOINT  # of what the previous knew, it may have removed some
+            ended = files.read_json(out / run_folder.RUN).get("kept", [])
+            models.check_delivered(out, self.chosen.wanted(), {*ended, *(self.kept if last else ())})
 
     @property
     def sim(self) -> Simulation:
@@ -159,11 +164,9 @@ class RunState:
             path = self.out / run_folder.RUN
             facts = files.read_json(path)
             if facts.get("status") != "finished":
-                sums = {**facts.get("checksums", {}), run_folder.METRICS: self._lines_facts()["lines"]}
-                ended = {"status": "finished", "seconds": self.seconds, "checksums": sums}
-                ended["models"] = result.save_models(self.out)
-                ended["kept"] = models.names_in(self.out, self.chosen.wanted())
-                files.write_json(path, {**facts, **ended})
+                facts["checksums"][run_folder.METRICS] = self._lines_facts()["lines"]
+                facts |= {"status": "finished", "seconds": self.seconds, "models": result.save_models(self.out)}
+                files.write_json(path, {**facts, "kept": models.names_in(self.out, self.chosen.wanted())})
         return result
 
     def _recover(self, checkpoint: Path | None) -> None:
@@ -193,15 +196,8 @@ class RunState:
         """What a finished run had come to counts no more when rounds are done again: its lines get other seconds."""
         facts = files.read_json(path)
         if facts.get("status") == "finished":
-            sums = {name: told for name, told in facts.get("checksums", {}).items() if name != run_folder.METRICS}
-            before = {name: told for name, told in facts.items() if name not in ("status", "kept")}
-            files.write_json(path, {**before, "checksums": sums})
-
-    def _check_kept(self, out: Path, checkpoint: Path | None) -> None:
-        """Refuse a folder that has lost what it would deliver."""
-        last = checkpoint == out / run_folder.CHECKPOINT  # of what the previous knew, the last may have removed some
-        ended = files.read_json(out / run_folder.RUN).get("kept", [])
-        models.check_delivered(out, self.chosen.wanted(), {*ended, *(self.kept if last else ())})
+            facts["checksums"].pop(run_folder.METRICS)
+            files.write_json(path, {name: told for name, told in facts.items() if name not in ("status", "kept")})
 
     def _records_like(self) -> Tree:
         return records_like(self.setup, self.state)
@@ -212,11 +208,6 @@ def round_line(log: RoundLog, seconds: float | None) -> RoundLine:
     refused = tuple((each.client, each.reason) for each in log.refused)
     return RoundLine(log.round, log.cohort, log.accepted, refused, log.empty, log.loss, log.bytes_up, log.bytes_down,
                      seconds, log.report, log.rolled_back)  # fmt: skip
-
-
-WRITING = 0.05  # share of the time that checkpoints may take
-ACROSS_MACHINES = "flower"  # the engine that `run.json` of a Flower server names: clients' records are at their sites
-Watch = Callable[[int, int, list[Line]], None]  # round, rounds, the round's lines
 
 
 def silent(round: int, rounds: int, lines: list[Line]) -> None:
@@ -252,16 +243,19 @@ def resume_run(
     """Go on with a run where its last checkpoint was written; a finished run is only read."""
     if not (out / run_folder.CONFIG).exists():
         raise ValueError(f"{out} holds no run (there is no {run_folder.CONFIG} in it)")
-    _refuse_server(out)
-    only_read = _ended(out)
+    facts = run_folder.read_run(out)
+    if facts["engine"] == ACROSS_MACHINES:  # a folder without records can neither go on here nor predict
+        raise ValueError(f"{out} is the folder of a server on Flower: the clients' records are at their sites. Show it "
+                         f"with 'posterity report {out}', go on with 'flwr run', and predict at a site with 'posterity "
+                         "flower predict'")  # fmt: skip
+    only_read = facts.get("status") == "finished" and run_folder.last_common([out]) == [out / run_folder.CHECKPOINT]
     with run_folder.disk_explained(out), files.locked(out) if started_first() and not only_read else nullcontext():
-        facts = run_folder.read_run(out)
-        config = resume.read_config(out)
-        if facts.get("together") and not only_read:
-            seeds = ", ".join(map(str, facts["together"]))
-            raise ValueError(f"{out} runs at once with the seeds {seeds}: go on with all of them "
-                             f"(posterity resume {out.parent.parent})")  # fmt: skip
+        facts, config = run_folder.read_run(out), resume.read_config(out)
         if not only_read:
+            if facts.get("together"):
+                seeds = ", ".join(map(str, facts["together"]))
+                raise ValueError(f"{out} runs at once with the seeds {seeds}: go on with all of them "
+                                 f"(posterity resume {out.parent.parent})")  # fmt: skip
             resume.remark_versions(facts, out)
         if federation is None:
             absent = resume.absent_federation(out, facts) if only_read else None
@@ -269,20 +263,6 @@ def resume_run(
         setup = set_up(_as_before(config, facts), federation, model, threads=facts["threads"])
         resume.check_same(facts, config, setup.sim, out)
         return _go([config], [setup], [out], watch, only_read)[0]
-
-
-def _refuse_server(out: Path) -> None:
-    """A folder that holds no record of any client can neither go on here nor predict."""
-    if run_folder.read_run(out).get("engine") == ACROSS_MACHINES:
-        raise ValueError(f"{out} is the folder of a server on Flower: the clients' records are at their sites. Show it "
-                         f"with 'posterity report {out}', go on with 'flwr run', and predict at a site with 'posterity "
-                         "flower predict'")  # fmt: skip
-
-
-def _ended(out: Path) -> bool:
-    """Whether a run is finished and its last checkpoint whole: then nothing is written to its folder."""
-    finished = run_folder.read_run(out).get("status") == "finished"
-    return finished and run_folder.last_common([out]) == [out / run_folder.CHECKPOINT]
 
 
 def run_seeds(
@@ -361,8 +341,8 @@ def _like(config: Config, setup: Setup) -> Config:
     """The configuration with what was chosen for another seed."""
     choice = setup.choice
     way, onednn = choice.model.conv_backend or "auto", "on" if choice.onednn else "off"
-    every = setup.schedule.every if setup.schedule else config.every
-    return replace(config, engine=choice.engine.name, convolution=way, onednn=onednn, evaluate_every=every)
+    return replace(config, engine=choice.engine.name, convolution=way, onednn=onednn,
+                   evaluate_every=setup.schedule.every)  # fmt: skip
 
 
 class Runner:
@@ -397,8 +377,7 @@ class Runner:
     def _step(self, round: int, rounds: int) -> list[Line]:
         """One round of training of all, with scores if this is a round that is evaluated; the lines of the first."""
         before, run_states = time.perf_counter(), self.run_states
-        scores = self._score([run_state.ask_before(round) for run_state in run_states], round)
-        self._choose(round, scores, before=True)
+        scores = self._score([run_state.ask_before(round) for run_state in run_states], round, before=True)
         states, stores = [j.state for j in run_states], [j.store for j in run_states]
         cohorts = [run_state.cohort(round) for run_state in run_states]
         for run_state in run_states:
@@ -406,20 +385,14 @@ class Runner:
         ends = train_rounds(self.seeds, self.engine, states, stores, cohorts, round, rounds)
         for run_state, (state, _) in zip(run_states, ends, strict=True):
             run_state.state = state
-        later = self._score([run_state.ask_after(round) for run_state in run_states], round)
-        self._choose(round, later, before=False)
+        later = self._score([run_state.ask_after(round) for run_state in run_states], round, before=False)
         seconds = (time.perf_counter() - before) / len(run_states)  # each has its share
         each = zip(run_states, ends, scores, later, strict=True)
         told = [run_state.arrive(log, first + second, seconds) for run_state, (_, log), first, second in each]
         return told[0]
 
-    def _choose(self, round: int, scores: list[list[ScoreLine]], before: bool) -> None:
-        """Each run keeps the round, if a selection rule has chosen it."""
-        for run_state, told in zip(self.run_states, scores, strict=True):
-            run_state.choose(round, told, before)
-
-    def _score(self, asked: Sequence[Sequence[scoring.Asked]], round: int) -> list[list[ScoreLine]]:
-        """The lines that answer the questions of each run: as many in all, one after the other."""
+    def _score(self, asked: Sequence[Sequence[scoring.Asked]], round: int, before: bool) -> list[list[ScoreLine]]:
+        """The lines that answer the questions of each run, which keeps the round if a selection rule chooses it."""
         lines: list[list[ScoreLine]] = [[] for _ in self.run_states]
         states, stores = [j.state for j in self.run_states], [j.store for j in self.run_states]
         for some in zip(*asked, strict=True):
@@ -427,6 +400,8 @@ class Runner:
             for told, run_state, each, output in zip(lines, self.run_states, some, outputs, strict=True):
                 if run_state.sim.processes.leads:  # what the others computed is scored by the first
                     told += scoring.score_lines(run_state.sim, round, each, output, run_state.setup.metrics)
+        for run_state, told in zip(self.run_states, lines, strict=True):
+            run_state.choose(round, told, before)
         return lines
 
     def _keep(self, elapsed: float, last: bool) -> None:

@@ -42,11 +42,11 @@ class Setup:
 
     sim: Simulation
     choice: EngineChoice
-    settings: ProcessSettings = ProcessSettings()
-    metrics: tuple[Metric, ...] = ()  # of your own
-    schedule: Schedule | None = None  # when whom to evaluate
-    said: tuple[str, ...] = ()  # what the name of the method stands for, and what happens to its samples
-    plan: Plan | None = None
+    settings: ProcessSettings
+    metrics: tuple[Metric, ...]  # of your own
+    schedule: Schedule  # when whom to evaluate
+    said: tuple[str, ...]  # what the name of the method stands for, and what happens to its samples
+    plan: Plan
 
     @property
     def engine(self) -> Engine:
@@ -64,8 +64,7 @@ class Setup:
         A method that refuses a run of this size does so here.
         """
         model, method = self.sim.model, self.sim.method
-        planned = method.announce(self.plan) if self.plan else ()
-        return (*getattr(model, "notes", ()), *self.said, *method.remarks(model), *planned)
+        return (*getattr(model, "notes", ()), *self.said, *method.remarks(model), *method.announce(self.plan))
 
 
 def load_federation(config: Config) -> Federation:
@@ -185,8 +184,9 @@ def describe(config: Config, setup: Setup, command: str) -> dict[str, Any]:
         "onednn": "on" if setup.choice.onednn else "off",
         "precision": config.precision,
         "memory": setup.sim.memory,
-        **({"evaluate_every": schedule.every, "evaluate_clients": schedule.clients, "evaluate_remark": schedule.remark}
-           if (schedule := setup.schedule) else {}),
+        "evaluate_every": setup.schedule.every,
+        "evaluate_clients": setup.schedule.clients,
+        "evaluate_remark": setup.schedule.remark,
         "command": command,
         "method": method_facts(config, method, fits_validation([setup.sim.prepare()])),
         "sources": sources(config, method),

@@ -130,8 +130,7 @@ def test_a_second_process_is_refused(tmp_path):
 
 
 def made(path: Path) -> Path:
-    (path / run_folder.CONFIG).write_text("rounds = 1\n")
-    (path / run_folder.RUN).write_text('{"threads": 1}')
+    run_folder.write_run(path, {"threads": 1, "engine": "loop"}, "rounds = 1\n")
     return path
 
 
