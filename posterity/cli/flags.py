@@ -61,9 +61,11 @@ def complete_dataset(incomplete: str) -> list[str]:
 
 def complete_model(incomplete: str) -> list[str]:
     """A network: a function `(shape, classes, …)` of a file of networks, which is read and not imported."""
-    sources = [path.read_text(encoding="utf-8") for path in (PACKAGE / "models").glob("[!_]*.py")]
-    made = re.compile(r"^def ([a-z]\w*)\(\s*shape: [^=]*?,\s*classes: ", re.MULTILINE)
-    return sorted(name for text in sources for name in made.findall(text) if name.startswith(incomplete))
+    text = "\n".join(path.read_text(encoding="utf-8") for path in (PACKAGE / "models").glob("[!_]*.py"))
+    names = re.findall(r"^def ([a-z]\w*)\(\s*shape: [^=]*?,\s*classes: ", text, re.MULTILINE)
+    for several in re.findall(r"^([a-z][\w, ]*) = _\w+\(", text, re.MULTILINE):  # made by another function
+        names += several.split(", ")
+    return sorted(name for name in names if name.startswith(incomplete))
 
 
 COMPLETED = {"method": complete_method, "dataset": complete_dataset, "model": complete_model}
