@@ -264,7 +264,7 @@ class Stacked:
 STACKED = Stacked()
 
 
-OWN: dict[str, Engine] = {"stacked": STACKED, "oracle": ORACLE}
+BUILT_IN: dict[str, Engine] = {"stacked": STACKED, "oracle": ORACLE}
 
 
 def find_engine(name: str) -> Engine:
@@ -272,8 +272,8 @@ def find_engine(name: str) -> Engine:
 
     Those that exist to be faster are found by their place: `posterity/fast/NAME.py` has an `engine`.
     """
-    if name in OWN:
-        return OWN[name]
+    if name in BUILT_IN:
+        return BUILT_IN[name]
     if ":" not in name:
         if name not in engine_names():
             raise ValueError(f"engine {name!r} is unknown; possible: auto, {', '.join(engine_names())}")
