@@ -191,15 +191,18 @@ def mix(pools: list[Pool], mixing: str = "joint", size: int = 0) -> Pool:
     side = (size, size) if size else tuple(pools[0].x.shape[2:])
     channels = max(pool.x.shape[1] for pool in pools)
     starts = [sum(pool.classes for pool in pools[:i]) for i in range(len(pools))]
+    first = [sum(len(pool.owner_names) for pool in pools[:i]) for i in range(len(pools))]
+    owners = [
+        None if (o := p.owner) is None else torch.where(o < 0, o, o + k) for p, k in zip(pools, first, strict=True)
+    ]
     domain = torch.cat([torch.full((len(pool),), i) for i, pool in enumerate(pools)])
-    owners = [pool.owner for pool in pools]
     return Pool(
         name,
         torch.cat([_shaped(pool.x, channels, side) for pool in pools]),
         torch.cat([pool.y + start for pool, start in zip(pools, starts, strict=True)]),
         sum(pool.classes for pool in pools),
         tuple(f"{pool.name}: {c}" for pool in pools for c in pool.class_names),
-        owner=_shifted(owners, [len(pool.owner_names) for pool in pools]),
+        owner=_joined(owners),
         owner_names=tuple(f"{pool.name}: {o}" for pool in pools for o in pool.owner_names),
         official_test=_joined([pool.official_test for pool in pools]),
         domain=domain if mixing == "apart" else None,
@@ -216,18 +219,7 @@ def _shaped(x: Tensor, channels: int, side: tuple[int, ...]) -> Tensor:
     return x if x.shape[1] == channels else x.expand(-1, channels, -1, -1)
 
 
-def _shifted(owners: list[Tensor | None], counts: list[int]) -> Tensor | None:
-    """Owners of all pools with distinct numbers, where every pool has owners."""
-    shifted, start = [], 0
-    for owner, count in zip(owners, counts, strict=True):
-        if owner is None:
-            return None
-        shifted.append(torch.where(owner < 0, owner, owner + start))
-        start += count
-    return torch.cat(shifted)
-
-
-def _joined(masks: list[Tensor | None]) -> Tensor | None:
-    """The official test splits together, where every pool has one."""
-    present = [mask for mask in masks if mask is not None]
-    return torch.cat(present) if len(present) == len(masks) else None
+def _joined(columns: list[Tensor | None]) -> Tensor | None:
+    """A column of all pools together, where every pool has it."""
+    present = [column for column in columns if column is not None]
+    return torch.cat(present) if len(present) == len(columns) else None

@@ -27,10 +27,10 @@ def mlp_bn(
     classes: int,
     task: Task = "classification",
     *,
-    hidden: tuple[int, ...] = (64,),
+    hidden: tuple[int, ...] = (64,),  # widths of the hidden layers
     eps: float = 1e-5,  # 1e-2 is well conditioned even for batches of two
-    dropout: float = 0.0,
-    unit: bool = False,
+    dropout: float = 0.0,  # after each activation
+    unit: bool = False,  # two classes by a single sigmoid unit
 ) -> Model:
     """Fully connected network with batch norm before each activation.
 
