@@ -1,4 +1,4 @@
-"""What a method is made of: one import line, `from posterity.core import (…)`, has all of it.
+"""What a method is made of: one import line, `from posterity import core`, has all of it.
 
 protocol          Method and the records that its functions are given
 network           what a network must have; leaves that stay as they are
