@@ -30,6 +30,7 @@ def _home(name: str) -> str | None:
     return next((place for place in places if (ROOT / place).exists()), None)
 
 
+SHARED = ("core", "settings", "runs", "fast")  # rooms whose code the lists of others may change
 HOMES = {path.stem: home for path in sorted(FOLDER.glob("*.toml")) if (home := _home(path.stem))}
 
 
@@ -139,12 +140,12 @@ def fault(mutant: Mutant, root: Path = ROOT) -> str | None:
 
 
 def moved(mutant: Mutant, root: Path = ROOT) -> Mutant | None:
-    """The entry for the one other place of its list's folder (or of core) where its code stands unchanged, if any."""
+    """The entry for the one other place of its list's folder or of `SHARED` where its code stands unchanged."""
     try:
         place(mutant, root)
     except NotThere:
         home = HOMES.get(mutant.listed, f"posterity/{mutant.listed}")
-        for where in (home, "posterity/core"):
+        for where in (home, *(f"posterity/{room}" for room in SHARED)):
             found = everywhere(root / where, pair(mutant.old, mutant.new)[0])
             same = [each for each in found if each.function.split(".")[-1] == mutant.function.split(".")[-1]]
             if len(found) == 1 or len(same) == 1:
