@@ -184,9 +184,3 @@ def test_a_folder_without_permission_to_write(tmp_path: Path) -> None:
         assert write_report(folder, tmp_path / "page.html").exists()
     finally:
         folder.chmod(0o700)
-
-
-@pytest.mark.parametrize("name", ["pfedvmp", "disk"])
-def test_folders_of_earlier_versions_still_have_a_page(tmp_path: Path, name: str) -> None:
-    page = write_report(REPO / "tests" / "golden" / "folders" / name, tmp_path / "page.html", "last")
-    assert "Every client under every method" in words(page)
