@@ -139,9 +139,9 @@ def shrink(pool: Pool, spec: FederationSpec) -> tuple[Pool, set[int]]:
     rows = torch.from_numpy(stream(spec.seed, "subset").permutation(len(pool))[:amount]).sort().values
     note = f"subset: {amount} of {len(pool)} rows, drawn uniformly before the partition"
     if pool.published > len(pool):  # a share is one of the rows that are stored
-        stored, whole = (f"{100 * amount / of:.3g} %" for of in (len(pool), pool.published))
+        stored, published = (f"{100 * amount / of:.3g} %" for of in (len(pool), pool.published))
         note += f"; {len(pool):,} of the {pool.published:,} rows of {pool.name} are stored, so this is "
-        note += f"{stored} of the stored part and {whole} of the dataset"
+        note += f"{stored} of the stored part and {published} of the dataset"
     return pool.take(rows).noting(note), before
 
 

@@ -109,9 +109,9 @@ def read_csv(path: Path) -> Sheet:
                 rows.append(row)
                 lines.append(reader.line_num)
     except csv.Error as error:
-        whole = f"the last whole row ends in line {lines[-1] if lines else 1}"
+        complete = f"the last whole row ends in line {lines[-1] if lines else 1}"
         raise DataError(f"{path}, line {reader.line_num}: {error}; expected a CSV file whose quotation marks are "
-                        f"closed and whose values are short ({whole}); mend it") from None  # fmt: skip
+                        f"closed and whose values are short ({complete}); mend it") from None  # fmt: skip
     found = zip(*rows, strict=True) if rows else [()] * len(header)
     return Sheet(path, {n: [v.strip() for v in values] for n, values in zip(header, found, strict=True)}, lines)
 

@@ -72,8 +72,8 @@ def samples_of(federation: Federation, number: int, dtype: torch.dtype, name: st
     rows = dict(zip(PARTS, torch.split(torch.arange(len(mine)), sizes), strict=True))
     x, y = (t.to(dtype) if t.is_floating_point() else t for t in (federation.x[mine], federation.y[mine]))
     classes = federation.class_names or tuple(map(str, range(federation.classes)))
-    whole, columns = not federation.x.is_floating_point(), federation.preprocessing.columns
-    kind = SampleSpec(federation.shape, federation.task, classes, whole, columns)
+    integers, columns = not federation.x.is_floating_point(), federation.preprocessing.columns
+    kind = SampleSpec(federation.shape, federation.task, classes, integers, columns)
     return Samples(name or federation.names[number], kind, x, y, rows, number >= federation.members)
 
 
