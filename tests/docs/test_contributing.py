@@ -117,6 +117,19 @@ def test_one_field_is_enough(tmp_path):
     assert (facts["status"], facts["method"]["fields"][f"local.{name}"]) == ("finished", 0.9)
 
 
+def test_one_field_is_enough_for_the_log(tmp_path):
+    [field] = re.findall(r"```python\n# lines\.py\n(.*?)```", TEXT, re.S)
+    [script] = re.findall(r"```python\n# (?:my_log\.py)\n(.*?)```", TEXT, re.S)
+    place = "    zeros: float | None = _key(number, None)"
+    lines = copied(tmp_path, "runs") / "runs" / "lines.py"
+    assert lines.read_text().count(place) == 1
+    lines.write_text(lines.read_text().replace(place, f"{field}{place}"))
+    (tmp_path / "my_log.py").write_text(script)
+    subprocess.run(
+        [sys.executable, "my_log.py"], check=True, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(tmp_path)}
+    )
+
+
 @pytest.mark.everything
 def test_the_method_keeps_the_laws(tmp_path):
     file, code, _ = EXAMPLES["method"]
