@@ -168,7 +168,7 @@ def compare(sites: int, rounds: int, hidden: int, folder: Path) -> str:
 
 def one_more(folder: Path, sites: int, configs: Sequence[Config], app: Callable[[Config, Path], Path]) -> Cost | None:
     """What a round more takes of an app on a deployment of its own; None: a run did not end."""
-    from flower.test_deployment import Deployment
+    from flower.test_app_deployment import Deployment
 
     folder.mkdir(parents=True)
     with ExitStack() as stack:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from experiment import test_stopping as tested
+from behaviour import test_stopping as tested
 
 from injected.bench import Bench, Fault, Outcome, difference, end_of, play
 from injected.kills import ALL, SAME

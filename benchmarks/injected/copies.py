@@ -10,7 +10,8 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-from experiment import damage, test_damage
+from experiment import damage
+from experiment import test_resume_damage as test_damage
 from experiment.kills import remains
 
 from injected.bench import Bench, Fault, Outcome, Trial, end_of, play, watched

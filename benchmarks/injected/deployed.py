@@ -28,7 +28,7 @@ LINK = "link.log"
 @contextmanager
 def deployed(folder: Path) -> Iterator[Any]:
     """A SuperLink and three SuperNodes, whose processes can be killed and started again."""
-    from flower.test_deployment import Deployment  # needs Flower
+    from flower.test_app_deployment import Deployment  # needs Flower
 
     class Killable(Deployment):  # type: ignore[misc]
         def __init__(self, *given: Any):
@@ -58,7 +58,7 @@ def deployed(folder: Path) -> Iterator[Any]:
 
 def app(config: Config, folder: Path) -> Path:
     """The app of a configuration, in which all must answer."""
-    from flower.test_deployment import app_of
+    from flower.test_app_deployment import app_of
 
     made: Path = app_of(config, "test", folder)
     path = made / "pyproject.toml"

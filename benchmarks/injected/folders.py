@@ -9,8 +9,9 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from engine import test_unusable_rounds as unusable
-from experiment import test_damage, test_divergence
+from engine import test_round_unusable as unusable
+from experiment import test_divergence
+from experiment import test_resume_damage as test_damage
 from experiment.kills import remains
 
 from injected.bench import Bench, Fault, Outcome, Trial, end_of, play, watched

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from core.test_codec import spoilt, with_header
 from flower.in_process import InProcess, node_of, sites
+from flower.test_codec import spoilt, with_header
 
 from injected.forged import AT, VICTIM
 from injected.messages import difference, opened, setting

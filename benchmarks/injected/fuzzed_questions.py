@@ -13,8 +13,8 @@ from collections import Counter
 from pathlib import Path
 
 import torch
-from core.test_codec import spoilt
 from flower.in_process import node_of, sites
+from flower.test_codec import spoilt
 
 from injected.forged import AT, VICTIM
 from injected.fuzzed import begun, lied

@@ -40,7 +40,7 @@ ONLY_FLOWER: dict[str, tuple[str, str, tuple[int, ...]]] = {
 
 def app(config: Config, name: str, folder: Path) -> Path:
     """The app of a configuration whose client is hostile in the way that its name says."""
-    from flower.test_deployment import app_of  # needs Flower
+    from flower.test_app_deployment import app_of  # needs Flower
 
     made: Path = app_of(config, name, folder)
     package = made / name.replace("-", "_")
@@ -53,7 +53,7 @@ def app(config: Config, name: str, folder: Path) -> Path:
 
 def run(place: Any, name: str, config: Config, folder: Path) -> tuple[Any, list[dict[str, Any]]]:
     """A run to its end: its server, opened again, and its lines."""
-    from flower.test_deployment import ended
+    from flower.test_app_deployment import ended
 
     folder.mkdir(parents=True)
     place.run(app(config, name, folder))

@@ -68,8 +68,17 @@ def hyper(
 def knobs(cls: type) -> list[Knob]:
     """The hyper-parameters of a method or of any dataclass made with `hyper`."""
     made = [f for f in fields(cls) if "knob" in f.metadata]
-    hints = typing.get_type_hints(cls) if made else {}
+    hints = _types(cls) if made else {}
     return [replace(f.metadata["knob"], name=f.name, kind=hints[f.name]) for f in made]
+
+
+def _types(cls: type) -> dict[str, Any]:
+    """The types of a class's fields; code that was handed to `exec` has no module, but its functions know its names."""
+    try:
+        return typing.get_type_hints(cls)
+    except NameError:
+        functions = [each for base in cls.__mro__ for each in vars(base).values() if inspect.isfunction(each)]
+        return typing.get_type_hints(cls, localns={k: v for each in functions for k, v in each.__globals__.items()})
 
 
 def paper_values(cls: type) -> dict[str, Any]:

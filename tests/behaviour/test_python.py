@@ -247,7 +247,9 @@ def test_seeds_that_are_none_are_refused(seeds, message, tmp_path):
 
 
 def test_a_federation_of_another_type_is_refused():
-    with pytest.raises(ValueError, match=r"federation is of type str; expected a posterity\.Federation; the name"):
+    with pytest.raises(
+        ValueError, match=r"federation is of type str; expected a posterity\.Federation; a dataset goes into dataset="
+    ):
         posterity.run("fedavg", federation="digits", rounds=1)
 
 

@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from posterity.core.tree import tree_leaves
-from posterity.flower import server
 from posterity.flower.experiment import open_server, run_experiment
 from posterity.flower.server import SECRET, Server, is_secret, open_keys
 from posterity.methods import build
@@ -127,7 +126,7 @@ def test_only_a_method_that_protects_has_a_secret(tmp_path):
 def test_no_state_is_tried_out_on_sites_that_is_not_taken(tmp_path, monkeypatch, method, tries):
     """A state that has grown is shown to the cohort first; one with noise would be a second sum with the same noise."""
     shown, real = [], Server.tried
-    monkeypatch.setattr(server, "has_grown", lambda after, before: True)
+    monkeypatch.setattr("posterity.engine.server.has_grown", lambda after, before: True)
     monkeypatch.setattr(Server, "tried", lambda self, *given: shown.append(1) or real(self, *given))
     run(private(method=method, set=NOISY if method == "fedavg+dp" else {}), tmp_path)
     assert bool(shown) is tries

@@ -188,7 +188,7 @@ def test_dead_units_have_the_prior_variance():
         ({"p": 1.1}, "p must be at least 0 and at most 1"),
         ({"p": math.nan}, "p must be a finite number; nan"),
         ({"curvature": "gnn"}, "did you mean 'ggn'"),
-        ({"prior": 0.0}, "prior must be positive"),
+        ({"prior": 0.0}, "prior must be above 0"),
         ({"prior": math.nan}, "prior must be a finite number; nan"),
         ({"probes": 0}, "probes must be at least 1"),
         ({"score": "printed"}, "score = 'printed' is unknown"),
