@@ -49,7 +49,7 @@ def run_ours(case: str, table: str, engine: str) -> None:
     if case != "demo":
         own = {"dataset": table, "target": "label", "client_column": "hospital", "rounds": ROUNDS, "batch_size": BATCH}
     with tempfile.TemporaryDirectory() as folder:
-        result = posterity.run(Path(folder) / "run", method="fedavg", engine=engine, lr=LR, **own)
+        result = posterity.run("fedavg", out=Path(folder) / "run", engine=engine, lr=LR, **own)
         result.metric("accuracy", show="last")
 
 
