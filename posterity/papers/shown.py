@@ -31,7 +31,6 @@ from posterity.runs.lines import ScoreLine
 from posterity.runs.read import Run
 from posterity.settings.hyperparameters import nearest
 
-GROUPS = ("members", "newcomers", "gap", "common")
 SPARSITY = Column("sparsity", "Sparsity", ("report", "dropped", "removed"), unit="%", digits=2)
 """What `+drop` and `+snip` say of a round; a method that says neither prunes nothing."""
 
