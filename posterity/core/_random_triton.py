@@ -15,17 +15,17 @@ BLOCK = 256  # numbers of one program
 @library.custom_op("posterity::threefry", mutates_args=())
 def threefry(first: Tensor, second: Tensor, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
     """Two 32-bit words (as int64) for each counter (low, high) under the key (first, second); all broadcast."""
-    words = [t.contiguous() for t in torch.broadcast_tensors(first, second, low, high)]  # type: ignore[no-untyped-call]
+    words = [t.contiguous() for t in torch.broadcast_tensors(first, second, low, high)]
     x0, x1 = torch.empty_like(words[0]), torch.empty_like(words[0])
     if x0.numel():
-        with torch.cuda.device_of(x0):  # type: ignore[no-untyped-call]
+        with torch.cuda.device_of(x0):
             _mix[(-(-x0.numel() // BLOCK),)](*words, x0, x1, x0.numel(), BLOCK=BLOCK)
     return x0, x1
 
 
 @threefry.register_fake
 def _(first: Tensor, second: Tensor, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
-    like = torch.broadcast_tensors(first, second, low, high)[0]  # type: ignore[no-untyped-call]
+    like = torch.broadcast_tensors(first, second, low, high)[0]
     return torch.empty_like(like), torch.empty_like(like)
 
 

@@ -159,7 +159,7 @@ def _image(image: Tensor, lead: torch.Size, few: int = FEW) -> tuple[Tensor, int
 def _lead(first: Tensor, second: Tensor, third: Tensor | None, tail: tuple[int, int, int]) -> torch.Size:
     """Leading axes of the result."""
     some = [t.shape[: t.dim() - n] for t, n in zip((first, second, third), tail, strict=True) if t is not None]
-    return torch.broadcast_shapes(*some)  # type: ignore[no-untyped-call]
+    return torch.broadcast_shapes(*some)
 
 
 def _flat(tensor: Tensor, lead: torch.Size, tail: int) -> tuple[Tensor, int]:
@@ -173,7 +173,7 @@ def _flat(tensor: Tensor, lead: torch.Size, tail: int) -> tuple[Tensor, int]:
 
 def _device(tensor: Tensor) -> AbstractContextManager[None]:
     """Kernels are launched on the current device, which need not be the tensors'."""
-    return torch.cuda.device_of(tensor)  # type: ignore[no-untyped-call]
+    return torch.cuda.device_of(tensor)
 
 
 def _precision(tensor: Tensor) -> str:

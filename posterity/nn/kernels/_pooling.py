@@ -15,7 +15,7 @@ def pool(x: Tensor) -> tuple[Tensor, Tensor]:
     """The largest (..., C, H/2, W/2) of images (..., C, H, W), and which of the four it was."""
     held, out = _last(x), _halved(x, x.dtype)
     place = torch.empty_like(out, dtype=torch.int8)
-    with torch.cuda.device_of(x):  # type: ignore[no-untyped-call]
+    with torch.cuda.device_of(x):
         _pool[_programs(out)](held, out, place, out.numel(), **_sizes(held))
     return out.movedim(-1, -3), place.movedim(-1, -3)
 
@@ -23,7 +23,7 @@ def pool(x: Tensor) -> tuple[Tensor, Tensor]:
 def take(x: Tensor, place: Tensor) -> Tensor:
     """The pixels of x that `place` names."""
     held, out = _last(x), _halved(x, x.dtype)
-    with torch.cuda.device_of(x):  # type: ignore[no-untyped-call]
+    with torch.cuda.device_of(x):
         _take[_programs(out)](held, _last(place), out, out.numel(), **_sizes(held))
     return out.movedim(-1, -3)
 
@@ -31,7 +31,7 @@ def take(x: Tensor, place: Tensor) -> Tensor:
 def put(y: Tensor, place: Tensor, size: tuple[int, int]) -> Tensor:
     """Images of height and width `size` that hold y at `place`, else 0."""
     out = y.new_empty(*y.shape[:-3], *size, y.shape[-3])
-    with torch.cuda.device_of(y):  # type: ignore[no-untyped-call]
+    with torch.cuda.device_of(y):
         _put[_programs(out)](_last(y), _last(place), out, out.numel(), **_sizes(out))
     return out.movedim(-1, -3)
 
