@@ -10,8 +10,8 @@ them, merged name by name. Streaming, trees and several devices are all `+`.
     Rows      client, value                one row per client, no client twice
     Bag       client, value                keeps everything, in the order of the clients
 
-A kind may also be a shorter way to send another one: its fold is then of that other kind (`LowRank` in
-`methods/pfedvmp/factors.py` folds to a Sum), and `wire_bytes` says what it costs without the padding of a stack.
+A kind may also be a shorter way to send another one: its fold is then of that other kind, and `wire_bytes` says what it
+costs (`Sparse`; `Levels` in `methods/qlsd.py`).
 
 Means are kept as (weight, mean) and not as (weight, weighted sum): a client's message then needs no multiplication that
 float32 would round, and a float32 message merged alone comes back bit for bit. For a real network: `secure_sum` says

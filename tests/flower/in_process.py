@@ -26,7 +26,6 @@ EXPERIMENT = "test"
 SETTINGS = {  # such that every form of a message occurs within two rounds
     "fedavg+drop": {"after": "1", "threshold": "0.5"},
     "lgfedavg": {"warm_rounds": "1"},
-    "pfedvmp@paper": {"upload": "low_rank"},
 }
 
 

@@ -15,7 +15,6 @@ from posterity.core import norm
 from posterity.core.messages import Bag, LogMean, Mean, Moments, Offer, Rows, Sparse, Sum, packed, wire_bytes
 from posterity.core.tree import tree_leaves, tree_map
 from posterity.flower.codec import START, CodecError, decode, encode, fingerprint, payload_bytes, read_facts
-from posterity.methods.pfedvmp.factors import LowRank
 from posterity.methods.qlsd import Levels, code_bytes, coded, decoded, quantised
 
 TYPES = (torch.float32, torch.float64, torch.int64, torch.int16, torch.int8, torch.uint8, torch.bool, torch.float16)
@@ -24,14 +23,6 @@ TYPES = (torch.float32, torch.float64, torch.int64, torch.int16, torch.int8, tor
 def numbers(seed, shape, dtype=torch.float32):
     drawn = torch.randn(shape, generator=torch.Generator().manual_seed(seed)) * 8
     return drawn > 0 if dtype == torch.bool else drawn.abs().to(dtype) if dtype == torch.uint8 else drawn.to(dtype)
-
-
-def low_rank(seed=0):
-    """Classes with 0, 1, 3 and 9 samples of 4 features: 0, 0, 2 and 4 directions."""
-    count = torch.tensor([0.0, 1.0, 3.0, 9.0])
-    some, used = count > 0, torch.arange(4) < (count - 1)[:, None]
-    basis, weight, mean = numbers(seed, (4, 4, 4)), numbers(seed + 1, (4, 4)), numbers(seed + 2, (4, 4))
-    return LowRank(basis * used[..., None], weight * used, mean * some[:, None], count)
 
 
 def levels(seed=0, count=4):
@@ -65,7 +56,7 @@ def message(seed=0):
         "sum": Sum(tree_map(torch.tanh, value), (-1.0, 1.0)), "mean": Mean(torch.tensor(3.0), value),
         "each": Mean(tree_map(torch.abs, value), value), "log": LogMean(torch.tensor(-5000.001).double(), value),
         "moments": Moments(torch.tensor(2.0), value, value), "rows": Rows(torch.tensor(3), numbers(seed, (4,))),
-        "bag": Bag(torch.tensor(3), {"w": numbers(seed, (2,))}), "sparse": sparse(seed), "low rank": low_rank(seed),
+        "bag": Bag(torch.tensor(3), {"w": numbers(seed, (2,))}), "sparse": sparse(seed),
         "levels": levels(seed), "nothing": Sum(torch.zeros(0, 3)),
     }  # fmt: skip
 

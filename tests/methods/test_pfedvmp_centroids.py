@@ -7,11 +7,10 @@ from hypothesis import strategies as st
 
 from posterity.core.gaussian import Gaussian
 from posterity.core.messages import Mean, Sum, acceptable, fold_stack, merge, message_bytes, zero_like
-from posterity.core.tree import tree_bytes, tree_leaves, tree_map, tree_rows, tree_stack
+from posterity.core.tree import tree_bytes, tree_leaves, tree_map, tree_stack
 from posterity.methods.pfedvmp.class_statistics import describe_classes
 from posterity.methods.pfedvmp.factors import (
     FORMS,
-    LowRank,
     joint_mean,
     nearest_centroid,
     on_the_wire,
@@ -19,7 +18,7 @@ from posterity.methods.pfedvmp.factors import (
     read_centroids,
     unpack,
 )
-from posterity.methods.pfedvmp.precision import low_rank
+from posterity.methods.pfedvmp.precision import low_rank, pseudo_inverses
 
 DOUBLE = torch.float64
 MIB = 2**20
@@ -32,11 +31,15 @@ def features(counts, d, seed=0):
     return describe_classes(z, y, torch.ones(len(y)), len(counts))
 
 
+def factors(found):
+    """Those of (11): matrices, a unit for each class that is there, and counts."""
+    own, plain = Gaussian.of(found.mean, pseudo_inverses(found)), Gaussian.of(found.mean, (found.count > 0).double())
+    return own, plain, found.count
+
+
 def message(found, form, dtype=DOUBLE):
     """The factors of (11) as they are sent by clients of a precision."""
-    whole = LowRank.of(found, found.mean)
-    own, plain, count = unpack(whole.expanded())
-    return on_the_wire(whole if form == "low_rank" else pack(own, plain, count, form), dtype)
+    return on_the_wire(pack(*factors(found), form), dtype)
 
 
 def sent(counts, d, form, dtype=torch.float32, seed=0):
@@ -49,44 +52,9 @@ def up(part):
 
 
 def test_bytes_of_the_specification():
-    """Z = 24, d = 512: 11,799 numbers for V and s instead of 262,144. The rest: d for the mean, one count.
-
-    Matrices and their shifts are float64 for float32 clients too; d + 1 numbers besides belong to the ridge.
-    """
-    assert up(sent((24,), 512, "low_rank")) == 4 * (11_799 + 512 + 1)
+    """Matrices and their shifts are float64 for float32 clients too; d + 1 numbers besides belong to the ridge."""
     assert up(sent((24,), 512, "dense")) == 8 * (262_144 + 512) + 4 * (512 + 2)
     assert up(sent((24,), 512, "symmetric")) == 8 * (512 * 513 // 2 + 512) + 4 * (512 + 2)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, DOUBLE])
-def test_bytes_of_low_rank_follow_the_class_counts(dtype):
-    """No sample: the count alone. One: the mean too. Z: min(d, Z − 1) directions; more than d samples add nothing."""
-    d, size = 6, dtype.itemsize
-    expected = {0: 1, 1: 1 + d, 2: 1 + d + (d + 1), 5: 1 + d + 4 * (d + 1), 7: 1 + d + d * (d + 1)}
-    expected[30] = expected[7]
-    for count, numbers in expected.items():
-        assert up(sent((count, 1), d, "low_rank", dtype)) == size * (numbers + 1 + d), count
-    both = [sent((30, 2), d, "low_rank", dtype), sent((0, 5), d, "low_rank", dtype)]
-    assert message_bytes({"classes": tree_stack(both)}) == sum(up(b) for b in both)
-
-
-def test_small_classes_are_cheapest_by_their_directions():
-    """r (d + 1) against d (d + 1)/2 against d²: directions win while Z − 1 < d/2, and lose to the triangle beyond.
-
-    That is for float64 clients. Directions of float32 clients take half, and are never longer than a float64 triangle.
-    """
-
-    def costs(counts, forms, dtype=DOUBLE):
-        return [up(sent(counts, 16, form, dtype)) for form in forms]
-
-    for counts, forms in (((9, 3, 0, 1), ("low_rank", "symmetric", "dense")),
-                          ((11, 11), ("symmetric", "low_rank", "dense")),
-                          ((40, 40), ("symmetric", "low_rank", "dense"))):  # fmt: skip
-        found = costs(counts, forms)
-        assert found == sorted(found)
-        assert len(set(found)) == 3
-        thin = costs(counts, ("low_rank", "symmetric", "dense"), torch.float32)
-        assert thin == sorted(thin)
 
 
 def test_other_kinds_cost_what_their_leaves_hold():
@@ -95,10 +63,10 @@ def test_other_kinds_cost_what_their_leaves_hold():
 
 
 def test_numbers_that_are_not_finite_are_counted_and_refused():
-    part = sent((4, 2), 3, "low_rank")
+    part = sent((4, 2), 3, "symmetric")
     ill = tree_map(lambda leaf: torch.full_like(leaf, torch.nan), part)
     stack = {"classes": tree_stack([part, ill])}
-    assert message_bytes(stack) == up(part) + 2 * 4  # two counts that say nothing
+    assert message_bytes(stack) == 2 * up(part)
     assert acceptable(stack).tolist() == [True, False]
 
 
@@ -122,7 +90,7 @@ def test_every_form_keeps_the_laws_of_sums(form):
 
 
 def test_a_triangle_brings_the_matrix_back():
-    own, plain, count = unpack(LowRank.of(features((7, 2), 4), features((7, 2), 4).mean).expanded())
+    own, plain, count = factors(features((7, 2), 4))
     again, same, number = unpack(pack(own, plain, count, "symmetric"))
     assert torch.equal(again.precision, again.precision.mT)
     assert torch.allclose(again.precision, own.precision, rtol=1e-14)
@@ -155,9 +123,6 @@ def test_directions_do_not_depend_on_what_stands_between():
     assert not other[1:].any()
     top = basis[0].gather(-1, basis[0].abs().argmax(-1, keepdim=True))
     assert bool((top > 0).all())
-    padded = tree_rows(LowRank.of(features((3,), 4), features((3,), 4).mean).basis, 0)
-    assert padded.shape == (4, 4)
-    assert not padded[2:].any()
 
 
 # --- the read-out -----------------------------------------------------------------------------------------------------

@@ -36,8 +36,6 @@ Centroids are unknown, and pull nobody, until somebody has reported the class (`
 A newcomer's head is the nearest-centroid rule w_k = 2µ_k, b_k = −‖µ_k‖² where the head is one linear layer. Fine-tuning
 repeats the round's training, (9) with its pull, of base and head (the paper does not fine-tune).
 
-PFedVMP, the method: the client's loss (9) and message (11), the server's base (10), (12) and centroids (13).
-
 A client's statistics are in `class_statistics.py`, the precisions of its factors in `precision.py`, their way to the
 server, and what it reads out of their sum, in `factors.py`.
 """
@@ -54,26 +52,17 @@ from torch import Tensor
 from posterity import core
 from posterity.methods.fedper import split
 from posterity.methods.pfedvmp.class_statistics import (
-    Classes,
     Found,
     common_variance,
     describe_classes,
     read_sums,
     variance_message,
 )
-from posterity.methods.pfedvmp.factors import (
-    FORMS,
-    LowRank,
-    nearest_centroid,
-    on_the_wire,
-    pack,
-    read_centroids,
-)
+from posterity.methods.pfedvmp.factors import FORMS, nearest_centroid, on_the_wire, pack, read_centroids
 from posterity.methods.pfedvmp.precision import MATRICES, MODES, SCALED, precisions
 
 SCORING_BATCH = 64  # samples at once for the others; has no influence on the result
 STEEP = 0.05  # 2 ξ₁ lr / d: a step draws features by this times the squared length of the layer's input
-UPLOAD = "how matrices Λ are sent: whole or half, both float64; directions ('printed' alone), rounded as clients do"
 
 
 @core.record
@@ -103,15 +92,12 @@ def describe(gathered: core.Tree, classes: int, mode: str) -> Found:
     return describe_classes(**gathered, classes=classes) if mode in MATRICES else read_sums(gathered)
 
 
-def class_message(found: Found, mode: str, nu0: float, shared: Shared, upload: str = "dense") -> core.Sum | LowRank:
+def class_message(found: Found, mode: str, nu0: float, shared: Shared, upload: str = "dense") -> core.Sum:
     """The client's factors of all class centroids, and the class counts; a class without samples says nothing (E4)."""
     mean = torch.where(found.count[:, None] > 0, found.mean - shared.centroids, 0)
-    if upload == "low_rank" and isinstance(found, Classes):
-        return LowRank.of(found, mean)  # (11) in factors
     own, plain = precisions(found, mode, nu0, shared.spread)
-    return pack(
-        None if own is None else core.Gaussian.of(mean, own), core.Gaussian.of(mean, plain), found.count, upload
-    )
+    told = None if own is None else core.Gaussian.of(mean, own)
+    return pack(told, core.Gaussian.of(mean, plain), found.count, upload)
 
 
 def matrix_numbers(rows: int, model: core.Network) -> int:
@@ -136,12 +122,9 @@ class PFedVMP(core.Method):
     reduction: str = core.hyper("mean", "pull averaged or summed over features", "erratum E1", ("mean", "sum"))
     warmup: str = core.hyper("skip", "unknown centroids: no pull, or the prior mean 0", "unspecified", ("skip", "zero"))
     prior: bool = core.hyper(False, "add the prior N(0, I) of the centroids once", "eq. 4 has it, eq. 13 not: E5")
-    upload: str = core.hyper("symmetric", UPLOAD, "half of the paper's dense matrix", FORMS, paper="dense")
-
-    def __post_init__(self) -> None:
-        core.check_fields(self)
-        if self.upload == "low_rank" and self.mode != "printed":
-            raise ValueError(f"upload = 'low_rank' sends factors of eq. 11, so mode must be 'printed', not {self.mode}")
+    upload: str = core.hyper(
+        "symmetric", "how matrices Λ are sent, in float64", "half of the paper's dense matrix", FORMS, paper="dense"
+    )
 
     def init(self, model: core.Network, params: core.Params, facts: core.Facts) -> State:
         if model.task != "classification":
@@ -216,6 +199,3 @@ class PFedVMP(core.Method):
 
     def report(self, state: State, total: core.Message) -> dict[str, Tensor]:
         return {"known_classes": state.known.sum()}
-
-
-__all__ = ["PFedVMP"]

@@ -239,14 +239,10 @@ def low_rank(found: Classes) -> tuple[Tensor, Tensor]:
     return torch.where(none[..., None], 0, basis), torch.where(none, 0, weight)
 
 
-def multiplied_out(basis: Tensor, weight: Tensor) -> Tensor:
-    """Vᵀ diag(w) V as full matrices (..., d, d)."""
-    return basis.transpose(-1, -2) @ (weight[..., None] * basis)  # (11), to which the server adds α
-
-
 def pseudo_inverses(found: Classes) -> Tensor:
-    """Σ† of every class (K, d, d)."""
-    return multiplied_out(*low_rank(found))
+    """Σ† = Vᵀ diag(w) V of every class (K, d, d)."""
+    basis, weight = low_rank(found)
+    return basis.mT @ (weight[..., None] * basis)  # (11), to which the server adds α
 
 
 # --- with the variance within classes as the unit ---------------------------------------------------------------------
