@@ -39,7 +39,7 @@ from posterity.flower.codec import CodecError, decode
 from posterity.flower.question import RoundQuestions
 from posterity.flower.roster import Exchange, Registered, Roster, label_remarks
 from posterity.flower.scores import read_scores, store_scores
-from posterity.flower.server import ABSENT, Server, Watch, open_keys
+from posterity.flower.server import ABSENT, Server, Watch, read_key
 from posterity.flower.settings import RoundRules, check_agreed, check_settings
 from posterity.runs import files
 from posterity.runs import folder as run_folder
@@ -55,16 +55,15 @@ SINGLE = (
 
 def run_experiment(
     config: Config, exchange: Exchange, folder: Path, sites: int, watch: Watch = print, public: Tensor | None = None,
-    wait: float = WAIT, rules: RoundRules = RoundRules(), leave: Sequence[str] = (), secret: int | None = None,
+    wait: float = WAIT, rules: RoundRules = RoundRules(), leave: Sequence[str] = (),
 ) -> Server:  # fmt: skip
     """All rounds that are left, each of them saved; `public` are rows that the server may use.
 
-    Clients that `leave` do so before the next round, for good; a site may also say so itself, in any round. A `secret`
-    is given by tests alone.
+    Clients that `leave` do so before the next round, for good; a site may also say so itself, in any round.
     """
     folder.mkdir(parents=True, exist_ok=True)
     with files.locked(folder):
-        server = open_server(config, exchange, folder, sites, watch, public, wait, rules, secret)
+        server = open_server(config, exchange, folder, sites, watch, public, wait, rules)
         if leave:
             depart(server, leave)
             save(server)
@@ -84,7 +83,7 @@ def run_experiment(
 
 def open_server(
     config: Config, exchange: Exchange, folder: Path, sites: int, watch: Watch = print, public: Tensor | None = None,
-    wait: float = WAIT, rules: RoundRules = RoundRules(), secret: int | None = None,
+    wait: float = WAIT, rules: RoundRules = RoundRules(),
 ) -> Server:  # fmt: skip
     """The server of a new experiment, or of one that was begun in this folder."""
     rows = 0 if public is None else len(public)
@@ -96,8 +95,8 @@ def open_server(
     roster.wait(exchange, max(1, sites - len(roster.gone)), wait, lacking, lambda text: watch(to_json(NoteLine(text))))
     roster.number()
     agreement = _agreement(config, roster, rows, None if saved is None else saved[1])
-    keys = open_keys(folder, agreement.method, config.seed, saved is not None, secret)
-    server = Server(config, exchange, folder, roster, agreement, agreement.first_state(), keys, public, watch=watch,
+    key = read_key(folder, agreement.method, config.seed, saved is not None)
+    server = Server(config, exchange, folder, roster, agreement, agreement.first_state(), key, public, watch=watch,
                     rules=rules)  # fmt: skip
     if saved is None:
         _begin(server)

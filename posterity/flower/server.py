@@ -18,11 +18,11 @@ else is drawn follows from the seed, as in a simulation; so do the other methods
 
 from __future__ import annotations
 
+import re
 import secrets
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -50,66 +50,30 @@ from posterity.runs.lines import NoteLine, RoundLine, ScoreLine, to_json
 from posterity.settings.config import Config
 
 SECRET = "server.secret"  # in the server's folder
-BITS = 63  # what a key is made of
 
 
 # --- what is drawn ---------------------------------------------------------------------------------------------------
-@dataclass(frozen=True, repr=False)
-class ServerKeys:
-    """What a server's cohorts and its part of a round are drawn from; not shown where it is printed."""
-
-    number: int
-
-    @cached_property
-    def root(self) -> Tensor:
-        """The key of cohorts."""
-        return make_key(self.number)
-
-    @cached_property
-    def server(self) -> Tensor:
-        """The key of what the server draws in `combine`."""
-        return fold(self.root, SERVER)
-
-
 def is_secret(method: Any) -> bool:
     """Whether a method, or one that it wraps, protects clients by what the server draws."""
-    while not getattr(method, "secret", False):
-        if not hasattr(method, "inner"):
-            return False
-        method = method.inner
-    return True
+    return getattr(method, "secret", False) or (hasattr(method, "inner") and is_secret(method.inner))
 
 
-def open_keys(folder: Path, method: Any, seed: int, begun: bool, secret: int | None = None) -> ServerKeys:
-    """The keys of a run: of its seed, or of its secret, which a run that has `begun` must still have.
-
-    A `secret` that is given is taken, and nothing is written: for tests.
-    """
+def read_key(folder: Path, method: Any, seed: int, begun: bool) -> Tensor:
+    """The key of what a run's server draws: of its seed, or of its secret, which one that has `begun` still has."""
     if not is_secret(method):
-        return ServerKeys(seed)
-    if secret is not None:
-        return ServerKeys(secret)
+        return make_key(seed)
     path = folder / SECRET
     if begun and not path.exists():
         raise ValueError(f"{path} is missing: with it the run's noise and its cohorts are drawn, and with another one "
                          "noise could be told from what it hides; put it back, or give 'out' another folder and "
                          "'experiment' another name")  # fmt: skip
-    return ServerKeys(_read(path) if path.exists() else _draw(path))
-
-
-def _draw(path: Path) -> int:
-    """A new secret, in a file that nobody else can read from its first byte on, and that is all there or not at all."""
-    number = secrets.randbits(BITS)
-    files.write_atomic(path, f"{number:016x}\n".encode(), rights=0o600)
-    return number
-
-
-def _read(path: Path) -> int:
+    if not path.exists():  # nobody else can read it from its first byte on, and it is all there or not at all
+        files.write_atomic(path, f"{secrets.randbits(63):016x}\n".encode(), rights=0o600)
     text = path.read_text(encoding="ascii", errors="replace").strip()
-    if len(text) != 16 or any(each not in "0123456789abcdef" for each in text) or int(text, 16) >= 2**BITS:
+    if not re.fullmatch("[0-7][0-9a-f]{15}", text):
         raise ValueError(f"{path} is damaged: expected a number of 16 digits; put the old file back, or give 'out' "
                          "another folder and 'experiment' another name")  # fmt: skip
-    return int(text, 16)
+    return make_key(int(text, 16))
 
 
 # --- rounds ----------------------------------------------------------------------------------------------------------
@@ -128,7 +92,7 @@ class Server:
     roster: Roster
     agreement: Agreement
     state: State
-    keys: ServerKeys
+    key: Tensor = field(repr=False)  # of what the server draws: it may be a secret
     public: Tensor | None = None
     round: int = 0
     counted: dict[str, int] = field(default_factory=dict)  # the last round of each client whose message counted
@@ -165,7 +129,7 @@ class Server:
         """Who trains in a round, from the largest to the smallest: those take longest."""
         able = self.roster.able
         numbers = torch.tensor([self.roster.numbers[client.name] for client in able], dtype=torch.int64)
-        drawn = self.participation.at_most(len(able)).draw(numbers, self.keys.root, round).tolist()
+        drawn = self.participation.at_most(len(able)).draw(numbers, self.key, round).tolist()
         chosen = [client for client in able if self.roster.numbers[client.name] in drawn]
         return tuple(client.name for client in sorted(chosen, key=lambda client: -client.train))
 
@@ -276,7 +240,7 @@ class Server:
         log = visited.log(request.round, len(request.cohort))
         if visited.total is None:
             return self.state, log
-        now = Now(request.round, self.config.rounds, fold_key(self.keys.server, request.round), visited.accepted,
+        now = Now(request.round, self.config.rounds, fold_key(fold(self.key, SERVER), request.round), visited.accepted,
                   self.public, self.agreement.model)  # fmt: skip
         try:
             after, report, why = engine.next_state(self.agreement.method, self.state, visited.total, now)

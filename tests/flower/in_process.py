@@ -18,6 +18,7 @@ from posterity.experiment.setup import DTYPES, load_federation, set_up
 from posterity.flower.experiment import run_experiment
 from posterity.flower.records import RecordFiles
 from posterity.flower.samples import samples_of
+from posterity.flower.server import SECRET
 from posterity.flower.site import ClientSite, answer
 from posterity.laws.case import largest_gap
 from posterity.settings.config import Config, from_table
@@ -86,7 +87,14 @@ def deploy(config: Config, folder: Path, watch=lambda line: None, spoil=None):
     federation, make = federation_of(config), sites(config, folder)
     public = None if federation.public is None else federation.x[federation.public].to(DTYPES[config.dtype])
     exchange = InProcess(make, spoil or {})
-    return run_experiment(config, exchange, folder / "server", len(make), watch, public, wait=0, secret=config.seed)
+    put_secret(folder / "server", config.seed)
+    return run_experiment(config, exchange, folder / "server", len(make), watch, public, wait=0)
+
+
+def put_secret(folder: Path, number: int) -> None:
+    """The number of which a server draws where a method protects clients, as it would have written it itself."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / SECRET).write_text(f"{number:016x}\n")
 
 
 def simulate(config: Config, cohorts=None):

@@ -7,13 +7,14 @@ import stat
 import pytest
 import torch
 
+from posterity.core.random import make_key
 from posterity.core.tree import tree_leaves
 from posterity.flower.experiment import open_server, run_experiment
-from posterity.flower.server import SECRET, Server, is_secret, open_keys
+from posterity.flower.server import SECRET, Server, is_secret, read_key
 from posterity.methods import build
 from posterity.methods.wrappers import dp
 
-from .in_process import InProcess, assert_same_end, configuration, deploy, simulate, sites
+from .in_process import InProcess, assert_same_end, configuration, deploy, put_secret, simulate, sites
 from .test_experiment_faults import Killed, killed_at
 
 NOISY = {"dp.noise": "1"}
@@ -63,9 +64,9 @@ def test_cohorts_do_not_follow_from_the_seed(tmp_path):
     (tmp_path / "server").mkdir()
     server = open_server(config, InProcess(sites(config, tmp_path)), tmp_path / "server", 3, lambda line: None, wait=0)
     drawn = [server.cohort(number) for number in range(1, 41)]
-    server.keys = open_keys(tmp_path, server.agreement.method, config.seed, False, config.seed)
+    server.key = make_key(config.seed)
     assert drawn != [server.cohort(number) for number in range(1, 41)]
-    server.keys = open_keys(tmp_path / "server", server.agreement.method, config.seed, True)
+    server.key = read_key(tmp_path / "server", server.agreement.method, config.seed, True)
     assert drawn == [server.cohort(number) for number in range(1, 41)]
 
 
@@ -85,7 +86,7 @@ def test_a_run_that_was_interrupted_goes_on_with_it_and_nobody_is_told(tmp_path,
     assert_same_end(again, tmp_path, undisturbed(config, tmp_path / "one", int(secret, 16)))
     forms = [secret.encode(), str(int(secret, 16)).encode(), int(secret, 16).to_bytes(8, "little")]
     files = [path.read_bytes() for path in folder.iterdir() if path.name != SECRET]
-    said = [data for _, data in asked] + [capsys.readouterr().out.encode(), repr(again.keys).encode()]
+    said = [data for _, data in asked] + [capsys.readouterr().out.encode(), repr(again).encode()]
     assert len(asked) > 6
     assert not any(form in text for form in forms for text in (*files, *said))
 
@@ -93,7 +94,8 @@ def test_a_run_that_was_interrupted_goes_on_with_it_and_nobody_is_told(tmp_path,
 def undisturbed(config, folder, secret):
     """A run with this secret that nobody stopped, as `assert_same_end` wants it."""
     exchange = InProcess(sites(config, folder))
-    server = run_experiment(config, exchange, folder / "server", 3, lambda line: None, wait=0, secret=secret)
+    put_secret(folder / "server", secret)
+    server = run_experiment(config, exchange, folder / "server", 3, lambda line: None, wait=0)
     return server.state, *simulate(config)[1:]
 
 
