@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from posterity.flower.codec import encode, join_arrays, read_array, read_header
+from posterity.flower.codec import encode, join_arrays, read_arrays, read_header
 
 VICTIM, AT = 1, 2  # the client whose reply is forged, and the round
 BOUND = 2.0  # of +clip
@@ -52,7 +52,7 @@ def is_forged(client: str, asked: Mapping[str, Any]) -> bool:
 
 def changed(reply: bytes, change: Callable[[str, Tensor], Tensor], **facts: Any) -> bytes:
     """The message with every number of its values changed, in the right form; weights stay as they are."""
-    header, arrays = read_header(reply), _arrays(reply)
+    header, arrays = read_header(reply), read_arrays(reply)
     sent = {name: change(name, leaf) if "value" in name.split("/") else leaf for name, leaf in arrays.items()}
     return join_arrays(sent, header.fingerprint, {**header.facts, **facts}, header.complete)
 
@@ -63,8 +63,8 @@ def scaled(factor: float, seen: Seen) -> bytes:
 
 def poisoned_within(bound: float, seen: Seen) -> bytes:
     """As far from the broadcast as +clip allows, towards −20 × the parameters: no honest client can do more."""
-    offered = {n.removeprefix(OFFERED): leaf for n, leaf in _arrays(seen.question).items() if n.startswith(OFFERED)}
-    mine = {n.removeprefix(SENT): leaf for n, leaf in _arrays(seen.reply).items() if n.startswith(SENT)}
+    offered = {n.removeprefix(OFFERED): leaf for n, leaf in read_arrays(seen.question).items() if n.startswith(OFFERED)}
+    mine = {n.removeprefix(SENT): leaf for n, leaf in read_arrays(seen.reply).items() if n.startswith(SENT)}
     away = {name: -20 * leaf.double() - offered[name] for name, leaf in mine.items()}
     far = torch.cat([leaf.flatten() for leaf in away.values()]).norm()
     sent = {SENT + name: (offered[name] + bound / far * leaf).to(mine[name]) for name, leaf in away.items()}
@@ -79,12 +79,6 @@ def misshapen(seen: Seen) -> bytes:
 def disguised(seen: Seen) -> bytes:
     """The old message under the new round's number: its numbers are finite and in the right form."""
     return changed(seen.earlier, lambda _, leaf: leaf, round=AT)
-
-
-def _arrays(data: bytes) -> dict[str, Tensor]:
-    header = read_header(data)
-    return {name: read_array(data, header.begin + place, dtype, shape)
-            for name, (dtype, shape, place) in header.arrays.items()}  # fmt: skip
 
 
 CLIPPED = {"method": "fedavg+clip", "own": {"bound": f"{BOUND:g}"}}

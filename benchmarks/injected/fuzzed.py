@@ -35,8 +35,7 @@ JUNK: tuple[Any, ...] = (
 DEEP = json.loads("[" * 600 + "]" * 600)
 CRASH = "**the server crashed**"
 STEMS = (  # of what the server says, without names and numbers
-    "the header lacks", "bytes are no message", "this is no message", "schema version", "the header says that it has",
-    "is there twice", "the payload has", "has the type", "it is of client", "its scores are of",
+    "the header lacks", "bytes are no message", "it is of client", "its scores are of",
     "the site did not send it", "fingerprint", "is missing", "is not expected", "holds a number that is not finite",
     "it holds a number of magnitude", "; expected",
 )  # fmt: skip
@@ -46,7 +45,7 @@ TAKEN, OTHER = "accepted: all numbers are the honest ones", "accepted: some numb
 def lied(data: bytes, draw: random.Random) -> bytes:
     """The message with one thing in its header replaced, left out or added."""
     changed = with_header(data, lambda header: _replaced(header, draw))
-    return changed.replace(f'"{ENDLESS}"'.encode(), ENDLESS.encode() + b"  ")  # as long as it was
+    return changed.replace(f'\\"{ENDLESS}\\"'.encode(), ENDLESS.encode() + b"    ")  # as long as it was
 
 
 def _replaced(value: Any, draw: random.Random) -> Any:

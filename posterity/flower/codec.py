@@ -1,12 +1,9 @@
 """Trees as bytes and back: what a server offers, what a client sends. No pickle; no network either.
 
-A tree becomes named arrays, which lie one after the other behind a header that lists them:
-
-    "PSTY"  version (1 byte)  length of the header (4 bytes)  header (JSON)  payload
-
-The header has a fingerprint of what both sides agreed on, facts (a JSON object, anything small) and the name, type and
-shape of every array. The payload has no gaps and is little-endian. Its length is what the simulator counts
-(`wire_bytes`); the header is not counted, nor are leaves that travel for scoring alone (`complete`).
+A tree becomes named arrays in one text of the safetensors format. Its metadata has a header: the fingerprint of what
+both sides agreed on, facts (a JSON object, anything small), and whether leaves are there that travel for scoring alone
+(`complete`). The bytes of the arrays are what the simulator counts (`wire_bytes`), but for those leaves; the header is
+not counted.
 
 Whoever reads has a template: a tree of the same kinds, names, shapes and types. Everything that arrives is held against
 it (types, shapes, finite, within the range that a `Sum` declares, in nobody else's name); what is wrong is named in a
@@ -18,28 +15,18 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
-import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from safetensors.torch import load, save
 from torch import Tensor
 
 from posterity.core.messages import Bag, Mean, Moments, Offer, Rows, Sparse, Sum, packed, unpacked
-from posterity.core.tree import Tree, is_node, tree_leaves, tree_named, tree_parts, tree_with_parts
+from posterity.core.tree import Tree, is_node, tree_leaves, tree_named, tree_parts, tree_with_parts, unshared
 
-MAGIC, SCHEMA = b"PSTY", 1
-START = struct.Struct("<4sBI")  # magic, version, length of the header
-HEADER = 2**26  # bytes of a header at most
-NAMES = {
-    dtype: str(dtype).removeprefix("torch.")
-    for dtype in (torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int16,
-                  torch.int8, torch.uint8, torch.bool)
-}  # fmt: skip
-DTYPES = {name: dtype for dtype, name in NAMES.items()}
-Place = tuple[torch.dtype, tuple[int, ...], int]  # type, shape, and where it begins in the payload
+HEADER = "posterity"  # the header's name in the metadata
 Keep = Mapping[str, Tensor | None]  # leaves of which not everything travels, by name; None: nothing does
 
 
@@ -49,8 +36,8 @@ class CodecError(ValueError):
 
 def fingerprint(agreed: Any, *trees: Tree) -> str:
     """Of anything that JSON can hold and of the names, types and shapes of some trees."""
-    shapes = [[(name, NAMES[leaf.dtype], list(leaf.shape)) for name, leaf in tree_named(tree)] for tree in trees]
-    text = json.dumps([SCHEMA, agreed, shapes], sort_keys=True, default=str)
+    shapes = [[(name, leaf.dtype, leaf.shape) for name, leaf in tree_named(tree)] for tree in trees]
+    text = json.dumps([agreed, shapes], sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
@@ -66,18 +53,16 @@ def encode(tree: Tree, agreed: str = "", facts: Mapping[str, Any] | None = None,
 
 def decode(data: bytes, template: Tree, agreed: str = "", finite: bool = True) -> Tree:
     """The tree that `encode` was given, in the shape of `template`, checked; numbers left out are the template's."""
-    header = read_header(data, agreed)
-    reader = _Reader(data, header, finite)
+    complete, arrays = read_header(data, agreed).complete, read_arrays(data)
+    reader = _Reader(complete, arrays, finite)
     try:
         tree = reader.walk(template, "", {})
     except CodecError:
         raise
     except ValueError as error:  # of a kind's own form
         raise CodecError(f"{error}; expected what its kind says") from None
-    for name in header.arrays.keys() - reader.taken:
-        raise CodecError(
-            f"{quoted(name)} is not expected; expected are {', '.join(n for n, _ in tree_named(template))}"
-        )
+    for name in arrays.keys() - reader.taken:
+        raise CodecError(f"{name!r:.80} is not expected; expected are {', '.join(dict(tree_named(template)))}")
     return tree
 
 
@@ -147,9 +132,8 @@ class _Writer(_Walk):
 
 
 class _Reader(_Walk):
-    def __init__(self, data: bytes, header: Header, finite: bool) -> None:
-        self.complete = header.complete
-        self.data, self.header, self.finite = data, header, finite
+    def __init__(self, complete: bool, arrays: Mapping[str, Tensor], finite: bool) -> None:
+        self.complete, self.arrays, self.finite = complete, arrays, finite
         self.taken: set[str] = set()
 
     def walk(self, tree: Tree, path: str, keep: Keep) -> Tree:
@@ -171,22 +155,23 @@ class _Reader(_Walk):
         return filled
 
     def pattern(self, name: str, like: Tensor, keep: Tensor) -> Tensor:
-        if name not in self.header.arrays:
+        if name not in self.arrays:
             return packed(torch.ones_like(keep))
         return self.take(name, tuple(like.shape), like.dtype)
 
     def take(self, name: str, shape: Sequence[int] | None, dtype: torch.dtype) -> Tensor:
         """An array of the payload; `shape` None: of any length."""
-        if name not in self.header.arrays:
-            raise CodecError(f"{quoted(name)} is missing")
-        found, size, place = self.header.arrays[name]
-        wanted = size if shape is None and len(size) == 1 else tuple(shape or ())
-        if (found, size) != (dtype, wanted):
-            raise CodecError(f"{quoted(name)} has {NAMES[found]} {list(size)}; expected {NAMES[dtype]} {list(wanted)}")
+        array = self.arrays.get(name)
+        if array is None:
+            raise CodecError(f"{name!r:.80} is missing")
+        found, wanted = list(array.shape), list(array.shape[:1] if shape is None else shape)
+        if (array.dtype, found) != (dtype, wanted):
+            raise CodecError(f"{name!r:.80} has {array.dtype} {found}; expected {dtype} {wanted}")
         self.taken.add(name)
-        array = read_array(self.data, self.header.begin + place, found, size)
-        if found.is_floating_point and self.finite and not bool(array.isfinite().all()):
-            raise CodecError(f"{quoted(name)} holds a number that is not finite")
+        if dtype == torch.bool and bool((array.view(torch.uint8) > 1).any()):
+            raise CodecError(f"{name!r:.80} holds a boolean that is neither 0 nor 1")
+        if self.finite and not bool(array.isfinite().all()):
+            raise CodecError(f"{name!r:.80} holds a number that is not finite")
         return array
 
     def arrays_of(self, node: Any, path: str) -> Any:
@@ -204,7 +189,7 @@ class _Take:
         return self.reader.take(_below(self.path, name), shape, dtype)
 
     def has(self, name: str) -> bool:
-        return _below(self.path, name) in self.reader.header.arrays
+        return _below(self.path, name) in self.reader.arrays
 
 
 def _check_range(found: Sum, path: str) -> None:
@@ -232,26 +217,29 @@ def _below(path: str, name: str) -> str:
 # --- bytes -----------------------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Header:
-    """What stands before the payload."""
+    """What stands beside the arrays."""
 
     fingerprint: str
     facts: dict[str, Any]
     complete: bool  # whether leaves are there that need not travel
-    arrays: dict[str, Place]
-    begin: int  # of the payload
 
 
 def join_arrays(arrays: Mapping[str, Tensor], agreed: str, facts: Mapping[str, Any], complete: bool) -> bytes:
-    """Header and payload."""
-    listed = [[name, NAMES[leaf.dtype], list(leaf.shape)] for name, leaf in arrays.items()]
-    header = {"fingerprint": agreed, "facts": dict(facts), "complete": complete, "arrays": listed}
-    text = json.dumps(header, allow_nan=False, separators=(",", ":")).encode()
-    return b"".join([START.pack(MAGIC, SCHEMA, len(text)), text, *map(_raw, arrays.values())])
+    """Header and arrays."""
+    header = {"fingerprint": agreed, "facts": dict(facts), "complete": complete}
+    text = json.dumps(header, allow_nan=False, separators=(",", ":"))
+    data: bytes = save(unshared(arrays), {HEADER: text})
+    return data
 
 
 def payload_bytes(data: bytes) -> int:
-    """Bytes of the payload: what is counted."""
-    return len(data) - read_header(data).begin
+    """Bytes of the arrays: what is counted."""
+    return len(data) - 8 - _table_size(data)
+
+
+def _table_size(data: bytes) -> int:
+    """Bytes of the format's table of contents, which begins with the ninth."""
+    return int.from_bytes(data[:8], "little")
 
 
 def read_facts(data: bytes, agreed: str | None = None) -> dict[str, Any]:
@@ -260,75 +248,25 @@ def read_facts(data: bytes, agreed: str | None = None) -> dict[str, Any]:
 
 
 def read_header(data: bytes, agreed: str | None = None) -> Header:
-    """The header, checked by itself and against the length of the bytes."""
-    if len(data) < START.size:
-        raise CodecError(f"{len(data)} bytes are no message: its first {START.size} say what it is")
-    magic, version, length = START.unpack_from(data)
-    if magic != MAGIC:
-        raise CodecError(f"this is no message: it begins with {magic!r}; expected {MAGIC!r}")
-    if version != SCHEMA:
-        raise CodecError(
-            f"schema version {version} was given; this side reads {SCHEMA}: use the same posterity on both"
-        )
-    begin = START.size + length
-    if length > HEADER or begin > len(data):
-        raise CodecError(f"the header says that it has {length} bytes; there are {len(data) - START.size}")
+    """The header; the arrays are not looked at."""
     try:
-        value = json.loads(data[START.size : begin], parse_constant=int)  # NaN is no whole number: a ValueError
-    except (ValueError, RecursionError):
-        raise CodecError("the header is no JSON") from None
-    if not isinstance(value, dict):
-        raise CodecError("the header is no JSON object")
-    if not (isinstance(value.get("fingerprint"), str) and isinstance(value.get("facts"), dict)):
+        table = json.loads(data[8 : 8 + _table_size(data)])
+        value = json.loads(table["__metadata__"][HEADER], parse_constant=int)  # NaN is no whole number: a ValueError
+        mark, facts, complete = value["fingerprint"], value["facts"], value["complete"]
+    except (ValueError, LookupError, TypeError, RecursionError):
+        raise CodecError(f"{len(data)} bytes are no message of posterity's: they have no header") from None
+    if not (isinstance(mark, str) and isinstance(facts, dict) and isinstance(complete, bool)):
         raise CodecError("the header lacks its fingerprint or its facts")
-    if agreed is not None and value["fingerprint"] != agreed:
-        raise CodecError(f"fingerprint {quoted(value['fingerprint'])} was given, {agreed} is expected: server and site "
-                         "differ in method, configuration, shapes or posterity; use the same on both")  # fmt: skip
-    arrays = _arrays(value.get("arrays"), len(data) - begin)
-    return Header(value["fingerprint"], value["facts"], value.get("complete") is True, arrays, begin)
+    if agreed is not None and mark != agreed:
+        raise CodecError(f"fingerprint {mark!r:.80} was given, {agreed} is expected: server and site differ in method, "
+                         "configuration, shapes or posterity; use the same on both")  # fmt: skip
+    return Header(mark, facts, complete)
 
 
-def _raw(leaf: Tensor) -> bytes:
-    return leaf.reshape(-1).view(torch.uint8).numpy().tobytes() if leaf.numel() else b""
-
-
-def read_array(data: bytes, begin: int, dtype: torch.dtype, shape: Sequence[int]) -> Tensor:
-    count = math.prod(shape)
-    if not count:
-        return torch.zeros(tuple(shape), dtype=dtype)
-    raw = torch.frombuffer(bytearray(data[begin : begin + count * dtype.itemsize]), dtype=torch.uint8)
-    if dtype == torch.bool and bool((raw > 1).any()):
-        raise CodecError("a boolean is neither 0 nor 1")
-    return raw.view(dtype).reshape(tuple(shape))
-
-
-def _arrays(listed: Any, size: int) -> dict[str, Place]:
-    """The table of arrays, whose lengths add up to that of the payload."""
-    if not isinstance(listed, list):
-        raise CodecError("the header lists no arrays")
-    found: dict[str, Place] = {}
-    place = 0
-    for entry in listed:
-        if not (isinstance(entry, list) and len(entry) == 3 and isinstance(entry[0], str) and _is_shape(entry[2])):
-            raise CodecError("the header lists something that is not a name, a type and a shape")
-        name, kind, shape = entry
-        if not isinstance(kind, str) or kind not in DTYPES:
-            raise CodecError(f"{quoted(name)} has the type {quoted(kind)}; expected one of {', '.join(DTYPES)}")
-        if name in found:
-            raise CodecError(f"{quoted(name)} is there twice")
-        found[name] = (DTYPES[kind], tuple(shape), place)
-        place += DTYPES[kind].itemsize * math.prod(shape)
-    if place != size:
-        raise CodecError(f"the payload has {size} bytes; its arrays take {place}")
-    return found
-
-
-def _is_shape(value: Any) -> bool:
-    return isinstance(value, list) and len(value) <= 16 and all(
-        isinstance(n, int) and not isinstance(n, bool) and 0 <= n < 2**40 for n in value
-    )  # fmt: skip
-
-
-def quoted(value: Any) -> str:
-    """At most a line of what somebody else wrote."""
-    return repr(value if len(str(value)) <= 80 else f"{str(value)[:77]}...")
+def read_arrays(data: bytes) -> dict[str, Tensor]:
+    """The arrays by name, which fill the bytes behind the table of contents."""
+    try:
+        arrays: dict[str, Tensor] = load(data)
+    except Exception as error:  # of safetensors or of PyTorch, whatever somebody wrote into the table
+        raise CodecError(f"{len(data)} bytes are no message of posterity's ({error!s:.80})") from None
+    return arrays

@@ -19,15 +19,16 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from posterity.core.protocol import Method
-from posterity.flower.codec import CodecError, read_header
+from posterity.flower.codec import CodecError, read_arrays, read_facts
 from posterity.runs.files import append_lines, read_lines
 
 LOG = "the site's own log says what it is"
@@ -93,12 +94,12 @@ def describe_reply(
     data: bytes, round: int, facts: Mapping[str, int | None], leaves: Mapping[str, int | None]
 ) -> list[Line]:
     """The lines of a reply; what is behind a fact is given by its name, behind a leaf by the part of the message."""
-    header = read_header(data)
-    found = [_line(round, name, [], json.dumps(value, sort_keys=True).encode(), facts.get(name))
-             for name, value in header.facts.items()]  # fmt: skip
-    for name, (dtype, shape, place) in header.arrays.items():
-        begin, size = header.begin + place, dtype.itemsize * math.prod(shape)
-        found.append(_line(round, name, list(shape), data[begin : begin + size], leaves.get(name.split("/")[0])))
+    found = []
+    for name, value in read_facts(data).items():
+        found.append(_line(round, name, [], json.dumps(value, sort_keys=True).encode(), facts.get(name)))
+    for name, array in read_arrays(data).items():
+        raw = array.reshape(-1).view(torch.uint8).numpy().tobytes()
+        found.append(_line(round, name, list(array.shape), raw, leaves.get(name.split("/")[0])))
     return found
 
 

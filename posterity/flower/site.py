@@ -38,7 +38,7 @@ from posterity.data.federation import Federation
 from posterity.engine.client import Site, predict_client, visit_client
 from posterity.experiment.setup import DTYPES
 from posterity.flower.agreement import Agreement, agree
-from posterity.flower.codec import CodecError, decode, encode, read_facts, read_header
+from posterity.flower.codec import CodecError, decode, encode, read_arrays, read_facts
 from posterity.flower.question import ClientQuestion
 from posterity.flower.records import RecordFiles
 from posterity.flower.samples import Samples
@@ -158,7 +158,7 @@ def _leave(site: ClientSite, asked: ClientQuestion, data: bytes) -> bytes:
     factor = None if found.record is None else found.agreement.method.factor(found.record)
     if asked.ask == "visit" and not seal_wish(site.place):
         return _visit(site, asked, data)  # it stays after all
-    if read_header(data).arrays.keys() == read_header(encode(found.offer, complete=True)).arrays.keys():
+    if read_arrays(data).keys() == read_arrays(encode(found.offer, complete=True)).keys():
         _keep_offer(site, data)  # nothing is left out, be it that there is nothing that travels for scoring alone
     facts = {"client": site.samples.name, "round": round, "trial": asked.trial, "leave": True}
     reply = encode({} if factor is None else factor, found.agreement.fingerprint, facts)

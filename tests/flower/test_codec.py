@@ -10,11 +10,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors.torch import save
 
 from posterity.core import norm
 from posterity.core.messages import Bag, LogMean, Mean, Moments, Offer, Rows, Sparse, Sum, packed, wire_bytes
 from posterity.core.tree import tree_leaves, tree_map
-from posterity.flower.codec import START, CodecError, decode, encode, fingerprint, payload_bytes, read_facts
+from posterity.flower.codec import HEADER, CodecError, decode, encode, fingerprint, payload_bytes, read_facts
 from posterity.methods.qlsd import Levels, code_bytes, coded, decoded, quantised
 
 TYPES = (torch.float32, torch.float64, torch.int64, torch.int16, torch.int8, torch.uint8, torch.bool, torch.float16)
@@ -166,8 +167,8 @@ def test_a_shortened_gradient_goes_as_it_is():
 WRONG = {
     "names": ({"a": torch.ones(2), "b": torch.ones(1)}, "'b' is not expected; expected are a"),
     "missing": ({}, "'a' is missing"),
-    "shape": ({"a": torch.ones(3)}, r"'a' has float32 \[3\]; expected float32 \[2\]"),
-    "type": ({"a": torch.ones(2).double()}, r"'a' has float64 \[2\]; expected float32 \[2\]"),
+    "shape": ({"a": torch.ones(3)}, r"'a' has torch.float32 \[3\]; expected torch.float32 \[2\]"),
+    "type": ({"a": torch.ones(2).double()}, r"'a' has torch.float64 \[2\]; expected torch.float32 \[2\]"),
     "nan": ({"a": torch.tensor([1.0, math.nan])}, "'a' holds a number that is not finite"),
     "infinite": ({"a": torch.tensor([1.0, math.inf])}, "'a' holds a number that is not finite"),
 }
@@ -200,14 +201,13 @@ def test_nobody_speaks_for_another(kind):
         decode(encode(sent), {"head": kind(torch.tensor(2), torch.zeros(2))})
 
 
-def test_another_fingerprint_and_another_schema_are_named():
+def test_another_fingerprint_and_other_bytes_are_named():
     data = encode({}, "one")
     with pytest.raises(CodecError, match="fingerprint 'one' was given, two is expected: server and site differ"):
         decode(data, {}, "two")
-    with pytest.raises(CodecError, match="schema version 9 was given; this side reads 1"):
-        decode(data[:4] + b"\x09" + data[5:], {}, "one")
-    with pytest.raises(CodecError, match="expected b'PSTY'"):
-        decode(b"PK" + data[2:], {}, "one")
+    for wrong in (b"", b"PSTY", b"PK" + data[2:], bytes(2000), save({"a": torch.ones(1)})):
+        with pytest.raises(CodecError, match=f"{len(wrong)} bytes are no message of posterity's"):
+            decode(wrong, {}, "one")
 
 
 def test_a_fingerprint_is_of_what_was_agreed_and_of_shapes():
@@ -218,31 +218,59 @@ def test_a_fingerprint_is_of_what_was_agreed_and_of_shapes():
         assert first != fingerprint({"method": "fedavg"}, other)
 
 
+def with_table(data, change):
+    """The same bytes with another table of contents, whose header is an object here."""
+    length = int.from_bytes(data[:8], "little")
+    table = json.loads(data[8 : 8 + length])
+    table = change(table, json.loads(table["__metadata__"][HEADER]))
+    text = json.dumps(table).encode()
+    return len(text).to_bytes(8, "little") + text + data[8 + length :]
+
+
+def headed(change):
+    return lambda table, header: {**table, "__metadata__": {HEADER: json.dumps(change(header))}}
+
+
 def with_header(data, change):
     """The same bytes with another header."""
-    magic, version, length = START.unpack_from(data)
-    header = json.loads(data[START.size : START.size + length])
-    text = json.dumps(change(header)).encode()
-    return START.pack(magic, version, len(text)) + text + data[START.size + length :]
+    return with_table(data, headed(change))
+
+
+def with_facts(data, **facts):
+    """The same bytes with some other facts."""
+    return with_header(data, lambda header: {**header, "facts": {**header["facts"], **facts}})
+
+
+def placed(**changes):
+    return lambda table, header: {**table, "a": {**table["a"], **changes}}
 
 
 HEADERS = {
-    "arrays": (lambda h: {**h, "arrays": 3}, "lists no arrays"),
-    "entry": (lambda h: {**h, "arrays": [["a", "float32"]]}, "not a name, a type and a shape"),
-    "negative": (lambda h: {**h, "arrays": [["a", "float32", [-2]]]}, "not a name, a type and a shape"),
-    "huge": (lambda h: {**h, "arrays": [["a", "float32", [2**39, 2**39]]]}, "the payload has 8 bytes; its arrays take"),
-    "type": (lambda h: {**h, "arrays": [["a", "object", [2]]]}, "has the type 'object'; expected one of float64"),
-    "twice": (lambda h: {**h, "arrays": h["arrays"] * 2}, "'a' is there twice"),
-    "facts": (lambda h: {**h, "facts": []}, "lacks its fingerprint or its facts"),
-    "list": (lambda h: [h], "no JSON object"),
+    "facts": (headed(lambda h: {**h, "facts": []}), "lacks its fingerprint or its facts"),
+    "complete": (headed(lambda h: {**h, "complete": 1}), "lacks its fingerprint or its facts"),
+    "list": (headed(lambda h: [h]), "they have no header"),
+    "nan": (headed(lambda h: {**h, "facts": {"round": math.nan}}), "they have no header"),
+    "table": (lambda table, header: [table], "they have no header"),
+    "negative": (placed(shape=[-2]), "no message of posterity's"),
+    "huge": (placed(shape=[2**39, 2**39]), "no message of posterity's"),
+    "type": (placed(dtype="object"), "no message of posterity's"),
+    "gap": (placed(data_offsets=[1, 9]), "no message of posterity's"),
+    "other type": (placed(dtype="I32"), r"'a' has torch.int32 \[2\]; expected torch.float32"),
+    "twice": (lambda table, header: {**table, "b": table["a"]}, "no message of posterity's"),
 }
 
 
 @pytest.mark.parametrize("case", HEADERS)
-def test_a_header_that_lies_is_named(case):
+def test_a_table_that_lies_is_named(case):
     change, text = HEADERS[case]
     with pytest.raises(CodecError, match=text):
-        decode(with_header(encode({"a": torch.ones(2)}), change), {"a": torch.zeros(2)})
+        decode(with_table(encode({"a": torch.ones(2)}), change), {"a": torch.zeros(2)})
+
+
+def test_a_boolean_is_0_or_1():
+    data = encode({"a": torch.ones(2).bool()})
+    with pytest.raises(CodecError, match="'a' holds a boolean that is neither"):
+        decode(data[:-1] + b"\x02", {"a": torch.zeros(2).bool()})
 
 
 def spoilt(data, draw):

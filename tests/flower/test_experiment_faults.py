@@ -22,13 +22,14 @@ from posterity.runs import files as run_files
 from posterity.runs import folder as run_folder
 
 from .in_process import InProcess, assert_same_end, configuration, deploy, federation_of, node_of, simulate, sites
+from .test_codec import with_facts, with_header
 
 LOST = {
     "error": lambda sent: "the node is not available",
     "garbage": lambda sent: b"\x00" * 40,
     "cut": lambda sent: sent[:-5],
-    "another round": lambda sent: sent.replace(b'"round":2', b'"round":1'),
-    "another experiment": lambda sent: sent.replace(b'"fingerprint":"', b'"fingerprint":"0', 1),
+    "another round": lambda sent: with_facts(sent, round=1),
+    "another experiment": lambda sent: with_header(sent, lambda h: {**h, "fingerprint": f"0{h['fingerprint']}"}),
     "infinite": lambda sent: sent[:-4] + b"\x00\x00\x80\x7f",
 }
 

@@ -12,7 +12,7 @@ from posterity.core.tree import tree_map
 from posterity.engine.client import message_like, site_without_data
 from posterity.engine.round import first_state
 from posterity.experiment.setup import set_up
-from posterity.flower.codec import CodecError, decode, encode, read_header
+from posterity.flower.codec import CodecError, decode, encode, read_arrays, read_header
 from posterity.flower.experiment import open_server, run_experiment
 from posterity.flower.question import RoundQuestions
 from posterity.flower.server import Server
@@ -22,6 +22,7 @@ from posterity.methods.wrappers.clip import broadcast
 from posterity.runs.files import read_lines
 
 from .in_process import InProcess, assert_same_end, configuration, federation_of, node_of, simulate, sites
+from .test_codec import with_facts
 from .test_experiment_faults import message_like_of
 
 AT_ONCE = RoundRules(pause=0)
@@ -109,7 +110,7 @@ def test_what_only_scores_need_travels_with_those_that_are_scored(tmp_path):
         RoundQuestions(server.agreement, server.state, 1, ("client 0",), points)
         for points in ((), (("trained", 1, 0),))
     ]
-    plain, scored = (read_header(request.question(client, 0, 0)).arrays.keys() for request in requests)
+    plain, scored = (read_arrays(request.question(client, 0, 0)).keys() for request in requests)
     assert plain < scored
 
 
@@ -160,17 +161,19 @@ def test_a_message_that_spoils_the_state_is_left_out_by_name(tmp_path):
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        (lambda sent: sent.replace(b'"trial":false', b'"trial":true '), "it answers a trial, not the round"),
-        (lambda sent: sent.replace(b'"scores"', b'"score_"'), "its scores are no list of tables"),
-        (lambda sent: sent.replace(b'"trained"', b'"entered"'), "its scores are of [('entered', 1, 0)]"),
-        (lambda sent: sent.replace(b'"round":1', b'"round":2', 1), "it is of client 'client 1' and round 2"),
-        (lambda sent: sent.replace(b'"client 1"', b'"client 0"'), "it is of client 'client 0' and round 1"),
+        ({"trial": True}, "it answers a trial, not the round"),
+        ({"scores": None}, "its scores are no list of tables"),
+        ({"scores": [{"point": "entered", "round": 1, "epochs": 0}]}, "its scores are of [('entered', 1, 0)]"),
+        ({"round": 2}, "it is of client 'client 1' and round 2"),
+        ({"client": "client 0"}, "it is of client 'client 0' and round 1"),
     ],
 )
 def test_a_reply_to_something_else_is_named(change, told, tmp_path):
     config = configuration("fedavg", rounds=1)
     server, lines = begin(
-        config, tmp_path, lambda k, facts, reply: change(reply) if k == 1 and facts.get("round") == 1 else reply
+        config,
+        tmp_path,
+        lambda k, facts, reply: with_facts(reply, **change) if k == 1 and facts.get("round") == 1 else reply,
     )
     (line,) = [line for line in lines if line["kind"] == "round"]
     assert [each["client"] for each in line["refused"]] == ["client 1"]
