@@ -42,7 +42,7 @@ from posterity.engine.engines import find_engine
 from posterity.engine.round import first_state, train_round
 from posterity.engine.server import RoundLog
 from posterity.engine.simulation import Simulation
-from posterity.engine.store import Memory
+from posterity.engine.store import Store
 from posterity.settings.names import engine_names
 
 BOUND = 1.5  # measured / expected that is still good
@@ -175,7 +175,7 @@ class Row:
 
 def rounds_of(sim: Simulation, plan: BatchPlan) -> Iterator[RoundLog]:
     """One round after another, each finished on the device."""
-    state, store, everyone = first_state(sim), Memory(sim.federation.clients, plan.device), able(sim)
+    state, store, everyone = first_state(sim), Store(sim.federation.clients, plan.device), able(sim)
     for number in itertools.count(1):
         state, log = train_round(sim, find_engine(plan.engine), state, store, everyone, number, plan.warm + plan.rounds)
         gpu.wait(plan.device)

@@ -41,7 +41,7 @@ from posterity.engine.process_settings import with_onednn, with_threads
 from posterity.engine.processes import find_processes
 from posterity.engine.round import first_state, train_round
 from posterity.engine.simulation import Simulation
-from posterity.engine.store import Memory
+from posterity.engine.store import Store
 from posterity.methods.fedavg import FedAvg
 
 CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -145,7 +145,7 @@ def our_round(sim: Simulation, way: Way) -> Callable[[int], None]:
     """A round by one of our ways, on recordings of its own."""
     model = sim.model.with_conv_backend(way.convolution)  # type: ignore[arg-type]
     own = replace(sim, model=model, traces=TraceCache(patience=0))
-    state, store = first_state(own), Memory(own.federation.clients)
+    state, store = first_state(own), Store(own.federation.clients)
     cohort = torch.arange(own.federation.clients)
 
     def go(round: int) -> None:

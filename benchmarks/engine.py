@@ -31,7 +31,7 @@ from posterity.engine.cache import TraceCache
 from posterity.engine.engines import ORACLE, STACKED
 from posterity.engine.round import first_state, train_round
 from posterity.engine.simulation import Simulation
-from posterity.engine.store import Memory
+from posterity.engine.store import Store
 from posterity.fast.compiled import engine as COMPILED
 from posterity.fast.graph import engine as GRAPH
 from posterity.methods.fedavg import FedAvg
@@ -61,7 +61,7 @@ def seconds(sim: Simulation, engine: object, clients: int, repeats: int) -> floa
     state, best = first_state(sim), math.inf
     for round in range(1, repeats + 2):  # the first warms up
         begun = time.perf_counter()
-        train_round(sim, engine, state, Memory(sim.federation.clients), torch.arange(clients), round, 1)  # type: ignore[arg-type]
+        train_round(sim, engine, state, Store(sim.federation.clients), torch.arange(clients), round, 1)  # type: ignore[arg-type]
         best = min(best, time.perf_counter() - begun) if round > 1 else best
     return best
 

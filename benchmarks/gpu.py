@@ -33,7 +33,7 @@ from posterity.engine.engines import find_engine
 from posterity.engine.process_settings import ProcessSettings
 from posterity.engine.round import first_state, train_round
 from posterity.engine.simulation import Simulation
-from posterity.engine.store import Memory
+from posterity.engine.store import Store
 
 IMAGES, CLIENTS, CLASSES = 12_000, 50, 10
 PUBLIC = 512  # rows that a server may distil on: for time it does not matter whose they are
@@ -86,7 +86,7 @@ class Timing:
 
 def time_rounds(sim: Simulation, engine: str, rounds: int, device: str) -> Timing:
     """Rounds, each finished on the device."""
-    state, store, times = first_state(sim), Memory(sim.federation.clients, device), []
+    state, store, times = first_state(sim), Store(sim.federation.clients, device), []
     everyone, moved = able(sim), Params()
     for number in range(1, rounds + 4):
         start = time.perf_counter()
@@ -128,7 +128,7 @@ def time_plain(federation: Federation, rounds: int, device: str) -> float:
 
 def profile(sim: Simulation, engine: str, device: str, lines: int = 25) -> str:
     """Where the device's time of one round goes."""
-    state, store = first_state(sim), Memory(sim.federation.clients, device)
+    state, store = first_state(sim), Store(sim.federation.clients, device)
     for number in range(1, 5):
         train_round(sim, find_engine(engine), state, store, able(sim), number, 5)
     activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]

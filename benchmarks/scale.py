@@ -3,17 +3,15 @@
     python benchmarks/scale.py [--quick] [--cold | --shards | --larger] [--json FILE]
 
 First all of 100, 1,000 and 10,000 clients take part, then 1,000 of 10,000, 100,000 and 1,000,000 registered ones, drawn
-anew each round. FedPer on an MLP 16-32-10 (the head is personal and memory-mapped), five synthetic samples a client,
+anew each round. FedPer on an MLP 16-32-10 (the head is personal and on disk), five synthetic samples a client,
 batch 5, one epoch, each case in a process of its own. `before` is the anonymous memory with data and names loaded,
 `peak` the most during the rounds.
 
 `--cold` instead: 1,000 of a million clients, all of which have a row, and whose rows are dropped from the system's page
-cache before each round, as in a file that is larger than memory. `plain` reads a mapped file without a word to the
-system, `told` is what the store does, `ahead` also announces the rows of the next round before this one begins.
+cache before each round, as in a file that is larger than memory.
 
 `--larger` instead: 100 of 1,000 and of 10,000 clients a round with 3 MiB of personal head each, every row written: 3
-and 30 GiB of records, the second more than most machines' memory; 12 rounds, with the rows of the next round announced
-to the system a round ahead, and without. It needs 35 GiB of disk.
+and 30 GiB of records, the second more than most machines' memory; 12 rounds. It needs 35 GiB of disk.
 
 `--shards` instead: samples of the busiest process over the mean, when digits are divided among 50 clients by a
 Dirichlet(0.3) draw per class; clients by number or dealt out by samples, everybody or 20 % a round, mean of five seeds.
@@ -23,7 +21,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import mmap
 import multiprocessing
 import os
 import platform
@@ -42,7 +39,7 @@ from posterity.core.passes import Training
 from posterity.core.random import make_key
 from posterity.data.federation import Federation, Part
 from posterity.engine.blocks import able
-from posterity.engine.disk_store import Mapped, spans
+from posterity.engine.disk_store import DiskStore
 from posterity.engine.participation import Participation
 from posterity.engine.processes import Processes
 from posterity.engine.round import first_state, train_round
@@ -82,7 +79,7 @@ def write_rows(folder: str, clients: int, width: int) -> None:
         os.fsync(file.fileno())
 
 
-def measure(clients: int, cohort: int, rounds: int, hidden: int, ahead: bool, pipe: Any) -> None:
+def measure(clients: int, cohort: int, rounds: int, hidden: int, pipe: Any) -> None:
     """In a process of its own; with a wider network than usual, all rows are there already."""
     sim, peak, stop = make_simulation(clients, hidden), [0.0], threading.Event()
     before, times = anonymous(), []
@@ -96,13 +93,11 @@ def measure(clients: int, cohort: int, rounds: int, hidden: int, ahead: bool, pi
     with tempfile.TemporaryDirectory() as folder:
         if hidden != 32:
             write_rows(folder, clients, 4 * 10 * (hidden + 1))
-        state, store, everyone = first_state(sim), Mapped(Path(folder), clients), able(sim)
+        state, store, everyone = first_state(sim), DiskStore(Path(folder), clients), able(sim)
         store.known[:] = hidden != 32
         for number in range(1, rounds + 1):
             begun = time.perf_counter()
-            chosen, later = (Participation(count=cohort).draw(everyone, sim.root, number + k) for k in (0, 1))
-            if ahead:
-                store.prefetch(later)
+            chosen = Participation(count=cohort).draw(everyone, sim.root, number)
             state, _ = train_round(sim, GRAPH, state, store, chosen, number, rounds)
             times.append(time.perf_counter() - begun)
         held = sum(file.stat().st_blocks * 512 for file in Path(folder).iterdir()) / 2**20
@@ -112,18 +107,11 @@ def measure(clients: int, cohort: int, rounds: int, hidden: int, ahead: bool, pi
                "before": before, "peak": peak[0], "disk": held})  # fmt: skip
 
 
-def forget(store: Mapped, stay: torch.Tensor) -> None:
-    """Drop all rows but those of the clients `stay` (ascending) from the page cache."""
-    assert store.file is not None
-    pages: Any = store.file.map.base
+def forget(store: DiskStore) -> None:
+    """Drop all rows from the page cache."""
     store.prepare()
-    pages.madvise(mmap.MADV_DONTNEED)  # pages that a process has mapped would not be dropped
-    place, file = 0, os.open(store.path, os.O_RDONLY)
-    for first, length in [*spans(stay.numpy(), store.width), (len(pages), 0)]:
-        if first > place:
-            os.posix_fadvise(file, place, first - place, os.POSIX_FADV_DONTNEED)
-        place = first + length
-    os.close(file)
+    with store.path.open("rb") as file:
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def bytes_read() -> int:
@@ -132,27 +120,22 @@ def bytes_read() -> int:
         return int(next(line for line in file if line.startswith("read_bytes")).split()[1])
 
 
-def measure_cold(way: str, clients: int, cohort: int, rounds: int, pipe: Any) -> None:
+def measure_cold(clients: int, cohort: int, rounds: int, pipe: Any) -> None:
     """In a process of its own."""
     sim, times, amounts = make_simulation(clients), [], []
     with tempfile.TemporaryDirectory() as folder:
         write_rows(folder, clients, ROW)
-        state, store, everyone = first_state(sim), Mapped(Path(folder), clients), able(sim)
+        state, store, everyone = first_state(sim), DiskStore(Path(folder), clients), able(sim)
         store.known[:] = True
-        cohorts = [Participation(count=cohort).draw(everyone, sim.root, number) for number in range(1, rounds + 2)]
+        cohorts = [Participation(count=cohort).draw(everyone, sim.root, number) for number in range(1, rounds + 1)]
         for number in range(rounds):
             if number:
-                forget(store, cohorts[number] if way == "ahead" else cohorts[number][:0])
+                forget(store)
             before, begun = bytes_read(), time.perf_counter()
-            if way == "ahead":
-                store.prefetch(cohorts[number + 1])
             state, _ = train_round(sim, GRAPH, state, store, cohorts[number], number + 1, rounds)
             times.append(time.perf_counter() - begun)
             amounts.append(bytes_read() - before)
-            if way == "plain" and not number:
-                store.file.map.base.madvise(mmap.MADV_NORMAL)
-                store.prefetch = lambda clients: None
-    pipe.send({"way": way, "seconds": statistics.median(times[2:]), "read": statistics.median(amounts[2:]) / 2**20})
+    pipe.send({"seconds": statistics.median(times[2:]), "read": statistics.median(amounts[2:]) / 2**20})
 
 
 def imbalance(processes: Processes, counts: torch.Tensor, cohort: torch.Tensor) -> float:
@@ -187,20 +170,17 @@ def alone(target: Any, *how: Any) -> dict[str, Any]:
 
 
 def show_cold(clients: int) -> None:
-    for way in ("plain", "told", "ahead"):
-        one = alone(measure_cold, way, clients, 1000, 12)
-        print(f"{way:>6} {one['seconds']:>8.3f} s a round, {one['read']:>7.1f} MiB read", flush=True)
+    one = alone(measure_cold, clients, 1000, 12)
+    print(f"{one['seconds']:>8.3f} s a round, {one['read']:>7.1f} MiB read", flush=True)
 
 
 def show_larger(quick: bool) -> None:
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     for clients in (1000, 10_000):
-        for ahead in (False, True):
-            one = alone(measure, clients, 100, 12, 786 if quick else 78_600, ahead)
-            words = "next rows announced" if ahead else "nothing announced"
-            print(f"{clients:>7,} clients, {words}: {one['seconds']:.2f} s a round, {one['before']:.0f} MiB before, "
-                  f"{one['peak']:.0f} at most, {one['disk'] / 1024:.1f} GiB on disk, {memory:.0f} GiB of memory",
-                  flush=True)  # fmt: skip
+        one = alone(measure, clients, 100, 12, 786 if quick else 78_600)
+        print(f"{clients:>7,} clients: {one['seconds']:.2f} s a round, {one['before']:.0f} MiB before, "
+              f"{one['peak']:.0f} at most, {one['disk'] / 1024:.1f} GiB on disk, {memory:.0f} GiB of memory",
+              flush=True)  # fmt: skip
 
 
 def show_rounds(quick: bool) -> list[dict[str, Any]]:
@@ -210,7 +190,7 @@ def show_rounds(quick: bool) -> list[dict[str, Any]]:
         if quick and clients > 10_000:
             continue
         rounds = 3 if quick else 20 if (clients, cohort) in SOME else 5
-        found.append(one := alone(measure, clients, cohort, rounds, 32, False))
+        found.append(one := alone(measure, clients, cohort, rounds, 32))
         print(f"{clients:>10,} {cohort:>8,} {one['seconds']:>10.3f} {one['before']:>11.0f} {one['peak']:>9.0f} "
               f"{one['disk']:>9.1f}", flush=True)  # fmt: skip
     return found

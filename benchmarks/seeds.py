@@ -33,7 +33,7 @@ from posterity.engine.process_settings import ProcessSettings
 from posterity.engine.round import first_state
 from posterity.engine.seeds import MultiSeed, train_rounds
 from posterity.engine.simulation import Simulation
-from posterity.engine.store import Memory
+from posterity.engine.store import Store
 
 CLASSES, WARM = 10, 3
 
@@ -75,7 +75,7 @@ def make_round(sims: list[Simulation], engine: str, device: str) -> Callable[[in
     """A round of all these worlds at once."""
     multi = MultiSeed.of(sims)
     states = [first_state(sim) for sim in sims]
-    stores = [Memory(sim.federation.clients, device) for sim in sims]
+    stores = [Store(sim.federation.clients, device) for sim in sims]
     cohorts = [able(sim) for sim in sims]
 
     def go(number: int) -> None:

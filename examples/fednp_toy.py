@@ -21,7 +21,7 @@ from torch import Tensor
 
 import posterity
 from posterity.core.tree import tree_rows
-from posterity.engine.store import Memory
+from posterity.engine.store import Store
 from posterity.experiment.result import Result
 from posterity.methods.fednp import spoken_of
 
@@ -45,7 +45,7 @@ def band(result: Result, x: Tensor) -> tuple[Tensor, Tensor]:
     params, h = result.state.params, sim.model.features(result.state.params, x)[0]
     names = spoken_of(params, sim.model, biases=True)
     columns = torch.cat([h if params[n].dim() > 1 else torch.ones_like(h[:, :1]) for n in names], 1)  # (B, 4)
-    counts, records = sim.federation.train.counts.to(h), cast(Memory, result.store).rows
+    counts, records = sim.federation.train.counts.to(h), cast(Store, result.store).rows
     curves = []
     for k in range(sim.federation.members):
         mean, variance = result.method.classifier(tree_rows(records["npn"], k), z.mean(), z.covariance())

@@ -20,7 +20,7 @@ from posterity.core.messages import Sparse
 from posterity.core.passes import Training
 from posterity.core.protocol import Method
 from posterity.engine.round import first_state
-from posterity.engine.store import Memory
+from posterity.engine.store import Store
 from posterity.laws.case import make_case, one_round
 from posterity.methods.fedavg import FedAvg
 from posterity.settings.hyperparameters import UNSTATED, Knob, describe, knobs, nearest
@@ -70,7 +70,7 @@ def message_facts(method: Method) -> dict[str, Any]:
     case = make_case(method)
     try:
         sim = case.sim()
-        done = one_round(sim, "oracle", first_state(sim), Memory(case.federation.members), PLAYERS, 1)
+        done = one_round(sim, "oracle", first_state(sim), Store(case.federation.members), PLAYERS, 1)
     except ValueError as error:  # it refuses this network, or these clients
         return {"messages": None, "plain_sum": None, "why": str(error)}
     kinds = {name: _kind(part) for name, part in done.sent.items()}

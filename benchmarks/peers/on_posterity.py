@@ -12,7 +12,7 @@ from posterity.data.federation import Federation, Part
 from posterity.engine.blocks import able
 from posterity.engine.cache import TraceCache
 from posterity.engine.round import first_state, train_round
-from posterity.engine.store import Memory
+from posterity.engine.store import Store
 from posterity.experiment.setup import Setup, set_up
 from posterity.settings.config import Config
 
@@ -42,7 +42,7 @@ def make_setup(work: Workload, traces: TraceCache | None = None) -> Setup:
 def play(setup: Setup, work: Workload) -> Outcome:
     """The rounds, with everybody in each."""
     sim, seconds = setup.sim, []
-    state, store, everyone = first_state(sim), Memory(sim.federation.clients), able(sim)
+    state, store, everyone = first_state(sim), Store(sim.federation.clients), able(sim)
     begun = time.time()
     for number in range(1, work.rounds + 1):
         since = time.perf_counter()

@@ -1,13 +1,10 @@
 """Personal records in a file that may be larger than memory, safe from a kill at any moment.
 
-A row of bytes for each client lies in `rows.bin`. Rows that were never written take no space (the file is sparse). Rows
-are read through a map and written through the file: a disk that is full is an error then, not a signal. The rows that
-are read at once lie anywhere in the file. The system is told so, or it would read megabytes around each of them, and it
-is told which rows come next, so that it fetches them all at once. Such advice changes times, never bytes.
+A row of bytes for each client lies in `rows.bin`. Rows that were never written take no space (the file is sparse).
 
 The file changes through an undo journal: before a row is overwritten for the first time since the last commit, its old
-bytes are appended to the journal and forced to disk. After a kill, `Mapped` puts the old rows back, so what it holds is
-exactly what the last checkpoint knew. The journal of the checkpoint before is kept, too: should the last be damaged,
+bytes are appended to the journal and forced to disk. After a kill, `DiskStore` puts the old rows back, so what it holds
+is exactly what the last checkpoint knew. The journal of the checkpoint before is kept, too: should the last be damaged,
 two journals lead back to the one before. The checkpoint holds a checksum of every row; all are compared when a run is
 taken up. A journal is
 
@@ -18,10 +15,8 @@ taken up. A journal is
 from __future__ import annotations
 
 import hashlib
-import mmap
 import os
 import warnings
-import weakref
 from base64 import b64decode, b64encode
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
@@ -35,7 +30,7 @@ from torch import Tensor
 
 from posterity.core.tree import Tree, tree_filled, tree_like, tree_map, tree_named
 from posterity.engine.processes import Processes
-from posterity.engine.store import NOTHING, Like
+from posterity.engine.store import Like, Store
 
 Index = np.ndarray[tuple[int], np.dtype[np.int64]]
 Bytes = np.ndarray[tuple[int, int], np.dtype[np.uint8]]
@@ -125,14 +120,14 @@ def damaged(path: Path) -> ValueError:
                       "the run's folder back, or begin again in another folder")  # fmt: skip
 
 
-class Mapped:
+class DiskStore(Store):
     """Rows of fixed width in `rows.bin`, journals in `undo.bin` and, of the checkpoint before, `undo.previous.bin`."""
 
     def __init__(self, folder: Path, clients: int, number: int = 0, only_read: bool = False) -> None:
         if not only_read:
             folder.mkdir(parents=True, exist_ok=True)
         self.path, self.journal, self.older = (folder / n for n in ("rows.bin", "undo.bin", "undo.previous.bin"))
-        self.known = torch.zeros(clients, dtype=torch.bool)
+        super().__init__(clients)
         self.template: Tree = None
         self.width = 0
         self.saved = np.zeros(clients, bool)  # whose old row is in the journal
@@ -150,9 +145,7 @@ class Mapped:
     def read(self, clients: Tensor) -> Tree:
         if self.file is None:
             return tree_map(lambda leaf: leaf[:1].expand(len(clients), *leaf.shape[1:]), self.template)
-        clients = clients.cpu()
-        self.prefetch(clients)
-        return unpack_rows(self.file.read(clients.numpy()), self.template)
+        return unpack_rows(self.file.read(clients.cpu().numpy()), self.template)
 
     def write(self, clients: Tensor, rows: Tree) -> None:
         self._open(rows)
@@ -161,12 +154,6 @@ class Mapped:
             self._remember(index)
             self.file.write(index, pack_rows(tree_like(rows, self.template)))  # in the order of names that the file has
         self.known[clients.cpu()] = True
-
-    def prefetch(self, clients: Tensor) -> None:
-        """Ask the system for the rows of `clients`, as far as there are any."""
-        if self.file is not None:
-            index = clients.cpu()
-            self.file.prefetch(index[self.known[index]].sort().values.numpy())
 
     def prepare(self) -> Tree:
         """Force all rows to disk, before the checkpoint that will own them is written."""
@@ -187,9 +174,8 @@ class Mapped:
         start_journal(self.journal, number, self.width)
 
     def recover(
-        self, number: int, known: Tensor | None, restore: Callable[[Tree], Tree], like: Like,
-        facts: Mapping[str, Any] = NOTHING,
-    ) -> None:  # fmt: skip
+        self, number: int, known: Tensor | None, restore: Callable[[Tree], Tree], like: Like, facts: Mapping[str, Any]
+    ) -> None:
         self.number = number
         if not self.only_read:
             self.undo()
@@ -233,12 +219,11 @@ class Mapped:
         """The rows of a journal, back in the file; how many."""
         if self.path.stat().st_size != len(self.known) * journal.width:
             raise damaged(self.path)
-        count = 0
-        with self.path.open("r+b", buffering=0) as file:
-            for client, row in entries(journal, len(self.known)):
-                write_at(file.fileno(), client * journal.width, row)
-                count += 1
-            os.fsync(file.fileno())
+        count, rows = 0, RowFile(self.path, len(self.known), journal.width)
+        for client, row in entries(journal, len(self.known)):
+            rows.write(np.array([client]), row)
+            count += 1
+        rows.sync()
         return count
 
     def _open(self, like: Tree) -> None:
@@ -313,7 +298,7 @@ class RowFile:
     """One row of `width` bytes for each client; the file is made if it is not there."""
 
     def __init__(self, path: Path, clients: int, width: int, only_read: bool = False) -> None:
-        self.width, self.size = width, clients * width
+        self.path, self.width, self.size = path, width, clients * width
         if not path.exists():
             with path.open("wb") as file:
                 file.truncate(self.size)
@@ -322,15 +307,17 @@ class RowFile:
                 f"{path} holds {path.stat().st_size} bytes, but {clients} clients x {width} "
                 "bytes are expected: it belongs to another method, model or federation; use another --out folder"
             )
-        self.descriptor = os.open(path, (os.O_RDONLY if only_read else os.O_RDWR) | getattr(os, "O_BINARY", 0))
-        weakref.finalize(self, os.close, self.descriptor)
-        self.map: np.memmap[tuple[int, int], np.dtype[np.uint8]] = np.memmap(
-            path, np.uint8, "r", shape=(clients, width)
-        )
-        _advise(self.map, "MADV_RANDOM", [(0, self.size)])
+        self.file = path.open("rb" if only_read else "r+b", buffering=0)
 
     def read(self, clients: Index) -> Bytes:
-        return np.asarray(self.map[clients])
+        found = []
+        for client in clients.tolist():
+            self.file.seek(client * self.width)
+            found.append(self.file.read(self.width))
+        rows = np.frombuffer(b"".join(found), np.uint8)
+        if rows.size != len(clients) * self.width:
+            raise damaged(self.path)
+        return rows.reshape(len(clients), self.width)
 
     def read_pieces(self, clients: Index) -> Iterator[tuple[Index, Bytes]]:
         """Rows of some clients, a few megabytes at a time."""
@@ -338,62 +325,29 @@ class RowFile:
         for some in (clients[i : i + most] for i in range(0, len(clients), most)):
             yield some, self.read(some)
 
-    def prefetch(self, clients: Index) -> None:
-        """Ask the system for the rows of `clients` (ascending); it fetches them while others work."""
-        _advise(self.map, "MADV_WILLNEED", spans(clients, self.width))
-
     def write(self, clients: Index, rows: Bytes) -> None:
-        """Write rows to their places, those of neighbours at once."""
-        order = np.argsort(clients, kind="stable")
-        begins = np.flatnonzero(np.append(True, np.diff(clients[order]) != 1))
-        for some in np.split(order, begins[1:]):
-            write_at(self.descriptor, int(clients[some[0]]) * self.width, rows[some])
+        for client, row in zip(clients.tolist(), rows, strict=True):
+            self.file.seek(client * self.width)
+            left = memoryview(row.tobytes())
+            while left:  # a disk that is nearly full takes some
+                left = left[self.file.write(left) :]
 
     def sync(self) -> None:
         """Force all rows to disk."""
-        os.fsync(self.descriptor)
+        os.fsync(self.file.fileno())
 
     def written(self) -> Index:
         """Clients whose rows take space on the disk."""
         place, found = 0, [np.zeros(0, np.int64)]
         while place < self.size and hasattr(os, "SEEK_DATA"):
             try:
-                place = os.lseek(self.descriptor, place, os.SEEK_DATA)
-                end = min(self.size, os.lseek(self.descriptor, place, os.SEEK_HOLE))
+                place = self.file.seek(place, os.SEEK_DATA)
+                end = min(self.size, self.file.seek(place, os.SEEK_HOLE))
             except OSError:  # nothing but a hole follows
                 break
             found.append(np.arange(place // self.width, -(-end // self.width)))
             place = end
         return np.unique(np.concatenate(found))
-
-
-def write_at(descriptor: int, place: int, rows: Bytes) -> None:
-    """All bytes of `rows` at a place of a file, or an error."""
-    left = memoryview(rows.tobytes())
-    os.lseek(descriptor, place, os.SEEK_SET)
-    while left:
-        left = left[os.write(descriptor, left) :]
-
-
-def spans(rows: Index, width: int) -> list[tuple[int, int]]:
-    """First byte and length of the pages under some rows (ascending); pages that follow each other are one span."""
-    if not len(rows):
-        return []
-    first, last = rows * width // mmap.PAGESIZE, ((rows + 1) * width - 1) // mmap.PAGESIZE  # page of each row's ends
-    begins = np.flatnonzero(np.append(True, first[1:] > last[:-1] + 1))
-    ends = np.append(begins[1:], len(rows)) - 1
-    start, length = first[begins] * mmap.PAGESIZE, (last[ends] - first[begins] + 1) * mmap.PAGESIZE
-    return list(zip(start.tolist(), length.tolist(), strict=True))
-
-
-def _advise(rows: Bytes, advice: str, where: list[tuple[int, int]]) -> None:
-    """Tell the system how pages will be used, if it has such a call (Windows has not)."""
-    pages: Any = rows.base
-    if not hasattr(pages, "madvise"):
-        return
-    with suppress(OSError):  # a system that does not listen reads as it always did
-        for first, length in where:
-            pages.madvise(getattr(mmap, advice), first, length)
 
 
 def row_width(records: Tree) -> int:

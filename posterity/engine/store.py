@@ -1,12 +1,12 @@
-"""Personal records, one row per client: what a store promises, and the one in memory.
+"""Personal records, one row per client, in memory.
 
-`disk_store.py` has the other, whose rows lie in a file that may be larger than memory.
+`disk_store.py` has the same with rows in a file that may be larger than memory.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,74 +15,29 @@ from posterity.core.tree import Tree, tree_filled, tree_map, tree_named, tree_ro
 from posterity.engine.processes import Processes
 
 Like = Callable[[], Tree]  # gives a stack of records of the right shape
-NOTHING: Mapping[str, Any] = {}
 
 
-class Store(Protocol):
-    """Where personal records live. Only clients that have a record are read; the others join first."""
+class Store:
+    """All rows in one tensor per leaf, allocated at the first write.
 
-    known: Tensor  # (clients,) bool, on the host: who has a record
-
-    @property
-    def ready(self) -> bool:
-        """Whether the shape of a record is known, so that one can be read."""
-        ...
-
-    def expect_like(self, rows: Tree) -> None:
-        """Records look like these rows."""
-        ...
-
-    def read(self, clients: Tensor) -> Tree:
-        """A stack of the records of `clients`, who all have one."""
-        ...
-
-    def write(self, clients: Tensor, rows: Tree) -> None: ...
-
-    def prefetch(self, clients: Tensor) -> None:
-        """The records of `clients` will be read soon."""
-        ...
-
-    # --- checkpoints ---------------------------------------------------------------------------------------------
-    def prepare(self) -> Tree:
-        """Make sure that nothing is lost, and return what the checkpoint must hold itself; None if nothing."""
-        ...
-
-    def facts(self) -> dict[str, Any]:
-        """What the checkpoint must say about records that lie elsewhere."""
-        ...
-
-    def commit(self, number: int) -> None:
-        """The checkpoint of that number is on disk."""
-        ...
-
-    def recover(
-        self, number: int, known: Tensor | None, restore: Callable[[Tree], Tree], like: Like,
-        facts: Mapping[str, Any] = NOTHING,
-    ) -> None:  # fmt: skip
-        """Go back to the checkpoint of that number: what it says is known, and `restore` fills a table from it."""
-        ...
-
-    def gather(self, processes: Processes, like: Like) -> None:
-        """Fetch the records that other processes hold, for the one that writes the checkpoint."""
-        ...
-
-
-class Memory:
-    """All rows in one tensor per leaf, allocated at the first write."""
+    Only clients that have a record are read; the others join first.
+    """
 
     def __init__(self, clients: int, device: torch.device | str = "cpu") -> None:
-        self.known = torch.zeros(clients, dtype=torch.bool)
+        self.known = torch.zeros(clients, dtype=torch.bool)  # on the host: who has a record
         self.device = torch.device(device)
         self.rows: Tree = None
 
     @property
     def ready(self) -> bool:
+        """Whether the shape of a record is known, so that one can be read."""
         return self.rows is not None
 
     def expect_like(self, rows: Tree) -> None:
-        """The first rows that are written say it."""
+        """Records look like these rows; in memory the first that are written show it."""
 
     def read(self, clients: Tensor) -> Tree:
+        """A stack of the records of `clients`, who all have one."""
         return tree_rows(self.rows, clients)
 
     def write(self, clients: Tensor, rows: Tree) -> None:
@@ -90,22 +45,22 @@ class Memory:
         tree_map(lambda table, leaf: table.index_copy_(0, clients, leaf.to(table)), self.rows, rows)
         self.known[clients.cpu()] = True
 
-    def prefetch(self, clients: Tensor) -> None:
-        """They are here already."""
-
+    # --- checkpoints ---------------------------------------------------------------------------------------------
     def prepare(self) -> Tree:
+        """Make sure that nothing is lost, and return what the checkpoint must hold itself; None if nothing."""
         return self.rows
 
     def facts(self) -> dict[str, Any]:
+        """What the checkpoint must say about records that lie elsewhere."""
         return {}
 
     def commit(self, number: int) -> None:
-        """The checkpoint holds everything."""
+        """The checkpoint of that number is on disk."""
 
     def recover(
-        self, number: int, known: Tensor | None, restore: Callable[[Tree], Tree], like: Like,
-        facts: Mapping[str, Any] = NOTHING,
-    ) -> None:  # fmt: skip
+        self, number: int, known: Tensor | None, restore: Callable[[Tree], Tree], like: Like, facts: Mapping[str, Any]
+    ) -> None:
+        """Go back to the checkpoint of that number: what it says is known, and `restore` fills a table from it."""
         if known is None:
             return
         self.known = known.cpu()
@@ -113,6 +68,7 @@ class Memory:
             self.rows = restore(self._table(like()))
 
     def gather(self, processes: Processes, like: Like) -> None:
+        """Fetch the records that other processes hold, for the one that writes the checkpoint."""
         if processes.size == 1:
             return
         mine = processes.share(torch.nonzero(self.known)[:, 0].to(self.device))

@@ -32,7 +32,7 @@ from posterity.data.federation import Part
 from posterity.engine import client as one_client
 from posterity.engine import keys
 from posterity.engine.cache import TraceCache
-from posterity.engine.disk_store import Mapped
+from posterity.engine.disk_store import DiskStore
 from posterity.engine.processes import Processes
 from posterity.engine.round import Question, answer, personal_model, receive
 from posterity.engine.simulation import Simulation
@@ -128,7 +128,7 @@ class Chosen:
 
     def _keep(self, round: int, state: Tree, store: Store) -> None:
         device = self.sim.root.device
-        if isinstance(store, Mapped) and self.folder is not None:  # they may be larger than memory
+        if isinstance(store, DiskStore) and self.folder is not None:  # they may be larger than memory
             self.pieces[round] = each = save_records(self.folder, round, store)
             like = store.read(torch.nonzero(store.known)[:1, 0]) if bool(store.known.any()) else ()
             records = read_records(self.folder, round, store.known.clone(), each, like, device)

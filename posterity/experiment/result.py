@@ -22,7 +22,7 @@ from posterity.core.protocol import POINTS
 from posterity.core.tree import Tree
 from posterity.data.federation import Federation
 from posterity.data.preprocess import Preprocessing
-from posterity.engine.disk_store import Mapped
+from posterity.engine.disk_store import DiskStore
 from posterity.engine.store import Store
 from posterity.evaluate import bytes_to, goal_of, rounds_to, select
 from posterity.evaluate.selection import RULES
@@ -334,9 +334,9 @@ class Result:
 
     def _save_records(self, out: Path) -> tuple[Tree, dict[str, Any]]:
         """What a checkpoint must hold and say of the records; those on disk are copied beside it, some at a time."""
-        if not isinstance(self.store, Mapped):
+        if not isinstance(self.store, DiskStore):
             return self.store.prepare(), self.store.facts()
-        copy, who = Mapped(out / "personal", len(self.store.known)), torch.nonzero(self.store.known)[:, 0]
+        copy, who = DiskStore(out / "personal", len(self.store.known)), torch.nonzero(self.store.known)[:, 0]
         if len(who) and not self.store.ready:
             self.store.expect_like(records_like(self.setup, self.state))
         each = max(1, PIECE // max(1, self.store.width))

@@ -19,14 +19,14 @@ from posterity.core.network import Network
 from posterity.core.tree import Tree
 from posterity.data.federation import Federation
 from posterity.engine.blocks import able
-from posterity.engine.disk_store import Mapped
+from posterity.engine.disk_store import DiskStore
 from posterity.engine.participation import Participation
 from posterity.engine.processes import started_first
 from posterity.engine.round import first_state
 from posterity.engine.seeds import MultiSeed, answers, train_rounds
 from posterity.engine.server import RoundLog
 from posterity.engine.simulation import Simulation
-from posterity.engine.store import Memory, Store
+from posterity.engine.store import Store
 from posterity.evaluate import share_of_zeros
 from posterity.experiment import models, resume, scoring
 from posterity.experiment.divergence import warn
@@ -62,11 +62,11 @@ class RunState:
         self.writes = out is not None and self.sim.processes.leads and not only_read
         self.log = None if out is None else run_folder.Log(out / run_folder.METRICS)
         clients = self.sim.federation.clients
-        self.store: Store = Memory(clients, self.sim.root.device)
+        self.store = Store(clients, self.sim.root.device)
         if config.store == "disk":
             if out is None:
                 raise ValueError("personal records on disk need a folder: give --out")
-            self.store = Mapped(out / "personal", clients, only_read=only_read)
+            self.store = DiskStore(out / "personal", clients, only_read=only_read)
         self.chosen = models.Chosen(config, self.sim, out if self.writes else None)
         self._recover(checkpoint)
         self.chosen.recover(self.lines)
@@ -82,11 +82,6 @@ class RunState:
     def cohort(self, round: int) -> Tensor:
         """Who takes part in a round."""
         return self.participation.draw(self.able, self.sim.root, round)
-
-    def announce(self, round: int) -> None:
-        """Have the system fetch the records of those who will take part in a round, while others work."""
-        if round <= self.config.rounds:
-            self.store.prefetch(self.cohort(round))
 
     def due(self, round: int) -> bool:
         """Whether a round is evaluated."""
@@ -380,8 +375,6 @@ class Runner:
         scores = self._score([run_state.ask_before(round) for run_state in run_states], round, before=True)
         states, stores = [j.state for j in run_states], [j.store for j in run_states]
         cohorts = [run_state.cohort(round) for run_state in run_states]
-        for run_state in run_states:
-            run_state.announce(round + 1)
         ends = train_rounds(self.seeds, self.engine, states, stores, cohorts, round, rounds)
         for run_state, (state, _) in zip(run_states, ends, strict=True):
             run_state.state = state

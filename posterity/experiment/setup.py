@@ -23,7 +23,7 @@ from posterity.engine.participation import Participation
 from posterity.engine.process_settings import ProcessSettings
 from posterity.engine.processes import Processes, find_processes
 from posterity.engine.simulation import Simulation
-from posterity.engine.store import Memory
+from posterity.engine.store import Store
 from posterity.evaluate import Metric, check_task, load_metrics
 from posterity.experiment.facts import method_facts, network_facts, software_facts
 from posterity.experiment.fingerprint import sources
@@ -166,7 +166,7 @@ def _inner(engine: str, processes: Processes) -> str:
 def records_like(setup: Setup, state: Tree) -> Tree:
     """A stack of one record, in the shape that `join` gives them; nothing of it is kept."""
     sim = setup.sim
-    here, _ = receive_stack(sim, setup.engine, state, Memory(sim.federation.clients), able(sim)[:1], 1)
+    here, _ = receive_stack(sim, setup.engine, state, Store(sim.federation.clients), able(sim)[:1], 1)
     return here.personal
 
 

@@ -25,7 +25,7 @@ from posterity.engine.engines import Engine, find_engine
 from posterity.engine.round import first_state, score, train_round
 from posterity.engine.server import RoundLog
 from posterity.engine.simulation import Simulation
-from posterity.engine.store import Memory
+from posterity.engine.store import Store
 
 
 class Broken(Exception):
@@ -214,15 +214,15 @@ class History:
         """The round of that number; the first is round 1."""
         return self.rounds[number - 1]
 
-    def store(self, after: int | None = None) -> Memory:
+    def store(self, after: int | None = None) -> Store:
         """The records as they were after a round (before the first: 0), free to be written to."""
         end = self.rounds[-1] if after is None else self.at(max(after, 1))
-        store = Memory(len(end.known))
+        store = Store(len(end.known))
         if after is None or after >= 1:
             store.known, store.rows = end.known.clone(), copied(end.rows)
         return store
 
-    def before(self, number: int) -> tuple[Tree, Memory]:
+    def before(self, number: int) -> tuple[Tree, Store]:
         """State and records with which a round began."""
         return (self.first if number == 1 else self.at(number - 1).state), self.store(number - 1)
 
@@ -254,7 +254,7 @@ def one_round(
     sim: Simulation,
     engine: str,
     state: Tree,
-    store: Memory,
+    store: Store,
     cohort: Sequence[int],
     number: int,
     change: Change | None = None,
@@ -272,7 +272,7 @@ def one_round(
 def run(sim: Simulation, engine: str, cohorts: Sequence[Sequence[int]] = COHORTS) -> History:
     """Rounds from the first state on."""
     state = first = first_state(sim)
-    store, rounds = Memory(sim.federation.members), []
+    store, rounds = Store(sim.federation.members), []
     for number, cohort in enumerate(cohorts, 1):
         rounds.append(one_round(sim, engine, state, store, cohort, number))
         state = rounds[-1].state
@@ -286,7 +286,7 @@ def history(case: Case, engine: str) -> History:
 
 
 def outputs(
-    case: Case, engine: str, point: str, newcomers: bool = False, state: Tree = None, store: Memory | None = None
+    case: Case, engine: str, point: str, newcomers: bool = False, state: Tree = None, store: Store | None = None
 ) -> list[Tensor]:
     """Outputs on everything held out, one tensor per scored client (or newcomer); by default after the last round."""
     if state is None or store is None:

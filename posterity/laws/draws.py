@@ -14,7 +14,7 @@ from posterity.core import random
 from posterity.core.protocol import Here
 from posterity.engine.engines import ORACLE
 from posterity.engine.round import first_state, score, train_round
-from posterity.engine.store import Memory
+from posterity.engine.store import Store
 from posterity.laws.case import Broken, Case, make_case
 from posterity.laws.law import Observed, law
 
@@ -104,7 +104,7 @@ def keys_of_run(case: Case, seed: int) -> KeyLog:
         log = KeyLog()
         sim = case.sim(seed=seed, method=Observed(case.method, log.call))
         with logging_keys(log):
-            state, store = first_state(sim), Memory(case.federation.members)
+            state, store = first_state(sim), Store(case.federation.members)
             for number, cohort in enumerate(VISITS, 1):
                 state, _ = train_round(sim, ORACLE, state, store, torch.tensor(cohort), number, 2)
             score(sim, ORACLE, state, store, torch.tensor([1, 3]), 2, [case.federation.test], "adapted")

@@ -20,7 +20,7 @@ from posterity.engine.engines import STACKED
 from posterity.engine.round import Question, answer, first_state, moment, train_round
 from posterity.engine.seeds import MultiSeed, answers, train_rounds
 from posterity.engine.simulation import Simulation
-from posterity.engine.store import Memory
+from posterity.engine.store import Store
 from posterity.laws.case import (
     COHORTS,
     SCORED,
@@ -52,7 +52,7 @@ def law_seeds(case: Case) -> None:
     sims = [_simulation(case, seed) for seed in SEEDS]
     multi, engine = MultiSeed.of(sims), STACKED
     together, apart = ([first_state(sim) for sim in sims] for _ in range(2))
-    stores, others = ([Memory(sim.federation.clients) for sim in sims] for _ in range(2))
+    stores, others = ([Store(sim.federation.clients) for sim in sims] for _ in range(2))
     for number in (1, 2):
         cohorts = [torch.tensor(COHORTS[(number - 1 + seed) % len(COHORTS)]) for seed in SEEDS]
         ends = train_rounds(multi, engine, together, stores, cohorts, number, len(COHORTS))
@@ -79,7 +79,7 @@ def _simulation(case: Case, seed: int) -> Simulation:
     return replace(case.sim(seed=seed), model=model, initial=initial, federation=federation)
 
 
-def _left(state: Tree, store: Memory) -> Tree:
+def _left(state: Tree, store: Store) -> Tree:
     return {"state": state, "records": store.rows, "known": store.known}
 
 

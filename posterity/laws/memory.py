@@ -21,7 +21,7 @@ from posterity.engine.client import Visit
 from posterity.engine.engines import STACKED, Engine
 from posterity.engine.round import first_state, score, train_round
 from posterity.engine.simulation import Simulation
-from posterity.engine.store import Memory
+from posterity.engine.store import Store
 from posterity.laws.case import Broken, Case, small_federation
 from posterity.laws.law import law
 
@@ -124,7 +124,7 @@ class Counting:
 def law_memory(case: Case) -> None:
     sim = _wide(case)
     counting = Counting(STACKED, [])
-    state, store = first_state(sim), Memory(sim.federation.members)
+    state, store = first_state(sim), Store(sim.federation.members)
     clients = torch.tensor(CLIENTS)
     for number in range(1, ROUNDS + 1):
         state, _ = train_round(sim, counting, state, store, clients, number, ROUNDS)

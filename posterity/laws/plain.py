@@ -17,7 +17,7 @@ from posterity.core.protocol import POINTS, Carry, Method, Pass
 from posterity.core.tree import is_registered, tree_named
 from posterity.engine.engines import ORACLE
 from posterity.engine.round import first_state, score, train_round
-from posterity.engine.store import Memory
+from posterity.engine.store import Store
 from posterity.laws.case import Broken, Case, shapes
 from posterity.laws.law import Observed, law
 from posterity.settings.plugins import describe_error, is_yours, place_of, place_of_class, place_of_function
@@ -43,7 +43,7 @@ def law_runs(case: Case) -> None:
     if case.method.scored not in POINTS:
         raise Broken(f"{whose}: scored is {case.method.scored!r}; expected {', '.join(POINTS)}")
     sim = case.sim(method=Observed(case.method, looked_at))
-    state, store = first_state(sim), Memory(case.federation.members)
+    state, store = first_state(sim), Store(case.federation.members)
     state, _ = train_round(sim, ORACLE, state, store, torch.tensor(FEW), 1, 1)
     tests = [case.federation.test]
     score(sim, ORACLE, state, store, torch.tensor(FEW[:1]), 1, tests, case.method.scored)

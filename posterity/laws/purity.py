@@ -11,7 +11,7 @@ from torch import Tensor
 from posterity.core.tree import Tree, tree_named
 from posterity.engine.engines import ORACLE
 from posterity.engine.round import first_state, score, train_round
-from posterity.engine.store import Memory
+from posterity.engine.store import Store
 from posterity.laws.case import COHORTS, Broken, Case, History, assert_same_bits, history, largest_gap, run
 from posterity.laws.law import Observed, law, line_of_change
 from posterity.nn.model import global_generators
@@ -29,7 +29,7 @@ Snapshot = list[tuple[str, Tensor, int, Tensor]]
 )
 def law_purity(case: Case) -> None:
     sim = case.sim(method=Observed(case.method, twice))
-    state, store = first_state(sim), Memory(case.federation.members)
+    state, store = first_state(sim), Store(case.federation.members)
     for number, cohort in enumerate(((1, 2, 3), (1, 4)), 1):
         state, _ = train_round(sim, ORACLE, state, store, torch.tensor(cohort), number, 2)
     tests = [case.federation.test]

@@ -14,7 +14,7 @@ from posterity.core.tree import Tree, tree_filled, tree_leaves, tree_map, tree_n
 from posterity.engine.blocks import receive_stack
 from posterity.engine.engines import ORACLE
 from posterity.engine.round import first_state
-from posterity.engine.store import Memory
+from posterity.engine.store import Store
 from posterity.laws.case import (
     COHORTS,
     Broken,
@@ -82,7 +82,7 @@ def law_structure(case: Case) -> None:
     for name in sim.model.leaves:
         if params[name].shape != sim.initial[name].shape:
             raise Broken(f"state.params[{name!r}] has shape {tuple(params[name].shape)}, not the network's")
-    here, _ = receive_stack(sim, ORACLE, made.first, Memory(case.federation.members), torch.tensor(COHORTS[0]), 1)
+    here, _ = receive_stack(sim, ORACLE, made.first, Store(case.federation.members), torch.tensor(COHORTS[0]), 1)
     for number, done in enumerate(made.rounds, 1):
         pairs = {
             "state after": (made.first, done.state),
@@ -234,7 +234,7 @@ def law_resume(case: Case) -> None:
         stored = {f"state:{n}": t.clone().contiguous() for n, t in tree_named(state)}
         stored |= {f"rows:{n}": t.clone().contiguous() for n, t in tree_named(store.rows)}
         named = load(save({**stored, "known": store.known}))
-        fresh, again = first_state(sim), Memory(case.federation.members)
+        fresh, again = first_state(sim), Store(case.federation.members)
         state = tree_filled(fresh, {n: named[f"state:{n}"] for n, _ in tree_named(fresh)})
         again.rows = tree_filled(copied(store.rows), {n: named[f"rows:{n}"] for n, _ in tree_named(store.rows)})
         again.known = named["known"]

@@ -15,7 +15,7 @@ from posterity.core.tree import tree_bytes
 from posterity.engine.engines import find_engine
 from posterity.engine.round import first_state, score, train_round
 from posterity.engine.simulation import Simulation
-from posterity.engine.store import Memory
+from posterity.engine.store import Store
 from posterity.laws import LAWS, Case
 from posterity.laws.case import small_federation
 from posterity.models import wrap
@@ -43,7 +43,7 @@ def case(spec, fresh=False, dtype=torch.float64):
 
 
 def rounds(sim, engine, count=2):
-    state, store, logs = first_state(sim), Memory(sim.federation.clients), []
+    state, store, logs = first_state(sim), Store(sim.federation.clients), []
     for number in range(1, count + 1):
         state, log = train_round(sim, find_engine(engine), state, store, COHORT, number, count)
         logs.append(log)

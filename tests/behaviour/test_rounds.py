@@ -17,7 +17,7 @@ from posterity.core.passes import Training
 from posterity.core.protocol import Now
 from posterity.core.random import make_key
 from posterity.engine.round import first_state, train_round
-from posterity.engine.store import Memory
+from posterity.engine.store import Store
 from posterity.laws import make_case
 from posterity.laws.case import history
 from posterity.methods.fedavg import FedAvg
@@ -129,7 +129,7 @@ def test_a_round_below_one_is_refused(number):
     federation = points((5, 3))
     run = Run(FedAvg(), federation, mlp(federation))
     with pytest.raises(ValueError, match="rounds count from 1"):
-        train_round(run.sim, run.engine, first_state(run.sim), Memory(2), torch.tensor([0, 1]), number, 3)
+        train_round(run.sim, run.engine, first_state(run.sim), Store(2), torch.tensor([0, 1]), number, 3)
     with pytest.raises(ValueError, match="rounds count from 1"):
         Now(number, 3, make_key(0), 2)
     with pytest.raises(ValueError, match="rounds count from 1"):

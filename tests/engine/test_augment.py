@@ -25,7 +25,7 @@ from posterity.engine.engines import find_engine
 from posterity.engine.round import first_state, score
 from posterity.engine.seeds import MultiSeed, train_rounds
 from posterity.engine.simulation import Simulation
-from posterity.engine.store import Memory
+from posterity.engine.store import Store
 from posterity.experiment import run as run_module
 from posterity.laws import make_case
 from posterity.laws.case import run, small_federation
@@ -159,7 +159,7 @@ def test_what_is_recorded_draws_anew_at_every_step(engine: str) -> None:
 def test_a_site_and_several_seeds_at_once_draw_the_same() -> None:
     sims = [looking(seed) for seed in (0, 1)]
     alone = [run(sim, "oracle", COHORTS[:1]).rounds[0].records for sim in sims]
-    stores, cohort = [Memory(13), Memory(13)], torch.tensor(COHORTS[0])
+    stores, cohort = [Store(13), Store(13)], torch.tensor(COHORTS[0])
     states = [first_state(sim) for sim in sims]
     train_rounds(MultiSeed.of(sims), find_engine("stacked"), states, stores, [cohort, cohort], 1, 1)
     for store, records in zip(stores, alone, strict=True):
@@ -172,7 +172,7 @@ def test_a_site_and_several_seeds_at_once_draw_the_same() -> None:
 
 def test_fine_tuning_is_augmented_alike_in_both_engines() -> None:
     case = make_case(FedAvg(LOCAL), "cnn")
-    clients, store = torch.tensor([1, 4]), Memory(13)
+    clients, store = torch.tensor([1, 4]), Store(13)
 
     def told(engine: str, **changes: Any) -> list[torch.Tensor]:
         sim = case.sim(**changes)

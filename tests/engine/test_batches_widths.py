@@ -17,7 +17,7 @@ from posterity.engine.batches import bucket, plan_batches, size_classes, width_f
 from posterity.engine.cache import TraceCache
 from posterity.engine.engines import STACKED
 from posterity.engine.round import first_state, train_round
-from posterity.engine.store import Memory
+from posterity.engine.store import Store
 from posterity.fast import _cuda_graphs as cuda_graphs
 from posterity.fast import graph
 from posterity.fast.graph import engine as GRAPH
@@ -96,7 +96,7 @@ def test_memory_is_counted_for_the_padded_width(bound):
 
 def rounds(engine, cohorts):
     sim = case().sim()
-    state, store = first_state(sim), Memory(sim.federation.clients)
+    state, store = first_state(sim), Store(sim.federation.clients)
     for number, cohort in enumerate(cohorts, 1):
         state, log = train_round(sim, engine, state, store, cohort, number, len(cohorts))
         assert not log.refused

@@ -14,7 +14,7 @@ from posterity.data.federation import Part
 from posterity.engine.blocks import ACTIVATIONS, blocks
 from posterity.engine.engines import Stacked
 from posterity.engine.round import first_state, score
-from posterity.engine.store import Memory
+from posterity.engine.store import Store
 from posterity.laws import make_case
 from posterity.methods.fedavg import FedAvg
 
@@ -71,7 +71,7 @@ def test_what_a_prediction_holds_is_declared_by_its_preparation():
             seen.append(len(here.client))
             return super().predict(sim, passes, adapt, here, parts)
 
-    state, store = first_state(sim), Memory(sim.federation.clients)
+    state, store = first_state(sim), Store(sim.federation.clients)
     score(sim, Seen(), state, store, torch.arange(5), 1, [sim.federation.test], "received")
     assert seen == [1] * 5
     assert asked == [37]

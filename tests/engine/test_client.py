@@ -15,7 +15,7 @@ from posterity.engine.client import Site, Visit, predict_client, visit_client
 from posterity.engine.engines import ORACLE
 from posterity.engine.round import first_state, score, train_round
 from posterity.engine.server import Accumulator, combine
-from posterity.engine.store import Memory
+from posterity.engine.store import Store
 from posterity.laws import make_case
 from posterity.laws.case import PUBLIC, SIZES, largest_gap
 from posterity.methods.fedavg import FedAvg
@@ -58,7 +58,7 @@ def apart(sim):
 
 
 def simulated(sim):
-    state, store = first_state(sim), Memory(sim.federation.clients)
+    state, store = first_state(sim), Store(sim.federation.clients)
     for number, cohort in enumerate(COHORTS, 1):
         state, log = train_round(sim, ORACLE, state, store, torch.tensor(cohort), number, len(COHORTS))
         assert not log.refused
@@ -141,7 +141,7 @@ def test_a_visit_does_not_touch_what_it_was_given():
 
 def test_trained_is_the_network_that_the_client_sends():
     sim = make_case(methods.build("fedavg", {})).sim()
-    state, store = first_state(sim), Memory(sim.federation.clients)
+    state, store = first_state(sim), Store(sim.federation.clients)
     part, client = sim.federation.test, torch.tensor([2])
     shared, own = sim.method.offer(state, client[0])
     sent = visit_client(site_of(sim, 2), shared, own, None, 1).message["params"].value

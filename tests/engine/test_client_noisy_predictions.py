@@ -13,7 +13,7 @@ from posterity.data.federation import Part
 from posterity.engine.client import PREDICT_ROWS
 from posterity.engine.engines import find_engine
 from posterity.engine.round import first_state, score
-from posterity.engine.store import Memory
+from posterity.engine.store import Store
 from posterity.laws import make_case
 from posterity.methods.fedavg import FedAvg
 
@@ -32,7 +32,7 @@ def outputs(engine):
     sim = make_case(Noisy(Training(lr=0.1))).sim()
     rows = [torch.zeros(n, dtype=torch.int64) for n in SIZES] + [torch.zeros(0, dtype=torch.int64)] * 11
     clients = torch.arange(len(SIZES))
-    return score(sim, find_engine(engine), first_state(sim), Memory(15), clients, 1, [Part.of(rows)], "received")[0]
+    return score(sim, find_engine(engine), first_state(sim), Store(15), clients, 1, [Part.of(rows)], "received")[0]
 
 
 @pytest.mark.parametrize("engine", ["loop", "stacked", "graph"])

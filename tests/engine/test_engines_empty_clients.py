@@ -12,7 +12,7 @@ from posterity.data.federation import Part
 from posterity.engine.cache import TraceCache
 from posterity.engine.engines import find_engine
 from posterity.engine.round import first_state, score
-from posterity.engine.store import Memory
+from posterity.engine.store import Store
 from posterity.laws import make_case
 from posterity.methods.fedavg import FedAvg
 
@@ -35,7 +35,7 @@ def test_it_stays_where_it_was(engine, training, patience):
 
     def outputs(point, clients):
         asked = torch.tensor(clients)
-        return score(sim, find_engine(engine), first_state(sim), Memory(15), asked, 1, [sim.federation.test], point)
+        return score(sim, find_engine(engine), first_state(sim), Store(15), asked, 1, [sim.federation.test], point)
 
     for clients in ([FULL, EMPTY], [EMPTY]):  # in company, and alone
         received, adapted, trained = (outputs(point, clients)[0] for point in ("received", "adapted", "trained"))

@@ -12,7 +12,7 @@ from posterity.core.passes import Training
 from posterity.engine.cache import TraceCache
 from posterity.engine.engines import find_engine
 from posterity.engine.round import first_state, score
-from posterity.engine.store import Memory
+from posterity.engine.store import Store
 from posterity.laws import make_case
 from posterity.laws.case import largest_gap, run
 from posterity.methods.fedavg import FedAvg
@@ -51,6 +51,6 @@ def test_a_pass_over_another_part_of_the_data(point, engine):
     clients, test = torch.arange(13), [sim.federation.test]
 
     def outputs(name):
-        return score(sim, find_engine(name), first_state(sim), Memory(15), clients, 1, test, point)[0]
+        return score(sim, find_engine(name), first_state(sim), Store(15), clients, 1, test, point)[0]
 
     assert largest_gap(outputs(engine), outputs("loop"))[0] < 1e-9

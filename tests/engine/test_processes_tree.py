@@ -16,7 +16,7 @@ from posterity.engine import processes
 from posterity.engine.engines import ORACLE
 from posterity.engine.processes import Processes
 from posterity.engine.round import first_state, train_round
-from posterity.engine.store import Memory
+from posterity.engine.store import Store
 from posterity.laws import make_case
 from posterity.methods.fedavg import FedAvg
 
@@ -154,7 +154,7 @@ def test_the_first_process_knows_what_became_of_a_round(at_all, method, cohort):
 
     def log_of(ranks):
         sim = case.sim(processes=ranks)
-        return train_round(sim, ORACLE, first_state(sim), Memory(13), torch.tensor(cohort), 1, 1)[1]
+        return train_round(sim, ORACLE, first_state(sim), Store(13), torch.tensor(cohort), 1, 1)[1]
 
     alone, first = log_of(Processes()), at_all(2, log_of)[0]
     assert [refusal.client for refusal in alone.refused] == [9]

@@ -15,7 +15,7 @@ from posterity.engine.blocks import able
 from posterity.engine.engines import ORACLE, STACKED
 from posterity.engine.round import Question, first_state, score, train_round
 from posterity.engine.seeds import MultiSeed, answers, train_rounds
-from posterity.engine.store import Memory
+from posterity.engine.store import Store
 from posterity.laws import make_case
 from posterity.laws.case import SIZES
 from posterity.methods.fedavg import FedAvg
@@ -43,7 +43,7 @@ def noting():
 
 
 def trained(sim, cohort=COHORT, round=1):
-    return train_round(sim, STACKED, first_state(sim), Memory(15), torch.tensor(cohort), round, 3)
+    return train_round(sim, STACKED, first_state(sim), Store(15), torch.tensor(cohort), round, 3)
 
 
 def spoilt(sim, client=BROKEN):
@@ -128,7 +128,7 @@ class Named(FedAvg):
 
 def asked(sim, engine, newcomers, clients=(3, 0)):
     test = [sim.federation.test]
-    outputs = score(sim, engine, first_state(sim), Memory(15), torch.tensor(clients), 1, test, "received",
+    outputs = score(sim, engine, first_state(sim), Store(15), torch.tensor(clients), 1, test, "received",
                     newcomers=newcomers)  # fmt: skip
     return [float(output[0, 0]) for output in outputs[0]]
 
@@ -142,7 +142,7 @@ def test_a_stranger_is_offered_what_newcomers_are(engine):
 
 def test_strangers_of_several_seeds_at_once():
     sims = [make_case(Named(STILL)).sim(seed=seed) for seed in (0, 1)]
-    states, stores = [first_state(w) for w in sims], [Memory(15) for _ in sims]
+    states, stores = [first_state(w) for w in sims], [Store(15) for _ in sims]
     for newcomers, expected in ((True, [-1, -1]), (False, [3, 0])):
         questions = [Question(torch.tensor([3, 0]), (w.federation.test,), "received", None, newcomers) for w in sims]
         for (outputs,) in answers(MultiSeed.of(sims), STACKED, states, stores, questions, 1):
@@ -151,7 +151,7 @@ def test_strangers_of_several_seeds_at_once():
 
 @pytest.mark.parametrize("engine", [ORACLE, STACKED], ids=["loop", "stacked"])
 def test_a_stranger_has_no_record_even_where_its_number_has(engine):
-    sim, store = make_case(FedPer(Training(lr=0.5))).sim(), Memory(15)
+    sim, store = make_case(FedPer(Training(lr=0.5))).sim(), Store(15)
     state, _ = train_round(sim, engine, first_state(sim), store, torch.tensor(COHORT), 1, 3)
     one = torch.tensor([0])
     test = [sim.federation.test]
@@ -159,7 +159,7 @@ def test_a_stranger_has_no_record_even_where_its_number_has(engine):
     def outputs(store, newcomers):
         return score(sim, engine, state, store, one, 2, test, "received", newcomers=newcomers)[0][0]
 
-    assert torch.equal(outputs(store, True), outputs(Memory(15), True))
+    assert torch.equal(outputs(store, True), outputs(Store(15), True))
     assert not torch.allclose(outputs(store, True), outputs(store, False))
 
 
@@ -173,14 +173,14 @@ class Numbered(FedAvg):
 
 def test_clients_of_several_seeds_have_the_numbers_that_they_have_alone():
     sims = [make_case(Numbered(STILL)).sim(seed=seed) for seed in (0, 1)]
-    states, stores = [first_state(w) for w in sims], [Memory(15) for _ in sims]
+    states, stores = [first_state(w) for w in sims], [Store(15) for _ in sims]
     train_rounds(MultiSeed.of(sims), STACKED, states, stores, [torch.tensor(COHORT)] * 2, 1, 3)
     for store in stores:
         assert store.rows["number"][list(COHORT)].tolist() == list(COHORT)
 
 
 def test_only_clients_that_were_written_are_known():
-    store = Memory(4)
+    store = Store(4)
     assert not store.ready
     store.write(torch.tensor([2]), {"a": torch.tensor([[3.0]])})
     assert store.ready

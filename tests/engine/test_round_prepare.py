@@ -13,7 +13,7 @@ from posterity.core.tree import tree_map
 from posterity.engine.engines import find_engine
 from posterity.engine.round import Question, first_state, score, train_round
 from posterity.engine.seeds import MultiSeed, answers
-from posterity.engine.store import Memory
+from posterity.engine.store import Store
 from posterity.laws import LawBroken, make_case
 from posterity.laws.case import largest_gap
 from posterity.laws.plain import law_runs
@@ -41,7 +41,7 @@ class Prepared(FedAvg):
 
 
 def scored(sim, engine, point):
-    state, store = first_state(sim), Memory(sim.federation.clients)
+    state, store = first_state(sim), Store(sim.federation.clients)
     state, _ = train_round(sim, find_engine(engine), state, store, CLIENTS, 1, 1)
     before = tree_map(torch.clone, (state, store.rows))
     found = score(sim, find_engine(engine), state, store, CLIENTS, 1, [sim.federation.test], point)[0]
@@ -65,7 +65,7 @@ def test_it_sees_the_model_that_predicts_at_every_point(engine):
 
 def test_several_seeds_prepare_as_each_does_alone():
     sims = [make_case(Prepared()).sim(seed=seed) for seed in (0, 1)]
-    states, stores = [first_state(sim) for sim in sims], [Memory(sim.federation.clients) for sim in sims]
+    states, stores = [first_state(sim) for sim in sims], [Store(sim.federation.clients) for sim in sims]
     asked = [Question(CLIENTS, [sim.federation.test], "adapted") for sim in sims]
     both = answers(MultiSeed.of(sims), find_engine("stacked"), states, stores, asked, 1)
     for sim, state, store, together in zip(sims, states, stores, both, strict=True):

@@ -13,7 +13,7 @@ from posterity.core.passes import Training
 from posterity.core.tree import tree_map
 from posterity.engine.round import first_state
 from posterity.engine.seeds import MultiSeed, train_rounds
-from posterity.engine.store import Memory
+from posterity.engine.store import Store
 from posterity.fast.graph import engine as GRAPH
 from posterity.methods.fedper import FedPer
 from posterity.methods.pfedvmp import PFedVMP
@@ -121,7 +121,7 @@ def test_seeds_at_once_refuse_and_roll_back_as_each_alone():
 
     def ends(group):
         seeds, states = MultiSeed.of(group), [first_state(sim) for sim in group]
-        stores = [Memory(len(SIZES)) for _ in group]
+        stores = [Store(len(SIZES)) for _ in group]
         logs = []
         for number in (1, 2, 3):
             found = train_rounds(seeds, ENGINES[1], states, stores, [everyone] * len(group), number, 3)

@@ -18,7 +18,7 @@ from posterity.engine.cache import TraceCache
 from posterity.engine.engines import find_engine
 from posterity.engine.round import Question, answer, first_state, train_round
 from posterity.engine.seeds import MultiSeed, PerSeed, answers, train_rounds
-from posterity.engine.store import Memory
+from posterity.engine.store import Store
 from posterity.laws.case import largest_gap, make_case, small_federation
 from posterity.methods.fedavg import FedAvg
 from posterity.methods.fedmap import FedMAP
@@ -46,7 +46,7 @@ def both(some, engine):
     """States and records of two rounds, at once and alone."""
     multi, found = MultiSeed.of(some), []
     for at_once in (True, False):
-        states, stores = [first_state(w) for w in some], [Memory(w.federation.clients) for w in some]
+        states, stores = [first_state(w) for w in some], [Store(w.federation.clients) for w in some]
         cohorts = [able(w)[i::2] for i, w in enumerate(some)]
         for number in (1, 2):
             if at_once:
@@ -101,7 +101,7 @@ def _alone(sim, engine, state, store, question):
 def test_a_part_that_is_none_of_the_usual():
     some = sims()
     multi, engine = MultiSeed.of(some), find_engine("stacked")
-    states, stores = [first_state(w) for w in some], [Memory(w.federation.clients) for w in some]
+    states, stores = [first_state(w) for w in some], [Store(w.federation.clients) for w in some]
     parts = [Part.of([w.federation.test.client(k) for k in range(w.federation.clients)]) for w in some]
     asked = [Question(torch.tensor([2, 0]), (part,), "received") for part in parts]
     for i, outputs in enumerate(answers(multi, engine, states, stores, asked, 1)):
@@ -110,7 +110,7 @@ def test_a_part_that_is_none_of_the_usual():
 
 def test_nobody_takes_part():
     some = sims()
-    states, stores = [first_state(w) for w in some], [Memory(w.federation.clients) for w in some]
+    states, stores = [first_state(w) for w in some], [Store(w.federation.clients) for w in some]
     nobody = [torch.zeros(0, dtype=torch.int64)] * 2
     ends = train_rounds(MultiSeed.of(some), find_engine("stacked"), states, stores, nobody, 1, 1)
     assert [log.empty for _, log in ends] == [True, True]

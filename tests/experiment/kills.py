@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from posterity.engine.disk_store import Mapped
+from posterity.engine.disk_store import DiskStore
 from posterity.experiment import run
 from posterity.runs import files
 from posterity.runs import folder as run_folder
@@ -68,7 +68,7 @@ def arm(moment: str, count: int, end=die) -> None:
 
         os.replace = one_of_two_moves
     elif moment == "journal":
-        remember = Mapped._remember
+        remember = DiskStore._remember
 
         def half_an_entry(self, index):
             if due():
@@ -77,18 +77,18 @@ def arm(moment: str, count: int, end=die) -> None:
                 end()
             remember(self, index)
 
-        Mapped._remember = half_an_entry
+        DiskStore._remember = half_an_entry
     elif moment == "row":
-        remember = Mapped._remember
+        remember = DiskStore._remember
 
         def half_a_row(self, index):
             remember(self, index)
             if due():
-                os.lseek(self.file.descriptor, int(index[0]) * self.width, os.SEEK_SET)
-                os.write(self.file.descriptor, b"\xff" * (self.width // 2))
+                self.file.file.seek(int(index[0]) * self.width)
+                self.file.file.write(b"\xff" * (self.width // 2))
                 end()
 
-        Mapped._remember = half_a_row
+        DiskStore._remember = half_a_row
 
 
 def go(config: Config, out: str, moment: str | None, count: int) -> None:

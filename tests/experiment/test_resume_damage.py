@@ -13,7 +13,7 @@ import torch
 from kinds import everything
 
 import posterity
-from posterity.engine.disk_store import Mapped
+from posterity.engine.disk_store import DiskStore
 from posterity.experiment import models as kept_round
 from posterity.experiment import run
 from posterity.experiment.compare import compare_runs, resume_all
@@ -358,7 +358,7 @@ def test_a_full_disk_is_told_and_nothing_is_lost(store, ends, small_disk):
 
 def test_rows_that_find_no_room_are_an_error_not_a_signal(tmp_path):
     """A limit on the size of files stands for a full disk: the first row fits, the last does not."""
-    store = Mapped(tmp_path, 64)
+    store = DiskStore(tmp_path, 64)
     store.write(torch.tensor([0]), {"a": torch.ones(1, 4096)})
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (2**19, before[1]))

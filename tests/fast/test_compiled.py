@@ -23,7 +23,7 @@ from posterity.engine.blocks import able
 from posterity.engine.engines import STACKED
 from posterity.engine.round import first_state, train_round
 from posterity.engine.simulation import PER_CLIENT, solid
-from posterity.engine.store import Memory
+from posterity.engine.store import Store
 from posterity.fast import _cuda_graphs as cuda_graphs
 from posterity.fast import compiled as inductor
 from posterity.fast import graph
@@ -63,7 +63,7 @@ def on_gpu(sim, each, carry, here, plan):
 
 
 def _rounds(sim, engine, count=2, cohort=None):
-    state, store = first_state(sim), Memory(sim.federation.clients)
+    state, store = first_state(sim), Store(sim.federation.clients)
     cohort = able(sim) if cohort is None else cohort
     for number in range(1, count + 1):
         state, log = train_round(sim, engine, state, store, cohort, number, count)
@@ -144,7 +144,7 @@ def test_what_captures_warmed_up_with_is_given_back_once_they_are_made(reserved,
     given = []
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: given.append(1))
     sim = _simulation("fedavg")
-    state, store = first_state(sim), Memory(sim.federation.clients)
+    state, store = first_state(sim), Store(sim.federation.clients)
     engine = _engine(partial(cuda_graphs.take_steps, make=graph.make_step))  # as `graph`: there is nothing to compile
     for number in (1, 2, 3):
         state, _ = train_round(sim, engine, state, store, SMALL, number, 3)
@@ -158,7 +158,7 @@ def test_a_resumed_run_has_the_same_bits(monkeypatch):
     engine, ends = _engine(on_gpu), []
     for resumed in (False, True):
         sim = _simulation("fedavg")
-        state, store = first_state(sim), Memory(sim.federation.clients)
+        state, store = first_state(sim), Store(sim.federation.clients)
         for number in (1, 2):
             sim = _simulation("fedavg") if resumed and number == 2 else sim  # nothing is recorded yet
             state, _ = train_round(sim, engine, state, store, SMALL, number, 2)

@@ -18,7 +18,7 @@ from posterity.engine.blocks import able
 from posterity.engine.cache import Captures, TraceCache, play
 from posterity.engine.engines import STACKED
 from posterity.engine.round import first_state, score, train_round
-from posterity.engine.store import Memory
+from posterity.engine.store import Store
 from posterity.fast import _cuda_graphs as cuda_graphs
 from posterity.fast import _trace as trace
 from posterity.fast import graph
@@ -88,7 +88,7 @@ def end_of(method, engine):
     """State, records and outputs after rounds of three cohorts, with scores between."""
     sim = make_case(methods.build(method, fewer(method), {"lr": 0.05, "batch": 5, "epochs": 2})).sim()
     sim = replace(sim, traces=TraceCache(patience=0))
-    state, store, everybody = first_state(sim), Memory(sim.federation.clients), able(sim)
+    state, store, everybody = first_state(sim), Store(sim.federation.clients), able(sim)
     parts, outputs = [sim.federation.test, sim.federation.train], []
     late = torch.arange(sim.federation.members, sim.federation.clients)
     for number, cohort in enumerate((everybody, everybody[::2], everybody), 1):

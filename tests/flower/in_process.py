@@ -13,7 +13,7 @@ from posterity.engine.engines import ORACLE
 from posterity.engine.participation import Participation
 from posterity.engine.round import first_state, train_round
 from posterity.engine.simulation import BlockLimit
-from posterity.engine.store import Memory
+from posterity.engine.store import Store
 from posterity.experiment.setup import DTYPES, load_federation, set_up
 from posterity.flower.experiment import run_experiment
 from posterity.flower.records import RecordFiles
@@ -102,7 +102,7 @@ def simulate(config: Config, cohorts=None):
     sim = set_up(config, federation_of(config)).sim
     object.__setattr__(sim, "limit", BlockLimit({"training": 1}))
     able = sim.federation.train.counts[: sim.federation.members].nonzero()[:, 0]
-    state, store, logs = first_state(sim), Memory(sim.federation.clients), []
+    state, store, logs = first_state(sim), Store(sim.federation.clients), []
     for number in range(1, config.rounds + 1):
         drawn = Participation.parse(config.participation).draw(able, sim.root, number)
         cohort = drawn if cohorts is None else able[cohorts[number - 1]]

@@ -13,7 +13,7 @@ from posterity.core.tree import tree_leaves, tree_named
 from posterity.engine.blocks import able, blocks
 from posterity.engine.engines import ORACLE, STACKED
 from posterity.engine.round import first_state, personal_model, train_round
-from posterity.engine.store import Memory
+from posterity.engine.store import Store
 from posterity.laws import make_case
 from posterity.laws.case import COHORTS, NEWCOMERS, ONE_CLASS, SCORED, SIZES, history, one_round, outputs, run
 from posterity.laws.draws import keys_of_run
@@ -64,7 +64,7 @@ def test_a_cohort_is_cut_by_memory(fedper):
 
 
 def test_an_empty_cohort_is_an_empty_round(fedper):
-    sim, store = fedper.sim(), Memory(13)
+    sim, store = fedper.sim(), Store(13)
     state = first_state(sim)
     after, log = train_round(sim, STACKED, state, store, torch.zeros(0, dtype=torch.int64), 1, 1)
     assert log.empty
@@ -87,7 +87,7 @@ def test_a_client_with_broken_data_is_refused_and_rolled_back(engine):
     x = whole.federation.x.clone()
     x[whole.federation.train.client(8)[0]] = torch.inf
     sim = replace(whole.sim(), federation=replace(whole.federation, x=x))
-    store, clean = Memory(13), Memory(13)
+    store, clean = Store(13), Store(13)
     state, log = train_round(sim, engine, first_state(sim), store, torch.tensor(COHORTS[0]), 1, 1)
     others = [c for c in COHORTS[0] if c != 8]
     plain, _ = train_round(whole.sim(), engine, first_state(sim), clean, torch.tensor(others), 1, 1)

@@ -10,10 +10,10 @@ import torch
 
 from posterity.core.tree import tree_map, tree_named, tree_rows
 from posterity.engine.blocks import receive_stack
-from posterity.engine.disk_store import Mapped
+from posterity.engine.disk_store import DiskStore
 from posterity.engine.engines import STACKED, Stacked
 from posterity.engine.round import first_state, score, train_round
-from posterity.engine.store import Memory
+from posterity.engine.store import Store
 from posterity.laws import make_case
 from posterity.laws.case import COHORTS
 from posterity.methods.fedmap import FedMAP
@@ -59,7 +59,7 @@ def equal(left, right):
 
 def reopened(folder, known, commit):
     """What a new process does after a kill."""
-    store = Mapped(folder, CLIENTS, commit)
+    store = DiskStore(folder, CLIENTS, commit)
     store.known = known.clone()
     store.undo()
     return store
@@ -68,7 +68,7 @@ def reopened(folder, known, commit):
 @pytest.fixture
 def checkpoint(tmp_path):
     """A store with checkpoint 1, and what it held then: clients 0, 1 and 2."""
-    store = Mapped(tmp_path, CLIENTS)
+    store = DiskStore(tmp_path, CLIENTS)
     write(store, [0, 1, 2], 1)
     store.prepare()
     store.commit(1)
@@ -80,11 +80,11 @@ def test_a_run_on_file_equals_a_run_in_memory(cls, tmp_path):
     looked_at = make_case(cls(LOCAL))
     sim, members = looked_at.sim(), looked_at.federation.members
     ends = []
-    for store in (Memory(members), Mapped(tmp_path, members)):
+    for store in (Store(members), DiskStore(tmp_path, members)):
         state = first_state(sim)
         for number, cohort in enumerate(COHORTS, 1):
             state, _ = train_round(sim, STACKED, state, store, torch.tensor(cohort), number, len(COHORTS))
-            if isinstance(store, Mapped):
+            if isinstance(store, DiskStore):
                 store.prepare()
                 store.commit(number)
         everybody = torch.arange(members)
@@ -99,7 +99,7 @@ def one_record(sim):
 
 
 def test_clients_never_met_have_what_join_made(tmp_path):
-    store = Mapped(tmp_path, CLIENTS)
+    store = DiskStore(tmp_path, CLIENTS)
     write(store, [4], 1)
     asked = []
 
@@ -118,7 +118,7 @@ def test_clients_never_met_have_what_join_made(tmp_path):
 
 
 def test_empty_records_need_no_file(tmp_path):
-    store = Mapped(tmp_path, CLIENTS)
+    store = DiskStore(tmp_path, CLIENTS)
     store.write(torch.tensor([1]), ())
     assert store.known.tolist() == [False, True, False, False, False, False]
     assert store.read(torch.tensor([1])) == ()
@@ -187,7 +187,7 @@ def test_a_stale_journal_is_replaced(checkpoint, tmp_path):
     store, known, _ = checkpoint
     write(store, [0], 2)
     del store
-    later = Mapped(tmp_path, CLIENTS, number=5)
+    later = DiskStore(tmp_path, CLIENTS, number=5)
     later.known = known.clone()
     assert later.undo() == 0
     held = tree_map(torch.clone, read(later))
@@ -198,19 +198,19 @@ def test_a_stale_journal_is_replaced(checkpoint, tmp_path):
 
 
 def test_a_file_of_another_method_is_refused(checkpoint, tmp_path):
-    other = Mapped(tmp_path, CLIENTS)
+    other = DiskStore(tmp_path, CLIENTS)
     with pytest.raises(ValueError, match="another method, model or federation"):
         other.expect_like({"a": torch.zeros(1, 5)})
 
 
 def test_one_record_of_mixed_kinds_can_be_read(tmp_path):
-    store = Mapped(tmp_path, CLIENTS)
+    store = DiskStore(tmp_path, CLIENTS)
     write(store, [1], 1)
     assert equal(read(store, [1]), rows([1], 1))
 
 
 def test_leaves_in_another_order_land_in_their_places(tmp_path):
-    store = Mapped(tmp_path, CLIENTS)
+    store = DiskStore(tmp_path, CLIENTS)
     write(store, [0], 1)
     record = rows([1], 1)
     store.write(torch.tensor([1]), {"b": record["b"], "a": record["a"]})

@@ -17,7 +17,7 @@ from posterity.engine.engines import ORACLE, STACKED
 from posterity.engine.round import first_state, score, train_round
 from posterity.engine.server import RoundLog
 from posterity.engine.simulation import Simulation
-from posterity.engine.store import Memory
+from posterity.engine.store import Store
 
 ENGINES = (ORACLE, STACKED)
 each_engine = pytest.mark.parametrize(  # that they agree is a law for every method: one by one is for `make test-all`
@@ -33,7 +33,7 @@ class Run:
     def __init__(self, method, federation, model, engine=STACKED, initial=None, dtype=DOUBLE, seed=0):
         initial = model.init(seed, dtype) if initial is None else initial
         self.sim = Simulation(method, model, federation.to("cpu", dtype), initial, make_key(seed))
-        self.engine, self.store, self.played = engine, Memory(federation.clients), 0
+        self.engine, self.store, self.played = engine, Store(federation.clients), 0
         self.state, self.logs = first_state(self.sim), list[RoundLog]()
 
     def rounds(self, count: int = 1, cohort=None) -> Run:
