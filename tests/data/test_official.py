@@ -29,7 +29,6 @@ from posterity.data.datasets import (
     office_caltech10,
     tinyimagenet,
 )
-from posterity.data.datasets._cifar import BatchFile, CifarLayout
 from posterity.data.datasets._idx import PARTS
 from posterity.data.federation import FederationSpec
 from posterity.data.official import find_form
@@ -70,28 +69,24 @@ test_rows.__test__ = False  # type: ignore[attr-defined]
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> tuple[Array, Array]:
     """Both CIFAR datasets with four pictures a batch: pictures (24, 3, 32, 32) and labels."""
-    ten = tuple(BatchFile(batch.name, ROWS, batch.test) for batch in cifar10.LAYOUT.batches)
-    hundred = (BatchFile("train", 5 * ROWS), BatchFile("test", ROWS, True))
-    monkeypatch.setattr(cifar10, "LAYOUT", CifarLayout(ten, cifar10.LAYOUT.labels))
-    monkeypatch.setattr(cifar100, "LAYOUT", CifarLayout(hundred, cifar100.LAYOUT.labels))
+    monkeypatch.setattr(cifar10, "BATCHES", dict.fromkeys(cifar10.BATCHES, ROWS))
+    monkeypatch.setattr(cifar100, "BATCHES", {"train": 5 * ROWS, "test": ROWS})
     return bytes_of(6 * ROWS, 3, 32, 32), np.arange(6 * ROWS) % 10
 
 
 def binary10(x: Array, y: Array) -> dict[str, bytes]:
     rows = np.concatenate([y[:, None].astype(np.uint8), x.reshape(len(x), -1)], 1)
     parts = np.split(rows, 6)
-    return {
-        f"cifar-10-batches-bin/{b.name}.bin": p.tobytes() for b, p in zip(cifar10.LAYOUT.batches, parts, strict=True)
-    }
+    return {f"cifar-10-batches-bin/{b}.bin": p.tobytes() for b, p in zip(cifar10.BATCHES, parts, strict=True)}
 
 
 def python10(x: Array, y: Array, **changed: bytes) -> dict[str, bytes]:
     found = {}
-    for i, batch in enumerate(cifar10.LAYOUT.batches):
+    for i, batch in enumerate(cifar10.BATCHES):
         rows = slice(i * ROWS, (i + 1) * ROWS)
         values = {"data": array(x[rows].reshape(ROWS, -1)), "labels": listed(y[rows].tolist())}
         files = listed([f"{k}.png" for k in range(ROWS)])
-        found[f"cifar-10-batches-py/{batch.name}"] = pickled(
+        found[f"cifar-10-batches-py/{batch}"] = pickled(
             batch_label=b"U\x01a", filenames=files, **{**values, **changed}
         )
     return found

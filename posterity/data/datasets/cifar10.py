@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from posterity.data.archives import Array, read_npz
-from posterity.data.datasets._cifar import BatchFile, CifarLayout, Labels, read_cifar
+from posterity.data.datasets._cifar import Labels, read_cifar
 from posterity.data.files import labelled, unsheet
 from posterity.data.official import DataSource, File, form, locate_form
 from posterity.data.pool import Pool
@@ -21,9 +21,7 @@ NATURAL = False
 ROWS = 60_000
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 LABELS = Labels("labels", 10)
-LAYOUT = CifarLayout(
-    (*(BatchFile(f"data_batch_{k}", 10_000) for k in range(1, 6)), BatchFile("test_batch", 10_000, True)), (LABELS,)
-)
+BATCHES = dict.fromkeys((*(f"data_batch_{k}" for k in range(1, 6)), "test_batch"), 10_000)
 HALF_A, HALF_B = "cifar10_half_a.npz", "cifar10_half_b.npz"
 BINARY = File("cifar-10-binary.tar.gz", 170_052_171, "md5 c32a1d4ab5d03f1284b67883e8d87530")
 PYTHON = File("cifar-10-python.tar.gz", 170_498_071, "md5 c58f30108f718f92721af3b95e74349a")
@@ -46,7 +44,7 @@ def load(data_dir: Path | None, seed: int) -> Pool:
     if found.form.key in ("half", "halves"):
         x, y, test = _halves(found.paths)
     else:
-        x, y, test, _ = read_cifar(found.paths[0], found.form.key, LAYOUT, LABELS)
+        x, y, test, _ = read_cifar(found.paths[0], found.form.key, BATCHES, (LABELS,), LABELS)
     what = "pictures, a stratified half" if found.form.key == "half" else "pictures"
     return labelled("cifar10", x, y, CLASSES, test=test, published=ROWS, what=what)
 

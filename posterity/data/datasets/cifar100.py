@@ -10,15 +10,15 @@ from __future__ import annotations
 from pathlib import Path
 
 from posterity.data.archives import read_npz
-from posterity.data.datasets._cifar import BatchFile, CifarLayout, Labels, read_cifar
+from posterity.data.datasets._cifar import Labels, read_cifar
 from posterity.data.files import labelled, unsheet
 from posterity.data.official import DataSource, File, form, locate_form
 from posterity.data.pool import DataError, Pool
 
 NATURAL = False
-COARSE = Labels("coarse_labels", 20, "coarse_label_names", "coarse_label_names.txt")
-FINE = Labels("fine_labels", 100, "fine_label_names", "fine_label_names.txt")
-LAYOUT = CifarLayout((BatchFile("train", 50_000), BatchFile("test", 10_000, True)), (COARSE, FINE))
+COARSE = Labels("coarse_labels", 20, "coarse_label_names")
+FINE = Labels("fine_labels", 100, "fine_label_names")
+BATCHES = {"train": 50_000, "test": 10_000}
 BINARY = File("cifar-100-binary.tar.gz", 168_513_733, "md5 03b5dce01913d631647c71ecec9e9cb8")
 PYTHON = File("cifar-100-python.tar.gz", 169_001_437, "md5 eb9058c3a382ffc7106e4002c42a8d85")
 SOURCE = DataSource(
@@ -44,5 +44,6 @@ def load(data_dir: Path | None, seed: int, *, labels: str = "fine") -> Pool:
         y, test, kinds = stored[labels], stored["is_test"], tuple(stored[f"{labels}_names"])
         what = "pictures, a stratified half"
     else:
-        x, y, test, kinds = read_cifar(found.paths[0], found.form.key, LAYOUT, FINE if labels == "fine" else COARSE)
+        wanted = FINE if labels == "fine" else COARSE
+        x, y, test, kinds = read_cifar(found.paths[0], found.form.key, BATCHES, (COARSE, FINE), wanted)
     return labelled("cifar100", x, y, kinds, test=test, published=60_000, what=what)
