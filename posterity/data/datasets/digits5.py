@@ -2,7 +2,7 @@
 
 X. Peng et al., "Moment Matching for Multi-Source Domain Adaptation", ICCV 2019: MNIST, MNIST-M (Y. Ganin et al. 2016),
 SVHN (Y. Netzer et al. 2011), synthetic digits (Y. Ganin and V. Lempitsky 2015) and USPS (J. Hull 1994). Read from the
-.mat files of that paper (version 5 to 7), or from mnist.npz, mnistm.npz, svhn.npz, syn.npz and usps.npz in the form of
+.mat files of that paper (by SciPy), or from mnist.npz, mnistm.npz, svhn.npz, syn.npz and usps.npz in the form of
 Keras (x_train, y_train, x_test, y_test). Pictures of 28×28 are enlarged, grey ones repeated over the three channels.
 """
 
@@ -16,8 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from posterity.data.archives import Array, demand, read_npz, reading
-from posterity.data.datasets._mat import Cells, read_mat
+from posterity.data.archives import Array, check_arrays, check_file, check_size, demand, read_npz, reading
 from posterity.data.files import check_labels, join_parts, labelled, pictures
 from posterity.data.official import DataSource, form, locate_form
 from posterity.data.pool import DataError, Pool
@@ -53,28 +52,40 @@ def load(data_dir: Path | None, seed: int) -> Pool:
 
 
 def _from_mat(mnist: Path, mnistm: Path, svhn: Path, svhn_test: Path, syn: Path, usps: Path) -> list[Part]:
-    street = [*_numbers(svhn, "X", "y"), *_numbers(svhn_test, "X", "y")]
+    street = [*read_mat(svhn, "X", "y"), *read_mat(svhn_test, "X", "y")]
     return [
-        _part(mnist, *_numbers(mnist, "train_32", "test_32", "label_train", "label_test")),
-        _part(mnistm, *_numbers(mnistm, "train", "test", "label_train", "label_test")),
+        _part(mnist, *read_mat(mnist, "train_32", "test_32", "label_train", "label_test")),
+        _part(mnistm, *read_mat(mnistm, "train", "test", "label_train", "label_test")),
         _part(svhn, *(np.moveaxis(x, -1, 0) for x in street[::2]), *street[1::2]),
-        _part(syn, *_numbers(syn, "train_data", "test_data", "train_label", "test_label")),
+        _part(syn, *read_mat(syn, "train_data", "test_data", "train_label", "test_label")),
         _part(usps, *_cells(usps)),
     ]
 
 
-def _numbers(path: Path, *names: str) -> list[Array]:
-    found = read_mat(path, *names)
-    return [value for name in names if not isinstance(value := found[name], Cells)]
+def read_mat(path: Path, *names: str) -> list[Array]:
+    """The arrays of these names in a .mat file."""
+    try:
+        from scipy import io
+    except ImportError:
+        raise DataError(f"{path}: .mat files need SciPy, which is not installed; pip install scipy") from None
+    check_file(path, "a .mat file")
+    with reading(path, "a whole .mat file of version 5 to 7; fetch it again, or save it with -v7"):
+        try:
+            check_size(path, sum(8 * math.prod(shape) for _, shape, _ in io.whosmat(path)))
+            found = io.loadmat(path, variable_names=names)
+        except io.matlab.MatReadError as error:
+            raise ValueError(str(error)) from None
+    check_arrays(path, found, names)
+    return [found[name] for name in names]
 
 
 def _cells(path: Path) -> list[Array]:
     """USPS: a table with training pictures and labels in the first row, those for testing in the second."""
-    found = read_mat(path, "dataset")["dataset"]
-    if not isinstance(found, Cells) or found.shape != (2, 2):
+    (table,) = read_mat(path, "dataset")
+    if table.shape != (2, 2) or table.dtype != object:
         raise DataError(f"{path}: dataset is no table of 2×2 cells; expected one; fetch the original file")
-    shots = [np.moveaxis(x, 1, -1) if x.ndim == 4 and x.shape[1] == 1 else x for x in (found.at(0, 0), found.at(1, 0))]
-    return [*shots, found.at(0, 1), found.at(1, 1)]
+    shots = [np.moveaxis(x, 1, -1) if x.ndim == 4 and x.shape[1] == 1 else x for x in table[:, 0]]
+    return [*shots, *table[:, 1]]
 
 
 def _part(path: Path, *arrays: Array) -> Part:
