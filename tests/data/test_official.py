@@ -86,9 +86,7 @@ def python10(x: Array, y: Array, **changed: bytes) -> dict[str, bytes]:
         rows = slice(i * ROWS, (i + 1) * ROWS)
         values = {"data": array(x[rows].reshape(ROWS, -1)), "labels": listed(y[rows].tolist())}
         files = listed([f"{k}.png" for k in range(ROWS)])
-        found[f"cifar-10-batches-py/{batch}"] = pickled(
-            batch_label=b"U\x01a", filenames=files, **{**values, **changed}
-        )
+        found[f"cifar-10-batches-py/{batch}"] = pickled(batch_label=b"U\x01a", filenames=files, **{**values, **changed})
     return found
 
 
@@ -353,19 +351,6 @@ def test_femnist_by_writer(tmp_path: Path) -> None:
 def test_femnist_before_the_split(tmp_path: Path) -> None:
     leaf(tmp_path / "femnist/all_data", {"a": ([[0.5] * 784], [1])})
     assert femnist.load(tmp_path, 0).official_test is None
-
-
-@pytest.mark.parametrize("place", ["raw/img_align_celeba", "img_align_celeba"])
-def test_celeba_by_person(tmp_path: Path, place: str) -> None:
-    pytest.importorskip("PIL.Image", reason="Pillow is not installed: pip install 'posterity[images]'")
-    home = tmp_path / "celeba/data"
-    for k in range(4):
-        write(home / place / f"00000{k}.jpg", shot(20, "JPEG"))
-    leaf(home / "train", {"12": (["000002.jpg", "000000.jpg"], [1, 0])})
-    leaf(home / "test", {"12": (["000001.jpg"], [1]), "7": (["000003.jpg"], [0])})
-    pool = celeba.load(tmp_path, 0, size=8)
-    assert (tuple(pool.x.shape), pool.y.tolist()) == ((4, 3, 8, 8), [1, 0, 1, 0])
-    assert (pool.owner_names, test_rows(pool)) == (("12", "7"), [False, False, True, True])
 
 
 def five() -> dict[str, tuple[Array, Array, Array, Array]]:

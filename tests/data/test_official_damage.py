@@ -17,7 +17,6 @@ from posterity.data import DataError
 from posterity.data import archives as archive
 from posterity.data.archives import read_members
 from posterity.data.datasets import (
-    celeba,
     cifar10,
     cifar100,
     digits5,
@@ -167,7 +166,7 @@ def test_pipes_and_links_in_an_unpacked_folder(tmp_path: Path, two: None) -> Non
 EVIL = b"\x80\x02cposix\nsystem\nU\x04true\x85R."
 PICKLES: list[tuple[bytes, str]] = [
     (EVIL, "it names 'posix system', which no such file needs"),
-    (b"\x80\x04\x8c\x05posix\x8c\x06system\x93\x8c\x04true\x85R.", "the opcode SHORT_BINUNICODE"),
+    (b"\x80\x04\x8c\x05posix\x8c\x06system\x93\x8c\x04true\x85R.", "the opcode STACK_GLOBAL"),
     (b"\x80\x02}q\x01U\x01acbuiltins\neval\ns.", "it names 'builtins eval'"),
     (b"\x80\x02(U\x04truecposix\nsystem\no.", "it names 'posix system'|the opcode OBJ"),
     (b"\x80\x02(U\x04trueiposix\nsystem\n.", "the opcode INST"),
@@ -189,9 +188,7 @@ def test_nothing_in_a_pickle_is_run(tmp_path: Path, two: None) -> None:
     command = f"touch {tmp_path / 'owned'}"
     evil = b"\x80\x02cposix\nsystem\n" + text(command) + b"\x85R."
     tar(tmp_path / "cifar-10-python.tar.gz", dict.fromkeys(python(), evil))
-    with pytest.raises(
-        DataError, match=r"data_batch_1: cannot be read \(it names 'posix system'.*take the binary one"
-    ):
+    with pytest.raises(DataError, match=r"data_batch_1: cannot be read \(it names 'posix system'.*take the binary one"):
         cifar10.load(tmp_path, 0)
     assert not (tmp_path / "owned").exists()
 
@@ -388,21 +385,6 @@ def test_folders_of_leaf_without_files(tmp_path: Path) -> None:
     write(tmp_path / "femnist/all_data", b"")
     with pytest.raises(DataError, match="all_data: Not a directory; expected a folder"):
         femnist.load(tmp_path, 0)
-
-
-@pytest.mark.parametrize("name", ["../../secret.jpg", "/etc/passwd", "..", "", 3])
-def test_pictures_of_celeba_stay_in_their_folder(tmp_path: Path, name: Any) -> None:
-    (tmp_path / "celeba/img_align_celeba").mkdir(parents=True)
-    leaf(tmp_path / "celeba/all_data", {"1": ([name], [0])})
-    with pytest.raises(DataError, match="which is not the name of a file in"):
-        celeba.load(tmp_path, 0)
-
-
-def test_a_picture_of_celeba_that_is_missing(tmp_path: Path) -> None:
-    (tmp_path / "celeba/img_align_celeba").mkdir(parents=True)
-    leaf(tmp_path / "celeba/all_data", {"1": (["1.jpg"], [0])})
-    with pytest.raises(DataError, match=r"1.jpg: there is no such file; expected a picture"):
-        celeba.load(tmp_path, 0)
 
 
 SMALL = np.arange(6, dtype=np.uint8).reshape(2, 3)

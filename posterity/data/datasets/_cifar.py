@@ -9,6 +9,7 @@ array.
 from __future__ import annotations
 
 import pickletools
+import re
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
@@ -20,12 +21,11 @@ from posterity.data.archives import Array, demand, read_named, reading
 from posterity.data.files import check_labels
 
 PIXELS = 3 * 32 * 32
-VALUES = "BININT BININT1 BININT2 LONG1 BINSTRING SHORT_BINSTRING BINBYTES SHORT_BINBYTES BINUNICODE".split()
+VALUES = re.compile("BININT[12]?|LONG1|(SHORT_)?BIN(STRING|BYTES|UNICODE)")
 FLAGS = {"NEWTRUE": True, "NEWFALSE": False}
-STRUCTURE = (
-    "PROTO STOP NONE MARK EMPTY_DICT SETITEM SETITEMS EMPTY_LIST APPEND APPENDS EMPTY_TUPLE TUPLE TUPLE1 TUPLE2 TUPLE3 "
-    "REDUCE BUILD BINPUT LONG_BINPUT BINGET LONG_BINGET"
-).split()
+STRUCTURE = re.compile(
+    "PROTO|STOP|NONE|MARK|EMPTY_(DICT|LIST|TUPLE)|SETITEMS?|APPENDS?|TUPLE[123]?|REDUCE|BUILD|(LONG_)?BIN(PUT|GET)"
+)
 NAMES = ("numpy.core.multiarray _reconstruct", "numpy ndarray", "numpy dtype")
 
 
@@ -101,12 +101,13 @@ def read_plain(data: bytes) -> list[Any]:
     found: list[Any] = []
     argument: Any  # a number, text or bytes, as the opcode has it
     for opcode, argument, _ in pickletools.genops(data):
-        if opcode.name in VALUES:
+        if VALUES.fullmatch(opcode.name):
             found.append(argument.decode("latin-1") if isinstance(argument, bytes) else argument)
         elif opcode.name in FLAGS:
             found.append(FLAGS[opcode.name])
         elif opcode.name == "GLOBAL":
             demand(argument in NAMES, f"it names {argument!r}, which no such file needs")
         else:
-            demand(opcode.name in STRUCTURE, f"it holds the opcode {opcode.name}, which no such file needs")
+            known = STRUCTURE.fullmatch(opcode.name) is not None
+            demand(known, f"it holds the opcode {opcode.name}, which no such file needs")
     return found

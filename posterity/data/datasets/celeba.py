@@ -2,25 +2,22 @@
 
 Z. Liu, P. Luo, X. Wang, X. Tang, "Deep Learning Face Attributes in the Wild", ICCV 2015 (non-commercial research);
 S. Caldas et al., "LEAF", 2018. A client is a person with at least five pictures: 9,343 people, 200,288 pictures. Read
-from LEAF's JSON files, which name pictures, and the folder `img_align_celeba`, or from CelebA's own files: the archive
-or that folder, with `list_attr_celeba.txt` and `identity_CelebA.txt`; option `size`: pixels.
+from CelebA's own files, which LEAF keeps in `data/celeba/data/raw`: the archive `img_align_celeba.zip` or its folder,
+with `list_attr_celeba.txt` and `identity_CelebA.txt`; option `size`: pixels.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from functools import partial
 from pathlib import Path, PurePosixPath
-from typing import Any
 
 import numpy as np
 
-from posterity.data.archives import Array, demand, read_file, reading, walk_members
-from posterity.data.datasets._leaf import leaf_forms, leaf_pool
-from posterity.data.files import decode_member, labelled, pictures
+from posterity.data.archives import Array, read_file, reading, walk_members
+from posterity.data.files import decode_member, labelled
 from posterity.data.official import DataSource, File, form, locate_form
 from posterity.data.pool import DataError, Pool
-from posterity.data.user_files import check_side, read_picture
+from posterity.data.user_files import check_side
 
 NATURAL = True
 CLASSES = ("not smiling", "smiling")
@@ -31,11 +28,9 @@ LISTS = (
     File("identity_CelebA.txt", 0, "md5 32bd1bd63d3c78cd57e08160ec5ed1e2"),
 )
 SOURCE = DataSource(
-    "https://mmlab.ie.cuhk.edu.hk/projects/CelebA.html and https://github.com/TalwalkarLab/leaf",
-    ("celeba/data", "celeba", "leaf/data/celeba/data", "celeba/data/raw", "CelebA"),
+    "https://mmlab.ie.cuhk.edu.hk/projects/CelebA.html",
+    ("celeba", "CelebA", "celeba/data/raw", "leaf/data/celeba/data/raw"),
     (
-        *leaf_forms("raw/img_align_celeba"),
-        *leaf_forms("img_align_celeba"),
         form("official", "CelebA's archive of aligned pictures, and its lists", SHOTS, *LISTS),
         form("official", "the same, unpacked", "img_align_celeba", *LISTS),
     ),
@@ -43,24 +38,9 @@ SOURCE = DataSource(
 
 
 def load(data_dir: Path | None, seed: int, *, size: int = 84) -> Pool:
-    check_side("celeba", size)
-    found = locate_form("celeba", SOURCE, data_dir)
-    if found.form.key == "official":
-        return _official(found.paths, size)
-    *folders, shots = found.paths
-    return leaf_pool("celeba", folders, partial(_converted, folder=shots, size=size), pictures, CLASSES)
-
-
-def _converted(x: list[Any], folder: Path, size: int) -> Array:
-    for name in x:
-        plain = isinstance(name, str) and Path(name).name == name and name not in ("", ".", "..")
-        demand(plain, f"the picture {str(name)[:60]!r}, which is not the name of a file in {folder}")
-    return np.stack([read_picture(folder / name, size, folder) for name in x])
-
-
-def _official(paths: tuple[Path, ...], size: int) -> Pool:
     """People in the order in which the list of identities first names them, and their pictures in its order."""
-    shots, attributes, identities = paths
+    check_side("celeba", size)
+    shots, attributes, identities = locate_form("celeba", SOURCE, data_dir).paths
     with reading(identities, "lines of a picture and a person; fetch it again"):
         person = dict(_lines(identities))
         count = Counter(person.values())
@@ -73,10 +53,9 @@ def _official(paths: tuple[Path, ...], size: int) -> Pool:
     number = {who: k for k, who in enumerate(people)}
     rows = sorted(wanted, key=lambda name: number[person[name]])
     x = _decoded(shots, {name: row for row, name in enumerate(rows)}, size)
-    return labelled(
-        "celeba", x, [smiling[name] for name in rows], CLASSES, owner=[number[person[name]] for name in rows],
-        people=people, published=ROWS, what=f"pictures of people with {LEAST} or more",
-    )  # fmt: skip
+    y, owner = [smiling[name] for name in rows], [number[person[name]] for name in rows]
+    what = f"pictures of people with {LEAST} or more"
+    return labelled("celeba", x, y, CLASSES, owner=owner, people=people, published=ROWS, what=what)
 
 
 def _lines(path: Path) -> list[list[str]]:
