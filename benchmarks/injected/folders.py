@@ -21,7 +21,7 @@ from posterity.runs import files as run_files
 from posterity.runs import folder as run_folder
 
 LINKS = ("config.toml", "run.json", "metrics.jsonl", "checkpoint.safetensors", "lock", "run.json.part",
-         "checkpoint.next.safetensors", "personal/rows.bin", "personal/undo.bin", "personal/undo.tmp",
+         "checkpoint.previous.safetensors", "personal/rows.bin", "personal/undo.bin", "personal/undo.tmp",
          "personal")  # fmt: skip
 WRITERS = 8  # of each kind of run
 BUSY = "is being written by another process"

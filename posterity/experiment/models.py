@@ -307,11 +307,6 @@ def _padded(*leaves: Tensor) -> Tensor:
 def save_models(folder: Path, setup: Setup, deliveries: list[Delivery]) -> str:
     """Write the clients' models of each round that is delivered; says why where it does not."""
     sim, members = setup.sim, setup.sim.federation.members
-    if sim.federation.absent:  # they cannot be made again
-        for delivery in deliveries:
-            if delivery.folder is not None and (path := delivery.folder / models_file(delivery.round)).exists():
-                files.write_atomic(folder / path.name, path.read_bytes())
-        return "stored as they were found"
     always = bool(sim.prepare())  # also what is received was fitted on the client's data (a temperature)
     if sim.method.scored == "received" and not always:
         return "made of the kept round when they are asked for"

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import math
+import shutil
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -15,20 +16,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from posterity.core.protocol import POINTS
 from posterity.core.tree import Tree
 from posterity.data.federation import Federation
 from posterity.data.preprocess import Preprocessing
-from posterity.engine.disk_store import DiskStore
 from posterity.engine.store import Store
 from posterity.evaluate import bytes_to, goal_of, rounds_to, select
 from posterity.evaluate.selection import RULES
 from posterity.experiment import resume
 from posterity.experiment.divergence import why_diverged
-from posterity.experiment.models import PIECE, Delivery, Kept, read_kept, rules_of, save_models
+from posterity.experiment.models import Delivery, Kept, read_kept, rules_of, save_models
 from posterity.experiment.setup import Setup, describe, records_like
 from posterity.report import Run, load_runs
 from posterity.report.show import Plot, describe_result, plot, show_result
@@ -300,52 +299,29 @@ class Result:
         if any((out / mark).exists() for mark in files.RUN_MARKS):
             raise ValueError(f"{out} already holds a run; give another folder")
         run_folder.make_folder(out)
+        if self.folder is not None:
+            shutil.copytree(self.folder, out, dirs_exist_ok=True)
+            return out
         length, _ = write_lines(out / run_folder.METRICS, self.lines)
         for rule in dict.fromkeys((*rules_of(self.config), "last")):
             delivery = self.delivered(rule)
             if not delivery.note and delivery.kept is not self._end:  # the end is in the checkpoint
                 delivery.kept.save(out)
         trees = {"state": self.state, "known": {"clients": self.store.known}}
-        personal, records = self._save_records(out)
+        personal = self.store.prepare()
         if personal is not None:
             trees["personal"] = personal
-        seconds = self._seconds
-        lines = {"length": length, "lines": run_folder.Log(out / run_folder.METRICS).checksum(length)}
-        told = {"round": self.round, "commit": 1, "seconds": seconds, **lines, **records}
+        seconds = sum(line.seconds or 0.0 for line in rounds_of(self.lines))
+        lines = run_folder.Log(out / run_folder.METRICS).checksum(length)
+        told = {"round": self.round, "commit": 1, "seconds": seconds, "length": length, "lines": lines}
         run_folder.save_checkpoint(out, trees, told)
         resume.save_inputs(out, self.setup.sim.federation)
-        done = {"status": "finished", "seconds": seconds, "models": self.save_models(out)}
-        sums = {"checksums": {run_folder.METRICS: lines["lines"]}}
-        run_folder.write_run(out, {**self._facts(), **done, **sums}, to_toml(self.config))
-        return out
-
-    @property
-    def _seconds(self) -> float:
-        return sum(line.seconds or 0.0 for line in rounds_of(self.lines))
-
-    def _facts(self) -> dict[str, Any]:
-        """What `run.json` says; a run that was loaded without its data says what it was told."""
-        told = self.setup.sim.federation
-        if told.absent and self.folder is not None:
-            return files.read_json(self.folder / run_folder.RUN)
         facts = describe(self.config, self.setup, "posterity.run(...)")
-        facts["federation"] |= resume.data_facts(self.config, told)
-        return facts
-
-    def _save_records(self, out: Path) -> tuple[Tree, dict[str, Any]]:
-        """What a checkpoint must hold and say of the records; those on disk are copied beside it, some at a time."""
-        if not isinstance(self.store, DiskStore):
-            return self.store.prepare(), self.store.facts()
-        copy, who = DiskStore(out / "personal", len(self.store.known)), torch.nonzero(self.store.known)[:, 0]
-        if len(who) and not self.store.ready:
-            self.store.expect_like(records_like(self.setup, self.state))
-        each = max(1, PIECE // max(1, self.store.width))
-        for some in torch.split(who, each) if len(who) else ():
-            copy.write(some, self.store.read(some))
-        copy.prepare()
-        facts = copy.facts()
-        copy.commit(1)
-        return None, facts
+        facts["federation"] |= resume.data_facts(self.config, self.setup.sim.federation)
+        facts |= {"status": "finished", "seconds": seconds, "models": self.save_models(out)}
+        facts["checksums"] = {run_folder.METRICS: lines}
+        run_folder.write_run(out, facts, to_toml(self.config))
+        return out
 
 
 def as_run(result: Result) -> Run:

@@ -232,10 +232,6 @@ def move_aside(paths: Sequence[Path]) -> list[Path]:
     with ExitStack() as stack:
         for path in paths:
             stack.enter_context(files.locked(path))
-        for path in paths:  # what seeds that ran at once have pledged belongs to them
-            if seeds := files.read_json(path / run_folder.RUN).get("together"):
-                run_folder.keep_pledge([path.parent / f"seed-{seed}" for seed in seeds])
-        (paths[0].parent / run_folder.PLEDGE).unlink(missing_ok=True)
         return [path.rename(run_folder.place_aside(path)) for path in paths]
 
 

@@ -183,9 +183,9 @@ class RunState:
 
         known = run_folder.restore({"clients": self.store.known}, leaves, "known")["clients"] if checkpoint else None
         self.store.recover(self.commit, known, restore, self._records_like, facts)
-        if self.writes and checkpoint == self.out / run_folder.PREVIOUS:
+        if self.writes and checkpoint != self.out / run_folder.CHECKPOINT:
             self._reopen(self.out / run_folder.RUN)
-            (self.out / run_folder.CHECKPOINT).unlink(missing_ok=True)  # damaged; the next must not push out this one
+            (self.out / run_folder.CHECKPOINT).unlink(missing_ok=True)  # the next must not push out the one before
 
     def _reopen(self, path: Path) -> None:
         """What a finished run had come to counts no more when rounds are done again: its lines get other seconds."""
@@ -291,7 +291,6 @@ def run_seeds(
                 resume.check_same(run_folder.read_run(out), config, setup.sim, out)
             else:
                 _begin(config, setup, out, [c.seed for c in configs])
-        run_folder.keep_pledge(outs)
         return _go(configs, setups, outs, watch)
 
 

@@ -33,11 +33,11 @@ from posterity import methods
 from posterity.core.passes import Training
 from posterity.core.wrapper import Wrapper
 from posterity.evaluate import goal_of
-from posterity.experiment.compare import fitting, parse_variant, parse_variants
+from posterity.experiment.compare import configs_of, parse_variant
 from posterity.experiment.divergence import why_diverged
 from posterity.experiment.fingerprint import fields_of, sources, tell_changes
 from posterity.experiment.result import Result
-from posterity.experiment.resume import fingerprint_of, tell_user
+from posterity.experiment.resume import Tell, fingerprint_of, tell_user
 from posterity.experiment.run import start_run
 from posterity.experiment.setup import load_federation
 from posterity.runs import files
@@ -46,46 +46,44 @@ from posterity.settings.config import Config, literal, quoted, read_toml, settin
 from posterity.settings.hyperparameters import Knob, knobs
 from posterity.version import __version__
 
-DIGITS = 3  # of a value that is tried: readable, and the same in a file and in a table
+PLAN, TUNED = "tuning.json", "tuned.toml"
 SCALES = ("log", "linear")
+ALIKE = settings_where(lambda use: use.changes in ("data", "division", "cohort", "training", "method"))
+SAME = tuple(name for name in ALIKE if name != "method")  # what values are tuned for
 Values = dict[str, Any]
 
 
-@dataclass(frozen=True)
-class Dimension:
-    """One setting that is tuned: a range of numbers, or some values."""
+# --- where is searched -------------------------------------------------------------------------------------------
+def search_space(spec: str, given: Iterable[str] = ()) -> list[Knob]:
+    """The fields of a method with its wrappers that say where they are searched, by the names that `--set` has.
 
-    name: str  # as `--set` has it
-    default: Any
-    low: float = math.nan
-    high: float = math.nan
-    scale: str = "linear"
-    choices: tuple[Any, ...] = ()
-    integer: bool = False  # numbers without a fraction
-
-    def rounded(self, value: float) -> Any:
-        """A number with few digits that is still within the range."""
-        if self.integer:
-            return round(value)
-        return min(max(float(f"{value:.{DIGITS}g}"), self.low), self.high)
-
-    def holds(self, value: Any) -> bool:
-        """Whether a value can be tried."""
-        if self.choices:
-            return value in self.choices
-        return isinstance(value, (int, float)) and self.low <= value <= self.high
-
-
-def search_space(spec: str, given: Iterable[str] = ()) -> list[Dimension]:
-    """The dimensions of a method with its wrappers; without settings that were `given`, with prefix or without."""
-    method, fixed = methods.build(spec), set(given)
-    found: list[Dimension] = []
-    for prefix, layer in layers(spec, method):
+    Left out are settings that were `given`, with prefix or without.
+    """
+    found, fixed = list[Knob](), set(given)
+    for prefix, layer in layers(spec, methods.build(spec)):
         for knob in (k for k in knobs(type(layer)) if k.search is not None):
             name = f"{prefix}{knob.name}"
             if not fixed & {name, name if isinstance(layer, Training) else knob.name}:
-                found.append(_dimension(name, knob, getattr(layer, knob.name)))
+                found.append(replace(knob, name=name, default=getattr(layer, knob.name)))
+    for knob in found:
+        low, high, scale = limits(knob) or (1, 2, "")
+        if not low < high or (scale == "log" and not low > 0):
+            raise ValueError(f"{knob.name} is searched in {knob.search}, which is no range: expected (lowest, highest, "
+                             "scale)")  # fmt: skip
     return found
+
+
+def layers(spec: str, method: Any) -> list[tuple[str, Any]]:
+    """What settings a method has, from the inside out: the prefix of their names and the record that has them."""
+    names = methods.words_of(spec)
+    found: list[tuple[str, Any]] = []
+    for name in reversed(names[1:]):
+        found.append((f"{name}.", method))
+        method = method.method
+    while isinstance(method, Wrapper):  # one that another brought along: its settings have no name in the spec
+        method = method.method
+    trainings = [(f"{name}.", value) for name, value in vars(method).items() if isinstance(value, Training)]
+    return [*trainings, ("", method), *reversed(found)]
 
 
 def tell_space(name: str, spec: str, given: Iterable[str] = ()) -> str:
@@ -102,33 +100,27 @@ def tell_space(name: str, spec: str, given: Iterable[str] = ()) -> str:
                    if rest and ":" in spec else "")  # fmt: skip
 
 
-def layers(spec: str, method: Any) -> list[tuple[str, Any]]:
-    """What settings a method has, from the inside out: the prefix of their names and the record that has them."""
-    names = methods.words_of(spec)
-    found: list[tuple[str, Any]] = []
-    for name in reversed(names[1:]):
-        found.append((f"{name}.", method))
-        method = method.method
-    while isinstance(method, Wrapper):  # one that another brought along: its settings have no name in the spec
-        method = method.method
-    trainings = [(f"{name}.", value) for name, value in vars(method).items() if isinstance(value, Training)]
-    return [*trainings, ("", method), *reversed(found)]
-
-
-def _dimension(name: str, knob: Knob, default: Any) -> Dimension:
+def limits(knob: Knob) -> tuple[float, float, str] | None:
+    """The range of a setting that is searched; None where some values are tried."""
     search = knob.search or ()
-    if len(search) == 3 and search[2] in SCALES:
-        low, high, scale = search
-        if not low < high or (scale == "log" and not low > 0):
-            raise ValueError(f"{name} is searched in {search}, which is no range: expected (lowest, highest, scale)")
-        return Dimension(name, default, low, high, scale, integer=knob.kind is int)
-    return Dimension(name, default, choices=tuple(search))
+    return search if len(search) == 3 and search[2] in SCALES else None
 
 
-def first_values(space: list[Dimension]) -> Values | None:
-    """The defaults, which are tried first; None if one of them is outside of its range."""
-    values = {each.name: each.default for each in space}
-    return values if all(each.holds(values[each.name]) for each in space) else None
+def rounded(knob: Knob, value: float) -> Any:
+    """A number with few digits, readable and the same in a file and in a table, that is still within the range."""
+    low, high, _ = limits(knob) or (value, value, "")
+    return round(value) if knob.kind is int else min(max(float(f"{value:.3g}"), low), high)
+
+
+def can_be_tried(space: Sequence[Knob], values: Values) -> bool:
+    """Whether every setting has a value, within its range."""
+    return all(_holds(knob, values.get(knob.name)) for knob in space)
+
+
+def _holds(knob: Knob, value: Any) -> bool:
+    if (span := limits(knob)) is None:
+        return value in (knob.search or ())
+    return isinstance(value, (int, float)) and span[0] <= value <= span[1]
 
 
 def told(values: Mapping[str, Any]) -> str:
@@ -136,83 +128,7 @@ def told(values: Mapping[str, Any]) -> str:
     return ", ".join(f"{name}={value}" for name, value in values.items()) or "its defaults"
 
 
-def parzen(seeds: Sequence[int], search_seed: int) -> Suggest:
-    """The estimator as a function of the space, of what was found and of the number of the trial."""
-    try:
-        optuna = importlib.import_module("optuna")
-    except ImportError:
-        raise ValueError("posterity tune searches with Optuna, which is not installed: "
-                         "pip install 'posterity[tune]'") from None  # fmt: skip
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-
-    def suggest(space: list[Dimension], before: Sequence[Tried], number: int) -> Values:
-        kinds = {each.name: _kind(optuna, each) for each in space}
-        higher = all(trial.higher for trial in before)
-        seed = hashlib.sha256(f"{search_seed}/{number}".encode()).digest()[:4]  # neighbours have nothing in common
-        sampler = optuna.samplers.TPESampler(seed=int.from_bytes(seed, "big"), multivariate=True)
-        study = optuna.create_study(sampler=sampler, direction="maximize" if higher else "minimize")
-        for trial in before:
-            inside = all(each.holds(trial.values.get(each.name)) for each in space)
-            if inside and not math.isnan(value := trial.value(seeds)):
-                study.add_trial(optuna.trial.create_trial(params=trial.values, distributions=kinds, value=value))
-        found = study.ask(kinds).params
-        return {each.name: found[each.name] if each.choices else each.rounded(found[each.name]) for each in space}
-
-    return suggest
-
-
-def _kind(optuna: Any, each: Dimension) -> Any:
-    """A dimension as Optuna calls it."""
-    if each.choices:
-        return optuna.distributions.CategoricalDistribution(each.choices)
-    log = each.scale == "log"
-    if each.integer:
-        return optuna.distributions.IntDistribution(int(each.low), int(each.high), log=log)
-    return optuna.distributions.FloatDistribution(each.low, each.high, log=log)
-
-
-PLAN = "tuning.json"
-
-
-def check_plan(config: Config, seeds: Sequence[int], search_seed: int, out: Path) -> None:
-    """Refuse to go on with other data, settings or seeds; more trials or more methods may be asked for."""
-    told = {n: v for n, v in asdict(config).items() if n not in ("method", "seed", "keep") and v is not None}
-    values = fingerprint_of(load_federation(replace(config, seed=seeds[0])))
-    plan = {"config": told, "seeds": list(seeds), "search_seed": search_seed, "data": values, "methods": {}}
-    if (out / PLAN).exists():
-        now, before = json.loads(json.dumps(plan)), files.read_json(out / PLAN)
-        was, here = ({**each["config"], "seeds": each["seeds"], "search_seed": each["search_seed"]}
-                     for each in (before, now))  # fmt: skip
-        for name in sorted({*was, *here}):
-            if was.get(name) != here.get(name):
-                raise ValueError(f"{out} was begun with {name} = {was.get(name)}, and now it is {here.get(name)}: give "
-                                 "what was given before, or another --out")  # fmt: skip
-        if before["data"] != values:
-            raise ValueError(f"{out} was begun with other values of {config.dataset}: rows were edited since, or moved "
-                             "to other parts. Put the old data back to go on, or give another --out")  # fmt: skip
-        return
-    make_folder(out)
-    files.write_json(out / PLAN, plan)
-
-
-def begin_method(config: Config, name: str, path: Path) -> None:
-    """Move the trials of a method aside that was edited since they were made, and write down what it is now."""
-    plan = files.read_json(path.parent / PLAN)
-    if path.exists() and (changes := tell_changes(plan["methods"][path.stem], config)):
-        place = path.rename(place_aside(path))
-        tell_user(f"{name}: {'; '.join(changes)}. Its trials are kept as {place}, count no more, and are done again")
-    method = methods.build(config.method, config.settings(), config.training(), config.least)
-    plan["methods"][path.stem] = {"sources": sources(config, method), "method": {"fields": fields_of(method)}}
-    files.write_json(path.parent / PLAN, plan)
-
-
-TUNED = "tuned.toml"
-Suggest = Callable[[list[Dimension], Sequence["Tried"], int], Values]
-Score = Callable[[Config], tuple[float, bool]]
-ALIKE = settings_where(lambda use: use.changes in ("data", "division", "cohort", "training", "method"))
-SAME = tuple(name for name in ALIKE if name != "method")  # what values are tuned for
-
-
+# --- trials ------------------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Budget:
     """What every method gets."""
@@ -238,6 +154,44 @@ class Tried:
     def value(self, seeds: Sequence[int]) -> float:
         """The mean over the seeds; nan while one is missing, or where one came to nothing."""
         return sum(self.scores.get(seed, math.nan) for seed in seeds) / len(seeds)
+
+
+Suggest = Callable[[list[Knob], Sequence[Tried], int], Values]
+Score = Callable[[Config], tuple[float, bool]]
+
+
+def parzen(seeds: Sequence[int], search_seed: int) -> Suggest:
+    """The estimator as a function of the space, of what was found and of the number of the trial."""
+    try:
+        optuna = importlib.import_module("optuna")
+    except ImportError:
+        raise ValueError("posterity tune searches with Optuna, which is not installed: "
+                         "pip install 'posterity[tune]'") from None  # fmt: skip
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+
+    def suggest(space: list[Knob], before: Sequence[Tried], number: int) -> Values:
+        kinds = {each.name: _distribution(optuna, each) for each in space}
+        higher = all(trial.higher for trial in before)
+        seed = hashlib.sha256(f"{search_seed}/{number}".encode()).digest()[:4]  # neighbours have nothing in common
+        sampler = optuna.samplers.TPESampler(seed=int.from_bytes(seed, "big"), multivariate=True)
+        study = optuna.create_study(sampler=sampler, direction="maximize" if higher else "minimize")
+        for trial in before:
+            if can_be_tried(space, trial.values) and not math.isnan(value := trial.value(seeds)):
+                study.add_trial(optuna.trial.create_trial(params=trial.values, distributions=kinds, value=value))
+        found = study.ask(kinds).params
+        return {each.name: rounded(each, found[each.name]) if limits(each) else found[each.name] for each in space}
+
+    return suggest
+
+
+def _distribution(optuna: Any, knob: Knob) -> Any:
+    kinds, span = optuna.distributions, limits(knob)
+    if span is None:
+        return kinds.CategoricalDistribution(knob.search)
+    low, high, scale = span
+    if knob.kind is int:
+        return kinds.IntDistribution(int(low), int(high), log=scale == "log")
+    return kinds.FloatDistribution(low, high, log=scale == "log")
 
 
 def validation_score(result: Result) -> tuple[float, bool]:
@@ -276,25 +230,61 @@ def _write(path: Path, trial: int, values: Values, seed: int, score: float, high
     files.append_lines(path, [{"trial": trial, "values": values, "seed": seed, "score": score, "higher": higher}])
 
 
+def best(trials: Sequence[Tried], seeds: Sequence[int]) -> Tried | None:
+    """The trial with the best value on validation, the earliest of equals; None if all came to nothing."""
+    known = [trial for trial in trials if not math.isnan(trial.value(seeds))]
+    sign = 1 if all(trial.higher for trial in trials) else -1
+    return max(known, key=lambda trial: sign * trial.value(seeds)) if known else None
+
+
+# --- a search ----------------------------------------------------------------------------------------------------
+def tune(
+    config: Config, names: Sequence[str], budget: Budget, out: Path, suggest: Suggest, score: Score = run_score,
+    tell: Tell = tell_user,
+) -> Path:  # fmt: skip
+    """Tune every method and write `tuned.toml`; a folder in which this has begun goes on."""
+    runs = configs_of(config, names)
+    specs = [variant.method for variant, _ in runs]
+    if twice := next((spec for i, spec in enumerate(specs) if spec in specs[:i]), None):
+        raise ValueError(f"{twice} is to be tuned twice: tune each method once, or in another --out")
+    check_plan(config, budget.seeds, budget.search_seed, out)
+    found: dict[str, dict[str, Any]] = {}
+    for variant, each in runs:
+        name, path = variant.name, out / f"{variant.folder}.jsonl"
+        begin_method(each, name, path)
+        tell(tell_space(name, variant.method, _given(each)))
+        trials = tune_method(each, name, budget, path, suggest, score, tell)
+        chosen = best(trials, budget.seeds)
+        if chosen is None:
+            raise ValueError(f"every trial of {name} came to nothing, so nothing can be chosen for it: look at {path}, "
+                             "and give other data, rounds or settings")  # fmt: skip
+        about = {"value": chosen.value(budget.seeds), "default": trials[0].value(budget.seeds),
+                 "trial": chosen.number + 1, "trials": len(trials)}  # fmt: skip
+        found[variant.method] = {**about, "set": {**variant.settings, **chosen.values}}
+    files.write_atomic(out / TUNED, to_text(config, budget, found).encode())
+    return out / TUNED
+
+
 def tune_method(
-    config: Config, name: str, budget: Budget, out: Path, suggest: Suggest, score: Score = run_score,
-    tell: Callable[[str], None] = lambda line: None,
+    config: Config, name: str, budget: Budget, path: Path, suggest: Suggest, score: Score = run_score,
+    tell: Tell = tell_user,
 ) -> list[Tried]:  # fmt: skip
-    """The trials of one method (its settings in brackets are not tuned); those in its file are not repeated.
+    """The trials of one method (what is set already is not tuned); those in its file are not repeated.
 
     Those beyond the budget, of a larger search before, do not count: other methods did not get them.
     """
-    variant = parse_variant(name)
-    config = replace(config, method=variant.method, set={**config.set, **variant.settings})
-    space = search_space(variant.method, _given(config))
-    path = out / f"{variant.folder}.jsonl"
+    space = search_space(config.method, _given(config))
+    first = {each.name: each.default for each in space}
     count = budget.trials if space else 1  # without anything to tune, the defaults are all there is
     for number in range(count):
-        done = read_trials(path)
-        before = [trial for trial in done if trial.number < number]
-        trial = next((trial for trial in done if trial.number == number), None)
-        values = trial.values if trial else (first_values(space) if number == 0 else None)
-        values = suggest(space, before, number) if values is None else values
+        done = {trial.number: trial for trial in read_trials(path)}
+        trial = done.get(number)
+        if trial is not None:
+            values = trial.values
+        elif number == 0 and can_be_tried(space, first):
+            values = first
+        else:
+            values = suggest(space, [done[n] for n in done if n < number], number)
         for seed in budget.seeds:
             if trial is None or seed not in trial.scores:
                 found, higher = score(replace(config, seed=seed, set={**config.set, **values}))
@@ -308,56 +298,51 @@ def _given(config: Config) -> list[str]:
     return [*config.set, *(f"local.{key}" for key in config.training())]
 
 
-def best(trials: Sequence[Tried], seeds: Sequence[int]) -> Tried | None:
-    """The trial with the best value on validation, the earliest of equals; None if all came to nothing."""
-    known = [trial for trial in trials if not math.isnan(trial.value(seeds))]
-    sign = 1 if all(trial.higher for trial in trials) else -1
-    return max(known, key=lambda trial: sign * trial.value(seeds)) if known else None
+def check_plan(config: Config, seeds: Sequence[int], search_seed: int, out: Path) -> None:
+    """Refuse to go on with other data, settings or seeds; more trials or more methods may be asked for."""
+    told = {n: v for n, v in asdict(config).items() if n not in ("method", "seed", "keep") and v is not None}
+    values = fingerprint_of(load_federation(replace(config, seed=seeds[0])))
+    plan = {"asked": {**told, "seeds": list(seeds), "search_seed": search_seed}, "data": values, "methods": {}}
+    if not (out / PLAN).exists():
+        make_folder(out)
+        files.write_json(out / PLAN, plan)
+        return
+    before = files.read_json(out / PLAN)
+    was, here = before["asked"], json.loads(json.dumps(plan))["asked"]
+    for name in sorted({*was, *here}):
+        if was.get(name) != here.get(name):
+            raise ValueError(f"{out} was begun with {name} = {was.get(name)}, and now it is {here.get(name)}: give "
+                             "what was given before, or another --out")  # fmt: skip
+    if before["data"] != values:
+        raise ValueError(f"{out} was begun with other values of {config.dataset}: rows were edited since, or moved to "
+                         "other parts. Put the old data back to go on, or give another --out")  # fmt: skip
 
 
-def tune(
-    config: Config, names: Sequence[str], budget: Budget, out: Path, suggest: Suggest, score: Score = run_score,
-    tell: Callable[[str], None] = lambda line: None,
-) -> Path:  # fmt: skip
-    """Tune every method and write `tuned.toml`; a folder in which this has begun goes on."""
-    variants = parse_variants(names)
-    specs = [variant.method for variant in variants]
-    if twice := next((spec for i, spec in enumerate(specs) if spec in specs[:i]), None):
-        raise ValueError(f"{twice} is to be tuned twice: tune each method once, or in another --out")
-    check_plan(config, budget.seeds, budget.search_seed, out)
-    found: dict[str, dict[str, Any]] = {}
-    for name, variant in zip(names, variants, strict=True):
-        each = replace(config, set=fitting(variant.method, config, specs))
-        alone = replace(each, method=variant.method, set={**each.set, **variant.settings})
-        begin_method(alone, name, out / f"{variant.folder}.jsonl")
-        tell(tell_space(name, variant.method, _given(alone)))
-        trials = tune_method(each, name, budget, out, suggest, score, tell)
-        chosen = best(trials, budget.seeds)
-        if chosen is None:
-            raise ValueError(f"every trial of {name} came to nothing, so nothing can be chosen for it: look at "
-                             f"{out / f'{variant.folder}.jsonl'}, and give other data, rounds or settings")  # fmt: skip
-        about = {"value": chosen.value(budget.seeds), "default": trials[0].value(budget.seeds),
-                 "trial": chosen.number + 1, "trials": len(trials)}  # fmt: skip
-        found[variant.method] = {**about, "set": {**variant.settings, **chosen.values}}
-    path = out / TUNED
-    files.write_atomic(path, to_text(config, budget, found).encode())
-    return path
+def begin_method(config: Config, name: str, path: Path) -> None:
+    """Move the trials of a method aside that was edited since they were made, and write down what it is now."""
+    plan = files.read_json(path.parent / PLAN)
+    if path.exists() and (changes := tell_changes(plan["methods"][path.stem], config)):
+        place = path.rename(place_aside(path))
+        tell_user(f"{name}: {'; '.join(changes)}. Its trials are kept as {place}, count no more, and are done again")
+    method = methods.build(config.method, config.settings(), config.training(), config.least)
+    plan["methods"][path.stem] = {"sources": sources(config, method), "method": {"fields": fields_of(method)}}
+    files.write_json(path.parent / PLAN, plan)
 
 
+# --- the values that were found ----------------------------------------------------------------------------------
 def to_text(config: Config, budget: Budget, found: Mapping[str, Mapping[str, Any]]) -> str:
     """The file of tuned values."""
+    text = ("# Values chosen by `posterity tune` on the validation half of the clients' data; no test score was seen.\n"
+            "# posterity compare --tuned THIS_FILE --methods … takes them.\n")  # fmt: skip
     facts = {name: getattr(config, name) for name in SAME if getattr(config, name) is not None}
-    facts |= {"trials": budget.trials, "seeds": list(budget.seeds), "search_seed": budget.search_seed}
-    lines = ["# Values chosen by `posterity tune` on the validation half of the clients' data; no test score was seen.",
-             "# posterity compare --tuned THIS_FILE --methods … takes them.", "", "[about]",
-             f"posterity = {quoted(__version__)}", *(f"{n} = {literal(v)}" for n, v in facts.items()),
-             *(["", "[about.set]"] if config.set else []),
-             *(f"{quoted(n)} = {literal(v)}" for n, v in config.set.items())]  # fmt: skip
+    about = {"posterity": __version__, **facts, **asdict(budget)}
+    tables: dict[str, Mapping[str, Any]] = {"about": about, "about.set": config.set}
     for name, told in found.items():
-        about = [f"{n} = {literal(v)}" for n, v in told.items() if n != "set"]
-        values = [f"{quoted(n)} = {literal(v)}" for n, v in told["set"].items()]
-        lines += ["", f"[methods.{quoted(name)}]", *about, "", f"[methods.{quoted(name)}.set]", *values]
-    return "\n".join(lines) + "\n"
+        tables[f"methods.{quoted(name)}"] = {n: v for n, v in told.items() if n != "set"}
+        tables[f"methods.{quoted(name)}.set"] = told["set"]
+    for place, values in tables.items():
+        text += f"\n[{place}]\n" + "".join(f"{quoted(n)} = {literal(v)}\n" for n, v in values.items())
+    return text
 
 
 def with_tuned(names: Sequence[str], config: Config, path: Path) -> tuple[list[str], list[str]]:

@@ -8,8 +8,8 @@
     personal/                personal records in a file (`store = "disk"`)
 
 Lines are appended and forced to disk before the checkpoint that counts them; what lies behind that count is cut off
-when the run is resumed. Runs that go together write their checkpoints together: each beside its place, then a pledge in
-the folder above, then all are moved over. Every file is verified when it is read (`files.py`).
+when the run is resumed. Runs that go together go on from the last checkpoint that all of them have. Every file is
+verified when it is read (`files.py`).
 
 Runs that were done again are moved aside (`seed-0.before-1`): kept, but in no table, and not gone on with.
 """
@@ -38,7 +38,7 @@ from posterity.runs.files import ADVICE, LOCK, DamagedFile
 from posterity.runs.lines import FOLDER, Line, read_lines
 
 CHECKPOINT, METRICS, CONFIG, RUN = "checkpoint.safetensors", "metrics.jsonl", "config.toml", "run.json"
-PREVIOUS, NEXT, PLEDGE = "checkpoint.previous.safetensors", "checkpoint.next.safetensors", "together.json"
+PREVIOUS = "checkpoint.previous.safetensors"
 PLAN = "comparison.json"  # what a comparison is to run, so that `resume` knows what has not begun
 PERSONAL = "personal"
 COUNTS = ("round", "length", "commit")  # facts that are whole numbers
@@ -117,44 +117,11 @@ def save_checkpoint(folder: Path, trees: Mapping[str, Tree], facts: Mapping[str,
 
 
 def save_checkpoints(folders: Sequence[Path], packs: Sequence[tuple[Mapping[str, Tree], Mapping[str, Any]]]) -> None:
-    """The checkpoints of runs that go together: after a kill at any instant, all are the new ones or none is."""
+    """The checkpoints of runs that go together; the one before stays beside each, which all have after a kill."""
     for folder, pack in zip(folders, packs, strict=True):
-        save_checkpoint(folder, *pack, NEXT)
-    if len(folders) > 1:
-        files.write_json(
-            _pledge(folders), {"commit": packs[0][1]["commit"], "runs": [folder.name for folder in folders]}
-        )
-    for folder in folders:
-        _promote(folder)
-
-
-def _promote(folder: Path) -> None:
-    """The next checkpoint becomes the last, and the last the previous; between two moves the previous stands alone."""
-    with suppress(FileNotFoundError):
-        os.replace(folder / CHECKPOINT, folder / PREVIOUS)
-    os.replace(folder / NEXT, folder / CHECKPOINT)
-    files.sync_folder(folder)
-
-
-def keep_pledge(folders: Sequence[Path]) -> None:
-    """End what a kill interrupted: checkpoints that were pledged come to their places, others are dropped."""
-    path = _pledge(folders)
-    pledged = files.read_json(path) if path.exists() else {}
-    commit = pledged["commit"] if pledged.get("runs") == [folder.name for folder in folders] else 0
-    for folder in folders:
-        try:
-            found = _facts(folder / NEXT) if (folder / NEXT).exists() else None
-        except DamagedFile:  # then the checkpoint before counts, for all of them
-            found = None
-        if found is not None and found["commit"] == commit:
-            _promote(folder)
-        else:
-            (folder / NEXT).unlink(missing_ok=True)
-
-
-def _pledge(folders: Sequence[Path]) -> Path:
-    """Where runs that go together pledge to; their folders stand side by side."""
-    return folders[0].parent / PLEDGE
+        with suppress(FileNotFoundError):
+            os.replace(folder / CHECKPOINT, folder / PREVIOUS)
+        save_checkpoint(folder, *pack)
 
 
 def valid_checkpoints(folder: Path) -> dict[int, Path]:
@@ -178,9 +145,9 @@ def valid_checkpoints(folder: Path) -> dict[int, Path]:
 def last_common(folders: Sequence[Path]) -> list[Path | None]:
     """The checkpoint of each of the runs that go together: the last that is whole in all; None: none yet."""
     found = [valid_checkpoints(folder) for folder in folders]
-    if not any(found):
-        return [None] * len(found)
     common = set.intersection(*(set(each) for each in found))
+    if not common and all(each.keys() <= {1} for each in found):  # a kill came before all of them had their first
+        return [None] * len(found)
     if not common:
         told = ", ".join(f"{folder.name}: {max(each, default=0)}" for folder, each in zip(folders, found, strict=True))
         raise DamagedFile(f"the runs in {folders[0].parent} have no checkpoint in common ({told}): they are files of "

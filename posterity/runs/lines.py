@@ -17,7 +17,6 @@ written.
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -32,7 +31,6 @@ from torch import Tensor
 from posterity.runs import files
 
 LISTED = 2000  # clients up to which a line carries every client's numbers
-HELD = 100  # clients up to which a run holds these numbers in memory although they are in its folder
 FOLDER = "clients"
 NAME = re.compile(rf"{FOLDER}/round-\d+\.safetensors")
 UNBOUNDED = ("mse", "nll")  # metrics of the package that may be infinite
@@ -180,8 +178,6 @@ def to_json(line: Line) -> dict[str, Any]:
         if isinstance(line.clients, StoredColumns):
             place = f"{FOLDER}/{line.clients.path.name}"
             told |= {"clients": {}, "clients_file": place, "clients_checksum": line.clients.checksum}
-        elif isinstance(line.clients, StoredLine):
-            told["clients"] = line.clients.read()
         listed = {name: dict(enumerate(values)) for name, values in told["clients"].items() if name != "n"}
         note = {"metrics": _signs(line.metrics), "clients": _signs(listed)}
         told |= {"infinite": note} if any(note.values()) else {}
@@ -196,13 +192,12 @@ def _signs(by_name: Mapping[str, Mapping[Any, Any]]) -> dict[str, dict[str, int]
 
 
 def write_lines(path: Path, lines: Sequence[Line]) -> tuple[int, list[Line]]:
-    """Append to `metrics.jsonl`, on disk: its length now, and the lines with many clients' numbers left in the folder.
+    """Append to `metrics.jsonl`, on disk: its length now, and the lines with columns left in the folder.
 
-    Columns go to a file of their own, whole or not at all.
+    They go to a file of their own, whole or not at all.
     """
     lines = _write_columns(path.parent, lines)
-    length = files.append_lines(path, [to_json(line) for line in lines])
-    return length, [_held(line, path) for line in lines]
+    return files.append_lines(path, [to_json(line) for line in lines]), lines
 
 
 def _write_columns(folder: Path, lines: Sequence[Line]) -> list[Line]:
@@ -241,13 +236,7 @@ def read_lines(path: Path, length: int | None = None) -> list[Line]:
         if isinstance(error, files.DamagedFile):
             raise
         raise files.DamagedFile(f"{path} holds a line that no run writes ({error}); {files.ADVICE}") from None
-    return [_held(line, path) for line in found if line is not None]
-
-
-def _held(line: Line, path: Path) -> Line:
-    if isinstance(line, ScoreLine) and isinstance(line.clients, dict) and len(line.clients.get("n") or ()) > HELD:
-        return replace(line, clients=StoredLine(path, line.round, line.about))
-    return line
+    return [line for line in found if line is not None]
 
 
 def _restored(told: Mapping[str, Any]) -> dict[str, Any]:
@@ -290,25 +279,9 @@ class ClientColumns(Mapping[str, list[Any]]):
         return len(self.columns)
 
 
-class _Read(Mapping[str, list[Any]]):
-    """Numbers that are read when they are asked for."""
-
-    def read(self) -> Mapping[str, list[Any]]:
-        raise NotImplementedError
-
-    def __getitem__(self, name: str) -> list[Any]:
-        return self.read()[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.read())
-
-    def __len__(self) -> int:
-        return len(self.read())
-
-
 @dataclass(frozen=True, eq=False)
-class StoredColumns(_Read):
-    """`ClientColumns` in a file, under a name, with the checksum that the line holds."""
+class StoredColumns(Mapping[str, list[Any]]):
+    """`ClientColumns` in a file, under a name, with the checksum that the line holds: read when they are asked for."""
 
     path: Path
     key: str
@@ -324,20 +297,11 @@ class StoredColumns(_Read):
         found = {n.removeprefix(prefix): leaf for n, leaf in load(data).items() if n.startswith(prefix)}
         return ClientColumns(int(found.pop("size")), found.pop("clients"), found)
 
+    def __getitem__(self, name: str) -> list[Any]:
+        return self.read()[name]
 
-@dataclass(frozen=True, eq=False)
-class StoredLine(_Read):
-    """The numbers of a line of `metrics.jsonl`."""
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.read())
 
-    path: Path
-    round: int
-    about: str
-
-    def read(self) -> Mapping[str, list[Any]]:
-        wanted, last = f'"round": {self.round},', dict[str, list[Any]]()
-        with self.path.open(encoding="utf-8") as file:
-            for text in file:
-                line = from_json(json.loads(text)) if wanted in text[:200] else None
-                if isinstance(line, ScoreLine) and line.about == self.about:
-                    last = dict(line.clients)  # of a round that was repeated, the later one
-        return last
+    def __len__(self) -> int:
+        return len(self.read())

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import lzma
-import stat
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,10 +17,12 @@ from pathlib import Path
 from typing import Any
 
 from posterity.core.protocol import POINTS
+from posterity.runs import files
 from posterity.runs.folder import CONFIG, METRICS, RUN, is_superseded
 from posterity.runs.lines import Line, RoundLine, ScoreLine, from_json, number, rounds_of, scores_of
 
 UNPACKED, MEMORY = 2**29, 2**28  # bytes: a packed file may expand to so many, and its window may be so large
+MISTAKES = (TypeError, ValueError, KeyError, AttributeError, OverflowError, RecursionError)  # of what no run writes
 
 
 class ReportError(ValueError):
@@ -53,21 +54,17 @@ def find_runs(folder: Path) -> list[Path]:
 
 
 def read_log(folder: Path) -> RunLog:
-    """What a run folder holds."""
-    config, facts, metrics = (_text(folder / name) for name in (CONFIG, RUN, METRICS))
-    return RunLog(folder, _json(folder / RUN, facts or ""), config or "", _lines(folder / METRICS, metrics or ""))
-
-
-def _text(path: Path) -> str | None:
-    """A file of a run folder, None if it is not there. What lies elsewhere is not read: the folder may be anybody's."""
+    """What a run folder holds, without the half line at the end of a log whose writer was stopped."""
+    names = CONFIG, RUN, METRICS
+    files.refuse_links(folder, names)  # one leads out of the folder, a pipe never ends
+    there = [name for name in names if (folder / name).exists()]
+    texts = {name: (folder / name).read_text(encoding="utf-8", errors="replace") for name in there}
+    whole = texts.get(METRICS, "").rpartition("\n")[0].split("\n")
     try:
-        kind = path.lstat().st_mode
-    except FileNotFoundError:
-        return None
-    if not stat.S_ISREG(kind):  # a link leads out of the folder, a pipe never ends
-        what = "a symbolic link" if stat.S_ISLNK(kind) else "no regular file"
-        raise ReportError(f"{path} is {what}, and a report reads only what a run wrote. Put the file itself there.")
-    return path.read_text(encoding="utf-8", errors="replace")
+        lines = _records((json.loads(line) for line in whole if line.strip()), folder)
+        return RunLog(folder, dict(json.loads(texts[RUN])), texts.get(CONFIG, ""), lines)
+    except MISTAKES as error:
+        raise _edited(folder, error) from error
 
 
 def read_packed(path: Path) -> list[RunLog]:
@@ -79,16 +76,7 @@ def read_packed(path: Path) -> list[RunLog]:
         return [
             RunLog(Path(raw["folder"]), raw["facts"], raw["config"], _records(_unfolded(raw["lines"]))) for raw in raws
         ]
-    except (
-        OSError,
-        EOFError,
-        ValueError,
-        KeyError,
-        TypeError,
-        AttributeError,
-        RecursionError,
-        lzma.LZMAError,
-    ) as error:
+    except (*MISTAKES, OSError, EOFError, lzma.LZMAError) as error:
         raise ReportError(f"{path} is no file of packed runs ({error}). `posterity pack FOLDER` writes one.") from error
 
 
@@ -116,39 +104,14 @@ def _unfolded(tables: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
             yield line
 
 
-def _json(path: Path, text: str) -> dict[str, Any]:
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise ReportError(f"{path} is not valid JSON: {error}. Was it edited by hand?") from error
-    if not isinstance(value, dict):
-        raise ReportError(f"{path} should hold a JSON object, not a {type(value).__name__}.")
-    return value
-
-
-def _lines(path: Path, text: str) -> list[Line]:
-    """The lines of a log, without the half line at the end of a log whose writer was stopped."""
-    lines, found = text.removesuffix("\n").split("\n"), []
-    for place, line in enumerate(lines, start=1):
-        try:
-            found += [json.loads(line)] if line.strip() else []
-        except (ValueError, RecursionError) as error:
-            if place < len(lines):
-                raise ReportError(
-                    f"{path}, line {place} is not valid JSON: {error}. Restore it or delete it."
-                ) from error
-    try:
-        return _records(found, path.parent)
-    except (TypeError, ValueError, AttributeError, OverflowError) as error:
-        raise ReportError(_unwritten(path.parent, error)) from error
-
-
 def _records(lines: Iterable[Mapping[str, Any]], folder: Path | None = None) -> list[Line]:
     return [line for told in lines if (line := from_json(told, folder)) is not None]
 
 
-def _unwritten(folder: Path, error: Exception) -> str:
-    return f"{folder} holds something that no run writes ({type(error).__name__}: {error}). Was it edited by hand?"
+def _edited(folder: Path, error: Exception) -> ReportError:
+    return ReportError(
+        f"{folder} holds something that no run writes ({type(error).__name__}: {error}). Was it edited by hand?"
+    )
 
 
 @dataclass(frozen=True)
@@ -241,25 +204,19 @@ def read_run(log: RunLog) -> Run:
     """One run from its log."""
     try:
         return _run(log)
-    except ReportError:
-        raise
-    except (TypeError, ValueError, KeyError, AttributeError, OverflowError, RecursionError) as error:
-        raise ReportError(_unwritten(log.folder, error)) from error
+    except MISTAKES as error:
+        raise _edited(log.folder, error) from error
 
 
 def _run(log: RunLog) -> Run:
-    folder, facts, text = log.folder, log.facts, log.config
-    try:
-        config = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise ReportError(f"{folder / 'config.toml'} is not valid TOML: {error}") from error
+    facts, config = log.facts, tomllib.loads(log.config)
     method = facts.get("method") or {}
-    name = str(method.get("name") or config.get("method") or folder.name)
+    name = str(method.get("name") or config.get("method") or log.folder.name)
     rounds = {line.round: line for line in rounds_of(log.lines)}  # a resumed run repeats rounds: the later one counts
     scores = {_order(line): line for line in scores_of(log.lines)}
     spent = sum(r.seconds or 0.0 for r in rounds.values())
     return Run(
-        folder=folder,
+        folder=log.folder,
         name=name,
         label=str(method.get("label") or name),
         reference=str(method.get("reference") or ""),
@@ -272,7 +229,7 @@ def _run(log: RunLog) -> Run:
         rounds=tuple(rounds[r] for r in sorted(rounds)),
         scores=tuple(scores[key] for key in sorted(scores)),
         config=config,
-        config_text=text,
+        config_text=log.config,
         facts=facts,
     )
 

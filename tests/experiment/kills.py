@@ -21,7 +21,7 @@ from posterity.settings.config import Config
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(["posterity.experiment.run", "posterity.report"])
 MOMENTS = ("line", "checkpoint", "move", "journal", "row")  # what is being written when the kill comes
-GAP = "gap"  # between the two moves that make the next checkpoint the last, and the last the previous
+GAP = "gap"  # between the move that makes the last checkpoint the previous, and the writing of the next
 
 
 def die() -> None:
@@ -51,7 +51,7 @@ def arm(moment: str, count: int, end=die) -> None:
         whole = files.write_atomic
 
         def half_a_file(path, data):
-            if path.name == run_folder.NEXT and due():
+            if path.name == run_folder.CHECKPOINT and due():
                 cut = len(data) // 2 if moment == "checkpoint" else len(data)
                 path.with_name(path.name + ".part").write_bytes(data[:cut])
                 end()

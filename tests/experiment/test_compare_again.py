@@ -201,7 +201,6 @@ def test_all_seeds_of_an_edited_method_leave_the_table(tmp_path, planned):
             "status": "finished", "sources": {}, "together": [0, 3], "method": {"fields": {}},
             "federation": {"partition": None, "fingerprint": ""}})  # fmt: skip
         (path / run_folder.CONFIG).write_text(run.to_toml(replace(BASE, method="fedavg", seed=seed)))
-    files.write_json(tmp_path / "fedavg" / run_folder.PLEDGE, {"commit": 1, "runs": ["seed-0", "seed-3"]})
     told = []
     compare_runs(BASE, ["fedavg"], [0], tmp_path, quiet, tell=told.append)
     assert {path.name for path in (tmp_path / "fedavg").iterdir()} == {"seed-0.before-1", "seed-3.before-1"}

@@ -114,7 +114,7 @@ def test_checkpoints_are_rare_when_writing_is_dear(tmp_path, monkeypatch):
     counts, save = [], run_folder.save_checkpoint
 
     def counted(folder, trees, facts, name=run_folder.CHECKPOINT):
-        if name == run_folder.NEXT:  # other files are written in the same way
+        if name == run_folder.CHECKPOINT:  # other files are written in the same way
             counts.append(facts["round"])
         save(folder, trees, facts, name)
 

@@ -372,7 +372,7 @@ def test_rows_that_find_no_room_are_an_error_not_a_signal(tmp_path):
 
 # --- a folder from a stranger ------------------------------------------------------------------------------------
 @pytest.mark.parametrize("name", ["config.toml", "run.json", "metrics.jsonl", "checkpoint.safetensors", "lock",
-                                  "run.json.part", "checkpoint.next.safetensors", "personal/rows.bin",
+                                  "run.json.part", "checkpoint.previous.safetensors", "personal/rows.bin",
                                   "personal/undo.bin", "personal/undo.tmp", "personal"])  # fmt: skip
 def test_links_are_refused(name, made, tmp_path):
     out = copy_of(made, "disk cut", tmp_path)

@@ -145,14 +145,6 @@ def test_a_line_may_name_no_file_outside_of_its_folder(tmp_path: Path):
     assert client_scores.from_json({**line, "metrics": {}}, tmp_path).clients == {}
 
 
-def test_lines_of_a_hundred_clients_are_read_from_the_folder(tmp_path: Path):
-    held = posterity.run(federation=many(101), **{**QUICK, "rounds": 1})
-    result = posterity.run(out=tmp_path / "run", federation=many(101), **{**QUICK, "rounds": 1})
-    mine = [x.clients for x in scores_of(result.lines)]
-    assert all(isinstance(each, client_scores.StoredLine) for each in mine)
-    assert result.clients()["nll"] == pytest.approx(held.clients()["nll"], nan_ok=True)
-
-
 @pytest.mark.parametrize("few", ["0", "-3", "some", "1.5"])
 def test_no_number_of_clients_is_a_sentence(few):
     with pytest.raises(ValueError, match=r"evaluate_clients must be 'all' or a number"):

@@ -17,35 +17,40 @@ from posterity.experiment.tune import (
     PLAN,
     TUNED,
     Budget,
-    Dimension,
     Tried,
     best,
-    first_values,
+    can_be_tried,
     layers,
+    limits,
     read_trials,
+    rounded,
     run_score,
     search_space,
     tell_space,
     tune,
-    tune_method,
     validation_score,
     with_tuned,
 )
 from posterity.runs.lines import ScoreLine
 from posterity.settings.config import Config
-from posterity.settings.hyperparameters import knobs
+from posterity.settings.hyperparameters import Knob, knobs
 
 EVERY = [*sorted(methods.available()), *(f"fedavg+{name}" for name in sorted(methods.suffixes())), "vd@paper+ft"]
 BASE = Config(dataset="digits", clients=4, rounds=2)
 
 
-def at(each: Dimension, share: float):
-    """The value so far along a dimension, from 0 to 1."""
-    if each.choices:
-        return each.choices[min(int(share * len(each.choices)), len(each.choices) - 1)]
-    if each.scale == "log":
-        return each.rounded(math.exp(math.log(each.low) + share * (math.log(each.high) - math.log(each.low))))
-    return each.rounded(each.low + share * (each.high - each.low))
+def setting(name, default, search, kind=float):
+    return Knob(name, kind, default, "", "", (), search=search)
+
+
+def at(each: Knob, share: float):
+    """The value so far along a range, from 0 to 1."""
+    if limits(each) is None:
+        return each.search[min(int(share * len(each.search)), len(each.search) - 1)]
+    low, high, scale = limits(each)
+    if scale == "log":
+        return rounded(each, math.exp(math.log(low) + share * (math.log(high) - math.log(low))))
+    return rounded(each, low + share * (high - low))
 
 
 def names(space):
@@ -78,17 +83,18 @@ def test_what_was_given_is_not_tuned():
     assert names(search_space("reptile+metavd", ["metavd.beta", "lr"])) == ["local.lr", "server_lr"]
 
 
-def test_a_dimension():
-    log = Dimension("a", 0.1, 1e-3, 10.0, "log")
+def test_a_range():
+    log = setting("a", 0.1, (1e-3, 10.0, "log"))
     assert [at(log, share) for share in (0.0, 0.25, 0.5, 1.0)] == [1e-3, 0.01, 0.1, 10.0]
-    assert log.rounded(0.123456) == 0.123
-    assert log.rounded(10.0049) == 10.0  # within
-    assert at(Dimension("b", 1, 0.0, 1.0), 0.5) == 0.5
-    assert at(Dimension("c", 3, 1, 9, integer=True), 0.5) == 5
-    words = Dimension("d", "x", choices=("x", "y"))
+    assert rounded(log, 0.123456) == 0.123
+    assert rounded(log, 10.0049) == 10.0  # within
+    assert at(setting("b", 1, (0.0, 1.0, "linear")), 0.5) == 0.5
+    assert at(setting("c", 3, (1, 9, "linear"), int), 0.5) == 5
+    words = setting("d", "x", ("x", "y"), str)
     assert [at(words, share) for share in (0.0, 0.49, 0.5, 1.0)] == ["x", "x", "y", "y"]
-    assert first_values([log, words]) == {"a": 0.1, "d": "x"}
-    assert first_values([replace(log, default=99.0)]) is None
+    assert can_be_tried([log, words], {"a": 0.1, "d": "x"})
+    assert not any(can_be_tried([log, words], {"d": "x", **a}) for a in ({"a": 99.0}, {"a": None}, {}))
+    assert not can_be_tried([words], {"d": "z"})
 
 
 def fake_score(seen):
@@ -181,7 +187,7 @@ def test_more_trials_go_on_and_other_data_are_refused(tmp_path):
         tune(replace(BASE, rounds=3), ["fedavg"], Budget(5), tmp_path, along, fake_score([]))
     with pytest.raises(ValueError, match=r"begun with seeds = \[0\], and now it is \[4\]"):
         tune(BASE, ["fedavg"], Budget(5, (4,)), tmp_path, along, fake_score([]))
-    assert json.loads((tmp_path / PLAN).read_text())["seeds"] == [0]
+    assert json.loads((tmp_path / PLAN).read_text())["asked"]["seeds"] == [0]
 
 
 OWN = """
@@ -258,7 +264,7 @@ def test_all_trials_lost_is_a_sentence(tmp_path):
 
 def test_settings_in_brackets_are_kept_and_not_tuned(tmp_path):
     seen = []
-    tune_method(BASE, "fedprox[mu=0.5]", Budget(3), tmp_path, along, fake_score(seen))
+    tune(BASE, ["fedprox[mu=0.5]"], Budget(3), tmp_path, along, fake_score(seen))
     assert {settings["mu"] for _, _, settings in seen} == {"0.5"}
     assert len({settings["local.lr"] for _, _, settings in seen}) == 3
 
@@ -274,10 +280,10 @@ def test_settings_of_one_method_are_not_those_of_another(tmp_path):
 
 def test_flags_are_not_tuned(tmp_path):
     seen = []
-    tune_method(replace(BASE, lr=0.2), "fedprox", Budget(3), tmp_path, along, fake_score(seen))
+    tune(replace(BASE, lr=0.2), ["fedprox"], Budget(3), tmp_path / "one", along, fake_score(seen))
     assert all("local.lr" not in settings for _, _, settings in seen)
     seen.clear()
-    tune_method(replace(BASE, lr=0.2), "fedavg", Budget(3), tmp_path, along, fake_score(seen))
+    tune(replace(BASE, lr=0.2), ["fedavg"], Budget(3), tmp_path / "other", along, fake_score(seen))
     assert len(seen) == 1  # nothing is left to tune: the defaults, once
 
 
@@ -410,7 +416,7 @@ class TestOptuna:
     def test_words_and_whole_numbers(self):
         from posterity.experiment.tune import parzen
 
-        space = [Dimension("word", "x", choices=("x", "y")), Dimension("count", 3, 1, 9, integer=True)]
+        space = [setting("word", "x", ("x", "y"), str), setting("count", 3, (1, 9, "linear"), int)]
         found = [parzen((0,), 0)(space, [], number) for number in range(12)]
         assert {each["word"] for each in found} == {"x", "y"}
         assert all(isinstance(each["count"], int) and 1 <= each["count"] <= 9 for each in found)

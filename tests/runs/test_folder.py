@@ -56,53 +56,27 @@ def test_a_tree_may_hold_a_tensor_under_two_names(tmp_path):
     assert all(torch.equal(again[name], tree[name]) for name in tree)
 
 
-@pytest.fixture
-def runs(tmp_path):
-    """Two runs that go together, with checkpoint 1 at its place and checkpoint 2 beside it."""
-    folders = [tmp_path / "seed-0", tmp_path / "seed-1"]
-    for each in folders:
-        each.mkdir()
-        for commit, name in ((1, run_folder.CHECKPOINT), (2, run_folder.NEXT)):
-            run_folder.save_checkpoint(each, {"state": {"w": torch.zeros(1)}}, {"commit": commit}, name)
-    return folders
+@pytest.mark.parametrize(("written", "common"), [
+    ([3, 3], 3), ([3, 2], 2), ([2, 1], 1),  # a kill came before the second had its checkpoint
+    ([1, 0], None), ([0, 0], None),
+])  # fmt: skip
+def test_runs_that_go_together_go_on_from_what_all_have(written, common, tmp_path):
+    runs = [tmp_path / "seed-0", tmp_path / "seed-1"]
+    for folder, last in zip(runs, written, strict=True):
+        folder.mkdir()
+        for commit in range(1, last + 1):
+            run_folder.save_checkpoints([folder], [({"state": {"w": torch.zeros(1)}}, {"commit": commit})])
+    found = [path and run_folder.read_saved(path)[1]["commit"] for path in run_folder.last_common(runs)]
+    assert found == [common] * 2
 
 
-def commits(runs):
-    assert not any((each / run_folder.NEXT).exists() for each in runs)
-    return [run_folder.read_checkpoint(each)[1]["commit"] for each in runs]
-
-
-def pledge(runs, commit=2, names=("seed-0", "seed-1")):
-    files.write_json(runs[0].parent / run_folder.PLEDGE, {"commit": commit, "runs": list(names)})
-
-
-def test_what_was_pledged_comes_to_its_place(runs):
-    pledge(runs)
-    run_folder.keep_pledge(runs)
-    assert commits(runs) == [2, 2]
-
-
-def test_a_kill_between_two_moves(runs):
-    pledge(runs)
-    (runs[0] / run_folder.NEXT).replace(runs[0] / run_folder.CHECKPOINT)
-    run_folder.keep_pledge(runs)
-    assert commits(runs) == [2, 2]
-
-
-@pytest.mark.parametrize("case", ["no pledge", "an older one", "of other runs"])
-def test_what_was_not_pledged_is_dropped(runs, case):
-    if case == "an older one":
-        pledge(runs, commit=1)
-    elif case == "of other runs":
-        pledge(runs, names=("seed-0", "seed-7"))
-    run_folder.keep_pledge(runs)
-    assert commits(runs) == [1, 1]
-
-
-def test_checkpoints_of_runs_that_go_together(runs):
-    packs = [({"state": {"w": torch.zeros(1)}}, {"commit": 3})] * 2
-    run_folder.save_checkpoints(runs, packs)
-    assert commits(runs) == [3, 3]
+def test_files_of_several_copies_have_no_common_checkpoint(tmp_path):
+    runs = [tmp_path / "seed-0", tmp_path / "seed-1"]
+    for folder, commit in zip(runs, (5, 2), strict=True):
+        folder.mkdir()
+        saved(folder, commit)
+    with pytest.raises(ValueError, match=r"no checkpoint in common \(seed-0: 5, seed-1: 2\)"):
+        run_folder.last_common(runs)
 
 
 def saved(folder, commit=1, name=run_folder.CHECKPOINT):

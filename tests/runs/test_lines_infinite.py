@@ -17,7 +17,6 @@ from posterity.runs.lines import (
     ClientColumns,
     ScoreLine,
     StoredColumns,
-    StoredLine,
     from_json,
     read_lines,
     to_json,
@@ -87,7 +86,6 @@ def test_a_metric_of_ones_own_is_infinite_where_it_was_and_undefined_where_it_wa
     (read,) = read_lines(path)
     assert same(read, line)
     assert to_json(read) == to_json(line)
-    assert same(dict(StoredLine(path, 3, line.about)), line.clients)
     packed = {**json.loads(path.read_text()), "clients": {}}  # a round that no rule chose
     assert same(from_json(packed), replace(line, clients={}))
 
@@ -101,13 +99,9 @@ def test_only_these_metrics_are_ever_infinite(task: str) -> None:
     assert infinite <= set(UNBOUNDED)
 
 
-def test_every_form_of_the_clients_numbers_knows_infinity(tmp_path: Path) -> None:
-    """Read again from a line when somebody asks, or columns in a file."""
+def test_columns_in_a_file_know_infinity(tmp_path: Path) -> None:
     line, path = LINES["an infinite client"], tmp_path / "metrics.jsonl"
-    write_lines(path, [line])
-    assert same(dict(StoredLine(path, 3, line.about)), line.clients)
     columns = ClientColumns(3, torch.arange(3), {"n": torch.tensor([1, 2, 0]), "nll": torch.tensor([math.inf, 0.7, 1])})
-    path.unlink()
     write_lines(path, [replace(line, clients=columns)])
     (again,) = read_lines(path)
     assert isinstance(again.clients, StoredColumns)
