@@ -59,9 +59,9 @@ def read_log(folder: Path) -> RunLog:
     files.refuse_links(folder, names)  # one leads out of the folder, a pipe never ends
     there = [name for name in names if (folder / name).exists()]
     texts = {name: (folder / name).read_text(encoding="utf-8", errors="replace") for name in there}
-    whole = texts.get(METRICS, "").rpartition("\n")[0].split("\n")
+    log = texts.get(METRICS, "").rpartition("\n")[0].split("\n")
     try:
-        lines = _records((json.loads(line) for line in whole if line.strip()), folder)
+        lines = _records((json.loads(line) for line in log if line.strip()), folder)
         return RunLog(folder, dict(json.loads(texts[RUN])), texts.get(CONFIG, ""), lines)
     except MISTAKES as error:
         raise _edited(folder, error) from error
