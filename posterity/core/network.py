@@ -14,82 +14,47 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Literal, Protocol, overload
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 Params = dict[str, Tensor]
 Task = Literal["classification", "regression"]
-Around = Mapping[str, Callable[[Tensor, Tensor], Tensor]]  # layer: its input and output to another output
+Change = Callable[[Tensor, Tensor], Tensor]  # of a layer's input and output to what it is to return
+Around = Mapping[str, Change]  # by the layer's name
 
 
-class Network(Protocol):
+class Network:
     """A network without its weights, split where its head begins."""
 
-    # --- names of leaves ----------------------------------------------------------------------------------------------
-    @property
-    def leaves(self) -> tuple[str, ...]:
-        """All parameters and floating buffers, in the module's order."""
-        ...
+    # names of leaves: parameters and floating buffers, in the module's order
+    leaves: tuple[str, ...]
+    trainable: frozenset[str]  # leaves that gradients move
+    buffers: frozenset[str]  # leaves that are computed, not trained: running statistics
+    norms: frozenset[str]  # leaves of normalisation layers, running statistics included
+    head_names: frozenset[str]  # leaves of the head, its buffers included
+    base_names: frozenset[str]  # leaves before the head
 
-    @property
-    def trainable(self) -> frozenset[str]:
-        """Leaves that gradients move."""
-        ...
+    # what it is
+    name: str
+    module: nn.Module  # the layers, to look at and not to call
+    heads: tuple[str, ...]  # layers that the head is made of; features are what the first of them is given
+    task: Task
+    classes: int
+    shape: tuple[int, ...] | None  # of one input, where known
+    feature_dim: int  # length of the feature vector that `features` returns and `classify` takes
 
-    @property
-    def buffers(self) -> frozenset[str]:
-        """Leaves that are computed, not trained: running statistics."""
-        ...
+    # for engines
+    unstackable: tuple[str, ...]  # reasons why many clients cannot run at once; none if they can
+    conv_backend: str  # how its convolutions are computed; empty if it has none
+    conv_backends: Callable[[str], tuple[str, ...]]  # what could compute them on a device, the usual one last
+    with_conv_backend: Callable[[Any], Network]  # the same network whose convolutions are computed by another of these
+    with_compute_dtype: Callable[[torch.dtype], Network]  # the same network that computes in a smaller type
 
-    @property
-    def norms(self) -> frozenset[str]:
-        """Leaves of normalisation layers, running statistics included."""
-        ...
+    init: Callable[..., Params]  # (seed, dtype): initial leaves, a function of the seed alone
+    classify: Callable[..., Tensor]  # (params, z, mask, train, key): the head alone, of features z (B, d)
 
-    @property
-    def head_names(self) -> frozenset[str]:
-        """Leaves of the head, its buffers included."""
-        ...
-
-    @property
-    def base_names(self) -> frozenset[str]:
-        """Leaves before the head."""
-        ...
-
-    # --- what it is ---------------------------------------------------------------------------------------------------
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def module(self) -> nn.Module:
-        """The layers, to look at and not to call."""
-        ...
-
-    @property
-    def heads(self) -> tuple[str, ...]:
-        """Names of the layers that the head is made of; features are what the first of them is given."""
-        ...
-
-    @property
-    def task(self) -> Task: ...
-
-    @property
-    def classes(self) -> int: ...
-
-    @property
-    def shape(self) -> tuple[int, ...] | None:
-        """Of one input, where known."""
-        ...
-
-    @property
-    def feature_dim(self) -> int:
-        """Length of the feature vector that `features` returns and `classify` takes."""
-        ...
-
-    # --- calls --------------------------------------------------------------------------------------------------------
-    @overload
     def __call__(
         self,
         params: Params,
@@ -98,70 +63,30 @@ class Network(Protocol):
         train: bool = False,
         key: Tensor | None = None,
         around: Around | None = None,
-    ) -> tuple[Tensor, Params]: ...
-
-    @overload
-    def __call__(
-        self,
-        params: Params,
-        x: Tensor,
-        mask: Tensor | None = None,
-        train: bool = False,
-        key: Tensor | None = None,
-        around: Around | None = None,
-        *,
-        want: tuple[str, ...],
-    ) -> tuple[Tensor, Params, Params]: ...
-
-    def __call__(self, *args: Any, **how: Any) -> Any:
+        want: tuple[str, ...] = (),
+    ) -> Any:
         """Logits (B, C) or values (B,), and new buffers ({} unless `train`); with `want`, also inputs seen by layers.
 
-        `mask` (B,) is 1 for real rows and 0 for padding, None if all are real; `key` feeds dropout.
+        `mask` (B,) is 1 for real rows and 0 for padding, None if all are real; `key` feeds dropout;
+        `around={layer: f(input, output)}` replaces a layer's output. Entries of `params` that the network does not know
+        are ignored.
         """
-        ...
+        raise NotImplementedError
 
-    def features(
-        self, params: Params, x: Tensor, mask: Tensor | None = None, train: bool = False, key: Tensor | None = None
-    ) -> tuple[Tensor, Params]:
+    def logits(self, params: Params, x: Tensor, **how: Any) -> Tensor:
+        """The output alone: logits (B, C), or values (B,) for regression."""
+        output: Tensor = self(params, x, **how)[0]
+        return output
+
+    def features(self, params: Params, x: Tensor, **how: Any) -> tuple[Tensor, Params]:
         """What the head is given (B, d), and new buffers."""
-        ...
-
-    def classify(
-        self, params: Params, z: Tensor, mask: Tensor | None = None, train: bool = False, key: Tensor | None = None
-    ) -> Tensor:
-        """The head alone: logits (B, C), or values (B,), of features z (B, d)."""
-        ...
-
-    # --- for engines --------------------------------------------------------------------------------------------------
-    @property
-    def unstackable(self) -> tuple[str, ...]:
-        """Reasons why many clients cannot run at once; none if they can."""
-        ...
-
-    @property
-    def conv_backend(self) -> str:
-        """How its convolutions are computed; empty if it has none."""
-        ...
-
-    def init(self, seed: int, dtype: torch.dtype = torch.float32) -> Params:
-        """Initial leaves: a function of the seed alone."""
-        ...
-
-    def conv_backends(self, device: str) -> tuple[str, ...]:
-        """What could compute its convolutions on a device, the usual one last."""
-        ...
-
-    def with_conv_backend(self, backend: Any) -> Network:
-        """The same network whose convolutions are computed by another of its `conv_backends`."""
-        ...
-
-    def with_compute_dtype(self, compute: torch.dtype) -> Network:
-        """The same network that computes in a smaller type."""
-        ...
+        first = self.heads[0]
+        _, buffers, seen = self(params, x, want=(first,), **how)
+        return seen[first].flatten(1), buffers
 
 
 @dataclass(frozen=True, eq=False)
-class Instead:
+class Instead(Network):
     """`model`, called with other parameters than those that it is given; everything else is asked of the model."""
 
     model: Network
@@ -176,13 +101,6 @@ class Instead:
 
     def __call__(self, params: Params, *args: Any, **how: Any) -> Any:
         return self.model(self.replaced(params), *args, **how)
-
-    def logits(self, params: Params, *args: Any, **how: Any) -> Tensor:
-        output: Tensor = self(params, *args, **how)[0]
-        return output
-
-    def features(self, params: Params, *args: Any, **how: Any) -> tuple[Tensor, Params]:
-        return self.model.features(self.replaced(params), *args, **how)
 
     def classify(self, params: Params, *args: Any, **how: Any) -> Tensor:
         return self.model.classify(self.replaced(params), *args, **how)
@@ -218,10 +136,10 @@ class Bound(Instead):
 
     def with_conv_backend(self, backend: Any) -> Network:
         other = self.model.with_conv_backend(backend)
-        return as_network(self if other is self.model else replace(self, model=other))
+        return self if other is self.model else replace(self, model=other)
 
     def with_compute_dtype(self, compute: torch.dtype) -> Network:
-        return as_network(replace(self, model=self.model.with_compute_dtype(compute)))
+        return replace(self, model=self.model.with_compute_dtype(compute))
 
 
 def bind(model: Network, params: Params) -> tuple[Network, Params]:
@@ -230,7 +148,7 @@ def bind(model: Network, params: Params) -> tuple[Network, Params]:
     moving = {n: p for n, p in params.items() if n in model.trainable or n in buffers}
     if not moving or len(moving) == len(params):
         return model, params
-    return as_network(Bound(model, {n: p for n, p in params.items() if n not in moving})), moving
+    return Bound(model, {n: p for n, p in params.items() if n not in moving}), moving
 
 
 def held(model: Network) -> Params:
@@ -240,10 +158,4 @@ def held(model: Network) -> Params:
 
 def rebound(model: Network, still: Mapping[str, Tensor]) -> Network:
     """The same network with other values of the frozen leaves that it holds."""
-    return as_network(replace(model, still=dict(still))) if isinstance(model, Bound) else model
-
-
-def as_network(bound: Bound) -> Network:
-    """What is asked of the model makes it a network, which a type checker cannot see."""
-    network: Any = bound
-    return network
+    return replace(model, still=dict(still)) if isinstance(model, Bound) else model

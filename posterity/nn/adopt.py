@@ -148,7 +148,7 @@ def _drawing(layer_name: str, layer: nn.Module) -> str:
 def _called(module: nn.Module, x: Tensor, train: bool = False) -> Any:
     leaves = {n: t.detach() for n, t in leaves_of(module).items()}
     with torch.no_grad():
-        return BoundModule.of(module, module)(leaves, x, None, train, torch.zeros(2, dtype=torch.int64))[0]
+        return BoundModule(module, module)(leaves, x, None, train, torch.zeros(2, dtype=torch.int64), {}, ())[0]
 
 
 def _usable(module: nn.Module, name: str, x: Tensor) -> tuple[Tensor, bool]:

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from posterity.core.network import Network
-from posterity.nn.model import _LOCK, Params, leaves_of, seeded
+from posterity.core.network import Network, Params
+from posterity.nn.model import _LOCK, leaves_of, seeded
 from posterity.settings.hyperparameters import unknown
 
 

@@ -2,8 +2,8 @@
 
 `Model` never changes: parameters go in as a dict of tensors, new running statistics come out as another. It works
 unchanged under `vmap`, `grad`, `jvp` and any nesting of them. For a call, `BoundModule` lends tensors to the module
-(PyTorch's `functional_call`) with what else is needed (training flag, mask, key, hooks), and gives all of that back,
-whatever happens inside.
+(PyTorch's `functional_call`) with what else is needed (training flag, mask, key, hooks). What stands in for a layer's
+output (`around`) may not call the same network.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from __future__ import annotations
 import copy
 import random
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
-from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from functools import cached_property, partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,20 +23,13 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from posterity.core.network import Network, Task
+from posterity.core.network import Around, Change, Network, Params, Task
 from posterity.nn.convolution import Way, possible_ways, rewire, way_of
 from posterity.nn.layers import NORMS, KeyedDropout, Norm, twin
 from posterity.settings.hyperparameters import unknown
 from posterity.settings.plugins import describe_error
 
-Params = dict[str, Tensor]
-Change = Callable[[Tensor, Tensor], Tensor]  # of a layer's input and output to what it is to return
-Around = Mapping[str, Change]
-
-_LOCK = threading.RLock()  # a module is lent to one call at a time; nested calls of the same thread pass
-_CALLS: list[object] = []  # those under way, the innermost last; only the lock's holder looks at it
-_LENT: dict[type[nn.Module], tuple[str, ...]] = {Norm: ("training", "mask"), KeyedDropout: ("training", "key", "uses")}
-_CLEAN: dict[str, Any] = {"training": False, "mask": None, "key": None, "uses": 0}
+_LOCK = threading.RLock()  # a module is lent to one call at a time
 
 
 def leaves_of(module: nn.Module) -> Params:
@@ -49,49 +42,43 @@ def leaves_of(module: nn.Module) -> Params:
     return found
 
 
-@dataclass(frozen=True, eq=False)
 class BoundModule:
-    """A module and how its tensors are called in the whole network."""
+    """`module`, which is `full` or a part of it, and how its tensors are called in the whole network."""
 
-    module: nn.Module
-    wires: dict[str, str]  # name in the module -> name of the leaf
-    constants: Params  # buffers that are no leaves: integer tables and the like
-    masks: tuple[str, ...]
-    keys: tuple[str, ...]
-    layers: dict[str, nn.Module]
-    attends: bool = False  # its attention is computed by plain products, which can be stacked
-
-    @staticmethod
-    def of(module: nn.Module, full: nn.Module) -> BoundModule:
-        """`module` is `full` or a part of it."""
+    def __init__(self, module: nn.Module, full: nn.Module) -> None:
         called = {id(t): n for n, t in leaves_of(full).items()}
-        wires = {n: called[id(t)] for n, t in leaves_of(module).items()}
-        constants = {n: b for n, b in module.named_buffers() if n not in wires}
-        named = dict(module.named_modules())
-        masks = tuple(_join(n, "mask") for n, m in named.items() if isinstance(m, Norm))
-        keys = tuple(_join(n, "key") for n, m in named.items() if isinstance(m, KeyedDropout))
-        attends = any(isinstance(m, nn.MultiheadAttention) for m in named.values())
-        return BoundModule(module, wires, constants, masks, keys, named, attends)
+        self.module, self.layers = module, dict(module.named_modules())
+        self.wires = {n: called[id(t)] for n, t in leaves_of(module).items()}  # name in the module -> name of the leaf
+        # buffers that are no leaves: integer tables and the like
+        self.constants = {n: b for n, b in module.named_buffers() if n not in self.wires}
+        self.masks = [_join(n, "mask") for n, m in self.layers.items() if isinstance(m, Norm)]
+        self.keys = [_join(n, "key") for n, m in self.layers.items() if isinstance(m, KeyedDropout)]
+        # attention is computed by plain products, which can be stacked
+        self.attends = any(isinstance(m, nn.MultiheadAttention) for m in self.layers.values())
 
     def __call__(
         self,
         params: Params,
         x: Tensor,
-        mask: Tensor | None = None,
-        train: bool = False,
-        key: Tensor | None = None,
-        around: Around | None = None,
-        want: tuple[str, ...] = (),
+        mask: Tensor | None,
+        train: bool,
+        key: Tensor | None,
+        around: Around,
+        want: tuple[str, ...],
     ) -> tuple[Tensor, Params, Params]:
         """Output, the tensors after the call by leaf name, inputs seen by the layers in `want`."""
         lent = self._lent(params, x, mask, key)
         seen: Params = {}
         plain = _plain_attention() if self.attends else nullcontext()
-        with _LOCK, _turn(self.layers, train) as token, ExitStack() as hooks, plain:
+        with _LOCK, ExitStack() as hooks, plain:
+            for layer in self.layers.values():
+                layer.training = train
+                if isinstance(layer, KeyedDropout):
+                    layer.uses = 0
             for name in want:
-                hooks.callback(self._layer(name).register_forward_pre_hook(_note(token, seen, name)).remove)
-            for name, change in (around or {}).items():
-                hooks.callback(self._layer(name).register_forward_hook(_change(token, change)).remove)
+                hooks.callback(self._layer(name).register_forward_pre_hook(partial(_note, seen, name)).remove)
+            for name, change in around.items():
+                hooks.callback(self._layer(name).register_forward_hook(partial(_change, change)).remove)
             output = functional_call(self.module, lent, (x,))
         for name in want:
             if name not in seen:
@@ -117,25 +104,6 @@ class BoundModule:
 
 
 @contextmanager
-def _turn(layers: Mapping[str, nn.Module], train: bool) -> Iterator[object]:
-    """The module for one call: its flag set, nothing of a call around this one in sight, all given back at the end."""
-    before = [(m, {n: getattr(m, n) for n in _LENT.get(type(m), ("training",))}) for m in layers.values()]
-    token = object()
-    try:
-        _CALLS.append(token)
-        for m, values in before:
-            for name in values:
-                setattr(m, name, _CLEAN[name])
-            m.training = train
-        yield token
-    finally:
-        _CALLS.pop()
-        for m, values in before:
-            for name, value in values.items():
-                setattr(m, name, value)
-
-
-@contextmanager
 def _plain_attention() -> Iterator[None]:
     """Attention by products of matrices inside: PyTorch's fused operators have no rule for many clients at once."""
     fast = torch.backends.mha.get_fastpath_enabled()
@@ -147,16 +115,12 @@ def _plain_attention() -> Iterator[None]:
         torch.backends.mha.set_fastpath_enabled(fast)
 
 
-def _note(token: object, seen: Params, name: str) -> Callable[..., None]:
-    def hook(_: nn.Module, inputs: tuple[Any, ...]) -> None:
-        if _CALLS[-1] is token:  # a call inside this one has its own hooks
-            seen[name] = inputs[0]
-
-    return hook
+def _note(seen: Params, name: str, layer: nn.Module, inputs: tuple[Any, ...]) -> None:
+    seen[name] = inputs[0]
 
 
-def _change(token: object, change: Change) -> Callable[..., Any]:
-    return lambda _, inputs, output: change(inputs[0], output) if _CALLS[-1] is token else output
+def _change(change: Change, layer: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> Tensor:
+    return change(inputs[0], output)
 
 
 def global_generators() -> dict[str, Any]:
@@ -183,10 +147,10 @@ def seeded(seed: int) -> Iterator[None]:
 
 
 @dataclass(frozen=True, eq=False)
-class Model:
+class Model(Network):
     """A network without its weights. Two models are equal only if they are the same object."""
 
-    module: nn.Module = field(repr=False)  # twinned; lent out during a call, never changed by it
+    module: nn.Module = field(repr=False)  # twinned; lent out during a call, which leaves its training flags
     head: str | tuple[str, ...]  # where the head begins; in a Sequential, all that follows belongs to it
     classes: int
     task: Task = "classification"
@@ -311,67 +275,39 @@ class Model:
 
     # --- calls ---------------------------------------------------------------------------------------------------
 
-    def __call__(
-        self,
-        params: Params,
-        x: Tensor,
-        mask: Tensor | None = None,
-        train: bool = False,
-        key: Tensor | None = None,
-        around: Around | None = None,
-        want: tuple[str, ...] = (),
-    ) -> Any:  # `core/network.py` says more
-        """Logits (B, C) or values (B,), and new buffers ({} unless `train`); with `want`, also inputs seen by layers.
+    def __call__(self, params: Params, x: Tensor, *more: Any, **how: Any) -> Any:
+        output, buffers, seen = self._run(self._full, params, x, *more, **how)
+        return (output, buffers, seen) if seen else (output, buffers)
 
-        `mask` (B,) is 1 for real rows and 0 for padding; `key` feeds dropout; `around={layer: f(input, output)}`
-        replaces a layer's output. Entries of `params` that the network does not know are ignored.
-        """
-        output, after, seen = self._run(self._full, params, x, mask, train, key, around, want)
-        buffers = {n: after[n] for n in self.leaves if n in self.buffers} if train else {}
-        output = self._finish(output)
-        return (output, buffers) if not want else (output, buffers, seen)
-
-    def logits(
-        self, params: Params, x: Tensor, mask: Tensor | None = None, train: bool = False, key: Tensor | None = None
-    ) -> Tensor:
-        """The output alone: logits (B, C), or values (B,) for regression."""
-        return self(params, x, mask, train, key)[0]
-
-    def features(
-        self, params: Params, x: Tensor, mask: Tensor | None = None, train: bool = False, key: Tensor | None = None
-    ) -> tuple[Tensor, Params]:
-        """What the head is given (B, d), and new buffers."""
-        first = self.heads[0]
-        _, buffers, seen = self(params, x, mask, train, key, want=(first,))
-        return seen[first].flatten(1), buffers
-
-    def classify(
-        self, params: Params, z: Tensor, mask: Tensor | None = None, train: bool = False, key: Tensor | None = None
-    ) -> Tensor:
+    def classify(self, params: Params, z: Tensor, *more: Any, **how: Any) -> Tensor:
         """The head alone: logits (B, C), or values (B,), of features z (B, d)."""
         if self._tail_part is None:
             several = f"The head is made of several sub-modules ({', '.join(self.heads)})"
             raise ValueError(f"{several}, in no order that is known. Put them into one nn.Sequential as the head.")
         if self.shape is not None:
             z = z.reshape(z.shape[0], *self.feature_shape)
-        return self._finish(self._run(self._tail_part, params, z, mask, train, key)[0])
+        return self._run(self._tail_part, params, z, *more, **how)[0]
 
     def _run(
-        self, part: BoundModule, params: Params, x: Tensor, mask: Tensor | None, train: bool, key: Tensor | None,
-        around: Around | None = None, want: tuple[str, ...] = (),
+        self, part: BoundModule, params: Params, x: Tensor, mask: Tensor | None = None, train: bool = False,
+        key: Tensor | None = None, around: Around | None = None, want: tuple[str, ...] = (),
     ) -> tuple[Tensor, Params, Params]:  # fmt: skip
         """`part`, in the smaller type if there is one; statistics of batch norm are never rounded."""
         if part is self._full:  # what reaches the head is computed, and never an index
             x = _as_input(x, self.integers, params)
-        if self.compute is None:
-            return part(params, x, mask, train, key, around, want)
-        small, floats = self.compute, x.is_floating_point()
-        kind = x.dtype if floats else _kind_of(params)
-        full = {_join(n, leaf) for n, m in self.module.named_modules() if isinstance(m, Norm) for leaf in leaves_of(m)}
-        low = {n: p if n in full or not p.is_floating_point() else p.to(small) for n, p in params.items()}
-        changes = {name: _between(change, kind) for name, change in (around or {}).items()}
-        output, after, seen = part(low, x.to(small) if floats else x, mask, train, key, changes, want)
-        return output.to(kind), after, {name: s.to(kind) for name, s in seen.items()}
+        kind, small, given, changes = x.dtype, self.compute, params, around or {}
+        if small is not None:
+            kind = x.dtype if x.is_floating_point() else _kind_of(params)
+            norms = [(n, m) for n, m in self.module.named_modules() if isinstance(m, Norm)]
+            full = {_join(n, leaf) for n, m in norms for leaf in leaves_of(m)}
+            given = {n: p if n in full or not p.is_floating_point() else p.to(small) for n, p in params.items()}
+            changes = {name: _between(change, kind) for name, change in changes.items()}
+            x = x.to(small) if x.is_floating_point() else x
+        output, after, seen = part(given, x, mask, train, key, changes, want)
+        if small is not None:
+            output, seen = output.to(kind), {name: s.to(kind) for name, s in seen.items()}
+        buffers = {n: after[n] for n in after if n in self.buffers} if train else {}
+        return self._finish(output), buffers, seen
 
     def _finish(self, output: Tensor) -> Tensor:
         if self.task == "regression":
@@ -386,7 +322,7 @@ class Model:
 
     @cached_property
     def _full(self) -> BoundModule:
-        return BoundModule.of(self.module, self.module)
+        return BoundModule(self.module, self.module)
 
     @cached_property
     def _tail(self) -> tuple[tuple[str, nn.Module], ...]:
@@ -405,7 +341,7 @@ class Model:
 
     @cached_property
     def _tail_part(self) -> BoundModule | None:
-        return BoundModule.of(nn.Sequential(*(m for _, m in self._tail)), self.module) if self._tail else None
+        return BoundModule(nn.Sequential(*(m for _, m in self._tail)), self.module) if self._tail else None
 
     @cached_property
     def _probe(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -419,12 +355,6 @@ class Model:
             text = f"The network {self.name!r} does not run on inputs of shape {self.shape}: {describe_error(error)}"
             raise ValueError(text) from error
         return tuple(seen[self.heads[0]].shape[1:]), tuple(output.shape[1:])
-
-
-if TYPE_CHECKING:
-
-    def _is_network(model: Model) -> Network:
-        return model
 
 
 def _kind_of(params: Params) -> torch.dtype:

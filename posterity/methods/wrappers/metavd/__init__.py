@@ -163,9 +163,9 @@ class MetaVD(core.Wrapper):
             return here
         name = self.leaf(here)
         spread = dropout.variance(params[RHO], params[name], self.noise_param)  # (3)
-        return replace(
-            here, model=Noisy(here.model, name.removesuffix(".weight"), spread, core.fold(here.key, draw), count)
-        )
+        layer, key = name.removesuffix(".weight"), core.fold(here.key, draw)
+        model: Any = Noisy(here.model, layer, spread, key, count)
+        return replace(here, model=model)
 
     def elbo(self, params: core.Params, batch: core.Batch, here: core.Here) -> tuple[Tensor, core.Params]:
         value, buffers = self.method.loss(params, batch, self.noisy(params, here, QUERY, self.draws))
