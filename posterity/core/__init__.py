@@ -41,8 +41,6 @@ from posterity.core.network import Instead, Network, Params
 from posterity.core.optim import SGD, Adam, Groups, Optimiser, RMSprop, clipped, norm
 from posterity.core.passes import (
     Loss,
-    Partition,
-    Summary,
     Training,
     base,
     constrained,
@@ -94,22 +92,6 @@ from posterity.core.tree import (
     tree_map,
     tree_named,
     tree_rows,
-    tree_stack,
 )
 from posterity.core.wrapper import Wrapper
 from posterity.settings.hyperparameters import check_fields, hyper
-
-__all__ = [
-    "NOISE", "SGD", "STATIC", "Adam", "Bag", "Batch", "Carry", "Facts", "Gaussian", "Groups", "Here", "Instead",
-    "Leaves", "LogMean", "Loss", "Mean", "Message", "Method", "Moments", "Network", "Now", "Optimiser", "Own",
-    "Params", "Partition", "Pass", "Personal", "Plan", "Point", "RMSprop", "Rows", "Shared", "Sparse", "State",
-    "Sum", "Summary", "Training", "Tree", "Wrapper", "as_second", "averaged", "base", "bits", "categorical",
-    "check_fields", "cholesky", "clipped", "constrained", "count_labels", "deal", "descend", "directed",
-    "everything", "exact_products", "first_network", "first_of", "fit", "fit_head", "fold", "gather", "head",
-    "held_by", "holding", "hyper", "kl", "log_likelihood", "log_predictive", "make_key", "masked_mean", "matvec",
-    "mean_slope", "meta", "mixture", "norm", "normal", "on_second", "one_hot", "opened", "packed", "permutation",
-    "pointwise", "proximal", "record", "require_plain_sgd", "require_two_parts", "run_features", "sample",
-    "second_network", "second_of", "squared_distance", "sum_classes", "sum_features", "trainable", "tree_bytes",
-    "tree_cast", "tree_filled", "tree_leaves", "tree_map", "tree_named", "tree_rows", "tree_stack", "tuned",
-    "uniform", "unpacked", "watched", "weighted",
-]  # fmt: skip

@@ -6,7 +6,7 @@ A wrapper leaves its mark in `carry.kept` and in the passes, never in the leaves
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,19 +15,6 @@ from posterity.core.likelihood import one_hot
 from posterity.core.protocol import Carry, Here, Message, Method, Personal
 from posterity.core.tree import Tree
 from posterity.settings.hyperparameters import check_fields
-
-
-class _Inner:
-    """An attribute or a function that is the inner method's."""
-
-    def __set_name__(self, owner: type, name: str) -> None:
-        self.name = name
-
-    def __get__(self, wrapper: Wrapper | None, owner: type) -> Any:
-        return self if wrapper is None else getattr(wrapper.inner, self.name)
-
-    def __call__(self, wrapper: Wrapper, *args: Any) -> Any:
-        return getattr(wrapper.inner, self.name)(*args)
 
 
 @dataclass(frozen=True)
@@ -42,37 +29,18 @@ class Wrapper:
         """The method that everything is handed to: `method`, or `method` with some fields replaced."""
         return self.method
 
-    label: ClassVar[Any] = _Inner()
-    reference: ClassVar[Any] = _Inner()
-    absent: ClassVar[Any] = _Inner()
-    scored: ClassVar[Any] = _Inner()
-    adaptation: ClassVar[Any] = _Inner()
-    differences: ClassVar[Any] = _Inner()
-    class_statistics: ClassVar[Any] = _Inner()
-    init: ClassVar[Any] = _Inner()
-    offer: ClassVar[Any] = _Inner()
-    combine: ClassVar[Any] = _Inner()
-    forget: ClassVar[Any] = _Inner()
-    report: ClassVar[Any] = _Inner()
-    outside: ClassVar[Any] = _Inner()
-    remarks: ClassVar[Any] = _Inner()
-    announce: ClassVar[Any] = _Inner()
-    join: ClassVar[Any] = _Inner()
-    start: ClassVar[Any] = _Inner()
-    passes: ClassVar[Any] = _Inner()
-    message: ClassVar[Any] = _Inner()
-    adapt: ClassVar[Any] = _Inner()
-    prepare: ClassVar[Any] = _Inner()
-    predict: ClassVar[Any] = _Inner()
+    def __getattr__(self, name: str) -> Any:
+        if name in Method.__annotations__ or name in vars(Method):
+            return getattr(self.inner, name)
+        raise AttributeError(f"{type(self).__name__} has no {name!r}")
 
     def inspect(self, message: Message, here: Here) -> str:
         """The inner method's, unless this wrapper changes messages: the inner one would not know them."""
-        return self.inner.inspect(message, here) if type(self).message is Wrapper.message else ""
+        return "" if hasattr(type(self), "message") else self.inner.inspect(message, here)
 
     def factor(self, personal: Personal) -> Tree | None:
         """The inner method's, unless this wrapper changes what is sent or kept: State is then no sum of factors."""
-        names = ("init", "combine", "join", "message")
-        changed = any(getattr(type(self), name) is not getattr(Wrapper, name) for name in names)
+        changed = any(hasattr(type(self), name) for name in ("init", "combine", "join", "message"))
         return None if changed else self.inner.factor(personal)
 
 

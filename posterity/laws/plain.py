@@ -53,8 +53,9 @@ def law_runs(case: Case) -> None:
 
 def unwritten(method: Any) -> list[str]:
     """Functions that a method has to write and did not."""
-    made = [m for m in (method, getattr(method, "inner", None)) if hasattr(m, "label")]  # a wrapper has a method within
-    return [n for n in WRITTEN for m in made if getattr(type(m), n, None) in (None, getattr(Method, n))]
+    while hasattr(getattr(method, "inner", None), "label"):  # a wrapper has a method within
+        method = method.inner
+    return [n for n in WRITTEN if getattr(type(method), n, None) in (None, getattr(Method, n))]
 
 
 def looked_at(name: str, function: Callable[..., Any], *args: Any) -> Any:

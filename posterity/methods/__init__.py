@@ -216,7 +216,7 @@ def _inside(cls: type, module: str) -> bool:
 
 
 def _is_method(cls: type) -> bool:
-    return is_dataclass(cls) and all(callable(getattr(cls, name, None)) for name in PROTOCOL)
+    return issubclass(cls, Wrapper) or (is_dataclass(cls) and all(callable(getattr(cls, n, None)) for n in PROTOCOL))
 
 
 def _outside(path: str) -> type:

@@ -372,7 +372,7 @@ class Straight(MetaVD):
     """In the given order of the samples, without aggregation: the message's Bag is read."""
 
     def passes(self):
-        return tuple(replace(p, shuffle=False) for p in super().passes())
+        return tuple(replace(p, shuffle=False) for p in self.inner.passes())
 
 
 @pytest.mark.parametrize("draws", [0, 3])
