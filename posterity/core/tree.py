@@ -7,7 +7,7 @@ are stored and sent: names survive a reordering, positions do not.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cache
 from typing import Any, TypeVar, dataclass_transform
@@ -56,23 +56,19 @@ def tree_map(function: Callable[..., Any], tree: Tree, *others: Tree) -> Tree:
 
     Dicts are matched by key and not by position, so a dict built in another order cannot pair the wrong tensors.
     """
-    if not others:
-        return _mapped(function, tree)
     if isinstance(tree, dict):
         return {k: tree_map(function, v, *[o[k] for o in others]) for k, v in tree.items()}
-    if isinstance(tree, (tuple, list)):
-        return _sequence(tree, [tree_map(function, *vs) for vs in zip(tree, *others, strict=True)])
-    if _is_record(tree):
-        names = _field_names(tree.__class__)
-        return _like(tree, {n: tree_map(function, getattr(tree, n), *[getattr(o, n) for o in others]) for n in names})
-    return function(tree, *others)
+    if not is_node(tree):
+        return function(tree, *others)
+    groups = zip(*map(_children, (tree, *others)), strict=True)
+    return tree_with_parts(tree, [tree_map(function, *group) for group in groups])
 
 
 def tree_leaves(tree: Tree) -> list[Any]:
     """All leaves, in the tree's own order."""
-    found: list[Any] = []
-    _collect(tree, found)
-    return found
+    if not is_node(tree):
+        return [tree]
+    return [leaf for child in _children(tree) for leaf in tree_leaves(child)]
 
 
 def tree_named(tree: Tree, prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -92,10 +88,12 @@ def is_node(tree: Tree) -> bool:
 def tree_parts(tree: Tree) -> list[tuple[str, Any]]:
     """What a node holds, by its name there."""
     if isinstance(tree, dict):
-        return [(str(k), v) for k, v in tree.items()]
-    if isinstance(tree, (tuple, list)):
-        return list(zip(getattr(tree, "_fields", map(str, range(len(tree)))), tree, strict=True))
-    return [(n, getattr(tree, n)) for n in _field_names(tree.__class__)]
+        names = map(str, tree)
+    elif isinstance(tree, (tuple, list)):
+        names = getattr(tree, "_fields", map(str, range(len(tree))))
+    else:
+        names = _field_names(tree.__class__)
+    return list(zip(names, _children(tree), strict=True))
 
 
 def tree_with_parts(tree: Tree, parts: Iterable[Any]) -> Tree:
@@ -103,8 +101,11 @@ def tree_with_parts(tree: Tree, parts: Iterable[Any]) -> Tree:
     if isinstance(tree, dict):
         return dict(zip(tree, parts, strict=True))
     if isinstance(tree, (tuple, list)):
-        return _sequence(tree, list(parts))
-    return _like(tree, dict(zip(_field_names(tree.__class__), parts, strict=True)))
+        return type(tree)(*parts) if hasattr(tree, "_fields") else type(tree)(parts)
+    made = object.__new__(tree.__class__)
+    vars(made).update({n: getattr(tree, n) for n in _field_names(tree.__class__, True)})
+    vars(made).update(zip(_field_names(tree.__class__), parts, strict=True))
+    return made
 
 
 def tree_filled(template: Tree, named: dict[str, Any], prefix: str = "") -> Tree:
@@ -180,41 +181,10 @@ def _is_record(value: Any) -> bool:
     return hasattr(value, "__dataclass_fields__") and not isinstance(value, type)
 
 
-def _collect(tree: Tree, found: list[Any]) -> None:
+def _children(tree: Tree) -> Sequence[Any]:
     if isinstance(tree, dict):
-        for child in tree.values():
-            _collect(child, found)
-    elif isinstance(tree, (tuple, list)):
-        for child in tree:
-            _collect(child, found)
-    elif _is_record(tree):
-        for name in _field_names(tree.__class__):
-            _collect(getattr(tree, name), found)
-    else:
-        found.append(tree)
-
-
-def _sequence(tree: Tree, parts: list[Any]) -> Tree:
-    """A tuple or a list like `tree`; a named tuple takes its fields one by one."""
-    return type(tree)(*parts) if hasattr(tree, "_fields") else type(tree)(parts)
-
-
-def _mapped(function: Callable[..., Any], tree: Tree) -> Tree:
-    """`tree_map` of one tree: by far the most frequent."""
-    if isinstance(tree, dict):
-        return {k: _mapped(function, v) for k, v in tree.items()}
-    if isinstance(tree, (tuple, list)):
-        return _sequence(tree, [_mapped(function, v) for v in tree])
-    if _is_record(tree):
-        return _like(tree, {n: _mapped(function, getattr(tree, n)) for n in _field_names(tree.__class__)})
-    return function(tree)
-
-
-def _like(tree: Tree, children: dict[str, Any]) -> Tree:
-    """A record like `tree` with other children; what is static stays."""
-    made = object.__new__(tree.__class__)
-    vars(made).update({n: getattr(tree, n) for n in _field_names(tree.__class__, True)}, **children)
-    return made
+        return list(tree.values())
+    return tree if isinstance(tree, (tuple, list)) else [getattr(tree, n) for n in _field_names(tree.__class__)]
 
 
 @cache  # asked at every step for every record
