@@ -60,9 +60,9 @@ def complete_dataset(incomplete: str) -> list[str]:
 
 
 def complete_model(incomplete: str) -> list[str]:
-    """A network: a function `(shape, classes, …)` of a file of networks, which is read and not imported."""
+    """A network: a function `(shape, outputs, …)` of a file of networks, which is read and not imported."""
     text = "\n".join(path.read_text(encoding="utf-8") for path in (PACKAGE / "models").glob("[!_]*.py"))
-    names = re.findall(r"^def ([a-z]\w*)\(\s*shape: [^=]*?,\s*classes: ", text, re.MULTILINE)
+    names = re.findall(r"^def ([a-z]\w*)\(\s*shape: [^=]*?,\s*outputs: ", text, re.MULTILINE)
     for several in re.findall(r"^([a-z][\w, ]*) = _\w+\(", text, re.MULTILINE):  # made by another function
         names += several.split(", ")
     return sorted(name for name in names if name.startswith(incomplete))

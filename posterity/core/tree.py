@@ -87,6 +87,7 @@ def is_node(tree: Tree) -> bool:
 
 def tree_parts(tree: Tree) -> list[tuple[str, Any]]:
     """What a node holds, by its name there."""
+    names: Iterable[str]
     if isinstance(tree, dict):
         names = map(str, tree)
     elif isinstance(tree, (tuple, list)):

@@ -1,7 +1,8 @@
 """Small networks, each split into base and head, as pure functions of their parameters.
 
-A function `NAME(shape, classes, task, **options)` in a file of this folder is a network under its name;
-`my_package.net:make` names one of your own. Layers, and how a network is called with weights handed in, are in `nn/`.
+A function `NAME(shape, outputs, **options)` in a file of this folder makes a module with a part called `head`, and is
+a network under its name; `my_package.net:make` names one of your own. Layers, and how a network is called with weights
+handed in, are in `nn/`.
 """
 
 from __future__ import annotations
@@ -11,10 +12,10 @@ import inspect
 import pkgutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from posterity.core.network import Network, Task
 from posterity.models.module import from_object, read_options
@@ -61,10 +62,10 @@ def as_network(
     found = networks()
     if given not in found:
         raise ValueError(unknown("model", given, found) + " Your own: 'package.module:attribute'.")
-    maker = found[given]
-    read = read_options(given, options or {}, _options(maker))
+    read = read_options(given, options or {}, _options(found[given]))
     _check_sizes(read)
-    made = maker(shape, classes, task, **read)
+    make = partial(found[given], shape, 1 if task == "regression" else classes, **read)
+    made = assemble(make, "head", shape, classes, task, given)
     return made if x is None or x.is_floating_point() else replace(made, integers=False)
 
 
@@ -85,15 +86,15 @@ def available() -> tuple[NetworkInfo, ...]:
 
 
 @cache
-def networks() -> dict[str, Callable[..., Model]]:
-    """Every public function of this folder's files that begins with `shape, classes`, by its name."""
+def networks() -> dict[str, Callable[..., nn.Module]]:
+    """Every public function of this folder's files that begins with `shape, outputs`, by its name."""
     files = [f.name for f in pkgutil.iter_modules(__path__) if not f.name.startswith("_")]
     modules = [importlib.import_module(f"{__name__}.{name}") for name in files]
     functions = [pair for module in modules for pair in inspect.getmembers(module, inspect.isfunction)]
     return {
         name: made
         for name, made in functions
-        if not name.startswith("_") and list(inspect.signature(made).parameters)[:2] == ["shape", "classes"]
+        if not name.startswith("_") and list(inspect.signature(made).parameters)[:2] == ["shape", "outputs"]
     }
 
 
@@ -108,4 +109,4 @@ def _check_sizes(options: Mapping[str, Any]) -> None:
 
 
 def _options(make: Callable[..., Any]) -> dict[str, Declared]:
-    return declared(make, ("shape", "classes", "task"))
+    return declared(make, ("shape", "outputs"))

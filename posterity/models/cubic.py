@@ -8,10 +8,6 @@ from math import prod
 import torch
 from torch import Tensor, nn
 
-from posterity.core.network import Task
-from posterity.nn.adopt import assemble
-from posterity.nn.model import Model
-
 
 class Powers(nn.Module):
     """x/s, (x/s)², (x/s)³: with s near the largest |x| the three have the same size, and one learning rate serves."""
@@ -28,13 +24,12 @@ class Powers(nn.Module):
 
 def cubic(
     shape: tuple[int, ...],
-    classes: int = 1,
-    task: Task = "regression",
+    outputs: int = 1,
     *,
     scale: float = 1.0,  # inputs are divided by it
     bias: bool = True,
     start: float | None = None,  # first coefficients are uniform on ±start (FedNP's programme: 0.05); None: PyTorch's
-) -> Model:
+) -> nn.Module:
     """Cubic polynomial of a scalar input: the features x, x², x³ and a linear layer on them.
 
     A model that is linear in its parameters, so posteriors are known in closed form.
@@ -45,13 +40,8 @@ def cubic(
         raise ValueError(f"scale divides the input and must be positive, not {scale}.")
     if start is not None and not start >= 0:
         raise ValueError(f"start bounds the first coefficients and must be at least 0, not {start}.")
-    outputs = 1 if task == "regression" else classes
-
-    def make() -> nn.Module:
-        head = nn.Linear(3, outputs, bias=bias)
-        if start is not None:
-            for leaf in head.parameters():
-                nn.init.uniform_(leaf, -start, start)
-        return nn.Sequential(OrderedDict(base=Powers(scale), head=head))
-
-    return assemble(make, "head", shape, classes, task, "cubic")
+    head = nn.Linear(3, outputs, bias=bias)
+    if start is not None:
+        for leaf in head.parameters():
+            nn.init.uniform_(leaf, -start, start)
+    return nn.Sequential(OrderedDict(base=Powers(scale), head=head))

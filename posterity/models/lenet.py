@@ -7,10 +7,6 @@ from collections.abc import Callable
 
 from torch import nn
 
-from posterity.core.network import Task
-from posterity.nn.adopt import assemble
-from posterity.nn.model import Model
-
 SMALL = 16  # the least side that two unpadded 5×5 convolutions with 2×2 pooling leave a pixel of
 LEAST = 4  # the same with padding 2
 BIAS = 1e-3  # standard deviation of the first biases of MetaVD's network
@@ -55,9 +51,13 @@ def _sides(shape: tuple[int, ...], padding: tuple[int, ...], kernel: int = 5) ->
 
 
 def _lenet(
-    name: str, channels: tuple[int, int], widths: tuple[int, ...], padding: Padding, activation: Make,
-    shape: tuple[int, ...], classes: int, task: Task,
-) -> Model:  # fmt: skip
+    shape: tuple[int, ...],
+    outputs: int,
+    channels: tuple[int, int],
+    widths: tuple[int, ...],
+    padding: Padding,
+    activation: Make = nn.ReLU,
+) -> nn.Module:
     """Two 5×5 convolutions, padded as given, else not, or by 2 for images smaller than 16 pixels."""
     if len(shape) != 3:
         raise ValueError(f"A convolutional network takes images (channels, height, width), not shape {shape}.")
@@ -68,80 +68,66 @@ def _lenet(
             f"Images of {shape[1]}×{shape[2]} are too small for two 5×5 convolutions with padding {pads}: "
             f"at least {SMALL} pixels without padding, {LEAST} with padding=2 (the default for small images)."
         )
-    outputs = 1 if task == "regression" else classes
-
-    def make() -> nn.Module:
-        return stack(shape, channels, widths, outputs, pads, activations=(activation, activation))
-
-    return assemble(make, "head", shape, classes, task, name)
+    return stack(shape, channels, widths, outputs, pads, activations=(activation, activation))
 
 
 def cnn(
     shape: tuple[int, ...],
-    classes: int,
-    task: Task = "classification",
+    outputs: int,
     *,
     feature_dim: int = 512,  # the paper studies 128 to 640
     padding: Padding = None,  # None: 0 as in the paper, but 2 for images smaller than 16 pixels
-) -> Model:
+) -> nn.Module:
     """The pFedVMP paper's network (Table 4): two 5×5 convolutions (32, 64), one fully connected layer (512), a head.
 
     LeakyReLU(0.1) throughout; the features are the fully connected layer after its activation.
     """
-    return _lenet("cnn", (32, 64), (feature_dim,), padding, lambda: nn.LeakyReLU(0.1), shape, classes, task)
+    return _lenet(shape, outputs, (32, 64), (feature_dim,), padding, lambda: nn.LeakyReLU(0.1))
 
 
 def lenet5(
     shape: tuple[int, ...],
-    classes: int,
-    task: Task = "classification",
+    outputs: int,
     *,
     padding: Padding = None,  # None: 0, but 2 for images smaller than 16 pixels; (2, 0) on 28×28 is the original
-) -> Model:
+) -> nn.Module:
     """LeNet-5 with ReLU and max pooling: two 5×5 convolutions (6, 16), fully connected 120 and 84, a head.
 
     44,426 parameters on 1×28×28 with ten classes, 61,706 with padding=(2, 0).
     """
-    return _lenet("lenet5", (6, 16), (120, 84), padding, nn.ReLU, shape, classes, task)
+    return _lenet(shape, outputs, (6, 16), (120, 84), padding)
 
 
 def lenet_wide(
     shape: tuple[int, ...],
-    classes: int,
-    task: Task = "classification",
+    outputs: int,
     *,
     width: int = 64,  # channels of both convolutions; FedBPS does not print its own
     padding: Padding = None,  # None: 0, but 2 for images smaller than 16 pixels
-) -> Model:
+) -> nn.Module:
     """A wider LeNet for colour images: two 5×5 convolutions (64, 64), fully connected 384 and 192, a head.
 
     ReLU and max pooling; the features are the 192 units after their activation.
     """
-    return _lenet("lenet_wide", (width, width), (384, 192), padding, nn.ReLU, shape, classes, task)
+    return _lenet(shape, outputs, (width, width), (384, 192), padding)
 
 
 def metavd_cnn(
     shape: tuple[int, ...],
-    classes: int,
-    task: Task = "classification",
+    outputs: int,
     *,
     width: int = 64,  # channels; MetaVD's release uses 256 for MetaVD alone (its erratum M7)
     hidden: tuple[int, ...] = (256, 128),  # the text says 256, 128, 64; the release has two
-) -> Model:
+) -> nn.Module:
     """The MetaVD paper's network: three 3×3 convolutions (64), fully connected 256 and 128, a head.
 
     372,234 parameters on 3×32×32 with ten classes; the last hidden layer is the one that MetaVD makes Bayesian.
     """
     if len(shape) != 3 or min(shape[1:]) < 8:
         raise ValueError(f"metavd_cnn takes images (channels, height, width) of at least 8×8, not shape {shape}.")
-    outputs = 1 if task == "regression" else classes
-
-    def make() -> nn.Module:
-        net = stack(shape, (width,) * 3, hidden, outputs, (1,) * 3, 3, (nn.ReLU, lambda: nn.LeakyReLU(0.1)))
-        for layer in net.modules():
-            if isinstance(layer, (nn.Conv2d, nn.Linear)):
-                nn.init.xavier_normal_(layer.weight)
-                nn.init.normal_(layer.bias, std=BIAS)  # type: ignore[arg-type]
-        return net
-
-    return assemble(make, "head", shape, classes, task, "metavd_cnn")
+    net = stack(shape, (width,) * 3, hidden, outputs, (1,) * 3, 3, (nn.ReLU, lambda: nn.LeakyReLU(0.1)))
+    for layer in net.modules():
+        if isinstance(layer, (nn.Conv2d, nn.Linear)):
+            nn.init.xavier_normal_(layer.weight)
+            nn.init.normal_(layer.bias, std=BIAS)  # type: ignore[arg-type]
+    return net

@@ -6,10 +6,6 @@ from collections import OrderedDict
 
 from torch import nn
 
-from posterity.core.network import Task
-from posterity.nn.adopt import assemble
-from posterity.nn.model import Model
-
 CONVOLUTIONS = ((1, 11, 2), (3, 5, 2), (6, 3, 1), (4, 3, 1), (4, 3, 1))  # channels in widths, kernel, padding
 POOLED = (1, 2, 5)  # convolutions followed by 3×3 max-pooling of stride 2
 HIDDEN = 64  # widths of a fully connected layer
@@ -19,13 +15,12 @@ LARGE = 128  # images from here on keep the paper's stride of 4
 
 def office_cnn(
     shape: tuple[int, ...],
-    classes: int,
-    task: Task = "classification",
+    outputs: int,
     *,
     width: int = 64,  # channels of the first convolution; all other layers are in proportion
     stride: int | None = None,  # of the first convolution; None: 4, but 2 for images smaller than 128 pixels
     eps: float = 1e-5,  # of batch norm
-) -> Model:
+) -> nn.Module:
     """FedBN's and FedMAP's network for Office images: AlexNet with batch norm after every layer but the head.
 
     Five convolutions (64, 192, 384, 256, 256) and two fully connected layers (4096) with batch norm and ReLU.
@@ -38,21 +33,16 @@ def office_cnn(
         given = f"Images of {shape[1]}×{shape[2]} are too small for office_cnn with stride {first}"
         raise ValueError(f"{given}: its three poolings need at least {14 * first + 7} pixels.")
     grid = (min(height, GRID), min(across, GRID))
-    outputs = 1 if task == "regression" else classes
-
-    def make() -> nn.Module:
-        base = _convolutions(shape[0], width, first, eps)
-        if grid != (height, across):
-            base["mean"] = nn.AdaptiveAvgPool2d(grid)
-        base["flatten"] = nn.Flatten()
-        before, after = CONVOLUTIONS[-1][0] * width * grid[0] * grid[1], HIDDEN * width
-        for i in (1, 2):
-            base[f"fc{i}"] = nn.Linear(before, after)
-            base[f"norm{i + 5}"], base[f"relu{i + 5}"] = nn.BatchNorm1d(after, eps=eps), nn.ReLU()
-            before = after
-        return nn.Sequential(OrderedDict(base=nn.Sequential(base), head=nn.Linear(before, outputs)))
-
-    return assemble(make, "head", shape, classes, task, "office_cnn")
+    base = _convolutions(shape[0], width, first, eps)
+    if grid != (height, across):
+        base["mean"] = nn.AdaptiveAvgPool2d(grid)
+    base["flatten"] = nn.Flatten()
+    before, after = CONVOLUTIONS[-1][0] * width * grid[0] * grid[1], HIDDEN * width
+    for i in (1, 2):
+        base[f"fc{i}"] = nn.Linear(before, after)
+        base[f"norm{i + 5}"], base[f"relu{i + 5}"] = nn.BatchNorm1d(after, eps=eps), nn.ReLU()
+        before = after
+    return nn.Sequential(OrderedDict(base=nn.Sequential(base), head=nn.Linear(before, outputs)))
 
 
 def _convolutions(channels: int, width: int, stride: int, eps: float) -> OrderedDict[str, nn.Module]:

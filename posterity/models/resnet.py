@@ -9,9 +9,6 @@ from typing import Literal, get_args
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from posterity.core.network import Task
-from posterity.nn.adopt import assemble
-from posterity.nn.model import Model
 from posterity.settings.hyperparameters import unknown
 
 Stem = Literal["cifar", "halved", "imagenet"]
@@ -56,39 +53,32 @@ def project(before: int, after: int, stride: int, eps: float) -> nn.Module:
 
 
 def residual(
-    name: str,
     blocks: tuple[int, ...],
     width: int,
     stem: Stem,
     shortcut: Shortcut,
     eps: float,
     shape: tuple[int, ...],
-    classes: int,
-    task: Task,
-) -> Model:
+    outputs: int,
+) -> nn.Module:
     """Stem, stages of `blocks` blocks with `width`, 2·`width`, … channels, global mean, linear head."""
     if len(shape) != 3:
-        raise ValueError(f"{name} takes images (channels, height, width), not shape {shape}.")
+        raise ValueError(f"A residual network takes images (channels, height, width), not shape {shape}.")
     for what, given, known in (("stem", stem, get_args(Stem)), ("shortcut", shortcut, get_args(Shortcut))):
         if given not in known:
             raise ValueError(unknown(what, str(given), known))
-    outputs = 1 if task == "regression" else classes
-
-    def make() -> nn.Module:
-        base, before = _stem(shape[0], width, stem, eps), width
-        for stage, count in enumerate(blocks):
-            after = width * 2**stage
-            row = [Block(before if i == 0 else after, after, 2 if stage and i == 0 else 1, shortcut, eps)
-                   for i in range(count)]  # fmt: skip
-            base[f"stage{stage + 1}"], before = nn.Sequential(*row), after
-        base["pool"], base["flatten"] = nn.AdaptiveAvgPool2d(1), nn.Flatten()
-        full = nn.Sequential(OrderedDict(base=nn.Sequential(base), head=nn.Linear(before, outputs)))
-        for layer in full.modules():
-            if isinstance(layer, nn.Conv2d):
-                nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")
-        return full
-
-    return assemble(make, "head", shape, classes, task, name)
+    base, before = _stem(shape[0], width, stem, eps), width
+    for stage, count in enumerate(blocks):
+        after = width * 2**stage
+        first = Block(before, after, 2 if stage else 1, shortcut, eps)
+        others = [Block(after, after, 1, shortcut, eps) for _ in range(count - 1)]
+        base[f"stage{stage + 1}"], before = nn.Sequential(first, *others), after
+    base["pool"], base["flatten"] = nn.AdaptiveAvgPool2d(1), nn.Flatten()
+    full = nn.Sequential(OrderedDict(base=nn.Sequential(base), head=nn.Linear(before, outputs)))
+    for layer in full.modules():
+        if isinstance(layer, nn.Conv2d):
+            nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")
+    return full
 
 
 def _stem(channels: int, width: int, stem: Stem, eps: float) -> OrderedDict[str, nn.Module]:
@@ -103,38 +93,36 @@ def _stem(channels: int, width: int, stem: Stem, eps: float) -> OrderedDict[str,
 
 def resnet18(
     shape: tuple[int, ...],
-    classes: int,
-    task: Task = "classification",
+    outputs: int,
     *,
     stem: Stem = "cifar",  # for 64×64 also "halved" (3×3, stride 2); "imagenet" is 7×7, stride 2 and max-pool
     width: int = 64,  # channels of the first stage
     shortcut: Shortcut = "B",  # where the size changes: A pads with zeros, B projects
     eps: float = 1e-5,  # of batch norm
-) -> Model:
+) -> nn.Module:
     """ResNet-18, by default with the stem for small images (3×3, no max-pool) of the FedNP paper's experiments.
 
     Four stages of two blocks; 11.17 M parameters and the head.
     """
-    return residual("resnet18", (2, 2, 2, 2), width, stem, shortcut, eps, shape, classes, task)
+    return residual((2, 2, 2, 2), width, stem, shortcut, eps, shape, outputs)
 
 
-def _small(blocks: int, size: str) -> Callable[..., Model]:
+def _small(blocks: int, size: str) -> Callable[..., nn.Module]:
     """A network of the paper for CIFAR-10, of three stages with `blocks` blocks."""
-    name, words = f"resnet{6 * blocks + 2}", {3: "three", 5: "five", 7: "seven", 9: "nine"}[blocks]
+    words = {3: "three", 5: "five", 7: "seven", 9: "nine"}[blocks]
 
     def network(
         shape: tuple[int, ...],
-        classes: int,
-        task: Task = "classification",
+        outputs: int,
         *,
         width: int = 16,  # channels of the first stage
         shortcut: Shortcut = "A",  # where the size changes: A pads with zeros, as in the paper; B projects
         eps: float = 1e-5,  # of batch norm
-    ) -> Model:
-        return residual(name, (blocks,) * 3, width, "cifar", shortcut, eps, shape, classes, task)
+    ) -> nn.Module:
+        return residual((blocks,) * 3, width, "cifar", shortcut, eps, shape, outputs)
 
     network.__doc__ = (
-        f"ResNet-{name[6:]} for small images: three stages of {words} blocks with 16, 32 and 64 channels "
+        f"ResNet-{6 * blocks + 2} for small images: three stages of {words} blocks with 16, 32 and 64 channels "
         f"(He et al. 2016, §4.2).\n\n{size} M parameters for ten classes."
     )
     return network
