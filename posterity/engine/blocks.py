@@ -38,13 +38,22 @@ def take_blocks(
     """
     for block in blocks(sim, clients, passes, work):
         while len(block):
-            some = block[: sim.limit.of(work, len(block))]
+            some = block[: sim.limit.get(work, len(block))]
             if _fits(sim, some, take):
                 block = block[len(some) :]
             else:  # here, where the frames that hold tensors of the failed block are gone
-                sim.limit.lower(work, (len(some) + 1) // 2, len(some))
+                _halve(sim, work, len(some))
                 sim.traces.forget()
                 free(sim.root.device)
+
+
+def _halve(sim: Simulation, work: Work, tried: int) -> None:
+    """Scoring stacks everybody and training a cohort: what was too much for the one is no limit of the other."""
+    sim.limit[work] = most = (tried + 1) // 2
+    sim.traces.notes.append(
+        f"out of memory in {work} with {tried} clients at once: it goes on with {most} "
+        "(sums may be rounded in another order); --memory allows less from the start"
+    )
 
 
 def _fits(sim: Simulation, block: Tensor, take: Callable[[Tensor], None]) -> bool:
@@ -122,7 +131,7 @@ def _grows(sim: Simulation, each: Pass) -> bool:
 def _fitting(sim: Simulation, ids: Tensor, passes: tuple[Pass, ...], work: Work) -> int:
     """How many of these clients fit."""
     room = sim.memory // 2 if sim.root.is_cuda else sim.memory  # recordings of a GPU have memory of their own
-    return max(1, min(sim.limit.of(work, len(ids)), room // declared_bytes(sim, ids, passes)))
+    return max(1, min(sim.limit.get(work, len(ids)), room // declared_bytes(sim, ids, passes)))
 
 
 def declared_bytes(sim: Simulation, ids: Tensor, passes: Iterable[Pass]) -> int:

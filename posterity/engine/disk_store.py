@@ -17,6 +17,7 @@ from __future__ import annotations
 import hashlib
 import os
 import warnings
+import weakref
 from base64 import b64decode, b64encode
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
@@ -308,6 +309,7 @@ class RowFile:
                 "bytes are expected: it belongs to another method, model or federation; use another --out folder"
             )
         self.file = path.open("rb" if only_read else "r+b", buffering=0)
+        weakref.finalize(self, self.file.close)
 
     def read(self, clients: Index) -> Bytes:
         found = []

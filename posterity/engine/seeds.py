@@ -119,14 +119,6 @@ class MultiSeed:
         """The numbers in the joint simulation of some clients of each seed."""
         return torch.cat([some + base for some, base in zip(clients, self.base.tolist()[:-1], strict=True)])
 
-    def part(self, parts: Sequence[Part]) -> Part:
-        """A part of each seed as one of the joint simulation."""
-        for name in ("validation", "test"):
-            if all(part is getattr(s.federation, name) for part, s in zip(parts, self.sims, strict=True)):
-                joined: Part = getattr(self.joint.federation, name)
-                return joined
-        return _join_parts(parts, self.shifts)
-
     def receive_stack(
         self, engine: Engine, states: Sequence[State], stores: Sequence[Store], clients: Tensor, round: int,
         newcomers: bool = False,
@@ -203,7 +195,7 @@ def answers(
         each = zip(seeds.sims, states, stores, asked, strict=True)
         return [answer(sim, engine, state, store, question, round) for sim, state, store, question in each]
     everyone = seeds.numbers([question.clients for question in asked])
-    parts = [seeds.part(some) for some in zip(*(question.parts for question in asked), strict=True)]
+    parts = [_join_parts(some, seeds.shifts) for some in zip(*(question.parts for question in asked), strict=True)]
 
     def here_of(clients: Tensor) -> Here:
         return seeds.receive_stack(engine, states, stores, clients, round, asked[0].newcomers)[0]

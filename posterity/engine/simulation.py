@@ -30,31 +30,6 @@ from posterity.engine.processes import Processes
 Work = Literal["training", "scoring"]
 
 
-@dataclass
-class BlockLimit:
-    """How many clients may be stacked at once in work that ran out of memory; and what is to be said about it.
-
-    Scoring stacks everybody and training a cohort: what was too much for the one is no limit of the other.
-    """
-
-    found: dict[Work, int] = field(default_factory=dict)
-    notes: list[str] = field(default_factory=list)
-
-    def of(self, work: Work, count: int) -> int:
-        """How many of `count` clients."""
-        return min(count, self.found.get(work, count))
-
-    def lower(self, work: Work, most: int, tried: int) -> None:
-        self.found[work] = self.of(work, most)
-        self.notes.append(f"out of memory in {work} with {tried} clients at once: it goes on with {self.found[work]} "
-                          "(sums may be rounded in another order); --memory allows less from the start")  # fmt: skip
-
-    def take_notes(self) -> list[str]:
-        """The notes since the last call."""
-        notes, self.notes = self.notes, []
-        return notes
-
-
 @dataclass(frozen=True)
 class Simulation:
     """One experiment's fixed things: everything but State and the personal records."""
@@ -69,7 +44,7 @@ class Simulation:
     processes: Processes = Processes()  # the processes that share the work
     traces: TraceCache = field(default_factory=TraceCache, repr=False, compare=False)
     build: BuildBatch = build_batch  # makes every batch; a law puts other samples into the padding
-    limit: BlockLimit = field(default_factory=BlockLimit, repr=False, compare=False)
+    limit: dict[Work, int] = field(default_factory=dict, repr=False, compare=False)  # clients of work out of memory
     augment: Augmentation | None = None  # what happens to pictures that clients train on
     min_count: int = 1  # rows of a part that a client must have to be scored on it
 

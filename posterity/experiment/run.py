@@ -114,7 +114,7 @@ class RunState:
         notes = [self.schedule.remark] if log.round == 1 and self.schedule.remark else []
         zeros = share_of_zeros(self.state.params) if self.due(log.round) else None
         line = replace(round_line(log, seconds), zeros=zeros,
-                       notes=(*notes, *self.sim.limit.take_notes(), *self.sim.traces.take_notes()))  # fmt: skip
+                       notes=(*notes, *self.sim.traces.take_notes()))  # fmt: skip
         lines: list[Line] = [line, *scores]
         self.round, self.seconds = log.round, self.seconds + seconds
         if self.writes:

@@ -6,7 +6,7 @@ here, too, and where and by how much they differ is said.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -285,16 +285,22 @@ def history(case: Case, engine: str) -> History:
     return made
 
 
-def outputs(
-    case: Case, engine: str, point: str, newcomers: bool = False, state: Tree = None, store: Store | None = None
+def predictions(
+    sim: Simulation, engine: str, state: Tree, store: Store, clients: Iterable[int], point: str, newcomers: bool = False
 ) -> list[Tensor]:
-    """Outputs on everything held out, one tensor per scored client (or newcomer); by default after the last round."""
-    if state is None or store is None:
-        name, end = f"outputs {engine} {point} {newcomers}", history(case, "stacked")
-        made: list[Tensor] = case.once(name, lambda: outputs(case, engine, point, newcomers, end.state, end.store()))
-        return made
-    federation, made_by = case.federation, find_engine(engine)
-    clients = torch.tensor(range(federation.members, federation.clients) if newcomers else SCORED)
-    parts = [federation.test, federation.validation]
-    found = score(case.sim(), made_by, state, store, clients, len(COHORTS), parts, point, newcomers=newcomers)
+    """Outputs on everything held out, one tensor per client."""
+    ids, parts = torch.tensor(list(clients)), [sim.federation.test, sim.federation.validation]
+    found = score(sim, find_engine(engine), state, store, ids, len(COHORTS), parts, point, newcomers=newcomers)
     return [torch.cat(pair) for pair in zip(*found, strict=True)]
+
+
+def outputs(case: Case, engine: str, point: str, newcomers: bool = False) -> list[Tensor]:
+    """Outputs for every scored client (or newcomer) after the last round, made once."""
+    clients = range(case.federation.members, case.federation.clients) if newcomers else SCORED
+
+    def make() -> list[Tensor]:
+        end = history(case, "stacked")
+        return predictions(case.sim(), engine, end.state, end.store(), clients, point, newcomers)
+
+    made: list[Tensor] = case.once(f"outputs {engine} {point} {newcomers}", make)
+    return made

@@ -12,10 +12,7 @@ from torch import Tensor
 
 from posterity.core import random
 from posterity.core.protocol import Here
-from posterity.engine.engines import ORACLE
-from posterity.engine.round import first_state, score, train_round
-from posterity.engine.store import Store
-from posterity.laws.case import Broken, Case, make_case
+from posterity.laws.case import Broken, Case, make_case, predictions, run
 from posterity.laws.law import Observed, law
 
 Words = tuple[int, ...]
@@ -29,15 +26,13 @@ VISITS = ((0, 1, 3), (1, 5, 8))  # the cohorts that are listened to
     "here.key, or fold(here.key, i) for the i-th draw of a call, and hand key=here.key to the model.",
 )
 def law_draws(case: Case) -> None:
-    cases = [case]
     if case.model.name == "mlp" and not any("drop" in n for n, _ in case.model.module.named_modules()):
-        cases.append(make_case(case.method, "mlp_dropout", case.dtype))  # most methods are noisy only there
-    for each in cases:
-        first, second = keys_of_run(each, case.seed), keys_of_run(each, case.seed + 1)
-        if first.clash:
-            raise Broken(first.clash)
-        for words in first.keys.keys() & second.keys.keys():
-            raise Broken(f"{first.keys[words]} draws with the same key under seeds {case.seed} and {case.seed + 1}")
+        case = make_case(case.method, "mlp_dropout", case.dtype)  # most methods are noisy only there
+    first, second = keys_of_run(case, case.seed), keys_of_run(case, case.seed + 1)
+    if first.clash:
+        raise Broken(first.clash)
+    for words in first.keys.keys() & second.keys.keys():
+        raise Broken(f"{first.keys[words]} draws with the same key under seeds {case.seed} and {case.seed + 1}")
 
 
 @dataclass
@@ -104,10 +99,8 @@ def keys_of_run(case: Case, seed: int) -> KeyLog:
         log = KeyLog()
         sim = case.sim(seed=seed, method=Observed(case.method, log.call))
         with logging_keys(log):
-            state, store = first_state(sim), Store(case.federation.members)
-            for number, cohort in enumerate(VISITS, 1):
-                state, _ = train_round(sim, ORACLE, state, store, torch.tensor(cohort), number, 2)
-            score(sim, ORACLE, state, store, torch.tensor([1, 3]), 2, [case.federation.test], "adapted")
+            made = run(sim, "oracle", VISITS)
+            predictions(sim, "oracle", made.state, made.store(), (1, 3), "adapted")
         return log
 
     made: KeyLog = case.once(f"heard {seed}", listen)

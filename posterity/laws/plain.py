@@ -10,15 +10,11 @@ from dataclasses import is_dataclass
 from itertools import zip_longest
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from posterity.core.protocol import POINTS, Carry, Method, Pass
 from posterity.core.tree import is_registered, tree_named
-from posterity.engine.engines import ORACLE
-from posterity.engine.round import first_state, score, train_round
-from posterity.engine.store import Store
-from posterity.laws.case import Broken, Case, shapes
+from posterity.laws.case import Broken, Case, predictions, run, shapes
 from posterity.laws.law import Observed, law
 from posterity.settings.plugins import describe_error, is_yours, place_of, place_of_class, place_of_function
 
@@ -43,12 +39,10 @@ def law_runs(case: Case) -> None:
     if case.method.scored not in POINTS:
         raise Broken(f"{whose}: scored is {case.method.scored!r}; expected {', '.join(POINTS)}")
     sim = case.sim(method=Observed(case.method, looked_at))
-    state, store = first_state(sim), Store(case.federation.members)
-    state, _ = train_round(sim, ORACLE, state, store, torch.tensor(FEW), 1, 1)
-    tests = [case.federation.test]
-    score(sim, ORACLE, state, store, torch.tensor(FEW[:1]), 1, tests, case.method.scored)
-    newcomer = torch.tensor([case.federation.members])
-    score(sim, ORACLE, state, store, newcomer, 1, tests, "received", newcomers=True)
+    made = run(sim, "oracle", [FEW])
+    predictions(sim, "oracle", made.state, made.store(), FEW[:1], case.method.scored)
+    newcomer = [case.federation.members]
+    predictions(sim, "oracle", made.state, made.store(), newcomer, "received", newcomers=True)
 
 
 def unwritten(method: Any) -> list[str]:

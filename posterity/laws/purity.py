@@ -5,14 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from posterity.core.tree import Tree, tree_named
-from posterity.engine.engines import ORACLE
-from posterity.engine.round import first_state, score, train_round
-from posterity.engine.store import Store
-from posterity.laws.case import COHORTS, Broken, Case, History, assert_same_bits, history, largest_gap, run
+from posterity.laws.case import COHORTS, Broken, Case, History, assert_same_bits, history, largest_gap, predictions, run
 from posterity.laws.law import Observed, law, line_of_change
 from posterity.nn.model import global_generators
 from posterity.settings.plugins import is_yours, place_of_function
@@ -29,14 +25,11 @@ Snapshot = list[tuple[str, Tensor, int, Tensor]]
 )
 def law_purity(case: Case) -> None:
     sim = case.sim(method=Observed(case.method, twice))
-    state, store = first_state(sim), Store(case.federation.members)
-    for number, cohort in enumerate(((1, 2, 3), (1, 4)), 1):
-        state, _ = train_round(sim, ORACLE, state, store, torch.tensor(cohort), number, 2)
-    tests = [case.federation.test]
+    made = run(sim, "oracle", [(1, 2, 3), (1, 4)])
     for point in ("adapted", "trained"):
-        score(sim, ORACLE, state, store, torch.tensor([1, 12]), 2, tests, point)
-    newcomer = torch.tensor([case.federation.members])
-    score(sim, ORACLE, state, store, newcomer, 2, tests, "received", newcomers=True)
+        predictions(sim, "oracle", made.state, made.store(), (1, 12), point)
+    newcomer = [case.federation.members]
+    predictions(sim, "oracle", made.state, made.store(), newcomer, "received", newcomers=True)
 
 
 @law(

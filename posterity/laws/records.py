@@ -17,6 +17,7 @@ from posterity.engine.round import first_state
 from posterity.engine.store import Store
 from posterity.laws.case import (
     COHORTS,
+    SCORED,
     Broken,
     Case,
     Change,
@@ -27,6 +28,7 @@ from posterity.laws.case import (
     history,
     one_round,
     outputs,
+    predictions,
     run,
     shapes,
 )
@@ -119,13 +121,13 @@ def law_precision(case: Case) -> None:
     "predict, adapt or prepare writes to what it was handed. Return new tensors.",
 )
 def law_scoring(case: Case) -> None:
-    made = history(case, "stacked")
+    made, sim = history(case, "stacked"), case.sim()
     state, store = made.state, made.store()
-    watched = (state, store.rows, store.known, case.federation.x, case.sim().initial)
+    watched = (state, store.rows, store.known, case.federation.x, sim.initial)
     before = snapshot(watched)
     for engine in ("oracle", "stacked"):
         for point in POINTS:
-            first = outputs(case, engine, point, state=state, store=store)
+            first = predictions(sim, engine, state, store, SCORED, point)
             unchanged(before, watched, f"scoring ({point}, {engine})")
             assert_same_bits(outputs(case, engine, point), first, f"scored twice ({point}, {engine})")
 

@@ -65,10 +65,10 @@ def test_a_block_that_does_not_fit_is_halved_and_the_run_goes_on(how):
     assert worst(run.state, roomy.state) < 1e-12
     assert worst(run.store.rows, roomy.store.rows) < 1e-12
     assert [log.accepted for log in run.logs] == [len(SIZES)] * 2
-    notes = run.sim.limit.take_notes()
+    notes = run.sim.traces.take_notes()
     assert "in training with 7 clients at once" in notes[0]
     assert "it goes on with 2" in notes[-1]
-    assert run.sim.limit.take_notes() == []
+    assert run.sim.traces.take_notes() == []
 
 
 def test_blocks_of_the_same_round_are_small_from_the_start_too():
@@ -93,7 +93,7 @@ def test_what_was_too_much_for_scoring_does_not_divide_training():
     run = run_of(STACKED).rounds(1)
     run.engine = Small(3)
     run.outputs("trained")
-    assert "in scoring with 7 clients at once" in run.sim.limit.take_notes()[0]
+    assert "in scoring with 7 clients at once" in run.sim.traces.take_notes()[0]
     run.engine, short = Small(7), Small(3)
     run.rounds(1)
     assert run.engine.seen == [7]

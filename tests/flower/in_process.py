@@ -12,7 +12,6 @@ from posterity.core.tree import tree_rows
 from posterity.engine.engines import ORACLE
 from posterity.engine.participation import Participation
 from posterity.engine.round import first_state, train_round
-from posterity.engine.simulation import BlockLimit
 from posterity.engine.store import Store
 from posterity.experiment.setup import DTYPES, load_federation, set_up
 from posterity.flower.experiment import run_experiment
@@ -100,7 +99,7 @@ def put_secret(folder: Path, number: int) -> None:
 def simulate(config: Config, cohorts=None):
     """The same run by the simulator's oracle, whose sums are formed client by client: state, store, round logs."""
     sim = set_up(config, federation_of(config)).sim
-    object.__setattr__(sim, "limit", BlockLimit({"training": 1}))
+    object.__setattr__(sim, "limit", {"training": 1})
     able = sim.federation.train.counts[: sim.federation.members].nonzero()[:, 0]
     state, store, logs = first_state(sim), Store(sim.federation.clients), []
     for number in range(1, config.rounds + 1):
