@@ -17,7 +17,6 @@ wrapper           methods made of a method
 from __future__ import annotations
 
 from posterity.core.common import (
-    Leaves,
     as_second,
     averaged,
     count_labels,
@@ -42,6 +41,7 @@ from posterity.core.optim import SGD, Adam, Groups, Optimiser, RMSprop, clipped,
 from posterity.core.passes import (
     Loss,
     Training,
+    Update,
     base,
     constrained,
     deal,
@@ -59,6 +59,7 @@ from posterity.core.passes import (
     opened,
     run_features,
     sample,
+    slope_of,
     squared_distance,
     trainable,
     watched,
@@ -68,6 +69,7 @@ from posterity.core.protocol import (
     Carry,
     Facts,
     Here,
+    Leaves,
     Method,
     Now,
     Own,

@@ -1,6 +1,6 @@
 """What unrelated methods share.
 
-    Leaves, weighted, averaged the usual server and message: the mean of what clients send, weighted by their samples
+    weighted, averaged         the usual message and server: the mean of what clients send, weighted by their samples
     sum_classes and relatives  sums over a client's samples, class by class: for prototypes, centroids, balanced losses
     proximal                   the model around a centre that fits a batch
     as_second and relatives    a second network in one visit
@@ -25,16 +25,9 @@ from posterity.core.network import Network, Params
 from posterity.core.passes import INNER, Loss, Training, Update, base, head, slope_of
 from posterity.core.protocol import Batch, Here
 from posterity.core.random import fold
-from posterity.core.tree import record, tree_map
+from posterity.core.tree import tree_map
 
 PREFIX = "second/"
-
-
-@record
-class Leaves:
-    """The State, and the broadcast, of a method whose server keeps nothing but the network's leaves."""
-
-    params: Params
 
 
 def weighted(params: Params, here: Here) -> Message:

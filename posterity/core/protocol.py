@@ -237,8 +237,15 @@ def log_predictive(params: Params, x: Tensor, here: Here) -> Tensor:
     return F.log_softmax(output, -1)
 
 
+@record
+class Leaves:
+    """The State, and the broadcast, of a method whose server keeps nothing but the network's leaves."""
+
+    params: Params
+
+
 class Method(Protocol):
-    """A plain method writes `init`, `start`, `passes`, `message` and `combine`; the rest have the defaults below.
+    """A plain method writes `passes`, `message` and `combine`; the rest have the defaults below.
 
     Attributes:
         label: as papers write it
@@ -254,7 +261,7 @@ class Method(Protocol):
     label: ClassVar[str]
     reference: ClassVar[str]
     absent: ClassVar[str]
-    scored: ClassVar[Point]
+    scored: ClassVar[Point] = "received"
     adaptation: ClassVar[int] = 1
     differences: ClassVar[tuple[str, ...]] = ()
     class_statistics: ClassVar[Mapping[str, tuple[str, ...]]] = {}
@@ -265,7 +272,7 @@ class Method(Protocol):
     # --- server -------------------------------------------------------------------------------------------------
     def init(self, model: Network, params: Params, facts: Facts) -> State:
         """The first State; it has a field `params` with the network's leaves."""
-        ...
+        return Leaves(params)
 
     def offer(self, state: State, client: Tensor | None) -> tuple[Shared, Own]:
         """The broadcast and the part for one client; `client` is None for a newcomer. Shared may not depend on it."""
@@ -308,8 +315,8 @@ class Method(Protocol):
         return ()
 
     def start(self, here: Here) -> Params:
-        """The leaves that the passes will move."""
-        ...
+        """The leaves that the passes will move: by default those of the broadcast."""
+        return here.shared.params
 
     def passes(self) -> tuple[Pass, ...]:
         """The client's work of a round, in order."""

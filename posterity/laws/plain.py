@@ -19,7 +19,7 @@ from posterity.laws.law import Observed, law
 from posterity.settings.plugins import describe_error, is_yours, place_of, place_of_class, place_of_function
 
 FEW = (3, 4, 5)  # clients of 8, 5 and 2 samples
-WRITTEN = ("init", "start", "passes", "message", "combine")  # what a method has to write
+WRITTEN = ("passes", "message", "combine")  # what a method has to write
 SAID = ("label", "reference", "absent", "scored")
 KINDS = "Sum, Mean, LogMean, Moments, Rows or Bag of posterity.core"
 
@@ -35,7 +35,7 @@ def law_runs(case: Case) -> None:
     if missing := unwritten(case.method):
         raise Broken(f"{whose} does not write {', '.join(missing)}; a method writes {', '.join(WRITTEN)}")
     if missing := [n for n in SAID if not isinstance(getattr(case.method, n, None), str)]:
-        raise Broken(f"{whose} does not say {', '.join(missing)}; expected texts: label: ClassVar[str] = …")
+        raise Broken(f"{whose} does not say {', '.join(missing)}; expected a text")
     if case.method.scored not in POINTS:
         raise Broken(f"{whose}: scored is {case.method.scored!r}; expected {', '.join(POINTS)}")
     sim = case.sim(method=Observed(case.method, looked_at))

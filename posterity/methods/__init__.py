@@ -19,7 +19,7 @@ from posterity.settings.hyperparameters import Knob, flat_settings, knobs, neare
 from posterity.settings.names import NAMES, Named, expand
 from posterity.settings.plugins import find_outside
 
-PROTOCOL = ("init", "start", "passes", "message", "combine")
+PROTOCOL = ("passes", "message", "combine")
 PRESET = "paper"
 
 

@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from posterity import core
 
@@ -26,55 +27,50 @@ class State:
     velocity: core.Params  # v, of the trainable leaves; {} without momentum
 
 
-def first(model: core.Network, params: core.Params, momentum: float) -> State:
-    """The server before the first round."""
-    moving = [n for n in params if n in model.trainable] if momentum else []
+def init(self: Any, model: core.Network, params: core.Params, facts: core.Facts) -> State:
+    moving = core.trainable(params, model) if self.server_momentum else []
     return State(params, {n: torch.zeros_like(params[n]) for n in moving})
 
 
-def server_step(
-    state: State, total: core.Message, model: core.Network, lr: float, momentum: float, clip: float | None
-) -> State:  # fmt: skip
+def offer(self: Any, state: State, client: Tensor | None) -> tuple[core.Leaves, core.Own]:
+    return core.Leaves(state.params), ()  # the velocity stays on the server
+
+
+def combine(self: Any, state: State, total: core.Message, now: core.Now) -> State:
     """The mean update as a meta-gradient; without momentum and clip, FedAvg's server (bit for bit).
 
     Running statistics have neither step, momentum nor clip: they are the mean.
     """
-    new = core.averaged(state.params, total, lr, model)
-    if not momentum and clip is None:
-        return State(new, state.velocity)
+    new = core.averaged(state.params, total, self.server_lr, now.model)
+    if not self.server_momentum and self.server_clip is None:
+        return State(new, {})
     target = total["params"].mean()
-    names = list(state.velocity) if momentum else [n for n in target if model is None or n not in model.buffers]
-    update = core.clipped({n: target[n] - state.params[n] for n in names}, clip)
-    if momentum:
-        update = core.tree_map(lambda v, u: momentum * v + u, state.velocity, update)
-    moved = {n: state.params[n] + lr * update[n] for n in names}
-    return State({**new, **moved}, update if momentum else state.velocity)
+    names = core.trainable(target, now.model)
+    update = core.clipped({n: target[n] - state.params[n] for n in names}, self.server_clip)
+    if self.server_momentum:
+        update = core.tree_map(lambda v, u: self.server_momentum * v + u, state.velocity, update)
+    moved = {n: state.params[n] + self.server_lr * update[n] for n in names}
+    return State({**new, **moved}, update if self.server_momentum else {})
 
 
-def meta_steps(
-    local: core.Training,
-    support_loss: core.Loss,
-    loss: core.Loss,
-    fast: float,
-    order: str,
-    queries: int = 1,
-    **how: Any,
-) -> core.Pass:
+def meta_steps(method: Any, order: str, queries: int = 1, **how: Any) -> core.Pass:
     """A pass of meta-steps; one step takes `local.batch` samples for every batch that its `order` uses."""
     batches = 1 + queries + (order == "hessian_free")
-    how = {**local.schedule(), **how, "batch": batches * local.batch}
-    return core.meta(support_loss, loss, fast, local.make_optimiser(), order=order, queries=queries, **how)
+    how = {**method.local.schedule(), "batch": batches * method.local.batch, **how}
+    losses, by = (method.support_loss, method.loss), method.local.make_optimiser()
+    how |= {"order": order, "queries": queries, "inner": method.inner, "clip": method.part_clip}
+    return core.meta(*losses, method.fast, by, **how)
 
 
-def fast_steps(local: core.Training, loss: core.Loss, fast: float) -> core.Pass:
+def adapt(self: Any, epochs: int) -> tuple[core.Pass, ...]:
     """Plain descent of size `fast`: what MAML's clients do before they are scored."""
-    return core.descend(loss, core.SGD(fast, 0.0, local.weight_decay, local.clip))
+    by = core.SGD(self.fast, 0.0, self.local.weight_decay, self.local.clip)
+    return adaptation(self, core.descend(self.loss, by), epochs)
 
 
-def adaptation(work: core.Pass, epochs: int, steps: int | None, batch: int) -> tuple[core.Pass, ...]:
-    """`work` cut to `steps` steps of `batch` samples for each of the `epochs`; whole epochs if `steps` is None."""
+def adaptation(method: Any, work: core.Pass, epochs: int) -> tuple[core.Pass, ...]:
+    """`work` cut to `adapt_steps` steps for each of the `epochs`; whole epochs if that is None."""
     if epochs == 0:
         return ()
-    if steps is None:
-        return (replace(work, epochs=epochs, batch=batch, max_steps=None),)
-    return (replace(work, epochs=epochs * steps, batch=batch, max_steps=epochs * steps),)
+    steps = None if method.adapt_steps is None else epochs * method.adapt_steps
+    return (replace(work, epochs=steps or epochs, batch=method.adapt_batch, max_steps=steps),)

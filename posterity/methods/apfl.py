@@ -22,15 +22,15 @@ client keeps them. A client's v begins as the broadcast of its first contact, so
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
-from typing import ClassVar
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from posterity import core
+from posterity.core.common import PREFIX
 
-ALPHA = "mixing weight"  # α_k lies beside the leaves of the second network, v_k
+ALPHA = f"{PREFIX}mixing weight"  # α_k lies beside the leaves of the second network, v_k
 SOURCE = "FL-bench; PFLlib has 1.0, FedRep's code 0.75"
 TWO = 4  # more copies of the leaves that a step holds: there are two networks, their gradients, and the mixture
 
@@ -43,60 +43,34 @@ class Personal:
 
 def mixture(params: core.Params, model: core.Network) -> core.Params:
     """v̄_k: the trainable leaves of both networks mixed; the rest is the second one's."""
-    mine = core.second_of(params)
-    alpha = mine[ALPHA]
+    mine, alpha = core.second_of(params), params[ALPHA]
     mixed = {n: alpha * mine[n] + (1 - alpha) * params[n] for n in model.leaves if n in model.trainable}  # (1)
     return {n: mixed[n] if n in mixed else mine[n] for n in model.leaves}
 
 
-def with_alpha(names: Iterable[str], model: core.Network) -> list[str]:
-    """Partition: the second network and the mixing weight."""
-    return [*core.second_network(names, model), *core.as_second({ALPHA: torch.empty(0)})]
-
-
 @dataclass(frozen=True)
-class Mixing:
-    """An optimiser for the second network, and plain descent within [0, 1] for the mixing weight."""
+class Bounded:
+    """Plain descent within [0, 1], for the mixing weight."""
 
-    inner: core.Optimiser
     lr: float
 
     def open(self, params: core.Tree) -> core.Tree:
-        return self.inner.open(_rest(params))
+        return ()
 
     def update(self, gradient: core.Tree, state: core.Tree, params: core.Tree) -> tuple[core.Tree, core.Tree]:
-        moved, state = self.inner.update(_rest(gradient), state, _rest(params))  # (2)
-        alpha = {n: (params[n] - self.lr * gradient[n]).clamp(0, 1) for n in params if n not in moved}  # (3)
-        return {**moved, **alpha}, state
+        return core.tree_map(lambda a, g: (a - self.lr * g).clamp(0, 1), params, gradient), ()  # (3)
 
 
-def _rest(params: core.Params) -> core.Params:
-    return {n: p for n, p in params.items() if n not in core.as_second({ALPHA: p})}
-
-
-def side_by_side(first: core.Pass, second: core.Pass) -> core.Pass:
-    """Two passes over the same batches, each step from where both were; `second` moves the second network alone."""
-
-    def begin(carry: core.Carry, here: core.Here) -> core.Carry:
-        opened = first.open(carry, here), second.open(carry, here)
-        return replace(opened[1], opt=tuple(each.opt for each in opened))
-
-    def step(carry: core.Carry, batch: core.Batch, here: core.Here) -> core.Carry:
-        one = first.step(replace(carry, opt=carry.opt[0]), batch, here)
-        two = second.step(replace(carry, opt=carry.opt[1]), batch, here)
-        params = {**core.first_of(one.params), **core.as_second(core.second_of(two.params))}
-        return core.Carry(params, two.kept, (one.opt, two.opt))  # the loss that is reported is of what predicts
-
-    both = replace(first, open=begin, step=step, close=lambda carry, here: replace(carry, opt=()))
-    return core.holding((both,), copies=TWO + second.copies - core.Pass.copies)[0]
+def group(name: str) -> int:
+    """The leaves of w, of v, and α: an optimiser for each."""
+    return 2 if name == ALPHA else int(name.startswith(PREFIX))
 
 
 @dataclass(frozen=True)
 class APFL(core.Method):
-    label: ClassVar[str] = "APFL"
-    reference: ClassVar[str] = "Deng, Kamani and Mahdavi, 2020"
-    absent: ClassVar[str] = "cohort only: an absent client keeps its model and its mixing weight"
-    scored: ClassVar[core.Point] = "received"
+    label = "APFL"
+    reference = "Deng, Kamani and Mahdavi, 2020"
+    absent = "cohort only: an absent client keeps its model and its mixing weight"
 
     local: core.Training = core.hyper(core.Training(), "how the clients train both models")
     alpha: float = core.hyper(
@@ -105,36 +79,36 @@ class APFL(core.Method):
     adaptive: bool = core.hyper(True, "whether clients learn α; false: it stays", "Deng et al. 2020")
     loss: core.Loss = core.fit  # a wrapper may replace it
 
-    def init(self, model: core.Network, params: core.Params, facts: core.Facts) -> core.Leaves:
-        return core.Leaves(params)
-
-    def remarks(self, model: core.Network) -> tuple[str, ...]:
-        if self.adaptive or 0 < self.alpha < 1:
-            return ()
-        what = "the clients' models stay unused: this is FedAvg" if not self.alpha else "every client trains alone"
-        return (f"APFL with α = {self.alpha:g} that is not learnt: {what}",)
-
     def join(self, here: core.Here) -> Personal:
         return Personal(dict(here.shared.params), torch.full_like(here.n, self.alpha))
 
     def start(self, here: core.Here) -> core.Params:
-        mine = {**here.personal.model, ALPHA: here.personal.alpha}
-        return {**here.shared.params, **core.as_second(mine)}
+        return {**here.shared.params, **core.as_second(here.personal.model), ALPHA: here.personal.alpha}
 
     def mixed_loss(self, params: core.Params, batch: core.Batch, here: core.Here) -> tuple[Tensor, core.Params]:
         value, buffers = self.loss(mixture(params, here.model), batch, here)
         return value, core.as_second(buffers)
 
+    def slopes(self, moving: core.Params, still: core.Params, batch: core.Batch, here: core.Here) -> core.Update:
+        """Of f_k at θ, and of the mixture by v and α, both before anything moves; the loss is of what predicts."""
+        theta, mine = core.first_of(moving), core.as_second(core.second_of(moving))
+        slope, _, buffers = core.slope_of(self.loss, theta, still, batch, here)
+        own, value, more = core.slope_of(self.mixed_loss, mine, {**still, **theta}, batch, here)  # (2)
+        return {**slope, **own}, value, {**buffers, **more}
+
+    def trains(self, names: Iterable[str], model: core.Network) -> list[str]:
+        moving = core.trainable(names, model) + core.second_network(names, model)
+        return [*moving, ALPHA] if self.adaptive else moving
+
     def passes(self) -> tuple[core.Pass, ...]:
-        how, trains = self.local.make_optimiser(), core.second_network
-        if self.adaptive:
-            how, trains = Mixing(how, self.local.lr), with_alpha
-        mixed = core.descend(self.mixed_loss, how, trains, **self.local.schedule())
-        return (side_by_side(self.local.descend(self.loss, core.trainable), mixed),)
+        how = self.local.make_optimiser()
+        apart = core.Groups(group, (how, how, Bounded(self.local.lr)))
+        both = core.directed(self.slopes, apart, self.trains, **self.local.schedule())
+        return core.holding((both,), copies=TWO + core.held_by(how))
 
     def message(self, carry: core.Carry, here: core.Here) -> tuple[core.Message, Personal]:
         mine = core.second_of(carry.params)
-        kept = Personal({n: mine[n] for n in here.personal.model}, mine[ALPHA])
+        kept = Personal({n: mine[n] for n in here.personal.model}, carry.params[ALPHA])
         return core.weighted(core.first_of(carry.params), here), kept
 
     def combine(self, state: core.Leaves, total: core.Message, now: core.Now) -> core.Leaves:

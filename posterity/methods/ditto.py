@@ -20,7 +20,6 @@ one optimiser, whose momentum then leaks from one to the other; PFLlib's pull is
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 from torch import Tensor
 
@@ -31,10 +30,9 @@ TWO = 2  # more copies of the leaves that a step holds: there are two networks, 
 
 @dataclass(frozen=True)
 class Ditto(core.Method):
-    label: ClassVar[str] = "Ditto"
-    reference: ClassVar[str] = "Li et al., ICML 2021"
-    absent: ClassVar[str] = "cohort only: an absent client keeps its model"
-    scored: ClassVar[core.Point] = "received"
+    label = "Ditto"
+    reference = "Li et al., ICML 2021"
+    absent = "cohort only: an absent client keeps its model"
 
     local: core.Training = core.hyper(core.Training(), "how the clients train, both models")
     lam: float = core.hyper(
@@ -42,14 +40,6 @@ class Ditto(core.Method):
     )
     personal_epochs: int = core.hyper(1, "E_p: epochs of the personal model in a round", "FL-bench and PFLlib", ge=1)
     loss: core.Loss = core.fit  # a wrapper may replace it
-
-    def init(self, model: core.Network, params: core.Params, facts: core.Facts) -> core.Leaves:
-        return core.Leaves(params)
-
-    def remarks(self, model: core.Network) -> tuple[str, ...]:
-        if self.lam:
-            return ()
-        return ("Ditto with lam = 0 predicts as local training does: no personal model ever sees the others",)
 
     def join(self, here: core.Here) -> core.Personal:
         return dict(here.shared.params)

@@ -27,7 +27,6 @@ broadcast's until the client trains.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -60,25 +59,16 @@ def between(mine: core.Params, broadcast: core.Params, weights: core.Params) -> 
 
 @dataclass(frozen=True)
 class FedALA(core.Method):
-    label: ClassVar[str] = "FedALA"
-    reference: ClassVar[str] = "Zhang et al., AAAI 2023"
-    absent: ClassVar[str] = "cohort only: an absent client keeps its last layers and their weights"
-    scored: ClassVar[core.Point] = "received"
+    label = "FedALA"
+    reference = "Zhang et al., AAAI 2023"
+    absent = "cohort only: an absent client keeps its last layers and their weights"
 
     local: core.Training = core.hyper(core.Training(), "how the clients train", paper=core.Training(lr=0.005))
-    layers: int = core.hyper(1, "p: how many of the last layers, counted by modules with weights", AUTHORS, ge=0)
+    layers: int = core.hyper(1, "p: how many of the last layers, counted by modules with weights", AUTHORS, ge=1)
     weight_lr: float = core.hyper(1.0, "η_W: step size of the weights W", AUTHORS, search=(0.1, 10.0, "log"), ge=0)
     share: float = core.hyper(0.8, "s: share of a client's samples that W learns from", AUTHORS, gt=0, le=1)
     first_epochs: int = core.hyper(1, "epochs for W at first; one later", "ours: see the docstring", paper=11, ge=1)
     loss: core.Loss = core.fit  # a wrapper may replace it
-
-    def init(self, model: core.Network, params: core.Params, facts: core.Facts) -> core.Leaves:
-        return core.Leaves(params)
-
-    def remarks(self, model: core.Network) -> tuple[str, ...]:
-        if last_layers(model, self.layers):
-            return ()
-        return ("FedALA with layers = 0 keeps nothing at the clients: this is FedAvg",)
 
     def join(self, here: core.Here) -> Personal:
         mine = {n: here.shared.params[n] for n in last_layers(here.model, self.layers)}
@@ -119,13 +109,11 @@ class FedALA(core.Method):
         return core.Pass(step, begin, close, epochs=self.first_epochs, batch=self.local.batch, learns=False)
 
     def passes(self) -> tuple[core.Pass, ...]:
-        train = self.local.descend(self.loss)
-        return (self.learn_weights(), train) if self.layers else (train,)
+        return self.learn_weights(), self.local.descend(self.loss)
 
     def message(self, carry: core.Carry, here: core.Here) -> tuple[core.Message, Personal]:
         mine = {n: carry.params[n] for n in here.personal.model}
-        weights = carry.kept["weights"] if self.layers else here.personal.weights
-        return core.weighted(carry.params, here), Personal(mine, weights, here.personal.visits + 1)
+        return core.weighted(carry.params, here), Personal(mine, carry.kept["weights"], here.personal.visits + 1)
 
     def combine(self, state: core.Leaves, total: core.Message, now: core.Now) -> core.Leaves:
         return core.Leaves(core.averaged(state.params, total))

@@ -13,27 +13,19 @@ them local without saying so); the last, smaller batch is kept; the optimiser st
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from posterity import core
 
 
 @dataclass(frozen=True)
 class FedAvg(core.Method):
-    label: ClassVar[str] = "FedAvg"
-    reference: ClassVar[str] = "McMahan et al., AISTATS 2017"
-    absent: ClassVar[str] = "cohort only"
-    scored: ClassVar[core.Point] = "received"
+    label = "FedAvg"
+    reference = "McMahan et al., AISTATS 2017"
+    absent = "cohort only"
 
     local: core.Training = core.hyper(core.Training(), "how the clients train")
     server_lr: float = core.hyper(1.0, "η_s: step size of the server", "McMahan et al. 2017", ge=0)
     loss: core.Loss = core.fit  # a wrapper may replace it
-
-    def init(self, model: core.Network, params: core.Params, facts: core.Facts) -> core.Leaves:
-        return core.Leaves(params)
-
-    def start(self, here: core.Here) -> core.Params:
-        return here.shared.params
 
     def passes(self) -> tuple[core.Pass, ...]:
         return (self.local.descend(self.loss),)

@@ -4,18 +4,18 @@ Clients train as in FedAvg and send their models θ_k, p_k = n_k / Σ_j n_j. Wit
 
     server   w̄ = Σ_k p_k θ_k,   s² = Σ_k p_k (θ_k − w̄)², entry by entry                                     # (a)
              teachers: w̄, the θ_k, and M models w̄ + c s ε with ε ~ N(0, I)                                   # (b)
-                       or Σ_k γ_k θ_k with γ ~ Dirichlet(α p)                                                # (c)
-             p̄(y | x) = mean over the teachers of their probabilities, to the power 1/T and normalised       # (d)
-             student: SGD from w̄ on the mean of KL(p̄ ‖ p_student) over batches of U                          # (e)
-             w ← mean of the student at every few of its last steps (SWA)                                    # (f)
+             p̄(y | x) = mean over the teachers of their probabilities, to the power 1/T and normalised       # (c)
+             student: SGD from w̄ on the mean of KL(p̄ ‖ p_student) over batches of U                          # (d)
+             w ← mean of the student at every few of its last steps (SWA)                                    # (e)
 
 Without server steps this is FedAvg.
 
 Reference: Chen and Chao, "FedBE: making Bayesian model ensemble applicable to federated learning", ICLR 2021. The
-letters (a) to (f) are ours: the paper's own numbers were not at hand.
+letters (a) to (e) are ours: the paper's own numbers were not at hand.
 
-Differs from the paper: mean and variance are those of the weights, as in MetaVD's release, where the authors fit
-normalised updates; s² is at least `floor`. Only trained weights are sampled: a drawn model has the mean's running
+Differs from the paper: models are drawn from a Gaussian only, not from a Dirichlet mixture of the clients'; mean and
+variance are those of the weights, as in MetaVD's release, where the authors fit normalised updates; s² is at least
+`floor`. Only trained weights are sampled: a drawn model has the mean's running
 statistics of batch norm, those of draws mean nothing; a client's model keeps its own. Teachers and student predict in
 evaluation mode, so that the student's statistics are the mean's. The divergence is averaged over rows; the authors'
 code divides by the classes too. The authors sharpen with T = ½, our default is plain (T = 1). MetaVD's release averages
@@ -27,7 +27,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -38,7 +37,6 @@ from posterity import core
 
 PAPER, METAVD = "authors' code", "MetaVD's released code"
 AUTHORS_TRAINING = core.Training(lr=0.01, epochs=20, momentum=0.9, weight_decay=1e-3)  # of their CNN
-TRIES = 12  # candidates of a Gamma draw, each accepted with probability 0.95 or more
 ROWS = 512  # public rows that a teacher predicts at once
 SAMPLE, ORDER = 1, 2  # folded into the key of the round
 
@@ -49,37 +47,16 @@ def gaussian_fit(each: core.Params, share: Tensor) -> tuple[core.Params, core.Pa
     return mean, core.tree_map(lambda t, w: torch.tensordot(share / share.sum(), (t - w) ** 2, 1), each, mean)  # (a)
 
 
-def log_gamma(key: Tensor, shape: Tensor) -> Tensor:
-    """Logarithms of Gamma(shape) draws, like `shape`: the first accepted candidate of Marsaglia and Tsang (2000)."""
-    d = shape + 1 - 1 / 3  # of Gamma(shape + 1), which U^(1/shape) then shrinks: right for small shapes too
-    x = core.normal(core.fold(key, 0), (TRIES, *shape.shape), shape.dtype)
-    v = (1 + x / torch.sqrt(9 * d)) ** 3
-    u = 1 - core.uniform(core.fold(key, 1), x.shape, shape.dtype)
-    safe = torch.where(v > 0, v, 1)
-    accepted = (v > 0) & (torch.log(u) < 0.5 * x**2 + d - d * safe + d * torch.log(safe))
-    chosen = torch.argmax(accepted.to(torch.int64), 0)
-    small = 1 - core.uniform(core.fold(key, 2), shape.shape, shape.dtype)
-    return torch.log(d) + torch.log(safe).gather(0, chosen[None])[0] + torch.log(small) / shape
-
-
-def dirichlet(key: Tensor, alpha: Tensor, count: int) -> Tensor:
-    """Draws (count, m) of Dirichlet(α), α (m,)."""
-    return torch.softmax(log_gamma(key, alpha.expand(count, -1)), -1)
-
-
 @dataclass(frozen=True)
 class FedBE(core.Method):
-    label: ClassVar[str] = "FedBE"
-    reference: ClassVar[str] = "Chen and Chao, ICLR 2021"
-    absent: ClassVar[str] = "cohort only"
-    scored: ClassVar[core.Point] = "received"
+    label = "FedBE"
+    reference = "Chen and Chao, ICLR 2021"
+    absent = "cohort only"
 
     local: core.Training = core.hyper(core.Training(), "how the clients train", paper=AUTHORS_TRAINING)
     samples: int = core.hyper(10, "M: models that are drawn", PAPER, ge=0)
-    sampling: str = core.hyper("gaussian", "where models are drawn from", PAPER, ("gaussian", "dirichlet"))
-    scale: float = core.hyper(0.1, "c: share of the standard deviation (gaussian)", PAPER, ge=0)
-    floor: float = core.hyper(1e-6, "least variance of an entry (gaussian)", METAVD, ge=0)
-    concentration: float = core.hyper(1.0, "α: the larger, the nearer to the mean (dirichlet)", PAPER, gt=0)
+    scale: float = core.hyper(0.1, "c: share of the standard deviation", PAPER, ge=0)
+    floor: float = core.hyper(1e-6, "least variance of an entry", METAVD, ge=0)
     clients_teach: bool = core.hyper(True, "whether the clients' models are teachers", PAPER)
     mean_of: str = core.hyper("probabilities", "what of the teachers is averaged", PAPER, ("probabilities", "logits"))
     temperature: float = core.hyper(1.0, "T: below 1 sharpens the teachers' mean", "ours: none", paper=0.5, gt=0)
@@ -102,12 +79,7 @@ class FedBE(core.Method):
         return core.Leaves(params)
 
     def remarks(self, model: core.Network) -> tuple[str, ...]:
-        if not self.server_steps:
-            return ("FedBE without server steps is FedAvg: teachers are not asked",)
         return ("FedBE trains on public rows at the server, without labels: other methods do not assume such rows",)
-
-    def start(self, here: core.Here) -> core.Params:
-        return here.shared.params
 
     def passes(self) -> tuple[core.Pass, ...]:
         return (self.local.descend(self.loss),)
@@ -119,40 +91,25 @@ class FedBE(core.Method):
         sent = total["models"].value
         if not len(sent["n"]):
             raise ValueError("the mean of nothing: no client sent a model")
-        mean, variance = gaussian_fit(sent["params"], sent["n"])
+        fitted = gaussian_fit(sent["params"], sent["n"])
         if not self.server_steps or now.public is None:
-            return core.Leaves(mean)
+            return core.Leaves(fitted[0])
         like = next(iter(state.params.values()))  # the run's own precision; sums come in float64
-        mean, variance, each = (
-            core.tree_map(lambda leaf: leaf.to(like), tree) for tree in (mean, variance, sent["params"])
-        )
-        public = now.public.to(like)
-        trees = (mean, variance, each, sent["n"].to(like), public, now.key)
-        return core.Leaves(now.play("learn", partial(self.learn, now.model), *trees))
+        trees = core.tree_map(lambda leaf: leaf.to(like), (fitted, sent["params"], now.public))
+        return core.Leaves(now.play("learn", partial(self.learn, now.model), *trees, now.key))
 
     def learn(
-        self,
-        model: core.Network,
-        mean: core.Params,
-        variance: core.Params,
-        each: core.Params,
-        size: Tensor,
-        public: Tensor,
-        key: Tensor,
+        self, model: core.Network, fitted: core.Tree, each: core.Params, public: Tensor, key: Tensor
     ) -> core.Params:
         """The student of a round's teachers."""
-        drawn = self.draws(mean, variance, each, size, core.trainable(mean, model), core.fold(key, SAMPLE))
+        mean, variance = fitted
+        drawn = self.draws(mean, variance, core.trainable(mean, model), core.fold(key, SAMPLE))
         target = self.target(self.teachers(mean, each, drawn), public, model)
         return self.distilled(mean, target, public, model, core.fold(key, ORDER))
 
     # --- the ensemble -------------------------------------------------------------------------------------------------
-    def draws(
-        self, mean: core.Params, variance: core.Params, each: core.Params, size: Tensor, names: list[str], key: Tensor
-    ) -> list[core.Params]:
+    def draws(self, mean: core.Params, variance: core.Params, names: list[str], key: Tensor) -> list[core.Params]:
         """M models; leaves that are not `names` are the mean's."""
-        if self.sampling == "dirichlet":
-            gamma = dirichlet(key, self.concentration * size / size.sum(), self.samples)
-            return [{n: torch.tensordot(g, each[n], 1) if n in names else mean[n] for n in mean} for g in gamma]  # (c)
         drawn = []
         for number in range(self.samples):
             model = dict(mean)
@@ -175,7 +132,7 @@ class FedBE(core.Method):
 
         mean = torch.stack([told(params) for params in teachers]).mean(0)
         logits = mean if self.mean_of == "logits" else mean.clamp(min=torch.finfo(mean.dtype).tiny).log()
-        return torch.softmax(logits / self.temperature, -1)  # (d)
+        return torch.softmax(logits / self.temperature, -1)  # (c)
 
     # --- the student --------------------------------------------------------------------------------------------------
     def distilled(
@@ -183,7 +140,7 @@ class FedBE(core.Method):
     ) -> core.Params:
         def divergence(student: core.Params, rows: Tensor) -> Tensor:
             told = torch.log_softmax(model({**mean, **student}, public[rows])[0], -1)
-            return F.kl_div(told, target[rows], reduction="sum") / len(rows)  # (e)
+            return F.kl_div(told, target[rows], reduction="sum") / len(rows)  # (d)
 
         tool = core.SGD(self.server_lr, self.server_momentum, self.server_weight_decay)
         student = {n: mean[n] for n in core.trainable(mean, model)}
@@ -193,7 +150,7 @@ class FedBE(core.Method):
             if self.averages(step):
                 kept.append(student)
         kept = kept or [student]
-        average = {n: torch.stack([some[n] for some in kept]).mean(0) for n in student}  # (f)
+        average = {n: torch.stack([some[n] for some in kept]).mean(0) for n in student}  # (e)
         return {**mean, **average}
 
     def batches(self, rows: int, key: Tensor) -> list[Tensor]:

@@ -23,7 +23,7 @@ rule for clients that did not train. `data` reads every training set once per sc
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -81,10 +81,9 @@ def settled(carry: core.Carry, here: core.Here) -> core.Carry:
 
 @dataclass(frozen=True)
 class FedBN(core.Method):
-    label: ClassVar[str] = "FedBN"
-    reference: ClassVar[str] = "Li et al., ICLR 2021"
-    absent: ClassVar[str] = "cohort only: an absent client keeps its normalisation layers"
-    scored: ClassVar[core.Point] = "received"
+    label = "FedBN"
+    reference = "Li et al., ICLR 2021"
+    absent = "cohort only: an absent client keeps its normalisation layers"
 
     local: core.Training = core.hyper(
         core.Training(), "how the clients train", paper=core.Training(lr=0.01, epochs=1, batch=32)

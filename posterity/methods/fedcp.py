@@ -29,7 +29,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
-from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -100,10 +99,9 @@ def is_one_linear_layer(model: core.Network) -> bool:
 
 @dataclass(frozen=True)
 class FedCP(core.Method):
-    label: ClassVar[str] = "FedCP"
-    reference: ClassVar[str] = "Zhang et al., KDD 2023"
-    absent: ClassVar[str] = "cohort only: an absent client keeps its head"
-    scored: ClassVar[core.Point] = "received"
+    label = "FedCP"
+    reference = "Zhang et al., KDD 2023"
+    absent = "cohort only: an absent client keeps its head"
 
     local: core.Training = core.hyper(core.Training(), "how the clients train", paper=core.Training(lr=0.005))
     lam: float = core.hyper(

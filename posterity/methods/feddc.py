@@ -12,8 +12,8 @@ s_k is 1 and α_k is α (`balance = "clients"`), or s_k = K n_k/N and α_k = α/
 the mean over all samples is minimised instead of the mean over clients.
 
 Two models live on the server. w is broadcast and trained from; θ̄, the mean of the clients that trained last, is
-`state.params`: it is scored, fine-tuned, exported, and what a newcomer or a test set without a client gets
-(`predicts = "cloud"`: they get w). It is needed for scoring alone, so the bytes of training do not count it.
+`state.params`: it is scored, fine-tuned, exported, and what a newcomer or a test set without a client gets. It is
+needed for scoring alone, so the bytes of training do not count it.
 
 Reference: Gao, Fu, Li, Chen, Xu and Xu, "FedDC: Federated learning with non-IID data via local drift decoupling and
 correction", CVPR 2022, Algorithm 1. The numbers of the equations are ours.
@@ -27,33 +27,15 @@ taken. Fine-tuning (`adapt`) is without both terms: it looks for the client's ow
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
-from typing import ClassVar
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from posterity import core
-from posterity.methods._drift import BALANCES, MODELS, SCORED, cloud, from_cloud, mean_size, scored_beside
+from posterity.methods import _drift
 
 AUTHORS_TRAINING = core.Training(lr=0.1, epochs=5, batch=50, weight_decay=1e-3)
-
-
-@core.record
-class State:
-    params: core.Params  # θ̄
-    drift: core.Params  # h̄, for every trainable leaf
-    slope: core.Params  # g
-    size: core.Tree  # N / K, where s_k needs it
-    clients: int = field(metadata={core.STATIC: True})  # K
-
-
-@core.record
-class Shared:
-    params: core.Params  # w
-    slope: core.Params  # g
-    average: core.Params  # θ̄, for scoring alone
-    size: core.Tree
 
 
 @core.record
@@ -64,48 +46,33 @@ class Personal:
 
 @dataclass(frozen=True)
 class FedDC(core.Method):
-    label: ClassVar[str] = "FedDC"
-    reference: ClassVar[str] = "Gao et al., CVPR 2022"
-    absent: ClassVar[str] = "delta messages: an absent client's drift and gradient stay part of the means"
-    scored: ClassVar[core.Point] = "received"
-    differences: ClassVar[tuple[str, ...]] = ("params",)
+    label = "FedDC"
+    reference = "Gao et al., CVPR 2022"
+    absent = "delta messages: an absent client's drift and gradient stay part of the means"
+    differences = ("params",)
 
     local: core.Training = core.hyper(core.Training(), "how the clients train", paper=AUTHORS_TRAINING)
     alpha: float = core.hyper(
-        0.1, "α: strength of the pull towards w − h_k", "authors' MNIST script", paper=0.01, search=(0.001, 1.0, "log")
+        0.1, "α: pull towards w − h_k", "authors' MNIST script", paper=0.01, search=(0.001, 1.0, "log"), gt=0
     )
-    balance: str = core.hyper(
-        "clients", "whose mean loss is minimised: clients' or samples'", "uniform means", BALANCES, paper="samples"
-    )
-    predicts: str = core.hyper("average", "scored model: mean of the last clients, or w", "authors' tables", MODELS)
+    balance: str = core.hyper("clients", "whose loss is averaged", "uniform means", _drift.BALANCES, paper="samples")
     loss: core.Loss = core.fit  # a wrapper may replace it
+
+    offer = _drift.offer
+    outside = _drift.outside
+    start = _drift.start
 
     def __post_init__(self) -> None:
         core.check_fields(self)
-        if not self.alpha > 0:
-            raise ValueError(f"alpha must be above 0; {self.alpha} was given. Without a pull take scaffold")
         core.require_plain_sgd(self.local, "FedDC")
 
-    def init(self, model: core.Network, params: core.Params, facts: core.Facts) -> State:
-        none = {n: torch.zeros_like(params[n]) for n in core.trainable(params, model)}
-        size = mean_size(params, facts, self.balance)
-        return State(params, none, core.tree_map(torch.clone, none), size, facts.clients)
-
-    def offer(self, state: State, client: Tensor | None) -> tuple[core.Sparse, core.Own]:
-        w = cloud(state.params, state.drift)
-        average, unsent = scored_beside(state.params, self.predicts)
-        scoring = tuple(f"average/{n}" for n in average)
-        return core.Sparse(Shared(w, state.slope, average, state.size), unsent, known=scoring), ()
-
-    def outside(self) -> str:
-        return SCORED[self.predicts]
+    def init(self, model: core.Network, params: core.Params, facts: core.Facts) -> _drift.State:
+        state = _drift.init(self, model, params, facts)
+        return replace(state, slope=_drift.zeros(params, model))
 
     def join(self, here: core.Here) -> Personal:
-        none = core.tree_map(torch.zeros_like, here.shared.part.slope)
-        return Personal(none, core.tree_map(torch.clone, none))
-
-    def start(self, here: core.Here) -> core.Params:
-        return here.shared.part.average or here.shared.part.params
+        w = here.shared.part.params
+        return Personal(_drift.zeros(w, here.model), _drift.zeros(w, here.model))
 
     def share(self, here: core.Here) -> Tensor | float:
         """s_k: the client's samples, in those of a mean client."""
@@ -130,7 +97,7 @@ class FedDC(core.Method):
             new = {n: g - known.slope[n] / share + seen[n] for n, g in mine.items()}  # (2)
             return replace(end, kept={**end.kept, "slope": new})
 
-        found = core.opened((replace(train, close=close),), from_cloud)
+        found = core.opened((replace(train, close=close),), _drift.from_cloud)
         return core.holding(found, copies=3)  # the record has two more
 
     def adapt(self, epochs: int) -> tuple[core.Pass, ...]:
@@ -143,9 +110,6 @@ class FedDC(core.Method):
         change = core.tree_map(lambda new, old: share * (new - old), slope, mine.slope)
         return {"params": core.Mean(torch.ones_like(here.n), moved), "slope": core.Sum(change)}, Personal(drift, slope)
 
-    def combine(self, state: State, total: core.Message, now: core.Now) -> State:
-        moved, count, w = total["params"].mean(), total["params"].weight, cloud(state.params, state.drift)
-        params = {n: p + moved[n] for n, p in w.items()}  # (3)
-        drift = {n: h + count / state.clients * moved[n] for n, h in state.drift.items()}  # (3)
+    def combine(self, state: _drift.State, total: core.Message, now: core.Now) -> _drift.State:
         slope = core.tree_map(lambda g, d: g + d / state.clients, state.slope, total["slope"].value)  # (4)
-        return State(params, drift, slope, state.size, state.clients)
+        return replace(_drift.step(state, total), slope=slope)  # (3)

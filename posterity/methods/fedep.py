@@ -47,7 +47,7 @@ The precision of the client's data in (c) is found in one of three ways:
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -91,11 +91,10 @@ class ClientFactor:
 
 @dataclass(frozen=True)
 class FedEP(core.Method):
-    label: ClassVar[str] = "FedEP"
-    reference: ClassVar[str] = "Guo et al., ICLR 2023"
-    absent: ClassVar[str] = "delta messages: an absent client's site stays part of q"
-    scored: ClassVar[core.Point] = "received"
-    differences: ClassVar[tuple[str, ...]] = ("change",)
+    label = "FedEP"
+    reference = "Guo et al., ICLR 2023"
+    absent = "delta messages: an absent client's site stays part of q"
+    differences = ("change",)
 
     local: core.Training = core.hyper(core.Training(), "how the clients train", paper=AUTHORS_TRAINING)
     sites: bool = core.hyper(True, "clients keep factors of their own; false: FedSEP, which keeps nothing", "the paper")
@@ -187,9 +186,6 @@ class FedEP(core.Method):
         empty = core.tree_map(torch.zeros_like, common(here.shared))
         return ClientFactor(empty, self.server().open(empty), torch.zeros_like(here.n))
 
-    def start(self, here: core.Here) -> core.Params:
-        return here.shared.params
-
     def site(self, here: core.Here, q: Factors) -> Factors:
         """The client's factor: without sites its share of q, before its first visit its share of the first q."""
         share = here.n / here.shared.samples.clamp(min=1)
@@ -257,12 +253,6 @@ class FedEP(core.Method):
 
     def factor(self, personal: core.Personal) -> ClientFactor | None:
         return personal if self.sites else None
-
-    def remarks(self, model: core.Network) -> tuple[str, ...]:
-        if self.sites or self.precision != "identity":
-            return ()
-        return ("FedSEP with precision 'identity' never changes its precision: it is FedAvg of equally weighted "
-                "clients that are pulled to the broadcast by λ̄(N − n_k)/n_k.",)  # fmt: skip
 
 
 # --- q and the factors that it is a product of ------------------------------------------------------------------------

@@ -26,7 +26,6 @@ Fine-tuning (`adapt`) is without the penalty: it looks for the client's own mini
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -45,10 +44,9 @@ class State:
 
 @dataclass(frozen=True)
 class FedLA(core.Method):
-    label: ClassVar[str] = "FedLA"
-    reference: ClassVar[str] = "Liu et al. 2021, arXiv:2102.01936"
-    absent: ClassVar[str] = "cohort only"
-    scored: ClassVar[core.Point] = "received"
+    label = "FedLA"
+    reference = "Liu et al. 2021, arXiv:2102.01936"
+    absent = "cohort only"
 
     local: core.Training = core.hyper(core.Training(), "how the clients train", paper=RELEASED_TRAINING)
     importance: float = core.hyper(
@@ -60,9 +58,6 @@ class FedLA(core.Method):
 
     def init(self, model: core.Network, params: core.Params, facts: core.Facts) -> State:
         return State(params, {n: torch.zeros_like(params[n]) for n in core.trainable(params, model)})
-
-    def start(self, here: core.Here) -> core.Params:
-        return here.shared.params
 
     def pull(self, here: core.Here) -> core.Params:
         """λΩ/r: how steeply the penalty rises."""

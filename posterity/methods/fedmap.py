@@ -31,7 +31,6 @@ Running statistics of batch norm stay with their client; the server's average of
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -46,10 +45,10 @@ AUTHORS = core.Training(lr=1e-3, epochs=50, batch=64, optimiser="adam")  # Adam:
 
 @dataclass(frozen=True)
 class FedMAP(core.Method):
-    label: ClassVar[str] = "FedMAP"
-    reference: ClassVar[str] = "FedMAP, 2024"
-    absent: ClassVar[str] = "cohort only: an absent client keeps its estimate and does not vote on γ"
-    scored: ClassVar[core.Point] = "trained"
+    label = "FedMAP"
+    reference = "FedMAP, 2024"
+    absent = "cohort only: an absent client keeps its estimate and does not vote on γ"
+    scored = "trained"
 
     local: core.Training = core.hyper(core.Training(), "how the clients train", paper=AUTHORS)
     sigma2: float = core.hyper(15.0, "σ²: variance of the prior", "authors' code 2cb8dee; the paper gives no value",
@@ -58,9 +57,6 @@ class FedMAP(core.Method):
     prior_scale: str = core.hyper("per_batch", "λ: 1 (eq. 7) or 1/N_k (eq. 6)", "eq. 7; A3", ("per_batch", "bayes"))
     start_at: str = core.hyper("own", "where training starts: the client's estimate or γ", "Alg. 2", ("own", "prior"))
     loss: core.Loss = core.fit  # a wrapper may replace it
-
-    def init(self, model: core.Network, params: core.Params, facts: core.Facts) -> core.Leaves:
-        return core.Leaves(params)
 
     def join(self, here: core.Here) -> core.Personal:
         return here.shared.params

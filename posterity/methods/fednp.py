@@ -49,7 +49,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -78,10 +77,9 @@ class State:
 
 @dataclass(frozen=True)
 class FedNP(core.Method):
-    label: ClassVar[str] = "FedNP"
-    reference: ClassVar[str] = "FedNP, AAAI 2023"
-    absent: ClassVar[str] = "delta messages: the sites of absent clients stay in the totals"
-    scored: ClassVar[core.Point] = "received"
+    label = "FedNP"
+    reference = "FedNP, AAAI 2023"
+    absent = "delta messages: the sites of absent clients stay in the totals"
 
     local: core.Training = core.hyper(
         core.Training(), "how the clients train", "ours", paper=core.Training(lr=0.01, epochs=10, batch=128)

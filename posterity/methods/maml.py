@@ -20,7 +20,6 @@ what is differentiated (`part_clip`). Running statistics of batch norm are the m
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
 
 from posterity import core
 from posterity.methods import _meta
@@ -29,10 +28,10 @@ from posterity.methods._meta import APPENDIX, CODE
 
 @dataclass(frozen=True)
 class MAML(core.Method):
-    label: ClassVar[str] = "MAML"
-    reference: ClassVar[str] = "Finn et al., ICML 2017; Chen et al., 2018"
-    absent: ClassVar[str] = "cohort only"
-    scored: ClassVar[core.Point] = "adapted"
+    label = "MAML"
+    reference = "Finn et al., ICML 2017; Chen et al., 2018"
+    absent = "cohort only"
+    scored = "adapted"
 
     local: core.Training = core.hyper(core.Training(), "how the clients train; lr is γ, the step size of meta-steps",
                                  paper=core.Training(lr=0.1, epochs=5, batch=64, clip=5.0))  # fmt: skip
@@ -49,25 +48,13 @@ class MAML(core.Method):
     loss: core.Loss = core.fit  # on the query; a wrapper may replace it
     support_loss: core.Loss = core.fit  # of the adaptation; a wrapper may replace it
 
-    def init(self, model: core.Network, params: core.Params, facts: core.Facts) -> _meta.State:
-        return _meta.first(model, params, self.server_momentum)
-
-    def offer(self, state: _meta.State, client: Any) -> tuple[core.Params, tuple[()]]:
-        return state.params, ()  # the velocity stays on the server
-
-    def start(self, here: core.Here) -> core.Params:
-        return here.shared
+    init = _meta.init
+    offer = _meta.offer
+    combine = _meta.combine
+    adapt = _meta.adapt
 
     def passes(self) -> tuple[core.Pass, ...]:
-        how = (self.support_loss, self.loss, self.fast, self.order, self.queries)
-        return (_meta.meta_steps(self.local, *how, inner=self.inner, clip=self.part_clip),)
+        return (_meta.meta_steps(self, self.order, self.queries),)
 
     def message(self, carry: core.Carry, here: core.Here) -> tuple[core.Message, core.Personal]:
         return core.weighted(carry.params, here), ()
-
-    def combine(self, state: _meta.State, total: core.Message, now: core.Now) -> _meta.State:
-        return _meta.server_step(state, total, now.model, self.server_lr, self.server_momentum, self.server_clip)
-
-    def adapt(self, epochs: int) -> tuple[core.Pass, ...]:
-        work = _meta.fast_steps(self.local, self.loss, self.fast)
-        return _meta.adaptation(work, epochs, self.adapt_steps, self.adapt_batch)

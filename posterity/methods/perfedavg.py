@@ -24,7 +24,6 @@ statistics of batch norm are the mean of the clients'.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
 
 import torch
 
@@ -38,10 +37,10 @@ ORDERS = {"difference": "hessian_free", "exact": "exact", "none": "first"}
 
 @dataclass(frozen=True)
 class PerFedAvg(core.Method):
-    label: ClassVar[str] = "Per-FedAvg"
-    reference: ClassVar[str] = "Fallah et al., NeurIPS 2020"
-    absent: ClassVar[str] = "cohort only"
-    scored: ClassVar[core.Point] = "adapted"
+    label = "Per-FedAvg"
+    reference = "Fallah et al., NeurIPS 2020"
+    absent = "cohort only"
+    scored = "adapted"
 
     local: core.Training = core.hyper(
         core.Training(), "how the clients train; lr is β of the meta-steps", paper=core.Training(steps=10)
@@ -65,27 +64,15 @@ class PerFedAvg(core.Method):
     loss: core.Loss = core.fit  # on the query; a wrapper may replace it
     support_loss: core.Loss = core.fit  # of the adaptation; a wrapper may replace it
 
-    def init(self, model: core.Network, params: core.Params, facts: core.Facts) -> _meta.State:
-        return _meta.first(model, params, self.server_momentum)
-
-    def offer(self, state: _meta.State, client: Any) -> tuple[core.Params, tuple[()]]:
-        return state.params, ()  # the velocity stays on the server
-
-    def start(self, here: core.Here) -> core.Params:
-        return here.shared
+    init = _meta.init
+    offer = _meta.offer
+    combine = _meta.combine
+    adapt = _meta.adapt
 
     def passes(self) -> tuple[core.Pass, ...]:
-        how = (self.support_loss, self.loss, self.fast, ORDERS[self.hvp])
-        return (_meta.meta_steps(self.local, *how, delta=self.delta, inner=self.inner, clip=self.part_clip),)
+        return (_meta.meta_steps(self, ORDERS[self.hvp], delta=self.delta),)
 
     def message(self, carry: core.Carry, here: core.Here) -> tuple[core.Message, core.Personal]:
         if self.balance == "samples":
             return core.weighted(carry.params, here), ()
         return {"params": core.Mean(torch.ones_like(here.n), carry.params)}, ()
-
-    def combine(self, state: _meta.State, total: core.Message, now: core.Now) -> _meta.State:
-        return _meta.server_step(state, total, now.model, self.server_lr, self.server_momentum, self.server_clip)
-
-    def adapt(self, epochs: int) -> tuple[core.Pass, ...]:
-        work = _meta.fast_steps(self.local, self.loss, self.fast)
-        return _meta.adaptation(work, epochs, self.adapt_steps, self.adapt_batch)

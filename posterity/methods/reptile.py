@@ -14,7 +14,6 @@ code (neither paper mentions them); running statistics of batch norm are the mea
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
 
 from posterity import core
 from posterity.methods import _meta
@@ -23,10 +22,10 @@ from posterity.methods._meta import APPENDIX, CODE
 
 @dataclass(frozen=True)
 class Reptile(core.Method):
-    label: ClassVar[str] = "Reptile"
-    reference: ClassVar[str] = "Nichol et al., 2018"
-    absent: ClassVar[str] = "cohort only"
-    scored: ClassVar[core.Point] = "adapted"
+    label = "Reptile"
+    reference = "Nichol et al., 2018"
+    absent = "cohort only"
+    scored = "adapted"
 
     local: core.Training = core.hyper(
         core.Training(), "how the clients train", paper=core.Training(lr=0.02, epochs=5, batch=64, clip=5.0)
@@ -39,14 +38,9 @@ class Reptile(core.Method):
     adapt_batch: int = core.hyper(64, "batch size of the adaptation", APPENDIX, ge=1)
     loss: core.Loss = core.fit  # a wrapper may replace it
 
-    def init(self, model: core.Network, params: core.Params, facts: core.Facts) -> _meta.State:
-        return _meta.first(model, params, self.server_momentum)
-
-    def offer(self, state: _meta.State, client: Any) -> tuple[core.Params, tuple[()]]:
-        return state.params, ()  # the velocity stays on the server
-
-    def start(self, here: core.Here) -> core.Params:
-        return here.shared
+    init = _meta.init
+    offer = _meta.offer
+    combine = _meta.combine
 
     def passes(self) -> tuple[core.Pass, ...]:
         return (self.local.descend(self.loss),)
@@ -54,8 +48,5 @@ class Reptile(core.Method):
     def message(self, carry: core.Carry, here: core.Here) -> tuple[core.Message, core.Personal]:
         return core.weighted(carry.params, here), ()
 
-    def combine(self, state: _meta.State, total: core.Message, now: core.Now) -> _meta.State:
-        return _meta.server_step(state, total, now.model, self.server_lr, self.server_momentum, self.server_clip)
-
     def adapt(self, epochs: int) -> tuple[core.Pass, ...]:
-        return _meta.adaptation(self.local.descend(self.loss), epochs, self.adapt_steps, self.adapt_batch)
+        return _meta.adaptation(self, self.local.descend(self.loss), epochs)

@@ -90,7 +90,7 @@ MISTAKES = {
     "missing function": (
         "    def combine(",
         "    def combin(",
-        r"Fedmine does not write combine; a method writes init, start",
+        r"Fedmine does not write combine; a method writes passes, message",
     ),
     "not said": ('    label: ClassVar[str] = "Fedmine"\n', "", "Fedmine does not say label"),
     "plain dataclass": ("@record\n", "@dataclass(frozen=True)\n", "State as State, a plain dataclass; put @record"),

@@ -171,15 +171,6 @@ def test_fine_tuning_moves_the_mixture():
     assert [float(o[0, 0]) for o in run.outputs("adapted", epochs=2)] == pytest.approx(ends, abs=1e-12)
 
 
-def test_remarks():
-    model = scalar_model()
-    assert (
-        APFL().remarks(model) == APFL(alpha=0.0).remarks(model) == APFL(alpha=0.3, adaptive=False).remarks(model) == ()
-    )
-    assert "this is FedAvg" in APFL(alpha=0.0, adaptive=False).remarks(model)[0]
-    assert "trains alone" in APFL(alpha=1.0, adaptive=False).remarks(model)[0]
-
-
 @pytest.mark.parametrize(
     ("given", "message"),
     [

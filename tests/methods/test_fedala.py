@@ -98,14 +98,6 @@ def test_weights_of_one_are_fedavg(engine):
     assert all(torch.equal(a, b) for a, b in zip(*(run.outputs("received") for run in runs), strict=True))
 
 
-def test_no_layers_are_fedavg():
-    federation = points((9, 5, 1))
-    runs = [Run(m, federation, mlp(federation)).rounds(2) for m in (FedALA(TRAINING, layers=0), FedAvg(TRAINING))]
-    assert same_bits(runs[0].state, runs[1].state)
-    log, other = runs[0].logs[0], runs[1].logs[0]
-    assert (log.bytes_up, log.bytes_down) == (other.bytes_up, other.bytes_down)
-
-
 class Zero(FedALA):
     """W = 0 and at rest."""
 
@@ -229,11 +221,6 @@ def test_bytes_are_fedavgs():
     assert (logs[0].bytes_up, logs[0].bytes_down) == (logs[1].bytes_up, logs[1].bytes_down)
 
 
-def test_remarks():
-    assert FedALA().remarks(scalar_model()) == ()
-    assert "this is FedAvg" in FedALA(layers=0).remarks(scalar_model())[0]
-
-
 def test_the_papers_values():
     local = Training(lr=0.005, epochs=1, batch=10)
     assert build("fedala@paper") == FedALA(local, layers=1, weight_lr=1.0, share=0.8, first_epochs=11)
@@ -242,7 +229,7 @@ def test_the_papers_values():
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"layers": -1}, "layers must be at least 0"),
+        ({"layers": 0}, "layers must be at least 1"),
         ({"weight_lr": -1.0}, "weight_lr must be at least 0"),
         ({"share": 0.0}, "share must be above 0 and at most 1; 0.0 was given"),
         ({"share": 1.2}, "share must be above 0 and at most 1"),

@@ -75,7 +75,7 @@ def told(run):
     rows = run.store.rows
     drift, slope = (part[WEIGHT].flatten().tolist() for part in (rows.drift, rows.slope))
     return (
-        float(cloud(run.state.params, run.state.drift)[WEIGHT]),
+        float(cloud(run.state)[WEIGHT]),
         run.scalar(),
         float(run.state.slope[WEIGHT]),
         drift,
@@ -193,20 +193,17 @@ def test_the_means_are_those_of_all_clients(engine):
 
 @each_engine
 def test_what_is_scored(engine):
-    """The mean of the last clients, or w; trained: from w; fine-tuned: from what is scored, without both terms."""
+    """The mean of the last clients; trained: from w; fine-tuned: from what is scored, without both terms."""
     after = reference([[0, 1]] * 3, 0.5)
-    for predicts, place in (("average", 1), ("cloud", 0)):
-        method = FedDC(full_batch(5), alpha=0.5, predicts=predicts)
-        run = Run(method, q2(), scalar_model(), engine, at(0.0)).rounds(2)
-        point = after[1][place]
-        for newcomers in (False, True):
-            assert [float(o[0, 0]) for o in run.outputs("received", newcomers=newcomers)] == pytest.approx([point] * 2)
-        own = [(point - c) * (1 - 0.1 * a) ** 3 + c for a, c in zip(CURVATURE, CENTRE, strict=True)]
-        assert [float(o[0, 0]) for o in run.outputs("adapted", epochs=3)] == pytest.approx(own, abs=1e-11)
-        ends = [after[1][0] + new - old for new, old in zip(after[2][3], after[1][3], strict=True)]
-        assert [float(o[0, 0]) for o in run.outputs("trained")] == pytest.approx(ends, abs=1e-11)
+    run = Run(FedDC(full_batch(5), alpha=0.5), q2(), scalar_model(), engine, at(0.0)).rounds(2)
+    point = after[1][1]
+    for newcomers in (False, True):
+        assert [float(o[0, 0]) for o in run.outputs("received", newcomers=newcomers)] == pytest.approx([point] * 2)
+    own = [(point - c) * (1 - 0.1 * a) ** 3 + c for a, c in zip(CURVATURE, CENTRE, strict=True)]
+    assert [float(o[0, 0]) for o in run.outputs("adapted", epochs=3)] == pytest.approx(own, abs=1e-11)
+    ends = [after[1][0] + new - old for new, old in zip(after[2][3], after[1][3], strict=True)]
+    assert [float(o[0, 0]) for o in run.outputs("trained")] == pytest.approx(ends, abs=1e-11)
     assert "mean of the clients that trained last" in FedDC().outside()
-    assert "cloud" in FedDC(predicts="cloud").outside()
 
 
 def test_the_linear_term_has_no_value():
@@ -222,7 +219,7 @@ def test_bytes_are_twice_the_model_both_ways(norm):
     """w and g down; the way gone, the change of g_k and a weight up. Buffers travel once; scoring is not counted."""
     federation = points((5, 9, 4))
     d, buffers = 6 * 8 + 8 + 8 * 3 + 3 + (16 if norm else 0), 16 if norm else 0
-    for options, more in (({}, 0), ({"predicts": "cloud"}, 0), ({"balance": "samples"}, 1)):
+    for options, more in (({}, 0), ({"balance": "samples"}, 1)):
         log = Run(FedDC(**options), federation, mlp(federation, norm=norm), dtype=torch.float32).rounds(1).logs[0]
         assert log.bytes_down == 3 * 4 * (2 * d + buffers + more)
         assert log.bytes_up == 3 * 4 * (2 * d + buffers + 1)
@@ -244,12 +241,10 @@ def test_the_values_of_the_paper():
 
 def test_bad_hyper_parameters():
     for alpha in (0.0, -1.0):
-        with pytest.raises(ValueError, match=r"alpha must be above 0; .* take scaffold"):
+        with pytest.raises(ValueError, match=r"alpha must be above 0; "):
             FedDC(alpha=alpha)
     for local in (Training(momentum=0.9), Training(optimiser="adam"), Training(lr=0.0), Training(clip=5.0)):
         with pytest.raises(ValueError, match=r"FedDC reads the mean gradient .* without momentum and clip$"):
             FedDC(local)
     with pytest.raises(ValueError, match="balance = 'sample' is unknown: did you mean 'samples'"):
         FedDC(balance="sample")
-    with pytest.raises(ValueError, match="predicts = 'mean' is unknown"):
-        FedDC(predicts="mean")

@@ -47,7 +47,7 @@ def test_declares_itself(name):
     assert all(isinstance(getattr(cls, n), str) and getattr(cls, n) for n in ("label", "reference", "absent"))
     assert cls.scored in ("received", "adapted", "trained")
     own = {n for n in vars(cls) if inspect.isfunction(vars(cls)[n])}
-    assert {"init", "start", "passes", "message", "combine"} <= own
+    assert {"passes", "message", "combine"} <= own
     assert [b for b in cls.__mro__[1:] if b in available().values()] == []  # methods do not inherit from methods
     assert Method in cls.__mro__
 

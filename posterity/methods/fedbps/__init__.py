@@ -41,7 +41,7 @@ The paper is summed up in the folder's `__init__.py`. Estimators of the curvatur
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -99,10 +99,9 @@ def mixed(own: core.Params, shared: Shared) -> core.Params:
 
 @dataclass(frozen=True)
 class FedBPS(core.Method):
-    label: ClassVar[str] = "FedBPS"
-    reference: ClassVar[str] = "FedBPS, conference paper"
-    absent: ClassVar[str] = "cohort only: an absent client keeps its parameters and is not in the moments"
-    scored: ClassVar[core.Point] = "received"
+    label = "FedBPS"
+    reference = "FedBPS, conference paper"
+    absent = "cohort only: an absent client keeps its parameters and is not in the moments"
 
     local: core.Training = core.hyper(core.Training(), "how the clients train", paper=AUTHORS)
     p: float = core.hyper(0.7, "share of the parameters that is personal", "§4.1; 0.3, 0.5, 0.7 and 0.9 in Table 2",
