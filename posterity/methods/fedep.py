@@ -31,17 +31,15 @@ server's own rule, step size and momentum included (the paper has an optimiser o
 absent its site waits, while the server's momentum does not, and catches up. Where Λ would fall below `floor` of its
 first value, as it can with momentum, it stays there and µ stays what it was, and q is no longer that product. Who
 leaves before a visit has no factor yet, and leaves its share of the first q behind. Weight decay of the clients'
-optimiser is part of their likelihood, as in the paper. NGVI is not here; for the Fisher information of "laplace" each
-pass draws labels from the model, so that the squares of *batch* gradients have its mean. Factors cover trainable
-leaves; running statistics of batch norm are averaged by samples.
+optimiser is part of their likelihood, as in the paper. Its precisions of MCMC samples and NGVI are not here; for the
+Fisher information of "laplace" each pass draws labels from the model, so that the squares of *batch* gradients have its
+mean. Factors cover trainable leaves; running statistics of batch norm are averaged by samples.
 
-The precision of the client's data in (c) is found in one of three ways:
+The precision of the client's data in (c) is found in one of two ways:
 
     identity   Λ' = Λ_cavity + λ̄ n_k: nothing is estimated                                               # (c)
     laplace    Λ' = Λ_cavity + c (F + w n_k), F the diagonal Fisher information at the tilted mean, summed over the
                client's samples and cut to its mean ± 2 deviations, w the weight decay
-    mcmc       Λ' = 1 / (s + (1 − s) S), S the variances of the epochs' last iterates, cut alike, and then scaled to
-               the length that "identity" would have
 """
 
 from __future__ import annotations
@@ -56,8 +54,7 @@ from torch.func import grad
 from posterity import core
 
 Factors = dict[str, core.Gaussian]  # of every trainable leaf, diagonal
-PRECISIONS = ("identity", "laplace", "mcmc")
-SHRINKAGE = 1e-4  # s
+PRECISIONS = ("identity", "laplace")
 AUTHORS = "authors' CIFAR-100 example"
 AUTHORS_TRAINING = core.Training(lr=0.01, epochs=10, batch=20, momentum=0.9)
 
@@ -115,19 +112,6 @@ class FedEP(core.Method):
     server_lr: float = core.hyper(0.5, "step size of the server", AUTHORS, ge=0)
     server_momentum: float = core.hyper(0.9, "momentum of the server", AUTHORS, ge=0, lt=1)
     loss: core.Loss = core.fit  # a wrapper may replace it
-
-    def __post_init__(self) -> None:
-        core.check_fields(self)
-        if self.precision == "mcmc" and self.samples < 2:
-            raise ValueError(
-                f"precision 'mcmc' is the spread of one iterate of each epoch; local has {self.samples}. "
-                "Set local.epochs to 2 or more, without local.steps, or take 'identity' or 'laplace'"
-            )
-
-    @property
-    def samples(self) -> int:
-        """Iterates of a round that the tilted mean is made of."""
-        return self.local.epochs if self.local.steps is None else 1
 
     def server(self) -> core.SGD:
         return core.SGD(self.server_lr, self.server_momentum)
@@ -213,8 +197,8 @@ class FedEP(core.Method):
         return self.averaging(), core.gather("fisher", fisher, epochs=self.fisher_epochs, batch=self.local.batch)
 
     def averaging(self) -> core.Pass:
-        descent = self.local.descend(self.penalised)
-        found = averaged_over_epochs(descent, self.samples, self.burn_rounds, spread=self.precision == "mcmc")  # (b)
+        samples = self.local.epochs if self.local.steps is None else 1  # that the tilted mean is made of
+        found = averaged_over_epochs(self.local.descend(self.penalised), samples, self.burn_rounds)  # (b)
         return core.holding((found,), copies=14)[0]  # q, site and cavity have two tensors for each leaf, and momenta
 
     def adapt(self, epochs: int) -> tuple[core.Pass, ...]:
@@ -222,13 +206,11 @@ class FedEP(core.Method):
 
     def tilted(self, cavity: Factors, carry: core.Carry, here: core.Here) -> core.Params:
         """Λ' of the cavity with the client's data."""
-        held, plain = {n: f.precision for n, f in cavity.items()}, self.identity * here.n
+        held = {n: f.precision for n, f in cavity.items()}
         if self.precision == "laplace":
             information = core.tree_map(lambda f: f / self.fisher_epochs, carry.kept["fisher"])
             return laplace(held, information, self.local.weight_decay * here.n, self.scale)
-        if self.precision == "mcmc":
-            return sampled(held, carry.kept["spread"], plain)
-        return core.tree_map(lambda c: c + plain, held)  # (c)
+        return core.tree_map(lambda c: c + self.identity * here.n, held)  # (c)
 
     def message(self, carry: core.Carry, here: core.Here) -> tuple[core.Message, core.Personal]:
         q, early = common(here.shared), here.round <= self.burn_rounds
@@ -276,45 +258,34 @@ def change(q: Factors, mean: core.Params, precision: core.Params) -> Factors:
     return {n: core.Gaussian.of(mean[n], precision[n]) - q[n] for n in q}  # (d)
 
 
-# --- the tilted mean: a descent that ends at the mean of its epochs' last iterates, and keeps their spread ------------
-def averaged_over_epochs(descent: core.Pass, samples: int, burn_rounds: int, spread: bool) -> core.Pass:
-    """The same descent with the mean of `samples` iterates at its end (in burn-in, the last one of all).
+# --- the tilted mean --------------------------------------------------------------------------------------------------
+def averaged_over_epochs(descent: core.Pass, samples: int, burn_rounds: int) -> core.Pass:
+    """The same descent with the mean of the epochs' last iterates at its end (in burn-in, the last one of all).
 
-    Sums are of θ − µ. With `spread` the variances of the iterates are kept for (c).
+    Sums are of θ − µ.
     """
 
     def begin(carry: core.Carry, here: core.Here) -> core.Carry:
         carry = descent.open(carry, here)
-        zeros = {n: torch.zeros_like(carry.params[n]) for n in here.shared.precision}
-        sums = {"far": zeros, **({"square": zeros} if spread else {})}
-        return replace(carry, kept={**carry.kept, **sums, "count": here.n * 0})
+        far = {n: torch.zeros_like(carry.params[n]) for n in here.shared.precision}
+        return replace(carry, kept={**carry.kept, "far": far, "count": here.n * 0})
 
     def step(carry: core.Carry, batch: core.Batch, here: core.Here) -> core.Carry:
         carry, steps = descent.step(carry, batch, here), here.steps.clamp(min=1)
         done = [(here.step + i) * samples // steps for i in (0, 1)]
         last = (done[1] > done[0]).to(here.n)
-        far = {n: last * (carry.params[n] - here.shared.params[n]) for n in here.shared.precision}
-        sums = {"far": core.tree_map(torch.add, carry.kept["far"], far), "count": carry.kept["count"] + last}
-        if spread:
-            sums["square"] = core.tree_map(lambda s, f: s + f**2, carry.kept["square"], far)
-        return replace(carry, kept={**carry.kept, **sums})
+        far = {n: s + last * (carry.params[n] - here.shared.params[n]) for n, s in carry.kept["far"].items()}
+        return replace(carry, kept={**carry.kept, "far": far, "count": carry.kept["count"] + last})
 
     def end(carry: core.Carry, here: core.Here) -> core.Carry:
         carry, early = descent.close(carry, here), here.round <= burn_rounds
-        count = carry.kept["count"].clamp(min=1)
+        count, mu = carry.kept["count"].clamp(min=1), here.shared.params
         far = core.tree_map(lambda s: s / count, carry.kept["far"])
-        mean = {n: torch.where(early, carry.params[n], here.shared.params[n] + f) for n, f in far.items()}  # (b)
-        kept = {n: v for n, v in carry.kept.items() if n not in ("far", "square", "count")}
-        if spread:
-            kept["spread"] = core.tree_map(lambda s, f: unbiased(s, f, count), carry.kept["square"], far)
+        mean = {n: torch.where(early, carry.params[n], mu[n] + f) for n, f in far.items()}  # (b)
+        kept = {n: v for n, v in carry.kept.items() if n not in ("far", "count")}
         return replace(carry, params={**carry.params, **mean}, kept=kept)
 
     return replace(descent, open=begin, step=step, close=end)
-
-
-def unbiased(square: Tensor, mean: Tensor, count: Tensor) -> Tensor:
-    """The variances of `count` samples from the sum of their squares and their mean."""
-    return (square - count * mean**2).clamp(min=0) / (count - 1).clamp(min=1)
 
 
 # --- the tilted precision ---------------------------------------------------------------------------------------------
@@ -343,13 +314,6 @@ def drawn(output: Tensor, here: core.Here) -> Tensor:
     if here.model.task == "regression":
         return output + core.NOISE**0.5 * torch.where(core.uniform(here.key, output.shape, output.dtype) < 0.5, -1, 1)
     return core.categorical(here.key, output)
-
-
-def sampled(cavity: core.Params, variance: core.Params, identity: Tensor) -> core.Params:
-    """Λ' from variances of samples, of the length that the cavity and λ̄ n_k together have."""
-    found = cut(core.tree_map(lambda v: 1 / (SHRINKAGE + (1 - SHRINKAGE) * v), variance))
-    length = core.norm(core.tree_map(lambda c: c + identity, cavity))
-    return core.tree_map(lambda p: p * (length / core.norm(found)), found)
 
 
 def cut(tree: core.Params) -> core.Params:

@@ -106,9 +106,9 @@ def test_a_value_that_one_method_cannot_have_is_refused(planned, tmp_path, names
 
 
 def test_a_setting_counts_together_with_the_others(planned, tmp_path):
-    config = replace(BASE, local_epochs=5, set={"precision": "mcmc"})  # which needs two epochs
-    compare_runs(config, ["fedep", "fedavg"], [0], tmp_path, quiet)
-    assert [dict(task.config.set) for task in planned] == [{"precision": "mcmc"}, {}]
+    config = replace(BASE, momentum=0.5, set={"variate": "I"})  # option II has no momentum
+    compare_runs(config, ["scaffold", "fedavg"], [0], tmp_path, quiet)
+    assert [dict(task.config.set) for task in planned] == [{"variate": "I"}, {}]
 
 
 def test_what_is_finished_is_left_and_what_is_not_goes_on(planned, tmp_path):

@@ -11,7 +11,7 @@ from posterity.core.passes import Training
 from posterity.core.protocol import Now
 from posterity.core.tree import tree_map, tree_rows
 from posterity.methods.fedavg import FedAvg
-from posterity.methods.fedep import FedEP, State, common, cut, laplace, sampled, taken_out, unbiased
+from posterity.methods.fedep import FedEP, State, common, cut, laplace, taken_out
 from posterity.settings.hyperparameters import paper_values
 
 TRAINING = Training(lr=0.1, batch=4, epochs=2)
@@ -77,24 +77,6 @@ def test_tilted_precisions_by_hand():
     assert float(cut(many)["a"].max()) == pytest.approx(1 + 2 * 99**0.5, abs=1e-12)  # mean 1, variance 99
     tilted = laplace(cavity, found, torch.tensor(0.5, dtype=DOUBLE), 2.0)
     assert tilted["b"].tolist() == pytest.approx([2.0, 2.0, 22.0], abs=1e-14)  # 1 + 2 (F + 0.5)
-    spread = {"a": torch.tensor([1.0, 1.0], dtype=DOUBLE), "b": torch.tensor([1.0, 0.5, 1.0], dtype=DOUBLE)}
-    drawn = sampled(cavity, spread, one)
-    assert float(torch.cat(list(drawn.values())).norm()) == pytest.approx(2 * 5**0.5, abs=1e-12)  # five times 1 + 1
-    assert float(drawn["b"][1] / drawn["a"][0]) == pytest.approx(1 / (1e-4 + 0.9999 * 0.5), abs=1e-12)
-    points_ = torch.tensor([1.0, 2.0, 6.0], dtype=DOUBLE)
-    count = torch.tensor(3.0, dtype=DOUBLE)
-    assert float(unbiased((points_**2).sum(), points_.mean(), count)) == pytest.approx(float(points_.var()), abs=1e-13)
-
-
-def test_mcmc_takes_the_spread_of_the_epochs():
-    """One number: the spread is rescaled away, so Λ is that of 'identity' and µ too; of many numbers it is not."""
-    runs = [Run(FedEP(full_batch(3), precision=p, burn_rounds=0), q2(), scalar_model(), initial=at(1.0)).rounds(1)
-            for p in ("identity", "mcmc")]  # fmt: skip
-    assert runs[0].scalar() == pytest.approx(runs[1].scalar(), abs=1e-12)
-    federation = points((5, 4))
-    run = Run(FedEP(TRAINING, precision="mcmc", burn_rounds=0), federation, mlp(federation)).rounds(1)
-    weight = run.state.precision[next(n for n in run.state.precision if n.endswith("weight"))]
-    assert float(weight.std()) > 1e-3
 
 
 @pytest.mark.parametrize("sites", [True, False])
@@ -136,7 +118,6 @@ def test_a_long_change_is_clipped(clip, expected):
         ({"identity": 0.0}, r"identity must be above 0; 0\.0 was given"),
         ({"floor": float("nan")}, "floor must be a finite number; nan"),
         ({"precision": "exact"}, "precision = 'exact' is unknown"),
-        ({"precision": "mcmc"}, "one iterate of each epoch; local has 1. Set local.epochs to 2"),
         ({"fisher_epochs": 0}, "fisher_epochs must be at least 1"),
         ({"damping": -0.1}, "damping must be at least 0"),
         ({"clip": -1.0}, "clip must be at least 0"),

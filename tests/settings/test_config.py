@@ -145,13 +145,13 @@ def test_wrappers_apply_left_to_right_and_take_their_settings():
 
 
 def test_what_a_setting_may_be_can_depend_on_the_training_that_is_asked_for():
-    """FedEP's `mcmc` needs two epochs, and its default has one."""
-    for settings, training in (({"local.epochs": "3"}, {}), ({}, {"epochs": 3})):
-        method = methods.build("fedep", {"precision": "mcmc", **settings}, training)
-        assert (method.precision, method.local.epochs) == ("mcmc", 3)
+    """SCAFFOLD's option I allows a momentum, and its default does not."""
+    for settings, training in (({"local.momentum": "0.5"}, {}), ({}, {"momentum": 0.5})):
+        method = methods.build("scaffold", {"variate": "I", **settings}, training)
+        assert (method.variate, method.local.momentum) == ("I", 0.5)
+        with pytest.raises(ValueError, match=r"variate 'II' reads the mean gradient"):
+            methods.build("scaffold", settings, training)
     assert methods.build("fedpa@paper", {"local.lr": 0.5}).local.momentum == 0.9  # the others stay the paper's
-    with pytest.raises(ValueError, match=r"local has 1\. Set local\.epochs to 2"):
-        methods.build("fedep", {"precision": "mcmc"})
 
 
 def test_a_run_says_its_commit(monkeypatch):
