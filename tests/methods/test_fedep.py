@@ -70,7 +70,7 @@ def test_an_improper_cavity_is_cut():
 
 def test_tilted_precisions_by_hand():
     """Each line says what it should be."""
-    cavity, one = {"a": torch.ones(2, dtype=DOUBLE), "b": torch.ones(3, dtype=DOUBLE)}, torch.tensor(1.0, dtype=DOUBLE)
+    cavity = {"a": torch.ones(2, dtype=DOUBLE), "b": torch.ones(3, dtype=DOUBLE)}
     found = {"a": torch.tensor([0.0, 0.0], dtype=DOUBLE), "b": torch.tensor([0.0, 0.0, 10.0], dtype=DOUBLE)}
     assert cut(found)["b"][2] == 10.0  # mean 2, deviation 4: up to 10
     many = {"a": torch.cat([torch.zeros(99, dtype=DOUBLE), torch.full((1,), 100.0, dtype=DOUBLE)])}
