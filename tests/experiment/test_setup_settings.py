@@ -106,9 +106,9 @@ def test_a_value_that_one_method_cannot_have_is_refused(planned, tmp_path, names
 
 
 def test_a_setting_counts_together_with_the_others(planned, tmp_path):
-    config = replace(BASE, momentum=0.5, set={"variate": "I"})  # option II has no momentum
+    config = replace(BASE, set={"variate": "I", "local.momentum": "0.5"})  # option II has no momentum
     compare_runs(config, ["scaffold", "fedavg"], [0], tmp_path, quiet)
-    assert [dict(task.config.set) for task in planned] == [{"variate": "I"}, {}]
+    assert [dict(task.config.set) for task in planned] == [dict(config.set), {"local.momentum": "0.5"}]
 
 
 def test_what_is_finished_is_left_and_what_is_not_goes_on(planned, tmp_path):
