@@ -38,8 +38,6 @@ BROKEN = (  # what reading a damaged or hostile file raises
     ValueError, TypeError, OSError, ArithmeticError, EOFError, RuntimeError, MemoryError, LookupError,
     zipfile.BadZipFile, zlib.error, lzma.LZMAError, tarfile.TarError, wave.Error,
 )  # fmt: skip
-KINDS = {stat.S_ISFIFO: "a pipe", stat.S_ISDIR: "a folder", stat.S_ISSOCK: "a socket", stat.S_ISCHR: "a device",
-         stat.S_ISBLK: "a device"}  # fmt: skip
 
 
 def check_file(path: Path, expected: str, inside: Path | None = None) -> None:
@@ -53,8 +51,7 @@ def check_file(path: Path, expected: str, inside: Path | None = None) -> None:
         why = "there is no such file" if isinstance(error, FileNotFoundError) else error.strerror
         raise DataError(f"{path}: {why}; expected {expected}; check the path") from None
     if not stat.S_ISREG(mode):
-        kind = next((word for test, word in KINDS.items() if test(mode)), "no ordinary file")
-        raise DataError(f"{path}: is {kind}; expected {expected}; remove it or name another")
+        raise DataError(f"{path}: is a folder, a pipe or a device; expected {expected}; remove it or name another")
     real = os.path.realpath(path)
     if inside is not None and not Path(real).is_relative_to(os.path.realpath(inside)):
         raise DataError(f"{path}: is a link to {real}, outside of {inside}; expected {expected} inside; copy it")
@@ -76,9 +73,9 @@ def reading(what: object, expected: str) -> Iterator[None]:
     except DataError:
         raise
     except BROKEN as error:
-        why = (
-            f"{type(error).__name__}: {error}" if isinstance(error, LookupError) else str(error) or type(error).__name__
-        )
+        why = str(error)
+        if not why or isinstance(error, LookupError):
+            why = f"{type(error).__name__}: {error}"
         raise DataError(f"{what}: cannot be read ({why}); expected {expected}") from None
 
 
@@ -96,15 +93,8 @@ def most_bytes(path: Path) -> int:
 def check_size(path: Path, size: int) -> None:
     """Refuse what would expand, or has expanded, beyond the limit of its file."""
     if size > (most := most_bytes(path)):
-        given = f"{path}: {_amount(path.stat().st_size)} that expand to {_amount(size)} or more"
-        raise DataError(f"{given}; expected at most {_amount(most)}; store arrays as they are (numpy.savez)")
-
-
-def _amount(size: int) -> str:
-    for unit, step in (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
-        if size >= step:
-            return f"{size / step:.1f} {unit}"
-    return f"{size} bytes"
+        given = f"{path}: {path.stat().st_size:,} bytes that expand to {size:,} or more"
+        raise DataError(f"{given}; expected at most {most:,}; store arrays as they are (numpy.savez)")
 
 
 def read_file(path: Path) -> bytes:
@@ -150,28 +140,19 @@ def _read_member(stored: zipfile.ZipFile, member: zipfile.ZipInfo) -> Array:
     if kind.hasobject:
         raise ValueError(f"{name!r} holds objects")
     if min(shape, default=0) < 0 or claimed != present:
-        raise ValueError(f"{name!r} claims {_amount(claimed)} in the shape {shape} and has {_amount(present)}")
+        raise ValueError(f"{name!r} claims {claimed:,} bytes in the shape {shape} and has {present:,}")
     with stored.open(member) as file:
         found: Array = npy.read_array(file, allow_pickle=False)
         file.read(1)  # the end: here the checksum is compared
     return found
 
 
-def read_gzip(path: Path) -> bytes:
-    """What a file packed by gzip holds."""
-    check_file(path, "a .gz file")
-    with reading(path, "a whole .gz file; copy it again"), gzip.open(path) as stored:
-        data = stored.read(most_bytes(path) + 1)
-    check_size(path, len(data))
-    return data
-
-
 def unpack_gzip(data: bytes, name: str) -> bytes:
-    """What bytes packed by gzip hold, where they were a member of an archive; at most `ROOM`."""
-    with reading(name, "gzip; fetch the archive again"), gzip.GzipFile(fileobj=io.BytesIO(data)) as stored:
+    """What bytes packed by gzip hold, of a file or of a member of an archive; at most `ROOM`."""
+    with reading(name, "a whole .gz file; fetch it again"), gzip.GzipFile(fileobj=io.BytesIO(data)) as stored:
         found = stored.read(ROOM + 1)
     if len(found) > ROOM:
-        raise DataError(f"{name}: expands beyond {_amount(ROOM)}; expected less; fetch the archive again")
+        raise DataError(f"{name}: expands beyond {ROOM:,} bytes; expected less; fetch it again")
     return found
 
 

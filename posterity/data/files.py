@@ -23,7 +23,6 @@ from posterity.data.pool import DataError, Pool
 PARTS = ("x_train", "y_train", "x_test", "y_test")  # arrays, as Keras names them
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP")  # what Pillow may try: others start programs (EPS) or are seldom looked after
 PIXELS = 2**30 // 12  # of one picture, a quarter of a GiB in colour; beyond, a few bytes may stand for a great many
-BEGINNINGS = {b"GIF8": "GIF", b"%!PS": "PostScript", b"<": "SVG or HTML", b"II*\0": "TIFF", b"MM\0*": "TIFF"}
 
 
 def decode(data: bytes, size: int = 0) -> Array:
@@ -43,12 +42,9 @@ def decode(data: bytes, size: int = 0) -> Array:
                 raise OSError("more than 8 bits a pixel: scale it to 0 to 255, or put the values into an .npz file")
             colour = picture.convert("RGB")
             return np.asarray(colour.resize((size, size)) if size else colour)
-    except pillow.DecompressionBombError:
-        raise OSError(f"more than {PIXELS:,} pixels") from None
     except pillow.UnidentifiedImageError:
-        kind = next((word for sign, word in BEGINNINGS.items() if data.lstrip().startswith(sign)), "")
-        raise OSError(f"it is {kind}" if kind else "it is no picture that is known here") from None
-    except (ValueError, SyntaxError, MemoryError, struct.error) as error:  # of a damaged file
+        raise OSError("it is no picture that is known here") from None
+    except (ValueError, SyntaxError, MemoryError, struct.error, pillow.DecompressionBombError) as error:
         raise OSError(str(error) or type(error).__name__) from None
 
 

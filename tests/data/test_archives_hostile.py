@@ -54,7 +54,7 @@ def test_a_flipped_bit_in_an_npz(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("member", "message"),
     [
-        (header((10**11, 1000)) + bytes(80), r"'x.npy' claims 727.6 TiB .* and has 80 bytes"),
+        (header((10**11, 1000)) + bytes(80), r"'x.npy' claims 800,000,000,000,000 bytes .* and has 80"),
         (header((-1, 3)) + bytes(80), r"claims .* in the shape \(-1, 3\)"),
         (header((-2, -5)) + bytes(80), r"in the shape \(-2, -5\)"),
         (header((3,), "|O") + bytes(24), "holds objects"),
@@ -78,7 +78,7 @@ def test_what_expands_beyond_the_limit_is_refused(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(archive.npy, "read_array", lambda *_, **__: pytest.fail("it was unpacked"))
     size = 10 * 2**20
     path = zipped(tmp_path / "a.npz", packed=True, x__npy=header((size,), "|u1") + bytes(size))
-    with pytest.raises(DataError, match=r"KiB that expand to 10.0 MiB or more; expected at most .*numpy.savez"):
+    with pytest.raises(DataError, match=r"bytes that expand to 10,485,\d+ or more; expected at most .*numpy.savez"):
         load(path)
 
 
@@ -88,15 +88,14 @@ def test_stored_as_it_is_any_size_is_read(tmp_path: Path, monkeypatch: pytest.Mo
     assert load(str(tmp_path / "a.npz")).clients == 3
 
 
-def test_a_packed_file_that_expands_beyond_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "a.gz").write_bytes(gzip.compress(bytes(2**20)))
-    assert len(archive.read_gzip(tmp_path / "a.gz")) == 2**20
+def test_a_packed_file_that_expands_beyond_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    packed = gzip.compress(bytes(2**20))
+    assert len(archive.unpack_gzip(packed, "a.gz")) == 2**20
     monkeypatch.setattr(archive, "ROOM", 2**16)
-    with pytest.raises(DataError, match=r"that expand to 64.0 KiB or more"):
-        archive.read_gzip(tmp_path / "a.gz")
-    (tmp_path / "a.gz").write_bytes(gzip.compress(b"whole")[:-5])
-    with pytest.raises(DataError, match=r"expected a whole .gz file"):
-        archive.read_gzip(tmp_path / "a.gz")
+    with pytest.raises(DataError, match=r"a.gz: expands beyond 65,536 bytes"):
+        archive.unpack_gzip(packed, "a.gz")
+    with pytest.raises(DataError, match=r"a.gz: cannot be read .*expected a whole .gz file"):
+        archive.unpack_gzip(gzip.compress(b"whole")[:-5], "a.gz")
 
 
 def fashion(folder: Path, data: bytes) -> str:
@@ -173,18 +172,18 @@ def folder(tmp_path: Path) -> Path:
 
 def test_a_pipe_among_the_pictures_does_not_hang(folder: Path) -> None:
     os.mkfifo(folder / "a" / "cat" / "z.png")
-    with pytest.raises(DataError, match=r"z.png: is a pipe; expected a picture"):
+    with pytest.raises(DataError, match=r"z.png: is a folder, a pipe or a device; expected a picture"):
         load(str(folder))
 
 
 def test_pipes_and_devices_as_tables(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.csv")
-    with pytest.raises(DataError, match=r"pipe.csv: is a pipe"):
+    with pytest.raises(DataError, match=r"pipe.csv: is .* a pipe"):
         load(str(tmp_path / "pipe.csv"))
-    with pytest.raises(DataError, match=r"pipe.csv: is a pipe"):
+    with pytest.raises(DataError, match=r"pipe.csv: is .* a pipe"):
         load(str(tmp_path))
     (tmp_path / "zero.csv").symlink_to("/dev/zero")
-    with pytest.raises(DataError, match=r"zero.csv: is a device"):
+    with pytest.raises(DataError, match=r"zero.csv: is .* a device"):
         load(str(tmp_path / "zero.csv"))
 
 
@@ -240,13 +239,16 @@ def other(kind: str) -> bytes:
 
 BAD: list[tuple[Callable[[], bytes], str]] = [
     (lambda: b"", "the file is empty"),
-    (lambda: bomb(50_000, 50_000), "more than 89,478,485 pixels"),
+    (lambda: bomb(50_000, 50_000), "exceeds limit"),
     (lambda: bomb(12_000, 12_000), "12000×12000 pixels; at most 89,478,485 are opened"),
-    (lambda: b"<svg xmlns='http://www.w3.org/2000/svg'/>", "it is SVG"),
-    (lambda: b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n%%EndComments\nshowpage\n", "it is PostScript"),
-    (lambda: other("GIF"), "it is GIF"),
+    (lambda: b"<svg xmlns='http://www.w3.org/2000/svg'/>", "no picture that is known here"),
+    (
+        lambda: b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n%%EndComments\nshowpage\n",
+        "no picture that is known here",
+    ),
+    (lambda: other("GIF"), "no picture that is known here"),
     (lambda: other("PPM"), "no picture that is known here"),
-    (lambda: other("TIFF"), "it is TIFF"),
+    (lambda: other("TIFF"), "no picture that is known here"),
     (lambda: other("PNG")[:45], "truncated"),
 ]
 

@@ -138,14 +138,10 @@ def test_a_link_in_a_zip_file(tmp_path: Path) -> None:
 def test_archives_that_expand_beyond_the_limit(tmp_path: Path, two: None, monkeypatch: pytest.MonkeyPatch) -> None:
     tar(tmp_path / "cifar-10-binary.tar.gz", {"x/other": bytes(2**20), **binary()})
     zipped(tmp_path / "tiny-imagenet-200.zip", {"words.txt": bytes(2**20)})
-    emnist_file = f"gzip/{emnist.names('balanced')[0]}.gz"
-    zipped(tmp_path / "gzip.zip", {emnist_file: gzip.compress(bytes(2**20))})
     monkeypatch.setattr(archive, "ROOM", 2**16)
     for module in (cifar10, tinyimagenet):
         with pytest.raises(DataError, match=r"that expand to .* or more; expected at most"):
             module.load(tmp_path, 0)
-    with pytest.raises(DataError, match=r"expands beyond 64.0 KiB; expected less"):
-        archive.unpack_gzip(gzip.compress(bytes(2**20)), "a.gz")
 
 
 def test_pipes_and_links_in_an_unpacked_folder(tmp_path: Path, two: None) -> None:
@@ -159,7 +155,7 @@ def test_pipes_and_links_in_an_unpacked_folder(tmp_path: Path, two: None) -> Non
         cifar10.load(tmp_path, 0)
     batch.unlink()
     os.mkfifo(batch)
-    with pytest.raises(DataError, match=r"test_batch.bin: is a pipe"):
+    with pytest.raises(DataError, match=r"test_batch.bin: is .* a pipe"):
         cifar10.load(tmp_path, 0)
 
 
@@ -253,11 +249,11 @@ def test_other_damage_of_idx_files(tmp_path: Path) -> None:
         mnist.load(tmp_path, 0)
     path = tmp_path / "mnist" / f"{PARTS[0]}.gz"
     path.write_bytes(path.read_bytes()[:-9])
-    with pytest.raises(DataError, match=r"expected a whole .gz file; copy it again"):
+    with pytest.raises(DataError, match=r"expected a whole .gz file; fetch it again"):
         mnist.load(tmp_path, 0)
     path.unlink()
     os.mkfifo(path)
-    with pytest.raises(DataError, match="is a pipe; expected an idx file"):
+    with pytest.raises(DataError, match="a pipe or a device; expected a file"):
         mnist.load(tmp_path, 0)
 
 
@@ -287,7 +283,7 @@ TRAIN, NOTED = "train/n01/images/n01_0.JPEG", "val/val_annotations.txt"
             "IndexError: .*expected train/CLASS/images.* and val/val_annotations.txt",
         ),
         (lambda: {TRAIN: shot(32), NOTED: b""}, r"n01_0.JPEG has 32×32 pixels\); expected .* of 64×64"),
-        (lambda: {TRAIN: shot(64, "GIF"), NOTED: b""}, r"n01_0.JPEG cannot be read as a picture \(it is GIF\)"),
+        (lambda: {TRAIN: shot(64, "GIF"), NOTED: b""}, r"n01_0.JPEG cannot be read as a picture \(it is no picture"),
         (lambda: {TRAIN: b"", NOTED: b""}, "the file is empty"),
     ],
 )

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from posterity.data.archives import Array, check_file, demand, read_file, read_gzip, reading, unpack_gzip
+from posterity.data.archives import Array, demand, read_file, reading, unpack_gzip
 from posterity.data.files import check_labels, join_parts, labelled
 from posterity.data.official import File, Form, form
 from posterity.data.pool import DataError, Pool
@@ -28,22 +28,15 @@ def idx_forms(names: tuple[str, ...], published: tuple[tuple[int, str], ...] = (
 
 def read_idx(path: Path) -> Array:
     """An array of bytes from an idx file, packed by gzip or not."""
-    check_file(path, "an idx file")
-    return parse_idx(read_gzip(path) if path.suffix == ".gz" else read_file(path), str(path))
+    return unpack_idx(read_file(path), str(path))
 
 
 def unpack_idx(data: bytes, name: str) -> Array:
-    """An array of bytes from an idx file inside an archive, packed by gzip or not."""
-    return parse_idx(unpack_gzip(data, name) if data.startswith(PACKED) else data, name)
-
-
-def parse_idx(data: bytes, name: str) -> Array:
-    """The array that an idx file holds."""
+    """The array that an idx file holds, packed by gzip or not."""
+    data = unpack_gzip(data, name) if data.startswith(PACKED) else data
     with reading(name, "an idx file of bytes (00 00 08 and the number of axes, then sizes and values); fetch it again"):
-        demand(
-            data[:3] == b"\0\0\x08" and len(data) > 3 and data[3] > 0,
-            f"it begins with {data[:4].hex(' ') or 'nothing'}",
-        )
+        fits = data[:3] == b"\0\0\x08" and data[3] > 0
+        demand(fits, f"it begins with {data[:4].hex(' ') or 'nothing'}")
         start = 4 + 4 * data[3]
         shape = np.frombuffer(data[:start], ">u4", offset=4, count=data[3]).tolist()
         return np.frombuffer(bytearray(data[start:]), np.uint8).reshape(shape)
