@@ -55,10 +55,6 @@ class DataSource:
         below = [data_dir / name for name in self.folders] if data_dir else []
         return [*below, *([self.system] if self.system else [])]
 
-    def among(self, keys: tuple[str, ...]) -> list[Form]:
-        """The forms with these keys; all without any."""
-        return [form for form in self.forms if not keys or form.key in keys]
-
 
 @dataclass(frozen=True)
 class Found:
@@ -68,43 +64,35 @@ class Found:
     paths: tuple[Path, ...]
 
 
-def find_form(source: DataSource, data_dir: Path | None, among: tuple[str, ...] = ()) -> Found | None:
-    """The first form of which every file is there; with `among`, of these forms only.
+def find_form(source: DataSource, data_dir: Path | None) -> Found | None:
+    """The first form of which every file is there.
 
     Any form in the data folder is before any of the system's: who put files there means them.
     """
     for places in (replace(source, system=None).places(data_dir), source.places(None)):
-        for form, place in product(source.among(among), places):
+        for form, place in product(source.forms, places):
             paths = tuple(place / file.name for file in form.files)
             if all(os.path.exists(path) for path in paths):
                 return Found(form, paths)
     return None
 
 
-def locate_form(name: str, source: DataSource, data_dir: Path | None, among: tuple[str, ...] = ()) -> Found:
+def locate_form(name: str, source: DataSource, data_dir: Path | None) -> Found:
     """The first form of which every file is there, or a sentence about what is missing."""
-    if found := find_form(source, data_dir, among):
+    if found := find_form(source, data_dir):
         return found
-    forms = source.among(among)
-    published = [form for form in forms if form.key not in OURS] or forms
+    places = source.places(data_dir)
+    files = dict.fromkeys(file.name for form in source.forms for file in form.files)
+    there = [str(place / file) for file, place in product(files, places) if os.path.exists(place / file)]
+    if not places:
+        given = "no data folder given"
+    elif data_dir is not None and not os.path.isdir(data_dir):
+        given = f"the data folder {data_dir} does not exist"
+    else:
+        given = f"of its files only {', '.join(there)}" if there else "none of its files is there"
+        given += f" (looked in {', '.join(map(str, places))})"
+    published = [form for form in source.forms if form.key not in OURS] or source.forms
     expected = ", or ".join(" and ".join(file.name for file in form.files) for form in published)
-    where = f"`posterity datasets {name}` says where the files come from"
-    point = f"set {VARIABLE} or pass data_dir (--data-dir)"
-    if data_dir is None and source.system is None:
-        raise DataError(f"dataset {name}: no data folder given; expected one that holds {expected}; {point}; {where}")
-    looked = ", ".join(str(place) for place in source.places(data_dir))
-    gone = data_dir is not None and not os.path.isdir(data_dir)
-    given = f"the data folder {data_dir} does not exist" if gone else _incomplete(source, forms, data_dir)
-    raise DataError(
-        f"dataset {name}: {given or 'none of its files is there'} (looked in {looked}); expected {expected}; put the "
-        f"files into one of these folders, or {point}; {where}{source.advice and '; '}{source.advice}"
-    )
-
-
-def _incomplete(source: DataSource, forms: list[Form], data_dir: Path | None) -> str:
-    """What is missing of a form that is there in part."""
-    for form, place in product(forms, source.places(data_dir)):
-        missing = [file.name for file in form.files if not os.path.exists(place / file.name)]
-        if 0 < len(missing) < len(form.files):
-            return f"{place} has {len(form.files) - len(missing)} files, and not {', '.join(missing)}"
-    return ""
+    advice = f"`posterity datasets {name}` says where the files come from{source.advice and '; '}{source.advice}"
+    where = f"put them there, or set {VARIABLE} or pass data_dir (--data-dir)"
+    raise DataError(f"dataset {name}: {given}; expected a folder with {expected}; {where}; {advice}")

@@ -4,6 +4,7 @@ import functools
 import gzip
 import hashlib
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -102,7 +103,7 @@ def idx(path: Path, values: np.ndarray) -> None:
 
 
 def test_fashion_mnist_from_idx_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fmnist, "SYSTEM", tmp_path / "nothing")
+    monkeypatch.setattr(fmnist, "SOURCE", replace(fmnist.SOURCE, system=None))
     with pytest.raises(DataError, match="apt-get install dataset-fashion-mnist"):
         load("fmnist", data_dir=tmp_path)
     (tmp_path / "fashion_mnist").mkdir()

@@ -6,7 +6,6 @@ not, which Debian has as the package dataset-fashion-mnist, or from one .npz in 
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 from posterity.data.archives import read_npz
@@ -15,7 +14,6 @@ from posterity.data.official import DataSource, form, locate_form
 from posterity.data.pool import Pool
 
 NATURAL = False
-SYSTEM = Path("/usr/share/datasets/fashion-mnist")  # of Debian's package
 CLASSES = ("t-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "ankle boot")
 PUBLISHED = (
     (26_421_880, "md5 8d4fb7e6c68d591d4c3dfef9ec88bf0d"),
@@ -27,13 +25,13 @@ SOURCE = DataSource(
     "https://github.com/zalandoresearch/fashion-mnist",
     ("fashion_mnist", "fashion-mnist", "fmnist", "FashionMNIST/raw"),
     (*idx_forms(PARTS, PUBLISHED), form("keras", "one file in the form of Keras", "fashion_mnist.npz")),
-    SYSTEM,
+    Path("/usr/share/datasets/fashion-mnist"),  # of Debian's package
     "on Debian and Ubuntu apt-get install dataset-fashion-mnist will do (its files are packed anew: other sizes)",
 )
 
 
 def load(data_dir: Path | None, seed: int) -> Pool:
-    found = locate_form("fmnist", replace(SOURCE, system=SYSTEM), data_dir)
+    found = locate_form("fmnist", SOURCE, data_dir)
     path = found.paths[0]
     arrays = read_keras(path, read_npz(path)) if found.form.key == "keras" else [read_idx(each) for each in found.paths]
     return idx_pool("fmnist", arrays, path.parent, CLASSES, 70_000)

@@ -6,6 +6,7 @@ Read from the folders domain/class/picture as they are distributed (option `size
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from posterity.data.archives import read_npz
@@ -28,7 +29,8 @@ SOURCE = DataSource(
 
 
 def load(data_dir: Path | None, seed: int, *, size: int = 64) -> Pool:
-    found = locate_form("office_caltech10", SOURCE, data_dir, () if size == 64 else ("folders",))
+    source = SOURCE if size == 64 else replace(SOURCE, forms=SOURCE.forms[1:])
+    found = locate_form("office_caltech10", source, data_dir)
     if found.form.key == "folders":
         return read_domains("office_caltech10", dict(zip(DOMAINS, found.paths, strict=True)), size, 10, 2_533)
     stored = read_npz(found.paths[0], "class_names", "domain", "domain_names", "labels", "offsets", "webp")
