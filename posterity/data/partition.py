@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -27,6 +27,7 @@ Counts = NDArray[np.int64]
 
 
 GIVEN = ("y", "clients", "rng")  # what every rule is called with, besides its numbers
+TRIES = 100  # draws, where a client must have a minimum of rows
 LENIENT = {"minimum": 1, "samples": None}  # for a held-out part, which is smaller: one row a client, what fits
 
 
@@ -35,39 +36,38 @@ class Rule:
     """The declaration of a partition: how it is typed, what divides the rows, with which numbers, and the version."""
 
     name: str  # as typed; `package.module:function` for one of your own
-    form: str  # its numbers as they are typed; those in brackets may be left out
     function: Callable[..., Any] | None  # of y, clients, rng and the numbers; None for the data's own clients
     parameters: tuple[str, ...] = ()  # what the numbers are called in the function, and in a run's folder
     version: int = 1  # which rows a rule gives out for a seed may change with the version, and only with it
     example: str = ""  # as `--help` shows it
 
     @property
-    def usage(self) -> str:
-        return self.name + self.form
-
-    @property
-    def least(self) -> int:
-        """How many numbers must be typed."""
-        return len(self.parameters) - self.form.count("[")
-
-    @property
     def declared(self) -> dict[str, Declared]:
         """Types and defaults of the numbers."""
-        return declared(self.function, GIVEN) if self.function else {}
+        known = declared(self.function) if self.function else {}
+        return {name: known[name] for name in self.parameters}
+
+    @property
+    def usage(self) -> str:
+        """How it is typed; numbers in brackets may be left out."""
+        forms = (f":{n.upper()}" if d.required else f"[:{n.upper()}]" for n, d in self.declared.items())
+        return self.name + "".join(forms)
 
     @property
     def defaults(self) -> dict[str, Any]:
         """The values of numbers that may be left out; 0 for the others."""
-        return {n: 0 if i < self.least else self.declared[n].default for i, n in enumerate(self.parameters)}
+        return {name: 0 if each.required else each.default for name, each in self.declared.items()}
 
     def read(self, text: str, numbers: list[str]) -> Partition:
         """The partition that was typed as `text`."""
-        if not self.least <= len(numbers) <= len(self.parameters):
+        known = self.declared
+        if not sum(each.required for each in known.values()) <= len(numbers) <= len(known):
             given = f"partition {text!r}: {len(numbers)} numbers after the name"
             raise DataError(f"{given}; expected the form {self.usage}")
-        known, pairs = self.declared, zip(self.parameters, numbers, strict=False)
         try:
-            typed = {name: known[name].read_given(number) for name, number in pairs}
+            typed = {
+                name: each.read_given(number) for (name, each), number in zip(known.items(), numbers, strict=False)
+            }
         except MISTAKES as error:
             raise DataError(f"partition {text!r}: {error}; expected the form {self.usage} with numbers in it") from None
         return Partition(self.name, tuple((self.defaults | typed).items()))
@@ -107,27 +107,25 @@ def parse_partition(text: str) -> Partition:
     name, numbers = split_name(text)
     if name not in RULES and numbers and numbers[0].isidentifier():
         name, numbers = f"{name}:{numbers[0]}", numbers[1:]
-    return find_rule(name, text).read(text, numbers)
+    return find_rule(name).read(text, numbers)
 
 
-def find_rule(name: str, text: str | None = None) -> Rule:
-    """The rule called `name`, or one of your own; `text` is what was typed."""
+def find_rule(name: str) -> Rule:
+    """The rule called `name`, or one of your own."""
     if name in RULES:
         return RULES[name]
-    typed = name if text is None else text
     if ":" not in name:
-        raise DataError(f"partition {typed!r}: unknown name {name!r}; {nearest(name, RULES)}")
+        raise DataError(f"partition {name!r} is unknown; {nearest(name, RULES)}")
     try:
         function = find_function(name, "partition")
     except ValueError as error:
-        raise DataError(f"partition {typed!r}: {error}; by name, {nearest(name.split(':')[0], RULES)}") from None
+        raise DataError(f"partition {name!r}: {error}; by name, {nearest(name.split(':')[0], RULES)}") from None
     known = declared(function)
     if missing := [n for n in GIVEN if n not in known]:
         wanted = f"{name.split(':')[1]}({', '.join(GIVEN)}, …its numbers…) that returns the rows of each client"
-        raise DataError(f"partition {typed!r}: the function has no parameter {', '.join(missing)}; expected {wanted}")
-    own = {n: d for n, d in sorted(known.items(), key=lambda item: not item[1].required) if n not in GIVEN}
-    form = "".join(f":{n.upper()}" if d.required else f"[:{n.upper()}]" for n, d in own.items())
-    return Rule(name, form, function, tuple(own), getattr(function, "version", 1))
+        raise DataError(f"partition {name!r}: the function has no parameter {', '.join(missing)}; expected {wanted}")
+    own = sorted((n for n in known if n not in GIVEN), key=lambda n: not known[n].required)
+    return Rule(name, function, tuple(own), getattr(function, "version", 1))
 
 
 def check(holds: bool, given: str, expected: str, remedy: str) -> None:
@@ -187,18 +185,18 @@ def choose_classes(clients: int, kinds: int, classes: int, rng: Generator) -> ND
     return chosen
 
 
-def resample(draw: Callable[[], Counts], rows: int, clients: int, minimum: int, tries: int) -> Counts:
+def resample(draw: Callable[[], Counts], rows: int, clients: int, minimum: int) -> Counts:
     """The first draw that gives every client at least `minimum` rows."""
     check(minimum >= 1, f"minimum {minimum}", "at least 1 row a client", "raise it")
     best = 0
-    for _ in range(tries if rows >= clients * minimum else 0):
+    for _ in range(TRIES if rows >= clients * minimum else 0):
         counts = draw()
         if (smallest := int(counts.sum(1).min())) >= minimum:
             return counts
         best = max(best, smallest)
     given = f"partition: {rows} rows over {clients} clients; expected at least {minimum} rows a client"
     remedy = "use fewer clients, a larger alpha, or a lower minimum (for example dirichlet:0.3:1)"
-    raise DataError(f"{given}, but the best of {tries} draws left a client with {best}; {remedy}")
+    raise DataError(f"{given}, but the best of {TRIES} draws left a client with {best}; {remedy}")
 
 
 def deal(labels: NDArray[np.int64], counts: Counts, rng: Generator) -> list[Tensor]:
@@ -229,12 +227,10 @@ def check_rows(owned: Any, name: str, rows: int, clients: int) -> list[Tensor]:
     return [torch.from_numpy(mine) for mine in found]
 
 
-def dirichlet(
-    y: Tensor, clients: int, alpha: float, rng: Generator, minimum: int = 10, tries: int = 100
-) -> list[Tensor]:
+def dirichlet(y: Tensor, clients: int, alpha: float, rng: Generator, minimum: int = 10) -> list[Tensor]:
     """Each class is divided by its own draw from Dirichlet(alpha, …, alpha); small alpha means few classes a client.
 
-    Draws that leave a client with fewer than `minimum` rows are repeated, at most `tries` times.
+    Draws that leave a client with fewer than `minimum` rows are repeated, at most 100 times.
     """
     labels, sizes = count_classes(y, clients)
     check_alpha(alpha)
@@ -243,10 +239,10 @@ def dirichlet(
         shares = rng.dirichlet(np.full(clients, alpha), len(sizes))  # (classes, clients)
         return np.stack([cut(p, n, rng) for p, n in zip(shares, sizes, strict=True)], axis=1)
 
-    return deal(labels, resample(draw, len(y), clients, minimum, tries), rng)
+    return deal(labels, resample(draw, len(y), clients, minimum), rng)
 
 
-def capped(y: Tensor, clients: int, alpha: float, rng: Generator, minimum: int = 10, tries: int = 100) -> list[Tensor]:
+def capped(y: Tensor, clients: int, alpha: float, rng: Generator, minimum: int = 10) -> list[Tensor]:
     """Per-class Dirichlet shares, in which a client that already holds its N/K rows takes no part (PFNM, NIID-Bench).
 
     Classes come in the order of their numbers. Shares that are set to 0 and renormalised are a draw from the Dirichlet
@@ -262,12 +258,10 @@ def capped(y: Tensor, clients: int, alpha: float, rng: Generator, minimum: int =
             counts[open_to, c] = cut(rng.dirichlet(np.full(len(open_to), alpha)), n, rng)
         return counts
 
-    return deal(labels, resample(draw, len(y), clients, minimum, tries), rng)
+    return deal(labels, resample(draw, len(y), clients, minimum), rng)
 
 
-def balanced_dirichlet(
-    y: Tensor, clients: int, alpha: float, rng: Generator, minimum: int = 10, tries: int = 100
-) -> list[Tensor]:
+def balanced_dirichlet(y: Tensor, clients: int, alpha: float, rng: Generator, minimum: int = 10) -> list[Tensor]:
     """Per-class Dirichlet shares, the largest to the client that is smallest so far: nearly equal sizes (FedNP)."""
     labels, sizes = count_classes(y, clients)
     check_alpha(alpha)
@@ -280,7 +274,7 @@ def balanced_dirichlet(
             counts[smallest_first, c] = cut(share, n, rng)
         return counts
 
-    return deal(labels, resample(draw, len(y), clients, minimum, tries), rng)
+    return deal(labels, resample(draw, len(y), clients, minimum), rng)
 
 
 def pathological(y: Tensor, clients: int, kinds: int, rng: Generator, samples: int | None = None) -> list[Tensor]:
@@ -295,9 +289,7 @@ def pathological(y: Tensor, clients: int, kinds: int, rng: Generator, samples: i
     return deal(labels, chosen * (samples or fits), rng)
 
 
-def major(
-    y: Tensor, clients: int, rng: Generator, kinds: int = 2, share: float = 0.2, literal: bool = False
-) -> list[Tensor]:
+def major(y: Tensor, clients: int, rng: Generator, kinds: int, share: float, literal: bool = False) -> list[Tensor]:
     """Equal clients with `kinds` major classes each (FedBPS).
 
     By default `share` of a client is uniform over all classes and the rest is uniform over its major classes, the
@@ -321,25 +313,19 @@ def major(
 
 
 def quantity(
-    y: Tensor,
-    clients: int,
-    alpha: float,
-    rng: Generator,
-    law: Literal["dirichlet", "power"] = "dirichlet",
-    minimum: int = 10,
-    tries: int = 100,
+    y: Tensor, clients: int, alpha: float, rng: Generator, minimum: int = 10, by_rank: bool = False
 ) -> list[Tensor]:
     """Clients differ in size only: sizes from Dirichlet(alpha), or proportional to rank^-alpha; labels are IID."""
     check_clients(y, clients)
     check_alpha(alpha)
 
     def draw() -> Counts:
-        if law == "dirichlet":
+        if not by_rank:
             return cut(rng.dirichlet(np.full(clients, alpha)), len(y), rng)[:, None]
         weight = rng.permutation(np.arange(1, clients + 1) ** -float(alpha))
         return cut(weight / weight.sum(), len(y), rng)[:, None]
 
-    return deal(np.zeros(len(y), dtype=np.int64), resample(draw, len(y), clients, minimum, tries), rng)
+    return deal(np.zeros(len(y), dtype=np.int64), resample(draw, len(y), clients, minimum), rng)
 
 
 def iid(y: Tensor, clients: int, rng: Generator) -> list[Tensor]:
@@ -349,26 +335,25 @@ def iid(y: Tensor, clients: int, rng: Generator) -> list[Tensor]:
     return deal(np.zeros(len(y), dtype=np.int64), sizes[:, None], rng)
 
 
-def natural(owner: Tensor, clients: int | None = None) -> list[Tensor]:
+def natural(owner: Tensor, clients: int) -> list[Tensor]:
     """The rows of each owner; owners -1 belong to nobody."""
-    count = int(owner.max()) + 1 if clients is None else clients
-    return [torch.nonzero(owner == k).flatten() for k in range(count)]
+    return [torch.nonzero(owner == k).flatten() for k in range(clients)]
 
 
 RULES = {
     rule.name: rule
     for rule in (
         # Version 2: shares become whole numbers from a random start, not from the first client on.
-        Rule("dirichlet", ":ALPHA[:MINIMUM]", dirichlet, ("alpha", "minimum"), 2, "dirichlet:0.3"),
-        Rule("balanced", ":ALPHA[:MINIMUM]", balanced_dirichlet, ("alpha", "minimum"), 2, "balanced:0.5"),
-        Rule("capped", ":ALPHA[:MINIMUM]", capped, ("alpha", "minimum"), 1, "capped:0.3"),
-        Rule("pathological", ":CLASSES[:SAMPLES]", pathological, ("kinds", "samples"), 1, "pathological:3:100"),
-        Rule("major", ":CLASSES:SHARE", major, ("kinds", "share"), 1, "major:2:0.2"),
-        Rule("major-literal", ":CLASSES:SHARE", partial(major, literal=True), ("kinds", "share")),
-        Rule("quantity", ":ALPHA[:MINIMUM]", quantity, ("alpha", "minimum"), 2, "quantity:1"),
-        Rule("quantity-power", ":ALPHA[:MINIMUM]", partial(quantity, law="power"), ("alpha", "minimum"), 2),
-        Rule("iid", "", iid, (), 2, "iid"),
-        Rule("natural", "", None),
+        Rule("dirichlet", dirichlet, ("alpha", "minimum"), 2, "dirichlet:0.3"),
+        Rule("balanced", balanced_dirichlet, ("alpha", "minimum"), 2, "balanced:0.5"),
+        Rule("capped", capped, ("alpha", "minimum"), 1, "capped:0.3"),
+        Rule("pathological", pathological, ("kinds", "samples"), 1, "pathological:3:100"),
+        Rule("major", major, ("kinds", "share"), 1, "major:2:0.2"),
+        Rule("major-literal", partial(major, literal=True), ("kinds", "share")),
+        Rule("quantity", quantity, ("alpha", "minimum"), 2, "quantity:1"),
+        Rule("quantity-power", partial(quantity, by_rank=True), ("alpha", "minimum"), 2),
+        Rule("iid", iid, (), 2, "iid"),
+        Rule("natural", None),
     )
 }
 EXAMPLES = ", ".join(rule.example for rule in RULES.values() if rule.example)

@@ -204,7 +204,7 @@ def test_quantity_changes_sizes_only() -> None:
 
 
 def test_natural_ignores_rows_without_an_owner() -> None:
-    assert [r.tolist() for r in natural(torch.tensor([1, -1, 0, 1]))] == [[2], [0, 3]]
+    assert [r.tolist() for r in natural(torch.tensor([1, -1, 0, 1]), 2)] == [[2], [0, 3]]
 
 
 @pytest.mark.parametrize(
@@ -239,7 +239,7 @@ def test_classes_per_client_of_metavd_table_9(
         ("dirichlet", r"0 numbers after the name; expected the form dirichlet:ALPHA"),
         ("dirichlet:much", "could not convert.*expected the form dirichlet:ALPHA"),
         ("capped", "expected the form capped:ALPHA"),
-        ("major:2", "expected the form major:CLASSES:SHARE"),
+        ("major:2", "expected the form major:KINDS:SHARE"),
         ("iid:3", "expected the form iid"),
     ],
 )
