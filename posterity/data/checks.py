@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
@@ -29,14 +30,13 @@ def remarks(pool: Pool, names: tuple[str, ...], train: list[Tensor], held: list[
     return [*_lonely(pool, names, owned), *_repeated(pool, trained, kept), *_unlearnt(pool, trained, kept)]
 
 
-def _constant(pool: Pool, features: tuple[str, ...]) -> list[str]:
+def _constant(pool: Pool, features: tuple[str, ...]) -> Iterator[str]:
     if pool.x.dim() != 2 or len(pool) < 2:  # a picture's margin may be black
-        return []
+        return
     same = torch.nonzero((pool.x == pool.x[:1]).all(0))[:, 0].tolist()
-    if not same:
-        return []
-    names = listed([features[i] if features else i for i in same], 5)
-    return [f"{len(same)} features have the same value in every row and can teach nothing: {names}"]
+    if same:
+        names = listed([features[i] if features else i for i in same], 5)
+        yield f"{len(same)} features have the same value in every row and can teach nothing: {names}"
 
 
 def alike(names: tuple[str, ...], what: str) -> list[str]:
@@ -44,65 +44,49 @@ def alike(names: tuple[str, ...], what: str) -> list[str]:
     groups: dict[str, list[str]] = {}
     for name in names:
         groups.setdefault(_sounds(name), []).append(name)
-    found = []
-    for same in (same for same in groups.values() if len(same) > 1):
-        how, show = "capitals or spaces", repr
-        if number := _number(same[0]):
-            how = f"how the number {number} is written"
-        elif len({"".join(name.split()).casefold() for name in same}) > 1:
-            how, show = "capitals, spaces or how their characters are stored", ascii
-        shown = " and ".join(map(show, same))
-        found.append(f"the {what} {shown} differ in {how} only: write them alike if they are one")
-    return found
+    how = "in capitals, spaces, zeros or how a character is stored"
+    return [
+        f"the {what} {' and '.join(map(repr, same))} differ only {how}: write them alike if they are one"
+        for same in groups.values()
+        if len(same) > 1
+    ]
 
 
 def _sounds(name: str) -> str:
     """A name without what is easily written in another way: é may be one character, or e and an accent."""
-    if not name.isascii():
-        name = "".join(c for c in unicodedata.normalize("NFKC", name) if unicodedata.category(c) != "Cf")
-    return _number(name) or "".join(name.split()).casefold()
+    name = "".join(c for c in unicodedata.normalize("NFKC", name) if unicodedata.category(c) != "Cf")
+    number = INTEGER.fullmatch(name)
+    return number[1] if number else "".join(name.split()).casefold()
 
 
-def _number(name: str) -> str:
-    """A whole number, with or without zeros around it, as it is usually written; empty if it is none."""
-    found = INTEGER.fullmatch(name)
-    return found[1] if found else ""
-
-
-def _lonely(pool: Pool, names: tuple[str, ...], groups: list[Tensor]) -> list[str]:
+def _lonely(pool: Pool, names: tuple[str, ...], groups: list[Tensor]) -> Iterator[str]:
     """A remark on clients whose rows are all of one class, in files of the user."""
     if not pool.may_repeat or pool.task == "regression":
-        return []
-    owner = torch.repeat_interleave(torch.arange(len(names)), torch.tensor([len(rows) for rows in groups]))
-    cells = torch.unique(torch.stack([owner, pool.y[torch.cat(groups)]], 1), dim=0)  # (cells, 2)
-    kinds = torch.bincount(cells[:, 0], minlength=len(names))
-    lonely = [name for name, kind in zip(names, kinds.tolist(), strict=True) if kind == 1]
-    if not lonely:
-        return []
-    shown = listed(lonely, 5)
-    return [f"{len(lonely)} clients have one class only ({shown}): AUROC means nothing there, accuracy little"]
+        return
+    kinds = [len(pool.y[rows].unique()) for rows in groups]
+    lonely = [name for name, kind in zip(names, kinds, strict=True) if kind == 1]
+    if lonely:
+        shown = listed(lonely, 5)
+        yield f"{len(lonely)} clients have one class only ({shown}): AUROC means nothing there, accuracy little"
 
 
-def _repeated(pool: Pool, trained: Tensor, kept: Tensor) -> list[str]:
-    if not pool.may_repeat or not len(kept):
-        return []
+def _repeated(pool: Pool, trained: Tensor, kept: Tensor) -> Iterator[str]:
+    if not pool.may_repeat:
+        return
     x, y = pool.x.numpy(), pool.y.numpy()
     seen = {hash((x[row].tobytes(), y[row].item())) for row in trained.tolist()}
-    again = [hash((x[row].tobytes(), y[row].item())) for row in kept.tolist()]
-    copies = sum(row in seen for row in again)
-    if not copies:
-        return []
-    advice = "drop copies, or keep what belongs together in one part (--group)"
-    return [f"{copies} of {len(kept)} held-out rows equal a training row in all features and the target: {advice}"]
+    copies = sum(hash((x[row].tobytes(), y[row].item())) in seen for row in kept.tolist())
+    if copies:
+        advice = "drop copies, or keep what belongs together in one part (--group)"
+        yield f"{copies} of {len(kept)} held-out rows equal a training row in all features and the target: {advice}"
 
 
-def _unlearnt(pool: Pool, trained: Tensor, kept: Tensor) -> list[str]:
-    if pool.task != "classification" or not len(kept):
-        return []
+def _unlearnt(pool: Pool, trained: Tensor, kept: Tensor) -> Iterator[str]:
+    if pool.task != "classification":
+        return
     there, asked = (torch.bincount(pool.y[rows], minlength=pool.classes) for rows in (trained, kept))
     found = torch.nonzero((there == 0) & (asked > 0))[:, 0].tolist()
-    if not found:
-        return []
-    classes = listed([repr(pool.class_names[c]) if pool.class_names else c for c in found], 5)
-    rows = int(asked[found].sum())
-    return [f"no member trains on the class {classes}, which {rows} held-out rows have: nobody can learn it"]
+    if found:
+        classes = listed([repr(pool.class_names[c]) if pool.class_names else c for c in found], 5)
+        rows = int(asked[found].sum())
+        yield f"no member trains on the class {classes}, which {rows} held-out rows have: nobody can learn it"

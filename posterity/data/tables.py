@@ -13,6 +13,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -104,7 +105,9 @@ def read_csv(path: Path) -> Sheet:
         _check_header(path, header)
         for row in reader:
             if row and len(row) != len(header):
-                raise _uneven(path, reader.line_num, row, header, separator)
+                given = f"{path}, line {reader.line_num}: {len(row)} values"
+                wanted = f"{len(header)} as in the header; mend it (decimal commas? write a point)"
+                raise DataError(f"{given}; expected {wanted}")
             if row:
                 rows.append(row)
                 lines.append(reader.line_num)
@@ -157,12 +160,6 @@ def _check_header(path: Path, header: list[str]) -> None:
                         "expected a name for each column; name or remove it")  # fmt: skip
     if twice := [_short(name) for name, count in Counter(header).items() if count > 1]:
         raise DataError(f"{path}: the header has {listed(twice)} more than once; expected different names; rename them")
-
-
-def _uneven(path: Path, line: int, row: list[str], header: list[str], separator: str) -> DataError:
-    commas = separator == "," and len(row) > len(header) and any(value.isdigit() for value in row)
-    hint = "; or are there decimal commas? write a point" if commas else ""
-    return DataError(f"{path}, line {line}: {len(row)} values; expected {len(header)} as in the header; mend it{hint}")
 
 
 def _is_number(value: str) -> bool:
@@ -276,13 +273,10 @@ def _special(path: Path, stored: Mapping[str, Any], columns: Columns) -> tuple[s
         raise DataError(f"{path}: columns {listed(stored)}; expected one called {wanted}; name it: target=…")
     client = _find(path, stored, columns.client, (CLIENT,), "client_column")
     group = _find(path, stored, columns.group, (), "group")
-    for first, second, one, other, why in (
-        (target, client, "target", "client_column", "every client would have one label"),
-        (target, group, "target", "group", "whole classes would be held out"),
-        (client, group, "client_column", "group", "a client's rows would all be trained on or all be held out"),
-    ):
+    special = {"target": target, "client_column": client, "group": group}
+    for (one, first), (other, second) in combinations(special.items(), 2):
         if first is not None and first == second:
-            given = f"{one} and {other} are both {first!r}, and so {why}"
+            given = f"{one} and {other} are both {first!r}"
             raise DataError(f"{path}: {given}; expected different columns; name another or leave one out")
     return target, client, group
 

@@ -66,7 +66,7 @@ def read_user_files(path: Path, columns: Columns, options: Options, least: int =
     )  # fmt: skip
     return pool.noting(
         *pool_remarks(pool, tables[0].features),
-        *_split_groups(groups),
+        *alike(tuple(groups), "groups")[:1],
         *(() if tables[0].features else _unscaled(x, options)),
     )
 
@@ -164,12 +164,6 @@ def _unscaled(x: Tensor, options: Options) -> list[str]:
         return []
     advice = f"if they are quantities, give {tell_option('scale', 'client')}"
     return [f"features go in as they are, with values up to {top:g}: {advice}"]
-
-
-def _split_groups(names: list[str]) -> list[str]:
-    """A remark on groups that may be one: its rows could be trained on and tested on."""
-    pairs = alike(tuple(names), "groups")
-    return [*pairs[:1], *([f"{len(pairs) - 1} more such cases among the groups"] if len(pairs) > 1 else [])]
 
 
 def _labels(path: Path, y: Array, task: Task, least: int) -> tuple[Tensor, tuple[str, ...], tuple[str, ...]]:

@@ -162,15 +162,15 @@ def test_clients_whose_features_cannot_be_scaled_are_named(tmp_path: Path) -> No
 def test_names_that_are_nearly_the_same_are_named(tmp_path: Path) -> None:
     rows = [(("A 1", "a1")[i % 2], ("yes", "no", "Yes ", "no")[i % 4], *row[2:]) for i, row in enumerate(ROWS)]
     told = noted(table(tmp_path / "a.csv", rows))
-    assert "the classes 'Yes' and 'yes' differ in capitals or spaces only" in told
-    assert "the clients 'A 1' and 'a1' differ in capitals or spaces only" in told
+    assert "the classes 'Yes' and 'yes' differ only in capitals, spaces, zeros" in told
+    assert "the clients 'A 1' and 'a1' differ only in capitals, spaces, zeros" in told
     stored = [(("K\u00f6ln", "Ko\u0308ln", "K\u00f6ln\u200b")[i % 3], *row[1:]) for i, row in enumerate(ROWS)]
     told = noted(table(tmp_path / "b.csv", stored))
-    assert r"'Ko\u0308ln' and 'K\xf6ln' and 'K\xf6ln\u200b' differ in capitals, spaces or how their characters" in told
+    assert "differ only in capitals, spaces, zeros or how a character is stored" in told
     told = noted(
         table(tmp_path / "c.csv", [(("7", "007", "70", "7.0")[i % 4], *row[1:]) for i, row in enumerate(ROWS)])
     )
-    assert "the clients '007' and '7' and '7.0' differ in how the number 7 is written only" in told
+    assert "the clients '007' and '7' and '7.0' differ only in capitals, spaces, zeros" in told
 
 
 def test_clients_of_one_class_are_those_that_take_part(tmp_path: Path) -> None:
@@ -195,8 +195,8 @@ def test_groups_that_may_be_one_are_named(tmp_path: Path) -> None:
     rows = [(*row, f"{'pP'[i % 2]}{row[0]}{i // 4}") for i, row in enumerate(ROWS)]
     path = table(tmp_path / "a.csv", rows, "client,target,age,dose,patient")
     told = noted(path, group="patient")
-    assert "the groups 'P00' and 'p00' differ in capitals or spaces only" in told
-    assert "more such cases among the groups" in told
+    assert "the groups 'P00' and 'p00' differ only in capitals, spaces, zeros" in told
+    assert told.count("the groups") == 1
     assert "the groups" not in noted(table(tmp_path / "b.csv", [(*r, r[2]) for r in ROWS], "client,target,age,dose,p"),
                                      group="p")  # fmt: skip
 

@@ -155,7 +155,8 @@ def test_labels_that_sites_write_in_different_ways_are_noted():
     assert remarks_on(("ill", "well"), ("ill", "well"), ("well",), ()) == []
     assert remarks_on(("a", "b"), ("c", "d"), ("b", "c")) == []  # the third site joins them
     assert remarks_on(("ill", "well"), ("ILL", "well")) == [
-        "the classes 'ILL' and 'ill' differ in capitals or spaces only: write them alike if they are one"
+        "the classes 'ILL' and 'ill' differ only in capitals, spaces, zeros or how a character is stored: write "
+        "them alike if they are one"
     ]
     assert remarks_on(("ill", "well"), ("0", "1"), ("well",)) == [
         "sites have no class in common ('0', '1' at 'site 1'; 'ill', 'well' at 'site 0', 'site 2'): write the labels "

@@ -113,6 +113,9 @@ def test_labels_that_differ_in_capitals_are_noted_before_the_first_round(tmp_pat
         make[0] = lambda: replace(site, samples=replace(site.samples, kind=kind))
 
     _, (lines, _, _) = run_files(configuration("fedper", rounds=1, min_count=5), tmp_path, shout)
-    told = "the classes 'ILL' and 'ill' differ in capitals or spaces only: write them alike if they are one"
+    told = (
+        "the classes 'ILL' and 'ill' differ only in capitals, spaces, zeros or how a character is stored: write "
+        "them alike if they are one"
+    )
     assert [line.get("text") for line in lines].count(told) == 1
     assert told in read_json(tmp_path / "server" / "run.json")["notes"]
