@@ -18,8 +18,6 @@ from posterity.cli import flags, interrupt
 from posterity.cli.flags import LOOK, RUN, WRITE, Output, argument, option, with_flags, with_only
 from posterity.runs.files import check_out, new_folder
 from posterity.settings.config import Config, settings_where
-from posterity.settings.hyperparameters import split_list
-from posterity.version import __version__
 
 if TYPE_CHECKING:
     from posterity.experiment.setup import Setup
@@ -31,8 +29,7 @@ app = typer.Typer()
 
 @app.command(help="Run one method on one federation.", rich_help_panel=RUN)
 @with_flags({**flags.COMMON, **flags.MEASURED})
-def run(**given: Any) -> None:
-    out, quiet = given.pop("out"), given.pop("quiet")
+def run(out: Path | None, quiet: bool, **given: Any) -> None:
     output, theirs = flags.take_output(given)
     config = flags.read_config({**given, "metrics": theirs})
     folder = out or new_folder(f"{Path(config.dataset).stem}-{config.method}-seed{config.seed}")
@@ -95,20 +92,21 @@ def write_page(folder: Path, out: Path | None, output: Output) -> None:
              rich_help_panel=RUN)  # fmt: skip
 @with_flags({"methods": flags.METHODS, "seeds": flags.SEEDS, "tuned": flags.TUNED, "together": flags.TOGETHER,
              "jobs": flags.JOBS, **flags.COMMON, **flags.MEASURED}, leave_out=("method", "seed"))  # fmt: skip
-def compare(**given: Any) -> None:
-    out, quiet, jobs, together, tuned = (given.pop(n) for n in ("out", "quiet", "jobs", "together", "tuned"))
-    methods, seeds = flags.read_methods(given.pop("methods")), flags.read_seeds(given.pop("seeds"))
+def compare(
+    methods: str, seeds: str, tuned: Path | None, together: bool | None, jobs: int | None, out: Path | None,
+    quiet: bool, **given: Any,
+) -> None:  # fmt: skip
+    names, drawn = flags.read_methods(methods), flags.read_seeds(seeds)
     output, theirs = flags.take_output(given)
     config = flags.read_config({**given, "metrics": theirs})
     if tuned is not None:
         from posterity.cli.listing import take_tuned
 
-        methods = take_tuned(methods, config, tuned)
+        names = take_tuned(names, config, tuned)
     if config.engine == "processes":
         raise ValueError("a comparison already has a run for each core (--jobs): give another --engine")
     folder = out or new_folder(f"{Path(config.dataset).stem}-comparison")
-    together = config.device.startswith("cuda") if together is None else together
-    _compare(config, methods, seeds, folder, output, quiet, jobs, together)
+    _compare(config, names, drawn, folder, output, quiet, jobs, together)
     if not output.alone:
         from posterity.cli.terminal import print_notes
 
@@ -119,22 +117,22 @@ def compare(**given: Any) -> None:
              rich_help_panel=RUN)  # fmt: skip
 @with_flags({"methods": flags.METHODS, **flags.SEARCH, "out": flags.OUT, "quiet": flags.QUIET},
             leave_out=("method", "seed", *settings_where(lambda use: use.role == "output")))  # fmt: skip
-def tune(**given: Any) -> None:
-    names, seeds = flags.read_methods(given.pop("methods")), flags.read_seeds(given.pop("seeds"))
-    trials, search_seed, out, quiet = (given.pop(n) for n in ("trials", "search_seed", "out", "quiet"))
+def tune(
+    methods: str, seeds: str, trials: int, search_seed: int, out: Path | None, quiet: bool, **given: Any
+) -> None:  # fmt: skip
+    names, drawn = flags.read_methods(methods), flags.read_seeds(seeds)
     config = flags.read_config(given)
     folder = out or new_folder(f"{Path(config.dataset).stem}-tuning")
     from posterity.cli.listing import tune_all
 
     interrupt.writes_to(folder)
-    tune_all(config, names, seeds, trials, search_seed, folder, quiet)
+    tune_all(config, names, drawn, trials, search_seed, folder, quiet)
 
 
 @app.command(help="The main job on embedded data: six methods, three seeds, a table and a report.",
              rich_help_panel=RUN)  # fmt: skip
 @with_only(flags.COMMON)
-def demo(**given: Any) -> None:
-    out, quiet = given.pop("out"), given.pop("quiet")
+def demo(out: Path | None, quiet: bool, **given: Any) -> None:
     output = flags.take_names(given)
     from posterity.experiment.compare import demo_plan
 
@@ -144,64 +142,53 @@ def demo(**given: Any) -> None:
 
 def _compare(
     config: Config, names: list[str], seeds: list[int], folder: Path, output: Output, quiet: bool, jobs: int | None,
-    together: bool = False,
+    together: bool | None = False,
 ) -> None:  # fmt: skip
-    flags.check_jobs(jobs)
     check_out(folder, comparison=True)
-    from posterity.cli import launch
     from posterity.cli.terminal import progress
     from posterity.experiment.compare import compare_runs
     from posterity.experiment.models import keeping
 
     output = flags.check_output(output)
-    at_once = jobs or (launch.count_cores() if config.device == "cpu" else 1)  # a process gains more than a thread
+    at_once = _at_once(config.device, jobs, together)
     watching = lambda title, rounds: progress(title, rounds, quiet or output.alone)  # noqa: E731
     interrupt.writes_to(folder)
-    compare_runs(keeping(config, output.show), names, seeds, folder, watching, at_once, together)
+    compare_runs(keeping(config, output.show), names, seeds, folder, watching, *at_once)
     conclude(folder, output)
+
+
+def _at_once(device: str, jobs: int | None, together: bool | None) -> tuple[int, bool]:
+    """How many runs there are at once, and whether all seeds of a method are: as asked for, or as the device is."""
+    from posterity.cli.launch import count_cores
+
+    usual = count_cores() if device == "cpu" else 1  # a process gains more than a thread
+    return jobs or usual, device.startswith("cuda") if together is None else together
 
 
 @app.command(help="Run a table of a paper and print its numbers beside ours, or draw a figure; without an id: list.",
              rich_help_panel=RUN)  # fmt: skip
 @with_only(flags.TABLE)
-def reproduce(**given: Any) -> None:
-    table, listed, out, quiet = (given.pop(n) for n in ("table", "list_them", "out", "quiet"))
+def reproduce(
+    table: str | None, list_them: bool, seeds: str | None, cells: str | None, methods: str | None, scale: float,
+    places: list[Path] | None, together: bool | None, jobs: int | None, out: Path | None, quiet: bool, **given: Any,
+) -> None:  # fmt: skip
     papers = import_module("posterity.papers.cli")  # the floor above, found by its place, and by this command alone
-    places = given.pop("places") or []
-    if table is None or listed:
-        papers.print_recipes(out or Path("runs") / "tables", places)
+    if table is None or list_them:
+        papers.print_recipes(out or Path("runs") / "tables", places or [])
         return
-    jobs, together, scale = (given.pop(n) for n in ("jobs", "together", "scale"))
-    cells, rows, asked = (given.pop(n) for n in ("cells", "methods", "seeds"))
-    flags.check_jobs(jobs)
-    from posterity.cli import launch
     from posterity.cli.terminal import progress
 
     more = {name: value for name, value in given.items() if value is not None}
-    device = str(more.get("device", "cpu"))
     folder = out or papers.default_folder(table)
     interrupt.writes_to(folder)
-    if places:
-        if asked or scale != 1 or more:
-            raise ValueError("--from runs nothing: it goes with --cells, --methods and --out, and no other flag")
-        request = papers.RunRequest(places=places)
-        papers.reproduce_table(table, folder, request, _split("--cells", cells), _split("--methods", rows))
-        return
-    request = papers.RunRequest(
-        None if asked is None else flags.read_seeds(asked), scale, more,
-        lambda title, rounds: progress(title, rounds, quiet),
-        jobs or (launch.count_cores() if device == "cpu" else 1),
-        device.startswith("cuda") if together is None else together,
-    )  # fmt: skip
-    papers.reproduce_table(table, folder, request, _split("--cells", cells), _split("--methods", rows))
-
-
-def _split(flag: str, text: str | None) -> list[str]:
-    """The names of a list; none where the flag was not given."""
-    names = split_list(text or "")
-    if text is not None and not names:
-        raise ValueError(f"{flag} names nothing; {text!r} was given: leave the flag out for all of them")
-    return names
+    if places and (seeds or scale != 1 or more):
+        raise ValueError("--from runs nothing: it goes with --cells, --methods and --out, and no other flag")
+    drawn = None if seeds is None else flags.read_seeds(seeds)
+    watching = lambda title, rounds: progress(title, rounds, quiet)  # noqa: E731
+    at_once = _at_once(str(more.get("device", "cpu")), jobs, together)
+    request = papers.RunRequest(drawn, scale, more, watching, *at_once, places or [])
+    columns, rows = flags.read_names("--cells", cells), flags.read_names("--methods", methods)
+    papers.reproduce_table(table, folder, request, columns, rows)
 
 
 @app.command(help="Predict with the clients' own models of a finished run: rows of a file in, a CSV file out.",
@@ -231,11 +218,10 @@ def predict(folder: Path, file: Path, client: str | None, show: str, trust: bool
 @app.command(help="Go on with a run (or all runs of a comparison) that was stopped or killed.", rich_help_panel=RUN)
 @with_only({
     "folder": flags.FOLDER,
-    "jobs": option(int | None, None, "runs at once (default: as many as when it began)"),
+    "jobs": option(int | None, None, "runs at once (default: as many as when it began)", metavar="INTEGER", least=1),
     "trust": flags.TRUST, "quiet": flags.QUIET, **flags.SHOWN,
 })  # fmt: skip
 def resume(folder: Path, jobs: int | None, trust: bool, quiet: bool, **given: Any) -> None:
-    flags.check_jobs(jobs)
     output = flags.take_names(given)
     from posterity.cli import launch
     from posterity.cli.terminal import progress
@@ -322,11 +308,6 @@ def partition(**given: Any) -> None:
     from posterity.experiment.setup import load_federation
 
     listing.print_partition(load_federation(config))
-
-
-@app.command(help="The version.", rich_help_panel=LOOK)
-def version() -> None:
-    print(__version__)
 
 
 new = typer.Typer(no_args_is_help=True, rich_markup_mode="rich", help="Write the files of something new.")

@@ -77,11 +77,11 @@ ROOM = 20  # characters of a choice that a help of 80 columns has room for besid
 
 def option(
     kind: Any, default: Any, doc: str, *names: str, panel: str | None = RUNNING, metavar: str | None = None,
-    words: Callable[[str], list[str]] | None = None,
+    words: Callable[[str], list[str]] | None = None, least: int | None = None,
 ) -> Flag:  # fmt: skip
     """A flag, called as its parameter if no other name is given; `words` completes what was begun in a shell."""
     made = typer.Option(
-        *names, help=doc, rich_help_panel=panel, metavar=metavar, autocompletion=words, show_default=False
+        *names, help=doc, rich_help_panel=panel, metavar=metavar, autocompletion=words, min=least, show_default=False
     )
     return Annotated[kind, made], default
 
@@ -150,14 +150,19 @@ def read_config(given: dict[str, Any]) -> Config:
     return from_table({**{n: v for n, v in given.items() if v is not None}, "set": settings}, base)
 
 
+def read_names(flag: str, text: str | None) -> list[str]:
+    """The names of a comma-separated list; none where the flag was not given."""
+    names = split_list(text or "")
+    if text is not None and not names:
+        raise ValueError(f"{flag} takes a comma-separated list of names; {text!r} was given")
+    return names
+
+
 def read_methods(text: str) -> list[str]:
     """The methods of a comma-separated list, which must not be empty."""
     from posterity.experiment.compare import name_all
 
-    found = split_list(text)
-    if not found:
-        raise ValueError(f"--methods takes a comma-separated list; {text!r} was given")
-    return name_all(found)
+    return name_all(read_names("--methods", text))
 
 
 def read_seeds(text: str) -> list[int]:
@@ -171,14 +176,6 @@ def read_seeds(text: str) -> list[int]:
     if twice := sorted({seed for seed in seeds if seeds.count(seed) > 1}):
         raise ValueError(f"--seeds names {', '.join(map(str, twice))} more than once; {text!r} was given")
     return seeds
-
-
-def check_jobs(jobs: int | None) -> None:
-    """`--jobs` counts runs: there is no fewer than one at once."""
-    if jobs is not None and jobs < 1:
-        raise ValueError(
-            f"--jobs is the number of runs at once, 1 or more; {jobs} was given (leave it out for one a core)"
-        )
 
 
 FORMS = {
@@ -237,11 +234,7 @@ def split_metrics(text: str | None) -> tuple[tuple[str, ...], str | None]:
 
     With names, a path stands for the column of its metric; paths alone only add to the usual columns.
     """
-    words = split_list(text or "")
-    if text is not None and not words:
-        raise ValueError(
-            f"--metrics takes names of columns or package.module:name, comma separated; {text!r} was given"
-        )
+    words = read_names("--metrics", text)
     paths = [word for word in words if ":" in word]
     return tuple(words) if len(paths) < len(words) else (), ",".join(paths) or None
 
@@ -270,7 +263,7 @@ COMMON = {"out": OUT, "quiet": QUIET, **SHOWN}
 MEASURED = {"metrics": option(str | None, None, f"{COLUMNS}, and further metrics of your own (package.module:name)",
                               panel=OUTPUT, metavar="NAME,…")}  # fmt: skip
 TRUST = option(bool, False, "import the modules of its author's own that the folder names", "--trust", panel=None)
-JOBS = option(int | None, None, "runs at once (default: one a core, one on a GPU)")
+JOBS = option(int | None, None, "runs at once (default: one a core, one on a GPU)", metavar="INTEGER", least=1)
 TOGETHER = option(
     bool | None, None, "all seeds of a method at once, as more clients (default: on a GPU)", "--together/--apart"
 )

@@ -18,7 +18,7 @@ SMALL = ["--dataset", "digits", "--clients", "5", "--rounds", "2", "--subset", "
 def test_no_runs_at_once_is_refused(call, words, jobs):
     code, _, complaint = call(*words, "--jobs", jobs)
     assert code == 2
-    assert f"--jobs is the number of runs at once, 1 or more; {jobs} was given" in complaint
+    assert f"Invalid value for '--jobs': {jobs} is not in the range x>=1" in complaint
     assert not Path("runs").exists()
 
 

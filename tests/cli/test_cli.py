@@ -126,7 +126,7 @@ def test_listings(call):
     assert "128" in row
     assert "digits" in call("datasets")[1]
     assert "client" in call("partition", "--dataset", "digits", "--clients", "3")[1].lower()
-    assert call("version")[1].strip() == "0.1.0"
+    assert call("--version")[1].strip() == "0.1.0"
 
 
 @pytest.mark.parametrize("width", [40, 80])

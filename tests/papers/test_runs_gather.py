@@ -289,7 +289,7 @@ def test_what_other_commands_and_systems_leave_in_a_folder_is_no_obstacle(call, 
 def test_an_empty_list_is_not_everything(call, flag):
     code, _, said = call("reproduce", "V-T1c", flag, ",")
     assert code == 2
-    assert f"{flag} names nothing" in said
+    assert f"{flag} takes a comma-separated list of names" in said
 
 
 def test_an_id_like_a_figures_is_looked_up_among_figures(call):
