@@ -267,10 +267,10 @@ def pack(folder: Path, out: Path) -> None:
 
 @app.command(help="The methods, or one method with its hyper-parameters and where their defaults come from.",
              rich_help_panel=LOOK)  # fmt: skip
-def methods(
-    name: Annotated[str | None, typer.Argument(help="a method, wrapper or package.module:Class",
-                                               autocompletion=flags.complete_method)] = None,
-) -> None:  # fmt: skip
+@with_only({
+    "name": argument(str | None, "a method, wrapper or package.module:Class", None, words=flags.complete_method),
+})  # fmt: skip
+def methods(name: str | None) -> None:
     from posterity.cli import listing
 
     listing.print_methods(name)
@@ -278,11 +278,11 @@ def methods(
 
 @app.command(help="The datasets, or one dataset: where its files come from, where they belong, which are there.",
              rich_help_panel=LOOK)  # fmt: skip
-def datasets(
-    name: Annotated[str | None, typer.Argument(help="a dataset", autocompletion=flags.complete_dataset)] = None,
-    data_dir: Annotated[str | None, typer.Option(help="folder of the files (else POSTERITY_DATA)",
-                                                 metavar="FOLDER")] = None,
-) -> None:  # fmt: skip
+@with_only({
+    "name": argument(str | None, "a dataset", None, words=flags.complete_dataset),
+    "data_dir": option(str | None, None, "folder of the files (else POSTERITY_DATA)", panel=None, metavar="FOLDER"),
+})  # fmt: skip
+def datasets(name: str | None, data_dir: str | None) -> None:
     from posterity.cli import listing
 
     if name is None:
@@ -292,9 +292,8 @@ def datasets(
 
 
 @app.command(help="The networks, or one network with its options (--set model.NAME=VALUE).", rich_help_panel=LOOK)
-def models(
-    name: Annotated[str | None, typer.Argument(help="a network", autocompletion=flags.complete_model)] = None,
-) -> None:
+@with_only({"name": argument(str | None, "a network", None)})
+def models(name: str | None) -> None:
     from posterity.cli import listing
 
     listing.print_models(name)
@@ -325,12 +324,12 @@ def write_new_method(
 
 
 @app.command(help="Run the laws that every method must keep on a method of yours.", rich_help_panel=WRITE)
-def check(
-    method: Annotated[str, typer.Argument(help="a method or package.module:Class",
-                                          autocompletion=flags.complete_method)],
-    model: Annotated[str, typer.Option(help="network to check it with", autocompletion=flags.complete_model)] = "mlp",
-    json: Annotated[bool, typer.Option("--json", help="print one JSON list and nothing else")] = False,
-) -> None:  # fmt: skip
+@with_only({
+    "method": argument(str, "a method or package.module:Class", words=flags.complete_method),
+    "model": option(str, "mlp", "network to check it with (default: mlp)", panel=None),
+    "json": option(bool, False, "print one JSON list and nothing else", "--json", panel=None),
+})  # fmt: skip
+def check(method: str, model: str, json: bool) -> None:
     from posterity.cli.listing import print_verdicts
 
     if not print_verdicts(method, model, json):

@@ -1,15 +1,14 @@
 """Flags and arguments of all commands: those made from the fields of `Config`, and those that are no settings of a run.
 
 What a flag was given is read by `settings/config.py`, whose sentences say what was expected; here a flag only shows its
-type and completes in a shell: methods, datasets and networks are files of a folder, so none is imported for it. Nothing
-here imports PyTorch: `--help` must answer at once.
+type and completes in a shell: methods and datasets are files of a folder, so none is imported for it. Nothing here
+imports PyTorch: `--help` must answer at once.
 """
 
 from __future__ import annotations
 
 import inspect
 import pkgutil
-import re
 import types
 import typing
 from collections.abc import Callable, Sequence
@@ -29,7 +28,7 @@ Flag = tuple[Any, Any]  # the annotation of a parameter, and its default
 
 
 def files(folder: str) -> list[str]:
-    """The public modules of a folder of this package, by name: what `--method`, `--dataset`, `--model` may be."""
+    """The public modules of a folder of this package, by name: what `--method` and `--dataset` may be."""
     return sorted(m.name for m in pkgutil.iter_modules([str(PACKAGE / folder)]) if not m.name.startswith("_"))
 
 
@@ -48,7 +47,6 @@ def complete_method(incomplete: str) -> list[str]:
 
 
 def complete_methods(incomplete: str) -> list[str]:
-    """The last of several methods."""
     before, comma, last = incomplete.rpartition(",")
     return [f"{before}{comma}{name}" for name in complete_method(last)]
 
@@ -59,16 +57,7 @@ def complete_dataset(incomplete: str) -> list[str]:
     return [f"{before}{plus}{name}" for name in files("data/datasets") if name.startswith(last)]
 
 
-def complete_model(incomplete: str) -> list[str]:
-    """A network: a function `(shape, outputs, …)` of a file of networks, which is read and not imported."""
-    text = "\n".join(path.read_text(encoding="utf-8") for path in (PACKAGE / "models").glob("[!_]*.py"))
-    names = re.findall(r"^def ([a-z]\w*)\(\s*shape: [^=]*?,\s*outputs: ", text, re.MULTILINE)
-    for several in re.findall(r"^([a-z][\w, ]*) = _\w+\(", text, re.MULTILINE):  # made by another function
-        names += several.split(", ")
-    return sorted(name for name in names if name.startswith(incomplete))
-
-
-COMPLETED = {"method": complete_method, "dataset": complete_dataset, "model": complete_model}
+COMPLETED = {"method": complete_method, "dataset": complete_dataset}
 RUNNING, OUTPUT = "Running", "Output"
 PANELS = ("Data", "Training", RUNNING, "Machine", OUTPUT)  # as `--help` has them
 WORDS = {int: "INTEGER", float: "FLOAT", str: "TEXT", bool: "BOOLEAN"}
@@ -86,9 +75,12 @@ def option(
     return Annotated[kind, made], default
 
 
-def argument(kind: Any, doc: str, default: Any = ..., metavar: str | None = None) -> Flag:
+def argument(
+    kind: Any, doc: str, default: Any = ..., metavar: str | None = None,
+    words: Callable[[str], list[str]] | None = None,
+) -> Flag:  # fmt: skip
     """An argument; one whose default is … must be given."""
-    return Annotated[kind, typer.Argument(help=doc, metavar=metavar)], default
+    return Annotated[kind, typer.Argument(help=doc, metavar=metavar, autocompletion=words)], default
 
 
 def config_flags(leave_out: tuple[str, ...] = ()) -> dict[str, Flag]:
@@ -166,7 +158,6 @@ def read_methods(text: str) -> list[str]:
 
 
 def read_seeds(text: str) -> list[int]:
-    """`0,1,2` or `0-4`."""
     try:
         seeds = parse_ranges(text)
     except ValueError:

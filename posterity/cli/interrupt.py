@@ -29,20 +29,16 @@ _told: list[int] = []  # the signal of which it was said that it stopped the com
 
 
 class Stopped(BaseException):
-    """A signal asked the command to stop."""
-
     def __init__(self, number: int) -> None:
         super().__init__(number)
         self.number = number
 
 
 def writes_to(folder: Path) -> None:
-    """From now on the command writes to `folder`."""
     _written[:] = [folder]
 
 
 def how_to_go_on() -> str:
-    """What to do after the command was stopped."""
     if not _written:
         return ""
     folder = _written[0]

@@ -22,7 +22,6 @@ import torch
 from posterity.cli.interrupt import how_to_go_on
 from posterity.engine.parent import WORKER, interrupts_held, tell_end
 from posterity.engine.processes import LOST, MEETING
-from posterity.runs import files
 from posterity.runs import folder as run_folder
 from posterity.settings.config import Config, from_table, read_toml
 
@@ -32,7 +31,6 @@ TOLD = 2  # exit code of a command that has said in a sentence what is wrong
 
 
 def count_cores() -> int:
-    """The cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -55,30 +53,17 @@ def processes_asked(config: Config) -> int:
 
 
 def processes_before(folder: Path) -> int:
-    """The processes that an unfinished run was shared out among by this machine; 1 if it was not."""
-    if launched() or not (folder / run_folder.CONFIG).exists():
+    """The processes that an unfinished run goes on in; 1 where it is not one that was shared out by this machine."""
+    if not (folder / run_folder.CONFIG).exists() or run_folder.is_finished(folder):
         return 1
-    size = _processes_of(folder)
-    if size > count_cores():
-        raise ValueError(f"{folder} was shared out among {size} processes, and there are {count_cores()} cores here: "
-                         f"go on with torchrun --nproc-per-node {size} -m posterity resume {folder}")  # fmt: skip
-    return size
+    return processes_asked(from_table(read_toml(folder / run_folder.CONFIG)))
 
 
 def check_runs(folder: Path) -> None:
     """Refuse to go on with several runs at once if one of them needs processes of its own."""
     for path in run_folder.runs_below(folder):
-        if path != folder and not launched() and (size := _processes_of(path)) > 1:
-            raise ValueError(
-                f"{path} was shared out among {size} processes: go on with it first (posterity resume {path})"
-            )
-
-
-def _processes_of(folder: Path) -> int:
-    """Processes among which the command line shared out a run that is not finished."""
-    config, facts = from_table(read_toml(folder / run_folder.CONFIG)), files.read_json(folder / run_folder.RUN)
-    chosen = config.engine == "processes" and config.device == "cpu"
-    return int(facts.get("processes", 1)) if chosen and facts.get("status") != "finished" else 1
+        if path != folder and processes_before(path) > 1:
+            raise ValueError(f"{path} was shared out among processes: go on with it first (posterity resume {path})")
 
 
 def start_workers(size: int) -> int:

@@ -27,20 +27,11 @@ from posterity.data.user_files import looks_like_path
 from posterity.evaluate import METRICS
 from posterity.experiment.run import Watch, silent
 from posterity.experiment.setup import Setup
-from posterity.report import (
-    Column,
-    Comparison,
-    Row,
-    columns,
-    complete,
-    findings,
-    headline,
-    load_runs,
-    main_comparison,
-    sections,
-)
+from posterity.report import findings, load_runs, sections
+from posterity.report.findings import Comparison, complete, headline, main_comparison
 from posterity.report.show import RULE, export, name_of
-from posterity.report.table import by_seed, describe_divergence
+from posterity.report.table import Column, Row, by_seed, columns, describe_divergence
+from posterity.runs.files import clean
 from posterity.runs.lines import Line, rounds_of, scores_of
 from posterity.settings.text import plain
 
@@ -55,7 +46,6 @@ console = Console()
 
 
 def label(text: str) -> str:
-    """A name for a table or a line of rich."""
     return escape(plain(text))
 
 
@@ -156,7 +146,7 @@ def print_setup(setup: Setup, dataset: str) -> None:
     if setup.engine.name == "loop" and setup.remark:
         say_sentence(f"note: one client after another (loop): {setup.remark}")
     about_data = setup.sim.federation.notes if looks_like_path(dataset) else ()
-    say_sentences(*(f"note: {note}" for note in (*setup.notes, *about_data)))
+    say_sentence(*(f"note: {note}" for note in (*setup.notes, *about_data)))
 
 
 def print_notes(folder: Path, dataset: str) -> None:
@@ -164,7 +154,7 @@ def print_notes(folder: Path, dataset: str) -> None:
     runs = load_runs(folder)
     notes = [f"{who}: {note}" if who else note for who, note in sections.run_notes(headline(runs))]
     notes += sections.data_notes(runs) if looks_like_path(dataset) else ()
-    say_sentences(*(f"note: {note}" for note in notes))
+    say_sentence(*(f"note: {note}" for note in notes))
 
 
 def show_runs(folder: Path, output: Output, page: Path | None) -> None:
@@ -206,7 +196,7 @@ def print_table(folder: Path, show: str, output: Output | None = None) -> None:
     keys = {c.key for c in shown}
     left = [c.key for c in every if c.key not in keys]
     comparison = main_comparison(rows)
-    say_sentences(
+    say_sentence(
         f"also measured (--wide, or by name with --metrics): {', '.join(left)}" if left else "",
         f"not measured here: {', '.join(missing)}" if missing else "",
         findings.worst_note(rows) if "worst10" in keys else "",
@@ -215,7 +205,7 @@ def print_table(folder: Path, show: str, output: Output | None = None) -> None:
     if comparison.tested:
         _print_pairs(comparison)
     remarks = (*describe_divergence(rows), *sections.unlike(rows), *sections.uneven(rows))
-    say_sentences(findings.describe(comparison, rows), *remarks, *(sections.fitted(rows) if show == "paper" else ()))
+    say_sentence(findings.describe(comparison, rows), *remarks, *(sections.fitted(rows) if show == "paper" else ()))
 
 
 def fitting(rows: Sequence[Row], every: Sequence[Column]) -> list[Column]:
@@ -244,15 +234,10 @@ def print_uncut(table: Table, least: int | None = None) -> None:
     place.print(table)
 
 
-def say_sentence(text: str) -> None:
-    """Prose, broken at blanks."""
-    console.print(label(text))
-
-
-def say_sentences(*texts: str) -> None:
-    """Those that say something."""
+def say_sentence(*texts: str) -> None:
+    """Prose, broken at blanks; texts that are empty are left out."""
     for text in filter(None, texts):
-        say_sentence(text)
+        console.print(label(text))
 
 
 def ruled_table(title: str, *heads: str) -> Table:
@@ -312,20 +297,19 @@ def print_json(folder: Path, show: str, report: Path | None) -> None:
     facts = {"folder": str(folder), "show": show, "report": str(report) if report else None, "rows": table,
              "finding": findings.describe(comparison, rows), "diverged": describe_divergence(rows),
              "cautions": sections.unlike(rows), "pairs": _pairs(comparison)}  # fmt: skip
-    print(json.dumps(facts))
+    print(json.dumps(clean(facts)))
 
 
 def _value(row: Row, column: Column) -> dict[str, Any]:
     cell = row.cells[column.key]
-    seeds = {seed: _finite(value) for seed, value in by_seed(row, column).items()}
-    return {"mean": _finite(cell.mean), "sd": _finite(cell.sd), "seeds": seeds}
+    return {"mean": cell.mean, "sd": cell.sd, "seeds": by_seed(row, column)}
 
 
 def _pairs(comparison: Comparison) -> list[dict[str, Any]]:
     """All pairs, the better ranked first; `p` by itself, `holm` adjusted for all pairs."""
     labels = [row.label for row in comparison.rows]
     return [{"first": labels[i], "second": labels[j], "metric": comparison.column.key, "seeds": pair.seeds,
-             "difference": _finite(pair.difference), "interval": list(pair.interval) if pair.interval else None,
+             "difference": pair.difference, "interval": pair.interval,
              "p": pair.p, "holm": pair.holm, "separated": pair.separated, "design": pair.design,
              "seeds_needed": pair.needed if pair.p is not None else None}
             for (i, j), pair in comparison.pairs.items()]  # fmt: skip
@@ -335,7 +319,3 @@ def _worst(row: Row) -> list[int] | None:
     """Held-out rows behind the worst tenth of the clients, for each run; None where nobody knows."""
     found = [findings.worst_rows(selected.score) for _, selected in row.picked] if "worst10" in row.cells else []
     return [behind[2] for behind in found if behind is not None] or None
-
-
-def _finite(value: float | None) -> float | None:
-    return value if value is not None and value == value and abs(value) != float("inf") else None

@@ -24,7 +24,7 @@ from typing import Any
 
 from posterity.flower.codec import CodecError, read_facts
 from posterity.flower.new_app import WANTED
-from posterity.flower.records import RecordFiles
+from posterity.flower.records import place_of
 from posterity.flower.sent import refuse, refusing
 from posterity.flower.settings import DEADLINE, RunSettings, read_settings
 from posterity.settings.text import plain
@@ -53,8 +53,6 @@ PAUSE = 0.2  # seconds between two looks for replies
 # --- the server --------------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class GridExchange:
-    """Questions to nodes through Flower's grid."""
-
     grid: Grid
     deadline: float = DEADLINE
 
@@ -139,10 +137,7 @@ def _answer(message: Message, context: Context) -> bytes:
     path = context.node_config.get("data")
     with refusing("its data cannot be read as the configuration says"):
         samples = read_samples(run.config, name, None if path is None else Path(str(path)))
-    data = _unpacked(message)
-    if isinstance(data, str):
-        raise CodecError(data)
-    return answer(ClientSite(run.config, run.experiment, samples, folder), data)
+    return answer(ClientSite(run.config, run.experiment, samples, folder), _unpacked(message))
 
 
 def _who(context: Context) -> tuple[RunSettings, str, Path]:
@@ -160,14 +155,13 @@ def _place(context: Context) -> Path | None:
         run, name, folder = _who(context)
     except ValueError:
         return None
-    return RecordFiles(folder, run.experiment, name, "").place
+    return place_of(folder, run.experiment, name)
 
 
 def _round(message: Message) -> int:
     """The round of a question; 0: it has none."""
-    data = _unpacked(message)
     with suppress(CodecError):
-        round = None if isinstance(data, str) else read_facts(data).get("round")
+        round = read_facts(_unpacked(message)).get("round")
         return round if type(round) is int else 0
     return 0
 
@@ -178,20 +172,22 @@ def _packed(data: bytes) -> RecordDict:
     return RecordDict({BYTES: ArrayRecord({"bytes": array})})
 
 
-def _unpacked(message: Message) -> bytes | str:
+def _unpacked(message: Message) -> bytes:
     try:
         return bytes(message.content.array_records[BYTES]["bytes"].data)
     except (KeyError, TypeError, AttributeError):
-        return "the message holds no bytes of posterity's"
+        raise CodecError("the message holds no bytes of posterity's") from None
 
 
 def _reply(reply: Message) -> bytes | str:
-    """The bytes of a reply, or why there are none."""
     if reply.has_error():
         return f"the node failed (Flower's code {reply.error.code}: {reply.error.reason!s:.300})"
     if WRONG in reply.content:
         return f"the site says: {reply.content[WRONG].get('text', '')!s:.1000}"
-    return _unpacked(reply)
+    try:
+        return _unpacked(reply)
+    except CodecError as error:
+        return str(error)
 
 
 server_app = ServerApp()

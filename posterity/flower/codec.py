@@ -201,7 +201,6 @@ def _check_range(found: Sum, path: str) -> None:
 
 
 def _with_leaf(tree: Tree, prefix: str, name: str, leaf: Tensor) -> Tree:
-    """A tree with another leaf at a name."""
     if prefix == name:
         return leaf
     return tree_with_parts(tree, [
@@ -217,15 +216,12 @@ def _below(path: str, name: str) -> str:
 # --- bytes -----------------------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Header:
-    """What stands beside the arrays."""
-
     fingerprint: str
     facts: dict[str, Any]
     complete: bool  # whether leaves are there that need not travel
 
 
 def join_arrays(arrays: Mapping[str, Tensor], agreed: str, facts: Mapping[str, Any], complete: bool) -> bytes:
-    """Header and arrays."""
     header = {"fingerprint": agreed, "facts": dict(facts), "complete": complete}
     text = json.dumps(header, allow_nan=False, separators=(",", ":"))
     data: bytes = save(unshared(arrays), {HEADER: text})

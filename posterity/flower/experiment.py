@@ -159,7 +159,6 @@ def _roster(saved: dict[str, Any]) -> Roster:
 
 # --- run.json --------------------------------------------------------------------------------------------------------
 def begin_facts(server: Server, notes: list[str]) -> None:
-    """`run.json` and `config.toml` of a new run."""
     config, agreement = server.config, server.agreement
     method = agreement.method
     facts = {

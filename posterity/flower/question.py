@@ -10,14 +10,14 @@ Whatever else arrives is a `CodecError` that says what was wrong with it.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from posterity.core.messages import Message, Offer
+from posterity.core.messages import Offer
 from posterity.core.protocol import POINTS, Here, State
 from posterity.core.tree import Tree, tree_map
 from posterity.engine.client import Site, Visit, message_like, site_without_data
@@ -48,13 +48,11 @@ class ClientQuestion:
     federation: dict[str, int]  # clients, training samples and public rows of all together
 
     def facts(self) -> dict[str, Any]:
-        """As it is written."""
         found = {each.name: getattr(self, each.name) for each in fields(self)}
         return {**found, "score": list(self.score), "samples": self.samples.facts()}
 
     @staticmethod
     def of(facts: Mapping[str, Any]) -> ClientQuestion:
-        """As it is read."""
         if facts.get("ask") not in ("visit", "leave"):
             raise CodecError(f"the server asks for {facts.get('ask')!r:.40}; this site answers 'register', 'visit' and "
                              "'leave'")  # fmt: skip
@@ -98,12 +96,8 @@ def _is_point(given: Any) -> bool:
 # --- to all clients of a round, and their replies ---------------------------------------------------------------------
 @dataclass(frozen=True)
 class Reply:
-    """What a site sent."""
-
     scores: dict[EvaluationPoint, PointScores]
-    message: Message | None = None
-    loss: Any = None
-    size: int = 0  # of the message, in bytes
+    part: Accumulator  # of the round's sum: its message, if it sent one
     leave: bytes | None = None  # the client goes for good: all of its reply, which holds its factor
 
 
@@ -141,19 +135,21 @@ class RoundQuestions:
                 for each in (late if point == "adapted" else (0,))]  # fmt: skip
 
     def read(self, client: Registered, number: int, reply: bytes | str) -> Reply:
-        """A reply to a visit, checked."""
         data, facts = self.check(client, reply)
         if facts.get("leave") is True:
-            return Reply({}, leave=data)
+            return Reply({}, Accumulator(), data)
         scores = self._scores(client, facts)
         if client.name not in self.cohort:
-            return Reply(scores)
+            return Reply(scores, Accumulator())
         offer = self.offer(client, number)
         like = message_like(self._nobody(number), offer.shared, offer.own, self.round)
         message = decode(data, like, self.agreement.fingerprint)
         if wrong := self.agreement.method.inspect(message, self._here(client, number)):
             raise CodecError(wrong)
-        return Reply(scores, message, facts.get("loss"), payload_bytes(data))
+        visit = Visit(tree_map(lambda leaf: leaf[None], message), (), _read_loss(facts.get("loss")))
+        part = Accumulator.of(torch.tensor([number]), (offer.shared, offer.own), visit)
+        part.bytes_up = payload_bytes(data)  # those that came
+        return Reply(scores, part)
 
     def check(self, client: Registered, reply: bytes | str) -> tuple[bytes, dict[str, Any]]:
         """A reply and its facts, if it answers this question."""
@@ -195,19 +191,10 @@ class RoundQuestions:
         who = torch.tensor(number)
         return site_without_data(agreement, agreement.visits, who, kind.shape, kind.task, kind.integers)
 
-    def part(self, client: Registered, number: int, read: Reply) -> Accumulator:
-        """One message for the sum, if there is one; its bytes are those that came."""
-        if read.message is None:
-            return Accumulator()
-        offer = self.offer(client, number)
-        seen = torch.tensor([read.loss], dtype=torch.float64) if _is_loss(read.loss) else None
-        visit = Visit(tree_map(lambda leaf: leaf[None], read.message), (), seen)
-        part = Accumulator.of(torch.tensor([number]), (offer.shared, offer.own), visit)
-        part.bytes_up = read.size
-        return part
 
-
-def _is_loss(value: Any) -> bool:
+def _read_loss(value: Any) -> Tensor | None:
     """Loss times samples, and samples, as a site says them; they are only shown."""
-    is_pair = isinstance(value, list) and len(value) == 2
-    return is_pair and all(isinstance(each, float) and math.isfinite(each) for each in value)
+    if not isinstance(value, list) or [type(each) for each in value] != [float, float]:
+        return None
+    found = torch.tensor([value], dtype=torch.float64)
+    return found if bool(found.isfinite().all()) else None

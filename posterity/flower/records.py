@@ -39,7 +39,7 @@ class RecordFiles:
 
     @property
     def place(self) -> Path:
-        return self.folder / _safe(self.experiment) / _safe(self.client)
+        return place_of(self.folder, self.experiment, self.client)
 
     def path(self, round: int) -> Path:
         return self.place / f"round-{round:08d}.safetensors"
@@ -75,6 +75,6 @@ class RecordFiles:
                 path.unlink()
 
 
-def _safe(name: str) -> str:
-    """A name that is one folder, whatever it was."""
-    return quote(name, safe=" ").replace(".", "%2E") or "%"
+def place_of(folder: Path, *names: str) -> Path:
+    """Where a client's record of an experiment is, and what was sent; each name is one folder, whatever it was."""
+    return folder.joinpath(*(quote(name, safe=" ").replace(".", "%2E") or "%" for name in names))

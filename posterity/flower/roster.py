@@ -24,9 +24,7 @@ LONGEST = 200  # characters of a name
 class Exchange(Protocol):
     """What carries questions to nodes and replies back."""
 
-    def nodes(self) -> list[int]:
-        """Those that can be asked now."""
-        ...
+    def nodes(self) -> list[int]: ...
 
     def ask(self, questions: Iterable[tuple[int, bytes]]) -> Iterator[tuple[int, bytes | str]]:
         """Replies by node, in the order of the questions; text: why there is none."""
@@ -35,8 +33,6 @@ class Exchange(Protocol):
 
 @dataclass(frozen=True)
 class Registered:
-    """What a client said about itself."""
-
     name: str
     newcomer: bool
     train: int
@@ -127,7 +123,6 @@ class Roster:
             self.remarks.append(f"{client.name!r} came late: {does}")
 
     def news(self) -> list[str]:
-        """Remarks that were not said yet."""
         fresh = [remark for remark in dict.fromkeys(self.remarks) if remark not in self.said]
         self.said |= set(fresh)
         return fresh
@@ -190,22 +185,17 @@ def _order(name: str) -> list[Any]:
 def label_remarks(clients: Sequence[Registered], classes: tuple[str, ...]) -> list[str]:
     """What to say about labels that sites write in different ways: nobody sees two sites' files side by side.
 
-    Classes that were put together of what clients named may differ in capitals alone, or sites fall into groups that
-    have no class in common: the same classes under other names?
+    Classes that were put together of what clients named may differ in capitals alone, or some clients have no class in
+    common with the others: the same classes under other names?
     """
-    groups: list[tuple[list[str], set[str]]] = []
-    for client in clients:
-        names, labels = [client.name], set(client.kind.classes)
-        touching = [group for group in groups if group[1] & labels]
-        for group in touching:
-            names, labels = group[0] + names, labels | group[1]
-        if labels:
-            groups = [group for group in groups if group not in touching] + [(names, labels)]
     found = alike(classes, "classes")
-    if len(groups) > 1:
-        each = "; ".join(
-            f"{', '.join(map(repr, sorted(labels)))} at {', '.join(map(repr, names))}" for names, labels in groups
-        )
-        found.append(f"sites have no class in common ({each}): write the labels alike if they mean the same, for all "
-                     "are classes of the network")  # fmt: skip
+    linked: set[str] = set()
+    for client in [*clients] * len(clients):  # one that comes later may join what two before it have
+        if not linked or linked & {*client.kind.classes}:
+            linked |= {*client.kind.classes}
+    for client in clients:
+        if client.kind.classes and not linked & {*client.kind.classes}:
+            found.append(f"{client.name!r} has the classes {', '.join(client.kind.classes)}, which nobody has who has "
+                         f"{', '.join(sorted(linked))}: write the labels alike if they mean the same, for all are "
+                         "classes of the network")  # fmt: skip
     return found

@@ -40,7 +40,6 @@ class Samples:
         return tuple(name for name in self.kind.classes if not self.private or self.size_of(name) >= least)
 
     def size_of(self, name: str) -> int:
-        """Samples of one of its classes."""
         return int((self.y == self.kind.classes.index(name)).sum())
 
     def as_kind(self, kind: SampleSpec, least: int = 1) -> Samples:

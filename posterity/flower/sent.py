@@ -21,13 +21,11 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from posterity.core.protocol import Method
 from posterity.flower.codec import CodecError, read_arrays, read_facts
 from posterity.runs.files import append_lines, read_lines
 
@@ -76,20 +74,6 @@ DIGITS = 16  # of SHA-256, in hexadecimal
 Line = dict[str, Any]
 
 
-@dataclass(frozen=True)
-class SampleCounts:
-    """How many samples a site has, and how many a class must have to be told."""
-
-    train: int
-    classes: tuple[int, ...]  # training samples of each class
-    least: int
-
-    @property
-    def smallest(self) -> int:
-        """Samples of the smallest class that is told; 0: none is."""
-        return min((count for count in self.classes if count >= max(1, self.least)), default=0)
-
-
 def describe_reply(
     data: bytes, round: int, facts: Mapping[str, int | None], leaves: Mapping[str, int | None]
 ) -> list[Line]:
@@ -103,14 +87,16 @@ def describe_reply(
     return found
 
 
-def counts_behind(method: Method, message: Mapping[str, Any], counts: SampleCounts) -> dict[str, int | None]:
-    """The smallest count behind each part of a message; unknown for a method that is not of this package."""
+def counts_behind(method: Any, message: Mapping[str, Any], train: int, smallest: int) -> dict[str, int | None]:
+    """The least count behind each part of a message: of the `smallest` class that is told, or of all `train` rows.
+
+    Unknown for a method that is not of this package.
+    """
     by_class = {part for parts in getattr(method, "class_statistics", {}).values() for part in parts}
-    innermost: Any = method
-    while hasattr(innermost, "inner"):
-        innermost = innermost.inner
-    rest = counts.train if type(innermost).__module__.startswith("posterity.") else None
-    return {part: counts.smallest if part in by_class else rest for part in message}
+    while hasattr(method, "inner"):
+        method = method.inner
+    rest = train if type(method).__module__.startswith("posterity.") else None
+    return {part: smallest if part in by_class else rest for part in message}
 
 
 def read_sent(path: Path) -> list[Line]:

@@ -182,7 +182,7 @@ class Server:
                 continue
             if scores is not None:
                 scores[client.name] = read.scores
-            visited.join(request.part(client, number, read))
+            visited.join(read.part)
         return visited
 
     def ask(self, request: RoundQuestions, asked: Sequence[Registered]) -> Iterator[tuple[Registered, bytes | str]]:
@@ -216,7 +216,6 @@ class Server:
         return (*before, *now)
 
     def due(self, round: int) -> bool:
-        """Whether a round is evaluated."""
         return round > 0 and (round % self.config.every == 0 or round == self.config.rounds)
 
     # --- its end -------------------------------------------------------------------------------------------------
@@ -267,7 +266,6 @@ class Server:
 
     # --- its lines -----------------------------------------------------------------------------------------------
     def named(self, refused: Sequence[engine.Refusal]) -> list[tuple[str, str]]:
-        """Who was left out and why."""
         names = {number: name for name, number in self.roster.numbers.items()}
         return [(names[each.client], each.reason) for each in refused]
 

@@ -58,8 +58,6 @@ DEADLINE = 3600.0  # seconds until a reply is given up
 
 @dataclass(frozen=True)
 class RunSettings:
-    """What an app's run config says."""
-
     config: Config
     experiment: str
     out: Path
@@ -74,10 +72,10 @@ def read_settings(table: Mapping[str, Any]) -> RunSettings:
     usual = RoundRules()
     mine = {"experiment": "experiment", "out": "", "sites": 0, "deadline": DEADLINE, "minimum": usual.minimum,
             "tries": usual.tries, "leave": ""}  # fmt: skip
-    given = {**mine, **{name: value for name, value in table.items() if name in mine}}
+    given = {name: table.get(name, value) for name, value in mine.items()}
     rest = {name: value for name, value in table.items() if name not in mine}
-    chosen = {name.removeprefix("set."): value for name, value in rest.items() if name.startswith("set.")}
-    config = from_table({**{n: v for n, v in rest.items() if not n.startswith("set.")}, "set": chosen})
+    chosen = {name.removeprefix("set."): rest.pop(name) for name in [*rest] if name.startswith("set.")}
+    config = from_table({**rest, "set": chosen})
     if config.min_count is None:
         of_paper = any(paper for _, paper in map(split_preset, config.method.split("+")))  # in which all is sent
         config = replace(config, min_count=1 if of_paper else MIN_COUNT)

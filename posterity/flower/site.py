@@ -40,10 +40,10 @@ from posterity.experiment.setup import DTYPES
 from posterity.flower.agreement import Agreement, agree
 from posterity.flower.codec import CodecError, decode, encode, read_arrays, read_facts
 from posterity.flower.question import ClientQuestion
-from posterity.flower.records import RecordFiles
+from posterity.flower.records import RecordFiles, place_of
 from posterity.flower.samples import Samples
 from posterity.flower.scores import encode_loss, encode_scores, scored_rows
-from posterity.flower.sent import SENT, SampleCounts, counts_behind, describe_reply, refusing, write_sent
+from posterity.flower.sent import SENT, counts_behind, describe_reply, refusing, write_sent
 from posterity.runs.files import read_json, write_atomic, write_json
 from posterity.settings.config import Config
 
@@ -61,20 +61,12 @@ class ClientSite:
     samples: Samples
     folder: Path
 
-    def register(self) -> dict[str, Any]:
-        """Who this is; nothing of the samples themselves."""
-        mine = self.samples
-        kind = replace(mine.kind, classes=mine.named(self.config.least))
-        return {"client": mine.name, "newcomer": mine.newcomer, "train": len(mine.rows["train"]), **kind.facts()}
-
     @property
     def place(self) -> Path:
-        """Where this client's record is, and what was sent."""
-        return RecordFiles(self.folder, self.experiment, self.samples.name, "").place
+        return place_of(self.folder, self.experiment, self.samples.name)
 
 
 def answer(site: ClientSite, data: bytes) -> bytes:
-    """The reply to a question of the server's."""
     facts = read_facts(data)
     if facts.get("ask") == "register":
         return _registration(site)
@@ -85,10 +77,12 @@ def answer(site: ClientSite, data: bytes) -> bytes:
 
 
 def _registration(site: ClientSite) -> bytes:
-    facts, mine = site.register(), site.samples
-    sizes = [mine.size_of(name) for name in facts["classes"]] if mine.private else []
-    behind = {"train": facts["train"], "classes": min(sizes, default=None)}
-    reply = encode({}, facts=facts)
+    """Who this is; nothing of the samples themselves."""
+    mine, classes = site.samples, site.samples.named(site.config.least)
+    train, kind = len(mine.rows["train"]), replace(mine.kind, classes=classes)
+    sizes = [mine.size_of(name) for name in classes] if mine.private else []
+    behind = {"train": train, "classes": min(sizes, default=None)}
+    reply = encode({}, facts={"client": mine.name, "newcomer": mine.newcomer, "train": train, **kind.facts()})
     write_sent(site.place, describe_reply(reply, 0, behind, {}))
     return reply
 
@@ -165,7 +159,7 @@ def _leave(site: ClientSite, asked: ClientQuestion, data: bytes) -> bytes:
     rows = len(found.mine.rows["train"])
     behind = {} if factor is None else dict.fromkeys((name.split("/")[0] for name, _ in tree_named(factor)), rows)
     write_sent(site.place, describe_reply(reply, round, {}, behind))
-    write_left(site.place, round, factor is not None)
+    write_left(site.place, round)
     return reply
 
 
@@ -186,10 +180,10 @@ def _reply(site: ClientSite, found: Opened, message: Message, facts: Mapping[str
     agreement, mine, train = found.agreement, found.mine, found.mine.rows["train"]
     reply = encode(message, agreement.fingerprint, facts)
     sizes = mine.y[train].bincount().tolist() if mine.kind.classes else []
-    counts = SampleCounts(len(train), tuple(sizes), site.config.least)
+    smallest = min((size for size in sizes if size >= max(1, site.config.least)), default=0)
     scored = [each[part]["n"] for each in facts["scores"] for part in HELD if each[part]["n"]]
     behind = {"loss": None if facts.get("loss") is None else len(train), "scores": min(scored, default=0)}
-    leaves = counts_behind(agreement.method, message, counts)
+    leaves = counts_behind(agreement.method, message, len(train), smallest)
     write_sent(site.place, describe_reply(reply, facts["round"], behind, leaves))
     return reply
 
@@ -234,20 +228,17 @@ def left_in(place: Path) -> int:
     return int(read_json(place / LEFT).get("round", 0)) if (place / LEFT).exists() else 0
 
 
-def write_left(place: Path, round: int, factor: bool) -> None:
+def write_left(place: Path, round: int) -> None:
     """What the client said when it left, for whoever asks at the site."""
-    write_json(place / LEFT, {"client": place.name, "experiment": place.parent.name, "round": round, "factor": factor})
+    write_json(place / LEFT, {"client": place.name, "experiment": place.parent.name, "round": round})
 
 
 def find_place(folder: Path) -> Path:
     """The folder of the one client that has registered from `folder`: itself, or one or two levels below it."""
-    if not folder.is_dir():
-        raise ValueError(f"there is no folder {folder}: give the one that this site's node configuration calls "
-                         "'records', or RECORDS/EXPERIMENT/CLIENT in it")  # fmt: skip
     found = sorted({path.parent for depth in ("", "*/", "*/*/") for path in folder.glob(depth + SENT)})
     if not found:
-        raise ValueError(f"{folder} holds no {SENT}: no client has registered from there, so there is nothing to "
-                         "leave; give the folder that this site's node configuration calls 'records'")  # fmt: skip
+        raise ValueError(f"{folder} holds no {SENT}: no client has registered from there; give the folder that this "
+                         "site's node configuration calls 'records', or RECORDS/EXPERIMENT/CLIENT")  # fmt: skip
     if len(found) > 1:
         raise ValueError(f"{folder} holds {len(found)} clients or experiments: give the folder of one of them, "
                          f"{' or '.join(map(str, found))}")  # fmt: skip
@@ -255,13 +246,11 @@ def find_place(folder: Path) -> Path:
 
 
 def wish_to_leave(place: Path) -> None:
-    """The client leaves at the next request."""
     _refuse_left(place)
     write_json(place / WISH, {"client": place.name, "experiment": place.parent.name})
 
 
 def take_back(place: Path) -> None:
-    """The client stays after all."""
     try:
         (place / WISH).unlink()
     except FileNotFoundError:
@@ -271,18 +260,15 @@ def take_back(place: Path) -> None:
 
 def _refuse_left(place: Path) -> None:
     if (place / LEFT).exists():
-        factor = read_json(place / LEFT).get("factor")
-        what = "its factor went along" if factor else "no factor went along: what it contributed stays"
-        raise ValueError(f"{place} has left the experiment for good: it said so in round {left_in(place)} ({what}); "
-                         "its own model is still here, for 'posterity flower predict'")  # fmt: skip
+        raise ValueError(f"{place} has left the experiment for good: it said so in round {left_in(place)}; its own "
+                         "model is still here, for 'posterity flower predict'")  # fmt: skip
 
 
 # --- its own model at work ------------------------------------------------------------------------------------------
 UNSCORED = ("this method is scored as trained: the model was trained once more, from the last offer, and no score in "
             "the run's folder is of it")  # fmt: skip
-HAS_LEFT = "this client left when it was offered this model: no score in the run's folder is of it"
-NO_LATER = ("no score in the run's folder is of this model: a later one, which would be scored here, has not come to "
-            "this site; where the run was stopped or the site was away, start the run again")  # fmt: skip
+NO_LATER = ("no score in the run's folder is of this model: before a later one came, this client left or was away, or "
+            "the run was stopped")  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -333,4 +319,4 @@ def _point(method: Method, asked: ClientQuestion, left: bool) -> tuple[int, int,
         return (*points[method.scored], "")
     if method.scored == "trained":
         return asked.round, 0, UNSCORED
-    return asked.round - 1, method.adaptation if method.scored == "adapted" else 0, HAS_LEFT if left else NO_LATER
+    return asked.round - 1, method.adaptation if method.scored == "adapted" else 0, NO_LATER

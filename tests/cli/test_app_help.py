@@ -14,14 +14,13 @@ from posterity.cli import flags as completion
 from posterity.cli.app import app
 from posterity.cli.flags import config_flags
 from posterity.data.partition import EXAMPLES
-from posterity.models import networks
 from posterity.settings.config import PARTITIONS
 
 EVERY_HELP = """
 import sys
 import typer
 from posterity.cli.app import app, main
-from posterity.cli.flags import complete_dataset, complete_methods, complete_model
+from posterity.cli.flags import complete_dataset, complete_methods
 
 def walk(command, words):
     yield words
@@ -35,7 +34,7 @@ for words in [[], *walk(typer.main.get_command(app), [])]:
             main()
         except SystemExit as stop:
             assert not stop.code, (words, stop.code)
-assert complete_methods("fedavg,fedp") and complete_dataset("dig") and complete_model("ml")
+assert complete_methods("fedavg,fedp") and complete_dataset("dig")
 print("imported:", [name for name in ("torch", "numpy", "jinja2", "posterity.papers") if name in sys.modules])
 """
 
@@ -88,17 +87,11 @@ def test_the_help_names_every_partition():
         (completion.complete_method, "wrap", []),
         (completion.complete_methods, "local,fedavg+ft,fedm", ["local,fedavg+ft,fedmap"]),
         (completion.complete_dataset, "mnist+digi", ["mnist+digits", "mnist+digits5"]),
-        (completion.complete_model, "lenet", ["lenet5", "lenet_wide"]),
-        (completion.complete_model, "_", []),
         (completion.starting(("auto", "loop", "package.module:engine")), "", ["auto", "loop"]),
     ],
 )
 def test_a_shell_completes(complete, typed, offered):
     assert complete(typed) == offered
-
-
-def test_every_network_is_offered():
-    assert completion.complete_model("") == sorted(networks())
 
 
 def test_completion_reaches_the_flags():

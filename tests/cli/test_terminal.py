@@ -67,7 +67,7 @@ def test_names_of_columns_and_metrics_of_your_own() -> None:
     assert split_metrics(None) == ((), None)
     assert split_metrics("mine:a, yours:b") == ((), "mine:a,yours:b")  # these only add to the usual columns
     assert split_metrics("ece,mine:a") == (("ece", "mine:a"), "mine:a")
-    with pytest.raises(ValueError, match="names of columns"):
+    with pytest.raises(ValueError, match="--metrics takes a comma-separated list of names"):
         split_metrics(" , ")
     with pytest.raises(ValueError, match="no metric 'acuracy': did you mean 'accuracy'"):
         check_output(Output(metrics=("acuracy",)))

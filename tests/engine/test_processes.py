@@ -150,40 +150,34 @@ def test_where_processes_cannot_work_the_reason_is_told(call, started, monkeypat
 
 
 @pytest.mark.parametrize(
-    ("engine", "status", "processes", "expected"),
+    ("engine", "status", "expected"),
     [
-        ("processes", "running", 2, 2),
-        ("auto", "running", 2, 1),
-        ("processes", "finished", 2, 1),
-        ("graph", "running", 2, 1),  # the user shared it out, and may do so again
-        ("auto", "running", 1, 1),
+        ("processes", "running", 2),
+        ("processes", "finished", 1),
+        ("graph", "running", 1),  # the user may have shared it out, and may do so again
     ],
 )
-def test_resume_starts_as_many_as_before(monkeypatch, tmp_path, engine, status, processes, expected):
+def test_resume_starts_as_many_as_there_are_cores(monkeypatch, tmp_path, engine, status, expected):
     monkeypatch.setattr(launch, "count_cores", lambda: 2)
     monkeypatch.delenv("WORLD_SIZE", raising=False)
-    made(tmp_path, engine, status, processes)
+    made(tmp_path, engine, status)
     assert launch.processes_before(tmp_path) == expected
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert launch.processes_before(tmp_path) == 1  # this is one of them
 
 
-def made(path: Path, engine: str, status: str, processes: int) -> Path:
+def made(path: Path, engine: str, status: str) -> Path:
     path.mkdir(exist_ok=True)
     (path / run_folder.CONFIG).write_text(f'engine = "{engine}"\n')
-    files.write_json(path / run_folder.RUN, {"status": status, "processes": processes})
+    files.write_json(path / run_folder.RUN, {"status": status})
     return path
 
 
-def test_resume_says_what_to_do_where_it_cannot(call, started, monkeypatch, tmp_path):
+def test_resume_says_what_to_do_where_it_cannot(call, monkeypatch, tmp_path):
     monkeypatch.setattr(launch, "count_cores", lambda: 2)
-    made(tmp_path / "large", "processes", "running", 16)
-    code, _, complaint = call("resume", "large")
-    assert (code, started) == (2, [])
-    assert "torchrun --nproc-per-node 16" in complaint
-    made(tmp_path / "all", "auto", "running", 1)
+    made(tmp_path / "all", "auto", "running")
     (tmp_path / "all" / "one").mkdir()
-    made(tmp_path / "all" / "one" / "deep", "processes", "running", 2)
+    made(tmp_path / "all" / "one" / "deep", "processes", "running")
     code, _, complaint = call("resume", str(tmp_path / "all"))
     assert code == 2
     assert "go on with it first" in complaint

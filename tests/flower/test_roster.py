@@ -159,8 +159,8 @@ def test_labels_that_sites_write_in_different_ways_are_noted():
         "them alike if they are one"
     ]
     assert remarks_on(("ill", "well"), ("0", "1"), ("well",)) == [
-        "sites have no class in common ('0', '1' at 'site 1'; 'ill', 'well' at 'site 0', 'site 2'): write the labels "
-        "alike if they mean the same, for all are classes of the network"
+        "'site 1' has the classes 0, 1, which nobody has who has ill, well: write the labels alike if they mean the "
+        "same, for all are classes of the network"
     ]
 
 

@@ -236,7 +236,10 @@ def test_who_clips_is_looked_at_through_pruning_and_withheld_classes(spec, tmp_p
     request = RoundQuestions(server.agreement, server.state, 2, ("client 0",))
     client, site = server.roster.clients["client 0"], server.exchange.make[node_of(0)]()
     reply = answer(site, request.question(client, 0, 1))
-    message = request.read(client, 0, reply).message
+    offer = request.offer(client, 0)
+    like = message_like(request._nobody(0), offer.shared, offer.own, 2)
+    message = decode(reply, like, request.agreement.fingerprint)
+    assert request.read(client, 0, reply).part.accepted == 1
     pruned = isinstance(message["params"], Sparse)
     assert pruned is ("snip" in spec)
     mean = message["params"].part if pruned else message["params"]
