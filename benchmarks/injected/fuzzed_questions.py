@@ -29,7 +29,7 @@ STEMS = (  # of what the site says, without names and numbers
     "the header says that it has", "is there twice", "the payload has", "has the type", "fingerprint", "is missing",
     "is not expected", "the server asks for", "the question is of round", "the question lacks",
     "the question wants scores", "the question's", "its samples have", "its task is", "its columns are",
-    "the server speaks of samples", "the record of client", "; expected",
+    "the server's samples are", "has no record of round", "; expected",
 )  # fmt: skip
 
 

@@ -161,9 +161,7 @@ def read_seeds(text: str) -> list[int]:
     try:
         seeds = parse_ranges(text)
     except ValueError:
-        raise ValueError(
-            f"--seeds takes whole numbers (0,1,2) or a range from the lower one on (0-4); {text!r} was given"
-        ) from None
+        raise ValueError(f"--seeds takes 0,1,2 or a range from the lower one on (0-4); {text!r} was given") from None
     if twice := sorted({seed for seed in seeds if seeds.count(seed) > 1}):
         raise ValueError(f"--seeds names {', '.join(map(str, twice))} more than once; {text!r} was given")
     return seeds
@@ -215,8 +213,7 @@ def take_names(given: dict[str, Any]) -> Output:
     """Columns of runs that have been measured, or whose configuration says what will be."""
     output, theirs = take_output(given)
     if theirs:
-        raise ValueError(f"--metrics takes names of columns here; {theirs} is measured by 'run' and 'compare' "
-                         "alone, and shown under the name that it has there")  # fmt: skip
+        raise ValueError(f"--metrics takes names of columns here; {theirs} is measured by 'run' and 'compare' alone")
     return output
 
 

@@ -74,10 +74,8 @@ def _finished(folder: Path, trust: bool) -> Result:
         inside = sorted(str(path.parent) for path in folder.glob(f"**/{run_folder.CONFIG}")) if folder.is_dir() else []
         hint = f"; it holds several, give one of them: {listed(inside)}" if inside else ""
         raise ValueError(f"{folder} holds no run (there is no {run_folder.CONFIG} in it){hint}")
-    status = files.read_json(folder / run_folder.RUN).get("status")
-    if status != "finished":
-        raise ValueError(f"the run in {folder} is not finished ({status}): 'posterity resume {folder}' takes it to its "
-                         "end, then it can predict")  # fmt: skip
+    if not run_folder.is_finished(folder):
+        raise ValueError(f"the run in {folder} is not finished: 'posterity resume {folder}' takes it to its end")
     return posterity.load(folder, trust=trust)
 
 
@@ -112,12 +110,11 @@ def read_rows(path: Path, columns: Sequence[str], who: str, client: str | None =
 
 def _check_columns(path: Path, found: Mapping[str, Any], columns: Sequence[str]) -> None:
     if not columns:
-        raise DataError(f"{path}: a table, but this run was not trained on columns with names; expected an .npz with "
-                        "an array x; convert it")  # fmt: skip
+        raise DataError(f"{path}: a table, but this run's columns have no names; expected an .npz with an array x")
     if missing := [name for name in columns if name not in found]:
         near = f" ({nearest(missing[0], list(found))})" if len(missing) == 1 else ""
-        raise DataError(f"{path}: no column {listed(map(repr, missing))}{near}; expected all {len(columns)} features "
-                        "that the run was trained on, by their names; add or rename columns")  # fmt: skip
+        lacking = listed(map(repr, missing))
+        raise DataError(f"{path}: no column {lacking}{near}; expected all {len(columns)} features, by their names")
 
 
 def _samples(path: Path, found: Mapping[str, Array], who: str) -> Array:
@@ -183,9 +180,7 @@ def as_csv(owners: Sequence[str], outputs: list[list[float]], classes: Sequence[
 def check_place(out: Path, file: Path) -> None:
     """Refuse to write over the rows that are read."""
     if out.exists() and file.exists() and out.samefile(file):
-        raise ValueError(
-            f"--out {out} is the file that is read, and would be replaced by its predictions; give another"
-        )
+        raise ValueError(f"--out {out} is the file that is read, and would be replaced; give another")
 
 
 def write_predictions(path: Path, text: str) -> None:

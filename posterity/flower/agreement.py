@@ -71,8 +71,7 @@ class SampleSpec:
         for name in (*self.columns, *columns):
             if name not in columns or name not in self.columns:
                 lacks = "has no column" if name not in columns else "has a column that others lack,"
-                raise ValueError(f"{whose} {lacks} {name!r}; expected {', '.join(self.columns)}, in any order: add, "
-                                 "rename or remove columns")  # fmt: skip
+                raise ValueError(f"{whose} {lacks} {name!r}; expected {', '.join(self.columns)}, in any order")
         return [columns.index(name) for name in self.columns]
 
 
@@ -156,11 +155,9 @@ def agree(config: Config, kind: SampleSpec, clients: int, samples: int, public: 
     if config.device != "cpu":
         raise ValueError(f"device {config.device!r} was given: server and sites compute on their CPUs; give cpu")
     if config.augment is not None:
-        raise ValueError(f"augment = {config.augment!r} was given: its border is the darkest value of everybody's "
-                         "pictures, which no site knows; leave it out")  # fmt: skip
+        raise ValueError(f"augment = {config.augment!r} was given: it needs everybody's pictures; leave it out")
     if kind.task == "classification" and len(kind.classes) < 2:
-        raise ValueError(f"sites named the classes {list(kind.classes)}; expected two or more of which some site has "
-                         f"{config.least} samples: give more data, or a smaller min_count")  # fmt: skip
+        raise ValueError(f"sites named the classes {list(kind.classes)}; expected two: give a smaller min_count")
     dtype = DTYPES[config.dtype]
     some = torch.zeros((2, *kind.shape), dtype=torch.int64 if kind.integers else dtype)
     options, classes = config.settings("model"), len(kind.classes)

@@ -143,8 +143,7 @@ class _Reader(_Walk):
         if isinstance(tree, (Mean, Moments)) and any(bool((w < 0).any()) for w in tree_leaves(found.weight)):
             raise CodecError(f"{path}/weight is negative somewhere: a client can count for nothing, not for less")
         if isinstance(tree, (Bag, Rows)) and not torch.equal(found.client, tree.client):
-            raise CodecError(f"{path}/client is {found.client.tolist()}; this client is {tree.client.tolist()}: "
-                             "nobody speaks for another")  # fmt: skip
+            raise CodecError(f"{path}/client is {found.client.tolist()}; this client is {tree.client.tolist()}")
         return found
 
     def leaf(self, name: str, like: Tensor, keep: Tensor | None) -> Tensor:

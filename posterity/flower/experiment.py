@@ -245,8 +245,7 @@ def depart(server: Server, names: Sequence[str]) -> None:
     known = server.roster.numbers
     unknown = [name for name in names if name not in known]
     if unknown:
-        raise ValueError(f"leave names {unknown[0]!r}, who is no client of this experiment: its clients are "
-                         f"{', '.join(map(repr, known))}")  # fmt: skip
+        raise ValueError(f"leave names {unknown[0]!r}, who is no client here: {', '.join(map(repr, known))}")
     for name in names:
         if server.roster.gone.get(name) not in (FORGOTTEN, NEVER):
             _close(server, name, f"has left before round {server.round + 1}", _forget(server, name))

@@ -30,8 +30,7 @@ def write_app(folder: Path, config: Config, sites: int) -> list[Path]:
     name = folder.resolve().name
     package = name.replace("-", "_").lower()
     if not NAME.fullmatch(name) or keyword.iskeyword(package):
-        raise ValueError(f"the folder is called {name!r}; Flower wants the name of an app to begin with a letter and "
-                         "to have letters, digits and hyphens, 32 at most: 'my-app'")  # fmt: skip
+        raise ValueError(f"{name!r}: Flower wants the name of an app to be a letter and letters, digits, hyphens (32)")
     if folder.exists() and any(folder.iterdir()):
         raise ValueError(f"{folder} is not empty; nothing was written")
     usual, values = Config(), {knob.name: getattr(config, knob.name) for knob in knobs(Config)}

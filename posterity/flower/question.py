@@ -54,8 +54,7 @@ class ClientQuestion:
     @staticmethod
     def of(facts: Mapping[str, Any]) -> ClientQuestion:
         if facts.get("ask") not in ("visit", "leave"):
-            raise CodecError(f"the server asks for {facts.get('ask')!r:.40}; this site answers 'register', 'visit' and "
-                             "'leave'")  # fmt: skip
+            raise CodecError(f"the server asks for {facts.get('ask')!r:.40}; expected 'register', 'visit' or 'leave'")
         for name in ("newcomer", "train", "trial"):
             if type(facts.get(name)) is not bool:
                 raise CodecError(f"the question's {name!r} is {facts.get(name)!r:.40}; expected true or false")

@@ -48,19 +48,14 @@ class RecordFiles:
         """The record after a round, in the shape of `like`."""
         path = self.path(round)
         if not path.exists():
-            raise ValueError(
-                f"the record of client {self.client!r} after round {round} is not in {self.place}, though the server "
-                "counted its message: put the folder back, or begin another experiment"
-            )
+            raise ValueError(f"{self.client!r} has no record of round {round} in {self.place}: put the folder back")
         leaves, facts = read_saved(path)
         if facts.get("fingerprint") != self.fingerprint:
-            raise ValueError(f"{path} is of another method, configuration or network than this experiment "
-                             f"{self.experiment!r}: give the experiment another name")  # fmt: skip
+            raise ValueError(f"{path} is of another experiment than this {self.experiment!r}: give it another name")
         if self.data and facts["data"] != self.data:
             raise SiteError(
-                f"the data of client {self.client!r} are not those that {path} was trained on: rows, their order, "
-                "columns or labels have changed; put the old file back, or let the new one take part as another client "
-                "(another 'client' in the node's configuration)", CHANGED,
+                f"the data of client {self.client!r} are not those that {path} was trained on: put the old file back, "
+                "or let the new one take part as another 'client'", CHANGED,
             )  # fmt: skip
         return restore(like, leaves, TOP)
 

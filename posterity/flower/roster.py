@@ -157,8 +157,7 @@ class Roster:
         for name, kind in kinds.items():
             first.order_of(kind.columns, f"client {name!r}")
             if replace(kind, classes=first.classes, columns=first.columns) != first:
-                raise ValueError(f"client {name!r} has samples of {kind.facts()}, others of {first.facts()}: all sites "
-                                 "must have the same columns and the same task")  # fmt: skip
+                raise ValueError(f"{name!r} has {kind.facts()}, others {first.facts()}: all must have the same columns")
         if all(kind.classes == first.classes for kind in others):
             return first
         every = {label for kind in kinds.values() for label in kind.classes}

@@ -51,14 +51,12 @@ class Samples:
         if self.kind.columns != kind.columns:
             mine = replace(self, x=self.x[:, kind.order_of(self.kind.columns, f"client {self.name!r}")])
         if replace(self.kind, classes=kind.classes, columns=kind.columns) != kind:
-            raise ValueError(f"the server speaks of samples of {kind.facts()!r:.300}; client {self.name!r} has some of "
-                             f"{self.kind.facts()!r:.300}: all must have the same shape and the same task")  # fmt: skip
+            raise ValueError(f"the server's samples are {kind.facts()!r:.300}, not {self.kind.facts()!r:.300}")
         if self.kind.classes == kind.classes:
             return replace(mine, kind=kind)
         strange = [name for name in self.named(least) if name not in kind.classes]
         if strange:
-            raise ValueError(f"client {self.name!r} has samples of the class {strange[0]!r}, which nobody had when the "
-                             "experiment began: leave them out, or begin another experiment")  # fmt: skip
+            raise ValueError(f"{self.name!r} has the class {strange[0]!r}, which nobody had at first: leave it out")
         place = torch.tensor([kind.classes.index(n) if n in kind.classes else -1 for n in self.kind.classes])
         y = place[self.y]
         return replace(mine, kind=kind, y=y, rows={part: rows[y[rows] >= 0] for part, rows in self.rows.items()})
@@ -108,8 +106,7 @@ def find_client(names: Sequence[str], name: str) -> int:
     if name.isdecimal() and int(name) < len(names):
         return int(name)
     known = ", ".join(map(repr, names[:3]))
-    raise ValueError(f"there is no client {name!r} in this federation of {len(names)} ({known} …): name one of them in "
-                     f"the node's configuration, or a number below {len(names)}")  # fmt: skip
+    raise ValueError(f"there is no client {name!r} in this federation of {len(names)}: give a number, or {known} …")
 
 
 def read_file(config: Config, path: Path) -> Federation:

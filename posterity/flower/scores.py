@@ -149,8 +149,7 @@ def _numbers(value: Any, like: Tensor, name: str) -> Tensor:
     except (TypeError, ValueError, RuntimeError, OverflowError):
         raise CodecError(f"the sums {name!r} of its scores are no numbers") from None
     if found.shape != like.shape or bool(found.isnan().any()):
-        raise CodecError(f"the sums {name!r} of its scores have the shape {tuple(found.shape)}; expected "
-                         f"{tuple(like.shape)}, and no NaN")  # fmt: skip
+        raise CodecError(f"the sums {name!r} of its scores are {[*found.shape]} numbers; expected {[*like.shape]}")
     return found
 
 

@@ -104,8 +104,7 @@ def read_sent(path: Path) -> list[Line]:
     lines = read_lines(path)
     for number, line in enumerate(lines, start=1):
         if not (isinstance(line, dict) and line.keys() >= NAMES):
-            raise ValueError(f"{path}, line {number} is not of a {SENT}: expected {', '.join(sorted(NAMES))}; give the "
-                             "folder of a client's record (RECORDS/EXPERIMENT/CLIENT)")  # fmt: skip
+            raise ValueError(f"{path}, line {number} is not of a {SENT}; give the folder of a client's record")
     return lines
 
 

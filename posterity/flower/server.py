@@ -64,15 +64,12 @@ def read_key(folder: Path, method: Any, seed: int, begun: bool) -> Tensor:
         return make_key(seed)
     path = folder / SECRET
     if begun and not path.exists():
-        raise ValueError(f"{path} is missing: with it the run's noise and its cohorts are drawn, and with another one "
-                         "noise could be told from what it hides; put it back, or give 'out' another folder and "
-                         "'experiment' another name")  # fmt: skip
+        raise ValueError(f"{path} is missing: with it the run's noise and its cohorts are drawn; put it back")
     if not path.exists():  # nobody else can read it from its first byte on, and it is all there or not at all
         files.write_atomic(path, f"{secrets.randbits(63):016x}\n".encode(), rights=0o600)
     text = path.read_text(encoding="ascii", errors="replace").strip()
     if not re.fullmatch("[0-7][0-9a-f]{15}", text):
-        raise ValueError(f"{path} is damaged: expected a number of 16 digits; put the old file back, or give 'out' "
-                         "another folder and 'experiment' another name")  # fmt: skip
+        raise ValueError(f"{path} is damaged: expected a number of 16 digits; put the old file back")
     return make_key(int(text, 16))
 
 

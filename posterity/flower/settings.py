@@ -40,8 +40,7 @@ class RoundRules:
 
     def __post_init__(self) -> None:
         if not AMOUNT.fullmatch(self.minimum):
-            raise ValueError(f"minimum = {self.minimum!r} was given: give a number of clients ('2') or a share of the "
-                             "cohort ('50%')")  # fmt: skip
+            raise ValueError(f"minimum = {self.minimum!r} was given: give a number of clients ('2') or a share ('50%')")
         if self.tries < 1:
             raise ValueError(f"tries = {self.tries} was given: clients must be asked once at least; give 1 or more")
 
@@ -81,8 +80,7 @@ def read_settings(table: Mapping[str, Any]) -> RunSettings:
         config = replace(config, min_count=1 if of_paper else MIN_COUNT)
     sites = int(_number(given, "sites", int, 0, "a whole number")) or config.clients
     if not sites:
-        raise ValueError("the run config does not say how many sites there are; give sites = 3, or clients = 3 where "
-                         "a dataset is divided among them")  # fmt: skip
+        raise ValueError("the run config does not say how many sites there are: give sites = 3, or clients = 3")
     experiment = str(given["experiment"])
     out = Path(str(given["out"]) or f"runs/{experiment}")
     leave = tuple(name.strip() for name in str(given["leave"]).split(",") if name.strip())

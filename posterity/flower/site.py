@@ -237,11 +237,9 @@ def find_place(folder: Path) -> Path:
     """The folder of the one client that has registered from `folder`: itself, or one or two levels below it."""
     found = sorted({path.parent for depth in ("", "*/", "*/*/") for path in folder.glob(depth + SENT)})
     if not found:
-        raise ValueError(f"{folder} holds no {SENT}: no client has registered from there; give the folder that this "
-                         "site's node configuration calls 'records', or RECORDS/EXPERIMENT/CLIENT")  # fmt: skip
+        raise ValueError(f"{folder} holds no {SENT}: no client has registered from there; give this site's 'records'")
     if len(found) > 1:
-        raise ValueError(f"{folder} holds {len(found)} clients or experiments: give the folder of one of them, "
-                         f"{' or '.join(map(str, found))}")  # fmt: skip
+        raise ValueError(f"{folder} holds several clients: give the folder of one, {' or '.join(map(str, found))}")
     return found[0]
 
 
@@ -260,13 +258,11 @@ def take_back(place: Path) -> None:
 
 def _refuse_left(place: Path) -> None:
     if (place / LEFT).exists():
-        raise ValueError(f"{place} has left the experiment for good: it said so in round {left_in(place)}; its own "
-                         "model is still here, for 'posterity flower predict'")  # fmt: skip
+        raise ValueError(f"{place} has left for good, in round {left_in(place)}; its own model is still here")
 
 
 # --- its own model at work ------------------------------------------------------------------------------------------
-UNSCORED = ("this method is scored as trained: the model was trained once more, from the last offer, and no score in "
-            "the run's folder is of it")  # fmt: skip
+UNSCORED = "this method is scored as trained: the model was trained once more, and no score of the run is of it"
 NO_LATER = ("no score in the run's folder is of this model: before a later one came, this client left or was away, or "
             "the run was stopped")  # fmt: skip
 
@@ -292,16 +288,14 @@ def predict_rows(site: ClientSite, federation: Federation, x: Any) -> SitePredic
     """
     path = site.place / OFFER
     if not path.is_file():
-        raise ValueError(f"there is no {path}: this client has not been scored yet in the experiment "
-                         f"{site.experiment!r}; give its name and its records' folder, or finish the run")  # fmt: skip
+        raise ValueError(f"there is no {path}: this client has not been scored yet in {site.experiment!r}")
     data = path.read_bytes()
     asked = ClientQuestion.of(read_facts(data))
     try:
         found = open_question(site, data)
     except CodecError as error:
         raise ValueError(f"{path} does not go with the settings of the app's folder ({error}): write into its "
-                         "pyproject.toml what was given to 'flwr run -c', or put back what it had"
-                         ) from error  # fmt: skip
+                         "pyproject.toml what was given to 'flwr run -c'") from error  # fmt: skip
     here, method = found.mine.kind, found.agreement.method
     round, epochs, note = _point(method, asked, left_in(site.place) == asked.round)
     rows = federation.preprocessing.apply(x, 0, federation.shape, DTYPES[site.config.dtype])

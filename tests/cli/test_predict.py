@@ -179,8 +179,7 @@ def test_the_rows_that_are_read_are_not_replaced(project, call):
     for out in ("in.csv", "./in.csv", "link.csv"):
         code, _, complaint = call("predict", str(project / "runs"), "in.csv", "--out", out)
         assert code == 2
-        assert complaint == f"error: --out {Path(out)} is the file that is read, and would be replaced by its " \
-                            "predictions; give another\n"  # fmt: skip
+        assert complaint == f"error: --out {Path(out)} is the file that is read, and would be replaced; give another\n"
     assert rows.read_bytes() == before
     assert call("predict", str(project / "runs"), "in.csv", "--out", "out.csv")[0] == 0
 

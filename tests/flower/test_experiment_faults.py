@@ -114,7 +114,7 @@ def test_a_record_of_another_experiment_is_named(tmp_path):
     files = RecordFiles(tmp_path, "test", "client 0", "one")
     files.write(record, 4, ())
     assert torch.equal(files.read(record, 4)["head"], record["head"])
-    with pytest.raises(ValueError, match="is of another method, configuration or network than this experiment 'test'"):
+    with pytest.raises(ValueError, match="is of another experiment than this 'test'"):
         replace(files, fingerprint="two").read(record, 4)
 
 

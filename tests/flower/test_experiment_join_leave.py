@@ -187,7 +187,7 @@ def test_a_method_that_cannot_forget_says_so(tmp_path):
     assert server.state is before
     assert "what it contributed stays: the method cannot tell what is its part" in lines[-1]["text"]
     assert [client.name for client in server.roster.members] == ["client 0", "client 1"]
-    with pytest.raises(ValueError, match="leave names 'nobody', who is no client of this experiment"):
+    with pytest.raises(ValueError, match="leave names 'nobody', who is no client here"):
         depart(server, ["nobody"])
 
 

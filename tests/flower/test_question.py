@@ -32,7 +32,7 @@ def test_a_question_arrives_as_it_was_asked():
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"ask": "obey"}, "the server asks for 'obey'; this site answers 'register', 'visit' and 'leave'"),
+        ({"ask": "obey"}, "the server asks for 'obey'; expected 'register', 'visit' or 'leave'"),
         ({"train": 1}, "the question's 'train' is 1; expected true or false"),
         ({"trial": None}, "the question's 'trial' is None"),
         ({"round": True}, "the question's 'round' is True; expected a whole number from 1 on"),
@@ -91,5 +91,5 @@ def test_a_federation_of_another_size_is_refused_before_anything_of_that_size_is
     with pytest.raises(CodecError, match="fingerprint"):
         answer(make(), encode(offer, agreement.fingerprint, facts, complete=True))
     facts["samples"]["shape"] = [2**20]
-    with pytest.raises(ValueError, match="the server speaks of samples of"):
+    with pytest.raises(ValueError, match="the server's samples are"):
         answer(make(), encode(offer, agreement.fingerprint, facts, complete=True))

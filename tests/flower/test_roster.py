@@ -195,7 +195,7 @@ def test_sites_with_files_of_their_own(tmp_path):
 
 @pytest.mark.parametrize(
     ("given", "told"),
-    [({"device": "cuda"}, "device 'cuda' was given"), ({"augment": "flip"}, "darkest value of everybody's pictures")],
+    [({"device": "cuda"}, "device 'cuda' was given"), ({"augment": "flip"}, "it needs everybody's pictures")],
 )
 def test_what_sites_cannot_do_is_refused(given, told):
     with pytest.raises(ValueError, match=told):

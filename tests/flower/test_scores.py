@@ -144,7 +144,7 @@ def test_a_metric_that_is_of_few_rows_stays_at_home():
     [
         ({"n": "6"}, "are of '6' rows"),
         ({"n": 6}, "hold no sums and metrics"),
-        ({"n": 6, "sums": {"correct": [1.0]}, "metrics": {}}, "'correct' of its scores have the shape"),
+        ({"n": 6, "sums": {"correct": [1.0]}, "metrics": {}}, "'correct' of its scores are "),
         ({"n": 6, "sums": {"correct": "all"}, "metrics": {}}, "'correct' of its scores are no numbers"),
         ({"n": 6, "sums": dict.fromkeys(("correct", "nll", "brier", "square"), 1), "metrics": {"accuracy": 1}},
          "hold 'accuracy' with 1, which is not expected"),
