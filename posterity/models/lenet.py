@@ -15,7 +15,7 @@ Padding = int | tuple[int, int] | None
 Make = Callable[[], nn.Module]
 
 
-def stack(
+def _stack(
     shape: tuple[int, ...],
     channels: tuple[int, ...],
     widths: tuple[int, ...],
@@ -68,7 +68,7 @@ def _lenet(
             f"Images of {shape[1]}×{shape[2]} are too small for two 5×5 convolutions with padding {pads}: "
             f"at least {SMALL} pixels without padding, {LEAST} with padding=2 (the default for small images)."
         )
-    return stack(shape, channels, widths, outputs, pads, activations=(activation, activation))
+    return _stack(shape, channels, widths, outputs, pads, activations=(activation, activation))
 
 
 def cnn(
@@ -125,7 +125,7 @@ def metavd_cnn(
     """
     if len(shape) != 3 or min(shape[1:]) < 8:
         raise ValueError(f"metavd_cnn takes images (channels, height, width) of at least 8×8, not shape {shape}.")
-    net = stack(shape, (width,) * 3, hidden, outputs, (1,) * 3, 3, (nn.ReLU, lambda: nn.LeakyReLU(0.1)))
+    net = _stack(shape, (width,) * 3, hidden, outputs, (1,) * 3, 3, (nn.ReLU, lambda: nn.LeakyReLU(0.1)))
     for layer in net.modules():
         if isinstance(layer, (nn.Conv2d, nn.Linear)):
             nn.init.xavier_normal_(layer.weight)
