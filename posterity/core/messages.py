@@ -39,6 +39,7 @@ from posterity.core.tree import (
     record,
     tree_bytes,
     tree_cast,
+    tree_cat,
     tree_leaves,
     tree_map,
     tree_parts,
@@ -65,7 +66,7 @@ class Sum:
         return Sum(tree_map(lambda leaf: leaf.sum(0), stack.value), stack.within)
 
     def zero(self) -> Sum:
-        return Sum(tree_map(torch.zeros_like, self.value), self.within)
+        return tree_map(torch.zeros_like, self)
 
 
 @record
@@ -90,7 +91,7 @@ class Mean:
         return Mean(weight, tree_map(_average, stack.value, stack._weights()))
 
     def zero(self) -> Mean:
-        return Mean(tree_map(torch.zeros_like, self.weight), tree_map(torch.zeros_like, self.value))
+        return tree_map(torch.zeros_like, self)
 
     def mean(self, missing: Tree | None = None) -> Tree:
         """The mean; where no weight arrived, `missing`. Without `missing`, an empty mean is an error and never NaN."""
@@ -174,42 +175,6 @@ class Moments:
         return tree_map(lambda leaf: leaf / self.weight, self.square)
 
 
-def _joined(self: Any, other: Any) -> tuple[Tensor, Tree]:
-    """Both sides in the order of the clients, so that the order of merging leaves no trace."""
-    client = torch.cat((self.client, other.client))
-    order = torch.argsort(client, stable=True)
-    return client[order], tree_map(lambda a, b: torch.cat((a, b))[order], self.value, other.value)
-
-
-@record
-class Rows:
-    """One row per client, no client twice: for baselines whose server keeps a table of heads or embeddings."""
-
-    client: Tensor
-    value: Tree
-    secure_sum: ClassVar[bool] = False
-
-    def __add__(self, other: Rows) -> Rows:
-        return Rows(*_joined(self, other))._single()
-
-    @staticmethod
-    def fold(stack: Rows) -> Rows:
-        return Rows(*_sorted(stack.client, stack.value))._single()
-
-    def _single(self) -> Rows:
-        twice = self.client[1:][self.client.diff() == 0]
-        if len(twice):
-            raise ValueError(f"client {int(twice[0])} sent two rows in one round")
-        return self
-
-    def zero(self) -> Rows:
-        return tree_map(lambda leaf: leaf[:0], self)
-
-    def into(self, table: Tree) -> Tree:
-        """`table` (clients, ...) with the rows that arrived put in their places."""
-        return tree_map(lambda t, v: t.index_copy(0, self.client, v.to(t)), table, self.value)
-
-
 @record
 class Bag:
     """Every client's contribution by itself, for servers that need more than a sum."""
@@ -218,15 +183,33 @@ class Bag:
     value: Tree
     secure_sum: ClassVar[bool] = False
 
-    def __add__(self, other: Bag) -> Bag:
-        return Bag(*_joined(self, other))
+    def __add__(self, other: Any) -> Any:
+        return self.fold(tree_cat([self, other]))
 
     @staticmethod
-    def fold(stack: Bag) -> Bag:
-        return Bag(*_sorted(stack.client, stack.value))
+    def fold(stack: Any) -> Any:
+        """In the order of the clients, so that the order of merging leaves no trace."""
+        return tree_rows(stack, torch.argsort(stack.client, stable=True))
 
-    def zero(self) -> Bag:
-        return tree_map(lambda leaf: leaf[:0], self)
+    def zero(self) -> Any:
+        return tree_rows(self, slice(0))
+
+
+@record
+class Rows(Bag):
+    """One row per client, no client twice: for baselines whose server keeps a table of heads or embeddings."""
+
+    @staticmethod
+    def fold(stack: Any) -> Any:
+        rows = Bag.fold(stack)
+        twice = rows.client[1:][rows.client.diff() == 0]
+        if len(twice):
+            raise ValueError(f"client {int(twice[0])} sent two rows in one round")
+        return rows
+
+    def into(self, table: Tree) -> Tree:
+        """`table` (clients, ...) with the rows that arrived put in their places."""
+        return tree_map(lambda t, v: t.index_copy(0, self.client, v.to(t)), table, self.value)
 
 
 @record
@@ -350,7 +333,8 @@ def _blend(a: Tensor, b: Tensor, wa: Tensor, wb: Tensor) -> Tensor:
 
 def _average(leaf: Tensor, weight: Tensor) -> Tensor:
     total = weight.sum(0)
-    some, wide = torch.where(total > 0, total, 1), _spread(weight, leaf)
+    some = torch.where(total > 0, total, 1)
+    wide = _spread(weight, leaf)
     if leaf.device.type == "cpu" and leaf[0].numel() > 1:
         wide = wide.flatten(1) if weight.dim() == 1 else wide.expand_as(leaf).flatten(1)
         return _weighted(leaf.flatten(1), wide).reshape(leaf.shape[1:]) / _spread(some, leaf[0])
@@ -371,8 +355,3 @@ def _shares(tops: Tensor, masses: Tensor, squares: Tensor) -> tuple[Tensor, tupl
     weights = scale * masses
     mass = weights.sum(0)
     return weights / torch.where(mass > 0, mass, 1), (top, mass, (scale**2 * squares).sum(0))
-
-
-def _sorted(client: Tensor, value: Tree) -> tuple[Tensor, Tree]:
-    order = torch.argsort(client, stable=True)
-    return client[order], tree_rows(value, order)
