@@ -104,23 +104,10 @@ def refuse_draws(module: nn.Module, name: str, x: Tensor) -> None:
     _called(module, x, train=True)
     if global_generators() == before:
         return
-    found: list[str] = []
-
-    def watch(layer_name: str, layer: nn.Module) -> None:
-        states: list[Any] = []
-
-        def end(*_: Any) -> None:
-            if states.pop() != global_generators() and not found:  # the innermost layer ends first
-                found.append(_drawing(layer_name, layer))
-
-        hooks.callback(layer.register_forward_pre_hook(lambda *_: states.append(global_generators())).remove)
-        hooks.callback(layer.register_forward_hook(end).remove)
-
-    with ExitStack() as hooks:
-        for layer_name, layer in module.named_modules():
-            watch(layer_name, layer)
-        _called(module, x, train=True)
-    where = found[0] if found else "its forward"
+    rates = {n: getattr(layer, "dropout", None) for n, layer in module.named_modules()}
+    layers = {n: rate for n, rate in rates.items() if isinstance(rate, float) and rate > 0}
+    found = [_drawing(n, module.get_submodule(n), rate) for n, rate in layers.items()]
+    where = "; ".join(found or unstackable(module)) or "its forward"
     raise ValueError(
         f"the network {name!r} draws random numbers by itself in training ({where}), so that the same seed would not "
         "give the same bits: use nn.Dropout layers, which are replaced by keyed ones"
@@ -137,12 +124,8 @@ def sample_rows(x: Tensor | None, shape: tuple[int, ...]) -> Tensor:
     return torch.where(rows.isfinite(), rows, 0)  # data that are missing
 
 
-def _drawing(layer_name: str, layer: nn.Module) -> str:
-    words = f"{layer_name or 'its forward'}: {type(layer).__name__}"
-    rate = getattr(layer, "dropout", None)
-    if isinstance(rate, float) and rate > 0:
-        words += f" with dropout={rate:g}; set {layer_name}.dropout = 0.0"
-    return words
+def _drawing(name: str, layer: nn.Module, rate: float) -> str:
+    return f"{name}: {type(layer).__name__} with dropout={rate:g}; set {name}.dropout = 0.0"
 
 
 def _called(module: nn.Module, x: Tensor, train: bool = False) -> Any:

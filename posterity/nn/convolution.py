@@ -8,9 +8,9 @@ are pooled several times faster. Which one wins depends on device and sizes: the
 All compute the same sums; only their rounding differs.
 
 Derivatives of the kernels: a convolution and its two gradients are linear in either operand, and the derivatives of
-each are the other two, so they close under differentiation, to any order, in reverse and in forward mode. Operands may
-have leading axes, the clients'. An operand that all clients share gets one of length 1 (`_lift`), and its gradients are
-added up again (`_fit`).
+each are the other two, so they close under differentiation, to any order (backward). Operands may have leading axes,
+the clients'. An operand that all clients share gets one of length 1 (`_lift`), and its gradients are added up again
+(`_fit`).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from posterity.nn.kernels.grid import WindowGrid
-from posterity.nn.pooling import Pooling, call, converted, kernels, save
+from posterity.nn.pooling import Pooling, call, converted, kernels
 from posterity.settings.hyperparameters import unknown
 
 
@@ -35,7 +35,7 @@ class _Bilinear(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         *operands, ctx.grid = inputs
-        save(ctx, *operands)
+        ctx.save_for_backward(*operands)
 
     @classmethod
     def vmap(cls, info: Any, axes: tuple[Any, ...], *operands: Any) -> tuple[Any, Any]:
@@ -54,7 +54,7 @@ class Convolve(_Bilinear):
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
         x, weight, bias, ctx.grid = inputs
         ctx.bias = None if bias is None else bias.shape
-        save(ctx, x, weight)
+        ctx.save_for_backward(x, weight)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
@@ -64,15 +64,6 @@ class Convolve(_Bilinear):
             return for_x, None, None, None
         for_weight, for_bias = call(WeightGradient, x, grad, ctx.grid)
         return for_x, _fit(for_weight, weight.shape), _fit(for_bias, ctx.bias) if need[2] else None, None
-
-    @staticmethod
-    def jvp(ctx: Any, x: Tensor | None, weight: Tensor | None, bias: Tensor | None, _: None) -> Tensor:
-        (x0, weight0), grid = ctx.saved_tensors, ctx.grid
-        if weight is None and bias is not None:
-            weight = torch.zeros_like(weight0)
-        parts = [] if x is None else [call(Convolve, x, weight0, None, grid)]
-        parts += [] if weight is None else [call(Convolve, x0, weight, bias, grid)]
-        return _total(parts)
 
 
 class InputGradient(_Bilinear):
@@ -88,13 +79,6 @@ class InputGradient(_Bilinear):
         for_weight = _fit(call(WeightGradient, turn, grad, ctx.grid)[0], weight.shape) if need[0] else None
         return for_weight, _fit(call(Convolve, turn, weight, None, ctx.grid), grad.shape) if need[1] else None, None
 
-    @staticmethod
-    def jvp(ctx: Any, weight: Tensor | None, grad: Tensor | None, _: None) -> Tensor:
-        weight0, grad0 = ctx.saved_tensors
-        parts = [] if weight is None else [call(InputGradient, weight, grad0, ctx.grid)]
-        parts += [] if grad is None else [call(InputGradient, weight0, grad, ctx.grid)]
-        return _total(parts)
-
 
 class WeightGradient(_Bilinear):
     """(x, gradient of the images) to the gradients of weight and bias."""
@@ -109,15 +93,6 @@ class WeightGradient(_Bilinear):
         for_x = _fit(call(InputGradient, weight, grad, ctx.grid), x.shape) if need[0] else None
         return for_x, _fit(call(Convolve, x, weight, bias, ctx.grid), grad.shape) if need[1] else None, None
 
-    @staticmethod
-    def jvp(ctx: Any, x: Tensor | None, grad: Tensor | None, _: None) -> tuple[Tensor, Tensor]:
-        x0, grad0 = ctx.saved_tensors
-        pairs = [] if grad is None else [call(WeightGradient, x0, grad, ctx.grid)]
-        if x is not None:
-            weight, bias = call(WeightGradient, x, grad0, ctx.grid)
-            pairs.append((weight, torch.zeros_like(bias)))  # the bias's gradient does not depend on x
-        return _total([pair[0] for pair in pairs]), _total([pair[1] for pair in pairs])
-
 
 def _lift(axes: tuple[Any, ...], operands: tuple[Any, ...]) -> list[Any]:
     """Every tensor with the clients' axis in front, of length 1 if all share it."""
@@ -129,10 +104,6 @@ def _fit(grad: Tensor, shape: torch.Size) -> Tensor:
     """A gradient added up along the axes that its operand shares."""
     shared = [axis for axis, size in enumerate(shape) if size == 1 and grad.shape[axis] > 1]
     return grad.sum(shared, keepdim=True) if shared else grad
-
-
-def _total(parts: list[Tensor]) -> Tensor:
-    return parts[0] if len(parts) == 1 else parts[0] + parts[1]
 
 
 Way = Literal["native", "patches", "triton", "last"]
@@ -170,10 +141,6 @@ class Last(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Tensor:
         return grad
-
-    @staticmethod
-    def jvp(ctx: Any, x: Tensor) -> Tensor:
-        return x.clone()
 
     @staticmethod
     def vmap(info: Any, axes: tuple[Any, ...], x: Tensor) -> tuple[Tensor, int]:
@@ -231,10 +198,6 @@ def _pair(*functions: Callable[[Tensor, WindowGrid], Tensor]) -> list[type[torch
             @staticmethod
             def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
                 return call(made[1 - k], grad, ctx.grid), None
-
-            @staticmethod
-            def jvp(ctx: Any, x: Tensor, _: None) -> Any:
-                return call(made[k], x, ctx.grid)
 
             @staticmethod
             def vmap(info: Any, axes: tuple[Any, ...], x: Tensor, grid: WindowGrid) -> tuple[Tensor, int]:

@@ -24,7 +24,7 @@ from torch.nn.utils import parametrize
 
 from posterity.core import random
 from posterity.nn.convolution import adopt
-from posterity.nn.pooling import adopt_mean, adopt_pool, call, save
+from posterity.nn.pooling import adopt_mean, adopt_pool, call
 
 
 class Centre(torch.autograd.Function):
@@ -42,17 +42,13 @@ class Centre(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-        save(ctx, inputs[1])
+        ctx.save_for_backward(inputs[1])
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor, mean_grad: Tensor) -> tuple[Tensor, None]:
         (real,) = ctx.saved_tensors
         shift = (mean_grad - _sum(grad, real)) / _count(grad, real)
         return (grad + _channels(shift, grad)) * _wide(real, grad).to(grad.dtype), None
-
-    @staticmethod
-    def jvp(ctx: Any, x: Tensor, _: None) -> tuple[Tensor, Tensor]:
-        return centre(x, ctx.saved_tensors[0])
 
 
 class Squares(torch.autograd.Function):
@@ -66,16 +62,12 @@ class Squares(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        save(ctx, inputs[0])
+        ctx.save_for_backward(inputs[0])
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Tensor:
         (x,) = ctx.saved_tensors
         return x * (2 * grad).reshape([*grad.shape] + [1] * (x.dim() - 2))
-
-    @staticmethod
-    def jvp(ctx: Any, x: Tensor) -> Tensor:
-        return _by_row(2 * x * ctx.saved_tensors[0])
 
 
 def squares(x: Tensor) -> Tensor:

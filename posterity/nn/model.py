@@ -1,7 +1,7 @@
 """A network as a pure function of its parameters, split where its head begins.
 
 `Model` never changes: parameters go in as a dict of tensors, new running statistics come out as another. It works
-unchanged under `vmap`, `grad`, `jvp` and any nesting of them. For a call, `BoundModule` lends tensors to the module
+unchanged under `vmap`, `grad` and any nesting of them. For a call, `BoundModule` lends tensors to the module
 (PyTorch's `functional_call`) with what else is needed (training flag, mask, key, hooks). What stands in for a layer's
 output (`around`) may not call the same network.
 """

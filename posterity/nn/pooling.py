@@ -67,15 +67,11 @@ class MaxPool(torch.autograd.Function):
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
         ctx.size = (inputs[0].shape[-2], inputs[0].shape[-1])
         ctx.mark_non_differentiable(output[1])
-        save(ctx, output[1])
+        ctx.save_for_backward(output[1])
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor, _: Any) -> Tensor:
         return call(Put, grad, ctx.saved_tensors[0], ctx.size)
-
-    @staticmethod
-    def jvp(ctx: Any, x: Tensor) -> tuple[Tensor, None]:
-        return call(Take, x, ctx.saved_tensors[0]), None
 
     @staticmethod
     def vmap(info: Any, axes: tuple[Any, ...], x: Tensor) -> tuple[tuple[Tensor, Tensor], tuple[int, int]]:
@@ -92,15 +88,11 @@ class Take(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
         ctx.size = (inputs[0].shape[-2], inputs[0].shape[-1])
-        save(ctx, inputs[1])
+        ctx.save_for_backward(inputs[1])
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         return call(Put, grad, ctx.saved_tensors[0], ctx.size), None
-
-    @staticmethod
-    def jvp(ctx: Any, x: Tensor, _: None) -> Tensor:
-        return call(Take, x, ctx.saved_tensors[0])
 
     @staticmethod
     def vmap(info: Any, axes: tuple[Any, ...], x: Tensor, place: Tensor) -> tuple[Tensor, int]:
@@ -117,15 +109,11 @@ class Put(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
         ctx.size = inputs[2]
-        save(ctx, inputs[1])
+        ctx.save_for_backward(inputs[1])
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         return call(Take, grad, ctx.saved_tensors[0]), None, None
-
-    @staticmethod
-    def jvp(ctx: Any, y: Tensor, _: None, __: None) -> Tensor:
-        return call(Put, y, ctx.saved_tensors[0], ctx.size)
 
     @staticmethod
     def vmap(info: Any, axes: tuple[Any, ...], y: Tensor, place: Tensor, size: Any) -> tuple[Tensor, int]:
@@ -136,12 +124,6 @@ def _lifted(info: Any, axes: tuple[Any, ...], *operands: Tensor) -> list[Tensor]
     """Both operands with the mapped axis in front."""
     pairs = zip(operands, axes[:2], strict=True)
     return [v.expand(info.batch_size, *v.shape) if a is None else v.movedim(a, 0) for v, a in pairs]
-
-
-def save(ctx: Any, *tensors: Tensor) -> None:
-    """Keep tensors for derivatives in either mode."""
-    ctx.save_for_backward(*tensors)
-    ctx.save_for_forward(*tensors)
 
 
 def call(function: type[torch.autograd.Function], *operands: Any) -> Any:

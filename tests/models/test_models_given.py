@@ -251,7 +251,7 @@ class Noisy(Plain):
             r"encoder.self_attn: MultiheadAttention with dropout=0.1; set encoder.self_attn.dropout = 0.0",
         ),
         (lambda: Recurrent(nn.GRU, num_layers=2, dropout=0.2), r"rnn: GRU with dropout=0.2"),
-        (Noisy, r"its forward: Noisy"),
+        (Noisy, r"its forward"),
     ],
 )
 def test_a_network_that_draws_by_itself_is_refused_by_name(make, named):

@@ -8,7 +8,7 @@ from importlib.util import find_spec
 
 import pytest
 import torch
-from torch.func import functional_call, grad, jvp, vmap
+from torch.func import functional_call, grad, vmap
 from torch.nn import functional as F
 
 from posterity import models
@@ -161,10 +161,6 @@ def _sample(compute):
     return lambda w, b, x: vmap(one, (None, None, 0))(w, b, x)
 
 
-def _slope(compute):
-    return lambda w, b, x: jvp(grad(_loss(compute), (0, 1, 2)), (w, b, x), (w.cos(), b.cos(), x.cos()))[1]
-
-
 USES = {
     "values": lambda c, w, b, x: vmap(c)(x, w, b),
     "without bias": lambda c, w, b, x: vmap(grad(lambda w, x: _loss(c)(w, None, x)))(w, x),
@@ -179,7 +175,6 @@ USES = {
     )(w[0], b[0]),
     "gradients per sample": lambda c, w, b, x: vmap(_sample(c))(w, b, x),
     "gradients through a gradient": lambda c, w, b, x: vmap(_adapted(c))(w, b, x),
-    "forward over reverse": lambda c, w, b, x: vmap(_slope(c))(w, b, x),
 }
 
 
@@ -242,7 +237,6 @@ POOLED = [(3, 4, 6, 6), (2, 33, 7, 5), (1, 1, 2, 3), (2, 64, 28, 28) if GPU else
 POOLS = {
     "values": lambda pool, x: vmap(pool)(x),
     "gradients": lambda pool, x: vmap(grad(lambda x: (pool(x).sin() ** 2).sum()))(x),
-    "forward": lambda pool, x: jvp(vmap(lambda x: pool(x).sin()), (x,), (x.cos(),))[1],
     "twice": lambda pool, x: vmap(grad(lambda x: grad(lambda x: (pool(x) ** 3).sum())(x).square().sum()))(x),
 }
 

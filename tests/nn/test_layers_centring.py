@@ -7,7 +7,7 @@ import warnings
 import pytest
 import torch
 from torch import nn
-from torch.func import functional_call, grad, jvp, vmap
+from torch.func import functional_call, grad, vmap
 
 from posterity import models
 from posterity.nn.layers import Norm, centre, squares
@@ -34,18 +34,16 @@ def test_centre_and_squares_are_what_they_say(shape):
 def test_derivatives_of_both_orders(shape):
     x = torch.randn(shape, dtype=torch.float64, requires_grad=True)
     for function in (lambda x: centre(x, REAL), squares, lambda x: squares(centre(x, REAL)[0])):
-        assert torch.autograd.gradcheck(function, x, check_forward_ad=True)
+        assert torch.autograd.gradcheck(function, x)
         assert torch.autograd.gradgradcheck(function, x)
 
 
-def test_stacked_and_pushed_forward():
-    x, t = torch.randn(2, 5, 4, 3, 2, dtype=torch.float64)
+def test_stacked():
+    x = torch.randn(5, 4, 3, 2, dtype=torch.float64)
     real = torch.rand(5, 4) > 0.3
     real[:, 0] = True
     torch.testing.assert_close(vmap(centre)(x, real), tuple(map(torch.stack, zip(*map(centre, x, real), strict=True))))
     torch.testing.assert_close(vmap(squares)(x), torch.stack([squares(each) for each in x]))
-    _, pushed = jvp(lambda x: centre(x, REAL), (x[0],), (t[0],))
-    torch.testing.assert_close(pushed, centre(t[0], REAL))
 
 
 def step(norm, mask):

@@ -6,7 +6,7 @@ import threading
 import pytest
 import torch
 from torch import nn
-from torch.func import grad, jvp, vmap
+from torch.func import grad, vmap
 
 from posterity.core import random
 from posterity.models import build, wrap
@@ -104,22 +104,18 @@ def test_padding_changes_nothing_and_dtype_stays(name):
 
 
 @pytest.mark.parametrize("name", ["own", "mlp"])
-def test_forward_derivatives_and_gradients_per_sample(name):
+def test_gradients_per_sample(name):
     model = _model(name)
     params, x, y, mask, keys = _stacked(model)
     loss = _loss(model)
-
-    def slope(p, x, y, m, k):
-        return jvp(lambda p: loss(p, x, y, m, k)[0], (p,), (p,))[1]
 
     def each(p, x, y, m, k):
         return vmap(grad(lambda p, x, y, m: loss(p, x[None], y[None], m[None], k)[0]), (None, 0, 0, 0))(p, x, y, m)
 
     full = mask * 0 + 1
-    slopes, eaches = vmap(slope)(params, x, y, full, keys), vmap(each)(params, x, y, full, keys)
+    eaches = vmap(each)(params, x, y, full, keys)
     for k in range(CLIENTS):
         one = ({n: p[k] for n, p in params.items()}, x[k], y[k], full[k], keys[k])
-        torch.testing.assert_close(slopes[k], slope(*one), rtol=1e-12, atol=1e-12)
         third = grad(lambda p, x, y, m, key: loss(p, x, y, m, key)[0])(one[0], *(v[2:3] for v in one[1:4]), one[4])
         for n in model.trainable:
             torch.testing.assert_close(eaches[n][k, 2], third[n], rtol=1e-12, atol=1e-12)

@@ -49,7 +49,7 @@ class Tile:
 
 def convolve(x: Tensor, weight: Tensor, bias: Tensor | None, grid: WindowGrid, tile: Tile | None = None) -> Tensor:
     """Images (..., B, O, H', W') of x (..., B, C, H, W)."""
-    lead = _lead(x, weight, bias, tail=(4, 4, 1))
+    lead = _lead(x, weight, bias)
     flow = {"R": grid.window[0], "Q": grid.window[1], "SH": grid.stride[0], "SW": grid.stride[1],
             "PH": grid.pad[0], "PW": grid.pad[1], "DH": 1, "DW": 1, "FLIP": False}  # fmt: skip
     return _correlate_all(x, weight, bias, lead, (grid.shape[0], *grid.places, weight.shape[-4]), flow, tile)
@@ -57,7 +57,7 @@ def convolve(x: Tensor, weight: Tensor, bias: Tensor | None, grid: WindowGrid, t
 
 def spread(weight: Tensor, grad: Tensor, grid: WindowGrid, tile: Tile | None = None) -> Tensor:
     """The gradient (..., B, C, H, W) of the input, from that of the output (..., B, O, H', W')."""
-    lead = _lead(weight, grad, None, tail=(4, 4, 1))
+    lead = _lead(weight, grad)
     turned = [side - 1 - pad for side, pad in zip(grid.window, grid.pad, strict=True)]
     flow = {"R": grid.window[0], "Q": grid.window[1], "SH": 1, "SW": 1, "PH": turned[0], "PW": turned[1],
             "DH": grid.stride[0], "DW": grid.stride[1], "FLIP": True}  # fmt: skip
@@ -67,12 +67,12 @@ def spread(weight: Tensor, grad: Tensor, grid: WindowGrid, tile: Tile | None = N
 
 def weigh(x: Tensor, grad: Tensor, grid: WindowGrid, tile: Tile | None = None) -> tuple[Tensor, Tensor]:
     """The gradients of the filters (..., O, C, h, w) and of the bias (..., O)."""
-    lead = _lead(x, grad, None, tail=(4, 4, 1))
+    lead = _lead(x, grad)
     (x, x_step, steps), (grad, grad_step, _) = _image(x, lead), _image(grad, lead, few=0)
     (batch, channels, height, width), outputs, window = grid.shape, grad.shape[-1], grid.window
     clients, inner, total = lead.numel(), channels * window[0] * window[1], batch * grid.places[0] * grid.places[1]
     tile = tile or contract_tile(outputs, inner)
-    length = max(SLICE, _up(-(-total // SLICES), 64))
+    length = max(SLICE, -(-total // SLICES // 64) * 64)
     slices = -(-total // length)
     parts = x.new_empty(slices, clients, (inner + 1) * outputs, dtype=torch.float32)
     weight, bias = x.new_empty(*lead, outputs, channels, *window), x.new_empty(*lead, outputs)
@@ -156,10 +156,10 @@ def _image(image: Tensor, lead: torch.Size, few: int = FEW) -> tuple[Tensor, int
     return held, step, {"TC": 1, "TY": width * channels, "TX": channels}
 
 
-def _lead(first: Tensor, second: Tensor, third: Tensor | None, tail: tuple[int, int, int]) -> torch.Size:
+def _lead(first: Tensor, second: Tensor, bias: Tensor | None = None) -> torch.Size:
     """Leading axes of the result."""
-    some = [t.shape[: t.dim() - n] for t, n in zip((first, second, third), tail, strict=True) if t is not None]
-    return torch.broadcast_shapes(*some)
+    last = () if bias is None else bias.shape[:-1]
+    return torch.broadcast_shapes(first.shape[:-4], second.shape[:-4], last)
 
 
 def _flat(tensor: Tensor, lead: torch.Size, tail: int) -> tuple[Tensor, int]:
@@ -188,7 +188,3 @@ def _wide(*numbers: int) -> bool:
 
 def _squares(high: int, wide: int, side: int = BLOCK) -> int:
     return -(-high // side) * -(-wide // side)
-
-
-def _up(number: int, step: int) -> int:
-    return -(-number // step) * step

@@ -28,7 +28,7 @@ def take(x: Tensor, place: Tensor) -> Tensor:
     return out.movedim(-1, -3)
 
 
-def put(y: Tensor, place: Tensor, size: tuple[int, int]) -> Tensor:
+def put(y: Tensor, place: Tensor, size: list[int]) -> Tensor:
     """Images of height and width `size` that hold y at `place`, else 0."""
     out = y.new_empty(*y.shape[:-3], *size, y.shape[-3])
     with torch.cuda.device_of(y):

@@ -15,7 +15,6 @@ from posterity.nn.kernels.grid import WindowGrid
 
 @library.custom_op("posterity::convolve", mutates_args=())
 def convolve(x: Tensor, weight: Tensor, bias: Tensor | None, grid: list[int]) -> Tensor:
-    """`_convolution.convolve`."""
     return _convolution.convolve(x, weight, bias, WindowGrid.of(grid))
 
 
@@ -27,7 +26,6 @@ def _(x: Tensor, weight: Tensor, bias: Tensor | None, grid: list[int]) -> Tensor
 
 @library.custom_op("posterity::spread", mutates_args=())
 def spread(weight: Tensor, grad: Tensor, grid: list[int]) -> Tensor:
-    """`_convolution.spread`."""
     return _convolution.spread(weight, grad, WindowGrid.of(grid))
 
 
@@ -38,7 +36,6 @@ def _(weight: Tensor, grad: Tensor, grid: list[int]) -> Tensor:
 
 @library.custom_op("posterity::weigh", mutates_args=())
 def weigh(x: Tensor, grad: Tensor, grid: list[int]) -> tuple[Tensor, Tensor]:
-    """`_convolution.weigh`."""
     return _convolution.weigh(x, grad, WindowGrid.of(grid))
 
 
@@ -48,10 +45,9 @@ def _(x: Tensor, grad: Tensor, grid: list[int]) -> tuple[Tensor, Tensor]:
     return x.new_empty(*lead, outputs, grid[1], grid[4], grid[5]), x.new_empty(*lead, outputs)
 
 
-@library.custom_op("posterity::pool", mutates_args=())
-def pool(x: Tensor) -> tuple[Tensor, Tensor]:
-    """`_pooling.pool`."""
-    return _pooling.pool(x)
+pool = library.custom_op("posterity::pool", _pooling.pool, mutates_args=())
+take = library.custom_op("posterity::take", _pooling.take, mutates_args=())
+put = library.custom_op("posterity::put", _pooling.put, mutates_args=())
 
 
 @pool.register_fake
@@ -60,21 +56,9 @@ def _(x: Tensor) -> tuple[Tensor, Tensor]:
     return out, torch.empty_like(out, dtype=torch.int8)
 
 
-@library.custom_op("posterity::take", mutates_args=())
-def take(x: Tensor, place: Tensor) -> Tensor:
-    """`_pooling.take`."""
-    return _pooling.take(x, place)
-
-
 @take.register_fake
 def _(x: Tensor, place: Tensor) -> Tensor:
     return _last(x, x.shape[:-3], (x.shape[-3], x.shape[-2] // 2, x.shape[-1] // 2))
-
-
-@library.custom_op("posterity::put", mutates_args=())
-def put(y: Tensor, place: Tensor, size: list[int]) -> Tensor:
-    """`_pooling.put`."""
-    return _pooling.put(y, place, (size[0], size[1]))
 
 
 @put.register_fake
