@@ -297,6 +297,7 @@ class Method(Protocol):
         """
         return ""
 
+    @property
     def outside(self) -> str:
         """In words: what predicts for a test set that belongs to no client (`offer` to somebody without data)."""
         return "the server's model"

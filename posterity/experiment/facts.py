@@ -55,7 +55,7 @@ def method_facts(config: Config, method: Method, fitted: bool) -> dict[str, Any]
     """The method as it is in force; `fitted`: something is fitted on the validation part before it is scored."""
     return {"name": config.method, "label": methods.title(config.method, method), "scored": method.scored,
             "reference": method.reference, "absent": method.absent, "fields": fields_of(method),
-            "outside": method.outside(), "fitted": fitted}  # fmt: skip
+            "outside": method.outside, "fitted": fitted}  # fmt: skip
 
 
 def source_commit() -> str:

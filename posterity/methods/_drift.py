@@ -58,10 +58,6 @@ def offer(self: Any, state: State, client: Tensor | None) -> tuple[core.Sparse, 
     return core.Sparse(Shared(cloud(state), state.slope, state.params, state.size), unsent, known=scoring), ()
 
 
-def outside(self: Any) -> str:
-    return "the mean of the clients that trained last"
-
-
 def start(self: Any, here: core.Here) -> core.Params:
     return here.shared.part.average
 

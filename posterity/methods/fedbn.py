@@ -109,6 +109,7 @@ class FedBN(core.Method):
     def offer(self, state: State, client: Tensor | None) -> tuple[Shared, core.Own]:
         return Shared(self.sent(state.params, state.home)), ()
 
+    @property
     def outside(self) -> str:
         if self.newcomers == "mean":
             return "the server's model with its average of the clients' normalisation layers"

@@ -102,6 +102,7 @@ class FedCP(core.Method):
     label = "FedCP"
     reference = "Zhang et al., KDD 2023"
     absent = "cohort only: an absent client keeps its head"
+    outside = "the server's model, its head as both heads"
 
     local: core.Training = core.hyper(core.Training(), "how the clients train", paper=core.Training(lr=0.005))
     lam: float = core.hyper(
@@ -119,9 +120,6 @@ class FedCP(core.Method):
             )
         like = next(iter(params.values()))
         return State({**params, **policy(model.feature_dim).init(core.fold(facts.key, 0), like)})
-
-    def outside(self) -> str:
-        return "the server's model, its head as both heads"
 
     def remarks(self, model: core.Network) -> tuple[str, ...]:
         if model.base_names:

@@ -49,6 +49,7 @@ class FedDC(core.Method):
     label = "FedDC"
     reference = "Gao et al., CVPR 2022"
     absent = "delta messages: an absent client's drift and gradient stay part of the means"
+    outside = "the mean of the clients that trained last"
     differences = ("params",)
 
     local: core.Training = core.hyper(core.Training(), "how the clients train", paper=AUTHORS_TRAINING)
@@ -59,7 +60,6 @@ class FedDC(core.Method):
     loss: core.Loss = core.fit  # a wrapper may replace it
 
     offer = _drift.offer
-    outside = _drift.outside
     start = _drift.start
 
     def __post_init__(self) -> None:

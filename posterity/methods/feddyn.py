@@ -42,6 +42,7 @@ class FedDyn(core.Method):
     label = "FedDyn"
     reference = "Acar et al., ICLR 2021"
     absent = "delta messages: an absent client's drift stays part of the mean drift"
+    outside = "the mean of the clients that trained last"
     differences = ("params",)
 
     local: core.Training = core.hyper(core.Training(), "how the clients train", paper=AUTHORS_TRAINING)
@@ -53,7 +54,6 @@ class FedDyn(core.Method):
 
     init = _drift.init
     offer = _drift.offer
-    outside = _drift.outside
     start = _drift.start
 
     def join(self, here: core.Here) -> core.Personal:

@@ -32,7 +32,6 @@ optimiser of the clients starts anew each round, with the same momentum in all s
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -47,11 +46,6 @@ AUTHORS_TRAINING = core.Training(lr=0.02, epochs=5, batch=20, momentum=0.9)  # t
 class State:
     params: core.Params  # w
     velocity: core.Params  # the server's momentum; not broadcast
-
-
-@core.record
-class Shared:
-    params: core.Params
 
 
 def posterior_delta(samples: Tensor, filled: Tensor, w: Tensor, rho: float) -> Tensor:
@@ -87,11 +81,10 @@ def restored(vector: Tensor, like: core.Params) -> core.Params:
 
 @dataclass(frozen=True)
 class FedPA(core.Method):
-    label: ClassVar[str] = "FedPA"
-    reference: ClassVar[str] = "Al-Shedivat et al., ICLR 2021"
-    absent: ClassVar[str] = "cohort only"
-    scored: ClassVar[core.Point] = "received"
-    differences: ClassVar[tuple[str, ...]] = ("delta",)
+    label = "FedPA"
+    reference = "Al-Shedivat et al., ICLR 2021"
+    absent = "cohort only"
+    differences = ("delta",)
 
     local: core.Training = core.hyper(core.Training(), "how the clients train", paper=AUTHORS_TRAINING)
     rho: float = core.hyper(0.01, "ρ: trust in the sample covariance; 0 = none", AUTHORS + "; 0.1 by their flags",
@@ -109,11 +102,8 @@ class FedPA(core.Method):
     def init(self, model: core.Network, params: core.Params, facts: core.Facts) -> State:
         return State(params, {n: torch.zeros_like(params[n]) for n in core.trainable(params, model)})
 
-    def offer(self, state: State, client: Tensor | None) -> tuple[Shared, core.Own]:
-        return Shared(state.params), ()
-
-    def start(self, here: core.Here) -> core.Params:
-        return here.shared.params
+    def offer(self, state: State, client: Tensor | None) -> tuple[core.Leaves, core.Own]:
+        return core.Leaves(state.params), ()
 
     def passes(self) -> tuple[core.Pass, ...]:
         how, stretches = self.local.schedule(), self.burn + self.samples

@@ -43,9 +43,7 @@ Operations Research 21, 1994), for many participants at once. That is exact: the
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -83,11 +81,11 @@ class Shared:
 
 @dataclass(frozen=True)
 class FedPAC(core.Method):
-    label: ClassVar[str] = "FedPAC"
-    reference: ClassVar[str] = "Xu, Tong and Huang, ICLR 2023"
-    absent: ClassVar[str] = "cohort only: an absent client keeps the head that it was given last"
-    scored: ClassVar[core.Point] = "received"
-    class_statistics: ClassVar[Mapping[str, tuple[str, ...]]] = {"before": ("clients",), "after": ("prototypes",)}
+    label = "FedPAC"
+    reference = "Xu, Tong and Huang, ICLR 2023"
+    absent = "cohort only: an absent client keeps the head that it was given last"
+    outside = "the server's base with the mean head"
+    class_statistics = {"before": ("clients",), "after": ("prototypes",)}
 
     local: core.Training = core.hyper(
         core.Training(), "how the clients train; lr and epochs are those of the base", paper=PAPER
@@ -116,15 +114,6 @@ class FedPAC(core.Method):
             return shared, mean
         row = core.tree_map(lambda leaf: leaf.index_select(0, client[None])[0], (state.heads, state.met))
         return shared, core.tree_map(lambda made, common: torch.where(row[1] > 0, made, common), row[0], mean)
-
-    def outside(self) -> str:
-        return "the server's base with the mean head"
-
-    def remarks(self, model: core.Network) -> tuple[str, ...]:
-        if self.lam or self.collaboration:
-            return ()
-        return (f"FedPAC without a pull (lam = 0) and without collaboration is FedRep with {self.head_epochs} "
-                "epochs for the head",)  # fmt: skip
 
     def start(self, here: core.Here) -> core.Params:
         return {n: here.own[n] if n in here.own else here.shared.base[n] for n in here.initial}

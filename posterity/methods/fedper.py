@@ -12,7 +12,6 @@ start from one common head. A client that has never trained has that first head,
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 from torch import Tensor
 
@@ -38,10 +37,10 @@ def split(params: core.Params, head: frozenset[str]) -> tuple[core.Params, core.
 
 @dataclass(frozen=True)
 class FedPer(core.Method):
-    label: ClassVar[str] = "FedPer"
-    reference: ClassVar[str] = "Arivazhagan et al., 2019"
-    absent: ClassVar[str] = "cohort only: an absent client keeps its head"
-    scored: ClassVar[core.Point] = "received"
+    label = "FedPer"
+    reference = "Arivazhagan et al., 2019"
+    absent = "cohort only: an absent client keeps its head"
+    outside = "the server's base with the initial head"
 
     local: core.Training = core.hyper(core.Training(), "how the clients train")
     loss: core.Loss = core.fit  # a wrapper may replace it
@@ -51,9 +50,6 @@ class FedPer(core.Method):
 
     def offer(self, state: State, client: Tensor | None) -> tuple[Shared, core.Own]:
         return Shared(split(state.params, state.head)[0]), ()
-
-    def outside(self) -> str:
-        return "the server's base with the initial head"
 
     def remarks(self, model: core.Network) -> tuple[str, ...]:
         if model.base_names:

@@ -27,9 +27,7 @@ a class without prototype is as far away as the farthest.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -65,11 +63,11 @@ def closeness(z: Tensor, shared: Shared) -> Tensor:
 
 @dataclass(frozen=True)
 class FedProto(core.Method):
-    label: ClassVar[str] = "FedProto"
-    reference: ClassVar[str] = "Tan et al., AAAI 2022"
-    absent: ClassVar[str] = "cohort only: an absent client keeps its network, a class that is absent its prototype"
-    scored: ClassVar[core.Point] = "received"
-    class_statistics: ClassVar[Mapping[str, tuple[str, ...]]] = {"features": ("prototypes",)}
+    label = "FedProto"
+    reference = "Tan et al., AAAI 2022"
+    absent = "cohort only: an absent client keeps its network, a class that is absent its prototype"
+    outside = "the initial model, beside the server's prototypes: no model is sent"
+    class_statistics = {"features": ("prototypes",)}
 
     local: core.Training = core.hyper(core.Training(), "how the clients train", paper=core.Training(momentum=0.5))
     lam: float = core.hyper(
@@ -89,14 +87,6 @@ class FedProto(core.Method):
 
     def offer(self, state: State, client: Tensor | None) -> tuple[Shared, core.Own]:
         return Shared(state.prototypes, state.known), ()
-
-    def outside(self) -> str:
-        return "the initial model, beside the server's prototypes: no model is sent"
-
-    def remarks(self, model: core.Network) -> tuple[str, ...]:
-        if self.lam:
-            return ()
-        return ("With lam = 0 FedProto trains every client alone, bit for bit: prototypes only predict",)
 
     def join(self, here: core.Here) -> core.Personal:
         return here.initial

@@ -14,7 +14,6 @@ FedNP's released code adds an unsquared norm, so its µ is not comparable. Fine-
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from torch import Tensor
 
@@ -23,21 +22,14 @@ from posterity import core
 
 @dataclass(frozen=True)
 class FedProx(core.Method):
-    label: ClassVar[str] = "FedProx"
-    reference: ClassVar[str] = "Li et al., MLSys 2020"
-    absent: ClassVar[str] = "cohort only"
-    scored: ClassVar[core.Point] = "received"
+    label = "FedProx"
+    reference = "Li et al., MLSys 2020"
+    absent = "cohort only"
 
     local: core.Training = core.hyper(core.Training(), "how the clients train")
     mu: float = core.hyper(0.01, "µ: pull towards the broadcast", "FedNP's tuned value; the paper tries 0.001 … 1",
                            search=(1e-3, 1.0, "log"), ge=0)  # fmt: skip
     loss: core.Loss = core.fit  # a wrapper may replace it
-
-    def init(self, model: core.Network, params: core.Params, facts: core.Facts) -> core.Leaves:
-        return core.Leaves(params)
-
-    def start(self, here: core.Here) -> core.Params:
-        return here.shared.params
 
     def penalised(self, params: core.Params, batch: core.Batch, here: core.Here) -> tuple[Tensor, core.Params]:
         value, buffers = self.loss(params, batch, here)

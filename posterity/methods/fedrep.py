@@ -23,7 +23,6 @@ the base phase; the head phase always counts epochs.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 from torch import Tensor
 
@@ -35,10 +34,10 @@ AUTHORS_TRAINING = core.Training(lr=0.01, epochs=1, batch=10, momentum=0.5, weig
 
 @dataclass(frozen=True)
 class FedRep(core.Method):
-    label: ClassVar[str] = "FedRep"
-    reference: ClassVar[str] = "Collins et al., ICML 2021"
-    absent: ClassVar[str] = "cohort only: an absent client keeps its head"
-    scored: ClassVar[core.Point] = "received"
+    label = "FedRep"
+    reference = "Collins et al., ICML 2021"
+    absent = "cohort only: an absent client keeps its head"
+    outside = "the server's base with the initial head"
 
     local: core.Training = core.hyper(
         core.Training(), "how the clients train; its epochs are those of the base", paper=AUTHORS_TRAINING
@@ -54,14 +53,6 @@ class FedRep(core.Method):
 
     def offer(self, state: State, client: Tensor | None) -> tuple[Shared, core.Own]:
         return Shared(split(state.params, state.head)[0]), ()
-
-    def outside(self) -> str:
-        return "the server's base with the initial head"
-
-    def remarks(self, model: core.Network) -> tuple[str, ...]:
-        if self.head_epochs:
-            return ()
-        return ("with head_epochs=0 no round trains a head: every client has the common first one",)
 
     def join(self, here: core.Here) -> core.Personal:
         return split(here.initial, here.model.head_names)[1]

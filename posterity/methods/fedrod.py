@@ -27,7 +27,6 @@ momentum of one knows nothing of the other.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch.nn.functional as F
 from torch import Tensor
@@ -51,10 +50,10 @@ def added(params: core.Params, z: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class FedROD(core.Method):
-    label: ClassVar[str] = "FedROD"
-    reference: ClassVar[str] = "Chen and Chao, ICLR 2022"
-    absent: ClassVar[str] = "cohort only: an absent client keeps its head"
-    scored: ClassVar[core.Point] = "received"
+    label = "FedROD"
+    reference = "Chen and Chao, ICLR 2022"
+    absent = "cohort only: an absent client keeps its head"
+    outside = "the server's generic model: no head is added"
 
     local: core.Training = core.hyper(core.Training(), "how clients train", paper=core.Training(epochs=5, momentum=0.9))
     gamma: float = core.hyper(1.0, "γ: power of the class counts in the softmax; 0 = none", "FL-bench: 1", ge=0)
@@ -64,14 +63,6 @@ class FedROD(core.Method):
         if model.task != "classification":
             raise ValueError("FedROD balances classes; this task is regression. Use fedper for a personal head there")
         return core.Leaves(params)
-
-    def outside(self) -> str:
-        return "the server's generic model: no head is added"
-
-    def remarks(self, model: core.Network) -> tuple[str, ...]:
-        if self.gamma:
-            return ()
-        return ("With gamma = 0 FedROD balances nothing: its generic model is FedAvg's, bit for bit",)
 
     def join(self, here: core.Here) -> core.Personal:
         zero, classes = here.n * 0, here.model.classes

@@ -34,7 +34,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from functools import cache
-from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -103,10 +102,10 @@ def unit(rows: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class GPFL(core.Method):
-    label: ClassVar[str] = "GPFL"
-    reference: ClassVar[str] = "Zhang et al., ICCV 2023"
-    absent: ClassVar[str] = "cohort only: an absent client keeps its head (and with `lagged` its table)"
-    scored: ClassVar[core.Point] = "received"
+    label = "GPFL"
+    reference = "Zhang et al., ICCV 2023"
+    absent = "cohort only: an absent client keeps its head (and with `lagged` its table)"
+    outside = "the server's base and valve, with the initial head and the mean of the class embeddings"
 
     local: core.Training = core.hyper(core.Training(), "how the clients train", paper=core.Training(lr=0.005))
     lam: float = core.hyper(
@@ -129,9 +128,6 @@ class GPFL(core.Method):
 
     def offer(self, state: State, client: Tensor | None) -> tuple[Shared, core.Own]:
         return Shared(split(state.params, state.head)[0], state.begun), ()
-
-    def outside(self) -> str:
-        return "the server's base and valve, with the initial head and the mean of the class embeddings"
 
     def remarks(self, model: core.Network) -> tuple[str, ...]:
         if model.base_names:

@@ -21,24 +21,13 @@ belongs to no client the paper lets all local models vote; here nobody sends a b
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from posterity import core
-
-
-@core.record
-class State:
-    params: core.Params  # the shared head, and the common beginning of all bases
-    head: frozenset[str] = field(metadata={core.STATIC: True})  # names of the leaves that travel
-
-
-@core.record
-class Shared:
-    params: core.Params  # the head; with a warm start the base too
+from posterity.methods.fedper import State, split
 
 
 @core.record
@@ -49,10 +38,10 @@ class Personal:
 
 @dataclass(frozen=True)
 class LGFedAvg(core.Method):
-    label: ClassVar[str] = "LG-FedAvg"
-    reference: ClassVar[str] = "Liang et al., 2020"
-    absent: ClassVar[str] = "cohort only: an absent client keeps its base"
-    scored: ClassVar[core.Point] = "received"
+    label = "LG-FedAvg"
+    reference = "Liang et al., 2020"
+    absent = "cohort only: an absent client keeps its base"
+    outside = "the server's head on the base that all clients begin with"
 
     local: core.Training = core.hyper(core.Training(), "how the clients train")
     warm_rounds: int = core.hyper(0, "R: first rounds, which are FedAvg's", "FedBPS, PFLlib; paper: warm", ge=0)
@@ -61,24 +50,16 @@ class LGFedAvg(core.Method):
     def init(self, model: core.Network, params: core.Params, facts: core.Facts) -> State:
         return State(params, model.head_names)
 
-    def offer(self, state: State, client: Tensor | None) -> tuple[Shared, core.Own]:
-        return Shared({n: p for n, p in state.params.items() if n in state.head or self.warm_rounds}), ()
-
-    def outside(self) -> str:
-        return f"the server's head on the {'base of the warm start' if self.warm_rounds else 'initial base'}"
+    def offer(self, state: State, client: Tensor | None) -> tuple[core.Leaves, core.Own]:
+        return core.Leaves(state.params if self.warm_rounds else split(state.params, state.head)[1]), ()
 
     def remarks(self, model: core.Network) -> tuple[str, ...]:
-        if not model.base_names:
-            return (
-                f"LG-FedAvg is FedAvg here, bit for bit: all of the network {model.name!r} is head, which is shared",
-            )
-        if not model.head_names:
-            return (f"LG-FedAvg shares nothing here: the network {model.name!r} has no weights in its head",)
-        return ()
+        if model.base_names:
+            return ()
+        return (f"LG-FedAvg is FedAvg here, bit for bit: all of the network {model.name!r} is head, which is shared",)
 
     def join(self, here: core.Here) -> Personal:
-        base = {n: p for n, p in here.initial.items() if n not in here.model.head_names}
-        return Personal(base, torch.zeros_like(here.n))
+        return Personal(split(here.initial, here.model.head_names)[0], torch.zeros_like(here.n))
 
     def start(self, here: core.Here) -> core.Params:
         known, mine = {**here.initial, **here.shared.params}, here.personal
@@ -89,18 +70,16 @@ class LGFedAvg(core.Method):
         return (self.local.descend(self.loss),)  # (1)
 
     def message(self, carry: core.Carry, here: core.Here) -> tuple[core.Message, Personal]:
-        names = here.model.head_names
-        base = {n: p for n, p in carry.params.items() if n not in names}
-        begun = (here.round > self.warm_rounds).to(here.n)
-        sent: dict[str, Any] = core.weighted({n: p for n, p in carry.params.items() if n in names}, here)
+        base, head = split(carry.params, here.model.head_names)
+        begun, sent = (here.round > self.warm_rounds).to(here.n), core.weighted(head, here)
         if self.warm_rounds:
-            warm, leaves = here.round <= self.warm_rounds, tuple(f"value/{n}" for n in base)
-            sent["base"] = core.Sparse(
-                core.Mean(here.n * (1 - begun), base), ~warm * core.tree_bytes(base), warm, leaves
-            )
+            mean, warm = core.Mean(here.n * (1 - begun), base), here.round <= self.warm_rounds
+            unsent = ~warm * core.tree_bytes(base)
+            sent["base"] = core.Sparse(mean, unsent, warm, tuple(f"value/{n}" for n in base))
         return sent, Personal(base, begun)
 
     def combine(self, state: State, total: core.Message, now: core.Now) -> State:
         params = core.averaged(state.params, total)  # (2)
-        old = {n: p for n, p in state.params.items() if n not in state.head}
-        return State({**params, **(total["base"].mean(old) if "base" in total else {})}, state.head)
+        if self.warm_rounds:
+            params = {**params, **total["base"].mean(split(state.params, state.head)[0])}
+        return State(params, state.head)

@@ -13,28 +13,23 @@ sent in either direction.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from posterity import core
 
 
 @dataclass(frozen=True)
 class Local(core.Method):
-    label: ClassVar[str] = "Local"
-    reference: ClassVar[str] = "every client alone"
-    absent: ClassVar[str] = "cohort only: an absent client keeps its model"
-    scored: ClassVar[core.Point] = "trained"
+    label = "Local"
+    reference = "every client alone"
+    absent = "cohort only: an absent client keeps its model"
+    outside = "the initial model: nothing is sent"
+    scored = "trained"
 
     local: core.Training = core.hyper(core.Training(), "how the clients train")
 
-    def init(self, model: core.Network, params: core.Params, facts: core.Facts) -> core.Leaves:
-        return core.Leaves(params)
-
     def offer(self, state: core.Leaves, client: Any) -> tuple[core.Shared, core.Own]:
         return (), ()
-
-    def outside(self) -> str:
-        return "the initial model: nothing is sent"
 
     def join(self, here: core.Here) -> core.Personal:
         return here.initial

@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -39,11 +39,6 @@ from posterity.nn.extra import Extra
 AUTHORS_TRAINING = core.Training(lr=0.01, epochs=10, batch=64, momentum=0.9, weight_decay=1e-5)
 SHORTEST = 1e-8  # length that a vector has at least
 FIRST_LAYERS = 1  # number that the projection's first values fold into the key of the run
-
-
-@core.record
-class State:
-    params: core.Params  # w, and the projection if there is one
 
 
 @functools.cache
@@ -65,10 +60,9 @@ def contrast(z: Tensor, towards: Tensor, away: Tensor, temperature: float) -> Te
 
 @dataclass(frozen=True)
 class MOON(core.Method):
-    label: ClassVar[str] = "MOON"
-    reference: ClassVar[str] = "Li et al., CVPR 2021"
-    absent: ClassVar[str] = "cohort only: an absent client keeps its last model"
-    scored: ClassVar[core.Point] = "received"
+    label = "MOON"
+    reference = "Li et al., CVPR 2021"
+    absent = "cohort only: an absent client keeps its last model"
 
     local: core.Training = core.hyper(core.Training(), "how the clients train", paper=AUTHORS_TRAINING)
     mu: float = core.hyper(
@@ -77,12 +71,12 @@ class MOON(core.Method):
     temperature: float = core.hyper(0.5, "τ: temperature of the contrast", "Li et al. 2021, §4.1", gt=0)
     projection: bool = core.hyper(False, "two more layers between base and head", "FedNP, PFLlib: none", paper=True)
 
-    def init(self, model: core.Network, params: core.Params, facts: core.Facts) -> State:
+    def init(self, model: core.Network, params: core.Params, facts: core.Facts) -> core.Leaves:
         if not self.projection:
-            return State(params)
+            return core.Leaves(params)
         like = next(iter(params.values()))
         more = projection_of(model.feature_dim).init(core.fold(facts.key, FIRST_LAYERS), like)
-        return State({**params, **more})
+        return core.Leaves({**params, **more})
 
     def remarks(self, model: core.Network) -> tuple[str, ...]:
         if self.projection or model.base_names:
@@ -95,9 +89,6 @@ class MOON(core.Method):
     def remembered(self, params: core.Params, here: core.Here) -> core.Params:
         """What makes the features z."""
         return {n: p for n, p in params.items() if n not in here.model.head_names}
-
-    def start(self, here: core.Here) -> core.Params:
-        return here.shared.params
 
     def features(self, params: core.Params, x: Tensor, here: core.Here) -> Tensor:
         """z (B, d) in evaluation mode."""
@@ -138,8 +129,8 @@ class MOON(core.Method):
     def message(self, carry: core.Carry, here: core.Here) -> tuple[core.Message, core.Personal]:
         return core.weighted(carry.params, here), self.remembered(carry.params, here)
 
-    def combine(self, state: State, total: core.Message, now: core.Now) -> State:
-        return State(core.averaged(state.params, total))
+    def combine(self, state: core.Leaves, total: core.Message, now: core.Now) -> core.Leaves:
+        return core.Leaves(core.averaged(state.params, total))
 
     def predict(self, carry: core.Carry, x: Tensor, here: core.Here) -> Tensor:
         if not self.projection:

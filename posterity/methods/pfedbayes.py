@@ -39,7 +39,6 @@ the paper averages.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -62,10 +61,10 @@ class State:
 
 @dataclass(frozen=True)
 class PFedBayes(core.Method):
-    label: ClassVar[str] = "pFedBayes"
-    reference: ClassVar[str] = "Zhang et al., ICML 2022"
-    absent: ClassVar[str] = "cohort only"
-    scored: ClassVar[core.Point] = "received"
+    label = "pFedBayes"
+    reference = "Zhang et al., ICML 2022"
+    absent = "cohort only"
+    outside = "the mean of the server's Gaussian"
 
     local: core.Training = core.hyper(
         core.Training(), "how the personal Gaussian is trained",
@@ -113,7 +112,7 @@ class PFedBayes(core.Method):
             moved, opt = self.local.make_optimiser().update(slope, opt, moving(q, here))
             q = {**q, **buffers, **moved}
             if self.solver == "proximal":
-                q = personal_step(q, copy, self.local.lr * self.zeta / here.n.clamp(min=1))  # (a)
+                q = proximal_step(q, copy, self.local.lr * self.zeta / here.n.clamp(min=1), prior=False)  # (a)
             values.append(value.detach())
         return q, opt, torch.stack(values).mean()
 
@@ -122,7 +121,7 @@ class PFedBayes(core.Method):
     ) -> tuple[core.Params, core.Tree]:
         """The copy and its optimiser after a step on KL(q ‖ copy)."""
         if self.solver == "proximal":
-            return copy_step(copy, q, self.copy_lr), opt  # (b)
+            return proximal_step(copy, q, self.copy_lr, prior=True), opt  # (b)
         slope = grad(lambda leaves: divergence(q, {**copy, **leaves}))(moving(copy, here))
         moved, opt = core.Adam(self.copy_lr).update(slope, opt, moving(copy, here))  # (b)
         return {**copy, **moved}, opt
@@ -165,20 +164,6 @@ class PFedBayes(core.Method):
         some = [drawn(q, core.fold(here.key, i), self.spread) for i in range(self.draws)]
         return core.mixture(torch.stack([core.log_predictive(params, x, here) for params in some]), here.model.task)
 
-    def outside(self) -> str:
-        return "the mean of the server's Gaussian"
-
-    def remarks(self, model: core.Network) -> tuple[str, ...]:
-        said = []
-        if not self.zeta:
-            said.append("pFedBayes with zeta = 0 has no prior: every client trains alone from where it joined")
-        if self.solver == "gradient" and self.local.optimiser != "adam":
-            said.append(
-                f"pFedBayes takes gradient steps by {self.local.optimiser} on a divergence of curvature 1/σ²: they may "
-                "run away; solver=proximal or the optimiser adam do not"
-            )
-        return tuple(said)
-
 
 # --- Gaussians over the weights as leaves: their divergence, draws, and proximal steps on the divergence --------------
 def joined(params: core.Params, rho: core.Params) -> core.Params:
@@ -211,33 +196,16 @@ def divergence(q: core.Params, p: core.Params) -> Tensor:
     return torch.stack(parts).sum()
 
 
-def personal_step(q: core.Params, copy: core.Params, rate: Tensor) -> core.Params:
-    """q after a proximal step of `rate` on KL(q ‖ copy)."""
-    found = dict(q)
-    for n in (n for n in q if RHO + n in q):
-        mine, theirs = F.softplus(q[RHO + n]) ** 2, F.softplus(copy[RHO + n]) ** 2
-        found[n] = nearer(q[n], copy[n], rate / theirs)  # (e)
-        found[RHO + n] = q[RHO + n] - rho_step(q[RHO + n], mine / theirs, rate)  # (f)
+def proximal_step(moved: core.Params, other: core.Params, rate: Tensor | float, prior: bool) -> core.Params:
+    """A Gaussian after a proximal step of `rate` on the divergence, in which it is the copy (`prior`) or q."""
+    found = dict(moved)
+    for n in (n for n in moved if RHO + n in moved):
+        rho, gap = moved[RHO + n], other[n] - moved[n]
+        mine, theirs = F.softplus(rho) ** 2, F.softplus(other[RHO + n]) ** 2
+        share = rate / (mine if prior else theirs)  # a/σ_p²
+        found[n] = moved[n] + share / (1 + share) * gap  # (e)
+        ratio = (theirs + gap**2) / mine if prior else mine / theirs  # r
+        slope = torch.sigmoid(rho) / F.softplus(rho)  # s
+        step = rate * slope * (ratio - 1) / (1 + 2 * rate * slope**2 * ratio.clamp(min=1))
+        found[RHO + n] = rho + step if prior else rho - step  # (f)
     return found
-
-
-def copy_step(copy: core.Params, q: core.Params, rate: float) -> core.Params:
-    """The copy after a proximal step of `rate` on KL(q ‖ copy)."""
-    found = dict(copy)
-    for n in (n for n in q if RHO + n in q):
-        theirs, mine = F.softplus(copy[RHO + n]) ** 2, F.softplus(q[RHO + n]) ** 2
-        found[n] = nearer(copy[n], q[n], rate / theirs)  # (e)
-        ratio = (mine + (q[n] - copy[n]) ** 2) / theirs
-        found[RHO + n] = copy[RHO + n] + rho_step(copy[RHO + n], ratio, rate)  # (f)
-    return found
-
-
-def nearer(mean: Tensor, other: Tensor, rate: Tensor) -> Tensor:
-    """A mean after its proximal step to another one; `rate` is a/σ_p²."""
-    return mean + rate / (1 + rate) * (other - mean)  # (e)
-
-
-def rho_step(rho: Tensor, ratio: Tensor, rate: Tensor | float) -> Tensor:
-    """How far ρ goes where the slope of the divergence in log σ is r − 1."""
-    slope = torch.sigmoid(rho) / F.softplus(rho)
-    return rate * slope * (ratio - 1) / (1 + 2 * rate * slope**2 * ratio.clamp(min=1))  # (f)

@@ -26,8 +26,8 @@ first broadcast that a client receives, so a newcomer has θ = w until it adapts
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -41,17 +41,6 @@ PRIORS = ("mh", "meg", "lg")
 AHEAD = 1  # folded into the key for the meta-step: draws of its own
 
 
-@core.record
-class State:
-    params: core.Params  # w
-    buffers: frozenset[str] = field(metadata={core.STATIC: True})  # names of leaves that have no β
-
-
-@core.record
-class Shared:
-    params: core.Params
-
-
 def second_batch(batch: core.Batch) -> core.Batch:
     """B′, the second of the two batches that `meta` deals; the first where the second is empty."""
     first, second = core.deal(batch, 1, 1)
@@ -62,19 +51,14 @@ def second_batch(batch: core.Batch) -> core.Batch:
 
 @dataclass(frozen=True)
 class PFedBreD(core.Method):
-    label: ClassVar[str] = "pFedBreD"
-    reference: ClassVar[str] = "Shi et al., NeurIPS 2023"
-    absent: ClassVar[str] = "cohort only: an absent client keeps its models"
-    scored: ClassVar[core.Point] = "received"
+    label = "pFedBreD"
+    reference = "Shi et al., NeurIPS 2023"
+    absent = "cohort only: an absent client keeps its models"
 
     local: core.Training = core.hyper(core.Training(), "how the clients train; lr is η", paper=AUTHORS_TRAINING)
     prior: str = core.hyper("mh", "how the prior mean is read off the common model", "the paper's main method", PRIORS)
     lam: float = core.hyper(
-        15.0,
-        "λ: pull of the personal model to µ",
-        AUTHORS + "; 30 for its DNN",
-        search=(1.0, 50.0, "log"),
-        ge=0,
+        15.0, "λ: pull of the personal model to µ", AUTHORS + "; 30 for its DNN", search=(1.0, 50.0, "log"), ge=0
     )
     eta_p: float = core.hyper(0.05, "η_p: step from the common model to the prior mean", AUTHORS, ge=0)
     alpha: float = core.hyper(0.01, "α: both steps of mh", AUTHORS, ge=0)
@@ -84,12 +68,6 @@ class PFedBreD(core.Method):
     )
     beta: float = core.hyper(1.0, "β: step size of the server", AUTHORS, ge=0)
     loss: core.Loss = core.fit  # a wrapper may replace it
-
-    def init(self, model: core.Network, params: core.Params, facts: core.Facts) -> State:
-        return State(params, model.buffers)
-
-    def offer(self, state: State, client: Tensor | None) -> tuple[Shared, core.Own]:
-        return Shared(state.params), ()
 
     def kept(self, theta: core.Params, local: core.Params, here: core.Here) -> core.Personal:
         """θ_k, and l_k where the prior looks at it."""
@@ -140,19 +118,14 @@ class PFedBreD(core.Method):
         local = core.first_of(carry.params)
         return core.weighted(local, here), self.kept(core.second_of(carry.params), local, here)
 
-    def combine(self, state: State, total: core.Message, now: core.Now) -> State:
-        mean = total["params"].mean()
-        mixed = core.averaged(state.params, total, self.beta)  # (f)
-        return State({**mixed, **{n: p for n, p in mean.items() if n in state.buffers}}, state.buffers)
+    def combine(self, state: core.Leaves, total: core.Message, now: core.Now) -> core.Leaves:
+        return core.Leaves(core.averaged(state.params, total, self.beta, now.model))  # (f)
 
     def predict(self, carry: core.Carry, x: Tensor, here: core.Here) -> Tensor:
         return core.log_predictive(core.second_of(carry.params), x, here)
 
     def remarks(self, model: core.Network) -> tuple[str, ...]:
-        said = []
-        if not self.eta_p and self.prior != "mh":
-            said.append(f"pFedBreD ({self.prior}) with eta_p = 0 is pFedMe")
-        for name, rate, limit in (("prox_lr", self.prox_lr, 2), ("lr", self.local.lr, 2)):
-            if self.lam * rate >= limit and (name != "lr" or self.local.optimiser == "sgd"):
-                said.append(f"pFedBreD's steps overshoot: lam · {name} = {self.lam * rate:g} should be below 1")
-        return tuple(said)
+        step = self.lam * max(self.prox_lr, self.local.lr)
+        if step <= 1:
+            return ()
+        return (f"pFedBreD's steps may overshoot: lam · lr and lam · prox_lr should be at most 1, not {step:g}",)

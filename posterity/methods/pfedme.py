@@ -15,18 +15,16 @@ The letters are ours.
 Differs from the paper: epochs of batches instead of R of them (`local.steps` is R); weights p_k by samples, as the
 authors' code (the paper averages equally). (b) is a step of the client's optimiser along λ (w_k − θ_k): with SGD it is
 the paper's; momentum, Adam, decay and clip then mean what they mean elsewhere. The paper does not say where the K steps
-begin; the authors' code goes on from the θ_k of the visit's batch before (`warm`). Its µ, a decay of θ, is left out.
-Running statistics of batch norm are renewed by the K steps, and are both models'; their mean has no β. A newcomer has θ
-= w until it adapts, which is the work of a round. In FL-bench the personal model is not renewed after training, and the
+begin; the authors' code goes on from the θ_k of the visit's batch before. Its µ, a decay of θ, is left out. Running
+statistics of batch norm are renewed by the K steps, and are both models'; their mean has no β. A newcomer has θ = w
+until it adapts, which is the work of a round. In FL-bench the personal model is not renewed after training, and the
 first one is scored; here θ_k is what the last batch left.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import ClassVar
+from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from posterity import core
@@ -34,23 +32,11 @@ from posterity import core
 AUTHORS = "authors' code"
 
 
-@core.record
-class State:
-    params: core.Params  # w
-    buffers: frozenset[str] = field(metadata={core.STATIC: True})  # names of leaves that have no β
-
-
-@core.record
-class Shared:
-    params: core.Params
-
-
 @dataclass(frozen=True)
 class PFedMe(core.Method):
-    label: ClassVar[str] = "pFedMe"
-    reference: ClassVar[str] = "Dinh et al., NeurIPS 2020"
-    absent: ClassVar[str] = "cohort only: an absent client keeps its model"
-    scored: ClassVar[core.Point] = "received"
+    label = "pFedMe"
+    reference = "Dinh et al., NeurIPS 2020"
+    absent = "cohort only: an absent client keeps its model"
 
     local: core.Training = core.hyper(
         core.Training(), "how the clients train; lr is η", paper=core.Training(lr=0.005, steps=20, batch=20)
@@ -62,15 +48,8 @@ class PFedMe(core.Method):
     prox_lr: float = core.hyper(
         0.05, "η_p: step size of the personal model", "ours: K steps come near the minimiser", paper=0.01, ge=0
     )
-    warm: bool = core.hyper(False, "begin the K steps where the last batch's ended", "ours; true in " + AUTHORS)
     beta: float = core.hyper(1.0, "β: step size of the server", AUTHORS, ge=0)
     loss: core.Loss = core.fit  # a wrapper may replace it
-
-    def init(self, model: core.Network, params: core.Params, facts: core.Facts) -> State:
-        return State(params, model.buffers)
-
-    def offer(self, state: State, client: Tensor | None) -> tuple[Shared, core.Own]:
-        return Shared(state.params), ()
 
     def join(self, here: core.Here) -> core.Personal:
         return dict(here.shared.params)
@@ -82,11 +61,8 @@ class PFedMe(core.Method):
         self, moving: core.Params, still: core.Params, batch: core.Batch, here: core.Here
     ) -> tuple[core.Params, Tensor, core.Params]:
         """The gradient of the envelope at the local model, and the personal model that it comes from."""
-        begin = moving
-        if self.warm:
-            begin = {n: torch.where(here.step > 0, core.second_of(still)[n], w) for n, w in moving.items()}
         theta, value, buffers = core.proximal(
-            self.loss, begin, moving, core.first_of(still), batch, here, self.lam, self.prox_lr, self.prox_steps
+            self.loss, moving, moving, core.first_of(still), batch, here, self.lam, self.prox_lr, self.prox_steps
         )  # (a)
         slope = {n: self.lam * (w - theta[n]) for n, w in moving.items()}  # (b)
         return slope, value, {**buffers, **core.as_second({**theta, **buffers})}
@@ -98,26 +74,14 @@ class PFedMe(core.Method):
     def message(self, carry: core.Carry, here: core.Here) -> tuple[core.Message, core.Personal]:
         return core.weighted(core.first_of(carry.params), here), core.second_of(carry.params)
 
-    def combine(self, state: State, total: core.Message, now: core.Now) -> State:
-        mean = total["params"].mean()
-        mixed = core.averaged(state.params, total, self.beta)  # (c)
-        return State({**mixed, **{n: p for n, p in mean.items() if n in state.buffers}}, state.buffers)
+    def combine(self, state: core.Leaves, total: core.Message, now: core.Now) -> core.Leaves:
+        return core.Leaves(core.averaged(state.params, total, self.beta, now.model))  # (c)
 
     def predict(self, carry: core.Carry, x: Tensor, here: core.Here) -> Tensor:
         return core.log_predictive(core.second_of(carry.params), x, here)
 
     def remarks(self, model: core.Network) -> tuple[str, ...]:
-        said = []
-        if not self.lam:
-            said.append("pFedMe with lam = 0 never moves the common model")
-        if self.lam * self.prox_lr >= 2:
-            said.append(
-                f"pFedMe's personal models run away from their centre: lam · prox_lr = {self.lam * self.prox_lr:g} "
-                "should stay below 1; lower prox_lr"
-            )
-        if self.lam * self.local.lr > 1 and self.local.optimiser == "sgd":
-            said.append(
-                f"pFedMe's local model steps beyond the personal one: lam · lr = {self.lam * self.local.lr:g} "
-                "should be at most 1; lower lr"
-            )
-        return tuple(said)
+        step = self.lam * max(self.prox_lr, self.local.lr)
+        if step <= 1:
+            return ()
+        return (f"pFedMe's steps may overshoot: lam · lr and lam · prox_lr should be at most 1, not {step:g}",)

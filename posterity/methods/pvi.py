@@ -30,7 +30,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -81,10 +80,10 @@ def drawn(params: core.Params, key: Tensor, pairs: int) -> list[core.Params]:
 
 @dataclass(frozen=True)
 class PVI(core.Method):
-    label: ClassVar[str] = "PVI"
-    reference: ClassVar[str] = "Bui et al., 2018; Ashman et al., 2022"
-    absent: ClassVar[str] = "remembered factor: an absent client's site stays in q"
-    scored: ClassVar[core.Point] = "received"
+    label = "PVI"
+    reference = "Bui et al., 2018; Ashman et al., 2022"
+    absent = "remembered factor: an absent client's site stays in q"
+    outside = "the server's Gaussian over the weights"
 
     local: core.Training = core.hyper(core.Training(), "how the clients train the means", paper=PAPER)
     prior_scale: float = core.hyper(
@@ -101,9 +100,6 @@ class PVI(core.Method):
     def init(self, model: core.Network, params: core.Params, facts: core.Facts) -> State:
         prior = {n: torch.full_like(params[n], self.prior_scale**-2) for n in core.trainable(params, model)}
         return State(params, prior, facts.clients)
-
-    def outside(self) -> str:
-        return "the server's Gaussian over the weights"
 
     def join(self, here: core.Here) -> core.Personal:
         return core.tree_map(torch.zeros_like, factors(here.shared.params, here.shared.precision))

@@ -39,7 +39,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -55,14 +55,8 @@ ROUNDING = 4  # times the precision of the numbers: what is smaller beside the r
 class State:
     params: core.Params  # θ, the last sample
     past: core.Params  # trainable leaves (M, ...) of kept samples; {} if predictions are the last one's
-    samples: Tensor  # N, ()
+    samples: int = field(metadata={core.STATIC: True})  # N
     clients: int = field(metadata={core.STATIC: True})  # K
-
-
-@core.record
-class Shared:
-    params: core.Params
-    past: core.Params
 
 
 @core.record
@@ -100,11 +94,10 @@ class Levels(core.Sparse):
 
 @dataclass(frozen=True)
 class QLSD(core.Method):
-    label: ClassVar[str] = "QLSD"
-    reference: ClassVar[str] = "Vono et al., AISTATS 2022"
-    absent: ClassVar[str] = "cohort only"
-    scored: ClassVar[core.Point] = "received"
-    differences: ClassVar[tuple[str, ...]] = ("slope",)
+    label = "QLSD"
+    reference = "Vono et al., AISTATS 2022"
+    absent = "cohort only"
+    differences = ("slope",)
 
     local: core.Training = core.hyper(
         core.Training(), "lr and batch are those of a round; fine-tuning uses all of it", paper=core.Training(batch=64)
@@ -125,24 +118,17 @@ class QLSD(core.Method):
     def init(self, model: core.Network, params: core.Params, facts: core.Facts) -> State:
         names = core.trainable(params, model) if self.average > 1 else []
         past = {n: params[n].expand(self.average, *params[n].shape).clone() for n in names}
-        return State(params, past, next(iter(params.values())).new_full((), facts.samples), facts.clients)
-
-    def offer(self, state: State, client: Tensor | None) -> tuple[Shared, core.Own]:
-        return Shared(state.params, state.past), ()
-
-    def rate(self, state: State) -> Tensor:
-        """γ, ()."""
-        wide = state.samples.double()
-        return self.local.lr / wide.clamp(min=1) if self.step is None else torch.full_like(wide, self.step)
+        return State(params, past, facts.samples, facts.clients)
 
     def combine(self, state: State, total: core.Message, now: core.Now) -> State:
-        slope, gamma = total["slope"].mean(), self.rate(state)
+        slope = total["slope"].mean()
+        gamma = self.local.lr / max(state.samples, 1) if self.step is None else self.step
         new = dict(total["rest"].mean()) if "rest" in total else {}
         for number, (name, mean) in enumerate(slope.items()):
             theta = state.params[name].to(mean)
             drift = state.clients * mean + self.prior * theta  # (b)
             noise = core.normal(core.fold(now.key, number), mean.shape, mean.dtype).to(mean)
-            new[name] = theta - gamma * drift + torch.sqrt(2 * gamma * self.temperature) * noise  # (c)
+            new[name] = theta - gamma * drift + math.sqrt(2 * gamma * self.temperature) * noise  # (c)
         past = {n: self.remembered(slots, new[n].to(slots), now.round) for n, slots in state.past.items()}
         return State({n: new[n] for n in state.params}, past, state.samples, state.clients)
 
@@ -153,9 +139,6 @@ class QLSD(core.Method):
         return torch.stack([new if i >= taken or i == place else slots[i] for i in range(self.average)])
 
     # --- one client ---------------------------------------------------------------------------------------------------
-    def start(self, here: core.Here) -> core.Params:
-        return here.shared.params
-
     def seen(
         self, slope: core.Params, params: core.Params, batch: core.Batch, here: core.Here
     ) -> tuple[core.Params, Tensor]:
@@ -223,16 +206,12 @@ def coded(levels: Tensor) -> Tensor:
     """Signed levels (n,) int64 as bytes."""
     signed = levels.numpy()
     number = np.abs(signed) + 1  # gamma codes begin at 1
-    digits = _digits(number)
+    digits = np.frexp(number.astype(np.float64))[1] - 1  # floor(log2) of whole numbers to 2^52, exactly
     unary = np.zeros(int(digits.sum()) + len(number), dtype=np.uint8)
     unary[np.cumsum(digits + 1) - 1] = 1
-    rest = np.zeros(int((digits + (signed != 0)).sum()), dtype=np.uint8)
-    place = _places(digits, signed != 0)
-    for power in range(int(digits.max(initial=0))):
-        some = digits > power
-        rest[place[some] + power] = (number[some] >> power) & 1
-    rest[(place + digits)[signed != 0]] = signed[signed != 0] < 0
-    return torch.from_numpy(np.packbits(np.concatenate((unary, rest))))
+    further = (number[:, None] >> np.arange(digits.max(initial=0))) & 1
+    rest = np.column_stack((further, signed < 0))[_places(digits)]
+    return torch.from_numpy(np.packbits(np.concatenate((unary, rest.astype(np.uint8)))))
 
 
 def decoded(data: Tensor, count: int, most: int) -> Tensor:
@@ -245,19 +224,16 @@ def decoded(data: Tensor, count: int, most: int) -> Tensor:
     if digits.max(initial=0) > np.log2(most + 1):
         raise ValueError(f"a level is above {most}")
     rest = bits[int(ends[-1]) + 1 if count else 0 :]
-    some = digits > 0  # a level above 0: its code is above 1
-    place, length = _places(digits, some), int((digits + some).sum())
+    places = _places(digits)
+    length = int(places.sum())
     if not (len(rest) - 8 < length <= len(rest)) or rest[length:].any():
         raise ValueError(f"a code of {count} levels has {len(data)} bytes, which is not what they take")
-    number = np.left_shift(1, digits)
-    for power in range(int(digits.max(initial=0))):
-        here = digits > power
-        number[here] |= rest[place[here] + power].astype(np.int64) << power
-    level = number - 1
+    further = np.zeros(places.shape, dtype=np.int64)
+    further[places] = rest[:length]
+    level = (further[:, :-1] << np.arange(places.shape[1] - 1)).sum(1) + (1 << digits) - 1
     if level.max(initial=0) > most:
         raise ValueError(f"a level is {level.max()}, above {most}")
-    level[some] *= 1 - 2 * rest[(place + digits)[some]].astype(np.int64)
-    return torch.from_numpy(level)
+    return torch.from_numpy(level * (1 - 2 * further[:, -1]))
 
 
 def code_bytes(level: Tensor, levels: int) -> Tensor:
@@ -268,12 +244,6 @@ def code_bytes(level: Tensor, levels: int) -> Tensor:
     return (bits + 7) // 8
 
 
-def _digits(number: Any) -> Any:
-    """floor(log2) of whole numbers from 1 to 2^52, exactly."""
-    return np.frexp(number.astype(np.float64))[1].astype(np.int64) - 1
-
-
-def _places(digits: Any, signs: Any) -> Any:
-    """Where the further digits of each level begin."""
-    length = digits + signs
-    return np.cumsum(length) - length
+def _places(digits: Any) -> Any:
+    """Which further digits each level has, and whether it has a sign, which stands behind them (n, most + 1)."""
+    return np.column_stack((np.arange(digits.max(initial=0)) < digits[:, None], digits > 0))

@@ -19,14 +19,12 @@ distance moved, which holds for plain SGD alone: momentum, a gradient-norm clip 
 included) and other optimisers are refused except with option I. Weight decay is allowed: it is the gradient of
 ½λ‖θ‖², a part of the loss, and so of the variates of option II (option I leaves it out, where it would cancel in
 c − c_k). Variates cover trainable leaves, never the buffers of batch norm, whose plain mean is taken. Fine-tuning
-(`adapt`) is uncorrected: it looks for the client's own minimum. `fednp` is what FedNP's released baseline does: c_k⁺ is
-the mean gradient of one more, uncorrected epoch from θ_k.
+(`adapt`) is uncorrected: it looks for the client's own minimum.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -34,7 +32,7 @@ from torch.func import grad
 
 from posterity import core
 
-VARIATES = ("II", "I", "fednp")
+VARIATES = ("II", "I")
 
 
 @core.record
@@ -46,32 +44,28 @@ class State:
 
 @dataclass(frozen=True)
 class SCAFFOLD(core.Method):
-    label: ClassVar[str] = "SCAFFOLD"
-    reference: ClassVar[str] = "Karimireddy et al., ICML 2020"
-    absent: ClassVar[str] = "delta messages: an absent client's variate stays part of c"
-    scored: ClassVar[core.Point] = "received"
-    differences: ClassVar[tuple[str, ...]] = ("params",)
+    label = "SCAFFOLD"
+    reference = "Karimireddy et al., ICML 2020"
+    absent = "delta messages: an absent client's variate stays part of c"
+    differences = ("params",)
 
     local: core.Training = core.hyper(core.Training(), "how the clients train")
     server_lr: float = core.hyper(
         1.0, "η_g: step size of the server", "Karimireddy et al. 2020, §7", search=(0.5, 1.5, "linear"), ge=0
     )
-    variate: str = core.hyper("II", "how c_k is renewed: option I, II, or FedNP's code", "the common choice", VARIATES)
+    variate: str = core.hyper("II", "how c_k is renewed: option I or II", "the common choice", VARIATES)
     loss: core.Loss = core.fit  # a wrapper may replace it
 
     def __post_init__(self) -> None:
         core.check_fields(self)
-        if self.variate != "I":
-            core.require_plain_sgd(self.local, f"variate {self.variate!r}", ", or variate 'I'")
+        if self.variate == "II":
+            core.require_plain_sgd(self.local, "variate 'II'", ", or variate 'I'")
 
     def init(self, model: core.Network, params: core.Params, facts: core.Facts) -> State:
         return State(params, {n: torch.zeros_like(params[n]) for n in core.trainable(params, model)}, facts.clients)
 
     def join(self, here: core.Here) -> core.Personal:
         return core.tree_map(torch.zeros_like, here.shared.control)
-
-    def start(self, here: core.Here) -> core.Params:
-        return here.shared.params
 
     def corrected(self, params: core.Params, batch: core.Batch, here: core.Here) -> tuple[Tensor, core.Params]:
         """The loss, with c − c_k added to its gradient and nothing to its value."""
@@ -90,8 +84,6 @@ class SCAFFOLD(core.Method):
         train = self.local.descend(self.corrected)
         if self.variate == "I":
             return train, core.gather("slope", self.slope, batch=self.local.batch)
-        if self.variate == "fednp":
-            return train, self.another_epoch()
 
         def close(carry: core.Carry, here: core.Here) -> core.Carry:
             end, control = train.close(carry, here), here.shared.control
@@ -100,20 +92,6 @@ class SCAFFOLD(core.Method):
             return replace(end, kept={**end.kept, "variate": new})
 
         return (replace(train, close=close),)
-
-    def another_epoch(self) -> core.Pass:
-        """An uncorrected epoch that leaves its mean gradient behind, and the leaves as they were."""
-        more = self.local.descend(self.loss)
-
-        def begin(carry: core.Carry, here: core.Here) -> core.Carry:
-            return replace(more.open(carry, here), kept={**carry.kept, "before": (carry.params, carry.kept["loss"])})
-
-        def close(carry: core.Carry, here: core.Here) -> core.Carry:
-            end, (before, loss) = more.close(carry, here), carry.kept["before"]
-            new = core.mean_slope(before, end.params, list(here.shared.control), self.local.lr, here)
-            return replace(end, params=before, kept={"loss": loss, "variate": new})
-
-        return replace(more, open=begin, close=close, epochs=1, max_steps=None, learns=False)
 
     def message(self, carry: core.Carry, here: core.Here) -> tuple[core.Message, core.Personal]:
         if self.variate == "I":

@@ -167,15 +167,10 @@ def test_bad_hyper_parameters():
     for endless in (math.inf, math.nan):
         with pytest.raises(ValueError, match="noise must be a finite number"):
             Private(FedAvg(), noise=endless)
-    for bad in ({"bound": -1.0}, {"noise": -1.0}, {"delta": 2.0}, {"cohort": 0.5}):
-        with pytest.raises(ValueError, match=f"{next(iter(bad))} must be at"):
-            Private(FedAvg(), **bad)
-    for name in ("bound", "sum_bound"):
-        with pytest.raises(ValueError, match=f"{name} 0 was given: nothing can be measured in it"):
-            Private(FedAvg(), **{name: 0.0})
-    for bad in (0.0, 1.0):
-        with pytest.raises(ValueError, match="both excluded"):
-            Private(FedAvg(), delta=bad)
+    bad = [("bound", 0.0), ("sum_bound", 0.0), ("noise", -1.0), ("delta", 0.0), ("delta", 1.0), ("cohort", 0.5)]
+    for name, value in bad:
+        with pytest.raises(ValueError, match=f"{name} must be "):
+            Private(FedAvg(), **{name: value})
     assert build("fedavg+dp", {"dp.noise": "0.5"}).noise == 0.5
 
 

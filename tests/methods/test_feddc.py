@@ -203,7 +203,7 @@ def test_what_is_scored(engine):
     assert [float(o[0, 0]) for o in run.outputs("adapted", epochs=3)] == pytest.approx(own, abs=1e-11)
     ends = [after[1][0] + new - old for new, old in zip(after[2][3], after[1][3], strict=True)]
     assert [float(o[0, 0]) for o in run.outputs("trained")] == pytest.approx(ends, abs=1e-11)
-    assert "mean of the clients that trained last" in FedDC().outside()
+    assert "mean of the clients that trained last" in FedDC().outside
 
 
 def test_the_linear_term_has_no_value():

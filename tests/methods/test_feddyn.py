@@ -136,7 +136,7 @@ def test_what_is_scored(engine):
     after = reference([[0, 1]] * 3, 0.5)
     ends = [w + new - old for new, old in zip(after[2][2], after[1][2], strict=True)]
     assert [float(o[0, 0]) for o in run.outputs("trained")] == pytest.approx(ends, abs=1e-12)
-    assert "mean of the clients that trained last" in FedDyn().outside()
+    assert "mean of the clients that trained last" in FedDyn().outside
 
 
 def test_the_first_round_is_fedprox_of_equal_clients():

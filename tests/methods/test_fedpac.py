@@ -248,14 +248,12 @@ def test_bytes():
     assert log.bytes_up == 3 * (4 * (below + top + 2 * classes * 8 + 1 + classes + 2) + 8)
 
 
-def test_refusals_and_remarks():
+def test_refusals():
     with pytest.raises(ValueError, match="FedPAC speaks about classes; this task is regression"):
         Run(FedPAC(), q2(), scalar_model(), initial=at(0.0))
     federation = points((9, 5))
     with pytest.raises(ValueError, match="the network 'linear' has no base that could be trained"):
         Run(FedPAC(), federation, models.build("linear", federation.shape, 3))
-    assert FedPAC().remarks(mlp(federation)) == ()
-    assert "is FedRep with 1" in FedPAC(lam=0.0, collaboration=False).remarks(mlp(federation))[0]
 
 
 def test_the_papers_values():

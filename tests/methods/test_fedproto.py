@@ -143,9 +143,6 @@ def test_bad_hyper_parameters_and_tasks():
         FedProto(predicts="both")
     with pytest.raises(ValueError, match=r"this task is regression\. Use local or fedper"):
         Run(FedProto(), q2(), scalar_model())
-    model = mlp(points((3,)))
-    assert FedProto().remarks(model) == ()
-    assert "alone" in FedProto(lam=0.0).remarks(model)[0]
 
 
 def test_the_values_of_the_paper():

@@ -158,10 +158,8 @@ def test_the_values_of_the_paper():
     assert FedRep() == FedRep(Training(), head_epochs=1)
 
 
-def test_remarks():
-    assert FedRep().remarks(bilinear()) == ()
-    assert "no round trains a head" in FedRep(head_epochs=0).remarks(bilinear())[0]
-    assert FedRep().outside() == "the server's base with the initial head"
+def test_what_predicts_for_nobodys_data():
+    assert FedRep().outside == "the server's base with the initial head"
 
 
 def test_bad_hyper_parameters():

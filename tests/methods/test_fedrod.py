@@ -134,9 +134,6 @@ def test_bad_hyper_parameters_and_tasks():
         FedROD(predicts="both")
     with pytest.raises(ValueError, match=r"this task is regression\. Use fedper"):
         Run(FedROD(), q2(), scalar_model())
-    model = mlp(points((3,)))
-    assert FedROD().remarks(model) == ()
-    assert "is FedAvg's" in FedROD(gamma=0.0).remarks(model)[0]
     assert BIAS in HEAD
 
 

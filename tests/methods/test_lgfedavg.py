@@ -116,7 +116,6 @@ def test_nothing_shared_is_local():
     model = models.wrap(net, "end", 3, shape=(6,))
     runs = [Run(m, federation, model).rounds(3) for m in (LGFedAvg(TRAINING), Local(TRAINING))]
     assert same_bits(runs[0].store.rows.base, runs[1].store.rows)
-    assert "shares nothing here" in LGFedAvg().remarks(model)[0]
 
 
 def test_the_first_round_trains_what_fedavg_trains():
@@ -164,8 +163,7 @@ def test_newcomers_train_a_base_of_their_own():
 
 
 def test_words():
-    assert LGFedAvg().outside() == "the server's head on the initial base"
-    assert LGFedAvg(warm_rounds=1).outside() == "the server's head on the base of the warm start"
+    assert LGFedAvg().outside == "the server's head on the base that all clients begin with"
     assert methods.build("lgfedavg@paper") == LGFedAvg()
 
 

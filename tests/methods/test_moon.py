@@ -9,11 +9,11 @@ from oracles.sims import DOUBLE, ENGINES, Run, each_engine, federate, mlp, point
 
 from posterity import methods, models
 from posterity.core.passes import Training
-from posterity.core.protocol import Batch, Here
+from posterity.core.protocol import Batch, Here, Leaves
 from posterity.core.random import make_key
 from posterity.core.tree import tree_map, tree_rows
 from posterity.methods.fedavg import FedAvg
-from posterity.methods.moon import MOON, State, contrast, projection_of, unit
+from posterity.methods.moon import MOON, contrast, projection_of, unit
 
 TRAINING = Training(lr=0.1, batch=4, epochs=2)
 
@@ -117,7 +117,7 @@ def test_the_loss_by_hand(engine, projection):
     batch = Batch(federation.x[:5], federation.y[:5], torch.tensor([1.0, 1, 1, 1, 0], dtype=DOUBLE))
     number = torch.zeros((), dtype=torch.int64)
     here = Here(
-        State(glob), (), mine, {}, number, batch.mask.sum(), number, number, number + 1, make_key(0), glob, model
+        Leaves(glob), (), mine, {}, number, batch.mask.sum(), number, number, number + 1, make_key(0), glob, model
     )
     value, buffers = method.contrasted(params, batch, here)
     extra = projection_of(model.feature_dim)

@@ -123,13 +123,6 @@ def test_the_values_of_the_paper():
     assert paper_values(PFedBayes) == {"local": local, "zeta": 10.0, "solver": "gradient"}
 
 
-def test_remarks():
-    model = scalar_model()
-    assert PFedBayes().remarks(model) == PFedBayes(ADAM, solver="gradient").remarks(model) == ()
-    assert "trains alone" in PFedBayes(zeta=0.0).remarks(model)[0]
-    assert "may run away" in PFedBayes(solver="gradient").remarks(model)[0]
-
-
 def test_gradient_steps_weigh_the_divergence_by_zeta_over_n():
     """SGD, two steps from a common start: the second sees ζ/n · gap/σ² (n = 1 and 4); the copy stays."""
     method = PFedBayes(Training(lr=1e-3, batch=10_000), zeta=2.0, solver="gradient", copy_lr=0.0, inner=2, spread=0.0)

@@ -15,8 +15,8 @@ from posterity.core import gaussian as precision
 from posterity.core.gaussian import with_tf32
 from posterity.engine.engines import STACKED
 from posterity.methods import build
-from posterity.methods import pfedgp as method
 from posterity.methods.pfedgp import PFedGP
+from posterity.methods.pfedgp import node as nodes
 from posterity.methods.pfedgp.memory import FIELD, HELD, at_once
 from posterity.methods.pfedgp.node import grow_tree, unit
 
@@ -207,13 +207,6 @@ def test_fine_tuning_trains_before_the_classifier_is_built():
     assert float((run.outputs("received")[0] - trained).abs().max()) < 1e-12  # the only client is the federation
 
 
-def test_the_released_probabilities_are_an_option():
-    run = [Run(Ordered(PLAIN, inference="vb", branch=b), FEW, mlp(FEW)) for b in ("mean", "log_mean")]
-    ours, released = (each.outputs("received")[0].exp() for each in run)
-    assert released.sum(1).tolist() == pytest.approx([1] * 5, abs=1e-12)
-    assert float((ours - released).abs().max()) > 0.01
-
-
 def test_memory_is_declared():
     """Chains are computed in groups of about HELD numbers; what is declared grows with the matrices of one group."""
     assert at_once(540, 1, 600, HELD) == HELD // 360_000 == 5
@@ -235,7 +228,7 @@ def test_memory_is_declared():
 def test_what_it_says_of_itself():
     assert "does not use the head" in PFedGP().remarks(mlp(FEW))[0]
     assert "learns nothing" in PFedGP().remarks(scalar_model())[1]
-    assert "equally likely" in PFedGP().outside()
+    assert "equally likely" in PFedGP().outside
     assert build("pfedgp@paper") == build("pfedgp") == PFedGP()
     assert PFedGP().local == Training(lr=0.05, epochs=3, momentum=0.9, weight_decay=1e-3, clip=50.0)
 
@@ -257,8 +250,6 @@ def test_bad_hyper_parameters():
                 PFedGP(**{name: value})
     with pytest.raises(ValueError, match=r"inference = 'mcmc' is unknown"):
         PFedGP(inference="mcmc")
-    with pytest.raises(ValueError, match=r"branch = 'median' is unknown"):
-        PFedGP(branch="median")
 
 
 def test_kernels_are_exact_where_layers_are_not(monkeypatch):
@@ -273,7 +264,7 @@ def test_kernels_are_exact_where_layers_are_not(monkeypatch):
 
         return call
 
-    monkeypatch.setattr(method, "kernel", watch("kernel", method.kernel))
+    monkeypatch.setattr(nodes, "kernel", watch("kernel", nodes.kernel))
     model = mlp(FEW)
     monkeypatch.setattr(type(model), "features", watch("layer", type(model).features))
     with with_tf32(True):

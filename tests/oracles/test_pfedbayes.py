@@ -7,7 +7,7 @@ import torch
 
 from posterity.core.passes import Training
 from posterity.core.random import make_key
-from posterity.methods.pfedbayes import RHO, PFedBayes, State, copy_step, divergence, drawn, joined, personal_step
+from posterity.methods.pfedbayes import RHO, PFedBayes, State, divergence, drawn, joined, proximal_step
 
 from .sims import DOUBLE, WEIGHT, Run, at, q2, scalar_model
 
@@ -59,8 +59,8 @@ def test_o04_short_proximal_steps_go_down_the_gradient(mine, other):
     """(e) and (f) against PyTorch's gradient of the divergence: a step of a has the error a · curvature."""
     q, copy, rate = gaussian(*mine), gaussian(*other), 1e-8
     for given, step, of in (
-        (q, personal_step(q, copy, torch.tensor(rate)), lambda leaves: divergence(leaves, copy)),
-        (copy, copy_step(copy, q, rate), lambda leaves: divergence(q, leaves)),
+        (q, proximal_step(q, copy, rate, False), lambda leaves: divergence(leaves, copy)),
+        (copy, proximal_step(copy, q, rate, True), lambda leaves: divergence(q, leaves)),
     ):
         slopes = torch.func.grad(of)(given)
         for n, slope in slopes.items():
@@ -73,6 +73,6 @@ def test_o05_proximal_steps_never_run_away(mine, other, rate):
     """Both steps bring the Gaussians together, however long; means do not pass one another."""
     q, copy = gaussian(*mine), gaussian(*other)
     before, gap = float(divergence(q, copy)), float(q[WEIGHT] - copy[WEIGHT])
-    for nearer_q, nearer_copy in ((personal_step(q, copy, torch.tensor(rate)), copy), (q, copy_step(copy, q, rate))):
+    for nearer_q, nearer_copy in ((proximal_step(q, copy, rate, False), copy), (q, proximal_step(copy, q, rate, True))):
         assert 0 <= float(divergence(nearer_q, nearer_copy)) < before
         assert 0 <= float(nearer_q[WEIGHT] - nearer_copy[WEIGHT]) * math.copysign(1, gap) <= abs(gap)

@@ -101,17 +101,9 @@ def test_two_points():
     mean, variance = predictive(gram(PAIR), kernel(PAIR, targets, SCALE, LENGTH), PRIOR, SIDES, omega)
     assert mean.tolist() == pytest.approx([1.267103, 0.0], abs=5e-7)
     assert variance.tolist() == pytest.approx([2.657166, 6.676991], abs=5e-7)
-    left, right = branch_log_probabilities(mean[None], variance[None], "mean").exp()
+    left, right = branch_log_probabilities(mean[None], variance[None]).exp()
     assert left.tolist() == pytest.approx([0.7044384, 0.5], abs=5e-7)
     assert right.tolist() == pytest.approx([1 - 0.7044384, 0.5], abs=5e-7)
-
-
-def test_the_released_probabilities_are_biased():
-    mean, variance = torch.tensor([[1.267103, 0.0]]).double(), torch.tensor([[2.657166, 6.676991]]).double()
-    left, right = branch_log_probabilities(mean, variance, "log_mean").exp()
-    assert left.tolist() == pytest.approx([0.6315719, 0.2855], abs=5e-5)
-    assert float(left[0]) == pytest.approx(0.6315719, abs=1e-6)
-    assert (left + right).tolist() == pytest.approx([1, 1], abs=1e-12)
 
 
 def test_branches_average_probabilities_over_chains():
@@ -121,7 +113,7 @@ def test_branches_average_probabilities_over_chains():
     x = np.linspace(-10, 10, 20_001)
     weight = np.exp(-(x**2) / 2) / np.exp(-(x**2) / 2).sum()
     each = [float((weight / (1 + np.exp(-(m + math.sqrt(v) * x)))).sum()) for m, v in ((3.0, 0.5), (-1.0, 4.0))]
-    left, right = branch_log_probabilities(mean, variance, "mean").exp()
+    left, right = branch_log_probabilities(mean, variance).exp()
     assert float(left) == pytest.approx(sum(each) / 2, abs=1e-7)
     assert float(left + right) == pytest.approx(1, abs=1e-12)
 
@@ -161,7 +153,7 @@ def posterior_probability(x: torch.Tensor) -> float:
     cross = kernel(PAIR, x[None], SCALE, LENGTH).numpy()[:, 0]
     gain = np.linalg.solve(k, cross)
     mean, variance = gain @ points, 8.001 - cross @ gain
-    told = branch_log_probabilities(torch.tensor(mean)[None], torch.full((1, len(mean)), variance).double(), "mean")
+    told = branch_log_probabilities(torch.tensor(mean)[None], torch.full((1, len(mean)), variance).double())
     return float((told[0].exp().numpy() * weight).sum() / weight.sum())
 
 
@@ -173,7 +165,7 @@ def test_chains_reach_the_posterior():
     omega = run(fold(make_key(3), torch.arange(count)))
     cross = kernel(PAIR, x[None], SCALE, LENGTH)
     mean, variance = torch.func.vmap(lambda each: predictive(k, cross, PRIOR, SIDES, each))(omega)
-    each = torch.func.vmap(lambda m, v: branch_log_probabilities(m[None], v[None], "mean"))(mean, variance)[:, 0].exp()
+    each = torch.func.vmap(lambda m, v: branch_log_probabilities(m[None], v[None]))(mean, variance)[:, 0].exp()
     exact = posterior_probability(x)
     assert exact == pytest.approx(0.63, abs=0.1)  # not trivially a half
     assert float(each.mean()) == pytest.approx(exact, abs=4 * float(each.std()) / math.sqrt(count))
@@ -204,7 +196,7 @@ def test_mean_field_is_its_fixed_point():
     assert omega == pytest.approx(np.tanh(c / 2) / (2 * c), abs=1e-12)
     x = torch.tensor([[0.8, 0.6]], dtype=DOUBLE)
     told = predictive(gram(PAIR), kernel(PAIR, x, SCALE, LENGTH), PRIOR, SIDES, torch.tensor(omega))
-    left = branch_log_probabilities(told[0][None], told[1][None], "mean")[0].exp()
+    left = branch_log_probabilities(told[0][None], told[1][None])[0].exp()
     assert float(left) == pytest.approx(posterior_probability(x[0]), abs=0.02)
 
 

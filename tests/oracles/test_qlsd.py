@@ -69,7 +69,7 @@ def test_o06_the_stationary_variance_on_q2(gamma, variance, rounds):
     """60,000 chains side by side, from 2.4: after t rounds V (1 − (1 − 5γ)^2t); √(2/60,000) is an error of 0.6 %."""
     count = 60_000
     method, params = QLSD(step=gamma, prior=0.0), {WEIGHT: torch.full((count,), 2.4, dtype=DOUBLE)}
-    state, centre = State(params, {}, torch.tensor(2.0, dtype=DOUBLE), 2), torch.tensor([[0.0], [3.0]], dtype=DOUBLE)
+    state, centre = State(params, {}, 2, 2), torch.tensor([[0.0], [3.0]], dtype=DOUBLE)
     curvature, key = torch.tensor([[1.0], [4.0]], dtype=DOUBLE), make_key(5)
     for r in range(1, rounds + 1):
         slope = {WEIGHT: curvature * (state.params[WEIGHT] - centre)}

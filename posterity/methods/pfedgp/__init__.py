@@ -31,57 +31,33 @@ function of the embedding. The sum over the nodes is divided by the predicted sa
 depend on a client's size. PG(1, c) is drawn as the first three terms of its infinite sum of exponentials and one more
 with the mean and variance of all that follow: both moments of a draw are exact, the third to 1e-4. The released code
 takes exp(E log σ(f*)) for a probability, and one minus it for "right", which is too low for "left" (0.29 instead of 0.5
-where nothing is known): `branch="log_mean"` is that. `inference="vb"` replaces the chains by one mean field,
-ω = tanh(c/2) / 2c with c² = E f², which draws nothing. A class of one sample is given, never predicted. Classes that a
-client has not seen have a probability of about 0 (e⁻³⁰). Kernels and their factors are exact with `--precision tf32`,
-too, but in steps that are compiled. The head of the network is neither trained nor sent, and clients keep nothing
-between rounds: a newcomer builds its classifier from its labelled data without training; one without data finds all
-classes equally likely. Second derivatives of the loss are not available.
-
-pFedGP, the method: half of each class predicts the other (g), embeddings are averaged (h), all data predict.
+where nothing is known). `inference="vb"` replaces the chains by one mean field, ω = tanh(c/2) / 2c with c² = E f²,
+which draws nothing. A class of one sample is given, never predicted. Classes that a client has not seen have a
+probability of about 0 (e⁻³⁰). Kernels and their factors are exact with `--precision tf32`, too, but in steps that are
+compiled. The head of the network is neither trained nor sent, and clients keep nothing between rounds: a newcomer
+builds its classifier from its labelled data without training; one without data finds all classes equally likely. Second
+derivatives of the loss are not available.
 
 A node's mathematics is in `node.py`, with the draws of `polya_gamma.py`.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 from torch.func import grad_and_value, vmap
 
 from posterity import core
+from posterity.methods.fedper import Shared, State, split
+from posterity.methods.pfedgp import node
 from posterity.methods.pfedgp.memory import FIELD, HELD, at_once, conditioning_room, training_room
-from posterity.methods.pfedgp.node import (
-    alone,
-    branch_log_probabilities,
-    gibbs,
-    grow_tree,
-    kernel,
-    leaf_log_probabilities,
-    mean_field,
-    predictive,
-    steadied,
-    unit,
-)
 
 AUTHORS = "authors' code"
 AUTHORS_TRAINING = core.Training(lr=0.05, epochs=3, momentum=0.9, weight_decay=1e-3, clip=50.0)  # of CIFAR-10
 CHAINS = 1  # folded into the key of a step: the chains' draws are not dropout's
-
-
-@core.record
-class State:
-    params: core.Params  # the embedding, and a head that nobody uses
-    head: frozenset[str] = field(metadata={core.STATIC: True})
-
-
-@core.record
-class Shared:
-    base: core.Params
 
 
 @core.record
@@ -113,10 +89,10 @@ def halves(u: Tensor, batch: core.Batch, sides: Tensor) -> Split:
 
 @dataclass(frozen=True)
 class PFedGP(core.Method):
-    label: ClassVar[str] = "pFedGP"
-    reference: ClassVar[str] = "Achituve et al., NeurIPS 2021"
-    absent: ClassVar[str] = "cohort only: clients keep nothing"
-    scored: ClassVar[core.Point] = "received"
+    label = "pFedGP"
+    reference = "Achituve et al., NeurIPS 2021"
+    absent = "cohort only: clients keep nothing"
+    outside = "nobody: a classifier needs a client's labelled data, so that all classes are equally likely"
 
     local: core.Training = core.hyper(
         AUTHORS_TRAINING, "how the clients train; an epoch is one step on all data, so batch is not used", AUTHORS
@@ -130,7 +106,6 @@ class PFedGP(core.Method):
     jitter: float = core.hyper(
         1e-3, "added to the kernel's diagonal; up to 100 times as much if need be", AUTHORS, gt=0
     )
-    branch: str = core.hyper("mean", "E σ(f) of a branch, or exp(E log σ(f)), released", "paper", ("mean", "log_mean"))
 
     # --- server -------------------------------------------------------------------------------------------------------
     def init(self, model: core.Network, params: core.Params, facts: core.Facts) -> State:
@@ -140,13 +115,10 @@ class PFedGP(core.Method):
         return State(params, model.head_names)
 
     def offer(self, state: State, client: Tensor | None) -> tuple[Shared, core.Own]:
-        return Shared({n: p for n, p in state.params.items() if n not in state.head}), ()
+        return Shared(split(state.params, state.head)[0]), ()
 
     def combine(self, state: State, total: core.Message, now: core.Now) -> State:
         return State(core.averaged(state.params, total), state.head)
-
-    def outside(self) -> str:
-        return "nobody: a classifier needs a client's labelled data, so that all classes are equally likely"
 
     def remarks(self, model: core.Network) -> tuple[str, ...]:
         said = f"pFedGP does not use the head of the network {model.name!r}: it is neither trained nor sent"
@@ -172,13 +144,13 @@ class PFedGP(core.Method):
         return {"params": core.Mean(torch.ones_like(here.n), sent)}, ()  # (h)
 
     def class_sums(self, params: core.Params, batch: core.Batch, here: core.Here) -> dict[str, Tensor]:
-        u = unit(here.model.features(params, batch.x)[0])
+        u = node.unit(here.model.features(params, batch.x)[0])
         return core.sum_classes(u, batch.y, batch.mask, here.model.classes)
 
     def plant(self, carry: core.Carry, here: core.Here) -> core.Carry:
         """The tree of this round; it does not change while the embedding is trained."""
         sums = carry.kept["classes"]
-        sides = grow_tree(sums["sum"] / sums["count"].clamp(min=1)[:, None], sums["count"])
+        sides = node.grow_tree(sums["sum"] / sums["count"].clamp(min=1)[:, None], sums["count"])
         return replace(carry, kept={**carry.kept, "sides": sides})
 
     # --- training -----------------------------------------------------------------------------------------------------
@@ -186,42 +158,42 @@ class PFedGP(core.Method):
         """−log p of the asked half given the other. Nodes are differentiated one group after another, to save memory:
         the loss returned is linear in the embeddings, with its value and slope there."""
         z, buffers = here.model.features(params, batch.x, mask=batch.layer_mask, train=True, key=here.key)
-        split = halves(unit(z), batch, here.kept["sides"])
-        given, asked = split.given.detach(), split.asked.detach()
+        half = halves(node.unit(z), batch, here.kept["sides"])
+        given, asked = half.given.detach(), half.asked.detach()
         with core.exact_products(z):  # kernels rounded to ten bits have no factors
-            delta, omega = self.augment(given, split.mask, split.given_sides, core.fold(here.key, CHAINS), self.chains)
+            delta, omega = self.augment(given, half.mask, half.given_sides, core.fold(here.key, CHAINS), self.chains)
             nodes, chains, rows = omega.shape
-            of_node = grad_and_value(partial(self.node_loss, split.mask, delta), argnums=(0, 1))
+            of_node = grad_and_value(partial(self.node_loss, half.mask, delta), argnums=(0, 1))
             slopes, values = vmap(of_node, (None, None, 0, 0, 0), chunk_size=at_once(nodes, chains, rows, self.held))(
-                given, asked, split.given_sides, split.asked_sides, omega
+                given, asked, half.given_sides, half.asked_sides, omega
             )
-        count = (split.asked_sides != 0).any(0).to(z).sum().clamp(min=1)
-        linear = (slopes[0].sum(0) * (split.given - given)).sum() + (slopes[1].sum(0) * (split.asked - asked)).sum()
+        count = (half.asked_sides != 0).any(0).to(z).sum().clamp(min=1)
+        linear = (slopes[0].sum(0) * (half.given - given)).sum() + (slopes[1].sum(0) * (half.asked - asked)).sum()
         return (values.sum() + linear) / count, buffers  # (g)
 
     def node_loss(
         self, mask: Tensor, delta: Tensor, given: Tensor, asked: Tensor, sides: Tensor, wanted: Tensor, omega: Tensor
     ) -> Tensor:
         """Σ −log p of the side that each asked sample takes at one node; ω (chains, m) is 0 off the node."""
-        k = alone(kernel(given, given, self.scale, self.length), mask) + torch.diag(delta.expand(len(mask)))
-        cross = kernel(given, asked, self.scale, self.length)
-        look = vmap(lambda each: predictive(k, cross, self.scale + delta, 0.5 * sides, each))
-        left, right = branch_log_probabilities(*look(omega), self.branch)
+        k = node.alone(node.kernel(given, given, self.scale, self.length), mask) + torch.diag(delta.expand(len(mask)))
+        cross = node.kernel(given, asked, self.scale, self.length)
+        look = vmap(lambda each: node.predictive(k, cross, self.scale + delta, 0.5 * sides, each))
+        left, right = node.branch_log_probabilities(*look(omega))
         return -(torch.where(wanted > 0, left, right) * wanted.abs()).sum()
 
     def augment(self, u: Tensor, mask: Tensor, sides: Tensor, key: Tensor, chains: int) -> tuple[Tensor, Tensor]:
         """δ, and ω (nodes, chains, n), 0 for rows that are not at the node; one chain of `vb`."""
-        k = alone(kernel(u, u, self.scale, self.length), mask)
-        delta, root = steadied(k, self.jitter)
+        k = node.alone(node.kernel(u, u, self.scale, self.length), mask)
+        delta, root = node.steadied(k, self.jitter)
         k = k + torch.diag(delta.expand(len(mask)))
         nodes, rows = sides.shape
         if self.inference == "vb":
             field_of = vmap(
-                partial(mean_field, k, steps=self.gibbs_steps), chunk_size=at_once(nodes, 1, rows, self.held)
+                partial(node.mean_field, k, steps=self.gibbs_steps), chunk_size=at_once(nodes, 1, rows, self.held)
             )
             omega = field_of(0.5 * sides)[:, None]
         else:
-            run = vmap(partial(gibbs, k, root, steps=self.gibbs_steps),
+            run = vmap(partial(node.gibbs, k, root, steps=self.gibbs_steps),
                        chunk_size=at_once(nodes * chains, 1, rows, self.held))  # fmt: skip
             keys = core.fold(key, torch.arange(nodes * chains, device=key.device))
             omega = run(0.5 * sides.repeat_interleave(chains, 0), keys).reshape(nodes, chains, rows)
@@ -230,9 +202,9 @@ class PFedGP(core.Method):
     # --- prediction ---------------------------------------------------------------------------------------------------
     def condition(self, carry: core.Carry, batch: core.Batch, here: core.Here) -> core.Carry:
         """Keep what predictions need: the embeddings of all training data, the tree, and ω."""
-        u = unit(here.model.features(carry.params, batch.x)[0])
+        u = node.unit(here.model.features(carry.params, batch.x)[0])
         sums = core.sum_classes(u, batch.y, batch.mask, here.model.classes)
-        sides = grow_tree(sums["sum"] / sums["count"].clamp(min=1)[:, None], sums["count"]).to(u)
+        sides = node.grow_tree(sums["sum"] / sums["count"].clamp(min=1)[:, None], sums["count"]).to(u)
         row_sides = sides @ core.one_hot(batch.y, here.model.classes, batch.mask).T  # (nodes, n)
         with core.exact_products(u):
             delta, omega = self.augment(u, batch.mask, row_sides, here.key, self.test_chains)
@@ -241,7 +213,7 @@ class PFedGP(core.Method):
         return replace(carry, kept={**carry.kept, "classifier": classifier})
 
     def predict(self, carry: core.Carry, x: Tensor, here: core.Here) -> Tensor:
-        features = unit(here.model.features(carry.params, x)[0])
+        features = node.unit(here.model.features(carry.params, x)[0])
         with core.exact_products(x):
             return self.classify(features, carry.kept["classifier"])
 
@@ -249,15 +221,16 @@ class PFedGP(core.Method):
         """log p(y | x) (B, C) of unit embeddings (B, d), by all training data."""
         u, omega = known["u"], known["omega"]
         nodes, chains, rows = omega.shape
-        k = alone(kernel(u, u, self.scale, self.length), known["mask"]) + torch.diag(known["delta"].expand(rows))
-        cross = kernel(u, asked, self.scale, self.length)
-        look = vmap(partial(predictive, k, cross, self.scale + known["delta"]),
+        k = node.alone(node.kernel(u, u, self.scale, self.length), known["mask"]) + torch.diag(
+            known["delta"].expand(rows)
+        )
+        cross = node.kernel(u, asked, self.scale, self.length)
+        look = vmap(partial(node.predictive, k, cross, self.scale + known["delta"]),
                     chunk_size=at_once(nodes * chains, 1, rows, self.held))  # fmt: skip
         mean, variance = look(0.5 * known["row_sides"].repeat_interleave(chains, 0), omega.flatten(0, 1))
-        told = vmap(partial(branch_log_probabilities, branch=self.branch), out_dims=1)(
-            mean.reshape(nodes, chains, -1), variance.reshape(nodes, chains, -1)
-        )
-        return leaf_log_probabilities(told, known["sides"], known["count"])
+        branches = vmap(node.branch_log_probabilities, out_dims=1)
+        sides = branches(mean.reshape(nodes, chains, -1), variance.reshape(nodes, chains, -1))
+        return node.leaf_log_probabilities(sides, known["sides"], known["count"])
 
     # --- memory -------------------------------------------------------------------------------------------------------
     @property
@@ -272,6 +245,3 @@ class PFedGP(core.Method):
     def conditioning_scratch(self, rows: int, model: core.Network) -> int:
         chains = 1 if self.inference == "vb" else self.test_chains
         return conditioning_room(rows, model.classes, model.feature_dim, chains, self.gibbs_steps, self.held)
-
-
-__all__ = ["PFedGP"]

@@ -141,14 +141,10 @@ def log_sigmoid(f: Tensor) -> Tensor:
     return -torch.nn.functional.softplus(-f, threshold=50)
 
 
-def branch_log_probabilities(mean: Tensor, variance: Tensor, branch: str) -> Tensor:
+def branch_log_probabilities(mean: Tensor, variance: Tensor) -> Tensor:
     """log p(left) and log p(right) (2, m) of means and variances (chains, m)."""
     # filled on the device: what is copied to it cannot be captured
     grid, share = (torch.stack([mean.new_full((), a) for a in some.tolist()]) for some in (GRID, SHARE / SHARE.sum()))
     f = mean[..., None] + variance.sqrt()[..., None] * grid  # (chains, m, grid)
-    chains = np.log(len(mean))
-    if branch == "mean":
-        both = torch.log(share) + log_sigmoid(torch.stack((f, -f)))
-        return torch.logsumexp(torch.logsumexp(both, -1), 1) - chains  # (e)
-    left = torch.logsumexp(log_sigmoid(f) @ share, 0) - chains  # as released: biased
-    return torch.stack((left, torch.log(-torch.expm1(left.clamp(max=-LEAST)))))
+    both = torch.log(share) + log_sigmoid(torch.stack((f, -f)))
+    return torch.logsumexp(torch.logsumexp(both, -1), 1) - np.log(len(mean))  # (e)

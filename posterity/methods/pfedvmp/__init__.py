@@ -42,9 +42,7 @@ server, and what it reads out of their sum, in `factors.py`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -107,11 +105,11 @@ def matrix_numbers(rows: int, model: core.Network) -> int:
 
 @dataclass(frozen=True)
 class PFedVMP(core.Method):
-    label: ClassVar[str] = "pFedVMP"
-    reference: ClassVar[str] = "pFedVMP, manuscript"
-    absent: ClassVar[str] = "cohort only: a class that no member of the cohort has keeps its centroid"
-    scored: ClassVar[core.Point] = "received"
-    class_statistics: ClassVar[Mapping[str, tuple[str, ...]]] = {"features": ("classes", "spread")}
+    label = "pFedVMP"
+    reference = "pFedVMP, manuscript"
+    absent = "cohort only: a class that no member of the cohort has keeps its centroid"
+    outside = "the server's base with a newcomer's head"
+    class_statistics = {"features": ("classes", "spread")}
 
     local: core.Training = core.hyper(core.Training(), "how the clients train")
     xi: float = core.hyper(50.0, "ξ₁: pull of features to the centroid of their class", "Table 7, CIFAR-10 Dir(0.3)",
@@ -136,9 +134,6 @@ class PFedVMP(core.Method):
     def offer(self, state: State, client: Tensor | None) -> tuple[Shared, core.Own]:
         base, _ = split(state.params, state.head)
         return Shared(base, state.centroids, state.known, state.spread), state.known.new_tensor(float(client is None))
-
-    def outside(self) -> str:
-        return "the server's base with a newcomer's head"
 
     def join(self, here: core.Here) -> core.Personal:
         first = split(here.initial, here.model.head_names)[1]

@@ -73,8 +73,9 @@ class Calibrated(Wrapper):
     def label(self) -> str:
         return f"{self.inner.label} (calibrated)"
 
+    @property
     def outside(self) -> str:
-        return f"{self.inner.outside()}, without a temperature (β = 1)"
+        return f"{self.inner.outside}, without a temperature (β = 1)"
 
     def prepare(self) -> tuple[Pass, ...]:
         fit = Pass(self.fit, batch=None, shuffle=False, learns=False, on="validation")

@@ -11,8 +11,8 @@ Reference: "Federated learning via meta-variational dropout", NeurIPS 2023, sect
 
 Differs from the paper: the paper does not say what the server does with a weight that a client dropped (here: nothing
 moves it or its ρ). It reports 0.8 in Table 6 and 0.9 after 150 rounds in Tables 16 and 17; only one layer is pruned, so
-at most 13 % of the paper's bytes are saved. With `noise_param = alpha` rates end at 0.9998, and a threshold from there
-to 1 is refused; 1 itself drops nothing. Bytes of a round are counted without what is dropped, and with the bits;
+at most 13 % of the paper's bytes are saved. With `noise_param = alpha` rates end at 0.9998; a
+threshold from there drops nothing. Bytes of a round are counted without what is dropped, and with the bits;
 `report` says how many were saved. Dropped weights still count in a gradient-norm clip, and inside a meta-step of MAML
 or Per-FedAvg its inner steps move them, by the divergence too. `+drop` without `+metavd` brings MetaVD along.
 """
@@ -64,12 +64,6 @@ class Drop(core.Wrapper):
         core.check_fields(self)
         if not isinstance(self.method, MetaVD):
             object.__setattr__(self, "method", MetaVD(self.method))
-        form: str = self.method.noise_param
-        if dropout.highest_rate(form) <= self.threshold < 1:
-            raise ValueError(
-                f"threshold {self.threshold} would drop nothing: with noise_param {form!r} no rate is above "
-                f"{dropout.highest_rate(form):.6f}. Give a lower threshold, or 1 if nothing shall be dropped"
-            )
 
     @property
     def label(self) -> str:

@@ -102,11 +102,6 @@ def rate(rho: Tensor, theta: Tensor, form: str = "log_variance") -> Tensor:
     return 1 / (1 + inverse_alpha(rho, theta, form))
 
 
-def highest_rate(form: str = "log_variance") -> float:
-    """No rate is above this one. With log v it is 1, whatever the range of ρ: small weights come near it."""
-    return 1 / (1 + math.exp(-MOST)) if form == "alpha" else 1.0
-
-
 def divergence(rho: Tensor, theta: Tensor, form: str = "log_variance", prior: str = "hierarchical") -> Tensor:
     """KL of every weight from its prior. θ is a constant here: in terms of α, the divergence does not depend on it.
 
