@@ -13,7 +13,7 @@ good. Beside the count stands what the specification's cost line says in its own
 FedAvg is measured first and once more at the end: the last line shows how much the machine itself drifts. `--profile`
 names the kernels that take the extra time, for methods above 1.5. A method is given up after `--limit` seconds,
 between two rounds; JSON is written after every method, so a run that is killed leaves what it has. `+ft` and
-`+calibrated` change nothing in a round, and FedBPS's `exact` curvature has a product for every parameter: left out.
+`+calibrated` change nothing in a round: left out.
 `--quick` is a tiny federation, to see that everything runs; its times say nothing.
 """
 

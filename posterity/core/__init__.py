@@ -17,6 +17,7 @@ wrapper           methods made of a method
 from __future__ import annotations
 
 from posterity.core.common import (
+    PREFIX,
     as_second,
     averaged,
     count_labels,

@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib
 import pkgutil
 from collections.abc import Mapping
-from dataclasses import MISSING, fields, is_dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any
 
 from posterity.core.passes import Training
@@ -21,17 +21,18 @@ from posterity.settings.plugins import find_outside
 
 PROTOCOL = ("passes", "message", "combine")
 PRESET = "paper"
+TRAINING = {knob.name: knob for knob in knobs(Training)}
 
 
 def available() -> dict[str, type]:
     """Every method of this folder by its name on the command line."""
-    return {name: _class_of(f"{__name__}.{name}", Any) for name in _files(__name__) if name != "wrappers"}
+    return {name: _class_of(f"{__name__}.{name}") for name in _files(__name__) if name != "wrappers"}
 
 
 def suffixes() -> dict[str, type]:
     """Every wrapper by its suffix."""
     package = f"{__name__}.wrappers"
-    return {name: _class_of(f"{package}.{name}", Wrapper) for name in _files(package)}
+    return {name: _class_of(f"{package}.{name}") for name in _files(package)}
 
 
 def names() -> dict[str, Named]:
@@ -58,15 +59,6 @@ def find(name: str) -> type:
     return found[name]
 
 
-def _refuse_brackets(spec: str) -> None:
-    """They are for a list of methods, of which each may have values of its own."""
-    name, bracket, inside = spec.partition("[")
-    if bracket:
-        values = " ".join(f"--set {each}" for each in inside.rstrip("]").split(",") if each)
-        raise ValueError(f"{spec!r} has values in brackets, as in --methods of a comparison; for one method they are "
-                         f"settings: --method {name} {values}".rstrip())  # fmt: skip
-
-
 def build(
     spec: str, settings: Mapping[str, Any] | None = None, training: Mapping[str, Any] | None = None, min_count: int = 1
 ) -> Any:  # fmt: skip
@@ -77,39 +69,61 @@ def build(
     Both settings and `training` win over the values of the paper, where the spec asks for those (`@paper`). With a
     `min_count` above 1, clients send nothing about classes of which they have fewer samples.
     """
-    spec, implied, words, layers = _layers(spec)
-    short = [name.rpartition(":")[2] for name, _ in words]
-    chosen = [paper_values(layer) if paper else {} for layer, (_, paper) in zip(layers, words, strict=True)]
-    trained: dict[str, dict[str, Any]] = {name: {} for name in ("local", *training_fields(layers[0]))}
+    parts, implied = _parts(spec)
+    host = parts[0].cls
+    chosen = [paper_values(part.cls) if part.paper else {} for part in parts]
+    trained: dict[str, dict[str, Any]] = {name: {} for name in _trainings(host)}
     trained["local"] |= training or {}
     for key, value in (*implied.items(), *flat_settings(settings or {}).items()):
         field, _, name = key.partition(".")
-        if field in trained:
-            trained[field][_training_field(field, name, value)] = value
-        else:
-            place, knob = _place(key, layers, short, spec)
+        if field in trained and name in TRAINING:
+            trained[field][name] = value
+        elif found := _found(key, parts):
+            place, knob = found
             chosen[place][knob.name] = parse(value, knob)
-    trainings = {name: _training(layers[0], name, chosen[0], asked) for name, asked in trained.items() if asked}
-    method = layers[0](**{**chosen[0], **trainings})
-    for layer, values in zip(layers[1:], chosen[1:], strict=True):
-        method = layer(method, **values)
+        else:
+            own = [name for part in parts for name in part.settings]
+            possible = [*own, *(f"{field}.{name}" for field in trained for name in TRAINING)]
+            shown = "+".join(part.word for part in parts)
+            raise ValueError(f"{shown} has no setting {key!r}: {nearest(key, possible)}")
+    for name, asked in trained.items():
+        if asked:
+            chosen[0][name] = _training(host, name, chosen[0], asked)
+    method = host(**chosen[0])
+    for part, values in zip(parts[1:], chosen[1:], strict=True):
+        method = part.cls(method, **values)
     return method if min_count == 1 else Withholding(method, min_count)
 
 
 def has_setting(spec: str, key: str) -> bool:
     """Whether a setting of this name can be given to a spec, whatever its value."""
-    spec, _, words, layers = _layers(spec)
-    if key.partition(".")[0] in ("local", *training_fields(layers[0])):
-        return True
-    return _found(key, layers, [name.rpartition(":")[2] for name, _ in words]) is not None
+    parts, _ = _parts(spec)
+    return key.partition(".")[0] in _trainings(parts[0].cls) or _found(key, parts) is not None
 
 
-def _layers(spec: str) -> tuple[str, dict[str, Any], list[tuple[str, bool]], list[type]]:
-    """A spec written out: what its name stands for, the settings that go with that, its words and their classes."""
-    _refuse_brackets(spec)
-    spec, implied = expand(spec, _files(__name__))
-    words = [split_preset(word) for word in spec.split("+")]
-    return spec, implied, words, [find(words[0][0]), *(_wrapper(name) for name, _ in words[1:])]
+@dataclass(frozen=True)
+class Part:
+    """One word of a spec: the method, or a wrapper."""
+
+    word: str
+    paper: bool  # `@paper` stands behind it
+    cls: type
+
+    @property
+    def name(self) -> str:
+        """Without the module of a class that lives elsewhere."""
+        return self.word.rpartition(":")[2]
+
+    @property
+    def settings(self) -> dict[str, Knob]:
+        return {k.name: k for k in knobs(self.cls) if k.name != "local" and k.kind is not Training}
+
+
+def _parts(spec: str) -> tuple[list[Part], dict[str, Any]]:
+    """A spec written out, from the inside out, and the settings that its name stands for."""
+    full, implied = expand(spec, _files(__name__))
+    (first, paper), *rest = [split_preset(word) for word in full.split("+")]
+    return [Part(first, paper, find(first)), *(Part(word, each, _wrapper(word)) for word, each in rest)], implied
 
 
 def split_preset(word: str) -> tuple[str, bool]:
@@ -122,17 +136,16 @@ def split_preset(word: str) -> tuple[str, bool]:
 
 def words_of(spec: str) -> list[str]:
     """The method and the wrappers of a spec by their names, from the inside out."""
-    expanded, _ = expand(spec, _files(__name__))
-    return [split_preset(word)[0].rpartition(":")[2] for word in expanded.split("+")]
+    return [part.name for part in _parts(spec)[0]]
 
 
 def title(spec: str, method: Any) -> str:
     """The label of the method that `build` made of `spec`, and whose values are those of a paper."""
-    words = [split_preset(word) for word in expand(spec, _files(__name__))[0].split("+")]
-    papers = [name.rpartition(":")[2] for name, paper in words if paper]
+    parts, _ = _parts(spec)
+    papers = [part.name for part in parts if part.paper]
     if not papers:
         return str(method.label)
-    whose = "" if len(papers) == len(words) else f"{', '.join(papers)}: "
+    whose = "" if len(papers) == len(parts) else f"{', '.join(papers)}: "
     return f"{method.label} ({whose}{PRESET})"
 
 
@@ -141,51 +154,29 @@ def training_fields(cls: type) -> list[str]:
     return [knob.name for knob in knobs(cls) if knob.kind is Training]
 
 
-def _training_field(field: str, name: str, value: Any) -> str:
-    """The field of Training that a setting such as `local.lr` names."""
-    possible = [knob.name for knob in knobs(Training)]
-    if not name:
-        raise ValueError(f"{field} = {value!r} was given, but {field} is a whole training: set its fields, as in "
-                         f"{field}.lr=0.1 ({', '.join(possible)}), or give a Training from Python")  # fmt: skip
-    if name not in possible:
-        raise ValueError(f"there is no setting {field}.{name}: {nearest(name, possible)}")
-    return name
+def _trainings(cls: type) -> list[str]:
+    """The same with `local` first, which flags are about even where a method has none."""
+    return ["local", *(name for name in training_fields(cls) if name != "local")]
 
 
-def _training(layer: type, name: str, chosen: Mapping[str, Any], asked: Mapping[str, Any]) -> Training:
+def _training(cls: type, name: str, chosen: Mapping[str, Any], asked: Mapping[str, Any]) -> Training:
     """A field of a method that is a Training, with what is asked for: what the others may be can depend on it."""
-    possible = {k.name: k for k in knobs(Training)}
-    usual = {f.name: f.default if f.default_factory is MISSING else f.default_factory() for f in fields(layer)}
+    usual = {f.name: f.default for f in fields(cls)}
     if name not in usual:
-        raise ValueError(f"{layer.__name__} has no field {name!r}, so it takes none of {sorted(asked)}")
+        raise ValueError(f"{cls.__name__} has no field {name!r}, so it takes none of {sorted(asked)}")
     if "epochs" in asked:
         asked = {"steps": None, **asked}  # a paper's number of steps would win over the epochs that were asked for
-    values = {n: parse(v, possible[n]) for n, v in asked.items()}
-    found: Training = replace(chosen.get(name, usual[name]), **values)
+    found: Training = replace(chosen.get(name, usual[name]), **{n: parse(v, TRAINING[n]) for n, v in asked.items()})
     return found
 
 
-def _tables(layers: list[type]) -> list[dict[str, Knob]]:
-    """The settings of each layer by their names."""
-    return [{k.name: k for k in knobs(layer) if k.name != "local" and k.kind is not Training} for layer in layers]
-
-
-def _found(key: str, layers: list[type], names: list[str]) -> tuple[int, Knob] | None:
-    """Which layer of the spec a setting belongs to: the outermost that has a field of this name; None: no layer."""
+def _found(key: str, parts: list[Part]) -> tuple[int, Knob] | None:
+    """Which part of the spec a setting belongs to: the outermost that has a field of this name; None: no part."""
     prefix, _, name = key.rpartition(".")
-    tables = _tables(layers)
-    places = (p for p in reversed(range(len(layers))) if name in tables[p] and prefix in ("", names[p]))
-    return next(((place, tables[place][name]) for place in places), None)
-
-
-def _place(key: str, layers: list[type], names: list[str], spec: str) -> tuple[int, Knob]:
-    """As `_found`, or an error that says what is possible."""
-    if (found := _found(key, layers, names)) is not None:
-        return found
-    tables = _tables(layers)
-    trainings = ["local", *(name for name in training_fields(layers[0]) if name != "local")]
-    every = [n for table in tables for n in table] + [f"{n}.{k.name}" for n in trainings for k in knobs(Training)]
-    raise ValueError(f"{spec} has no setting {key!r}: {nearest(key, every)}")
+    for place, part in reversed(list(enumerate(parts))):
+        if name in part.settings and prefix in ("", part.name):
+            return place, part.settings[name]
+    return None
 
 
 def _wrapper(suffix: str) -> type:
@@ -200,31 +191,27 @@ def _files(package: str) -> list[str]:
     return sorted(m.name for m in pkgutil.iter_modules(path) if not m.name.startswith("_"))
 
 
-def _class_of(module: str, base: Any) -> type:
-    """The one public dataclass with the protocol's functions that a file defines."""
-    home = importlib.import_module(module)
-    found = [c for c in vars(home).values() if isinstance(c, type) and _inside(c, module) and _is_method(c)]
+def _class_of(module: str) -> type:
+    """The one public dataclass with the protocol's functions that a file, or the folder of a paper, defines."""
+    classes = [c for c in vars(importlib.import_module(module)).values() if _is_method(c)]
+    found = [c for c in classes if f"{c.__module__}.".startswith(f"{module}.")]
     if len(found) != 1:
         raise ValueError(f"{module} must define exactly one method (a dataclass with {', '.join(PROTOCOL)}); "
                          f"it defines {len(found)}: {[c.__name__ for c in found]}")  # fmt: skip
     return found[0]
 
 
-def _inside(cls: type, module: str) -> bool:
-    """Whether a class was written in a file, or in the folder that holds all of a paper."""
-    return f"{cls.__module__}.".startswith(f"{module}.")
-
-
-def _is_method(cls: type) -> bool:
-    return issubclass(cls, Wrapper) or (is_dataclass(cls) and all(callable(getattr(cls, n, None)) for n in PROTOCOL))
+def _is_method(value: Any) -> bool:
+    if not (isinstance(value, type) and is_dataclass(value)):
+        return False
+    return issubclass(value, Wrapper) or all(callable(getattr(value, name, None)) for name in PROTOCOL)
 
 
 def _outside(path: str) -> type:
     cls, home = find_outside(path, "method")
-    if not isinstance(cls, type) or not _is_method(cls):
-        classes = [n for n, c in vars(home).items() if isinstance(c, type) and _is_method(c)]
-        lacks = [n for n in PROTOCOL if not callable(getattr(cls, n, None))] if isinstance(cls, type) else []
-        why = f": it has no {', '.join(lacks)}" if lacks else ": put @dataclass(frozen=True) above it" if cls else ""
-        raise ValueError(f"{path!r} is not a method (a frozen dataclass with {', '.join(PROTOCOL)}){why}; "
+    if not _is_method(cls):
+        classes = [n for n, c in vars(home).items() if _is_method(c)]
+        raise ValueError(f"{path!r} is not a method (a frozen dataclass with {', '.join(PROTOCOL)}); "
                          f"methods in {home.__name__}: {', '.join(classes) or 'none'}")  # fmt: skip
-    return cls
+    found: type = cls
+    return found

@@ -28,9 +28,8 @@ import torch
 from torch import Tensor
 
 from posterity import core
-from posterity.core.common import PREFIX
 
-ALPHA = f"{PREFIX}mixing weight"  # α_k lies beside the leaves of the second network, v_k
+ALPHA = f"{core.PREFIX}mixing weight"  # α_k lies beside the leaves of the second network, v_k
 SOURCE = "FL-bench; PFLlib has 1.0, FedRep's code 0.75"
 TWO = 4  # more copies of the leaves that a step holds: there are two networks, their gradients, and the mixture
 
@@ -63,7 +62,7 @@ class Bounded:
 
 def group(name: str) -> int:
     """The leaves of w, of v, and α: an optimiser for each."""
-    return 2 if name == ALPHA else int(name.startswith(PREFIX))
+    return 2 if name == ALPHA else int(name.startswith(core.PREFIX))
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,6 @@ from torch import Tensor
 
 from posterity import core
 
-KEEPS = ("layers", "statistics")
 NEWCOMERS = ("data", "initial", "mean")
 TUNED = "tuned"  # in `kept`: fine-tuning has begun
 SETTLING_BATCH = 256  # samples at once when a newcomer's statistics are set
@@ -40,11 +39,6 @@ SETTLING_BATCH = 256  # samples at once when a newcomer's statistics are set
 class State:
     params: core.Params  # s, and the first (or, with `mean`, the mean) normalisation layers
     home: frozenset[str] = field(metadata={core.STATIC: True})  # names of the leaves that stay at home
-
-
-@core.record
-class Shared:
-    params: core.Params
 
 
 @core.record
@@ -88,43 +82,36 @@ class FedBN(core.Method):
     local: core.Training = core.hyper(
         core.Training(), "how the clients train", paper=core.Training(lr=0.01, epochs=1, batch=32)
     )
-    keeps: str = core.hyper("layers", "what stays at home: norm layers, or their running statistics", "Alg. 1", KEEPS)
     newcomers: str = core.hyper(
         "data", "norm layers of a client that has not trained", "ours, not the paper", NEWCOMERS
     )
     loss: core.Loss = core.fit  # a wrapper may replace it
-
-    def home(self, model: core.Network) -> frozenset[str]:
-        """Names of the leaves that stay at home."""
-        names: frozenset[str] = model.norms if self.keeps == "layers" else model.norms & model.buffers
-        return names
 
     def sent(self, params: core.Params, home: frozenset[str]) -> core.Params:
         """The leaves that travel."""
         return {n: p for n, p in params.items() if n not in home or self.newcomers == "mean"}
 
     def init(self, model: core.Network, params: core.Params, facts: core.Facts) -> State:
-        return State(params, self.home(model))
+        return State(params, model.norms)
 
-    def offer(self, state: State, client: Tensor | None) -> tuple[Shared, core.Own]:
-        return Shared(self.sent(state.params, state.home)), ()
+    def offer(self, state: State, client: Tensor | None) -> tuple[core.Leaves, core.Own]:
+        return core.Leaves(self.sent(state.params, state.home)), ()
 
     @property
     def outside(self) -> str:
         if self.newcomers == "mean":
             return "the server's model with its average of the clients' normalisation layers"
-        kept = "normalisation layers" if self.keeps == "layers" else "running statistics"
-        return f"the server's model with the initial {kept}: the clients' stay at home (newcomers=mean sends them)"
+        kept = "the initial normalisation layers: the clients' stay at home (newcomers=mean sends them)"
+        return f"the server's model with {kept}"
 
     def remarks(self, model: core.Network) -> tuple[str, ...]:
-        if self.home(model):
+        if model.norms:
             return ()
-        what = "normalisation layers" if self.keeps == "layers" else "running statistics of normalisation layers"
-        return (f"FedBN is FedAvg here, bit for bit: the network {model.name!r} has no {what} that could stay at home",)
+        return (f"FedBN is FedAvg here, bit for bit: the network {model.name!r} has no normalisation layers",)
 
     def join(self, here: core.Here) -> Record:
         first = {**here.initial, **here.shared.params}
-        return Record({n: first[n] for n in here.initial if n in self.home(here.model)}, torch.zeros_like(here.n))
+        return Record({n: first[n] for n in here.initial if n in here.model.norms}, torch.zeros_like(here.n))
 
     def start(self, here: core.Here) -> core.Params:
         known = {**here.shared.params, **here.personal.norms}
@@ -134,9 +121,8 @@ class FedBN(core.Method):
         return (self.local.descend(self.loss),)  # (1)
 
     def message(self, carry: core.Carry, here: core.Here) -> tuple[core.Message, Record]:
-        home = self.home(here.model)
-        norms = {n: p for n, p in carry.params.items() if n in home}
-        return core.weighted(self.sent(carry.params, home), here), Record(norms, torch.ones_like(here.n))
+        norms = {n: carry.params[n] for n in here.personal.norms}
+        return core.weighted(self.sent(carry.params, here.model.norms), here), Record(norms, torch.ones_like(here.n))
 
     def combine(self, state: State, total: core.Message, now: core.Now) -> State:
         return State(core.averaged(state.params, total), state.home)  # (2)

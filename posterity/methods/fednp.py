@@ -35,7 +35,7 @@ training, (18) included. The classifier is the head of any network. The host is 
 its trajectory is the host's, bit for bit.
 
 Moments, (8) to (16), are element-wise over the coordinates of z. Stein's lemma gives the derivatives of
-log Z = log E σ(C) without a division by f,
+log Z = log E σ(C) without a division by f, so that (13) is not needed,
 
     ∂ log Z / ∂m = f (1 − r₂),      −∂² log Z / ∂m² = f² κ,      κ in (0, ¼],
 
@@ -260,19 +260,6 @@ def log_power(mean: Tensor, variance: Tensor, a: float, b: float) -> Tensor:
 def constants(power: int) -> tuple[float, float]:
     """a and b of σ(x)^d ≈ Φ(ζ a (x + b))."""
     return 2 * power * (1 - 2 ** (-1 / power)), math.log(2 ** (1 / power) - 1)  # (44)
-
-
-def quadrature_ratios(m: Tensor, s: Tensor, f: Tensor, points: int = POINTS) -> tuple[Tensor, Tensor, Tensor]:
-    """log E σ, r₂ and r₃ on the grid: under the tilted weights, r₂ is the mean of σ and r₃ that of σ².
-
-    What the closed form is compared with; a client's site comes from `slopes`, which loses fewer digits.
-    """
-    _, log_weight, sigma, _ = tilted_grid(m, s, f, points)
-    _, other, _, _ = tilted_grid(m, s, -f, points)  # E σ(C) = 1 − E σ(−C): keeps the digits of log E σ near 0
-    rest = torch.exp(torch.logsumexp(other, -1)).clamp(max=0.5)
-    log_one = torch.where(f * m > 0, torch.log1p(-rest), torch.logsumexp(log_weight, -1))  # (13): log S_0
-    weight = torch.softmax(log_weight, -1)
-    return log_one, (weight * sigma).sum(-1), (weight * sigma**2).sum(-1)
 
 
 def tilted_grid(m: Tensor, s: Tensor, f: Tensor, points: int = POINTS) -> tuple[Tensor, Tensor, Tensor, Tensor]:

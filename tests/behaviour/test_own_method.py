@@ -67,7 +67,7 @@ def test_a_class_that_is_no_method_is_told_what_it_lacks(call):
     Path("fedbare.py").write_text("class Bare:\n    def init(self): ...\n")
     code, _, complaint = call("check", "fedbare:Bare")
     assert code == 2
-    assert "it has no start, passes, message, combine" in complaint
+    assert "is not a method (a frozen dataclass with passes, message, combine)" in complaint
 
 
 def test_a_network_of_a_package_by_its_name(call):
@@ -123,8 +123,8 @@ def test_a_second_training_is_set_like_the_first(call):
     told = json.loads(Path("run/run.json").read_text())["method"]["fields"]
     assert (told["local.lr"], told["second.lr"]) == (0.01, 0.5)
     for wrong, sentence in {
-        "second=0.5": "error: second = '0.5' was given, but second is a whole training: set its fields, as in",
-        "second.rate=0.5": "error: there is no setting second.rate: possible: batch, clip, epochs, lr",
+        "second=0.5": "error: twice:Twice has no setting 'second': did you mean",
+        "second.rate=0.5": "error: twice:Twice has no setting 'second.rate': did you mean",
         "secnd.lr=0.5": "error: twice:Twice has no setting 'secnd.lr': did you mean 'second.lr'",
     }.items():
         code, _, complaint = call("run", "--method", "twice:Twice", "--set", wrong, *SMALL)

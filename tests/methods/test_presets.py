@@ -117,7 +117,6 @@ def test_each_part_of_a_spec_has_its_own_preset():
         ("pfedvmp@", "pfedvmp has no preset ''"),
         ("fedavg+metavd@Paper@paper", "metavd has no preset 'Paper@paper'"),
         ("pfedvmpp@paper", "no method 'pfedvmpp': did you mean 'pfedvmp'"),
-        ("fedprox+ft[mu=1,ft.epochs=2]", "--method fedprox\\+ft --set mu=1 --set ft.epochs=2"),
         ("ft+fedavg", r"'ft' is a wrapper, which stands behind a method: fedavg\+ft"),
         ("fedavg@paper+fft", r"no wrapper \+fft: did you mean 'ft'"),
     ],

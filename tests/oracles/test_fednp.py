@@ -27,8 +27,8 @@ from posterity.methods.fednp import (
     match,
     npn_linear,
     npn_sigmoid,
-    quadrature_ratios,
     slopes,
+    tilted_grid,
 )
 
 from .sims import DOUBLE, ENGINES, Run, each_engine, federate, images, mlp, points, same_bits, scalar_model
@@ -45,6 +45,16 @@ def moments(m, s, f, kind="quadrature", points=201):
     """z_m, z_s, λ, η as numbers."""
     z_m, z_s, site = match(*num(m, s, f), kind, points)
     return float(z_m), float(z_s), float(site.precision), float(site.shift)
+
+
+def quadrature_ratios(m, s, f, points=129):
+    """log E σ, r₂ and r₃ on the grid: under the tilted weights, r₂ is the mean of σ and r₃ that of σ²."""
+    _, log_weight, sigma, _ = tilted_grid(m, s, f, points)
+    _, other, _, _ = tilted_grid(m, s, -f, points)  # E σ(C) = 1 − E σ(−C): keeps the digits of log E σ near 0
+    rest = torch.exp(torch.logsumexp(other, -1)).clamp(max=0.5)
+    log_one = torch.where(f * m > 0, torch.log1p(-rest), torch.logsumexp(log_weight, -1))  # log S_0
+    weight = torch.softmax(log_weight, -1)
+    return log_one, (weight * sigma).sum(-1), (weight * sigma**2).sum(-1)
 
 
 def direct(m, s, f):

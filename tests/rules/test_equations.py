@@ -29,6 +29,7 @@ NOT_COMPUTED = {
         "7": "the tilted density: only its moments are needed",
         "11": "replaced by an update without a division: erratum N4",
         "12": "wrong: errata N1 and N4",
+        "13": "the normaliser: only its derivatives are needed",
         "14": "the cavity of C, whose moments are (15)",
     },
     "metavd": {"1": "the host's objective", "2": "the sum over clients: each descends on its own term, (4)"},

@@ -127,7 +127,7 @@ def test_mistakes_in_files_and_flags(tmp_path):
         ("fedavg", {"xi": 1}, "fedavg has no setting 'xi'"),
         ("pfedvmp", {"mode": "printd"}, "did you mean 'printed'"),
         ("pfedvmp", {"xi": "much"}, "xi takes a number"),
-        ("fedavg", {"local.momentun": 1}, "no setting local.momentun: did you mean 'momentum'"),
+        ("fedavg", {"local.momentun": 1}, "no setting 'local.momentun': did you mean 'local.momentum'"),
         ("no.such.module:X", {}, "no module 'no.such.module'"),
         ("posterity.methods.fedavg:Nothing", {}, "methods in posterity.methods.fedavg: FedAvg"),
     ],

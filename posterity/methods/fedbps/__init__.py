@@ -32,10 +32,6 @@ Differs from the paper (errata, numbered by us):
 The estimator of the curvature, unnamed in the paper, is `curvature`. Running statistics of batch norm are averaged and
 common (so p = 1 is local training for networks without them). The whole of w_g is sent down, and the mask as bits: a
 client that joins late starts at w_g. Adaptation trains and then takes the common entries back from w_g (4).
-
-FedBPS, the method: posterior variances (2), the personal entries (3), the mixed model (4), merged moments (5).
-
-The paper is summed up in the folder's `__init__.py`. Estimators of the curvature in (2) are in `curvature.py`.
 """
 
 from __future__ import annotations
@@ -182,6 +178,3 @@ def _remixed(each: core.Pass) -> core.Pass:
         return replace(carry, params=mixed({n: carry.params[n] for n in here.personal}, common))
 
     return replace(each, close=close)
-
-
-__all__ = ["FedBPS"]

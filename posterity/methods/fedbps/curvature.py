@@ -4,7 +4,6 @@
     mc_fisher          (Jᵀ(p − e_y))², y ~ p         one label drawn from the model: unbiased for ggn, and cheap
     empirical_fisher   (Jᵀ(p − e_y))², y observed    cheapest; vanishes with the residuals and not with the curvature
     hutchinson         mean of u ⊙ Hu, u = ±1        unbiased for the Hessian; may be negative
-    exact              e_jᵀ H e_j                    the Hessian by unit vectors: P products, for tests
 
 J is the Jacobian of the network's output by the leaves that move. The network is in evaluation mode, so that rows are
 independent; the sum of two batches is the curvature of both together, which is what `gather` adds up. The first three
@@ -23,25 +22,20 @@ from torch.func import grad, vjp, vmap
 from posterity import core
 from posterity.methods.fedbps.squares import sum_squares
 
-ESTIMATORS = ("ggn", "mc_fisher", "empirical_fisher", "hutchinson", "exact")
+ESTIMATORS = ("ggn", "mc_fisher", "empirical_fisher", "hutchinson")
 
 
 def diagonal(estimator: str, params: core.Params, batch: core.Batch, here: core.Here, probes: int = 8) -> core.Params:
     """The estimator's sum over the real rows, for the trainable leaves of the network."""
-    names = set(core.trainable(params, here.model))
-    moving = {n: p for n, p in params.items() if n in names}
-    still = {n: p for n, p in params.items() if n not in names}
-    if estimator in ("hutchinson", "exact"):
+    moving = {n: params[n] for n in core.trainable(params, here.model)}
+    if estimator == "hutchinson":
         drawn = (signs(core.fold(here.key, s), moving, 1) for s in range(probes))  # one by one: each holds activations
-        groups, share = (drawn, probes) if estimator == "hutchinson" else ([units(moving)], 1)
-        found = along(lambda m: -core.log_likelihood({**still, **m}, batch, here), moving, groups)
-        return core.tree_map(lambda leaf: leaf / share, found)
+        found = along(lambda m: -core.log_likelihood({**params, **m}, batch, here), moving, drawn)
+        return core.tree_map(lambda leaf: leaf / probes, found)
     if estimator == "ggn":
         return sum_squares(moving, params, batch, here.model, batch.y, lambda o, _: every_root(o, here.model))
     if estimator == "empirical_fisher":
         return sum_squares(moving, params, batch, here.model, batch.y, lambda o, y: alone(residual(o, y, here.model)))
-    if estimator != "mc_fisher":
-        raise ValueError(f"curvature {estimator!r} is unknown; possible: {', '.join(ESTIMATORS)}")
     keys = core.fold(here.key, torch.arange(len(batch.mask), device=here.key.device))  # of each row: padding moves none
     return sum_squares(moving, params, batch, here.model, keys, lambda o, key: alone(drawn_root(o, key, here.model)))
 
@@ -88,11 +82,3 @@ def signs(key: Tensor, like: core.Params, count: int) -> core.Params:
         n: 1 - 2 * (core.uniform(core.fold(key, i), (count, *p.shape), p.dtype) < 0.5).to(p.dtype)
         for i, (n, p) in enumerate(like.items())
     }
-
-
-def units(like: core.Params) -> core.Params:
-    """The P unit vectors as directions (P, ...)."""
-    sizes = [p.numel() for p in like.values()]
-    first = next(iter(like.values()))
-    parts = torch.split(torch.eye(sum(sizes), dtype=first.dtype, device=first.device), sizes, 1)
-    return {n: part.reshape(-1, *p.shape) for (n, p), part in zip(like.items(), parts, strict=True)}
