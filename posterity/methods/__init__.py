@@ -102,7 +102,7 @@ def has_setting(spec: str, key: str) -> bool:
 
 
 @dataclass(frozen=True)
-class Part:
+class SpecPart:
     """One word of a spec: the method, or a wrapper."""
 
     word: str
@@ -119,11 +119,14 @@ class Part:
         return {k.name: k for k in knobs(self.cls) if k.name != "local" and k.kind is not Training}
 
 
-def _parts(spec: str) -> tuple[list[Part], dict[str, Any]]:
+def _parts(spec: str) -> tuple[list[SpecPart], dict[str, Any]]:
     """A spec written out, from the inside out, and the settings that its name stands for."""
     full, implied = expand(spec, _files(__name__))
     (first, paper), *rest = [split_preset(word) for word in full.split("+")]
-    return [Part(first, paper, find(first)), *(Part(word, each, _wrapper(word)) for word, each in rest)], implied
+    return [
+        SpecPart(first, paper, find(first)),
+        *(SpecPart(word, each, _wrapper(word)) for word, each in rest),
+    ], implied
 
 
 def split_preset(word: str) -> tuple[str, bool]:
@@ -170,7 +173,7 @@ def _training(cls: type, name: str, chosen: Mapping[str, Any], asked: Mapping[st
     return found
 
 
-def _found(key: str, parts: list[Part]) -> tuple[int, Knob] | None:
+def _found(key: str, parts: list[SpecPart]) -> tuple[int, Knob] | None:
     """Which part of the spec a setting belongs to: the outermost that has a field of this name; None: no part."""
     prefix, _, name = key.rpartition(".")
     for place, part in reversed(list(enumerate(parts))):
