@@ -25,14 +25,12 @@ from typing import Any
 import torch
 
 from posterity import methods
-from posterity.data import Partition, parse_partition
 from posterity.engine.process_settings import with_threads
 from posterity.evaluate import load_metrics
 from posterity.experiment import resume
 from posterity.experiment.resume import Tell, tell_user
 from posterity.experiment.run import Watch
-from posterity.experiment.setup import GPU_SHARE, load_federation
-from posterity.experiment.workers import Run, Task, WorkerLost, Workers
+from posterity.experiment.workers import Run, Task, WorkerLost, start_workers, work
 from posterity.methods import available
 from posterity.runs import files
 from posterity.runs import folder as run_folder
@@ -149,21 +147,14 @@ def compare_runs(
     load_metrics(config.metrics)  # for its mistakes
     planned = _plan(config, names, seeds, out)
     left = any(not run_folder.is_finished(path) for _, runs in planned for path, _ in runs)
-    now: resume.Known = {}
-    changed = {variant.name: resume.find_changed(out / variant.folder, now) for variant, _ in planned}
-    if left and not again:
-        _refuse(changed, out)
-    stale = {path for some in changed.values() for path in some}
-    begun = [path for path in run_folder.runs_below(out, "*/seed-*") if path not in stale]
-    if stale or left:
-        _check_clients(config, begun)
-    named = {out / variant.folder for variant, _ in planned}
-    resume.remark_on_others([path for path in begun if path.parent not in named], tell, now)
+    known: resume.Known = {}
+    changed = {variant.name: resume.find_changed(out / variant.folder, known) for variant, _ in planned}
     for name, some in changed.items():
         if some and again:
             resume.begin_again(name, some, tell)
+        elif some and left:
+            _refuse(name, some, out)
     tasks = [task for variant, runs in planned for task in tasks_left(runs, together, variant.name)]
-    _tell_share(config, min(jobs, len(tasks)), tell)
     tasks.sort(key=lambda task: seeds.index(task.config.seed))  # the first seed of all methods, then the second
     threads = threads or _share(jobs, len(planned) * (1 if together else len(seeds)))
     plan = {"methods": names, "seeds": seeds, "config": to_toml(config), "together": together}
@@ -196,13 +187,6 @@ def _written(out: Path, plan: Mapping[str, Any], runs: Sequence[Run]) -> Iterato
 def _share(jobs: int, tasks: int) -> int:
     """The threads of each run where `jobs` of so many in all run at once."""
     return max(1, torch.get_num_threads() // (jobs if tasks > 1 else 1))
-
-
-def _tell_share(config: Config, at_once: int, tell: Tell) -> None:
-    """That runs which share a GPU share its memory, where each would take its usual part of it."""
-    if config.device.startswith("cuda") and config.memory is None and at_once > GPU_SHARE:
-        tell(f"{at_once} runs at once share a GPU, and each may take 1/{GPU_SHARE} of its memory: one that finds none "
-             "left goes on with fewer clients at a time; --memory BYTES gives each its share")  # fmt: skip
 
 
 def _plan(config: Config, names: list[str], seeds: list[int], out: Path) -> list[tuple[Variant, list[Run]]]:
@@ -242,15 +226,14 @@ def planned(config: Config, names: list[str], seeds: list[int], out: Path) -> li
     return [run for _, runs in _plan(config, names, seeds, out) for run in runs]
 
 
-def _refuse(changed: Mapping[str, Mapping[Path, tuple[str, ...]]], out: Path) -> None:
+def _refuse(name: str, changed: Mapping[Path, tuple[str, ...]], out: Path) -> None:
     """To resume is to end where an uninterrupted comparison would have ended: not with another method."""
-    for name, some in changed.items():
-        for path, changes in some.items():
-            raise ValueError(
-                f"{path} was begun with something else ({name}: {'; '.join(changes)}), so this comparison "
-                f"cannot go on as it began. Put back what was there; or give its 'posterity compare … --out {out}' "
-                "again, which moves such runs aside and does them again"
-            )
+    path, changes = next(iter(changed.items()))
+    raise ValueError(
+        f"{path} was begun with something else ({name}: {'; '.join(changes)}), so this comparison cannot go on as it "
+        f"began. Put back what was there; or give its 'posterity compare … --out {out}' again, which moves such runs "
+        "aside and does them again"
+    )
 
 
 def resume_all(folder: Path, watching: Watching, jobs: int | None = None, tell: Tell = tell_user) -> None:
@@ -264,37 +247,16 @@ def resume_all(folder: Path, watching: Watching, jobs: int | None = None, tell: 
         names, seeds, threads = plan["methods"], plan["seeds"], min(plan["threads"], MOST_THREADS)
         at_once = jobs or min(plan["jobs"], os.cpu_count() or 1)
         compare_runs(config, names, seeds, folder, watching, at_once, plan["together"], tell, False, threads)
-        if others := _others_left(folder, {path for path, _ in planned(config, names, seeds, folder)}):
-            execute(tasks_left(others, False), watching, at_once, threads)
+        wanted = {path for path, _ in planned(config, names, seeds, folder)}
+        others = [path for path in run_folder.runs_below(folder, "*/seed-*") if path not in wanted]  # of one before
+        if tasks := tasks_left([(path, resume.read_config(path)) for path in others], False):
+            execute(tasks, watching, at_once, threads)
         return
     found = run_folder.runs_below(folder) if folder.is_dir() else []
     if not found:
         raise ValueError(f"{folder} holds no run (there is no {run_folder.CONFIG} in or under it)")
     runs = [(path, resume.read_config(path)) for path in found]
     execute(tasks_left(runs, False), watching, jobs or 1, _share(jobs or 1, len(runs)))
-
-
-def _others_left(out: Path, wanted: set[Path]) -> list[Run]:
-    """Unfinished runs that an earlier comparison began here; not of methods edited since, which were remarked on."""
-    now, found = resume.Known(), list[Run]()
-    for path in run_folder.runs_below(out, "*/seed-*"):
-        if path in wanted or run_folder.is_finished(path):
-            continue
-        with suppress(ValueError):  # a method that is not there any more
-            if path not in resume.find_changed(path.parent, now):
-                found.append((path, resume.read_config(path)))
-    return found
-
-
-def _check_clients(config: Config, begun: list[Path]) -> None:
-    """Runs to come are compared with those begun before: refuse it if these have clients of another version."""
-    facts = {path: files.read_json(path / run_folder.RUN)["federation"] for path in begun}
-    if not facts:
-        return
-    told, rule = facts[begun[0]]["partition"], parse_partition(config.partition) if config.partition else None
-    rule = Partition(told["rule"]) if told else rule or load_federation(config).partition
-    for path, before in facts.items():
-        resume.check_rule(before, rule, path)
 
 
 def tasks_left(runs: list[Run], together: bool, name: str = "") -> list[Task]:
@@ -320,8 +282,8 @@ def execute(tasks: list[Task], watching: Watching, jobs: int, threads: int) -> N
         return
     total, done = sum(task.config.rounds for task in tasks), count(1)
     title = f"{len(tasks)} runs, {jobs} at once"
-    with Workers(min(jobs, len(tasks)), threads) as workers, watching(title, total) as watch:
-        workers.work(tasks, lambda lines: watch(next(done), total, lines), tell_user)
+    with start_workers(min(jobs, len(tasks)), threads) as workers, watching(title, total) as watch:
+        work(workers, tasks, lambda lines: watch(next(done), total, lines), tell_user)
 
 
 def fitting(name: str, config: Config, names: list[str]) -> dict[str, object]:

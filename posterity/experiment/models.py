@@ -16,7 +16,8 @@ in there. Others are made of the round that was kept.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import UserDict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -146,11 +147,11 @@ class Chosen:
         self.unsaved = set()
 
     def prune(self) -> None:
-        """The checkpoint is on disk: remove what it does not want."""
-        if self.folder is None:
-            return
-        for round in rounds_in(self.folder) - self.wanted():
-            remove(self.folder, round)
+        """The checkpoint is on disk: remove the rounds that it does not want, first the file that says one is there."""
+        paths = [] if self.folder is None else self.folder.glob(f"{PREFIX}[0-9]*.safetensors")
+        for path in sorted(paths, key=lambda path: len(path.name)):
+            if int(path.name[len(PREFIX) :][:6]) not in self.wanted():
+                path.unlink()
 
 
 LIMIT = 2**30  # bytes of models that a folder holds for one round
@@ -186,8 +187,8 @@ class Delivery:
         point = point or ("received" if late else self.point)
         site, here = receive(sim, self.kept.late if late else self.kept.state, self.kept.records, client, self.round)
         held = self.models if point == ("received" if late else self.point) else None
-        if held is not None and client < held.clients:
-            return site, here, held.carry(client)
+        if held and client < len(next(iter(held.values()))):
+            return site, here, carry_of({name: leaf[client].to(sim.root.device) for name, leaf in held.items()})
         if sim.federation.absent and (point == "trained" or any(one_client.passes_at(sim, point, None))):
             raise ValueError(
                 f"models at the point {point!r} are trained on the client's own data, and this run was loaded without "
@@ -196,59 +197,42 @@ class Delivery:
         return site, here, one_client.personal_at(site, here, point)
 
     @cached_property
-    def models(self) -> Models | None:
-        """The models that the folder holds."""
+    def models(self) -> Mapping[str, Tensor]:
+        """The models that the folder holds, of the clients from 0 on: leaves by name, stacked."""
         path = None if self.folder is None else self.folder / models_file(self.round)
         if path is None or not path.exists():
-            return None
+            return {}
         leaves, facts = run_folder.read_saved(path)
-        return Models(leaves, self.setup.sim.root.device) if facts["point"] == self.point else None
+        return leaves if facts["point"] == self.point else {}
 
 
 def models_file(round: int) -> str:
     return f"models-{round:06d}.safetensors"
 
 
-@dataclass(frozen=True)
-class Models:
-    """The models of clients 0 … clients-1 as a folder has them: leaves by name, stacked."""
-
-    leaves: dict[str, Tensor]
-    device: torch.device
-
-    @property
-    def clients(self) -> int:
-        return len(next(iter(self.leaves.values()), ()))
-
-    def carry(self, client: int) -> Carry:
-        """One client's model: its parameters, and what `predict` reads of that which passes gathered."""
-        tops: dict[str, Any] = {"params": {}, "kept": {}}
-        for name, leaf in self.leaves.items():
-            top, _, rest = name.partition("/")
-            *path, last = [top, rest] if top == "params" else name.split("/")  # a method's own leaves have a prefix
-            tree = tops
-            for part in path:
-                tree = tree.setdefault(part, {})
-            tree[last] = leaf[client].to(self.device)
-        return Carry(tops["params"], tops["kept"], ())
+def carry_of(leaves: Mapping[str, Tensor]) -> Carry:
+    """One client's model: its parameters, and what `predict` reads of that which passes gathered."""
+    tops: dict[str, Any] = {"params": {}, "kept": {}}
+    for name, leaf in leaves.items():
+        top, _, rest = name.partition("/")
+        *path, last = [top, rest] if top == "params" else name.split("/")  # a method's own leaves have a prefix
+        tree = tops
+        for part in path:
+            tree = tree.setdefault(part, {})
+        tree[last] = leaf
+    return Carry(tops["params"], tops["kept"], ())
 
 
-class Looked(Mapping[str, Tree]):
+class Looked(UserDict[str, Tree]):
     """What passes gathered, remembering which of it was looked at."""
 
     def __init__(self, kept: Mapping[str, Tree]) -> None:
-        self.kept, self.seen = kept, set[str]()
+        super().__init__(kept)
+        self.seen = set[str]()
 
     def __getitem__(self, name: str) -> Tree:
         self.seen.add(name)
-        return self.kept[name]
-
-    def __iter__(self) -> Iterator[str]:
-        self.seen |= set(self.kept)
-        return iter(self.kept)
-
-    def __len__(self) -> int:
-        return len(self.kept)
+        return super().__getitem__(name)
 
 
 @dataclass(frozen=True)
@@ -444,15 +428,3 @@ def check_delivered(folder: Path, rounds: set[int], known: Iterable[str]) -> Non
             raise files.DamagedFile(f"{folder / name} is missing, and the run has written it; {files.ADVICE}")
     for name in names_in(folder, rounds):
         files.check_tensors(folder / name)
-
-
-def rounds_in(folder: Path) -> set[int]:
-    """The rounds of which a folder holds any file."""
-    return {int(path.name[len(PREFIX) :][:6]) for path in folder.glob(f"{PREFIX}[0-9]*.safetensors")}
-
-
-def remove(folder: Path, round: int) -> None:
-    """A kept round that no rule wants; the file that says it is whole goes first."""
-    (folder / file_of(round)).unlink(missing_ok=True)
-    for path in folder.glob(f"{PREFIX}{round:06d}-*.safetensors"):
-        path.unlink()

@@ -312,7 +312,7 @@ class Result:
         if personal is not None:
             trees["personal"] = personal
         seconds = sum(line.seconds or 0.0 for line in rounds_of(self.lines))
-        lines = run_folder.Log(out / run_folder.METRICS).checksum(length)
+        lines = run_folder.checksum_of_lines(out / run_folder.METRICS, length)
         told = {"round": self.round, "commit": 1, "seconds": seconds, "length": length, "lines": lines}
         run_folder.save_checkpoint(out, trees, told)
         resume.save_inputs(out, self.setup.sim.federation)

@@ -235,19 +235,6 @@ def move_aside(paths: Sequence[Path]) -> list[Path]:
         return [path.rename(run_folder.place_aside(path)) for path in paths]
 
 
-def remark_on_others(paths: Sequence[Path], tell: Tell, known: Known) -> None:
-    """Say of methods that are in the folder but not asked for whether they, or their data, were edited since."""
-    for folder in dict.fromkeys(path.parent for path in paths):
-        try:
-            changed = find_changed(folder, known)
-        except ValueError:  # a method that is not there any more
-            continue
-        if changed:
-            tell(f"remark: {folder} was not asked for and stays in the table, but "
-                 f"{'; '.join(next(iter(changed.values())))} since; name it in --methods to have it done again"
-                 )  # fmt: skip
-
-
 # --- the data of a run -------------------------------------------------------------------------------------------
 def data_facts(config: Config, federation: Federation) -> dict[str, Any]:
     """What `run.json` says so that a run can be taken up elsewhere."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -60,7 +60,6 @@ class RunState:
         self.kept: list[str] = []  # files of kept rounds that the checkpoint knows
         self.only_read = only_read
         self.writes = out is not None and self.sim.processes.leads and not only_read
-        self.log = None if out is None else run_folder.Log(out / run_folder.METRICS)
         clients = self.sim.federation.clients
         self.store = Store(clients, self.sim.root.device)
         if config.store == "disk":
@@ -83,36 +82,22 @@ class RunState:
         """Who takes part in a round."""
         return self.participation.draw(self.able, self.sim.root, round)
 
-    def due(self, round: int) -> bool:
-        """Whether a round is evaluated."""
-        return self.schedule.due(round)
-
-    def ask_before(self, round: int) -> list[scoring.Asked]:
-        """What to score before the round is combined: each client right after its local training."""
-        return list(self._ask_members(("trained",), round)) if self.due(round) else []
-
-    def ask_after(self, round: int) -> list[scoring.Asked]:
-        """What to score with the new state."""
-        if not self.due(round):
+    def ask(self, round: int, before: bool) -> list[scoring.Asked]:
+        """What to score right after local training, before a round is combined; or with the new state."""
+        if not self.schedule.due(round):
             return []
-        members = self._ask_members(("received", "adapted"), round)
+        points = ("trained",) if before else ("received", "adapted")
+        asked = tuple(point for point in points if point in member_points(self.config, self.sim.method))
+        members = scoring.ask_members(self.sim, asked, self.schedule.who(round), self.schedule.judges(round))
+        if before:
+            return list(members)
         late = newcomer_epochs(self.config, self.sim.method)
         return [*members, *scoring.ask_newcomers(self.sim, late), *scoring.ask_common(self.sim)]
-
-    def _ask_members(self, points: tuple[str, ...], round: int) -> Iterator[scoring.Asked]:
-        asked = member_points(self.config, self.sim.method)
-        some = tuple(point for point in points if point in asked)
-        return scoring.ask_members(self.sim, some, self.schedule.who(round), self.schedule.judges(round))
-
-    def choose(self, round: int, scores: list[ScoreLine], before: bool) -> None:
-        """Keep a round that was scored, if a selection rule has chosen it."""
-        if self.due(round):
-            self.chosen.consider(round, scores, self.state, self.store, before, self.gather_records)
 
     def arrive(self, log: RoundLog, scores: list[ScoreLine], seconds: float) -> list[Line]:
         """A round is over: its lines, which are forced to disk."""
         notes = [self.schedule.remark] if log.round == 1 and self.schedule.remark else []
-        zeros = share_of_zeros(self.state.params) if self.due(log.round) else None
+        zeros = share_of_zeros(self.state.params) if self.schedule.due(log.round) else None
         line = replace(round_line(log, seconds), zeros=zeros,
                        notes=(*notes, *self.sim.traces.take_notes()))  # fmt: skip
         lines: list[Line] = [line, *scores]
@@ -131,14 +116,12 @@ class RunState:
         personal = self.store.prepare()
         if personal is not None:
             trees["personal"] = personal
-        facts = {"round": self.round, "commit": self.commit, "seconds": self.seconds, **self.store.facts()}
+        facts = {"round": self.round, "commit": self.commit, "seconds": self.seconds, "length": self.length,
+                 **self.store.facts()}  # fmt: skip
         if self.out is not None:
             facts["kept"] = models.names_in(self.out, self.chosen.wanted())
-        return trees, facts | self._lines_facts()
-
-    def _lines_facts(self) -> dict[str, Any]:
-        """How much of metrics.jsonl belongs to this round, and its checksum."""
-        return {"length": self.length, **({} if self.log is None else {"lines": self.log.checksum(self.length)})}
+            facts["lines"] = run_folder.checksum_of_lines(self.out / run_folder.METRICS, self.length)
+        return trees, facts
 
     def packed(self) -> None:
         """The checkpoint is on disk."""
@@ -159,18 +142,20 @@ class RunState:
             path = self.out / run_folder.RUN
             facts = files.read_json(path)
             if facts.get("status") != "finished":
-                facts["checksums"][run_folder.METRICS] = self._lines_facts()["lines"]
+                metrics = self.out / run_folder.METRICS
+                facts["checksums"][run_folder.METRICS] = run_folder.checksum_of_lines(metrics, self.length)
                 facts |= {"status": "finished", "seconds": self.seconds, "models": result.save_models(self.out)}
                 files.write_json(path, {**facts, "kept": models.names_in(self.out, self.chosen.wanted())})
         return result
 
     def _recover(self, checkpoint: Path | None) -> None:
         """Take up a checkpoint, if there is one, and cut off whatever was written after it."""
-        if self.out is None or self.log is None:
+        if self.out is None:
             return
         leaves, facts = run_folder.read_saved(checkpoint) if checkpoint else ({}, FRESH)
         if self.sim.processes.leads:
-            self.lines = self.log.recover(facts, checkpoint is not None, cut=self.writes)
+            metrics = self.out / run_folder.METRICS
+            self.lines = run_folder.recover_lines(metrics, facts, checkpoint is not None, cut=self.writes)
         self.round, self.length, self.kept = facts["round"], facts["length"], facts.get("kept", [])
         self.commit, self.seconds = facts["commit"], facts["seconds"]
         if checkpoint is not None:
@@ -218,18 +203,9 @@ def start_run(
     setup: Setup | None = None,
 ) -> Result:
     """Run an experiment; with `out`, everything is written there as it happens. A `setup` is not made again."""
-    Participation.parse(config.participation)
-    setup = set_up(config, federation, model) if setup is None else setup
-    if out is None or not setup.sim.processes.leads:
-        return _go([config], [setup], [None], watch)[0]
-    if (out / run_folder.CONFIG).exists():
+    if out is not None and started_first() and (out / run_folder.CONFIG).exists():
         raise ValueError(f"{out} already holds a run: go on with 'posterity resume {out}', or give another --out")
-    with run_folder.disk_explained(out):
-        run_folder.make_folder(out)
-        run_folder.check_files(out)
-        with files.locked(out):
-            _begin(config, setup, out)
-            return _go([config], [setup], [out], watch)[0]
+    return run_seeds([config], None if out is None else [out], watch, federation, model, setup)[0]
 
 
 def resume_run(
@@ -266,31 +242,34 @@ def run_seeds(
     watch: Watch = silent,
     federation: Federation | None = None,
     model: Network | None = None,
+    setup: Setup | None = None,
 ) -> list[Result]:
     """Runs that differ in nothing but their seed, all at once; those in folders that were begun before go on."""
     if len({out.parent for out in outs or ()}) > 1:
         raise ValueError("the folders of seeds that run at once must stand side by side in one folder")
+    if not started_first():  # the first of several processes writes
+        outs = None
     begun = [out for out in outs or () if (out / run_folder.CONFIG).exists()]
     for out, config in zip(outs or (), configs, strict=False):
         run_folder.check_files(out)
         if out in begun:
             resume.check_settings(out, config)
     facts = run_folder.read_run(begun[0]) if begun else None
-    setups: list[Setup] = []
-    for config in configs:  # trials choose for the first, and so for all
+    setups = [] if setup is None else [setup]
+    for config in configs[len(setups) :]:  # trials choose for the first, and so for all
         fixed = _as_before(config, facts) if facts else _like(config, setups[0]) if setups else config
         setups.append(set_up(fixed, federation, model, threads=facts["threads"] if facts else None))
     if outs is None:
         return _go(configs, setups, [None] * len(configs), watch)
     with ExitStack() as stack:
-        stack.enter_context(run_folder.disk_explained(outs[0].parent))
-        for out, config, setup in zip(outs, configs, setups, strict=True):
+        stack.enter_context(run_folder.disk_explained(outs[0] if len(outs) == 1 else outs[0].parent))
+        for out, config, each in zip(outs, configs, setups, strict=True):
             run_folder.make_folder(out)
             stack.enter_context(files.locked(out))
             if out in begun:
-                resume.check_same(run_folder.read_run(out), config, setup.sim, out)
+                resume.check_same(run_folder.read_run(out), config, each.sim, out)
             else:
-                _begin(config, setup, out, [c.seed for c in configs])
+                _begin(config, each, out, [c.seed for c in configs])
         return _go(configs, setups, outs, watch)
 
 
@@ -371,29 +350,32 @@ class Runner:
     def _step(self, round: int, rounds: int) -> list[Line]:
         """One round of training of all, with scores if this is a round that is evaluated; the lines of the first."""
         before, run_states = time.perf_counter(), self.run_states
-        scores = self._score([run_state.ask_before(round) for run_state in run_states], round, before=True)
+        scores = self._score(round, before=True)
         states, stores = [j.state for j in run_states], [j.store for j in run_states]
         cohorts = [run_state.cohort(round) for run_state in run_states]
         ends = train_rounds(self.seeds, self.engine, states, stores, cohorts, round, rounds)
         for run_state, (state, _) in zip(run_states, ends, strict=True):
             run_state.state = state
-        later = self._score([run_state.ask_after(round) for run_state in run_states], round, before=False)
+        later = self._score(round, before=False)
         seconds = (time.perf_counter() - before) / len(run_states)  # each has its share
         each = zip(run_states, ends, scores, later, strict=True)
         told = [run_state.arrive(log, first + second, seconds) for run_state, (_, log), first, second in each]
         return told[0]
 
-    def _score(self, asked: Sequence[Sequence[scoring.Asked]], round: int, before: bool) -> list[list[ScoreLine]]:
+    def _score(self, round: int, before: bool) -> list[list[ScoreLine]]:
         """The lines that answer the questions of each run, which keeps the round if a selection rule chooses it."""
         lines: list[list[ScoreLine]] = [[] for _ in self.run_states]
         states, stores = [j.state for j in self.run_states], [j.store for j in self.run_states]
+        asked = [run_state.ask(round, before) for run_state in self.run_states]
         for some in zip(*asked, strict=True):
             outputs = answers(self.seeds, self.engine, states, stores, [each.question for each in some], round)
             for told, run_state, each, output in zip(lines, self.run_states, some, outputs, strict=True):
                 if run_state.sim.processes.leads:  # what the others computed is scored by the first
                     told += scoring.score_lines(run_state.sim, round, each, output, run_state.setup.metrics)
         for run_state, told in zip(self.run_states, lines, strict=True):
-            run_state.choose(round, told, before)
+            if run_state.schedule.due(round):
+                state, store = run_state.state, run_state.store
+                run_state.chosen.consider(round, told, state, store, before, run_state.gather_records)
         return lines
 
     def _keep(self, elapsed: float, last: bool) -> None:

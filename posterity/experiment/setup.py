@@ -110,15 +110,17 @@ def set_up(
     wish = Wish(_inner(config.engine, processes), config.convolution, config.onednn)
     batch = next((p.batch for p in method.passes() if p.learns and p.batch), 10)
     settings = ProcessSettings(tf32=config.precision == "tf32", threads=threads)
+    plan = _plan(config, federation)
     with settings.applied():
-        choice = choose(wish, model, few, initial, batch, _busy(config, federation, batch))
+        busy = at_work(federation.train.sizes[: federation.members], batch, plan.cohort)
+        choice = choose(wish, model, few, initial, batch, busy)
     settings = replace(settings, onednn=choice.onednn)
     root, processes = make_key(config.seed, device), processes.dealt(federation.train.counts, federation.members)
     sample, memory = footprint(choice.model, few, initial), config.memory or _room(device)
     sim = Simulation(method, choice.model, federation, initial, root, memory, sample, processes, augment=augment,
                      min_count=config.least)  # fmt: skip
     said = (*methods.tell_name(config.method), *([augment.remark] if augment else []))
-    return Setup(sim, choice, settings, metrics, Schedule.of(config, sim), said, _plan(config, federation))
+    return Setup(sim, choice, settings, metrics, Schedule.of(config, sim), said, plan)
 
 
 def _on_device(federation: Federation, device: str, dtype: torch.dtype) -> Federation:
@@ -140,12 +142,6 @@ def _plan(config: Config, federation: Federation) -> Plan:
     participation, members = Participation.parse(config.participation), federation.members
     able = int((federation.train.sizes[:members] > 0).sum())
     return Plan(members, config.rounds, participation.size(able), participation.probability)
-
-
-def _busy(config: Config, federation: Federation, batch: int) -> float:
-    """Clients of a round that would be at work at once, on average."""
-    counts = federation.train.sizes[: federation.members]
-    return at_work(counts, batch, Participation.parse(config.participation).size(int((counts > 0).sum())))
 
 
 def _room(device: str) -> int:

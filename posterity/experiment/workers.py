@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import os
-import queue
 import subprocess
 import sys
 import threading
@@ -18,8 +17,9 @@ import tomllib
 import traceback
 import warnings
 from collections import deque
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -41,7 +41,7 @@ SERVE = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from posterity.experiment.workers import serve; serve()"
 )
 Run = tuple[Path, Config]
-News = dict[str, Any]
+Worker = subprocess.Popen[str]
 Arrived = Callable[[list[Line]], None]  # a round's lines
 Tell = Callable[[str], None]  # a sentence for the user
 
@@ -92,75 +92,70 @@ class WorkerLost(ValueError):
     """Workers died, each with a run that is not finished."""
 
 
-class Workers:
-    """Workers, from their start to their end."""
-
-    def __init__(self, size: int, threads: int, command: Sequence[str] | None = None) -> None:
-        told = [json.dumps(sys.path), json.dumps(sys.argv), str(threads)]
-        self.size, self.command = size, command or [sys.executable, "-P", "-c", SERVE, *told]
-        self.environment = {"OMP_NUM_THREADS": str(threads), **os.environ, WORKER: "1"}
-        """Libraries of PyTorch begin with as many threads as there are cores, whatever it is told afterwards."""
-        self.processes: list[subprocess.Popen[str]] = []
-        self.news: queue.SimpleQueue[tuple[Task | None, News]] = queue.SimpleQueue()
-
-    def __enter__(self) -> Workers:
-        try:
-            for _ in range(self.size):
-                with interrupts_held():
-                    self.processes.append(
-                        subprocess.Popen(self.command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-                                         encoding="utf-8", env=self.environment))  # fmt: skip
-        except BaseException:
-            self.__exit__()
-            raise
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        """Nothing is left: runs may be killed at any instant."""
-        for process in self.processes:
-            process.kill()
-        for process in self.processes:
-            process.wait()
-            for pipe in (process.stdin, process.stdout):
+@contextmanager
+def start_workers(size: int, threads: int, command: Sequence[str] | None = None) -> Iterator[list[Worker]]:
+    """Processes that wait for tasks; none is left at the end, as runs may be killed at any instant."""
+    told = [json.dumps(sys.path), json.dumps(sys.argv), str(threads)]
+    command = command or [sys.executable, "-P", "-c", SERVE, *told]
+    # libraries of PyTorch begin with as many threads as there are cores, whatever it is told afterwards
+    environment = {"OMP_NUM_THREADS": str(threads), **os.environ, WORKER: "1"}
+    pipe, workers = subprocess.PIPE, list[Worker]()
+    try:
+        for _ in range(size):
+            with interrupts_held():
+                workers.append(
+                    subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, encoding="utf-8", env=environment)
+                )
+        yield workers
+    finally:
+        for worker in workers:
+            worker.kill()
+        for worker in workers:
+            worker.wait()
+            for end in (worker.stdin, worker.stdout):
                 with suppress(OSError):  # a task that nobody will read any more
-                    pipe.close()  # type: ignore[union-attr]
+                    end.close()  # type: ignore[union-attr]
 
-    def work(self, tasks: Sequence[Task], arrived: Arrived, tell: Tell) -> None:
-        """Have all tasks done; what has not been begun when no worker is left stays undone, and this is told."""
-        waiting, lost, working = deque(tasks), list[str](), len(self.processes)
-        for process in self.processes:
-            threading.Thread(target=self._drive, args=(process, waiting), daemon=True).start()
-        while working:
-            task, news = self.news.get()
-            if task is None:
-                working -= 1
-            elif news["kind"] == "round":
-                arrived([line for told in news["lines"] if (line := from_json(told)) is not None])
-            elif news["kind"] == "failed":
+
+def work(workers: Sequence[Worker], tasks: Sequence[Task], arrived: Arrived, tell: Tell) -> None:
+    """Have all tasks done; what has not been begun when no worker is left stays undone, and this is told."""
+    waiting, lost, one = deque(tasks), list[str](), threading.Lock()
+    pool = ThreadPoolExecutor(len(workers))
+
+    def tell_lines(lines: list[Line]) -> None:
+        with one:
+            arrived(lines)
+
+    try:
+        for end in as_completed([pool.submit(_drive, worker, waiting, tell_lines) for worker in workers]):
+            if why := end.result():
+                lost.append(why)
+                tell(f"{why}; the other runs go on")
+    finally:
+        pool.shutdown(wait=False)
+    if lost:
+        raise WorkerLost("; ".join(lost) + (f"; {len(waiting)} more were not begun" if waiting else ""))
+
+
+def _drive(worker: Worker, waiting: deque[Task], arrived: Arrived) -> str:
+    """Give a worker one task after the other, and pass on what it says; how it was lost, if it was."""
+    assert worker.stdin is not None
+    assert worker.stdout is not None
+    with suppress(IndexError):  # nothing is left to do
+        while True:
+            task, news = waiting.popleft(), {"kind": ""}
+            with suppress(OSError, json.JSONDecodeError):  # it has died, in the middle of a line perhaps
+                worker.stdin.write(json.dumps(task.plain()) + "\n")
+                worker.stdin.flush()
+                while news["kind"] not in ("done", "failed"):
+                    news = json.loads(worker.stdout.readline())
+                    if news["kind"] == "round":
+                        arrived([line for told in news["lines"] if (line := from_json(told)) is not None])
+            if news["kind"] == "failed":
                 raise ValueError(f"{task.title}: {news['sentence']}")
-            elif news["kind"] == "lost":
-                lost.append(f"{task.title}: its process {news['end']}")
-                tell(f"{lost[-1]}; the other runs go on")
-        if lost:
-            raise WorkerLost("; ".join(lost) + (f"; {len(waiting)} more were not begun" if waiting else ""))
-
-    def _drive(self, process: subprocess.Popen[str], waiting: deque[Task]) -> None:
-        """Give a worker one task after the other, and pass on what it says."""
-        assert process.stdin is not None
-        assert process.stdout is not None
-        with suppress(IndexError):  # nothing is left to do
-            while True:
-                task, news = waiting.popleft(), News(kind="")
-                with suppress(OSError, ValueError):  # it has died, in the middle of a line perhaps
-                    process.stdin.write(json.dumps(task.plain()) + "\n")
-                    process.stdin.flush()
-                    while news["kind"] not in ("done", "failed"):
-                        news = json.loads(process.stdout.readline())
-                        self.news.put((task, news))
-                if news["kind"] not in ("done", "failed"):
-                    self.news.put((task, {"kind": "lost", "end": tell_end(process.wait())}))
-                    break
-        self.news.put((None, {}))
+            if news["kind"] != "done":
+                return f"{task.title}: its process {tell_end(worker.wait())}"
+    return ""
 
 
 def serve() -> None:
@@ -168,7 +163,7 @@ def serve() -> None:
     become_worker()
     _, _, argv, threads = sys.argv
     sys.argv[:] = json.loads(argv)  # a run's folder keeps the command
-    up, tasks = os.fdopen(os.dup(1), "w", encoding="utf-8"), queue.SimpleQueue[News]()
+    up = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
 
     def say(kind: str, **more: Any) -> None:
@@ -178,16 +173,10 @@ def serve() -> None:
         except OSError:  # nobody listens any more
             os._exit(1)
 
-    def listen() -> None:
-        for line in sys.stdin:
-            tasks.put(json.loads(line))
-        os._exit(1)
-
-    threading.Thread(target=listen, daemon=True).start()
     warnings.simplefilter("ignore", NoResult)  # it stands in the run's folder, and the parent says it at the end
     torch.set_num_threads(int(threads))
-    while True:
-        task = Task.from_plain(tasks.get())
+    for line in sys.stdin:
+        task = Task.from_plain(json.loads(line))
         try:
             task.do(lambda round, rounds, lines: say("round", lines=[to_json(lines[0])]))
         except Exception as error:

@@ -17,7 +17,6 @@ Runs that were done again are moved aside (`seed-0.before-1`): kept, but in no t
 from __future__ import annotations
 
 import errno
-import hashlib
 import json
 import os
 import re
@@ -212,40 +211,29 @@ def check_state(leaves: Mapping[str, torch.Tensor], path: Path, only_read: bool)
 
 
 # --- lines -------------------------------------------------------------------------------------------------------
-class Log:
-    """`metrics.jsonl` as far as it belongs to a checkpoint, with its checksum, which grows with it."""
+def checksum_of_lines(path: Path, length: int) -> str:
+    """The checksum of the first bytes of `metrics.jsonl`."""
+    data = files.read_regular(path)[:length]
+    if len(data) < length:
+        raise DamagedFile(f"{path} holds {len(data):,} bytes, but the checkpoint counts {length:,}: it was cut off, or "
+                          f"copied while the run wrote; {ADVICE}")  # fmt: skip
+    return files.checksum(data)
 
-    def __init__(self, path: Path) -> None:
-        self.path, self.length, self.sum = path, 0, hashlib.sha256()
 
-    def checksum(self, length: int) -> str:
-        """The checksum of the first bytes; what was read for the last is not read again."""
-        if length > self.length:
-            with files.open_regular(self.path, "rb") as file:
-                file.seek(self.length)
-                while self.length < length and (piece := file.read(min(files.PIECE, length - self.length))):
-                    self.sum.update(piece)
-                    self.length += len(piece)
-        if length != self.length:
-            raise DamagedFile(f"{self.path} holds {self.length:,} bytes, but the checkpoint counts {length:,}: it was "
-                              f"cut off, or copied while the run wrote; {ADVICE}")  # fmt: skip
-        return self.sum.hexdigest()
-
-    def recover(self, facts: Mapping[str, Any], begun: bool, cut: bool) -> list[Line]:
-        """The lines that belong to a checkpoint; what lies behind them is cut off, never made up."""
-        length = facts["length"]
-        if length and not self.path.exists():
-            raise DamagedFile(f"{self.path} is missing, and the checkpoint counts {length:,} bytes of it; {ADVICE}")
-        if begun and self.checksum(length) != facts["lines"]:
-            raise DamagedFile(f"{self.path} is not as it was written: the checksum in the checkpoint does not agree; "
-                              f"{ADVICE}")  # fmt: skip
-        if not begun and self.path.exists() and files.read_regular(self.path).count(b'"kind": "round"') > 1:
-            raise DamagedFile(f"{self.path.parent} has lines of several rounds and no checkpoint: one is written after "
-                              f"the first round; {ADVICE}")  # fmt: skip
-        if cut:
-            with files.open_regular(self.path, "ab") as file:
-                file.truncate(length)
-        return read_lines(self.path, length)
+def recover_lines(path: Path, facts: Mapping[str, Any], begun: bool, cut: bool) -> list[Line]:
+    """The lines that belong to a checkpoint; what lies behind them is cut off, never made up."""
+    length = facts["length"]
+    if length and not path.exists():
+        raise DamagedFile(f"{path} is missing, and the checkpoint counts {length:,} bytes of it; {ADVICE}")
+    if begun and checksum_of_lines(path, length) != facts["lines"]:
+        raise DamagedFile(f"{path} is not as it was written: the checksum in the checkpoint does not agree; {ADVICE}")
+    if not begun and path.exists() and files.read_regular(path).count(b'"kind": "round"') > 1:
+        raise DamagedFile(f"{path.parent} has lines of several rounds and no checkpoint: one is written after the "
+                          f"first round; {ADVICE}")  # fmt: skip
+    if cut:
+        with files.open_regular(path, "ab") as file:
+            file.truncate(length)
+    return read_lines(path, length)
 
 
 # --- disks -------------------------------------------------------------------------------------------------------

@@ -8,11 +8,8 @@ columns of float32: in memory for a run without a folder, else in `clients/round
 asks, if its checksum is the one that the line holds. To a reader all forms are the same: metric → one value per client
 of the group, nan for who was not scored.
 
-JSON knows neither infinity nor NaN, and both are written as null. A NLL or a squared error is infinite where a model
-was certain and wrong, or its prediction was no number, and undefined only where there are no rows. So a null with rows
-behind it was infinite, and one without was undefined. The other metrics of the package are never infinite. A metric of
-somebody's own may be, and undefined as well, so a line notes where it was infinite. A record that was read has what was
-written.
+JSON knows neither infinity nor NaN: a metric that is infinite, as where a model was certain and wrong, is written as
+"inf" or "-inf", and what is undefined as null. Of all other numbers both become null.
 """
 
 from __future__ import annotations
@@ -33,7 +30,6 @@ from posterity.runs import files
 LISTED = 2000  # clients up to which a line carries every client's numbers
 FOLDER = "clients"
 NAME = re.compile(rf"{FOLDER}/round-\d+\.safetensors")
-UNBOUNDED = ("mse", "nll")  # metrics of the package that may be infinite
 
 
 def number(value: Any) -> float | None:
@@ -43,6 +39,7 @@ def number(value: Any) -> float | None:
 
 def reading(value: Any) -> float | None:
     """A metric may be infinite (a prediction that was certain and wrong), and a table must show that."""
+    value = float(value) if value in ("inf", "-inf") else value
     return value if isinstance(value, float) and math.isinf(value) else number(value)
 
 
@@ -53,6 +50,11 @@ def _numbers(value: Any) -> dict[str, float | None]:
 def _summaries(value: Any) -> dict[str, dict[str, float | None]]:
     return {str(name): {str(rule): reading(each) for rule, each in by_rule.items()}
             for name, by_rule in (value or {}).items()}  # fmt: skip
+
+
+def _columns(value: Any) -> dict[str, list[Any]]:
+    return {str(name): [float(each) if isinstance(each, str) else each for each in values]
+            for name, values in (value or {}).items()}  # fmt: skip
 
 
 def _refused(value: Any) -> tuple[tuple[int | str, str], ...]:
@@ -117,7 +119,7 @@ class ScoreLine:
     part: str = _key(str)
     metrics: Mapping[str, Mapping[str, float | None]] = _key(_summaries)  # metric → rule → value
     fairness: Mapping[str, float | None] = _key(_numbers)
-    clients: Mapping[str, list[Any]] = _key(lambda value: value or {})  # metric → a value of each client
+    clients: Mapping[str, list[Any]] = _key(_columns)  # metric → a value of each client
     bins: Sequence[Sequence[Any]] = _key(lambda value: value or [])  # of the most probable class
     flat: Sequence[Sequence[Any]] = _key(lambda value: value or [])  # of all class probabilities
     sample: Mapping[str, int] | None = _key(lambda value: value, None)  # how many clients of how many were scored
@@ -178,17 +180,17 @@ def to_json(line: Line) -> dict[str, Any]:
         if isinstance(line.clients, StoredColumns):
             place = f"{FOLDER}/{line.clients.path.name}"
             told |= {"clients": {}, "clients_file": place, "clients_checksum": line.clients.checksum}
-        listed = {name: dict(enumerate(values)) for name, values in told["clients"].items() if name != "n"}
-        note = {"metrics": _signs(line.metrics), "clients": _signs(listed)}
-        told |= {"infinite": note} if any(note.values()) else {}
+        told |= {name: _spelled(told[name]) for name in ("metrics", "clients")}
     return dict(files.clean(told))
 
 
-def _signs(by_name: Mapping[str, Mapping[Any, Any]]) -> dict[str, dict[str, int]]:
-    """1 or -1 for every infinite value of a metric that is not of the package."""
-    found = {name: {str(k): 1 if v > 0 else -1 for k, v in values.items() if isinstance(v, float) and math.isinf(v)}
-             for name, values in by_name.items() if name not in UNBOUNDED}  # fmt: skip
-    return {name: signs for name, signs in found.items() if signs}
+def _spelled(value: Any) -> Any:
+    """Infinite numbers as texts."""
+    if isinstance(value, Mapping):
+        return {name: _spelled(each) for name, each in value.items()}
+    if isinstance(value, list):
+        return [_spelled(each) for each in value]
+    return str(value) if isinstance(value, float) and math.isinf(value) else value
 
 
 def write_lines(path: Path, lines: Sequence[Line]) -> tuple[int, list[Line]]:
@@ -216,11 +218,10 @@ def _write_columns(folder: Path, lines: Sequence[Line]) -> list[Line]:
 
 # --- and back ----------------------------------------------------------------------------------------------------
 def from_json(told: Mapping[str, Any], folder: Path | None = None) -> Line | None:
-    """The record of a line, with the infinite values that it was written from; None of a kind that is not known."""
+    """The record of a line; None of a kind that is not known."""
     kind = KINDS.get(str(told.get("kind")))
     if kind is None:
         return None
-    told = _restored(told) if kind is ScoreLine else told
     line = kind(**{f.name: f.metadata["read"](told.get(f.name)) for f in fields(kind)})
     place = str(told.get("clients_file"))
     if folder is not None and isinstance(line, ScoreLine) and NAME.fullmatch(place):  # nothing outside of the folder
@@ -237,25 +238,6 @@ def read_lines(path: Path, length: int | None = None) -> list[Line]:
             raise
         raise files.DamagedFile(f"{path} holds a line that no run writes ({error}); {files.ADVICE}") from None
     return [line for line in found if line is not None]
-
-
-def _restored(told: Mapping[str, Any]) -> dict[str, Any]:
-    """A line of scores where nulls are infinite that were; a packed one may have lost its clients."""
-    metrics, clients = dict(told.get("metrics") or {}), dict(told.get("clients") or {})
-    note = told.get("infinite") or {}
-    for name, signs in note.get("metrics", {}).items():
-        metrics[name] = {**metrics.get(name, {}), **{rule: sign * math.inf for rule, sign in signs.items()}}
-    for name, signs in note.get("clients", {}).items():
-        if name in clients:
-            clients[name] = [signs[str(k)] * math.inf if str(k) in signs else v for k, v in enumerate(clients[name])]
-    rows = clients.get("n") or ()
-    for name in UNBOUNDED:
-        by_rule, values = metrics.get(name, {}), clients.get(name, ())
-        if by_rule.get("pooled", 0.0) is None and by_rule.get("clients"):  # else no client has one
-            metrics[name] = {rule: math.inf if value is None else value for rule, value in by_rule.items()}
-        if None in values and len(values) == len(rows):
-            clients[name] = [math.inf if value is None and n else value for value, n in zip(values, rows, strict=True)]
-    return {**told, "metrics": metrics, "clients": clients}
 
 
 # --- every client's numbers, where there are many clients --------------------------------------------------------

@@ -91,7 +91,7 @@ def test_squared_errors_are_held_against_the_targets():
 
 @pytest.mark.parametrize(("error", "clients", "exploded"), [(math.inf, 1.0, True), (math.nan, 0.0, False)])
 def test_a_file_says_what_the_run_said(error, clients, exploded, tmp_path: Path):
-    """Without held-out rows there is no squared error; JSON writes that as it writes an infinite one."""
+    """Without held-out rows there is no squared error."""
     toy = federate([(torch.ones(4, 1), torch.tensor([0.0, 1.0, 2.0, 3.0]))])
     lines = [*played(False), line_of(1, "test", {"mse": {"pooled": error, "clients": clients}})]
     write_lines(tmp_path / "metrics.jsonl", lines)

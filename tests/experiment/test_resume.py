@@ -7,7 +7,6 @@ import math
 import random
 import signal
 import time
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,7 +16,6 @@ from kinds import fewer, needs, of_each_kind
 import posterity
 from posterity import methods
 from posterity.experiment import run
-from posterity.experiment.compare import compare_runs
 from posterity.runs import files
 from posterity.runs import folder as run_folder
 from posterity.settings.config import Config
@@ -160,23 +158,6 @@ def test_other_clients_than_before_are_refused(tmp_path):
     of_version_1(tmp_path / "run", "running")
     with pytest.raises(ValueError, match=r"begun with version 1 of the partition 'dirichlet'.* version 2.*begin again"):
         posterity.load(tmp_path / "run")
-
-
-@pytest.mark.parametrize("partition", ["dirichlet:1", None])
-def test_a_comparison_does_not_mix_versions(partition, tmp_path):
-    base = Config(dataset="digits", subset="15%", clients=4, rounds=1, partition=partition)
-    compare_runs(base, ["fedavg"], [0], tmp_path, nothing)
-    compare_runs(base, ["fedavg", "local"], [0], tmp_path, nothing)  # another method on the same clients
-    of_version_1(tmp_path / "fedavg" / "seed-0", "finished")
-    compare_runs(base, ["fedavg"], [0], tmp_path, nothing)  # nothing is left to do
-    with pytest.raises(ValueError, match=r"fedavg.*begun with version 1"):
-        compare_runs(base, ["fedavg", "fedper"], [0], tmp_path, nothing)
-    assert not (tmp_path / "fedper").exists()
-
-
-@contextmanager
-def nothing(title: str, rounds: int):
-    yield run.silent
 
 
 def test_errors_say_what_to_do(tmp_path):

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from posterity.experiment import compare
-from posterity.experiment.workers import Task, WorkerLost, Workers
+from posterity.experiment import workers
+from posterity.experiment.workers import Task, WorkerLost, start_workers
 from posterity.settings.config import Config
 
 # A worker that needs no PyTorch: it does what the task's title says.
@@ -50,12 +50,10 @@ def work(titles: list[str], size: int = 2, tell=None, arrived=None, threads: int
     def heard(found):
         lines.extend(line.text for line in found)
 
-    pool = Workers(size, threads, [sys.executable, "-S", "-c", STUB])
     processes = []
     try:
-        with pool:
-            processes += pool.processes
-            pool.work([Order(title) for title in titles], arrived or heard, tell or told.append)
+        with start_workers(size, threads, [sys.executable, "-S", "-c", STUB]) as processes:
+            workers.work(processes, [Order(title) for title in titles], arrived or heard, tell or told.append)
     finally:
         assert len(processes) == size
         assert all(process.returncode is not None for process in processes)
@@ -107,13 +105,13 @@ def test_whatever_interrupts_leaves_no_process():
 
 ORPHANS = """
 import sys, time
-from posterity.experiment.workers import Workers
+from posterity.experiment.workers import start_workers
 stub = "import time; from posterity.engine.parent import become_worker as become; become(); print('{}', flush=True)"
 stub += "; time.sleep(600)"
-with Workers(2, 1, [sys.executable, "-c", stub]) as pool:
-    for process in pool.processes:
+with start_workers(2, 1, [sys.executable, "-c", stub]) as processes:
+    for process in processes:
         process.stdout.readline()
-    print(*[process.pid for process in pool.processes], flush=True)
+    print(*[process.pid for process in processes], flush=True)
     time.sleep(600)
 """
 
@@ -150,13 +148,3 @@ def test_a_task_travels_as_text():
     task = Task.of([(Path("a/seed-3"), config), (Path("a/seed-4"), Config(seed=4))], "mine")
     assert Task.from_plain(task.plain()) == task
     assert task.title == "mine seeds 3, 4"
-
-
-@pytest.mark.parametrize(("more", "jobs", "named"), [({}, 4, "4 runs at once share a GPU"), ({}, 9, "4 runs at once"),
-                                                     ({}, 3, ""), ({"memory": 10**9}, 4, "")])  # fmt: skip
-def test_more_runs_at_once_than_a_gpu_has_room_for_are_told(tmp_path, monkeypatch, more, jobs, named):
-    told: list[str] = []
-    monkeypatch.setattr(compare, "execute", lambda tasks, *_: None)
-    config = Config(dataset="digits", clients=4, rounds=1, subset="15%", device="cuda", **more)
-    compare.compare_runs(config, ["fedavg", "local"], [0, 1], tmp_path, lambda *_: None, jobs, tell=told.append)
-    assert [sentence[: len(named)] for sentence in told] == ([named] if named else [])

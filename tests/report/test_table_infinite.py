@@ -23,13 +23,13 @@ from .fake_runs import comparison
 
 
 def lose(folder: Path, metric: str, client: int = 0) -> None:
-    """A client whose score is infinite in every round, and so all rows' together; JSON writes both as null."""
+    """A client whose score is infinite in every round, and so all rows' together."""
     path = folder / "metrics.jsonl"
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     for line in (x for x in lines if x["kind"] == "score"):
         count = len(line["clients"]["n"])
-        line["metrics"][metric] = {"pooled": None, "mean": None, "train_weighted": None, "clients": float(count)}
-        line["clients"][metric][client] = None
+        line["metrics"][metric] = {"pooled": "inf", "mean": "inf", "train_weighted": "inf", "clients": float(count)}
+        line["clients"][metric][client] = "inf"
     path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
 
 
