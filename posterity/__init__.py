@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
 from posterity.runs.files import check_out
-from posterity.settings.config import Settings, SharedSettings, check_seeds, documented, from_table
+from posterity.settings.config import check_seeds, documented, from_table
 from posterity.settings.plugins import name_method
 from posterity.version import __version__
 
@@ -50,7 +50,7 @@ def run(
     out: str | Path | None = None,
     federation: Federation | None = None,
     model: Any = "mlp",
-    **settings: Unpack[Settings],
+    **settings: Any,
 ) -> Result:
     """Run a method on a federation and return the result.
 
@@ -76,7 +76,7 @@ def run_seeds(
     out: str | Path | None = None,
     federation: Federation | None = None,
     model: Any = "mlp",
-    **settings: Unpack[SharedSettings],
+    **settings: Any,
 ) -> list[Result]:
     """Run a method with several seeds at once, their clients stacked: the results, one a seed.
 
@@ -103,7 +103,7 @@ def compare(
     show: str = "validated",
     jobs: int = 1,
     together: bool = False,
-    **settings: Unpack[SharedSettings],
+    **settings: Any,
 ) -> Results:
     """Run several methods with several seeds on the same federations: a table, a report, a finding.
 

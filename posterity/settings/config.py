@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from functools import cache, wraps
 from pathlib import Path
-from typing import Any, Literal, ParamSpec, TypedDict, TypeVar
+from typing import Any, Literal, ParamSpec, TypeVar
 
 from posterity.settings import hyperparameters as texts
 from posterity.settings.hyperparameters import Knob, hyper, knobs, nearest
@@ -296,60 +296,12 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-class SharedSettings(TypedDict, total=False):
-    """Settings that all runs of a comparison have in common."""
-
-    dataset: str
-    target: str | None
-    client_column: str | None
-    group: str | None
-    data_dir: str | None
-    clients: int | None
-    newcomers: str
-    partition: str | None
-    subset: str | None
-    split: str
-    test_partition: str
-    public: str
-    rounds: int
-    local_epochs: int | None
-    local_steps: int | None
-    batch_size: int | None
-    lr: float | None
-    optimiser: str | None
-    augment: str | None
-    participation: str
-    min_count: int | None
-    data_seed: int | None
-    engine: str
-    convolution: str
-    onednn: str
-    device: str
-    precision: str
-    dtype: str
-    evaluate_every: int | None
-    evaluate_clients: str | None
-    evaluate_points: str
-    newcomer_epochs: int
-    keep: str
-    metrics: str | None
-    store: str
-    memory: int | None
-    set: Mapping[str, Any]
-
-
-class Settings(SharedSettings, total=False):
-    """Settings of one run."""
-
-    seed: int
-
-
 def documented(function: Callable[P, R]) -> Callable[P, R]:
-    """A function `(…, **settings: Unpack[Settings])` that shows all of its parameters and refuses others."""
+    """A function `(…, **settings)` that shows all of its parameters and refuses others."""
     takes = inspect.signature(function).parameters.values()
     fixed = [p for p in takes if p.kind is not p.VAR_KEYWORD]
     left_out = {p.name for p in fixed}
-    if any("SharedSettings" in str(p.annotation) for p in takes):
+    if "seeds" in left_out:
         left_out |= {"method", "seed"}  # there are several of them
     shown = [knob for knob in knobs(Config) if knob.name not in left_out]
     kind = inspect.Parameter.KEYWORD_ONLY

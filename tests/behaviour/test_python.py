@@ -23,7 +23,7 @@ from posterity.methods.fedavg import FedAvg
 from posterity.models import wrap
 from posterity.report import columns, headline
 from posterity.report import show as notebook
-from posterity.settings.config import Config, Settings, SharedSettings
+from posterity.settings.config import Config
 
 SMALL = {"dataset": "digits", "clients": 4, "rounds": 2, "subset": "20%", "evaluate_every": 1, "engine": "loop"}
 
@@ -77,13 +77,6 @@ def test_every_setting_is_a_visible_parameter(function):
             assert seen[name].annotation == hints[name], name
             assert f"    {name}: " in (function.__doc__ or "")
     assert next(iter(seen)) in ("method", "methods", "seeds")
-
-
-def test_type_checkers_see_the_settings():
-    """`SharedSettings` writes out what a type checker cannot compute: a new field of `Config` must be added there."""
-    hints = typing.get_type_hints(Config)
-    assert typing.get_type_hints(Settings) == {n: t for n, t in hints.items() if n not in ("method", "model")}
-    assert set(typing.get_type_hints(SharedSettings)) == set(typing.get_type_hints(Settings)) - {"seed"}
 
 
 @pytest.mark.parametrize(
