@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any
 
 from posterity.runs.files import check_out
 from posterity.settings.config import check_seeds, documented, from_table

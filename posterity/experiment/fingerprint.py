@@ -19,9 +19,11 @@ from pathlib import Path
 from typing import Any
 
 from posterity import core, methods
+from posterity.data.partition import RULES
+from posterity.data.user_files import looks_like_path
 from posterity.runs.files import clean
 from posterity.settings.config import Config
-from posterity.settings.hyperparameters import split_list
+from posterity.settings.hyperparameters import split_name
 
 OURS = "posterity"
 CORE = core.__name__
@@ -32,7 +34,7 @@ def sources(config: Config, method: Any = None) -> dict[str, str]:
     """The fingerprints of the modules that a run's numbers depend on, by their names."""
     method = _built(config) if method is None else method
     found: dict[str, str] = {CORE: _core()}
-    for module in [*_classes(method), *_outside(config)]:
+    for module in [*_classes(method), *_modules(config)]:
         _gather(module, _file(module), found)
     return dict(sorted(found.items()))
 
@@ -73,14 +75,25 @@ def _classes(method: Any) -> Iterator[str]:
             yield from _classes(value)
 
 
-def _outside(config: Config) -> Iterator[str]:
-    """The modules of your own that a configuration names."""
-    named = (config.model, config.engine, config.partition)
-    parts = [*named, *config.dataset.split("+"), *split_list(config.metrics or "")]
-    for text in parts:
-        name, _, attribute = (text or "").partition(":")
-        if attribute.partition(":")[0].isidentifier() and all(word.isidentifier() for word in name.split(".")):
-            yield name
+def outside_names(config: Config) -> dict[str, str]:
+    """What a configuration takes from modules of the user's own: setting → `package.module:attribute`."""
+    rule = config.partition or ""  # one of ours has numbers behind a colon
+    found = {
+        "method": next((word for word in config.method.split("+") if ":" in word), ""),
+        "dataset": config.dataset if ":" in config.dataset and not looks_like_path(config.dataset) else "",
+        "partition": rule if ":" in rule and split_name(rule)[0] not in RULES else "",
+        "model": config.model if ":" in config.model else "",
+        "engine": config.engine if ":" in config.engine else "",
+        "metrics": config.metrics or "",
+    }
+    return {setting: name for setting, name in found.items() if name}
+
+
+def _modules(config: Config) -> Iterator[str]:
+    for names in outside_names(config).values():
+        for name in names.replace("+", ",").split(","):
+            if ":" in name:
+                yield name.partition(":")[0].strip()
 
 
 def _gather(name: str, path: Path | None, found: dict[str, str]) -> None:

@@ -8,10 +8,9 @@ from __future__ import annotations
 import math
 import shutil
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,7 @@ from posterity.core.tree import Tree
 from posterity.data.federation import Federation
 from posterity.data.preprocess import Preprocessing
 from posterity.engine.store import Store
-from posterity.evaluate import bytes_to, goal_of, rounds_to, select
+from posterity.evaluate import goal_of, select
 from posterity.evaluate.selection import RULES
 from posterity.experiment import resume
 from posterity.experiment.divergence import why_diverged
@@ -37,17 +36,6 @@ from posterity.runs.lines import Line, ScoreLine, from_json, rounds_of, scores_o
 from posterity.runs.read import RunLog, read_run
 from posterity.settings.config import Config, to_toml
 from posterity.settings.hyperparameters import nearest
-
-
-def to_columns(lines: Iterable[Line], rule: str = "pooled") -> dict[str, list[Any]]:
-    """Every score of a run, column to list: round, part, point, group, epochs, each metric; None where undefined."""
-    scored = scores_of(lines)
-    made: dict[str, list[Any]] = {
-        name: [getattr(line, name) for line in scored] for name in ("round", "part", "point", "group", "epochs")
-    }
-    for name in dict.fromkeys(name for line in scored for name in line.metrics):
-        made[name] = [line.value(name, rule) for line in scored]
-    return made
 
 
 def check_names(lines: Sequence[ScoreLine], metric: str, rule: str) -> None:
@@ -129,8 +117,12 @@ class Result:
         return [line for line in mine if epochs is None or line.epochs == epochs]
 
     def to_dict(self, rule: str = "pooled") -> dict[str, list[Any]]:
-        """Every score, column to list: `pandas.DataFrame(result.to_dict())`."""
-        return to_columns(self.lines, rule)
+        """Every score, column to list: `pandas.DataFrame(result.to_dict())`; None where it is undefined."""
+        scored, names = scores_of(self.lines), ("round", "part", "point", "group", "epochs")
+        made: dict[str, list[Any]] = {name: [getattr(line, name) for line in scored] for name in names}
+        for name in dict.fromkeys(name for line in scored for name in line.metrics):
+            made[name] = [line.value(name, rule) for line in scored]
+        return made
 
     def plot(self, metric: str | None = None, part: str = "test") -> Plot:
         """A metric by round, drawn; a notebook shows it, `.save("curve.svg")` writes it."""
@@ -142,42 +134,34 @@ class Result:
     def _repr_html_(self) -> str:
         return show_result(as_run(self), self.round, self.folder)
 
-    def metric(self, name: str = "accuracy", rule: str = "pooled", show: str = "validated",
-               point: str | None = None, epochs: int | None = None) -> float:  # fmt: skip
+    def metric(
+        self, name: str = "accuracy", rule: str = "pooled", show: str = "validated", point: str | None = None
+    ) -> float:
         """One number: the metric under an aggregation rule, at the round that the selection rule `show` chooses.
 
         `validated` chooses the round by accuracy (regression: by MSE) on the validation half, whatever is shown.
         """
-        chosen = self.chosen_round(show, point, epochs)
+        chosen = self.chosen_round(show, point)
         part = "held" if show == "paper" else "test"
-        entries = self.history(name, rule, point, epochs=epochs)
+        entries = self.history(name, rule, point)
         value = next(e for e in entries if e["round"] == chosen)[part]
         return float("nan") if value is None else float(value)
 
-    def chosen_round(self, show: str = "validated", point: str | None = None, epochs: int | None = None) -> int:
+    def chosen_round(self, show: str = "validated", point: str | None = None) -> int:
         """The round that a selection rule settles on."""
         goal = goal_of(self.setup.sim.federation.task)
         if show == "validated" and (why := self._unvalidated):
             raise ValueError(f"{why}: ask for show='last', or hold more rows out for validation")
-        selected = select(self.history(goal.name, "pooled", point, epochs=epochs), show, goal.higher)
+        selected = select(self.history(goal.name, "pooled", point), show, goal.higher)
         return self.round if selected.round is None else selected.round
 
-    def clients(self, show: str = "validated", point: str | None = None,
-                epochs: int | None = None) -> dict[str, list[Any]]:  # fmt: skip
+    def clients(self, show: str = "validated", point: str | None = None) -> dict[str, list[Any]]:
         """Every member's numbers at the chosen round, with its name."""
-        want = self.chosen_round(show, point, epochs), "held" if show == "paper" else "test"
-        scores = self._scores(point, "members", epochs)
+        want = self.chosen_round(show, point), "held" if show == "paper" else "test"
+        scores = self._scores(point, "members", None)
         line = next(line for line in scores if (line.round, line.part) == want)
         told = self.setup.sim.federation
         return {"name": list(told.names[: told.members]), **line.clients}
-
-    def cost_to(self, accuracy: float, point: str | None = None, epochs: int | None = None) -> dict[str, int | None]:
-        """Rounds, and bytes in both directions, until the accuracy on all held-out data reaches a value."""
-        rounds = rounds_of(self.lines)
-        spent = dict(zip([r.round for r in rounds], accumulate(r.traffic or 0 for r in rounds), strict=True))
-        entries = [{"round": e["round"], "accuracy": e["held"], "bytes_up": spent[e["round"]], "bytes_down": 0}
-                   for e in self.history("accuracy", "pooled", point, epochs=epochs)]  # fmt: skip
-        return {"rounds": rounds_to(entries, accuracy), "bytes": bytes_to(entries, accuracy)}
 
     def delivered(self, show: str = "validated") -> Delivery:
         """The models that `predict_proba` uses under a selection rule: their round, and a note if it is another one."""
@@ -274,17 +258,12 @@ class Result:
         if isinstance(client, str) and client in names:
             return int(names.index(client))
         if isinstance(client, (int, np.integer)) and not isinstance(client, bool) and 0 <= client < len(names):
-            self._check_number(int(client))
+            if str(client) in names and names[client] != str(client):
+                told = f"client {client} is the one with this number, counted from 0, whose name is {names[client]!r}"
+                warnings.warn(f"{told}; for the client called {client} give '{client}'", stacklevel=3)
             return int(client)
         raise ValueError(f"there is no client {client!r}: give a number from 0 to {len(names) - 1}, or a name "
                          f"such as {names[0]!r}")  # fmt: skip
-
-    def _check_number(self, client: int) -> None:
-        """Warn where the number of one client is the name of another, as where sites are called 1, 2, 3."""
-        names = self.setup.sim.federation.names
-        if str(client) in names and names[client] != str(client):
-            told = f"client {client} is the one with this number, counted from 0, whose name is {names[client]!r}"
-            warnings.warn(f"{told}; for the client called {client} give '{client}'", stacklevel=4)
 
     def save_models(self, folder: Path) -> str:
         """Write the models that are delivered and cannot be made again without data; what `run.json` says of them."""

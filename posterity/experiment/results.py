@@ -16,7 +16,7 @@ from posterity.experiment import compare as comparing
 from posterity.experiment.compare import name_all
 from posterity.experiment.models import keeping
 from posterity.experiment.result import Result, as_run
-from posterity.experiment.run import Watch, resume_run, run_seeds, silent, start_run
+from posterity.experiment.run import Watch, resume_run, run_seeds, silent
 from posterity.report import Row, Run, check_rule, columns, complete, finding, headline, load_runs
 from posterity.report.page import render
 from posterity.report.show import FORMS, Plot, export, html_table, plot
@@ -113,25 +113,20 @@ def compare_all(
     if jobs > 1:
         raise ValueError("jobs=… starts processes, which need a folder (out=…) and names of data and network; objects "
                          "of your own and runs in memory go one after the other")  # fmt: skip
-    run_here = partial(_run_in_memory if out is None else _run_in_folders, federation, model, together)
+    run_here = partial(_run_here, out, federation, model, together)
     planned = groupby(comparing.planned(config, names, each, out or Path()), lambda run: run[0].parent)
     return Results(tuple(as_run(result) for _, seeds in planned for result in run_here(list(seeds))), show, out)
 
 
-def _run_in_memory(
-    federation: Federation | None, model: Network | None, together: bool, seeds: list[tuple[Path, Config]]
-) -> list[Result]:
-    """The runs of a method; nothing is written."""
-    configs = [config for _, config in seeds]
-    if together:
-        return run_seeds(configs, None, federation=federation, model=model)
-    return [start_run(config, None, federation=federation, model=model) for config in configs]
-
-
-def _run_in_folders(
-    federation: Federation | None, model: Network | None, together: bool, seeds: list[tuple[Path, Config]]
-) -> list[Result]:
+def _run_here(
+    out: Path | None, federation: Federation | None, model: Network | None, together: bool,
+    seeds: list[tuple[Path, Config]],
+) -> list[Result]:  # fmt: skip
     """The runs of a method with objects of the caller's own, which no other process has; finished ones are read."""
+    if out is None:
+        groups = [seeds] if together else [[each] for each in seeds]
+        configs = [[config for _, config in group] for group in groups]
+        return [result for each in configs for result in run_seeds(each, None, silent, federation, model)]
     done: dict[Path, Result] = {}
     for task in comparing.tasks_left(seeds, together):
         done |= dict(zip((path for path, _ in task.runs), task.do(silent, federation, model), strict=True))

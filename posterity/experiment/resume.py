@@ -33,17 +33,15 @@ import torch
 
 from posterity.data import DataError, Partition
 from posterity.data.federation import Federation, FederationSpec, Part
-from posterity.data.partition import RULES
 from posterity.data.preprocess import Preprocessing, fingerprint
 from posterity.data.user_files import looks_like_path
 from posterity.engine.simulation import Simulation
 from posterity.experiment.facts import network_facts
-from posterity.experiment.fingerprint import tell_changes
+from posterity.experiment.fingerprint import outside_names, tell_changes
 from posterity.experiment.setup import load_federation
 from posterity.runs import files
 from posterity.runs import folder as run_folder
 from posterity.settings.config import Config, from_table, read_toml
-from posterity.settings.hyperparameters import split_name
 from posterity.version import __version__
 
 Tell = Callable[[str], None]  # a sentence for the user
@@ -62,20 +60,6 @@ def read_config(folder: Path) -> Config:
 
 
 # --- code --------------------------------------------------------------------------------------------------------
-def outside_names(config: Config) -> dict[str, str]:
-    """What a configuration takes from modules of the user's own: setting → `package.module:attribute`."""
-    rule = config.partition or ""  # one of ours has numbers behind a colon
-    found = {
-        "method": next((word for word in config.method.split("+") if ":" in word), ""),
-        "dataset": config.dataset if ":" in config.dataset and not looks_like_path(config.dataset) else "",
-        "partition": rule if ":" in rule and split_name(rule)[0] not in RULES else "",
-        "model": config.model if ":" in config.model else "",
-        "engine": config.engine if ":" in config.engine else "",
-        "metrics": config.metrics or "",
-    }
-    return {setting: name for setting, name in found.items() if name}
-
-
 def check_trusted(folder: Path, trust: bool) -> None:
     """Refuse to import what the configurations in or under a folder name, unless the user trusts them."""
     for path, setting, name in () if trust else _code(folder):
@@ -204,7 +188,10 @@ def find_changed(folder: Path, known: Known) -> dict[Path, tuple[str, ...]]:
 
 
 def _data_changes(path: Path, facts: Mapping[str, Any], config: Config, known: Known) -> list[str]:
-    """What has changed in users' own data since the run in `path` began; the package's own are not looked at."""
+    """What has changed in the clients since the run in `path` began; of data, users' own alone are looked at."""
+    told = facts["federation"]["partition"]
+    if told is not None and (now := Partition(told["rule"]).version) != told["version"]:
+        return [f"the partition {told['rule']!r} had version {told['version']} and has {now} now"]
     if not (looks_like_path(config.dataset) or ":" in config.dataset):
         return []
     key = (*(getattr(config, name) for name in DATA), str(config.settings("data")))

@@ -321,23 +321,23 @@ def _like(config: Config, setup: Setup) -> Config:
 class Runner:
     """Runs that go together, round by round: one run, or several seeds of it."""
 
-    def __init__(self, run_states: Sequence[RunState], watch: Watch) -> None:
-        self.run_states, self.watch = run_states, watch
-        self.seeds = MultiSeed.of([run_state.sim for run_state in run_states])
-        self.engine = run_states[0].setup.engine
+    def __init__(self, runs: Sequence[RunState], watch: Watch) -> None:
+        self.runs, self.watch = runs, watch
+        self.seeds = MultiSeed.of([run.sim for run in runs])
+        self.engine = runs[0].setup.engine
         self.spent = self.since = 0.0
-        rounds = {run_state.round for run_state in run_states}
+        rounds = {run.round for run in runs}
         if len(rounds) > 1:
             raise ValueError(f"these seeds have come to different rounds ({sorted(rounds)}) and cannot go on at once: "
                              "go on with each of them alone, or start again in another folder")  # fmt: skip
 
     @property
     def round(self) -> int:
-        return self.run_states[0].round
+        return self.runs[0].round
 
     def go(self) -> list[Result]:
-        rounds, begun = self.run_states[0].config.rounds, time.perf_counter()
-        if self.run_states[0].sim.federation.absent and self.round < rounds:
+        rounds, begun = self.runs[0].config.rounds, time.perf_counter()
+        if self.runs[0].sim.federation.absent and self.round < rounds:
             raise ValueError(f"this run says that it is finished, but its checkpoint is of round {self.round} of "
                              f"{rounds}: hand its data in to go on (posterity.load(folder, federation=...))"
                              )  # fmt: skip
@@ -345,52 +345,52 @@ class Runner:
             lines = self._step(self.round + 1, rounds)
             self._keep(time.perf_counter() - begun, self.round == rounds)
             self.watch(self.round, rounds, lines)
-        return [run_state.finish() for run_state in self.run_states]
+        return [run.finish() for run in self.runs]
 
     def _step(self, round: int, rounds: int) -> list[Line]:
         """One round of training of all, with scores if this is a round that is evaluated; the lines of the first."""
-        before, run_states = time.perf_counter(), self.run_states
+        before, runs = time.perf_counter(), self.runs
         scores = self._score(round, before=True)
-        states, stores = [j.state for j in run_states], [j.store for j in run_states]
-        cohorts = [run_state.cohort(round) for run_state in run_states]
+        states, stores = [run.state for run in runs], [run.store for run in runs]
+        cohorts = [run.cohort(round) for run in runs]
         ends = train_rounds(self.seeds, self.engine, states, stores, cohorts, round, rounds)
-        for run_state, (state, _) in zip(run_states, ends, strict=True):
-            run_state.state = state
+        for run, (state, _) in zip(runs, ends, strict=True):
+            run.state = state
         later = self._score(round, before=False)
-        seconds = (time.perf_counter() - before) / len(run_states)  # each has its share
-        each = zip(run_states, ends, scores, later, strict=True)
-        told = [run_state.arrive(log, first + second, seconds) for run_state, (_, log), first, second in each]
+        seconds = (time.perf_counter() - before) / len(runs)  # each has its share
+        each = zip(runs, ends, scores, later, strict=True)
+        told = [run.arrive(log, first + second, seconds) for run, (_, log), first, second in each]
         return told[0]
 
     def _score(self, round: int, before: bool) -> list[list[ScoreLine]]:
         """The lines that answer the questions of each run, which keeps the round if a selection rule chooses it."""
-        lines: list[list[ScoreLine]] = [[] for _ in self.run_states]
-        states, stores = [j.state for j in self.run_states], [j.store for j in self.run_states]
-        asked = [run_state.ask(round, before) for run_state in self.run_states]
+        lines: list[list[ScoreLine]] = [[] for _ in self.runs]
+        states, stores = [run.state for run in self.runs], [run.store for run in self.runs]
+        asked = [run.ask(round, before) for run in self.runs]
         for some in zip(*asked, strict=True):
             outputs = answers(self.seeds, self.engine, states, stores, [each.question for each in some], round)
-            for told, run_state, each, output in zip(lines, self.run_states, some, outputs, strict=True):
-                if run_state.sim.processes.leads:  # what the others computed is scored by the first
-                    told += scoring.score_lines(run_state.sim, round, each, output, run_state.setup.metrics)
-        for run_state, told in zip(self.run_states, lines, strict=True):
-            if run_state.schedule.due(round):
-                state, store = run_state.state, run_state.store
-                run_state.chosen.consider(round, told, state, store, before, run_state.gather_records)
+            for told, run, each, output in zip(lines, self.runs, some, outputs, strict=True):
+                if run.sim.processes.leads:  # what the others computed is scored by the first
+                    told += scoring.score_lines(run.sim, round, each, output, run.setup.metrics)
+        for run, told in zip(self.runs, lines, strict=True):
+            if run.schedule.due(round):
+                state, store = run.state, run.store
+                run.chosen.consider(round, told, state, store, before, run.gather_records)
         return lines
 
     def _keep(self, elapsed: float, last: bool) -> None:
         """Write a checkpoint when writing has become cheap enough, and at the end."""
-        first = self.run_states[0]
+        first = self.runs[0]
         worth = first.writes and self.spent <= WRITING * (elapsed - self.since)
         if not first.sim.processes.all_gather(float(worth))[0] and not last:
             return
         begun = time.perf_counter()
-        for run_state in self.run_states:
-            run_state.gather_records()
+        for run in self.runs:
+            run.gather_records()
         if not first.writes:
             return
-        folders = [run_state.out for run_state in self.run_states if run_state.out is not None]
-        run_folder.save_checkpoints(folders, [run_state.pack() for run_state in self.run_states])
-        for run_state in self.run_states:
-            run_state.packed()
+        folders = [run.out for run in self.runs if run.out is not None]
+        run_folder.save_checkpoints(folders, [run.pack() for run in self.runs])
+        for run in self.runs:
+            run.packed()
         self.spent, self.since = time.perf_counter() - begun, elapsed

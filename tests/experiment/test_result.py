@@ -89,31 +89,6 @@ def test_newcomers_after_each_number_of_epochs(result):
     assert result.history(point="adapted") == result.history(point="adapted", epochs=1)
 
 
-def test_the_number_of_epochs_reaches_every_question(result):
-    """Members scored after 1 and after 3 epochs, the latter with the accuracies of the former halved."""
-
-    def halved(values):
-        return {k: v / 2 if isinstance(v, float) else v for k, v in values.items()}
-
-    adapted = [x for x in scores_of(result.lines) if (x.group, x.point) == ("members", "adapted")]
-    more = [replace(x, epochs=3, metrics={**x.metrics, "accuracy": halved(x.metrics["accuracy"])},
-                    clients={**x.clients, "accuracy": [a / 2 for a in x.clients["accuracy"]]})
-            for x in adapted]  # fmt: skip
-    both = replace(result, lines=[*more, *result.lines])
-    for show in ("validated", "paper", "last"):
-        plain, half = (both.metric(show=show, point="adapted", epochs=e) for e in (1, 3))
-        assert plain == result.metric(show=show, point="adapted") == 2 * half
-        names = both.clients(show, "adapted", 1), both.clients(show, "adapted", 3)
-        assert names[0]["accuracy"] == [2 * a for a in names[1]["accuracy"]]
-        assert both.chosen_round(show, "adapted", 1) == result.chosen_round(show, "adapted")
-    goal = 0.75 * result.history(point="adapted")[-1]["held"]
-    assert both.cost_to(goal, "adapted", 1) == result.cost_to(goal, "adapted")
-    assert both.cost_to(1.5 * goal, "adapted", 3) == {"rounds": None, "bytes": None}
-    for ask in (both.metric, both.chosen_round, both.clients, lambda point: both.cost_to(goal, point)):
-        with pytest.raises(ValueError, match=r"several numbers of epochs: 1, 3"):
-            ask(point="adapted")
-
-
 def test_save_and_load(result, tmp_path):
     result.save(tmp_path / "kept")
     again = posterity.load(tmp_path / "kept")
@@ -317,12 +292,3 @@ def test_an_operator_inside_the_forward_that_cannot_be_stacked_is_named():
     found = posterity.run(method="fedavg", model=model, **SMALL)
     assert found.setup.engine.name == "loop"
     assert "an operator in its forward" in found.setup.remark
-
-
-def test_rounds_and_bytes_to_an_accuracy(result):
-    entries = result.history()
-    goal = entries[-1]["held"]
-    first = next(e["round"] for e in entries if e["held"] >= goal)
-    sent = [x.bytes_up + x.bytes_down for x in rounds_of(result.lines)]
-    assert result.cost_to(goal) == {"rounds": first, "bytes": sum(sent[:first])}
-    assert result.cost_to(1.01) == {"rounds": None, "bytes": None}

@@ -7,6 +7,7 @@ import math
 import random
 import signal
 import time
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from kinds import fewer, needs, of_each_kind
 import posterity
 from posterity import methods
 from posterity.experiment import run
+from posterity.experiment.compare import compare_runs
 from posterity.runs import files
 from posterity.runs import folder as run_folder
 from posterity.settings.config import Config
@@ -158,6 +160,21 @@ def test_other_clients_than_before_are_refused(tmp_path):
     of_version_1(tmp_path / "run", "running")
     with pytest.raises(ValueError, match=r"begun with version 1 of the partition 'dirichlet'.* version 2.*begin again"):
         posterity.load(tmp_path / "run")
+
+
+def test_a_comparison_does_not_mix_versions(tmp_path, capsys):
+    base = Config(dataset="digits", subset="15%", clients=4, rounds=1, partition="dirichlet:1")
+    compare_runs(base, ["fedavg"], [0], tmp_path, nothing)
+    of_version_1(tmp_path / "fedavg" / "seed-0", "finished")
+    compare_runs(base, ["fedavg"], [0], tmp_path, nothing)
+    assert "the partition 'dirichlet' had version 1 and has 2 now" in capsys.readouterr().err
+    places = [tmp_path / "fedavg" / name / run_folder.RUN for name in ("seed-0.before-1", "seed-0")]
+    assert [files.read_json(path)["federation"]["partition"]["version"] for path in places] == [1, 2]
+
+
+@contextmanager
+def nothing(title: str, rounds: int):
+    yield run.silent
 
 
 def test_errors_say_what_to_do(tmp_path):
