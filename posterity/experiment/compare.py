@@ -34,7 +34,7 @@ from posterity.experiment.workers import Run, Task, WorkerLost, start_workers, w
 from posterity.methods import available
 from posterity.runs import files
 from posterity.runs import folder as run_folder
-from posterity.runs.folder import PLAN
+from posterity.runs.folder import CONFIG, PLAN, RUN
 from posterity.settings.config import Config, from_table, to_toml
 from posterity.settings.hyperparameters import split_list
 
@@ -174,7 +174,7 @@ def _written(out: Path, plan: Mapping[str, Any], runs: Sequence[Run]) -> Iterato
     except WorkerLost as lost:
         raise WorkerLost(f"{lost}; go on with: posterity resume {shlex.quote(str(out))}") from lost
     except ValueError:
-        begun = any((path / run_folder.CONFIG).exists() for path, _ in runs)
+        begun = any((path / CONFIG).exists() for path, _ in runs)
         if not begun and before is not None:
             files.write_atomic(out / PLAN, before)
         elif not begun:
@@ -196,7 +196,7 @@ def _plan(config: Config, names: list[str], seeds: list[int], out: Path) -> list
         _check_method(variant, each)
         runs = [(out / variant.folder / f"seed-{seed}", replace(each, seed=seed)) for seed in seeds]
         for path, wanted in runs:
-            if (path / run_folder.CONFIG).exists():
+            if (path / CONFIG).exists():
                 resume.check_settings(path, wanted)
         planned.append((variant, runs))
     return planned
@@ -254,7 +254,7 @@ def resume_all(folder: Path, watching: Watching, jobs: int | None = None, tell: 
         return
     found = run_folder.runs_below(folder) if folder.is_dir() else []
     if not found:
-        raise ValueError(f"{folder} holds no run (there is no {run_folder.CONFIG} in or under it)")
+        raise ValueError(f"{folder} holds no run (there is no {CONFIG} in or under it)")
     runs = [(path, resume.read_config(path)) for path in found]
     execute(tasks_left(runs, False), watching, jobs or 1, _share(jobs or 1, len(runs)))
 
@@ -262,9 +262,9 @@ def resume_all(folder: Path, watching: Watching, jobs: int | None = None, tell: 
 def tasks_left(runs: list[Run], together: bool, name: str = "") -> list[Task]:
     """What is left to do: seeds that began at once go on at once, and with `together` all that have not begun do."""
     tasks: list[Task] = []
-    fresh = [(path, config) for path, config in runs if not (path / run_folder.CONFIG).exists()]
+    fresh = [(path, config) for path, config in runs if not (path / CONFIG).exists()]
     for path, config in (run for run in runs if run not in fresh):
-        seeds = files.read_json(path / run_folder.RUN).get("together", [])
+        seeds = files.read_json(path / RUN).get("together", [])
         at_once = [(path.parent / f"seed-{seed}", replace(config, seed=seed)) for seed in seeds] or [(path, config)]
         if not run_folder.is_finished(path) and not any(path == other for task in tasks for other, _ in task.runs):
             tasks.append(Task.of(at_once, name))

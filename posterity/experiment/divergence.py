@@ -17,6 +17,7 @@ from posterity.evaluate import goal_of, select
 from posterity.evaluate.selection import diverged_nll
 from posterity.runs import files
 from posterity.runs import folder as run_folder
+from posterity.runs.folder import RUN
 from posterity.runs.lines import Line, ScoreLine, rounds_of, scores_of
 
 FAR_OFF = 1e6  # times the variance of the targets: squared errors of one that has exploded
@@ -76,15 +77,15 @@ def warn(why: str, out: Path | None) -> None:
     if not why:
         return
     if out is not None:
-        facts = files.read_json(out / run_folder.RUN)
+        facts = files.read_json(out / RUN)
         if facts.get("diverged") != why:
-            files.write_json(out / run_folder.RUN, {**facts, "diverged": why})
+            files.write_json(out / RUN, {**facts, "diverged": why})
     warnings.warn(f"{out}: {why}" if out else why, NoResult, stacklevel=5)
 
 
 def diverged_runs(folder: Path) -> list[str]:
     """What is to be said about the runs in or under a folder that are no results."""
-    found = [path.parent for path in sorted(folder.rglob(run_folder.RUN)) if folder.is_dir()]
-    told = {path: files.read_json(path / run_folder.RUN).get("diverged") for path in found
+    found = [path.parent for path in sorted(folder.rglob(RUN)) if folder.is_dir()]
+    told = {path: files.read_json(path / RUN).get("diverged") for path in found
             if not run_folder.is_superseded(path, folder)}  # fmt: skip
     return [f"{path}: {why}" for path, why in told.items() if why]

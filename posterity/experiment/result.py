@@ -32,6 +32,7 @@ from posterity.report import Run, load_runs
 from posterity.report.show import Plot, describe_result, plot, show_result
 from posterity.runs import files
 from posterity.runs import folder as run_folder
+from posterity.runs.folder import METRICS, RUN
 from posterity.runs.lines import Line, ScoreLine, from_json, rounds_of, scores_of, to_json, write_lines
 from posterity.runs.read import RunLog, read_run
 from posterity.settings.config import Config, to_toml
@@ -68,7 +69,7 @@ class Result:
         told, sim = self.setup.sim.federation, self.setup.sim
         if not told.absent or self.folder is None:
             return told
-        facts = files.read_json(self.folder / run_folder.RUN)
+        facts = files.read_json(self.folder / RUN)
         try:
             found = resume.find_federation(self.config, self.folder, facts)
             resume.check_values(facts["federation"], found, self.folder)
@@ -281,7 +282,7 @@ class Result:
         if self.folder is not None:
             shutil.copytree(self.folder, out, dirs_exist_ok=True)
             return out
-        length, _ = write_lines(out / run_folder.METRICS, self.lines)
+        length, _ = write_lines(out / METRICS, self.lines)
         for rule in dict.fromkeys((*rules_of(self.config), "last")):
             delivery = self.delivered(rule)
             if not delivery.note and delivery.kept is not self._end:  # the end is in the checkpoint
@@ -291,21 +292,21 @@ class Result:
         if personal is not None:
             trees["personal"] = personal
         seconds = sum(line.seconds or 0.0 for line in rounds_of(self.lines))
-        lines = run_folder.checksum_of_lines(out / run_folder.METRICS, length)
+        lines = run_folder.checksum_of_lines(out / METRICS, length)
         told = {"round": self.round, "commit": 1, "seconds": seconds, "length": length, "lines": lines}
         run_folder.save_checkpoint(out, trees, told)
         resume.save_inputs(out, self.setup.sim.federation)
         facts = describe(self.config, self.setup, "posterity.run(...)")
         facts["federation"] |= resume.data_facts(self.config, self.setup.sim.federation)
         facts |= {"status": "finished", "seconds": seconds, "models": self.save_models(out)}
-        facts["checksums"] = {run_folder.METRICS: lines}
+        facts["checksums"] = {METRICS: lines}
         run_folder.write_run(out, facts, to_toml(self.config))
         return out
 
 
 def as_run(result: Result) -> Run:
     """A result as the report reads it, from its folder or as its folder would be."""
-    if result.folder is not None and (result.folder / run_folder.RUN).exists():
+    if result.folder is not None and (result.folder / RUN).exists():
         return load_runs(result.folder)[0]
     facts = describe(result.config, result.setup, "posterity.run(...)")
     told = [line for each in result.lines if (line := from_json(to_json(each))) is not None]

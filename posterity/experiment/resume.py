@@ -41,6 +41,7 @@ from posterity.experiment.fingerprint import outside_names, tell_changes
 from posterity.experiment.setup import load_federation
 from posterity.runs import files
 from posterity.runs import folder as run_folder
+from posterity.runs.folder import CONFIG, PLAN, RUN
 from posterity.settings.config import Config, from_table, read_toml
 from posterity.version import __version__
 
@@ -56,7 +57,7 @@ def tell_user(sentence: str) -> None:
 
 
 def read_config(folder: Path) -> Config:
-    return from_table(read_toml(folder / run_folder.CONFIG))
+    return from_table(read_toml(folder / CONFIG))
 
 
 # --- code --------------------------------------------------------------------------------------------------------
@@ -79,11 +80,11 @@ def needs_trust(folder: Path) -> bool:
 
 def _code(folder: Path) -> Iterator[tuple[Path, str, str]]:
     """What the configurations that `resume` would take up name as code: where, for which setting, what."""
-    found = [(path, read_toml(path)) for path in sorted(folder.rglob(run_folder.CONFIG))]
-    if (folder / run_folder.PLAN).exists():
-        plan = files.read_json(folder / run_folder.PLAN)
+    found = [(path, read_toml(path)) for path in sorted(folder.rglob(CONFIG))]
+    if (folder / PLAN).exists():
+        plan = files.read_json(folder / PLAN)
         table = tomllib.loads(str(plan.get("config", "")))
-        found += [(folder / run_folder.PLAN, {**table, "method": str(name)}) for name in plan.get("methods", ())]
+        found += [(folder / PLAN, {**table, "method": str(name)}) for name in plan.get("methods", ())]
     for path, each in found:
         for setting, name in outside_names(from_table(each)).items():
             yield path, setting, name
@@ -117,7 +118,7 @@ def check_same(facts: Mapping[str, Any], config: Config, sim: Simulation, out: P
     if facts.get("status") != "finished" and (changes := tell_changes(facts, config)):
         raise ValueError(
             f"{out} cannot go on, because it was begun with something else: {'; '.join(changes)}. Put back what was "
-            f"there, or begin again: 'posterity run --config {out / run_folder.CONFIG} --out ANOTHER' (a comparison: "
+            f"there, or begin again: 'posterity run --config {out / CONFIG} --out ANOTHER' (a comparison: "
             "give its 'posterity compare …' again, which moves what changed aside)"
         )
     before, now = facts["federation"], sim.federation
@@ -181,7 +182,7 @@ def find_changed(folder: Path, known: Known) -> dict[Path, tuple[str, ...]]:
     """The runs of one method (`folder/seed-0`, …) that were begun with another one, or other data, and what changed."""
     found = {}
     for path in run_folder.runs_below(folder, "seed-*"):
-        facts, config = files.read_json(path / run_folder.RUN), read_config(path)
+        facts, config = files.read_json(path / RUN), read_config(path)
         if changes := tell_changes(facts, config) + _data_changes(path, facts, config, known):
             found[path] = tuple(changes)
     return found

@@ -35,6 +35,7 @@ from posterity.experiment.schedule import member_points, newcomer_epochs
 from posterity.experiment.setup import Setup, describe, records_like, set_up
 from posterity.runs import files
 from posterity.runs import folder as run_folder
+from posterity.runs.folder import CHECKPOINT, CONFIG, METRICS, RUN
 from posterity.runs.lines import Line, RoundLine, ScoreLine, write_lines
 from posterity.settings.config import Config, to_toml
 
@@ -70,8 +71,8 @@ class RunState:
         self._recover(checkpoint)
         self.chosen.recover(self.lines)
         if out is not None and self.sim.processes.leads:  # refuse a folder that has lost what it would deliver
-            last = checkpoint == out / run_folder.CHECKPOINT  # of what the previous knew, it may have removed some
-            ended = files.read_json(out / run_folder.RUN).get("kept", [])
+            last = checkpoint == out / CHECKPOINT  # of what the previous knew, it may have removed some
+            ended = files.read_json(out / RUN).get("kept", [])
             models.check_delivered(out, self.chosen.wanted(), {*ended, *(self.kept if last else ())})
 
     @property
@@ -104,7 +105,7 @@ class RunState:
         self.round, self.seconds = log.round, self.seconds + seconds
         if self.writes:
             assert self.out is not None
-            self.length, lines = write_lines(self.out / run_folder.METRICS, lines)
+            self.length, lines = write_lines(self.out / METRICS, lines)
         self.lines += lines
         return lines
 
@@ -120,7 +121,7 @@ class RunState:
                  **self.store.facts()}  # fmt: skip
         if self.out is not None:
             facts["kept"] = models.names_in(self.out, self.chosen.wanted())
-            facts["lines"] = run_folder.checksum_of_lines(self.out / run_folder.METRICS, self.length)
+            facts["lines"] = run_folder.checksum_of_lines(self.out / METRICS, self.length)
         return trees, facts
 
     def packed(self) -> None:
@@ -139,11 +140,11 @@ class RunState:
         if self.writes:
             assert self.out is not None
             self.chosen.prune()  # a kill may have come between the last checkpoint and this
-            path = self.out / run_folder.RUN
+            path = self.out / RUN
             facts = files.read_json(path)
             if facts.get("status") != "finished":
-                metrics = self.out / run_folder.METRICS
-                facts["checksums"][run_folder.METRICS] = run_folder.checksum_of_lines(metrics, self.length)
+                metrics = self.out / METRICS
+                facts["checksums"][METRICS] = run_folder.checksum_of_lines(metrics, self.length)
                 facts |= {"status": "finished", "seconds": self.seconds, "models": result.save_models(self.out)}
                 files.write_json(path, {**facts, "kept": models.names_in(self.out, self.chosen.wanted())})
         return result
@@ -154,7 +155,7 @@ class RunState:
             return
         leaves, facts = run_folder.read_saved(checkpoint) if checkpoint else ({}, FRESH)
         if self.sim.processes.leads:
-            metrics = self.out / run_folder.METRICS
+            metrics = self.out / METRICS
             self.lines = run_folder.recover_lines(metrics, facts, checkpoint is not None, cut=self.writes)
         self.round, self.length, self.kept = facts["round"], facts["length"], facts.get("kept", [])
         self.commit, self.seconds = facts["commit"], facts["seconds"]
@@ -168,15 +169,15 @@ class RunState:
 
         known = run_folder.restore({"clients": self.store.known}, leaves, "known")["clients"] if checkpoint else None
         self.store.recover(self.commit, known, restore, self._records_like, facts)
-        if self.writes and checkpoint != self.out / run_folder.CHECKPOINT:
-            self._reopen(self.out / run_folder.RUN)
-            (self.out / run_folder.CHECKPOINT).unlink(missing_ok=True)  # the next must not push out the one before
+        if self.writes and checkpoint != self.out / CHECKPOINT:
+            self._reopen(self.out / RUN)
+            (self.out / CHECKPOINT).unlink(missing_ok=True)  # the next must not push out the one before
 
     def _reopen(self, path: Path) -> None:
         """What a finished run had come to counts no more when rounds are done again: its lines get other seconds."""
         facts = files.read_json(path)
         if facts.get("status") == "finished":
-            facts["checksums"].pop(run_folder.METRICS)
+            facts["checksums"].pop(METRICS)
             files.write_json(path, {name: told for name, told in facts.items() if name not in ("status", "kept")})
 
     def _records_like(self) -> Tree:
@@ -203,7 +204,7 @@ def start_run(
     setup: Setup | None = None,
 ) -> Result:
     """Run an experiment; with `out`, everything is written there as it happens. A `setup` is not made again."""
-    if out is not None and started_first() and (out / run_folder.CONFIG).exists():
+    if out is not None and started_first() and (out / CONFIG).exists():
         raise ValueError(f"{out} already holds a run: go on with 'posterity resume {out}', or give another --out")
     return run_seeds([config], None if out is None else [out], watch, federation, model, setup)[0]
 
@@ -212,14 +213,14 @@ def resume_run(
     out: Path, watch: Watch = silent, federation: Federation | None = None, model: Network | None = None
 ) -> Result:
     """Go on with a run where its last checkpoint was written; a finished run is only read."""
-    if not (out / run_folder.CONFIG).exists():
-        raise ValueError(f"{out} holds no run (there is no {run_folder.CONFIG} in it)")
+    if not (out / CONFIG).exists():
+        raise ValueError(f"{out} holds no run (there is no {CONFIG} in it)")
     facts = run_folder.read_run(out)
     if facts["engine"] == ACROSS_MACHINES:  # a folder without records can neither go on here nor predict
         raise ValueError(f"{out} is the folder of a server on Flower: the clients' records are at their sites. Show it "
                          f"with 'posterity report {out}', go on with 'flwr run', and predict at a site with 'posterity "
                          "flower predict'")  # fmt: skip
-    only_read = facts.get("status") == "finished" and run_folder.last_common([out]) == [out / run_folder.CHECKPOINT]
+    only_read = facts.get("status") == "finished" and run_folder.last_common([out]) == [out / CHECKPOINT]
     with run_folder.disk_explained(out), files.locked(out) if started_first() and not only_read else nullcontext():
         facts, config = run_folder.read_run(out), resume.read_config(out)
         if not only_read:
@@ -249,7 +250,7 @@ def run_seeds(
         raise ValueError("the folders of seeds that run at once must stand side by side in one folder")
     if not started_first():  # the first of several processes writes
         outs = None
-    begun = [out for out in outs or () if (out / run_folder.CONFIG).exists()]
+    begun = [out for out in outs or () if (out / CONFIG).exists()]
     for out, config in zip(outs or (), configs, strict=False):
         run_folder.check_files(out)
         if out in begun:
@@ -298,7 +299,7 @@ def _begin(config: Config, setup: Setup, out: Path, together: Sequence[int] = ()
     facts = describe(config, setup, " ".join(sys.argv))
     facts["federation"] |= resume.data_facts(config, setup.sim.federation)
     resume.save_inputs(out, setup.sim.federation)
-    (out / run_folder.METRICS).write_bytes(b"")
+    (out / METRICS).write_bytes(b"")
     facts |= {"together": list(together)} if len(together) > 1 else {}
     run_folder.write_run(out, facts, to_toml(config))
 

@@ -32,7 +32,7 @@ from posterity.engine.parent import WORKER, become_worker, interrupts_held, tell
 from posterity.experiment.divergence import NoResult
 from posterity.experiment.result import Result
 from posterity.experiment.run import Watch, resume_run, run_seeds, start_run
-from posterity.runs import folder as run_folder
+from posterity.runs.folder import CONFIG
 from posterity.runs.lines import Line, from_json, to_json
 from posterity.settings.config import Config, from_table, to_toml
 from posterity.settings.plugins import describe_error
@@ -75,7 +75,7 @@ class Task:
             paths, configs = zip(*self.runs, strict=True)
             return run_seeds(configs, paths, watch, federation, model)
         ((path, config),) = self.runs
-        if (path / run_folder.CONFIG).exists():
+        if (path / CONFIG).exists():
             return [resume_run(path, watch, federation, model)]
         return [start_run(config, path, watch, federation, model)]
 
