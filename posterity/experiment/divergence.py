@@ -58,18 +58,19 @@ def _why_exploded(scores: Sequence[ScoreLine], federation: Federation, part: str
         value = shown[-1].value(name) if shown else None
         return math.nan if value is None else float(value)
 
-    def exploded(what: str, value: float) -> str:
-        when = "the last round" if chosen is None else f"round {chosen}, which would be reported,"
-        return f"the run has exploded: {when} has {what} {value:.3g} on the {part} data; {ADVICE}"
-
     if federation.task == "regression":
         if federation.absent:  # how far targets spread is not known
             return ""
-        error, spread = pooled("mse"), float(federation.y.double().var())
-        return exploded("MSE", error) if error > FAR_OFF * max(spread, 1e-30) else ""
-    nll, blind = pooled("nll"), pooled("accuracy") <= 1 / federation.classes  # one sure mistake is infinite, too
-    absurd = diverged_nll(federation.classes) < nll < math.inf or (nll == math.inf and blind)
-    return exploded("NLL", nll) if absurd else ""
+        what, value = "MSE", pooled("mse")
+        absurd = value > FAR_OFF * max(float(federation.y.double().var()), 1e-30)
+    else:
+        what, value = "NLL", pooled("nll")
+        blind = pooled("accuracy") <= 1 / federation.classes  # one sure mistake is infinite, too
+        absurd = diverged_nll(federation.classes) < value < math.inf or (value == math.inf and blind)
+    if not absurd:
+        return ""
+    when = "the last round" if chosen is None else f"round {chosen}, which would be reported,"
+    return f"the run has exploded: {when} has {what} {value:.3g} on the {part} data; {ADVICE}"
 
 
 def warn(why: str, out: Path | None) -> None:

@@ -28,6 +28,7 @@ from posterity.settings.hyperparameters import split_name
 OURS = "posterity"
 CORE = core.__name__
 DIGITS = 16  # of SHA-256, in hexadecimal
+DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 def sources(config: Config, method: Any = None) -> dict[str, str]:
@@ -167,14 +168,9 @@ def _parsed(path: Path, changed: int, size: int) -> tuple[str, frozenset[tuple[i
         elif isinstance(node, ast.ImportFrom):
             start = f"{node.module}." if node.module else ""
             imports |= {(node.level, start + alias.name) for alias in node.names}
-        elif isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
-            _drop_docstring(node)
+        elif isinstance(node, DOCUMENTED) and ast.get_docstring(node, clean=False) is not None:
+            node.body[0] = ast.Pass()
     return _digest(ast.unparse(tree)), frozenset(imports)
-
-
-def _drop_docstring(node: ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) -> None:
-    if ast.get_docstring(node, clean=False) is not None:
-        node.body[0] = ast.Pass()
 
 
 def _digest(text: str) -> str:

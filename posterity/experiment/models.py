@@ -63,12 +63,6 @@ def rules_of(config: Config) -> tuple[str, ...]:
     return ("validated", *asked)
 
 
-def entry_of(lines: Sequence[ScoreLine], metric: str, point: str) -> dict[str, Any]:
-    """The values that rules choose by, of the scores of one round."""
-    mine = [line for line in lines if (line.point, line.group) == (point, "members")]
-    return {"round": mine[0].round, **{line.part: line.value(metric) for line in mine}} if mine else {}
-
-
 @dataclass
 class Chosen:
     """What a run keeps of its rounds; the process that leads has it."""
@@ -94,7 +88,10 @@ class Chosen:
         self.entries = [entry for some in by_round.values() if (entry := self._entry(some))]
 
     def _entry(self, scores: Sequence[ScoreLine]) -> dict[str, Any]:
-        return entry_of(scores, goal_of(self.sim.federation.task).name, self.sim.method.scored)
+        """The values that rules choose by, of the scores of one round."""
+        metric, point = goal_of(self.sim.federation.task).name, self.sim.method.scored
+        mine = [line for line in scores if (line.point, line.group) == (point, "members")]
+        return {"round": mine[0].round, **{line.part: line.value(metric) for line in mine}} if mine else {}
 
     def wanted(self) -> set[int]:
         """The rounds that the rules choose by now; for a method scored after training, the run's last round, too."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from itertools import groupby
@@ -16,7 +16,7 @@ from posterity.experiment import compare as comparing
 from posterity.experiment.compare import name_all
 from posterity.experiment.models import keeping
 from posterity.experiment.result import Result, as_run
-from posterity.experiment.run import Watch, resume_run, run_seeds, silent
+from posterity.experiment.run import resume_run, run_seeds, silent
 from posterity.report import Row, Run, check_rule, columns, complete, finding, headline, load_runs
 from posterity.report.page import render
 from posterity.report.show import FORMS, Plot, export, html_table, plot
@@ -103,12 +103,15 @@ def compare_all(
     names = name_all(split_list(methods) if isinstance(methods, str) else list(methods))
     each = check_seeds(seeds)
     check_rule(show)
-    _check(names, each, jobs)
+    if not names or not each:
+        raise ValueError(f"methods and seeds must be given, at least one of each; {names} and {each} were")
+    if jobs < 1:
+        raise ValueError(f"jobs is the number of runs at once, 1 or more; {jobs} was given")
     config = keeping(config, show)
     if out is not None:
         check_out(out, comparison=True)
     if out is not None and federation is None and model is None:
-        comparing.compare_runs(config, names, each, out, _unwatched, jobs, together)
+        comparing.compare_runs(config, names, each, out, lambda title, rounds: nullcontext(silent), jobs, together)
         return Results(tuple(load_runs(out)), show, out)
     if jobs > 1:
         raise ValueError("jobs=… starts processes, which need a folder (out=…) and names of data and network; objects "
@@ -131,15 +134,3 @@ def _run_here(
     for task in comparing.tasks_left(seeds, together):
         done |= dict(zip((path for path, _ in task.runs), task.do(silent, federation, model), strict=True))
     return [done.get(path) or resume_run(path, federation=federation, model=model) for path, _ in seeds]
-
-
-def _check(names: list[str], seeds: list[int], jobs: int) -> None:
-    if not names or not seeds:
-        raise ValueError(f"methods and seeds must be given, at least one of each; {names} and {seeds} were")
-    if jobs < 1:
-        raise ValueError(f"jobs is the number of runs at once, 1 or more; {jobs} was given")
-
-
-@contextmanager
-def _unwatched(title: str, rounds: int) -> Iterator[Watch]:
-    yield silent

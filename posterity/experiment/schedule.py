@@ -38,7 +38,6 @@ class Schedule:
 
     every: int
     rounds: int
-    members: int
     sample: Tensor | None = None  # (clients,) ascending; None: everybody
     ends_with_all: bool = True  # whether everybody is evaluated in the last round
     remark: str = ""
@@ -75,7 +74,7 @@ class Schedule:
             end = ", in the last round all" if ends_with_all else ""
             remarks.append(f"{scored:,} of {members:,} clients are evaluated, drawn by the seed{end}; "
                            "--evaluate-clients changes it")  # fmt: skip
-        return Schedule(every, config.rounds, members, sample, ends_with_all, "; ".join(remarks))
+        return Schedule(every, config.rounds, sample, ends_with_all, "; ".join(remarks))
 
 
 def _sample(config: Config, sim: Simulation) -> Tensor | None:

@@ -207,11 +207,6 @@ def validation_score(result: Result) -> tuple[float, bool]:
     return (max(known) if goal.higher else min(known)), goal.higher
 
 
-def run_score(config: Config) -> tuple[float, bool]:
-    """The validation score of a run that is made for it and forgotten."""
-    return validation_score(start_run(config))
-
-
 def read_trials(path: Path) -> list[Tried]:
     """The trials of a file; a line that a kill cut short is left out."""
     found: dict[int, Tried] = {}
@@ -239,8 +234,8 @@ def best(trials: Sequence[Tried], seeds: Sequence[int]) -> Tried | None:
 
 # --- a search ----------------------------------------------------------------------------------------------------
 def tune(
-    config: Config, names: Sequence[str], budget: Budget, out: Path, suggest: Suggest, score: Score = run_score,
-    tell: Tell = tell_user,
+    config: Config, names: Sequence[str], budget: Budget, out: Path, suggest: Suggest,
+    score: Score = lambda config: validation_score(start_run(config)), tell: Tell = tell_user,
 ) -> Path:  # fmt: skip
     """Tune every method and write `tuned.toml`; a folder in which this has begun goes on."""
     runs = configs_of(config, names)
@@ -266,9 +261,8 @@ def tune(
 
 
 def tune_method(
-    config: Config, name: str, budget: Budget, path: Path, suggest: Suggest, score: Score = run_score,
-    tell: Tell = tell_user,
-) -> list[Tried]:  # fmt: skip
+    config: Config, name: str, budget: Budget, path: Path, suggest: Suggest, score: Score, tell: Tell
+) -> list[Tried]:
     """The trials of one method (what is set already is not tuned); those in its file are not repeated.
 
     Those beyond the budget, of a larger search before, do not count: other methods did not get them.

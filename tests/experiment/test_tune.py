@@ -12,6 +12,7 @@ import pytest
 
 import posterity
 from posterity import methods
+from posterity.experiment import run
 from posterity.experiment.compare import planned
 from posterity.experiment.tune import (
     PLAN,
@@ -24,7 +25,6 @@ from posterity.experiment.tune import (
     limits,
     read_trials,
     rounded,
-    run_score,
     search_space,
     tell_space,
     tune,
@@ -327,7 +327,7 @@ def short():
 def test_a_real_run_scores_what_its_history_says(short):
     expected = max(entry["validation"] for entry in short.history("accuracy"))
     config = Config(method="fedavg", set={"local.lr": 0.2}, **SHORT)
-    assert run_score(config) == (expected, True)
+    assert validation_score(run.start_run(config)) == (expected, True)
 
 
 def with_nll(result, part, value):
