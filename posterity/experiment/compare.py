@@ -33,8 +33,7 @@ from posterity.experiment.run import Watch
 from posterity.experiment.workers import Run, Task, WorkerLost, start_workers, work
 from posterity.methods import available
 from posterity.runs import files
-from posterity.runs import folder as run_folder
-from posterity.runs.folder import CONFIG, PLAN, RUN
+from posterity.runs.folder import CONFIG, PLAN, RUN, disk_explained, is_finished, make_folder, runs_below
 from posterity.settings.config import Config, from_table, to_toml
 from posterity.settings.hyperparameters import split_list
 
@@ -146,7 +145,7 @@ def compare_runs(
     """
     load_metrics(config.metrics)  # for its mistakes
     planned = _plan(config, names, seeds, out)
-    left = any(not run_folder.is_finished(path) for _, runs in planned for path, _ in runs)
+    left = any(not is_finished(path) for _, runs in planned for path, _ in runs)
     known: resume.Known = {}
     changed = {variant.name: resume.find_changed(out / variant.folder, known) for variant, _ in planned}
     for name, some in changed.items():
@@ -166,8 +165,8 @@ def compare_runs(
 def _written(out: Path, plan: Mapping[str, Any], runs: Sequence[Run]) -> Iterator[None]:
     """The plan in its folder; what was there before if a mistake in the data or the network let no run begin."""
     new, before = not out.exists(), files.read_regular(out / PLAN) if (out / PLAN).exists() else None
-    run_folder.make_folder(out)
-    with run_folder.disk_explained(out):
+    make_folder(out)
+    with disk_explained(out):
         files.write_json(out / PLAN, plan)
     try:
         yield
@@ -248,11 +247,11 @@ def resume_all(folder: Path, watching: Watching, jobs: int | None = None, tell: 
         at_once = jobs or min(plan["jobs"], os.cpu_count() or 1)
         compare_runs(config, names, seeds, folder, watching, at_once, plan["together"], tell, False, threads)
         wanted = {path for path, _ in planned(config, names, seeds, folder)}
-        others = [path for path in run_folder.runs_below(folder, "*/seed-*") if path not in wanted]  # of one before
+        others = [path for path in runs_below(folder, "*/seed-*") if path not in wanted]  # of one before
         if tasks := tasks_left([(path, resume.read_config(path)) for path in others], False):
             execute(tasks, watching, at_once, threads)
         return
-    found = run_folder.runs_below(folder) if folder.is_dir() else []
+    found = runs_below(folder) if folder.is_dir() else []
     if not found:
         raise ValueError(f"{folder} holds no run (there is no {CONFIG} in or under it)")
     runs = [(path, resume.read_config(path)) for path in found]
@@ -266,7 +265,7 @@ def tasks_left(runs: list[Run], together: bool, name: str = "") -> list[Task]:
     for path, config in (run for run in runs if run not in fresh):
         seeds = files.read_json(path / RUN).get("together", [])
         at_once = [(path.parent / f"seed-{seed}", replace(config, seed=seed)) for seed in seeds] or [(path, config)]
-        if not run_folder.is_finished(path) and not any(path == other for task in tasks for other, _ in task.runs):
+        if not is_finished(path) and not any(path == other for task in tasks for other, _ in task.runs):
             tasks.append(Task.of(at_once, name))
     begun = {path for task in tasks for path, _ in task.runs}  # a kill may have come before all of them had begun
     left = [run for run in fresh if run[0] not in begun]

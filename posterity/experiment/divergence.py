@@ -16,8 +16,7 @@ from posterity.data.federation import Federation
 from posterity.evaluate import goal_of, select
 from posterity.evaluate.selection import diverged_nll
 from posterity.runs import files
-from posterity.runs import folder as run_folder
-from posterity.runs.folder import RUN
+from posterity.runs.folder import RUN, is_superseded
 from posterity.runs.lines import Line, ScoreLine, rounds_of, scores_of
 
 FAR_OFF = 1e6  # times the variance of the targets: squared errors of one that has exploded
@@ -88,5 +87,5 @@ def diverged_runs(folder: Path) -> list[str]:
     """What is to be said about the runs in or under a folder that are no results."""
     found = [path.parent for path in sorted(folder.rglob(RUN)) if folder.is_dir()]
     told = {path: files.read_json(path / RUN).get("diverged") for path in found
-            if not run_folder.is_superseded(path, folder)}  # fmt: skip
+            if not is_superseded(path, folder)}  # fmt: skip
     return [f"{path}: {why}" for path, why in told.items() if why]

@@ -42,7 +42,7 @@ from posterity.evaluate import goal_of, select
 from posterity.evaluate.selection import RULES
 from posterity.experiment.setup import Setup
 from posterity.runs import files
-from posterity.runs import folder as run_folder
+from posterity.runs.folder import read_saved, restore, save_checkpoint
 from posterity.runs.lines import Line, ScoreLine, scores_of
 from posterity.settings.config import Config
 from posterity.settings.hyperparameters import nearest, split_list
@@ -199,7 +199,7 @@ class Delivery:
         path = None if self.folder is None else self.folder / models_file(self.round)
         if path is None or not path.exists():
             return {}
-        leaves, facts = run_folder.read_saved(path)
+        leaves, facts = read_saved(path)
         return leaves if facts["point"] == self.point else {}
 
 
@@ -300,7 +300,7 @@ def save_models(folder: Path, setup: Setup, deliveries: list[Delivery]) -> str:
         if always and members < sim.federation.clients:
             models += personal_models(delivery, late=True)
         facts = {"round": delivery.round, "point": delivery.point}
-        run_folder.save_checkpoint(folder, tree_map(_padded, *models), facts, models_file(delivery.round))
+        save_checkpoint(folder, tree_map(_padded, *models), facts, models_file(delivery.round))
     return "stored"
 
 
@@ -345,7 +345,7 @@ class Kept:
         trees = {"state": self.state, "known": {"clients": self.records.known}}
         if self.late is not self.state:
             trees["late"] = self.late
-        run_folder.save_checkpoint(folder, trees, {"round": self.round, "each": each}, file_of(self.round))
+        save_checkpoint(folder, trees, {"round": self.round, "each": each}, file_of(self.round))
 
 
 def file_of(round: int, piece: int | None = None) -> str:
@@ -368,7 +368,7 @@ def save_records(folder: Path, round: int, records: Store | Records) -> int:
     each = max(1, PIECE // size)
     for number, some in enumerate(torch.split(who, each)):
         facts = {"round": round, "piece": number}
-        run_folder.save_checkpoint(folder, {"personal": records.read(some)}, facts, file_of(round, number))
+        save_checkpoint(folder, {"personal": records.read(some)}, facts, file_of(round, number))
     return each
 
 
@@ -377,10 +377,10 @@ def read_records(folder: Path, round: int, known: Tensor, each: int, like: Tree,
 
     @lru_cache(maxsize=1)
     def piece(number: int) -> Tree:
-        leaves, _ = run_folder.read_saved(folder / file_of(round, number))
+        leaves, _ = read_saved(folder / file_of(round, number))
         here = len(next(iter(leaves.values()))) if leaves else each
         table = tree_map(lambda leaf: leaf.cpu().expand(here, *leaf.shape[1:]), like)
-        return run_folder.restore(table, leaves, "personal")
+        return restore(table, leaves, "personal")
 
     def fetch(places: Tensor) -> Tree:
         if not tree_bytes(like):
@@ -399,11 +399,11 @@ def read_kept(folder: Path, round: int, state: Tree, like: Callable[[], Tree], d
     path = folder / file_of(round)
     if not path.exists():
         return None
-    leaves, facts = run_folder.read_saved(path)
+    leaves, facts = read_saved(path)
     placed: dict[str, Any] = {name: leaf.to(device) for name, leaf in leaves.items()}
     known = leaves["known/clients"]
-    before = run_folder.restore(state, placed, "state")
-    late = run_folder.restore(state, placed, "late") if any(n.startswith("late/") for n in leaves) else before
+    before = restore(state, placed, "state")
+    late = restore(state, placed, "late") if any(n.startswith("late/") for n in leaves) else before
     records = read_records(folder, round, known, facts["each"], like() if bool(known.any()) else (), device)
     return Kept(round, before, records, late)
 

@@ -31,8 +31,7 @@ from posterity.experiment.setup import Setup, describe, records_like
 from posterity.report import Run, load_runs
 from posterity.report.show import Plot, describe_result, plot, show_result
 from posterity.runs import files
-from posterity.runs import folder as run_folder
-from posterity.runs.folder import METRICS, RUN
+from posterity.runs.folder import METRICS, RUN, checksum_of_lines, make_folder, save_checkpoint, write_run
 from posterity.runs.lines import Line, ScoreLine, from_json, rounds_of, scores_of, to_json, write_lines
 from posterity.runs.read import RunLog, read_run
 from posterity.settings.config import Config, to_toml
@@ -278,7 +277,7 @@ class Result:
         files.check_out(out)
         if any((out / mark).exists() for mark in files.RUN_MARKS):
             raise ValueError(f"{out} already holds a run; give another folder")
-        run_folder.make_folder(out)
+        make_folder(out)
         if self.folder is not None:
             shutil.copytree(self.folder, out, dirs_exist_ok=True)
             return out
@@ -292,15 +291,15 @@ class Result:
         if personal is not None:
             trees["personal"] = personal
         seconds = sum(line.seconds or 0.0 for line in rounds_of(self.lines))
-        lines = run_folder.checksum_of_lines(out / METRICS, length)
+        lines = checksum_of_lines(out / METRICS, length)
         told = {"round": self.round, "commit": 1, "seconds": seconds, "length": length, "lines": lines}
-        run_folder.save_checkpoint(out, trees, told)
+        save_checkpoint(out, trees, told)
         resume.save_inputs(out, self.setup.sim.federation)
         facts = describe(self.config, self.setup, "posterity.run(...)")
         facts["federation"] |= resume.data_facts(self.config, self.setup.sim.federation)
         facts |= {"status": "finished", "seconds": seconds, "models": self.save_models(out)}
         facts["checksums"] = {METRICS: lines}
-        run_folder.write_run(out, facts, to_toml(self.config))
+        write_run(out, facts, to_toml(self.config))
         return out
 
 

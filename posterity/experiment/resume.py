@@ -40,8 +40,7 @@ from posterity.experiment.facts import network_facts
 from posterity.experiment.fingerprint import outside_names, tell_changes
 from posterity.experiment.setup import load_federation
 from posterity.runs import files
-from posterity.runs import folder as run_folder
-from posterity.runs.folder import CONFIG, PLAN, RUN
+from posterity.runs.folder import CONFIG, PLAN, RUN, place_aside, read_saved, runs_below, save_checkpoint
 from posterity.settings.config import Config, from_table, read_toml
 from posterity.version import __version__
 
@@ -181,7 +180,7 @@ def _check_network(before: Mapping[str, Any], now: Mapping[str, Any], out: Path)
 def find_changed(folder: Path, known: Known) -> dict[Path, tuple[str, ...]]:
     """The runs of one method (`folder/seed-0`, …) that were begun with another one, or other data, and what changed."""
     found = {}
-    for path in run_folder.runs_below(folder, "seed-*"):
+    for path in runs_below(folder, "seed-*"):
         facts, config = files.read_json(path / RUN), read_config(path)
         if changes := tell_changes(facts, config) + _data_changes(path, facts, config, known):
             found[path] = tuple(changes)
@@ -220,7 +219,7 @@ def move_aside(paths: Sequence[Path]) -> list[Path]:
     with ExitStack() as stack:
         for path in paths:
             stack.enter_context(files.locked(path))
-        return [path.rename(run_folder.place_aside(path)) for path in paths]
+        return [path.rename(place_aside(path)) for path in paths]
 
 
 # --- the data of a run -------------------------------------------------------------------------------------------
@@ -247,13 +246,13 @@ def save_inputs(folder: Path, federation: Federation) -> None:
     """How samples are prepared, beside the run that they are for."""
     way = federation.preprocessing
     trees = {} if way.shift is None else {"shift": {"x": way.shift}, "scale": {"x": way.scale}}
-    run_folder.save_checkpoint(folder, trees, {"columns": list(way.columns), "pictures": way.pictures}, INPUTS)
+    save_checkpoint(folder, trees, {"columns": list(way.columns), "pictures": way.pictures}, INPUTS)
 
 
 def absent_federation(folder: Path, facts: Mapping[str, Any]) -> Federation:
     """Names and counts of a finished run's federation; its samples are missing."""
     told = facts["federation"]
-    leaves, way = run_folder.read_saved(folder / INPUTS)
+    leaves, way = read_saved(folder / INPUTS)
     columns = tuple(map(str, way["columns"]))
     dtype = getattr(torch, told["samples"])
     x = torch.full((2, *told["shape"]), torch.nan if dtype.is_floating_point else 0, dtype=dtype)

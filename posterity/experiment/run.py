@@ -33,8 +33,7 @@ from posterity.experiment.divergence import warn
 from posterity.experiment.result import Result
 from posterity.experiment.schedule import member_points, newcomer_epochs
 from posterity.experiment.setup import Setup, describe, records_like, set_up
-from posterity.runs import files
-from posterity.runs import folder as run_folder
+from posterity.runs import files, folder
 from posterity.runs.folder import CHECKPOINT, CONFIG, METRICS, RUN
 from posterity.runs.lines import Line, RoundLine, ScoreLine, write_lines
 from posterity.settings.config import Config, to_toml
@@ -121,7 +120,7 @@ class RunState:
                  **self.store.facts()}  # fmt: skip
         if self.out is not None:
             facts["kept"] = models.names_in(self.out, self.chosen.wanted())
-            facts["lines"] = run_folder.checksum_of_lines(self.out / METRICS, self.length)
+            facts["lines"] = folder.checksum_of_lines(self.out / METRICS, self.length)
         return trees, facts
 
     def packed(self) -> None:
@@ -144,7 +143,7 @@ class RunState:
             facts = files.read_json(path)
             if facts.get("status") != "finished":
                 metrics = self.out / METRICS
-                facts["checksums"][METRICS] = run_folder.checksum_of_lines(metrics, self.length)
+                facts["checksums"][METRICS] = folder.checksum_of_lines(metrics, self.length)
                 facts |= {"status": "finished", "seconds": self.seconds, "models": result.save_models(self.out)}
                 files.write_json(path, {**facts, "kept": models.names_in(self.out, self.chosen.wanted())})
         return result
@@ -153,21 +152,21 @@ class RunState:
         """Take up a checkpoint, if there is one, and cut off whatever was written after it."""
         if self.out is None:
             return
-        leaves, facts = run_folder.read_saved(checkpoint) if checkpoint else ({}, FRESH)
+        leaves, facts = folder.read_saved(checkpoint) if checkpoint else ({}, FRESH)
         if self.sim.processes.leads:
             metrics = self.out / METRICS
-            self.lines = run_folder.recover_lines(metrics, facts, checkpoint is not None, cut=self.writes)
+            self.lines = folder.recover_lines(metrics, facts, checkpoint is not None, cut=self.writes)
         self.round, self.length, self.kept = facts["round"], facts["length"], facts.get("kept", [])
         self.commit, self.seconds = facts["commit"], facts["seconds"]
         if checkpoint is not None:
-            run_folder.check_state(leaves, checkpoint, self.only_read)
+            folder.check_state(leaves, checkpoint, self.only_read)
             leaves = {name: leaf.to(self.sim.root.device) for name, leaf in leaves.items()}
-            self.state = run_folder.restore(self.state, leaves, "state")
+            self.state = folder.restore(self.state, leaves, "state")
 
         def restore(table: Tree) -> Tree:
-            return run_folder.restore(table, leaves, "personal")
+            return folder.restore(table, leaves, "personal")
 
-        known = run_folder.restore({"clients": self.store.known}, leaves, "known")["clients"] if checkpoint else None
+        known = folder.restore({"clients": self.store.known}, leaves, "known")["clients"] if checkpoint else None
         self.store.recover(self.commit, known, restore, self._records_like, facts)
         if self.writes and checkpoint != self.out / CHECKPOINT:
             self._reopen(self.out / RUN)
@@ -215,14 +214,14 @@ def resume_run(
     """Go on with a run where its last checkpoint was written; a finished run is only read."""
     if not (out / CONFIG).exists():
         raise ValueError(f"{out} holds no run (there is no {CONFIG} in it)")
-    facts = run_folder.read_run(out)
+    facts = folder.read_run(out)
     if facts["engine"] == ACROSS_MACHINES:  # a folder without records can neither go on here nor predict
         raise ValueError(f"{out} is the folder of a server on Flower: the clients' records are at their sites. Show it "
                          f"with 'posterity report {out}', go on with 'flwr run', and predict at a site with 'posterity "
                          "flower predict'")  # fmt: skip
-    only_read = facts.get("status") == "finished" and run_folder.last_common([out]) == [out / CHECKPOINT]
-    with run_folder.disk_explained(out), files.locked(out) if started_first() and not only_read else nullcontext():
-        facts, config = run_folder.read_run(out), resume.read_config(out)
+    only_read = facts.get("status") == "finished" and folder.last_common([out]) == [out / CHECKPOINT]
+    with folder.disk_explained(out), files.locked(out) if started_first() and not only_read else nullcontext():
+        facts, config = folder.read_run(out), resume.read_config(out)
         if not only_read:
             if facts.get("together"):
                 seeds = ", ".join(map(str, facts["together"]))
@@ -252,10 +251,10 @@ def run_seeds(
         outs = None
     begun = [out for out in outs or () if (out / CONFIG).exists()]
     for out, config in zip(outs or (), configs, strict=False):
-        run_folder.check_files(out)
+        folder.check_files(out)
         if out in begun:
             resume.check_settings(out, config)
-    facts = run_folder.read_run(begun[0]) if begun else None
+    facts = folder.read_run(begun[0]) if begun else None
     setups = [] if setup is None else [setup]
     for config in configs[len(setups) :]:  # trials choose for the first, and so for all
         fixed = _as_before(config, facts) if facts else _like(config, setups[0]) if setups else config
@@ -263,12 +262,12 @@ def run_seeds(
     if outs is None:
         return _go(configs, setups, [None] * len(configs), watch)
     with ExitStack() as stack:
-        stack.enter_context(run_folder.disk_explained(outs[0] if len(outs) == 1 else outs[0].parent))
+        stack.enter_context(folder.disk_explained(outs[0] if len(outs) == 1 else outs[0].parent))
         for out, config, each in zip(outs, configs, setups, strict=True):
-            run_folder.make_folder(out)
+            folder.make_folder(out)
             stack.enter_context(files.locked(out))
             if out in begun:
-                resume.check_same(run_folder.read_run(out), config, each.sim, out)
+                resume.check_same(folder.read_run(out), config, each.sim, out)
             else:
                 _begin(config, each, out, [c.seed for c in configs])
         return _go(configs, setups, outs, watch)
@@ -285,7 +284,7 @@ def _go(
     if not only_read:
         _ = setups[0].notes  # a method may refuse a run of this size
     folders = [out for out in outs if out is not None]
-    last = run_folder.last_common(folders) if folders else [None] * len(outs)
+    last = folder.last_common(folders) if folders else [None] * len(outs)
     with setups[0].settings.applied():
         each = zip(configs, setups, outs, last, strict=True)
         results = Runner([RunState(*one, only_read) for one in each], watch).go()
@@ -301,7 +300,7 @@ def _begin(config: Config, setup: Setup, out: Path, together: Sequence[int] = ()
     resume.save_inputs(out, setup.sim.federation)
     (out / METRICS).write_bytes(b"")
     facts |= {"together": list(together)} if len(together) > 1 else {}
-    run_folder.write_run(out, facts, to_toml(config))
+    folder.write_run(out, facts, to_toml(config))
 
 
 def _as_before(config: Config, facts: dict[str, Any]) -> Config:
@@ -391,7 +390,7 @@ class Runner:
         if not first.writes:
             return
         folders = [run.out for run in self.runs if run.out is not None]
-        run_folder.save_checkpoints(folders, [run.pack() for run in self.runs])
+        folder.save_checkpoints(folders, [run.pack() for run in self.runs])
         for run in self.runs:
             run.packed()
         self.spent, self.since = time.perf_counter() - begun, elapsed
