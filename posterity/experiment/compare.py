@@ -163,7 +163,7 @@ def compare_runs(
 
 @contextmanager
 def _written(out: Path, plan: Mapping[str, Any], runs: Sequence[Run]) -> Iterator[None]:
-    """The plan in its folder; what was there before if a mistake in the data or the network let no run begin."""
+    """The plan in its folder; what was there before, if a mistake let no run begin."""
     new, before = not out.exists(), files.read_regular(out / PLAN) if (out / PLAN).exists() else None
     make_folder(out)
     with disk_explained(out):
@@ -202,7 +202,7 @@ def _plan(config: Config, names: list[str], seeds: list[int], out: Path) -> list
 
 
 def _check_method(variant: Variant, config: Config) -> None:
-    """Refuse a value that a method cannot have: another one may have a setting of that name, with other values."""
+    """Refuse a value that a method cannot have; another may have a setting of that name."""
     try:
         methods.build(variant.method, config.settings(), config.training())
     except ValueError as error:
@@ -210,8 +210,8 @@ def _check_method(variant: Variant, config: Config) -> None:
                          "behind it, as in fedprox[mu=0.1]") from None  # fmt: skip
 
 
-def configs_of(config: Config, names: list[str]) -> list[tuple[Variant, Config]]:
-    """What each method of a comparison is run with: of the settings, those that it has, and its own."""
+def configs_of(config: Config, names: Sequence[str]) -> list[tuple[Variant, Config]]:
+    """What each method is run with: of the settings those that it has, and its own."""
     variants = parse_variants(names)
     specs = list(dict.fromkeys(variant.method for variant in variants))
     return [
@@ -226,7 +226,7 @@ def planned(config: Config, names: list[str], seeds: list[int], out: Path) -> li
 
 
 def _refuse(name: str, changed: Mapping[Path, tuple[str, ...]], out: Path) -> None:
-    """To resume is to end where an uninterrupted comparison would have ended: not with another method."""
+    """To resume is to end where an uninterrupted comparison would have ended."""
     path, changes = next(iter(changed.items()))
     raise ValueError(
         f"{path} was begun with something else ({name}: {'; '.join(changes)}), so this comparison cannot go on as it "
@@ -273,7 +273,7 @@ def tasks_left(runs: list[Run], together: bool, name: str = "") -> list[Task]:
 
 
 def execute(tasks: list[Task], watching: Watching, jobs: int, threads: int) -> None:
-    """All tasks, each with so many threads: one after the other, or in `jobs` processes that share the cores."""
+    """All tasks, each with so many threads: one after the other, or in `jobs` processes."""
     if jobs <= 1 or len(tasks) <= 1:
         for task in tasks:
             with with_threads(threads), watching(task.title, task.config.rounds) as watch:
@@ -286,7 +286,7 @@ def execute(tasks: list[Task], watching: Watching, jobs: int, threads: int) -> N
 
 
 def fitting(name: str, config: Config, names: list[str]) -> dict[str, object]:
-    """Settings of one method in a comparison: what only others have is theirs; what none has is a mistake."""
+    """Settings of one method; what only others have is theirs, what none has is a mistake."""
     kept = {}
     for key, value in config.set.items():
         if key.startswith(("model.", "data.", "local.")) or methods.has_setting(name, key):

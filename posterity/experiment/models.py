@@ -107,7 +107,7 @@ class Chosen:
         self, round: int, scores: Sequence[ScoreLine], state: Tree, store: Store, before: bool,
         gather: Callable[[], None],
     ) -> None:  # fmt: skip
-        """Keep a round if a rule has just chosen it; asked before it is combined and again with its new state."""
+        """Keep a round if a rule has just chosen it: before it is combined, or with its new state."""
         if before != self.before:
             if round in self.unsaved:  # the round is over: this is what newcomers meet
                 self.kept[round] = replace(self.kept[round], late=state)
@@ -144,7 +144,7 @@ class Chosen:
         self.unsaved = set()
 
     def prune(self) -> None:
-        """The checkpoint is on disk: remove the rounds that it does not want, first the file that says one is there."""
+        """The checkpoint is on disk: remove other rounds, first the file that says one is there."""
         paths = [] if self.folder is None else self.folder.glob(f"{PREFIX}[0-9]*.safetensors")
         for path in sorted(paths, key=lambda path: len(path.name)):
             if int(path.name[len(PREFIX) :][:6]) not in self.wanted():
@@ -156,7 +156,7 @@ LIMIT = 2**30  # bytes of models that a folder holds for one round
 
 @dataclass(frozen=True)
 class Delivery:
-    """Whose round and rule the models are, and why it is not the chosen round where it is not."""
+    """The round that models are of, by which rule, and why it is not the chosen one."""
 
     rule: str
     round: int
@@ -167,7 +167,7 @@ class Delivery:
     folder: Path | None = field(default=None, repr=False, kw_only=True)
 
     def predict(self, client: int, x: Tensor, point: str | None = None) -> Tensor:
-        """What the model of one client says about samples, as the method scores it; a newcomer's as it is received."""
+        """What a client's model says about samples, as it is scored; a newcomer's as received."""
         site, here, carry = self._model(client, point)
         return one_client.answer(site, one_client.at(here, keys.PREDICT), carry, x)
 
@@ -179,7 +179,7 @@ class Delivery:
             return torch.cat([site.model.features(carry.params, some)[0].flatten(1) for some in pieces])
 
     def _model(self, client: int, point: str | None) -> tuple[one_client.Site, Here, Carry]:
-        """A client's model as the method scores it, or at another point; a newcomer's as it is received."""
+        """A client's model as it is scored, or at another point; a newcomer's as received."""
         sim, late = self.setup.sim, client >= self.setup.sim.federation.members
         point = point or ("received" if late else self.point)
         site, here = receive(sim, self.kept.late if late else self.kept.state, self.kept.records, client, self.round)
@@ -311,7 +311,7 @@ PARTS = (("kept", ""), ("kept", "-*"), ("models", ""))  # what a folder may hold
 
 @dataclass
 class Records:
-    """Personal records of an earlier round, only read. `fetch` gives them by their place among those that exist."""
+    """Personal records of an earlier round; `fetch` has them by place among those that exist."""
 
     known: Tensor  # (clients,) bool, on the host
     fetch: Callable[[Tensor], Tree]
@@ -340,7 +340,7 @@ class Kept:
     late: Tree  # the State that newcomers meet
 
     def save(self, folder: Path, each: int | None = None) -> None:
-        """Write it, the file that says that all is there at last; `each`: there are pieces with so many records."""
+        """Write it, at last the file that says so; `each`: there are pieces with so many records."""
         each = save_records(folder, self.round, self.records) if each is None else each
         trees = {"state": self.state, "known": {"clients": self.records.known}}
         if self.late is not self.state:

@@ -125,7 +125,7 @@ def _run_here(
     out: Path | None, federation: Federation | None, model: Network | None, together: bool,
     seeds: list[tuple[Path, Config]],
 ) -> list[Result]:  # fmt: skip
-    """The runs of a method with objects of the caller's own, which no other process has; finished ones are read."""
+    """The runs of a method with objects of the caller's own; finished ones are read."""
     if out is None:
         groups = [seeds] if together else [[each] for each in seeds]
         configs = [[config for _, config in group] for group in groups]

@@ -78,7 +78,7 @@ def needs_trust(folder: Path) -> bool:
 
 
 def _code(folder: Path) -> Iterator[tuple[Path, str, str]]:
-    """What the configurations that `resume` would take up name as code: where, for which setting, what."""
+    """What the configurations name as code: where, for which setting, what."""
     found = [(path, read_toml(path)) for path in sorted(folder.rglob(CONFIG))]
     if (folder / PLAN).exists():
         plan = files.read_json(folder / PLAN)
@@ -178,7 +178,7 @@ def _check_network(before: Mapping[str, Any], now: Mapping[str, Any], out: Path)
 
 # --- what has changed is done again ------------------------------------------------------------------------------
 def find_changed(folder: Path, known: Known) -> dict[Path, tuple[str, ...]]:
-    """The runs of one method (`folder/seed-0`, …) that were begun with another one, or other data, and what changed."""
+    """The runs of one method that were begun with another one, or other data, and what changed."""
     found = {}
     for path in runs_below(folder, "seed-*"):
         facts, config = files.read_json(path / RUN), read_config(path)
@@ -236,7 +236,7 @@ def data_facts(config: Config, federation: Federation) -> dict[str, Any]:
 
 
 def fingerprint_of(federation: Federation) -> str:
-    """Of the values as they were read, where they were scaled afterwards; else of those that there are."""
+    """Of the values as they were read, before any scaling."""
     parts = (federation.train, federation.validation, federation.test)
     rows = [each for part in parts for each in (part.rows, part.offsets)]
     return federation.fingerprint or fingerprint((federation.x, federation.y, *rows))
@@ -270,7 +270,7 @@ def absent_federation(folder: Path, facts: Mapping[str, Any]) -> Federation:
 
 
 def find_federation(config: Config, folder: Path, facts: Mapping[str, Any]) -> Federation:
-    """The federation that a run's folder asks for: from where its file lay when the run began, or from here."""
+    """The federation of a run, from where its file lay when it began, or from here."""
     told = facts["federation"]
     for name, key in (("dataset", "file"), ("data_dir", "data_dir")):
         if told[key] and Path(told[key]).exists():

@@ -173,7 +173,7 @@ class RunState:
             (self.out / CHECKPOINT).unlink(missing_ok=True)  # the next must not push out the one before
 
     def _reopen(self, path: Path) -> None:
-        """What a finished run had come to counts no more when rounds are done again: its lines get other seconds."""
+        """What a finished run had come to counts no more: its lines get other seconds."""
         facts = files.read_json(path)
         if facts.get("status") == "finished":
             facts["checksums"].pop(METRICS)
@@ -244,7 +244,7 @@ def run_seeds(
     model: Network | None = None,
     setup: Setup | None = None,
 ) -> list[Result]:
-    """Runs that differ in nothing but their seed, all at once; those in folders that were begun before go on."""
+    """Runs that differ in their seed alone, all at once; those that were begun before go on."""
     if len({out.parent for out in outs or ()}) > 1:
         raise ValueError("the folders of seeds that run at once must stand side by side in one folder")
     if not started_first():  # the first of several processes writes
@@ -348,7 +348,7 @@ class Runner:
         return [run.finish() for run in self.runs]
 
     def _step(self, round: int, rounds: int) -> list[Line]:
-        """One round of training of all, with scores if this is a round that is evaluated; the lines of the first."""
+        """One round of training of all, with scores if it is evaluated; the lines of the first."""
         before, runs = time.perf_counter(), self.runs
         scores = self._score(round, before=True)
         states, stores = [run.state for run in runs], [run.store for run in runs]
@@ -363,7 +363,7 @@ class Runner:
         return told[0]
 
     def _score(self, round: int, before: bool) -> list[list[ScoreLine]]:
-        """The lines that answer the questions of each run, which keeps the round if a selection rule chooses it."""
+        """The answers of each run as lines; it keeps the round if a selection rule chooses it."""
         lines: list[list[ScoreLine]] = [[] for _ in self.runs]
         states, stores = [run.state for run in self.runs], [run.store for run in self.runs]
         asked = [run.ask(round, before) for run in self.runs]

@@ -107,7 +107,7 @@ def limits(knob: Knob) -> tuple[float, float, str] | None:
 
 
 def rounded(knob: Knob, value: float) -> Any:
-    """A number with few digits, readable and the same in a file and in a table, that is still within the range."""
+    """A number with few digits, the same in a file and in a table, and within the range."""
     low, high, _ = limits(knob) or (value, value, "")
     return round(value) if knob.kind is int else min(max(float(f"{value:.3g}"), low), high)
 

@@ -70,7 +70,7 @@ class Task:
         return self.runs[0][1]
 
     def do(self, watch: Watch, federation: Federation | None = None, model: Network | None = None) -> list[Result]:
-        """Start it, or go on with it; with a federation or a network of the caller's own where they are given."""
+        """Start it, or go on with it; perhaps with a federation or a network of the caller's own."""
         if len(self.runs) > 1:
             paths, configs = zip(*self.runs, strict=True)
             return run_seeds(configs, paths, watch, federation, model)
@@ -118,7 +118,7 @@ def start_workers(size: int, threads: int, command: Sequence[str] | None = None)
 
 
 def work(workers: Sequence[Worker], tasks: Sequence[Task], arrived: Arrived, tell: Tell) -> None:
-    """Have all tasks done; what has not been begun when no worker is left stays undone, and this is told."""
+    """Have all tasks done, as long as a worker is left; what was lost is told."""
     waiting, lost, one = deque(tasks), list[str](), threading.Lock()
     pool = ThreadPoolExecutor(len(workers))
 

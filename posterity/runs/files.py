@@ -120,7 +120,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def clean(value: Any) -> Any:
-    """`value` as JSON allows it: numbers that are not finite become null (`lines.py` knows which were infinite)."""
+    """`value` as JSON allows it: numbers that are not finite become null."""
     if isinstance(value, Mapping):
         return {str(k): clean(v) for k, v in value.items()}
     if isinstance(value, (list, tuple)):

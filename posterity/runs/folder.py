@@ -116,7 +116,7 @@ def save_checkpoint(folder: Path, trees: Mapping[str, Tree], facts: Mapping[str,
 
 
 def save_checkpoints(folders: Sequence[Path], packs: Sequence[tuple[Mapping[str, Tree], Mapping[str, Any]]]) -> None:
-    """The checkpoints of runs that go together; the one before stays beside each, which all have after a kill."""
+    """The checkpoints of runs that go together; the one before, which all have, stays beside each."""
     for folder, pack in zip(folders, packs, strict=True):
         with suppress(FileNotFoundError):
             os.replace(folder / CHECKPOINT, folder / PREVIOUS)
@@ -124,7 +124,7 @@ def save_checkpoints(folders: Sequence[Path], packs: Sequence[tuple[Mapping[str,
 
 
 def valid_checkpoints(folder: Path) -> dict[int, Path]:
-    """The checkpoints of a run by their number, the newest first; of those that are damaged only the damage is told."""
+    """The checkpoints of a run by their number, the newest first; damaged ones are told of."""
     found, damages = {}, []
     for path in (folder / CHECKPOINT, folder / PREVIOUS):
         try:
