@@ -19,6 +19,7 @@ import re
 import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from itertools import count
 from pathlib import Path
 from typing import IO, Any
 
@@ -262,8 +263,4 @@ def check_folder(out: Path) -> None:
 def new_folder(name: str) -> Path:
     """`runs/name`, or `runs/name-2` and so on if that exists."""
     safe = "".join(c if c.isalnum() or c in "+-_." else "-" for c in name)
-    for number in range(1, 10_000):
-        path = Path("runs") / (safe if number == 1 else f"{safe}-{number}")
-        if not path.exists():
-            return path
-    raise ValueError("there are 9,999 folders of this name under runs/; give --out")
+    return next(path for n in count(1) if not (path := Path("runs") / (safe if n == 1 else f"{safe}-{n}")).exists())
