@@ -94,7 +94,7 @@ class WorkerLost(ValueError):
 
 @contextmanager
 def start_workers(size: int, threads: int, command: Sequence[str] | None = None) -> Iterator[list[Worker]]:
-    """Processes that wait for tasks; none is left at the end, as runs may be killed at any instant."""
+    """Processes that wait for tasks; none is left at the end."""
     told = [json.dumps(sys.path), json.dumps(sys.argv), str(threads)]
     command = command or [sys.executable, "-P", "-c", SERVE, *told]
     # libraries of PyTorch begin with as many threads as there are cores, whatever it is told afterwards
