@@ -49,20 +49,16 @@ class Dataset:
 
 def available() -> list[Dataset]:
     """Every dataset that `load` knows by name."""
-    modules = {name: _module(name) for name in _names()}
-    texts = {name: (module.__doc__ or "").strip() for name, module in modules.items()}
-    return [
-        Dataset(name, texts[name].split("\n")[0], module.NATURAL, getattr(module, "SOURCE", None), texts[name])
-        for name, module in modules.items()
-    ]
+    return [find_dataset(name) for name in _names()]
 
 
 def find_dataset(name: str) -> Dataset:
     """What is known about one dataset."""
-    known = {each.name: each for each in available()}
-    if name not in known:
-        raise DataError(f"dataset {name!r} is not known; {nearest(name, known)}")
-    return known[name]
+    if name not in _names():
+        raise DataError(f"dataset {name!r} is not known; {nearest(name, _names())}")
+    module = _module(name)
+    text = (module.__doc__ or "").strip()
+    return Dataset(name, text.split("\n")[0], module.NATURAL, getattr(module, "SOURCE", None), text)
 
 
 def options(name: str) -> dict[str, Any]:
@@ -95,31 +91,24 @@ def read_dataset(spec: FederationSpec) -> Pool | Federation:
 
 def _read_mix(parts: list[str], spec: FederationSpec) -> Pool:
     of_mix, of_parts = declared(mix, ("pools",)), [_declared(part) for part in parts]  # all names are known
-    if unused := sorted(set(spec.options) - {key for known in (of_mix, *of_parts) for key in known}):
+    if unused := sorted(set(spec.options).difference(of_mix, *of_parts)):
         given = f"dataset {spec.dataset!r}: no part of the mix has the option {', '.join(unused)}"
         raise DataError(f"{given}; leave it out")
     pools = []
     for part, known in zip(parts, of_parts, strict=True):
-        pool = _read(
-            part, spec, {key: value for key, value in spec.options.items() if key in known and key not in of_mix}
-        )
+        mine = {key: value for key, value in spec.options.items() if key in known and key not in of_mix}
+        pool = _read(part, spec, mine)
         if isinstance(pool, Federation):
             raise DataError(f"dataset {part!r} returned a Federation; expected a Pool in a mix; return that")
         pools.append(pool)
-    values = {
-        key: _coerced(spec.dataset, key, spec.options[key], d) for key, d in of_mix.items() if key in spec.options
-    }
-    return mix(pools, **values)
+    mixing = {key: value for key, value in spec.options.items() if key in of_mix}
+    return mix(pools, **_converted(spec.dataset, mixing, of_mix))
 
 
 def _read(name: str, spec: FederationSpec, options: Options) -> Pool | Federation:
     """What the function of one dataset returns."""
     load, known = _find(name), _declared(name)
-    for key in options:
-        if key not in known:
-            hint = nearest(key, known) if known else "it has none, leave them out"
-            raise DataError(f"dataset {name}: unknown option {key!r}; {hint}")
-    values = {key: _coerced(name, key, value, known[key]) for key, value in options.items()}
+    values = _converted(name, options, known)
     if spec.clients is not None and "clients" in known:
         values.setdefault("clients", spec.clients)  # a generator makes as many clients as were asked for
     found: Any = load(data_folder(spec.data_dir), spec.seed, **values)
@@ -130,6 +119,21 @@ def _read(name: str, spec: FederationSpec, options: Options) -> Pool | Federatio
         kind = type(found).__name__
         raise DataError(f"dataset {name!r} returned a {kind}; expected a Pool or a Federation of posterity.data")
     return check_pool(found, name) if ":" in name else found
+
+
+def _converted(name: str, options: Options, known: dict[str, Declared]) -> dict[str, Any]:
+    """Options as typed on a command line, in the types that the dataset declares."""
+    values = {}
+    for key, value in options.items():
+        if key not in known:
+            hint = nearest(key, known) if known else "it has none, leave them out"
+            raise DataError(f"dataset {name}: unknown option {key!r}; {hint}")
+        try:
+            values[key] = known[key].read(value)
+        except MISTAKES:
+            wanted = f"a value like {known[key].default!r}"
+            raise DataError(f"dataset {name}: option {key} is {value!r}; expected {wanted}; change it") from None
+    return values
 
 
 def _check_divided(name: str, spec: FederationSpec, more: tuple[str, ...]) -> None:
@@ -166,15 +170,6 @@ def _declared(name: str) -> dict[str, Declared]:
     return {key: known for key, known in declared(_find(name), GIVEN).items() if not known.required}
 
 
-def _coerced(name: str, key: str, value: str | int | float, known: Declared) -> Any:
-    """An option as typed on a command line, in the type that the dataset declares."""
-    try:
-        return known.read(value)
-    except MISTAKES:
-        wanted = f"a value like {known.default!r}"
-        raise DataError(f"dataset {name}: option {key} is {value!r}; expected {wanted}; change it") from None
-
-
 def mix(pools: list[Pool], mixing: str = "joint", size: int = 0) -> Pool:
     """One pool of all rows, the labels of each dataset after those of the one before.
 
@@ -190,17 +185,19 @@ def mix(pools: list[Pool], mixing: str = "joint", size: int = 0) -> Pool:
             raise DataError(f"mix {name}: {pool.name} holds no labelled pictures; expected pictures only; leave it out")
     side = (size, size) if size else tuple(pools[0].x.shape[2:])
     channels = max(pool.x.shape[1] for pool in pools)
-    starts = [sum(pool.classes for pool in pools[:i]) for i in range(len(pools))]
-    first = [sum(len(pool.owner_names) for pool in pools[:i]) for i in range(len(pools))]
-    owners = [
-        None if (o := p.owner) is None else torch.where(o < 0, o, o + k) for p, k in zip(pools, first, strict=True)
-    ]
+    labels, owners = [], []
+    classes = people = 0
+    for pool in pools:
+        labels.append(pool.y + classes)
+        owners.append(None if (o := pool.owner) is None else torch.where(o < 0, o, o + people))
+        classes += pool.classes
+        people += len(pool.owner_names)
     domain = torch.cat([torch.full((len(pool),), i) for i, pool in enumerate(pools)])
     return Pool(
         name,
         torch.cat([_shaped(pool.x, channels, side) for pool in pools]),
-        torch.cat([pool.y + start for pool, start in zip(pools, starts, strict=True)]),
-        sum(pool.classes for pool in pools),
+        torch.cat(labels),
+        classes,
         tuple(f"{pool.name}: {c}" for pool in pools for c in pool.class_names),
         owner=_joined(owners),
         owner_names=tuple(f"{pool.name}: {o}" for pool in pools for o in pool.owner_names),

@@ -2,7 +2,8 @@
 
 Every rule of selection sees the same run, and a table must name the one it used. An entry is `{"round", "validation",
 "test", "held"}`: the metric on the half that chooses, on the half that is reported, and on both together. `validated`
-is honest; `paper` chooses and reports on the same rows, as most papers do; `last` chooses nothing.
+is honest; `paper` chooses and reports on the same rows, as most papers do: optimistic, for comparison with printed
+tables; `last` chooses nothing.
 
 A cost is rounds and bytes until an accuracy is reached, from a history of `{"round", "accuracy", "bytes_up",
 "bytes_down"}`. Bytes are *cumulative*: all that was sent by (up) and to (down) the clients from the start up to and
@@ -14,9 +15,8 @@ including that round. Rounds without an evaluation may be left out or have an ac
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 import torch
 
@@ -35,49 +35,23 @@ class Selection:
     value: float
 
 
-def validated(entries: Sequence[Entry], higher: bool = True) -> Selection:
-    """The test value at the round with the best validation value (the earliest of equals)."""
-    return _best(entries, "validation", "test", higher)
-
-
-def paper(entries: Sequence[Entry], higher: bool = True) -> Selection:
-    """The best value on all held-out rows over the rounds: optimistic, for comparison with printed tables."""
-    return _best(entries, "held", "held", higher)
-
-
-def last(entries: Sequence[Entry], higher: bool = True) -> Selection:
-    """The test value at the last round, whatever it is."""
-    entry = _ordered(entries)[-1]
-    return Selection(_round(entry), _value(entry, "test"))
-
-
-RULES: dict[str, Callable[[Sequence[Entry], bool], Selection]] = {
-    "validated": validated,
-    "paper": paper,
-    "last": last,
-}
+RULES = {"validated": ("validation", "test"), "paper": ("held", "held"), "last": ("round", "test")}
+"""By which number a rule chooses a round, and which one it reports."""
 
 
 def select(entries: Sequence[Entry], rule: str = "validated", higher: bool = True) -> Selection:
-    """The selection of the named rule; `higher` says whether a larger value is better."""
+    """The selection of the named rule, the earliest of equals; `higher` says whether a larger value is better."""
     if rule not in RULES:
         raise ValueError(f"there is no selection rule {rule!r}: {nearest(rule, RULES)}")
-    return RULES[rule](entries, higher)
-
-
-def _best(entries: Sequence[Entry], by: str, shown: str, higher: bool) -> Selection:
-    known = [entry for entry in _ordered(entries) if not math.isnan(_value(entry, by))]
-    if not known:  # a run that diverged at once still has a row in the table
-        return Selection(None, math.nan)
-    sign = 1 if higher else -1
-    best = max(known, key=lambda entry: sign * _value(entry, by))  # max keeps the first of equals
-    return Selection(_round(best), _value(best, shown))
-
-
-def _ordered(entries: Sequence[Entry]) -> list[Entry]:
     if not entries:
         raise ValueError("no round was evaluated, so none can be selected: evaluate at least once in the run")
-    return sorted(entries, key=_round)
+    by, shown = RULES[rule]
+    sign = 1 if higher or rule == "last" else -1
+    known = [entry for entry in sorted(entries, key=_round) if not math.isnan(_value(entry, by))]
+    if not known:  # a run that diverged at once still has a row in the table
+        return Selection(None, math.nan)
+    best = max(known, key=lambda entry: sign * _value(entry, by))  # max keeps the first of equals
+    return Selection(_round(best), _value(best, shown))
 
 
 def _round(entry: Entry) -> int:
@@ -105,9 +79,6 @@ def rounds_to(history: Sequence[Entry], accuracy: float) -> int | None:
 
 def bytes_to(history: Sequence[Entry], accuracy: float) -> int | None:
     """Bytes sent in both directions until the first round whose accuracy is at least `accuracy`, or None."""
-    sent = [_value(entry, "bytes_up") + _value(entry, "bytes_down") for entry in sorted(history, key=_round)]
-    if any(later < earlier for earlier, later in pairwise(sent)):
-        raise ValueError("bytes fall from one round to the next: they must be totals since the start, not per round")
     entry = _first(history, accuracy)
     return None if entry is None else int(_value(entry, "bytes_up") + _value(entry, "bytes_down"))
 

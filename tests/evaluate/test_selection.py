@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 
 import pytest
 
-from posterity.evaluate.selection import Selection, last, paper, select, validated
+from posterity.evaluate.selection import Selection, select
 
 ENTRIES: list[dict[str, float | None]] = [
     {"round": 0, "validation": 0.1, "test": 0.20, "held": 0.15},
@@ -20,17 +20,16 @@ ENTRIES: list[dict[str, float | None]] = [
 
 
 def test_rules_by_hand() -> None:
-    assert validated(ENTRIES) == Selection(10, 0.50)  # the earlier of two rounds with 0.8
-    assert paper(ENTRIES) == Selection(30, 0.80)
-    assert last(ENTRIES) == Selection(40, 0.40)
-    assert [select(ENTRIES, rule).round for rule in ("validated", "paper", "last")] == [10, 30, 40]
-    assert select(ENTRIES) == validated(ENTRIES)
+    assert select(ENTRIES, "validated") == Selection(10, 0.50)  # the earlier of two rounds with 0.8
+    assert select(ENTRIES, "paper") == Selection(30, 0.80)
+    assert select(ENTRIES, "last") == Selection(40, 0.40)
+    assert select(ENTRIES) == Selection(10, 0.50)
 
 
 def test_lower_is_better() -> None:
-    assert validated(ENTRIES, higher=False) == Selection(0, 0.20)
-    assert paper(ENTRIES, higher=False) == Selection(0, 0.15)
-    assert last(ENTRIES, higher=False) == Selection(40, 0.40)
+    assert select(ENTRIES, "validated", higher=False) == Selection(0, 0.20)
+    assert select(ENTRIES, "paper", higher=False) == Selection(0, 0.15)
+    assert select(ENTRIES, "last", higher=False) == Selection(40, 0.40)
 
 
 class Sealed(Mapping[str, float | None]):
@@ -52,7 +51,7 @@ class Sealed(Mapping[str, float | None]):
 
 def test_validated_looks_at_the_test_value_of_its_round_alone() -> None:
     seen: list[tuple[object, str]] = []
-    validated([Sealed(entry, seen) for entry in ENTRIES])
+    select([Sealed(entry, seen) for entry in ENTRIES], "validated")
     assert [look for look in seen if look[1] in ("test", "held")] == [(10, "test")]
 
 
@@ -60,7 +59,7 @@ def test_no_test_value_changes_the_validated_round() -> None:
     draw = random.Random(0)
     for _ in range(50):
         leaked = [{**e, "test": draw.choice([draw.random(), math.nan, None]), "held": draw.random()} for e in ENTRIES]
-        assert validated(leaked).round == 10
+        assert select(leaked, "validated").round == 10
 
 
 def test_nan_is_never_best() -> None:
@@ -70,11 +69,11 @@ def test_nan_is_never_best() -> None:
         {"round": 3, "validation": None, "test": math.nan, "held": None},
     ]
     for higher in (True, False):
-        assert validated(entries, higher) == Selection(2, 0.4)
-        assert paper(entries, higher) == Selection(2, 0.35)
-    assert last(entries).round == 3
-    assert math.isnan(last(entries).value)
-    diverged = validated([entries[0]])
+        assert select(entries, "validated", higher) == Selection(2, 0.4)
+        assert select(entries, "paper", higher) == Selection(2, 0.35)
+    assert select(entries, "last").round == 3
+    assert math.isnan(select(entries, "last").value)
+    diverged = select([entries[0]], "validated")
     assert diverged.round is None
     assert math.isnan(diverged.value)
 

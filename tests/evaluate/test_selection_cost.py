@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 
-import pytest
 import torch
 
 from posterity.evaluate import bytes_to, rounds_to, share_of_zeros
@@ -29,15 +28,6 @@ def test_bytes_are_totals_of_both_directions() -> None:
     assert bytes_to(HISTORY, 0.6) == 300
     assert bytes_to(HISTORY, 0.65) == 1500
     assert bytes_to(HISTORY, 0.9) is None
-
-
-def test_bytes_per_round_are_refused() -> None:
-    falling = [
-        {"round": 1, "accuracy": 0.1, "bytes_up": 5, "bytes_down": 5},
-        {"round": 2, "accuracy": 0.2, "bytes_up": 4, "bytes_down": 5},
-    ]
-    with pytest.raises(ValueError, match="totals since the start"):
-        bytes_to(falling, 0.1)
 
 
 def test_share_of_zeros_counts_floating_leaves() -> None:
