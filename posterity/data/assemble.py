@@ -161,10 +161,14 @@ def divide(pool: Pool, spec: FederationSpec, share: float, empty: set[int]) -> C
     if pool.may_repeat and not spec.partition and count > 1:
         given = f"no column names the clients, so {rule} divides the rows among {count} made-up ones"
         notes += (f"{given}: give client_column if a column says whose a row is",)
-    owned = _apply(pool, partition, rows, count, spec.seed, "partition")
+
+    def apply(rule: Partition, these: Tensor, purpose: Purpose) -> list[Tensor]:
+        return [these[mine] for mine in rule.divide(pool.y[these], count, stream(spec.seed, purpose))]
+
+    owned = apply(partition, rows, "partition")
     held = None
     if spec.test_partition == "independent":
-        held = _apply(pool, partition.lenient(), test, count, spec.seed, "test partition")
+        held = apply(partition.lenient(), test, "test partition")
     if left := len(rows) - sum(map(len, owned)):
         notes += (f"partition {rule}: {left} of {len(rows)} rows are given to no client",)
     return ClientRows(tuple(f"client {k}" for k in range(count)), owned, partition, held, common, notes)
@@ -209,19 +213,6 @@ def _natural(pool: Pool, spec: FederationSpec, partition: Partition, rows: Tenso
         ids = sorted(stream(spec.seed, "clients").choice(ids, wanted, replace=False).tolist())
     notes = (f"{gone} clients have no rows left after the subset and are dropped",) * bool(gone)
     return ClientRows(tuple(pool.owner_names[k] for k in ids), [owned[k] for k in ids], partition, notes=notes)
-
-
-def _apply(pool: Pool, partition: Partition, rows: Tensor, clients: int, seed: int, purpose: Purpose) -> list[Tensor]:
-    """Divide `rows`; the datasets of a mix that is kept apart are divided one after the other."""
-    rng = stream(seed, purpose)
-    if pool.domain is None:
-        return [rows[g] for g in partition.divide(pool.y[rows], clients, rng)]
-    domains = sorted(set(pool.domain.tolist()))
-    owned = []
-    for d, chunk in zip(domains, torch.arange(clients).tensor_split(len(domains)), strict=True):
-        here = rows[pool.domain[rows] == d]
-        owned += [here[g] for g in partition.divide(pool.y[here], len(chunk), rng)]
-    return owned
 
 
 def read_share(value: str | float, what: str) -> float:

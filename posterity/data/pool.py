@@ -18,7 +18,7 @@ from posterity.core.network import Task
 from posterity.settings.text import plain
 
 T = TypeVar("T")  # a record of tensors
-COLUMNS = ("x", "y", "owner", "group", "official_test", "domain", "common")
+COLUMNS = ("x", "y", "owner", "group", "official_test", "common")
 AT_ONCE = 2**24  # values that are looked at together
 SHOWN = 12  # names in a sentence
 LARGEST = torch.finfo(torch.float32).max
@@ -62,7 +62,6 @@ class Pool:
     owner_names: tuple[str, ...] = ()
     group: Tensor | None = None  # (pool,) int64: rows of one group (patient) stay in one part
     official_test: Tensor | None = None  # (pool,) bool
-    domain: Tensor | None = None  # (pool,) int64: which dataset of a mix a row comes from
     common: Tensor | None = None  # rows of a test set that belongs to no client
     scale: Scaling = "none"
     outlier: int | None = None  # the owner whose training labels are shuffled, an experiment on robustness
@@ -77,7 +76,7 @@ class Pool:
 
     def take(self, rows: Tensor) -> Pool:
         """The pool of these rows only."""
-        columns = ("x", "y", "owner", "group", "official_test", "domain")
+        columns = ("x", "y", "owner", "group", "official_test")
         kept = {name: column[rows] for name in columns if (column := getattr(self, name)) is not None}
         if self.common is not None:
             place = torch.full((len(self),), -1)
@@ -101,7 +100,7 @@ def check_pool(pool: Pool, name: str) -> Pool:
     """Refuse a pool whose tensors do not fit together or whose values cannot be used."""
     whose = f"dataset {name!r}"
     pool = as_tensors(pool, COLUMNS, whose)
-    check_lengths(pool, ("x", "owner", "group", "official_test", "domain"), whose)
+    check_lengths(pool, ("x", "owner", "group", "official_test"), whose)
     check_targets(pool.y, pool.task, pool.classes, whose)
     owner, names = pool.owner, len(pool.owner_names)
     if owner is not None and len(owner) and not -1 <= int(owner.min()) <= int(owner.max()) < names:

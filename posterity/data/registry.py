@@ -170,16 +170,13 @@ def _declared(name: str) -> dict[str, Declared]:
     return {key: known for key, known in declared(_find(name), GIVEN).items() if not known.required}
 
 
-def mix(pools: list[Pool], mixing: str = "joint", size: int = 0) -> Pool:
+def mix(pools: list[Pool], size: int = 0) -> Pool:
     """One pool of all rows, the labels of each dataset after those of the one before.
 
-    With `mixing="joint"` a partition sees one set of classes, so a client may have data of several datasets; with
-    "apart" each dataset is divided among its own share of the clients. Pictures take the number of pixels of the
-    first dataset unless `size` is given; grey pictures are repeated over the channels.
+    A partition sees one set of classes, so a client may have data of several datasets. Pictures take the number of
+    pixels of the first dataset unless `size` is given; grey pictures are repeated over the channels.
     """
     name = "+".join(pool.name for pool in pools)
-    if mixing not in ("joint", "apart"):
-        raise DataError(f'mix {name}: mixing is {mixing!r}; expected "joint" or "apart"; pick one')
     for pool in pools:
         if pool.task != "classification" or pool.x.ndim != 4:
             raise DataError(f"mix {name}: {pool.name} holds no labelled pictures; expected pictures only; leave it out")
@@ -192,7 +189,6 @@ def mix(pools: list[Pool], mixing: str = "joint", size: int = 0) -> Pool:
         owners.append(None if (o := pool.owner) is None else torch.where(o < 0, o, o + people))
         classes += pool.classes
         people += len(pool.owner_names)
-    domain = torch.cat([torch.full((len(pool),), i) for i, pool in enumerate(pools)])
     return Pool(
         name,
         torch.cat([_shaped(pool.x, channels, side) for pool in pools]),
@@ -202,10 +198,9 @@ def mix(pools: list[Pool], mixing: str = "joint", size: int = 0) -> Pool:
         owner=_joined(owners),
         owner_names=tuple(f"{pool.name}: {o}" for pool in pools for o in pool.owner_names),
         official_test=_joined([pool.official_test for pool in pools]),
-        domain=domain if mixing == "apart" else None,
         notes=(
             *dict.fromkeys(note for pool in pools for note in pool.notes),
-            f"mix of {name} ({mixing}): labels side by side, pictures {channels}×{side[0]}×{side[1]}",
+            f"mix of {name}: labels side by side, pictures {channels}×{side[0]}×{side[1]}",
         ),
     )
 

@@ -207,28 +207,14 @@ def test_idx_files(tmp_path: Path, module: Any, folder: str, packed: bool) -> No
     assert "40 of 70,000 pictures" in pool.notes[0]
 
 
-def test_fashion_mnist_of_the_system_and_of_keras(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_idx(tmp_path / "system", PARTS, DIGITS)
-    monkeypatch.setattr(fmnist, "SOURCE", replace(fmnist.SOURCE, system=tmp_path / "system"))
-    assert len(fmnist.load(None, 0)) == 40
-    monkeypatch.setattr(fmnist, "SOURCE", replace(fmnist.SOURCE, system=None))
-    (tmp_path / "fmnist").mkdir()
-    names = ("x_train", "y_train", "x_test", "y_test")
-    np.savez(tmp_path / "fmnist/fashion_mnist.npz", **dict(zip(names, DIGITS, strict=True)))  # type: ignore[arg-type]
-    assert fmnist.load(tmp_path, 0).y.tolist() == [*range(10)] * 4
-
-
-@pytest.mark.parametrize("form", ["packed", "unpacked", "keras"])
-def test_files_in_the_data_folder_are_before_those_of_the_system(tmp_path: Path, monkeypatch: Any, form: str) -> None:
+@pytest.mark.parametrize("packed", [True, False])
+def test_files_in_the_data_folder_are_before_those_of_the_system(
+    tmp_path: Path, monkeypatch: Any, packed: bool
+) -> None:
     write_idx(tmp_path / "system", PARTS, [part[:5] for part in DIGITS])
     monkeypatch.setattr(fmnist, "SOURCE", replace(fmnist.SOURCE, system=tmp_path / "system"))
-    assert len(fmnist.load(tmp_path, 0)) == 10
-    if form == "keras":
-        (tmp_path / "fmnist").mkdir()
-        names = ("x_train", "y_train", "x_test", "y_test")
-        np.savez(tmp_path / "fmnist/fashion_mnist.npz", **dict(zip(names, DIGITS, strict=True)))  # type: ignore[arg-type]
-    else:
-        write_idx(tmp_path / "fmnist", PARTS, DIGITS, form == "packed")
+    assert len(fmnist.load(None, 0)) == len(fmnist.load(tmp_path, 0)) == 10
+    write_idx(tmp_path / "fmnist", PARTS, DIGITS, packed)
     assert len(fmnist.load(tmp_path, 0)) == 40
 
 
@@ -389,17 +375,10 @@ def write_mats(folder: Path, parts: dict[str, tuple[Array, Array, Array, Array]]
     write(folder / "usps_28x28.mat", mat(cells("dataset", (2, 2), columns)))
 
 
-@pytest.mark.parametrize("form", ["mat", "npz"])
-def test_digits_five(tmp_path: Path, form: str) -> None:
+def test_digits_five(tmp_path: Path) -> None:
+    pytest.importorskip("scipy.io", reason="SciPy is not installed: .mat files are not read")
     parts = five()
-    if form == "mat":
-        pytest.importorskip("scipy.io", reason="SciPy is not installed: .mat files are not read")
-        write_mats(tmp_path / "Digit-Five", parts)
-    else:
-        (tmp_path / "digits5").mkdir()
-        for domain, arrays in parts.items():
-            names = ("x_train", "y_train", "x_test", "y_test")
-            np.savez(tmp_path / f"digits5/{domain}.npz", **dict(zip(names, arrays, strict=True)))  # type: ignore[arg-type]
+    write_mats(tmp_path / "Digit-Five", parts)
     pool = digits5.load(tmp_path, 0)
     assert tuple(pool.x.shape) == (35, 3, 32, 32)
     assert pool.y.tolist() == [0, 1, 2, 3, 4, 9, 0] * 5

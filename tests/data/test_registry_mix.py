@@ -38,13 +38,11 @@ def test_labels_side_by_side_and_pictures_of_one_shape() -> None:
     assert mix([a, b], size=12).x.shape == (500, 3, 12, 12)
 
 
-def test_joint_clients_have_several_datasets_and_apart_ones_have_one() -> None:
+def test_clients_may_have_several_datasets() -> None:
     a, b = pool("a", (1, 8, 8), 4), pool("b", (1, 8, 8), 3)
-    for mixing, several in (("joint", True), ("apart", False)):
-        f = assemble(mix([a, b], mixing=mixing), FederationSpec("mine", "dirichlet:5:1", clients=6))
-        kinds = [len((f.y[f.train.client(k)] < 4).unique()) for k in range(6)]
-        assert (max(kinds) == 2) == several
-        assert f.clients == 6
+    f = assemble(mix([a, b]), FederationSpec("mine", "dirichlet:5:1", clients=6))
+    assert max(len((f.y[f.train.client(k)] < 4).unique()) for k in range(6)) == 2
+    assert f.clients == 6
 
 
 def test_owners_are_kept_where_all_have_them() -> None:
@@ -59,8 +57,6 @@ def test_owners_are_kept_where_all_have_them() -> None:
 def test_only_pictures_mix() -> None:
     with pytest.raises(DataError, match="synthetic holds no labelled pictures"):
         load("digits+synthetic")
-    with pytest.raises(DataError, match='expected "joint" or "apart"'):
-        load("digits+digits", options={"mixing": "odd"})
     with pytest.raises(DataError, match="no part of the mix has the option labels"):
         load("digits+digits", options={"labels": "fine"})
     assert load("digits+digits", options={"size": "10"}).shape == (1, 10, 10)

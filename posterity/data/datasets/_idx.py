@@ -1,7 +1,4 @@
-"""The idx format of MNIST and its relatives: a header with one big-endian number per axis, then the values as bytes.
-
-The same four arrays stand in one .npz in the form of Keras: x_train, y_train, x_test, y_test.
-"""
+"""The idx format of MNIST and its relatives: a header with one big-endian number per axis, then the values as bytes."""
 
 from __future__ import annotations
 
@@ -11,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from posterity.data.archives import Array, demand, read_file, reading, unpack_gzip
-from posterity.data.files import check_labels, join_parts, labelled
+from posterity.data.files import check_labels, labelled
 from posterity.data.official import File, Form, form
 from posterity.data.pool import DataError, Pool
 
@@ -48,18 +45,12 @@ def idx_pool(
     """A pool of training pictures, training labels, test pictures and test labels; labels count from `first`."""
     train_x, train_y, test_x, test_y = arrays
     for kind, x, y in (("training", train_x, train_y), ("test", test_x, test_y)):
-        if x.ndim != 3 or y.shape != x.shape[:1] or x.shape[1:] != train_x.shape[1:]:
-            given = f"{kind} pictures {x.shape} and {kind} labels {y.shape}"
-            raise DataError(f"{where}: {given}; expected as many labels as pictures of one size; fetch them again")
+        if x.dtype != np.uint8 or x.ndim != 3 or y.shape != x.shape[:1] or x.shape[1:] != train_x.shape[1:]:
+            given = f"{kind} pictures {x.dtype} {x.shape} and {kind} labels {y.shape}"
+            raise DataError(
+                f"{where}: {given}; expected as many labels as pictures of one size, bytes; fetch them again"
+            )
     x, y, kinds = np.concatenate([train_x, test_x]), np.concatenate([train_y, test_y]), tuple(classes)
     check_labels(where, y, first, len(kinds))
     test = np.arange(len(y)) >= len(train_y)
     return labelled(name, x, y.astype(np.int64) - first, kinds, test=test, published=published)
-
-
-def read_keras(path: Path, stored: dict[str, Array]) -> list[Array]:
-    """The same four arrays, of grey pictures as bytes."""
-    x, y, test = join_parts(path, stored)
-    if x.dtype != np.uint8 or x.ndim != 3:
-        raise DataError(f"{path}: x_train is {x.dtype} {x.shape[1:]}; expected bytes (28, 28); fetch the original")
-    return [x[~test], y[~test], x[test], y[test]]

@@ -2,8 +2,7 @@
 
 X. Peng et al., "Moment Matching for Multi-Source Domain Adaptation", ICCV 2019: MNIST, MNIST-M (Y. Ganin et al. 2016),
 SVHN (Y. Netzer et al. 2011), synthetic digits (Y. Ganin and V. Lempitsky 2015) and USPS (J. Hull 1994). Read from the
-.mat files of that paper (by SciPy), or from mnist.npz, mnistm.npz, svhn.npz, syn.npz and usps.npz in the form of
-Keras (x_train, y_train, x_test, y_test). Pictures of 28×28 are enlarged, grey ones repeated over the three channels.
+.mat files of that paper (by SciPy). Pictures of 28×28 are enlarged, grey ones repeated over the three channels.
 """
 
 from __future__ import annotations
@@ -16,8 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from posterity.data.archives import Array, check_arrays, check_file, check_size, demand, read_npz, reading
-from posterity.data.files import check_labels, join_parts, labelled, pictures
+from posterity.data.archives import Array, check_arrays, check_file, check_size, demand, reading
+from posterity.data.files import check_labels, labelled, pictures
 from posterity.data.official import DataSource, form, locate_form
 from posterity.data.pool import DataError, Pool
 
@@ -28,24 +27,17 @@ SIDE = 32
 SOURCE = DataSource(
     "https://github.com/VisionLearningGroup/VisionLearningGroup.github.io/tree/master/M3SDA",
     ("digits5", "Digit-Five", "DigitFive", "Digits-Five"),
-    (
-        form("mat", "the paper's .mat files", *(f"{name}.mat" for name in MATS)),
-        form("npz", "five files in the form of Keras", *(f"{domain}.npz" for domain in DOMAINS)),
-    ),
+    (form("mat", "the paper's .mat files", *(f"{name}.mat" for name in MATS)),),
 )
 Part = tuple[Array, Array, Array]  # pictures (n, height, width, channels) or (n, height, width), labels, test or not
 
 
 def load(data_dir: Path | None, seed: int) -> Pool:
-    found = locate_form("digits5", SOURCE, data_dir)
-    if found.form.key == "mat":
-        parts = _from_mat(*found.paths)
-    else:
-        parts = [join_parts(path, read_npz(path)) for path in found.paths]
-    x = torch.cat([_shaped(domain, part[0]) for domain, part in zip(DOMAINS, parts, strict=True)])
-    for domain, (_, labels, _) in zip(DOMAINS, parts, strict=True):
-        check_labels(f"{found.paths[0].parent} ({domain})", labels, 0, 10)
+    paths = locate_form("digits5", SOURCE, data_dir).paths
+    parts = _from_mat(*paths)
+    x = torch.cat([_shaped(shots) for shots, _, _ in parts])
     y, test = (np.concatenate([part[i] for part in parts]) for i in (1, 2))
+    check_labels(paths[0].parent, y, 0, 10)
     owner = np.repeat(np.arange(len(parts)), [len(part[1]) for part in parts])
     notes = ("digits5: pictures of 28×28 are enlarged to 32×32",)
     return labelled("digits5", x, y, "0123456789", owner=owner, people=DOMAINS, test=test, notes=notes)
@@ -94,7 +86,10 @@ def _part(path: Path, *arrays: Array) -> Part:
         train, test, train_y, test_y = arrays
         y = [np.argmax(v, 1) if v.ndim == 2 and v.shape[1] > 1 else v.reshape(-1) for v in (train_y, test_y)]
         x, both = [_bytes(train), _bytes(test)], np.concatenate(y).astype(np.int64)
-        demand([*map(len, x)] == [*map(len, y)], f"pictures {train.shape} and {test.shape}, {len(both)} labels")
+        fits = x[0].ndim == 3 or (x[0].ndim == 4 and x[0].shape[3] in (1, 3))
+        demand(
+            fits and [*map(len, x)] == [*map(len, y)], f"pictures {train.shape} and {test.shape}, {len(both)} labels"
+        )
         both[both == 10] = 0
         return np.concatenate(x), both, np.arange(len(both)) >= len(y[0])
 
@@ -111,11 +106,8 @@ def _bytes(x: Array) -> Array:
     return np.rint(x * scale).astype(np.uint8)
 
 
-def _shaped(domain: str, x: Array) -> Tensor:
+def _shaped(x: Array) -> Tensor:
     """Pictures (n, 3, 32, 32) in [-1, 1]."""
-    if x.dtype != np.uint8 or x.ndim not in (3, 4) or (x.ndim == 4 and x.shape[3] not in (1, 3)):
-        given = f"digits5: {domain} has pictures {x.dtype} {x.shape[1:]}"
-        raise DataError(f"{given}; expected bytes (height, width) or (height, width, channels); convert them")
     shots = pictures(x)
     if shots.shape[2:] != (SIDE, SIDE):
         shots = F.interpolate(shots, size=[SIDE, SIDE], mode="bilinear", antialias=True)

@@ -1,16 +1,15 @@
 """Fashion-MNIST: 70,000 grey pictures of clothes, 28×28, ten classes.
 
 H. Xiao, K. Rasul, R. Vollgraf, "Fashion-MNIST", 2017 (MIT licence). Read from the four original idx files, packed or
-not, which Debian has as the package dataset-fashion-mnist, or from one .npz in the form of Keras.
+not, which Debian has as the package dataset-fashion-mnist.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from posterity.data.archives import read_npz
-from posterity.data.datasets._idx import PARTS, idx_forms, idx_pool, read_idx, read_keras
-from posterity.data.official import DataSource, form, locate_form
+from posterity.data.datasets._idx import PARTS, idx_forms, idx_pool, read_idx
+from posterity.data.official import DataSource, locate_form
 from posterity.data.pool import Pool
 
 NATURAL = False
@@ -24,14 +23,12 @@ PUBLISHED = (
 SOURCE = DataSource(
     "https://github.com/zalandoresearch/fashion-mnist",
     ("fashion_mnist", "fashion-mnist", "fmnist", "FashionMNIST/raw"),
-    (*idx_forms(PARTS, PUBLISHED), form("keras", "one file in the form of Keras", "fashion_mnist.npz")),
+    idx_forms(PARTS, PUBLISHED),
     Path("/usr/share/datasets/fashion-mnist"),  # of Debian's package
     "on Debian and Ubuntu apt-get install dataset-fashion-mnist will do (its files are packed anew: other sizes)",
 )
 
 
 def load(data_dir: Path | None, seed: int) -> Pool:
-    found = locate_form("fmnist", SOURCE, data_dir)
-    path = found.paths[0]
-    arrays = read_keras(path, read_npz(path)) if found.form.key == "keras" else [read_idx(each) for each in found.paths]
-    return idx_pool("fmnist", arrays, path.parent, CLASSES, 70_000)
+    paths = locate_form("fmnist", SOURCE, data_dir).paths
+    return idx_pool("fmnist", [read_idx(path) for path in paths], paths[0].parent, CLASSES, 70_000)

@@ -11,7 +11,8 @@ from pathlib import Path
 import numpy as np
 
 from posterity.data.archives import Array, check_arrays, read_npz, reading, unpack_xz
-from posterity.data.datasets._idx import PARTS, idx_forms, idx_pool, read_idx, read_keras
+from posterity.data.datasets._idx import PARTS, idx_forms, idx_pool, read_idx
+from posterity.data.files import join_parts
 from posterity.data.official import DataSource, form, locate_form
 from posterity.data.pool import Pool
 
@@ -47,7 +48,8 @@ def _stored(path: Path) -> list[Array]:
     """The four arrays of either kind of .npz file."""
     stored = read_npz(path)
     if "x_xz" not in stored:  # as Keras offers it
-        return read_keras(path, stored)
+        x, y, test = join_parts(path, stored)
+        return [x[~test], y[~test], x[test], y[test]]
     check_arrays(path, stored, ("y",))
     y = stored["y"]
     with reading(f"{path}, x_xz", f"{len(y)} digits; copy it again"):

@@ -32,7 +32,6 @@ def load(
     skew: str = "feature",
     clients: int = 10,
     samples: int = 2000,
-    nuisance_var: float = 2.0,
     preset: str = "paper",
     outlier: int = -1,
 ) -> Pool:
@@ -49,7 +48,7 @@ def load(
         n = samples // 4 if skew == "quantity" and second else samples
         zeros = round(n * (0.85 if skew == "label" and second else 0.5))
         y = rng.permutation(np.repeat([0, 1], [zeros, n - zeros]))
-        x = draw(y, rng, 9.0 if preset == "code" else nuisance_var) @ basis.T
+        x = draw(y, rng, 9.0 if preset == "code" else VARIANCE) @ basis.T
         spread = rng.standard_normal((FEATURES, FEATURES))
         xs.append(x @ spread.T + rng.standard_normal(FEATURES) * (k + 1) * 5)
         ys.append(y)
