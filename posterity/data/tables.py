@@ -9,6 +9,7 @@ import codecs
 import csv
 import difflib
 import io
+import math
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -54,14 +55,10 @@ class Sheet:
 
     def numbers(self, name: str) -> Array:
         """A column as numbers within the range of float32; the first value that is none is named."""
-        values = self.columns[name]
-        try:
-            found = np.array([float(value) for value in values], dtype=np.float64)
-            fine = np.abs(found) <= LARGEST  # False for nan
-        except ValueError:
-            found, fine = np.zeros(0), np.zeros(1, dtype=bool)
-        if not fine.all() or any("_" in value for value in values):
-            raise self._no_number(name)
+        found = np.array([_number(value) for value in self.columns[name]], dtype=np.float64)
+        wrong = np.flatnonzero(~(np.abs(found) <= LARGEST))  # also nan
+        if len(wrong):
+            raise self._no_number(name, int(wrong[0]))
         return found
 
     def words(self, name: str) -> Array:
@@ -73,13 +70,13 @@ class Sheet:
                 raise DataError(f"{self.place(row, name)}: {what}; expected a value; fill it in or drop the row{more}")
         return np.array(self.columns[name], dtype=np.str_)
 
-    def _no_number(self, name: str) -> DataError:
+    def _no_number(self, name: str, row: int) -> DataError:
         values = self.columns[name]
+        value = values[row]
         blank = sum(value.lower() in MISSING for value in values)
         if blank == len(values) > 1:
             where = f"{self.path}, column {name}"
             return DataError(f"{where}: no value at all in {blank} rows; expected numbers; remove the column")
-        row, value = next((row, value) for row, value in enumerate(values) if not _is_number(value))
         advice = "fill it in, drop the row, or remove the column"
         if value.lower() in MISSING:
             advice += f" ({blank} of {len(values)} rows lack a value)" if blank > 1 else ""
@@ -141,12 +138,11 @@ def _text_of(path: Path) -> str:
     data = read_file(path)
     if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         raise DataError(f"{path}: text in UTF-16; expected a CSV file in UTF-8; save it as UTF-8")
-    place, what = data.find(b"\0"), "a NUL byte"
     try:
         text = data.decode("utf-8-sig")
+        place, what = data.find(b"\0"), "a NUL byte"
     except UnicodeDecodeError as error:
-        place = error.start if place < 0 else place
-        what = what if data[place] == 0 else f"the byte {data[place]:#x}: Latin-1?"
+        place, what = error.start, f"the byte {data[error.start]:#x}: Latin-1?"
     if place >= 0:
         line = data.count(b"\n", 0, place) + 1
         raise DataError(f"{path}: line {line} has {what}; expected a CSV file, text in UTF-8; save it as UTF-8")
@@ -162,11 +158,12 @@ def _check_header(path: Path, header: list[str]) -> None:
         raise DataError(f"{path}: the header has {listed(twice)} more than once; expected different names; rename them")
 
 
-def _is_number(value: str) -> bool:
+def _number(value: str) -> float:
+    """A number as it is written; nan for what is none, as Python's 1_000."""
     try:
-        return abs(float(value)) <= LARGEST and "_" not in value  # infinite or not a number: not even that
+        return math.nan if "_" in value else float(value)
     except ValueError:
-        return False
+        return math.nan
 
 
 def _as_text(value: Any) -> str:

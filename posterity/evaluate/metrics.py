@@ -8,9 +8,11 @@ zero: a client without held-out rows has no accuracy. `summaries.py` computes me
 from __future__ import annotations
 
 import math
+import tomllib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -192,24 +194,7 @@ METRICS: tuple[Metric, ...] = (
            task="classification", classes=2, source="rows", listed=False, table="further"),
 )  # fmt: skip
 
-TERMS: dict[str, tuple[tuple[str, str], ...]] = {
-    "classification": (
-        ("accuracy", "every held-out sample counts the same, whichever client holds it. Balanced accuracy: the mean "
-                     "over classes instead."),
-        ("NLL, Brier", "penalties for probabilities: minus the log of the probability given to the truth; squared "
-                       "distance to the truth, 0 to 2."),
-        ("ECE", "expected calibration error: mean distance between confidence and accuracy over 15 equal bins of "
-                "confidence; 0 is perfect."),
-        ("worst 10 %", "mean accuracy of the tenth of the clients that is served worst (rounded down, at least one); "
-                       "the rows behind it are few, and the clients are those that fared worst after looking."),
-        ("sd over clients", "how unequally clients are served, in percentage points; not to be confused with the ± "
-                            "over seeds."),
-    ),
-    "regression": (
-        ("MSE", "mean squared error of the predictive mean; every held-out sample counts the same."),
-        ("NLL", "minus the log of the predictive density at the true value."),
-    ),
-}  # fmt: skip
+TERMS: dict[str, dict[str, str]] = tomllib.loads(Path(__file__).with_name("terms.toml").read_text(encoding="utf-8"))
 """What the columns mean, by task, as the report explains it."""
 
 

@@ -159,7 +159,7 @@ def _terms(runs: Sequence[Run], rows: Sequence[Row]) -> list[tuple[str, str]]:
     ]
     positive = sections.positive_class(rows[0].arm.runs[0])
     two = [("positive class", f"{positive}.")] if positive else []
-    return [*TERMS[goal(rows[0].arm.runs[0]).task or "classification"], *two, *own]
+    return [*TERMS[goal(rows[0].arm.runs[0]).task or "classification"].items(), *two, *own]
 
 
 def _figures(rows: Sequence[Row], federation: FederationFacts, show: str) -> dict[str, Any]:
